@@ -159,7 +159,8 @@ WHO = {"engine": "team", "store": "weights", "rival's engine": "rival", "rival's
 """What the actors are called; all others are the learner."""
 STEPS = {"reference": 28, "sample": 6, "machinery": 28, "controller": 8, "code": 6, "reference-2-ranks": 6,
          "rank-2-ranks": 6, "rank0-2-ranks": 6, "reference-2-engine-ranks": 6, "sample-2-engine-ranks": 6,
-         "ranks-2-engine-ranks": 6, "reference-2-policies": 7, "policies-2-policies": 7, "ahead-2-replicas": 18}  # fmt: skip
+         "ranks-2-engine-ranks": 6, "reference-2-policies": 7, "policies-2-policies": 7,
+         "ahead-2-replicas": 18}  # fmt: skip
 FLAG_WORDS = {"env": "env", "env in a worker": "env", "verifier": "verifier", "reward function": "reward",
               "endpoint": "endpoint"}  # fmt: skip
 

@@ -41,8 +41,10 @@ def row(name: str, found: Fit) -> str:
         many = f"{len({one.seat.name for one in own})}{tp}" if role == "engines" else str(len(own))
         cells += [many, f"{own[0].bytes / 1e9:.1f}", parts]
     how = "an adapter" if "Policy.lora" in found.changes else "all weights"
-    recomputed = found.changes.get("learner.activation_checkpointing")
-    return f"| {cells[0]} | {how}{', recomputed' if recomputed else ''} | {' | '.join(cells[1:])} |"
+    (learner,) = found.placement.learners.values()
+    recomputed = {"none": "", "selective": ", recomputed in part", "full": ", recomputed"}
+    how += recomputed[learner.activation_checkpointing or ""]
+    return f"| {cells[0]} | {how} | {' | '.join(cells[1:])} |"
 
 
 @pytest.mark.parametrize("name", list(SHAPES))
@@ -76,22 +78,25 @@ def test_learners_on_several_hosts_have_as_many_ranks_on_each() -> None:
 
 def test_what_does_not_fit_says_what_to_change_and_why() -> None:
     found = fit_gpus(SETTINGS, ModelSize.named("8b"), Gpus(count=8))
-    assert "GPU 0 of host 0 has 80.0 GB and policy-learner expects 22" in found.problem
-    assert found.changes == {
-        "learner_procs": 4, "engine.replicas": 4, "learner.activation_checkpointing": "full"
-    }  # fmt: skip
-    changed = ProcessConfig(
-        learner_procs=4,
-        learner=fa.LearnerConfig(activation_checkpointing="full"),
-        engine=fa.EngineConfig(max_model_len=8192, replicas=4),
-    )
-    assert fit_gpus(changed, ModelSize.named("8b"), Gpus(count=8)).changes == {}
+    assert "GPU 0 of host 0 has 80.0 GB and policy-learner expects 14" in found.problem
+    assert found.changes == {"learner_procs": 4, "engine.replicas": 4}
+    changed = ProcessConfig(learner_procs=4, engine=fa.EngineConfig(max_model_len=8192, replicas=4))
+    as_changed = fit_gpus(changed, ModelSize.named("8b"), Gpus(count=8))
+    assert as_changed.changes == {}
+    # what is left to memory comes to the same, said or not
+    assert as_changed.placement.learners == found.placement.learners
+    assert as_changed.json()["learners"]["policy-learner"]["activation_checkpointing"] == "selective"
+    asked = replace(SETTINGS, learner=fa.LearnerConfig(activation_checkpointing="none"))
+    found = fit_gpus(asked, ModelSize.named("8b"), Gpus(count=8))
+    assert "policy-learner expects 22" in found.problem
+    assert found.changes["learner.activation_checkpointing"] == "selective"
 
 
 def test_a_run_that_takes_turns_fits_into_gpus_that_it_shares() -> None:
     gpus = Gpus(count=2, memory_gb=17)
     engine = fa.EngineConfig(max_model_len=2048, replicas=2)
-    settings = replace(SETTINGS, learner_procs=2, engine=engine)
+    learner = fa.LearnerConfig(activation_checkpointing="none")
+    settings = replace(SETTINGS, learner_procs=2, engine=engine, learner=learner)
     assert fit_gpus(settings, "0.6b", gpus).changes
     found = fit_gpus(replace(settings, colocate=True), "0.6b", gpus)
     assert not found.changes and found.placement.engines["policy-0"].sleeps
@@ -218,7 +223,7 @@ def test_what_is_simulated_is_where_a_run_places_and_what_a_dry_run_says(
     monkeypatch.setattr(placement, "place", noted)
     monkeypatch.setattr(mesh, "_layout", lambda: layout)
     own = computing(asked, paths, run)
-    told = placement.place_here(
+    told, learners = placement.place_here(
         *own, ranks=run.learner_procs, engine=run.engine, judges=chats, turns=run.colocate
     )
 
@@ -226,6 +231,7 @@ def test_what_is_simulated_is_where_a_run_places_and_what_a_dry_run_says(
         return [(one.seat.name, one.seat.rank, one.seat.gpu, dict(one.parts)) for one in what.processes]
 
     assert rows(placed[-1]) == rows(found.placement)
+    assert learners == found.placement.learners
     assert told == found.placement.engines and placed[-1].doubts == found.placement.doubts
     if hosts.counts:
         lines = rehearsal(asked, run, hosts, gpus_per_host=8, judges=chats)
@@ -290,6 +296,7 @@ def test_ranks_that_cannot_share_the_model_do_not_fit() -> None:
 
 def test_a_sample_is_one_pass_however_long_it_is() -> None:
     def activations(engine: fa.EngineConfig, **learner: int) -> int:
+        learner = {"max_tokens_per_microbatch": 2048, **learner}
         settings = ProcessConfig(learner=fa.LearnerConfig(**learner), engine=engine)
         found = fit_gpus(settings, "0.6b", Gpus(count=2))
         doubts.extend(found.placement.doubts)

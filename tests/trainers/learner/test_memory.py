@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA
@@ -15,7 +17,7 @@ from forge_agents.types import EpisodeBatch
 from forge_trainers.learner import model as titan_model
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
-from forge_trainers.learner.memory import learner_bytes
+from forge_trainers.learner.memory import RECOMPUTED, _activations, learner_bytes
 
 
 def local(tensor: Any) -> torch.Tensor:
@@ -129,3 +131,44 @@ def test_expected_bytes_of_an_adapter_are_those_of_its_tensors(
     found = measured(LearnerCore(config), random_batch(groups=1))
     for part in ("weights", "optimizer"):
         assert found[part] == pytest.approx(expected[part], rel=0.1), part
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "lora"), [("llama", None), ("llama", LoRA(rank=8)), ("qwen3_moe", None)])
+def test_what_is_recomputed_in_part_is_kept_in_part(
+    tiny_models: Callable[..., Path],
+    random_batch: Callable[..., EpisodeBatch],
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    lora: LoRA | None,
+) -> None:
+    monkeypatch.setattr(titan_model, "needs_fsdp", lambda _: True)
+    model = tiny_models(family=family)
+    batch = random_batch(groups=1, siblings=1, prompt=1000, longest=60)
+    positions, size = int(batch["samples"]["length"].sum()), ModelSize.of(model)
+
+    def left(how: Any) -> tuple[int, int, dict[str, float]]:
+        """Bytes that the trunk's forward pass leaves, and those expected of its layers; metrics of a step."""
+        config = LearnerConfig(
+            model=str(model), compute_dtype="float32", threads=1, lora=lora, activation_checkpointing=how
+        )
+        core = LearnerCore(config)
+        metrics = core.train_step(batch)
+        microbatches, _ = core._plan(batch)
+        with core._ranks.context(), core._built.computing():
+            core._hidden(core.model, microbatches[0].row).sum().backward()  # what is made once is there
+            core._optimizers.zero_grad()
+            with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+                hidden = core._hidden(core.model, microbatches[0].row)
+        assert profiled.profiler is not None and hidden.requires_grad
+        events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
+        again = 0 if how == "none" else _activations(size, replace(config, activation_checkpointing="none"), 4)
+        again = (again - 8 * size.hidden) // size.layers
+        expected = _activations(size, config, 4) - again
+        return sum(event.nbytes() for event in events), positions * expected, metrics
+
+    (most, _, plain), (part, expected, metrics), (least, expected_least, _) = map(left, RECOMPUTED)
+    assert least < part < most
+    assert part - least == pytest.approx(expected - expected_least, rel=0.1)
+    for name in ("loss", "grad_norm", "entropy"):
+        assert metrics[name] == pytest.approx(plain[name], rel=1e-6)

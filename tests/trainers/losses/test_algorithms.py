@@ -205,7 +205,7 @@ def reference(case: Case, config: LearnerConfig) -> tuple[float, torch.Tensor]:
                 straight = d * d / 2 - (d * d / 2).detach() - d.detach()  # k1 with the gradient of k2
                 terms[i] = terms[i] + config.kl_coef * {"k1": straight, "k2": d * d / 2, "k3": k3}[config.kl]
         rows.append(terms)
-    loss = REDUCED[reduction](rows, float(config.length_constant or config.max_tokens_per_microbatch))
+    loss = REDUCED[reduction](rows, float(config.length_constant or 2048))
     if config.entropy_coef:
         p = torch.softmax(logits / config.temperature, -1)
         loss = loss + config.entropy_coef * (p * p.log()).sum(1).mean()

@@ -210,18 +210,71 @@ def test_an_engine_alone_on_its_gpu_is_not_held_to_what_one_of_another_model_sha
 
 
 def test_what_does_not_fit_side_by_side_takes_turns() -> None:
-    small = 24_000_000_000
+    small, whole = 24_000_000_000, {"activation_checkpointing": "none"}
     with pytest.raises(HostError, match=r"hero-0 expects .* Beside it, hero-learner expects 18\.9 GB.*or set colocate"):
-        placed("0.6b", 1, each=small)
-    found = placed("0.6b", 1, each=small, turns=True)
+        placed("0.6b", 1, each=small, **whole)
+    found = placed("0.6b", 1, each=small, turns=True, **whole)
     learner, engine = found.processes
     assert found.engines["hero-0"].sleeps and learner.seat.gpu == engine.seat.gpu == "0"
     assert learner.bytes + OVERHEAD_BYTES <= 0.95 * small  # beside an engine that sleeps
     assert engine.bytes + OVERHEAD_BYTES == pytest.approx(0.95 * small, rel=1e-3)  # beside a learner that is parked
     assert not placed("0.6b", 1, turns=True).engines["hero-0"].sleeps  # it fits as it is
     assert not placed("0.6b", 2, each=small, turns=True).engines["hero-0"].sleeps  # each has its own
+    assert not placed("0.6b", 1, each=small, turns=True).engines["hero-0"].sleeps  # some of it is recomputed
     with pytest.raises(HostError, match=r"80.0 GB and beside 1 sleeping engine hero-learner expects 1\d\d"):
         placed("8b", 1, turns=True)
+
+
+def test_a_learner_recomputes_no_more_than_it_must_for_all_to_fit() -> None:
+    def recomputed(model: str, ranks: int, **settings: Any) -> str:
+        found = placed(model, 2 * ranks, ranks=ranks, replicas=ranks, **settings)
+        how: str = found.learners["hero-learner"].activation_checkpointing
+        learner = found.processes[0]
+        size = ModelSize.named(model)
+        assert learner.bytes == sum(learner_bytes(size, found.learners["hero-learner"], ranks=ranks).values())
+        return how
+
+    assert recomputed("0.6b", 1) == "none"
+    longer = {"max_sample_tokens": 8192}
+    assert recomputed("8b", 4, **longer) == "selective"
+    assert recomputed("8b", 4, max_sample_tokens=16384) == "full"
+    assert recomputed("8b", 4, **longer, activation_checkpointing="full") == "full"
+    with pytest.raises(HostError, match=r"hero-learner expects \d+.*shard the learner, set learner.activation_check"):
+        recomputed("8b", 4, **longer, activation_checkpointing="none")
+    with pytest.raises(HostError, match=r"hero-learner expects 1\d\d.*shard the learner, lower learner.max_tokens"):
+        recomputed("8b", 1)
+    assert recomputed("0.6b", 1, each=24_000_000_000) == "none"
+
+
+def test_passes_and_chunks_grow_where_a_learner_has_its_gpus_alone() -> None:
+    def chosen(model: str, gpus: int, **settings: Any) -> tuple[int | None, int | None]:
+        own = placed(model, gpus, **settings).learners["hero-learner"]
+        return own.max_tokens_per_microbatch, own.loss_chunk_tokens
+
+    assert chosen("0.6b", 2) == (8192, 1024)
+    assert chosen("0.6b", 1) == (2048, 256)  # an engine takes what is left
+    assert chosen("0.6b", 2, each=40_000_000_000) == (4096, 512)
+    assert chosen("0.6b", 2, each=24_000_000_000) == (2048, 256)
+    assert chosen("0.6b", 2, each=0) == (2048, 256)  # nobody knows
+    assert chosen("0.6b", 1, max_sample_tokens=5000) == (4096, 256)  # room that a sample needs anyway
+    assert chosen("0.6b", 2, compile=True) == (2048, 1024)  # whose rows are padded to an eighth of a pass
+    assert chosen("0.6b", 2, max_tokens_per_microbatch=3000) == (3000, 1024)
+    assert chosen("0.6b", 2, loss_chunk_tokens=7) == (8192, 7)
+    assert chosen("0.6b", 4, ranks=2, tp=2, each=40_000_000_000) == (8192, 1024)  # of half of the vocabulary
+
+
+def test_what_memory_decides_is_shown_and_leaves_the_loss_as_it_was() -> None:
+    asked = fa.LearnerConfig(loss="dr_grpo", loss_chunk_tokens=300)
+    found = placed("0.6b", 2, loss="dr_grpo", loss_chunk_tokens=300)
+    own = found.learners["hero-learner"]
+    assert own.loss_settings == asked.loss_settings and own.loss_settings.length_constant == 2048
+    assert found.chosen({"hero-learner": asked}) == [
+        "hero-learner, by memory: max_tokens_per_microbatch 8192, activation_checkpointing none"
+    ]
+    assert placed("0.6b", 1).chosen({"hero-learner": fa.LearnerConfig()}) == []  # as small as can be
+    said = fa.LearnerConfig(max_tokens_per_microbatch=4096, loss_chunk_tokens=7, activation_checkpointing="none")
+    assert place([Part(name="hero-learner", ranks=1, size=ModelSize.named("0.6b"), learner=said)], fa.EngineConfig(),
+                 on(1, {"learner": 1})).chosen({"hero-learner": said}) == []  # fmt: skip
 
 
 def test_turns_and_playing_ahead_exclude_each_other() -> None:
@@ -260,13 +313,14 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         layout = on(gpus, wants).__self__  # type: ignore[attr-defined]
         monkeypatch.setattr(mesh, "_layout", lambda: layout)
         monkeypatch.setattr(starts, "say", said.append)
+        monkeypatch.setattr(placement, "available_bytes", lambda: 1 << 50)
         monkeypatch.setattr(placement.models, "resolve", Path)
         learner = fa.LearnerConfig(model=str(folder), max_sample_tokens=2048, share_prefixes=share_prefixes)
         engine = fa.EngineConfig(max_model_len=8192)
         place_here(
             {"hero": (folder, ())}, {"hero-learner": (learner, 1)}, ranks=1, engine=engine, judges=judges, **settings
         )
-        return said
+        return [line for line in said if "by memory" not in line]
 
     return placed_with
 
@@ -324,8 +378,9 @@ def test_a_judge_is_there_in_both_turns(node: Callable[..., list[str]], small_ju
     """One GPU on which learner and engine do not fit side by side, and a judge, which does not sleep."""
     judge = Judging("judge", small_judge, max_model_len=2048)
     size, settings = ModelSize.named("0.6b"), fa.EngineConfig(max_model_len=8192)
+    whole = fa.LearnerConfig(activation_checkpointing="none")
     parts = [
-        Part(name="learner", ranks=1, size=size, learner=fa.LearnerConfig()),
+        Part(name="learner", ranks=1, size=size, learner=whole),
         Part(name="hero", ranks=1, size=size),
         Part(name="judge", ranks=1, size=size, judge=judge.config),
     ]
@@ -410,7 +465,8 @@ def test_a_host_that_may_lack_memory_for_weights_on_their_way_is_told() -> None:
     adapter = replace(whole, learner=fa.LearnerConfig(lora=fa.LoRA(), activation_checkpointing="full"))
     assert host_doubts([adapter, *engines], found, free=0) == []  # its bytes are few
     small = ModelSize.named("0.6b")
-    learner = Part(name="hero-learner", ranks=1, size=small, learner=fa.LearnerConfig())
+    settings = fa.LearnerConfig(activation_checkpointing="none")
+    learner = Part(name="hero-learner", ranks=1, size=small, learner=settings)
     parts = [learner, Part(name="hero", ranks=1, size=small)]
     turns = place(parts, fa.EngineConfig(max_model_len=8192), on(1, {}, 24_000_000_000), turns=True)
     parked = (4 + 8 + 2) * small.weights

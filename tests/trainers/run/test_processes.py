@@ -1,6 +1,7 @@
 """Work that needs the weight store, and outlives it."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -125,7 +126,7 @@ class Starting:
         self.config = ProcessConfig(learner=LearnerConfig(**settings), engine=EngineConfig(max_model_len=context))
         self.policies = {"hero": Policy("hero"), "rival": Policy("rival")}
         self.store = SimpleNamespace(pulse=SimpleNamespace(error=None))
-        self.folder, self.learners, self._lost = Path("run"), {}, []
+        self.folder, self.learners, self._lost, self._placed = Path("run"), {}, [], {}
 
     async def _start_learners(self, configs):
         return configs
@@ -172,6 +173,19 @@ def test_a_learner_that_started_beside_one_that_failed_is_stopped(monkeypatch, f
             asyncio.run(processes.start_learners())
         assert processes.learners == {}
     assert all(learner.stopped for learner in started) and len(cancelled) == 1
+
+
+def test_learners_take_what_memory_decided_unless_it_is_set(monkeypatch):
+    monkeypatch.setattr("forge_trainers.run.processes.models.resolve", Path)
+    processes = Starting(loss_chunk_tokens=7)
+    placed = {"max_tokens_per_microbatch": 8192, "loss_chunk_tokens": 1024, "activation_checkpointing": "selective"}
+    processes._placed = {"hero": LearnerConfig().with_memory(**placed)}
+    asyncio.run(processes.start_learners())
+    hero, rival = processes.learners["hero"], processes.learners["rival"]
+    assert (hero.max_tokens_per_microbatch, hero.loss_chunk_tokens) == (8192, 7)
+    assert hero.activation_checkpointing == "selective"
+    assert rival == replace(hero, **{name: getattr(rival, name) for name in ("model", "dump_folder", *placed)})
+    assert (rival.max_tokens_per_microbatch, rival.activation_checkpointing) == (2048, "none")
 
 
 @pytest.mark.parametrize(("limit", "taken"), [(None, 8192), (1024, 1024), (9000, 9000)])

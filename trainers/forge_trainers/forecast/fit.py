@@ -19,6 +19,8 @@ from forge_agents.models.sizes import SHAPES, ModelSize
 from forge_agents.policy import LoRA, Policy
 from forge_agents.runtime import mesh
 from forge_agents.runtime.hosts import Hosts, Seat
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.memory import RECOMPUTED
 from forge_trainers.run.config import ProcessConfig
 from forge_trainers.run.placement import (
     ATTENTION_TARGETS,
@@ -155,6 +157,10 @@ class Fit:
             "problem": self.problem,
             "changes": {key: asdict(new) if isinstance(new, LoRA) else new for key, new in self.changes.items()},
             "doubts": list(self.placement.doubts),
+            "learners": {
+                name: {one: getattr(own, one) for one in LearnerConfig().left_to_memory}
+                for name, own in self.placement.learners.items()
+            },
             "processes": [
                 {
                     **{name: getattr(one.seat, name) for name in ("name", "role", "rank", "host", "gpu", "gpu_bytes")},
@@ -237,6 +243,8 @@ def fit_gpus(
             problem = problem or str(error)
             continue
         changes = {key: value for key, value in tried.items() if value != asked[key]}
+        if settings.learner.activation_checkpointing is None:  # a run comes to the same by itself
+            changes.pop("learner.activation_checkpointing", None)
         found = replace(found, doubts=[*found.doubts, *doubts])
         return Fit(placement=found, changes=changes, problem=problem)
     raise HostError(
@@ -304,7 +312,7 @@ def _tries(
     smallest = LoRA() if size.plain_layers else LoRA(targets=ATTENTION_TARGETS)
     for adapter, recomputed, share, degree in itertools.product(
         (None, smallest) if whole else (None,),
-        ("none", "full"),
+        RECOMPUTED,
         dict.fromkeys([on["learner"]] if "learner" in on else shares),
         degrees,
     ):

@@ -35,6 +35,7 @@ from forge_trainers.forecast.simulation import (
     Workload,
     simulate,
 )
+from forge_trainers.learner.config import LEAST_MICROBATCH
 from forge_trainers.losses.registry import find_loss
 from forge_trainers.records.run_folder import read_rows
 from forge_trainers.run.config import share_threads
@@ -154,7 +155,7 @@ def plan_of(
         affine=getattr(router_class(engine.get("routing", "prefix")), "keeps_conversations", False),
         max_live_episodes=trainer["max_live_episodes"],
         refills=find_loss(learner["loss"]).refills if trainer["refills"] is None else trainer["refills"],
-        max_tokens_per_microbatch=learner["max_tokens_per_microbatch"],
+        max_tokens_per_microbatch=learner["max_tokens_per_microbatch"] or LEAST_MICROBATCH,
         share_prefixes=not on_gpu if share is None else share,
         learners=learners,
         learner_ranks=trainer["learner_procs"],

@@ -6,7 +6,7 @@ In: the user's choices. Out: frozen, checked dataclasses. Waits for nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from forge_agents.errors import check_numbers
@@ -16,6 +16,8 @@ from forge_trainers.losses.registry import Correction, LossSettings, find_loss
 _LENGTHS = 8
 """Of compiled rows: as many as torch.compile keeps of one function."""
 _LARGEST_ROUNDED_BETA = 0.99
+LEAST_MICROBATCH, LEAST_CHUNK = 2048, 256
+"""Positions of a pass and tokens of a head's chunk where memory does not say more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +53,9 @@ class LearnerConfig:
     """Type that AdamW's moments are kept in between steps. bfloat16 takes 4 bytes of a weight instead of 8, as
     DeepSeek-V3 did (arXiv 2412.19437, section 3.3.3); steps are computed in float32, and both `betas` must be at most
     0.99."""
-    max_tokens_per_microbatch: int = 2048
-    """Most positions in one forward pass of one rank. A longer sample gets a pass of its own."""
+    max_tokens_per_microbatch: int | None = None
+    """Most positions in one forward pass of one rank. A longer sample gets a pass of its own. None: on GPUs by
+    their memory (`forge_trainers.learner.memory.by_memory`), else 2,048."""
     max_sample_tokens: int | None = None
     """Longest sample, in tokens; a longer one is dropped and counted. None: as long as the engine's conversations, and
     without an engine as the model's context."""
@@ -67,7 +70,8 @@ class LearnerConfig:
     """What is one sequence to losses and corrections that look at whole ones: all that an agent said in an episode, or
     one of its turns."""
     length_constant: int | None = None
-    """Tokens by which Dr. GRPO divides the sum over a sequence. None: `max_tokens_per_microbatch`."""
+    """Tokens by which Dr. GRPO divides the sum over a sequence. None: `max_tokens_per_microbatch`, and 2,048 where that
+    is left to memory."""
     correction: Literal["ratio", "truncate", "mask", "none"] | None = None
     """What is done about samples of an older or numerically different policy. None: as the loss brings it, or "ratio"
     where a clip is given, which would bound nothing otherwise. "ratio": the loss's probability ratio is
@@ -92,8 +96,8 @@ class LearnerConfig:
     share_prefixes: bool | None = None
     """Compute the common prompt of siblings once. None: yes on CPU, no on GPU, where it was never run by us and is for
     models without sliding windows (`forge_trainers.learner.prefixes`)."""
-    loss_chunk_tokens: int = 256
-    """Loss tokens whose logits are held at a time."""
+    loss_chunk_tokens: int | None = None
+    """Loss tokens whose logits are held at a time. None: by memory, as `max_tokens_per_microbatch`, else 256."""
     lora: LoRA | None = None
     """Learn an adapter instead of the weights, which are then held in `compute_dtype`. The trainer fills in its
     policy's."""
@@ -113,9 +117,10 @@ class LearnerConfig:
     ep: int = 1
     """Ranks over which the experts of a mixture are spread, taken from those of `dp_shard` and `tp`; must divide their
     product and the number of experts."""
-    activation_checkpointing: Literal["none", "selective", "full", "memory_budget"] = "none"
+    activation_checkpointing: Literal["none", "selective", "full", "memory_budget"] | None = None
     """What the backward pass recomputes instead of remembering: nothing, what is cheap and every other matrix product,
-    every block, or what the compiler chooses to stay within `memory_budget`, which needs `compile`."""
+    every block, or what the compiler chooses to stay within `memory_budget`, which needs `compile`. None: the first of
+    the first three with which all that is on a GPU fits there; nothing on CPU."""
     memory_budget: float = 0.5
     """Share of the activations' memory that may be used, in [0, 1]: 0 as with "full", 1 as with "none"."""
     compile: bool = False
@@ -136,8 +141,8 @@ class LearnerConfig:
         for name in ("lr", "weight_decay", "kl_coef", "entropy_coef"):
             _require(math.isfinite(getattr(self, name)) and getattr(self, name) >= 0, self, name, "finite and >= 0")
         for name in ("warmup_steps", "max_tokens_per_microbatch", "loss_chunk_tokens", "dp_replicate", "tp", "ep"):
-            least = {"warmup_steps": 0, "max_tokens_per_microbatch": 2}.get(name, 1)
-            _require(getattr(self, name) >= least, self, name, f"at least {least}")
+            least, value = {"warmup_steps": 0, "max_tokens_per_microbatch": 2}.get(name, 1), getattr(self, name)
+            _require(value is None or value >= least, self, name, f"at least {least}")
         _require(self.max_sample_tokens is None or self.max_sample_tokens >= 2, self, "max_sample_tokens", "at least 2")
         _require(all(0 <= beta < 1 for beta in self.betas), self, "betas", "in [0, 1)")
         if self.optimizer_state_dtype == "bfloat16" and max(self.betas) > _LARGEST_ROUNDED_BETA:
@@ -154,7 +159,7 @@ class LearnerConfig:
         _require(self.correction_low is None or 0 <= self.correction_low <= 1, self, "correction_low", "in [0, 1]")
         _require(self.correction_high is None or self.correction_high >= 1, self, "correction_high", "at least 1")
         for name, words in _WORDS.items():
-            absent = getattr(self, name) is None and name.startswith("correction")
+            absent = getattr(self, name) is None and name.startswith(("correction", "activation"))
             _require(not words or absent or getattr(self, name) in words, self, name, f"one of {words}")
         _require(0 <= self.memory_budget <= 1, self, "memory_budget", "in [0, 1]")
         if self.activation_checkpointing == "memory_budget" and not self.compile:
@@ -167,7 +172,31 @@ class LearnerConfig:
     @property
     def row_multiple(self) -> int:
         """Positions that rows are padded to a multiple of: few lengths for compiled blocks, even parts for `tp`."""
-        return math.lcm(self.tp, math.ceil(self.max_tokens_per_microbatch / _LENGTHS) if self.compile else 1)
+        most = self.max_tokens_per_microbatch or LEAST_MICROBATCH
+        return math.lcm(self.tp, math.ceil(most / _LENGTHS) if self.compile else 1)
+
+    def with_memory(
+        self,
+        *,
+        max_tokens_per_microbatch: int = LEAST_MICROBATCH,
+        loss_chunk_tokens: int = LEAST_CHUNK,
+        activation_checkpointing: Literal["none", "selective", "full"] = "none",
+    ) -> LearnerConfig:
+        """The same with these where they are left to memory; the loss that is minimised is the same, too."""
+        room = self.max_tokens_per_microbatch
+        return replace(
+            self,
+            length_constant=self.length_constant or (LEAST_MICROBATCH if room is None else None),
+            max_tokens_per_microbatch=room or max_tokens_per_microbatch,
+            loss_chunk_tokens=self.loss_chunk_tokens or loss_chunk_tokens,
+            activation_checkpointing=self.activation_checkpointing or activation_checkpointing,
+        )
+
+    @property
+    def left_to_memory(self) -> list[str]:
+        """Names of the fields that `with_memory` fills in."""
+        names = ("max_tokens_per_microbatch", "loss_chunk_tokens", "activation_checkpointing")
+        return [name for name in names if getattr(self, name) is None]
 
     @property
     def loss_settings(self) -> LossSettings:
@@ -187,7 +216,7 @@ class LearnerConfig:
                 high=base.high if self.correction_high is None else self.correction_high,
             ),
             sequence=self.sequence,
-            length_constant=float(self.length_constant or self.max_tokens_per_microbatch),
+            length_constant=float(self.length_constant or self.max_tokens_per_microbatch or LEAST_MICROBATCH),
             kl=self.kl,
             kl_coef=self.kl_coef,
             entropy_coef=self.entropy_coef,

@@ -50,6 +50,7 @@ class LearnerCore:
             ModelNotFoundError: Model files are missing or half written.
             ValueError: The model is not supported, or the parallel degrees do not fit it or the number of ranks.
         """
+        config = config.with_memory()
         if not config.model:
             raise ValueError("model is empty; give the folder of a Hugging Face model")
         self.config = config
@@ -354,15 +355,17 @@ class LearnerCore:
         self, batch: EpisodeBatch, samples: Sequence[int] | None = None
     ) -> tuple[Sequence[Microbatch], dict[str, float]]:
         """Lay out the batch, or some of its samples; every rank comes to the same plan."""
+        config = self.config
+        assert config.max_tokens_per_microbatch is not None and config.loss_chunk_tokens is not None
         layout = lay_out(
             batch,
-            max_tokens=self.config.max_tokens_per_microbatch,
-            chunk_tokens=self.config.loss_chunk_tokens,
+            max_tokens=config.max_tokens_per_microbatch,
+            chunk_tokens=config.loss_chunk_tokens,
             share_prefixes=self._share,
             hidden_size=self._built.hidden_size,
             ranks=self._ranks.dp_size,
             rank=self._ranks.dp_rank,
-            multiple_of=self.config.row_multiple,
+            multiple_of=config.row_multiple,
             samples=samples,
         )
         facts = {"positions": layout.positions, "microbatches": len(layout.microbatches), "waste": layout.waste}

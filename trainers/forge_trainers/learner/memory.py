@@ -1,21 +1,28 @@
-"""What one rank of a learner takes of its device's memory.
+"""What one rank of a learner takes of its device's memory, and what it may take where nobody said so.
 
-In: sizes of a model, the learner's settings. Out: bytes by part. Waits for nothing.
+In: sizes of a model, the learner's settings, bytes of a device. Out: bytes by part, settings. Waits for nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Literal
 
 from forge_agents.models.sizes import ModelSize
 from forge_agents.serving.memory import OVERHEAD_BYTES, adapter_weights
-from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.config import LEAST_CHUNK, LEAST_MICROBATCH, LearnerConfig
 from forge_trainers.learner.degrees import shards_of
 
 _BYTES = {"bfloat16": 2, "float32": 4}
 _LOSS_COPIES = 4
 """Of a chunk's logits of the rank's part of the vocabulary, in float32: as computed, scaled, their softmax, their
 gradient."""
+RECOMPUTED: Sequence[Literal["none", "selective", "full"]] = ("none", "selective", "full")
+"""What the backward pass makes again where memory decides: more, one after the other."""
+_MICROBATCHES, _CHUNKS = (8192, 4096), (1024, 512)
+_SHARE, _LOGITS_SHARE = 0.75, 1 / 32
+"""Of a device that a learner may take for larger passes, and its logits for larger chunks."""
 
 
 def learner_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int = 1, sharing: int = 1) -> Mapping[str, int]:
@@ -30,6 +37,8 @@ def learner_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int = 1, sha
     Raises:
         ValueError: The degrees do not make so many ranks.
     """
+    config = config.with_memory()
+    assert config.max_tokens_per_microbatch is not None and config.loss_chunk_tokens is not None
     item, tp = _BYTES[config.compute_dtype], config.tp
     shard = shards_of(config, ranks)
     parts = shard * tp
@@ -54,11 +63,43 @@ def learner_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int = 1, sha
         "compute copy": 0 if adapter and shard == 1 else item * (copied // tp + copied_experts // apart),
         "activations": positions * _activations(size, config, item) // tp,
         "backward": positions * _gradients(size, config, item) // tp,
-        "logits": _LOSS_COPIES * config.loss_chunk_tokens * size.vocab * 4 // tp,
+        "logits": _logits(size, config, config.loss_chunk_tokens),
         "reference": item * size.weights // parts if config.kl_coef > 0 and not adapter else 0,
         "overhead": OVERHEAD_BYTES,
     }
     return {name: count for name, count in found.items() if count}
+
+
+def by_memory(
+    size: ModelSize, config: LearnerConfig, device_bytes: int, *, ranks: int = 1, sharing: int = 1
+) -> LearnerConfig:
+    """`config` with passes and chunks of the head as large as memory allows, where it leaves them to that.
+
+    Chunks are of 1,024 or 512 tokens where their logits take at most 1/32 of the device; passes of 8,192 or 4,096
+    positions; both where the learner then takes at most 3/4 of the device, or no more than it must for one sample. Else
+    they are of 256 and 2,048, as are passes of compiled blocks, whose rows are padded to a share of that. What is free
+    at the moment does not count, so that a run that goes on later computes the same, bit for bit.
+
+    Args:
+        size: Of the model.
+        config: The learner's.
+        device_bytes: Of each rank's device, which it has alone; 0: it has not, or nobody knows.
+        ranks: All of the learner's.
+        sharing: As for `learner_bytes`.
+    """
+    def taken(one: LearnerConfig) -> int:
+        return sum(learner_bytes(size, one, ranks=ranks, sharing=sharing).values())
+
+    most = max(_SHARE * device_bytes, taken(config.with_memory()))
+    chunk = next((n for n in _CHUNKS if _logits(size, config, n) <= _LOGITS_SHARE * device_bytes), LEAST_CHUNK)
+    rooms = () if config.compile else _MICROBATCHES
+    sizes = itertools.product((*rooms, LEAST_MICROBATCH), (chunk, LEAST_CHUNK))
+    tried = (config.with_memory(max_tokens_per_microbatch=room, loss_chunk_tokens=n) for room, n in sizes)
+    return next(found for found in tried if taken(found) <= most)
+
+
+def _logits(size: ModelSize, config: LearnerConfig, chunk: int) -> int:
+    return _LOSS_COPIES * chunk * size.vocab * 4 // config.tp
 
 
 def moment_bytes(config: LearnerConfig) -> int:
@@ -91,11 +132,24 @@ def _activations(size: ModelSize, config: LearnerConfig, item: int) -> int:
     products = item * (2 * size.hidden + 3 * attention + 2 * kv + 4 * size.feed_forward + routed)
     layer = norms + products + 4 * size.head_dim
     least = item * size.hidden  # what a layer is given
+    how = config.activation_checkpointing or "none"
     kept = {
         "none": layer,
-        "selective": layer // 2,
+        "selective": _kept_selectively(size, item, adapter=config.lora is not None),
         "full": least,
         "memory_budget": int(least + config.memory_budget * (layer - least)),
     }
-    again = layer if config.activation_checkpointing != "none" else 0  # of the layer that is recomputed
-    return size.layers * kept[config.activation_checkpointing] + again + 8 * size.hidden
+    again = layer if how != "none" else 0  # of the layer that is recomputed
+    return size.layers * kept[how] + again + 8 * size.hidden
+
+
+def _kept_selectively(size: ModelSize, item: int, *, adapter: bool) -> int:
+    """Bytes that a position leaves in a layer of which TorchTitan's `SelectiveAC` keeps every second product.
+
+    They are what the layer is given, what attention makes, and the first, third and fifth product: queries, keys and
+    values in one, gate, and what the layer adds. With an adapter two of its own follow each, so that nearly all of them
+    are first or third. Products of experts are none of those that it knows.
+    """
+    attention, kv = size.heads * size.head_dim, size.kv_heads * size.head_dim
+    wide = size.feed_forward + size.hidden if size.plain_layers else 0
+    return item * (size.hidden + attention + 2 * kv + (2 if adapter else 1) * (attention + wide))

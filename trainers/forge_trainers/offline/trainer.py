@@ -254,9 +254,9 @@ class OfflineTrainer(ABC, Generic[T]):
             )
             try:
                 counted = dataclasses.replace(settings, max_sample_tokens=max(item.longest for item in items))
-                place_here({}, {f"{name}-learner": (counted, 1)}, ranks=config.learner_procs)
+                _, placed = place_here({}, {f"{name}-learner": (counted, 1)}, ranks=config.learner_procs)
                 self._learner = learner = await Learner.start(
-                    settings,
+                    dataclasses.replace(placed[f"{name}-learner"], max_sample_tokens=settings.max_sample_tokens),
                     name=f"{name}-learner",
                     world_size=config.learner_procs,
                     silence_s=config.silence_s,

@@ -8,13 +8,14 @@ The bytes are `serving.memory`'s and `learner.memory`'s, for a run that starts a
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from forge_agents.errors import HostError, ModelNotFoundError
 from forge_agents.models import resolve as models
@@ -28,7 +29,7 @@ from forge_agents.serving.memory import OVERHEAD_BYTES, check_context, check_tp,
 from forge_agents.serving.shares import ROOM, Footprint, Room, Wish, divided, said, told, wish_of
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.degrees import check_degrees, shards_of
-from forge_trainers.learner.memory import learner_bytes
+from forge_trainers.learner.memory import RECOMPUTED, by_memory, learner_bytes
 
 ATTENTION_TARGETS = LORA_TARGETS[:4]
 
@@ -123,6 +124,8 @@ class Placement:
     processes: Sequence[Placed]
     engines: Mapping[str, EngineConfig]
     """Settings of each engine by the name of its processes, with what it may take of each GPU, where it shares one."""
+    learners: Mapping[str, LearnerConfig]
+    """Settings of each learner by the name of its processes, with what they leave to memory."""
     doubts: Sequence[str] = ()
     """What may come and was not counted."""
 
@@ -139,6 +142,19 @@ class Placement:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
+    def chosen(self, asked: Mapping[str, LearnerConfig]) -> list[str]:
+        """A line for each learner that has more by memory than nothing recomputed, in passes as small as can be.
+
+        Args:
+            asked: Its settings before, by the name of its processes.
+        """
+        found = []
+        for name, before in asked.items():
+            least, own = before.with_memory(), self.learners[name]
+            if told := [f"{one} {getattr(own, one)}" for one in before.left_to_memory] if own != least else []:
+                found.append(f"{name}, by memory: {', '.join(told)}")
+        return found
+
 
 def place_here(
     engines: Mapping[str, tuple[Path, Sequence[LoRA]]],
@@ -149,7 +165,7 @@ def place_here(
     judges: Sequence[OwnEngine] = (),
     held: Sequence[OwnModel] = (),
     turns: bool = False,
-) -> Mapping[str, EngineConfig]:
+) -> tuple[Mapping[str, EngineConfig], Mapping[str, LearnerConfig]]:
     """Place what is about to start on the run's hosts, and show the table.
 
     Args:
@@ -163,15 +179,16 @@ def place_here(
         turns: Where engines and learners do not fit side by side, they use their GPUs in turns.
 
     Returns:
-        `engine` for each engine, with what that may take of a GPU that it shares, and whether it sleeps. Without GPUs
-        it is as it was.
+        `engine` for each engine, with what that may take of a GPU that it shares, and whether it sleeps; and each
+        learner's settings, with what they leave to memory. Without GPUs both are as they were.
 
     Raises:
         HostError: As `place`.
         ValueError: Ranks cannot share a model, with or without GPUs.
     """
     engine = engine or EngineConfig()
-    as_it_is = dict.fromkeys(engines, engine)
+    asked = {name: settings for name, (settings, _) in learners.items()}
+    as_it_is = dict.fromkeys(engines, engine), asked
     meshes = [(name, "learner", ranks) for name in learners] + [(name, "engines", engine.tp) for name in engines]
     on_gpus = any(seat.gpu for seat in mesh.rehearse(meshes))
     try:
@@ -201,9 +218,9 @@ def place_here(
         starts.say("learner.share_prefixes: attention over shared prefixes has not been run by us on a GPU")
     if not mesh.several_hosts():
         doubts += host_doubts(parts, placement, free=available_bytes())
-    for line in (*placement.lines(), *placement.doubts, *doubts):
+    for line in (*placement.lines(), *placement.chosen(asked), *placement.doubts, *doubts):
         starts.say(line)
-    return placement.engines
+    return placement.engines, placement.learners
 
 
 def parts_of(
@@ -382,21 +399,46 @@ def place(
         turns: Engines sleep while learners compute, and the other way round, where they do not fit side by side.
         beside: What is on GPUs anyway, and stays; see `held_on`.
 
+    A learner that leaves to memory what it recomputes does the least with which all fits, before anybody takes turns.
+
     Raises:
         HostError: There are too few GPUs, or what is on one does not fit; the message has the arithmetic.
     """
-    if turns and not engine.sleeps:
-        try:
-            return place(parts, engine, rehearse, beside=beside)
-        except HostError:
-            engine = replace(engine, sleeps=True)
-    by_name = {part.name: part for part in parts}
+    learners = [part.learner for part in parts if part.learner is not None]
+    left = any("activation_checkpointing" in learner.left_to_memory for learner in learners)
+    engines = [engine, replace(engine, sleeps=True)] if turns and not engine.sleeps else [engine]
+    *ways, last = itertools.product(engines, RECOMPUTED if left else RECOMPUTED[:1])
+    for own, how in ways:
+        with contextlib.suppress(HostError):
+            return _place([_recomputing(part, how) for part in parts], own, rehearse, beside)
+    own, how = last
+    return _place([_recomputing(part, how) for part in parts], own, rehearse, beside)
+
+
+def _recomputing(part: Part, how: Literal["none", "selective", "full"]) -> Part:
+    """The same where it leaves to memory what it recomputes."""
+    if part.learner is None or part.learner.activation_checkpointing is not None:
+        return part
+    return replace(part, learner=replace(part.learner, activation_checkpointing=how))
+
+
+def _place(
+    parts: Sequence[Part],
+    engine: EngineConfig,
+    rehearse: Callable[[Sequence[tuple[str, str, int]]], list[Seat]],
+    beside: Sequence[Placed],
+) -> Placement:
     seats = rehearse([(part.name, part.role, part.ranks) for part in parts])
     on: dict[tuple[str, str], list[Seat]] = defaultdict(list)
     for seat in seats:
         on[seat.host, seat.gpu].append(seat)
-    rooms: dict[str, list[Room]] = defaultdict(list)
     held = {(one.seat.host, one.seat.gpu): one for one in beside}
+    alone = {where: own for where, own in on.items() if len(own) == 1 and where not in held}
+    parts = [
+        part if part.learner is None else replace(part, learner=_filled(part, part.learner, alone)) for part in parts
+    ]
+    by_name = {part.name: part for part in parts}
+    rooms: dict[str, list[Room]] = defaultdict(list)
     for where in dict.fromkeys((*on, *held)):
         sitting, own = on.get(where, []), held.get(where)
         total = (sitting[0] if own is None else own.seat).gpu_bytes
@@ -411,8 +453,16 @@ def place(
             *(_placed(seat, by_name[seat.name], settings, room_of.get(seat.name, 0)) for seat in seats), *beside
         ],
         engines=settings,
+        learners={part.name: part.learner for part in parts if part.learner is not None},
         doubts=_doubts(parts, [*seats, *(one.seat for one in beside)]),
     )
+
+
+def _filled(part: Part, learner: LearnerConfig, alone: Mapping[tuple[str, str], Sequence[Seat]]) -> LearnerConfig:
+    """A learner's settings, with larger passes where its ranks have GPUs alone; an engine takes what is left of one."""
+    own = [seat.gpu_bytes for (_, gpu), (seat,) in alone.items() if gpu and seat.name == part.name]
+    device_bytes = min(own) if len(own) == part.ranks else 0
+    return by_memory(part.size, learner, device_bytes, ranks=part.ranks, sharing=part.sharing)
 
 
 def _told(
@@ -441,6 +491,7 @@ def _rooms(
     """
     where = f"{gpu} has {total / 1e9:.1f} GB"
     learners = [(part.name, _learner(part, part.learner)) for _, part in sitting if part.learner is not None]
+    learning = [part.learner for _, part in sitting if part.learner is not None]
     others = [] if held is None else [(f"{held.seat.role} {held.seat.name}", held.parts)]
     kept = 0 if held is None else held.bytes
     alone = len(sitting) == 1 and held is None
@@ -453,7 +504,7 @@ def _rooms(
     whole = wishes[0].taken if alone and wishes else int(total * ROOM)
     if taken + kept + asleep > whole and (asleep or not wishes):
         beside = f" beside {sleeping} sleeping engine{'s' * (sleeping > 1)}" if asleep else ""
-        less = "; ".join([_LESS_LEARNER] * bool(learners) + [_LESS_HELD] * bool(others))
+        less = "; ".join([_less_learner(learning)] * bool(learners) + [_LESS_HELD] * bool(others))
         raise HostError(f"{where} and{beside} {said([*learners, *others])}: {less}")
     turns = [(taken + kept, wishes)]
     if asleep:  # the learners', and the engines' beside what learners keep there
@@ -463,7 +514,8 @@ def _rooms(
     for before, there in turns:
         room = max(0, whole - before)
         if (found := divided(room, there)) is None:
-            raise HostError(f"{where}, {_too_much(room, there, learners, others, engine, engines=engines)}")
+            less = _less_learner(learning)
+            raise HostError(f"{where}, {_too_much(room, there, learners, others, engine, engines=engines, less=less)}")
         for name, most in found.items():
             rooms[name] = min(most, rooms.get(name, most))
     return rooms
@@ -477,6 +529,7 @@ def _too_much(
     engine: EngineConfig,
     *,
     engines: Mapping[str, Part],
+    less: str,
 ) -> str:
     """Why engines do not fit into `room` of a GPU, and what to do."""
     asked = [wish for wish in wishes if wish.asked is not None]
@@ -499,7 +552,7 @@ def _too_much(
         + f" Beside it, {said([*learners, *others])}." * bool(learners or others)
         + f" {_less_engine(engine)}" * playing
         + f"{';' * playing} {_LESS_JUDGE}" * judged
-        + f"; {_LESS_LEARNER}" * bool(learners)
+        + f"; {less}" * bool(learners)
         + f"; {_LESS_HELD}" * bool(others)
         + ", or set colocate, so that both take turns there" * bool(learners and playing and not engine.sleeps)
     )
@@ -515,14 +568,17 @@ _LESS_JUDGE = (
     "give judges a GPU of their own (mesh.gpus: {judges: 1}), or less to do: "
     "Judge(engine=fa.EngineConfig(max_model_len=4096))"
 )
-_LESS_LEARNER = (
-    "raise learner_procs, which shard the learner, set learner.activation_checkpointing to 'full', lower "
-    "learner.max_tokens_per_microbatch and engine.max_model_len, of which a sample is one pass, learn an adapter "
-    "(Policy(lora=...)), or set learner.cpu_offload"
-)
-
-
 _LESS_HELD = 'let what the controller loads live elsewhere (device="cuda:1", or "cpu"), or lower its batch_tokens'
+
+
+def _less_learner(learning: Iterable[LearnerConfig]) -> str:
+    full = all(one.activation_checkpointing == "full" for one in learning)
+    recompute = "" if full else "set learner.activation_checkpointing to 'full', "
+    return (
+        f"raise learner_procs, which shard the learner, {recompute}lower "
+        "learner.max_tokens_per_microbatch and engine.max_model_len, of which a sample is one pass, learn an adapter "
+        "(Policy(lora=...)), or set learner.cpu_offload"
+    )
 
 
 def _learner(part: Part, config: LearnerConfig) -> Mapping[str, int]:
@@ -534,14 +590,15 @@ def _doubts(parts: Sequence[Part], seats: Sequence[Seat]) -> list[str]:
     found = []
     for part in parts:
         config, most = part.learner, part.size.context
-        if config is None or config.max_sample_tokens is not None or most <= config.max_tokens_per_microbatch:
+        room = 0 if config is None else config.max_tokens_per_microbatch or 0
+        if config is None or config.max_sample_tokens is not None or most <= room:
             continue
         longest = sum(_learner(part, replace(config, max_sample_tokens=most)).values())
         gpus = {(seat.host, seat.gpu): seat.gpu_bytes for seat in seats if seat.name == part.name and seat.gpu_bytes}
         alone = not any((seat.host, seat.gpu) in gpus for seat in seats if seat.name != part.name)
         if gpus and (not alone or longest > ROOM * min(gpus.values())):
             found.append(
-                f"{part.name}: counted are passes of {config.max_tokens_per_microbatch} tokens. A longer sample is one "
+                f"{part.name}: counted are passes of {room} tokens. A longer sample is one "
                 f"pass, and one of the model's {most} tokens would take {longest / 1e9:.1f} GB: set "
                 "engine.max_model_len, or learner.max_sample_tokens, to what conversations need"
             )

@@ -69,6 +69,8 @@ class Processes:
     """Empty until `start_learners`, and again once one was lost."""
     _learning: Turn = no_turns
     """What learners compute in, where they share GPUs with engines."""
+    _placed: Mapping[str, LearnerConfig] = field(default_factory=dict)
+    """By policy, what its learner leaves to memory, decided."""
     _resident: dict[str, list[Learner]] = field(default_factory=dict)
     """By the name of their processes, learners that have memory on the GPUs when it is their turn."""
     _lost: list[Fault] = field(default_factory=list)
@@ -118,7 +120,7 @@ class Processes:
         later = [(judge.name, "judges", judge.config.tp) for judge in judges]
         await mesh.launch_hosts(hosts, paths=(*paths.values(), folder), meshes=[*meshes, *later])
         try:
-            settings = place_here(
+            settings, learners = place_here(
                 *computing(policies, paths, config),
                 ranks=config.learner_procs,
                 engine=config.engine,
@@ -128,8 +130,15 @@ class Processes:
             )
             seats = mesh.rehearse(meshes)
             store = await _start_store(config, faults)
+            placed = {name: learners[_learner_name(names)] for names in together for name in names}
             started = cls(
-                policies=policies, config=config, folder=folder, store=store, faults=faults, hosts=hosts
+                policies=policies,
+                config=config,
+                folder=folder,
+                store=store,
+                faults=faults,
+                hosts=hosts,
+                _placed=placed,
             )
             playing = started._take_turns() if any(own.sleeps for own in settings.values()) else no_turns
             own = {home: settings[names_of(home, config.engine.replicas)[0]] for home in adapters}
@@ -292,8 +301,10 @@ class Processes:
                 context,
                 limit,
             )
+        decided = self._placed.get(name, self.config.learner).with_memory()
+        memory = {one: getattr(decided, one) for one in LearnerConfig().left_to_memory}
         return replace(
-            self.config.learner,
+            self.config.learner.with_memory(**memory),
             max_sample_tokens=limit or context,
             model=str(folder),
             temperature=policy.sampling.temperature,
