@@ -79,6 +79,9 @@ class EngineConfig:
     ep: int = 1
     """Ranks over which whole experts of a mixture are spread: 1, anything else is refused. With `tp` each rank holds a
     part of every expert. A learner's experts are spread by ``LearnerConfig.ep``."""
+    speculative: str = ""
+    """How tokens are guessed, to be tried several at a time: not at all; anything else is refused. See the decision
+    page 0032, which has what was tried."""
     sleeps: bool = False
     """Its weights can go to the host's memory while somebody else computes on its GPUs. A trainer that needs it says
     so; see ``ProcessConfig.colocate``."""
@@ -117,12 +120,7 @@ class EngineConfig:
         for name in ("max_num_seqs", "replicas", "tp"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; give at least 1")
-        if self.ep != 1:
-            raise ValueError(
-                f"ep={self.ep}: engines do not spread whole experts over ranks, because on CPU vLLM 0.32 reads beyond "
-                "those of a rank, and on GPUs it was never run here; leave ep out and set tp, with which each rank "
-                "holds a part of every expert (learner.ep spreads the learner's)"
-            )
+        self._refuse_what_does_not_work()
         if self.kv_cache_gb is not None and self.kv_cache_gb <= 0:
             raise ValueError(f"kv_cache_gb={self.kv_cache_gb}; give a positive size, or None for what fits")
         if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
@@ -133,3 +131,17 @@ class EngineConfig:
             raise ValueError(f"answer_timeout_s={self.answer_timeout_s} must be positive: every wait has a deadline")
         if self.threads is not None and self.threads < 1:
             raise ValueError(f"threads={self.threads}; give at least 1, or None for the libraries' choice")
+
+    def _refuse_what_does_not_work(self) -> None:
+        if self.ep != 1:
+            raise ValueError(
+                f"ep={self.ep}: engines do not spread whole experts over ranks, because on CPU vLLM 0.32 reads beyond "
+                "those of a rank, and on GPUs it was never run here; leave ep out and set tp, with which each rank "
+                "holds a part of every expert (learner.ep spreads the learner's)"
+            )
+        if self.speculative:
+            raise ValueError(
+                f"speculative={self.speculative!r}: engines do not guess tokens ahead, because on CPU vLLM 0.32 then "
+                "samples, and reports log-probabilities, at a temperature that nobody set; leave speculative out "
+                "(docs/decisions/0032-speculation.md)"
+            )

@@ -28,6 +28,7 @@ from forge_agents.serving._wire import Answer, Request
         ({"max_num_seqs": 0}, "max_num_seqs=0"),
         ({"kv_cache_gb": 0.0}, "kv_cache_gb=0"),
         ({"ep": 2}, r"ep=2: engines do not spread whole experts.*leave ep out and set tp.*learner\.ep"),
+        ({"speculative": "ngram:4"}, r"speculative='ngram:4': engines do not guess.*leave speculative out"),
         ({"threads": 0}, "threads=0"),
         ({"answer_timeout_s": 0.0}, "answer_timeout_s=0"),
     ],
