@@ -3,9 +3,11 @@
 import asyncio
 import json
 import shutil
+import threading
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -332,3 +334,38 @@ def test_an_evaluation_meets_every_anchor_from_every_seat_in_every_environment(t
     asyncio.run(league.play_held_out(tasks, play, SimpleNamespace(served={"hero": "engine"})))
     names = [pair for anchor in ("random", "other") for pair in (("hero", anchor), (anchor, "hero"))]
     assert games == {(f"duel-{n}", *pair): 2 for n in range(2) for pair in names}
+
+
+def test_a_process_answers_while_a_snapshot_is_packed(tmp_path, tiny_llama, monkeypatch):
+    from forge_agents.weights import Publisher
+
+    packed_by, loaded = [], []
+    monkeypatch.setattr(Publisher, "_pack", lambda *_: packed_by.append(threading.current_thread()))
+
+    class Store:  # keeps what it is given
+        name, place, silence_s = "weights", "elsewhere", 10.0
+        values: ClassVar = {}
+
+        async def client(self):
+            return self
+
+        async def exists(self, key):
+            return key in self.values
+
+        async def keys(self, prefix):
+            return [key for key in self.values if key.startswith(prefix)]
+
+        async def get(self, key):
+            return self.values[key]
+
+        async def put(self, key, value):
+            self.values[key] = value
+
+    async def load_weights(version, *, timeout_s):
+        loaded.append(version)
+
+    shutil.copytree(tiny_llama, tmp_path / "league/hero-000001")
+    league = LeagueSeating(fa.League(HERO), fa.GRPOConfig(), tmp_path)
+    processes = SimpleNamespace(engines={"hero-opponent": SimpleNamespace(load_weights=load_weights)})
+    asyncio.run(league._load("hero-000001", 1, processes, SimpleNamespace(ref=Store())))
+    assert loaded == [1] and threading.main_thread() not in packed_by and len(packed_by) == 1

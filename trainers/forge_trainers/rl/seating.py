@@ -12,6 +12,7 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -213,6 +214,8 @@ class LeagueSeating(Seating):
         )
         self._one_at_a_time = asyncio.Lock()
         self._publisher: Publisher | None = None
+        self._packing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshots")
+        """Where snapshots are copied: this process answers its engines and learners meanwhile."""
         self._store: WeightStoreRef | None = None
         """Where the snapshot in the engine came from: another store, in place of one that died, knows nothing of it."""
         self._loaded, self._loads = league.start, 0  # the engine starts with the start model
@@ -345,7 +348,8 @@ class LeagueSeating(Seating):
         folder = self._snapshots / name if version else models.resolve(self._league.policy.model)
         if self._publisher is None or self._store != store:
             dtype = getattr(torch, self._config.learner.compute_dtype)
-            self._publisher, self._store = Publisher(store, self._league.engine, dtype=dtype), store
+            self._publisher = Publisher(store, self._league.engine, dtype=dtype, thread=self._packing)
+            self._store = store
         tensors = await asyncio.to_thread(_read, folder)
         self._loaded = ""  # whoever breaks off here leaves it unknown
         self._loads += 1  # a version of its own: after a restart other weights may have the snapshot's name
