@@ -1,4 +1,4 @@
-"""The one door to TorchStore: its actors made to run on this Monarch, and a same-host transport.
+"""The one door to TorchStore: its actors made to run on this Monarch, and a transport within a host.
 
 In: nothing. Out: `initialize` and `client` of TorchStore. Waits for nothing itself.
 
@@ -12,6 +12,8 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
+from collections.abc import Callable
+from contextvars import ContextVar
 from typing import Any
 
 from forge_agents.errors import MissingExtraError
@@ -33,6 +35,8 @@ except ModuleNotFoundError as cause:
 IS_0_1 = not hasattr(torchstore, "put_batch")
 _clients: dict[str, Any] = {}
 """Of this process, by the store's name."""
+_near: ContextVar[bool] = ContextVar("near", default=True)
+"""Whether the store that is asked shares memory with this process."""
 
 
 async def initialize(store_name: str, mesh: Any) -> Any:
@@ -51,13 +55,14 @@ async def initialize(store_name: str, mesh: Any) -> Any:
     return index
 
 
-async def client(store_name: str, index: Any) -> Any:
-    """TorchStore's client of this process, the same each time."""
+async def client(store_name: str, index: Any, where: str) -> Any:
+    """TorchStore's client of this process, the same each time. `where`: the place of the store's volume."""
     if not IS_0_1:
         return await torchstore.client(store_name)
     if store_name not in _clients:
         strategy = await index.get_controller_strategy.call_one()
-        _clients[store_name] = LocalClient(controller=index, strategy=strategy)
+        _clients[store_name] = Client(controller=index, strategy=strategy)
+        _clients[store_name].near = where == place()
     return _clients[store_name]
 
 
@@ -67,9 +72,12 @@ def transport(several_hosts: bool) -> str:
     Args:
         several_hosts: Whether some of who sends or reads may be on other hosts than the store.
     """
-    if not IS_0_1 or _rdma:
+    if not IS_0_1:
         return "by TorchStore's own transport, RDMA where there is some (not run by us)"
-    return "through shared memory" + ", to other hosts in messages" * several_hosts
+    return "through shared memory" + f", to other hosts {_BETWEEN[_rdma]}" * several_hosts
+
+
+_BETWEEN = {False: "in messages", True: "by RDMA (not run by us)"}
 
 
 def _with_async_endpoints(base: Any) -> Any:
@@ -137,6 +145,28 @@ if IS_0_1:
     StorageVolume = _with_async_endpoints(torchstore.storage_volume.StorageVolume)
     with warnings.catch_warnings():  # `transport` says what comes of it
         warnings.simplefilter("ignore", DeprecationWarning)  # of the name it asks Monarch by
-        _rdma = torchstore.transport.buffers.rdma_available()
-    if not _rdma:
-        torchstore.transport.pipe.Pipe.create_transport_buffer = lambda pipe: SharedBuffer()
+        _rdma: bool = torchstore.transport.buffers.rdma_available()
+    _buffer_between: Callable[[Any], Any] = torchstore.transport.pipe.Pipe.create_transport_buffer
+
+    def _buffer(pipe: Any) -> Any:
+        return _buffer_between(pipe) if _rdma and not _near.get() else SharedBuffer()
+
+    torchstore.transport.pipe.Pipe.create_transport_buffer = _buffer
+
+    class Client(LocalClient):  # type: ignore[misc,unused-ignore]
+        """Takes shared memory where the store's volume is near, whatever the network is."""
+
+        near = True
+
+        async def put(self, *args: Any, **options: Any) -> Any:
+            return await self._telling(super().put(*args, **options))
+
+        async def get(self, *args: Any, **options: Any) -> Any:
+            return await self._telling(super().get(*args, **options))
+
+        async def _telling(self, call: Any) -> Any:
+            before = _near.set(self.near)
+            try:
+                return await call
+            finally:
+                _near.reset(before)

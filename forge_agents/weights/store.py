@@ -40,7 +40,7 @@ class WeightStoreRef:
         """TorchStore's client of this process, cached there."""
         from forge_agents.weights import _torchstore
 
-        connecting = _torchstore.client(self.store_name, self.index)
+        connecting = _torchstore.client(self.store_name, self.index, self.place)
         return await mesh.with_deadline(connecting, self.silence_s, who=self.name, what="connection to the store")
 
 

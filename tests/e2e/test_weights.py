@@ -178,7 +178,7 @@ def test_a_reader_never_sees_two_versions_mixed(run: Any, store: WeightStore, wr
         writer = procs.spawn("writer", writers.Writer, store.ref, "busy", 1)  # what is read is written over next
         await mesh.with_deadline(writer.publish.call_one(0, 1), 60, who="writer", what="publish")
         writing = asyncio.ensure_future(
-            mesh.with_deadline(writer.publish.call_one(1, 120), 60, who="writer", what="publish")
+            mesh.with_deadline(writer.publish.call_one(1, 60), 60, who="writer", what="publish")
         )
         subscriber, seen = Subscriber(store.ref, "busy"), []
 

@@ -464,7 +464,8 @@ def test_a_version_whose_writer_ended_in_the_middle_is_named_and_the_next_writer
     [
         (False, False, "through shared memory"),
         (False, True, "through shared memory, to other hosts in messages"),
-        (True, True, "by TorchStore's own transport, RDMA where there is some (not run by us)"),
+        (True, False, "through shared memory"),
+        (True, True, "through shared memory, to other hosts by RDMA (not run by us)"),
     ],
 )
 def test_the_start_says_how_weights_travel(
@@ -475,6 +476,28 @@ def test_the_start_says_how_weights_travel(
     monkeypatch.setattr(_torchstore, "_rdma", rdma, raising=False)
     monkeypatch.setattr(_torchstore, "IS_0_1", True)
     assert _torchstore.transport(several) == said
+
+
+def test_memory_is_shared_within_a_host_where_there_is_rdma_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchstore")
+    from torchstore.transport.pipe import Pipe
+
+    from forge_agents.weights import _torchstore
+
+    class Rdma:
+        pass
+
+    class Asking(_torchstore.Client):  # type: ignore[misc, name-defined]
+        async def _locate_volumes(self, key: str) -> Any:
+            raise KeyError(type(Pipe(None).create_transport_buffer()).__name__)
+
+    monkeypatch.setattr(_torchstore, "_buffer_between", lambda pipe: Rdma())
+    client = Asking(controller=None, strategy=None)
+    for rdma, near, chosen in ((True, True, "SharedBuffer"), (True, False, "Rdma"), (False, False, "SharedBuffer")):
+        monkeypatch.setattr(_torchstore, "_rdma", rdma)
+        client.near = near
+        with pytest.raises(KeyError, match=chosen):
+            asyncio.run(client.get("any"))
 
 
 def test_a_part_of_a_segment_travels_as_its_place() -> None:
