@@ -42,7 +42,7 @@ class Segment:
 
     def __init__(self, fd: int, num_bytes: int) -> None:
         self._fd = fd
-        self._num_bytes = num_bytes
+        self.num_bytes = num_bytes
         self.inode = os.fstat(fd).st_ino
         path = f"/proc/self/fd/{fd}"
         self._bytes_B = torch.from_file(path, shared=True, size=num_bytes, dtype=torch.uint8)
@@ -50,7 +50,7 @@ class Segment:
     @property
     def handle(self) -> SegmentHandle:
         """What to send to a process of the same place."""
-        return SegmentHandle(pid=os.getpid(), fd=self._fd, inode=self.inode, num_bytes=self._num_bytes)
+        return SegmentHandle(pid=os.getpid(), fd=self._fd, inode=self.inode, num_bytes=self.num_bytes)
 
     def tensor(self, start: int = 0, end: int | None = None) -> torch.Tensor:
         """Flat uint8 view of all pages, or of the bytes from `start` to `end`; keeps the segment open."""

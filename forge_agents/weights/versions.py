@@ -4,42 +4,44 @@ In: a state dict, whole or sharded over the learner's ranks. Out: the same tenso
 version. Waits for the store and, on writing, for the other ranks, with deadlines.
 
 Keys of weights ``W``: ``W.index`` says which versions exist and which is being written, ``W.slotK.head`` how the bytes
-of the version in slot K are laid out, ``W.slotK.rankR.partP`` is part P of what rank R packed, ``W.hold.X`` is there
-while reader X, whom a write has disturbed, reads. The index changes before the first byte and after the last, so a
-version exists as a whole or not, and what is copied between two looks at one entry of the index is of one version.
-``docs/decisions/0031-one-slot.md`` tells what becomes of slow readers and of writers that end in the middle.
+of the version in slot K are laid out, ``W.slotK.rankR.partP`` is part P of what rank R packed, ``W.hold.slotK.X`` is
+there while reader X reads it, ``W.wish.X`` while it would like to and has met a write. The index changes before the
+first byte and after the last, so a version exists as a whole or not, and what is read between two looks at an entry of
+the index is of one version. ``docs/decisions/0031-one-slot.md`` tells what becomes of slow readers and of writers that
+end in the middle; `_landing` brings to a host what it has no pages of.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import inspect
 import itertools
 import math
-import os
 import time
-import uuid
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from forge_agents.errors import ForgeError, StallError, UnknownIdError, did_you_mean
-from forge_agents.runtime import mesh
 from forge_agents.runtime.processes import place
 from forge_agents.weights import _segments
+from forge_agents.weights._index import Entry, Index, Write
+from forge_agents.weights._landing import Landing, Pull
+from forge_agents.weights._records import MOST_RETRY_S, RETRY_S, Hold, Records
+from forge_agents.weights._staging import for_device
 from forge_agents.weights.store import WeightStoreRef
 
 T = TypeVar("T")
 Tensors = Iterable[tuple[str, torch.Tensor]]
 """With their names."""
-_RETRY_S, _MOST_RETRY_S = 0.005, 0.1
 _ATTEMPTS = 3
 """At least, however long each takes."""
 ALIGN_BYTES = 64
@@ -83,75 +85,6 @@ class Layout:
         return sum(piece.num_bytes for piece in self.pieces.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """One version that exists."""
-
-    version: int
-    slot: int
-    stamp: int
-    """No two publications have the same, not even of one version."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
-    """One version on its way."""
-
-    version: int
-    place: str
-    """Of the process that writes."""
-    pid: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
-    """One that the next write waits for, as long as it gets on."""
-
-    place: str
-    pid: int
-    parts_read: int
-    """Since it began to read these weights, again where a write disturbed it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
-    """Which versions exist."""
-
-    entries: tuple[Entry, ...] = ()
-    """In the order of publication: the last one is the latest."""
-    stamp: int = 0
-    """Rises with each change: odd from a version's first byte to its last, even while nobody writes."""
-    write: Write | None = None
-    """What the stamp is odd for; it stays if its writer ends in the middle."""
-
-    @property
-    def versions(self) -> tuple[int, ...]:
-        """Those that exist."""
-        return tuple(entry.version for entry in self.entries)
-
-    def latest(self) -> Entry | None:
-        """What was published last; None before the first."""
-        return self.entries[-1] if self.entries else None
-
-    def of(self, version: int) -> Entry | None:
-        """Where a version lies; None where it does not exist."""
-        return next((entry for entry in self.entries if entry.version == version), None)
-
-    def make_room(self, num_slots: int, write: Write) -> tuple[int, Index]:
-        """A slot to write next, and the index without the version that lies there."""
-        kept = self.entries[max(0, len(self.entries) - num_slots + 1) :]
-        taken = {entry.slot for entry in kept}
-        slot = next(slot for slot in range(num_slots) if slot not in taken)
-        return slot, Index(entries=kept, stamp=self.stamp + 1 + self.stamp % 2, write=write)
-
-    def written(self, slot: int) -> Index:
-        """The index once `slot` holds what was being written."""
-        assert self.write is not None
-        others = tuple(entry for entry in self.entries if entry.version != self.write.version)
-        entry = Entry(version=self.write.version, slot=slot, stamp=self.stamp + 1)
-        return Index(entries=(*others, entry), stamp=self.stamp + 1)
-
-
 def lay_out(tensors: Sequence[tuple[str, tuple[int, ...], str, int]], num_ranks: int) -> Layout:
     """Spread tensors over the ranks' buffers, each to the one with the fewest bytes so far.
 
@@ -174,48 +107,15 @@ def view_of(buffer_B: torch.Tensor, piece: Piece) -> torch.Tensor:
     return buffer_B[piece.offset : piece.offset + piece.num_bytes].view(dtype).view(piece.shape)
 
 
-class _Records:
-    """What both sides have: the store's values under the name of one set of weights.
-
-    Each wait for the store, in which one part of the bytes travels at most, has its `silence_s` as a deadline, and so
-    have other ranks beside that.
-    """
-
-    def __init__(self, ref: WeightStoreRef, weights_name: str) -> None:
-        self.weights_name = weights_name
-        self._ref = ref
-        self._timeout_s = ref.silence_s
-
-    async def _put(self, client: Any, key: str, value: object) -> None:
-        await self._wait(client.put(f"{self.weights_name}.{key}", value), f"put of {self.weights_name}.{key}")
-
-    async def _get(self, client: Any, key: str) -> Any:
-        return await self._wait(client.get(f"{self.weights_name}.{key}"), f"get of {self.weights_name}.{key}")
-
-    async def _delete(self, client: Any, key: str) -> None:
-        """A key that may have vanished already."""
-        with contextlib.suppress(KeyError):
-            await self._wait(client.delete(f"{self.weights_name}.{key}"), f"end of {self.weights_name}.{key}")
-
-    async def _keys(self, client: Any, what: str) -> list[str]:
-        """Keys that lie under `what`, without the name of these weights."""
-        name = f"{self.weights_name}."
-        found = await self._wait(client.keys(f"{name}{what}"), f"list of keys {name}{what}")
-        return [key.removeprefix(name) for key in found if key.startswith(f"{name}{what}.")]
-
-    async def _wait(self, call: Any, what: str) -> Any:
-        return await mesh.with_deadline(call, self._timeout_s, who=self._ref.name, what=what)
-
-
 # ---- writing
 
 
-class Publisher(_Records):
+class Publisher(Records):
     """Writes versions of one set of weights into a ring of slots. One a rank; all ranks call `publish` together.
 
     A slot's memory is used again and again, because fresh pages cost more than the copy. A writer that dies in the
-    middle leaves no visible version: the slot it was writing is not in the index. Readers are not waited for, but one
-    whom a write has disturbed before is, once, as long as it gets on.
+    middle leaves no visible version: the slot it was writing is not in the index. Who reads the slot is waited for, as
+    long as it gets on.
 
     Args:
         weights_name: What these weights are called; subscribers give the same name.
@@ -244,6 +144,8 @@ class Publisher(_Records):
         self._dtype = dtype or torch.bfloat16
         self._buffers: dict[int, torch.Tensor] = {}
         self._thread = thread
+        self._staged, self._staging = "cpu", for_device("cpu")
+        """What brings tensors here from a kind of device."""
         self._described: list[tuple[str, tuple[int, ...], str, int]] | None = None
         """Of tensors that come one at a time."""
         self._group: dist.ProcessGroup | None = None
@@ -304,11 +206,12 @@ class Publisher(_Records):
         all_parts = sum(len(layout.parts(each)) for each in range(world))
 
         async def claim() -> tuple[int, Index]:
-            await self._let_read(client, all_parts)
-            known = await self._wait(client.exists(f"{self.weights_name}.index"), "look-up of the index")
-            old: Index = await self._get(client, "index") if known else Index()
-            slot, index = old.make_room(self._slots, Write(version=version, place=place(), pid=os.getpid()))
-            await self._put(client, "index", index)
+            await self._let_read(client, "wish", all_parts)
+            old: Index = await self._get(client, "index") if await self._has(client, "index") else Index()
+            slot, index = old.announced(self._slots, Write(version=version, writer=self._me))
+            await self._put(client, "index", index)  # nobody begins to read the slot from here on
+            await self._let_read(client, f"hold.slot{slot}", all_parts)
+            await self._put(client, "index", index := index.begun())
             if not self._fits(slot, layout.rank_bytes[rank]):  # free another's pages before there are new ones
                 for key in await self._keys(client, f"slot{slot}"):
                     await self._delete(client, key)
@@ -320,23 +223,6 @@ class Publisher(_Records):
             await self._blocking(lambda: dist.broadcast_object_list(claimed, src=0, group=self._group))
         taken: tuple[int, Index] = claimed[0]
         return taken
-
-    async def _let_read(self, client: Any, all_parts: int) -> None:
-        """Wait for readers who ask for it, at most as long as all parts may take; who gets no further asks in vain."""
-        begun, seen = time.monotonic(), dict[str, tuple[Reader, float]]()
-        while waiting := await self._keys(client, "hold"):
-            now = time.monotonic()
-            for key in waiting:
-                try:
-                    reader: Reader = await self._get(client, key)
-                except KeyError:
-                    continue
-                if key not in seen or seen[key][0] != reader:
-                    seen[key] = reader, now
-                stalls = now - seen[key][1] > self._timeout_s or now - begun > self._timeout_s * all_parts
-                if stalls or _has_ended(reader.place, reader.pid):
-                    await self._delete(client, key)
-            await asyncio.sleep(_RETRY_S)
 
     async def _enter(self, client: Any, slot: int, layout: Layout, index: Index) -> None:
         await self._put(client, f"slot{slot}.head", layout)
@@ -371,11 +257,21 @@ class Publisher(_Records):
                 if isinstance(tensor, DTensor):  # cast the shard first: half the bytes to gather
                     whole = tensor.to(getattr(torch, piece.dtype)).full_tensor()  # type: ignore[attr-defined]
                 if piece.rank == rank:
-                    view_of(buffer_B, piece).copy_(whole)
+                    self._bring(view_of(buffer_B, piece), whole)
                 del tensor, whole  # before the next is made
+            if self._staging is not None:
+                self._staging.finish()
         if left:
             lack = ", ".join(list(left)[:3])
             raise ValueError(f"weights {self.weights_name!r} lack {lack}, which they had before; give them each time")
+
+    def _bring(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        if self._staged != source.device.type:
+            self._staged, self._staging = source.device.type, for_device(source.device.type)
+        if self._staging is None:
+            target.copy_(source)
+        else:
+            self._staging.copy(target, source.to(target.dtype))
 
     async def _put_parts(self, client: Any, slot: int, layout: Layout, rank: int, buffer_B: torch.Tensor) -> None:
         for number, (start, end) in enumerate(layout.parts(rank)):
@@ -436,22 +332,32 @@ class FetchResult:
     """Bytes handed to `apply`; 0 where the caller has the version."""
 
 
-class Subscriber(_Records):
+@dataclass(slots=True, kw_only=True)
+class _Loan:
+    """Tensors of one version that others may use."""
+
+    entry: Entry
+    tensors: Mapping[str, torch.Tensor] | None
+    """None where the caller has the version."""
+    holds: Callable[[], Coroutine[Any, Any, bool]]
+    """Whether they are as they were published; once True it is said of the time before."""
+
+
+class Subscriber(Records):
     """Reads versions of one set of weights; one a process and weights name.
 
-    The bytes are copied into private memory, and handed over only if the index still holds the same publication after
-    the copy; so a writer that takes the slot meanwhile is noticed, and `apply` never sees two versions mixed. The next
-    write then waits for the second try.
+    What is read lies in memory that processes of this host share: the writer's pages where it is here, else those of
+    the one that pulls for all. A note keeps whoever writes next from them meanwhile; should it lose patience, that is
+    noticed, and `apply` never sees two versions mixed.
     """
 
     def __init__(self, ref: WeightStoreRef, weights_name: str) -> None:
         super().__init__(ref, weights_name)
-        self._mapped: dict[tuple[int, int], torch.Tensor] = {}
-        self._private: dict[int, torch.Tensor] = {}
+        self._mapped: dict[int, torch.Tensor] = {}
+        self._private: dict[str, torch.Tensor] = {}
         self._one_at_a_time = asyncio.Lock()
-        self._hold = f"hold.{uuid.uuid4().hex}"
-        self._holds = False
-        self._parts_read = 0
+        self._wish, self._hold = Hold(ref, weights_name, "wish"), Hold(ref, weights_name, "hold")
+        self._landing = Landing(ref, weights_name)
 
     async def fetch(
         self,
@@ -460,7 +366,7 @@ class Subscriber(_Records):
         version: int | None = None,
         have: Callable[[], int | None] = lambda: None,
     ) -> FetchResult:
-        """Get one version and call ``apply(tensors by name, version)`` once, or not at all.
+        """Copy one version and call ``apply(tensors by name, version)`` once, or not at all.
 
         Args:
             apply: Plain or async. The tensors are its own until it returns; the next fetch writes over them.
@@ -470,60 +376,112 @@ class Subscriber(_Records):
         Raises:
             UnknownIdError: No such weights or version; the message says which exist.
             StallError: No stable version could be read in time, the store does not answer, or whoever writes the
-                version does not end.
+                version, or brings it to this host, does not get on.
             ActorDiedError: The store's process ended.
         """
         async with self._one_at_a_time:
             started = time.perf_counter()
             client = await self._ref.client()
-            try:
-                entry, tensors = await self._stable(client, version, have)
-            finally:
-                if self._holds:
-                    self._holds = False
-                    await self._delete(client, self._hold)
+            attempt = 0
+            while True:
+                attempt += 1
+                async with self._borrowed(client, version, have) as loan:
+                    if loan.tensors is None:
+                        return _result(loan, started, time.perf_counter())
+                    # in a thread, because the actor answers others meanwhile
+                    copied = await asyncio.to_thread(self._copy, loan.tensors)
+                    if await loan.holds():
+                        break
+                if time.perf_counter() - started > self._timeout_s and attempt >= _ATTEMPTS:
+                    raise self._too_fast(attempt)
             fetched = time.perf_counter()
-            if tensors is None:
-                return FetchResult(version=entry.version, seconds=fetched - started, apply_s=0.0, bytes=0)
-            outcome = apply(tensors, entry.version)
+            outcome = apply(copied, loan.entry.version)
             if inspect.isawaitable(outcome):
                 await outcome
-            ended = time.perf_counter()
-            num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-            return FetchResult(version=entry.version, seconds=ended - started, apply_s=ended - fetched, bytes=num_bytes)
+            return _result(loan, started, fetched)
+
+    async def lend(
+        self,
+        apply: Callable[[Mapping[str, torch.Tensor], int, Callable[[], None]], Awaitable[None]],
+        *,
+        version: int | None = None,
+        have: Callable[[], int | None] = lambda: None,
+    ) -> FetchResult:
+        """As `fetch`, without a copy: call ``apply(tensors by name, version, check)`` once, or not at all.
+
+        Args:
+            apply: Its tensors are pages that others read, and not its own: it may only read them, and none once it has
+                returned. Before it counts on what it read it calls ``check()`` in a thread of its own, which raises
+                StallError where the pages were written over meanwhile, because it took too long.
+            version: As in `fetch`.
+            have: As in `fetch`.
+
+        Raises:
+            UnknownIdError, StallError, ActorDiedError: As in `fetch`.
+        """
+        async with self._one_at_a_time:
+            started, loop, here = time.perf_counter(), asyncio.get_running_loop(), contextvars.copy_context()
+            client = await self._ref.client()
+            async with self._borrowed(client, version, have) as loan:
+                fetched = time.perf_counter()
+                if loan.tensors is not None:
+
+                    def check() -> None:
+                        told: Future[bool] = Future()
+                        # as this actor, which a thread of its own is not
+                        loop.call_soon_threadsafe(_tell, loan.holds, told, context=here.copy())
+                        if not told.result():
+                            raise StallError(
+                                f"weights {self.weights_name!r} version {loan.entry.version} were written over while "
+                                f"they were read, for longer than {self._timeout_s:g} s; publish with more slots",
+                                f"reader of {self.weights_name}",
+                            )
+
+                    await apply(loan.tensors, loan.entry.version, check)
+                return _result(loan, started, fetched)
 
     async def versions(self) -> tuple[int, ...]:
         """Versions that exist now, in the order of publication."""
         client = await self._ref.client()
         return (await self._index(client)).versions
 
-    async def _stable(
+    @contextlib.asynccontextmanager
+    async def _borrowed(
         self, client: Any, version: int | None, have: Callable[[], int | None]
-    ) -> tuple[Entry, Mapping[str, torch.Tensor] | None]:
-        """A version and its tensors, of that version alone; None where the caller has it."""
-        deadline = time.monotonic() + self._timeout_s
-        for attempt in itertools.count(1):
+    ) -> AsyncIterator[_Loan]:
+        """A version that stays as it is until the end, as long as that does not take too long."""
+        try:
+            loan = await self._borrow(client, version, have)
+            async with self._wish.beating(client), self._hold.beating(client), self._landing.hold.beating(client):
+                yield loan
+        finally:
+            for note in (self._hold, self._landing.hold, self._wish):
+                await note.end(client)
+
+    async def _borrow(self, client: Any, version: int | None, have: Callable[[], int | None]) -> _Loan:
+        deadline, attempt = time.monotonic() + self._timeout_s, 0
+        while True:
+            attempt += 1
             entry = await self._written(client, version)
             if entry.version == have():
-                return entry, None
-            tensors = await self._read(client, entry.slot)
-            if tensors is not None and entry in (await self._index(client)).entries:
-                return entry, tensors
+                return _Loan(entry=entry, tensors=None, holds=self._always)
+            await self._hold.begin(client, f"slot{entry.slot}")
+            if entry in (await self._index(client)).entries and (loan := await self._read(client, entry)) is not None:
+                return loan
+            await self._hold.end(client)
             if time.monotonic() > deadline and attempt >= _ATTEMPTS:
-                break
-            self._holds = True
-            await self._ask_to_wait(client)
-        raise StallError(
-            f"weights {self.weights_name!r} change faster than they can be read: no stable version in "
-            f"{attempt} attempts and {self._timeout_s:g} s; publish less often or with more slots"
-        )
+                raise self._too_fast(attempt)
+            await self._wish.renew(client)
 
-    async def _ask_to_wait(self, client: Any) -> None:
-        await self._put(client, self._hold, Reader(place=place(), pid=os.getpid(), parts_read=self._parts_read))
+    def _too_fast(self, attempts: int) -> StallError:
+        return StallError(
+            f"weights {self.weights_name!r} change faster than they can be read: no stable version in "
+            f"{attempts} attempts and {self._timeout_s:g} s; publish less often or with more slots"
+        )
 
     async def _written(self, client: Any, version: int | None) -> Entry:
         """Where a version, or the latest, lies; waits for one that is being written."""
-        stamp, since, pause_s = -1, 0.0, _RETRY_S
+        stamp, since, pause_s = -1, 0.0, RETRY_S
         while True:
             index = await self._index(client)
             entry = index.latest() if version is None else index.of(version)
@@ -541,13 +499,13 @@ class Subscriber(_Records):
                 stamp, since = index.stamp, time.monotonic()
             _check_writer(write, self.weights_name, time.monotonic() - since, self._timeout_s)
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _MOST_RETRY_S)
+            pause_s = min(2 * pause_s, MOST_RETRY_S)
 
     async def _index(self, client: Any) -> Index:
         try:
             index: Index = await self._get(client, "index")
         except KeyError:
-            if not await self._wait(client.exists(f"{self.weights_name}.index"), "look-up of the index"):
+            if not await self._has(client, "index"):
                 keys = await self._wait(client.keys(), "list of keys")
                 names = sorted(key.removesuffix(".index") for key in keys if key.endswith(".index"))
                 raise UnknownIdError(
@@ -557,42 +515,86 @@ class Subscriber(_Records):
             raise
         return index
 
-    async def _read(self, client: Any, slot: int) -> Mapping[str, torch.Tensor] | None:
-        """Private copies of a slot's tensors; None where they vanished meanwhile."""
+    async def _read(self, client: Any, entry: Entry) -> _Loan | None:
+        """Tensors over the pages that hold an entry; None where they vanished meanwhile."""
+
+        async def part(rank: int, number: int) -> torch.Tensor:
+            found: torch.Tensor = await self._get(client, f"slot{entry.slot}.rank{rank}.part{number}")
+            return found
+
+        async def still() -> bool:
+            return (await self._index(client)).holds(entry)
+
         try:
-            layout: Layout = await self._get(client, f"slot{slot}.head")
+            layout: Layout = await self._get(client, f"slot{entry.slot}.head")
+            pages = {}
             for rank, num_bytes in enumerate(layout.rank_bytes):
-                private_B = self._private.get(rank)
-                if private_B is None or private_B.numel() != num_bytes:
-                    private_B = self._private[rank] = torch.empty(num_bytes, dtype=torch.uint8)
-                for number, (start, end) in enumerate(layout.parts(rank)):
-                    source_B = await self._get(client, f"slot{slot}.rank{rank}.part{number}")
-                    if source_B.numel() != end - start:
-                        return None
-                    self._parts_read += 1
-                    if self._holds:  # the writer sees that it gets on
-                        await self._ask_to_wait(client)
-                    if _segments.segment_of(source_B) is not None:
-                        self._mapped[slot, rank] = source_B  # keeps the pages mapped for the next time
-                    # in a thread, because the actor answers others meanwhile
-                    await asyncio.to_thread(private_B[start:end].copy_, source_B)
+                if self._ref.place == self._me.place:
+                    segment = _segments.segment_of(await part(rank, 0))
+                    if segment is not None and segment.num_bytes == num_bytes:
+                        pages[rank] = self._mapped[rank] = segment.tensor()  # stays mapped for the next time
+            far = tuple(rank for rank in range(len(layout.rank_bytes)) if rank not in pages)
+            if far:
+                got_on = partial(self._hold.renew, client)
+                pull = Pull(entry=entry, layout=layout, ranks=far, part=part, still=still, got_on=got_on)
+                landed = await self._landing.tensors(client, pull)
+                if landed is None:
+                    return None
+                pages |= {rank: landed[rank] for rank in far}
+                if len(far) == len(layout.rank_bytes):  # the writer may go on
+                    await self._hold.end(client)
         except (KeyError, _segments.SegmentGoneError):
             return None
-        return {name: view_of(self._private[piece.rank], piece) for name, piece in layout.pieces.items()}
+
+        async def holds() -> bool:
+            near = len(far) == len(layout.rank_bytes) or await still()
+            return near and (not far or await self._landing.holds(client, entry))
+
+        tensors = {name: view_of(pages[piece.rank], piece) for name, piece in layout.pieces.items()}
+        return _Loan(entry=entry, tensors=tensors, holds=holds)
+
+    def _copy(self, tensors: Mapping[str, torch.Tensor]) -> Mapping[str, torch.Tensor]:
+        for name, tensor in tensors.items():
+            private = self._private.get(name)
+            if private is None or private.shape != tensor.shape or private.dtype != tensor.dtype:
+                private = self._private[name] = torch.empty_like(tensor)
+            private.copy_(tensor)
+        return {name: self._private[name] for name in tensors}
+
+    @staticmethod
+    async def _always() -> bool:
+        return True
+
+
+def _result(loan: _Loan, started: float, fetched: float) -> FetchResult:
+    ended = time.perf_counter()
+    if loan.tensors is None:
+        return FetchResult(version=loan.entry.version, seconds=ended - started, apply_s=0.0, bytes=0)
+    num_bytes = sum(tensor.nbytes for tensor in loan.tensors.values())
+    return FetchResult(version=loan.entry.version, seconds=ended - started, apply_s=ended - fetched, bytes=num_bytes)
+
+
+def _tell(ask: Callable[[], Coroutine[Any, Any, T]], told: Future[T]) -> None:
+    """Begin to ask, on the loop's thread; another waits for the answer."""
+
+    def answer(asking: asyncio.Task[T]) -> None:
+        if asking.cancelled():
+            told.cancel()
+        elif (error := asking.exception()) is not None:
+            told.set_exception(error)
+        else:
+            told.set_result(asking.result())
+
+    asyncio.ensure_future(ask()).add_done_callback(answer)
 
 
 def _check_writer(write: Write, weights_name: str, seconds: float, timeout_s: float) -> None:
     """Raise StallError where the writer of a version has ended, or has not finished in `timeout_s`."""
-    ended = _has_ended(write.place, write.pid)
+    ended = write.writer.has_ended()
     if ended or seconds > timeout_s:
         told = "ended in the middle" if ended else f"has not finished in {seconds:.0f} s"
         raise StallError(
-            f"weights {weights_name!r} have no whole version: process {write.pid}, which was writing version "
+            f"weights {weights_name!r} have no whole version: process {write.writer.pid}, which was writing version "
             f"{write.version}, {told}; they exist again once it or its successor has published",
             f"writer of {weights_name}",
         )
-
-
-def _has_ended(where: str, pid: int) -> bool:
-    """Whether a process is known to have ended; one at another place may have."""
-    return where == place() and not Path(f"/proc/{pid}").exists()

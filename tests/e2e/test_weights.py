@@ -21,10 +21,11 @@ from forge_agents.weights import FetchResult, Publisher, Subscriber, WeightStore
 WRITERS = """
 import asyncio
 import os
+import threading
 import torch
 import torch.distributed as dist
 from forge_agents.runtime._monarch import Actor, current_rank, endpoint
-from forge_agents.weights import Publisher
+from forge_agents.weights import Publisher, Subscriber
 
 def filled(version):
     return {f"layer{i}.weight": torch.full((257, 64), float(version)) for i in range(8)}
@@ -52,6 +53,21 @@ class Writer(Actor):
     @endpoint
     async def die_in(self, version):
         await Dying(self.ref, self.name, slots=self.slots).publish(filled(version), version)
+
+    @endpoint
+    async def read_in_place(self):
+        found, done = [], asyncio.Event()
+        loop = asyncio.get_running_loop()
+        async def apply(tensors, version, check):
+            def load():  # as an engine's thread does, which is no actor's
+                found.append(sum(float(tensor.float().sum()) for tensor in tensors.values()))
+                check()
+                found.append(version)
+                loop.call_soon_threadsafe(done.set)
+            threading.Thread(target=load).start()
+            await done.wait()
+        await Subscriber(self.ref, self.name).lend(apply)
+        return found
 
     @endpoint
     async def ask_on(self):
@@ -178,7 +194,7 @@ def test_a_reader_never_sees_two_versions_mixed(run: Any, store: WeightStore, wr
         writer = procs.spawn("writer", writers.Writer, store.ref, "busy", 1)  # what is read is written over next
         await mesh.with_deadline(writer.publish.call_one(0, 1), 60, who="writer", what="publish")
         writing = asyncio.ensure_future(
-            mesh.with_deadline(writer.publish.call_one(1, 60), 60, who="writer", what="publish")
+            mesh.with_deadline(writer.publish.call_one(1, 40), 180, who="writer", what="publish")
         )
         subscriber, seen = Subscriber(store.ref, "busy"), []
 
@@ -231,6 +247,8 @@ def test_a_reader_that_is_stopped_at_once_leaves_a_store_that_answers(
         await Publisher(store.ref, "wanted").publish(some_weights(0), 0)
         procs = mesh.spawn_procs("reader", threads=1)
         reader = procs.spawn("reader", writers.Writer, store.ref, "wanted", 2)
+        found = await mesh.with_deadline(reader.read_in_place.call_one(), 60, who="reader", what="reading")
+        assert found == [sum(float(t.bfloat16().float().sum()) for t in some_weights(0).values()), 0]
         await mesh.with_deadline(reader.ask_on.call_one(), 60, who="reader", what="question")
         await mesh.stop(procs, at_once=True)  # asked to, it ends before its answers come, and so does who sends them
         for _ in range(10):

@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +123,7 @@ class Writer(Actor):
 
 
 class Reader(Actor):
-    """Fetches again and again, and looks at every number."""
+    """Reads again and again, copies and lent pages in turn, and looks at every number."""
 
     def __init__(self, store: Any) -> None:
         from forge_agents.weights import Subscriber
@@ -139,8 +139,12 @@ class Reader(Actor):
             torn += not all(bool((tensor == value_of(version)).all()) for tensor in tensors.values())
             seen.add(version)
 
-        for _ in range(count):
-            fetched = await self._subscriber.fetch(look)
+        async def look_in_place(tensors: Any, version: int, check: Callable[[], None]) -> None:
+            await asyncio.to_thread(look, tensors, version)
+            await asyncio.to_thread(check)
+
+        for number in range(count):
+            fetched = await (self._subscriber.lend(look_in_place) if number % 2 else self._subscriber.fetch(look))
             waited = max(waited, fetched.seconds)
         return {"torn": torn, "versions_seen": len(seen), "longest_s": waited}
 

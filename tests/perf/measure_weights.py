@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -77,12 +78,16 @@ class Mover(Actor):
     async def fetch(self) -> float:
         import torch
 
-        def apply(tensors: Any, version: int) -> None:
-            with torch.no_grad():
-                for name, tensor in tensors.items():
-                    self._live[name].copy_(tensor)
+        async def apply(tensors: Any, version: int, check: Callable[[], None]) -> None:
+            def load() -> None:  # as an engine's thread does
+                with torch.no_grad():
+                    for name, tensor in tensors.items():
+                        self._live[name].copy_(tensor)
+                check()
 
-        return (await self._subscriber.fetch(apply)).seconds
+            await asyncio.to_thread(load)
+
+        return (await self._subscriber.lend(apply)).seconds
 
     @concurrent_endpoint
     async def memcpy(self) -> float:
