@@ -25,8 +25,8 @@ from forge_agents.weights._index import Entry, Process
 from forge_agents.weights._records import MOST_RETRY_S, RETRY_S, Hold, Records
 
 if TYPE_CHECKING:
+    from forge_agents.weights._layout import Layout
     from forge_agents.weights.store import WeightStoreRef
-    from forge_agents.weights.versions import Layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -35,6 +35,7 @@ from forge_agents.runtime.processes import place
 from forge_agents.weights import _segments
 from forge_agents.weights._index import Entry, Index, Write
 from forge_agents.weights._landing import Landing, Pull
+from forge_agents.weights._layout import Layout, Piece
 from forge_agents.weights._records import MOST_RETRY_S, RETRY_S, Hold, Records
 from forge_agents.weights._staging import for_device
 from forge_agents.weights.store import WeightStoreRef
@@ -49,40 +50,6 @@ ALIGN_BYTES = 64
 PART_BYTES = 1 << 27
 """What travels at once. The store answers between two parts, however large the model is, so that a busy one is told
 from a dead one: at the slowest transport, messages at 0.1 GB/s, a part takes 1.3 s."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
-    """One tensor's place."""
-
-    rank: int
-    offset: int
-    """Bytes from the start of the rank's buffer."""
-    shape: tuple[int, ...]
-    dtype: str
-    """As in ``torch.bfloat16`` without ``torch.``."""
-    num_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """All tensors of one version."""
-
-    pieces: Mapping[str, Piece]
-    rank_bytes: tuple[int, ...]
-    """Size of each rank's buffer."""
-    part_bytes: int
-    """Size of each part of a buffer but the last."""
-
-    def parts(self, rank: int) -> list[tuple[int, int]]:
-        """Where the parts of a rank's buffer begin and end, in bytes."""
-        size = self.rank_bytes[rank]
-        return [(start, min(start + self.part_bytes, size)) for start in range(0, size, self.part_bytes)]
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all tensors, without the gaps between them."""
-        return sum(piece.num_bytes for piece in self.pieces.values())
 
 
 def lay_out(tensors: Sequence[tuple[str, tuple[int, ...], str, int]], num_ranks: int) -> Layout:
