@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_trainers.batch.layout import blocks_of, build_row, lay_out, plan_rows
+from forge_trainers.batch.layout import blocks_of, build_row, lay_out, plan_rows, with_openings
 from forge_trainers.batch.packing import Sample, pack
 from forge_trainers.learner.config import LearnerConfig
 
@@ -75,11 +75,12 @@ def test_a_piece_that_fits_nowhere_is_refused():
 
 
 @settings(max_examples=200)
-@given(samples(), st.booleans(), st.integers(1, 3))
-def test_rows_hold_the_batch_exactly(found: list[Sample], share: bool, multiple_of: int):
+@given(samples(), st.booleans(), st.booleans(), st.integers(1, 3))
+def test_rows_hold_the_batch_exactly(found: list[Sample], share: bool, openings: bool, multiple_of: int):
     batch = pack(found)
     blocks = blocks_of(batch, max_tokens=24, share_prefixes=share)
     assert sorted(i for block in blocks for i in block.samples) == list(range(len(found)))
+    blocks = with_openings(batch, blocks) if openings else blocks
     row = build_row(batch, blocks, multiple_of=multiple_of)
     ids, positions = row.token_ids_1L[0].tolist(), row.positions_1L[0].tolist()
     assert len(ids) % multiple_of == 0
@@ -89,9 +90,83 @@ def test_rows_hold_the_batch_exactly(found: list[Sample], share: bool, multiple_
     for source, target in zip(row.source_S.tolist(), row.token_S.tolist(), strict=True):
         start = max(s for s in starts if s <= target)
         span = next(s for s in row.spans if s.start <= source < s.start + s.length)
-        past = [*range(span.prefix_start, span.prefix_start + span.prefix_length), *range(span.start, source + 1)]
+        past = [i for start, length in span.seen for i in range(start, start + length)]
+        past += range(span.start, source + 1)
         assert [ids[i] for i in past] == all_ids[start:target]
         assert [positions[i] for i in past] == list(range(target - start))
+
+
+@settings(max_examples=200)
+@given(samples(), st.booleans(), st.integers(24, 60), st.integers(1, 3))
+def test_rows_take_the_room_that_was_planned(found: list[Sample], share: bool, room: int, ranks: int):
+    batch, longest = pack(found), 0
+    options = {"max_tokens": room, "chunk_tokens": 8, "share_prefixes": share, "hidden_size": 8, "ranks": ranks}
+    plans = [lay_out(batch, **options, share_openings=True, rank=rank) for rank in range(ranks)]  # type: ignore[arg-type]
+    rows = [[microbatch.row for microbatch in plan.microbatches] for plan in plans]
+    assert len({len(own) for own in rows}) == 1
+    lengths = [row.token_ids_1L.shape[1] for own in rows for row in own]
+    dead = sum(row.num_tokens == 0 for own in rows for row in own)
+    assert sum(lengths) - plans[0].positions == dead  # a rank without work computes one position
+    assert max(lengths) <= room
+    longest = sum(max(row.token_ids_1L.shape[1] for row in together) for together in zip(*rows, strict=True))
+    assert plans[0].waste == pytest.approx(1 - plans[0].positions / (ranks * longest))
+    assert plans[0].positions <= lay_out(batch, **options).positions  # type: ignore[arg-type]
+
+
+def with_prompt(prompt: tuple[int, ...], group: int, answer: int = 7) -> Sample:
+    n = len(prompt)
+    return Sample(
+        token_ids=(*prompt, answer, answer), loss_mask=(False,) * n + (True, True), logprobs=(0.0,) * (n + 2),
+        advantage=0.0, versions=(-1,) * (n + 2), group=group,
+    )  # fmt: skip
+
+
+def test_groups_share_their_instructions_and_parts_of_their_prompts():
+    told, asked = (1, 2, 3, 4), (5, 6)
+    found = [with_prompt((*told, *asked, 1 + group), group, answer) for group in (0, 1) for answer in (8, 9)]
+    found += [with_prompt((*told, 9, 9), 2), with_prompt((8, 8, 8), 3)]
+    batch = pack(found)
+    blocks = with_openings(batch, blocks_of(batch, max_tokens=100, share_prefixes=True))
+    assert [[tokens for _, tokens in block.openings] for block in blocks] == [[4, 6], [4, 6], [4], []]
+    row = build_row(batch, blocks)
+    assert [span.length for span in row.spans] == [4, 2, 1, 2, 2, 1, 2, 2, 4, 5]
+    assert row.spans[3].seen == ((0, 4), (4, 2), (6, 1)) and row.spans[8].seen == ((0, 4),)
+    # what all of a row's sharers go on with is no span of its own
+    assert [span.length for span in build_row(batch, blocks[:2]).spans] == [6, 1, 2, 2, 1, 2, 2]
+    assert [span.length for span in build_row(batch, blocks[2:]).spans] == [8, 5]
+    layout = lay_out(
+        batch, max_tokens=100, chunk_tokens=8, share_prefixes=True, share_openings=True, hidden_size=8
+    )
+    assert layout.positions == 25
+
+
+def test_some_siblings_share_more_than_all_of_them():
+    found = [with_prompt((1, 2, 3, 4, *said), 0, answer) for said, answer in (((5, 6), 8), ((5, 7), 9), ((9,), 8))]
+    batch = pack([*found[::2], found[1]])
+    (block,) = with_openings(batch, blocks_of(batch, max_tokens=100, share_prefixes=True))
+    assert block.prefix_length == 4 and [[tokens for _, tokens in own] for own in block.inside] == [[5], [5], []]
+    row = build_row(batch, [block])
+    assert [span.length for span in row.spans] == [4, 1, 3, 3, 3]
+    assert [span.seen for span in row.spans[2:]] == [((0, 4), (4, 1)), ((0, 4), (4, 1)), ((0, 4),)]
+
+
+def test_a_piece_goes_where_its_opening_is_before_a_new_row_is_opened():
+    # 40 tokens each, of which 30 are common to every second one: two of a kind take 50
+    openings = [[(1 + i % 2, 30)] for i in range(4)]
+    rows, waste = plan_rows([40] * 4, max_tokens=50, openings=openings)
+    assert [[sorted(row) for row in microbatch] for microbatch in rows] == [[[0, 2]], [[1, 3]]]
+    assert waste == 0
+    # ranks are kept even
+    rows, waste = plan_rows([40] * 4, max_tokens=100, openings=openings, ranks=2)
+    assert [len(row) for row in rows[0]] == [2, 2] and waste == 0
+
+
+def test_a_short_common_beginning_of_long_prompts_stays_with_each():
+    found = [with_prompt((1, 2, 3, *(4 + group,) * 40), group) for group in (0, 1)]
+    batch = pack(found)
+    assert not any(
+        block.openings for block in with_openings(batch, blocks_of(batch, max_tokens=100, share_prefixes=True))
+    )
 
 
 @given(st.lists(samples(), min_size=1, max_size=10), st.integers(24, 60), st.sampled_from([1, 2, 3]))

@@ -30,9 +30,9 @@ def dense(
 ) -> torch.Tensor:
     sees = torch.zeros(len(q_TNH), len(q_TNH), dtype=torch.bool)
     for s in spans:
-        keys = [*range(s.prefix_start, s.prefix_start + s.prefix_length), *range(s.start, s.start + s.length)]
+        keys = [at for start, length in (*s.seen, (s.start, s.length)) for at in range(start, start + length)]
         for i in range(s.length):  # a sample's positions, one after the other
-            place = s.prefix_length + i
+            place = s.before + i
             sees[s.start + i, keys[max(0, place + 1 - (window or len(keys))) : place + 1]] = True
     q, k, v = (x.transpose(0, 1)[None] for x in (q_TNH, k_TKH, v_TKH))
     return F.scaled_dot_product_attention(q, k, v, attn_mask=sees, enable_gqa=True)[0].transpose(0, 1)
@@ -49,6 +49,12 @@ def test_packed_attention_equals_dense_attention(
     monkeypatch.setattr(attention, "_LONG_SPAN", long_span)
     torch.manual_seed(0)
     spans = layout(*BLOCKS)
+    prefix, end = spans[0], spans[-1].start + spans[-1].length
+    for own, seen in ((4, ((0, 5),)), (60, ((0, 5),)), (7, ((0, 5), (end, 4))), (55, ((0, 5), (end + 4, 60)))):
+        *openings, (start, length) = seen  # two groups that begin as the first one does
+        at = spans[-1].start + spans[-1].length
+        spans.append(Span(start=at, length=own, prefix_start=start, prefix_length=length, openings=tuple(openings)))
+    assert prefix.length == 5
     size = spans[-1].start + spans[-1].length
     inputs = [torch.randn(size, heads, 16, requires_grad=True) for heads in (6, 2, 2)]
     grad = torch.randn(size, 6, 16)

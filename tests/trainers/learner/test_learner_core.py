@@ -6,6 +6,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA
 from forge_agents.types import EpisodeBatch
 from forge_trainers.learner import checkpoint, titan
+from forge_trainers.learner import core as learner_core
 from forge_trainers.learner import model as titan_model
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
@@ -103,6 +105,29 @@ def test_shared_prefixes_change_nothing(tiny_llama: Path, random_batch: Batches)
     a, b = shared.logprobs(batch), alone.logprobs(batch)
     assert (a - b).norm() < 1e-5 * b.norm()
     assert relative_gap(gradients(shared, batch), gradients(alone, batch)) < 1e-5
+
+
+@pytest.mark.parametrize("room", [2048, 150])
+def test_instructions_that_groups_share_change_nothing(
+    tiny_llama: Path, random_batch: Batches, monkeypatch: pytest.MonkeyPatch, room: int
+):
+    batch = random_batch(groups=6, siblings=3)
+    starts, groups = batch["samples"]["start"], batch["samples"]["group"]
+    for start, group in zip(starts.tolist(), groups.tolist(), strict=True):  # half of the prompt, in two versions
+        batch["tokens"]["ids"][start : start + 10] = torch.arange(10, 20) + group % 2
+    core = LearnerCore(config(tiny_llama, max_tokens_per_microbatch=room))
+    (_, facts), with_them = core._plan(batch), core.logprobs(batch)
+    found = gradients(core, batch)
+    monkeypatch.setattr(learner_core, "lay_out", partial(lay_out_without, learner_core.lay_out))
+    (_, facts_without), without = core._plan(batch), core.logprobs(batch)
+    assert facts["positions"] <= facts_without["positions"] - 10 * (2 if room == 150 else 4)
+    assert (with_them - without).norm() < 1e-5 * without.norm()
+    assert relative_gap(found, gradients(core, batch)) < 1e-5
+
+
+def lay_out_without(lay_out: Callable[..., Any], *given: Any, share_openings: bool, **options: Any) -> Any:
+    assert share_openings
+    return lay_out(*given, **options)
 
 
 def test_microbatches_add_up_to_one_big_batch(tiny_llama: Path, random_batch: Batches):

@@ -3,18 +3,27 @@
 In: an `EpisodeBatch`. Out: a `Row` per rank and microbatch; every rank comes to the same plan. Waits for nothing.
 
 Samples of one group that begin alike are computed as one `Block`, their common prefix once; blocks are spread over
-rows so that ranks finish together.
+rows so that ranks finish together. What blocks of one row begin with alike, instructions above all, may be computed
+once for all of them: their openings.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from forge_agents.types import EpisodeBatch
+
+_DEEPEST = 50
+"""Of beginnings within beginnings that openings are looked for in."""
+_LEAST_SAVED = 1 / 8
+"""Of the longest prompt that begins with an opening: a span that sees others costs more where it is long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +36,18 @@ class Span:
     prefix_start: int = 0
     prefix_length: int = 0
     """Positions of the row that come before the span in its sample; 0 where nothing is shared."""
+    openings: tuple[tuple[int, int], ...] = ()
+    """Starts and lengths of what comes before the prefix in its sample, in that order."""
+
+    @property
+    def seen(self) -> tuple[tuple[int, int], ...]:
+        """Starts and lengths of all that it sees in full, in its sample's order."""
+        return (*self.openings, (self.prefix_start, self.prefix_length)) if self.prefix_length else ()
+
+    @property
+    def before(self) -> int:
+        """Positions that it sees in full."""
+        return sum(length for _, length in self.seen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +59,12 @@ class Block:
     prefix_length: int
     """Tokens that all of them begin with and that are laid out once."""
     num_tokens: int
-    """Positions the block takes in a row."""
+    """Positions the block takes in a row by itself."""
+    openings: tuple[tuple[int, int], ...] = ()
+    """Of its prefix or only sample, the shorter first: a number that all blocks with this opening have, and its tokens.
+    A row has them once for all its blocks of that number."""
+    inside: tuple[tuple[tuple[int, int], ...], ...] = ()
+    """Of each sample, what it and others of the block begin with beyond the prefix, as `openings`. Empty: nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +81,8 @@ class Row:
     """int64 [S], the position whose logits predict the loss token. A prefix's last position may appear repeatedly."""
     token_S: torch.Tensor
     """int64 [S], the loss token's place in ``batch["tokens"]``."""
+    num_tokens: int
+    """Positions that are no padding."""
 
     def __post_init__(self) -> None:
         assert sum(span.length for span in self.spans) == self.token_ids_1L.shape[1]
@@ -83,6 +111,8 @@ class Layout:
     microbatches: Sequence[Microbatch]
     positions: int
     """Computed by all ranks."""
+    group_positions: int
+    """As many as they would be if only siblings shared their prompts."""
     waste: float
     """Share of positions that ranks wait for, in [0, 1)."""
 
@@ -94,6 +124,7 @@ def lay_out(
     chunk_tokens: int,
     share_prefixes: bool,
     hidden_size: int,
+    share_openings: bool = False,
     ranks: int = 1,
     rank: int = 0,
     multiple_of: int = 1,
@@ -107,6 +138,7 @@ def lay_out(
         chunk_tokens: Most loss tokens of one call of the head.
         share_prefixes: Whether siblings' common prompt is laid out once.
         hidden_size: Of the model; weighs attention against linear layers.
+        share_openings: Whether a row has what its blocks begin with alike once, whatever their groups.
         ranks: Data-parallel ranks.
         rank: The one whose rows are wanted.
         multiple_of: Rows are padded to a multiple of this.
@@ -120,19 +152,26 @@ def lay_out(
         fair_share = math.ceil(int(lengths_n.sum()) / (2 * ranks))
         room = max(longest, min(room, fair_share))
     blocks = blocks_of(batch, max_tokens=room, share_prefixes=share_prefixes, samples=samples)
-    planned, waste = plan_rows(
-        [block.num_tokens for block in blocks],
+    if share_openings:
+        blocks = with_openings(batch, blocks)
+    lengths, openings = [block.num_tokens for block in blocks], [block.openings for block in blocks]
+    planned, _ = plan_rows(
+        lengths,
+        openings=openings,
         max_tokens=max_tokens,
         ranks=ranks,
         attention_cost=1 / (12 * hidden_size),  # scores over linear layers, in multiplications
         multiple_of=multiple_of,
     )
-    microbatches = []
+    microbatches, positions, waited = list[Microbatch](), 0, 0
     for pieces_of_rank in planned:
         rows = [build_row(batch, [blocks[i] for i in pieces], multiple_of=multiple_of) for pieces in pieces_of_rank]
         num_chunks = max(1, *(math.ceil(row.token_S.numel() / chunk_tokens) for row in rows))
         microbatches.append(Microbatch(row=rows[rank], num_chunks=num_chunks))
-    return Layout(microbatches=microbatches, positions=sum(block.num_tokens for block in blocks), waste=waste)
+        positions += sum(row.num_tokens for row in rows)
+        waited += ranks * max(row.token_ids_1L.shape[1] for row in rows)
+    waste = 1.0 - positions / waited
+    return Layout(microbatches=microbatches, positions=positions, group_positions=sum(lengths), waste=waste)
 
 
 def blocks_of(
@@ -153,19 +192,13 @@ def blocks_of(
     Raises:
         ValueError: A sample is longer than `max_tokens`.
     """
-    ids_T, mask_T = batch["tokens"]["ids"].numpy(), batch["tokens"]["loss_mask"].numpy()
-    starts, lengths, groups = (batch["samples"][key].tolist() for key in ("start", "length", "group"))
+    lengths, groups = (batch["samples"][key].tolist() for key in ("length", "group"))
     samples = range(len(lengths)) if samples is None else samples
     if (longest := max(lengths[i] for i in samples)) > max_tokens:
         raise ValueError(f"a sample of {longest} tokens does not fit max_tokens={max_tokens}; raise max_tokens")
-    prompts = []
-    for start, length in zip(starts, lengths, strict=True):
-        mask = mask_T[start : start + length]
-        num_masked = int(mask.argmax()) if mask.any() else length
-        # a sample keeps at least one position of its own
-        prompts.append(ids_T[start : start + min(num_masked, length - 1)])
-    # equal prompts become neighbours, whatever order the samples came in; big-endian bytes sort as their numbers do
-    keys = [prompt.astype(">i8").tobytes() for prompt in prompts]
+    prompts = _prompts(batch)
+    # equal prompts become neighbours, whatever order the samples came in
+    keys = [_sortable(prompt) for prompt in prompts]
     order = sorted(samples, key=lambda i: (groups[i], keys[i], lengths[i], i))
     blocks, members, prefix = [], order[:1], prompts[order[0]]
 
@@ -177,9 +210,7 @@ def blocks_of(
     for sample in order[1:]:
         common = 0
         if share_prefixes and groups[sample] == groups[members[0]]:
-            num = min(len(prefix), len(prompts[sample]))
-            differ = prefix[:num] != prompts[sample][:num]
-            common = int(differ.argmax()) if differ.any() else num
+            common = _common(prefix, prompts[sample])
         grown = [*members, sample]
         fits = common + sum(lengths[i] - common for i in grown) <= max_tokens
         if common and fits and 2 * common >= min(len(prompts[i]) for i in grown):
@@ -190,17 +221,120 @@ def blocks_of(
     return [*blocks, block()]
 
 
+def _prompts(batch: EpisodeBatch) -> list[np.ndarray]:
+    """What may be shared of each sample: its tokens before the first that is in the loss, and not its last one."""
+    ids_T, mask_T = batch["tokens"]["ids"].numpy(), batch["tokens"]["loss_mask"].numpy()
+    prompts = []
+    for start, length in zip(*(batch["samples"][key].tolist() for key in ("start", "length")), strict=True):
+        mask = mask_T[start : start + length]
+        num_masked = int(mask.argmax()) if mask.any() else length
+        # a sample keeps at least one position of its own
+        prompts.append(ids_T[start : start + min(num_masked, length - 1)])
+    return prompts
+
+
+def _sortable(prompt: np.ndarray) -> bytes:
+    return prompt.astype(">i8").tobytes()  # big-endian bytes sort as their numbers do
+
+
+def _common(one: np.ndarray, other: np.ndarray) -> int:
+    """Tokens that both begin with."""
+    num = min(len(one), len(other))
+    differ = one[:num] != other[:num]
+    return int(differ.argmax()) if differ.any() else num
+
+
+def with_openings(batch: EpisodeBatch, blocks: Sequence[Block]) -> list[Block]:
+    """Find what blocks of any groups begin with alike, what some of those do, and what samples of one block do.
+
+    Args:
+        batch: The batch that the blocks point into.
+        blocks: As `blocks_of` makes them.
+
+    Returns:
+        The same blocks in the same order, each with its openings, samples that begin alike side by side.
+    """
+    prompts = _prompts(batch)
+    begins = [prompts[block.samples[0]][: block.prefix_length or None] for block in blocks]
+    order = sorted(range(len(blocks)), key=lambda i: _sortable(begins[i]))
+    found: list[list[tuple[int, int]]] = [[] for _ in blocks]
+    numbers = itertools.count(1)
+    for first, last, length in _openings([begins[i] for i in order], 0, len(order)):
+        number = next(numbers)
+        for i in order[first:last]:
+            found[i].append((number, length))
+    made = []
+    for block, openings in zip(blocks, found, strict=True):
+        own = sorted((prompts[i] for i in block.samples), key=_sortable)
+        inside: list[list[tuple[int, int]]] = [[] for _ in own]
+        for first, last, length in _openings(own, 0, len(own), block.prefix_length):
+            number = next(numbers)
+            for i in range(first, last):
+                inside[i].append((number, length))
+        samples = sorted(block.samples, key=lambda i: _sortable(prompts[i]))
+        made.append(
+            replace(block, samples=tuple(samples), openings=tuple(openings), inside=tuple(map(tuple, inside)))
+        )
+    return made
+
+
+def _openings(
+    begins: Sequence[np.ndarray], first: int, last: int, above: int = 0, depth: int = 0
+) -> list[tuple[int, int, int]]:
+    """What those from `first` to before `last` begin with, then what some of them do: first, last and tokens of each.
+
+    Args:
+        begins: Sorted.
+        above: Tokens that an opening of all of them has already.
+        depth: Of this call within itself.
+    """
+    if last - first < 2 or depth == _DEEPEST:
+        return []
+    common, found = _common(begins[first], begins[last - 1]), list[tuple[int, int, int]]()  # all between begin so, too
+    if (last - first - 1) * (common - above) >= max(1, _LEAST_SAVED * max(map(len, begins[first:last]))):
+        found, above = [(first, last, common)], common
+    start = first
+    for at in range(first + 1, last + 1):  # those that go on with the same token
+        if at == last or _common(begins[start], begins[at]) == common:
+            found += _openings(begins, start, at, above, depth + 1)
+            start = at
+    return found
+
+
+def _taken(pieces: Iterable[int], lengths: Sequence[int], openings: Sequence[Sequence[tuple[int, int]]]) -> int:
+    """Positions of a row of these pieces: what an opening adds to the one above it counts once."""
+    held, positions = set[int](), 0
+    for i in pieces:
+        positions += lengths[i] - _held(openings[i], held)
+        held.update(number for number, _ in openings[i])
+    return positions
+
+
+def _held(openings: Sequence[tuple[int, int]], held: Collection[int]) -> int:
+    """Tokens of the longest opening that is there already."""
+    return max((tokens for number, tokens in openings if number in held), default=0)
+
+
 def plan_rows(
-    lengths: Sequence[int], *, max_tokens: int, ranks: int = 1, attention_cost: float = 0.0, multiple_of: int = 1
+    lengths: Sequence[int],
+    *,
+    max_tokens: int,
+    openings: Sequence[Sequence[tuple[int, int]]] | None = None,
+    ranks: int = 1,
+    attention_cost: float = 0.0,
+    multiple_of: int = 1,
 ) -> tuple[list[list[list[int]]], float]:
     """Spread pieces over rows so that ranks finish together.
 
-    Greedy: longest piece first, into the row that costs least and still has room. Rows are then dealt to ranks in
+    Greedy: longest piece first, into the row that costs least and still has room; one rank by itself looks first for
+    one that has the piece's opening. Rows are then dealt to ranks in
     order of cost, so that rows of one microbatch are alike. The same lengths in another order give the same row costs.
 
     Args:
         lengths: Tokens of each piece, >= 1. A piece is never cut.
         max_tokens: Room of a row.
+        openings: Of each piece, as `Block.openings`: it takes so many tokens fewer in a row that has another with the
+            longest of those numbers. None: pieces have nothing in common.
         ranks: Data-parallel ranks.
         attention_cost: Cost of a piece is ``length + attention_cost * length**2``.
         multiple_of: Rows are padded to a multiple of this many positions, which counts as waste.
@@ -216,35 +350,46 @@ def plan_rows(
         raise ValueError("no piece to plan; the batch is empty")
     if max(lengths) > max_tokens:
         raise ValueError(f"a piece of {max(lengths)} tokens does not fit max_tokens={max_tokens}; raise max_tokens")
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
-    costs = [length + attention_cost * length * length for length in lengths]
-    num_rows = math.ceil(math.ceil(sum(lengths) / max_tokens) / ranks) * ranks
-    while (filled := _fill(order, lengths, costs, num_rows, max_tokens)) is None:
+    of = [()] * len(lengths) if openings is None else openings
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], tuple(of[i]), i))
+
+    def cost(row: Sequence[int]) -> float:
+        return _taken(row, lengths, of) + attention_cost * sum(lengths[i] ** 2 for i in row)
+
+    num_rows = math.ceil(math.ceil(_taken(order, lengths, of) / max_tokens) / ranks) * ranks
+    while (filled := _fill(order, lengths, of, num_rows, max_tokens, attention_cost, even=ranks > 1)) is None:
         num_rows += ranks
-    filled.sort(key=lambda row: (-sum(costs[i] for i in row), row))
+    filled.sort(key=lambda row: (-cost(row), row))
     rows = [filled[i : i + ranks] for i in range(0, num_rows, ranks)]
 
     def padded(row: Sequence[int]) -> int:
-        return math.ceil(max(1, sum(lengths[i] for i in row)) / multiple_of) * multiple_of
+        return math.ceil(max(1, _taken(row, lengths, of)) / multiple_of) * multiple_of
 
     computed = ranks * sum(max(padded(row) for row in microbatch) for microbatch in rows)
-    return rows, 1.0 - sum(lengths) / computed
+    return rows, 1.0 - sum(_taken(row, lengths, of) for row in filled) / computed
 
 
-def _fill(
-    order: Sequence[int], lengths: Sequence[int], costs: Sequence[float], num_rows: int, max_tokens: int
-) -> list[list[int]] | None:
-    """Pieces by row; None where `num_rows` are too few for this greedy filling."""
+def _fill(  # noqa: PLR0917  (of one caller)
+    order: Sequence[int], lengths: Sequence[int], openings: Sequence[Sequence[tuple[int, int]]], num_rows: int,
+    max_tokens: int, attention_cost: float, *, even: bool,
+) -> list[list[int]] | None:  # fmt: skip
+    """Pieces by row; None where `num_rows` are too few for this greedy filling.
+
+    Where rows need not be `even`, since nobody waits for the longest, a piece goes first to where its opening is.
+    """
     rows: list[list[int]] = [[] for _ in range(num_rows)]
+    held: list[set[int]] = [set() for _ in range(num_rows)]
     load, room = [0.0] * num_rows, [max_tokens] * num_rows
     for piece in order:
-        fits = [r for r in range(num_rows) if room[r] >= lengths[piece]]
+        takes = [lengths[piece] - _held(openings[piece], there) for there in held]
+        fits = [r for r in range(num_rows) if room[r] >= takes[r]]
         if not fits:
             return None
-        row = min(fits, key=lambda r: (load[r], r))
+        row = min(fits, key=lambda r: (load[r] + takes[r] if even else takes[r], load[r], r))
         rows[row].append(piece)
-        load[row] += costs[piece]
-        room[row] -= lengths[piece]
+        held[row].update(number for number, _ in openings[piece])
+        load[row] += takes[row] + attention_cost * lengths[piece] ** 2
+        room[row] -= takes[row]
     return rows
 
 
@@ -266,26 +411,39 @@ def build_row(batch: EpisodeBatch, blocks: Sequence[Block], *, multiple_of: int 
     sources, targets = [empty], [empty]
     spans: list[Span] = []
     at = 0
-    for block in blocks:
-        prefix_start, prefix_length = at, block.prefix_length
-        if prefix_length:
-            first = starts[block.samples[0]]
-            tokens.append(torch.arange(first, first + prefix_length))
-            positions.append(torch.arange(prefix_length))
-            spans.append(Span(start=at, length=prefix_length))
-            at += prefix_length
-        for sample in block.samples:
-            start, own_length = starts[sample], lengths[sample] - prefix_length
-            tokens.append(torch.arange(start + prefix_length, start + lengths[sample]))
-            positions.append(torch.arange(prefix_length, lengths[sample]))
-            seen = {"prefix_start": prefix_start, "prefix_length": prefix_length} if prefix_length else {}
-            spans.append(Span(start=at, length=own_length, **seen))
-            place = mask_T[start : start + lengths[sample]].nonzero().squeeze(1)  # >= prefix_length and >= 1
-            before = place - 1
-            # siblings' first own tokens are all predicted from the prefix's last position
-            sources.append(torch.where(before < prefix_length, prefix_start + before, at + before - prefix_length))
-            targets.append(start + place)
-            at += own_length
+
+    def lay(sample: int, first: int, last: int, seen: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        """Put these tokens of a sample next into the row. Returns where all of it is up to them."""
+        nonlocal at
+        tokens.append(torch.arange(starts[sample] + first, starts[sample] + last))
+        positions.append(torch.arange(first, last))
+        *openings, (start, length) = seen or ((0, 0),)
+        spans.append(
+            Span(start=at, length=last - first, prefix_start=start, prefix_length=length, openings=tuple(openings))
+        )
+        at += last - first
+        return (*seen, (at - last + first, last - first))
+
+    chains: list[tuple[int, tuple[tuple[int, int], ...]]] = []  # samples, and what others begin with, too
+    for number, block in enumerate(blocks, start=1):
+        prefix = ((-number, block.prefix_length),) if block.prefix_length else ()
+        inside = block.inside or ((),) * len(block.samples)
+        chains += [(i, (*block.openings, *prefix, *own)) for i, own in zip(block.samples, inside, strict=True)]
+    sharers = Counter(number for _, chain in chains for number, _ in chain)
+    laid: dict[int, tuple[tuple[int, int], ...]] = {}
+    for sample, chain in chains:
+        seen, end = tuple[tuple[int, int], ...](), 0
+        for (number, length), (after, _) in itertools.pairwise((*chain, (0, 0))):
+            if sharers[number] > max(1, sharers[after]):  # else all of the row that begin so go on with the next, too
+                if number not in laid:
+                    laid[number] = lay(sample, end, length, seen) if length > end else seen
+                seen, end = laid[number], length
+        where = lay(sample, end, lengths[sample], seen)
+        place_L = torch.cat([torch.arange(start, start + length) for start, length in where])
+        loss = mask_T[starts[sample] : starts[sample] + lengths[sample]].nonzero().squeeze(1)  # >= 1, and own
+        # siblings' first own tokens are all predicted from the last position that they share
+        sources.append(place_L[loss - 1])
+        targets.append(starts[sample] + loss)
     ids = [batch["tokens"]["ids"][torch.cat(tokens)]] if tokens else []
     if padding := max(1, math.ceil(at / multiple_of)) * multiple_of - at:
         ids.append(torch.zeros(padding, dtype=torch.int64))
@@ -297,4 +455,5 @@ def build_row(batch: EpisodeBatch, blocks: Sequence[Block], *, multiple_of: int 
         spans=tuple(spans),
         source_S=torch.cat(sources),
         token_S=torch.cat(targets),
+        num_tokens=at,
     )

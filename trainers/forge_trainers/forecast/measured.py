@@ -443,13 +443,14 @@ def _learner_cores(run: MeasuredRun) -> float:
 
 
 def _learners(row: Mapping[str, Any]) -> dict[str, float]:
-    """What all learners of a step say, added up."""
-    names = ("positions", "loss_tokens", "microbatches", "forward_backward_s", "cpu_s", "step_s")
+    """What all learners of a step say, added up; positions are those of a forecast, which knows single groups only."""
+    names = ("positions", "group_positions", "loss_tokens", "microbatches", "forward_backward_s", "cpu_s", "step_s")
     totals = dict.fromkeys(names, 0.0)
     for key, value in row.items():
         group, _, name = key.rpartition("/")
         if group.startswith("learner") and name in totals:
             totals[name] += value or 0.0
+    totals["positions"] = totals["group_positions"] or totals["positions"]
     return totals
 
 

@@ -42,7 +42,7 @@ class Bucket:
     live_bm1: torch.Tensor | None
     """bool [b, m, 1], False at padded queries; None where there are none."""
     prefix_b1: torch.Tensor
-    """int64 [b, 1], tokens of each span's prefix, which are the first of its keys."""
+    """int64 [b, 1], tokens that each span sees in full, which are the first of its keys."""
 
     def within(self, window: int) -> Bucket:
         """The same where a query sees the `window` positions that end with its own."""
@@ -82,11 +82,11 @@ def plan_attention(spans: Sequence[Span]) -> AttentionPlan:
         spans: They tile the row's T positions.
     """
     num_positions = sum(span.length for span in spans)
-    short = sorted((s for s in spans if s.length < _LONG_SPAN), key=lambda s: (s.length + s.prefix_length, s.length))
+    short = sorted((s for s in spans if s.length < _LONG_SPAN), key=lambda s: (s.length + s.before, s.length))
     groups: list[list[Span]] = []
     exact = 0
     for span in short:
-        own = span.length * (span.length + span.prefix_length)
+        own = span.length * (span.length + span.before)
         if groups:
             grown = [*groups[-1], span]
             m, s = _padded_shape(grown)
@@ -112,19 +112,21 @@ def plan_attention(spans: Sequence[Span]) -> AttentionPlan:
 
 def _padded_shape(group: Sequence[Span]) -> tuple[int, int]:
     m = max(span.length for span in group)
-    return m, max(span.prefix_length for span in group) + m
+    return m, max(span.before for span in group) + m
 
 
 def _bucket(group: Sequence[Span]) -> Bucket:
     m, s = _padded_shape(group)
-    length_b, start_b, prefix_b, prefix_start_b = (
-        torch.tensor([getattr(span, name) for span in group])[:, None]
-        for name in ("length", "start", "prefix_length", "prefix_start")
+    length_b, start_b, prefix_b = (
+        torch.tensor([getattr(span, name) for span in group])[:, None] for name in ("length", "start", "before")
     )
     query_m, key_s = torch.arange(m)[None], torch.arange(s)[None]
     live_bm = query_m < length_b
     own_bs = key_s - prefix_b  # place of a key among the span's own tokens; negative in the prefix
-    position_bs = torch.where(own_bs < 0, prefix_start_b + key_s, start_b + own_bs)
+    position_bs = start_b + own_bs
+    for row_s, span in zip(position_bs, group, strict=True):
+        if span.before:
+            row_s[: span.before] = torch.cat([torch.arange(start, start + length) for start, length in span.seen])
     exists_bs = own_bs < length_b
     sees_bms = (own_bs[:, None] <= query_m[..., None]) & exists_bs[:, None]
     return Bucket(
@@ -198,13 +200,15 @@ def _attend_long(  # noqa: PLR0917  (the tensors of attention in their usual ord
 ) -> torch.Tensor:
     end = span.start + span.length
     keys, values, sees = k_TKH[span.start : end], v_TKH[span.start : end], None
-    if span.prefix_length:
-        prefix = slice(span.prefix_start, span.prefix_start + span.prefix_length)
-        keys, values = torch.cat([k_TKH[prefix], keys]), torch.cat([v_TKH[prefix], values])
-    if span.prefix_length or window is not None:
-        sees = torch.ones(span.length, span.length + span.prefix_length, dtype=torch.bool).tril_(span.prefix_length)
+    if span.before:
+        keys, values = (
+            torch.cat([*(x[start : start + length] for start, length in span.seen), own])
+            for x, own in ((k_TKH, keys), (v_TKH, values))
+        )
+    if span.before or window is not None:
+        sees = torch.ones(span.length, span.length + span.before, dtype=torch.bool).tril_(span.before)
         if window is not None:
-            sees.triu_(span.prefix_length - window + 1)
+            sees.triu_(span.before - window + 1)
     out = F.scaled_dot_product_attention(
         q_TNH[span.start : end].transpose(0, 1)[None], keys.transpose(0, 1)[None], values.transpose(0, 1)[None],
         attn_mask=sees, is_causal=sees is None, scale=scale, enable_gqa=q_TNH.shape[1] != k_TKH.shape[1],

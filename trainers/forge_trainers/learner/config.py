@@ -94,8 +94,9 @@ class LearnerConfig:
     temperature: float = 1.0
     """The sampler's temperature; learner logprobs are taken at the same one. Above 0. The trainer fills it in."""
     share_prefixes: bool | None = None
-    """Compute the common prompt of siblings once. None: yes on CPU, no on GPU, where it was never run by us and is for
-    models without sliding windows (`forge_trainers.learner.prefixes`)."""
+    """Compute the common prompt of siblings once, and on CPU what prompts of one forward pass begin with alike. None:
+    yes on CPU, no on GPU, where it was never run by us and is for models without sliding windows
+    (`forge_trainers.learner.prefixes`)."""
     loss_chunk_tokens: int | None = None
     """Loss tokens whose logits are held at a time. None: by memory, as `max_tokens_per_microbatch`, else 256."""
     lora: LoRA | None = None

@@ -116,7 +116,8 @@ class LearnerCore:
             ``ratio_p1``, ``ratio_p50`` and ``ratio_p99`` (quantiles over loss tokens, exact over all ranks),
             ``grad_norm`` (before clipping), ``lr``, ``temperature``, ``version`` (after the step), ``tokens``,
             ``loss_tokens``, ``not_computed`` (share of all loss tokens), ``positions`` (computed by all ranks),
-            ``microbatches``, ``waste`` (share of positions that ranks wait for), ``forward_backward_s``,
+            ``group_positions`` (if only siblings shared prompts), ``microbatches``,
+            ``waste`` (share of positions that ranks wait for), ``forward_backward_s``,
             ``optimizer_s``, ``step_s``, ``cpu_s`` (this rank's), ``tokens_per_s`` (of ``tokens``), ``flops_per_s`` (all
             ranks'), ``peak_flops_per_s`` (of all ranks' devices), ``mfu`` (the first over the second),
             ``peak_rss_bytes`` and on an accelerator ``peak_device_bytes`` (this rank's).
@@ -362,13 +363,19 @@ class LearnerCore:
             max_tokens=config.max_tokens_per_microbatch,
             chunk_tokens=config.loss_chunk_tokens,
             share_prefixes=self._share,
+            share_openings=self._share and titan.DEVICE_TYPE == "cpu",
             hidden_size=self._built.hidden_size,
             ranks=self._ranks.dp_size,
             rank=self._ranks.dp_rank,
             multiple_of=config.row_multiple,
             samples=samples,
         )
-        facts = {"positions": layout.positions, "microbatches": len(layout.microbatches), "waste": layout.waste}
+        facts = {
+            "positions": layout.positions,
+            "group_positions": layout.group_positions,
+            "microbatches": len(layout.microbatches),
+            "waste": layout.waste,
+        }
         return layout.microbatches, {name: float(value) for name, value in facts.items()}
 
     def _hidden(self, model: Any, row: Row) -> torch.Tensor:

@@ -45,6 +45,7 @@ def plan_prefixes(spans: Sequence[Span], device: torch.device | str) -> PrefixPl
         spans: They tile the row's T positions, in their order.
         device: Where attention is computed.
     """
+    assert not any(span.openings for span in spans)
     lengths = [span.length for span in spans if span.length]
     own = _sequences(lengths, lengths, device)
     queries: dict[tuple[int, int], list[torch.Tensor]] = {}
