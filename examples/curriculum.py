@@ -6,7 +6,7 @@ cost the same at every level; all are measured on held-out seeds of all levels. 
 
     python examples/curriculum.py [--levels 1 2 3] [--seeds 0 1 2] [--steps 40] [--out runs/curriculum]
 
-takes five minutes a run on two CPU cores and writes ``curriculum.png``. Finished runs are not repeated.
+takes five minutes an arm on two CPU cores and writes ``curriculum.png``. Finished runs are not repeated.
 """
 
 import argparse

@@ -91,8 +91,11 @@ def comlrl(asked: argparse.Namespace, model: str) -> dict[str, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     torch.manual_seed(asked.seed)
-    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
+    # CoMLRL takes the first padding token for a prompt's end, and SmolLM2's own also ends each of its messages
+    tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left", pad_token="<|endoftext|>")
     agents = [AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32) for _ in AGENTS]
+    for agent in agents:
+        agent.generation_config.pad_token_id = tokenizer.pad_token_id
     earned: list[float] = []
 
     def prompt(numbers: tuple[int, int]) -> str:
