@@ -19,7 +19,9 @@ class Entry:
     version: int
     slot: int
     stamp: int
-    """No two publications have the same, not even of one version."""
+    """No two publications of one publisher have the same, not even of one version."""
+    pages: str = ""
+    """Of its publisher: the bytes lie in keys that no other writes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +42,8 @@ class Write:
 
     version: int
     writer: Process
+    pages: str = ""
+    """As in `Entry`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,5 +93,5 @@ class Index:
         """The index once `slot` holds what was being written."""
         assert self.write is not None
         others = tuple(entry for entry in self.entries if entry.version != self.write.version)
-        entry = Entry(version=self.write.version, slot=slot, stamp=self.stamp + 1)
+        entry = Entry(version=self.write.version, slot=slot, stamp=self.stamp + 1, pages=self.write.pages)
         return Index(entries=(*others, entry), stamp=self.stamp + 1)

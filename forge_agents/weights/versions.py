@@ -20,6 +20,7 @@ import inspect
 import itertools
 import math
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass
@@ -110,6 +111,8 @@ class Publisher(Records):
         self._slots = slots
         self._dtype = dtype or torch.bfloat16
         self._buffers: dict[int, torch.Tensor] = {}
+        self._pages = uuid.uuid4().hex
+        """Names its bytes, those of all ranks by the first one's: another publisher of these weights has its own."""
         self._thread = thread
         self._staged, self._staging = "cpu", for_device("cpu")
         """What brings tensors here from a kind of device."""
@@ -137,6 +140,7 @@ class Publisher(Records):
             ValueError: Nothing to publish, a negative version, or other tensors than are given whenever called.
             StallError: The store or another rank did not answer.
             ActorDiedError: The store's process ended.
+            ForgeError: Another publisher began to write these weights meanwhile.
         """
         if version < 0:
             raise ValueError(f"version={version} of weights {self.weights_name!r}; versions count from 0")
@@ -153,12 +157,13 @@ class Publisher(Records):
         layout = lay_out(self._described, world)
         client = await self._together(self._ref.client(), world)
         slot, index = await self._claim_slot(client, version, layout, rank, world)
-        buffer_B = self._buffer(slot, layout.rank_bytes[rank])
+        # fresh pages take 0.3 s of each GB, in which the process answers
+        buffer_B = await self._blocking(lambda: self._buffer(slot, layout.rank_bytes[rank]))
         await self._blocking(lambda: self._pack(tensors(), layout, rank, buffer_B))
         packed = time.perf_counter()
         most_parts = max(len(layout.parts(each)) for each in range(world))
-        await self._together(self._put_parts(client, slot, layout, rank, buffer_B), world, waits=most_parts)
-        entry = self._enter(client, slot, layout, index.written(slot)) if rank == 0 else _nothing()
+        await self._together(self._put_parts(client, slot, layout, rank, buffer_B, index), world, waits=most_parts)
+        entry = self._enter(client, slot, layout, index) if rank == 0 else _nothing()
         await self._together(entry, world)  # on return the version exists for every rank
         return {"pack_s": packed - started, "put_s": time.perf_counter() - packed, "bytes": float(layout.num_bytes)}
 
@@ -175,7 +180,7 @@ class Publisher(Records):
         async def claim() -> tuple[int, Index]:
             await self._let_read(client, "wish", all_parts)
             old: Index = await self._get(client, "index") if await self._has(client, "index") else Index()
-            slot, index = old.announced(self._slots, Write(version=version, writer=self._me))
+            slot, index = old.announced(self._slots, Write(version=version, writer=self._me, pages=self._pages))
             await self._put(client, "index", index)  # nobody begins to read the slot from here on
             await self._let_read(client, f"hold.slot{slot}", all_parts)
             await self._put(client, "index", index := index.begun())
@@ -192,8 +197,17 @@ class Publisher(Records):
         return taken
 
     async def _enter(self, client: Any, slot: int, layout: Layout, index: Index) -> None:
-        await self._put(client, f"slot{slot}.head", layout)
-        await self._put(client, "index", index)
+        await self._put(client, f"slot{slot}.head.{self._pages}", layout)
+        now: Index = await self._get(client, "index")
+        if now != index:
+            assert index.write is not None
+            other = "another" if now.write is None else f"process {now.write.writer.pid}"
+            raise ForgeError(
+                f"weights {self.weights_name!r} are published by two: {other} began to write before process "
+                f"{self._me.pid} had ended its version {index.write.version}, which does not exist; give each its own "
+                "weights_name"
+            )
+        await self._put(client, "index", index.written(slot))
 
     def _buffer(self, slot: int, num_bytes: int) -> torch.Tensor:
         """The slot's memory: shared with the volume where it can be, else private and sent in messages."""
@@ -240,10 +254,13 @@ class Publisher(Records):
         else:
             self._staging.copy(target, source.to(target.dtype))
 
-    async def _put_parts(self, client: Any, slot: int, layout: Layout, rank: int, buffer_B: torch.Tensor) -> None:
+    async def _put_parts(  # noqa: PLR0917
+        self, client: Any, slot: int, layout: Layout, rank: int, buffer_B: torch.Tensor, index: Index
+    ) -> None:
+        assert index.write is not None
         for number, (start, end) in enumerate(layout.parts(rank)):
             part_B = _segments.part_of(buffer_B, start, end)
-            await self._put(client, f"slot{slot}.rank{rank}.part{number}", part_B)
+            await self._put(client, f"slot{slot}.rank{rank}.part{number}.{index.write.pages}", part_B)
 
     async def _together(self, work: Awaitable[T], world: int, *, waits: int = 1) -> T:
         """What this rank's `work` gives; where one rank fails all raise, so that none waits for it in a collective.
@@ -479,21 +496,21 @@ class Subscriber(Records):
                     f"no weights {self.weights_name!r} have been published; published: {', '.join(names) or 'none'}."
                     f"{did_you_mean(self.weights_name, names)}"
                 ) from None
-            raise
+            index = await self._get(client, "index")  # it has come meanwhile
         return index
 
     async def _read(self, client: Any, entry: Entry) -> _Loan | None:
         """Tensors over the pages that hold an entry; None where they vanished meanwhile."""
 
         async def part(rank: int, number: int) -> torch.Tensor:
-            found: torch.Tensor = await self._get(client, f"slot{entry.slot}.rank{rank}.part{number}")
+            found: torch.Tensor = await self._get(client, f"slot{entry.slot}.rank{rank}.part{number}.{entry.pages}")
             return found
 
         async def still() -> bool:
             return (await self._index(client)).holds(entry)
 
         try:
-            layout: Layout = await self._get(client, f"slot{entry.slot}.head")
+            layout: Layout = await self._get(client, f"slot{entry.slot}.head.{entry.pages}")
             pages = {}
             for rank, num_bytes in enumerate(layout.rank_bytes):
                 if self._ref.place == self._me.place:

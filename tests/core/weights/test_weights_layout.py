@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import os
 import pickle
@@ -19,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_agents.errors import StallError, UnknownIdError
+from forge_agents.errors import ForgeError, StallError, UnknownIdError
 from forge_agents.runtime.processes import place
 from forge_agents.weights import versions
 from forge_agents.weights._index import Entry, Index, Process, Write
@@ -312,7 +313,7 @@ def test_a_transfer_may_take_many_times_the_silence_of_a_dead_store(monkeypatch:
         with pytest.raises(StallError, match=r"weights did not finish get of hero\.slot0\.rank0\.part0"):
             await subscriber.fetch(lambda tensors, version: None)
         store.put_s = 60.0
-        with pytest.raises(StallError, match=r"weights did not finish put of hero\.slot0\.rank0\.part0 within 0\.3 s"):
+        with pytest.raises(StallError, match=r"did not finish put of hero\.slot0\.rank0\.part0\.\w+ within 0\.3 s"):
             await publisher.publish(sent, 3)
 
     asyncio.run(main())
@@ -355,6 +356,41 @@ def test_readers_beside_a_writer_that_never_rests_take_whole_versions(
     for seed in range(3):
         asyncio.run(main(SharedStore(seed)))
     assert len(seen) == 48 and len(set(seen)) > 1
+
+
+def test_two_publishers_of_one_name_are_told_and_nobody_reads_a_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    from forge_agents.weights import Publisher, Subscriber
+
+    monkeypatch.setattr(versions, "PART_BYTES", 1 << 8)
+    seen, told = list[int](), list[str]()
+
+    def look(tensors: Any, version: int) -> None:
+        assert all(bool((tensor == version).all()) for tensor in tensors.values())
+        seen.append(version)
+
+    async def main(store: Any) -> None:
+        store.silence_s = 0.05
+
+        async def write(first: int) -> None:
+            publisher = Publisher(store, "hero", dtype=torch.float32)
+            for version in range(first, 20, 2):
+                with contextlib.suppress(ForgeError):
+                    await publisher.publish({f"w{i}": torch.full((40,), float(version)) for i in range(4)}, version)
+                    continue
+                told.append("two")
+                await asyncio.sleep(0)
+
+        async def read() -> None:
+            for _ in range(4):
+                with contextlib.suppress(StallError, UnknownIdError):
+                    await Subscriber(store, "hero").fetch(look)
+
+        await asyncio.gather(write(0), write(1), read())
+
+    for seed in range(3):
+        asyncio.run(main(SharedStore(seed)))
+    assert seen and told
 
 
 def test_a_reader_slower_than_the_writer_is_waited_for_as_long_as_it_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
