@@ -480,6 +480,8 @@ class Subscriber(Records):
                     "freed; publish first, or ask for the latest with None"
                 )
             if index.stamp != stamp:
+                if stamp >= 0:  # that version came and went between two looks: the next write waits for this reader
+                    await self._wish.renew(client)
                 stamp, since = index.stamp, time.monotonic()
             _check_writer(write, self.weights_name, time.monotonic() - since, self._timeout_s)
             await asyncio.sleep(pause_s)

@@ -283,14 +283,20 @@ def test_of_tasks_that_failed_together_the_first_is_told():
 def test_a_refusal_is_why_a_program_failed_also_in_a_group_or_behind_another_error(how):
     """Although another call was answered since."""
 
+    begun = threading.Event()
+
     async def team(task, client):
         def ask(model):
             return client.chat.completions.create(**say(model, "-"))
 
+        async def ask_later():
+            await asyncio.to_thread(begun.wait, 60)
+            await ask("gpt-5")
+
         if how == "together":
             async with asyncio.TaskGroup() as parts:
-                for model in ("agent", "gpt-5"):
-                    parts.create_task(ask(model))
+                parts.create_task(ask("agent"))
+                parts.create_task(ask_later())
         try:
             await ask("gpt-5")
         except openai.NotFoundError as cause:
@@ -298,6 +304,7 @@ def test_a_refusal_is_why_a_program_failed_also_in_a_group_or_behind_another_err
             raise RuntimeError("the agent gave up") from cause
 
     def slow(seen):
+        begun.set()
         time.sleep(0.3)  # the other call is refused meanwhile
         return "-"
 

@@ -345,6 +345,7 @@ def test_readers_beside_a_writer_that_never_rests_take_whole_versions(
             subscriber = Subscriber(store, "hero")
             for _ in range(8):
                 await subscriber.fetch(look)
+                await asyncio.sleep(0.002)  # the writer goes on
 
         await publisher.publish({f"w{i}": torch.zeros(40) for i in range(4)}, 0)
         writing = asyncio.ensure_future(write())

@@ -61,7 +61,7 @@ class FitResult:
     reason: str = ""
     """Why the run was over before its steps were done: ``solved: ...``, or ``plateau: ...`` where every episode earned
     the highest reward that was seen and nobody knows whether more can be earned. Empty where all were done."""
-    first_step_s: float | None = None
+    first_step_s: float | None = dataclasses.field(default=None, compare=False)
     """From the call until its first step was done, all starts included; None where it did no step, and of supervised
     fine-tuning."""
 
