@@ -260,6 +260,8 @@ def simulate(words: Sequence[str]) -> int:
     timed = {"measured": measured, "sweep": sweep, "learner_gpus": chosen.learner_gpus}
     if model and (unread := [name for name, value in timed.items() if value]):
         parser.error(f"--model asks whether a run fits, and nothing is measured or timed: leave out --{unread[0]}")
+    if not model and gpu_gb != parser.get_default("gpu_gb"):
+        parser.error("--gpu_gb is read where it is asked whether a run fits: add --model, or leave it out")
     if sweep and not chosen.gpus:
         parser.error("--sweep tries splits of GPUs; say how many with --gpus")
 
@@ -302,7 +304,7 @@ def _fit(run: fa.RunConfig, model: str, gpus: fa.Gpus, *, as_json: bool) -> int:
     for doubt in found.placement.doubts:
         print(doubt)
     if found.changes:
-        learning = next((name for name, one in policies.items() if one.trainable and one.lora is None), "")
+        learning = [name for name, one in policies.items() if one.trainable and one.lora is None]
         print(f"as it is set it does not fit: {found.problem}")
         print("it does with " + ", ".join(_as_set(key, value, learning) for key, value in found.changes.items()))
         return 1
@@ -315,13 +317,14 @@ def _fit(run: fa.RunConfig, model: str, gpus: fa.Gpus, *, as_json: bool) -> int:
     return 0
 
 
-def _as_set(key: str, value: Any, policy: str) -> str:
-    """A change, as a run's file has it."""
+def _as_set(key: str, value: Any, learning: Sequence[str]) -> str:
+    """A change, as a run's file has it; an adapter is one of each policy that learns all weights."""
     if key == "Policy.lora":
         from forge_agents.policy import LORA_TARGETS
 
         only = f", targets: [{', '.join(value.targets)}]" * (value.targets != LORA_TARGETS)
-        return f"policies.{policy}.lora: {{rank: {value.rank}, alpha: {value.alpha:g}{only}}}"
+        adapter = f"{{rank: {value.rank}, alpha: {value.alpha:g}{only}}}"
+        return ", ".join(f"policies.{policy}.lora: {adapter}" for policy in learning)
     return f"trainer.{key}: {value}"
 
 

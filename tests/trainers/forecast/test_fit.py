@@ -76,6 +76,14 @@ def test_learners_on_several_hosts_have_as_many_ranks_on_each() -> None:
     assert len(Gpus(count=64).rehearse([("learner", "learner", 12)])) == 12
 
 
+def test_on_several_hosts_judges_have_gpus_left_over_for_them() -> None:
+    chat = fv.Judge("tiny-random", "Is it so?", engine=fa.EngineConfig(max_model_len=1024)).own_engine
+    assert chat is not None
+    both = {name: fa.Policy("model", name=name) for name in "ab"}
+    found = fit_gpus(SETTINGS, "8b", Gpus(count=64), policies=both, judges=[chat])
+    assert found.changes == {"learner_procs": 16, "engine.replicas": 15}, "32 learn, 30 sample, 1 judges"
+
+
 def test_what_does_not_fit_says_what_to_change_and_why() -> None:
     found = fit_gpus(SETTINGS, ModelSize.named("8b"), Gpus(count=8))
     assert "GPU 0 of host 0 has 80.0 GB and policy-learner expects 14" in found.problem
@@ -334,6 +342,28 @@ def test_the_command_says_yes_or_no(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert main(["simulate", str(file), "--gpus", "8", "--model", "8b", "--trainer.engine.max_model_len", "8192"]) == 1
     said = capsys.readouterr().out
     assert "learner_procs: 4" in said and "engine.replicas: 4" in said
+
+
+def test_an_adapter_is_advised_for_each_policy_that_learns_all_weights(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    policies = "{a: {model: tiny-random}, b: {model: tiny-random}, c: {model: tiny-random, lora: {rank: 4}}}"
+    config = tmp_path / "train.yaml"
+    config.write_text(
+        f"env: forge/Relay-v0\npolicies: {policies}\nseats: {{asker: a, answerer: b}}\n"
+        "trainer: {engine: {max_model_len: 2048}}\n"
+    )
+    assert main(["simulate", str(config), "--gpus", "4", "--gpu_gb", "80", "--model", "32b"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "policies.a.lora: {rank: 16, alpha: 32}, policies.b.lora: {rank: 16, alpha: 32}" in said
+    assert "policies.c" not in said
+
+
+def test_memory_of_gpus_is_refused_where_nobody_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.yaml").write_text("env: forge/Relay-v0\npolicies: {team: {model: tiny-random}}\n")
+    with pytest.raises(SystemExit):
+        main(["simulate", str(tmp_path / "train.yaml"), "--gpus", "4", "--gpu_gb", "40"])
+    assert "add --model" in capsys.readouterr().err
 
 
 def test_judges_and_the_models_of_a_league_are_counted_and_rehearsed(

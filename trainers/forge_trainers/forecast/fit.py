@@ -227,7 +227,7 @@ def fit_gpus(
     beside, doubts = judges_of(by_own_name(judges))
     loaded, unknown = held_on(held, gpus.here(hosts))
     doubts += unknown
-    for tried in itertools.chain([asked], _tries(size, gpus, policies, hosts, tp=settings.engine.tp)):
+    for tried in itertools.chain([asked], _tries(size, gpus, policies, hosts, beside, tp=settings.engine.tp)):
         run = replace(
             settings,
             learner_procs=tried["learner_procs"],
@@ -294,11 +294,18 @@ def _placed(
 
 
 def _tries(
-    size: ModelSize, gpus: Gpus, policies: Mapping[str, Policy], hosts: Hosts | None, *, tp: int
+    size: ModelSize,
+    gpus: Gpus,
+    policies: Mapping[str, Policy],
+    hosts: Hosts | None,
+    judges: Sequence[Part],
+    *,
+    tp: int,
 ) -> Iterator[dict[str, Any]]:
     """Settings to try, the least change first: half of the GPUs learn, or more; then recomputation; then an adapter.
 
-    Of several hosts whole ones learn. `tp` is what is tried first.
+    Of several hosts whole ones learn; where nobody describes them judges keep GPUs of their own. `tp` is what is tried
+    first.
     """
     counts = {} if hosts is None else hosts.counts
     on = {role: counts[role] * gpus.per_host for role in ("learner", "engines") if role in counts}
@@ -307,6 +314,7 @@ def _tries(
     degrees.sort(key=lambda found: found != tp)
     unit = gpus.per_host if gpus.count > gpus.per_host else 1
     many = gpus.count // unit
+    apart = sum(judge.ranks for judge in judges) if gpus.count > gpus.per_host else 0
     shares = tuple(unit * max(1, learn) for learn in (many // 2, 3 * many // 4, many - 1))
     whole = any(policy.trainable and policy.lora is None for policy in policies.values())
     smallest = LoRA() if size.plain_layers else LoRA(targets=ATTENTION_TARGETS)
@@ -319,7 +327,7 @@ def _tries(
         engines, learners = computing(
             _adapted(policies, adapter), _paths(policies), ProcessConfig()
         )
-        left = on.get("engines", gpus.count - share)
+        left = on.get("engines", gpus.count - share - apart)
         yield {
             "learner_procs": max(1, share // max(1, len(learners))),
             "engine.replicas": max(1, left // (degree * len(engines))),
