@@ -20,6 +20,7 @@ import shutil
 import stat
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
+from enum import Enum, EnumMeta
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -235,6 +236,8 @@ class _Unpickler(pickle._Unpickler):
             return PurePosixPath
         if (module, name) in _CLASSES:
             return super().find_class(module, name)
+        if (module, name) == ("builtins", "getattr"):  # how Python before 3.11.4 writes a member of an enumeration
+            return _member
         raise pickle.UnpicklingError(f"the checkpoint's .metadata asks for {module}.{name}, which no checkpoint needs")
 
     def load_build(self) -> None:
@@ -243,6 +246,14 @@ class _Unpickler(pickle._Unpickler):
         super().load_build()  # type: ignore[misc]
 
     dispatch[pickle.BUILD[0]] = load_build  # type: ignore[assignment]  # of the same class, for mypy of the base
+
+
+def _member(kind: object, name: object) -> Enum:
+    """A member of an enumeration by its name, and no other attribute of anything."""
+    if not (isinstance(kind, EnumMeta) and isinstance(name, str) and name in kind.__members__):
+        raise pickle.UnpicklingError("the checkpoint's .metadata asks for an attribute, which no checkpoint needs")
+    member: Enum = kind.__members__[name]
+    return member
 
 
 def load(state: dict[str, Any], folder: Path, *, optional: Collection[str] = ()) -> dict[str, Any]:
