@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import pickle
 import pickletools
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.distributed.checkpoint import state_dict_saver
-from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING, MetadataIndex
 
 from forge_agents.errors import RunFolderError
 from forge_trainers.learner import checkpoint
@@ -52,6 +53,40 @@ def test_what_was_saved_is_read(saved: Path) -> None:
     wanted["model"]["w"].zero_()
     found = checkpoint.load(wanted, saved)
     assert found["numbers"] == state()["numbers"] and found["model"]["w"].tolist() == [1, 1, 1]
+
+
+class EarlyPickler(pickle.Pickler):
+    """Writes a member of an enumeration as Python before 3.11.4 does."""
+
+    def reducer_override(self, written: Any) -> Any:
+        return (getattr, (type(written), written.name)) if isinstance(written, Enum) else NotImplemented
+
+
+def test_metadata_of_an_early_python_3_11_is_read(saved: Path) -> None:
+    found = pickle.loads((saved / ".metadata").read_bytes())
+    with (saved / ".metadata").open("wb") as file:
+        EarlyPickler(file).dump(found)
+    assert b"getattr" in (saved / ".metadata").read_bytes()
+    wanted = state(0)
+    wanted["model"]["w"].zero_()
+    assert checkpoint.load(wanted, saved)["model"]["w"].tolist() == [1, 1, 1]
+
+
+class Attribute:
+    """Unpickled, it is an attribute of something."""
+
+    def __init__(self, of: Any, name: str) -> None:
+        self.of, self.name = of, name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (getattr, (self.of, self.name))
+
+
+@pytest.mark.parametrize("of", [MetadataIndex, _MEM_FORMAT_ENCODING])
+def test_any_other_attribute_is_refused(saved: Path, of: Any) -> None:
+    rewritten(saved, lambda found: setattr(found, "planner_data", Attribute(of, "__init__")))
+    with pytest.raises(RunFolderError, match="asks for an attribute, which no checkpoint needs"):
+        checkpoint.load(state(), saved)
 
 
 def test_metadata_that_asks_for_a_call_is_refused(saved: Path, tmp_path: Path) -> None:
