@@ -20,7 +20,7 @@ from forge_agents.serving._loop import EngineThread, follow
 from forge_agents.serving._wire import Answer, EngineInfo, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import torch
 
@@ -111,7 +111,9 @@ class EngineActor(Actor):
         model = self._config.model
         expected = _vllm.adapter_shapes(model, lora) if lora else _vllm.expected_shapes(model)
 
-        async def apply(tensors: Mapping[str, torch.Tensor], arrived: int) -> None:
+        async def apply(
+            tensors: Mapping[str, torch.Tensor], arrived: int, check: Callable[[], None] = lambda: None
+        ) -> None:
             _vllm.check_tensors(tensors, expected)
 
             def load() -> None:
@@ -119,6 +121,7 @@ class EngineActor(Actor):
                     thread.ranks.together("load_adapter", number, lora, tensors, arrived)
                 else:
                     thread.ranks.load(tensors, arrived)
+                check()  # before anybody is answered
 
             try:
                 await asyncio.wrap_future(thread.call(load))
@@ -128,7 +131,8 @@ class EngineActor(Actor):
             self._versions[adapter] = self._fetched[adapter] = arrived
 
         subscriber = self._subscriber(adapter or self._weights_name)
-        result = await subscriber.fetch(apply, version=version, have=lambda: self._fetched.get(adapter))
+        read = subscriber.fetch if lora else subscriber.lend  # an adapter is small, and its copy may start over
+        result = await read(apply, version=version, have=lambda: self._fetched.get(adapter))
         self._last_update = {
             "version": float(result.version),
             "seconds": result.seconds,

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -256,12 +255,6 @@ def host_doubts(parts: Sequence[Part], placement: Placement, *, free: int) -> li
         free: Bytes of the host's memory.
     """
     whole = [part for part in parts if part.learner is not None and part.learner.lora is None]
-    engines = [part.name for part in parts if part.role == "engines"]
-    sent = [2 * part.size.weights for part in whole]
-    copies = 0
-    for part, size in zip(whole, sent, strict=True):
-        replica = re.compile(rf"{re.escape(part.name.removesuffix('-learner'))}(-\d+)?")
-        copies += size * sum(replica.fullmatch(name) is not None for name in engines)
     parked = [] if not any(own.sleeps for own in placement.engines.values()) else [
         one.parts.get(part, 0)
         for one in placement.processes
@@ -269,15 +262,14 @@ def host_doubts(parts: Sequence[Part], placement: Placement, *, free: int) -> li
         if one.seat.role in ("learner", "engines")
     ]
     needs = {
-        "weights on their way": sum(sent),
-        "engines' copies of them": copies,
+        "weights on their way": sum(2 * part.size.weights for part in whole),
         "what sleeps or is parked": sum(parked),
     }
     if (needed := sum(needs.values())) <= free:
         return []
     told = ", ".join(f"{what} {count / 1e9:.1f}" for what, count in needs.items() if count)
     said = f"this host's memory: up to {needed / 1e9:.1f} GB are needed ({told}) and {free / 1e9:.1f} are free"
-    return [f"{said}. Take fewer replicas, or an adapter, which alone travels then"]
+    return [f"{said}. Take an adapter, which alone travels then"]
 
 
 def by_own_name(judges: Iterable[OwnEngine], taken: Iterable[str] = ()) -> dict[str, OwnEngine]:
