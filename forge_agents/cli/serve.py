@@ -35,8 +35,10 @@ from forge_agents.models.resolve import label, resolve
 from forge_agents.page import visible
 from forge_agents.runtime import starts
 from forge_agents.runtime.interrupts import interrupted, say_stopping
+from forge_agents.runtime.processes import visible_gpus
 from forge_agents.serving._vllm import QUIET_AND_LOCAL
 from forge_agents.serving.config import is_too_small_to_compile
+from forge_agents.serving.memory import check_head_size
 
 TOKEN_VARIABLE = "FORGE_AGENTS_TOKEN"  # noqa: S105  # a name
 _HANDED_ON = "FORGE_AGENTS_SERVER_TOKEN"
@@ -126,12 +128,15 @@ def serve(config: ServeConfig, more: Sequence[str] = (), say: Callable[[str], No
 
     Raises:
         ModelNotFoundError: There is no such model, or it is not complete.
-        ValueError: It has no chat template, the port is in use, or the token cannot be used.
+        ValueError: It has no chat template, or heads that vLLM does not compute on CPU; the port is in use, or the
+            token cannot be used.
         KeyboardInterrupt: Ctrl-C; the server has ended.
         SystemExit: SIGTERM, with status 143; the same.
     """
     run = None if config.policy or config.chat_template or more else find_run(config)
     folder, name = find_model(config) if run is None else (Path(config.checkpoint), next(iter(run.names)))
+    if run is None and not visible_gpus():
+        check_head_size(folder, name)
     _check_port(config)
     token = config.token()
     made = not os.environ.get(config.api_key_env)

@@ -22,6 +22,7 @@ from forge_agents.runtime import mesh, starts
 from forge_agents.runtime import waits as _waits
 from forge_agents.serving import _vllm
 from forge_agents.serving._wire import Answer, EngineInfo, Request
+from forge_agents.serving.memory import check_head_size
 from forge_agents.types import Completion
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class Engine:
         Raises:
             StallError: The engine was not ready in time.
             ModelNotFoundError: The model's files are not whole.
+            ValueError: Ranks cannot share the model's heads, or vLLM computes none of their size on CPU.
             Exception: What vLLM raised.
         """
         # Monarch loads here, not when this module is imported
@@ -110,6 +112,8 @@ class Engine:
         for lora in config.adapters.values():  # and so is an adapter that does not fit
             _vllm.adapter_shapes(config.model, lora)
         _vllm.check_ranks(config)
+        if not any(seat.gpu for seat in mesh.rehearse([(name, role, config.tp)])):
+            check_head_size(Path(config.model), label(Path(config.model)))
         config = replace(config, enforce_eager=config.eager)  # as this process sees it, in every process
         env, threads, tp = _vllm.environment(config), config.threads, config.tp
         procs = mesh.spawn_procs(name, procs=tp, role=role, env=env, threads=threads)

@@ -1,6 +1,6 @@
-"""What an engine takes of its device's memory, and how large its cache of keys and values is.
+"""What an engine takes of its device's memory, how large its cache of keys and values is, and what it cannot serve.
 
-In: sizes of a model, an engine's limits. Out: bytes. Waits for nothing.
+In: sizes of a model, an engine's limits. Out: bytes. Waits for nothing but the disk.
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 
+from forge_agents.errors import ModelNotFoundError
+from forge_agents.models.resolve import read_json
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA
 from forge_agents.serving.config import EngineConfig
@@ -24,6 +27,9 @@ _BLOCK = 128
 """Tokens of the largest block that vLLM's cache is made of."""
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Of adapters, as vLLM makes room for them."""
+CPU_HEAD_SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+"""Channels of a head that vLLM 0.32's attention computes on CPU: those that its kernels are compiled for. Its own list,
+`CPUAttentionBackend.get_supported_head_sizes`, is never asked, and leaves out 48."""
 _LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
 """With it vLLM takes more than a model's positions."""
 
@@ -138,4 +144,26 @@ def check_context(size: ModelSize, max_model_len: int | None, model: str) -> Non
         raise ValueError(
             f"engine.max_model_len={max_model_len} is more than the {size.context} tokens that {model} has positions "
             "for; lower it, or leave it out"
+        )
+
+
+def check_head_size(folder: Path, model: str) -> None:
+    """See that vLLM's attention on CPU computes heads as large as those of `model`; on GPUs it has other attention.
+
+    A model that says its sizes otherwise, or whose keys have a size of their own (MLA), is left to vLLM.
+
+    Args:
+        folder: With its config.json.
+
+    Raises:
+        ValueError: It does not; the message says for which sizes.
+    """
+    try:
+        head_dim = ModelSize.of(folder).head_dim
+    except ModelNotFoundError:
+        return
+    if head_dim not in CPU_HEAD_SIZES and not read_json(folder / "config.json").get("kv_lora_rank"):
+        raise ValueError(
+            f"{model} has heads of {head_dim} channels, and on CPU vLLM computes attention for "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))} only; take a model with another head_dim, or serve it on a GPU"
         )

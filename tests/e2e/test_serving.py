@@ -584,9 +584,14 @@ def test_two_ranks_are_one_engine_until_one_of_them_dies(
     run(main())
 
 
-def test_ranks_that_do_not_divide_the_heads_are_refused_before_a_process_starts(run: Any, tiny_llama: Path) -> None:
+def test_heads_that_vllm_cannot_serve_are_refused_before_a_process_starts(
+    run: Any, tiny_llama: Path, tiny_models: Callable[..., Path]
+) -> None:
     with pytest.raises(ValueError, match=r"tp=3 does not divide the 4 query and 2 key heads.*choose 1 or 2 or 4"):
         run(Engine.start(replace(small(tiny_llama), tp=3), name="three"))
+    with pytest.raises(ValueError, match=r"heads of 16 channels, and on CPU vLLM computes attention for 32, 48, 64"):
+        run(Engine.start(small(tiny_models(settings={"head_dim": 16})), name="narrow"))
+    assert mesh.log_folder("three") is mesh.log_folder("narrow") is None
 
 
 def test_a_half_written_model_is_refused_before_a_process_starts(run: Any, tiny_llama: Path, tmp_path: Path) -> None:

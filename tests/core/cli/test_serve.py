@@ -252,6 +252,12 @@ def test_a_port_in_use_is_told_before_anything_starts(run):
             serve(ServeConfig(checkpoint=str(run), port=port), say=lambda line: None)
 
 
+def test_heads_that_vllm_does_not_compute_on_cpu_are_told_before_anything_starts(tiny_models):
+    narrow = tiny_models(settings={"head_dim": 16})
+    with pytest.raises(ValueError, match=r"heads of 16 channels, and on CPU vLLM .* 32, 48, 64"):
+        serve(ServeConfig(checkpoint=str(narrow)), say=lambda line: None)
+
+
 def answer(middleware, scope):
     sent = []
 

