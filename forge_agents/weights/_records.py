@@ -11,7 +11,7 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,10 +56,12 @@ class Records:
     async def _wait(self, call: Any, what: str) -> Any:
         return await mesh.with_deadline(call, self._timeout_s, who=self._ref.name, what=what)
 
-    async def _let_read(self, client: Any, what: str, all_parts: int) -> None:
+    async def _let_read(
+        self, client: Any, what: str, all_parts: int, got_on: Callable[[], None] = lambda: None
+    ) -> None:
         """Wait until there are no notes under `what`, at most as long as all parts may take.
 
-        Notes of who has ended, or gets no further, are taken away.
+        Notes of who has ended, or gets no further, are taken away. `got_on` is called where one of them does.
         """
         begun, seen = time.monotonic(), dict[str, tuple[Note, float]]()
         while waiting := await self._keys(client, what):
@@ -71,17 +73,18 @@ class Records:
                     continue
                 if key not in seen or seen[key][0] != note:
                     seen[key] = note, now
+                    got_on()
                 stalls = now - seen[key][1] > self._timeout_s or now - begun > self._timeout_s * all_parts
-                if stalls or note.reader.has_ended():
+                if stalls or note.who.has_ended():
                     await self._delete(client, key)
             await asyncio.sleep(RETRY_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """Says that somebody reads, and gets on."""
+    """Says that somebody reads, or writes, and gets on."""
 
-    reader: Process
+    who: Process
     beats: int
     """Rises while it does."""
 
@@ -109,7 +112,7 @@ class Hold(Records):
         """Leave the note, or say that the reader got on."""
         self._beats += 1
         self.held = True
-        await self._put(client, self._key, Note(reader=self._me, beats=self._beats))
+        await self._put(client, self._key, Note(who=self._me, beats=self._beats))
 
     async def end(self, client: Any) -> None:
         """Take the note away, if there is one."""
@@ -126,9 +129,16 @@ class Hold(Records):
                 await asyncio.sleep(self._timeout_s / 4)
                 await self.renew(client)
 
-        beats = asyncio.ensure_future(beat())
-        try:
+        async with alongside(beat()):
             yield
-        finally:
-            beats.cancel()
-            await asyncio.gather(beats, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def alongside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Let `work` go on until the end of the block; what it raises is left to who does the same there."""
+    going = asyncio.ensure_future(work)
+    try:
+        yield
+    finally:
+        going.cancel()
+        await asyncio.gather(going, return_exceptions=True)

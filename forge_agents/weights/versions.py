@@ -5,10 +5,10 @@ version. Waits for the store and, on writing, for the other ranks, with deadline
 
 Keys of weights ``W``: ``W.index`` says which versions exist and which is being written, ``W.slotK.head`` how the bytes
 of the version in slot K are laid out, ``W.slotK.rankR.partP`` is part P of what rank R packed, ``W.hold.slotK.X`` is
-there while reader X reads it, ``W.wish.X`` while it would like to and has met a write. The index changes before the
-first byte and after the last, so a version exists as a whole or not, and what is read between two looks at an entry of
-the index is of one version. ``docs/decisions/0031-one-slot.md`` tells what becomes of slow readers and of writers that
-end in the middle; `_landing` brings to a host what it has no pages of.
+there while reader X reads it, ``W.wish.X`` while it would like to and has met a write, and ``W.beat`` changes while a
+write gets on. The index changes before the first byte and after the last, so a version exists as a whole or not, and
+what is read between two looks at an entry of the index is of one version. ``docs/decisions/0031-one-slot.md`` tells
+what becomes of slow readers and of writers that end in the middle; `_landing` brings to a host what it has no pages of.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from forge_agents.weights import _segments
 from forge_agents.weights._index import Entry, Index, Write
 from forge_agents.weights._landing import Landing, Pull
 from forge_agents.weights._layout import Layout, Piece
-from forge_agents.weights._records import MOST_RETRY_S, RETRY_S, Hold, Records
+from forge_agents.weights._records import MOST_RETRY_S, RETRY_S, Hold, Note, Records, alongside
 from forge_agents.weights._staging import for_device
 from forge_agents.weights.store import WeightStoreRef
 
@@ -118,6 +118,8 @@ class Publisher(Records):
         """What brings tensors here from a kind of device."""
         self._described: list[tuple[str, tuple[int, ...], str, int]] | None = None
         """Of tensors that come one at a time."""
+        self._done = 0
+        """Rises with all that it does in a write."""
         self._group: dist.ProcessGroup | None = None
         """Of several ranks: what they tell each other here needs no device, whatever the learner computes on."""
 
@@ -156,16 +158,32 @@ class Publisher(Records):
             raise ValueError(f"no tensors for weights {self.weights_name!r} version {version}")
         layout = lay_out(self._described, world)
         client = await self._together(self._ref.client(), world)
-        slot, index = await self._claim_slot(client, version, layout, rank, world)
-        # fresh pages take 0.3 s of each GB, in which the process answers
-        buffer_B = await self._blocking(lambda: self._buffer(slot, layout.rank_bytes[rank]))
-        await self._blocking(lambda: self._pack(tensors(), layout, rank, buffer_B))
-        packed = time.perf_counter()
-        most_parts = max(len(layout.parts(each)) for each in range(world))
-        await self._together(self._put_parts(client, slot, layout, rank, buffer_B, index), world, waits=most_parts)
-        entry = self._enter(client, slot, layout, index) if rank == 0 else _nothing()
-        await self._together(entry, world)  # on return the version exists for every rank
+        async with self._beating(client):
+            slot, index = await self._claim_slot(client, version, layout, rank, world)
+            # fresh pages take 0.3 s of each GB, in which the process answers
+            buffer_B = await self._blocking(lambda: self._buffer(slot, layout.rank_bytes[rank]))
+            await self._blocking(lambda: self._pack(tensors(), layout, rank, buffer_B))
+            packed = time.perf_counter()
+            most_parts = max(len(layout.parts(each)) for each in range(world))
+            await self._together(self._put_parts(client, slot, layout, rank, buffer_B, index), world, waits=most_parts)
+            entry = self._enter(client, slot, layout, index) if rank == 0 else _nothing()
+            await self._together(entry, world)  # on return the version exists for every rank
         return {"pack_s": packed - started, "put_s": time.perf_counter() - packed, "bytes": float(layout.num_bytes)}
+
+    @contextlib.asynccontextmanager
+    async def _beating(self, client: Any) -> AsyncIterator[None]:
+        """Tell who waits for the version, on each rank, that the write gets on, as long as it does."""
+
+        async def beat() -> None:
+            told = self._done
+            while True:
+                await asyncio.sleep(self._timeout_s / 4)
+                if self._done > told:
+                    told = self._done
+                    await self._put(client, "beat", Note(who=self._me, beats=told))
+
+        async with alongside(beat()):
+            yield
 
     def _describe(self, name: str, tensor: torch.Tensor) -> tuple[str, tuple[int, ...], str, int]:
         if tensor.is_meta:
@@ -182,7 +200,7 @@ class Publisher(Records):
             old: Index = await self._get(client, "index") if await self._has(client, "index") else Index()
             slot, index = old.announced(self._slots, Write(version=version, writer=self._me, pages=self._pages))
             await self._put(client, "index", index)  # nobody begins to read the slot from here on
-            await self._let_read(client, f"hold.slot{slot}", all_parts)
+            await self._let_read(client, f"hold.slot{slot}", all_parts, self._got_on)
             await self._put(client, "index", index := index.begun())
             if not self._fits(slot, layout.rank_bytes[rank]):  # free another's pages before there are new ones
                 for key in await self._keys(client, f"slot{slot}"):
@@ -239,6 +257,7 @@ class Publisher(Records):
                     whole = tensor.to(getattr(torch, piece.dtype)).full_tensor()  # type: ignore[attr-defined]
                 if piece.rank == rank:
                     self._bring(view_of(buffer_B, piece), whole)
+                self._got_on()
                 del tensor, whole  # before the next is made
             if self._staging is not None:
                 self._staging.finish()
@@ -261,6 +280,10 @@ class Publisher(Records):
         for number, (start, end) in enumerate(layout.parts(rank)):
             part_B = _segments.part_of(buffer_B, start, end)
             await self._put(client, f"slot{slot}.rank{rank}.part{number}.{index.write.pages}", part_B)
+            self._got_on()
+
+    def _got_on(self) -> None:
+        self._done += 1
 
     async def _together(self, work: Awaitable[T], world: int, *, waits: int = 1) -> T:
         """What this rank's `work` gives; where one rank fails all raise, so that none waits for it in a collective.
@@ -464,8 +487,8 @@ class Subscriber(Records):
         )
 
     async def _written(self, client: Any, version: int | None) -> Entry:
-        """Where a version, or the latest, lies; waits for one that is being written."""
-        stamp, since, pause_s = -1, 0.0, RETRY_S
+        """Where a version, or the latest, lies; waits for one that is being written, as long as that gets on."""
+        stamp, beat, since, pause_s = -1, None, 0.0, RETRY_S
         while True:
             index = await self._index(client)
             entry = index.latest() if version is None else index.of(version)
@@ -479,10 +502,13 @@ class Subscriber(Records):
                     f"versions: {exists}{f', and {write.version} is being written' if write else ''}. Older ones are "
                     "freed; publish first, or ask for the latest with None"
                 )
+            told = await self._get(client, "beat") if await self._has(client, "beat") else None
             if index.stamp != stamp:
                 if stamp >= 0:  # that version came and went between two looks: the next write waits for this reader
                     await self._wish.renew(client)
                 stamp, since = index.stamp, time.monotonic()
+            if told != beat:
+                beat, since = told, time.monotonic()
             _check_writer(write, self.weights_name, time.monotonic() - since, self._timeout_s)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MOST_RETRY_S)
@@ -575,10 +601,10 @@ def _tell(ask: Callable[[], Coroutine[Any, Any, T]], told: Future[T]) -> None:
 
 
 def _check_writer(write: Write, weights_name: str, seconds: float, timeout_s: float) -> None:
-    """Raise StallError where the writer of a version has ended, or has not finished in `timeout_s`."""
+    """Raise StallError where the writer of a version has ended, or for `seconds`, too many, has not got on."""
     ended = write.writer.has_ended()
     if ended or seconds > timeout_s:
-        told = "ended in the middle" if ended else f"has not finished in {seconds:.0f} s"
+        told = "ended in the middle" if ended else f"has not got on for {seconds:.0f} s"
         raise StallError(
             f"weights {weights_name!r} have no whole version: process {write.writer.pid}, which was writing version "
             f"{write.version}, {told}; they exist again once it or its successor has published",

@@ -10,9 +10,11 @@ import pickle
 import random
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from forge_agents.errors import ForgeError, StallError, UnknownIdError
 from forge_agents.runtime.processes import place
 from forge_agents.weights import versions
 from forge_agents.weights._index import Entry, Index, Process, Write
+from forge_agents.weights._records import Note
 from forge_agents.weights.versions import ALIGN_BYTES, lay_out
 
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
@@ -484,6 +487,74 @@ def test_who_asks_while_a_version_is_written_waits_for_it(monkeypatch: pytest.Mo
     asyncio.run(main())
 
 
+def test_a_writer_that_gets_on_is_waited_for_however_long_it_takes_and_one_that_stalls_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch = pytest.importorskip("torch")
+    from forge_agents.weights import Publisher, Subscriber
+
+    monkeypatch.setattr(versions, "PART_BYTES", 1 << 10)
+    taken: list[int] = []
+
+    def slowly() -> Iterator[tuple[str, Any]]:
+        for i in range(8):
+            time.sleep(pause_s)
+            assert i < 6 or free.wait(20)
+            yield f"w{i}", torch.full((128,), 2.0)
+
+    async def waits(store: Any, slot_held_s: float = 0.0) -> float:
+        """Seconds of a write for which somebody waits from its beginning on."""
+        other, reader = Subscriber(store, "hero"), Subscriber(store, "hero")
+        if slot_held_s:
+            await other._hold.begin(store, "slot0")
+        async with other._hold.beating(store):
+            started = time.monotonic()
+            writing = asyncio.ensure_future(publisher.publish(slowly, 2))
+            await asyncio.sleep(0.02)
+            reading = asyncio.ensure_future(reader.fetch(lambda tensors, version: taken.append(version)))
+            await asyncio.sleep(slot_held_s)
+        await other._hold.end(store)
+        await asyncio.gather(writing, reading)
+        return time.monotonic() - started
+
+    async def main() -> None:
+        nonlocal publisher, pause_s
+        store: Any = SlowStore()
+        store.put_s = store.get_s = 0.0
+        with ThreadPoolExecutor(1) as thread:
+            publisher = Publisher(store, "hero", dtype=torch.float32, thread=thread)
+            await publisher.publish(slowly, 1)
+            assert await waits(store, slot_held_s=2 * store.silence_s) > 2 * store.silence_s  # before its first byte
+            pause_s = 0.08
+            assert await waits(store) > 2 * store.silence_s  # while tensors are made
+            pause_s, store.put_s = 0.0, 0.15
+            assert await waits(store) > 2 * store.silence_s  # while parts travel
+            assert taken == [2, 2, 2]
+            pause_s, store.put_s = 0.02, 0.0
+            free.clear()
+            writing = asyncio.ensure_future(publisher.publish(slowly, 3))
+            await asyncio.sleep(store.silence_s)  # it answers, and makes no more tensors
+            started = time.monotonic()
+            with pytest.raises(StallError, match=r"process \d+, which was writing version 3, has not got on for 0 s"):
+                await Subscriber(store, "hero").fetch(lambda tensors, version: None)
+            assert store.silence_s < time.monotonic() - started < 3 * store.silence_s
+            store.values["hero.beat"] = Note(who=Process(place="another rank's", pid=1), beats=1)
+            waiting = asyncio.ensure_future(Subscriber(store, "hero").fetch(lambda tensors, version: None))
+            for beats in range(2, 8):  # the first rank has done its part, another has not
+                await asyncio.sleep(store.silence_s / 4)
+                store.values["hero.beat"] = Note(who=Process(place="another rank's", pid=1), beats=beats)
+            assert not waiting.done()
+            with pytest.raises(StallError, match="has not got on for 0 s"):
+                await waiting
+            free.set()
+            await writing
+
+    publisher: Any = None
+    pause_s, free = 0.0, threading.Event()
+    free.set()
+    asyncio.run(main())
+
+
 def test_a_version_whose_writer_ended_in_the_middle_is_named_and_the_next_writer_publishes_anew() -> None:
     torch = pytest.importorskip("torch")
     from forge_agents.weights import Publisher, Subscriber
@@ -510,7 +581,7 @@ def test_a_version_whose_writer_ended_in_the_middle_is_named_and_the_next_writer
         started = time.monotonic()
         with pytest.raises(StallError, match=r"'hero' have no whole version: process \d+, .* version 2, has") as seen:
             await subscriber.fetch(lambda tensors, version: taken.append(version))
-        assert seen.value.who == "writer of hero" and "has not finished in 0 s" in str(seen.value)
+        assert seen.value.who == "writer of hero" and "has not got on for 0 s" in str(seen.value)
         assert time.monotonic() - started > store.silence_s
         left = store.values["hero.index"]
         store.values["hero.index"] = Index(stamp=1, write=Write(version=2, writer=Process(place=place(), pid=pid)))
