@@ -236,6 +236,16 @@ def available_bytes() -> int:
     return available
 
 
+def total_bytes() -> int:
+    """Memory of this host, or of the control group that this process is in, used or not."""
+    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    total = int(meminfo["MemTotal"].split()[0]) * 1024
+    for limit, _ in _MEMORY_LIMITS:
+        with contextlib.suppress(OSError, ValueError):  # no such hierarchy, or "max"
+            total = min(total, int(limit.read_text()))
+    return total
+
+
 def _inactive_bytes(stat: Path) -> int:
     """Pages of files that nobody has read lately: they count as used and give way."""
     try:

@@ -247,6 +247,36 @@ def test_a_learner_recomputes_no_more_than_it_must_for_all_to_fit() -> None:
     assert recomputed("0.6b", 1, each=24_000_000_000) == "none"
 
 
+@pytest.mark.parametrize(
+    ("gigabytes", "ranks", "learners", "decided"),
+    [
+        (25, 1, 1, (4096, 1024)),
+        (23, 1, 1, (4096, 256)),
+        (17, 1, 1, (2048, 256)),
+        (25, 2, 1, (2048, 256)),
+        (25, 1, 2, (2048, 256)),
+        (50, 1, 2, (4096, 1024)),
+    ],
+)
+def test_on_a_cpu_learners_share_half_of_the_hosts_memory(
+    monkeypatch: pytest.MonkeyPatch, gigabytes: int, ranks: int, learners: int, decided: tuple[int, int]
+) -> None:
+    monkeypatch.setattr(placement, "total_bytes", lambda: gigabytes * 10**9)
+    size = ModelSize.of(Path(placement.models.resolve("smollm2-135m-instruct")))
+    names = [f"hero-{i}-learner" for i in range(learners)]
+    parts = [Part(name=name, ranks=ranks, size=size, learner=fa.LearnerConfig()) for name in names]
+    rehearse = on(0, {"learner": ranks * learners})
+    for own in place(parts, fa.EngineConfig(), rehearse).learners.values():
+        assert (own.max_tokens_per_microbatch, own.loss_chunk_tokens) == decided
+        assert own.activation_checkpointing == "none"
+
+    def elsewhere(meshes: Any) -> list[Seat]:
+        return [replace(seat, host="learner-0 (node)") for seat in rehearse(meshes)]
+
+    for own in place(parts, fa.EngineConfig(), elsewhere).learners.values():
+        assert (own.max_tokens_per_microbatch, own.loss_chunk_tokens) == (2048, 256)
+
+
 def test_passes_and_chunks_grow_where_a_learner_has_its_gpus_alone() -> None:
     def chosen(model: str, gpus: int, **settings: Any) -> tuple[int | None, int | None]:
         own = placed(model, gpus, **settings).learners["hero-learner"]

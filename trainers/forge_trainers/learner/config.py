@@ -54,8 +54,8 @@ class LearnerConfig:
     DeepSeek-V3 did (arXiv 2412.19437, section 3.3.3); steps are computed in float32, and both `betas` must be at most
     0.99."""
     max_tokens_per_microbatch: int | None = None
-    """Most positions in one forward pass of one rank. A longer sample gets a pass of its own. None: on GPUs by
-    their memory (`forge_trainers.learner.memory.by_memory`), else 2,048."""
+    """Most positions in one forward pass of one rank. A longer sample gets a pass of its own. None: by memory
+    (`forge_trainers.learner.memory.by_memory`), and 2,048 where that says nothing."""
     max_sample_tokens: int | None = None
     """Longest sample, in tokens; a longer one is dropped and counted. None: as long as the engine's conversations, and
     without an engine as the model's context."""

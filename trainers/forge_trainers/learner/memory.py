@@ -17,15 +17,17 @@ from forge_trainers.learner.degrees import shards_of
 _BYTES = {"bfloat16": 2, "float32": 4}
 _LOSS_COPIES = 4
 """Of a chunk's logits of the rank's part of the vocabulary, in float32: as computed, scaled, their softmax, their
-gradient."""
+gradient. On a CPU, which goes through them row by row, logits and gradient in bfloat16: a quarter of that."""
 RECOMPUTED: Sequence[Literal["none", "selective", "full"]] = ("none", "selective", "full")
 """What the backward pass makes again where memory decides: more, one after the other."""
-_MICROBATCHES, _CHUNKS = (8192, 4096), (1024, 512)
+_MICROBATCHES, _CPU_MICROBATCHES, _CHUNKS = (8192, 4096), (4096,), (1024, 512)
 _SHARE, _LOGITS_SHARE = 0.75, 1 / 32
 """Of a device that a learner may take for larger passes, and its logits for larger chunks."""
 
 
-def learner_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int = 1, sharing: int = 1) -> Mapping[str, int]:
+def learner_bytes(
+    size: ModelSize, config: LearnerConfig, *, ranks: int = 1, sharing: int = 1, on_cpu: bool = False
+) -> Mapping[str, int]:
     """Bytes of one of `ranks`, at most, by part.
 
     Args:
@@ -33,6 +35,7 @@ def learner_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int = 1, sha
         config: The learner's; `dp_shard=-1` takes the ranks that the other degrees leave.
         ranks: All of them.
         sharing: Policies whose adapters take turns: each is kept beside the one that is in the model, with its moments.
+        on_cpu: Of a host, not of a GPU.
 
     Raises:
         ValueError: The degrees do not make so many ranks.
@@ -63,7 +66,7 @@ def learner_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int = 1, sha
         "compute copy": 0 if adapter and shard == 1 else item * (copied // tp + copied_experts // apart),
         "activations": positions * _activations(size, config, item) // tp,
         "backward": positions * _gradients(size, config, item) // tp,
-        "logits": _logits(size, config, config.loss_chunk_tokens),
+        "logits": _logits(size, config, config.loss_chunk_tokens, on_cpu=on_cpu),
         "reference": item * size.weights // parts if config.kl_coef > 0 and not adapter else 0,
         "overhead": OVERHEAD_BYTES,
     }
@@ -71,7 +74,13 @@ def learner_bytes(size: ModelSize, config: LearnerConfig, *, ranks: int = 1, sha
 
 
 def by_memory(
-    size: ModelSize, config: LearnerConfig, device_bytes: int, *, ranks: int = 1, sharing: int = 1
+    size: ModelSize,
+    config: LearnerConfig,
+    device_bytes: int,
+    *,
+    ranks: int = 1,
+    sharing: int = 1,
+    on_cpu: bool = False,
 ) -> LearnerConfig:
     """`config` with passes and chunks of the head as large as memory allows, where it leaves them to that.
 
@@ -86,20 +95,24 @@ def by_memory(
         device_bytes: Of each rank's device, which it has alone; 0: it has not, or nobody knows.
         ranks: All of the learner's.
         sharing: As for `learner_bytes`.
+        on_cpu: As for `learner_bytes`; passes are of 4,096 at most; longer ones were not tried there.
     """
     def taken(one: LearnerConfig) -> int:
-        return sum(learner_bytes(size, one, ranks=ranks, sharing=sharing).values())
+        return sum(learner_bytes(size, one, ranks=ranks, sharing=sharing, on_cpu=on_cpu).values())
+
+    def logits(chunk: int) -> int:
+        return _logits(size, config, chunk, on_cpu=on_cpu)
 
     most = max(_SHARE * device_bytes, taken(config.with_memory()))
-    chunk = next((n for n in _CHUNKS if _logits(size, config, n) <= _LOGITS_SHARE * device_bytes), LEAST_CHUNK)
-    rooms = () if config.compile else _MICROBATCHES
+    chunk = next((n for n in _CHUNKS if logits(n) <= _LOGITS_SHARE * device_bytes), LEAST_CHUNK)
+    rooms = () if config.compile else _CPU_MICROBATCHES if on_cpu else _MICROBATCHES
     sizes = itertools.product((*rooms, LEAST_MICROBATCH), (chunk, LEAST_CHUNK))
     tried = (config.with_memory(max_tokens_per_microbatch=room, loss_chunk_tokens=n) for room, n in sizes)
     return next(found for found in tried if taken(found) <= most)
 
 
-def _logits(size: ModelSize, config: LearnerConfig, chunk: int) -> int:
-    return _LOSS_COPIES * chunk * size.vocab * 4 // config.tp
+def _logits(size: ModelSize, config: LearnerConfig, chunk: int, *, on_cpu: bool) -> int:
+    return _LOSS_COPIES * chunk * size.vocab * 4 // config.tp // (4 if on_cpu else 1)
 
 
 def moment_bytes(config: LearnerConfig) -> int:

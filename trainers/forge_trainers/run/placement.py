@@ -21,8 +21,8 @@ from forge_agents.models import resolve as models
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LORA_TARGETS, LoRA
 from forge_agents.runtime import mesh, starts
-from forge_agents.runtime.hosts import Seat
-from forge_agents.runtime.processes import available_bytes
+from forge_agents.runtime.hosts import HERE, Seat
+from forge_agents.runtime.processes import available_bytes, total_bytes
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.memory import (
     OVERHEAD_BYTES,
@@ -436,8 +436,10 @@ def _place(
         on[seat.host, seat.gpu].append(seat)
     held = {(one.seat.host, one.seat.gpu): one for one in beside}
     alone = {where: own for where, own in on.items() if len(own) == 1 and where not in held}
+    on_cpu = _on_cpu_here(parts, seats)
     parts = [
-        part if part.learner is None else replace(part, learner=_filled(part, part.learner, alone)) for part in parts
+        part if part.learner is None else replace(part, learner=_filled(part, part.learner, alone, on_cpu))
+        for part in parts
     ]
     by_name = {part.name: part for part in parts}
     rooms: dict[str, list[Room]] = defaultdict(list)
@@ -460,11 +462,33 @@ def _place(
     )
 
 
-def _filled(part: Part, learner: LearnerConfig, alone: Mapping[tuple[str, str], Sequence[Seat]]) -> LearnerConfig:
-    """A learner's settings, with larger passes where its ranks have GPUs alone; an engine takes what is left of one."""
+def _on_cpu_here(parts: Sequence[Part], seats: Sequence[Seat]) -> dict[str, int]:
+    """Bytes of memory for each rank of learners that compute on this host's CPU, by the learner's name.
+
+    All of them together have half of the host's; engines, environments and whatever else runs have the other.
+    """
+    own = {part.name: [seat for seat in seats if seat.name == part.name] for part in parts if part.learner is not None}
+    here = {
+        name: found for name, found in own.items() if all(not one.gpu and one.host.startswith(HERE) for one in found)
+    }
+    return dict.fromkeys(here, total_bytes() // 2 // max(1, sum(map(len, here.values()))))
+
+
+def _filled(
+    part: Part,
+    learner: LearnerConfig,
+    alone: Mapping[tuple[str, str], Sequence[Seat]],
+    on_cpu: Mapping[str, int],
+) -> LearnerConfig:
+    """A learner's settings, with larger passes where its ranks have GPUs alone; an engine takes what is left of one.
+
+    Or where they compute on this host's CPU, by what they have of its memory.
+    """
     own = [seat.gpu_bytes for (_, gpu), (seat,) in alone.items() if gpu and seat.name == part.name]
-    device_bytes = min(own) if len(own) == part.ranks else 0
-    return by_memory(part.size, learner, device_bytes, ranks=part.ranks, sharing=part.sharing)
+    device_bytes = min(own) if len(own) == part.ranks else on_cpu.get(part.name, 0)
+    return by_memory(
+        part.size, learner, device_bytes, ranks=part.ranks, sharing=part.sharing, on_cpu=part.name in on_cpu
+    )
 
 
 def _told(
