@@ -227,6 +227,8 @@ def evaluate(words: Sequence[str]) -> int:
     "forge-agents simulate train.yaml --measured runs/measured --gpus 64 --learner_gpus 16",
     "forge-agents simulate train.yaml --measured runs/measured --gpus 512 --sweep --price_per_gpu_hour 2.5",
     "forge-agents simulate train.yaml --gpus 8 --model 8b",
+    "forge-agents simulate train.yaml --gpus 8 --model solver=8b critic=0.6b",
+    "forge-agents simulate train.yaml --gpus 8 --model",
 )
 def simulate(words: Sequence[str]) -> int:
     """Predict time and cost of a run, or whether it fits: forge-agents simulate CONFIG.yaml [--gpus 8 --model 8b]"""
@@ -246,21 +248,23 @@ def simulate(words: Sequence[str]) -> int:
     parser.add_argument("--json", action="store_true", help="Print JSON.")
     parser.add_argument(
         "--model",
+        nargs="*",
         type=str,
-        default="",
-        help="Say whether the run fits into --gpus with this model, without measuring: 0.6b, 8b, 32b, 70b, 30b-a3b, or "
-        "as a policy names one.",
+        help="Say whether the run fits into --gpus, without measuring: with this model for every policy (0.6b, 8b, "
+        "32b, 70b, 30b-a3b, or as a policy names one), with one for some (solver=8b critic=0.6b), or, with nothing "
+        "after it, with the file's own.",
     )
     parser.add_argument("--gpu_gb", type=float, default=80.0, help="Memory of each GPU, 1e9 bytes.")
     chosen = parser.parse_args(with_flag("--config", words))
     measured, steps, sweep, as_json = (chosen.pop(n) for n in ("measured", "simulated_steps", "sweep", "json"))
     model, gpu_gb = (chosen.pop(name) for name in ("model", "gpu_gb"))
-    if model and not chosen.gpus:
+    asked = _models_asked(parser, model)
+    if asked is not None and not chosen.gpus:
         parser.error("--model asks whether a run fits; say into how many GPUs with --gpus")
     timed = {"measured": measured, "sweep": sweep, "learner_gpus": chosen.learner_gpus}
-    if model and (unread := [name for name, value in timed.items() if value]):
+    if asked is not None and (unread := [name for name, value in timed.items() if value]):
         parser.error(f"--model asks whether a run fits, and nothing is measured or timed: leave out --{unread[0]}")
-    if not model and gpu_gb != parser.get_default("gpu_gb"):
+    if asked is None and gpu_gb != parser.get_default("gpu_gb"):
         parser.error("--gpu_gb is read where it is asked whether a run fits: add --model, or leave it out")
     if sweep and not chosen.gpus:
         parser.error("--sweep tries splits of GPUs; say how many with --gpus")
@@ -270,9 +274,9 @@ def simulate(words: Sequence[str]) -> int:
         return fa.RunConfig(**values), fa.Hardware(**machine)  # type: ignore[arg-type]
 
     run, hardware = built(parser, both, chosen)
-    if model:
+    if asked is not None:
         gpus = fa.Gpus(count=hardware.gpus, memory_gb=gpu_gb, per_host=hardware.gpus_per_host)
-        return _fit(run, model, gpus, as_json=as_json)
+        return _fit(run, asked, gpus, as_json=as_json)
     found = fa.simulate(run, measured=measured, hardware=hardware, steps=steps)
     if as_json:
         print(json.dumps(found.json()))
@@ -286,13 +290,33 @@ def simulate(words: Sequence[str]) -> int:
     return 0
 
 
-def _fit(run: fa.RunConfig, model: str, gpus: fa.Gpus, *, as_json: bool) -> int:
+def _models_asked(parser: Parser, words: Sequence[str] | None) -> str | dict[str, str] | None:
+    """What ``--model`` says: one model for all, or models by policy; None where it is not there."""
+    if words is None:
+        return None
+    if len(words) == 1 and "=" not in words[0]:
+        return words[0]
+    found: dict[str, str] = {}
+    for word in words:
+        name, equals, model = word.partition("=")
+        if not (name and equals and model):
+            said = " ".join(words)
+            parser.error(f"--model {said}: give one model for all policies, or POLICY=MODEL for each of some")
+        if name in found:
+            parser.error(f"--model gives {name} two models, {found[name]} and {model}; give one")
+        found[name] = model
+    return found
+
+
+def _fit(run: fa.RunConfig, model: str | dict[str, str], gpus: fa.Gpus, *, as_json: bool) -> int:
     """Say whether a run fits into GPUs, and what to change. 0: it does as it is."""
     from rich.console import Console
 
     import forge_agents as fa
 
     policies = run.models
+    if isinstance(model, dict):
+        model = run.with_snapshots(model)
     found = fa.fit_gpus(
         run.trainer, model, gpus, policies=policies, hosts=run.mesh, judges=run.judges, held=run.held
     )

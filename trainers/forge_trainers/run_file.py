@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -132,6 +133,13 @@ class RunConfig:
         else:
             players = tuple(self._players[name] for name in self._sitting)
         return {one.name: one for one in players if isinstance(one, Policy)}
+
+    def with_snapshots(self, models: Mapping[str, str]) -> dict[str, str]:
+        """Models by policy: of a league's snapshots, where nothing is said, that of their policy."""
+        seated = self.seated
+        if not isinstance(seated, League) or seated.policy.name not in models:
+            return dict(models)
+        return {seated.engine: models[seated.policy.name], **models}
 
     @property
     def _sitting(self) -> tuple[str, ...]:

@@ -411,3 +411,156 @@ def test_a_model_that_the_reward_loads_here_is_in_the_table(
         assert own["bytes"]["overhead"] == 2_500_000_000 and own["bytes"]["weights"] > 0
     assert main(["simulate", str(file), "--gpus", "2", "--model", "0.6b"]) == 0
     assert "controller rank" in capsys.readouterr().out
+
+
+TWO = {name: fa.Policy(f"model-{name}", name=name) for name in ("solver", "hero-2")}
+SHORT = ProcessConfig(engine=fa.EngineConfig(max_model_len=512))
+
+
+def weights_of(found: Fit) -> dict[str, int]:
+    """Of each process, by its name."""
+    return {one.seat.name: one.parts["weights"] for one in found.placement.processes}
+
+
+def test_policies_may_have_models_of_several_sizes(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SHAPES["0.6b"], "dtype": "float32"}))
+    own = {**TWO, "hero-2": replace(TWO["hero-2"], model=str(tmp_path))}
+    found = fit_gpus(replace(SHORT, learner_procs=4), {"solver": "8b"}, Gpus(count=10, per_host=10), policies=own)
+    large, small = (ModelSize.named(name).weights for name in ("8b", "0.6b"))
+    assert not found.changes
+    each = {"solver-learner": large, "hero-2-learner": small, "solver": 2 * large, "hero-2": 4 * small}
+    assert weights_of(found) == each, "four bytes of each weight over four ranks; an engine's as they are stored"
+    assert found.whose == {name: ("hero-2" if "hero" in name else "solver",) for name in each}
+    named = {"solver": "8b", "hero-2": ModelSize.named("0.6b")}
+    alone = fit_gpus(replace(SHORT, learner_procs=4), named, Gpus(count=10, per_host=10))
+    assert weights_of(alone) == {**each, "hero-2": 2 * small}, "what names models names policies"
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ({"solvr": "8b"}, r"the policy 'solvr', and those that play are solver, hero-2\. Did you mean 'solver'\?"),
+        ({"solver": "8b"}, r"policy hero-2: .*model-hero-2.* --model hero-2=8b, or model=\{'hero-2': '8b'\}"),
+        ({"solver": "nowhere/9b", "hero-2": "8b"}, r"nowhere/9b.* Shapes that need no model: 0\.6b, 8b"),
+    ],
+)
+def test_a_model_that_cannot_be_meant_is_refused(
+    named: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_hub(model: str) -> Path:
+        raise ModelNotFoundError(f"the hub has no {model!r}.")
+
+    for way in ("settings_of", "resolve"):
+        monkeypatch.setattr(placement.models, way, no_hub)
+    with pytest.raises((ValueError, ModelNotFoundError), match=said):
+        fit_gpus(SHORT, named, Gpus(count=8), policies=TWO)
+    with pytest.raises(ValueError, match="names no policy"):
+        fit_gpus(SHORT, {}, Gpus(count=8))
+
+
+def test_adapters_that_share_an_engine_have_one_model() -> None:
+    both = {name: fa.Policy("model", name=name, lora=fa.LoRA()) for name in ("asker", "answerer")}
+    with pytest.raises(ValueError, match="asker and answerer are adapters of 'model' and share an engine, .* '8b' of"):
+        fit_gpus(SHORT, {"asker": "8b", "answerer": "0.6b"}, Gpus(count=8), policies=both)
+    alike = fit_gpus(SHORT, {"asker": "8b", "answerer": "8B"}, Gpus(count=8), policies=both)
+    assert set(alike.whose.values()) == {("asker", "answerer")} and len(alike.placement.processes) == 2
+    # whoever learns all weights shares nothing, and no more so once an adapter is advised
+    whole = {name: replace(policy, lora=None) for name, policy in both.items()}
+    found = fit_gpus(SHORT, {"asker": "32b", "answerer": "0.6b"}, Gpus(count=4), policies=whole)
+    assert "Policy.lora" in found.changes and len(found.placement.processes) == 4
+    assert weights_of(found)["asker"] > 50 * weights_of(found)["answerer"]
+
+
+def test_what_is_tried_is_what_all_models_allow() -> None:
+    odd = replace(ModelSize.named("8b"), heads=6, kv_heads=6)  # one, two, three or six ranks
+    said = {"solver": odd, "hero-2": "32b"}
+    frozen = {name: replace(policy, trainable=False) for name, policy in TWO.items()}
+    four = replace(SHORT, engine=replace(SHORT.engine, tp=4))
+    found = fit_gpus(four, said, Gpus(count=8, memory_gb=60), policies=frozen)
+    assert "engine.tp=4 does not divide" in found.problem
+    assert found.changes["engine.tp"] == 2, "four ranks cannot share six heads, one has no room for 32 billion weights"
+    mixture = {"solver": "30b-a3b", "hero-2": "8b"}
+    tried = fit_gpus(SHORT, mixture, Gpus(count=8), policies=TWO)
+    assert tried.changes["Policy.lora"] == ATTENTION
+    still = {**TWO, "solver": replace(TWO["solver"], trainable=False)}
+    tried = fit_gpus(SHORT, mixture, Gpus(count=3, memory_gb=79), policies=still)
+    assert tried.changes["Policy.lora"] == fa.LoRA(), "a mixture that does not learn gets no adapter"
+
+
+@pytest.mark.parametrize(
+    ("asked", "allowed"), [("full", {"full"}), ("selective", {"selective", "full"}), ("none", {"none", "selective"})]
+)
+def test_no_less_is_recomputed_than_a_run_says(asked: Any, allowed: set[str]) -> None:
+    settings = replace(SETTINGS, learner=fa.LearnerConfig(activation_checkpointing=asked))
+    found = fit_gpus(settings, "8b", Gpus(count=8))
+    (learner,) = found.placement.learners.values()
+    assert found.changes["learner_procs"] == 4 and learner.activation_checkpointing in allowed
+    assert found.changes.get("learner.activation_checkpointing", asked) == learner.activation_checkpointing
+
+
+def test_the_compilers_choice_gives_way_to_full_recomputation_alone() -> None:
+    learner = fa.LearnerConfig(activation_checkpointing="memory_budget", compile=True)
+    found = fit_gpus(replace(SETTINGS, learner=learner), "8b", Gpus(count=8))
+    assert found.changes.get("learner.activation_checkpointing") in (None, "full")
+
+
+def test_the_table_says_whose_each_process_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    file = tmp_path / "train.yaml"
+    adapter = "{model: tiny-random, lora: {rank: 4}}"
+    file.write_text(
+        f"env: forge/Relay-v0\npolicies: {{hero: {adapter}, hero-2: {adapter}, hero-2-1: {{model: tiny-random}}}}\n"
+        "seats: {asker: hero, answerer: hero-2, third: hero-2-1}\n"
+        "trainer: {engine: {max_model_len: 512, replicas: 2}}\n"
+    )
+    words = ["simulate", str(file), "--gpus", "8"]
+    assert main([*words, "--model"]) == 0
+    lines = [line.split("│")[1:3] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
+    assert {cell.strip(): int(many) for cell, many in lines} == {
+        "learner rank of hero, hero-2": 1,
+        "learner rank of hero-2-1": 1,
+        "engine rank of hero, hero-2": 2,
+        "engine rank of hero-2-1": 2,
+    }
+    assert main([*words, "--model", "hero-2-1=8b", "--json", "--trainer.learner_procs", "4", "--gpus", "16"]) == 0
+    told = json.loads(capsys.readouterr().out)["processes"]
+    whose = {one["name"]: (one["role"], one["policies"]) for one in told}
+    assert whose["hero-hero-2-learner"] == ("learner", ["hero", "hero-2"])
+    assert whose["hero-1"] == ("engines", ["hero", "hero-2"]) and whose["hero-2-1-0"] == ("engines", ["hero-2-1"])
+    large = {name for name, one in zip(whose, whose.values(), strict=True) if "hero-2-1" in one[1]}
+    assert {one["name"] for one in told if one["bytes"]["weights"] > 1e9} == large, "only its model is so large"
+    assert main([*words, "--model", "hero-2=8b"]) == 1
+    assert "hero and hero-2 are adapters of 'tiny-random' and share an engine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["8b", "team=0.6b"], "--model 8b team=0.6b: give one model for all policies, or POLICY=MODEL"),
+        (["team="], "give one model for all policies, or POLICY=MODEL"),
+        (["team=8b", "team=0.6b"], "--model gives team two models, 8b and 0.6b; give one"),
+    ],
+)
+def test_models_that_nobody_can_mean_are_refused(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "train.yaml").write_text("env: forge/Relay-v0\npolicies: {team: {model: tiny-random}}\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["simulate", str(tmp_path / "train.yaml"), "--gpus", "4", "--model", *words])
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_snapshots_of_a_league_have_the_model_of_their_policy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text(
+        "policies: {team: {model: tiny-random}}\nseats: team\nenv: forge/KuhnPoker-v0\nleague: {anchors: [random]}\n"
+        "trainer: {engine: {max_model_len: 512}}\n"
+    )
+    assert main(["simulate", str(file), "--gpus", "8", "--model", "team=0.6b", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)["processes"]
+    found = {one["name"]: one["bytes"]["weights"] for one in told}
+    assert found["team"] == found["team-opponent"] == 2 * ModelSize.named("0.6b").weights

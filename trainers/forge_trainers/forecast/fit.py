@@ -1,6 +1,7 @@
 """Whether a run's processes fit into so many GPUs, and what to change where they do not: `fit`.
 
-In: a run's settings, a model, a number of GPUs. Out: a `Fit`: a row for each process, bytes by part. Waits for nothing.
+In: a run's settings, models, a number of GPUs. Out: a `Fit`: a row for each process, bytes by part. Waits for the
+settings of models that are named, never for weights.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from forge_agents.errors import HostError
+from forge_agents.errors import HostError, ModelNotFoundError, did_you_mean
 from forge_agents.models import resolve as models
 from forge_agents.models.sizes import SHAPES, ModelSize
 from forge_agents.policy import LoRA, Policy
@@ -36,7 +37,7 @@ from forge_trainers.run.placement import (
     judges_of,
     place,
 )
-from forge_trainers.run.processes import check_hosts, computing
+from forge_trainers.run.processes import check_hosts, computing, whose
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -134,17 +135,22 @@ class Fit:
     """What to set to make it fit, by the configuration's keys; empty where it does as it is."""
     problem: str
     """Why it does not fit as it is; empty where it does."""
+    whose: Mapping[str, Sequence[str]]
+    """Policies that learn in a learner or that an engine plays, by the name of its processes; of judges and of what the
+    controller holds there are none."""
 
     def table(self) -> Table:
-        """A row for each kind of process: how many there are, and the bytes of one by part."""
+        """A row for each kind of process: how many there are, the bytes of one by part; of several policies, whose."""
         from rich.table import Table
 
         table = Table("process", "how many", "GB of each GPU", "of which", title="expected memory")
+        several = len(set(itertools.chain(*self.whose.values()))) > 1
         kinds: dict[tuple[str, str, str], int] = {}
         for one in self.placement.processes:
             parts = ", ".join(f"{part} {count / 1e9:.1f}" for part, count in one.parts.items())
             memory = f"{one.bytes / 1e9:.1f} of {one.seat.gpu_bytes / 1e9:.0f}"
-            kind = f"{one.seat.role.removesuffix('s')} rank", memory, parts
+            policies = ", ".join(self._policies_of(one)) if several else ""
+            kind = f"{one.seat.role.removesuffix('s')} rank" + f" of {policies}" * bool(policies), memory, parts
             kinds[kind] = kinds.get(kind, 0) + 1
         for (process, memory, parts), many in kinds.items():
             table.add_row(process, str(many), memory, parts)
@@ -164,6 +170,7 @@ class Fit:
             "processes": [
                 {
                     **{name: getattr(one.seat, name) for name in ("name", "role", "rank", "host", "gpu", "gpu_bytes")},
+                    "policies": list(self._policies_of(one)),
                     "bytes": dict(one.parts),
                 }
                 for one in self.placement.processes
@@ -175,6 +182,39 @@ class Fit:
         """GPUs that have something to do."""
         return len({(one.seat.host, one.seat.gpu) for one in self.placement.processes})
 
+    def _policies_of(self, one: Placed) -> Sequence[str]:
+        return self.whose.get(one.seat.name, ()) if one.seat.role in ("learner", "engines") else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    """What is known of a policy's model."""
+
+    size: ModelSize
+    dtype: str = "bfloat16"
+    """What it is stored in; well-known shapes are in this."""
+
+    @classmethod
+    def of(cls, model: ModelSize | str) -> _Model:
+        """Of a size, of a well-known shape, or of a model as `Policy` takes it."""
+        if isinstance(model, ModelSize):
+            return cls(size=model)
+        if model.lower() in SHAPES:
+            return cls(size=ModelSize.named(model))
+        try:
+            return cls.of_policy(model)
+        except ModelNotFoundError as error:
+            raise ModelNotFoundError(f"{error} Shapes that need no model: {', '.join(SHAPES)}") from error
+
+    @classmethod
+    def of_policy(cls, model: str) -> _Model:
+        """Of a model as `Policy` takes it; of one on the hub only the settings are fetched."""
+        try:
+            folder = models.settings_of(model)
+        except ModelNotFoundError:
+            folder = models.resolve(model)  # in the hub's cache, or built in by another name; or it says what is near
+        return cls(size=ModelSize.of(Path(folder)), dtype=models.dtype_of(Path(folder)))
+
 
 def size_of(model: str) -> ModelSize:
     """Of a well-known shape, such as "8b", or of a model as `Policy` takes it.
@@ -182,12 +222,12 @@ def size_of(model: str) -> ModelSize:
     Raises:
         ModelNotFoundError: There is neither.
     """
-    return ModelSize.named(model) if model.lower() in SHAPES else ModelSize.of(Path(models.resolve(model)))
+    return _Model.of(model).size
 
 
 def fit_gpus(
     settings: ProcessConfig,
-    model: ModelSize | str,
+    model: ModelSize | str | Mapping[str, ModelSize | str],
     gpus: Gpus,
     *,
     lora: LoRA | None = None,
@@ -200,22 +240,27 @@ def fit_gpus(
 
     Args:
         settings: Of the run.
-        model: Its size; or a well-known shape, such as "8b", or a model as `Policy` takes it.
+        model: Its size; or a well-known shape, such as "8b", or a model as `Policy` takes it. By policy name where they
+            differ: a policy that is not named has the model that it names itself.
         gpus: What there is.
         lora: The adapter that learns; None: the whole model does. Not read where `policies` say it.
-        policies: Of the run, all of them with this model; None: one.
+        policies: Of the run; None: one, or those that `model` names.
         hosts: Where each role is; None, or kind "local": wherever there is room.
         judges: Whose engines start by themselves, each with its own model.
         held: What the controller's process loads by itself.
 
     Raises:
         HostError: Nothing that is known here makes it fit; the message has the arithmetic of the run as it is set.
+        ModelNotFoundError: A model is not there.
+        ValueError: `model` names no policy, or gives policies that share an engine different models.
     """
-    size = size_of(model) if isinstance(model, str) else model
-    dtype = "bfloat16"  # of the well-known shapes
-    if isinstance(model, str) and model.lower() not in SHAPES:
-        dtype = models.dtype_of(Path(models.resolve(model)))
-    policies = policies or {"policy": Policy("model", name="policy", lora=lora)}
+    if policies is None:
+        names = (*model,) if isinstance(model, Mapping) else ("policy",)
+        if not names:
+            raise ValueError("model={} names no policy, and there are no policies; give a model, or policies")
+        # each has a model of its own, as long as no file says otherwise
+        policies = {name: Policy(name, name=name, lora=lora) for name in names}
+    sized = _sized(model, policies)
     asked: dict[str, Any] = {
         "learner_procs": settings.learner_procs,
         "engine.replicas": settings.engine.replicas,
@@ -227,7 +272,7 @@ def fit_gpus(
     beside, doubts = judges_of(by_own_name(judges))
     loaded, unknown = held_on(held, gpus.here(hosts))
     doubts += unknown
-    for tried in itertools.chain([asked], _tries(size, gpus, policies, hosts, beside, tp=settings.engine.tp)):
+    for tried in itertools.chain([asked], _tries(sized, gpus, policies, hosts, beside, settings=settings)):
         run = replace(
             settings,
             learner_procs=tried["learner_procs"],
@@ -236,7 +281,9 @@ def fit_gpus(
             ),
             engine=replace(settings.engine, tp=tried["engine.tp"], replicas=tried["engine.replicas"]),
         )
-        parts = [*_parts(_adapted(policies, tried["Policy.lora"]), run, size, dtype), *beside]
+        adapted = _adapted(policies, tried["Policy.lora"])
+        served = whose(adapted, _paths(adapted, sized), run)
+        parts = [*_parts(adapted, run, sized, served), *beside]
         try:
             found = _placed(parts, run, gpus, hosts, loaded)
         except (HostError, ValueError) as error:
@@ -246,7 +293,7 @@ def fit_gpus(
         if settings.learner.activation_checkpointing is None:  # a run comes to the same by itself
             changes.pop("learner.activation_checkpointing", None)
         found = replace(found, doubts=[*found.doubts, *doubts])
-        return Fit(placement=found, changes=changes, problem=problem)
+        return Fit(placement=found, changes=changes, problem=problem, whose=served)
     raise HostError(
         f"{problem}. No number of ranks, recomputation or adapter makes it fit: change the limits that it names, or "
         "take more GPUs or larger ones"
@@ -263,20 +310,75 @@ def _adapted(policies: Mapping[str, Policy], lora: LoRA | None) -> Mapping[str, 
     }
 
 
-def _paths(policies: Mapping[str, Policy]) -> dict[str, Path]:
-    """Stands for the models' folders: adapters of one model share what those of several do not."""
-    return {name: Path(policy.model) for name, policy in policies.items()}
+def _sized(
+    model: ModelSize | str | Mapping[str, ModelSize | str], policies: Mapping[str, Policy]
+) -> dict[str, _Model]:
+    """The model of each policy."""
+    if not isinstance(model, Mapping):
+        return dict.fromkeys(policies, _Model.of(model))
+    for name in model:
+        if name not in policies:
+            near = did_you_mean(name, policies)
+            raise ValueError(f"model names the policy {name!r}, and those that play are {', '.join(policies)}.{near}")
+    found = {name: _Model.of(model[name]) if name in model else _own(name, one) for name, one in policies.items()}
+    first: dict[str, str] = {}
+    for name, policy in policies.items():
+        home = name if policy.lora is None else first.setdefault(policy.model, name)
+        if found[home] != found[name]:
+            raise ValueError(
+                f"{home} and {name} are adapters of {policy.model!r} and share an engine, which has one model, and "
+                f"{_said(home, model, policy)} is not {_said(name, model, policy)}; give both the same, or let them "
+                "name different models"
+            )
+    return found
 
 
-def _parts(policies: Mapping[str, Policy], settings: ProcessConfig, size: ModelSize, dtype: str) -> list[Part]:
-    engines, learners = computing(policies, _paths(policies), settings)
+def _own(name: str, policy: Policy) -> _Model:
+    """Of the model that a policy names itself."""
+    try:
+        return _Model.of_policy(policy.model)
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(
+            f"policy {name}: {error} How large it is can be said, too: --model {name}=8b, or model={{{name!r}: '8b'}}"
+        ) from error
+
+
+def _said(name: str, model: Mapping[str, ModelSize | str], policy: Policy) -> str:
+    said = model.get(name, policy.model)
+    shown = repr(said) if isinstance(said, str) else f"{said.weights / 1e9:.1f} billion weights"
+    return f"{shown} of {name}"
+
+
+def _paths(policies: Mapping[str, Policy], sized: Mapping[str, _Model]) -> dict[str, Path]:
+    """Stands for the models' folders: adapters of one model share what those of several do not.
+
+    Policies that name one model and are given several have several: they share nothing if an adapter is tried.
+    """
+    given: dict[str, list[_Model]] = {}
+    paths: dict[str, Path] = {}
+    for name, policy in policies.items():
+        own = given.setdefault(policy.model, [])
+        own += [] if sized[name] in own else [sized[name]]
+        which = own.index(sized[name])
+        paths[name] = Path(policy.model, str(which)) if which else Path(policy.model)
+    return paths
+
+
+def _parts(
+    policies: Mapping[str, Policy],
+    settings: ProcessConfig,
+    sized: Mapping[str, _Model],
+    served: Mapping[str, Sequence[str]],
+) -> list[Part]:
+    engines, learners = computing(policies, _paths(policies, sized), settings)
+    own = {name: sized[names[0]] for name, names in served.items()}
     return [
         *(
-            Part(name=name, ranks=settings.learner_procs, size=size, learner=learner, sharing=sharing)
+            Part(name=name, ranks=settings.learner_procs, size=own[name].size, learner=learner, sharing=sharing)
             for name, (learner, sharing) in learners.items()
         ),
         *(
-            Part(name=name, ranks=settings.engine.tp, size=size, dtype=dtype, adapters=adapters)
+            Part(name=name, ranks=settings.engine.tp, size=own[name].size, dtype=own[name].dtype, adapters=adapters)
             for name, (_, adapters) in engines.items()
         ),
     ]
@@ -294,44 +396,57 @@ def _placed(
 
 
 def _tries(
-    size: ModelSize,
+    sized: Mapping[str, _Model],
     gpus: Gpus,
     policies: Mapping[str, Policy],
     hosts: Hosts | None,
     judges: Sequence[Part],
     *,
-    tp: int,
+    settings: ProcessConfig,
 ) -> Iterator[dict[str, Any]]:
     """Settings to try, the least change first: half of the GPUs learn, or more; then recomputation; then an adapter.
 
-    Of several hosts whole ones learn; where nobody describes them judges keep GPUs of their own. `tp` is what is tried
-    first.
+    Of several hosts whole ones learn; where nobody describes them judges keep GPUs of their own. The run's own
+    `engine.tp` is tried first, and no less recomputation than it says.
     """
     counts = {} if hosts is None else hosts.counts
     on = {role: counts[role] * gpus.per_host for role in ("learner", "engines") if role in counts}
     most = min(gpus.per_host, max(1, gpus.count - 1))
-    degrees = [found for found in range(1, most + 1) if size.divides(found) and gpus.per_host % found == 0]
-    degrees.sort(key=lambda found: found != tp)
+    sizes = {one.size for one in sized.values()}
+    degrees = [
+        found
+        for found in range(1, most + 1)
+        if gpus.per_host % found == 0 and all(size.divides(found) for size in sizes)
+    ]
+    degrees.sort(key=lambda found: found != settings.engine.tp)
     unit = gpus.per_host if gpus.count > gpus.per_host else 1
     many = gpus.count // unit
     apart = sum(judge.ranks for judge in judges) if gpus.count > gpus.per_host else 0
     shares = tuple(unit * max(1, learn) for learn in (many // 2, 3 * many // 4, many - 1))
-    whole = any(policy.trainable and policy.lora is None for policy in policies.values())
-    smallest = LoRA() if size.plain_layers else LoRA(targets=ATTENTION_TARGETS)
-    for adapter, recomputed, share, degree in itertools.product(
-        (None, smallest) if whole else (None,),
-        RECOMPUTED,
+    whole = [sized[name].size for name, policy in policies.items() if policy.trainable and policy.lora is None]
+    adapter = LoRA() if all(size.plain_layers for size in whole) else LoRA(targets=ATTENTION_TARGETS)
+    for lora, recomputed, share, degree in itertools.product(
+        (None, adapter) if whole else (None,),
+        _recomputed(settings.learner.activation_checkpointing),
         dict.fromkeys([on["learner"]] if "learner" in on else shares),
         degrees,
     ):
-        engines, learners = computing(
-            _adapted(policies, adapter), _paths(policies), ProcessConfig()
-        )
+        adapted = _adapted(policies, lora)
+        engines, learners = computing(adapted, _paths(adapted, sized), ProcessConfig())
         left = on.get("engines", gpus.count - share - apart)
         yield {
             "learner_procs": max(1, share // max(1, len(learners))),
             "engine.replicas": max(1, left // (degree * len(engines))),
             "engine.tp": degree,
             "learner.activation_checkpointing": recomputed,
-            "Policy.lora": adapter,
+            "Policy.lora": lora,
         }
+
+
+def _recomputed(asked: str | None) -> Sequence[str]:
+    """What may be recomputed where a run says `asked`: that, or more."""
+    if asked is None:
+        return RECOMPUTED
+    if asked not in RECOMPUTED:  # the compiler's choice within a budget, of which all is the most
+        return (asked, RECOMPUTED[-1])
+    return [how for how in RECOMPUTED if RECOMPUTED.index(how) >= RECOMPUTED.index(asked)]

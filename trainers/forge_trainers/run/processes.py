@@ -464,6 +464,18 @@ def computing(
     return engines, learners
 
 
+def whose(
+    policies: Mapping[str, Policy], paths: Mapping[str, Path], config: ProcessConfig
+) -> dict[str, tuple[str, ...]]:
+    """Policies of each engine and learner, by the name of its processes; arguments as of `computing`."""
+    homes, adapters = homes_of(policies, paths)
+    found = {_learner_name(names): tuple(names) for names in _together(policies, paths)}
+    for home in adapters:
+        served = tuple(name for name in policies if homes[name] == home)
+        found.update(dict.fromkeys(names_of(home, config.engine.replicas), served))
+    return found
+
+
 def meshes_of(
     policies: Mapping[str, Policy], paths: Mapping[str, Path], config: ProcessConfig
 ) -> list[tuple[str, str, int]]:
