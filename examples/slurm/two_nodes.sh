@@ -5,6 +5,7 @@
 #SBATCH --gpus-per-node=8
 #SBATCH --partition=gpu
 #SBATCH --exclusive
+#SBATCH --mem=0
 #SBATCH --time=04:00:00
 #SBATCH --signal=B:TERM@300
 # A host process on each node; the controller beside the first, whose node is the learner's. Everything ends with the
@@ -21,7 +22,7 @@ for node in "${nodes[@]}"; do
 done
 
 "$bin/forge-agents" train examples/slurm/train.yaml \
-    --mesh.kind attach --mesh.partition "" --mesh.time_limit "" \
+    --mesh.kind attach --mesh.partition "" --mesh.time_limit "" --mesh.slurm_args "[]" \
     --mesh.address "tcp://${nodes[0]}:$((port + 1))" \
     --mesh.workers "{\"learner\": [\"tcp://${nodes[0]}:$port\"], \"engines\": [\"tcp://${nodes[1]}:$port\"]}" &
 trap 'kill -TERM %%' TERM

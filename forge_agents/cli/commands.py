@@ -80,6 +80,7 @@ def init(words: Sequence[str]) -> int:
     "forge-agents train --env forge/Relay-v0 --policies.team.model smollm2-135m-instruct",
     "forge-agents train train.yaml --seeds 3 --out_dir runs/population",
     "forge-agents train examples/slurm/train.yaml --dry-run",
+    "forge-agents train train.yaml --dry-run --gpus_per_host 8",
 )
 def train(words: Sequence[str]) -> int:
     """Train a team: forge-agents train CONFIG.yaml [--steps 200] [--trainer.learner.lr 1e-5 ...]"""
@@ -89,12 +90,21 @@ def train(words: Sequence[str]) -> int:
     parser = _parser("train")
     add_fields(parser, fa.RunConfig)
     parser.add_argument("--dry-run", action="store_true", help="Only say which processes it would start, and where.")
-    parser.add_argument("--gpus_per_host", type=int, default=8, help="Of --dry-run: where mesh.gpus does not say.")
+    parser.add_argument(
+        "--gpus_per_host",
+        type=int,
+        help="Of --dry-run: GPUs of this machine, and of each other host whose role mesh.gpus does not name; default: "
+        "those that this machine has, and 8 of others.",
+    )
     parser.add_argument("--seeds", type=int, default=1, help="So many runs one after the other, in folders of out_dir.")
     chosen = parser.parse_args(with_flag("--config", words))
     dry_run, gpus_per_host, seeds = (chosen.pop(name) for name in ("dry_run", "gpus_per_host", "seeds"))
     if seeds < 1:
         parser.error(f"--seeds {seeds} trains nothing; give at least 1")
+    if gpus_per_host is not None and not dry_run:
+        parser.error("--gpus_per_host is read by --dry-run alone: add that, or leave it out")
+    if gpus_per_host is not None and gpus_per_host < 0:
+        parser.error(f"--gpus_per_host {gpus_per_host}: give 0 or more")
     run = built(parser, fa.RunConfig, chosen)
     if dry_run:
         print("\n".join(run.rehearsal(gpus_per_host=gpus_per_host)))

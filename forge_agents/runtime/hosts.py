@@ -122,7 +122,8 @@ class Hosts:
         if self.address:
             _check_address(self.address, "address")
         if not set(self.counts) - {"spare"}:
-            raise ValueError(f"kind={self.kind!r} of the mesh has no hosts; say e.g. hosts: {{learner: 1, engines: 2}}")
+            such = "workers: {engines: [tcp://node1:26600]}" if self.kind == "attach" else "hosts: {engines: 2}"
+            raise ValueError(f"kind={self.kind!r} of the mesh has no hosts; say e.g. {such}")
 
     @property
     def counts(self) -> dict[str, int]:

@@ -165,7 +165,8 @@ class Layout:
         try:
             if self.config.kind != "local":
                 await self._reach(env, meshes)
-            self._check_facts()
+            self._check_cores()
+            self.check_gpus()
         except BaseException:
             await self.end()
             raise
@@ -429,7 +430,7 @@ class Layout:
         left = gpus[sum(own.values()) :]
         return left or (self._pool(host, "engines") if role == "judges" and "engines" in sharing else gpus)
 
-    def _check_facts(self) -> None:
+    def _check_cores(self) -> None:
         for role, cores in self.config.cpus.items():
             for host in [host for host in self.hosts if host.role == role] or [self._here]:
                 assert host.facts is not None
@@ -438,6 +439,13 @@ class Layout:
                         f"cpus of the mesh bind {role} to {cores} and {host} has no core {min(missing)} for it; it has "
                         f"{', '.join(map(str, sorted(host.facts.cores)))}"
                     )
+
+    def check_gpus(self) -> None:
+        """See that each host has the GPUs that `Hosts.gpus` gives to the roles on it.
+
+        Raises:
+            HostError: One has not.
+        """
         wanted = collections.Counter[Host]()
         for role, count in self.config.gpus.items():
             for host in [host for host in self.hosts if host.role == role] or [self._here]:

@@ -217,11 +217,15 @@ def rehearse_on(
         gpus_per_host: Of each host whose role ``config.gpus`` does not name.
         gpu_bytes: Memory of each GPU.
         here: GPUs of the controller's host; None: those that it has.
+
+    Raises:
+        HostError: The hosts have fewer GPUs than are asked for, or than a mesh needs.
     """
     from forge_agents.runtime.layout import Layout, processes_by_role
 
     layout = Layout(config, lambda: None, processes_by_role(meshes))
     layout.suppose(gpus_per_host, gpu_bytes=gpu_bytes, here=here)
+    layout.check_gpus()
     return layout.rehearse(meshes)
 
 

@@ -229,11 +229,12 @@ class RunConfig:
             return ()
         return tuple(seat for seat, who in self.seats.items() if who == name)
 
-    def rehearsal(self, *, gpus_per_host: int = 8) -> list[str]:
+    def rehearsal(self, *, gpus_per_host: int | None = None) -> list[str]:
         """A line for each process that this run starts with: where, with which GPU, environment and command.
 
         Args:
-            gpus_per_host: GPUs of a host whose role ``mesh.gpus`` does not name; this machine's own are counted.
+            gpus_per_host: GPUs of this machine, and of each other host whose role ``mesh.gpus`` does not name. None:
+                those that this machine has, and 8 of others.
 
         Raises:
             HostError, ValueError: The processes do not fit the hosts, as when the run starts.

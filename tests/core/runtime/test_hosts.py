@@ -31,6 +31,7 @@ from forge_agents.runtime.processes import gpu_bytes, visible_gpus
         ({"kind": "slrum"}, r"kind='slrum'.*Did you mean 'slurm'"),
         ({"kind": "process"}, "kind='process' of the mesh has no hosts"),
         ({"kind": "process", "hosts": {"spare": 2}}, "has no hosts"),
+        ({"kind": "attach"}, r"no hosts; say e.g. workers: {engines: \[tcp://node1:26600\]}"),
         ({"kind": "process", "hosts": {"engine": 1}}, r"names 'engine'; its roles are .*Did you mean 'engines'"),
         ({"kind": "process", "hosts": {"engines": 0}}, "gives engines 0; give at least 1"),
         ({"hosts": {"engines": 2}}, "kind='local' of the mesh is this host alone"),
@@ -213,7 +214,7 @@ def test_a_role_without_hosts_is_on_the_controllers() -> None:
 
 def test_roles_that_share_this_host_take_its_gpus_one_after_the_other() -> None:
     layout = laid_out(kind="local", gpus={"engines": 2, "learner": 3})
-    layout._check_facts()
+    layout.check_gpus()
     assert layout.spot("learner", 3).gpus == ("0", "1", "2")
     assert [layout.spot("engines", 1).gpus for _ in range(2)] == [("3",), ("4",)]
 
@@ -380,13 +381,13 @@ def test_more_gpus_than_a_host_has_are_refused(settings: dict[str, Any]) -> None
     layout = laid_out(has=4, **settings)
     layout.config = fa.Hosts(**{"kind": "process", **settings}, gpus=wanted)
     with pytest.raises(HostError, match=r"the mesh asks for 5 GPUs on .* and it has 4; lower gpus"):
-        layout._check_facts()
+        layout.check_gpus()
 
 
 def test_cores_that_a_host_has_not_are_refused() -> None:
     assert laid_out(hosts={"engines": 1}, cpus={"engines": "1"}).spot("engines", 1).cores == {1}
     with pytest.raises(HostError, match=r"bind engines to 0-2 and engines-0 \(node-engines-0\) has no core 2"):
-        laid_out(hosts={"engines": 1}, cpus={"engines": "0-2"})._check_facts()
+        laid_out(hosts={"engines": 1}, cpus={"engines": "0-2"})._check_cores()
 
 
 def test_worker_processes_are_on_their_cores_while_the_run_lasts() -> None:
@@ -646,11 +647,14 @@ def test_each_node_of_skypilot_is_a_host_and_the_first_has_the_controller(tmp_pa
         (tmp_path / name).write_text(note)
         (tmp_path / name).chmod(0o755)
     environment = {**os.environ, "NOTES": str(tmp_path / "notes"), "FORGE_AGENTS_BIN": str(tmp_path),
-                   "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NODE_RANK": str(rank)}  # fmt: skip
+                   "SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NODE_RANK": str(rank),
+                   "FORGE_AGENTS_SHARED": str(tmp_path / "shared")}  # fmt: skip
     (tmp_path / "notes").mkdir()
     subprocess.run(["bash", "-c", f"{script}\nwait"], env=environment, cwd=EXAMPLES.parent, check=True, timeout=60)
     host = (tmp_path / "notes" / "python").read_text().splitlines()
     assert host[-1] == f"tcp://10.0.0.{rank + 1}:26600@tcp://0.0.0.0:26600"
+    folder = read_run(str(EXAMPLES / "skypilot" / "train.yaml"), "--mesh.workers", WORKERS).out_dir
+    assert (tmp_path / "shared" / Path(folder).relative_to("/shared")).is_dir(), "on each node before it is looked for"
     controller = tmp_path / "notes" / "forge-agents"
     assert controller.exists() == (rank == 0)
     if rank == 0:
@@ -709,6 +713,44 @@ def test_a_dry_run_refuses_what_does_not_fit_its_hosts(capsys: pytest.CaptureFix
     slurm = str(EXAMPLES / "slurm" / "train.yaml")
     assert main(["train", slurm, "--dry-run", "--trainer.engine.replicas", "9"]) != 0
     assert "9 processes of engines want a GPU each and the mesh gives engines 1 x 8" in capsys.readouterr().err
+
+
+def test_a_dry_run_takes_this_machine_to_have_the_gpus_that_are_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forge_agents.cli.main import main
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    (tmp_path / "train.yaml").write_text(
+        "env: forge/Relay-v0\npolicies: {team: {model: tiny-random}}\n"
+        "trainer: {learner_procs: 2, engine: {replicas: 3}}\n"
+    )
+    words = ["train", str(tmp_path / "train.yaml"), "--dry-run"]
+
+    def gpus(*more: str) -> list[str]:
+        assert main([*words, *more]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        threads = [line for line in lines if ", GPU " in line and "OMP_NUM_THREADS" in line]
+        assert not threads, "nobody divides cores beside GPUs"
+        return [line.split(": ")[0].strip() for line in lines if ", GPU " in line]
+
+    assert gpus() == []
+    learner = ["team-learner rank 0, GPU 0", "team-learner rank 1, GPU 1"]
+    assert gpus("--gpus_per_host", "8") == [*learner, *(f"team-{i} rank 0, GPU {2 + i}" for i in range(3))]
+    shared = [f"team-{i} rank 0, GPU {(2 + i) % 3}" for i in range(3)]
+    assert gpus("--gpus_per_host", "3") == [*learner, *shared], "each takes the GPU with the fewest"
+    # the controller's own host, where others are described
+    asked = ["--mesh.kind", "attach", "--mesh.workers", '{"engines": ["tcp://10.0.0.2:26600"]}']
+    assert gpus(*asked) == [f"team-{i} rank 0, GPU {i}" for i in range(3)]
+    assert gpus(*asked, "--gpus_per_host", "4")[:2] == learner
+    assert main([*words, "--mesh.gpus.learner", "2"]) == 1
+    said = capsys.readouterr().err
+    assert "asks for 2 GPUs on this host" in said and "it has 0" in said and "With --gpus_per_host a dry run" in said
+    assert gpus("--mesh.gpus.learner", "2", "--gpus_per_host", "8")[:2] == learner
+    for wrong, why in ((["--gpus_per_host", "-1"], "give 0 or more"), (["--gpus_per_host", "8"], "--dry-run alone")):
+        with pytest.raises(SystemExit):
+            main([*(words if "0 or more" in why else words[:2]), *wrong])
+        assert why in capsys.readouterr().err
 
 
 def test_the_manifest_is_what_kubernetes_takes_and_what_the_run_looks_for() -> None:

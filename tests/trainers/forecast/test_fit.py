@@ -564,3 +564,13 @@ def test_snapshots_of_a_league_have_the_model_of_their_policy(
     told = json.loads(capsys.readouterr().out)["processes"]
     found = {one["name"]: one["bytes"]["weights"] for one in told}
     assert found["team"] == found["team-opponent"] == 2 * ModelSize.named("0.6b").weights
+
+
+@pytest.mark.parametrize(("example", "gpus"), [("slurm", 16), ("kubernetes", 24), ("skypilot", 16)])
+def test_the_examples_of_several_hosts_fit_them_without_a_doubt(example: str, gpus: int) -> None:
+    words = [str(PAGE.parents[1] / "examples" / example / "train.yaml")]
+    if example == "skypilot":  # hosts.yaml says who they are
+        words += ["--mesh.workers", '{"learner": ["tcp://node1:26600"], "engines": ["tcp://node2:26600"]}']
+    run: Any = parse(fa.RunConfig, words, prog="train", description="")
+    found = fit_gpus(run.trainer, "0.6b", Gpus(count=gpus), policies=run.models, hosts=run.mesh)
+    assert not found.changes and not found.placement.doubts and found.used == gpus

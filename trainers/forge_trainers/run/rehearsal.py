@@ -10,6 +10,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from forge_agents.errors import HostError
 from forge_agents.policy import Policy
 from forge_agents.runtime import mesh, processes
 from forge_agents.runtime.hosts import HERE, Hosts
@@ -18,13 +19,16 @@ from forge_trainers.run.config import ProcessConfig, with_threads
 from forge_trainers.run.placement import OwnEngine, by_own_name
 from forge_trainers.run.processes import check_hosts, meshes_of
 
+_USUAL = 8
+"""GPUs of a host that nobody describes."""
+
 
 def rehearsal(
     policies: Mapping[str, Policy],
     config: ProcessConfig,
     hosts: Hosts,
     *,
-    gpus_per_host: int,
+    gpus_per_host: int | None = None,
     judges: Sequence[OwnEngine] = (),
 ) -> list[str]:
     """Say which processes a run starts with.
@@ -33,7 +37,8 @@ def rehearsal(
         policies: By name. Their models need not be here.
         config: Settings of the run.
         hosts: Where it runs.
-        gpus_per_host: GPUs of a host whose role `Hosts.gpus` does not name; this machine's own are counted.
+        gpus_per_host: GPUs of this machine, and of each other host whose role `Hosts.gpus` does not name. None: those
+            that this machine has, and 8 of others.
         judges: Whose engines start with the first score.
 
     Raises:
@@ -43,7 +48,7 @@ def rehearsal(
 
     meshes = meshes_of(policies, {name: Path(policy.model) for name, policy in policies.items()}, config)
     check_hosts(meshes, hosts, config)
-    if hosts.kind == "local":
+    if hosts.kind == "local" and not gpus_per_host:  # with GPUs nobody divides cores
         counts = {role: sum(one[1] == role for one in meshes) for role in ("engines", "learner")}
         replicas = config.engine.replicas
         config = with_threads(config, engines=counts["engines"] // replicas, learners=counts["learner"])
@@ -52,7 +57,13 @@ def rehearsal(
     # a run places what computes before the store starts, which would make its host a fuller one
     first = sorted(meshes, key=lambda one: one[1] == "store")
     order = [name for name, *_ in meshes]
-    seats = mesh.rehearse_on(hosts, first, gpus_per_host=gpus_per_host)
+    others = _USUAL if gpus_per_host is None else gpus_per_host
+    try:
+        seats = mesh.rehearse_on(hosts, first, gpus_per_host=others, here=gpus_per_host)
+    except HostError as error:
+        if gpus_per_host is None and hosts.kind == "local":
+            raise HostError(f"{error}. With --gpus_per_host a dry run takes this machine to have so many") from error
+        raise
     seats = sorted(seats, key=lambda seat: order.index(seat.name))
     command = default_bootstrap_cmd()
     words = [command.program, *command.args]
