@@ -78,6 +78,8 @@ def _at_start(who: str) -> Fault:
     return Fault(who=who, phase="start", step=-1, after_s=DELAYS["start"])
 
 
+LOAD_S = 0.01
+"""Into a weight load, which takes 0.05 to 0.1 s."""
 MACHINERY = (
     *map(_at_start, ("store", "engine", "learner")),
     *_kills("engine", 1),
@@ -126,8 +128,14 @@ SESSIONS: dict[str, tuple[Fault, ...]] = {
         Fault(who="engine rank 1", phase="collect", step=1, after_s=0.1),
         Fault(who="learner", phase="learn", step=2, after_s=0.02),
         Fault(who="store", phase="sync", step=3),
-        Fault(who="engine rank 0", phase="sync", step=4),
+        Fault(who="engine rank 0", phase="load", step=4, after_s=LOAD_S),
         Fault(who="env worker", phase="collect", step=4, after_s=0.05),
+    ),
+    "loads-2-engine-ranks": (
+        Fault(who="engine rank 1", phase="load", step=1, after_s=LOAD_S),
+        Fault(who="engine rank 0", phase="load", step=2, after_s=LOAD_S),
+        Fault(who="engine rank 1", phase="load", step=3),
+        Fault(who="engine rank 0", phase="load", step=4),
     ),
     "ranks-2-engine-ranks": (
         Fault(who="engine rank 0", phase="collect", step=1, after_s=0.1),
@@ -159,7 +167,7 @@ WHO = {"engine": "team", "store": "weights", "rival's engine": "rival", "rival's
 """What the actors are called; all others are the learner."""
 STEPS = {"reference": 28, "sample": 6, "machinery": 28, "controller": 8, "code": 6, "reference-2-ranks": 6,
          "rank-2-ranks": 6, "rank0-2-ranks": 6, "reference-2-engine-ranks": 6, "sample-2-engine-ranks": 6,
-         "ranks-2-engine-ranks": 6, "reference-2-policies": 7, "policies-2-policies": 7,
+         "loads-2-engine-ranks": 6, "ranks-2-engine-ranks": 6, "reference-2-policies": 7, "policies-2-policies": 7,
          "ahead-2-replicas": 18}  # fmt: skip
 FLAG_WORDS = {"env": "env", "env in a worker": "env", "verifier": "verifier", "reward function": "reward",
               "endpoint": "endpoint"}  # fmt: skip
@@ -353,6 +361,7 @@ def _sabotage(trainer: Any, saboteur: Saboteur) -> None:
     from forge_agents.envs.workers import env as workers
     from forge_agents.rollout import rollout
     from forge_agents.runtime import mesh
+    from forge_agents.serving import Engine
 
     step = [0]
 
@@ -388,7 +397,7 @@ def _sabotage(trainer: Any, saboteur: Saboteur) -> None:
         (trainer._checkpoints, "start", "checkpoint"),
     ):
         before(owner, method, phase)
-    log, play = trainer._log, rollout.play
+    log, play, load = trainer._log, rollout.play, Engine.load_weights
 
     def logged(run: Any, at: int, *args: Any) -> None:
         saboteur.note("step", step=at)
@@ -400,7 +409,16 @@ def _sabotage(trainer: Any, saboteur: Saboteur) -> None:
             saboteur.note("episode failed", step=step[0], kind=episode.error.kind, message=episode.error.message[:300])
         return episode
 
+    async def loaded(*args: Any, **kwargs: Any) -> Any:
+        saboteur.reached("load", step[0])
+        started = time.monotonic()
+        try:
+            return await load(*args, **kwargs)
+        finally:
+            saboteur.note("load ended", step=step[0], seconds=time.monotonic() - started)
+
     trainer._log, rollout.play = logged, played
+    Engine.load_weights = loaded  # type: ignore[method-assign]
 
 
 def _serve() -> str:
