@@ -566,6 +566,15 @@ def test_snapshots_of_a_league_have_the_model_of_their_policy(
     assert found["team"] == found["team-opponent"] == 2 * ModelSize.named("0.6b").weights
 
 
+def test_a_judge_that_is_called_as_a_policy_takes_nothing_from_its_engine() -> None:
+    chat = fv.Judge("tiny-random", "Is it so?", name="hero", engine=fa.EngineConfig(max_model_len=512)).own_engine
+    assert chat is not None
+    found = fit_gpus(SHORT, {"hero": "0.6b"}, Gpus(count=4), judges=[chat])
+    _, engine, judge = found.placement.processes
+    assert (engine.seat.name, engine.parts["weights"]) == ("hero", 2 * ModelSize.named("0.6b").weights)
+    assert judge.seat.name not in found.whose and judge.seat.role == "judges" and judge.parts["weights"] < 2e6
+
+
 @pytest.mark.parametrize(("example", "gpus"), [("slurm", 16), ("kubernetes", 24), ("skypilot", 16)])
 def test_the_examples_of_several_hosts_fit_them_without_a_doubt(example: str, gpus: int) -> None:
     words = [str(PAGE.parents[1] / "examples" / example / "train.yaml")]

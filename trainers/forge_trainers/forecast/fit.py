@@ -269,7 +269,10 @@ def fit_gpus(
         "Policy.lora": None,
     }
     problem = ""
-    beside, doubts = judges_of(by_own_name(judges))
+    most = replace(settings, engine=replace(settings.engine, replicas=max(gpus.count, settings.engine.replicas)))
+    paths = _paths(policies, sized)
+    taken = {*policies, *whose(policies, paths, settings), *whose(policies, paths, most)}  # whatever is tried
+    beside, doubts = judges_of(by_own_name(judges, taken=taken))
     loaded, unknown = held_on(held, gpus.here(hosts))
     doubts += unknown
     for tried in itertools.chain([asked], _tries(sized, gpus, policies, hosts, beside, settings=settings)):
