@@ -9,11 +9,12 @@ import pytest
 
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.policy import Policy
-from forge_agents.runtime.hosts import Seat
+from forge_agents.runtime.hosts import Hosts, Seat
 from forge_agents.serving.config import EngineConfig
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.run.config import ProcessConfig
-from forge_trainers.run.processes import Processes, _share_gpus
+from forge_trainers.run.processes import Processes, _share_gpus, check_hosts, meshes_of
+from forge_trainers.run.rehearsal import rehearsal
 
 
 class Stores:
@@ -224,6 +225,18 @@ def test_adapters_that_no_policy_names_start_nothing(tmp_path):
     wish = ProcessConfig(engine=EngineConfig(adapter_folders={"hero": "runs/old/export/adapter"}))
     with pytest.raises(ValueError, match=r"engine\.adapter_folders names hero"):
         asyncio.run(Processes.start({"hero": Policy("tiny-random")}, wish, folder=tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("names", "twice"), [(("a", "a-learner"), "'a-learner'"), (("weights", "a"), "'weights'")]
+)
+def test_policies_whose_processes_would_have_one_name_are_refused(names, twice):
+    policies = {name: Policy("tiny-random", name=name) for name in names}
+    meshes = meshes_of(policies, {name: Path(name) for name in names}, ProcessConfig())
+    with pytest.raises(ValueError, match=f"{twice} would be the name of .* call one of the policies otherwise"):
+        check_hosts(meshes, Hosts(), ProcessConfig())
+    with pytest.raises(ValueError, match="otherwise"):
+        rehearsal(policies, ProcessConfig(), Hosts(), gpus_per_host=8)
 
 
 def test_memory_of_engines_is_told_where_they_have_a_device() -> None:

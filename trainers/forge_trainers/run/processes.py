@@ -506,14 +506,20 @@ def _share_gpus(seats: Iterable[Seat]) -> bool:
 
 
 def check_hosts(meshes: Iterable[tuple[str, str, int]], hosts: Hosts, config: ProcessConfig) -> None:
-    """See that what a run starts with fits its hosts.
+    """See that what a run starts with fits its hosts, and that each mesh has a name of its own.
 
     Raises:
-        ValueError: It does not; the message says what would.
+        ValueError: It does not, or two have one; the message says what to do.
     """
-    counts = Counter[str]()
-    for _, role, procs in meshes:
+    counts, roles = Counter[str](), dict[str, str]()
+    for name, role, procs in meshes:
         counts[role] += procs
+        if name in roles:
+            raise ValueError(
+                f"{name!r} would be the name of processes of the {roles[name]} and of the {role}: policies lend their "
+                'names to both, as "hero" and "hero-learner"; call one of the policies otherwise'
+            )
+        roles[name] = role
     hosts.check_processes("engines", counts["engines"])
     hosts.check_processes("learner", counts["learner"], each=config.learner_procs)
     if counts["learner"]:
