@@ -277,6 +277,24 @@ def test_on_a_cpu_learners_share_half_of_the_hosts_memory(
         assert (own.max_tokens_per_microbatch, own.loss_chunk_tokens) == (2048, 256)
 
 
+@pytest.mark.parametrize(("gigabytes", "decided"), [(25, (4096, 1024)), (4, (2048, 256))])
+def test_a_start_without_gpus_takes_passes_by_the_hosts_memory(
+    monkeypatch: pytest.MonkeyPatch, gigabytes: int, decided: tuple[int, int]
+) -> None:
+    said: list[str] = []
+    layout = on(0, {"learner": 1, "engines": 1}).__self__  # type: ignore[attr-defined]
+    monkeypatch.setattr(mesh, "_layout", lambda: layout)
+    monkeypatch.setattr(starts, "say", said.append)
+    monkeypatch.setattr(placement, "total_bytes", lambda: gigabytes * 10**9)
+    folder = Path(placement.models.resolve("smollm2-135m-instruct"))
+    learner, engine = fa.LearnerConfig(model=str(folder)), fa.EngineConfig(max_num_seqs=3)
+    engines, learners = place_here({"hero": (folder, ())}, {"hero-learner": (learner, 1)}, ranks=1, engine=engine)
+    own = learners["hero-learner"]
+    assert (own.max_tokens_per_microbatch, own.loss_chunk_tokens, own.activation_checkpointing) == (*decided, "none")
+    assert engines == {"hero": engine}
+    assert [line.partition(":")[0] for line in said] == ["hero-learner, by memory"] * (decided != (2048, 256))
+
+
 def test_passes_and_chunks_grow_where_a_learner_has_its_gpus_alone() -> None:
     def chosen(model: str, gpus: int, **settings: Any) -> tuple[int | None, int | None]:
         own = placed(model, gpus, **settings).learners["hero-learner"]

@@ -185,8 +185,8 @@ def place_here(
         turns: Where engines and learners do not fit side by side, they use their GPUs in turns.
 
     Returns:
-        `engine` for each engine, with what that may take of a GPU that it shares, and whether it sleeps; and each
-        learner's settings, with what they leave to memory. Without GPUs both are as they were.
+        `engine` for each engine, with what that may take of a GPU that it shares, and whether it sleeps; without GPUs
+        as it was. And each learner's settings, with what they leave to memory.
 
     Raises:
         HostError: As `place`.
@@ -208,8 +208,11 @@ def place_here(
         return as_it_is
     check_ranks(parts)
     check_models(parts, engine)
-    if not on_gpus:
-        return as_it_is
+    if not on_gpus:  # nothing is divided, and learners still take passes by the host's memory
+        placement = place(parts, engine, mesh.rehearse)
+        for line in placement.chosen(asked):
+            starts.say(line)
+        return as_it_is[0], placement.learners
     own = by_own_name(judges, taken=(part.name for part in parts))
     counted, doubts = judges_of(own)
     parts += counted
