@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,11 +50,13 @@ _CRASHES = {
 """Signals by the first word of faulthandler's name for them."""
 _COUNTERS = ("/proc/vmstat", "/sys/fs/cgroup{}/memory.events", "/sys/fs/cgroup/memory{}/memory.oom_control")
 """Where the kernel counts whom it has killed for want of memory: in all, and by control group, of either version."""
+_GROUPS = Path("/proc/self/cgroup")
+"""Says in which control groups this process is: of a container, of a job of Slurm's, of systemd's."""
 _MEMORY_LIMITS = (
-    (Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")),
-    (Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"), Path("/sys/fs/cgroup/memory/memory.usage_in_bytes")),
+    (Path("/sys/fs/cgroup"), "memory.max", "memory.current"),
+    (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes", "memory.usage_in_bytes"),
 )
-"""Of a container and used of it, as seen from inside it: version 2 and version 1."""
+"""Where control groups are, and each one's limit and what is used of it: version 2 and version 1."""
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8  # <malloc.h>
 _MEANINGS: dict[int, str] = {
     signal.SIGILL: "a library uses an instruction that this processor does not have: it was built for another one; "
@@ -227,23 +229,37 @@ def available_bytes() -> int:
     """Memory that this process may still take, by the kernel's estimate and by the limit of its control group."""
     meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(meminfo["MemAvailable"].split()[0]) * 1024
-    for limit, used in _MEMORY_LIMITS:
-        try:
-            free = int(limit.read_text()) - int(used.read_text())
-            available = min(available, free + _inactive_bytes(used.parent / "memory.stat"))
-        except (OSError, ValueError):  # no such hierarchy, or "max"
-            continue
+    for limit, used in _memory_limits():
+        with contextlib.suppress(OSError, ValueError):
+            available = min(available, limit - int(used.read_text()) + _inactive_bytes(used.parent / "memory.stat"))
     return available
 
 
 def total_bytes() -> int:
-    """Memory of this host, or of the control group that this process is in, used or not."""
+    """Memory of this host, or of the tightest control group that this process is in, used or not."""
     meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     total = int(meminfo["MemTotal"].split()[0]) * 1024
-    for limit, _ in _MEMORY_LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # no such hierarchy, or "max"
-            total = min(total, int(limit.read_text()))
-    return total
+    return min([total, *(limit for limit, _ in _memory_limits())])
+
+
+def _memory_limits() -> Iterator[tuple[int, Path]]:
+    """Limits of this process's control group and of those around it, and the files that say what is used.
+
+    A container mostly sees its own as the outermost, whatever it is called; a job of Slurm's sees those of the machine.
+    """
+    within = dict.fromkeys(at for group in _own_groups() for at in (Path(group), *Path(group).parents))
+    for (root, limit, used), at in itertools.product(_MEMORY_LIMITS, within or [Path("/")]):
+        folder = root / at.relative_to("/")
+        with contextlib.suppress(OSError, ValueError):  # no such group of this version, or "max"
+            yield int((folder / limit).read_text()), folder / used
+
+
+def _own_groups() -> list[str]:
+    """Paths of the control groups that this process is in, of all hierarchies."""
+    try:
+        return [line.split(":", 2)[2] for line in _GROUPS.read_text().splitlines()]
+    except OSError:
+        return []
 
 
 def _inactive_bytes(stat: Path) -> int:
@@ -345,12 +361,8 @@ def _meaning(number: int) -> str:
 
 def oom_kills() -> tuple[int, ...]:
     """How many processes the kernel has killed for want of memory so far, by each count there is."""
-    try:
-        groups = [line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines()]
-    except OSError:
-        groups = []
     counts = []
-    for file in dict.fromkeys(counter.format(group) for counter in _COUNTERS for group in (*groups, "")):
+    for file in dict.fromkeys(counter.format(group) for counter in _COUNTERS for group in (*_own_groups(), "")):
         try:
             found = re.search(r"^oom_kill (\d+)$", Path(file).read_text(), re.MULTILINE)
         except OSError:

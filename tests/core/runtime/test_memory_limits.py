@@ -1,0 +1,59 @@
+"""What a process may still take: of the machine, of a container, of a job's control group."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from forge_agents.runtime import processes
+from forge_agents.runtime.processes import available_bytes, total_bytes
+
+GB = 1_000_000_000
+
+
+def group(folder: Path, *, limit: str, used: int, version: int = 2, inactive: int = 0) -> None:
+    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    inactive_file = "inactive_file" if version == 2 else "total_inactive_file"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, value in zip(names, (limit, used), strict=True):
+        (folder / name).write_text(f"{value}\n")
+    (folder / "memory.stat").write_text(f"anon 7\n{inactive_file} {inactive}\n")
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    _, (_, *version_1) = two = processes._MEMORY_LIMITS
+    monkeypatch.setattr(processes, "_MEMORY_LIMITS", ((tmp_path, *two[0][1:]), (tmp_path / "memory", *version_1)))
+    monkeypatch.setattr(processes, "_GROUPS", tmp_path / "groups")
+    return tmp_path
+
+
+def test_a_container_that_sees_its_group_as_the_outermost_has_its_limit(root: Path) -> None:
+    (root / "groups").write_text("0::/\n")
+    group(root, limit=str(GB), used=GB // 2, inactive=1000)
+    assert (total_bytes(), available_bytes()) == (GB, GB // 2 + 1000)
+
+
+def test_a_job_inside_the_machines_groups_has_the_tightest_limit_around_it(root: Path) -> None:
+    (root / "groups").write_text("0::/system.slice/slurmstepd.scope/job_7/step_0/user\n")
+    job = root / "system.slice" / "slurmstepd.scope" / "job_7"
+    group(job, limit=str(GB), used=900_000_000)
+    group(job / "step_0", limit=str(GB // 2), used=100_000_000)
+    group(job / "step_0" / "user", limit="max", used=100_000_000)
+    group(root / "system.slice" / "another_job", limit="1000", used=0)
+    assert total_bytes() == GB // 2
+    assert available_bytes() == 100_000_000  # of the job; its step would have 400 MB
+
+
+def test_of_version_1_a_group_inside_counts_and_one_without_a_limit_does_not(root: Path) -> None:
+    (root / "groups").write_text("9:cpu:/low\n4:memory:/process/7\n0::/\n")
+    group(root / "memory", limit="9223372036854771712", used=8 * GB, version=1)
+    group(root / "memory" / "process" / "7", limit=str(GB), used=GB // 4, version=1, inactive=5)
+    assert (total_bytes(), available_bytes()) == (GB, GB - GB // 4 + 5)
+
+
+def test_where_no_group_is_known_the_machine_has_what_it_has(root: Path) -> None:
+    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    assert total_bytes() == int(meminfo["MemTotal"].split()[0]) * 1024
+    assert 0 < available_bytes() <= total_bytes()
