@@ -100,10 +100,10 @@ class LearnerActor(Actor):
         if self._store is None:
             raise RuntimeError(f"learner {self._name!r} was started without a store; nothing can be published")
         dtype: torch.dtype = getattr(torch, self._configs[whose].compute_dtype)
-        if whose not in self._publishers:
-            self._publishers[whose] = Publisher(self._store, whose, dtype=dtype, thread=self._thread)
         core = self._core(whose)
         async with self._one_at_a_time:
+            if whose not in self._publishers:  # now: `use_store` may have had its turn before
+                self._publishers[whose] = Publisher(self._store, whose, dtype=dtype, thread=self._thread)
             put = await self._publishers[whose].publish(partial(core.published, dtype), core.version)
             return {**put, "version": float(core.version)}
 
