@@ -298,6 +298,10 @@ def test_playing_ahead_on_gpus_hides_the_shorter_stage(folders):
     assert ahead.cost == pytest.approx(3.0 * ahead.gpu_hours)
     assert ahead.gpu_hours == pytest.approx(2 * ahead.hours)
     assert any("measured on a CPU" in one for one in ahead.assumptions)
+    assert any("passes are of 2,048 positions" in one for one in ahead.assumptions)
+    said = config(learner=fa.LearnerConfig(max_tokens_per_microbatch=2048))
+    decided = fa.simulate(said, measured=[folders["sync"]], hardware=hardware).assumptions
+    assert len(decided) == len(alone.assumptions) - 1  # it is the user's word
 
 
 def test_the_fastest_split_is_chosen(folders):

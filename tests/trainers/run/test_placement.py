@@ -511,6 +511,8 @@ def test_a_host_that_may_lack_memory_for_weights_on_their_way_is_told() -> None:
     assert host_doubts(parts, found, free=each) == []  # whoever reads them, they are there once
     (told,) = host_doubts(parts, found, free=each - 1)
     assert "(weights on their way 141.1) and 141.1 are free" in told
+    exact = replace(whole, learner=fa.LearnerConfig(compute_dtype="float32"))  # and travels as it is computed
+    assert "(weights on their way 282.2)" in host_doubts([exact, *engines], found, free=0)[0]
     adapter = replace(whole, learner=fa.LearnerConfig(lora=fa.LoRA(), activation_checkpointing="full"))
     assert host_doubts([adapter, *engines], found, free=0) == []  # its bytes are few
     small = ModelSize.named("0.6b")

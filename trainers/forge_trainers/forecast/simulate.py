@@ -22,6 +22,7 @@ from forge_agents.runtime.hosts import ENVS
 from forge_trainers.forecast.measured import TO_MEASURE, Measured, measure, plan_of, read_run
 from forge_trainers.forecast.simulation import Plan, SimulatedRun
 from forge_trainers.forecast.simulation import simulate as run_steps
+from forge_trainers.learner.config import LEAST_MICROBATCH
 from forge_trainers.run_file import RunConfig
 
 if TYPE_CHECKING:
@@ -340,6 +341,11 @@ def _assumptions(run: RunConfig, found: Measured, where: Hardware) -> tuple[str,
         "episodes stay as long as they were measured, and as many groups teach something",
         "nothing fails; starting, checkpoints and logging take no time",
     ]
+    if run.trainer.learner.max_tokens_per_microbatch is None:
+        told.append(
+            f"the learner's passes are of {LEAST_MICROBATCH:,} positions: how many memory allows is not simulated, "
+            "learner.max_tokens_per_microbatch says it"
+        )
     ranks, before = run.trainer.engine.tp, found.run.plan.engine_ranks
     size = f"{ranks} GPU{'s' * (ranks > 1)}"
     if ranks != before:

@@ -120,6 +120,11 @@ def moment_bytes(config: LearnerConfig) -> int:
     return 2 * _BYTES[config.optimizer_state_dtype]
 
 
+def published_bytes(size: ModelSize, config: LearnerConfig) -> int:
+    """Bytes of all weights on their way to engines, in what the learner computes in."""
+    return _BYTES[config.compute_dtype] * size.weights
+
+
 def _gradients(size: ModelSize, config: LearnerConfig, item: int) -> int:
     """Bytes a position of the last layer's widest gradients, while all activations are there.
 

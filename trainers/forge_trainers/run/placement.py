@@ -35,7 +35,7 @@ from forge_agents.serving.memory import (
 from forge_agents.serving.shares import ROOM, Footprint, Room, Wish, divided, said, told, wish_of
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.degrees import check_degrees, shards_of
-from forge_trainers.learner.memory import RECOMPUTED, by_memory, learner_bytes
+from forge_trainers.learner.memory import RECOMPUTED, by_memory, learner_bytes, published_bytes
 
 ATTENTION_TARGETS = LORA_TARGETS[:4]
 
@@ -267,7 +267,7 @@ def host_doubts(parts: Sequence[Part], placement: Placement, *, free: int) -> li
         placement: Where.
         free: Bytes of the host's memory.
     """
-    whole = [part for part in parts if part.learner is not None and part.learner.lora is None]
+    whole = [(part.size, part.learner) for part in parts if part.learner is not None and part.learner.lora is None]
     parked = [] if not any(own.sleeps for own in placement.engines.values()) else [
         one.parts.get(part, 0)
         for one in placement.processes
@@ -275,7 +275,7 @@ def host_doubts(parts: Sequence[Part], placement: Placement, *, free: int) -> li
         if one.seat.role in ("learner", "engines")
     ]
     needs = {
-        "weights on their way": sum(2 * part.size.weights for part in whole),
+        "weights on their way": sum(published_bytes(size, learner) for size, learner in whole),
         "what sleeps or is parked": sum(parked),
     }
     if (needed := sum(needs.values())) <= free:
