@@ -126,6 +126,18 @@ def test_nonsense_abstains_and_is_counted(serve_chat):
     assert (judge.usage.nonsense, judge.usage.failed) == (2, 0)
 
 
+def test_a_choice_that_a_judge_was_held_to_is_told_apart_from_words_that_are_none(serve_chat, caplog):
+    held = with_logprobs([{"yes": 0.003, "no": 0.001, "As": 0.9}])
+    with Judge(serve_chat(lambda request: held).endpoint, "Is it right?") as judge:
+        assert np.isnan(judge.score([said("4")])).all()
+    why = "to which it was held: all choices had 0.004 of its probability, least_mass=0.01"
+    assert f"1 of 1 replies are no answer, e.g. 'yes', {why}" in caplog.text
+    caplog.clear()
+    with Judge(serve_chat(lambda request: "As a").endpoint, "Is it right?") as judge:
+        judge.score([said("4")])
+    assert caplog.text.rstrip().endswith("1 of 1 replies are no answer, e.g. 'As a'")
+
+
 def test_siblings_are_compared_in_both_orders(serve_chat):
     server = serve_chat(longer)
     with Judge(server.endpoint, "Which is longer?", answer=Pairs()) as judge:

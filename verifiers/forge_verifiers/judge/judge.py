@@ -332,12 +332,15 @@ class Judge(Composable):
         nonsense = [reply for text, reply in replies.items() if isinstance(reply, Reply) and meant[text] is None]
         self._count(nonsense=len(nonsense))
         if nonsense:
+            first, least = nonsense[0], getattr(self.answer, "least_mass", 0.0)
+            held = f", to which it was held: all choices had {first.mass:.2g} of its probability, least_mass={least:g}"
             _LOG.warning(
-                "judge %r: %d of %d replies are no answer, e.g. %r",
+                "judge %r: %d of %d replies are no answer, e.g. %r%s",
                 self.name,
                 len(nonsense),
                 len(replies),
-                nonsense[0].text[:80],
+                first.text[:80],
+                held if first.mass < least else "",
             )
 
 
