@@ -146,6 +146,19 @@ def settings_of(model: str) -> Path:
     return folder if folder.is_dir() else download(model, ignore=("*.safetensors",))
 
 
+def here(model: str) -> Path | None:
+    """The folder of a model that is on this machine, whole or not; None for any other. No hub is asked."""
+    if is_builtin(model):
+        return _built_in(model.casefold())
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        return folder.absolute()
+    if not _is_hub_id(model):
+        return None
+    twin = _twin(model)
+    return _cached_snapshot(model) or (None if twin is None else _built_in(twin))
+
+
 def check_complete(folder: Path) -> None:
     """Raise unless `folder` holds a whole model: config, tokenizer and every byte of every safetensors file.
 
@@ -393,7 +406,7 @@ def _from_hub(name: str) -> Path:
     cached = _cached_snapshot(name)
     if cached is not None and _is_complete(cached):
         return cached
-    twin = next((key for key, builtin in BUILTIN.items() if builtin.hub_id.casefold() == name.casefold()), None)
+    twin = _twin(name)
     if twin is not None:
         return _built_in(twin)
     try:
@@ -404,6 +417,11 @@ def _from_hub(name: str) -> Path:
         raise
     check_complete(folder)
     return folder
+
+
+def _twin(name: str) -> str | None:
+    """The built-in model whose hub id `name` is."""
+    return next((key for key, builtin in BUILTIN.items() if builtin.hub_id.casefold() == name.casefold()), None)
 
 
 def _cached_snapshot(name: str) -> Path | None:

@@ -237,8 +237,12 @@ class RunConfig:
                 those that this machine has, and 8 of others.
 
         Raises:
-            HostError, ValueError: The processes do not fit the hosts, as when the run starts.
+            HostError, ValueError: The processes do not fit the hosts, as when the run starts; or ranks cannot share a
+                model that is on this machine.
+            UnknownIdError: No environment has the id.
         """
+        for env_id in self._env_ids:
+            registry.spec(env_id)
         from forge_trainers.run.rehearsal import rehearsal  # knows Monarch, which takes a second to load
 
         return rehearsal(

@@ -684,8 +684,9 @@ def test_a_dry_run_of_each_example_has_every_process_with_gpu_environment_and_co
     from forge_agents.cli.main import main
 
     assert main(["train", str(EXAMPLES / words[0]), *words[1:], "--dry-run"]) == 0
-    *lines, last = capsys.readouterr().out.splitlines()
-    assert last.startswith("judges and workers")
+    said, _, doubts = capsys.readouterr().out.partition("judges and workers")
+    lines = said.splitlines()
+    assert f"--gpus {sum(hosts.values()) - 1} --model" in doubts, "all but the store have a GPU"
     found: dict[str, list[str]] = {}
     host = ""
     for line in lines:
@@ -801,3 +802,35 @@ def test_who_has_the_gpus_that_the_next_mesh_would_get(monkeypatch: pytest.Monke
     assert mesh.beside("judge", "judges", 1) == []
     layout._here.facts = replace(layout._here.facts, gpus=())  # type: ignore[type-var]
     assert mesh.beside("judge", "judges", 1) == []
+
+
+def test_a_dry_run_refuses_ranks_that_cannot_share_a_model_and_says_what_it_cannot_look_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from forge_agents.cli.main import main
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    file = tmp_path / "train.yaml"
+    file.write_text("env: forge/Relay-v0\npolicies: {team: {model: tiny-random}}\n")
+    words = ["train", str(file), "--dry-run"]
+    for wrong, why in (
+        (["--trainer.engine.tp", "3"], "engine.tp=3 does not divide the 4 query and 2 key heads of team"),
+        (["--trainer.learner_procs", "3", "--trainer.learner.tp", "3"], "learner.tp=3 does not divide"),
+        (["--env", "forge/Realy-v0"], "Did you mean 'forge/Relay-v0'"),
+    ):
+        assert main([*words, *wrong]) == 1
+        told = capsys.readouterr()
+        assert why in told.err and "bootstrap_main" not in told.out
+
+    def doubts(*more: str) -> list[str]:
+        assert main([*words, *more]) == 0
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("not looked at: ")]
+
+    assert doubts() == []
+    replicas = ["--gpus_per_host", "8", "--trainer.engine.replicas", "3"]
+    assert len(memory := doubts(*replicas)) == 1 and "`forge-agents simulate` with --gpus 4 --model" in memory[0]
+    elsewhere = tmp_path / "of-the-cluster"
+    models = {"tiny-randm": "Did you mean 'tiny-random'?", str(elsewhere): "whether ranks can share it."}
+    for model, end in models.items():
+        (told,) = doubts("--policies.team.model", model, "--trainer.engine.tp", "3")
+        assert told.startswith(f"not looked at: {model}, which is not on this machine") and told.endswith(end)

@@ -12,6 +12,8 @@ from forge_agents.policy import Policy
 from forge_agents.runtime.hosts import Hosts, Seat
 from forge_agents.serving.config import EngineConfig
 from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.offline.config import SFTConfig
+from forge_trainers.offline.sft import SFTTrainer
 from forge_trainers.run.config import ProcessConfig
 from forge_trainers.run.processes import Processes, _share_gpus, check_hosts, meshes_of
 from forge_trainers.run.rehearsal import rehearsal
@@ -219,6 +221,20 @@ def test_a_model_that_nobody_can_train_starts_nothing(tiny_models, tmp_path, mon
     model = tiny_models(settings={"architectures": ["GptOssForCausalLM"]})
     with pytest.raises(ValueError, match=r"'GptOssForCausalLM' cannot be trained \(gpt-oss\): its weights"):
         asyncio.run(Processes.start({"hero": Policy(str(model))}, ProcessConfig(), folder=tmp_path))
+
+
+def test_ranks_that_cannot_share_a_model_ask_for_no_host(tmp_path, monkeypatch):
+    async def launched(*args, **options):
+        pytest.fail("a host was asked for, which may wait in a queue for hours")
+
+    monkeypatch.setattr("forge_agents.runtime.mesh.launch_hosts", launched)
+    config, hosts = ProcessConfig(engine=EngineConfig(tp=3)), Hosts(kind="slurm", hosts={"engines": 1})
+    with pytest.raises(ValueError, match=r"engine\.tp=3 does not divide the 4 query and 2 key heads of hero"):
+        asyncio.run(Processes.start({"hero": Policy("tiny-random")}, config, folder=tmp_path, hosts=hosts))
+    sft = SFTTrainer(Policy("tiny-random"), SFTConfig(learner_procs=3, learner=LearnerConfig(tp=3)), tmp_path, hosts)
+    chat = {"messages": [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]}
+    with pytest.raises(ValueError, match=r"learner\.tp=3 does not divide"), sft:
+        sft.fit([chat] * 4, steps=1)
 
 
 def test_adapters_that_no_policy_names_start_nothing(tmp_path):

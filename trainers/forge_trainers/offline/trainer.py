@@ -5,6 +5,7 @@ In: a data set. Out: better weights and a run folder. Waits for the learner, eac
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
 
 import numpy as np
 
-from forge_agents.errors import NotReadyError, RunFolderError
+from forge_agents.errors import ModelNotFoundError, NotReadyError, RunFolderError
 from forge_agents.models import resolve as models
 from forge_agents.policy import Policy
 from forge_agents.rollout.rendering import Renderer
@@ -30,7 +31,7 @@ from forge_trainers.records.run_folder import FitResult, RunFolder
 from forge_trainers.records.trackers import check_installed
 from forge_trainers.run.checkpoints import Checkpoints
 from forge_trainers.run.console import Display
-from forge_trainers.run.placement import place_here
+from forge_trainers.run.placement import checked_parts, place_here
 from forge_trainers.run.supervision import Stopwatch
 
 if TYPE_CHECKING:
@@ -241,7 +242,6 @@ class OfflineTrainer(ABC, Generic[T]):
             self._hosts.check_processes("learner", config.learner_procs, each=config.learner_procs)
             self.out_dir.mkdir(parents=True, exist_ok=True)
             meshes = [(f"{name}-learner", "learner", config.learner_procs)]
-            await mesh.launch_hosts(self._hosts, paths=(folder, self.out_dir), meshes=meshes)
             settings = dataclasses.replace(
                 config.learner,
                 model=str(folder),
@@ -252,6 +252,9 @@ class OfflineTrainer(ABC, Generic[T]):
                 seed=config.seed,
                 dump_folder=str(self.out_dir / "learner" / name),
             )
+            with contextlib.suppress(ModelNotFoundError):
+                checked_parts({}, {name: (settings, 1)}, ranks=config.learner_procs)
+            await mesh.launch_hosts(self._hosts, paths=(folder, self.out_dir), meshes=meshes)
             try:
                 counted = dataclasses.replace(settings, max_sample_tokens=max(item.longest for item in items))
                 _, placed = place_here({}, {f"{name}-learner": (counted, 1)}, ranks=config.learner_procs)

@@ -201,13 +201,11 @@ def place_here(
     for name in dict.fromkeys(seat.name for seat in seats if seat.name in engines and not seat.gpu):
         check_head_size(engines[name][0], name)
     try:
-        parts = parts_of(engines, learners, ranks=ranks, tp=engine.tp)
+        parts = checked_parts(engines, learners, ranks=ranks, engine=engine)
     except ModelNotFoundError as error:
         if on_gpus:
             starts.say(f"whether it fits into the GPUs is not known: {error}")
         return as_it_is
-    check_ranks(parts)
-    check_models(parts, engine)
     if not on_gpus:  # nothing is divided, and learners still take passes by the host's memory
         placement = place(parts, engine, mesh.rehearse)
         for line in placement.chosen(asked):
@@ -257,6 +255,26 @@ def parts_of(
             for name, (folder, adapters) in engines.items()
         ),
     ]
+
+
+def checked_parts(
+    engines: Mapping[str, tuple[Path, Sequence[LoRA]]],
+    learners: Mapping[str, tuple[LearnerConfig, int]],
+    *,
+    ranks: int,
+    engine: EngineConfig | None = None,
+) -> list[Part]:
+    """What runs; arguments as of `place_here`. Asks for no host, so a run looks before it waits in a cluster's queue.
+
+    Raises:
+        ModelNotFoundError: The sizes of a model are not known.
+        ValueError: Ranks cannot share a model, or it has not what settings ask for.
+    """
+    engine = engine or EngineConfig()
+    parts = parts_of(engines, learners, ranks=ranks, tp=engine.tp)
+    check_ranks(parts)
+    check_models(parts, engine)
+    return parts
 
 
 def host_doubts(parts: Sequence[Part], placement: Placement, *, free: int) -> list[str]:

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError
+from forge_agents.errors import ActorDiedError, ModelNotFoundError, RespawnLimitError, StallError
 from forge_agents.models import families
 from forge_agents.models import resolve as models
 from forge_agents.policy import LoRA, Policy
@@ -35,7 +35,7 @@ from forge_agents.weights import WeightStore
 from forge_trainers.learner.client import Learner, LearnerConfig
 from forge_trainers.learner.degrees import shards_of
 from forge_trainers.run.config import ProcessConfig, with_threads
-from forge_trainers.run.placement import OwnEngine, OwnModel, place_here
+from forge_trainers.run.placement import OwnEngine, OwnModel, checked_parts, place_here
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
@@ -116,6 +116,8 @@ class Processes:
             config = with_threads(config, engines=len(adapters), learners=len(together))
         meshes = meshes_of(policies, paths, config)
         check_hosts(meshes, hosts, config)
+        with contextlib.suppress(ModelNotFoundError):
+            checked_parts(*computing(policies, paths, config), ranks=config.learner_procs, engine=config.engine)
         folder.mkdir(parents=True, exist_ok=True)
         later = [(judge.name, "judges", judge.config.tp) for judge in judges]
         await mesh.launch_hosts(hosts, paths=(*paths.values(), folder), meshes=[*meshes, *later])

@@ -10,14 +10,15 @@ import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from forge_agents.errors import HostError
+from forge_agents.errors import HostError, did_you_mean
+from forge_agents.models import resolve as models
 from forge_agents.policy import Policy
 from forge_agents.runtime import mesh, processes
 from forge_agents.runtime.hosts import HERE, Hosts
 from forge_agents.serving import _vllm
 from forge_trainers.run.config import ProcessConfig, with_threads
-from forge_trainers.run.placement import OwnEngine, by_own_name
-from forge_trainers.run.processes import check_hosts, meshes_of
+from forge_trainers.run.placement import OwnEngine, by_own_name, checked_parts
+from forge_trainers.run.processes import check_hosts, computing, meshes_of
 
 _USUAL = 8
 """GPUs of a host that nobody describes."""
@@ -42,12 +43,16 @@ def rehearsal(
         judges: Whose engines start with the first score.
 
     Raises:
-        HostError, ValueError: The processes do not fit the hosts, as when the run starts.
+        HostError, ValueError: The processes do not fit the hosts, as when the run starts; or ranks cannot share a
+            model that is on this machine.
     """
     from forge_agents.runtime._monarch import default_bootstrap_cmd
 
-    meshes = meshes_of(policies, {name: Path(policy.model) for name, policy in policies.items()}, config)
+    found = {name: models.here(policy.model) for name, policy in policies.items()}
+    paths = {name: folder or Path(policies[name].model) for name, folder in found.items()}
+    meshes = meshes_of(policies, paths, config)
     check_hosts(meshes, hosts, config)
+    doubts = _check_models(policies, paths, config)
     if hosts.kind == "local" and not gpus_per_host:  # with GPUs nobody divides cores
         counts = {role: sum(one[1] == role for one in meshes) for role in ("engines", "learner")}
         replicas = config.engine.replicas
@@ -81,7 +86,28 @@ def rehearsal(
             variables = mesh.own_variables(gpus, env, threads)
             shown = " ".join(filter(None, (_shell(variables), shlex.join(words))))
             lines.append(f"  {seat.name} rank {seat.rank}{where}: {shown}")
-    return [*lines, "judges and workers of environments start when they are first asked for something"]
+    lines += ["judges and workers of environments start when they are first asked for something", *doubts]
+    if on := {(seat.host, seat.gpu) for seat in seats if seat.gpu}:
+        lines += [f"not looked at: the GPUs' memory; `forge-agents simulate` with --gpus {len(on)} --model does"]
+    return lines
+
+
+def _check_models(policies: Mapping[str, Policy], paths: Mapping[str, Path], config: ProcessConfig) -> list[str]:
+    """See that ranks can share the models that are here; a line for each that is not."""
+    engines, learners = computing(policies, paths, config)
+    known = {path for path in paths.values() if (path / "config.json").is_file()}
+    checked_parts(
+        {name: one for name, one in engines.items() if one[0] in known},
+        {name: one for name, one in learners.items() if Path(one[0].model) in known},
+        ranks=config.learner_procs,
+        engine=config.engine,
+    )
+    absent = dict.fromkeys(policies[name].model for name, path in paths.items() if path not in known)
+    return [
+        f"not looked at: {model}, which is not on this machine: whether it exists, and whether ranks can share it."
+        f"{did_you_mean(model, models.BUILTIN_NAMES)}"
+        for model in absent
+    ]
 
 
 def _shell(variables: Mapping[str, str]) -> str:
