@@ -1,7 +1,9 @@
 """What the door to vLLM does before an engine is built."""
 
 import dataclasses
+import importlib.util
 import json
+import logging
 import os
 import shutil
 import sys
@@ -78,6 +80,21 @@ def test_no_pass_over_all_logits_counts_the_rank_of_a_token(monkeypatch: pytest.
     _vllm._count_no_ranks()
     ranks = sampler.batched_count_greater_than(torch.zeros(3, 5), torch.zeros(3, 1))
     assert ranks.tolist() == [0, 0, 0] and ranks.dtype is torch.long
+
+
+def test_layers_without_weights_of_their_own_are_no_news_with_each_version(caplog: pytest.LogCaptureFixture) -> None:
+    vllm = importlib.util.find_spec("vllm")
+    assert vllm is not None and vllm.origin is not None
+    module = Path(vllm.origin).parent.joinpath(*_vllm._RELOADING.split(".")[1:]).with_suffix(".py").read_text()
+    assert "logger = init_logger(__name__)" in module and '"%s: Failed to load weights", layer' in module
+    logger = logging.getLogger(_vllm._RELOADING)
+    logger.addFilter(_vllm._is_news)
+    try:
+        logger.warning("%s: Failed to load weights", "RotaryEmbedding")
+        logger.warning("Allocating %.1f MB of device memory", 3.0)
+    finally:
+        logger.removeFilter(_vllm._is_news)
+    assert [record.message for record in caplog.records] == ["Allocating 3.0 MB of device memory"]
 
 
 def test_what_was_compiled_stays_below_the_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
