@@ -208,7 +208,8 @@ class Publisher(Records):
             return slot, index
 
         claiming = claim() if rank == 0 else _nothing()
-        claimed: list[Any] = [await self._together(claiming, world, waits=1 + all_parts)]
+        # for those who wish to read, and for those who do
+        claimed: list[Any] = [await self._together(claiming, world, waits=1 + 2 * all_parts)]
         if world > 1:
             await self._blocking(lambda: dist.broadcast_object_list(claimed, src=0, group=self._group))
         taken: tuple[int, Index] = claimed[0]
