@@ -270,7 +270,7 @@ def simulate(words: Sequence[str]) -> int:
     model, gpu_gb = (chosen.pop(name) for name in ("model", "gpu_gb"))
     asked = _models_asked(parser, model)
     if asked is not None and not chosen.gpus:
-        parser.error("--model asks whether a run fits; say into how many GPUs with --gpus")
+        parser.error("--model asks whether a run fits; say into how many GPUs with --gpus, at least 1")
     timed = {"measured": measured, "sweep": sweep, "learner_gpus": chosen.learner_gpus}
     if asked is not None and (unread := [name for name, value in timed.items() if value]):
         parser.error(f"--model asks whether a run fits, and nothing is measured or timed: leave out --{unread[0]}")

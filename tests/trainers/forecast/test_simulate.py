@@ -401,6 +401,7 @@ def test_evaluations_take_time(folders):
         (config, {"gpus": 1}, "1 engines and a learner need 2"),
         (config, {"cores": 0.0}, "cores=0.0 must be above 0"),
         (config, {"gpus": 4, "learner_gpus": 4}, "engines need at least one"),
+        (config, {"gpus": -3}, "gpus=-3: say how many there are"),
         (config, {"gpus": 4, "learner_scaling": 0.2}, r"in \[0.5, 1\]"),
         (config, {"price_per_gpu_hour": -1.0}, "at least 0"),
     ],

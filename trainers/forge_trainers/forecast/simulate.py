@@ -128,7 +128,9 @@ class Hardware:
     with GPUs they share none."""
 
     def __post_init__(self) -> None:
-        if self.gpus < 0 or not 0 <= self.learner_gpus <= max(0, self.gpus - 1):
+        if self.gpus < 0:
+            raise ValueError(f"gpus={self.gpus}: say how many there are, or 0 for the machine that was measured")
+        if not 0 <= self.learner_gpus <= max(0, self.gpus - 1):
             raise ValueError(
                 f"learner_gpus={self.learner_gpus} of gpus={self.gpus}; engines need at least one, and so does the "
                 "learner. 0 leaves the choice to the simulator"
