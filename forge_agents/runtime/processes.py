@@ -227,8 +227,7 @@ def _one_of(known: Mapping[str, int], name: str) -> int:
 
 def available_bytes() -> int:
     """Memory that this process may still take, by the kernel's estimate and by the limit of its control group."""
-    meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(meminfo["MemAvailable"].split()[0]) * 1024
+    available = _of_host("MemAvailable")
     for limit, used in _memory_limits():
         with contextlib.suppress(OSError, ValueError):
             available = min(available, limit - int(used.read_text()) + _inactive_bytes(used.parent / "memory.stat"))
@@ -237,9 +236,13 @@ def available_bytes() -> int:
 
 def total_bytes() -> int:
     """Memory of this host, or of the tightest control group that this process is in, used or not."""
+    return min([_of_host("MemTotal"), *(limit for limit, _ in _memory_limits())])
+
+
+def _of_host(name: str) -> int:
+    """Bytes of one of the kernel's counts of the whole host."""
     meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-    total = int(meminfo["MemTotal"].split()[0]) * 1024
-    return min([total, *(limit for limit, _ in _memory_limits())])
+    return int(meminfo[name].split()[0]) * 1024
 
 
 def _memory_limits() -> Iterator[tuple[int, Path]]:

@@ -158,7 +158,7 @@ class Publisher(Records):
             raise ValueError(f"no tensors for weights {self.weights_name!r} version {version}")
         layout = lay_out(self._described, world)
         client = await self._together(self._ref.client(), world)
-        async with self._beating(client):
+        async with alongside(self._beat(client)):
             slot, index = await self._claim_slot(client, version, layout, rank, world)
             # fresh pages take 0.3 s of each GB, in which the process answers
             buffer_B = await self._blocking(lambda: self._buffer(slot, layout.rank_bytes[rank]))
@@ -170,20 +170,14 @@ class Publisher(Records):
             await self._together(entry, world)  # on return the version exists for every rank
         return {"pack_s": packed - started, "put_s": time.perf_counter() - packed, "bytes": float(layout.num_bytes)}
 
-    @contextlib.asynccontextmanager
-    async def _beating(self, client: Any) -> AsyncIterator[None]:
+    async def _beat(self, client: Any) -> None:
         """Tell who waits for the version, on each rank, that the write gets on, as long as it does."""
-
-        async def beat() -> None:
-            told = self._done
-            while True:
-                await asyncio.sleep(self._timeout_s / 4)
-                if self._done > told:
-                    told = self._done
-                    await self._put(client, "beat", Note(who=self._me, beats=told))
-
-        async with alongside(beat()):
-            yield
+        told = self._done
+        while True:
+            await asyncio.sleep(self._timeout_s / 4)
+            if self._done > told:
+                told = self._done
+                await self._put(client, "beat", Note(who=self._me, beats=told))
 
     def _describe(self, name: str, tensor: torch.Tensor) -> tuple[str, tuple[int, ...], str, int]:
         if tensor.is_meta:
