@@ -67,6 +67,11 @@ def test_a_narrow_terminal_shows_the_step_and_every_metric(shown, monkeypatch):
     assert "2/2" in said and all(label in said for label, key, _ in display._SHOWN if key in every)
 
 
+def test_a_mean_of_nothing_is_left_out(monkeypatch, shown):
+    monkeypatch.setitem(ROW, "reward/mean", float("nan"))
+    assert shown(force_terminal=False).splitlines()[1] == "train 1/2  kl 0.0100  s/step 2.0"
+
+
 def test_rewards_of_several_policies_stand_beside_their_mean(monkeypatch, capsys):
     row = {"reward/mean": 0.0, "reward/a": 0.5, "reward/b": -0.5}
     for policies, told in ((["a", "b"], "reward 0.000  a 0.500  b -0.500"), (["a"], "reward 0.000\n")):

@@ -5,6 +5,7 @@ In: metrics by step. Out: a progress line in a terminal, one plain line per step
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from types import TracebackType
 
@@ -86,8 +87,10 @@ class Display:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show that `step` is done."""
-        shown = [*self._shown, *(one for one in _SHOWN_IF_ANY if metrics.get(one[1]))]
-        text = "  ".join(f"{label} {form.format(metrics[key])}" for label, key, form in shown if key in metrics)
+        # NaN is a mean of nothing: of rewards where all games were a policy's against itself, or none was finished
+        known = {name: value for name, value in metrics.items() if not math.isnan(value)}
+        shown = [*self._shown, *(one for one in _SHOWN_IF_ANY if known.get(one[1]))]
+        text = "  ".join(f"{label} {form.format(known[key])}" for label, key, form in shown if key in known)
         if self._progress is not None:
             self._progress.update(self._task, completed=step + 1, metrics=text)
         else:
