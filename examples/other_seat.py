@@ -7,7 +7,7 @@ one that learned with the other arm's agent, and the world's script.
 
     python examples/other_seat.py [--seeds 0] [--steps 8] [--out runs/other_seat]
 
-takes twelve minutes an arm on two CPU cores and 6 GB of disk. Finished arms are not repeated, broken ones begin again.
+takes an hour a seed on two CPU cores and 8 GB of disk. Finished arms are not repeated, broken ones begin again.
 """
 
 import argparse
