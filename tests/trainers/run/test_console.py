@@ -67,9 +67,10 @@ def test_a_narrow_terminal_shows_the_step_and_every_metric(shown, monkeypatch):
     assert "2/2" in said and all(label in said for label, key, _ in display._SHOWN if key in every)
 
 
-def test_a_mean_of_nothing_is_left_out(monkeypatch, shown):
-    monkeypatch.setitem(ROW, "reward/mean", float("nan"))
-    assert shown(force_terminal=False).splitlines()[1] == "train 1/2  kl 0.0100  s/step 2.0"
+def test_a_reward_of_no_game_is_left_out_and_no_other_nan(monkeypatch, shown):
+    for name in ("reward/mean", "learner/kl"):
+        monkeypatch.setitem(ROW, name, float("nan"))
+    assert shown(force_terminal=False).splitlines()[1] == "train 1/2  kl nan  s/step 2.0"
 
 
 def test_rewards_of_several_policies_stand_beside_their_mean(monkeypatch, capsys):

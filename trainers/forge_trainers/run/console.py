@@ -87,10 +87,13 @@ class Display:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show that `step` is done."""
-        # NaN is a mean of nothing: of rewards where all games were a policy's against itself, or none was finished
-        known = {name: value for name, value in metrics.items() if not math.isnan(value)}
-        shown = [*self._shown, *(one for one in _SHOWN_IF_ANY if known.get(one[1]))]
-        text = "  ".join(f"{label} {form.format(known[key])}" for label, key, form in shown if key in known)
+        shown = [*self._shown, *(one for one in _SHOWN_IF_ANY if metrics.get(one[1]))]
+        text = "  ".join(
+            f"{label} {form.format(metrics[key])}"
+            for label, key, form in shown
+            # a reward that is NaN is a mean of nothing: a policy met only itself, or nothing was finished
+            if key in metrics and not (key.startswith("reward/") and math.isnan(metrics[key]))
+        )
         if self._progress is not None:
             self._progress.update(self._task, completed=step + 1, metrics=text)
         else:
