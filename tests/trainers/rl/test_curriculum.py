@@ -152,6 +152,22 @@ def test_an_estimate_forgets_what_was_long_ago():
     assert practice.success("test/Dice-v0@1") == pytest.approx(1 - left / sum(weights))
 
 
+def test_an_estimate_fades_while_other_levels_are_played_but_never_to_nothing():
+    plan, practice = Curriculum("test/Dice-v0", memory=16), Practice()
+    record(practice, plan, 2, [False] * 8)
+    for _ in range(3):
+        record(practice, plan, 1, [True] * 8)
+    left = 8 * (1 - 1 / 16) ** 24
+    record(practice, plan, 2, [True] * 2)
+    left *= (1 - 1 / 16) ** 2
+    assert practice.success("test/Dice-v0@2") == pytest.approx(2 / (2 + left))
+    for _ in range(100):
+        record(practice, plan, 1, [True] * 80)
+    assert practice.success("test/Dice-v0@2") == pytest.approx(2 / (2 + left))  # of one episode's weight
+    record(practice, plan, 2, [False])
+    assert practice.success("test/Dice-v0@2") == pytest.approx(2 / (2 + left) / 2)
+
+
 def test_metrics_say_what_is_practised_and_how_well():
     plan, practice = Curriculum("test/Dice-v0"), Practice()
     success = {"curriculum/success/test/Dice-v0@3": 0.5}

@@ -31,8 +31,9 @@ class CurriculumConfig:
     """Success above which a level is too easy."""
     explore: float = 0.1
     """Share of the groups that go to all levels evenly, above 0 up to 1."""
-    memory: int = 64
-    """Episodes that an estimate of success is of, at least 1."""
+    memory: int = 256
+    """Episodes of the run, of all levels, after which one counts a third in an estimate of success, at least 1: a team
+    that learns at one level is no longer what it was at the others."""
     replay: float = 0.0
     """Share of the groups that play a seed again whose siblings differed, in proportion to p (1 - p) of their success,
     at least 0 and below 1 (prioritised level replay, arXiv 2010.03934, by the learnability of arXiv 2408.15099)."""
@@ -55,10 +56,10 @@ class Curriculum(CurriculumConfig):
 
     Success of a group is its siblings' mean reward of the trained seats over the most that can be earned, which
     ``max_reward`` of the environment or the reward says, and which is 1 where neither does: rewards count from 0 on. An
-    environment's success is the mean over its newest `memory` episodes, older ones fading away. Groups are shared
-    evenly by the environments whose success lies between `low` and `high`; if none does, the nearest gets them. One
-    that was not played yet counts as its next easier level, the first as 0.5. A share `explore` of the groups goes to
-    all evenly, so none is given up.
+    environment's success is the mean over its episodes, of which older ones fade away over the run's `memory` newest at
+    all levels. Groups are shared evenly by the environments whose success lies between `low` and `high`; if none does,
+    the nearest gets them. One that was not played yet counts as its next easier level, the first as 0.5. A share
+    `explore` of the groups goes to all evenly, so none is given up.
 
     Held-out seeds are of all levels evenly, whatever is practised.
     """
@@ -107,7 +108,7 @@ class Practice:
 
     def __init__(self) -> None:
         self._success: dict[str, tuple[float, float]] = {}
-        """Sum of success and number of episodes, both fading."""
+        """Sum of success and number of episodes, both fading, the latter to no less than one."""
         self._seeds: dict[tuple[str, int], float] = {}
         """Success of groups whose siblings differed."""
         self._warned: set[str] = set()
@@ -131,18 +132,17 @@ class Practice:
             Metrics: ``curriculum/level``, the mean place of the groups' environments in the plan, from 1, and
             ``curriculum/success/ID`` of each that has been played.
         """
-        ids, places = plan.env_ids, []
-        for item in judged:
-            if (env_id := item.group.env_id) not in ids:
-                continue
-            places.append(ids.index(env_id) + 1)
-            scores = self._scores(item, trained, tops.get(env_id))
-            if not len(scores):
-                continue
-            left = (1 - 1 / plan.memory) ** len(scores)
-            total, count = self._success.get(env_id, (0.0, 0.0))
-            self._success[env_id] = left * total + float(scores.sum()), left * count + len(scores)
-            self._keep(plan, (env_id, item.group.seed), float(scores.mean()))
+        ids = plan.env_ids
+        played = [item for item in judged if item.group.env_id in ids]
+        places = [ids.index(item.group.env_id) + 1 for item in played]
+        scores = [self._scores(item, trained, tops.get(item.group.env_id)) for item in played]
+        self._fade((1 - 1 / plan.memory) ** sum(map(len, scores)))
+        for item, own in zip(played, scores, strict=True):
+            if len(own):
+                env_id = item.group.env_id
+                total, count = self._success.get(env_id, (0.0, 0.0))
+                self._success[env_id] = total + float(own.sum()), count + len(own)
+                self._keep(plan, (env_id, item.group.seed), float(own.mean()))
         found = {f"curriculum/success/{env_id}": self.success(env_id) for env_id in ids if env_id in self._success}
         return {"curriculum/level": float(np.mean(places))} | found if places else found
 
@@ -170,6 +170,12 @@ class Practice:
             return None
         promise = np.array([_spread(self._seeds[key]) for key in known])
         return known[int(rng.choice(len(known), p=promise / promise.sum()))]
+
+    def _fade(self, left: float) -> None:
+        """Let what is known count `left` of what it did, and never less than one episode."""
+        for env_id, (total, count) in self._success.items():
+            factor = min(1.0, max(left, 1 / count))
+            self._success[env_id] = factor * total, factor * count
 
     def _scores(self, item: JudgedGroup, trained: Collection[str], top: float | None) -> np.ndarray:
         """Success of each sibling that has a reward, float64, 0 to 1."""
