@@ -57,9 +57,10 @@ class Curriculum(CurriculumConfig):
     Success of a group is its siblings' mean reward of the trained seats over the most that can be earned, which
     ``max_reward`` of the environment or the reward says, and which is 1 where neither does: rewards count from 0 on. An
     environment's success is the mean over its episodes, of which older ones fade away over the run's `memory` newest at
-    all levels. Groups are shared evenly by the environments whose success lies between `low` and `high`; if none does,
-    the nearest gets them. One that was not played yet counts as its next easier level, the first as 0.5. A share
-    `explore` of the groups goes to all evenly, so none is given up.
+    all levels. Groups are shared evenly by the environments whose success lies between `low` and `high`, give or take
+    its standard error; if none does, the nearest gets them. What was not played for long is so little known that it is
+    tried again. One that was not played yet counts as its next easier level, the first as 0.5. A share `explore` of
+    the groups goes to all evenly.
 
     Held-out seeds are of all levels evenly, whatever is practised.
     """
@@ -153,11 +154,14 @@ class Practice:
 
     def shares(self, plan: Curriculum) -> np.ndarray:
         """How likely a group is of each environment of `plan`: float64 ``[environments]``, sum 1."""
-        expected, easier = [], 0.5
+        expected, error, easier = [], [], (0.5, math.inf)
         for env_id in plan.env_ids:
-            easier = self.success(env_id) if env_id in self._success else easier
-            expected.append(easier)
-        beside = np.maximum(plan.low - np.array(expected), np.array(expected) - plan.high).clip(min=0.0)
+            if env_id in self._success:
+                easier = self.success(env_id), self._success[env_id][1]
+            expected.append(easier[0])
+            error.append(0.5 / math.sqrt(easier[1]))  # sqrt(p (1 - p) / n) is at most that
+        beside = np.maximum(plan.low - np.array(expected), np.array(expected) - plan.high) - np.array(error)
+        beside = beside.clip(min=0.0)
         chosen = beside == beside.min()
         shares: np.ndarray = plan.explore / len(chosen) + (1 - plan.explore) * chosen / chosen.sum()
         return shares
