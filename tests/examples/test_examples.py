@@ -320,11 +320,13 @@ class NoEngine:
         self.done = steps
         for name in {one.name for one in self.learners}:
             (self.folder / "export" / (name if len(self.learners) > 1 else "")).mkdir(parents=True, exist_ok=True)
-        return SimpleNamespace(metrics=[{"step": n, "time/step_s": 2.0} for n in range(steps)])
+        earned = self.config.learner.lr * steps
+        return SimpleNamespace(metrics=[{"step": n, "time/step_s": 2.0, "eval/reward": earned} for n in range(steps)])
 
     @property
     def learners(self):
-        seated = self.policies.values() if isinstance(self.policies, dict) else [self.policies]
+        given = getattr(self.policies, "policy", self.policies)  # a league's
+        seated = given.values() if isinstance(given, dict) else [given]
         return [one for one in seated if getattr(one, "trainable", False)]
 
     def evaluate(self, env, *, episodes, env_args=None):
@@ -373,3 +375,39 @@ def test_each_agent_meets_each_customer_as_it_learned(load_example, tmp_path, mo
     ]
     assert met == [(one, other) for one in (start, alone, agent) for other in (start, customer, "expert")]
     assert not any(run.learners for run in meetings) and len(NoEngine.made) == 22
+
+
+def test_the_league_and_the_mirror_differ_in_whom_they_meet_and_are_judged_by_minimax(
+    load_example, tmp_path, monkeypatch, capsys
+):
+    module = load_example("league")
+    monkeypatch.setattr(fa, "GRPOTrainer", NoEngine)
+    monkeypatch.setattr(NoEngine, "made", [])
+    (tmp_path / "taught/export").mkdir(parents=True)
+    words = ["--seeds", "0", "1", "--steps", "4", "--control-steps", "2", "--out", str(tmp_path)]
+    module.main(words)
+    made = {run.folder.name: run for run in NoEngine.made}
+    assert list(made) == ["league-0", "league-1", "mirror-0", "mirror-1", "control"]
+    assert [run.policies.self_play for run in NoEngine.made] == [0.35, 0.35, 1.0, 1.0, 0.35]
+    assert {run.policies.held_out for run in NoEngine.made} == {(fa.Expert(),)}
+    assert [run.config.learner.lr > 0 for run in NoEngine.made] == [True] * 4 + [False]
+    assert [run.done for run in NoEngine.made] == [4] * 4 + [2]
+    curve = json.loads((tmp_path / "mirror-1/result.json").read_text())["curve"]
+    assert [row[:2] for row in curve] == [[0, 0.0]] + [[n + 1, pytest.approx(0.0012)] for n in range(4)]
+    assert (tmp_path / "league.png").stat().st_size and "against minimax" in capsys.readouterr().out
+    module.main(words)
+    assert len(NoEngine.made) == 5, "what is finished is not repeated"
+
+
+def test_a_board_reaches_the_model_as_nine_signs(load_example, tmp_path):
+    module = load_example("league")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = module.untaught(tmp_path / "start")
+    assert 500_000 < AutoModelForCausalLM.from_pretrained(folder).num_parameters() < 2_000_000
+    env = fa.make(module.GAME)
+    env.reset(seed=0)
+    env.step("4")
+    told = [{"role": "system", "content": "rules"}, {"role": "user", "content": env.observe(env.agent_selection)}]
+    text = AutoTokenizer.from_pretrained(folder).apply_chat_template(told, tokenize=False, add_generation_prompt=True)
+    assert text == "0361O7258<|im_start|>"

@@ -1,0 +1,145 @@
+"""Mirror self-play or a league: which of them holds against a perfect player of tic-tac-toe?
+
+A transformer of a million weights imitates minimax against random moves, until it loses two games of three to it, and
+then plays 200 steps of 128 games: in one arm only against itself as it is (mirror self-play), in the other a third of
+the games so and the rest against snapshots of itself, drawn by prioritised fictitious self-play. Neither meets minimax
+again, which judges both: 0 is the best there is, -1 loses always. The control has learning rate 0.
+
+    python examples/league.py [--seeds 0 1 2] [--steps 200] [--out runs/league]
+
+takes ten minutes a run on two CPU cores and writes ``league.png``. Finished runs are not repeated, others
+begin again.
+"""
+
+import argparse
+import asyncio
+import json
+import shutil
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import forge_agents as fa
+from forge_agents.models.tiny import tiny_model
+from forge_agents.rollout.rollout import Rollout
+from forge_trainers.records.plots import draw_arms
+
+GAME = "forge/TicTacToe-v0"
+SIGNS = (  # of what a seat is shown only the nine signs reach the model, and nothing of the rules
+    "{% for message in messages %}"
+    "{% if message['role'] == 'user' %}"
+    "{{ message['content'].split('\nFree')[0].replace(' ', '').replace('\n', '') + '<|im_start|>' }}"
+    "{% elif message['role'] == 'assistant' %}{{ message['content'] + '<|im_end|>' }}{% endif %}"
+    "{% endfor %}"
+)
+ARMS = {"league": {"self_play": 0.35}, "mirror": {"self_play": 1.0}}
+
+
+def untaught(folder):
+    """A random model of a million weights that reads a board as nine letters."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tiny_model(folder)
+    torch.manual_seed(0)
+    settings = json.loads((folder / "config.json").read_text())
+    sizes = {"intermediate_size": 512, "num_hidden_layers": 4}
+    LlamaForCausalLM(LlamaConfig(**settings | sizes)).save_pretrained(folder)
+    told = folder / "tokenizer_config.json"
+    told.write_text(json.dumps(json.loads(told.read_text()) | {"chat_template": SIGNS}))
+    return folder
+
+
+def taught(folder, asked):
+    """The folder of such a model after it has imitated minimax."""
+    if not (folder / "export").exists():
+        chance, expert = fa.Random(), fa.Expert(name="player")
+        pairs = [{"player_1": one, "player_2": two} for one, two in ((chance, expert), (expert, chance))]
+        rollouts = [Rollout(make_env=partial(fa.make, GAME), env_id=GAME, seats=seats) for seats in pairs]
+
+        async def play():
+            return [(await rollouts[seed % 2].group(seed, 1)).episodes[0] for seed in range(asked.games)]
+
+        learner = fa.LearnerConfig(lr=1e-3, warmup_steps=5, lr_decay="linear", compute_dtype="float32", threads=1)
+        config = fa.SFTConfig(batch_size=64, learner=learner)
+        player = fa.Policy(str(untaught(folder / "start")), name="player")
+        with fa.SFTTrainer(player, config, out_dir=folder) as trainer:
+            trainer.fit(asyncio.run(play()), epochs=asked.epochs)
+    return folder / "export"
+
+
+def train(arm, model, seed, asked, *, control=False):
+    """One run. Returns rows of step, reward against minimax, entropy of the moves and seconds of the step."""
+    folder = asked.out / ("control" if control else f"{arm}-{seed}")
+    saved = folder / "result.json"
+    if saved.exists():
+        return json.loads(saved.read_text())
+    shutil.rmtree(folder, ignore_errors=True)  # begun and not finished: what it was before is measured at the start
+    player = fa.Policy(str(model.absolute()), name="player", sampling=fa.Sampling(max_tokens=4))
+    learner = fa.LearnerConfig(
+        lr=0.0 if control else asked.lr,
+        warmup_steps=2,
+        compute_dtype="float32",
+        threads=1,  # two would wait for each other at products as small as these
+    )
+    config = fa.GRPOConfig(
+        seed=seed,
+        group_size=16,
+        refills=0,  # both arms play as many games
+        credit=fa.Credit(by=("seed", "role"), scale="none"),
+        learner=learner,
+        engine=fa.EngineConfig(max_model_len=128, threads=1),
+        eval_every=asked.eval_every,
+        eval_episodes=asked.episodes,
+        checkpoint_every=asked.eval_every,
+        max_empty_steps=asked.steps,  # a policy that has collapsed is a result
+    )
+    league = fa.League(player, snapshot_every=5, opponents="pfsp", pool=8, held_out=(fa.Expert(),), **ARMS[arm])
+    with fa.GRPOTrainer(league, config=config, out_dir=folder) as trainer:
+        before = trainer.evaluate(GAME, episodes=asked.episodes)
+        rows = trainer.fit(GAME, steps=asked.control_steps if control else asked.steps).metrics
+    names = ("eval/reward", "learner/entropy")
+    curve = [[0, before.reward, None]]
+    curve += [[row["step"] + 1, *(row.get(name) for name in names)] for row in rows if names[0] in row]
+    result = {"curve": curve, "seconds": sum(row["time/step_s"] for row in rows)}
+    saved.write_text(json.dumps(result))
+    return result
+
+
+def main(words=None):
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, default=200, help="optimiser steps of each run")
+    parser.add_argument("--control-steps", type=int, default=40, help="with learning rate 0 on the first seed; 0: none")
+    parser.add_argument("--lr", type=float, default=3e-4, help="learning rate")
+    parser.add_argument("--games", type=int, default=12000, help="of minimax against random moves")
+    parser.add_argument("--epochs", type=int, default=4, help="how often minimax's part in them is imitated")
+    parser.add_argument("--eval-every", type=int, default=20, help="steps between points of the curve")
+    parser.add_argument("--episodes", type=int, default=128, help="held-out games against minimax")
+    parser.add_argument("--out", type=Path, default=Path("runs/league"), help="folder of the runs")
+    asked = parser.parse_args(words)
+    model = taught(asked.out / "taught", asked)
+    results = {arm: [train(arm, model, seed, asked) for seed in asked.seeds] for arm in asked.arms}
+    if asked.control_steps:
+        results["learning rate 0"] = [train(asked.arms[0], model, asked.seeds[0], asked, control=True)]
+    table = Table("arm", "seed", *("start", "best", "at step", "last", "entropy", "seconds"), title="against minimax")
+    for label, runs in results.items():
+        for seed, run in zip(asked.seeds, runs, strict=False):
+            rewards = [row[1] for row in run["curve"]]
+            best = int(np.argmax(rewards))
+            entropy = run["curve"][-1][2]
+            row = [f"{rewards[0]:.3f}", f"{rewards[best]:.3f}", str(run["curve"][best][0]), f"{rewards[-1]:.3f}"]
+            table.add_row(label, str(seed), *row, "" if entropy is None else f"{entropy:.2f}", f"{run['seconds']:.0f}")
+    Console().print(table)
+    curves = {label: [[row[:2] for row in run["curve"]] for run in runs] for label, runs in results.items()}
+    draw_arms(
+        curves, asked.out / "league.png", title=f"{GAME}, self-play of two kinds", value="reward against minimax"
+    )
+
+
+if __name__ == "__main__":
+    main()
