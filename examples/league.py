@@ -53,8 +53,9 @@ def untaught(folder):
     return folder
 
 
-def taught(folder, asked):
+def taught(asked):
     """The folder of such a model after it has imitated minimax."""
+    folder = asked.out / "taught"
     if not (folder / "export").exists():
         chance, expert = fa.Random(), fa.Expert(name="player")
         pairs = [{"player_1": one, "player_2": two} for one, two in ((chance, expert), (expert, chance))]
@@ -72,7 +73,7 @@ def taught(folder, asked):
 
 
 def train(arm, model, seed, asked, *, control=False):
-    """One run. Returns rows of step, reward against minimax, entropy of the moves and seconds of the step."""
+    """One run: its curve, rows of step, reward against minimax and entropy of a token, and the seconds of its steps."""
     folder = asked.out / ("control" if control else f"{arm}-{seed}")
     saved = folder / "result.json"
     if saved.exists():
@@ -122,7 +123,7 @@ def main(words=None):
     parser.add_argument("--episodes", type=int, default=128, help="held-out games against minimax")
     parser.add_argument("--out", type=Path, default=Path("runs/league"), help="folder of the runs")
     asked = parser.parse_args(words)
-    model = taught(asked.out / "taught", asked)
+    model = taught(asked)
     results = {arm: [train(arm, model, seed, asked) for seed in asked.seeds] for arm in asked.arms}
     if asked.control_steps:
         results["learning rate 0"] = [train(asked.arms[0], model, asked.seeds[0], asked, control=True)]

@@ -58,9 +58,9 @@ class Curriculum(CurriculumConfig):
     ``max_reward`` of the environment or the reward says, and which is 1 where neither does: rewards count from 0 on. An
     environment's success is the mean over its episodes, of which older ones fade away over the run's `memory` newest at
     all levels. Groups are shared evenly by the environments whose success lies between `low` and `high`, give or take
-    its standard error; if none does, the nearest gets them. What was not played for long is so little known that it is
-    tried again. One that was not played yet counts as its next easier level, the first as 0.5. A share `explore` of
-    the groups goes to all evenly.
+    0.5 / sqrt(n), the most that the standard error of n episodes is; if none does, the nearest gets them. What was not
+    played for long is so little known that it is tried again. One that was not played yet counts as its next easier
+    level, the first as 0.5. A share `explore` of the groups goes to all evenly.
 
     Held-out seeds are of all levels evenly, whatever is practised.
     """
@@ -154,15 +154,13 @@ class Practice:
 
     def shares(self, plan: Curriculum) -> np.ndarray:
         """How likely a group is of each environment of `plan`: float64 ``[environments]``, sum 1."""
-        expected, error, easier = [], [], (0.5, math.inf)
+        beside, (expected, count) = [], (0.5, math.inf)
         for env_id in plan.env_ids:
             if env_id in self._success:
-                easier = self.success(env_id), self._success[env_id][1]
-            expected.append(easier[0])
-            error.append(0.5 / math.sqrt(easier[1]))  # sqrt(p (1 - p) / n) is at most that
-        beside = np.maximum(plan.low - np.array(expected), np.array(expected) - plan.high) - np.array(error)
-        beside = beside.clip(min=0.0)
-        chosen = beside == beside.min()
+                expected, count = self.success(env_id), self._success[env_id][1]
+            error = 0.5 / math.sqrt(count)  # sqrt(p (1 - p) / n) is at most that
+            beside.append(max(plan.low - expected - error, expected - error - plan.high, 0.0))
+        chosen = np.array(beside) == min(beside)
         shares: np.ndarray = plan.explore / len(chosen) + (1 - plan.explore) * chosen / chosen.sum()
         return shares
 
