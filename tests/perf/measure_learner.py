@@ -11,6 +11,7 @@ than any pass can take: the matrix products of the step itself, one after the ot
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -84,10 +85,16 @@ def run_learner(options: Options) -> dict[str, Any]:
     from forge_agents.runtime.processes import keep_freed_memory
 
     keep_freed_memory()  # as the learner's actor does; the bare passes profit alike
+    from forge_agents.models.sizes import ModelSize
     from forge_trainers.learner.config import LearnerConfig
     from forge_trainers.learner.core import LearnerCore
+    from forge_trainers.learner.memory import by_memory
+    from forge_trainers.learner.model import read_config
 
-    core = LearnerCore(LearnerConfig(model=options.model))
+    config = LearnerConfig(model=options.model)
+    device_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    size = ModelSize.from_config(read_config(options.model))
+    core = LearnerCore(by_memory(size, config, device_bytes, on_cpu=True))  # as in a run
     _run(core, WORKS["W"].quick())  # warms up
     return {name: _run(core, work.quick() if options.quick else work) for name, work in WORKS.items()}
 
@@ -96,7 +103,7 @@ def _run(core: Any, work: Work) -> dict[str, Any]:
     timed = replace(work, groups=work.timed or work.groups)
     shared, unshared = (batch_of(timed, core, share=share) for share in (True, False))
     passes: dict[str, Callable[[], object]] = {
-        "unshared": lambda: core.train_step(unshared),
+        "unshared": lambda: _alone(core, unshared),
         "shared": lambda: core.train_step(shared),
         "bare": lambda: _bare(core, unshared),
         "bare_packed": lambda: _bare_packed(core, unshared),
@@ -113,6 +120,15 @@ def _run(core: Any, work: Work) -> dict[str, Any]:
     rates = {name: round(tokens / numbers[f"{name}_s"], 1) for name in passes if name != "products"}
     waste = _waste(core, batch_of(work, core, share=True))
     return {"tokens": tokens, **numbers, "tokens_per_s": rates, "waste": waste}
+
+
+def _alone(core: Any, batch: Any) -> None:
+    """A step in which each sample is computed by itself; a learner finds what samples begin with alike."""
+    core._share, before = False, core._share
+    try:
+        core.train_step(batch)
+    finally:
+        core._share = before
 
 
 def _products(step: Callable[[], object]) -> Callable[[], None]:

@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from forge_trainers.losses.correction import correction_weights, kl_estimate, limited
 from forge_trainers.losses.registry import LossSettings, TokenInputs
 
-_ROWS_AT_ONCE = 16
+_ROWS_AT_ONCE = 4
 """Rows of logits held in float32 at a time on CPU, so that they stay in its cache."""
 
 
