@@ -1,11 +1,12 @@
 """Can weak verifiers replace gold labels? The same GRPO run under four rewards, three seeds each.
 
-A 135M model learns to add. Eight weak verifiers judge its answers: the same model under three prompts, agreement and
-likeness of siblings, a test that is often wrong, form and length. None of them adds, and each alone is often wrong.
-The arms differ in the reward only: (a) the best single verifier, chosen with gold labels, (b) the plain mean of all,
-(c) our ensemble, which sees no label, (d) the gold answer. All are measured by gold on held-out seeds.
+A 135M model learns to add (``--task sums``), or two seats of it learn to search a library and to cite what they found
+(``--task library``). Weak verifiers judge what they write: the same model under several prompts, agreement and likeness
+of siblings, signs such as form and length. None knows the answer, and each alone is often wrong. The arms differ in the
+reward only: (a) the best single verifier, chosen with gold labels, (b) the plain mean of all, (c) our ensemble, which
+sees no label, (d) the gold answer. All are measured by gold on held-out seeds.
 
-    python examples/weaver_vs_gold.py [--seeds 0 1 2] [--steps 20] [--out runs/weaver]
+    python examples/weaver_vs_gold.py [--task sums] [--seeds 0 1 2] [--steps 20] [--out runs/weaver]
 
 takes some two hours on two CPU cores, mostly for the judges, and writes ``weaver_vs_gold.png``. Finished runs are not
 repeated, others begin again.
@@ -18,11 +19,16 @@ import json
 import random
 import re
 import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import library_judges
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from worlds import imitated
 
 import forge_agents as fa
 from forge_trainers.records.plots import draw_arms
@@ -92,9 +98,36 @@ def weak_verifiers(model):
     ]
 
 
-def reward_of(arm, single, model):
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """What is learned under which verifiers, and how."""
+
+    world: Any
+    verifiers: Callable[[str], list]
+    title: str
+    steps: int
+    lr: float
+    max_tokens: int
+    max_model_len: int
+    games: int = 0
+    """Of the world's expert, which are imitated twice before, the same for all arms."""
+    epochs: int = 2
+
+
+TASKS = {
+    "sums": Task(
+        world=Sums, verifiers=weak_verifiers, title="sums", steps=20, lr=3e-5, max_tokens=16,
+        max_model_len=256,
+    ),
+    "library": Task(
+        world="forge/Library-v0@1", verifiers=library_judges.weak_verifiers, title="a library", steps=8, lr=8e-5,
+        max_tokens=32, max_model_len=1024, games=64,
+    ),
+}  # fmt: skip
+
+
+def reward_of(arm, single, verifiers):
     """The reward of an arm; `single` names the verifier of (a)."""
-    verifiers = weak_verifiers(model)
     if arm == "gold":
         return EnvReward()
     if arm == "single":
@@ -109,12 +142,12 @@ def auroc(scores, gold):
     return float(np.mean((right[:, None] > wrong) + 0.5 * (right[:, None] == wrong)))
 
 
-def survey(episodes, model):
+def survey(episodes, verifiers):
     """AUROC, and accuracy at 0.5, of every verifier that can judge one answer alone."""
-    trajectories = [episode.trajectories["solver"] for episode in episodes if episode.error is None]
+    trajectories = [t for episode in episodes if episode.error is None for t in episode.trajectories.values()]
     gold = np.array([t.reward for t in trajectories])
     found = {}
-    for verifier in weak_verifiers(model):
+    for verifier in verifiers:
         scores = verifier.score(trajectories)
         if not np.isnan(scores).all():
             right = float(np.mean((np.nan_to_num(scores) > 0.5) == (gold > 0.5)))
@@ -128,26 +161,31 @@ def run(arm, seed, folder, single, asked):
     if saved.exists():
         return json.loads(saved.read_text())
     shutil.rmtree(folder, ignore_errors=True)  # begun and not finished: what it was before is measured at the start
-    solver = fa.Policy(asked.model, name="solver", sampling=fa.Sampling(temperature=1.0, max_tokens=16))
+    task = TASKS[asked.task]
+    policy = fa.Policy(asked.model, name="solver", sampling=fa.Sampling(temperature=1.0, max_tokens=task.max_tokens))
+    if task.games:
+        policy = replace(policy, model=str(imitated(policy, seed, task, asked.out / f"imitated-{seed}").absolute()))
+    verifiers = task.verifiers(asked.model)
     config = fa.GRPOConfig(
         seed=seed,
         refills=0,  # every arm plays as much
-        learner=fa.LearnerConfig(lr=3e-5, warmup_steps=2),
-        engine=fa.EngineConfig(max_model_len=256),
+        learner=fa.LearnerConfig(lr=task.lr, warmup_steps=2),
+        engine=fa.EngineConfig(max_model_len=task.max_model_len),
         eval_every=asked.eval_every,
         eval_episodes=asked.episodes,
         checkpoint_every=asked.steps,
+        keep_checkpoints=1,
     )
-    with fa.GRPOTrainer(solver, reward=reward_of(arm, single, asked.model), config=config, out_dir=folder) as trainer:
-        before = trainer.evaluate(Sums, episodes=asked.episodes)
-        rows = trainer.fit(Sums, steps=asked.steps).metrics
-        after = trainer.evaluate(Sums, episodes=4 * asked.episodes)
+    with fa.GRPOTrainer(policy, reward=reward_of(arm, single, verifiers), config=config, out_dir=folder) as trainer:
+        before = trainer.evaluate(task.world, episodes=asked.episodes)
+        rows = trainer.fit(task.world, steps=asked.steps).metrics
+        after = trainer.evaluate(task.world, episodes=4 * asked.episodes)
     curve = [[0, before.reward]] + [[row["step"] + 1, row["eval/reward"]] for row in rows if "eval/reward" in row]
     result = {"arm": arm, "seed": seed, "before": before.reward, "after": after.reward, "ci": after.ci}
     result |= {"curve": curve}
     if arm == "gold":
-        result |= {"survey_before": survey(before.episodes, asked.model)}
-        result |= {"survey_after": survey(after.episodes[: asked.episodes], asked.model)}
+        result |= {"survey_before": survey(before.episodes, verifiers)}
+        result |= {"survey_after": survey(after.episodes[: asked.episodes], verifiers)}
     saved.write_text(json.dumps(result))
     return result
 
@@ -155,15 +193,18 @@ def run(arm, seed, folder, single, asked):
 def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     others = [arm for arm in ARMS if arm != "gold"]
+    parser.add_argument("--task", choices=list(TASKS), default="sums")
     parser.add_argument("--arms", nargs="+", choices=others, default=others, help="beside gold, which chooses (a)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=20, help="optimiser steps of each run")
+    parser.add_argument("--steps", type=int, help="optimiser steps of each run; default: 20 for sums, 8 for library")
     parser.add_argument("--eval-every", type=int, default=5, help="steps between points of the curve")
     parser.add_argument("--episodes", type=int, default=128, help="held-out seeds before; four times as many after")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", type=Path, default=Path("runs/weaver"), help="folder of the runs")
     asked = parser.parse_args(words)
-    with contextlib.closing(weak_verifiers(asked.model)[0]):  # the judges' engine serves all runs
+    task = TASKS[asked.task]
+    asked.steps = task.steps if asked.steps is None else asked.steps
+    with contextlib.closing(task.verifiers(asked.model)[0]):  # the judges' engine serves all runs
         study(asked)
 
 
@@ -182,7 +223,7 @@ def study(asked):
         table.add_row(name, f"{numbers['auroc']:.3f}", f"{numbers['accuracy']:.3f}", f"{later:.3f}")
     console.print(table)
     seeds = [f"seed {seed}" for seed in asked.seeds]
-    table = Table("reward", "before", *seeds, "mean", title="right answers on held-out seeds")
+    table = Table("reward", "before", *seeds, "mean", title="gold reward on held-out seeds")
     after, curves = {}, {}
     for arm in [arm for arm in ARMS if arm in (*asked.arms, "gold")]:
         mine = [r for r in results if r["arm"] == arm]
@@ -195,8 +236,8 @@ def study(asked):
         gap = after["gold"] - after["single"]
         shares = [f"{ARMS[arm]} {(after[arm] - after['single']) / gap:.0%}" for arm in after if arm in ("mean", "ours")]
         console.print(f"(a) is {single!r}; it falls {gap:.3f} short of gold. Of that gap recover: {', '.join(shares)}.")
-    title = "GRPO on sums, SmolLM2-135M-Instruct"
-    draw_arms(curves, asked.out / "weaver_vs_gold.png", title=title, value="right answers on held-out seeds")
+    title = f"GRPO on {TASKS[asked.task].title}, SmolLM2-135M-Instruct"
+    draw_arms(curves, asked.out / "weaver_vs_gold.png", title=title, value="gold reward on held-out seeds")
     console.print(f"plot {asked.out / 'weaver_vs_gold.png'}")
 
 

@@ -51,9 +51,9 @@ def test_there_are_eight_and_the_judges_share_one_model(weaver):
 
 def test_arms_differ_in_the_reward_and_auroc_counts_ties_half(weaver):
     batch = [answered("15"), answered("14"), answered("none")]
-    assert weaver.reward_of("single", "one number", "m").score(batch).tolist() == [1, 1, 0]
-    assert weaver.reward_of("ours", "brief", "m").name == "ensemble"
-    assert weaver.reward_of("gold", None, "m").name == "env_reward"
+    assert weaver.reward_of("single", "one number", weaver.weak_verifiers("m")).score(batch).tolist() == [1, 1, 0]
+    assert weaver.reward_of("ours", "brief", weaver.weak_verifiers("m")).name == "ensemble"
+    assert weaver.reward_of("gold", None, []).name == "env_reward"
     assert weaver.auroc(np.array([0.9, 0.5, np.nan, 0.5]), np.array([1, 1, 0, 0])) == pytest.approx(0.875)
 
 
@@ -69,7 +69,7 @@ def test_a_run_that_was_not_finished_begins_again(weaver, tmp_path, monkeypatch)
         raise BegunError
 
     monkeypatch.setattr(weaver.fa, "GRPOTrainer", trainer, raising=False)
-    asked = argparse.Namespace(model="m", eval_every=1, episodes=1, steps=1)
+    asked = argparse.Namespace(task="sums", out=tmp_path, model="m", eval_every=1, episodes=1, steps=1)
     with pytest.raises(BegunError):
         weaver.run("gold", 0, tmp_path / "gold-0", None, asked)
     assert seen == [False]
