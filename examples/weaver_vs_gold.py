@@ -24,13 +24,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import library_judges
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 from worlds import imitated
 
 import forge_agents as fa
+from forge_envs.teams.signs import calls_work
 from forge_trainers.records.plots import draw_arms
 from forge_verifiers import (
     EmbeddingSimilarity,
@@ -46,6 +46,9 @@ from forge_verifiers import (
 
 ARMS = {"single": "(a) best single verifier", "mean": "(b) plain mean", "ours": "(c) ensemble, no labels",
         "gold": "(d) gold answers"}  # fmt: skip
+
+
+# ---- sums
 
 
 class Sums(fa.TurnEnv):
@@ -98,6 +101,79 @@ def weak_verifiers(model):
     ]
 
 
+# ---- a library: what a seat read and what was answered say how likely it is right
+
+
+def read_by(trajectory):
+    """All that a seat read: the question, and pages or a note."""
+    return "\n".join(turn.observation for turn in trajectory.turns)
+
+
+def given(trajectory):
+    """The team's answer without its citations, in small letters; empty where it gave none."""
+    return trajectory.info.get("given", "")
+
+
+def cited(trajectory):
+    return [f"[{number}]" for number in trajectory.info.get("cited", ())]
+
+
+def holds(text, words):
+    return bool(words) and bool(re.search(rf"(?<!\w){re.escape(words)}(?!\w)", text, re.IGNORECASE))
+
+
+def was_read(trajectory):
+    """The seat read the answer, and not in the question."""
+    question = trajectory.info.get("question", "")
+    return holds(read_by(trajectory).replace(question, ""), given(trajectory))
+
+
+def cites_what_was_read(trajectory):
+    """Share of the cited pages that the seat has heard of; 0 where none is cited."""
+    numbers, text = cited(trajectory), read_by(trajectory)
+    return sum(number in text for number in numbers) / len(numbers) if numbers else 0.0
+
+
+def on_a_cited_page(trajectory):
+    """A line with a cited number holds the answer, too; that of the page is no less an answer to it than another."""
+    lines = read_by(trajectory).splitlines()
+    return any(holds(line, given(trajectory)) for number in cited(trajectory) for line in lines if number in line)
+
+
+def fits_the_question(trajectory):
+    """A year where a year is asked for, else words without digits."""
+    form = r"\d{4}" if "year" in trajectory.info.get("question", "") else r"[^\W\d]+( [^\W\d]+)?"
+    return bool(re.fullmatch(form, given(trajectory)))
+
+
+def with_what_was_read(trajectory):
+    """What a judge is shown of either seat."""
+    return f"{read_by(trajectory)}\nAnswer: {given(trajectory)} {' '.join(cited(trajectory))}"
+
+
+@functools.cache
+def library_verifiers(model):
+    """Ten weak judges of what a seat wrote; the two that are models share one engine, and their errors."""
+    engine = fa.EngineConfig(max_model_len=2048)
+    judge = functools.partial(Judge, max_chars=1600, view=with_what_was_read, seed=0)
+    correct = judge(model, "The answer is the correct answer to the question.", name="judge: correct", engine=engine)
+    return [
+        correct,
+        judge(correct, "What was read says that the answer is right.", name="judge: supported"),
+        SelfConsistency(extract=given, name="agreement"),
+        EmbeddingSimilarity(model, against="group", floor=0.5, threads=1, name="likeness"),
+        Rule(was_read, name="was read"),
+        Rule(cites_what_was_read, name="cites what was read"),
+        Rule(on_a_cited_page, name="on a cited page"),
+        Rule(fits_the_question, name="fits the question"),
+        Rule(calls_work, name="calls work"),
+        Length(high=8, slack=8, unit="words", name="brief"),
+    ]
+
+
+# ---- the experiment
+
+
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """What is learned under which verifiers, and how."""
@@ -120,7 +196,7 @@ TASKS = {
         max_model_len=256,
     ),
     "library": Task(
-        world="forge/Library-v0@1", verifiers=library_judges.weak_verifiers, title="a library", steps=8, lr=8e-5,
+        world="forge/Library-v0@1", verifiers=library_verifiers, title="a library", steps=8, lr=8e-5,
         max_tokens=32, max_model_len=1024, games=64,
     ),
 }  # fmt: skip

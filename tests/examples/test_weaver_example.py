@@ -73,3 +73,45 @@ def test_a_run_that_was_not_finished_begins_again(weaver, tmp_path, monkeypatch)
     with pytest.raises(BegunError):
         weaver.run("gold", 0, tmp_path / "gold-0", None, asked)
     assert seen == [False]
+
+
+PAGE = "[4] Ulmford lies on the river Neva. Its mayor is Jonas Berg.\n[9] Berg & Ulmford makes bells."
+QUESTION = "On which river does Ulmford lie?"
+
+
+def looked_up(given, cited, read=PAGE, question=QUESTION):
+    turns = (
+        Turn(agent="searcher", index=0, observation=question, action="CALL", reward=0.0),
+        Turn(agent="searcher", index=1, observation=read, action=f"{given} {cited}", reward=0.0),
+    )
+    info = {"given": given, "cited": cited, "question": question, "tool_calls": 1, "tool_errors": 0}
+    return Trajectory(agent="searcher", policy="p", turns=turns, env_id="library", seed=0, info=info)
+
+
+def test_signs_of_the_library_tell_an_answer_that_was_read_from_one_that_was_not(weaver):
+    cases = {
+        "was read": ([("neva", [4]), ("bells", [])], [("which", [4]), ("thames", [4]), ("", [4])]),
+        "cites what was read": ([("neva", [4]), ("thames", [9, 4])], [("neva", []), ("neva", [5])]),
+        "on a cited page": ([("neva", [4]), ("bells", [4, 9])], [("neva", [9]), ("nev", [4]), ("neva", [])]),
+        "fits the question": ([("neva", []), ("jonas berg", [])], [("1911", []), ("neva river lies", []), ("", [])]),
+    }
+    by_name = {verifier.name: verifier for verifier in weaver.library_verifiers("m")}
+    assert len(by_name) == 10
+    for name, (good, bad) in cases.items():
+        scores = by_name[name].score([looked_up(*each) for each in (*good, *bad)]).tolist()
+        assert scores == [1] * len(good) + [0] * len(bad), name
+    year = "In which year was Jonas Berg born?"
+    assert by_name["fits the question"].score([looked_up("1911", [], question=year)]).tolist() == [1]
+    assert by_name["cites what was read"].score([looked_up("neva", [4, 5])]).tolist() == [0.5]
+
+
+def test_no_judge_of_the_library_knows_the_answer_and_none_fails_where_there_is_none(weaver):
+    """All signs together pass the mayor for the river, and an episode that was cut off is judged, too."""
+    own = [v for v in weaver.library_verifiers("m") if v.cost == "cheap" and not v.sees_groups]
+    right, mayor = looked_up("neva", [4]), looked_up("jonas berg", [4])
+    turn = Turn(agent="searcher", index=0, observation=QUESTION, action="CALL", reward=0.0)
+    cut = Trajectory(agent="searcher", policy="p", turns=(turn,), env_id="library", seed=0, info={})
+    for verifier in own:
+        scores = verifier.score([right, mayor, cut])
+        assert scores[0] == scores[1], verifier.name
+        assert not scores[2] > 0 or verifier.name == "brief", verifier.name
