@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemWriter
 
 from forge_agents import files as sums_of_files
@@ -567,3 +568,50 @@ def test_a_disk_that_is_full_is_told_and_leaves_no_export(tmp_path, monkeypatch)
     with pytest.raises(RunFolderError, match="cannot export to .*out: .*No space left on device. Make room"):
         checkpoint.export([("w", torch.ones(2))], tmp_path, tmp_path / "out", dtype=torch.float32)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def stored_rounded(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny model, stored in bfloat16."""
+    return LearnerCore(config(tiny_llama)).export(tmp_path_factory.mktemp("rounded") / "model", "bfloat16")
+
+
+def test_a_model_stored_in_bfloat16_begins_as_it_is_and_every_small_update_counts(
+    stored_rounded: Path, random_batch: Batches
+):
+    core = LearnerCore(config(stored_rounded, compute_dtype="bfloat16", lr=1e-5))
+    stored = load_file(stored_rounded / "model.safetensors")
+    begun = core.hf_state_dict(dtype=torch.bfloat16)
+    assert all(torch.equal(begun[name], stored[name]) for name in begun)
+
+    before = weights(core)
+    core.train_step(random_batch())
+    moved = {name: value - before[name] for name, value in weights(core).items()}
+    rounded = core.hf_state_dict(dtype=torch.bfloat16)
+    seen = {name: value.float() - begun[name].float() for name, value in rounded.items()}
+    # an update is far below the distance of bfloat16 numbers, and yet on average as large after rounding
+    large = {name: before[name].abs() > 0.01 for name in moved}
+    along = sum(float((seen[name] * moved[name].sign())[large[name]].sum()) for name in moved)
+    asked = sum(float(moved[name].abs()[large[name]].sum()) for name in moved)
+    assert along == pytest.approx(asked, rel=0.1)
+    changed = sum(int((seen[name] != 0)[large[name]].sum()) for name in moved)
+    assert 0 < changed < 0.25 * sum(int(each.sum()) for each in large.values())
+
+
+def test_only_weights_that_were_rounded_are_moved_and_always_alike(stored_rounded: Path, tiny_llama: Path):
+    def moved(model: Path, **changes: Any) -> float:
+        core = LearnerCore(config(model, **changes))
+        stored = load_file(model / "model.safetensors")
+        gaps = {name: (value - stored[name].float()).abs() for name, value in weights(core).items()}
+        # at most half of the distance to the next number, which is 2^-7 of the power of two below
+        assert all(bool((gap <= 2**-8 * stored[name].float().abs()).all()) for name, gap in gaps.items())
+        return sum(float((gap > 0).float().mean()) for gap in gaps.values()) / len(gaps)
+
+    assert moved(stored_rounded, compute_dtype="float32") == 0
+    assert moved(tiny_llama, compute_dtype="bfloat16") < 1e-3  # float32 numbers are between those of bfloat16 already
+    assert moved(stored_rounded, compute_dtype="bfloat16") > 0.99
+    one, two, other = (
+        weights(LearnerCore(config(stored_rounded, compute_dtype="bfloat16", seed=seed))) for seed in (0, 0, 1)
+    )
+    assert all(torch.equal(one[name], two[name]) for name in one)
+    assert any(not torch.equal(one[name], other[name]) for name in one)

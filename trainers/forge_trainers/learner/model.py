@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import os
 import tempfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ import torch.nn.functional as F
 from safetensors import SafetensorError, safe_open
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, distribute_tensor
 
 from forge_agents.errors import ModelNotFoundError
 from forge_agents.models import families
@@ -256,6 +257,8 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
         model.requires_grad_(trainable)
     adapter = spec.state_dict_adapter(spec.model, str(config.model))
     load_hf_weights(model, adapter, Path(config.model))
+    if trainable and config.compute_dtype == "bfloat16":
+        spread_thresholds(model, config.seed)
     return Built(
         model=model,
         adapter=adapter,
@@ -350,6 +353,31 @@ def load_hf_weights(model: Any, adapter: Any, folder: Path) -> None:
             )
     state_dict_loader.load(wanted, storage_reader=adapter.get_hf_storage_reader(str(folder)))
     model.load_state_dict(kept | adapter.from_hf(dict(wanted)), strict=True)
+
+
+@torch.no_grad()
+def spread_thresholds(model: torch.nn.Module, seed: int) -> None:
+    """Move each weight that is a bfloat16 number by less than half the distance to its neighbours, at random.
+
+    Rounded to bfloat16 all are what they were. But where a model was stored in bfloat16, every weight begins in the
+    middle of what is rounded to it, and nothing that is computed changes until an update has grown to half such a
+    distance: dozens of steps for weights of 0.1 at a learning rate of 1e-5. Moved so, a weight that has changed by a
+    tenth of the distance is rounded to the next number with a probability of a tenth (rounding to nearest cancels small
+    updates: arXiv 2010.06192). Other weights, and zeros, stay; each rank computes the same.
+    """
+    for name, weight in model.named_parameters():
+        if not weight.requires_grad or weight.dtype != torch.float32:
+            continue
+        local = weight.to_local() if isinstance(weight, DTensor) else weight
+        random = torch.Generator(local.device).manual_seed(zlib.crc32(name.encode()) + seed)
+        # the lower half of a float32's bits is what bfloat16 leaves out; 2^15 would be the middle between two numbers
+        moves = torch.randint(
+            1 - 2**15, 2**15, weight.shape, generator=random, dtype=torch.int32, device=local.device
+        )
+        if isinstance(weight, DTensor):
+            moves = distribute_tensor(moves, weight.device_mesh, weight.placements, src_data_rank=None).to_local()
+        bits = local.view(torch.int32)
+        bits.add_(moves.masked_fill_((bits & 0xFFFF != 0) | (local == 0), 0))
 
 
 def check_weights(folder: Path) -> dict[str, tuple[int, ...]]:
