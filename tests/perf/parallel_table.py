@@ -111,7 +111,7 @@ def measure(steps: int) -> list[dict[str, Any]]:
 
     with tempfile.TemporaryDirectory(prefix="forge-parallel-") as folder:
         for family in {layout.family for layout in LAYOUTS}:
-            tiny_model(Path(folder, family), family=family)  # type: ignore[arg-type]
+            tiny_model(Path(folder, family), family=family, dtype="bfloat16")  # type: ignore[arg-type]
         visits = list(plan())
         fork = multiprocessing.get_context("fork")
         ranks = range(max(layout.processes for layout in LAYOUTS))
@@ -213,6 +213,7 @@ def _learner(layout: Layout, folder: Path) -> Any:
     from forge_agents.policy import LoRA
     from forge_trainers.learner.config import LearnerConfig
     from forge_trainers.learner.core import LearnerCore
+    from forge_trainers.learner.model import spread_thresholds
 
     class Measured(LearnerCore):
         def _update(self, *args: Any) -> dict[str, float]:
@@ -222,7 +223,9 @@ def _learner(layout: Layout, folder: Path) -> Any:
 
     common = {"model": str(folder / layout.family), "compute_dtype": "float32", "threads": 1, "lr": 1e-3}
     lora = LoRA() if layout.adapter else None
-    return Measured(LearnerConfig(**common, warmup_steps=2, entropy_coef=0.01, lora=lora, **layout.settings))
+    learner = Measured(LearnerConfig(**common, warmup_steps=2, entropy_coef=0.01, lora=lora, **layout.settings))
+    spread_thresholds(learner.model, seed=0)  # as where it computes in bfloat16: every layout alike
+    return learner
 
 
 def _widths() -> list[int]:

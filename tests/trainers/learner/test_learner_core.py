@@ -570,10 +570,10 @@ def test_a_disk_that_is_full_is_told_and_leaves_no_export(tmp_path, monkeypatch)
     assert not (tmp_path / "out").exists()
 
 
-@pytest.fixture(scope="module")
-def stored_rounded(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def stored_rounded(tiny_models: Callable[..., Path]) -> Path:
     """The tiny model, stored in bfloat16."""
-    return LearnerCore(config(tiny_llama)).export(tmp_path_factory.mktemp("rounded") / "model", "bfloat16")
+    return tiny_models(dtype="bfloat16")
 
 
 def test_a_model_stored_in_bfloat16_begins_as_it_is_and_every_small_update_counts(
