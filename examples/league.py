@@ -90,7 +90,7 @@ def train(arm, model, seed, asked, *, control=False):
         seed=seed,
         group_size=16,
         refills=0,  # both arms play as many games
-        credit=fa.Credit(by=("seed", *(["role"] if asked.credit == "role" else [])), scale="none"),
+        credit=fa.Credit(by=("seed", "role"), scale="none"),
         learner=learner,
         engine=fa.EngineConfig(max_model_len=128, threads=1),
         eval_every=asked.eval_every,
@@ -115,8 +115,6 @@ def main(words=None):
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=200, help="optimiser steps of each run")
-    parser.add_argument("--credit", choices=["role", "game"], default="role",
-                        help="whose rewards a seat's are compared with: of the same seat, or of both")  # fmt: skip
     parser.add_argument("--control-steps", type=int, default=40, help="with learning rate 0 on the first seed; 0: none")
     parser.add_argument("--lr", type=float, default=3e-4, help="learning rate")
     parser.add_argument("--games", type=int, default=12000, help="of minimax against random moves")

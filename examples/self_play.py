@@ -13,7 +13,6 @@ interrupted one goes on. `examples/self_play_table.py` has a table of numbers in
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -65,7 +64,7 @@ def train(model, seed, asked, *, control=False):
     player = fa.Policy(str(model), name="player", sampling=fa.Sampling(temperature=1.0, max_tokens=8))
     config = fa.GRPOConfig(
         seed=seed,
-        credit=replace(CREDIT, by=("seed", *(["role"] if asked.credit == "role" else []))),
+        credit=CREDIT,
         learner=fa.LearnerConfig(lr=lr, warmup_steps=2, lr_decay="linear", entropy_coef=0.05),
         engine=fa.EngineConfig(max_model_len=512),
         eval_every=asked.eval_every,
@@ -92,8 +91,6 @@ def main(words=None):
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=40, help="optimiser steps of each run")
     parser.add_argument("--lr", type=float, default=5e-6, help="learning rate")
-    parser.add_argument("--credit", choices=["role", "game"], default="role",
-                        help="whose rewards a seat's are compared with: of the same seat, or of both")  # fmt: skip
     parser.add_argument("--control-steps", type=int, default=20, help="with learning rate 0 on the first seed; 0: none")
     parser.add_argument("--eval-every", type=int, default=10, help="steps between points of the curve")
     parser.add_argument("--episodes", type=int, default=64, help="held-out games against the start")

@@ -8,8 +8,8 @@ sees no label, (d) the gold answer. All are measured by gold on held-out seeds.
 
     python examples/weaver_vs_gold.py [--task sums] [--seeds 0 1 2] [--steps 20] [--out runs/weaver]
 
-takes some two hours on two CPU cores, mostly for the judges, and writes ``weaver_vs_gold.png``. Finished runs are not
-repeated, others begin again.
+takes some two hours on two CPU cores, one for the library, mostly for the judges, and writes ``weaver_vs_gold.png``.
+Finished runs are not repeated, others begin again.
 """
 
 import argparse
@@ -135,7 +135,7 @@ def cites_what_was_read(trajectory):
 
 
 def on_a_cited_page(trajectory):
-    """A line with a cited number holds the answer, too; that of the page is no less an answer to it than another."""
+    """A line with a cited number holds the answer, too; the number itself stands there: a hole that training finds."""
     lines = read_by(trajectory).splitlines()
     return any(holds(line, given(trajectory)) for number in cited(trajectory) for line in lines if number in line)
 
@@ -186,14 +186,14 @@ class Task:
     max_tokens: int
     max_model_len: int
     games: int = 0
-    """Of the world's expert, which are imitated twice before, the same for all arms."""
+    """Of the world's expert, which are imitated before, the same for all arms."""
     epochs: int = 2
+    """How often each is."""
 
 
 TASKS = {
     "sums": Task(
-        world=Sums, verifiers=weak_verifiers, title="sums", steps=20, lr=3e-5, max_tokens=16,
-        max_model_len=256,
+        world=Sums, verifiers=weak_verifiers, title="sums", steps=20, lr=3e-5, max_tokens=16, max_model_len=256,
     ),
     "library": Task(
         world="forge/Library-v0@1", verifiers=library_verifiers, title="a library", steps=8, lr=8e-5,
@@ -212,10 +212,11 @@ def reward_of(arm, single, verifiers):
 
 
 def auroc(scores, gold):
-    """Probability that a right answer scores above a wrong one; ties count half, abstention as 0."""
+    """Probability that a right answer scores above a wrong one; ties count half, abstention as 0. NaN without both."""
     scores = np.nan_to_num(scores, nan=0.0)
     right, wrong = scores[gold > 0.5], scores[gold < 0.5]
-    return float(np.mean((right[:, None] > wrong) + 0.5 * (right[:, None] == wrong)))
+    won = (right[:, None] > wrong) + 0.5 * (right[:, None] == wrong)
+    return float(np.mean(won)) if won.size else np.nan
 
 
 def survey(episodes, verifiers):
@@ -288,6 +289,11 @@ def study(asked):
     """All runs, one after the other; prints and draws what came of them."""
     results = [run("gold", seed, asked.out / f"gold-{seed}", None, asked) for seed in asked.seeds]
     found = results[0]["survey_before"]
+    if any(np.isnan(numbers["auroc"]) for numbers in found.values()):
+        raise SystemExit(
+            f"the answers to {asked.episodes} held-out seeds before training are all right or all wrong, so no "
+            "verifier is the best; choose more with --episodes, in another folder"
+        )
     single = max(found, key=lambda name: found[name]["auroc"])
     for arm in asked.arms:
         results += [run(arm, seed, asked.out / f"{arm}-{seed}", single, asked) for seed in asked.seeds]

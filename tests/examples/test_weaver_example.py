@@ -55,6 +55,15 @@ def test_arms_differ_in_the_reward_and_auroc_counts_ties_half(weaver):
     assert weaver.reward_of("ours", "brief", weaver.weak_verifiers("m")).name == "ensemble"
     assert weaver.reward_of("gold", None, []).name == "env_reward"
     assert weaver.auroc(np.array([0.9, 0.5, np.nan, 0.5]), np.array([1, 1, 0, 0])) == pytest.approx(0.875)
+    assert np.isnan(weaver.auroc(np.array([0.9, 0.5]), np.array([1, 1])))
+
+
+def test_where_all_answers_are_right_no_verifier_is_called_the_best(weaver, tmp_path, monkeypatch):
+    found = {"survey_before": {"brief": {"auroc": float("nan"), "accuracy": 1.0}}}
+    monkeypatch.setattr(weaver, "run", lambda *_: found)
+    asked = argparse.Namespace(seeds=[0], arms=["ours"], out=tmp_path, episodes=2)
+    with pytest.raises(SystemExit, match="2 held-out seeds before training are all right or all wrong"):
+        weaver.study(asked)
 
 
 def test_a_run_that_was_not_finished_begins_again(weaver, tmp_path, monkeypatch):

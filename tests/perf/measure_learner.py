@@ -11,7 +11,6 @@ than any pass can take: the matrix products of the step itself, one after the ot
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -82,7 +81,7 @@ def _record(name: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_learner(options: Options) -> dict[str, Any]:
-    from forge_agents.runtime.processes import keep_freed_memory
+    from forge_agents.runtime.processes import keep_freed_memory, total_bytes
 
     keep_freed_memory()  # as the learner's actor does; the bare passes profit alike
     from forge_agents.models.sizes import ModelSize
@@ -92,9 +91,8 @@ def run_learner(options: Options) -> dict[str, Any]:
     from forge_trainers.learner.model import read_config
 
     config = LearnerConfig(model=options.model)
-    device_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     size = ModelSize.from_config(read_config(options.model))
-    core = LearnerCore(by_memory(size, config, device_bytes, on_cpu=True))  # as in a run
+    core = LearnerCore(by_memory(size, config, total_bytes() // 2, on_cpu=True))  # as a run by itself has it
     _run(core, WORKS["W"].quick())  # warms up
     return {name: _run(core, work.quick() if options.quick else work) for name, work in WORKS.items()}
 

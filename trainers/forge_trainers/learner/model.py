@@ -371,9 +371,8 @@ def spread_thresholds(model: torch.nn.Module, seed: int) -> None:
         local = weight.to_local() if isinstance(weight, DTensor) else weight
         random = torch.Generator(local.device).manual_seed(zlib.crc32(name.encode()) + seed)
         # the lower half of a float32's bits is what bfloat16 leaves out; 2^15 would be the middle between two numbers
-        moves = torch.randint(
-            1 - 2**15, 2**15, weight.shape, generator=random, dtype=torch.int32, device=local.device
-        )
+        limits = 1 - 2**15, 2**15
+        moves = torch.randint(*limits, weight.shape, generator=random, dtype=torch.int32, device=local.device)
         if isinstance(weight, DTensor):
             moves = distribute_tensor(moves, weight.device_mesh, weight.placements, src_data_rank=None).to_local()
         bits = local.view(torch.int32)
