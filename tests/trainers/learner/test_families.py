@@ -107,3 +107,13 @@ def test_what_was_learned_is_exported_for_transformers(
 def test_every_family_that_is_trained_is_tried_here(tiny_models: Callable[..., Path]):
     tried = {known(tiny_models(family=family)).family for family, _ in CASES}
     assert tried == {family for family in FAMILIES if not family.why_not}
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "tables"), [("llama", {}, 1), ("smollm3", {"no_rope_layers": [0, 1]}, 2)]
+)
+def test_layers_that_turn_alike_share_a_table(tmp_path: Path, family: Any, settings: dict[str, Any], tables: int):
+    model = tiny_model(tmp_path, family=family, settings=settings)
+    core = LearnerCore(LearnerConfig(model=str(model), compute_dtype="float32", threads=1))
+    found = [layer.attention.rope.cache for layer in core.model.layers.values()]
+    assert len(found) > 1 and len({table.data_ptr() for table in found}) == tables

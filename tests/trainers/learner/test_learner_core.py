@@ -216,6 +216,46 @@ def test_a_rank_by_itself_learns_what_fsdp_would(
     assert relative_gap(weights(alone), weights(wrapped)) < close
 
 
+def test_what_every_step_needs_keeps_its_place_in_memory(
+    tiny_llama: Path, random_batch: Batches, monkeypatch: pytest.MonkeyPatch
+):
+    core = LearnerCore(config(tiny_llama, compute_dtype="bfloat16", max_tokens_per_microbatch=100))
+    places: list[set[int]] = []
+    update = core._update
+
+    def moments() -> set[int]:
+        return {
+            value.data_ptr()
+            for optimizer in core._optimizers
+            for state in optimizer.state.values()
+            for name, value in state.items()
+            if name != "step"
+        }
+
+    def seen(*given: Any) -> dict[str, float]:
+        places.append({weight.grad.data_ptr() for weight in core.model.parameters()} | moments())
+        return update(*given)
+
+    before = moments()
+    assert len(before) == 2 * len(list(core.model.parameters())), "moments are there before activations are"
+    monkeypatch.setattr(core, "_update", seen)
+    for _ in range(2):
+        core.train_step(random_batch())
+    assert places[0] == places[1] and before < places[0]
+
+
+def test_gradients_of_a_copy_add_up_in_float32():
+    weight, total = torch.nn.Parameter(torch.zeros(2500, 3)), torch.full((2500, 3), float("nan"))
+    parts = [torch.randn(2500, 3, generator=torch.Generator().manual_seed(n)).bfloat16() for n in range(3)]
+    for part in parts:
+        copy = torch.nn.Parameter(torch.zeros(2500, 3, dtype=torch.bfloat16))
+        copy.grad = part
+        titan_model._take_gradient(weight, total, copy)
+        assert copy.grad is None
+    assert weight.grad is total
+    assert torch.equal(total, parts[0].float() + parts[1].float() + parts[2].float())
+
+
 def test_learning_raises_the_probability_of_better_tokens(tiny_llama: Path, random_batch: Batches):
     batch = random_batch()
     core = LearnerCore(config(tiny_llama))

@@ -24,7 +24,7 @@ _FREE_SCORES = 1 << 15
 """... plus this many scores a head, which cost less than another bucket's calls."""
 _LONG_SPAN = 512
 """Spans from here on go one by one through PyTorch's fused kernel, which never holds the [m, s] scores."""
-_MAX_SCORES = 1 << 23
+_MAX_SCORES = 1 << 18
 """Most scores a head that a bucket may hold; bounds its memory (x heads x 2 bytes kept for the backward pass)."""
 
 

@@ -70,6 +70,8 @@ class LearnerCore:
         self._loss.loss_fn = PolicyLoss(config.loss_settings)  # any callable will do
         self._loss.set_lm_head(self.model.lm_head)
         self._optimizers = build_optimizers(config, self.model)
+        if self._built.copies is not None:
+            checkpoint.optimizer_state(self._optimizers)  # moments have their place before activations come and go
         self._total_steps: int | None = None
         self._writer = checkpoint.Writer(self._ranks.use_device)
         self._models: list[Any] = [self.model] if base is None else []
@@ -410,8 +412,6 @@ class LearnerCore:
             labels_1S = tokens["ids"][token_S][None].to(device)
             loss, metrics = self._loss(hidden_1SD, labels_1S, num_loss_tokens, valid=valid_S[None].to(device), **inputs)
             loss.backward()  # of the trunk; the wrapper has taken the head's already, chunk by chunk
-        if self._built.copies is not None:
-            self._built.copies.add_gradients()
         found: dict[str, torch.Tensor] = metrics
         return found
 

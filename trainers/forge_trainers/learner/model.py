@@ -51,6 +51,8 @@ _NORMED = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
 """Queries and keys are normalised a head at a time."""
 _THETA = {"SmolLM3ForCausalLM": 2e6}
 """RoPE's base where a config leaves it out; 10,000 of all others."""
+_ROWS_AT_ONCE = 1024
+"""Of a gradient that are made float32 at a time."""
 _FLOATS = ("F64", "F32", "BF16", "F16")
 """Types of stored weights, as safetensors calls them."""
 
@@ -154,6 +156,9 @@ class ComputeCopies:
     FSDP does the same for one rank, but casts and copies each weight twice in every microbatch, and each gradient
     three times: 7 % of a step on CPU.
 
+    A gradient is added to its float32 sum, and gone, as soon as the backward pass has it. Copies and sums keep their
+    memory from step to step: made anew among activations that come and go, they leave holes that nothing fits into.
+
     Args:
         model: Whose weights to take the place of; what is of this type already stays.
         dtype: The type.
@@ -172,24 +177,38 @@ class ComputeCopies:
     @contextmanager
     def inside(self) -> Iterator[None]:
         """Put copies of the weights, as they are now, in their place for as long as the context lasts."""
-        for module, name, weight in self._places:
+        for _, _, weight in self._places:
             if weight not in self._copies:  # tied ones have two places
-                copy = torch.nn.Parameter(weight.detach().to(self._dtype), requires_grad=weight.requires_grad)
-                self._copies[weight] = copy
+                self._copies[weight] = self._copy(weight)
+        with torch.no_grad():
+            for weight, copy in self._copies.items():
+                copy.copy_(weight)
+        for module, name, weight in self._places:
             setattr(module, name, self._copies[weight])
         try:
             yield
         finally:
             for module, name, weight in self._places:
                 setattr(module, name, weight)
-            self._copies.clear()
 
-    def add_gradients(self) -> None:
-        """Add what a microbatch left at the copies to the weights' own gradients."""
-        for weight, copy in self._copies.items():
-            if copy.grad is not None:
-                found, copy.grad = copy.grad.to(weight.dtype), None
-                weight.grad = found if weight.grad is None else weight.grad.add_(found)
+    def _copy(self, weight: torch.nn.Parameter) -> torch.nn.Parameter:
+        copy = torch.nn.Parameter(torch.empty_like(weight, dtype=self._dtype), requires_grad=weight.requires_grad)
+        if weight.requires_grad:
+            take = partial(_take_gradient, weight, torch.empty_like(weight))
+            copy.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
+        return copy
+
+
+def _take_gradient(weight: torch.nn.Parameter, total: torch.Tensor, copy: torch.Tensor) -> None:
+    """Move what a backward pass left at a weight's copy to the weight's own gradient, which lies in `total`."""
+    found, copy.grad = copy.grad, None
+    assert found is not None
+    if weight.grad is None:
+        weight.grad = total.copy_(found)
+        return
+    for start in range(0, len(total), _ROWS_AT_ONCE):
+        rows = slice(start, start + _ROWS_AT_ONCE)
+        total[rows].add_(found[rows])  # of which PyTorch first makes a float32 copy
 
 
 def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) -> Built:
@@ -251,6 +270,7 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
     model.to_empty(device="cpu" if config.cpu_offload else ranks.device)
     with torch.no_grad(), ranks.context():
         model.init_states(buffer_device=ranks.device if config.cpu_offload else None)
+    _share_angles(model)
     model._skip_lm_head = True
     model.train()
     if config.lora is None:  # else what is not an adapter is frozen already
@@ -603,6 +623,15 @@ class LlamaRope(titan.ComplexRoPE):  # type: ignore[misc]  # torchtitan is untyp
     def _precompute_cache(self) -> torch.Tensor:
         angles = _angles(self.config)
         return torch.polar(torch.full_like(angles, self.config.factor), angles)
+
+
+def _share_angles(model: torch.nn.Module) -> None:
+    """Keep one table for all layers that turn alike: TorchTitan gives each its own, of all positions."""
+    tables: dict[tuple[object, ...], torch.Tensor] = {}
+    for module in model.modules():
+        if isinstance(module, (Rope, LlamaRope)):
+            config = module.config
+            module.cache = tables.setdefault((type(module), config.frequencies, config.factor), module.cache)
 
 
 class StateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc]  # torchtitan is untyped
