@@ -320,8 +320,8 @@ class NoEngine:
         self.done = steps
         for name in {one.name for one in self.learners}:
             (self.folder / "export" / (name if len(self.learners) > 1 else "")).mkdir(parents=True, exist_ok=True)
-        earned = self.config.learner.lr * steps
-        return SimpleNamespace(metrics=[{"step": n, "time/step_s": 2.0, "eval/reward": earned} for n in range(steps)])
+        row = {"time/step_s": 2.0, "eval/reward": self.config.learner.lr * steps, "learner/grad_norm": 0.5 * steps}
+        return SimpleNamespace(metrics=[{"step": n, **row} for n in range(steps)])
 
     @property
     def learners(self):
@@ -332,7 +332,7 @@ class NoEngine:
     def evaluate(self, env, *, episodes, env_args=None):
         self.measured.append(env)
         reward = int(env[-1]) / 10 + self.config.learner.lr * self.done
-        return SimpleNamespace(reward=reward, ci=0.0)
+        return SimpleNamespace(reward=reward, ci=0.0, by_agent={"clerk": reward, "accountant": reward / 2})
 
 
 def test_what_is_practised_is_compared_on_all_levels(load_example, tmp_path, monkeypatch, capsys):
@@ -352,6 +352,29 @@ def test_what_is_practised_is_compared_on_all_levels(load_example, tmp_path, mon
     assert (tmp_path / "curriculum.png").stat().st_size and "control" in capsys.readouterr().out
     module.main([*words, "--out", str(tmp_path), "--control-steps", "2"])
     assert len(NoEngine.made) == 5, "what is finished is not repeated"
+
+
+def test_seats_are_paid_for_their_own_sums_and_compared_by_role_or_all_alike(
+    load_example, tmp_path, monkeypatch, capsys
+):
+    module = load_example("role_credit")
+    fa.check_env(module.ENV_ID)  # raises where something is wrong
+    env = fa.make(module.ENV_ID)
+    env.reset(seed=3)
+    sums = {agent: sum(numbers) for agent, numbers in env.unwrapped.numbers.items()}
+    said = {"clerk": f"9, no: {sums['clerk']}", "accountant": f"{sums['accountant']} or 1"}
+    players = {agent: fa.Scripted(lambda _, text=text: text) for agent, text in said.items()}
+    assert fa.play(module.ENV_ID, players, seed=3).rewards == {"clerk": 1.0, "accountant": 0.0}
+    monkeypatch.setattr(fa, "GRPOTrainer", NoEngine)
+    monkeypatch.setattr(NoEngine, "made", [])
+    words = ["--seeds", "1", "--steps", "4", "--eval-every", "2", "--lr", "0.1", "--out", str(tmp_path)]
+    module.main(words)
+    assert [run.config.credit.by for run in NoEngine.made] == [("seed", "role"), ("seed",)]
+    found = json.loads((tmp_path / "seats-alike-1/result.json").read_text())
+    assert found["curve"][-1] == [4, 0.4, {"clerk": 0.4, "accountant": 0.2}] and found["grad_norm"] == 2
+    assert (tmp_path / "role_credit.png").stat().st_size and "0.00 to 0.20" in capsys.readouterr().out
+    module.main(words)
+    assert len(NoEngine.made) == 2, "what is finished is not repeated"
 
 
 def test_each_agent_meets_each_customer_as_it_learned(load_example, tmp_path, monkeypatch):

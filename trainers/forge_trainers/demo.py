@@ -34,7 +34,7 @@ class DemoConfig:
 
     model: str = "smollm2-135m-instruct"
     """The team's model."""
-    steps: int = 25
+    steps: int = 15
     """Optimiser steps of the training run."""
     control_steps: int = 4
     """Steps of the control run, whose learning rate is 0, so that more of them show nothing more; 0 leaves it out."""
