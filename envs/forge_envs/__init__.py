@@ -189,7 +189,7 @@ register(
     levels=[
         {"layout": layout, "onions": onions, "orders": orders, "rounds": rounds}
         for layout, onions, orders, rounds in (
-            ("room", 1, 1, 50), ("room", 2, 1, 50), ("wall", 2, 1, 34), ("hatch", 2, 2, 54), ("ring", 2, 2, 90),
+            ("room", 1, 1, 50), ("room", 2, 1, 60), ("wall", 2, 1, 32), ("hatch", 2, 2, 50), ("ring", 2, 2, 84),
             ("hatch", 3, 2, 48),
         )
     ],

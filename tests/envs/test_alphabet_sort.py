@@ -64,6 +64,8 @@ def test_similarity_agrees_with_the_textbook_recursion(given_names, gold):
 
 def test_answers_may_be_decorated():
     assert read_names('1. Anna\n- **Bob**\n\n * "Carl".\n4) dora; Emil, ') == ["anna", "bob", "carl", "dora", "emil"]
+    assert read_names("Ada" + "." * 200_000 + "b") == ["ada" + "." * 200_000 + "b"], "read at once"
+    assert read_names("`Ada`\n```\nBob") == ["ada", "bob"]
 
 
 def test_sharpness_makes_half_right_worth_less():

@@ -82,12 +82,14 @@ def test_what_knows_nothing_earns_next_to_nothing(say):
     [
         ("{own} 2", "may not contain"), ("{own}s 2", "may not contain"), ("a 2", "may not contain"),
         ("colour", "one word and a number"), ("colour 0", "one word and a number"),
+        ("\u0441olour 2", "one word and a number"), ("{wide} 2", "may not contain"),
         ("two words 2", "one word and a number"), ("", "one word and a number"), ("colour 22", "one word"),
     ],
 )  # fmt: skip
 def test_a_clue_against_the_rules_is_refused_with_the_reason_and_the_second_costs_the_round(clue, fault):
     env = begun(spare=1)
-    bad = clue.format(own=env.left("")[0])
+    own = env.left("")[0]
+    bad = clue.format(own=own, wide="".join(chr(ord(letter) + 0xFEE0) for letter in own))
     if bad == "a 2":
         assert any("a" in word for word in env.hidden)
     env.step(bad)
@@ -110,6 +112,14 @@ def test_words_are_turned_over_in_the_order_of_the_text_until_one_is_wrong():
     assert right[2] in env.hidden, "no more words than the clue's number"
     env.step("colour 1"), env.step("nothing of that")
     assert env.rewards == {"master": 1 / 6, "guesser": 1 / 6} and not env.infos["guesser"]["success"]
+
+
+@pytest.mark.parametrize("other", ["trap", "nobody"])
+def test_nothing_is_turned_over_once_all_words_are_found(other):
+    env = begun(size=2, traps=1)
+    words = env.left("")
+    env.step("colour 9"), env.step(" ".join((*words, env.left(other)[0])))
+    assert env.rewards == {"master": 1, "guesser": 1} and env.infos["guesser"]["success"]
 
 
 def test_a_trap_ends_the_game_with_nothing():

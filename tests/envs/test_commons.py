@@ -4,7 +4,7 @@ import pytest
 import forge_agents as fa
 from forge_agents.testing import check_env, check_levels
 from forge_envs.experts.commons import lake, leaving
-from forge_envs.teams.commons import Commons
+from forge_envs.teams.commons import Commons, _wanted
 
 
 def take(share):
@@ -94,3 +94,20 @@ def test_settings_that_make_no_commons_are_told():
     for wrong in ({"seats": 1}, {"seats": 7}, {"regrowth": 1}, {"seasons": 1}, {"max_message_chars": 0}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
             Commons(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("take 1,200", 1200), ("Take: 22", 22), ("I take **22**", 22), ("take 22.", 22), ("take 22, as agreed", 22),
+     ("take 12.5", None), ("take 5 or take 6", None), ("take 1,2000", None), ("mistake 5", None)],
+)  # fmt: skip
+def test_a_number_to_take_may_be_written_in_other_ways(text, number):
+    assert _wanted(text) == number
+
+
+def test_growth_is_what_its_decimals_say():
+    env = Commons(seats=2, regrowth=1.4)
+    env.reset(seed=0)
+    env.holds, env.stock = 1000, 45
+    env.step({"ann": "nothing", "ben": "nothing"})
+    assert env.stock == 63, "in binary 45 x 1.4 is a little less"

@@ -32,6 +32,10 @@ def test_the_debaters_read_the_evidence_and_the_judge_the_debate():
         (False, "Not yes but NO", (-1, 1, 1)),
         (False, "yes", (1, -1, 0)),
         (True, "perhaps, nobody knows", (0, 0, 0)),
+        (True, "Yes. 97 has no divisor from 2 to 9.", (1, -1, 1)),
+        (False, "**No**: the yes side gave no evidence, yes", (-1, 1, 1)),
+        (True, "The answer is yes, as no divisor was named", (1, -1, 1)),
+        (True, "No doubt the answer is yes", (1, -1, 1)),
     ],
 )
 def test_rewards(truth, verdict, rewards):

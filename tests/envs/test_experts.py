@@ -75,3 +75,9 @@ def test_the_expert_of_tic_tac_toe_never_loses():
         games = [fa.play("forge/TicTacToe-v0", {seat: fa.Expert(), other: fa.Random()}, seed=n) for n in range(12)]
         rewards = [game.rewards[seat] for game in games]
         assert min(rewards) >= 0 and sum(rewards) >= 6
+
+
+@pytest.mark.parametrize("id_", ["forge/Tables-v0@3", "forge/ServiceDesk-v0@4", "forge/Library-v0@2"])
+def test_experts_read_results_that_are_wrapped(id_):
+    games = [fa.play(id_, fa.Expert(), seed=seed, env_args={"tool_format": "hermes"}) for seed in range(4)]
+    assert [earned(game) for game in games] == [1.0] * 4

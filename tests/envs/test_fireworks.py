@@ -137,3 +137,15 @@ def test_settings_that_make_no_game_are_told():
             Fireworks(**settings)
     with pytest.raises(ValueError, match="4 cards are too few for 2 hands of 3"):
         Fireworks(colours=1, ranks=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "legal"),
+    [("play card 1", True), ("Play: 1", True), ("play #1", True), ("I **discard** card 2.", False),
+     ("hint ben: red", True), ("Let's play it safe: hint Ben red", True), ("play 1, or hint ben red", False),
+     ("play", False), ("hint red", False)],
+)  # fmt: skip
+def test_a_move_may_stand_in_other_words(text, legal):
+    env = dealt([R1, B2], [B1, R2], [R1], colours=2, ranks=2)  # where no hint is used up nothing may be discarded
+    env.step(text)
+    assert ("illegal" not in env.infos["ann"]) == legal and env.fuses == 3 - (not legal)

@@ -10,7 +10,7 @@ NAME = "forge/Library-v0"
 
 
 class Uncited(Expert):
-    def answer(self):
+    def found(self):
         return self.thing
 
 
@@ -19,7 +19,7 @@ class Hasty(Expert):
 
     def searcher(self, seen):
         said = super().searcher(seen)
-        return self.answer() if self.pages else said
+        return self.found() if self.pages else said
 
 
 class Tired(Expert):
@@ -48,13 +48,36 @@ def test_an_answer_without_its_pages_is_half_of_one_and_a_shorter_path_is_none()
     assert sum(shown(NAME, seed, Hasty, hops=3)[1] for seed in range(20)) == 0
 
 
-@pytest.mark.parametrize("wrapped", ["{}", "The {}.", "on the {}", "On the river {}", "in {}", ' "{}" '])
+@pytest.mark.parametrize("wrapped", [
+    "{}", "The {}.", "on the {}", "On the river {}", "in {}", ' "{}" ', "**{}**", "Answer: {}", "The answer is {}.",
+    "`{}`", "\u201c{}\u201d", "Final answer: *{}*\n\nSources:",
+])  # fmt: skip
 def test_a_right_answer_may_stand_in_words_that_say_no_more(wrapped):
     env = Library()
     env.reset(seed=3)
     env.step("no idea")
     env.step(wrapped.format(env.answer) + "".join(f" [{number}]" for number in env.path))
     assert env.rewards["writer"] == 1.0
+
+
+@pytest.mark.parametrize(
+    "form", ["[{}, {}]", "[{}] and [{}]", "([{}] [{}])", "[page {}], [p. {}]", "[pages {} and {}]"]
+)
+def test_pages_may_be_cited_in_other_forms(form):
+    env = Library(hops=2)
+    env.reset(seed=3)
+    env.step("no idea")
+    env.step(f"{env.answer} {form.format(*env.path)}")
+    assert env.rewards["writer"] == 1.0 and env.infos["writer"]["cited"] == sorted(env.path)
+
+
+@pytest.mark.parametrize("form", ["not {}", "{} or Oder", "{} " + " " * 20_000 + "no", "Answer", "pages and sources"])
+def test_words_that_say_more_are_no_answer(form):
+    env = Library()
+    env.reset(seed=3)
+    env.step("no idea")
+    env.step(form.format(env.answer) + f" [{env.path[0]}]")
+    assert env.rewards["writer"] == 0.0
 
 
 def test_citing_the_whole_library_is_no_citation():

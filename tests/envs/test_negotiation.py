@@ -60,6 +60,8 @@ def test_all_values_are_found():
         ("take books", None),
         ("take " + "9" * 3000 + " books", None),
         ("mistake 2 books", None),
+        ("I take 2 books. You take 1 hat and 1 ball.", (2, 0, 0)),
+        ("I take 2 books and 1 hat; bob gets 1 ball", (2, 1, 0)),
     ],
 )
 def test_offers_are_read(text, taken):
@@ -90,6 +92,19 @@ def test_nobody_accepts_an_own_offer_or_none_at_all():
     env.step("accept")
     assert env.rewards == {"alice": 0.0, "bob": 0.0} and env.infos["alice"]["deal"] is None
     assert all(env.terminations.values())
+
+
+@pytest.mark.parametrize(
+    ("said", "closes"),
+    [("I accept.", True), ("Thank you, I accept", True), ("Not ideal, but I accept!", True),
+     ("I can't accept that.", False), ("I can\u2019t accept that", False),
+     ("I will not accept your offer", False), ("Will you accept mine?", False)],
+)  # fmt: skip
+def test_who_does_not_accept_has_no_deal(said, closes):
+    env = talks()
+    env.step("take 3 books")
+    env.step(said)
+    assert all(env.terminations.values()) == closes
 
 
 def test_the_last_offer_is_the_one_accepted():

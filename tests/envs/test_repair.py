@@ -11,7 +11,7 @@ import forge_agents as fa
 from forge_agents.sandbox import Sandbox, SandboxUnavailable
 from forge_agents.testing import check_env, check_levels
 from forge_envs.experts.repair import Expert
-from forge_envs.teams import hidden_tests, repair, signs
+from forge_envs.teams import hidden_tests, repair, repair_tasks, signs
 from forge_envs.teams.repair import Repair
 from forge_envs.teams.repair_tasks import FAULTS, draw
 
@@ -181,3 +181,17 @@ def test_settings_that_make_no_repository_are_told(wrong):
 def test_a_result_that_is_printed_is_none():
     sources = {"parts": "print('[\"ok\", 1]')\ndef trim(n):\n    print('[\"ok\", 1]')\n    return n"}
     assert hidden_tests.given(Sandbox(), sources, [("parts", "trim", [2])])[0] == ['["ok", 2]']
+
+
+@pytest.mark.parametrize("level", [2, 3, 5])
+def test_whatever_faults_are_left_a_hidden_test_fails(level):
+    settings = {name: fa.spec(f"forge/Repair-v0@{level}").kwargs[name] for name in ("modules", "functions", "faults")}
+    for seed in range(25):
+        repository = draw(np.random.default_rng(seed), **settings)
+        right = {each.name: each.right for each in repository.functions}
+        names = list(repository.broken)
+        for chosen in range(1, 2 ** len(names)):
+            left = {name: repository.broken[name] for place, name in enumerate(names) if chosen >> place & 1}
+            space = {}
+            exec("\n".join({**right, **left}.values()), space)
+            assert any(repair_tasks._given(space, test) != test.gives for test in repository.hidden), (seed, list(left))

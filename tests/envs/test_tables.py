@@ -123,3 +123,28 @@ def test_settings_that_make_no_tables_are_told():
     for wrong in ({"level": 0}, {"level": 7}, {"orders": 9}, {"revisions": -1}, {"max_message_chars": 0}):
         with pytest.raises(ValueError, match="must be 1 to 6"):
             Tables(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("proposal", "reward"),
+    [("1202", 1), ("1,202", 1), ("**1,202**.", 1), ("_1202_", 1), ("1202.00", 1), ("It is 1202 euros.", 1),
+     ("1,202,", 1), ("of 40 orders 1202", 1), ("-1202", 0), ("7,1202", 0), ("x1202", 0), ("1202 of 40", 0), ("202", 0),
+     ("", 0), ("First I query the orders, then I add up. " * 9 + "Answer: 1202", 1)],
+)  # fmt: skip
+def test_a_number_counts_however_it_is_written(proposal, reward):
+    env = Tables(revisions=0)
+    env.reset(seed=0)
+    env.answer = "1202"
+    env.step(proposal)
+    env.step("APPROVE")
+    assert env.rewards["analyst"] == reward
+
+
+def test_a_query_that_reads_long_texts_again_and_again_is_ended():
+    env = Tables()
+    env.reset(seed=0)
+    env.step("CALL sql(\"SELECT 'a' LIKE '" + "%a" * 100 + "'\")")
+    assert "the query fails" in env.observe("analyst")
+    nested = "SELECT count(*) FROM orders a, orders b, orders c, orders d, orders e WHERE a.month LIKE b.month"
+    env.step(f'CALL sql("{nested}")')
+    assert "the query fails: interrupted" in env.observe("analyst")

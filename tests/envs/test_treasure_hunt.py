@@ -122,3 +122,10 @@ def test_arguments_are_checked(bad):
 
 def test_it_keeps_the_contract():
     assert fa.check_env("forge/TreasureHunt-v0", episodes=4).ok
+
+
+def test_a_long_text_without_a_direction_is_read_at_once():
+    env = TreasureHunt()
+    env.reset(seed=0)
+    env.step("I think we should go" + "\n" * 500_000)  # hours, were each blank tried as the first
+    assert env.agent_selection == "right"

@@ -15,7 +15,7 @@ _CARD = re.compile(r"(\w+) (\d) \(knows")
 class Expert(Script):
     """A hint means: play the first card that it shows, unless that cannot fit."""
 
-    def __call__(self, seen: str) -> str:
+    def answer(self, seen: str) -> str:
         piles = {colour: int(rank) for colour, rank in re.findall(r"(\w+) (\d)", read(r"Piles: (.+?)\.", seen))}
         hints = int(read(r"Hints: (\d)", seen))
         own = [part.split(" ", 1)[1] for part in seen.rpartition("Your cards: ")[2].rstrip(".").split(", ")]

@@ -28,7 +28,7 @@ class Expert(Script):
     past: tuple[str, ...] = ()
     """The last three maps, with what was held."""
 
-    def __call__(self, seen: str) -> str:
+    def answer(self, seen: str) -> str:
         rows = seen.partition("\nann holds")[0].split("\n")
         self.map = {(r, c): sign for r, row in enumerate(rows) for c, sign in enumerate(row)}
         at = {sign: square for square, sign in self.map.items() if sign in "AB"}

@@ -14,7 +14,7 @@ _BOLD = {"bet": {"Jack": 1 / 3, "King": 1.0}, "call": {"Queen": 1 / 3, "King": 1
 class Expert(Script):
     """An equilibrium of Kuhn, "A Simplified Two-Person Poker" (1950): the one in which who begins never bets."""
 
-    def __call__(self, seen: str) -> str:
+    def answer(self, seen: str) -> str:
         moves = chances(seen)
         return self.rng.choices(list(moves), list(moves.values()))[0]
 

@@ -47,9 +47,9 @@ class Expert(Script):
         number, page = next(one for one in pages if one[1].startswith(self.thing))
         self.pages.append(f"[{number}]")
         self.thing = read(_SAYS[self.steps.pop(0)], page)
-        return f'CALL search("{self.thing}")' if self.steps else self.answer()
+        return f'CALL search("{self.thing}")' if self.steps else self.found()
 
-    def answer(self) -> str:
+    def found(self) -> str:
         """What was found last, and where everything was."""
         return " ".join((self.thing, *self.pages))
 

@@ -12,12 +12,19 @@ from typing import Any, cast
 
 
 class Script:
-    """A player whose methods have the names of the seats that they play; ``red_master`` is played by ``master``."""
+    """A player whose methods have the names of the seats that they play; ``red_master`` is played by ``master``.
+
+    It writes calls in the form ``plain``, which environments read whatever their `tool_format`.
+    """
 
     def __init__(self, agent: str, settings: Mapping[str, Any], rng: random.Random) -> None:
         self.agent, self.settings, self.rng = agent, settings, rng
 
     def __call__(self, seen: str) -> str:
+        return self.answer(re.sub(r"<tool_response>\n|\n</tool_response>", "", seen))  # as ``hermes`` wraps results
+
+    def answer(self, seen: str) -> str:
+        """What it says to an observation."""
         return cast("str", getattr(self, self.agent.rpartition("_")[2])(seen))
 
 

@@ -31,7 +31,7 @@ class Expert(Script):
     rules: tuple[tuple[str, str], ...] = ()
     """Number and text of each."""
 
-    def __call__(self, seen: str) -> str:
+    def answer(self, seen: str) -> str:
         if self.agent == "agent":
             return self.serve(seen)
         return service_desk.customer(seen) if self.agent == "customer" else service_desk.supervisor(seen)

@@ -15,7 +15,7 @@ from forge_envs.teams.tables import ALL, MOST, QUESTIONS
 class Expert(Script):
     """The analyst writes the query that its question asks for, the reviewer writes it, too, and compares."""
 
-    def __call__(self, seen: str) -> str:
+    def answer(self, seen: str) -> str:
         question = seen.removeprefix("Question: ").partition("\n")[0]
         if question.endswith("?"):
             self.proposed = seen.rpartition("Answer: ")[2]

@@ -17,7 +17,7 @@ class Expert(Script):
     heard: tuple[str, ...] = ()
     """The partner's rows."""
 
-    def __call__(self, seen: str) -> str:
+    def answer(self, seen: str) -> str:
         rows = seen.partition("\nPartner: ")[0].split("\n")
         told = read(r"Partner: (.*)", seen).partition(" ")[0].split("/")
         self.heard = tuple(told) if len(told) == len(rows) else self.heard or ("?" * len(rows),) * len(rows)

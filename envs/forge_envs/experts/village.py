@@ -18,7 +18,7 @@ class Expert(Script):
     The seer tells what it looked up; whom it cleared, and itself, nobody suspects, and the rest are voted out in turn.
     """
 
-    def __call__(self, seen: str) -> str:
+    def answer(self, seen: str) -> str:
         others = [name for name in read(r"Alive: (.+?)\.\n", seen).split(", ") if name != self.agent]
         asked = seen.rpartition("\n")[2]
         if "Speak" in asked:

@@ -6,6 +6,7 @@ In: lists of names as text. Out: a reward per turn for how well they are sorted.
 from __future__ import annotations
 
 import re
+import string
 
 import numpy as np
 
@@ -21,7 +22,8 @@ Stella Sven Tara Theo Tilda Tomas Ugo Ulla Uma Vera Victor Viola Walter Wanda Wi
 """
 NAMES = tuple(_NAMES.split())
 _LINES = re.compile(r"[\n,;]+")
-_DECORATION = re.compile(r"^\s*(?:\d{1,6}[.):]|[-*\u2022])?\s*[\"'*_]*|[\"'*_.\s]*$", re.ASCII)
+_NUMBERING = re.compile(r"\A(?:\d{1,6}[.):]|[-*\u2022])", re.ASCII)
+_AROUND = string.whitespace + "\"'*_`"
 
 
 class AlphabetSort(TurnEnv):
@@ -97,8 +99,9 @@ class AlphabetSort(TurnEnv):
 
 def read_names(text: str) -> list[str]:
     """The names in an answer, in order, in lower case."""
-    entries = (_DECORATION.sub("", entry).casefold() for entry in _LINES.split(text))
-    return [entry for entry in entries if entry]
+    entries = (_NUMBERING.sub("", entry.strip()) for entry in _LINES.split(text))
+    names = (entry.lstrip(_AROUND).rstrip(_AROUND + ".").casefold() for entry in entries)
+    return [name for name in names if name]
 
 
 def list_similarity(given: list[str], gold: list[str]) -> float:

@@ -6,6 +6,7 @@ In: a clue such as "farm 2", then words of the board. Out: rewards by team. Wait
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 
 import numpy as np
@@ -58,7 +59,7 @@ class Codewords(TurnEnv):
     On the board lie words that a team has to find, words of nobody and traps. Spymasters see which is which, guessers
     do not. In each round of a team its spymaster gives a clue, one word and a number from 1 to 9, and its guesser names
     words of the board. They are turned over in the order in which the text names them, as many as the clue's number,
-    until one is not the team's. A trap ends the game.
+    until one is not the team's, or none of the team's is left. A trap ends the game.
 
     A clue must not contain, or be part of, a word that still lies on the board. Any other text is refused with the
     reason; the second refusal costs the round. A guesser's text without a word of the board passes.
@@ -194,15 +195,15 @@ class Codewords(TurnEnv):
             self.hidden.remove(word)
             self.wrong[team] += self.key[word] != team
             results.append(f"{word} {'yes' if self.key[word] == team else self.key[word]}")
-            if self.key[word] != team:
+            if self.key[word] != team or not self.left(team):
                 break
         trapped = team if results and results[-1].endswith(" trap") else None
         return self._turned(team, f"{self.clue[0]} {self.clue[1]}: {', '.join(results) or 'passed'}", told, trapped)
 
     def _read(self, text: str) -> tuple[tuple[str, int] | None, str]:
         """A clue, or None and what is wrong with it."""
-        found = _CLUE.fullmatch(text[:200])
-        if found is None:
+        found = _CLUE.fullmatch(unicodedata.normalize("NFKC", text[:200]))
+        if found is None or not found[1].isascii():  # letters of other scripts may look like a word of the board
             return None, f"{_FORM}; something else was written"
         word = found[1].casefold()
         same = next((other for other in self.hidden if other in word or word in other), None)

@@ -18,7 +18,11 @@ NAMES = ("ann", "ben", "cat", "dan")
 COPIES = {1: 3, 2: 2, 3: 2, 4: 2, 5: 1}
 """Cards of each colour by rank; of the highest rank in the game there is one."""
 Card: TypeAlias = tuple[str, int]
-_MOVE = re.compile(r"\b(?:(?:play|discard)\s+\w+|hint\s+\w+\s+\w+)")
+_MOVE = re.compile(
+    r"\b(?:(play|discard)\W{1,5}(?:card\W{1,5})?(\d{1,2})"
+    rf"|(hint)\W{{1,5}}({'|'.join(NAMES)})\W{{1,5}}({'|'.join(COLOURS)}|\d{{1,2}}))\b",
+    re.ASCII,
+)
 
 
 @dataclass(slots=True)
@@ -99,8 +103,8 @@ class Fireworks(TurnEnv):
             f"You are {agent} and play Fireworks together. For each colour ({', '.join(self._colours)}) a pile is "
             f"built from 1 to {self._ranks[-1]}, in order. You see the others' cards and not your own. Your move is "
             "one of: play N (your card N onto its pile; a wrong card burns a fuse, and without fuses all is lost), "
-            "discard N (regains a hint), hint NAME COLOUR or hint NAME RANK (shows a seat which of its cards these "
-            "are; uses up a hint). Write the move alone, such as: hint "
+            "discard N (regains a hint, and is not allowed while none is used up), hint NAME COLOUR or hint NAME RANK "
+            "(shows a seat which of its cards these are; uses up a hint). Write the move alone, such as: hint "
             f"{next(seat for seat in self.possible_agents if seat != agent)} 1"
         )
 
@@ -169,7 +173,7 @@ class Fireworks(TurnEnv):
     # ---- the game
 
     def act(self, agent: str, action: str) -> Outcome:
-        asked = {" ".join(found.split()) for found in _MOVE.findall(action.casefold())}
+        asked = {" ".join(filter(None, parts)) for parts in _MOVE.findall(action.casefold())}
         move = asked.pop() if len(asked) == 1 else ""
         legal = move in self.legal_actions(agent)
         self.after_deck += not self.deck

@@ -15,7 +15,7 @@ import numpy as np
 from forge_agents.envs.env import Outcome, ParallelTurnEnv
 
 NAMES = ("ann", "ben", "cat", "dan", "eve", "fay")
-_TAKE = re.compile(r"\btake\s+(\d{1,9})\b", re.IGNORECASE | re.ASCII)
+_TAKE = re.compile(r"\btake[\s:*_]{1,9}(\d{1,3}(?:,\d{3}){1,2}|\d{1,9})(?![\d_]|[.,]\d)", re.IGNORECASE | re.ASCII)
 _SUCCESS = 0.8
 
 
@@ -94,7 +94,7 @@ class Commons(ParallelTurnEnv):
         share = min(Fraction(1), Fraction(self.stock, total or 1))
         taken = {seat: int((number or 0) * share) for seat, number in wanted.items()}
         left = max(0, self.stock - total)
-        self.stock = min(self.holds, int(left * self._regrowth))
+        self.stock = min(self.holds, int(left * Fraction(str(self._regrowth))))  # 1.4 times 45 are 63, as told
         self.season += 1
         self.last_season = [
             f"{seat} took {taken[seat]} and said: {' '.join(text.split())[: self._max_message_chars]}"
@@ -117,4 +117,4 @@ class Commons(ParallelTurnEnv):
 def _wanted(text: str) -> int | None:
     """The one number that a text takes."""
     named = set(_TAKE.findall(text))
-    return int(named.pop()) if len(named) == 1 else None
+    return int(named.pop().replace(",", "")) if len(named) == 1 else None

@@ -14,6 +14,12 @@ import numpy as np
 from forge_agents.envs.env import Outcome, TurnEnv
 
 _ANSWER = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
+_FIRST = re.compile(
+    r"\W*(?:(?:the\s{1,9})?(?:final\s{1,9})?(?:answer|verdict)(?:\s{1,9}is)?\W{1,9})?"
+    r"(yes|no)\b\s{0,9}(?:[.,:;!*\n-]|$)",
+    re.IGNORECASE,
+)
+"""An answer that a text begins with, whatever it says after that."""
 _SIDE = {"pro": "yes", "con": "no"}
 
 
@@ -24,9 +30,10 @@ class Debate(TurnEnv):
     know who is right. After `rounds` arguments of each, cut to `max_argument_chars`, ``judge`` answers. It reads the
     question and the arguments only.
 
-    The judge's answer is the last "yes" or "no" in its text; without one it is illegal. The judge gets 1.0 if it is
-    right, else 0. The debater whose side it took gets +1, the other -1; if it took none, both get 0. At the end infos
-    hold ``answer`` (the truth), ``verdict`` ("yes", "no" or None), ``correct`` and, for the judge, ``illegal``.
+    The judge's answer is the "yes" or "no" that its text begins with, else the last one in it; without one it is
+    illegal. The judge gets 1.0 if it is right, else 0. The debater whose side it took gets +1, the other -1; if it took
+    none, both get 0. At the end infos hold ``answer`` (the truth), ``verdict`` ("yes", "no" or None), ``correct`` and,
+    for the judge, ``illegal``.
 
     Unless given, the question is whether a number is prime: primes and products of two primes from 7 on, below
     `below`, both equally often.
@@ -91,8 +98,9 @@ class Debate(TurnEnv):
         if agent != "judge":
             self.said.append((agent, " ".join(action.split())[: self._max_argument_chars]))
             return Outcome(next="judge" if len(self.said) == self._arguments else "con" if agent == "pro" else "pro")
-        answers = _ANSWER.findall(action)
-        verdict = answers[-1].casefold() if answers else None
+        answers = [found.casefold() for found in _ANSWER.findall(action)]
+        first = _FIRST.match(action)  # "Yes. 97 has no divisor" answers yes
+        verdict = first[1].casefold() if first else answers[-1] if answers else None
         correct = verdict == ("yes" if self.truth else "no")
         rewards = {"judge": float(correct)}
         for seat, side in _SIDE.items():

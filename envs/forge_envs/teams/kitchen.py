@@ -6,6 +6,7 @@ In: "north", "south", "west", "east" or "wait". Out: the same reward for both se
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -48,7 +49,8 @@ class Kitchen(ParallelTurnEnv):
         orders: Soups to serve, 1 to 9.
         rounds: After which the game is over, 1 to 200.
         cooking: Rounds that a soup takes, 0 to 20.
-        swap: Whether the cooks' places are drawn; otherwise ``ann`` begins at ``1``.
+        swap: Whether it is drawn which way round the map lies, who begins on which side, and where of what can be
+            reached from there; otherwise ``ann`` begins at ``1`` and ``ben`` at ``2``.
     """
 
     possible_agents = ("ann", "ben")
@@ -70,13 +72,19 @@ class Kitchen(ParallelTurnEnv):
                 f"onions={onions} must be 1 to 3, orders={orders} 1 to 9, rounds={rounds} 1 to 200 and "
                 f"cooking={cooking} 0 to 20"
             )
-        self._map = _read_map(layout)
+        self._layout = _read_map(layout)
         self._onions, self._orders, self._rounds, self._cooking, self._swap = onions, orders, rounds, cooking, swap
 
     def setup(self, rng: np.random.Generator) -> None:
-        starts = [square for sign in "12" for square, found in self._map.items() if found == sign]
-        if self._swap and rng.integers(2):
-            starts.reverse()
+        flips = rng.integers(2, size=2).tolist() if self._swap else [0, 0]
+        self._map = _flipped(self._layout, *flips)
+        starts = [next(square for square, found in self._map.items() if found == sign) for sign in "12"]
+        if self._swap:
+            starts = [starts[place] for place in rng.permutation(2)]
+            first, second = (_floor(self._map, start) for start in starts)
+            starts[0] = first[rng.integers(len(first))]
+            free = [square for square in second if square != starts[0]]
+            starts[1] = free[rng.integers(len(free))]
         self.places = dict(zip(self.possible_agents, starts, strict=True))
         self.hands = dict.fromkeys(self.possible_agents, "")
         self.counters: dict[Square, str] = {}
@@ -162,6 +170,22 @@ class Kitchen(ParallelTurnEnv):
             self.in_pot = 0
             return "soup"
         return held
+
+
+def _flipped(squares: Mapping[Square, str], rows: bool, columns: bool) -> dict[Square, str]:
+    """A map upside down, the other way round, or both, row by row."""
+    last = max(squares)
+    turned = {(last[0] - r if rows else r, last[1] - c if columns else c): sign for (r, c), sign in squares.items()}
+    return dict(sorted(turned.items()))
+
+
+def _floor(squares: Mapping[Square, str], start: Square) -> list[Square]:
+    """Where one can walk from a square, itself included."""
+    found = [start]
+    for row, column in found:  # which grows
+        beside = ((row + down, column + across) for down, across in STEPS.values())
+        found += [square for square in beside if squares.get(square, "#") in ".12" and square not in found]
+    return found
 
 
 def _read_map(layout: str) -> dict[Square, str]:

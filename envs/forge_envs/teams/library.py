@@ -24,7 +24,14 @@ RIVERS, GOODS = tuple(_RIVERS.split()), tuple(_GOODS.split())
 _TOWNS = [start + end for start in _TOWN.split() for end in _ENDING.split()]
 _BEST = "SELECT rowid FROM pages WHERE pages MATCH ? ORDER BY bm25(pages, 10.0, 1.0), rowid LIMIT ?"
 _WORD = re.compile(r"\w+")
-_CITED = re.compile(r"\[(\d{1,9})\]", re.ASCII)
+_CITED = re.compile(
+    r"\[\s{0,9}(?:pages?\s{1,9}|p\.\s{0,9})?(\d{1,9}(?:\s{0,9}(?:,|and|&)\s{0,9}\d{1,9}){0,31})\s{0,9}\]",
+    re.ASCII | re.IGNORECASE,
+)
+_MARKUP = str.maketrans(dict.fromkeys("*_`()\"\u201c\u201d\u2018\u2019", " "))
+_BEFORE = re.compile(r"^(?:(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*:?\s+)(?=\S)", re.IGNORECASE)
+_AFTER = re.compile(r"(?:\s(?:sources?|pages?|from|and)[\s,;.:]*)+$", re.IGNORECASE)
+_POINTS = " .,;:!'"
 _ARTICLES = re.compile(r"^(?:(?:in|on)\s+)?(?:the\s+)?(?:river\s+)?(?=\S)", re.IGNORECASE)
 
 
@@ -198,7 +205,7 @@ class Library(ToolEnv):
         if agent == "searcher":
             self.note = " ".join(action.split())[: self._max_note_chars]
             return Outcome()
-        cited = sorted({int(number) for number in _CITED.findall(action)})
+        cited = sorted({int(n) for found in _CITED.findall(action) for n in re.findall(r"\d+", found)})
         given = _plain(_CITED.sub(" ", action))
         correct = given == _plain(self.answer)
         missing, more = set(self.path) - set(cited), set(cited) - set(self.path)
@@ -221,5 +228,7 @@ def _text(name: str, facts: Mapping[str, str]) -> str:
 
 
 def _plain(text: str) -> str:
-    """An answer without what does not matter: case, points around it, an article."""
-    return _ARTICLES.sub("", " ".join(text.split()).strip(" .,;:!'\"")).casefold()
+    """An answer without what does not matter: case, markup, points around it, words that introduce it, an article."""
+    bare = " ".join(text.translate(_MARKUP).split()).strip(_POINTS)
+    bare = _AFTER.sub("", _BEFORE.sub("", bare)).strip(_POINTS)
+    return _ARTICLES.sub("", bare).casefold()

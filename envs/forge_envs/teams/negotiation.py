@@ -21,6 +21,11 @@ Counts: TypeAlias = tuple[int, ...]
 _TAKE = re.compile(r"\btake\b(?P<list>.*)", re.IGNORECASE | re.DOTALL)
 _ITEM = re.compile(rf"(?<![\w.,-])(\d{{1,3}})\s+({'|'.join(ITEMS)})s?\b", re.IGNORECASE | re.ASCII)
 _ACCEPT = re.compile(r"\baccept\b", re.IGNORECASE)
+_NO_ACCEPT = re.compile(
+    r"(?:\b(?:not|never|cannot|you)|n['\u2019]t)\b[^.,;!?\n]{0,40}?\baccept\b", re.IGNORECASE
+)
+"""Said of what is not accepted, or of what the other should do."""
+_OTHER = re.compile(r"\b(?:you|your|partner|alice|bob)\b", re.IGNORECASE)
 
 
 class Negotiation(TurnEnv):
@@ -98,7 +103,7 @@ class Negotiation(TurnEnv):
         taken = read_offer(action, self.items)
         if taken is not None:
             self.offer = (agent, taken)
-        elif _ACCEPT.search(action) and self.offer and self.offer[0] != agent:
+        elif _ACCEPT.search(_NO_ACCEPT.sub(" ", action)) and self.offer and self.offer[0] != agent:
             return self._end({self.offer[0]: self.offer[1], agent: self._rest()})
         return self._end(None) if self.count == self._texts else Outcome()
 
@@ -144,9 +149,12 @@ def pareto_frontier(items: Counts, first: Counts, second: Counts) -> set[tuple[i
 
 
 def read_offer(text: str, items: Sequence[int]) -> Counts | None:
-    """The items that a text takes; None if it takes none, or more than there are. A kind named twice is no offer."""
+    """The items that a text takes; None if it takes none, or more than there are. A kind named twice is no offer.
+
+    What follows a word for the other seat, as in "you take 1 hat", is the other's.
+    """
     found = _TAKE.search(text)
-    pairs = _ITEM.findall(found["list"]) if found else []
+    pairs = _ITEM.findall(_OTHER.split(found["list"], maxsplit=1)[0]) if found else []
     named = [(ITEMS.index(item.casefold()), int(number)) for number, item in pairs]
     taken = dict(named)
     if not named or len(taken) < len(named) or any(number > items[kind] for kind, number in named):

@@ -17,7 +17,7 @@ from forge_agents.tools.env import ToolEnv
 from forge_envs.teams.generated import ended
 
 OPERATORS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
-_NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?<![\d.])\d{1,30}(?!\d|\.\d)", re.ASCII)
+_NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?<![\d.])\d{1,30}(?=\.0{1,9}(?!\d)|(?!\d|\.\d))", re.ASCII)
 _EXAMPLE = ToolCall(name="calculator", arguments={"expression": "2 + 3"})
 
 

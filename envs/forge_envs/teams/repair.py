@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -245,7 +246,10 @@ def saw_tests_pass(trajectory: Trajectory) -> float | None:
     """Whether the last result that the tester saw was that all tests pass; None for the others."""
     if trajectory.agent != "tester" or not trajectory.turns:
         return None
-    seen = [found[1] for turn in trajectory.turns if (found := _RESULT.match(turn.observation))]
+    asked = [
+        turn for before, turn in pairwise(trajectory.turns) if any(call.name == "test" for call in before.tool_calls)
+    ]
+    seen = [found for turn in asked for found in _RESULT.findall(turn.observation)]
     return float(seen[-1:] == ["All"])
 
 

@@ -6,8 +6,9 @@ In: a generator. Out: a manual, modules right and broken, tests with right resul
 from __future__ import annotations
 
 import ast
+import itertools
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -137,8 +138,21 @@ def draw(
             shown += [*apart[:2], *alike[:2]]
             hidden += [*apart[2:8], *alike[2:8]]
             hits += name in broken and bool(apart)
-        if hits == faults:  # no fault is made good by another
+        if hits != faults:  # one is made good by another
+            continue
+        if all(_fails(hidden, {**sources, **left}) for left in _some_left(broken)):
             return Repository(tuple(written), broken, tuple(shown), tuple(hidden))
+
+
+def _some_left(broken: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """The faults that may be left when an editor is done: each, every two of them, and so on."""
+    for count in range(1, len(broken) + 1):
+        yield from map(dict, itertools.combinations(broken.items(), count))
+
+
+def _fails(tests: Sequence[Test], sources: Mapping[str, str]) -> bool:
+    space = _running(sources)
+    return any(_given(space, test) != test.gives for test in tests)
 
 
 def _functions(rng: np.random.Generator, modules: int, count: int) -> list[Function]:

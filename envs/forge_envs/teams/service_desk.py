@@ -312,7 +312,7 @@ class ServiceDesk(ToolEnv):
         """
         number = int(request) if request.isdecimal() and len(request) < 9 else 0
         known = self.database.rows("SELECT customer FROM orders WHERE id = ?", number)
-        customer = known[0][0] if known else request
+        customer, request = (known[0][0], str(number)) if known else (request, request)
         self._row("SELECT 1 FROM customers WHERE name = ?", customer)
         self.approved.add(request)
         if customer in self.reviewed:

@@ -5,8 +5,10 @@ In: texts: SQL, an answer, a verdict. Out: a reward that both seats share. Waits
 
 from __future__ import annotations
 
+import itertools
 import re
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -33,8 +35,9 @@ SCHEMA = (
 )
 _ROWS = 10
 """Rows of a result that are shown."""
-_STEPS = 1_000_000
-"""Instructions of SQLite's machine that one query may take: of a cross join these were 16 ms."""
+_STEPS, _SLICE, _QUERY_S = 1_000_000, 1_000, 2.0
+"""Instructions of SQLite's machine that one query may take, of a cross join 16 ms; after how many of them somebody
+looks, also at the clock: one instruction may read a long text."""
 ALL = "orders JOIN customers ON customers.id = orders.customer JOIN products ON products.id = orders.product"
 """Every order with its customer and its product, as queries write it: ``{all}``."""
 MOST = " ORDER BY most DESC LIMIT 2"
@@ -87,7 +90,10 @@ _FUNCTIONS = frozenset(
 )
 """Functions of SQL that a query may call: none of them makes a large thing of a small one."""
 _VERDICT = re.compile(r"\bAPPROVE\b", re.IGNORECASE)
-_WORD = re.compile(r"\w+(?:\.\d+)?")
+_WORD = re.compile(r"\w+")
+_NUMBER = re.compile(
+    r"(?:(?<![\w.)])-)?(?<![\w.,])(?:\d{1,3}(?:,\d{3}){1,4}|\d{1,15})(?:\.\d{1,15})?(?!\w|,\d)", re.ASCII
+)
 
 
 class Tables(ToolEnv):
@@ -99,9 +105,10 @@ class Tables(ToolEnv):
     `revisions` times at most; after that the next proposal stands as it is. Tables and question are drawn anew in every
     episode.
 
-    Both get 1.0 if the proposal that stands is the answer, and 0 otherwise. Case, points and spaces do not count, and
-    of several words the last one does. At the end infos hold ``question``, ``query`` (one that answers it), ``answer``,
-    ``given``, ``correct`` and ``remarks``.
+    Both get 1.0 if the proposal that stands is the answer, and 0 otherwise. Case, points, markup and spaces do not
+    count, and of several words the last one does; where the answer is a number, the last number: 1,202 and 1202.0
+    are 1202. The whole proposal counts, also what the reviewer does not read. At the end infos hold ``question``,
+    ``query`` (one that answers it), ``answer``, ``given``, ``correct`` and ``remarks``.
 
     Args:
         level: What is asked, 1 to 6: a cell; a count; a sum or the largest of sums; the same over several tables; the
@@ -148,6 +155,7 @@ class Tables(ToolEnv):
                 break
         self.answer = answer
         self.proposal: str | None = None
+        self._proposed = ""
         self.remarks: list[str] = []
         self.shown, self._query = "(nothing was asked)", ""
 
@@ -174,8 +182,10 @@ class Tables(ToolEnv):
         """The tables, which can only be read."""
         with self.database.opened() as db:
             db.set_authorizer(_allowed)
-            db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 100_000)
-            db.set_progress_handler(lambda: 1, _STEPS)
+            db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000)
+            db.setlimit(sqlite3.SQLITE_LIMIT_LIKE_PATTERN_LENGTH, 100)
+            steps, deadline = itertools.count(_SLICE, _SLICE), time.monotonic() + _QUERY_S
+            db.set_progress_handler(lambda: next(steps) >= _STEPS or time.monotonic() > deadline, _SLICE)
             yield db
 
     # ---- tools
@@ -222,7 +232,7 @@ class Tables(ToolEnv):
     def act(self, agent: str, action: str) -> Outcome:
         said = " ".join(action.split())[: self._max_message_chars]
         if agent == "analyst":
-            self.proposal = said
+            self.proposal, self._proposed = said, action
             stands = len(self.remarks) == self._revisions > 0
             return self._end() if stands else Outcome(next="reviewer")
         if _VERDICT.search(action) or not self._revisions:
@@ -231,13 +241,22 @@ class Tables(ToolEnv):
         return Outcome(next="analyst")
 
     def _end(self) -> Outcome:
-        given = _WORD.findall(self.proposal or "")[-1:]
-        correct = bool(given) and given[0].casefold() == self.answer.casefold()
+        given, correct = _judged(self._proposed, self.answer)
         facts = {
-            "question": self.question, "query": self.query, "answer": self.answer, "given": "".join(given),
+            "question": self.question, "query": self.query, "answer": self.answer, "given": given,
             "correct": correct, "remarks": len(self.remarks),
         }  # fmt: skip
         return ended(self.possible_agents, float(correct), facts)
+
+
+def _judged(proposal: str, answer: str) -> tuple[str, bool]:
+    """The last number of a proposal where one is asked for, else its last word; and whether it is right."""
+    numeric = _NUMBER.fullmatch(answer) is not None
+    found = (_NUMBER if numeric else _WORD).findall(re.sub(r"[*_`]", " ", proposal))
+    if not found:
+        return "", False
+    given = str(found[-1]).replace(",", "")
+    return given, float(given) == float(answer) if numeric else given.casefold() == answer.casefold()
 
 
 def _allowed(action: int, _: str | None, name: str | None, *__: str | None) -> int:

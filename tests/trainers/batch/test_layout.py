@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forge_trainers.batch import layout
 from forge_trainers.batch.layout import blocks_of, build_row, lay_out, plan_rows, with_openings
 from forge_trainers.batch.packing import Sample, pack
 from forge_trainers.learner.config import LearnerConfig
@@ -46,6 +48,31 @@ def test_every_piece_is_planned_once_and_fits(pieces: list[int], ranks: int):
     assert all(sum(pieces[i] for i in row) <= 64 for microbatch in rows for row in microbatch)
     # greedy filling opens a row only when all others are more than half full
     assert len(rows) * ranks <= 2 * math.ceil(sum(pieces) / 64) + ranks
+
+
+@given(st.lists(st.integers(1, 64) | st.integers(20, 36), min_size=1, max_size=40))
+def test_rows_are_as_few_as_filling_them_greedily_allows(pieces: list[int]):
+    rows, _ = plan_rows(pieces, max_tokens=64)
+
+    def fits(count: int) -> bool:
+        loads = [0] * count
+        for piece in sorted(pieces, reverse=True):
+            if not (roomy := [r for r in range(count) if loads[r] + piece <= 64]):
+                return False
+            loads[min(roomy, key=lambda r: loads[r])] += piece
+        return True
+
+    assert len(rows) == next(count for count in itertools.count(math.ceil(sum(pieces) / 64)) if fits(count))
+
+
+@pytest.mark.parametrize("share", [0.4, 0.55])
+def test_many_long_pieces_are_planned_in_a_few_tries(monkeypatch: pytest.MonkeyPatch, share: float):
+    tries = []
+    fill = layout._fill
+    monkeypatch.setattr(layout, "_fill", lambda *given, **named: tries.append(1) or fill(*given, **named))
+    pieces = [int(2048 * share) + n % 50 for n in range(1000)]
+    rows, _ = plan_rows(pieces, max_tokens=2048)
+    assert len(rows) == {0.4: 500, 0.55: 1000}[share] and len(tries) < 20, "each goes over all pieces"
 
 
 @given(lengths, st.integers(1, 4))

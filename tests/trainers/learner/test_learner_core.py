@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from torch.distributed.checkpoint import FileSystemWriter
 from forge_agents import files as sums_of_files
 from forge_agents.errors import ModelNotFoundError, RunFolderError
 from forge_agents.models.sizes import ModelSize
+from forge_agents.models.tiny import tiny_model
 from forge_agents.policy import LoRA
 from forge_agents.types import EpisodeBatch
 from forge_trainers.learner import checkpoint, titan
@@ -28,6 +30,7 @@ from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.degrees import check_degrees
 from forge_trainers.learner.model import sync_gradients
+from forge_trainers.losses.policy_loss import PolicyLoss
 
 Batches = Callable[..., EpisodeBatch]
 
@@ -476,6 +479,41 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(tiny_llama: Path
     assert {name: after[name] for name in ("loss", "grad_norm", "version")} == {
         name: untroubled[name] for name in ("loss", "grad_norm", "version")
     }
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_a_loss_that_fails_has_left_is_no_part_of_the_next_step(
+    tiny_llama: Path, random_batch: Batches, monkeypatch: pytest.MonkeyPatch, dtype: str
+):
+    options = {"compute_dtype": dtype, "max_tokens_per_microbatch": 100, "loss_chunk_tokens": 8}
+    core, other = (LearnerCore(config(tiny_llama, **options)) for _ in range(2))
+    calls = itertools.count(1)
+    plain = PolicyLoss.__call__
+
+    def guarded(*given: Any, **columns: Any) -> Any:
+        if next(calls) == 5:
+            raise FloatingPointError("a guard of the user's")
+        return plain(*given, **columns)
+
+    monkeypatch.setattr(PolicyLoss, "__call__", guarded)
+    with pytest.raises(FloatingPointError, match="a guard"):
+        core.train_step(random_batch(seed=3))
+    monkeypatch.undo()
+    after, untroubled = core.train_step(random_batch()), other.train_step(random_batch())
+    assert after["microbatches"] > 1
+    for name in ("loss", "grad_norm", "ratio_p50"):
+        assert after[name] == untroubled[name]
+
+
+def test_whatever_is_recomputed_weights_begin_at_the_same_place(tmp_path: Path):
+    model = tiny_model(tmp_path, dtype="bfloat16")
+    alike = [
+        weights(LearnerCore(config(model, compute_dtype="bfloat16", activation_checkpointing=how)))
+        for how in ("none", "full")
+    ]
+    assert alike[0].keys() == alike[1].keys()
+    assert all(torch.equal(value, alike[1][name]) for name, value in alike[0].items())
+    assert any(not torch.equal(value, value.bfloat16().float()) for value in alike[0].values()), "they are spread"
 
 
 @pytest.mark.parametrize("most", [1e-2, 1e3])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -356,9 +356,16 @@ def plan_rows(
     def cost(row: Sequence[int]) -> float:
         return _taken(row, lengths, of) + attention_cost * sum(lengths[i] ** 2 for i in row)
 
-    num_rows = math.ceil(math.ceil(_taken(order, lengths, of) / max_tokens) / ranks) * ranks
-    while (filled := _fill(order, lengths, of, num_rows, max_tokens, attention_cost, even=ranks > 1)) is None:
-        num_rows += ranks
+    least = math.ceil(_taken(order, lengths, of) / max_tokens)
+    if not any(of):
+        least = max(least, sum(2 * length > max_tokens for length in lengths))  # no two of which share a row
+    num_rows = math.ceil(least / ranks) * ranks
+    while True:
+        filled, left = _fill(order, lengths, of, num_rows, max_tokens, attention_cost, even=ranks > 1)
+        if not left:
+            break
+        # by half of what they would fill: with more rows others lie elsewhere, and one at a time takes minutes of many
+        num_rows += math.ceil(max(1, _taken(left, lengths, of) // (2 * max_tokens)) / ranks) * ranks
     filled.sort(key=lambda row: (-cost(row), row))
     rows = [filled[i : i + ranks] for i in range(0, num_rows, ranks)]
 
@@ -372,25 +379,33 @@ def plan_rows(
 def _fill(  # noqa: PLR0917  (of one caller)
     order: Sequence[int], lengths: Sequence[int], openings: Sequence[Sequence[tuple[int, int]]], num_rows: int,
     max_tokens: int, attention_cost: float, *, even: bool,
-) -> list[list[int]] | None:  # fmt: skip
-    """Pieces by row; None where `num_rows` are too few for this greedy filling.
+) -> tuple[list[list[int]], list[int]]:  # fmt: skip
+    """Pieces by row, and those for which `num_rows` are too few for this greedy filling.
 
     Where rows need not be `even`, since nobody waits for the longest, a piece goes first to where its opening is.
     """
     rows: list[list[int]] = [[] for _ in range(num_rows)]
-    held: list[set[int]] = [set() for _ in range(num_rows)]
-    load, room = [0.0] * num_rows, [max_tokens] * num_rows
+    left = []
+    homes = defaultdict[int, set[int]](set)  # rows by opening
+    load, room = np.zeros(num_rows), np.full(num_rows, max_tokens)
     for piece in order:
-        takes = [lengths[piece] - _held(openings[piece], there) for there in held]
-        fits = [r for r in range(num_rows) if room[r] >= takes[r]]
-        if not fits:
-            return None
-        row = min(fits, key=lambda r: (load[r] + takes[r] if even else takes[r], load[r], r))
+        takes = np.full(num_rows, lengths[piece])
+        for number, tokens in openings[piece]:
+            there = list(homes[number])
+            takes[there] = np.minimum(takes[there], lengths[piece] - tokens)
+        fits = np.flatnonzero(room >= takes)
+        if not fits.size:
+            left.append(piece)
+            continue
+        cost = takes[fits] + load[fits] if even else takes[fits]
+        cheapest = fits[cost == cost.min()]
+        row = int(cheapest[load[cheapest].argmin()])  # of the same, the first
         rows[row].append(piece)
-        held[row].update(number for number, _ in openings[piece])
+        for number, _ in openings[piece]:
+            homes[number].add(row)
         load[row] += takes[row] + attention_cost * lengths[piece] ** 2
         room[row] -= takes[row]
-    return rows
+    return rows, left
 
 
 def build_row(batch: EpisodeBatch, blocks: Sequence[Block], *, multiple_of: int = 1) -> Row:

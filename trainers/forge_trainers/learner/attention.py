@@ -84,17 +84,17 @@ def plan_attention(spans: Sequence[Span]) -> AttentionPlan:
     num_positions = sum(span.length for span in spans)
     short = sorted((s for s in spans if s.length < _LONG_SPAN), key=lambda s: (s.length + s.before, s.length))
     groups: list[list[Span]] = []
-    exact = 0
+    exact = longest = before = 0
     for span in short:
         own = span.length * (span.length + span.before)
-        if groups:
-            grown = [*groups[-1], span]
-            m, s = _padded_shape(grown)
-            if m * s * len(grown) <= min(_MAX_PADDING * (exact + own) + _FREE_SCORES, _MAX_SCORES):
-                groups[-1], exact = grown, exact + own
-                continue
-        groups.append([span])
-        exact = own
+        m, most = max(longest, span.length), max(before, span.before)
+        padded = m * (m + most) * (len(groups[-1]) + 1 if groups else 0)
+        if groups and padded <= min(_MAX_PADDING * (exact + own) + _FREE_SCORES, _MAX_SCORES):
+            groups[-1].append(span)
+            exact, longest, before = exact + own, m, most
+        else:
+            groups.append([span])
+            exact, longest, before = own, span.length, span.before
     slot_T = torch.full((num_positions,), -1)
     buckets, num_slots = [], 0
     for group in groups:

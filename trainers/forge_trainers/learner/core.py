@@ -142,8 +142,8 @@ class LearnerCore:
         num_computed = float(computed_T.sum())
         microbatches, facts = self._plan(batch, needed_n.nonzero().squeeze(1).tolist())
         temperature = self.config.temperature if temperature is None else temperature
-        self._loss.loss_fn.temperature = temperature
-        self._loss.loss_fn.computed_share = num_computed / num_loss_tokens
+        self._optimizers.zero_grad()  # an error within a loss has left what was there of its step
+        self._loss.loss_fn.begin(temperature=temperature, computed_share=num_computed / num_loss_tokens)
         lr = learning_rate(self.config, self.version, self._total_steps)
         totals: dict[str, torch.Tensor] = {}
         log_ratio_T = torch.zeros(tokens["ids"].shape, device=self._ranks.device)

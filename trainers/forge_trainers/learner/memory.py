@@ -55,7 +55,7 @@ def learner_bytes(
         "optimizer": moment_bytes(config) * trained * sharing // parts,
     }
     experts, apart = size.experts * size.sparse_layers, config.ep if config.ep > 1 else tp
-    if shard == 1 and config.activation_checkpointing != "full":
+    if (on_cpu and ranks == 1) or (shard == 1 and config.activation_checkpointing != "full"):
         copied, copied_experts = size.weights - experts, experts
     else:  # two layers at a time, and what is no layer's
         copied, copied_experts = 2 * size.dense + size.embedding, 2 * size.experts

@@ -389,7 +389,7 @@ def spread_thresholds(model: torch.nn.Module, seed: int) -> None:
         if not weight.requires_grad or weight.dtype != torch.float32:
             continue
         local = weight.to_local() if isinstance(weight, DTensor) else weight
-        random = torch.Generator(local.device).manual_seed(zlib.crc32(name.encode()) + seed)
+        random = torch.Generator(local.device).manual_seed(zlib.crc32(titan.canonical_fqn(name).encode()) + seed)
         # the lower half of a float32's bits is what bfloat16 leaves out; 2^15 would be the middle between two numbers
         limits = 1 - 2**15, 2**15
         moves = torch.randint(*limits, weight.shape, generator=random, dtype=torch.int32, device=local.device)

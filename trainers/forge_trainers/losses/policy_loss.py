@@ -142,10 +142,16 @@ class PolicyLoss:
 
     def __init__(self, settings: LossSettings) -> None:
         self._settings = settings
-        self.temperature = settings.temperature
-        """Of the batch at work."""
-        self.computed_share = 1.0
-        """Of its loss tokens, those that are computed; metrics are means over them."""
+        self.begin(temperature=settings.temperature, computed_share=1.0)
+
+    def begin(self, *, temperature: float, computed_share: float) -> None:
+        """Take up another batch.
+
+        Args:
+            temperature: It was sampled at.
+            computed_share: Of its loss tokens, those that are computed; metrics are means over them.
+        """
+        self._temperature, self._computed_share = temperature, computed_share
         self._log_ratios: list[torch.Tensor] = []
 
     def __call__(
@@ -173,7 +179,7 @@ class PolicyLoss:
         """
         settings, rule = self._settings, self._settings.correction
         column = {name: value[0] for name, value in columns_1S.items()}
-        logprobs_S, entropy_S = logprobs_of(logits_1SV, labels_1S, temperature=self.temperature)
+        logprobs_S, entropy_S = logprobs_of(logits_1SV, labels_1S, temperature=self._temperature)
         valid_S, now_S, sampler_S = valid[0], logprobs_S.detach(), column["sampler_logprobs"]
 
         def mean(x_S: torch.Tensor, of: float = num_loss_tokens) -> torch.Tensor:
@@ -217,7 +223,7 @@ class PolicyLoss:
             )
         with torch.no_grad():
             self._log_ratios.append(now_S - sampler_S)
-            computed = num_loss_tokens * self.computed_share
+            computed = num_loss_tokens * self._computed_share
             gap_S = torch.where(valid_S, (now_S - sampler_S).abs(), 0.0)
             metrics = {
                 "loss/mean": loss.detach(),
