@@ -63,9 +63,10 @@ class Outcome:
 
     @property
     def learned(self) -> bool:
-        """At least twice the reward, with intervals that do not overlap."""
-        clear = self.after.reward - self.after.ci > self.before.reward + self.before.ci
-        return bool(clear and self.after.reward >= 2 * self.before.reward)
+        """Twice the reward, or half of what it missed of 1, with intervals that do not overlap."""
+        before, after = self.before, self.after
+        clear = after.reward - after.ci > before.reward + before.ci
+        return bool(clear and (after.reward >= 2 * before.reward or 1 - after.reward <= (1 - before.reward) / 2))
 
     @property
     def unmoved(self) -> bool:
