@@ -145,6 +145,15 @@ def test_groups_go_to_levels_of_which_success_lies_between_the_bounds():
     assert practice.shares(plan) == pytest.approx([0.05, 0.85, 0.05, 0.05])  # none is: the nearest
 
 
+def test_a_team_that_never_succeeds_practises_the_easiest_level():
+    plan, practice = Curriculum("test/Dice-v0", explore=0.2, memory=10_000), Practice()
+    for level, episodes in ((1, 400), (2, 40), (3, 30), (4, 30)):
+        record(practice, plan, level, [False] * episodes)
+    assert practice.shares(plan) == pytest.approx([0.85, 0.05, 0.05, 0.05]), "not those of which least is known"
+    record(practice, plan, 2, [True])
+    assert practice.shares(plan) == pytest.approx([0.05, 0.85, 0.05, 0.05]), "the nearest"
+
+
 def test_an_estimate_forgets_what_was_long_ago():
     plan, practice = Curriculum("test/Dice-v0", memory=16), Practice()
     record(practice, plan, 1, [False] * 8)

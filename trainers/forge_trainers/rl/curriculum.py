@@ -58,9 +58,10 @@ class Curriculum(CurriculumConfig):
     ``max_reward`` of the environment or the reward says, and which is 1 where neither does: rewards count from 0 on. An
     environment's success is the mean over its episodes, of which older ones fade away over the run's `memory` newest at
     all levels. Groups are shared evenly by the environments whose success lies between `low` and `high`, give or take
-    0.5 / sqrt(n), the most that the standard error of n episodes is; if none does, the nearest gets them. What was not
-    played for long is so little known that it is tried again. One that was not played yet counts as its next easier
-    level, the first as 0.5. A share `explore` of the groups goes to all evenly.
+    0.5 / sqrt(n), the most that the standard error of n episodes is; if none does, the nearest gets them, and of
+    several that are as far too hard the easiest. What was not played for long is so little known that it is tried
+    again. One that was not played yet counts as its next easier level, the first as 0.5. A share `explore` of the
+    groups goes to all evenly.
 
     Held-out seeds are of all levels evenly, whatever is practised.
     """
@@ -154,13 +155,18 @@ class Practice:
 
     def shares(self, plan: Curriculum) -> np.ndarray:
         """How likely a group is of each environment of `plan`: float64 ``[environments]``, sum 1."""
-        beside, (expected, count) = [], (0.5, math.inf)
+        found, (expected, count) = [], (0.5, math.inf)
         for env_id in plan.env_ids:
             if env_id in self._success:
                 expected, count = self.success(env_id), self._success[env_id][1]
-            error = 0.5 / math.sqrt(count)  # sqrt(p (1 - p) / n) is at most that
-            beside.append(max(plan.low - expected - error, expected - error - plan.high, 0.0))
-        chosen = np.array(beside) == min(beside)
+            found.append((expected, 0.5 / math.sqrt(count)))  # sqrt(p (1 - p) / n) is at most that
+        expected_n, error_n = np.array(found).T
+        chosen = (expected_n + error_n >= plan.low) & (expected_n - error_n <= plan.high)
+        if not chosen.any():  # how little is known of a level is no reason to think that it is nearer
+            away_n = np.maximum(plan.low - expected_n, expected_n - plan.high)
+            chosen = away_n == away_n.min()
+            if expected_n[chosen][0] < plan.low:  # of those as hard the first, which is the easiest
+                chosen = np.arange(len(chosen)) == chosen.argmax()
         shares: np.ndarray = plan.explore / len(chosen) + (1 - plan.explore) * chosen / chosen.sum()
         return shares
 
