@@ -62,6 +62,7 @@ def test_all_values_are_found():
         ("mistake 2 books", None),
         ("I take 2 books. You take 1 hat and 1 ball.", (2, 0, 0)),
         ("I take 2 books and 1 hat; bob gets 1 ball", (2, 1, 0)),
+        ("You take 1 ball, I take 2 books", (2, 0, 0)),
     ],
 )
 def test_offers_are_read(text, taken):

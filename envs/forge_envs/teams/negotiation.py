@@ -18,7 +18,7 @@ ITEMS = ("book", "hat", "ball")
 TOTAL = 10
 """What all items together are worth to each seat, in points."""
 Counts: TypeAlias = tuple[int, ...]
-_TAKE = re.compile(r"\btake\b(?P<list>.*)", re.IGNORECASE | re.DOTALL)
+_TAKE = re.compile(r"(?<!you )\btake\b(?P<list>.*)", re.IGNORECASE | re.DOTALL)
 _ITEM = re.compile(rf"(?<![\w.,-])(\d{{1,3}})\s+({'|'.join(ITEMS)})s?\b", re.IGNORECASE | re.ASCII)
 _ACCEPT = re.compile(r"\baccept\b", re.IGNORECASE)
 _NO_ACCEPT = re.compile(
