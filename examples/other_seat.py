@@ -57,7 +57,7 @@ def main(words=None):
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--games", type=int, default=60, help="of the expert, each imitated twice")
     parser.add_argument("--steps", type=int, default=8, help="optimiser steps of each arm")
-    parser.add_argument("--lr", type=float, default=8e-5)
+    parser.add_argument("--lr", type=float, default=2e-5)
     parser.add_argument("--episodes", type=int, default=64, help="held-out seeds of each meeting")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", type=Path, default=Path("runs/other_seat"))

@@ -4,7 +4,7 @@ One policy sits in every seat of a team world (`forge-agents list` shows which h
 to nothing in most of them. After the expert's games it earns a little, and from there GRPO goes on. The control has
 learning rate 0 and must not move. All are measured on the same held-out seeds.
 
-    python examples/worlds.py [forge/Codewords-v0@1] [--seeds 0 1 2] [--games 96] [--steps 30] [--out runs/worlds]
+    python examples/worlds.py [forge/Codewords-v0@1] [--seeds 0 1 2] [--games 96] [--steps 20] [--out runs/worlds]
 
 writes ``curves.png`` into the world's folder, and 6 GB of models and checkpoints a seed. What is finished is not
 repeated, the rest begins again.
@@ -80,13 +80,13 @@ def main(words=None):
     parser.add_argument("world", nargs="?", default="forge/Codewords-v0@1", help="environment, with its level")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--games", type=int, default=96, help="of the expert, which are imitated; 0: none")
-    parser.add_argument("--epochs", type=int, default=4, help="how often each is")
-    parser.add_argument("--steps", type=int, default=30, help="optimiser steps of each run")
-    parser.add_argument("--control-steps", type=int, default=5, help="of the control; 0: none")
-    parser.add_argument("--lr", type=float, default=8e-5)
+    parser.add_argument("--epochs", type=int, default=2, help="how often each is")
+    parser.add_argument("--steps", type=int, default=20, help="optimiser steps of each run")
+    parser.add_argument("--control-steps", type=int, default=2, help="of the control; 0: none")
+    parser.add_argument("--lr", type=float, default=2e-5)
     parser.add_argument("--max-tokens", type=int, default=24, help="of an answer")
     parser.add_argument("--max-model-len", type=int, default=1024, help="of a seat's conversation, in tokens")
-    parser.add_argument("--eval-every", type=int, default=10, help="steps between points of the curve")
+    parser.add_argument("--eval-every", type=int, default=5, help="steps between points of the curve")
     parser.add_argument("--episodes", type=int, default=64, help="held-out seeds")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", type=Path, default=Path("runs/worlds"), help="folder of the worlds' folders")
