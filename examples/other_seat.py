@@ -55,13 +55,14 @@ def trained(arm, start, seed, asked, folder):
 def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--games", type=int, default=60, help="of the expert, each imitated twice")
+    parser.add_argument("--games", type=int, default=60, help="of the expert, which are imitated")
+    parser.add_argument("--epochs", type=int, default=1, help="how often each is")
     parser.add_argument("--steps", type=int, default=8, help="optimiser steps of each arm")
     parser.add_argument("--lr", type=float, default=2e-5)
     parser.add_argument("--episodes", type=int, default=64, help="held-out seeds of each meeting")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", type=Path, default=Path("runs/other_seat"))
-    asked = parser.parse_args(words, argparse.Namespace(world=WORLD, epochs=2))
+    asked = parser.parse_args(words, argparse.Namespace(world=WORLD))
     table = Table("seed", "agent", "fixed customer", "trained customer", "script", title=f"{WORLD}, held-out; 95 %")
     for seed in asked.seeds:
         saved = asked.out / f"seed-{seed}.json"

@@ -77,7 +77,21 @@ def test_the_expert_of_tic_tac_toe_never_loses():
         assert min(rewards) >= 0 and sum(rewards) >= 6
 
 
-@pytest.mark.parametrize("id_", ["forge/Tables-v0@3", "forge/ServiceDesk-v0@4", "forge/Library-v0@2"])
-def test_experts_read_results_that_are_wrapped(id_):
-    games = [fa.play(id_, fa.Expert(), seed=seed, env_args={"tool_format": "hermes"}) for seed in range(4)]
+_MARKS = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama": '{"name"'}
+
+
+@pytest.mark.parametrize("tool_format", _MARKS)
+@pytest.mark.parametrize("id_", ["forge/Tables-v0@3", "forge/ServiceDesk-v0@6", "forge/Library-v0@2"])
+def test_experts_call_as_their_instructions_say_and_read_what_comes_back(id_, tool_format):
+    games = [fa.play(id_, fa.Expert(), seed=seed, env_args={"tool_format": tool_format}) for seed in range(4)]
     assert [earned(game) for game in games] == [1.0] * 4
+    seats = [trajectory for game in games for trajectory in game.trajectories.values()]
+    calls = [turn.action for seat in seats for turn in seat.turns if turn.tool_calls]
+    assert calls
+    assert all(text.startswith(_MARKS[tool_format]) for text in calls)
+
+
+def test_the_expert_of_the_service_desk_knows_orders_by_number_where_there_are_rules_too():
+    settings = {"knows_numbers": True, "rules": 4}
+    games = [fa.play("forge/ServiceDesk-v0", fa.Expert(), seed=seed, env_args=settings) for seed in range(12)]
+    assert [earned(game) for game in games] == [1.0] * 12

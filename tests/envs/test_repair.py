@@ -149,6 +149,14 @@ def test_edits_are_bounded_and_told(quick):
     assert env.edits == 2
 
 
+def test_the_expert_calls_in_the_form_of_its_instructions():
+    games = [fa.play(f"{NAME}@2", fa.Expert(), seed=2, env_args={"tool_format": form}) for form in ("plain", "hermes")]
+    assert [game.rewards["editor"] for game in games] == [1.0, 1.0]
+    plain, hermes = ([turn.action for turn in game.trajectories["editor"].turns] for game in games)
+    assert plain[0].startswith("CALL edit(")
+    assert hermes[0].startswith('<tool_call>\n{"name": "edit"')
+
+
 def test_a_machine_without_a_sandbox_is_told_at_reset(monkeypatch):
     def lacks(self):
         raise SandboxUnavailable("user namespaces do not work here")

@@ -42,12 +42,12 @@ class Expert(Script):
         if "\n[" not in f"\n{seen}" and seen.endswith("?"):
             self.steps, self.thing = apart(seen)
             self.pages: list[str] = []
-            return f'CALL search("{self.thing}")'
+            return self.call("search", words=self.thing)
         pages = re.findall(r"\[(\d+)\] (.+)", seen)
         number, page = next(one for one in pages if one[1].startswith(self.thing))
         self.pages.append(f"[{number}]")
         self.thing = read(_SAYS[self.steps.pop(0)], page)
-        return f'CALL search("{self.thing}")' if self.steps else self.found()
+        return self.call("search", words=self.thing) if self.steps else self.found()
 
     def found(self) -> str:
         """What was found last, and where everything was."""

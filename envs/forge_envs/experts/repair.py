@@ -37,7 +37,7 @@ class Expert(Script):
                     self.plan += self.changes(module, name, right, lines)
         if self.modules:
             self.module = self.modules.pop(0)
-            return f'CALL show("{self.module}")'
+            return self.call("show", module=self.module)
         return json.dumps(self.plan[::-1])  # from the end on, so that an edit moves no line of the next
 
     def changes(self, module: str, name: str, right: str, lines: list[str]) -> list[Edit]:
@@ -58,14 +58,14 @@ class Expert(Script):
             self.todo = json.loads(seen.partition("The plan:\n")[2])
         if self.todo and "reports" not in seen:
             module, line, text = self.todo.pop(0)
-            return "CALL edit " + json.dumps({"module": module, "line": line, "text": text})
+            return self.call("edit", module=module, line=line, text=text)
         return "done"
 
     def tester(self, seen: str) -> str:
         """Tests, and ships where all pass."""
         if seen.startswith("All"):
             return "SHIP"
-        return "CALL test()" if seen.startswith("The editor") else seen
+        return self.call("test") if seen.startswith("The editor") else seen
 
 
 def source_for(line: str) -> tuple[str, str, str]:

@@ -5,17 +5,17 @@ In: as `forge_agents.envs.experts.ExpertFactory` says. Out: a player. Waits for 
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections.abc import Mapping
 from typing import Any, cast
 
+from forge_agents.tools import ToolCall, render_tool_call
+
 
 class Script:
-    """A player whose methods have the names of the seats that they play; ``red_master`` is played by ``master``.
-
-    It writes calls in the form ``plain``, which environments read whatever their `tool_format`.
-    """
+    """A player whose methods have the names of the seats that they play; ``red_master`` is played by ``master``."""
 
     def __init__(self, agent: str, settings: Mapping[str, Any], rng: random.Random) -> None:
         self.agent, self.settings, self.rng = agent, settings, rng
@@ -26,6 +26,14 @@ class Script:
     def answer(self, seen: str) -> str:
         """What it says to an observation."""
         return cast("str", getattr(self, self.agent.rpartition("_")[2])(seen))
+
+    def call(self, name: str, /, **arguments: object) -> str:
+        """A call of a tool in the form that the seat's instructions show, so that who imitates it learns that form."""
+        form = self.settings["tool_format"]
+        if form == "plain":  # where values may stand without names, which is easier to imitate
+            values = ", ".join(json.dumps(value, ensure_ascii=False) for value in arguments.values())
+            return f"CALL {name}({values})"
+        return render_tool_call(ToolCall(name=name, arguments=arguments), form)
 
 
 def read(pattern: str, seen: str) -> str:

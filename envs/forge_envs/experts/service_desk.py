@@ -34,7 +34,11 @@ class Expert(Script):
     def answer(self, seen: str) -> str:
         if self.agent == "agent":
             return self.serve(seen)
-        return service_desk.customer(seen) if self.agent == "customer" else service_desk.supervisor(seen)
+        if self.agent == "customer":
+            return service_desk.customer(seen)
+        said = service_desk.supervisor(seen)
+        approval = re.fullmatch(r'CALL approve\("(.+)"\)', said)
+        return self.call("approve", request=approval[1]) if approval else said
 
     def serve(self, seen: str) -> str:
         """A call, a question to the supervisor, or for the customer what was done."""
@@ -43,8 +47,8 @@ class Expert(Script):
         if wish := re.search(r"Customer: I am (.+)\. Please (\w+) .*?(\w+)\.$", seen, re.MULTILINE):
             self.name, self.kind, self.what = wish[1], wish[2].replace("change", "change_plan"), wish[3]
             if self.what.isdecimal() and not self.rules:
-                return f"CALL {self.kind}({self.what})"
-            return f'CALL look_up("{self.name}")'
+                return self.call(self.kind, order=int(self.what))
+            return self.call("look_up", customer=self.name)
         if "complaints\n" in seen:
             return self.decide(seen)
         if seen.startswith("Supervisor: Approved"):
@@ -57,7 +61,8 @@ class Expert(Script):
         """What the policy makes of the wish, given what was looked up."""
         facts = {what: int(read(form, seen)) for what, form in
                  (("months", r"(\d+) months old"), ("complaints", r"(\d+) complaints"))}  # fmt: skip
-        order = rf"order (\d+): {self.what}, (\d+) euros, (?:open, made|delivered) (\d+) days"
+        which = rf"({self.what}): \w+" if self.what.isdecimal() else rf"(\d+): {self.what}"
+        order = rf"order {which}, (\d+) euros, (?:open, made|delivered) (\d+) days"
         if found := re.search(order, seen):
             self.order = found[1]
             facts |= {"price": int(found[2]), "days": int(found[3])}
@@ -79,9 +84,9 @@ class Expert(Script):
     def do(self) -> str:
         """Grant the wish."""
         if self.kind == "change_plan":
-            return f'CALL change_plan("{self.name}", "{self.what}")'
-        return f"CALL {self.kind}({self.order})"
+            return self.call("change_plan", customer=self.name, plan=self.what)
+        return self.call(self.kind, order=int(self.order))
 
     def refuse(self, number: str) -> str:
         """Refuse it under a rule."""
-        return f'CALL refuse("{self.name}", {number})'
+        return self.call("refuse", customer=self.name, rule=int(number))

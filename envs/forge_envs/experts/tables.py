@@ -20,7 +20,7 @@ class Expert(Script):
         if question.endswith("?"):
             self.proposed = seen.rpartition("Answer: ")[2]
             query = self.query(question)
-            return f'CALL sql("{query}")' if query else "no idea"
+            return self.call("sql", query=query) if query else "no idea"
         value = re.split(r"[|\n]", seen.partition(": ")[2] or seen)[0].strip()
         if self.agent == "analyst":
             return value
