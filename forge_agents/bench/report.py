@@ -414,7 +414,7 @@ def _teamwork(report: Report) -> Section:
         note="Rewards of the player's seats, with partners of one seat, each in turn. "
         f"Partners: {named or 'all other players'}, each counting alike. Gap: with itself minus with partners, on the "
         "same seeds; p as for differences. Share: with partners, over what the "
-        "partners earn each with itself (ad-hoc teamwork); none where that is nothing.",
+        "partners earn each with itself (ad-hoc teamwork); none where that may be nothing.",
     )
 
 

@@ -182,14 +182,15 @@ def ratio(first: Mapping[K, float], second: Mapping[K, float]) -> Interval:
     """The mean of one over the mean of another, on the seeds that both have.
 
     The interval is that of the mean of ``(x - r y) / mean(y)``, around r: the ratio's first-order expansion (Cochran
-    1977, chapter 6). NaN where the mean of `second` is not above 0.
+    1977, chapter 6). NaN where the mean of `second` is 0 as far as its own interval tells, and the ratio any number.
 
     Args:
         second: The same of what it is measured by.
     """
     both = np.array([(first[s], second[s]) for s in first if s in second], float).reshape(-1, 2)
-    whole = float(both[:, 1].mean()) if len(both) else 0.0
-    if not whole > 0:
+    below = mean(both[:, 1].tolist())
+    whole = below.value
+    if not whole > 0 or below.low <= 0:
         return Interval(value=math.nan, low=math.nan, high=math.nan, n=len(both))
     value = float(both[:, 0].mean()) / whole
     gaps = (both[:, 0] - value * both[:, 1]) / whole

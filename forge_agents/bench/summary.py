@@ -97,7 +97,7 @@ class Teamwork:
     p_adjusted: float
     """The same, adjusted by Holm for all rows of its table."""
     share: Interval
-    """`crossed` over what the partners earn each with itself, the ad-hoc teamwork score; NaN where that is nothing."""
+    """`crossed` over what the partners earn each with itself, the ad-hoc teamwork score; NaN where that may be 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -211,6 +211,9 @@ def test_a_ratio_has_the_interval_of_its_expansion():
     assert same.low == same.high == same.value == pytest.approx(2)
     for nothing in ({1: 0.0, 2: 0.0}, {1: -1.0, 2: 0.5}, {}):
         assert str(ratio(own, nothing).value) == "nan"
+    seeds = range(40)
+    once, often = (ratio(dict.fromkeys(seeds, 0.5), {n: float(n < won) for n in seeds}) for won in (1, 20))
+    assert str(once.value) == "nan" and often.value == 1.0  # one tells not how small the share is
 
 
 def test_a_run_stands_for_what_it_exported(tmp_path):
