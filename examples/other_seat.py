@@ -7,7 +7,7 @@ one that learned with the other arm's agent, and the world's script.
 
     python examples/other_seat.py [--seeds 0] [--steps 8] [--out runs/other_seat]
 
-takes an hour a seed on two CPU cores and 8 GB of disk. Finished arms are not repeated, broken ones begin again.
+takes half an hour a seed on two CPU cores and 8 GB of disk. Finished arms are not repeated, broken ones begin again.
 """
 
 import argparse
@@ -41,7 +41,12 @@ def trained(arm, start, seed, asked, folder):
         shutil.rmtree(folder, ignore_errors=True)
         learner = fa.LearnerConfig(lr=asked.lr, warmup_steps=2)
         config = fa.GRPOConfig(
-            seed=seed, learner=learner, engine=ENGINE, checkpoint_every=asked.steps, keep_checkpoints=1
+            seed=seed,
+            groups_per_step=asked.groups,
+            learner=learner,
+            engine=ENGINE,
+            checkpoint_every=asked.steps,
+            keep_checkpoints=1,
         )
         with fa.GRPOTrainer(seated(agent, customer), config=config, out_dir=folder) as trainer:
             trainer.fit(WORLD, steps=asked.steps)
@@ -58,6 +63,7 @@ def main(words=None):
     parser.add_argument("--games", type=int, default=60, help="of the expert, which are imitated")
     parser.add_argument("--epochs", type=int, default=1, help="how often each is")
     parser.add_argument("--steps", type=int, default=8, help="optimiser steps of each arm")
+    parser.add_argument("--groups", type=int, default=4, help="seeds a step, eight games each")
     parser.add_argument("--lr", type=float, default=2e-5)
     parser.add_argument("--episodes", type=int, default=64, help="held-out seeds of each meeting")
     parser.add_argument("--model", default="smollm2-135m-instruct")

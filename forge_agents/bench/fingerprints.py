@@ -16,7 +16,7 @@ import os
 import platform
 import re
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -142,7 +142,8 @@ def _sources(module: ModuleType) -> dict[str, str]:
     waiting = [module.__name__]
     while waiting:
         name = waiting.pop()
-        path = None if name in found else file_of(name)
+        path = Path(str(module.__file__)) if name == module.__name__ else file_of(name)  # a script is found by no name
+        path = None if name in found else path
         if path is None:
             continue
         found[name] = path.read_text(encoding="utf-8", errors="replace")
@@ -208,13 +209,14 @@ def _source(target: Any) -> str:
 
 
 def _code(function: Callable[..., str]) -> str:
-    """Hash of a function: source, defaults, closure, and the functions and classes of its module that it uses.
+    """Hash of a function: source, defaults, closure, what it uses of its module, and the modules of ours beside it.
 
-    These count with what they use themselves. Of another callable it is the hash of its repr.
+    Functions and classes that it uses count with what they use themselves, constants by their values, and whole the
+    modules that its own imports from its package or folder. Of another callable it is the hash of its repr.
     """
     plain = inspect.unwrap(function)
     held: tuple[Any, ...] = (plain,)
-    sources = {"": _source(plain)}
+    sources, values = {"": _source(plain)}, dict[str, Any]()
     if inspect.isfunction(plain):
         cells = [cell.cell_contents for cell in plain.__closure__ or ()]
         held = (plain.__defaults__, plain.__kwdefaults__, cells, plain.__code__.co_names)
@@ -224,8 +226,24 @@ def _code(function: Callable[..., str]) -> str:
             waiting += [inner for inner in code.co_consts if inspect.iscode(inner)]
             for name in set(code.co_names) & plain.__globals__.keys() - sources.keys():
                 used = plain.__globals__[name]
+                if not (inspect.isfunction(used) or inspect.isclass(used) or inspect.ismodule(used)):
+                    values[name], used = _value(used), type(used)
                 if (inspect.isfunction(used) or inspect.isclass(used)) and used.__module__ == plain.__module__:
                     sources[name] = _source(used)
                     bodies = [used] if inspect.isfunction(used) else vars(used).values()
                     waiting += [body.__code__ for body in bodies if inspect.isfunction(body)]
-    return digest([sources, _ADDRESS.sub("", repr(held))])
+    module = inspect.getmodule(plain)
+    beside = _sources(module) if module is not None and getattr(module, "__file__", None) else {}
+    beside.pop(getattr(module, "__name__", ""), None)  # of its own what it uses, so that a player beside it may change
+    return digest([sources, values, beside, _ADDRESS.sub("", repr(held))])
+
+
+def _value(value: Any) -> Any:
+    """What a constant holds, the same in every process."""
+    if isinstance(value, Mapping):
+        return [[_value(key), _value(one)] for key, one in value.items()]
+    if isinstance(value, (list, tuple)):
+        return [_value(one) for one in value]
+    if isinstance(value, (set, frozenset)):
+        return sorted((_value(one) for one in value), key=str)
+    return _ADDRESS.sub("", repr(value))

@@ -65,7 +65,8 @@ class Record:
         """The record of `episode`."""
         error = episode.error
         good = {} if error else success_of(episode, lineup)
-        seats = {} if error else {a: _seat(t, lineup[a], good[a]) for a, t in episode.trajectories.items()}
+        lost = set() if error else forfeits_of(episode)
+        seats = {} if error else {a: _seat(t, lineup[a], good[a], a in lost) for a, t in episode.trajectories.items()}
         return cls(
             key=key,
             env=episode.env_id,
@@ -117,6 +118,27 @@ def success_of(episode: Episode, lineup: Mapping[str, str]) -> dict[str, bool]:
     return found
 
 
+def forfeits_of(episode: Episode) -> set[str]:
+    """The seats that ended the episode by an illegal decision.
+
+    Those that the environment names in its last info under ``"forfeits"``. Where it says nothing, those whose last decision
+    was illegal, unless play went on after it or after another illegal one, or a limit was what ended it.
+    """
+    for trajectory in episode.trajectories.values():
+        if isinstance(named := trajectory.info.get("forfeits"), (list, tuple)):
+            return set(episode.trajectories) & set(named)
+    seats = {agent: trajectory.turns for agent, trajectory in episode.trajectories.items() if trajectory.turns}
+    if any(turn.info.get("illegal") for turns in seats.values() for turn in turns[:-1]):
+        return set()
+    lost = set()
+    for agent, turns in seats.items():
+        # where all decide together, each of the others has one decision of the same round after it
+        later = [sum(turn.index > turns[-1].index for turn in others) for others in seats.values()]
+        if episode.trajectories[agent].info.get("illegal") and max(later) <= 1 and not turns[-1].truncated:
+            lost.add(agent)
+    return lost
+
+
 def _said(info: Mapping[str, Any]) -> bool | None:
     """What an environment says of a seat in its last info; None where it says nothing."""
     success, outcome = info.get("success"), info.get("outcome")
@@ -132,9 +154,8 @@ def tokens_of(trajectory: Trajectory) -> tuple[int, int]:
     return read, sum(turn.usage.completion_tokens if turn.usage else len(turn.response_ids) for turn in turns)
 
 
-def _seat(trajectory: Trajectory, player: str, success: bool) -> SeatRecord:
-    turns, named = trajectory.turns, trajectory.info.get("forfeits")
-    forfeit = trajectory.agent in named if isinstance(named, list) else bool(trajectory.info.get("illegal"))
+def _seat(trajectory: Trajectory, player: str, success: bool, forfeit: bool) -> SeatRecord:
+    turns = trajectory.turns
     invalid = sum(bool(turn.info.get("illegal")) for turn in turns)
     read, sampled = tokens_of(trajectory)
     return SeatRecord(

@@ -328,6 +328,11 @@ class TextGame(Forkable):
             raise TypeError(f"{self}: {agent!r} must act with text, got {type(action).__name__}")
         return writable(action)
 
+    def _forget_fault(self, agent: str) -> None:
+        """What was illegal in its decision before says nothing of the one that comes."""
+        if "illegal" in self.infos[agent]:
+            self.infos[agent] = {key: value for key, value in self.infos[agent].items() if key != "illegal"}
+
     def _checked_rewards(self, outcome: object, method: str) -> dict[str, float]:
         """An outcome's rewards, and its infos merged."""
         if not isinstance(outcome, Outcome):
@@ -452,6 +457,7 @@ class TurnEnv(TextGame, AECEnv):  # type: ignore[misc]  # PettingZoo ships no ty
             self._was_dead_step(action)
             return
         text = self._text(agent, action)
+        self._forget_fault(agent)
         outcome = self._play(agent, text)
         if "legal_actions" in self.infos[agent]:
             self.infos[agent] = without_legal(self.infos[agent])
@@ -548,6 +554,8 @@ class ParallelTurnEnv(TextGame, ParallelEnv):  # type: ignore[misc]  # PettingZo
             raise ValueError(f"{self}: actions of {list(actions)} arrived; send one for each of {self.agents}")
         acting = list(self.agents)
         texts = {agent: self._text(agent, actions[agent]) for agent in acting}
+        for agent in acting:
+            self._forget_fault(agent)
         outcome = self.act_all(dict(texts))
         self.infos = {agent: without_legal(self.infos[agent]) for agent in acting}
         rewards = dict.fromkeys(acting, 0.0) | self._checked_rewards(outcome, "act_all(...)")

@@ -332,6 +332,7 @@ class InvalidAction(_Mirror, EnvWrapper):
         self._pay(agent, 0.0 if again and self.policy == "ask" else self.penalty)
         self.infos[agent]["illegal"] = why
         if not again:
+            self.infos[agent]["forfeits"] = [agent]
             self._end(truncated=False)
 
 
@@ -430,7 +431,7 @@ class WrappedEnv(_Mirror):
         move, why = self._read(agent, writable(action))
         if why:  # the environment inside never sees an illegal action
             self._pay(agent, self._illegal_reward)
-            self.infos[agent]["illegal"] = why
+            self.infos[agent] |= {"illegal": why, "forfeits": [agent]}
             self._end(truncated=False)
             return
         self.env.step(move)

@@ -52,7 +52,7 @@ def test_a_soup_from_the_onion_to_the_window():
     steps(env, ("west", "south"), ("wait", "east"))
     assert env.served == 1 and env.hands["ben"] == "" and env.agents
     steps(env, *[("wait", "wait")] * 19)
-    assert env.agents == [] and env.infos["ann"] == {"served": 1, "rounds": 30, "success": False}
+    assert env.agents == [] and env.infos["ann"] == {"served": 1, "rounds": 30, "success": False, "forfeits": []}
 
 
 @pytest.mark.parametrize(

@@ -149,12 +149,19 @@ def test_edits_are_bounded_and_told(quick):
     assert env.edits == 2
 
 
-def test_the_expert_calls_in_the_form_of_its_instructions():
-    games = [fa.play(f"{NAME}@2", fa.Expert(), seed=2, env_args={"tool_format": form}) for form in ("plain", "hermes")]
+def test_the_expert_calls_in_the_form_of_its_instructions(quick):
+    here = with_expert(NAME, Expert)
+    games = [fa.play(f"{here}@2", fa.Expert(), seed=2, env_args={"tool_format": form}) for form in ("plain", "hermes")]
     assert [game.rewards["editor"] for game in games] == [1.0, 1.0]
     plain, hermes = ([turn.action for turn in game.trajectories["editor"].turns] for game in games)
     assert plain[0].startswith("CALL edit(")
     assert hermes[0].startswith('<tool_call>\n{"name": "edit"')
+
+
+@pytest.mark.parametrize("plan", ["fix it", "[1, 2]", '{"a": 1}', "[[" * 5000, '[["parts", 99, "x"]]'])
+def test_an_editor_that_cannot_read_a_plan_plays_on(quick, plan):
+    team = {"planner": fa.Scripted(lambda seen: plan), "editor": fa.Expert(), "tester": fa.Expert()}
+    assert fa.play(f"{with_expert(NAME, Expert)}@1", team, seed=2).error is None
 
 
 def test_a_machine_without_a_sandbox_is_told_at_reset(monkeypatch):

@@ -33,6 +33,8 @@ class Rules(NamedTuple):
     """``f(env, agent)``: the name of every action, by number."""
     lists_moves: bool = True
     """Whether the text ends with the legal moves; False where they are too many."""
+    max_seed: int = 2**63 - 1
+    """The largest seed that the game takes; of a larger one another is drawn."""
 
 
 class ClassicGame(WrappedEnv):
@@ -52,6 +54,12 @@ class ClassicGame(WrappedEnv):
             instructions=rules.instructions,
             illegal_reward=illegal_reward,
         )
+
+    def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
+        """Start an episode."""
+        if seed is not None and seed > self._rules.max_seed:  # held-out seeds and those of benchmarks are large
+            seed = int(np.random.default_rng(seed).integers(self._rules.max_seed))
+        super().reset(seed=seed, options=options)
 
     def _mirror(self) -> None:
         self._moves: dict[str, int] = {}  # by name, of the seat that decides
@@ -232,6 +240,7 @@ RULES = {
         "You play Hanabi together. You see all hands but your own. Answer with the name of a move.",
         _hanabi,
         _hanabi_names,
+        max_seed=2**31 - 1,
     ),
 }
 """Texts and names by game."""

@@ -29,5 +29,6 @@ class Expert(Script):
         return render_tool_call(call, self.settings["tool_format"])
 
     def answerer(self, seen: str) -> str:
-        """The last number."""
-        return str(re.findall(r"-?\d+", seen)[-1])
+        """The last number; where a partner told none, that."""
+        numbers = re.findall(r"-?\d+", seen)
+        return str(numbers[-1]) if numbers else "I was told no number."

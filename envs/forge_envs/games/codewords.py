@@ -231,7 +231,7 @@ class Codewords(TurnEnv):
             won = scores[own] > 0 if other is not None else found == self._groups * self._size and trapped is None
             info[seat] = {
                 **told.get(seat, {}), "found": found, "wrong": self.wrong[own], "trap": trapped, "key": dict(self.key),
-                "success": won,
+                "success": won, "forfeits": [],
             }  # fmt: skip
         return Outcome(rewards={seat: scores[self._team(seat)] for seat in self.agents}, done=True, info=info)
 

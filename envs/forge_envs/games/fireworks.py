@@ -189,7 +189,7 @@ class Fireworks(TurnEnv):
         if self.fuses and not complete and self.after_deck < len(self.possible_agents):
             return Outcome(info=info)
         score, most = sum(self.piles.values()), len(self._colours) * len(self._ranks)
-        facts = {"score": score, "most": most, "fuses": self.fuses, "success": complete}
+        facts = {"score": score, "most": most, "fuses": self.fuses, "success": complete, "forfeits": []}
         told = {seat: {**info.get(seat, {}), **facts} for seat in self.agents}
         reward = score / most if self.fuses else 0.0
         return Outcome(rewards=dict.fromkeys(self.agents, reward), done=True, info=told)

@@ -109,7 +109,7 @@ class Commons(ParallelTurnEnv):
         seats = len(self.caught)
         nothing, best = self.holds / seats, self.best / seats
         rewards = {seat: max(0.0, (caught - nothing) / (best - nothing)) for seat, caught in self.caught.items()}
-        facts = {"catch": dict(self.caught), "best": self.best, "seasons": self.season}
+        facts = {"catch": dict(self.caught), "best": self.best, "seasons": self.season, "forfeits": []}
         info = {seat: {**info[seat], **facts, "success": reward >= _SUCCESS} for seat, reward in rewards.items()}
         return Outcome(rewards=rewards, done=True, info=info)
 

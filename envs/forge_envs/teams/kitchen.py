@@ -140,7 +140,8 @@ class Kitchen(ParallelTurnEnv):
                 self.hands[seat] = self._use(square, self.hands[seat])
         if self.served < self._orders and self.round < self._rounds:
             return Outcome(info=info)
-        facts = {"served": self.served, "rounds": self.round, "success": self.served == self._orders}
+        success = self.served == self._orders
+        facts = {"served": self.served, "rounds": self.round, "success": success, "forfeits": []}
         told = {seat: {**info[seat], **facts} for seat in self.agents}
         return Outcome(rewards=dict.fromkeys(self.agents, self.served / self._orders), done=True, info=told)
 

@@ -57,3 +57,25 @@ def test_the_hash_of_a_function_covers_those_it_calls(monkeypatch):
 
     monkeypatch.setitem(globals(), "_helper", other)
     assert player_facts(fa.Scripted(_player))["code"] != before
+
+
+def test_the_hash_of_a_function_covers_constants_and_modules_beside_it(tmp_path, monkeypatch):
+    (tmp_path / "coin_help.py").write_text("def last(seen):\n    return 'z'\n")
+    (tmp_path / "coin_player.py").write_text(
+        "import json\nimport coin_help\nBAD, MANY = False, {'b', 'a'}\n\n"
+        "def good(seen):\n    return 'z' if BAD and MANY else coin_help.last(seen)\n\ndef other(seen):\n    return 'x'\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    import coin_player
+
+    def code(function=coin_player.good):
+        return player_facts(fa.Scripted(function))["code"]
+
+    first, other = code(), code(coin_player.other)
+    monkeypatch.setattr(coin_player, "MANY", {"a", "b"})
+    assert code() == first, "a set has no order"
+    monkeypatch.setattr(coin_player, "BAD", True)
+    assert code() != first and code(coin_player.other) == other
+    monkeypatch.setattr(coin_player, "BAD", False)
+    (tmp_path / "coin_help.py").write_text("def last(seen):\n    return 'q'\n")
+    assert code() != first

@@ -40,6 +40,14 @@ def test_go_points_have_letters_without_i():
     assert env.observe("black_0").splitlines()[0] == env.observe("white_0").splitlines()[0] == " 9 . O . . . . . . X"
 
 
+def test_hanabi_takes_the_seeds_of_evaluations_and_benchmarks():
+    env, seen = fa.make("pettingzoo/hanabi"), []
+    for seed in (2**31, 3 * 2**30, 3 * 2**30, 2**32 - 1):
+        env.reset(seed=seed)
+        seen.append(env.observe("player_0"))
+    assert seen[1] == seen[2] and len(set(seen)) == 3
+
+
 def test_cards_and_moves_are_named():
     env = fa.make("pettingzoo/leduc_holdem")
     env.reset(seed=1)

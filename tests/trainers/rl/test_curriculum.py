@@ -1,6 +1,7 @@
 """Levels of an environment, and which of them are practised."""
 
 import asyncio
+import itertools
 import logging
 
 import numpy as np
@@ -63,7 +64,12 @@ def groups_of(env_id, wins, seed=0):
     return asyncio.run(judge([asyncio.run(rollout.group(seed, len(wins)))]))
 
 
-def record(practice, plan, level, wins, *, seed=0, top=None):
+_fresh = itertools.count(1000)
+
+
+def record(practice, plan, level, wins, *, seed=None, top=None):
+    """Note a group of a seed, by default one that was not played before."""
+    seed = next(_fresh) if seed is None else seed
     env_id = f"test/Dice-v0@{level}"
     return practice.record(plan, groups_of(env_id, wins, seed), {"me"}, {env_id: top})
 
@@ -233,6 +239,17 @@ def test_seeds_whose_siblings_differed_are_played_again_and_the_least_promising_
     assert {task.seed for task in sampler.tasks(0, 1, 200)} & {11, 12, 13, 14} == {11, 14}
     record(practice, plan, 1, [True, True], seed=11)  # it is solved
     assert {task.seed for task in sampler.tasks(0, 2, 200)} & {11, 12, 13, 14} == {14}
+
+
+def test_seeds_played_again_tell_nothing_of_success():
+    plan, practice = Curriculum("test/Dice-v0", replay=0.5), Practice()
+    for seed in range(10):
+        record(practice, plan, 1, [seed == 0, False], seed=seed)
+    before = practice.success("test/Dice-v0@1")
+    found = [record(practice, plan, 1, wins, seed=0) for wins in ([True, True], [True, False])]
+    assert before == pytest.approx(0.05, abs=0.01)
+    assert found[0]["curriculum/success/test/Dice-v0@1"] == before, "it was chosen, because it can be won"
+    assert found[1]["curriculum/success/test/Dice-v0@1"] > before, "solved, it was forgotten: a seed like others"
 
 
 def test_a_run_that_goes_on_draws_what_it_would_have():

@@ -56,8 +56,8 @@ class Curriculum(CurriculumConfig):
 
     Success of a group is its siblings' mean reward of the trained seats over the most that can be earned, which
     ``max_reward`` of the environment or the reward says, and which is 1 where neither does: rewards count from 0 on. An
-    environment's success is the mean over its episodes, of which older ones fade away over the run's `memory` newest at
-    all levels. Groups are shared evenly by the environments whose success lies between `low` and `high`, give or take
+    environment's success is the mean over its episodes, but for those of seeds played again; older ones fade away over the
+    run's `memory` newest at all levels. Groups are shared evenly by the environments whose success lies between `low` and `high`, give or take
     0.5 / sqrt(n), the most that the standard error of n episodes is; if none does, the nearest gets them, and of
     several that are as far too hard the easiest. What was not played for long is so little known that it is tried
     again. One that was not played yet counts as its next easier level, the first as 0.5. A share `explore` of the
@@ -138,13 +138,15 @@ class Practice:
         played = [item for item in judged if item.group.env_id in ids]
         places = [ids.index(item.group.env_id) + 1 for item in played]
         scores = [self._scores(item, trained, tops.get(item.group.env_id)) for item in played]
-        self._fade((1 - 1 / plan.memory) ** sum(map(len, scores)))
-        for item, own in zip(played, scores, strict=True):
+        keys = [(item.group.env_id, item.group.seed) for item in played]
+        chosen = set(self._seeds)  # seeds that are played again are chosen by their success: they tell nothing of it
+        self._fade((1 - 1 / plan.memory) ** sum(len(own) for key, own in zip(keys, scores, strict=True) if key not in chosen))
+        for key, own in zip(keys, scores, strict=True):
             if len(own):
-                env_id = item.group.env_id
-                total, count = self._success.get(env_id, (0.0, 0.0))
-                self._success[env_id] = total + float(own.sum()), count + len(own)
-                self._keep(plan, (env_id, item.group.seed), float(own.mean()))
+                if key not in chosen:
+                    total, count = self._success.get(key[0], (0.0, 0.0))
+                    self._success[key[0]] = total + float(own.sum()), count + len(own)
+                self._keep(plan, key, float(own.mean()))
         found = {f"curriculum/success/{env_id}": self.success(env_id) for env_id in ids if env_id in self._success}
         return {"curriculum/level": float(np.mean(places))} | found if places else found
 

@@ -1,0 +1,86 @@
+"""Who forfeits: a seat that ended its game by an illegal decision, and no seat that was illegal once and played on."""
+
+import pytest
+
+import forge_agents as fa
+from forge_agents.bench.records import Record
+
+SLIPS = "bad"
+
+
+RACE = "bench/Race-v0"
+
+
+@fa.register(RACE, max_turns=9, tags=("2p",))
+class Race(fa.TurnEnv):
+    """Three moves each; a slip costs the move, and ends nothing."""
+
+    possible_agents = ["a", "b"]
+
+    def setup(self, rng):
+        self.moved = dict.fromkeys(self.agents, 0)
+        self.left = 6
+
+    def instructions(self, agent):
+        return "Say anything but bad."
+
+    def observe_text(self, agent):
+        return f"{self.left} left"
+
+    def act(self, agent, action):
+        self.left -= 1
+        info = {agent: {"illegal": "bad is bad"} if action == SLIPS else {}}
+        self.moved[agent] += action != SLIPS
+        if self.left:
+            return fa.Outcome(info=info)
+        ahead = self.moved["a"] - self.moved["b"]
+        return fa.Outcome(rewards={"a": float(ahead > 0), "b": float(ahead < 0)}, done=True, info=info)
+
+
+def seats(a, b, **settings):
+    """What is recorded of a race in which the seats slip where they have a 1."""
+
+    def says(slips):
+        left = iter(slips)
+        return fa.Scripted(lambda seen: SLIPS if next(left) else "good")
+
+    episode = fa.play(RACE, {"a": says(a), "b": says(b)}, env_args=settings)
+    assert episode.error is None, episode.error
+    return Record.of(episode, key="", sample=0, lineup={"a": "x", "b": "y"}).seats
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "invalid", "forfeit"),
+    [
+        ((1, 0, 0), (0, 0, 0), (1, 0), (False, False)),
+        ((1, 0, 0), (0, 0, 1), (1, 1), (False, False)),  # the game went on after the first: it does after all
+        ((0, 1, 0), (0, 0, 0), (1, 0), (False, False)),
+        ((0, 0, 0), (0, 0, 1), (0, 1), (False, True)),  # it ended with it; that it would have anyway, nobody says
+    ],
+)
+def test_an_illegal_decision_is_one_and_forfeits_what_ended_with_it(a, b, invalid, forfeit):
+    found = seats(a, b)
+    assert tuple(seat.invalid for seat in found.values()) == invalid
+    assert tuple(seat.forfeit for seat in found.values()) == forfeit
+
+
+def test_who_was_asked_again_and_again_forfeits_in_the_end():
+    found = seats((0, 1, 1, 1), (0, 0, 0), invalid_action="ask")
+    assert (found["a"].invalid, found["a"].forfeit, found["b"].forfeit) == (3, True, False)
+
+
+def says_nothing(when):
+    """Of the lake: takes a fair share, and nothing legal in one season."""
+
+    def played(seen):
+        return "Good morning." if f"Seasons left: {when}" in seen else "take 1"
+
+    return fa.Scripted(played)
+
+
+@pytest.mark.parametrize("when", [8, 1])
+def test_a_lake_outlives_a_season_without_a_number(when):
+    episode = fa.play("forge/Commons-v0@1", {"ann": says_nothing(when), "ben": fa.Expert()}, seed=1)
+    found = Record.of(episode, key="", sample=0, lineup={"ann": "x", "ben": "y"}).seats
+    assert (found["ann"].invalid, found["ann"].decisions) == (1, 8)
+    assert not any(seat.forfeit for seat in found.values())
