@@ -241,7 +241,7 @@ register_suite(
     ],
 )
 register_suite(
-    "duels-v1",  # a pair of players has 8, 10 and 6 line-ups, so a seed tells much
+    "duels-v1",  # a pair of players has 2, 10 and 6 line-ups
     ["forge/CodewordsDuel-v0", "forge/Village-v0", "forge/Commons-v0"],
     episodes=32,
 )

@@ -22,7 +22,7 @@ from forge_agents.envs import registry
 from forge_agents.envs.spec import AnyEnv
 from forge_agents.errors import did_you_mean
 from forge_agents.policy import WORDS, AnyPolicy, Endpoint, Policy, Sampling, Scripted
-from forge_agents.rollout.rollout import seats_of
+from forge_agents.rollout.rollout import seats_and_sides
 from forge_agents.serving.config import EngineConfig
 
 Kind: TypeAlias = Literal["single", "cooperative", "competitive", "mixed"]
@@ -243,6 +243,8 @@ class World:
     seats: tuple[str, ...]
     kind: Kind
     max_turns: int | None
+    sides: tuple[tuple[str, ...], ...] = ()
+    """Seats that one player holds together against another; each by itself where nothing is said."""
     kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Arguments of the environment that differ from what its id stands for."""
     code: str = ""
@@ -251,6 +253,8 @@ class World:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise ValueError(f"kind={self.kind!r} of {self.id}; choose one of {', '.join(get_args(Kind))}")
+        sides = tuple(map(tuple, self.sides)) or tuple((seat,) for seat in self.seats)
+        object.__setattr__(self, "sides", sides)
 
     def make(self) -> AnyEnv:
         """A fresh environment."""
@@ -297,19 +301,24 @@ def worlds_of(arguments: Mapping[str, Mapping[str, Any]]) -> list[World]:
     """The environments, each made once to know its seats."""
     worlds = []
     for id_, kwargs in arguments.items():
-        seats = seats_of(functools.partial(registry.make, id_, **kwargs), id_)
+        seats, sides = seats_and_sides(functools.partial(registry.make, id_, **kwargs), id_)
         spec = registry.spec(id_)
         kind: Kind = "mixed" if "mixed-motive" in spec.tags else "competitive"
         if len(seats) == 1 or "cooperative" in spec.tags:
             kind = "single" if len(seats) == 1 else "cooperative"
         code, turns = code_of(spec), spec.max_turns
-        worlds.append(World(id=id_, seats=seats, kind=kind, max_turns=turns, kwargs=dict(kwargs), code=code))
+        world = World(id=id_, seats=seats, kind=kind, max_turns=turns, sides=sides, kwargs=dict(kwargs), code=code)
+        worlds.append(world)
     return worlds
 
 
-def seeds_of(seed: int, episodes: int) -> list[int]:
-    """The episodes' seeds, the same for every player and environment; fewer episodes take the first of them."""
-    rng = np.random.default_rng([seed, 0xBE7C4])
+def seeds_of(seed: int, episodes: int, env_id: str = "") -> list[int]:
+    """The episodes' seeds, the same for every player; fewer episodes take the first of them.
+
+    Environments have the same ones, but levels of one game each their own: the same deal at four levels is one deal.
+    """
+    level = env_id.partition("@")[2]
+    rng = np.random.default_rng([seed, 0xBE7C4, *([int(level)] if level else [])])
     found: dict[int, None] = {}
     while len(found) < episodes:
         found.setdefault(SEEDS_FROM + int(rng.integers(2**30)))
@@ -317,23 +326,25 @@ def seeds_of(seed: int, episodes: int) -> list[int]:
 
 
 def lineups(
-    players: Sequence[str], seats: Sequence[str], *, swap_seats: bool = True, partners: Sequence[str] = ()
+    players: Sequence[str], sides: Sequence[Sequence[str]], *, swap_seats: bool = True, partners: Sequence[str] = ()
 ) -> list[dict[str, str]]:
-    """Who sits where: each player alone in all seats, and each pair of players, one of them in one seat of all.
+    """Who sits where: each player alone in all seats, and each pair of players, one of them in one side of all.
 
     Args:
-        swap_seats: Each of a pair takes each seat against the other in all the rest. Otherwise the one that is named
-            first takes the first seat, and that is all.
+        sides: Of seats, mostly of one each.
+        swap_seats: Each of a pair takes each side against the other in all the rest. Otherwise the one that is named
+            first takes the first side, and that is all.
         partners: Those of the players that do not meet each other.
     """
+    seats = list(itertools.chain(*sides))
     found = [dict.fromkeys(seats, player) for player in players]
-    for first, second in itertools.combinations(players, 2) if len(seats) > 1 else ():
+    for first, second in itertools.combinations(players, 2) if len(sides) > 1 else ():
         if first in partners and second in partners:
             continue
         pairs = [(first, second), (second, first)] if swap_seats else [(first, second)]
         for one, other in pairs:
-            for seat in seats if swap_seats else seats[:1]:
-                lineup = {s: one if s == seat else other for s in seats}
+            for side in sides if swap_seats else sides[:1]:
+                lineup = {seat: one if seat in side else other for seat in seats}
                 if lineup not in found:  # in a game of two, one here is the other there
                     found.append(lineup)
     return found
@@ -342,7 +353,8 @@ def lineups(
 def matches(
     worlds: Sequence[World],
     players: Sequence[str],
-    seeds: Sequence[int],
+    seed: int,
+    episodes: int,
     *,
     samples: int,
     swap_seats: bool,
@@ -353,8 +365,9 @@ def matches(
         (world, lineup)
         for world in worlds
         for lineup in lineups(
-            players, world.seats, swap_seats=swap_seats, partners=partners if world.kind in TEAMS else ()
+            players, world.sides, swap_seats=swap_seats, partners=partners if world.kind in TEAMS else ()
         )
     ]
-    for seed, (world, lineup), sample in itertools.product(seeds, met, range(samples)):
-        yield Match(world=world, lineup=lineup, seed=seed, sample=sample)
+    seeds = {world.id: seeds_of(seed, episodes, world.id) for world in worlds}
+    for place, (world, lineup), sample in itertools.product(range(episodes), met, range(samples)):
+        yield Match(world=world, lineup=lineup, seed=seeds[world.id][place], sample=sample)

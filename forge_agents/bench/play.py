@@ -26,7 +26,6 @@ from forge_agents.bench.plan import (
     SuiteLike,
     matches,
     named_players,
-    seeds_of,
     suite_ids,
     worlds_of,
 )
@@ -122,10 +121,11 @@ def benchmark(
         limits = replace(limits, max_live_episodes=1)
     specs = [registry.spec(id_) for id_ in arguments]
     facts = {name: _facts(player, engine, specs, players[name]) for name, player in named.items()}
-    worlds, seeds = worlds_of(arguments), seeds_of(settings["seed"], settings["episodes"])
+    worlds = worlds_of(arguments)
     due = matches(
-        worlds, tuple(named), seeds, samples=samples, swap_seats=settings["swap_seats"], partners=partners
-    )
+        worlds, tuple(named), settings["seed"], settings["episodes"],
+        samples=samples, swap_seats=settings["swap_seats"], partners=partners,
+    )  # fmt: skip
     plan = {_key(match, facts): match for match in due}
     if limits.max_cost is not None and not any(map(priced, facts.values())):
         raise ValueError(

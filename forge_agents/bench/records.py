@@ -121,8 +121,8 @@ def success_of(episode: Episode, lineup: Mapping[str, str]) -> dict[str, bool]:
 def forfeits_of(episode: Episode) -> set[str]:
     """The seats that ended the episode by an illegal decision.
 
-    Those that the environment names in its last info under ``"forfeits"``. Where it says nothing, those whose last decision
-    was illegal, unless play went on after it or after another illegal one, or a limit was what ended it.
+    Those that the environment names in its last info under ``"forfeits"``. Where it says nothing, those whose last
+    decision was illegal, unless play went on after it or after another illegal one, or a limit was what ended it.
     """
     for trajectory in episode.trajectories.values():
         if isinstance(named := trajectory.info.get("forfeits"), (list, tuple)):

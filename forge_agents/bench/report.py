@@ -514,7 +514,7 @@ def leaderboard(*reports: Report | str | os.PathLike[str]) -> Report:
         raise ReportError("no reports were given; name one or more files that report.save(...) wrote")
     named: dict[str, Report] = {}
     for place, report in enumerate(reports, 1):
-        label = f"report {place}" if isinstance(report, Report) else Path(report).name
+        label = f"report {place}" if isinstance(report, Report) else str(report)
         label = f"{label} ({place})" if label in named else label
         named[label] = report if isinstance(report, Report) else Report.load(report)
     for (one, first), (two, second) in itertools.combinations(named.items(), 2):

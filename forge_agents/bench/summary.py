@@ -71,11 +71,11 @@ class Meeting:
     env: str
     player: str
     other: str
-    """In the remaining seats, or holding one seat against `player` in the rest; `player` itself for self-play."""
+    """In the remaining seats, or holding one side against `player` in the rest; `player` itself for self-play."""
     reward: Interval
     """Of `player`, mean of a seat."""
     seats: Mapping[str, Interval]
-    """By seat, the reward of `player` in it while `other` held all the rest."""
+    """By seat, the reward of `player` in it while `other` held all the rest, its side's excepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,12 +157,12 @@ def summarise(
                 both = [record for record in played if set(record.lineup.values()) == {player, other}]
                 earned = _mean_over_seeds(both, player, _reward)
                 if earned.n:
-                    seats = _by_seat(both, player, world.seats)
+                    seats = _by_seat(both, player, world)
                     met.append(Meeting(env=world.id, player=player, other=other, reward=earned, seats=seats))
         meetings += met
         if world.kind in TEAMS:
             teamwork += _teamwork(world, players, partners, played)
-        if world.kind == "competitive" and len(world.seats) == 2:
+        if world.kind == "competitive" and len(world.sides) == 2:
             bounds += _bounds(world, players, played, met)
         pairs += [
             (world.id, first, second, statistics.difference(rewards[first], rewards[second]))
@@ -276,14 +276,15 @@ def _cell(env: str, player: str, records: Sequence[Record]) -> Cell:
     )
 
 
-def _by_seat(records: Sequence[Record], player: str, seats: Sequence[str]) -> dict[str, Interval]:
-    """What a player earned in each seat that it held alone, or with itself in all."""
+def _by_seat(records: Sequence[Record], player: str, world: World) -> dict[str, Interval]:
+    """What a player earned in each seat while it held its side alone, or with itself in all."""
     found = {}
-    for seat in seats:
+    for seat in world.seats:
+        side = next(set(each) for each in world.sides if seat in each)
         paid: dict[int, list[float]] = {}
         for record in records:
             held = [at for at, name in record.lineup.items() if name == player]
-            if seat in record.seats and held in ([seat], list(record.lineup)):
+            if seat in record.seats and set(held) in (side, set(record.lineup)):
                 paid.setdefault(record.seed, []).append(record.seats[seat].reward)
         found[seat] = statistics.mean([_mean(rewards) for rewards in paid.values()])
     return {seat: earned for seat, earned in found.items() if earned.n}

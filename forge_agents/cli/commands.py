@@ -122,17 +122,17 @@ def train(words: Sequence[str]) -> int:
         # where several policies learned, the export has a folder for each
         each = [result.export / name for name, policy in run.policies.items() if policy.trainable]
         models.append(next((folder for folder in each if folder.is_dir()), result.export))
-    env = run.env if isinstance(run.env, str) else next(iter(run.env))
+    bench = f"{_with_modules(words)}forge-agents bench"
     if seeds > 1:
         _say_next(
-            f"{_with_modules(words)}{shlex.join(['forge-agents', 'bench', env, '--cross_play', *map(str, models)])}",
+            f"{bench} {shlex.join([run.suite, '--cross_play', *map(str, models)])}",
             f"forge-agents view {run.out_dir}",
         )
         return 0
     model = models[0]
     _say_next(
         _again("eval", words),
-        f"{_with_modules(words)}forge-agents bench --players.trained {model} --players.random random --suite {env}",
+        f"{bench} --players.trained {model} --players.random random --suite {run.suite}",
         f"forge-agents view {run.out_dir}",
     )
     return 0

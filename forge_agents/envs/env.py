@@ -167,6 +167,9 @@ class TextGame(Forkable):
     """All seats that there may be, in their order."""
     min_agents: int | None = None
     """Fewest seats that ``reset(options={"num_agents": n})`` may ask for; None: every episode has all seats."""
+    sides: Sequence[Sequence[str]] = ()
+    """Seats that win and lose together, where sides play against each other; empty: each seat for itself. A benchmark
+    gives a player a whole side."""
     max_turns: int | None = None
     max_reward: float | None = None
     """The most that a seat can earn in an episode, where that is known: a trainer whose episodes all earn it has solved

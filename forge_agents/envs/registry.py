@@ -185,6 +185,8 @@ def spec(id: str) -> EnvSpec:  # noqa: A002
             message names near ids.
         MissingExtraError: The id's namespace belongs to a library that is not installed; the message says how to.
     """
+    if not isinstance(id, str):
+        raise TypeError(f'an environment\'s id is a text such as "forge/Relay-v0", got {type(id).__name__}')
     bare, level = split_level(id)
     found = _registered(bare)
     return found if level is None else found.at_level(level)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import math
 import time
 import traceback
@@ -552,21 +553,36 @@ class Rollout:
                 self._live.discard(id(env))
 
 
-def seats_of(make_env: Callable[[], PlayableEnv], env_id: str, *, tries: int = 2) -> tuple[str, ...]:
+def seats_of(make_env: Callable[[], PlayableEnv], env_id: str) -> tuple[str, ...]:
     """The possible agents of an environment, which is made, and closed, to ask it.
 
     Raises:
         Exception: What its constructor raised each time.
     """
+    return seats_and_sides(make_env, env_id)[0]
+
+
+def seats_and_sides(
+    make_env: Callable[[], PlayableEnv], env_id: str, *, tries: int = 2
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """The same, and the sides that they form: each seat one of its own where the environment names none.
+
+    Raises:
+        Exception: As of `seats_of`.
+        ValueError: The environment's sides do not hold each seat once.
+    """
     try:
         env = make_env()
         seats = tuple(env.possible_agents)
+        sides = tuple(map(tuple, hook(env, "sides") or ())) or tuple((seat,) for seat in seats)
     except Exception:
         if tries <= 1:
             raise
-        return seats_of(make_env, env_id, tries=tries - 1)
+        return seats_and_sides(make_env, env_id, tries=tries - 1)
     close(env, env_id)
-    return seats
+    if sorted(itertools.chain(*sides)) != sorted(seats):
+        raise ValueError(f"sides of {env_id} are {sides}; each of its seats, {', '.join(seats)}, belongs to one side")
+    return seats, sides
 
 
 def close(env: PlayableEnv, env_id: str) -> None:

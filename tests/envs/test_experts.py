@@ -97,13 +97,14 @@ def test_the_expert_of_the_service_desk_knows_orders_by_number_where_there_are_r
     assert [earned(game) for game in games] == [1.0] * 12
 
 
-_ODD = ["", "I do not know.", "[1, 2]", '{"a": 1}', "[[" * 2000, "sure \u2028 CALL nothing(", "Ann Lee 417 east B 3 2 ..."]
+_ODD = ["", "I do not know.", "[1, 2]", '{"a": 1}', "[[" * 2000, "sure \u2028 CALL nothing(", "Ann Lee 417 east B 3 2"]
 
 
 @pytest.mark.parametrize("id_", [id_ for id_ in PROMISED if id_ != "forge/Repair-v0"])
 def test_an_expert_plays_on_beside_whoever_says_odd_things(id_):
     level = f"{id_}@2" if fa.spec(id_).levels else id_
-    for seat in fa.make(level).possible_agents:
+    seats = fa.make(level).possible_agents
+    for seat in seats:
         for odd in _ODD:
-            team = {each: fa.Expert() for each in fa.make(level).possible_agents} | {seat: fa.Scripted(lambda _, odd=odd: odd)}
+            team = dict.fromkeys(seats, fa.Expert()) | {seat: fa.Scripted(lambda _, odd=odd: odd)}
             assert fa.play(level, team, seed=3).error is None, (seat, odd)

@@ -43,7 +43,7 @@ def test_a_soup_from_the_onion_to_the_window():
     env = steps(begun(cooking=1, orders=2), ("west", "west"), ("west", "west"), ("east", "wait"), ("east", "wait"))
     assert env.hands == {"ann": "", "ben": "dish"}
     assert env.observe("ann") == (
-        "O.AP\nDB.S\nann holds nothing, ben holds dish. Pot: cooks for 1 more. Served: 0 of 2. Rounds left: 26."
+        "O.AP\nDB.S\nann holds nothing, ben holds dish. Pot: cooks for 1 more. Served: 0 of 2. Rounds left: 46."
     )
     steps(env, ("south", "wait"))
     assert "Pot: ready." in env.observe("ben") and "OB" not in env.observe("ben")
@@ -51,8 +51,8 @@ def test_a_soup_from_the_onion_to_the_window():
     assert env.hands["ben"] == "soup" and env.in_pot == 0
     steps(env, ("west", "south"), ("wait", "east"))
     assert env.served == 1 and env.hands["ben"] == "" and env.agents
-    steps(env, *[("wait", "wait")] * 19)
-    assert env.agents == [] and env.infos["ann"] == {"served": 1, "rounds": 30, "success": False, "forfeits": []}
+    steps(env, *[("wait", "wait")] * 39)
+    assert env.agents == [] and env.infos["ann"] == {"served": 1, "rounds": 50, "success": False, "forfeits": []}
 
 
 @pytest.mark.parametrize(

@@ -48,8 +48,8 @@ class RunLeague(LeagueConfig):
 class RunConfig:
     """One training run, as YAML and flags say it."""
 
-    env: str | dict[str, float]
-    """Environment id, or weights by id."""
+    env: str | list[str] | dict[str, float]
+    """Environment id, a list of several that are played alike, or weights by id."""
     env_args: dict[str, Any] = field(default_factory=dict)
     """Arguments of the environment."""
     curriculum: CurriculumConfig | None = None
@@ -82,6 +82,10 @@ class RunConfig:
             raise ValueError(
                 "policies is empty; name at least one, e.g. policies: {team: {model: smollm2-135m-instruct}}"
             )
+        if isinstance(self.env, list):
+            if not self.env or len(set(self.env)) < len(self.env):
+                raise ValueError(f"env lists {', '.join(self.env) or 'nothing'}; name one id or more, each once")
+            object.__setattr__(self, "env", dict.fromkeys(self.env, 1.0))
         named = {name: replace(policy, name=name) for name, policy in self.policies.items()}
         servers = {name: replace(endpoint, name=name) for name, endpoint in self.endpoints.items()}
         both = named.keys() & servers.keys()
@@ -110,9 +114,16 @@ class RunConfig:
     def played(self) -> EnvLike:
         """What a trainer plays: `env`, or its curriculum."""
         if self.curriculum is None:
-            return self.env
+            return cast("EnvLike", self.env)
         settings = {one.name: getattr(self.curriculum, one.name) for one in fields(CurriculumConfig)}
         return Curriculum(env=self.env if isinstance(self.env, str) else tuple(self.env), **settings)
+
+    @property
+    def suite(self) -> str:
+        """The environments that it plays, levels included, as a benchmark takes them."""
+        if isinstance(played := self.played, Curriculum):
+            return "+".join(played.env_ids)
+        return self.env if isinstance(self.env, str) else "+".join(self.env)
 
     @property
     def seated(self) -> Seats | League:

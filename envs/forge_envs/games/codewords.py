@@ -5,6 +5,7 @@ In: a clue such as "farm 2", then words of the board. Out: rewards by team. Wait
 
 from __future__ import annotations
 
+import itertools
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -101,7 +102,9 @@ class Codewords(TurnEnv):
                 "least 0"
             )
         self._teams = ("red", "blue") if teams == 2 else ("",)
-        self.possible_agents = tuple(_seat(team, role) for team in self._teams for role in ("master", "guesser"))
+        seats = [tuple(_seat(team, role) for role in ("master", "guesser")) for team in self._teams]
+        self.possible_agents = tuple(itertools.chain(*seats))
+        self.sides = seats if teams == 2 else ()
         self._groups, self._size, self._others, self._near, self._traps = groups, size, others, near, traps
         self._rounds = groups + spare
 

@@ -218,6 +218,6 @@ class Village(TurnEnv):
 
     def _end(self, winner: str | None, info: dict[str, dict[str, object]]) -> Outcome:
         won = {seat: winner == ("wolves" if role == "wolf" else "village") for seat, role in self.roles.items()}
-        facts = {"roles": dict(self.roles), "winner": winner, "day": self.day, "forfeits": []}
+        facts: dict[str, object] = {"roles": dict(self.roles), "winner": winner, "day": self.day, "forfeits": []}
         ends = {seat: {**info.get(seat, {}), **facts, "success": right} for seat, right in won.items()}
         return Outcome(rewards={seat: float(right) for seat, right in won.items()}, done=True, info=ends)

@@ -62,7 +62,7 @@ class Kitchen(ParallelTurnEnv):
         layout: str = "room",
         onions: int = 2,
         orders: int = 1,
-        rounds: int = 30,
+        rounds: int = 50,
         cooking: int = 2,
         swap: bool = True,
     ) -> None:

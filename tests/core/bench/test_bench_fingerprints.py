@@ -63,7 +63,8 @@ def test_the_hash_of_a_function_covers_constants_and_modules_beside_it(tmp_path,
     (tmp_path / "coin_help.py").write_text("def last(seen):\n    return 'z'\n")
     (tmp_path / "coin_player.py").write_text(
         "import json\nimport coin_help\nBAD, MANY = False, {'b', 'a'}\n\n"
-        "def good(seen):\n    return 'z' if BAD and MANY else coin_help.last(seen)\n\ndef other(seen):\n    return 'x'\n"
+        "def good(seen):\n    return 'z' if BAD and MANY else coin_help.last(seen)\n\n"
+        "def other(seen):\n    return 'x'\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     import coin_player

@@ -15,7 +15,7 @@ import pytest
 import forge_agents as fa
 from forge_agents.bench import play as playing
 from forge_agents.bench.fingerprints import player_facts
-from forge_agents.bench.plan import SEEDS_FROM, lineups, read_player, seeds_of
+from forge_agents.bench.plan import SEEDS_FROM, lineups, read_player, seeds_of, worlds_of
 from forge_agents.errors import BudgetError, ModelNotFoundError, RunFolderError, UnknownIdError
 from forge_agents.rollout.players import Served
 from forge_agents.types import Completion
@@ -209,6 +209,9 @@ def test_seeds_never_meet_those_of_training_and_fewer_are_the_first_of_more():
     seeds = seeds_of(3, 200)
     assert len(set(seeds)) == 200 and min(seeds) >= SEEDS_FROM and max(seeds) < 2**32
     assert seeds_of(3, 20) == seeds[:20] and not set(seeds) & set(seeds_of(4, 200))
+    assert seeds_of(3, 20, KUHN) == seeds[:20]
+    levels = [set(seeds_of(3, 200, f"forge/Relay-v0@{level}")) for level in (1, 2)]
+    assert not levels[0] & levels[1] and not levels[0] & set(seeds), "the same deal at two levels is one deal"
 
 
 def test_two_benchmarks_do_not_share_a_folder(tmp_path):
@@ -390,3 +393,30 @@ def test_the_engine_settings_may_name_the_model_of_a_player_that_has_played(tmp_
         assert playing._unnamed(config, players) == fa.EngineConfig(max_num_seqs=3)
     with pytest.raises(ValueError, match="is the model of no policy"):
         playing._unnamed(fa.EngineConfig(model=str(tmp_path / "other")), players)
+
+
+def test_teams_meet_as_teams(tmp_path):
+    (world,) = worlds_of({"forge/CodewordsDuel-v0": {}})
+    assert world.sides == (("red_master", "red_guesser"), ("blue_master", "blue_guesser"))
+    assert len(lineups(["a", "b"], world.sides)) == 4
+    players = {"expert": fa.Expert(), "random": fa.Random()}
+    report = play(tmp_path, players, "forge/CodewordsDuel-v0", episodes=6)
+    expert, random = report.summary.cells
+    assert (expert.reward.value, random.reward.value, expert.success.value) == (1, -1, 1)
+    (best, worst) = (next(m for m in report.summary.meetings if (m.player, m.other) == pair)
+                     for pair in (("expert", "random"), ("random", "expert")))  # fmt: skip
+    assert set(best.seats) == set(world.seats) and worst.seats["blue_guesser"].value == -1
+    assert {bound.player: bound.reward.value for bound in report.summary.bounds} == {"expert": -1, "random": 1}
+    again = fa.Report.load(report.save(tmp_path / "board.json"))
+    assert again.worlds[0].sides == world.sides
+
+
+def test_sides_hold_each_seat_once():
+    with pytest.raises(ValueError, match=r"each of its seats, ann, ben, belongs to one side"):
+        worlds_of({"bench/OneSided-v0": {}})
+
+
+@fa.register("bench/OneSided-v0", max_turns=2)
+class OneSided(fa.TurnEnv):
+    possible_agents = ["ann", "ben"]
+    sides = [["ann"]]

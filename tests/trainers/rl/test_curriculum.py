@@ -11,7 +11,7 @@ import forge_agents as fa
 from forge_agents.errors import ArgumentError, UnknownIdError
 from forge_agents.rollout import Rollout
 from forge_agents.testing import check_levels
-from forge_trainers.rl.curriculum import Curriculum, Practice
+from forge_trainers.rl.curriculum import Curriculum, CurriculumConfig, Practice
 from forge_trainers.rl.rewards import judge
 from forge_trainers.rl.tasks import HELD_OUT_FROM, TaskSampler
 
@@ -265,6 +265,18 @@ def test_a_run_that_goes_on_draws_what_it_would_have():
     assert empty.shares(plan) == pytest.approx([0.25] * 4)
 
 
+def test_a_run_file_lists_what_is_practised_and_names_it_to_benchmarks():
+    plan = {"policies": {"me": fa.Policy("nowhere")}, "curriculum": CurriculumConfig()}
+    easy, hard = ids = ["test/Dice-v0@1", "test/Dice-v0@3"]
+    listed, weighed = fa.RunConfig(env=ids, **plan), fa.RunConfig(env={easy: 1.0, hard: 1.0}, **plan)
+    assert listed == weighed and listed.played.env_ids == tuple(ids) and listed.suite == f"{easy}+{hard}"
+    assert fa.RunConfig(env="test/Dice-v0", **plan).suite == "+".join(f"test/Dice-v0@{n}" for n in (1, 2, 3, 4))
+    assert fa.RunConfig(env="test/Dice-v0", policies=plan["policies"]).suite == "test/Dice-v0"
+    for wrong in ([], [easy, easy]):
+        with pytest.raises(ValueError, match=r"name one id or more, each once"):
+            fa.RunConfig(env=wrong, **plan)
+
+
 def test_held_out_seeds_are_of_all_levels():
     tasks = TaskSampler(Curriculum("test/Dice-v0")).held_out(8)
     assert [task.env_id for task in tasks] == [f"test/Dice-v0@{level}" for level in (1, 2, 3, 4)] * 2
@@ -288,8 +300,6 @@ def test_what_makes_no_curriculum_is_told():
 def test_a_run_file_names_a_curriculum():
     plan = {"policies": {"me": fa.Policy("m")}, "env": "test/Dice-v0"}
     assert fa.RunConfig(**plan).played == "test/Dice-v0"
-    from forge_trainers.rl.curriculum import CurriculumConfig
-
     played = fa.RunConfig(**plan, curriculum=CurriculumConfig(replay=0.25)).played
     assert played == Curriculum("test/Dice-v0", replay=0.25)
 

@@ -22,7 +22,8 @@ def picture(target: Path, *, size: tuple[float, float] = (8, 4.5), **labels: str
     axes = figure.subplots()
     yield axes
     axes.set(**labels)
-    axes.legend()
+    if axes.get_legend_handles_labels()[0]:  # nothing was drawn where nothing is known, such as no reward
+        axes.legend()
     axes.grid(alpha=0.3)
     target.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(target, dpi=120)

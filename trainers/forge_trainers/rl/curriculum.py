@@ -56,12 +56,12 @@ class Curriculum(CurriculumConfig):
 
     Success of a group is its siblings' mean reward of the trained seats over the most that can be earned, which
     ``max_reward`` of the environment or the reward says, and which is 1 where neither does: rewards count from 0 on. An
-    environment's success is the mean over its episodes, but for those of seeds played again; older ones fade away over the
-    run's `memory` newest at all levels. Groups are shared evenly by the environments whose success lies between `low` and `high`, give or take
-    0.5 / sqrt(n), the most that the standard error of n episodes is; if none does, the nearest gets them, and of
-    several that are as far too hard the easiest. What was not played for long is so little known that it is tried
-    again. One that was not played yet counts as its next easier level, the first as 0.5. A share `explore` of the
-    groups goes to all evenly.
+    environment's success is the mean over its episodes, but for those of seeds played again; older ones fade away over
+    the run's `memory` newest at all levels. Groups are shared evenly by the environments whose success lies between
+    `low` and `high`, give or take 0.5 / sqrt(n), the most that the standard error of n episodes is; if none does, the
+    nearest gets them, and of several that are as far too hard the easiest. What was not played for long is so little
+    known that it is tried again. One that was not played yet counts as its next easier level, the first as 0.5. A
+    share `explore` of the groups goes to all evenly.
 
     Held-out seeds are of all levels evenly, whatever is practised.
     """
@@ -140,7 +140,8 @@ class Practice:
         scores = [self._scores(item, trained, tops.get(item.group.env_id)) for item in played]
         keys = [(item.group.env_id, item.group.seed) for item in played]
         chosen = set(self._seeds)  # seeds that are played again are chosen by their success: they tell nothing of it
-        self._fade((1 - 1 / plan.memory) ** sum(len(own) for key, own in zip(keys, scores, strict=True) if key not in chosen))
+        new = sum(len(own) for key, own in zip(keys, scores, strict=True) if key not in chosen)
+        self._fade((1 - 1 / plan.memory) ** new)
         for key, own in zip(keys, scores, strict=True):
             if len(own):
                 if key not in chosen:
