@@ -18,6 +18,7 @@ from rich import progress as bars
 from rich.console import Console
 
 import forge_agents
+from forge_agents.bench.code import described
 from forge_agents.bench.exploitability import Exploitability
 from forge_agents.bench.fingerprints import digest, player_facts, provenance
 from forge_agents.bench.plan import (
@@ -187,7 +188,7 @@ def _facts(
 def _key(match: Match, facts: Mapping[str, Mapping[str, Any]]) -> str:
     """Hash of all that decides how an episode goes."""
     world = match.world
-    kwargs = {n: v if isinstance(v, int | float | str | None) else repr(v) for n, v in world.kwargs.items()}
+    kwargs = {n: v if isinstance(v, int | float | str | None) else described(v) for n, v in world.kwargs.items()}
     return digest(
         {
             "env": world.id,

@@ -1,5 +1,13 @@
+import functools
+import os
+import subprocess
+import sys
+
+import pytest
+
 import forge_agents as fa
-from forge_agents.bench.fingerprints import _sources, code_of, player_facts
+from forge_agents.bench.code import _modules
+from forge_agents.bench.fingerprints import code_of, player_facts
 
 
 def test_the_hash_of_an_environment_covers_the_modules_it_is_made_of(tmp_path, monkeypatch):
@@ -37,7 +45,7 @@ def test_the_hash_of_an_environment_covers_the_modules_it_is_made_of(tmp_path, m
 def test_the_software_teams_tasks_are_part_of_it():
     import forge_envs.teams.software_team
 
-    assert "forge_envs.teams.software_tasks" in _sources(forge_envs.teams.software_team)
+    assert "forge_envs.teams.software_tasks" in _modules(forge_envs.teams.software_team)
 
 
 def _helper(seen):
@@ -59,24 +67,98 @@ def test_the_hash_of_a_function_covers_those_it_calls(monkeypatch):
     assert player_facts(fa.Scripted(_player))["code"] != before
 
 
-def test_the_hash_of_a_function_covers_constants_and_modules_beside_it(tmp_path, monkeypatch):
+COIN = """
+import dataclasses, functools, json
+import coin_help
+BAD, MANY, SEEN = False, frozenset({"b", "a"}), []
+
+@dataclasses.dataclass
+class Rules:
+    words: frozenset = frozenset({"alpha", "beta", "gamma"})
+
+RULES = Rules()
+
+def good(seen, words={"x", "y", "z"}):
+    SEEN.append(seen)
+    return "z" if BAD and MANY and RULES and words else coin_help.last(seen)
+
+@functools.cache
+def cached(seen):
+    return "c"
+
+def uses(seen):
+    return cached(seen)
+
+def maker(inner):
+    return lambda seen: inner(seen)
+
+class Bot:
+    def __init__(self, bold):
+        self.bold = bold
+
+    def __call__(self, seen):
+        return cached(seen) if self.bold else "fold"
+
+    def play(self, seen):
+        return self(seen)
+
+if __name__ == "__main__":
+    from coin_sweep import results
+"""
+
+
+@pytest.fixture
+def coin(tmp_path, monkeypatch):
+    """A module of players, one beside it, and one that must not be run."""
     (tmp_path / "coin_help.py").write_text("def last(seen):\n    return 'z'\n")
-    (tmp_path / "coin_player.py").write_text(
-        "import json\nimport coin_help\nBAD, MANY = False, {'b', 'a'}\n\n"
-        "def good(seen):\n    return 'z' if BAD and MANY else coin_help.last(seen)\n\n"
-        "def other(seen):\n    return 'x'\n"
-    )
+    (tmp_path / "coin_sweep.py").write_text("raise SystemExit(3)\nprint 'of another Python'")
+    (tmp_path / "coin_player.py").write_text(COIN)
     monkeypatch.syspath_prepend(str(tmp_path))
     import coin_player
 
-    def code(function=coin_player.good):
-        return player_facts(fa.Scripted(function))["code"]
+    yield coin_player
+    for name in ("coin_player", "coin_help"):
+        sys.modules.pop(name, None)
 
-    first, other = code(), code(coin_player.other)
-    monkeypatch.setattr(coin_player, "MANY", {"a", "b"})
-    assert code() == first, "a set has no order"
-    monkeypatch.setattr(coin_player, "BAD", True)
-    assert code() != first and code(coin_player.other) == other
-    monkeypatch.setattr(coin_player, "BAD", False)
+
+def code(function):
+    return player_facts(fa.Scripted(function))["code"]
+
+
+def test_the_hash_of_a_function_covers_constants_and_modules_beside_it(coin, tmp_path, monkeypatch):
+    first = code(coin.good)
+    coin.SEEN.append("played")
+    assert code(coin.good) == first, "playing changes no code"
+    monkeypatch.setattr(coin, "BAD", True)
+    assert code(coin.good) != first
+    monkeypatch.setattr(coin, "BAD", False)
     (tmp_path / "coin_help.py").write_text("def last(seen):\n    return 'q'\n")
-    assert code() != first
+    assert code(coin.good) != first
+
+
+def test_the_hash_of_a_player_covers_what_it_holds(coin):
+    bold, meek = coin.Bot(bold=True), coin.Bot(bold=False)
+    players = [bold, meek, bold.play, meek.play, functools.partial(coin.Bot.play, bold), coin.maker(bold),
+               coin.maker(meek), coin.cached, coin.uses, functools.partial(coin.good, words={"q"})]  # fmt: skip
+    assert len({code(player) for player in players}) == len(players)
+    assert code(coin.Bot(bold=True)) == code(bold), "what it is, not where"
+
+
+def test_a_hash_is_the_same_in_every_process_and_runs_nothing(coin, tmp_path):
+    script = (
+        "import forge_agents as fa, coin_player as c\nfrom forge_agents.bench.fingerprints import player_facts\n"
+        "print(*[player_facts(fa.Scripted(p))['code'] for p in (c.good, c.Bot(True), c.uses, c.maker(c.good))])"
+    )
+    said = set()
+    for salt in ("1", "2"):
+        env = {**os.environ, "PYTHONHASHSEED": salt, "PYTHONPATH": f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}"}
+        said.add(subprocess.run([sys.executable, "-c", script], env=env, check=True, capture_output=True).stdout)
+    assert said == {" ".join(map(code, (coin.good, coin.Bot(True), coin.uses, coin.maker(coin.good)))).encode() + b"\n"}
+
+
+def test_arguments_that_are_functions_count_by_what_they_do(coin):
+    def registered(rule):
+        fa.register("hash/Ruled-v0", entry_point="coin_player:maker", inner=rule, words={"x", "y"})
+        return code_of(fa.spec("hash/Ruled-v0"))
+
+    assert registered(coin.good) == registered(coin.good) != registered(coin.uses)
