@@ -13,9 +13,10 @@ import functools
 import hashlib
 import inspect
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import CodeType, MethodType, ModuleType
+from types import CodeType, MethodType
 from typing import Any
 
 import numpy as np
@@ -30,16 +31,15 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 def code_at(target: Any) -> Any:
     """The modules of a class or function, by name, or its own source where it is in the program itself."""
     module = inspect.getmodule(target)
-    return _modules(module) if module is not None and module.__name__ != "__main__" else _source(target)
+    return _modules(vars(module)) if module is not None and module.__name__ != "__main__" else _source(target)
 
 
 def described(value: Any) -> Any:
     """What a value is, and what code it is made of.
 
-    A function counts by its source, defaults, closure and what it uses of its own module, by the whole of that module
-    unless it is the program itself, whose rest changes often, and by the modules that this one imports from its package
-    or folder. So do methods, and objects of classes, which also count by their attributes. Functions and classes of
-    libraries count by name, their objects by ``repr``.
+    A function counts by its source, defaults, closure and what it uses of its own module, of which the rest may change,
+    and by the modules that this one imports from its package or folder. So do methods, and objects of classes, which
+    also count by their attributes. Functions and classes of libraries count by name, their objects by ``repr``.
     """
     return _Describing(_home(value)).of(value)
 
@@ -51,6 +51,7 @@ class _Describing:
         self._home = home
         """The package that is described, which is no library."""
         self._known: dict[int, int] = {}
+        self._told: set[str] = set()
         self._held: list[Any] = []  # so that nothing else gets the address of what was known
 
     def of(self, value: Any) -> Any:
@@ -98,32 +99,33 @@ class _Describing:
         return top not in _VERSIONED and file.endswith(".py") and not _LIBRARY.search(file)
 
     def _function(self, function: Any) -> Any:
-        cells = [_content(cell) for cell in function.__closure__ or ()]
-        given = (function.__defaults__, function.__kwdefaults__, cells)
-        module = inspect.getmodule(function)
-        used = self._used(function.__code__, function.__globals__)
-        return [_source(function), self.of(given), used, self._beside(module)]
+        cells, names = [_content(cell) for cell in function.__closure__ or ()], function.__globals__
+        given = self.of((function.__defaults__, function.__kwdefaults__, cells))
+        return [_source(function), given, self._used(function.__code__, names), self._beside(names)]
 
     def _class(self, kind: type) -> Any:
         bodies = [inspect.unwrap(body) for body in vars(kind).values() if inspect.isfunction(body)]
         used = [self._used(body.__code__, body.__globals__) for body in bodies if inspect.isfunction(body)]
-        return [_source(kind), used, [self.of(base) for base in kind.__bases__], self._beside(inspect.getmodule(kind))]
+        bases = [self.of(base) for base in kind.__bases__]
+        names = getattr(sys.modules.get(kind.__module__), "__dict__", {})
+        return [_source(kind), used, bases, self._beside(names)]
 
     def _used(self, code: CodeType, names: Mapping[str, Any]) -> Any:
-        """Globals of its own module that a function uses, by name: those that are made of code, and constants."""
+        """Globals of its own module that a function uses, by name; what play may change by how it is made."""
         found = {}
         for name in sorted({name for each in _codes(code) for name in each.co_names} & names.keys()):
             used = names[name]
-            if _is_fixed(used) or callable(used) or self._is_ours(type(used)):
-                found[name] = self.of(used)
+            fixed = _is_fixed(used) or callable(used) or inspect.ismodule(used) or self._is_ours(type(used))
+            found[name] = self.of(used) if fixed else _assigned(names.get("__file__"), name)
         return found
 
-    def _beside(self, module: ModuleType | None) -> Any:
-        """The source of a module, unless it is the program itself, and of those beside it."""
-        if module is None or id(module) in self._known:
-            return []
-        self._known[id(module)] = len(self._known)
-        return {name: text for name, text in _modules(module).items() if name != "__main__"}
+    def _beside(self, names: Mapping[str, Any]) -> Any:
+        """The sources of the modules that one imports from beside it; told once."""
+        file = str(names.get("__file__"))
+        if file in self._told:
+            return {}
+        self._told.add(file)
+        return {name: text for name, text in _modules(names).items() if name != names["__name__"]}
 
 
 def _home(value: Any) -> str:
@@ -174,12 +176,31 @@ def _source(target: Any) -> str:
         return f"{getattr(target, '__qualname__', '')} {code.co_code.hex() if code else ''}"
 
 
-def _modules(module: ModuleType) -> dict[str, str]:
-    """The text of `module` and of what it imports from its package, or from its folder if it is in none, by name."""
-    file = getattr(module, "__file__", None)
+def _assigned(file: Any, name: str) -> list[str]:
+    """How a module makes a global of that name; nothing of what is no file."""
+    try:
+        body = ast.parse(Path(file).read_text(encoding="utf-8")).body
+    except (TypeError, OSError, SyntaxError, ValueError, RecursionError):
+        return []
+    found = []
+    for node in body:
+        if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            if any(isinstance(each, ast.Name) and each.id == name for one in targets for each in ast.walk(one)):
+                found.append(ast.unparse(node))
+    return found
+
+
+def _modules(names: Mapping[str, Any]) -> dict[str, str]:
+    """The text of a module and of what it imports from its package, or from its folder if it is in none, by name.
+
+    Args:
+        names: The module's own.
+    """
+    file = names.get("__file__")
     if not file or not file.endswith(".py"):
         return {}
-    name, path = module.__name__, Path(file)
+    name, path = str(names["__name__"]), Path(file)
     folder = path.parent.parent if path.name == "__init__.py" else path.parent
     root = folder.parents[name.count(".") - 1] if "." in name else folder
     top = name.partition(".")[0] if "." in name or path.name == "__init__.py" else ""

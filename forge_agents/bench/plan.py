@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
+from pettingzoo import ParallelEnv
 
 from forge_agents.bench.fingerprints import code_of
 from forge_agents.envs import registry
+from forge_agents.envs.env import sides_of
 from forge_agents.envs.spec import AnyEnv
 from forge_agents.errors import did_you_mean
 from forge_agents.policy import WORDS, AnyPolicy, Endpoint, Policy, Sampling, Scripted
-from forge_agents.rollout.rollout import seats_and_sides
+from forge_agents.rollout.rollout import PlayableEnv, asked
 from forge_agents.serving.config import EngineConfig
 
 Kind: TypeAlias = Literal["single", "cooperative", "competitive", "mixed"]
@@ -245,6 +247,8 @@ class World:
     max_turns: int | None
     sides: tuple[tuple[str, ...], ...] = ()
     """Seats that one player holds together against another; each by itself where nothing is said."""
+    together: bool = False
+    """Whether all seats decide at the same time."""
     kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Arguments of the environment that differ from what its id stands for."""
     code: str = ""
@@ -254,6 +258,10 @@ class World:
         if self.kind not in get_args(Kind):
             raise ValueError(f"kind={self.kind!r} of {self.id}; choose one of {', '.join(get_args(Kind))}")
         sides = tuple(map(tuple, self.sides)) or tuple((seat,) for seat in self.seats)
+        if sorted(itertools.chain(*sides)) != sorted(self.seats):
+            raise ValueError(
+                f"sides of {self.id} are {sides}; each of its seats, {', '.join(self.seats)}, belongs to one side"
+            )
         object.__setattr__(self, "sides", sides)
 
     def make(self) -> AnyEnv:
@@ -301,15 +309,28 @@ def worlds_of(arguments: Mapping[str, Mapping[str, Any]]) -> list[World]:
     """The environments, each made once to know its seats."""
     worlds = []
     for id_, kwargs in arguments.items():
-        seats, sides = seats_and_sides(functools.partial(registry.make, id_, **kwargs), id_)
         spec = registry.spec(id_)
+        seats, sides, together = asked(functools.partial(registry.make, id_, **kwargs), id_, _shape)
+        if max(map(len, sides), default=1) > 1 and {**spec.kwargs, **kwargs}.get("role_shuffle"):
+            raise ValueError(
+                f"role_shuffle deals the seats of {id_} anew, whose sides are {sides}: leave it out, a benchmark gives "
+                "each player each side"
+            )
         kind: Kind = "mixed" if "mixed-motive" in spec.tags else "competitive"
         if len(seats) == 1 or "cooperative" in spec.tags:
             kind = "single" if len(seats) == 1 else "cooperative"
         code, turns = code_of(spec), spec.max_turns
-        world = World(id=id_, seats=seats, kind=kind, max_turns=turns, sides=sides, kwargs=dict(kwargs), code=code)
-        worlds.append(world)
+        worlds.append(
+            World(
+                id=id_, seats=seats, kind=kind, max_turns=turns, sides=sides, together=together, kwargs=dict(kwargs),
+                code=code,
+            )
+        )  # fmt: skip
     return worlds
+
+
+def _shape(env: PlayableEnv) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], bool]:
+    return tuple(env.possible_agents), sides_of(env), isinstance(env, ParallelEnv)
 
 
 def seeds_of(seed: int, episodes: int, env_id: str = "") -> list[int]:

@@ -273,7 +273,10 @@ class _Run:
             except BudgetError as spent:
                 self.stopped = str(spent)
                 return
-            record = Record.of(episode, key=key, sample=match.sample, lineup=match.lineup)
+            world = match.world
+            record = Record.of(
+                episode, key=key, sample=match.sample, lineup=match.lineup, sides=world.sides, together=world.together
+            )
             self.log.add(record)
             self.played += 1
             for agent, trajectory in episode.trajectories.items():  # of a failed episode, too: it was spent

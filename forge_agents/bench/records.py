@@ -7,10 +7,11 @@ nothing.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -61,11 +62,20 @@ class Record:
     seconds: float = 0.0
 
     @classmethod
-    def of(cls, episode: Episode, *, key: str, sample: int, lineup: Mapping[str, str]) -> Record:
-        """The record of `episode`."""
+    def of(
+        cls,
+        episode: Episode,
+        *,
+        key: str,
+        sample: int,
+        lineup: Mapping[str, str],
+        sides: Sequence[Sequence[str]] = (),
+        together: bool = False,
+    ) -> Record:
+        """The record of `episode`; `sides` and `together` as of a `World`."""
         error = episode.error
-        good = {} if error else success_of(episode, lineup)
-        lost = set() if error else forfeits_of(episode)
+        good = {} if error else success_of(episode, lineup, sides)
+        lost = set() if error else forfeits_of(episode, together=together)
         seats = {} if error else {a: _seat(t, lineup[a], good[a], a in lost) for a, t in episode.trajectories.items()}
         return cls(
             key=key,
@@ -93,7 +103,9 @@ class Record:
         return row
 
 
-def success_of(episode: Episode, lineup: Mapping[str, str]) -> dict[str, bool]:
+def success_of(
+    episode: Episode, lineup: Mapping[str, str], sides: Sequence[Sequence[str]] = ()
+) -> dict[str, bool]:
     """Whether each seat did what was asked.
 
     In this order: what the environment says in its last info under ``"success"``, or under ``"outcome"`` (``"win"`` and
@@ -111,32 +123,37 @@ def success_of(episode: Episode, lineup: Mapping[str, str]) -> dict[str, bool]:
             found[agent] = False
         elif rivals:
             against = [seat for seat in rewards if lineup[seat] != lineup[agent]]
-            others = against or [seat for seat in rewards if seat != agent]  # in self-play, the other seats
+            own = next((side for side in sides if agent in side), [agent])
+            others = against or [seat for seat in rewards if seat not in own]  # in self-play, the other sides
             found[agent] = all(rewards[agent] > rewards[seat] for seat in others)
         else:
             found[agent] = rewards[agent] >= 1 - 1e-9
     return found
 
 
-def forfeits_of(episode: Episode) -> set[str]:
+def forfeits_of(episode: Episode, *, together: bool = False) -> set[str]:
     """The seats that ended the episode by an illegal decision.
 
-    Those that the environment names in its last info under ``"forfeits"``. Where it says nothing, those whose last
+    Those that the environment names in its last infos under ``"forfeits"``. Where it says nothing, those whose last
     decision was illegal, unless play went on after it or after another illegal one, or a limit was what ended it.
+
+    Args:
+        together: Whether all seats decide at the same time: play ends with a round, else with a decision.
     """
-    for trajectory in episode.trajectories.values():
-        if isinstance(named := trajectory.info.get("forfeits"), (list, tuple)):
-            return set(episode.trajectories) & set(named)
+    said = [trajectory.info.get("forfeits") for trajectory in episode.trajectories.values()]
+    if named := [seats for seats in said if isinstance(seats, (list, tuple))]:
+        return set(episode.trajectories) & set(map(str, itertools.chain(*named)))
     seats = {agent: trajectory.turns for agent, trajectory in episode.trajectories.items() if trajectory.turns}
     if any(turn.info.get("illegal") for turns in seats.values() for turn in turns[:-1]):
         return set()
-    lost = set()
-    for agent, turns in seats.items():
-        # where all decide together, each of the others has one decision of the same round after it
-        later = [sum(turn.index > turns[-1].index for turn in others) for others in seats.values()]
-        if episode.trajectories[agent].info.get("illegal") and max(later) <= 1 and not turns[-1].truncated:
-            lost.add(agent)
-    return lost
+    end = max((len(turns) if together else turns[-1].index for turns in seats.values()), default=0)
+    return {
+        agent
+        for agent, turns in seats.items()
+        if episode.trajectories[agent].info.get("illegal")
+        and (len(turns) if together else turns[-1].index) == end
+        and not turns[-1].truncated
+    }
 
 
 def _said(info: Mapping[str, Any]) -> bool | None:

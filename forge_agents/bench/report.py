@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_agents.bench import tables
-from forge_agents.bench.plan import TEAMS, World
+from forge_agents.bench.plan import TEAMS, World, seeds_of
 from forge_agents.bench.records import Record, Spent, priced, spent_by_player
 from forge_agents.bench.statistics import CONFIDENCE, POWER, gap_found, smallest_p
 from forge_agents.bench.summary import Pair, Summary, overall, partners_of, summarise
@@ -514,7 +514,8 @@ def leaderboard(*reports: Report | str | os.PathLike[str]) -> Report:
         raise ReportError("no reports were given; name one or more files that report.save(...) wrote")
     named: dict[str, Report] = {}
     for place, report in enumerate(reports, 1):
-        label = f"report {place}" if isinstance(report, Report) else str(report)
+        label = f"report {place}" if isinstance(report, Report) else Path(report).name
+        label = str(report) if label in named else label
         label = f"{label} ({place})" if label in named else label
         named[label] = report if isinstance(report, Report) else Report.load(report)
     for (one, first), (two, second) in itertools.combinations(named.items(), 2):
@@ -604,6 +605,10 @@ def _check_comparable(one: str, first: Report, two: str, second: Report) -> None
         for name in mine
         if name in other and mine[name] != other[name]
     ]
+    for name, report in ((one, first), (two, second)):
+        drawn = {w.id: seeds_of(report.settings["seed"], report.settings["episodes"], w.id) for w in report.worlds}
+        strange = sorted({record.env for record in report.records if record.seed not in drawn.get(record.env, ())})
+        gaps += [f"seeds of {id_}: those of {name} are not drawn by this version; play it again" for id_ in strange]
     ids, others = ({world.id for world in report.worlds} for report in (first, second))
     gaps += [f"{id_}: only in {one if id_ in ids else two}" for id_ in sorted(ids ^ others)]
     gaps += [

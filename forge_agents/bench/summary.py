@@ -299,13 +299,14 @@ def _teamwork(
     world: World, players: Sequence[str], partners: Sequence[str], records: Sequence[Record]
 ) -> Iterable[Teamwork]:
     """Of every player that is measured and met somebody."""
+    sides = [set(side) for side in world.sides]
 
     def earned(player: str, other: str) -> dict[int, float]:
-        """By seed, with itself, or of its one seat: where it had each, because seats are not worth the same."""
+        """By seed, with itself, or of its one side: where it had each, because seats are not worth the same."""
         found, held = [], defaultdict(set)
         for record in records:
             seats = [seat for seat, name in record.lineup.items() if name == player]
-            whole = player == other or len(seats) == 1
+            whole = player == other or set(seats) in sides
             if set(record.lineup.values()) == {player, other} and whole and not record.error:
                 found.append(record)
                 held[record.seed].update(seats)

@@ -581,6 +581,14 @@ def without_legal(info: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in info.items() if key != "legal_actions"}
 
 
+def sides_of(env: Any) -> tuple[tuple[str, ...], ...]:
+    """The `sides` that an environment names; none where it has something else by that name."""
+    sides = hook(env, "sides")
+    if not isinstance(sides, (list, tuple)) or not all(isinstance(side, (list, tuple)) for side in sides):
+        return ()
+    return tuple(map(tuple, sides)) if all(isinstance(seat, str) for side in sides for seat in side) else ()
+
+
 def hook(env: Any, name: str) -> Any:
     """The method `name` of an environment or, where a conversion or wrapper hides it, of what is inside; else None."""
     return getattr(env, name, None) or getattr(env.unwrapped, name, None)

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import math
 import time
 import traceback
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from pettingzoo import AECEnv, ParallelEnv
 
@@ -37,6 +36,7 @@ from forge_agents.rollout.players import ContextFullError, Decision, Player, Ser
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import EndReason, Episode, EpisodeError, EpisodeGroup, Heard, Trajectory, Turn, Where
 
+T = TypeVar("T")
 PlayableEnv: TypeAlias = "AECEnv[str, Any, Any] | ParallelEnv[str, Any, Any]"
 
 _MISTAKES = (ArgumentError, MissingExtraError, UnknownIdError)
@@ -559,30 +559,24 @@ def seats_of(make_env: Callable[[], PlayableEnv], env_id: str) -> tuple[str, ...
     Raises:
         Exception: What its constructor raised each time.
     """
-    return seats_and_sides(make_env, env_id)[0]
+    return asked(make_env, env_id, lambda env: tuple(env.possible_agents))
 
 
-def seats_and_sides(
-    make_env: Callable[[], PlayableEnv], env_id: str, *, tries: int = 2
-) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """The same, and the sides that they form: each seat one of its own where the environment names none.
+def asked(make_env: Callable[[], PlayableEnv], env_id: str, read: Callable[[PlayableEnv], T], *, tries: int = 2) -> T:
+    """What `read` finds in an environment, which is made, and closed, for that.
 
     Raises:
-        Exception: As of `seats_of`.
-        ValueError: The environment's sides do not hold each seat once.
+        Exception: What its constructor raised each time.
     """
     try:
         env = make_env()
-        seats = tuple(env.possible_agents)
-        sides = tuple(map(tuple, hook(env, "sides") or ())) or tuple((seat,) for seat in seats)
+        found = read(env)
     except Exception:
         if tries <= 1:
             raise
-        return seats_and_sides(make_env, env_id, tries=tries - 1)
+        return asked(make_env, env_id, read, tries=tries - 1)
     close(env, env_id)
-    if sorted(itertools.chain(*sides)) != sorted(seats):
-        raise ValueError(f"sides of {env_id} are {sides}; each of its seats, {', '.join(seats)}, belongs to one side")
-    return seats, sides
+    return found
 
 
 def close(env: PlayableEnv, env_id: str) -> None:

@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as NotYetError
 from dataclasses import replace
@@ -74,6 +74,7 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         self.metadata, self.render_mode = self._about["metadata"], self._about["render_mode"]
         self.hears_thoughts: bool = self._about["hears_thoughts"]
         self.possible_agents = list(self._about["possible_agents"])
+        self.sides: Sequence[Sequence[str]] = self._about["sides"]
         self.agents: list[str] = []
         self._worker: Worker | None = None
         self._slot = -1

@@ -14,7 +14,7 @@ import traceback
 from contextlib import suppress
 from typing import Any
 
-from forge_agents.envs.env import HOOKS, hook
+from forge_agents.envs.env import HOOKS, hook, sides_of
 from forge_agents.envs.foreign import turn_based
 from forge_agents.envs.spec import AnyEnv
 from forge_agents.envs.wrappers import build
@@ -82,6 +82,7 @@ class Environments:
             "metadata": dict(env.metadata),
             "render_mode": getattr(env, "render_mode", None),
             "hears_thoughts": hook(env, "hears_thoughts") is True,
+            "sides": sides_of(env),
             "observation_spaces": {agent: env.observation_space(agent) for agent in agents},
             "action_spaces": {agent: env.action_space(agent) for agent in agents},
             "methods": {

@@ -45,7 +45,7 @@ def test_the_hash_of_an_environment_covers_the_modules_it_is_made_of(tmp_path, m
 def test_the_software_teams_tasks_are_part_of_it():
     import forge_envs.teams.software_team
 
-    assert "forge_envs.teams.software_tasks" in _modules(forge_envs.teams.software_team)
+    assert "forge_envs.teams.software_tasks" in _modules(vars(forge_envs.teams.software_team))
 
 
 def _helper(seen):

@@ -1,9 +1,11 @@
 """Who forfeits: a seat that ended its game by an illegal decision, and no seat that was illegal once and played on."""
 
+from dataclasses import replace
+
 import pytest
 
 import forge_agents as fa
-from forge_agents.bench.records import Record
+from forge_agents.bench.records import Record, forfeits_of
 
 SLIPS = "bad"
 
@@ -55,6 +57,7 @@ def seats(a, b, **settings):
         ((1, 0, 0), (0, 0, 0), (1, 0), (False, False)),
         ((1, 0, 0), (0, 0, 1), (1, 1), (False, False)),  # the game went on after the first: it does after all
         ((0, 1, 0), (0, 0, 0), (1, 0), (False, False)),
+        ((0, 0, 1), (0, 0, 0), (1, 0), (False, False)),  # the other decided after it
         ((0, 0, 0), (0, 0, 1), (0, 1), (False, True)),  # it ended with it; that it would have anyway, nobody says
     ],
 )
@@ -67,6 +70,34 @@ def test_an_illegal_decision_is_one_and_forfeits_what_ended_with_it(a, b, invali
 def test_who_was_asked_again_and_again_forfeits_in_the_end():
     found = seats((0, 1, 1, 1), (0, 0, 0), invalid_action="ask")
     assert (found["a"].invalid, found["a"].forfeit, found["b"].forfeit) == (3, True, False)
+
+
+@pytest.mark.parametrize("seats", [["a", "b"], ["b", "a"]])
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_where_all_decide_at_once_the_last_round_is_what_ended_play(seats, rounds):
+    class Round(fa.ParallelTurnEnv):
+        possible_agents = seats
+
+        def setup(self, rng):
+            self.round = 0
+
+        def instructions(self, agent):
+            return "Say anything but bad."
+
+        def observe_text(self, agent):
+            return "now"
+
+        def act_all(self, actions):
+            self.round += 1
+            out = [agent for agent, text in actions.items() if text == SLIPS]
+            info = {agent: {"illegal": "bad is bad"} for agent in out}
+            return fa.Outcome(info=info, done=True if self.round == rounds else out)
+
+    slip = {"a": fa.Scripted(lambda seen: SLIPS), "b": fa.Scripted(lambda seen: "good")}
+    episode = fa.play(Round(), slip, seed=1)
+    assert forfeits_of(episode, together=True) == ({"a"} if rounds == 1 else set())
+    told = {agent: replace(one, info={"forfeits": [agent]}) for agent, one in episode.trajectories.items()}
+    assert forfeits_of(replace(episode, trajectories=told), together=True) == {"a", "b"}
 
 
 def says_nothing(when):

@@ -420,3 +420,52 @@ def test_sides_hold_each_seat_once():
 class OneSided(fa.TurnEnv):
     possible_agents = ["ann", "ben"]
     sides = [["ann"]]
+
+
+def test_sides_are_known_through_a_process_and_of_no_use_where_seats_are_dealt_anew():
+    (far,) = worlds_of({"forge/CodewordsDuel-v0": {"isolation": "process"}})
+    assert far.sides == (("red_master", "red_guesser"), ("blue_master", "blue_guesser"))
+    with pytest.raises(ValueError, match="role_shuffle deals the seats of forge/CodewordsDuel-v0 anew"):
+        worlds_of({"forge/CodewordsDuel-v0": {"role_shuffle": True}})
+    assert worlds_of({"forge/KuhnPoker-v0": {"role_shuffle": True}})[0].sides == (("p0",), ("p1",))
+
+
+def test_what_a_game_calls_sides_may_be_something_else():
+    fa.register("bench/Die-v0", max_turns=2)(type("Die", (OneSided,), {"sides": 6}))
+    assert worlds_of({"bench/Die-v0": {}})[0].sides == (("ann",), ("ben",))
+
+
+@fa.register("bench/Pairs-v0", max_turns=4, tags=("4p", "mixed-motive"))
+class Pairs(fa.TurnEnv):
+    """Two pairs; each seat's good word pays its pair 1, each bad one costs it 1."""
+
+    possible_agents = ["a", "b", "c", "d"]
+    sides = [["a", "b"], ["c", "d"]]
+
+    def setup(self, rng):
+        self.said = {}
+
+    def instructions(self, agent):
+        return "Speak well."
+
+    def observe_text(self, agent):
+        return "now"
+
+    def act(self, agent, action):
+        self.said[agent] = 1.0 if action == "good" else -1.0
+        if len(self.said) < 4:
+            return fa.Outcome()
+        paid = {seat: sum(self.said[each] for each in side) for side in self.sides for seat in side}
+        ahead = paid["a"] - paid["c"]
+        return fa.Outcome(rewards={seat: ahead if seat in "ab" else -ahead for seat in paid}, done=True)
+
+
+def test_pairs_have_partners_and_one_of_two_like_pairs_wins(tmp_path):
+    players = {"good": fa.Scripted(lambda seen: "good"), "bad": fa.Scripted(lambda seen: "bad")}
+    report = play(tmp_path, players, "bench/Pairs-v0", episodes=3)
+    good, bad = report.summary.teamwork
+    assert (good.crossed.value, bad.crossed.value, good.alone.value) == (4.0, -4.0, 0.0)
+    halves = iter(["good", "good", "bad", "bad"] * 8)
+    alone = play(tmp_path / "alone", {"mixed": fa.Scripted(lambda seen: next(halves))}, "bench/Pairs-v0", episodes=4,
+                 limits=fa.BenchLimits(max_live_episodes=1))  # fmt: skip
+    assert alone.summary.cells[0].success.value == 0.5, "of two pairs of one player one won"

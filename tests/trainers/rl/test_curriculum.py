@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -250,6 +251,10 @@ def test_seeds_played_again_tell_nothing_of_success():
     assert before == pytest.approx(0.05, abs=0.01)
     assert found[0]["curriculum/success/test/Dice-v0@1"] == before, "it was chosen, because it can be won"
     assert found[1]["curriculum/success/test/Dice-v0@1"] > before, "solved, it was forgotten: a seed like others"
+    assert practice.again(replace(plan, replay=0.99), np.random.default_rng(1)) == ("test/Dice-v0@1", 0)
+    before = practice.success("test/Dice-v0@1")
+    late = [record(practice, plan, 1, [True, True], seed=0) for _ in range(2)]  # drawn twice before the first came back
+    assert {row["curriculum/success/test/Dice-v0@1"] for row in late} == {before}
 
 
 def test_a_run_that_goes_on_draws_what_it_would_have():

@@ -113,6 +113,8 @@ class Practice:
         """Sum of success and number of episodes, both fading, the latter to no less than one."""
         self._seeds: dict[tuple[str, int], float] = {}
         """Success of groups whose siblings differed."""
+        self._again: set[tuple[str, int]] = set()
+        """Seeds that were drawn again: a group may come back when its seed is solved and forgotten."""
         self._warned: set[str] = set()
 
     def record(
@@ -139,7 +141,7 @@ class Practice:
         places = [ids.index(item.group.env_id) + 1 for item in played]
         scores = [self._scores(item, trained, tops.get(item.group.env_id)) for item in played]
         keys = [(item.group.env_id, item.group.seed) for item in played]
-        chosen = set(self._seeds)  # seeds that are played again are chosen by their success: they tell nothing of it
+        chosen = self._seeds.keys() | self._again  # by their success, so that they tell nothing of it
         new = sum(len(own) for key, own in zip(keys, scores, strict=True) if key not in chosen)
         self._fade((1 - 1 / plan.memory) ** new)
         for key, own in zip(keys, scores, strict=True):
@@ -180,7 +182,9 @@ class Practice:
         if not (rng.random() < plan.replay and known):
             return None
         promise = np.array([_spread(self._seeds[key]) for key in known])
-        return known[int(rng.choice(len(known), p=promise / promise.sum()))]
+        drawn = known[int(rng.choice(len(known), p=promise / promise.sum()))]
+        self._again.add(drawn)
+        return drawn
 
     def _fade(self, left: float) -> None:
         """Let what is known count `left` of what it did, and never less than one episode."""
