@@ -42,6 +42,7 @@ def trained(arm, start, seed, asked, folder):
         learner = fa.LearnerConfig(lr=asked.lr, warmup_steps=2)
         config = fa.GRPOConfig(
             seed=seed,
+            refills=0,  # both arms play as much
             groups_per_step=asked.groups,
             learner=learner,
             engine=ENGINE,

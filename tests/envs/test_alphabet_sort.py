@@ -66,6 +66,7 @@ def test_answers_may_be_decorated():
     assert read_names('1. Anna\n- **Bob**\n\n * "Carl".\n4) dora; Emil, ') == ["anna", "bob", "carl", "dora", "emil"]
     assert read_names("Ada" + "." * 200_000 + "b") == ["ada" + "." * 200_000 + "b"], "read at once"
     assert read_names("`Ada`\n```\nBob") == ["ada", "bob"]
+    assert read_names("**1. Ada**\n(2) Bob\n* Cy\n**Di**") == ["ada", "bob", "cy", "di"]
 
 
 def test_sharpness_makes_half_right_worth_less():

@@ -99,6 +99,7 @@ def test_settings_that_make_no_commons_are_told():
 @pytest.mark.parametrize(
     ("text", "number"),
     [("take 1,200", 1200), ("Take: 22", 22), ("I take **22**", 22), ("take 22.", 22), ("take 22, as agreed", 22),
+     ("take `5`", 5), ('take "5"', 5), ("take\u00a05", 5), ("take 5%", None), ("take 5/10", None),
      ("take 12.5", None), ("take 5 or take 6", None), ("take 1,2000", None), ("mistake 5", None)],
 )  # fmt: skip
 def test_a_number_to_take_may_be_written_in_other_ways(text, number):

@@ -108,3 +108,20 @@ def test_an_expert_plays_on_beside_whoever_says_odd_things(id_):
         for odd in _ODD:
             team = dict.fromkeys(seats, fa.Expert()) | {seat: fa.Scripted(lambda _, odd=odd: odd)}
             assert fa.play(level, team, seed=3).error is None, (seat, odd)
+
+
+def test_experts_read_their_own_facts_and_not_what_partners_say_of_them():
+    def again(seen):
+        return f"take 1 {seen}"  # says what it read, as small models do
+
+    for level in (1, 2, 3):
+        seats = fa.make(f"forge/Commons-v0@{level}").possible_agents
+        team = dict.fromkeys(seats, fa.Expert()) | {seats[-1]: fa.Scripted(again)}
+        quiet = dict.fromkeys(seats, fa.Expert()) | {seats[-1]: fa.Scripted(lambda seen: "take 1")}
+        found = [fa.play(f"forge/Commons-v0@{level}", each, seed=3).rewards[seats[0]] for each in (team, quiet)]
+        assert found[0] == found[1]
+    rows = fa.Scripted(lambda seen: "./././. go east")
+    assert fa.play("forge/TreasureHunt-v0@2", {"left": fa.Expert(), "right": rows}, seed=3).error is None
+    says = fa.Scripted(lambda seen: "I have two complaints")
+    loud = {"customer": says, "agent": fa.Expert(), "supervisor": fa.Expert()}
+    assert fa.play("forge/ServiceDesk-v0@1", loud, seed=3).error is None

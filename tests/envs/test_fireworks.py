@@ -39,7 +39,7 @@ def test_a_seat_sees_the_others_cards_and_what_hints_leave_open_of_its_own():
         "Piles: red 0, blue 0. Hints: 6. Fuses: 3. Deck: 1.", "Gone: nothing.",
         "ben: blue 1 (knows ?), red 2 (knows ?)", "Your cards: 1 ?, 2 ?.",
     ]  # fmt: skip
-    env.step("I say: hint BEN  blue")
+    env.step("I say: hint to BEN  blue")
     assert env.observe("ben").splitlines()[0] == "ann told ben: blue is card 1."
     assert env.observe("ben").endswith("Your cards: 1 blue, 2 red.") and "Hints: 5" in env.observe("ann")
     env.step("play 1")

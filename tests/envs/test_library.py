@@ -4,7 +4,7 @@ from team_play import shown, with_expert
 import forge_agents as fa
 from forge_agents.testing import check_env, check_levels
 from forge_envs.experts.library import Expert
-from forge_envs.teams.library import GOODS, RIVERS, Library
+from forge_envs.teams.library import GOODS, RIVERS, Library, read_answer
 
 NAME = "forge/Library-v0"
 
@@ -128,3 +128,18 @@ def test_settings_that_make_no_library_are_told():
     for wrong in ({"hops": 0}, {"hops": 7}, {"towns": 3}, {"hits": 0}, {"max_note_chars": 0}):
         with pytest.raises(ValueError, match="must be 1 to 6"):
             Library(**wrong)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "pages"),
+    [
+        ("1911 [4] [17]", "1911", [4, 17]),
+        ("1911 (4, 17)", "1911", [4, 17]),
+        ("Year 1911 [4;17]", "1911", [4, 17]),
+        ("Elbe River [3]", "elbe", [3]),
+        ("(1911)", "1911", []),
+        ("1911 (born) [4]", "1911 born", [4]),
+    ],
+)
+def test_answers_and_citations_are_read_as_people_write_them(text, value, pages):
+    assert read_answer(text) == (value, pages)

@@ -98,7 +98,11 @@ def test_nobody_accepts_an_own_offer_or_none_at_all():
 @pytest.mark.parametrize(
     ("said", "closes"),
     [("I accept.", True), ("Thank you, I accept", True), ("Not ideal, but I accept!", True),
-     ("I can't accept that.", False), ("I can\u2019t accept that", False),
+     ("Thank you - I accept", True), ("I agree with you and accept", True), ("You have a deal: accept", True),
+     ("What you propose is fair so I accept", True), ("I won't argue: accept", True), ("Not bad: I accept", True),
+     ("I don't think I can accept that", False), ("You should accept my offer", False), ("Never will I accept", False),
+     ("If you accept, I take less next time", False), ("I can't accept that.", False),
+     ("I can\u2019t accept that", False),
      ("I will not accept your offer", False), ("Will you accept mine?", False)],
 )  # fmt: skip
 def test_who_does_not_accept_has_no_deal(said, closes):

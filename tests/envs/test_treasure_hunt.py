@@ -39,6 +39,8 @@ def test_each_seat_sees_its_half():
     ("texts", "place"),
     [
         (["go east", "Go: EAST!"], (0, 1)),
+        (["go **east**", "go to the east"], (0, 1)),
+        (["go east", "go north-east"], (0, 0)),
         (["go east", "go west"], (0, 0)),
         (["go north", "go north"], (0, 0)),  # the edge
         (["go south", "go south"], (0, 0)),  # a rock

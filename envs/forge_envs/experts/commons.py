@@ -31,8 +31,7 @@ def leaving(share: float) -> Player:
 
 
 def lake(seen: str) -> tuple[int, ...]:
-    """Seasons left, fish in the lake, fish that it holds, seats."""
-    match = _LAKE.search(seen)
-    if match is None:
+    """Seasons left, fish in the lake, fish that it holds, seats; what others say of it stands before."""
+    if not (told := _LAKE.findall(seen)):
         raise ValueError(f"no lake in {seen!r:.300}")
-    return tuple(map(int, match.groups()))
+    return tuple(map(int, told[-1]))

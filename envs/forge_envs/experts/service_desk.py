@@ -49,7 +49,7 @@ class Expert(Script):
             if self.what.isdecimal() and not self.rules:
                 return self.call(self.kind, order=int(self.what))
             return self.call("look_up", customer=self.name)
-        if "complaints\n" in seen:
+        if re.search(r"^.+: plan \w+, \d+ months old; \d+ complaints$", seen, re.MULTILINE):
             return self.decide(seen)
         if seen.startswith("Supervisor: Approved"):
             return self.do()

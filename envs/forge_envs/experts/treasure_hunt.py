@@ -20,7 +20,8 @@ class Expert(Script):
     def answer(self, seen: str) -> str:
         rows = seen.partition("\nPartner: ")[0].split("\n")
         told = read(r"Partner: (.*)", seen).partition(" ")[0].split("/")
-        self.heard = tuple(told) if len(told) == len(rows) else self.heard or ("?" * len(rows),) * len(rows)
+        like = [len(row) for row in told] == [len(row) for row in rows]
+        self.heard = tuple(told) if like else self.heard or tuple("?" * len(row) for row in rows)
         whole = [
             [sign if sign != "?" else other.replace("T", ".") for sign, other in zip(*pair, strict=True)]
             for pair in zip(rows, self.heard, strict=True)

@@ -23,7 +23,7 @@ class Expert(Script):
         asked = seen.rpartition("\n")[2]
         if "Speak" in asked:
             return f"I looked: {', '.join(_LOOKED.findall(seen.rpartition('You are')[2]))}"
-        if wolves := re.search(r"You are \w+, a wolf. Wolves: (.+?)\.", seen):
+        if wolves := re.search(rf"^You are {self.agent}, a wolf. Wolves: (.+?)\.", seen, re.MULTILINE):
             return self.rng.choice([name for name in others if name not in wolves[1]])
         return self.villager(seen, asked, others)
 

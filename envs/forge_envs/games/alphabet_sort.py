@@ -22,7 +22,7 @@ Stella Sven Tara Theo Tilda Tomas Ugo Ulla Uma Vera Victor Viola Walter Wanda Wi
 """
 NAMES = tuple(_NAMES.split())
 _LINES = re.compile(r"[\n,;]+")
-_NUMBERING = re.compile(r"\A(?:\d{1,6}[.):]|[-*\u2022])", re.ASCII)
+_NUMBERING = re.compile(r"\A[*_`\s]{0,9}(?:\(?\d{1,6}[.):]|[-*\u2022](?!\*))", re.ASCII)
 _AROUND = string.whitespace + "\"'*_`"
 
 

@@ -19,8 +19,8 @@ COPIES = {1: 3, 2: 2, 3: 2, 4: 2, 5: 1}
 """Cards of each colour by rank; of the highest rank in the game there is one."""
 Card: TypeAlias = tuple[str, int]
 _MOVE = re.compile(
-    r"\b(?:(play|discard)\W{1,5}(?:card\W{1,5})?(\d{1,2})"
-    rf"|(hint)\W{{1,5}}({'|'.join(NAMES)})\W{{1,5}}({'|'.join(COLOURS)}|\d{{1,2}}))\b",
+    r"\b(?:(play|discard)\W{1,5}(?:(?:my|the)\W{1,5})?(?:card\W{1,5})?(\d{1,2})"
+    rf"|(hint)\W{{1,5}}(?:to\W{{1,5}})?({'|'.join(NAMES)})\W{{1,5}}({'|'.join(COLOURS)}|\d{{1,2}}))\b",
     re.ASCII,
 )
 

@@ -15,7 +15,10 @@ import numpy as np
 from forge_agents.envs.env import Outcome, ParallelTurnEnv
 
 NAMES = ("ann", "ben", "cat", "dan", "eve", "fay")
-_TAKE = re.compile(r"\btake[\s:*_]{1,9}(\d{1,3}(?:,\d{3}){1,2}|\d{1,9})(?![\d_]|[.,]\d)", re.IGNORECASE | re.ASCII)
+_TAKE = re.compile(
+    r"\btake[\s:*_`\"\u201c\u201d]{1,9}([0-9]{1,3}(?:,[0-9]{3}){1,2}|[0-9]{1,9})(?![\d_]|[.,][0-9]|\s?[%/])",
+    re.IGNORECASE,
+)
 _SUCCESS = 0.8
 
 

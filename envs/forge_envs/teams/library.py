@@ -24,15 +24,13 @@ RIVERS, GOODS = tuple(_RIVERS.split()), tuple(_GOODS.split())
 _TOWNS = [start + end for start in _TOWN.split() for end in _ENDING.split()]
 _BEST = "SELECT rowid FROM pages WHERE pages MATCH ? ORDER BY bm25(pages, 10.0, 1.0), rowid LIMIT ?"
 _WORD = re.compile(r"\w+")
-_CITED = re.compile(
-    r"\[\s{0,9}(?:pages?\s{1,9}|p\.\s{0,9})?(\d{1,9}(?:\s{0,9}(?:,|and|&)\s{0,9}\d{1,9}){0,31})\s{0,9}\]",
-    re.ASCII | re.IGNORECASE,
-)
+_PAGES = r"\s{0,9}(?:pages?\s{1,9}|p\.\s{0,9})?(\d{1,9}(?:\s{0,9}(?:,|;|and|&)\s{0,9}\d{1,9}){0,31})\s{0,9}"
+_CITED, _CITED_ROUND = (re.compile(form, re.ASCII | re.IGNORECASE) for form in (rf"\[{_PAGES}\]", rf"\({_PAGES}\)"))
 _MARKUP = str.maketrans(dict.fromkeys("*_`()\"\u201c\u201d\u2018\u2019", " "))
 _BEFORE = re.compile(r"^(?:(?:the\s+)?(?:final\s+)?answer(?:\s+is)?\s*:?\s+)(?=\S)", re.IGNORECASE)
 _AFTER = re.compile(r"(?:\s(?:sources?|pages?|from|and)[\s,;.:]*)+$", re.IGNORECASE)
 _POINTS = " .,;:!'"
-_ARTICLES = re.compile(r"^(?:(?:in|on)\s+)?(?:the\s+)?(?:river\s+)?(?=\S)", re.IGNORECASE)
+_ARTICLES = re.compile(r"^(?:(?:in|on)\s+)?(?:the\s+)?(?:(?:river|year)\s+)?(?=\S)|(?<=\S)\s+river$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,8 +203,7 @@ class Library(ToolEnv):
         if agent == "searcher":
             self.note = " ".join(action.split())[: self._max_note_chars]
             return Outcome()
-        cited = sorted({int(n) for found in _CITED.findall(action) for n in re.findall(r"\d+", found)})
-        given = _plain(_CITED.sub(" ", action))
+        given, cited = read_answer(action)
         correct = given == _plain(self.answer)
         missing, more = set(self.path) - set(cited), set(cited) - set(self.path)
         reward = (1.0 if not missing and len(more) <= 2 else 0.5) if correct else 0.0
@@ -225,6 +222,13 @@ def _text(name: str, facts: Mapping[str, str]) -> str:
         return f"{name} makes {facts['makes']}. Its founder is {facts['founder']}, its seat is in {facts['seat']}."
     founded = f" The company that {name} founded is {facts['founded']}." if "founded" in facts else ""
     return f"{name} was born in {facts['born']} in {facts['year']}.{founded}"
+
+
+def read_answer(text: str) -> tuple[str, list[int]]:
+    """The value of an answer, as `_plain` has it, and the pages that it cites, in round brackets if none is square."""
+    form = _CITED if _CITED.search(text) or not _plain(_CITED_ROUND.sub(" ", text)) else _CITED_ROUND
+    pages = {int(number) for found in form.findall(text) for number in re.findall(r"[0-9]+", found)}
+    return _plain(form.sub(" ", text)), sorted(pages)
 
 
 def _plain(text: str) -> str:

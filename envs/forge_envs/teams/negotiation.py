@@ -18,13 +18,17 @@ ITEMS = ("book", "hat", "ball")
 TOTAL = 10
 """What all items together are worth to each seat, in points."""
 Counts: TypeAlias = tuple[int, ...]
-_TAKE = re.compile(r"(?<!you )\btake\b(?P<list>.*)", re.IGNORECASE | re.DOTALL)
+_TAKE = re.compile(r"\btake\b", re.IGNORECASE)
+_CLAUSE = re.compile(r"[.,;:!?\n\u2013\u2014]|\s-+\s")
+_SUBJECT = re.compile(r"\b(?:i|we|you|partner|alice|bob)\b", re.IGNORECASE)
 _ITEM = re.compile(rf"(?<![\w.,-])(\d{{1,3}})\s+({'|'.join(ITEMS)})s?\b", re.IGNORECASE | re.ASCII)
 _ACCEPT = re.compile(r"\baccept\b", re.IGNORECASE)
 _NO_ACCEPT = re.compile(
-    r"(?:\b(?:not|never|cannot|you)|n['\u2019]t)\b[^.,;!?\n]{0,40}?\baccept\b", re.IGNORECASE
+    r"(?:(?:\b(?:not|never|cannot)|n['\u2019]t)\s+(?:(?!(?:and|so|but|then)\b)\S+\s+){0,4}"
+    r"|\b(?:you|partner|alice|bob)\s+(?:(?!(?:and|so|but|then|i)\b)\S+\s+){0,2})$",
+    re.IGNORECASE,
 )
-"""Said of what is not accepted, or of what the other should do."""
+"""Before "accept": said of what is not accepted, or of what the other should do."""
 _OTHER = re.compile(r"\b(?:you|your|partner|alice|bob)\b", re.IGNORECASE)
 
 
@@ -103,7 +107,7 @@ class Negotiation(TurnEnv):
         taken = read_offer(action, self.items)
         if taken is not None:
             self.offer = (agent, taken)
-        elif _ACCEPT.search(_NO_ACCEPT.sub(" ", action)) and self.offer and self.offer[0] != agent:
+        elif accepts(action) and self.offer and self.offer[0] != agent:
             return self._end({self.offer[0]: self.offer[1], agent: self._rest()})
         return self._end(None) if self.count == self._texts else Outcome()
 
@@ -151,15 +155,31 @@ def pareto_frontier(items: Counts, first: Counts, second: Counts) -> set[tuple[i
 def read_offer(text: str, items: Sequence[int]) -> Counts | None:
     """The items that a text takes; None if it takes none, or more than there are. A kind named twice is no offer.
 
-    What follows a word for the other seat, as in "you take 1 hat", is the other's.
+    What the other seat is said to take, as in "you could take 1 hat", and what follows a word for it, is the other's.
     """
-    found = _TAKE.search(text)
-    pairs = _ITEM.findall(_OTHER.split(found["list"], maxsplit=1)[0]) if found else []
+    own = next((place.end() for place in _TAKE.finditer(text) if not _of_another(_clause(text, place.start()))), None)
+    pairs = _ITEM.findall(_OTHER.split(text[own:], maxsplit=1)[0]) if own is not None else []
     named = [(ITEMS.index(item.casefold()), int(number)) for number, item in pairs]
     taken = dict(named)
     if not named or len(taken) < len(named) or any(number > items[kind] for kind, number in named):
         return None
     return tuple(taken.get(kind, 0) for kind in range(len(ITEMS)))
+
+
+def accepts(text: str) -> bool:
+    """Whether a text takes the other's offer: it says "accept" of itself."""
+    return any(not _NO_ACCEPT.search(_clause(text, place.start())) for place in _ACCEPT.finditer(text))
+
+
+def _clause(text: str, end: int) -> str:
+    """What stands before a place in its clause."""
+    return _CLAUSE.split(text[max(0, end - 200) : end])[-1]
+
+
+def _of_another(clause: str) -> bool:
+    """Whether the other seat is whom the end of a clause is about."""
+    named = _SUBJECT.findall(clause)
+    return bool(named) and named[-1].casefold() not in ("i", "we")
 
 
 def _listed(counts: Counts) -> str:

@@ -252,7 +252,8 @@ class Tables(ToolEnv):
 def _judged(proposal: str, answer: str) -> tuple[str, bool]:
     """The last number of a proposal where one is asked for, else its last word; and whether it is right."""
     numeric = _NUMBER.fullmatch(answer) is not None
-    found = (_NUMBER if numeric else _WORD).findall(re.sub(r"[*_`]", " ", proposal))
+    bare = re.sub(r"(?<=\d)[\u00a0\u202f\u2009](?=\d{3})", ",", proposal)  # thousands, as much of the world writes them
+    found = (_NUMBER if numeric else _WORD).findall(re.sub(r"[*_`]", " ", bare))
     if not found:
         return "", False
     given = str(found[-1]).replace(",", "")

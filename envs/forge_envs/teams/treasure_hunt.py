@@ -15,7 +15,7 @@ from forge_envs.teams.generated import ended
 
 DIRECTIONS = {"north": (-1, 0), "south": (1, 0), "west": (0, -1), "east": (0, 1)}
 """Row and column steps; the map's first row is its north."""
-_MOVE = re.compile(r"\bgo\s{0,9}[:=]?\s{0,9}(north|south|west|east)\b", re.IGNORECASE)
+_MOVE = re.compile(r"\bgo\W{0,9}(?:to\W{1,5})?(?:the\W{1,5})?(north|south|west|east)\b(?!-)", re.IGNORECASE)
 
 
 class TreasureHunt(TurnEnv):
