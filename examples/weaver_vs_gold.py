@@ -212,15 +212,15 @@ def reward_of(arm, single, verifiers):
 
 
 def auroc(scores, gold):
-    """Probability that a right answer scores above a wrong one; ties count half, abstention as 0. NaN without both."""
+    """Probability that a better answer scores above a worse one; ties count half, abstention as 0. NaN without both."""
     scores = np.nan_to_num(scores, nan=0.0)
-    right, wrong = scores[gold > 0.5], scores[gold < 0.5]
-    won = (right[:, None] > wrong) + 0.5 * (right[:, None] == wrong)
-    return float(np.mean(won)) if won.size else np.nan
+    won = (scores[:, None] > scores) + 0.5 * (scores[:, None] == scores)
+    better = gold[:, None] > gold
+    return float(won[better].mean()) if better.any() else np.nan
 
 
 def survey(episodes, verifiers):
-    """AUROC, and accuracy at 0.5, of every verifier that can judge one answer alone."""
+    """AUROC, and how often above 0.5 where gold is, of every verifier that can judge one answer alone."""
     trajectories = [t for episode in episodes if episode.error is None for t in episode.trajectories.values()]
     gold = np.array([t.reward for t in trajectories])
     found = {}

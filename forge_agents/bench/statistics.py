@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -253,7 +253,8 @@ class Rating:
 class Game:
     """One meeting of two players."""
 
-    seed: int
+    seed: Any
+    """What games that are not independent share, such as an environment and a seed of it; can be sorted."""
     first: str
     second: str
     score: float

@@ -389,7 +389,8 @@ def _games(records: Iterable[Record]) -> Iterable[Game]:
         held = [[seat.reward for record in played for seat in _seats(record, name)] for name in both]
         if not spoilt and len(played) == whole[names] and places[0] == places[1] and all(held):  # all took part
             mine, other = map(_mean, held)
-            yield Game(seed, first, second, 0.5 if math.isclose(mine, other, abs_tol=1e-9) else float(mine > other))
+            score = 0.5 if math.isclose(mine, other, abs_tol=1e-9) else float(mine > other)
+            yield Game((played[0].env, seed), first, second, score)
 
 
 def _pass_at_k(records: Iterable[Record], player: str) -> dict[int, Interval]:
