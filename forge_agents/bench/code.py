@@ -7,7 +7,6 @@ Nothing is imported or run to find out. Waits for the disk: sources are read.
 from __future__ import annotations
 
 import ast
-import dataclasses
 import enum
 import functools
 import hashlib
@@ -67,7 +66,7 @@ class _Describing:
         if isinstance(value, (list, tuple)):
             return [self.of(one) for one in value]
         if isinstance(value, (set, frozenset)):
-            return sorted((self.of(one) for one in value), key=str)
+            return [self.of(one) for one in sorted(value, key=_said)]  # in the same order everywhere
         if isinstance(value, np.ndarray) and not value.dtype.hasobject:
             return [str(value.dtype), list(value.shape), hashlib.sha256(value.tobytes()).hexdigest()]
         return self._made(value)
@@ -87,7 +86,7 @@ class _Describing:
                 return f"{value.__module__}.{value.__qualname__}"
             return self._function(value) if inspect.isfunction(value) else self._class(value)
         if isinstance(value, enum.Enum) or not self._is_ours(type(value)):
-            return _ADDRESS.sub("", repr(value))
+            return _said(value)
         return [self.of(type(value)), self.of(_attributes(value))]
 
     def _is_ours(self, made: Any) -> bool:
@@ -143,10 +142,13 @@ def _is_fixed(value: Any) -> bool:
 
 def _attributes(value: Any) -> Any:
     """An object's own, with or without slots."""
-    if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name, None) for field in dataclasses.fields(value)}
-    slots = (name for kind in type(value).__mro__ for name in _names(vars(kind).get("__slots__", ())))
+    slots = [name for kind in type(value).__mro__ for name in _names(vars(kind).get("__slots__", ()))]
     return {**getattr(value, "__dict__", {}), **{name: getattr(value, name) for name in slots if hasattr(value, name)}}
+
+
+def _said(value: Any) -> str:
+    """Its ``repr`` without an address."""
+    return _ADDRESS.sub("", repr(value))
 
 
 def _names(slots: Any) -> tuple[str, ...]:
