@@ -606,7 +606,8 @@ def _check_comparable(one: str, first: Report, two: str, second: Report) -> None
         if name in other and mine[name] != other[name]
     ]
     for name, report in ((one, first), (two, second)):
-        drawn = {w.id: seeds_of(report.settings["seed"], report.settings["episodes"], w.id) for w in report.worlds}
+        asked = report.settings["seed"], report.settings["episodes"]
+        drawn = {world.id: set(seeds_of(*asked, world.id)) for world in report.worlds}
         strange = sorted({record.env for record in report.records if record.seed not in drawn.get(record.env, ())})
         gaps += [f"seeds of {id_}: those of {name} are not drawn by this version; play it again" for id_ in strange]
     ids, others = ({world.id for world in report.worlds} for report in (first, second))

@@ -334,7 +334,7 @@ class TextGame(Forkable):
     def _forget_fault(self, agent: str) -> None:
         """What was illegal in its decision before says nothing of the one that comes."""
         if "illegal" in self.infos[agent]:
-            self.infos[agent] = {key: value for key, value in self.infos[agent].items() if key != "illegal"}
+            self.infos[agent] = without(self.infos[agent], "illegal")
 
     def _checked_rewards(self, outcome: object, method: str) -> dict[str, float]:
         """An outcome's rewards, and its infos merged."""
@@ -463,7 +463,7 @@ class TurnEnv(TextGame, AECEnv):  # type: ignore[misc]  # PettingZoo ships no ty
         self._forget_fault(agent)
         outcome = self._play(agent, text)
         if "legal_actions" in self.infos[agent]:
-            self.infos[agent] = without_legal(self.infos[agent])
+            self.infos[agent] = without(self.infos[agent], "legal_actions")
         rewards = self._checked_rewards(outcome, f"act({agent!r}, ...)")
         self.num_turns += 1
         self.rewards = dict.fromkeys(self.agents, 0.0) | rewards
@@ -560,7 +560,7 @@ class ParallelTurnEnv(TextGame, ParallelEnv):  # type: ignore[misc]  # PettingZo
         for agent in acting:
             self._forget_fault(agent)
         outcome = self.act_all(dict(texts))
-        self.infos = {agent: without_legal(self.infos[agent]) for agent in acting}
+        self.infos = {agent: without(self.infos[agent], "legal_actions") for agent in acting}
         rewards = dict.fromkeys(acting, 0.0) | self._checked_rewards(outcome, "act_all(...)")
         if outcome.next is not None:
             raise ValueError(f"{self}: Outcome.next is {outcome.next!r}, but all decide together; leave it out")
@@ -576,9 +576,9 @@ class ParallelTurnEnv(TextGame, ParallelEnv):  # type: ignore[misc]  # PettingZo
         return observations, rewards, terminated, truncated, dict(self.infos)
 
 
-def without_legal(info: Mapping[str, Any]) -> dict[str, Any]:
-    """`info` without the legal actions of an earlier decision."""
-    return {key: value for key, value in info.items() if key != "legal_actions"}
+def without(info: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """`info` without an entry that was of an earlier decision; a new one, because a reader may hold the old."""
+    return {key: value for key, value in info.items() if key != name}
 
 
 def sides_of(env: Any) -> tuple[tuple[str, ...], ...]:

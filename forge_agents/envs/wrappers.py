@@ -25,7 +25,7 @@ from forge_agents.envs.env import (
     as_json,
     hook,
     observation,
-    without_legal,
+    without,
     writable,
 )
 from forge_agents.envs.foreign import Alone, turn_based
@@ -243,7 +243,7 @@ class _Mirror(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         """End the game for everybody."""
         self._ended_here = True
         (self.truncations if truncated else self.terminations).update(dict.fromkeys(self.agents, True))
-        self.infos = {agent: without_legal(info) for agent, info in self.infos.items()}
+        self.infos = {agent: without(info, "legal_actions") for agent, info in self.infos.items()}
         self._deads_step_first()
 
     def _count(self, max_turns: int | None) -> None:
@@ -500,7 +500,7 @@ class WrappedEnv(_Mirror):
         }
         agent = self.agent_selection
         if self._legal is not None and agent in self.agents:
-            self.infos = {seat: without_legal(info) for seat, info in self.infos.items()}
+            self.infos = {seat: without(info, "legal_actions") for seat, info in self.infos.items()}
             if not (self.terminations[agent] or self.truncations[agent]):
                 self.infos[agent]["legal_actions"] = list(self._legal(self.env.observe(agent), agent))
 
