@@ -1,4 +1,4 @@
-"""SmolLM2-135M, the same after training, a script and a random player, on all suites.
+"""SmolLM2-135M, the same after training, a script and a random player, on four suites of games and tasks.
 
     python examples/benchmark_smollm2.py [--trained runs/mine/export] [--out docs/results/benchmark] [--minutes 30]
 
@@ -104,10 +104,10 @@ def train(model, folder, steps):
         return trainer.fit(games, steps=steps).export
 
 
-def play(players, folder, out, *, seeds=None, minutes=30.0, engine=ENGINE):
+def play(players, folder, out, *, suites=None, seeds=None, minutes=30.0, engine=ENGINE):
     """A report of each suite, written into `out`; returns them by suite."""
     reports, ends = {}, time.monotonic() + 60 * minutes
-    for suite, (number, swap_seats) in SUITES.items():
+    for suite, (number, swap_seats) in (suites or SUITES).items():
         left = max(1e-6, ends - time.monotonic())  # so little that no episode is begun
         report = reports[suite] = fa.benchmark(
             players,
@@ -126,14 +126,19 @@ def play(players, folder, out, *, seeds=None, minutes=30.0, engine=ENGINE):
     return reports
 
 
-def overview(reports, spent):
-    """What README.md says."""
+ABOUT = """\
+# Benchmark: `python examples/benchmark_smollm2.py`
+
+SmolLM2-135M-Instruct, the same after training on the games of core-v1, a script of a few rules and a random
+player, on the suites of games and tasks."""
+
+
+def overview(reports, spent, about=ABOUT):
+    """The page that sums them up."""
     names = tuple(next(iter(reports.values())).players)
     lines = [
-        "# Benchmark: `python examples/benchmark_smollm2.py`",
-        "",
-        "SmolLM2-135M-Instruct, the same after training on the games of core-v1, a script of a few rules and a random",
-        "player, on all suites. Success, the mean over a suite's environments, with 95 % intervals over seeds. The",
+        about,
+        "Success, the mean over a suite's environments, with 95 % intervals over seeds. The",
         f"tables of a suite have every environment, its JSON has every episode. Minutes: {spent}.",
         "",
         f"| suite | seeds | episodes | {' | '.join(names)} | |",

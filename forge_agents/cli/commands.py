@@ -225,7 +225,8 @@ def evaluate(words: Sequence[str]) -> int:
     print(f"reward {result.reward:.4f} +/- {result.ci:.4f} (95 %)")
     said_nothing = f", {result.abstained} without a reward" if result.abstained else ""
     print(f"{len(result.episodes)} episodes, {result.failed} failed{said_nothing}")
-    for name, reward in {**result.by_agent, **result.by_policy}.items():
+    by_env = result.by_env if len(result.by_env) > 1 else {}
+    for name, reward in {**by_env, **result.by_agent, **result.by_policy}.items():
         print(f"  {name}: {reward:.4f}")
     return int(result.failed == len(result.episodes))  # nothing was measured
 

@@ -475,6 +475,19 @@ def test_held_out_episodes_that_fail_are_counted(tmp_path):
     assert (row["eval/reward"], row["eval/failed"]) == (1.0, 3.0)
 
 
+def test_an_evaluation_of_several_levels_tells_each(tmp_path):
+    async def play_held_out(tasks, play, processes):
+        levels = ["t@1", "t@2", "t@1", "t@2"]
+        return [group(float(n), seed=n, env_id=level) for n, level in enumerate(levels)]
+
+    with trainer(tmp_path, lambda step: [group(0.0, 1.0)] * 4, eval_every=1) as run:
+        run._seating.play_held_out = play_held_out
+        (row,) = run.fit(Duel, steps=1).metrics
+        result = run.evaluate(Duel)
+    assert result.by_env == {"t@1": 1.0, "t@2": 2.0} and result.reward == 1.5
+    assert {name: told for name, told in row.items() if "env/" in name} == {"eval/env/t@1": 1.0, "eval/env/t@2": 2.0}
+
+
 @pytest.mark.parametrize(("failed", "status"), [(0, 0), (3, 0), (4, 1)])
 def test_an_evaluation_counts_what_is_in_no_mean_and_fails_where_nothing_is(
     failed, status, tmp_path, monkeypatch, capsys

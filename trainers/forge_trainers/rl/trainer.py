@@ -84,6 +84,8 @@ class EvalResult:
     """Episodes that ended in an error; they count in no mean."""
     abstained: int = 0
     """Others in which the reward said nothing of a seat that counts; that seat counts in no mean."""
+    by_env: dict[str, float] = dataclasses.field(default_factory=dict)
+    """`reward` of each environment or level by its id. NaN where none of its episodes counts."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -584,6 +586,8 @@ class GRPOTrainer:
         result = await self._evaluate(sampler, self.config.eval_episodes, env_reward)
         found = {"eval/reward": result.reward, "eval/ci": result.ci, "eval/failed": float(result.failed)}
         found |= {f"eval/reward/{name}": reward for name, reward in result.by_policy.items()}
+        if len(result.by_env) > 1:
+            found |= {f"eval/env/{env_id}": reward for env_id, reward in result.by_env.items()}
         if samples := self.config.exploitability_samples:
             from forge_agents.bench.exploitability import exploited
 
@@ -602,6 +606,9 @@ class GRPOTrainer:
         trained = [name for name, policy in self._models(sampler, part=True).items() if policy.trainable]
         measured = self._seating.measured(judged)
         summary, by_policy = summarise(measured, trained), rewards_by(measured, "policy")
+        by_env: dict[str, list[JudgedGroup]] = {}
+        for item in measured:
+            by_env.setdefault(item.group.env_id, []).append(item)
         return EvalResult(
             reward=summary["reward/mean"],
             ci=summary["reward/ci"],
@@ -618,6 +625,7 @@ class GRPOTrainer:
                 for at, episode in enumerate(item.group.episodes)
                 if episode.error is None
             ),
+            by_env={env_id: summarise(own, trained)["reward/mean"] for env_id, own in by_env.items()},
         )
 
     async def _export(self, folder: Path) -> Path:
