@@ -17,6 +17,7 @@ import os
 import re
 import secrets
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -84,8 +85,29 @@ def new_log_folder(name: str) -> Path:
     safe = re.sub(r"[^A-Za-z0-9_.-]+", "-", name) or "procs"
     _oom_kills_before()
     base = run_folder()
-    base.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for level in (base.parent, base):
+        _make_own(level)
     return Path(tempfile.mkdtemp(prefix=f"{safe}-", dir=base))
+
+
+def _make_own(folder: Path) -> None:
+    """Make a folder that nobody else may write to, or see that one is there.
+
+    Its name can be guessed, and whoever makes it first could leave links in it, which logs would follow.
+
+    Raises:
+        PermissionError: What is there is somebody else's, or no folder.
+    """
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise PermissionError(
+            f"{folder} is no folder of yours (its owner is user {found.st_uid}); logs of processes go there. Remove "
+            "it, or set TMPDIR to a folder of your own"
+        )
+    if found.st_mode & 0o022:  # made by an earlier version
+        folder.chmod(0o700)
 
 
 def _python_path() -> str:
@@ -144,8 +166,11 @@ def begin(folder: str, cores: frozenset[int]) -> None:
             os.sched_setaffinity(int(thread.name), cores)
     atexit.register(lambda: Path(folder, f"{os.getpid()}{_DONE}").touch())  # the first that registers is called last
     rank = current_rank().rank
-    Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)  # another host has no such folder yet
-    Path(folder, f"{rank}.pid").write_text(str(os.getpid()))
+    path = Path(folder)
+    path.parents[2].mkdir(parents=True, exist_ok=True)
+    for level in (*path.parents[1::-1], path):  # another host has no such folder yet
+        _make_own(level)
+    (path / f"{rank}.pid").write_text(str(os.getpid()))
     log = os.open(Path(folder, f"{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -159,6 +184,16 @@ def variables(host: str) -> dict[str, str]:
     """What every process of this run finds in its environment; those on another host also its name."""
     variables = {RUN_VARIABLE: _token(), "PYTHONPATH": _python_path()}
     return {**variables, HOST_VARIABLE: host} if host else variables
+
+
+def resident_bytes() -> tuple[int, int]:
+    """This process's resident memory, now and at its peak.
+
+    `resource.getrusage` counts what held the process before it began with a program of its own: its parent.
+    """
+    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    now, peak = (int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
+    return now, peak
 
 
 @functools.cache

@@ -11,10 +11,10 @@ import sys
 import time
 import traceback
 from concurrent.futures import Future
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_agents.runtime._monarch import Actor, concurrent_endpoint
+from forge_agents.runtime.processes import resident_bytes
 from forge_agents.serving import _vllm
 from forge_agents.serving._loop import EngineThread, follow
 from forge_agents.serving._wire import Answer, EngineInfo, Request
@@ -175,7 +175,7 @@ class EngineActor(Actor):
 
     def _info(self) -> EngineInfo:
         thread = self._running()
-        rss_bytes, peak_rss_bytes = _resident_bytes()
+        rss_bytes, peak_rss_bytes = resident_bytes()
         peak_device_bytes, device_used_bytes = _device_bytes()
         return EngineInfo(
             pid=os.getpid(),
@@ -232,13 +232,6 @@ def _end(error: BaseException) -> None:
     traceback.print_exception(error)
     sys.stderr.flush()
     os._exit(1)
-
-
-def _resident_bytes() -> tuple[int, int]:
-    """This process's resident memory, now and at its peak."""
-    status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    now, peak = (int(status[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
-    return now, peak
 
 
 def _device_bytes() -> tuple[int, int]:

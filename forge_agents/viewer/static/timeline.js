@@ -4,7 +4,7 @@
 import { h, note, number, seconds } from "./dom.js";
 import { figure, paint } from "./chart.js";
 
-const WHO = { evaluate: "held-out episodes", collect: "engines and environments", judge: "reward and verifiers", learn: "learners", sync: "weights to engines" };
+const WHO = { evaluate: "held-out episodes", save: "checkpoint of the step before", collect: "engines and environments", judge: "reward and verifiers", learn: "learners", sync: "weights to engines" };
 const PARTS = { collect: "engines", learn: "learner" };  // of idle/PART, a share of the step
 const LANE = 40;  // pixels
 
@@ -28,7 +28,8 @@ export function timelineView(page) {
     const settings = await page.source.settings(run.id);
     const ahead = Number(settings.trainer?.max_staleness ?? 0);
     const stages = Object.keys(found.series).filter((name) => /^time\/.+_s$/.test(name) && name !== "time/step_s").map((name) => name.slice(5, -2));
-    stages.sort((one, other) => (other === "evaluate") - (one === "evaluate"));  // not in every step, and first in those
+    const between = ["save", "evaluate"];  // not in every step, and first in those
+    stages.sort((one, other) => between.indexOf(other) - between.indexOf(one));
     const steps = found.step.map((step, i) => ({
       step, total: total[i] ?? 0, spent: Object.fromEntries(stages.map((stage) => [stage, found.series[`time/${stage}_s`][i] ?? 0])),
       idle: Object.fromEntries(stages.map((stage) => [stage, found.series[`idle/${PARTS[stage]}`]?.[i] ?? null])),

@@ -131,3 +131,28 @@ def test_a_note_of_a_process_that_is_written_or_removed_just_now_is_none(tmp_pat
     (tmp_path / "1.pid").touch()
     (tmp_path / "2.pid").symlink_to(tmp_path / "gone")
     assert mesh._pids(SimpleNamespace(logs=tmp_path)) == {41: tmp_path / "0.pid"}  # type: ignore[arg-type]
+
+
+def test_the_folder_of_logs_is_nobody_else_s(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes.tempfile, "tempdir", str(tmp_path))
+    base, elsewhere = processes.run_folder().parent, tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    base.symlink_to(elsewhere)
+    with pytest.raises(PermissionError, match=f"{base} is no folder of yours"):
+        processes.new_log_folder("engine")
+    assert not list(elsewhere.iterdir())
+    base.unlink()
+    base.mkdir()
+    base.chmod(0o777)
+    made = processes.new_log_folder("engine")
+    assert {path.stat().st_mode & 0o777 for path in (base, made.parent, made)} == {0o700}
+    monkeypatch.setattr(os, "getuid", lambda: 4711)
+    with pytest.raises(PermissionError, match="its owner is user"):
+        processes._make_own(base)
+
+
+def test_the_peak_of_a_process_is_not_its_parent_s():
+    held = b"x" * 400_000_000
+    code = "from forge_agents.runtime.processes import resident_bytes; print(*resident_bytes())"
+    now, peak = map(int, subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.split())
+    assert now <= peak < 300_000_000 < len(held)

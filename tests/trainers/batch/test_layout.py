@@ -123,6 +123,23 @@ def test_rows_hold_the_batch_exactly(found: list[Sample], share: bool, openings:
         assert [positions[i] for i in past] == list(range(target - start))
 
 
+def test_padding_asks_for_no_position_that_samples_do_not_have():
+    batch = pack(
+        [
+            Sample(
+                token_ids=(1,) * length, loss_mask=(False,) + (True,) * (length - 1), logprobs=(0.0,) * length,
+                advantage=1.0, versions=(-1,) + (0,) * (length - 1), group=0,
+            )
+            for length in (5, 3)
+        ]
+    )  # fmt: skip
+    row = build_row(batch, blocks_of(batch, max_tokens=24, share_prefixes=False), multiple_of=32)
+    positions, spans = row.positions_1L[0].tolist(), row.spans
+    assert len(positions) == 32 == sum(span.length for span in spans) and max(positions) == 4
+    assert [span.length for span in spans] == [3, 5, 5, 5, 5, 5, 4]
+    assert positions[8:] == [*range(5)] * 4 + [*range(4)]
+
+
 @settings(max_examples=200)
 @given(samples(), st.booleans(), st.integers(24, 60), st.integers(1, 3))
 def test_rows_take_the_room_that_was_planned(found: list[Sample], share: bool, room: int, ranks: int):

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from forge_trainers.batch.layout import Span
 from forge_trainers.learner import attention
 from forge_trainers.learner.attention import attend, plan_attention
+from forge_trainers.learner.memory import KEPT_SCORES, MAX_PADDING
 
 
 def layout(*blocks: tuple[int, tuple[int, ...]]) -> list[Span]:
@@ -75,6 +76,21 @@ def test_buckets_hold_little_padding():
     exact = sum(span.length * (span.length + span.prefix_length) for span in spans)
     assert padded <= 1.4 * exact
     assert len(plan.buckets) <= 3
+
+
+def test_many_answers_under_a_long_prompt_keep_few_scores():
+    """Each is shorter than a long span; together they saw the prompt 12 times over, in every layer."""
+    spans = layout((3000, (400,) * 12))
+    plan = plan_attention(spans)
+    kept = sum(bucket.bias_bms.numel() for bucket in plan.buckets)
+    assert kept <= MAX_PADDING * KEPT_SCORES * (3000 + 12 * 400)
+    assert plan.long_spans[0] == spans[0] and len(plan.buckets) > 0 and set(plan.long_spans) < set(spans)
+    answer = plan.long_spans[-1]
+    assert plan.mask(spans[0], torch.float32) is None, "the kernel knows what is causal"
+    mask = plan.mask(answer, torch.bfloat16)
+    assert mask is plan.mask(answer, torch.bfloat16) and mask.shape == (400, 3400), "one for all layers"
+    short = plan_attention(layout(*[(46, (32,) * 8)] * 8, (0, (511,))))
+    assert not short.long_spans, "a span that sees few positions stays where it is fast"
 
 
 def test_attention_to_what_comes_later_is_refused():

@@ -323,6 +323,29 @@ def test_resuming_continues_bit_for_bit(tiny_llama: Path, random_batch: Batches,
     assert all(torch.equal(kept[name], value) for name, value in weights(core).items())
 
 
+@pytest.mark.parametrize("moments", ["float32", "bfloat16"])
+def test_a_run_that_goes_on_with_other_settings_of_the_optimiser_has_those(
+    moments: str, tiny_llama: Path, random_batch: Batches, tmp_path: Path
+):
+    first = LearnerCore(config(tiny_llama, optimizer_state_dtype=moments))
+    first.train_step(random_batch())
+    first.save(tmp_path / "step-1")
+    new = {"betas": (0.5, 0.9), "weight_decay": 50.0, "optimizer_state_dtype": moments}
+    resumed, same = LearnerCore(config(tiny_llama, **new)), LearnerCore(config(tiny_llama, **new))
+    resumed.load(tmp_path / "step-1")
+    before = {name: value.clone() for name, value in weights(resumed).items()}
+    resumed.train_step(random_batch(seed=1))
+    (group,) = [group for optimizer in resumed._optimizers for group in optimizer.param_groups]
+    (fresh,) = [group for optimizer in same._optimizers for group in optimizer.param_groups]
+    assert {name: group[name] for name in ("betas", "weight_decay", "eps")} == {
+        name: fresh[name] for name in ("betas", "weight_decay", "eps")
+    }
+    shrunk = 1 - resumed.config.lr * 50
+    name, large = max(before.items(), key=lambda item: float(item[1].abs().max()))
+    at = int(large.abs().argmax())
+    assert float(weights(resumed)[name].flatten()[at]) == pytest.approx(shrunk * float(large.flatten()[at]), rel=0.1)
+
+
 def test_a_checkpoint_before_the_first_step_leaves_that_step_as_it_is(
     tiny_llama: Path, random_batch: Batches, tmp_path: Path
 ):
@@ -514,6 +537,12 @@ def test_whatever_is_recomputed_weights_begin_at_the_same_place(tmp_path: Path):
     assert alike[0].keys() == alike[1].keys()
     assert all(torch.equal(value, alike[1][name]) for name, value in alike[0].items())
     assert any(not torch.equal(value, value.bfloat16().float()) for value in alike[0].values()), "they are spread"
+
+
+def test_weights_that_were_stored_in_float16_stay(tmp_path: Path):
+    model = tiny_model(tmp_path, dtype="float16")
+    core = LearnerCore(config(model, compute_dtype="bfloat16", lr=0.0))
+    assert all(torch.equal(value, value.half().float()) for value in weights(core).values())
 
 
 @pytest.mark.parametrize("most", [1e-2, 1e3])

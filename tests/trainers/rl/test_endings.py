@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_processes import TEAM, Duel, Processes, group
+from fake_processes import TEAM, Duel, Learner, Processes, group
 
 import forge_agents as fa
 from forge_agents.cli import main as cli
@@ -486,6 +486,31 @@ def test_an_evaluation_of_several_levels_tells_each(tmp_path):
         result = run.evaluate(Duel)
     assert result.by_env == {"t@1": 1.0, "t@2": 2.0} and result.reward == 1.5
     assert {name: told for name, told in row.items() if "env/" in name} == {"eval/env/t@1": 1.0, "eval/env/t@2": 2.0}
+
+
+def test_the_stages_of_steps_are_all_of_the_time(tmp_path, monkeypatch):
+    """A checkpoint counts in the step that is begun with it; an evaluation, too."""
+    begun = Learner.start_save
+
+    async def slow(self, folder, **_):
+        await asyncio.sleep(0.05)
+        await begun(self, folder)
+
+    async def play_held_out(tasks, play, processes):
+        await asyncio.sleep(0.05)
+        return [group(1.0)]
+
+    monkeypatch.setattr(Learner, "start_save", slow)
+    with trainer(tmp_path, lambda step: [group(0.0, 1.0)] * 4, eval_every=2, checkpoint_every=1) as run:
+        run._seating.play_held_out = play_held_out
+        rows = run.fit(Duel, steps=3).metrics
+    stages = [{name for name in row if name.startswith("time/")} - {"time/step_s"} for row in rows]
+    always = {f"time/{stage}_s" for stage in ("collect", "judge", "learn", "sync")}
+    assert [stage - always for stage in stages] == [set(), {"time/save_s"}, {"time/evaluate_s", "time/save_s"}]
+    assert all(always <= stage for stage in stages)
+    for row, own in zip(rows, stages, strict=True):
+        assert sum(row[name] for name in own) == pytest.approx(row["time/step_s"])
+    assert all(row["time/save_s"] > 0.045 for row in rows[1:]) and rows[2]["time/evaluate_s"] > 0.045
 
 
 @pytest.mark.parametrize(("failed", "status"), [(0, 0), (3, 0), (4, 1)])

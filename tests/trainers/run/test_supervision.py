@@ -1,6 +1,11 @@
+import asyncio
 import time
 
+import pytest
+
+from forge_agents.runtime.turns import Turns
 from forge_agents.runtime.waits import Busy
+from forge_trainers.learner.client import Learner
 from forge_trainers.run.supervision import Stopwatch
 
 
@@ -26,3 +31,38 @@ def test_parts_that_overlap_are_busy_once_and_idle_for_the_rest(monkeypatch):
     now[0] = 9.0
     watch.lap("collect")  # a stage may come in two parts
     assert (watch.times["time/collect_s"], watch.total_s) == (7.0, 9.0)
+
+
+def test_a_learner_that_waits_for_its_turn_on_a_gpu_is_idle(monkeypatch):
+    """As engines are; and those of one process are busy together, not each in its place in the queue."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    async def goes():
+        pass
+
+    async def waits_for_engines():
+        now[0] += 3.0
+
+    async def computes(endpoint, *_, **__):
+        now[0] += 1.0
+        return [{"version": 1.0}]
+
+    async def play():
+        turns = Turns("gpu", 60)
+        engines = turns.share("engines", leave=waits_for_engines, come=goes)
+        learners = turns.share("learner", leave=goes, come=goes)
+        about = {"procs": None, "actors": None, "world_size": 1, "max_sample_tokens": 8, "pulse": None}
+        busy = Busy()
+        pair = [Learner("learner", whose=whose, turn=learners, busy=busy, **about) for whose in ("a", "b")]
+        for one in pair:
+            one._tell = computes
+        async with engines():
+            pass
+        watch = Stopwatch(lambda: {"learner": sum(one.busy_s for one in pair) / 2})
+        await asyncio.gather(*(one.train_step({}) for one in pair))
+        watch.lap("learn")
+        return watch.times
+
+    times = asyncio.run(play())
+    assert times["time/step_s"] == 5.0 and times["idle/learner"] == pytest.approx(0.6)

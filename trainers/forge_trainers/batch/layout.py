@@ -416,7 +416,7 @@ def build_row(batch: EpisodeBatch, blocks: Sequence[Block], *, multiple_of: int 
     Args:
         batch: The batch that the blocks point into.
         blocks: What to compute; may be empty.
-        multiple_of: The row is padded to a multiple of this many positions with a span of its own.
+        multiple_of: The row is padded to a multiple of this many positions with spans of their own.
     """
     starts, lengths = (batch["samples"][key].tolist() for key in ("start", "length"))
     mask_T = batch["tokens"]["loss_mask"]
@@ -460,10 +460,12 @@ def build_row(batch: EpisodeBatch, blocks: Sequence[Block], *, multiple_of: int 
         sources.append(place_L[loss - 1])
         targets.append(starts[sample] + loss)
     ids = [batch["tokens"]["ids"][torch.cat(tokens)]] if tokens else []
-    if padding := max(1, math.ceil(at / multiple_of)) * multiple_of - at:
+    end, most = max(1, math.ceil(at / multiple_of)) * multiple_of, max(lengths, default=1)
+    for start in range(at, end, most):  # spans no longer than samples: a model may know no later positions
+        padding = min(end - start, most)
         ids.append(torch.zeros(padding, dtype=torch.int64))
         positions.append(torch.arange(padding))
-        spans.append(Span(start=at, length=padding))
+        spans.append(Span(start=start, length=padding))
     return Row(
         token_ids_1L=torch.cat(ids)[None],
         positions_1L=torch.cat(positions)[None],

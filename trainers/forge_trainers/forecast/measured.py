@@ -100,8 +100,8 @@ class MeasuredRun:
 
     @property
     def step_s(self) -> float:
-        """Mean over the warm steps."""
-        return float(np.mean([row["time/step_s"] for row in self.rows]))
+        """Mean over the warm steps, the begin of checkpoints left out."""
+        return float(np.mean([row["time/step_s"] - row.get("time/save_s", 0.0) for row in self.rows]))
 
 
 def plan_of(

@@ -8,6 +8,7 @@ m queries of the longest span in it, s keys of the longest prefix plus m.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,15 +18,15 @@ import torch.nn.functional as F
 
 from forge_trainers.batch.layout import Span
 from forge_trainers.learner import titan
+from forge_trainers.learner.memory import KEPT_SCORES, MAX_PADDING
 
-_MAX_PADDING = 1.35
-"""A span joins a bucket while padded scores are at most this factor over exact ones..."""
 _FREE_SCORES = 1 << 15
-"""... plus this many scores a head, which cost less than another bucket's calls."""
+"""A span joins a bucket while padded scores are at most `MAX_PADDING` over exact ones, plus this many a head, which cost
+less than another bucket's calls."""
 _LONG_SPAN = 512
 """Spans from here on go one by one through PyTorch's fused kernel, which never holds the [m, s] scores."""
 _MAX_SCORES = 1 << 18
-"""Most scores a head that a bucket may hold; bounds its memory (x heads x 2 bytes kept for the backward pass)."""
+"""Most scores a head that a bucket of several spans may hold at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,7 @@ class AttentionPlan:
     window: int | None = None
     """Positions that a query sees, its own included; None: all before it."""
     _within: dict[int, AttentionPlan] = field(default_factory=dict, compare=False)
+    _masks: dict[tuple[Span, torch.dtype], torch.Tensor] = field(default_factory=dict, compare=False)
 
     def within(self, window: int | None) -> AttentionPlan:
         """The plan of layers with a sliding window, made when the first of them asks; None: this plan."""
@@ -71,31 +73,50 @@ class AttentionPlan:
             return self
         if window not in self._within:
             buckets = tuple(bucket.within(window) for bucket in self.buckets)
-            self._within[window] = replace(self, buckets=buckets, window=window, _within={})
+            self._within[window] = replace(self, buckets=buckets, window=window, _within={}, _masks={})
         return self._within[window]
+
+    def mask(self, span: Span, dtype: torch.dtype) -> torch.Tensor | None:
+        """Of a long span's scores, [length, before + length]: 0 where a query sees the key, else -inf; None: causal.
+
+        One for all layers, each of which keeps what it is given until the backward pass.
+        """
+        if not span.before and self.window is None:
+            return None
+        if (span, dtype) not in self._masks:
+            sees = torch.ones(span.length, span.length + span.before, dtype=torch.bool).tril_(span.before)
+            if self.window is not None:
+                sees.triu_(span.before - self.window + 1)
+            self._masks[span, dtype] = torch.zeros(sees.shape, dtype=dtype).masked_fill_(~sees, float("-inf"))
+        return self._masks[span, dtype]
 
 
 def plan_attention(spans: Sequence[Span]) -> AttentionPlan:
     """Sort the spans of a row into buckets.
 
+    Those that see most go the way of long ones where buckets would keep more than `KEPT_SCORES` a position: many answers
+    under a long prompt would keep gigabytes.
+
     Args:
         spans: They tile the row's T positions.
     """
     num_positions = sum(span.length for span in spans)
-    short = sorted((s for s in spans if s.length < _LONG_SPAN), key=lambda s: (s.length + s.before, s.length))
+    ordered = sorted((s for s in spans if s.length < _LONG_SPAN), key=lambda s: (s.length + s.before, s.length))
+    kept = itertools.accumulate(span.length * (span.length + span.before) for span in ordered)
+    short = [span for span, so_far in zip(ordered, kept, strict=True) if so_far <= KEPT_SCORES * num_positions]
     groups: list[list[Span]] = []
     exact = longest = before = 0
     for span in short:
         own = span.length * (span.length + span.before)
         m, most = max(longest, span.length), max(before, span.before)
         padded = m * (m + most) * (len(groups[-1]) + 1 if groups else 0)
-        if groups and padded <= min(_MAX_PADDING * (exact + own) + _FREE_SCORES, _MAX_SCORES):
+        if groups and padded <= min(MAX_PADDING * (exact + own) + _FREE_SCORES, _MAX_SCORES):
             groups[-1].append(span)
             exact, longest, before = exact + own, m, most
         else:
             groups.append([span])
             exact, longest, before = own, span.length, span.before
-    slot_T = torch.full((num_positions,), -1)
+    slot_T, in_buckets = torch.full((num_positions,), -1), set(short)
     buckets, num_slots = [], 0
     for group in groups:
         buckets.append(_bucket(group))
@@ -105,7 +126,7 @@ def plan_attention(spans: Sequence[Span]) -> AttentionPlan:
         num_slots += len(group) * m
     return AttentionPlan(
         buckets=tuple(buckets),
-        long_spans=tuple(span for span in spans if span.length >= _LONG_SPAN),
+        long_spans=tuple(span for span in spans if span not in in_buckets),
         slot_T=torch.where(slot_T < 0, num_slots, slot_T),
     )
 
@@ -191,27 +212,23 @@ def attend(
     out_TNH: torch.Tensor = _BucketAttention.apply(q_TNH, k_TKH, v_TKH, plan, scale)  # type: ignore[no-untyped-call]
     for span in plan.long_spans:
         own = slice(span.start, span.start + span.length)
-        out_TNH[own] = _attend_long(q_TNH, k_TKH, v_TKH, span, scale, plan.window)
+        out_TNH[own] = _attend_long(q_TNH, k_TKH, v_TKH, span, scale, plan.mask(span, q_TNH.dtype))
     return out_TNH
 
 
 def _attend_long(  # noqa: PLR0917  (the tensors of attention in their usual order)
-    q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, span: Span, scale: float, window: int | None
+    q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, span: Span, scale: float, mask: torch.Tensor | None
 ) -> torch.Tensor:
     end = span.start + span.length
-    keys, values, sees = k_TKH[span.start : end], v_TKH[span.start : end], None
+    keys, values = k_TKH[span.start : end], v_TKH[span.start : end]
     if span.before:
         keys, values = (
             torch.cat([*(x[start : start + length] for start, length in span.seen), own])
             for x, own in ((k_TKH, keys), (v_TKH, values))
         )
-    if span.before or window is not None:
-        sees = torch.ones(span.length, span.length + span.before, dtype=torch.bool).tril_(span.before)
-        if window is not None:
-            sees.triu_(span.before - window + 1)
     out = F.scaled_dot_product_attention(
         q_TNH[span.start : end].transpose(0, 1)[None], keys.transpose(0, 1)[None], values.transpose(0, 1)[None],
-        attn_mask=sees, is_causal=sees is None, scale=scale, enable_gqa=q_TNH.shape[1] != k_TKH.shape[1],
+        attn_mask=mask, is_causal=mask is None, scale=scale, enable_gqa=q_TNH.shape[1] != k_TKH.shape[1],
     )  # fmt: skip
     return out[0].transpose(0, 1)
 

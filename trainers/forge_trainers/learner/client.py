@@ -44,6 +44,7 @@ class Learner:
         max_sample_tokens: int,
         pulse: Pulse,
         turn: Turn = no_turns,
+        busy: Busy | None = None,
     ) -> None:
         self.name = name
         self.world_size = world_size
@@ -58,7 +59,7 @@ class Learner:
         self._whose = whose
         self._pulse = pulse
         self._turn = turn
-        self._busy = Busy()
+        self._busy = busy or Busy()
 
     @classmethod
     async def start(
@@ -147,6 +148,7 @@ class Learner:
             pulse.end()
             await mesh.stop(procs, at_once=True)  # a rank may wait for another that is gone
             raise
+        busy = Busy()
         return {
             whose: cls(
                 name,
@@ -157,6 +159,7 @@ class Learner:
                 max_sample_tokens=room[whose],
                 pulse=pulse,
                 turn=turn,
+                busy=busy,
             )
             for whose in configs
         }
@@ -171,7 +174,7 @@ class Learner:
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which it learned or published, since the start."""
+        """Seconds in which its processes computed, for it or one that shares them, since the start; not its turn's wait."""
         return self._busy.seconds
 
     async def train_step(
@@ -182,8 +185,7 @@ class Learner:
         Returns:
             The metrics of `LearnerCore.train_step`, from the first rank; peaks of memory are the largest of all.
         """
-        with self._busy:
-            results = await self._call("train_step", batch, temperature, timeout_s=timeout_s)
+        results = await self._call("train_step", batch, temperature, timeout_s=timeout_s)
         metrics: dict[str, float] = results[0]
         self.version = int(metrics["version"])
         peaks = (name for name in metrics if name.startswith("peak_") and name.endswith("_bytes"))
@@ -233,8 +235,7 @@ class Learner:
         Returns:
             Their version.
         """
-        with self._busy:
-            self.last_publish = (await self._call("publish", timeout_s=timeout_s))[0]
+        self.last_publish = (await self._call("publish", timeout_s=timeout_s))[0]
         return int(self.last_publish["version"])
 
     async def use_store(self, store: WeightStoreRef, *, timeout_s: float = 60.0) -> None:
@@ -264,7 +265,8 @@ class Learner:
     async def _call(self, endpoint: str, *args: Any, timeout_s: float) -> list[Any]:
         """What every rank answers to what it computes on its device."""
         async with self._turn():
-            return await self._tell(endpoint, *args, timeout_s=timeout_s)
+            with self._busy:
+                return await self._tell(endpoint, *args, timeout_s=timeout_s)
 
     async def _tell(self, endpoint: str, *args: Any, timeout_s: float) -> list[Any]:
         """What every rank answers, or at once the end of one."""

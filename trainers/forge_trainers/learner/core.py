@@ -459,9 +459,10 @@ class LearnerCore:
                 "unchanged. Lower lr or max_grad_norm, or compute in float32"
             )
         self._writer.wait()  # a checkpoint under way reads these very tensors
+        config = self.config
         for optimizer in self._optimizers:
-            for group in optimizer.param_groups:
-                group["lr"] = lr
+            for group in optimizer.param_groups:  # of a checkpoint they hold what was set when it was written
+                group.update(lr=lr, betas=config.betas, weight_decay=config.weight_decay)
         self._optimizers.step()
         self._optimizers.zero_grad()
         self.version += 1

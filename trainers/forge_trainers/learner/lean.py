@@ -1,11 +1,11 @@
-"""Norms and SwiGLU that keep less for the backward pass than autograd would, and go over memory less often.
+"""Norms and SwiGLU that keep less for the backward pass than autograd would, and go over memory less often; embeddings.
 
-In: activations of a row, weights. Out: activations. Waits for nothing.
+In: tokens or activations of a row, weights. Out: activations. Waits for nothing.
 
 Autograd keeps what each operation is given: of a norm two float32 copies of its input, of SwiGLU an activation that
 is made again from the gate in no time. On CPU both passes wait for memory.
 
-Axes: D channels, last; any others before.
+Axes: D channels, last; any others before. Of embeddings V rows, T tokens, U different ones.
 """
 
 from __future__ import annotations
@@ -44,6 +44,40 @@ class FeedForward(titan.FeedForward):  # type: ignore[misc]  # torchtitan is unt
         hidden = _GatedUp.apply(self.w1(x), self.w3(x))  # type: ignore[no-untyped-call]
         found: torch.Tensor = self.w2(hidden)
         return found
+
+
+class Embedding(titan.Embedding):  # type: ignore[misc]  # torchtitan is untyped
+    """TorchTitan's embedding. The gradients of a token that occurs often add up in float32.
+
+    PyTorch adds them in the weight's type on CPU: in bfloat16 the sum of 512 equal numbers stops at 256 of them.
+    """
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(titan.Embedding.Config):  # type: ignore[misc]  # torchtitan is untyped
+        """As ``Embedding.Config``."""
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows of the weight by int64 `ids`: their shape, then D."""
+        found: torch.Tensor = _Embedding.apply(ids, self.weight)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _Embedding(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, ids: torch.Tensor, weight_VD: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(ids)
+        ctx.rows = len(weight_VD)
+        return F.embedding(ids, weight_VD)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor | None]:
+        if not ctx.needs_input_grad[1]:
+            return None, None
+        (ids,), size = ctx.saved_tensors, grad.shape[-1]
+        known_U, place_T = ids.flatten().unique(return_inverse=True)
+        sums_UD = grad.new_zeros(len(known_U), size, dtype=torch.float32)
+        sums_UD.index_add_(0, place_T, grad.reshape(-1, size).float())
+        return None, grad.new_zeros(ctx.rows, size).index_copy_(0, known_U, sums_UD.to(grad.dtype))
 
 
 class _RMSNorm(torch.autograd.Function):

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import functools
 import math
-import resource
-import sys
 import time
 from typing import Any
 
 import torch
 
+from forge_agents.runtime.processes import resident_bytes
 from forge_trainers.learner import titan
 
 _PERCENT = {"ratio_p1": 1, "ratio_p50": 50, "ratio_p99": 99}
@@ -76,8 +75,7 @@ def peak_flops(dtype: torch.dtype) -> float:
 
 def memory() -> dict[str, float]:
     """``peak_rss_bytes`` of this process, on an accelerator also ``peak_device_bytes`` that torch has allocated."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    found = {"peak_rss_bytes": float(peak if sys.platform == "darwin" else peak * 1024)}
+    found = {"peak_rss_bytes": float(resident_bytes()[1])}
     if titan.DEVICE_TYPE != "cpu":
         found["peak_device_bytes"] = float(titan.device_utils.device_module.max_memory_allocated())
     return found

@@ -14,6 +14,9 @@ from forge_agents.serving.memory import OVERHEAD_BYTES, adapter_weights
 from forge_trainers.learner.config import LEAST_CHUNK, LEAST_MICROBATCH, LearnerConfig
 from forge_trainers.learner.degrees import shards_of
 
+KEPT_SCORES, MAX_PADDING = 512, 1.35
+"""Scores of attention a head that a row on CPU keeps for the backward pass, for each of its positions, and by how much
+they may be padded: `forge_trainers.learner.attention` holds to both."""
 _BYTES = {"bfloat16": 2, "float32": 4}
 _LOSS_COPIES = 4
 """Of a chunk's logits of the rank's part of the vocabulary, in float32: as computed, scaled, their softmax, their
@@ -64,7 +67,7 @@ def learner_bytes(
         # the weights that a pass computes with, whole over the ranks that shard them, of experts that are spread the
         # rank's own; an adapter's base is held as such
         "compute copy": 0 if adapter and shard == 1 else item * (copied // tp + copied_experts // apart),
-        "activations": positions * _activations(size, config, item) // tp,
+        "activations": positions * _activations(size, config, item, on_cpu=on_cpu) // tp,
         "backward": positions * _gradients(size, config, item) // tp,
         "logits": _logits(size, config, config.loss_chunk_tokens, on_cpu=on_cpu),
         "reference": item * size.weights // parts if config.kl_coef > 0 and not adapter else 0,
@@ -137,18 +140,20 @@ def _gradients(size: ModelSize, config: LearnerConfig, item: int) -> int:
     return max(products, shared)
 
 
-def _activations(size: ModelSize, config: LearnerConfig, item: int) -> int:
+def _activations(size: ModelSize, config: LearnerConfig, item: int, *, on_cpu: bool) -> int:
     """Bytes that a position leaves for the backward pass; what is counted was seen in the saved tensors of each family.
 
     Each norm keeps what it was given and what it made of that in float32. In the type of the products: what goes into
     queries, gate and the attention's output; queries and what attention makes of them; keys and values; gate, its
-    activation, up and their product.
+    activation, up and their product. On CPU also probabilities of attention, as many as a row may keep.
     """
     attention, kv = size.heads * size.head_dim, size.kv_heads * size.head_dim
     norms = 8 * (2 * size.hidden + (attention + kv if size.qk_norm else 0))
     routed = 2 * size.experts_per_token * size.hidden if size.experts else 0
     products = item * (2 * size.hidden + 3 * attention + 2 * kv + 4 * size.feed_forward + routed)
-    layer = norms + products + 4 * size.head_dim
+    longest = min(KEPT_SCORES, config.max_sample_tokens or size.context)
+    scores = int(item * size.heads * longest * MAX_PADDING) if on_cpu else 0
+    layer = norms + products + scores + 4 * size.head_dim
     least = item * size.hidden  # what a layer is given
     how = config.activation_checkpointing or "none"
     kept = {

@@ -33,13 +33,13 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 from forge_agents.errors import ModelNotFoundError
 from forge_agents.models import families
-from forge_agents.models.resolve import read_json
+from forge_agents.models import resolve as models
 from forge_agents.models.sizes import ModelSize
 from forge_trainers.learner import titan
 from forge_trainers.learner.attention import PackedAttention
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.degrees import check_degrees, shards_of
-from forge_trainers.learner.lean import FeedForward, RMSNorm
+from forge_trainers.learner.lean import Embedding, FeedForward, RMSNorm
 from forge_trainers.learner.lora import adapted, is_adapter, lower_base
 from forge_trainers.learner.prefixes import PrefixAttention
 
@@ -277,8 +277,8 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
         model.requires_grad_(trainable)
     adapter = spec.state_dict_adapter(spec.model, str(config.model))
     load_hf_weights(model, adapter, Path(config.model))
-    if trainable and config.compute_dtype == "bfloat16":
-        spread_thresholds(model, config.seed)
+    if trainable and config.compute_dtype == "bfloat16" and models.dtype_of(Path(config.model)) != "float16":
+        spread_thresholds(model, config.seed)  # a float16 lies anywhere between two bfloat16 numbers
     return Built(
         model=model,
         adapter=adapter,
@@ -432,7 +432,7 @@ def check_weights(folder: Path) -> dict[str, tuple[int, ...]]:
 
 def read_config(folder: str | Path) -> dict[str, Any]:
     """``config.json`` of a model folder; raises ModelNotFoundError where there is none, or no JSON object in it."""
-    return read_json(Path(folder) / "config.json")
+    return models.read_json(Path(folder) / "config.json")
 
 
 def spec_from_config(
@@ -455,7 +455,7 @@ def spec_from_config(
         max_seq_len: Longest position that will be asked for, in tokens; sizes the RoPE cache. None: the model's own
             ``max_position_embeddings``.
         fuse_qkv: Compute queries, keys and values as one product; adapters need them apart.
-        lean: Take norms and feed-forward layers of our own; they know no tensors that are spread over ranks.
+        lean: Take embeddings, norms and feed-forward layers of our own; they know no tensors that are spread over ranks.
 
     Raises:
         ValueError: The architecture or one of its options is not supported; the message lists what is.
@@ -501,7 +501,7 @@ def spec_from_config(
     embedding_init = {"weight": titan.skip_param_init} if tied else _NORMAL
     model = (titan.Llama3Model if is_llama else titan.Qwen3Model).Config(
         dim=dim, vocab_size=vocab_size, enable_weight_tying=tied, norm=norm(dim), layers=layers,
-        tok_embeddings=titan.Embedding.Config(
+        tok_embeddings=(Embedding if lean else titan.Embedding).Config(
             num_embeddings=vocab_size, embedding_dim=dim, param_init=embedding_init
         ),
         lm_head=titan.Linear.Config(in_features=dim, out_features=vocab_size, param_init=_NORMAL),

@@ -427,12 +427,12 @@ class GRPOTrainer:
                 self._watch = Stopwatch(processes.busy_s)
                 for step in range(first, steps):
                     record = await self._step(step, pipeline.batch(step))
+                    self._watch = Stopwatch(processes.busy_s)  # the next step begins here
                     ending = self._endings.after(step, record.judged, record.samples, processes.learners, tops)
                     over, metrics = ending is not None or step + 1 == steps, dict(record.metrics)
                     metrics |= sampler.record(record.judged, processes.learners, tops)
                     evaluated = (ending is None or ending.well) and self._evaluates_after(step, over)
                     if evaluated:
-                        self._watch = Stopwatch(processes.busy_s)  # the next step begins here
                         if not (over or interrupt.asked):
                             pipeline.batch(step + 1)  # both are played on these weights: the next ones come after both
                         metrics |= await processes.unless_a_learner_dies(self._evaluation(sampler))
@@ -440,15 +440,14 @@ class GRPOTrainer:
                     self._log(run, step, record.judged, record.samples, metrics)
                     display.step(step, metrics)
                     last = over or interrupt.asked
-                    await self._save(step, last, metrics.get("eval/reward"))
+                    if await self._save(step, last, metrics.get("eval/reward")):
+                        self._watch.lap("save")
                     if ending is not None:
                         display.say(ending.reason)
                         run.end(step, ending.kind, ending.reason)
                         break
                     if last:
                         interrupt.stop_if_asked(step + 1, self.out_dir)
-                    if not evaluated:
-                        self._watch = Stopwatch(processes.busy_s)
             await self._weights.done()
             return await self._result(run, max(first, self._next_step or 0), ending)
         finally:
@@ -457,12 +456,14 @@ class GRPOTrainer:
             self._synced = await self._weights.cancel() and self._synced
             await self._checkpoints.settle()
 
-    async def _save(self, step: int, last: bool, score: float | None) -> None:
-        """Write a checkpoint after `step` where one is due, and all of it where the step is the last."""
-        if last or (step + 1) % self.config.checkpoint_every == 0 or self._checkpoints.is_best(score):
+    async def _save(self, step: int, last: bool, score: float | None) -> bool:
+        """Write a checkpoint after `step` where one is due, and all of it where the step is the last. Whether it was."""
+        due = last or (step + 1) % self.config.checkpoint_every == 0 or self._checkpoints.is_best(score)
+        if due:
             await self._checkpoints.start(step + 1, self._running.learners, score=score)
         if last:
             await self._checkpoints.finish()
+        return due
 
     async def _result(self, run: RunFolder, steps: int, ending: Ending | None) -> FitResult:
         """Export what was learned, and say how the run ended.
