@@ -21,8 +21,8 @@ from forge_trainers.learner import titan
 from forge_trainers.learner.memory import KEPT_SCORES, MAX_PADDING
 
 _FREE_SCORES = 1 << 15
-"""A span joins a bucket while padded scores are at most `MAX_PADDING` over exact ones, plus this many a head, which cost
-less than another bucket's calls."""
+"""A span joins a bucket while padded scores are at most `MAX_PADDING` over exact ones, plus this many a head, which
+cost less than another bucket's calls."""
 _LONG_SPAN = 512
 """Spans from here on go one by one through PyTorch's fused kernel, which never holds the [m, s] scores."""
 _MAX_SCORES = 1 << 18
@@ -94,8 +94,8 @@ class AttentionPlan:
 def plan_attention(spans: Sequence[Span]) -> AttentionPlan:
     """Sort the spans of a row into buckets.
 
-    Those that see most go the way of long ones where buckets would keep more than `KEPT_SCORES` a position: many answers
-    under a long prompt would keep gigabytes.
+    Those that see most go the way of long ones where buckets would keep more than `KEPT_SCORES` a position: many
+    answers under a long prompt would keep gigabytes.
 
     Args:
         spans: They tile the row's T positions.

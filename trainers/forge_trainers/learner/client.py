@@ -174,7 +174,7 @@ class Learner:
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which its processes computed, for it or one that shares them, since the start; not its turn's wait."""
+        """Seconds in which its processes computed, for it or others in them, since the start. Waits for turns are none."""
         return self._busy.seconds
 
     async def train_step(

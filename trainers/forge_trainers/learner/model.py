@@ -455,7 +455,7 @@ def spec_from_config(
         max_seq_len: Longest position that will be asked for, in tokens; sizes the RoPE cache. None: the model's own
             ``max_position_embeddings``.
         fuse_qkv: Compute queries, keys and values as one product; adapters need them apart.
-        lean: Take embeddings, norms and feed-forward layers of our own; they know no tensors that are spread over ranks.
+        lean: Take embeddings, norms and feed-forward layers of our own, which know no tensors spread over ranks.
 
     Raises:
         ValueError: The architecture or one of its options is not supported; the message lists what is.

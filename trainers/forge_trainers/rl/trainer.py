@@ -457,7 +457,7 @@ class GRPOTrainer:
             await self._checkpoints.settle()
 
     async def _save(self, step: int, last: bool, score: float | None) -> bool:
-        """Write a checkpoint after `step` where one is due, and all of it where the step is the last. Whether it was."""
+        """Write a checkpoint after `step` where one is due; whether it was. The last step's is all there then."""
         due = last or (step + 1) % self.config.checkpoint_every == 0 or self._checkpoints.is_best(score)
         if due:
             await self._checkpoints.start(step + 1, self._running.learners, score=score)
