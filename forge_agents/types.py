@@ -86,6 +86,8 @@ class Completion:
     close a thought whose budget is spent."""
     top_logprobs: tuple[Mapping[int, float], ...] = ()
     """Per token, the most probable ids there with their natural-log probabilities; empty where nobody asked."""
+    seconds: float = 0.0
+    """From the request's arrival at the engine to the last token; 0 where nobody measured."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) != len(self.logprobs):
@@ -185,7 +187,7 @@ class Turn(_Kept):
     """Which weights sampled which response tokens; those in none were put there, and nothing is learned from them."""
     finish_reason: FinishReason = "scripted"
     generate_s: float = 0.0
-    """Seconds from the request to the response, queueing included."""
+    """Seconds from the request to the response, queueing included; of a served model as its engine counts them."""
     compaction: Compaction | None = None
     """What was left out before this turn; `prompt_ids` are then a history written anew. None where nothing was."""
     notes: Turn | None = None

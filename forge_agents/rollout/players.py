@@ -245,7 +245,7 @@ class ModelPlayer:
             versions=done.versions,
             finish_reason=done.finish_reason,
             stopped_by=self._renderer.stopped_by(done.token_ids, *wanted.stop) if may_stop else "",
-            generate_s=time.perf_counter() - started,
+            generate_s=done.seconds or time.perf_counter() - started,
         )
 
     def _answer_of(self, decision: Decision, wanted: Sampling) -> str:
@@ -366,14 +366,16 @@ def _joined(done: Completion, put: tuple[int, ...], more: Completion) -> Complet
         logprobs=(*done.logprobs, *(0.0 for _ in put), *more.logprobs),
         finish_reason=more.finish_reason,
         versions=(*done.versions, *later),
+        seconds=done.seconds + more.seconds,
     )
 
 
 def _first(done: Completion, count: int) -> Completion:
     """The first `count` tokens of `done`, as if no more had been asked for."""
     spans = (replace(span, end=min(span.end, count)) for span in done.versions if span.start < count)
-    return Completion(
-        token_ids=done.token_ids[:count], logprobs=done.logprobs[:count], finish_reason="length", versions=tuple(spans)
+    ids, logprobs = done.token_ids[:count], done.logprobs[:count]
+    return replace(
+        done, token_ids=ids, logprobs=logprobs, finish_reason="length", versions=tuple(spans), top_logprobs=()
     )
 
 

@@ -307,6 +307,10 @@ class Busy:
         if not self._under_way:
             self._before += time.perf_counter() - self._since
 
+    def add(self, seconds: float) -> None:
+        """Count work that was measured where it was done, and overlaps no other."""
+        self._before += seconds
+
     @property
     def seconds(self) -> float:
         """So far, the work under way included."""

@@ -81,8 +81,11 @@ class EngineActor(Actor):
         self._running().abort(request_ids)
 
     @concurrent_endpoint
-    async def poll(self, timeout_s: float) -> list[Answer]:
-        """Answers since the last poll, as soon as there is one; none after `timeout_s`: the actor lives."""
+    async def poll(self, timeout_s: float) -> tuple[list[Answer], float]:
+        """Answers since the last poll, as soon as there is one; none after `timeout_s`: the actor lives.
+
+        With them the seconds in which the engine has had something to do.
+        """
         still_s = self._running().still_s
         if still_s > self._silence_s:
             self._fail(f"no step for {still_s:.0f} s, and it has work")
@@ -91,11 +94,11 @@ class EngineActor(Actor):
             await asyncio.wait_for(self._news.wait(), timeout_s)
             await asyncio.sleep(_LINGER_S)
         except TimeoutError:
-            return []
-        self._running()
+            return [], self._running().busy_s
+        thread = self._running()
         self._news.clear()
         answers, self._answers = self._answers, []
-        return answers
+        return answers, thread.busy_s
 
     @concurrent_endpoint
     async def load_weights(self, version: int | None, adapter: str) -> dict[str, float]:

@@ -65,7 +65,10 @@ class EngineThread:
         """When the engine began to work on a request, by name; queued ones are absent."""
         self._tokens: dict[str, int] = {}
         """Sampled so far, of those that are worked on."""
-        self._busy_since: float | None = None
+        self._arrived: dict[str, float] = {}
+        """When each request was queued, by name."""
+        self._work: tuple[float, float | None] = 0.0, None
+        """Seconds of all steps and jobs that are over, and when the present one began; one value, for two threads."""
         self._starved_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
         self._thread.start()
@@ -79,7 +82,13 @@ class EngineThread:
     def still_s(self) -> float:
         """Seconds of the present step or job, or of steps that work on no request; 0 while there is nothing to do."""
         now = time.monotonic()
-        return max((now - since for since in (self._busy_since, self._starved_since) if since is not None), default=0.0)
+        return max((now - since for since in (self._work[1], self._starved_since) if since is not None), default=0.0)
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which it had something to do, since the start."""
+        before, since = self._work
+        return before + (time.monotonic() - since if since is not None else 0.0)
 
     def add(self, requests: list[Request]) -> None:
         """Queue requests; a refused one is answered with its error."""
@@ -125,7 +134,7 @@ class EngineThread:
         try:
             while self._do_jobs():
                 if self.engine.has_unfinished_requests():
-                    self._busy_since = time.monotonic()
+                    self._begin()
                     self._step()
             self.ranks.close()
         except BaseException as error:  # noqa: BLE001  # the boundary: every waiting request fails with it
@@ -138,18 +147,21 @@ class EngineThread:
                     future.set_exception(RuntimeError("the engine's thread has ended"))
             _vllm.close(self.engine)
 
+    def _begin(self) -> None:
+        self._work = self._work[0], time.monotonic()
+
     def _do_jobs(self) -> bool:
         """Run all queued jobs, waiting for the first if the engine is idle. False: the thread shall end."""
         wait = not self.engine.has_unfinished_requests()
         while True:
-            self._busy_since = None
+            self._work = self.busy_s, None
             try:
                 job = self._jobs.get(block=wait)
             except queue.Empty:
                 return True
             if job is None:
                 return False
-            self._busy_since = time.monotonic()
+            self._begin()
             job()
             wait = False
 
@@ -157,9 +169,11 @@ class EngineThread:
         answers = []
         outputs = self.ranks.together("step")
         for output in outputs:
+            arrived = self._arrived.get(output.request_id, 0.0)
             if output.finished and (request := self._forget(output.request_id)) is not None:
                 try:
-                    completion = _vllm.completion_of(output, request, self._context)
+                    seconds = time.monotonic() - arrived
+                    completion = _vllm.completion_of(output, request, self._context, seconds=seconds)
                 except ValueError as error:  # this request failed; the others go on
                     answers.append(Answer(request_id=request.request_id, completion=None, error=str(error)))
                 else:
@@ -197,6 +211,7 @@ class EngineThread:
 
     def _forget(self, name: str) -> Request | None:
         self._taken_up.pop(name, None)
+        self._arrived.pop(name, None)
         return self._requests.pop(name, None)
 
     def _add(self, requests: list[Request]) -> None:
@@ -209,7 +224,7 @@ class EngineThread:
             except ValueError as error:  # vLLM's verdict on this request; the others go on
                 refused.append(Answer(request_id=request.request_id, completion=None, error=str(error)))
             else:
-                self._requests[name] = request
+                self._requests[name], self._arrived[name] = request, time.monotonic()
         if refused:
             self._deliver(refused)
 

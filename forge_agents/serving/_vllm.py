@@ -454,8 +454,8 @@ def _constraint(request: Request) -> Any:
     return StructuredOutputsParams(json=request.json_schema) if request.json_schema else None
 
 
-def completion_of(output: Any, request: Request, context: int) -> Completion:
-    """Our form of vLLM's output for a finished request; `context` is the engine's `max_model_len`.
+def completion_of(output: Any, request: Request, context: int, *, seconds: float = 0.0) -> Completion:
+    """Our form of vLLM's output for a request that took `seconds`; `context` is the engine's `max_model_len`.
 
     Raises:
         ValueError: vLLM gave this request up.
@@ -482,6 +482,7 @@ def completion_of(output: Any, request: Request, context: int) -> Completion:
         finish_reason=finish,
         versions=_spans(sampled.weight_versions or (), str(request.adapter)),
         top_logprobs=alternatives,
+        seconds=seconds,
     )
 
 

@@ -69,6 +69,9 @@ class Engine:
         self._outbox: list[Request] = []
         self._sending = False
         self._last_answer = time.monotonic()
+        self.busy = _waits.Busy()
+        """Counts the seconds in which the engine has had something to do, as it tells them with its answers."""
+        self._busy_s = 0.0
         self._dead: ActorDiedError | None = None
         self._death = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -331,9 +334,12 @@ class Engine:
     async def _receive(self) -> None:
         try:
             while True:
-                answers: list[Answer] = await self._call(
+                answers: list[Answer]
+                answers, busy_s = await self._call(
                     "poll", _POLL_S, timeout_s=self._silence_s + _POLL_S, what="sign of life"
                 )
+                self.busy.add(busy_s - self._busy_s)
+                self._busy_s = busy_s
                 for answer in answers:
                     self._resolve(answer)
                 self._check_progress(bool(answers))

@@ -147,6 +147,26 @@ def check_context(size: ModelSize, max_model_len: int | None, model: str) -> Non
         )
 
 
+def check_cache(size: ModelSize, config: EngineConfig, model: str, *, dtype: str, tp: int = 1) -> None:
+    """See that the cache that settings ask for holds a conversation; vLLM rounds up to blocks besides.
+
+    Args:
+        dtype: That `model` is stored in.
+
+    Raises:
+        ValueError: It does not.
+    """
+    if config.kv_cache_gb is None:
+        return
+    context, each = config.max_model_len or size.context, size.kv_per_token(tp) * item_bytes(dtype, config)
+    if (needed := context * each) > config.kv_cache_gb * 1e9:
+        raise ValueError(
+            f"engine.kv_cache_gb={config.kv_cache_gb:g} holds {int(config.kv_cache_gb * 1e9 // each)} tokens of "
+            f"{model}, and a conversation may have {context}, which take {needed / 1e9:.2g} GB; raise it, leave it "
+            "out, or lower engine.max_model_len"
+        )
+
+
 def check_head_size(folder: Path, model: str) -> None:
     """See that vLLM's attention on CPU computes heads as large as those of `model`; on GPUs it has other attention.
 

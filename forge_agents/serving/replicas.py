@@ -123,7 +123,7 @@ class Replicas:
 
     @property
     def busy_s(self) -> dict[str, float]:
-        """Seconds in which each replica had something to do, since the start."""
+        """Seconds in which each replica's engine computed, since the start, as far as it has told."""
         return {replica.name: replica.busy.seconds for replica in self._replicas}
 
     @property
@@ -277,8 +277,7 @@ class Replicas:
             engine = replica.engine
             try:
                 async with self._turn():
-                    with replica.busy:
-                        return replica, await work(engine)
+                    return replica, await work(engine)
             except ActorDiedError as error:
                 if self._failure is not None:
                     raise self._failure from error
@@ -302,6 +301,7 @@ class Replicas:
                 silence_s=self._silence_s,
                 timeout_s=self._start_s,
             )
+            engine.busy = replica.busy
             self._living.append(engine)
         try:
             await self._catch_up(engine, store)

@@ -250,7 +250,7 @@ class FakeActor:
         self.batches.append(len(requests))
         await asyncio.sleep(0.01)
 
-    async def _poll(self, timeout_s: float) -> list[Answer]:
+    async def _poll(self, timeout_s: float) -> tuple[list[Answer], float]:
         await self.failing.wait()
         raise self.error
 
@@ -346,11 +346,28 @@ class SlowActor(FakeActor):
     def __init__(self) -> None:
         super().__init__()
         self.given: list[Answer] = []
+        self.busy_s = 0.0
 
-    async def _poll(self, timeout_s: float) -> list[Answer]:
+    async def _poll(self, timeout_s: float) -> tuple[list[Answer], float]:
         await asyncio.sleep(0.01)
         given, self.given = self.given, []
-        return given
+        return given, self.busy_s
+
+
+def test_an_engine_s_own_clock_says_how_busy_it_was() -> None:
+    """Of its controller, which an environment may hold up, it says nothing."""
+
+    async def main() -> None:
+        actor = SlowActor()
+        facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
+        engine = Engine(EngineConfig(), name="hero", procs=None, actor=actor, facts=facts, pulse=Beating())
+        for busy_s in (1.5, 1.5, 2.0):
+            actor.busy_s = busy_s
+            await asyncio.sleep(0.05)
+            assert engine.busy.seconds == busy_s
+        engine._fail_all("over")
+
+    asyncio.run(main())
 
 
 def test_a_late_answer_is_named_and_an_engine_that_answers_nobody_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def test_bad_options_are_refused(changes: dict[str, Any], message: str):
 @pytest.fixture
 def gpu_options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What is refused on CPU runs; blocks are traced and not lowered, which takes seconds less."""
-    monkeypatch.setattr(titan_model, "check_device", lambda _: None)
+    monkeypatch.setattr(titan_model, "check_without_gpu", lambda _: None)
     monkeypatch.setattr(titan, "CompileConfig", partial(titan.CompileConfig, backend="aot_eager"))
     budget = torch._functorch.config.activation_memory_budget
     yield

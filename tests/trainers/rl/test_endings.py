@@ -3,6 +3,9 @@
 import asyncio
 import dataclasses
 import json
+import os
+import signal
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -511,6 +514,31 @@ def test_the_stages_of_steps_are_all_of_the_time(tmp_path, monkeypatch):
     for row, own in zip(rows, stages, strict=True):
         assert sum(row[name] for name in own) == pytest.approx(row["time/step_s"])
     assert all(row["time/save_s"] > 0.045 for row in rows[1:]) and rows[2]["time/evaluate_s"] > 0.045
+
+
+def test_playing_in_the_place_of_flat_groups_is_no_judging(tmp_path):
+    asked = []
+
+    def played(step):
+        asked.append(step)
+        if len(asked) > 1:  # a refill
+            time.sleep(0.05)
+            return [group(0.0, 1.0, seed=9)]
+        return [group(0.0, 1.0, seed=n) for n in range(3)] + [group(0.5, 0.5, seed=3)]
+
+    with trainer(tmp_path, played, refills=1) as run:
+        (row,) = run.fit(Duel, steps=1).metrics
+    assert row["groups/refilled"] == 1 and row["time/refill_s"] > 0.045 and row["time/judge_s"] < 0.045
+
+
+def test_who_asks_to_stop_in_the_last_step_gets_what_was_learned(tmp_path):
+    def played(step):
+        os.kill(os.getpid(), signal.SIGINT)
+        return [group(0.0, 1.0)] * 4
+
+    with trainer(tmp_path, played) as run:
+        result = run.fit(Duel, steps=1)
+    assert result.steps == 1 and result.export.is_dir()
 
 
 @pytest.mark.parametrize(("failed", "status"), [(0, 0), (3, 0), (4, 1)])

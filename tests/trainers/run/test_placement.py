@@ -252,7 +252,8 @@ def test_a_learner_recomputes_no_more_than_it_must_for_all_to_fit() -> None:
     [
         (25, 1, 1, (4096, 1024)),
         (23, 1, 1, (4096, 256)),
-        (17, 1, 1, (2048, 256)),
+        (17, 1, 1, (2048, 1024)),
+        (15, 1, 1, (2048, 256)),
         (25, 2, 1, (2048, 256)),
         (25, 1, 2, (2048, 256)),
         (50, 1, 2, (4096, 1024)),
@@ -561,6 +562,10 @@ def test_settings_that_a_model_has_no_positions_or_layers_for_are_refused_before
     with pytest.raises(ValueError, match="max_model_len=40961 is more than the 40960 tokens that hero has"):
         check_models([engine], fa.EngineConfig(max_model_len=40961))
     check_models([engine], fa.EngineConfig(max_model_len=40960))
+    # 36 layers, keys and values of 8 heads of 128, two bytes each: 147,456 a token
+    check_models([engine], fa.EngineConfig(max_model_len=1000, kv_cache_gb=0.1475))
+    with pytest.raises(ValueError, match="0.147 holds 996 tokens of hero, and a conversation may have 1000"):
+        check_models([engine], fa.EngineConfig(max_model_len=1000, kv_cache_gb=0.147))
     monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
     check_models([engine], fa.EngineConfig(max_model_len=40961))
 

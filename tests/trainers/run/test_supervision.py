@@ -46,7 +46,7 @@ def test_a_learner_that_waits_for_its_turn_on_a_gpu_is_idle(monkeypatch):
 
     async def computes(endpoint, *_, **__):
         now[0] += 1.0
-        return [{"version": 1.0}]
+        return [{"version": 1.0, "step_s": 1.0}]
 
     async def play():
         turns = Turns("gpu", 60)
@@ -66,3 +66,17 @@ def test_a_learner_that_waits_for_its_turn_on_a_gpu_is_idle(monkeypatch):
 
     times = asyncio.run(play())
     assert times["time/step_s"] == 5.0 and times["idle/learner"] == pytest.approx(0.6)
+
+
+def test_a_part_of_a_lap_is_told_apart(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    watch = Stopwatch()
+    now[0] = 3.0
+    watch.lap("judge")
+    watch.part("refill", "judge", 2.0)
+    now[0] = 4.0
+    watch.lap("judge")
+    assert watch.times == {"time/judge_s": 2.0, "time/refill_s": 2.0, "time/step_s": 4.0}
+    watch.part("refill", "judge", 9.0)  # it began before anybody waited
+    assert watch.times == {"time/judge_s": 0.0, "time/refill_s": 4.0, "time/step_s": 4.0}

@@ -455,7 +455,7 @@ def _learners(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _judge_times(runs: Sequence[MeasuredRun]) -> tuple[float, ...]:
-    """Of steps without refills, whose play would count as judging."""
+    """Of steps without refills."""
     rows: list[tuple[tuple[float, ...], float]] = []
     for run in runs:
         agents = np.mean([len({t.agent for turns in rounds for t in turns}) for g in run.groups for rounds in g])

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Learner", "LearnerConfig"]
 
+_VARIABLES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
+"""oneDNN keeps what it has compiled for a product of each size, 1,024 of them, memory to work in included: of the head,
+as much as its weights. Rows have other lengths in every step."""
+
 
 class Learner:
     """A running learner. Make one with `start`; after an error it can only be stopped."""
@@ -133,7 +137,7 @@ class Learner:
         from forge_agents.runtime.pulse import Pulse
         from forge_trainers.learner.actor import LearnerActor
 
-        procs = mesh.spawn_procs(name, procs=world_size, role="learner", threads=first.threads)
+        procs = mesh.spawn_procs(name, procs=world_size, role="learner", env=_VARIABLES, threads=first.threads)
         pulse = Pulse(procs, world_size, name=name, silence_s=silence_s)
         what = models.label(Path(first.model)) + (f", {world_size} processes" if world_size > 1 else "")
         try:
@@ -174,7 +178,7 @@ class Learner:
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which its processes computed, for it or others in them, since the start. Waits for turns are none."""
+        """Seconds in which its processes learned or published, for it or others in them, by their own clocks."""
         return self._busy.seconds
 
     async def train_step(
@@ -187,6 +191,7 @@ class Learner:
         """
         results = await self._call("train_step", batch, temperature, timeout_s=timeout_s)
         metrics: dict[str, float] = results[0]
+        self._busy.add(max(result["step_s"] for result in results))
         self.version = int(metrics["version"])
         peaks = (name for name in metrics if name.startswith("peak_") and name.endswith("_bytes"))
         return {**metrics, **{name: max(result[name] for result in results) for name in peaks}}
@@ -236,6 +241,7 @@ class Learner:
             Their version.
         """
         self.last_publish = (await self._call("publish", timeout_s=timeout_s))[0]
+        self._busy.add(self.last_publish["pack_s"] + self.last_publish["put_s"])
         return int(self.last_publish["version"])
 
     async def use_store(self, store: WeightStoreRef, *, timeout_s: float = 60.0) -> None:
@@ -265,8 +271,7 @@ class Learner:
     async def _call(self, endpoint: str, *args: Any, timeout_s: float) -> list[Any]:
         """What every rank answers to what it computes on its device."""
         async with self._turn():
-            with self._busy:
-                return await self._tell(endpoint, *args, timeout_s=timeout_s)
+            return await self._tell(endpoint, *args, timeout_s=timeout_s)
 
     async def _tell(self, endpoint: str, *args: Any, timeout_s: float) -> list[Any]:
         """What every rank answers, or at once the end of one."""

@@ -1,4 +1,4 @@
-"""Whether the ranks of a learner can share a model.
+"""Whether the ranks of a learner can share a model, and compute it where they are.
 
 In: the learner's settings, the number of ranks, sizes of the model. Out: an error, or nothing. Waits for nothing.
 """
@@ -52,3 +52,11 @@ def check_degrees(config: LearnerConfig, size: ModelSize) -> None:
             f"learner.tp={config.tp} with sequence_parallel and without ep: TorchTitan 0.3.0 then computes wrong "
             "gradients of what goes into experts; set ep, or sequence_parallel=False"
         )
+
+
+def check_without_gpu(config: LearnerConfig) -> None:
+    """Raise ValueError for what cannot run, or helps nobody, without an accelerator."""
+    if config.compile:
+        raise ValueError("compile=True is for GPUs: on CPU each new row would be compiled anew; leave it False")
+    if config.cpu_offload:
+        raise ValueError("cpu_offload=True is for GPUs: on CPU the weights are in the host's memory; leave it False")

@@ -24,6 +24,8 @@ gradient. On a CPU, which goes through them row by row, logits and gradient in b
 RECOMPUTED: Sequence[Literal["none", "selective", "full"]] = ("none", "selective", "full")
 """What the backward pass makes again where memory decides: more, one after the other."""
 _MICROBATCHES, _CPU_MICROBATCHES, _CHUNKS = (8192, 4096), (4096,), (1024, 512)
+_CPU_OVERHEAD_BYTES = 1_000_000_000
+"""Libraries, and what allocator and products keep; `OVERHEAD_BYTES` is a GPU's."""
 _SHARE, _LOGITS_SHARE = 0.75, 1 / 32
 """Of a device that a learner may take for larger passes, and its logits for larger chunks."""
 
@@ -71,7 +73,7 @@ def learner_bytes(
         "backward": positions * _gradients(size, config, item) // tp,
         "logits": _logits(size, config, config.loss_chunk_tokens, on_cpu=on_cpu),
         "reference": item * size.weights // parts if config.kl_coef > 0 and not adapter else 0,
-        "overhead": OVERHEAD_BYTES,
+        "overhead": _CPU_OVERHEAD_BYTES if on_cpu else OVERHEAD_BYTES,
     }
     return {name: count for name, count in found.items() if count}
 

@@ -38,7 +38,7 @@ from forge_agents.models.sizes import ModelSize
 from forge_trainers.learner import titan
 from forge_trainers.learner.attention import PackedAttention
 from forge_trainers.learner.config import LearnerConfig
-from forge_trainers.learner.degrees import check_degrees, shards_of
+from forge_trainers.learner.degrees import check_degrees, check_without_gpu, shards_of
 from forge_trainers.learner.lean import Embedding, FeedForward, RMSNorm
 from forge_trainers.learner.lora import adapted, is_adapter, lower_base
 from forge_trainers.learner.prefixes import PrefixAttention
@@ -92,7 +92,8 @@ def join_ranks(config: LearnerConfig) -> Ranks:
     Raises:
         ValueError: The parallel degrees do not multiply to the number of ranks.
     """
-    check_device(config)
+    if titan.DEVICE_TYPE == "cpu":
+        check_without_gpu(config)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     torch.set_num_threads(config.threads or max(1, (os.cpu_count() or 1) // world_size))
     index = "" if titan.DEVICE_TYPE == "cpu" else f":{os.environ.get('LOCAL_RANK', '0')}"
@@ -325,16 +326,6 @@ def _mend_fsdp(model: Any, ranks: Ranks, *, tied_experts: bool) -> None:
 def needs_fsdp(config: LearnerConfig) -> bool:
     """Whether weights are spread over ranks, or computed with in a way that TorchTitan brings with its FSDP units."""
     return titan.DEVICE_TYPE != "cpu" or dist.get_world_size() > 1 or config.compile
-
-
-def check_device(config: LearnerConfig) -> None:
-    """Raise ValueError for what cannot run, or helps nobody, without an accelerator."""
-    if titan.DEVICE_TYPE != "cpu":
-        return
-    if config.compile:
-        raise ValueError("compile=True is for GPUs: on CPU each new row would be compiled anew; leave it False")
-    if config.cpu_offload:
-        raise ValueError("cpu_offload=True is for GPUs: on CPU the weights are in the host's memory; leave it False")
 
 
 def sync_gradients(model: torch.nn.Module, *, now: bool) -> None:

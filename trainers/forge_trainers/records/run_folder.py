@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 _VERIFIERS = "verifiers.jsonl"
 _OWN, _CURVES = (".lock", "config.yaml", "data.sha256"), "events.out.tfevents"
 """Files that each run's folder holds before anything has come of the run."""
-_MOST_CHANGES = 5
+_MOST_CHANGES = 20
 CHECKPOINT_MARK = "experiment.json"
 """The file that a checkpoint holds once it is complete."""
 _REWARDS = {"reward/mean": "training episodes", "eval/reward": "held-out seeds"}
@@ -67,7 +67,7 @@ class FitResult:
 
 
 def _changes(before: str, after: str) -> str:
-    """The settings in which two texts of YAML differ, the first five of them."""
+    """The settings in which two texts of YAML differ, the first of them."""
     try:
         old, new = (dict(leaves(yaml.safe_load(text))) for text in (before, after))
     except yaml.YAMLError:

@@ -166,7 +166,12 @@ class Preflight:
         except TimeoutError:
             if not limit.expired():
                 raise
-            self.say(f"preflight: {env_id} is slow; {len(episodes)} of {SIBLINGS} episodes ended in {BUDGET_S:g} s")
+            advice = ""
+            if env_id not in self.sampler.isolated:
+                advice = '; while it computes or sleeps all others wait, unless it has isolation="process"'
+            self.say(
+                f"preflight: {env_id} is slow; {len(episodes)} of {SIBLINGS} episodes ended in {BUDGET_S:g} s{advice}"
+            )
         return EpisodeGroup(env_id=env_id, seed=seed, episodes=tuple(episodes)) if episodes else None
 
     # ---- prompts
@@ -197,7 +202,8 @@ class Preflight:
             if most + wanted > room:
                 self.say(
                     f"preflight: the context of {name} holds {room} tokens; the longest first prompt is that {of} are "
-                    f"instructions, which leaves less than max_tokens={wanted} for the first answer"
+                    f"instructions, which leaves {max(0, room - most) or 'none'} of max_tokens={wanted} for the first "
+                    "answer"
                 )
             talk = Conversation(renderer, limit=room, max_tokens=wanted, context=policy.context)
             if policy.context != "end" and most + talk.least_free > room:

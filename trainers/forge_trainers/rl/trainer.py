@@ -20,7 +20,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -86,6 +86,10 @@ class EvalResult:
     """Others in which the reward said nothing of a seat that counts; that seat counts in no mean."""
     by_env: dict[str, float] = dataclasses.field(default_factory=dict)
     """`reward` of each environment or level by its id. NaN where none of its episodes counts."""
+
+
+Judged: TypeAlias = tuple[list[JudgedGroup], float]
+"""Groups with their rewards, and the seconds in which those of them were played that replace others."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -267,7 +271,7 @@ class GRPOTrainer:
 
     # ---- one step: its stages, in order
 
-    async def _step(self, step: int, batch: Batch[EpisodeGroup, list[JudgedGroup]]) -> StepRecord:
+    async def _step(self, step: int, batch: Batch[EpisodeGroup, Judged]) -> StepRecord:
         """One optimiser step; `batch` is played and judged on weights at most `max_staleness` versions old."""
         await self._play(step, batch)
         judged = await self._judge(batch)
@@ -277,16 +281,18 @@ class GRPOTrainer:
         await self._publish()
         return await self._record(step, judged, samples, learned)
 
-    async def _play(self, step: int, batch: Batch[EpisodeGroup, list[JudgedGroup]]) -> None:
+    async def _play(self, step: int, batch: Batch[EpisodeGroup, Judged]) -> None:
         """Wait until the groups of the step are played; `_play_groups` plays them."""
         playing = self._running.unless_a_learner_dies(batch.groups)
         await self._while_it_plays(playing, f"collection of step {step}")
         self._watch.lap("collect")
 
-    async def _judge(self, batch: Batch[EpisodeGroup, list[JudgedGroup]]) -> list[JudgedGroup]:
+    async def _judge(self, batch: Batch[EpisodeGroup, Judged]) -> list[JudgedGroup]:
         """Those groups with their rewards, and others in place of some that teach nothing: see `_judge_groups`."""
-        judged = await self._running.unless_a_learner_dies(batch.judged)
+        judged, refilled_s = await self._running.unless_a_learner_dies(batch.judged)
         self._watch.lap("judge")
+        if refilled_s:
+            self._watch.part("refill", "judge", refilled_s)
         return judged
 
     def _credit(self, judged: Sequence[JudgedGroup]) -> StepSamples:
@@ -446,7 +452,7 @@ class GRPOTrainer:
                         display.say(ending.reason)
                         run.end(step, ending.kind, ending.reason)
                         break
-                    if last:
+                    if last and not over:
                         interrupt.stop_if_asked(step + 1, self.out_dir)
             await self._weights.done()
             return await self._result(run, max(first, self._next_step or 0), ending)
@@ -492,18 +498,18 @@ class GRPOTrainer:
 
     # ---- playing and judging, which may run ahead of the step
 
-    def _pipeline(self, sampler: TaskSampler, steps: int, run: RunFolder) -> Pipeline[EpisodeGroup, list[JudgedGroup]]:
+    def _pipeline(self, sampler: TaskSampler, steps: int, run: RunFolder) -> Pipeline[EpisodeGroup, Judged]:
         staleness, size = self.config.max_staleness, self.config.groups_per_step
 
         async def play(step: int, put: Put[EpisodeGroup]) -> None:
             await self._play_groups(sampler, step, put, only=self._taken.missing(step, size))
 
-        async def judge_them(step: int, groups: list[EpisodeGroup]) -> list[JudgedGroup]:
+        async def judge_them(step: int, groups: list[EpisodeGroup]) -> Judged:
             self._reward_state.judging(step)
-            judged = await self._judge_groups(sampler, step, groups, self._running.learners)
+            found = await self._judge_groups(sampler, step, groups, self._running.learners)
             self._reward_state.judged(step)
             run.keep_verifiers(step, self.reward)
-            return judged
+            return found
 
         return Pipeline(play, judge_them, staleness=staleness, steps=steps, size=size, taken=self._taken)
 
@@ -530,9 +536,10 @@ class GRPOTrainer:
 
     async def _judge_groups(
         self, sampler: TaskSampler, step: int, groups: list[EpisodeGroup], trainable: Collection[str]
-    ) -> list[JudgedGroup]:
-        """Judged groups, and those that replace the ones that teach nothing."""
+    ) -> Judged:
+        """Judged groups, those that replace the ones that teach nothing, and for how long these were played."""
         config, judged = self.config, await judge(groups, self.reward, timeout_s=self.config.stage_timeout_s)
+        playing_s = 0.0
         for refill in range(1, config.max_refills + 1):
             # Without `_baselines`, whose running means may take in a step's rewards only once.
             found = credit_groups(judged, config.credit_rule, trainable, room=self._running.room)
@@ -540,9 +547,11 @@ class GRPOTrainer:
             if not missing or nothing_played(judged, trainable):
                 break
             playing = self._play_groups(sampler, step, count=missing, refill=refill)
+            started = time.perf_counter()
             more = await self._while_it_plays(playing, f"refill of step {step}")
+            playing_s += time.perf_counter() - started
             judged += await judge(more, self.reward, timeout_s=config.stage_timeout_s)
-        return judged
+        return judged, playing_s
 
     def _group(
         self,

@@ -26,6 +26,7 @@ from forge_agents.runtime.processes import available_bytes, total_bytes
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.memory import (
     OVERHEAD_BYTES,
+    check_cache,
     check_context,
     check_head_size,
     check_tp,
@@ -34,7 +35,7 @@ from forge_agents.serving.memory import (
 )
 from forge_agents.serving.shares import ROOM, Footprint, Room, Wish, divided, said, told, wish_of
 from forge_trainers.learner.config import LearnerConfig
-from forge_trainers.learner.degrees import check_degrees, shards_of
+from forge_trainers.learner.degrees import check_degrees, check_without_gpu, shards_of
 from forge_trainers.learner.memory import RECOMPUTED, by_memory, learner_bytes, published_bytes
 
 ATTENTION_TARGETS = LORA_TARGETS[:4]
@@ -198,8 +199,11 @@ def place_here(
     meshes = [(name, "learner", ranks) for name in learners] + [(name, "engines", engine.tp) for name in engines]
     seats = mesh.rehearse(meshes)
     on_gpus = any(seat.gpu for seat in seats)
-    for name in dict.fromkeys(seat.name for seat in seats if seat.name in engines and not seat.gpu):
-        check_head_size(engines[name][0], name)
+    for name in dict.fromkeys(seat.name for seat in seats if not seat.gpu):
+        if name in engines:
+            check_head_size(engines[name][0], name)
+        else:
+            check_without_gpu(asked[name])
     try:
         parts = checked_parts(engines, learners, ranks=ranks, engine=engine)
     except ModelNotFoundError as error:
@@ -398,6 +402,7 @@ def check_models(parts: Iterable[Part], engine: EngineConfig) -> None:
         lora = None if part.learner is None else part.learner.lora
         if part.learner is None:
             check_context(part.size, engine.max_model_len, part.name)
+            check_cache(part.size, part.judge or engine, part.name, dtype=part.dtype, tp=part.ranks)
         elif lora is not None and not part.size.plain_layers and set(lora.targets) - set(ATTENTION_TARGETS):
             raise ValueError(
                 f"{part.name}: every layer of this mixture has experts, which get no adapter; set "

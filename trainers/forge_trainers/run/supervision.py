@@ -43,6 +43,13 @@ class Stopwatch:
             for name, busy_s in self._busy_s().items()
         }
 
+    def part(self, stage: str, of: str, seconds: float) -> None:
+        """Of the last lap, which was `of`, so much was `stage`, as far as the lap reaches."""
+        whole = self._laps[f"time/{of}_s"]
+        moved = min(whole, seconds)
+        self._laps[f"time/{of}_s"] = whole - moved
+        self._laps[f"time/{stage}_s"] = self._laps.get(f"time/{stage}_s", 0.0) + moved
+
     @property
     def total_s(self) -> float:
         """From the start to the last lap."""
