@@ -133,10 +133,14 @@ class RunFolderError(ForgeError, OSError):
     """A run or cache folder that cannot be used."""
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A sentence with the nearest known names, e.g. ``" Did you mean 'a' or 'b'?"``; empty when none is near."""
+def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+    """A sentence with the nearest known names, e.g. ``" Did you mean 'a' or 'b'?"``; empty when none is near.
+
+    Args:
+        cutoff: How alike they must be, 0 to 1, as `difflib.get_close_matches` takes it.
+    """
     by_folded = {name.casefold(): name for name in known}
-    near = difflib.get_close_matches(word.casefold(), list(by_folded), n=3, cutoff=0.5)
+    near = difflib.get_close_matches(word.casefold(), list(by_folded), n=3, cutoff=cutoff)
     if not near:
         return ""
     return " Did you mean " + " or ".join(repr(by_folded[name]) for name in near) + "?"

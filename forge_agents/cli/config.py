@@ -138,6 +138,10 @@ def _suggestion(message: str, known: Sequence[str]) -> str:
     if group in _OWNERS and not any(key.partition(".")[0] == group for key in known):
         return f" {group!r} is of files for `forge-agents {_OWNERS[group]}`."
     dashes = "--" if unknown.group(0).endswith(f"--{word}") else ""  # a flag, no key of a file
+    section, dot, name = word.rpartition(".")
+    if beside := [key.rpartition(".")[2] for key in known if dot and key.rpartition(".")[0] == section]:
+        near = did_you_mean(name, beside, cutoff=0.65)  # all keys there look alike as a whole
+        return near or f" {section} has {', '.join(sorted(beside))}."
     near = did_you_mean(dashes + word, [dashes + key for key in known])
     if not near:  # a key without its group: compare last parts
         near = did_you_mean(word.rpartition(".")[2], [key.rpartition(".")[2] for key in known])
