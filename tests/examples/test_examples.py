@@ -244,6 +244,18 @@ def test_the_benchmark_of_all_suites_writes_a_report_each_and_one_overview(load_
     assert "| core-v1, incomplete | 3 |" in module.overview(stopped, "0.0")
 
 
+def test_the_benchmark_of_worlds_has_their_experts_beside_models(load_example, tmp_path, monkeypatch):
+    module = load_example("benchmark_worlds")
+    assert all(fa.spec(world).expert for suite in module.SUITES for world in fa.suite(suite))
+    monkeypatch.setattr(module, "SUITES", ("short-v0",))
+    monkeypatch.setitem(registry._suites, "short-v0", (("forge/Tables-v0@1",), SuiteDefaults()))
+    monkeypatch.setattr(fa, "Policy", lambda *_, **__: fa.Random(), raising=False)
+    module.main(["--trained", "x", "--seeds", "2", "--folder", str(tmp_path / "run"), "--out", str(tmp_path)])
+    text = (tmp_path / "worlds.md").read_text()
+    assert re.search(r"\| short-v0 \| 2 \| 18 \| 0.000 \[.*\] \| 0.000 \[.*\] \| 1.000 \[", text)
+    assert "[JSON](short-v0.json)" in text and text.startswith("# Worlds: ")
+
+
 @pytest.mark.parametrize(
     ("seen", "action"),
     [

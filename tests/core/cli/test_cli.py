@@ -24,6 +24,20 @@ def test_an_unknown_flag_suggests_one_that_can_be_copied(capsys):
     assert "Did you mean '--dry-run'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("flag", "told"),
+    [
+        ("engine.max_modellen", "Did you mean 'max_model_len'?"),
+        ("engine.block_size", "trainer.engine has adapter_folders, adapters,"),  # and nothing that is like it
+    ],
+)
+def test_an_unknown_key_of_a_section_is_compared_with_those_there(flag, told, tmp_path, capsys):
+    (tmp_path / "run.yaml").write_text("env: forge/KuhnPoker-v0\npolicies: {hero: {model: m}}\n")
+    with pytest.raises(SystemExit):
+        cli.main(["train", str(tmp_path / "run.yaml"), f"--trainer.{flag}", "16"])
+    assert told in capsys.readouterr().err
+
+
 def test_list_shows_environments_by_tag(capsys):
     assert cli.main(["list", "--tag", "zero-sum"]) == 0
     text = capsys.readouterr().out
