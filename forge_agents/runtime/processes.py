@@ -327,6 +327,15 @@ def keep_freed_memory() -> bool:
     return all(mallopt(key, value) == 1 for key, value in settings)
 
 
+def keep_few_products() -> None:
+    """Make oneDNN keep what it has compiled for the last 16 products of matrices, and not for 1,024.
+
+    Each takes memory to work in along, for a model's head as much as its weights, and a learner's rows have other
+    lengths in every step. A layer needs a dozen. Counts before the first product only; a value of the user's stays.
+    """
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
+
+
 # ---- deaths
 
 

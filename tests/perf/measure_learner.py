@@ -81,9 +81,10 @@ def _record(name: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_learner(options: Options) -> dict[str, Any]:
-    from forge_agents.runtime.processes import keep_freed_memory, total_bytes
+    from forge_agents.runtime.processes import keep_few_products, keep_freed_memory, total_bytes
 
     keep_freed_memory()  # as the learner's actor does; the bare passes profit alike
+    keep_few_products()
     from forge_agents.models.sizes import ModelSize
     from forge_trainers.learner.config import LearnerConfig
     from forge_trainers.learner.core import LearnerCore

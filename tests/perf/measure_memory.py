@@ -54,9 +54,10 @@ def run_full(options: Options) -> dict[str, float]:
 
 
 def _run(options: Options, mode: Literal["none", "selective", "full"]) -> dict[str, float]:
-    from forge_agents.runtime.processes import keep_freed_memory
+    from forge_agents.runtime.processes import keep_few_products, keep_freed_memory
 
     keep_freed_memory()  # as the learner's actor does
+    keep_few_products()
     from forge_trainers.learner.config import LearnerConfig
     from forge_trainers.learner.core import LearnerCore
 

@@ -20,7 +20,7 @@ with without_collections():
     import torch
 
     from forge_agents.runtime._monarch import Actor, concurrent_endpoint
-    from forge_agents.runtime.processes import keep_freed_memory
+    from forge_agents.runtime.processes import keep_few_products, keep_freed_memory
     from forge_agents.weights import Publisher, WeightStoreRef
     from forge_trainers.learner.config import LearnerConfig
     from forge_trainers.learner.core import LearnerCore
@@ -50,6 +50,7 @@ class LearnerActor(Actor):
         self, configs: Mapping[str, LearnerConfig], name: str, store: WeightStoreRef | None, losses: Mapping[str, Loss]
     ) -> None:
         keep_freed_memory()
+        keep_few_products()
         for asked, loss in losses.items():
             add_loss(loss, asked=asked)  # one that the user registered is not known in this process
         self._configs = configs

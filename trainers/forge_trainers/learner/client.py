@@ -29,10 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Learner", "LearnerConfig"]
 
-_VARIABLES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64"}
-"""oneDNN keeps what it has compiled for a product of each size, 1,024 of them, memory to work in included: of the head,
-as much as its weights. Rows have other lengths in every step."""
-
 
 class Learner:
     """A running learner. Make one with `start`; after an error it can only be stopped."""
@@ -137,7 +133,7 @@ class Learner:
         from forge_agents.runtime.pulse import Pulse
         from forge_trainers.learner.actor import LearnerActor
 
-        procs = mesh.spawn_procs(name, procs=world_size, role="learner", env=_VARIABLES, threads=first.threads)
+        procs = mesh.spawn_procs(name, procs=world_size, role="learner", threads=first.threads)
         pulse = Pulse(procs, world_size, name=name, silence_s=silence_s)
         what = models.label(Path(first.model)) + (f", {world_size} processes" if world_size > 1 else "")
         try:
