@@ -86,7 +86,7 @@ class Completion:
     close a thought whose budget is spent."""
     top_logprobs: tuple[Mapping[int, float], ...] = ()
     """Per token, the most probable ids there with their natural-log probabilities; empty where nobody asked."""
-    seconds: float = 0.0
+    seconds: float = field(default=0.0, compare=False)
     """From the request's arrival at the engine to the last token; 0 where nobody measured."""
 
     def __post_init__(self) -> None:

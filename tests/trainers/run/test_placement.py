@@ -24,6 +24,7 @@ from forge_trainers.run import placement
 from forge_trainers.run.placement import (
     ATTENTION_TARGETS,
     Part,
+    check_caches,
     check_models,
     check_ranks,
     host_doubts,
@@ -563,9 +564,9 @@ def test_settings_that_a_model_has_no_positions_or_layers_for_are_refused_before
         check_models([engine], fa.EngineConfig(max_model_len=40961))
     check_models([engine], fa.EngineConfig(max_model_len=40960))
     # 36 layers, keys and values of 8 heads of 128, two bytes each: 147,456 a token
-    check_models([engine], fa.EngineConfig(max_model_len=1000, kv_cache_gb=0.1475))
+    check_caches([engine], fa.EngineConfig(max_model_len=1000, kv_cache_gb=0.1475))
     with pytest.raises(ValueError, match="0.147 holds 996 tokens of hero, and a conversation may have 1000"):
-        check_models([engine], fa.EngineConfig(max_model_len=1000, kv_cache_gb=0.147))
+        check_caches([engine], fa.EngineConfig(max_model_len=1000, kv_cache_gb=0.147))
     monkeypatch.setenv("VLLM_ALLOW_LONG_MAX_MODEL_LEN", "1")
     check_models([engine], fa.EngineConfig(max_model_len=40961))
 

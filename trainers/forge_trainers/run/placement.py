@@ -211,6 +211,7 @@ def place_here(
             starts.say(f"whether it fits into the GPUs is not known: {error}")
         return as_it_is
     if not on_gpus:  # nothing is divided, and learners still take passes by the host's memory
+        check_caches(parts, engine)
         placement = place(parts, engine, mesh.rehearse)
         for line in placement.chosen(asked):
             starts.say(line)
@@ -402,12 +403,22 @@ def check_models(parts: Iterable[Part], engine: EngineConfig) -> None:
         lora = None if part.learner is None else part.learner.lora
         if part.learner is None:
             check_context(part.size, engine.max_model_len, part.name)
-            check_cache(part.size, part.judge or engine, part.name, dtype=part.dtype, tp=part.ranks)
         elif lora is not None and not part.size.plain_layers and set(lora.targets) - set(ATTENTION_TARGETS):
             raise ValueError(
                 f"{part.name}: every layer of this mixture has experts, which get no adapter; set "
                 f"LoRA(targets={ATTENTION_TARGETS!r})"
             )
+
+
+def check_caches(parts: Iterable[Part], engine: EngineConfig) -> None:
+    """See that engines' caches on CPU hold a conversation. On GPUs vLLM keeps less where attention slides over a window.
+
+    Raises:
+        ValueError: One does not.
+    """
+    for part in parts:
+        if part.learner is None:
+            check_cache(part.size, engine, part.name, dtype=part.dtype, tp=part.ranks)
 
 
 def place(
