@@ -411,7 +411,7 @@ def check_models(parts: Iterable[Part], engine: EngineConfig) -> None:
 
 
 def check_caches(parts: Iterable[Part], engine: EngineConfig) -> None:
-    """See that engines' caches on CPU hold a conversation. On GPUs vLLM keeps less where attention slides over a window.
+    """See that engines' caches on CPU hold a conversation. On GPUs vLLM keeps less where attention has a window.
 
     Raises:
         ValueError: One does not.
