@@ -140,7 +140,8 @@ def _suggestion(message: str, known: Sequence[str]) -> str:
     dashes = "--" if unknown.group(0).endswith(f"--{word}") else ""  # a flag, no key of a file
     section, dot, name = word.rpartition(".")
     if beside := [key.rpartition(".")[2] for key in known if dot and key.rpartition(".")[0] == section]:
-        near = did_you_mean(name, beside, cutoff=0.65)  # all keys there look alike as a whole
+        near = did_you_mean(name, beside, cutoff=0.65)  # as a whole all keys there are alike
+        near = re.sub(r"'(\w+)'", rf"'{dashes}{section}.\1'", near)
         return near or f" {section} has {', '.join(sorted(beside))}."
     near = did_you_mean(dashes + word, [dashes + key for key in known])
     if not near:  # a key without its group: compare last parts

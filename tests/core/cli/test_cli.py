@@ -27,7 +27,7 @@ def test_an_unknown_flag_suggests_one_that_can_be_copied(capsys):
 @pytest.mark.parametrize(
     ("flag", "told"),
     [
-        ("engine.max_modellen", "Did you mean 'max_model_len'?"),
+        ("engine.max_modellen", "Did you mean '--trainer.engine.max_model_len'?"),
         ("engine.block_size", "trainer.engine has adapter_folders, adapters,"),  # and nothing that is like it
     ],
 )

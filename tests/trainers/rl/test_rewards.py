@@ -395,10 +395,10 @@ def test_groups_that_teach_nothing_are_replaced(tmp_path):
     for refills, wanted in ((0, []), (1, [(7, 2, 1)]), (9, [(7, 2, 1), (7, 2, 2)])):
         trainer = Trainer(Policy("m"), config=GRPOConfig(groups_per_step=3, refills=refills), out_dir=tmp_path)
         asked.clear()
-        found = asyncio.run(trainer._judge_groups(None, 7, list(first), {"hero"}))
+        found, playing_s = asyncio.run(trainer._judge_groups(None, 7, list(first), {"hero"}))
         assert asked == wanted
         assert credit_groups(found, Credit(), {"hero"}).counts["used"] == (3 if refills == 9 else 1)
-        assert len(found) == 3 + 2 * len(wanted)
+        assert len(found) == 3 + 2 * len(wanted) and (playing_s > 0) == bool(wanted)
 
 
 @pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "rloo"])
