@@ -164,7 +164,8 @@ def test_what_is_recomputed_in_part_is_kept_in_part(
                 hidden = core._hidden(core.model, microbatches[0].row)
         assert profiled.profiler is not None and hidden.requires_grad
         events = [event for event in profiled.profiler.kineto_results.events() if event.name() == "[memory]"]
-        again = 0 if how == "none" else _activations(size, replace(config, activation_checkpointing="none"), 4, on_cpu=False)
+        whole = replace(config, activation_checkpointing="none")
+        again = 0 if how == "none" else _activations(size, whole, 4, on_cpu=False)
         again = (again - 8 * size.hidden) // size.layers
         expected = _activations(size, config, 4, on_cpu=False) - again
         return sum(event.nbytes() for event in events), positions * expected, metrics
