@@ -54,8 +54,8 @@ class EngineConfig:
     cores), later ones, which load what was compiled, hardly less than compiled; decodes at three quarters of the speed.
     None: where it does not pay, without a GPU and for models of less than 64 MB, which decode as fast without."""
     threads: int | None = None
-    """CPU threads; None leaves it to the libraries, and a trainer on one host without accelerator divides the cores
-    among all that compute at the same time."""
+    """CPU threads; None leaves it to the libraries. A trainer, and players of several models, on one host without
+    accelerator divide the cores among all that compute at the same time."""
     adapters: Mapping[str, LoRA] = field(default_factory=dict)
     """Adapters that the engine serves beside the model, by name; each is zero until its weights are loaded, and the
     model's own weights never change then. On CPU such an engine is not compiled. A trainer fills in its policies'."""

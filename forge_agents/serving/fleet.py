@@ -6,6 +6,7 @@ In: policies and engine settings. Out: running engines with their renderers. Wai
 from __future__ import annotations
 
 import asyncio
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -95,6 +96,16 @@ def check_named_by_policies(config: EngineConfig, folders: Iterable[Path]) -> No
                 f"engine.{name} names {', '.join(given)}; engines serve the adapters of policies, which begin at "
                 "zero or as their run left them: leave it out, and give the Policy its lora"
             )
+
+
+def with_own_threads(config: EngineConfig, engines: int) -> EngineConfig:
+    """`config` with threads where nobody chose them: without a GPU several `engines` of one host divide its cores.
+
+    With all cores for each, threads wait for each other: on two cores two engines took four times as long.
+    """
+    if config.threads is not None or engines < 2 or visible_gpus() or mesh.several_hosts():
+        return config
+    return replace(config, threads=max(1, len(os.sched_getaffinity(0)) // (engines * config.tp)))
 
 
 def shared(
@@ -217,6 +228,7 @@ class Fleet:
                     adapters.setdefault(homes[name], {})[name] = lora
             config = replace(config, adapter_folders={name: str(folder) for name, folder in (tuned or {}).items()})
         folders = {home: paths[home] for home in homes.values()}
+        config = with_own_threads(config, len(_meshes(folders, config)))
         configs = shared(folders, config, adapters)
         planned = _meshes(folders, config) if any(own != config for own in configs.values()) else []
         try:
