@@ -154,3 +154,19 @@ def test_engines_that_share_gpus_have_their_places_until_the_fleet_ends(started,
     assert [own._config.gpu_memory_utilization is None for own in found.engines.values()] == [False, True, False]
     asyncio.run(found.stop())
     assert layout._planned == {} and not any(layout._here.gpu_users.values())
+
+
+def test_several_engines_of_one_cpu_divide_its_cores(monkeypatch):
+    monkeypatch.setattr(fleet, "visible_gpus", lambda: ())
+    monkeypatch.setattr(fleet.os, "sched_getaffinity", lambda _: set(range(6)))
+
+    def threads(engines, **settings):
+        return fleet.with_own_threads(fa.EngineConfig(**settings), engines).threads
+
+    assert [threads(n) for n in (1, 2, 4, 9)] == [None, 3, 1, 1]
+    assert threads(2, threads=5) == 5 and threads(2, tp=2) == 1
+    monkeypatch.setattr(fleet.mesh, "several_hosts", lambda: True)
+    assert threads(2) is None
+    monkeypatch.setattr(fleet.mesh, "several_hosts", lambda: False)
+    monkeypatch.setattr(fleet, "visible_gpus", lambda: ("0",))
+    assert threads(2) is None
