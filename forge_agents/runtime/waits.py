@@ -287,31 +287,8 @@ async def _cancel_all() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@dataclass
 class Busy:
-    """Counts the seconds in which at least one piece of work is under way; pieces may overlap.
+    """Seconds of work so far, counted by the clock of who did it; shared by those who tell and those who ask."""
 
-    Use it as a context around each piece, in one thread.
-    """
-
-    def __init__(self) -> None:
-        self._under_way = 0
-        self._since = self._before = 0.0
-
-    def __enter__(self) -> None:
-        if not self._under_way:
-            self._since = time.perf_counter()
-        self._under_way += 1
-
-    def __exit__(self, *exc: object) -> None:
-        self._under_way -= 1
-        if not self._under_way:
-            self._before += time.perf_counter() - self._since
-
-    def add(self, seconds: float) -> None:
-        """Count work that was measured where it was done, and overlaps no other."""
-        self._before += seconds
-
-    @property
-    def seconds(self) -> float:
-        """So far, the work under way included."""
-        return self._before + (time.perf_counter() - self._since if self._under_way else 0.0)
+    seconds: float = 0.0

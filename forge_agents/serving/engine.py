@@ -338,7 +338,7 @@ class Engine:
                 answers, busy_s = await self._call(
                     "poll", _POLL_S, timeout_s=self._silence_s + _POLL_S, what="sign of life"
                 )
-                self.busy.add(busy_s - self._busy_s)
+                self.busy.seconds += busy_s - self._busy_s
                 self._busy_s = busy_s
                 for answer in answers:
                     self._resolve(answer)

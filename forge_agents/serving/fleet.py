@@ -103,9 +103,10 @@ def with_own_threads(config: EngineConfig, engines: int) -> EngineConfig:
 
     With all cores for each, threads wait for each other: on two cores two engines took four times as long.
     """
-    if config.threads is not None or engines < 2 or visible_gpus() or mesh.several_hosts():
+    processes = engines * config.tp
+    if config.threads is not None or processes < 2 or visible_gpus() or mesh.several_hosts():
         return config
-    return replace(config, threads=max(1, len(os.sched_getaffinity(0)) // (engines * config.tp)))
+    return replace(config, threads=max(1, len(os.sched_getaffinity(0)) // processes))
 
 
 def shared(

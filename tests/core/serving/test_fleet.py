@@ -164,7 +164,7 @@ def test_several_engines_of_one_cpu_divide_its_cores(monkeypatch):
         return fleet.with_own_threads(fa.EngineConfig(**settings), engines).threads
 
     assert [threads(n) for n in (1, 2, 4, 9)] == [None, 3, 1, 1]
-    assert threads(2, threads=5) == 5 and threads(2, tp=2) == 1
+    assert threads(2, threads=5) == 5 and threads(2, tp=2) == 1 and threads(1, tp=2) == 3
     monkeypatch.setattr(fleet.mesh, "several_hosts", lambda: True)
     assert threads(2) is None
     monkeypatch.setattr(fleet.mesh, "several_hosts", lambda: False)

@@ -187,7 +187,7 @@ class Learner:
         """
         results = await self._call("train_step", batch, temperature, timeout_s=timeout_s)
         metrics: dict[str, float] = results[0]
-        self._busy.add(max(result["step_s"] for result in results))
+        self._busy.seconds += max(result["step_s"] for result in results)
         self.version = int(metrics["version"])
         peaks = (name for name in metrics if name.startswith("peak_") and name.endswith("_bytes"))
         return {**metrics, **{name: max(result[name] for result in results) for name in peaks}}
@@ -237,7 +237,7 @@ class Learner:
             Their version.
         """
         self.last_publish = (await self._call("publish", timeout_s=timeout_s))[0]
-        self._busy.add(self.last_publish["pack_s"] + self.last_publish["put_s"])
+        self._busy.seconds += self.last_publish["pack_s"] + self.last_publish["put_s"]
         return int(self.last_publish["version"])
 
     async def use_store(self, store: WeightStoreRef, *, timeout_s: float = 60.0) -> None:
