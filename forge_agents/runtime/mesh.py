@@ -282,12 +282,16 @@ def place_of(procs: ProcMesh) -> str:
     return first.facts.place if first.warden is not None and first.facts is not None else place()
 
 
-def where(procs: ProcMesh) -> str:
-    """On what a mesh computes, in words: ``2 CPU cores``, ``1 GPU each of 2 other hosts``."""
+def where(procs: ProcMesh, *, threads: int | None = None) -> str:
+    """On what a mesh computes, in words: ``2 CPU cores``, ``1 of 2 CPU cores``, ``1 GPU each of 2 other hosts``.
+
+    Args:
+        threads: CPU threads of all its processes; None: as many as there are cores.
+    """
     spot = _spawned[id(procs)].spot
     gpus = f"{len(spot.gpus)} GPU{'s' * (len(spot.gpus) != 1)}" * bool(spot.gpus)
     if not spot.elsewhere:
-        return gpus or machine()
+        return gpus or machine(threads)
     others = f"{len(spot.hosts)} other host{'s' * (len(spot.hosts) != 1)}"
     return f"{gpus} each of {others}" if gpus else others
 

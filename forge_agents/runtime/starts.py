@@ -126,10 +126,11 @@ def say(text: str) -> None:
         _views[-1].say(visible(text))
 
 
-def machine() -> str:
-    """What this process may compute on: ``1 GPU``, ``2 CPU cores``."""
+def machine(threads: int | None = None) -> str:
+    """What this process may compute on: ``1 GPU``, ``2 CPU cores``; with fewer `threads`, ``1 of 2 CPU cores``."""
     count, unit = (gpus, "GPU") if (gpus := len(visible_gpus())) else (len(os.sched_getaffinity(0)), "CPU core")
-    return f"{count} {unit}{'s' * (count != 1)}"
+    some = f"{threads} of " if threads is not None and not gpus and threads < count else ""
+    return f"{some}{count} {unit}{'s' * (count != 1)}"
 
 
 def usual_s(kind: str) -> float | None:

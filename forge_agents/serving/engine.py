@@ -123,7 +123,8 @@ class Engine:
         pulse = Pulse(procs, tp, name=name, silence_s=silence_s)
         what = f"{label(Path(config.model))}, {'not ' * (not config.compiled)}compiled{f', {tp} ranks' * (tp > 1)}"
         try:
-            with starts.starting("engine", name, what, on=mesh.where(procs)):
+            on = mesh.where(procs, threads=threads and threads * tp)
+            with starts.starting("engine", name, what, on=on):
                 if tp > 1:
                     await pulse.guard(mesh.exchange_addresses(procs, timeout_s, who=name))
                 ranks: Any = procs.spawn("engine", EngineActor, config, store, weights_name or name, silence_s)

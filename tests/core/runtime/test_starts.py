@@ -117,10 +117,11 @@ def test_a_terminal_gets_a_spinner_and_keeps_a_line(monkeypatch, tmp_path, clock
 @pytest.mark.parametrize(("gpus", "told"), [("0", "1 GPU"), ("0,1", "2 GPUs")])
 def test_the_machine_is_its_gpus_where_there_are_some(monkeypatch, gpus, told):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-    assert starts.machine() == told
+    assert starts.machine() == starts.machine(1) == told
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(starts.os, "sched_getaffinity", lambda _: {0, 1, 2})
-    assert starts.machine() == "3 CPU cores"
+    assert starts.machine() == starts.machine(3) == starts.machine(4) == "3 CPU cores"
+    assert starts.machine(1) == "1 of 3 CPU cores"
 
 
 def test_ctrl_c_before_the_watcher_runs_stays_ctrl_c(monkeypatch):

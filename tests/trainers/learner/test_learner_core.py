@@ -170,6 +170,21 @@ def test_a_checkpoint_knows_the_sums_of_its_files_without_reading_them(
     assert found.startswith(f"{file.name} has CRC-32 ") and "from byte 200000 on" in found
 
 
+def test_a_rank_by_itself_asks_nobody_when_it_loads_and_saves(
+    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Plans of a real model that go through gloo leave its thread a team of OpenMP, and the learner waits asleep."""
+
+    def asks(*_: object, **__: object) -> None:
+        raise AssertionError("a collective of torch's distributed checkpoint")
+
+    for name in ("gather_object", "scatter_object_list", "broadcast_object_list", "all_gather_object", "barrier"):
+        monkeypatch.setattr(torch.distributed, name, asks)
+    core = LearnerCore(config(tiny_llama))
+    core.save(tmp_path / "saved")
+    assert core.load(tmp_path / "saved") == 0
+
+
 def bytes_read() -> int:
     """By this process so far, from files and elsewhere."""
     return int(Path("/proc/self/io").read_text().split()[1])

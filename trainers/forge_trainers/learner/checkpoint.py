@@ -18,6 +18,7 @@ import os
 import pickle
 import shutil
 import stat
+import warnings
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
 from enum import Enum, EnumMeta
@@ -43,6 +44,7 @@ from forge_agents.files import Sums
 _log = logging.getLogger(__name__)
 _NONSENSE = (AssertionError, AttributeError, IndexError, KeyError, TypeError)
 """What PyTorch raises over metadata that nobody can have written."""
+warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.index.json", ".bin.index.json")
 
 
@@ -121,13 +123,15 @@ class Writer:
             folder: Appears once everything is written; replaced if it exists.
         """
         self.wait()
-        if self._group is None:  # the thread's collectives must not mix with those of training
+        if self._group is None and not is_alone():  # the thread's collectives must not mix with those of training
             self._group = dist.new_group(backend="gloo")
         writer = _Writer(folder, self._use_device)
         if _is_first_rank():
             shutil.rmtree(writer.path, ignore_errors=True)  # what a killed process left
         _wait_for_ranks()  # else it could remove what another rank has just made
-        saving: Any = state_dict_saver.async_save(state, storage_writer=writer, process_group=self._group)
+        saving: Any = state_dict_saver.async_save(
+            state, storage_writer=writer, process_group=self._group, no_dist=is_alone()
+        )
         self._under_way = writer, saving
 
     def wait(self) -> None:
@@ -278,7 +282,7 @@ def load(state: dict[str, Any], folder: Path, *, optional: Collection[str] = ())
         wanted = {name: value for name, value in state.items() if name in stored or name not in optional}
         if left := sorted(state.keys() - wanted.keys()):
             _log.warning("%s holds no %s; the run goes on with what it has", folder, ", ".join(left))
-        state_dict_loader.load(wanted, storage_reader=reader, planner=_Planner())
+        state_dict_loader.load(wanted, storage_reader=reader, planner=_Planner(), no_dist=is_alone())
     except pickle.UnpicklingError as error:
         raise RunFolderError(f"{folder} is refused: {error}. Nothing in it was run; ask who made it") from error
     except (CheckpointException, OSError, RuntimeError, ValueError, EOFError, *_NONSENSE) as error:
@@ -352,10 +356,20 @@ def _put_in_place(unfinished: Path, target: Path) -> None:
     shutil.rmtree(replaced, ignore_errors=True)
 
 
+def is_alone() -> bool:
+    """Whether there are no other ranks, so that torch's distributed checkpoint has nobody to agree with (``no_dist``).
+
+    It would send plans to itself through gloo, whose thread copies them with threads of its own. OpenMP (libgomp) then
+    counts more threads than cores, and from there on lets each wait asleep and not by spinning: every operation of the
+    learner takes 60 us longer to begin.
+    """
+    return not dist.is_initialized() or dist.get_world_size() == 1
+
+
 def _is_first_rank() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
 def _wait_for_ranks() -> None:
-    if dist.is_initialized() and dist.get_world_size() > 1:
+    if not is_alone():
         dist.barrier()

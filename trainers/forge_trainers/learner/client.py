@@ -137,7 +137,8 @@ class Learner:
         pulse = Pulse(procs, world_size, name=name, silence_s=silence_s)
         what = models.label(Path(first.model)) + (f", {world_size} processes" if world_size > 1 else "")
         try:
-            with starts.starting("learner", name, what, on=mesh.where(procs)):
+            on = mesh.where(procs, threads=first.threads and first.threads * world_size)
+            with starts.starting("learner", name, what, on=on):
                 if world_size > 1:
                     await pulse.guard(mesh.exchange_addresses(procs, timeout_s, who=name))
                 losses = {config.loss: find_loss(config.loss) for config in configs.values()}

@@ -37,6 +37,7 @@ from forge_agents.models import resolve as models
 from forge_agents.models.sizes import ModelSize
 from forge_trainers.learner import titan
 from forge_trainers.learner.attention import PackedAttention
+from forge_trainers.learner.checkpoint import is_alone
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.degrees import check_degrees, check_without_gpu, shards_of
 from forge_trainers.learner.lean import Embedding, FeedForward, RMSNorm
@@ -362,7 +363,8 @@ def load_hf_weights(model: Any, adapter: Any, folder: Path) -> None:
                 f"{folder} holds {name} with shape {list(have[name])} and its config.json says {list(value.shape)}; "
                 "they do not belong together"
             )
-    state_dict_loader.load(wanted, storage_reader=adapter.get_hf_storage_reader(str(folder)))
+    reader = adapter.get_hf_storage_reader(str(folder))
+    state_dict_loader.load(wanted, storage_reader=reader, no_dist=is_alone())
     model.load_state_dict(kept | adapter.from_hf(dict(wanted)), strict=True)
 
 
