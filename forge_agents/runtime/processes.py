@@ -328,12 +328,14 @@ def keep_freed_memory() -> bool:
 
 
 def keep_few_products() -> None:
-    """Make oneDNN keep what it has compiled for the last 16 products of matrices, and not for 1,024.
+    """Make oneDNN keep what it has compiled for the last 256 products of matrices, and not for 1,024.
 
     Each takes memory to work in along, for a model's head as much as its weights, and a learner's rows have other
-    lengths in every step. A layer needs a dozen. Counts before the first product only; a value of the user's stays.
+    lengths in every step. But a layer's products must all be kept until the next layer: else each is compiled anew
+    in every layer. They are a dozen, twice that with adapters, and three for each bucket of attention, of which a long
+    row of many lengths has dozens. Counts before the first product only; a value of the user's stays.
     """
-    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "16")
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 
 # ---- deaths
