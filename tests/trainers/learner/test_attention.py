@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import random
+
 import pytest
 import torch
 import torch.nn.functional as F
 
+from forge_agents.runtime.processes import keep_few_products
 from forge_trainers.batch.layout import Span
 from forge_trainers.learner import attention
 from forge_trainers.learner.attention import attend, plan_attention
@@ -76,6 +80,19 @@ def test_buckets_hold_little_padding():
     exact = sum(span.length * (span.length + span.prefix_length) for span in spans)
     assert padded <= 1.4 * exact
     assert len(plan.buckets) <= 3
+
+
+def test_products_of_a_long_row_of_many_lengths_fit_into_what_onednn_keeps(monkeypatch: pytest.MonkeyPatch):
+    """Where they do not, each is compiled anew in every layer."""
+    monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "0")
+    del os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]
+    keep_few_products()
+    draw, blocks, size = random.Random(1), [], 0
+    while size < 16_384:
+        blocks.append((draw.randrange(150, 300), tuple(draw.randrange(8, 120) for _ in range(8))))
+        size += blocks[-1][0] + sum(blocks[-1][1])
+    products = 3 * len(plan_attention(layout(*blocks)).buckets) + 30  # of a layer with adapters, and the head
+    assert products <= int(os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"])
 
 
 def test_many_answers_under_a_long_prompt_keep_few_scores():
