@@ -40,7 +40,7 @@ def run(staleness, seed, asked, *, lr=2e-5):
         seed=seed,
         refills=0,  # every arm plays as much
         max_staleness=staleness,
-        learner=fa.LearnerConfig(lr=lr, warmup_steps=2),
+        learner=fa.LearnerConfig(lr=lr, warmup_steps=2, correction=asked.correction),
         engine=fa.EngineConfig(max_model_len=256, enforce_eager=True),
         eval_every=asked.eval_every,
         eval_episodes=asked.episodes,
@@ -82,6 +82,8 @@ def main(words=None):
     parser.add_argument("--episodes", type=int, default=128, help="held-out seeds; twice as many at the end")
     parser.add_argument("--eval-every", type=int, default=3, help="steps between points of the curve")
     parser.add_argument("--reward", type=float, default=0.7, help="that the time is taken to")
+    parser.add_argument("--correction", choices=["ratio", "truncate", "mask", "none"],
+                        help="for samples of another version, not the loss's own; choose another --out")  # fmt: skip
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", type=Path, default=Path("runs/asynchronous"))
     asked = parser.parse_args(words)
