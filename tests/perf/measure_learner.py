@@ -2,11 +2,11 @@
 
 In: `Options`. Out: seconds of each, measured in one process. Waits for nothing but its own work, some three minutes.
 
-Two bare passes on the learner's weights: ``bare`` is TorchTitan as it comes but for FSDP around one rank, and with the
-learner's norms and SwiGLU (its SDPA attention on unpadded rectangles of equally long samples, its chunked
-cross-entropy over all positions); ``bare_packed`` is the same with the learner's packed attention and the loss tokens'
-logits only: what remains of the learner's step without sharing, the GRPO terms and the optimiser. ``products`` is less
-than any pass can take: the matrix products of the step itself, one after the other.
+Two bare passes of a model of TorchTitan's own modules, weights and gradients in bfloat16, without FSDP around one rank:
+``bare`` is TorchTitan as it comes (its SDPA attention on unpadded rectangles of equally long samples, its chunked
+cross-entropy over all positions); ``bare_packed`` has the learner's packed attention and the loss tokens' logits only:
+what remains of the learner's step without sharing, the GRPO terms, the optimiser and float32 gradients. ``products`` is
+less than any pass can take: the matrix products of the step itself, one after the other.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 from perf_common import Options, goal, in_child
 
@@ -94,18 +95,29 @@ def run_learner(options: Options) -> dict[str, Any]:
     config = LearnerConfig(model=options.model)
     size = ModelSize.from_config(read_config(options.model))
     core = LearnerCore(by_memory(size, config, total_bytes() // 2, on_cpu=True))  # as a run by itself has it
-    _run(core, WORKS["W"].quick())  # warms up
-    return {name: _run(core, work.quick() if options.quick else work) for name, work in WORKS.items()}
+    model = _bare_model(core)
+    _run(core, model, WORKS["W"].quick())  # warms up
+    return {name: _run(core, model, work.quick() if options.quick else work) for name, work in WORKS.items()}
 
 
-def _run(core: Any, work: Work) -> dict[str, Any]:
+def _bare_model(core: Any) -> Any:
+    """TorchTitan's own modules around the same weights, all of the compute type, their gradients as well."""
+    from forge_trainers.learner import model
+
+    whole = model.spec_from_config
+    with patch.object(model, "spec_from_config", lambda *args, **options: whole(*args, **options | {"lean": False})):
+        built = model.build_model(core.config, core._ranks, trainable=False)
+    return built.model.requires_grad_(True)
+
+
+def _run(core: Any, model: Any, work: Work) -> dict[str, Any]:
     timed = replace(work, groups=work.timed or work.groups)
     shared, unshared = (batch_of(timed, core, share=share) for share in (True, False))
     passes: dict[str, Callable[[], object]] = {
         "unshared": lambda: _alone(core, unshared),
         "shared": lambda: core.train_step(shared),
-        "bare": lambda: _bare(core, unshared),
-        "bare_packed": lambda: _bare_packed(core, unshared),
+        "bare": lambda: _bare(core, model, unshared),
+        "bare_packed": lambda: _bare_packed(core, model, unshared),
         "products": _products(lambda: core.train_step(shared)),
     }
     found: dict[str, list[float]] = {}
@@ -213,42 +225,36 @@ def batch_of(work: Work, core: Any, *, share: bool) -> Any:
     return pack(samples)
 
 
-def _bare(core: Any, batch: Any) -> None:
+def _bare(core: Any, model: Any, batch: Any) -> None:
     """TorchTitan's own attention and loss, all samples of a microbatch as one rectangle."""
     from forge_trainers.learner import titan  # isort: skip  (sets TorchTitan's device first)
     from torchtitan.components.loss import CrossEntropyLoss
     from torchtitan.models.common.attention import ScaledDotProductAttention
 
-    from forge_trainers.learner.model import sync_gradients
-
     length = int(batch["samples"]["length"][0])
     ids_nL = batch["tokens"]["ids"].view(-1, length)
-    parts = ids_nL.split(core.config.max_tokens_per_microbatch // length)
     num_chunks = next(n for n in (8, 7, 6, 5, 4, 3, 2, 1) if length % n == 0)  # TorchTitan's default is 8
     loss = titan.ChunkedLossWrapper.Config(num_chunks=num_chunks, loss_fn=CrossEntropyLoss.Config()).build()
-    loss.set_lm_head(core.model.lm_head)
-    attentions = [layer.attention for layer in core.model.layers.values()]
+    loss.set_lm_head(model.lm_head)
+    attentions = [layer.attention for layer in model.layers.values()]
     ours = [attention.inner_attention for attention in attentions]
     for attention in attentions:
         attention.inner_attention = ScaledDotProductAttention.Config().build()
     try:
-        for i, part_bL in enumerate(parts):
-            sync_gradients(core.model, now=i == len(parts) - 1)
-            with core._ranks.context(), core._built.computing():
-                hidden_bLD = core.model(part_bL)
-                loss(hidden_bLD, part_bL.roll(-1, dims=1), float(ids_nL.numel()))[0].backward()
+        for part_bL in ids_nL.split(core.config.max_tokens_per_microbatch // length):
+            with core._ranks.context():
+                loss(model(part_bL), part_bL.roll(-1, dims=1), float(ids_nL.numel()))[0].backward()
     finally:
         for attention, inner in zip(attentions, ours, strict=True):
             attention.inner_attention = inner
-        core.model.zero_grad(set_to_none=True)
+        model.zero_grad(set_to_none=True)
 
 
-def _bare_packed(core: Any, batch: Any) -> None:
+def _bare_packed(core: Any, model: Any, batch: Any) -> None:
     """The learner's rows and attention, cross-entropy of the loss tokens."""
     from forge_trainers.batch.layout import blocks_of, build_row, plan_rows
     from forge_trainers.learner import titan
     from forge_trainers.learner.attention import plan_attention
-    from forge_trainers.learner.model import sync_gradients
 
     from torchtitan.components.loss import CrossEntropyLoss  # isort: skip  (after _titan)
 
@@ -258,14 +264,11 @@ def _bare_packed(core: Any, batch: Any) -> None:
     rows = [build_row(batch, [blocks[i] for i in pieces[0]], multiple_of=1) for pieces in planned]
     num_loss_tokens = float(batch["tokens"]["loss_mask"].sum())
     loss = titan.ChunkedLossWrapper.Config(num_chunks=4, loss_fn=CrossEntropyLoss.Config()).build()
-    loss.set_lm_head(core.model.lm_head)
-    for i, row in enumerate(rows):
-        sync_gradients(core.model, now=i == len(rows) - 1)
-        with core._ranks.context(), core._built.computing():
-            hidden_1LD = core.model(
-                row.token_ids_1L, attention_masks=plan_attention(row.spans), positions=row.positions_1L
-            )
+    loss.set_lm_head(model.lm_head)
+    for row in rows:
+        with core._ranks.context():
+            hidden_1LD = model(row.token_ids_1L, attention_masks=plan_attention(row.spans), positions=row.positions_1L)
             hidden_1SD = hidden_1LD.index_select(1, row.source_S)
             labels_1S = batch["tokens"]["ids"][row.token_S][None]
             loss(hidden_1SD, labels_1S, num_loss_tokens)[0].backward()
-    core.model.zero_grad(set_to_none=True)
+    model.zero_grad(set_to_none=True)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from forge_agents.errors import ActorDiedError, StallError
-from forge_agents.runtime import mesh
+from forge_agents.runtime import mesh, processes
 from forge_agents.runtime.pulse import Pulse
 
 ACTORS = """
@@ -147,6 +147,8 @@ def test_processes_get_their_environment_and_their_output_its_file(probe_class: 
                 await mesh.call_all(probe, 2, "variable", "OMP_NUM_THREADS", timeout_s=10, who="two probes")
                 == ["1"] * 2
             )
+            turns = await mesh.call_all(probe, 2, "variable", "GOMP_SPINCOUNT", timeout_s=10, who="two probes")
+            assert turns == [os.environ.get("GOMP_SPINCOUNT", "4000")] * 2
             folder = mesh.log_folder("two probes")
             assert folder is not None
             assert "pid asked" in (folder / "1.log").read_text()
@@ -154,6 +156,14 @@ def test_processes_get_their_environment_and_their_output_its_file(probe_class: 
         assert not folder.exists()
 
     asyncio.run(main())
+
+
+def test_how_threads_wait_is_the_users_to_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    assert processes.variables("")["GOMP_SPINCOUNT"] == "4000"
+    monkeypatch.setenv("OMP_WAIT_POLICY", "active")
+    assert "GOMP_SPINCOUNT" not in processes.variables("")
 
 
 def test_an_endpoints_exception_arrives_as_itself_at_once(probe_class: Any) -> None:
@@ -237,7 +247,7 @@ def test_stop_ends_the_processes_and_may_be_called_twice(probe_class: Any) -> No
 CONTROLLER = """
 import asyncio, sys
 sys.path.insert(0, {folder!r})
-from forge_agents.runtime import mesh
+from forge_agents.runtime import mesh, processes
 from probe_actors import Probe
 
 async def main():
