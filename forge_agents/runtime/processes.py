@@ -182,11 +182,11 @@ def begin(folder: str, cores: frozenset[int]) -> None:
 
 def variables(host: str) -> dict[str, str]:
     """What every process of this run finds in its environment; those on another host also its name."""
-    variables = {RUN_VARIABLE: _token(), "PYTHONPATH": _python_path(), **_waiting()}
+    variables = {RUN_VARIABLE: _token(), "PYTHONPATH": _python_path(), **waiting()}
     return {**variables, HOST_VARIABLE: host} if host else variables
 
 
-def _waiting() -> dict[str, str]:
+def waiting() -> dict[str, str]:
     """How long OpenMP's threads wait awake for each other, where the user has not said it.
 
     libgomp turns 300,000 times, milliseconds, before a thread sleeps. Where anything else runs on a core, a thread
@@ -335,7 +335,7 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
-    settings = ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1), (_M_TOP_PAD, 64 << 20))
+    settings = ((_M_ARENA_MAX, 1), (_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, -1), (_M_TOP_PAD, 64 << 20))
     return all(mallopt(key, value) == 1 for key, value in settings)
 
 
