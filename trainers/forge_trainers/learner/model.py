@@ -388,6 +388,7 @@ def spread_thresholds(model: torch.nn.Module, seed: int) -> None:
         moves = torch.randint(*limits, weight.shape, generator=random, dtype=torch.int32, device=local.device)
         if isinstance(weight, DTensor):
             moves = distribute_tensor(moves, weight.device_mesh, weight.placements, src_data_rank=None).to_local()
+            moves = moves.to(local.device)  # with `cpu_offload` the mesh is of GPUs, the weight is not
         bits = local.view(torch.int32)
         bits.add_(moves.masked_fill_((bits & 0xFFFF != 0) | (local == 0), 0))
 

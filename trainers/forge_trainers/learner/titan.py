@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,6 +50,35 @@ def _import_with_the_device_that_exists() -> str:
 
 DEVICE_TYPE = _import_with_the_device_that_exists()
 """Torch device type of the learner on this machine: ``"cpu"``, ``"cuda"``, ..."""
+
+_KERNELS = {"FA3": "flash_attn_interface", "FA4": "flash_attn.cute"}
+"""Packages of FlashAttention that PyTorch takes kernels from; neither is on PyPI as a wheel for our PyTorch."""
+
+
+def _with_the_kernels_that_exist() -> None:
+    """Have TorchTitan choose a FlashAttention that is installed.
+
+    On Hopper it asks for FlashAttention 3 and on Blackwell for 4, whether there is one or not; a model's attention then
+    fails to be built. Without the package it is PyTorch's own kernel, FlashAttention 2.
+    """
+    utils = importlib.import_module("torchtitan.tools.utils")
+    chosen: Callable[[], str | None] = utils.get_cuda_flash_attention_impl
+
+    @functools.cache
+    def installed(package: str) -> bool:
+        try:
+            return importlib.util.find_spec(package) is not None
+        except ModuleNotFoundError:  # not even what holds it
+            return False
+
+    def found() -> str | None:
+        implementation = chosen()
+        return implementation if implementation and installed(_KERNELS[implementation]) else None
+
+    utils.get_cuda_flash_attention_impl = found
+
+
+_with_the_kernels_that_exist()
 
 
 def _compiled_when_called(function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
