@@ -3,8 +3,8 @@
 In: queries, keys and values of a row and its spans. Out: attention outputs. Waits for nothing.
 
 Every span attends to itself causally in one call; in another all spans with the same prefix attend to the whole of it.
-Softmax over both is a weighted mean of the two, because each call also says by how much its keys count. The kernel has
-not been run by us; tests have a reference on CPU in its place.
+Softmax over both is a weighted mean of the two, because each call also says by how much its keys count. Tests on
+CPU have a reference in the kernel's place; `tests/gpu` compares the kernel itself.
 
 Axes: T positions of the row, N query heads, K key heads, H head size; C positions of spans with a prefix, P of
 prefixes.
