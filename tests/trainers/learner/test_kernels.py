@@ -10,7 +10,7 @@ from forge_trainers.learner import titan
 
 
 @pytest.mark.parametrize("newest", [(9, 0), (10, 0)], ids=["hopper", "blackwell"])
-@pytest.mark.skipif(importlib.util.find_spec("flash_attn_interface") is not None, reason="FlashAttention 3 is installed")
+@pytest.mark.skipif(importlib.util.find_spec("flash_attn_interface") is not None, reason="FlashAttention 3 is here")
 def test_without_its_package_it_is_pytorchs_kernel(monkeypatch: pytest.MonkeyPatch, newest: tuple[int, int]) -> None:
     from torchtitan.tools import utils
 

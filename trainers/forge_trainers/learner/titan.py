@@ -61,7 +61,7 @@ def _with_the_kernels_that_exist() -> None:
     On Hopper it asks for FlashAttention 3 and on Blackwell for 4, whether there is one or not; a model's attention then
     fails to be built. Without the package it is PyTorch's own kernel, FlashAttention 2.
     """
-    utils = importlib.import_module("torchtitan.tools.utils")
+    utils: Any = importlib.import_module("torchtitan.tools.utils")
     chosen: Callable[[], str | None] = utils.get_cuda_flash_attention_impl
 
     @functools.cache
