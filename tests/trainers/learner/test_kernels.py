@@ -1,19 +1,28 @@
-"""Which FlashAttention TorchTitan asks for on a GPU that has a newer one than is installed."""
+"""Which FlashAttention TorchTitan asks for, on a GPU for which there is a newer one than PyTorch's."""
 
 from __future__ import annotations
 
-import importlib.util
+from pathlib import Path
 
 import pytest
 
-from forge_trainers.learner import titan
+from forge_trainers.learner import titan  # before torchtitan.tools.utils, which takes the device that it finds
+
+assert titan.DEVICE_TYPE
+from torchtitan.tools import utils  # noqa: E402
 
 
-@pytest.mark.parametrize("newest", [(9, 0), (10, 0)], ids=["hopper", "blackwell"])
-@pytest.mark.skipif(importlib.util.find_spec("flash_attn_interface") is not None, reason="FlashAttention 3 is here")
-def test_without_its_package_it_is_pytorchs_kernel(monkeypatch: pytest.MonkeyPatch, newest: tuple[int, int]) -> None:
-    from torchtitan.tools import utils
-
-    assert titan.DEVICE_TYPE
+@pytest.mark.parametrize(
+    ("newest", "module", "name"),
+    [((9, 0), "flash_attn_interface.py", "FA3"), ((10, 0), "flash_attn/cute.py", "FA4")],
+    ids=["hopper", "blackwell"],
+)
+def test_it_is_the_newest_that_is_installed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, newest: tuple[int, int], module: str, name: str
+) -> None:
     monkeypatch.setattr(utils, "has_cuda_capability", lambda major, minor: (major, minor) <= newest)
-    assert utils.get_cuda_flash_attention_impl() is None
+    assert utils.get_cuda_flash_attention_impl() is None, "PyTorch's own"
+    (tmp_path / module).parent.mkdir(exist_ok=True)
+    (tmp_path / module).touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    assert utils.get_cuda_flash_attention_impl() == name

@@ -52,7 +52,7 @@ DEVICE_TYPE = _import_with_the_device_that_exists()
 """Torch device type of the learner on this machine: ``"cpu"``, ``"cuda"``, ..."""
 
 _KERNELS = {"FA3": "flash_attn_interface", "FA4": "flash_attn.cute"}
-"""Packages of FlashAttention that PyTorch takes kernels from; neither is on PyPI as a wheel for our PyTorch."""
+"""Where PyTorch takes newer kernels of FlashAttention from; requirements/gpu.txt has neither."""
 
 
 def _with_the_kernels_that_exist() -> None:
@@ -62,20 +62,16 @@ def _with_the_kernels_that_exist() -> None:
     fails to be built. Without the package it is PyTorch's own kernel, FlashAttention 2.
     """
     utils: Any = importlib.import_module("torchtitan.tools.utils")
-    chosen: Callable[[], str | None] = utils.get_cuda_flash_attention_impl
+    newest: Callable[[], str | None] = utils.get_cuda_flash_attention_impl
 
-    @functools.cache
-    def installed(package: str) -> bool:
+    def installed() -> str | None:
+        name = newest()
         try:
-            return importlib.util.find_spec(package) is not None
-        except ModuleNotFoundError:  # not even what holds it
-            return False
+            return name if name and importlib.util.find_spec(_KERNELS[name]) else None
+        except ModuleNotFoundError:  # not even the package that would hold it
+            return None
 
-    def found() -> str | None:
-        implementation = chosen()
-        return implementation if implementation and installed(_KERNELS[implementation]) else None
-
-    utils.get_cuda_flash_attention_impl = found
+    utils.get_cuda_flash_attention_impl = installed
 
 
 _with_the_kernels_that_exist()
