@@ -156,6 +156,9 @@ def test_one_step_ahead_is_one_version_behind(trainer_of, tmp_path):
     rows = trainer_of(tmp_path, max_staleness=1, max_logprob_gap=1e-3).fit(Letters, steps=3).metrics
     assert [row["staleness/max"] for row in rows] == [0, 1, 1]
     assert rows[0]["learner/logprob_gap_mean"] < 1e-3 < rows[1]["learner/logprob_gap_mean"]
+    # the clip range lies around the learner, and a sample's age is a weight
+    assert [row["learner/clip_fraction"] for row in rows] == [0, 0, 0]
+    assert abs(rows[0]["learner/correction"] - 1) < 1e-5 < abs(rows[1]["learner/correction"] - 1)
 
 
 def test_a_sampler_at_another_temperature_ends_the_run_and_its_batch_is_kept(trainer_of, tmp_path, monkeypatch):

@@ -266,6 +266,31 @@ def test_a_loss_brings_its_correction(name: str):
     assert LearnerConfig(loss="gspo", correction_high=3.0).loss_settings.correction.high == 3.0
 
 
+@pytest.mark.parametrize("name", sorted(PUBLISHED))
+def test_where_samples_are_old_the_clip_range_lies_around_the_learner(name: str):
+    """Unless user or loss say what is done about them."""
+    own = LearnerConfig(loss=name).loss_settings.correction
+    old = LearnerConfig(loss=name).for_old_samples().loss_settings.correction
+    assert old == (own if name == "gspo" else Correction(how="truncate"))
+    for chosen in ({"correction": "ratio"}, {"correction": "mask"}, {"clip_low": 0.1}, {"clip_high": 0.1}):
+        config = LearnerConfig(loss=name, **chosen)
+        assert config.for_old_samples() == config
+    bounded = LearnerConfig(loss=name, correction_high=2.0).for_old_samples()
+    assert bounded.loss_settings.correction.high == 2.0
+
+
+def test_a_loss_that_says_ratio_keeps_it_for_old_samples():
+    for name, correction, expected in (("says", Correction(), "ratio"), ("silent", None, "truncate")):
+
+        @register_loss(f"old_samples_{name}", correction=correction)
+        def loss(inputs: TokenInputs) -> TokenLoss:
+            return TokenLoss(-inputs.log_ratio_S.exp() * inputs.advantages_S, torch.zeros_like(inputs.log_ratio_S))
+
+        config = LearnerConfig(loss=f"old_samples_{name}")
+        assert config.loss_settings.correction == Correction()
+        assert config.for_old_samples().loss_settings.correction.how == expected
+
+
 @pytest.mark.parametrize("noise", [0.02, 0.04])
 def test_rounding_takes_the_gradient_from_hardly_any_sequence(noise: float):
     """Engine and learner in bfloat16 differ by 0.02 to 0.04 a token; GSPO's published clip cuts off half of it."""

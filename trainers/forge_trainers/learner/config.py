@@ -74,8 +74,9 @@ class LearnerConfig:
     is left to memory."""
     correction: Literal["ratio", "truncate", "mask", "none"] | None = None
     """What is done about samples of an older or numerically different policy. None: as the loss brings it, or "ratio"
-    where a clip is given, which would bound nothing otherwise. "ratio": the loss's probability ratio is
-    taken to the sampler. Otherwise it is taken to the learner before the step, so it is 1, and each token's loss is
+    where a clip is given, which would bound nothing otherwise; "truncate" where neither says anything and the loop
+    plays ahead (`GRPOConfig.max_staleness`), see `for_old_samples`. "ratio": the loss's probability ratio is taken to
+    the sampler. Otherwise it is taken to the learner before the step, so it is 1, and each token's loss is
     multiplied with learner's over sampler's probability, at most `correction_high` ("truncate") or 0 outside
     `correction_low` to `correction_high` ("mask"), or with nothing ("none")."""
     correction_level: Literal["token", "sequence", "geometric"] | None = None
@@ -199,13 +200,27 @@ class LearnerConfig:
         names = ("max_tokens_per_microbatch", "loss_chunk_tokens", "activation_checkpointing")
         return [name for name in names if getattr(self, name) is None]
 
+    def for_old_samples(self) -> LearnerConfig:
+        """The same where samples are of older versions of the weights, and neither user nor loss say what to do then.
+
+        Such samples' ratios to the sampler begin away from 1, and the clip range takes tokens from the gradient that no
+        step of this learner has moved: 2.6 % of them at an age of one version, and a tenth of the reward
+        (docs/results, playing ahead). "truncate" clips what the learner itself has moved.
+        """
+        chosen = self.correction or self._clipped or find_loss(self.loss).correction
+        return self if chosen else replace(self, correction="truncate")
+
+    @property
+    def _clipped(self) -> bool:
+        return self.clip_low is not None or self.clip_high is not None
+
     @property
     def loss_settings(self) -> LossSettings:
         """The loss with everything decided: its own values where nothing else is set."""
         loss = find_loss(self.loss)
-        clipped = self.clip_low is not None or self.clip_high is not None
-        how = self.correction or ("ratio" if clipped else loss.correction.how)
-        base = loss.correction if how == loss.correction.how else Correction()
+        own = loss.correction or Correction()
+        how = self.correction or ("ratio" if self._clipped else own.how)
+        base = own if how == own.how else Correction()
         return LossSettings(
             loss=loss,
             clip_low=loss.clip[0] if self.clip_low is None else self.clip_low,

@@ -108,8 +108,9 @@ class Loss:
     credit: Any = field(default_factory=dict)
     """How rewards become its advantages where `GRPOConfig` sets no credit: a `forge_agents.Credit`, or a mapping of its
     settings. A loss only carries it."""
-    correction: Correction = field(default_factory=Correction)
-    """What is done about samples of another policy where `LearnerConfig` says nothing."""
+    correction: Correction | None = None
+    """What is done about samples of another policy where `LearnerConfig` says nothing. None: nothing but the loss's own
+    ratio, or where samples are of older versions of the weights, "truncate"."""
     denominator: Denominator = "used"
     """Which trajectories count in its mean where `GRPOConfig` says nothing."""
     refills: int = 0
@@ -177,7 +178,7 @@ def register_loss(
             clip=clip,
             sequence_ratio=sequence_ratio,
             credit=credit or {},
-            correction=correction or Correction(),
+            correction=correction,
             denominator=denominator,
             refills=refills,
         )

@@ -40,7 +40,8 @@ class ProcessConfig:
     """How models are served."""
     max_staleness: int = 0
     """Weight versions a sample may lie behind the learner that eats it. 0 waits for each update; 1 collects and judges
-    the next step while the learner works; from 2 on slow groups may also come a step late."""
+    the next step while the learner works; from 2 on slow groups may also come a step late. 0 is the default because it
+    repeats bit by bit."""
     colocate: bool = False
     """Where engines and learner share GPUs and do not fit there side by side, they take turns: who does not compute has
     its weights in the host's memory, which must hold both. Off: such a run is refused."""

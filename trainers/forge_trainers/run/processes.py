@@ -303,10 +303,13 @@ class Processes:
                 context,
                 limit,
             )
-        decided = self._placed.get(name, self.config.learner).with_memory()
+        chosen = self.config.learner
+        if self.config.max_staleness:
+            chosen = chosen.for_old_samples()
+        decided = self._placed.get(name, chosen).with_memory()
         memory = {one: getattr(decided, one) for one in LearnerConfig().left_to_memory}
         return replace(
-            self.config.learner.with_memory(**memory),
+            chosen.with_memory(**memory),
             max_sample_tokens=limit or context,
             model=str(folder),
             temperature=policy.sampling.temperature,
