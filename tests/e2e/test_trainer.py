@@ -77,7 +77,8 @@ def trainer_of(team, tmp_path_factory):
             trainer = fa.GRPOTrainer(policy, reward, config(**changes), out_dir)
             trainer._loop, trainer._processes = owner._loop, processes
             trainer._synced = False  # the engine has the weights of whoever was here before
-            fresh = fresh or trainer.config.learner != processes.config.learner
+            for name in ("learner", "max_staleness"):  # the second decides the learner's correction
+                fresh = fresh or getattr(trainer.config, name) != getattr(processes.config, name)
             processes.config = trainer.config
             if fresh:
                 owner._loop.run(another_learner())
