@@ -1,10 +1,11 @@
 """Collecting ahead: what staleness 1 and 2 cost in learning, and gain in time, beside a synchronous run.
 
-Two seats of forge/Relay-v0 share a 135M model. On a host without accelerator, the synchronous arm gives all cores to
-engine and learner in turn; the others give half of them to each, all the time. All are measured on the same held-out
-seeds, by seconds of training (with all evaluations but the last). The control has learning rate 0.
+Two seats of forge/Relay-v0 share a 135M model, or one seat sorts names in two turns (``--task sort``). On a host
+without accelerator, the synchronous arm gives all cores to engine and learner in turn; the others give half of them to
+each, all the time. All are measured on the same held-out seeds, by seconds of training (with all evaluations but the
+last). The control has learning rate 0.
 
-    python examples/asynchronous.py [--staleness 0 1 2] [--seeds 0 1 2] [--out runs/asynchronous]
+    python examples/asynchronous.py [--task relay] [--staleness 0 1 2] [--seeds 0 1 2] [--out runs/asynchronous]
 
 takes minutes a run on two CPU cores and writes ``asynchronous.png``. Finished runs are not repeated.
 """
@@ -12,6 +13,7 @@ takes minutes a run on two CPU cores and writes ``asynchronous.png``. Finished r
 import argparse
 import json
 import shutil
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,16 +24,37 @@ from rich.table import Table
 import forge_agents as fa
 from forge_trainers.records.plots import draw_arms
 
-ENV_ID = "forge/Relay-v0"
-ENV_ARGS = {"max_number": 9, "tool": False}
+
+@dataclass(frozen=True)
+class Task:
+    """What is played, and how it is trained."""
+
+    env_id: str
+    env_args: dict
+    sampling: fa.Sampling
+    groups: int
+    lr: float
+    reward: float
+    """Held-out reward that the time is taken to."""
+
+
+TASKS = {
+    "relay": Task("forge/Relay-v0", {"max_number": 9, "tool": False}, fa.Sampling(temperature=1.0, max_tokens=16),
+                  groups=8, lr=2e-5, reward=0.7),
+    "sort": Task("forge/AlphabetSort-v0", {"num_names": 3, "num_added": 1, "turns": 2},
+                 fa.Sampling(temperature=0.7, max_tokens=20), groups=4, lr=3e-5, reward=0.8),
+}  # fmt: skip
 MEANS = ("time/step_s", "idle/engines", "idle/learner")
 WARM_FROM = 3
 """Steps before do not count for idle shares and times: memory is new, caches are cold, nothing is collected ahead."""
 
 
-def run(staleness, seed, asked, *, lr=2e-5):
+def run(staleness, seed, asked, *, learns=True):
     """One training run; returns and saves what was measured."""
-    folder = asked.out / (f"staleness-{staleness}-{seed}" + ("" if lr else "-control"))
+    task = TASKS[asked.task]
+    lr = task.lr if learns else 0.0
+    arm = [asked.task, f"staleness-{staleness}", asked.correction, str(seed), None if learns else "control"]
+    folder = asked.out / "-".join(filter(None, arm))
     saved = folder / "result.json"
     if saved.exists():
         return json.loads(saved.read_text())
@@ -39,6 +62,7 @@ def run(staleness, seed, asked, *, lr=2e-5):
     config = fa.GRPOConfig(
         seed=seed,
         refills=0,  # every arm plays as much
+        groups_per_step=task.groups,
         max_staleness=staleness,
         learner=fa.LearnerConfig(lr=lr, warmup_steps=2, correction=asked.correction),
         engine=fa.EngineConfig(max_model_len=256, enforce_eager=True),
@@ -46,11 +70,11 @@ def run(staleness, seed, asked, *, lr=2e-5):
         eval_episodes=asked.episodes,
         checkpoint_every=asked.steps,
     )
-    team = fa.Policy(asked.model, name="team", sampling=fa.Sampling(temperature=1.0, max_tokens=16))
+    team = fa.Policy(asked.model, name="team", sampling=task.sampling)
     with fa.GRPOTrainer(team, config=config, out_dir=folder) as trainer:
-        before = trainer.evaluate(ENV_ID, episodes=asked.episodes, env_args=ENV_ARGS)
-        rows = trainer.fit(ENV_ID, steps=asked.steps, env_args=ENV_ARGS).metrics
-        after = trainer.evaluate(ENV_ID, episodes=2 * asked.episodes, env_args=ENV_ARGS)
+        before = trainer.evaluate(task.env_id, episodes=asked.episodes, env_args=task.env_args)
+        rows = trainer.fit(task.env_id, steps=asked.steps, env_args=task.env_args).metrics
+        after = trainer.evaluate(task.env_id, episodes=2 * asked.episodes, env_args=task.env_args)
     spent = np.cumsum([row["time/step_s"] for row in rows])
     curve = [[0.0, before.reward]]
     curve += [[float(s), row["eval/reward"]] for s, row in zip(spent, rows, strict=True) if "eval/reward" in row]
@@ -75,26 +99,29 @@ def seconds_to(curve, reward):
 
 def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--task", choices=list(TASKS), default="relay")
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=18, help="optimiser steps of each run")
     parser.add_argument("--control", type=int, default=0, metavar="N", help="control runs, of the most stale arm")
     parser.add_argument("--episodes", type=int, default=128, help="held-out seeds; twice as many at the end")
     parser.add_argument("--eval-every", type=int, default=3, help="steps between points of the curve")
-    parser.add_argument("--reward", type=float, default=0.7, help="that the time is taken to")
+    parser.add_argument("--reward", type=float, help="that the time is taken to, not the task's own")
     parser.add_argument("--correction", choices=["ratio", "truncate", "mask", "none"],
-                        help="for samples of another version, not the loss's own; choose another --out")  # fmt: skip
+                        help="for samples of another version, not the default's")  # fmt: skip
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", type=Path, default=Path("runs/asynchronous"))
     asked = parser.parse_args(words)
+    task = TASKS[asked.task]
+    reward = task.reward if asked.reward is None else asked.reward
     results = [run(staleness, seed, asked) for seed in asked.seeds for staleness in asked.staleness]
-    results += [run(max(asked.staleness), seed, asked, lr=0.0) for seed in asked.seeds[: asked.control]]
-    columns = (f"seconds to {asked.reward}", "seconds a step", "engines idle", "learner idle", "most stale")
-    table = Table("staleness", "seed", "before", "after", *columns, title=f"{ENV_ID}, held-out reward, 95 %")
+    results += [run(max(asked.staleness), seed, asked, learns=False) for seed in asked.seeds[: asked.control]]
+    columns = (f"seconds to {reward}", "seconds a step", "engines idle", "learner idle", "most stale")
+    table = Table("staleness", "seed", "before", "after", *columns, title=f"{task.env_id}, held-out reward, 95 %")
     for one in sorted(results, key=lambda one: (one["lr"] == 0, one["staleness"])):
         each = [f"{mean:.3f} ± {ci:.3f}" for mean, ci in (one["before"], one["after"])]
         idle = [f"{one[name]:.0%}" for name in ("idle/engines", "idle/learner")]
-        when = [f"{seconds_to(one['curve'], asked.reward):.0f}", f"{one['time/step_s']:.1f}"]
+        when = [f"{seconds_to(one['curve'], reward):.0f}", f"{one['time/step_s']:.1f}"]
         name = f"{one['staleness']}" + ("" if one["lr"] else ", learning rate 0")
         table.add_row(name, str(one["seed"]), *each, *when, *idle, f"{one['staleness_max']:.0f}")
     Console().print(table)
@@ -103,7 +130,7 @@ def main(words=None):
         for staleness in asked.staleness
     }
     picture = asked.out / "asynchronous.png"
-    title, over = f"{ENV_ID}, SmolLM2-135M-Instruct", "seconds of training"
+    title, over = f"{task.env_id}, SmolLM2-135M-Instruct", "seconds of training"
     draw_arms(arms, picture, title=title, value="reward on held-out seeds", over=over)
 
 

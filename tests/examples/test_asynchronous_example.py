@@ -21,7 +21,7 @@ def test_the_time_to_a_reward_lies_on_the_line_between_two_points(example):
 
 def test_runs_that_are_there_become_the_table_and_the_picture(example, tmp_path, monkeypatch, capsys):
     for staleness in (0, 1):
-        folder = tmp_path / f"staleness-{staleness}-3"
+        folder = tmp_path / f"relay-staleness-{staleness}-3"
         folder.mkdir()
         result = {
             "staleness": staleness, "seed": 3, "lr": 2e-5, "curve": [[0, 0.1], [40 + 20 * staleness, 0.9]],
