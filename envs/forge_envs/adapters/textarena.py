@@ -6,9 +6,11 @@ never calls a forfeit a win. Waits for nothing.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator
 from functools import cache
@@ -227,6 +229,7 @@ def _offer() -> None:
     short = range(3, 9)
     nouns = {word for word in words if {"M", "S"} <= set(entries[word])}
     folder = Path(tempfile.mkdtemp(prefix="forge-words-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     _write(folder / "corpora/words/README", "Words of TextArena's dictionary en_US, in the place of NLTK's corpus.\n")
     _write(folder / "corpora/words/en", "\n".join(words))
     _write(folder / "corpora/words/en-basic", "\n".join(word for word in words if word in nouns and len(word) in short))

@@ -271,7 +271,8 @@ def test_where_samples_are_old_the_clip_range_lies_around_the_learner(name: str)
     """Unless user or loss say what is done about them."""
     own = LearnerConfig(loss=name).loss_settings.correction
     old = LearnerConfig(loss=name).for_old_samples().loss_settings.correction
-    assert old == (own if name == "gspo" else Correction(how="truncate"))
+    clips_gradients = name in {"grpo", "dr_grpo", "dapo", "reinforce_pp"}
+    assert old == (Correction(how="truncate") if clips_gradients else own)
     for chosen in ({"correction": "ratio"}, {"correction": "mask"}, {"clip_low": 0.1}, {"clip_high": 0.1}):
         config = LearnerConfig(loss=name, **chosen)
         assert config.for_old_samples() == config
@@ -279,10 +280,11 @@ def test_where_samples_are_old_the_clip_range_lies_around_the_learner(name: str)
     assert bounded.loss_settings.correction.high == 2.0
 
 
-def test_a_loss_that_says_ratio_keeps_it_for_old_samples():
-    for name, correction, expected in (("says", Correction(), "ratio"), ("silent", None, "truncate")):
+def test_a_loss_of_the_users_is_truncated_for_old_samples_where_it_leaves_that_open():
+    """Else its ratio would be 1 where it expects that to the sampler."""
+    for name, given, expected in (("plain", {}, "ratio"), ("open", {"correction": None}, "truncate")):
 
-        @register_loss(f"old_samples_{name}", correction=correction)
+        @register_loss(f"old_samples_{name}", clip=(0.1, 0.1), **given)
         def loss(inputs: TokenInputs) -> TokenLoss:
             return TokenLoss(-inputs.log_ratio_S.exp() * inputs.advantages_S, torch.zeros_like(inputs.log_ratio_S))
 

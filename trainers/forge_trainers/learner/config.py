@@ -74,8 +74,9 @@ class LearnerConfig:
     is left to memory."""
     correction: Literal["ratio", "truncate", "mask", "none"] | None = None
     """What is done about samples of an older or numerically different policy. None: as the loss brings it, or "ratio"
-    where a clip is given, which would bound nothing otherwise; "truncate" where neither says anything and the loop
-    plays ahead (`GRPOConfig.max_staleness`), see `for_old_samples`. "ratio": the loss's probability ratio is taken to
+    where a clip is given, which would bound nothing otherwise; "truncate" where neither says anything, the loop plays
+    ahead (`GRPOConfig.max_staleness`) and the loss is "grpo", "dr_grpo", "dapo", "reinforce_pp" or one of yours that
+    leaves it open, see `for_old_samples`. "ratio": the loss's probability ratio is taken to
     the sampler. Otherwise it is taken to the learner before the step, so it is 1, and each token's loss is
     multiplied with learner's over sampler's probability, at most `correction_high` ("truncate") or 0 outside
     `correction_low` to `correction_high` ("mask"), or with nothing ("none")."""
@@ -201,11 +202,12 @@ class LearnerConfig:
         return [name for name in names if getattr(self, name) is None]
 
     def for_old_samples(self) -> LearnerConfig:
-        """The same where samples are of older versions of the weights, and neither user nor loss say what to do then.
+        """The same for samples of older versions of the weights: "truncate" where neither user nor loss say anything.
 
-        Such samples' ratios to the sampler begin away from 1, and the clip range takes tokens from the gradient that no
-        step of this learner has moved: 2.6 % of them at an age of one version, and a tenth of the reward
-        (docs/results, playing ahead). "truncate" clips what the learner itself has moved.
+        Such samples' ratios to the sampler begin away from 1, and a clip range around the sampler takes tokens from the
+        gradient before this step has moved any: 2.6 % of them at an age of one version, and a tenth of the reward
+        (docs/results, playing ahead). With "truncate" the ratio is to the learner and 1, so one step a batch clips
+        nothing; the age is in a weight of at most `correction_high`.
         """
         chosen = self.correction or self._clipped or find_loss(self.loss).correction
         return self if chosen else replace(self, correction="truncate")

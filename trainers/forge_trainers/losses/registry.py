@@ -42,6 +42,8 @@ class Correction:
     high: float = 5.0
 
 
+_RATIO = Correction()
+
 KL: TypeAlias = Literal["k1", "k2", "k3"]
 
 
@@ -108,9 +110,10 @@ class Loss:
     credit: Any = field(default_factory=dict)
     """How rewards become its advantages where `GRPOConfig` sets no credit: a `forge_agents.Credit`, or a mapping of its
     settings. A loss only carries it."""
-    correction: Correction | None = None
-    """What is done about samples of another policy where `LearnerConfig` says nothing. None: nothing but the loss's own
-    ratio, or where samples are of older versions of the weights, "truncate"."""
+    correction: Correction | None = _RATIO
+    """What is done about samples of another policy where `LearnerConfig` says nothing. None: the loss's own ratio to
+    the sampler, and "truncate" where samples are of older versions of the weights, which a clip range around the
+    sampler would take from the gradient."""
     denominator: Denominator = "used"
     """Which trajectories count in its mean where `GRPOConfig` says nothing."""
     refills: int = 0
@@ -152,7 +155,7 @@ def register_loss(
     clip: tuple[float, float] = (0.2, 0.2),
     sequence_ratio: bool = False,
     credit: Any = None,
-    correction: Correction | None = None,
+    correction: Correction | None = _RATIO,
     denominator: Denominator = "used",
     refills: int = 0,
 ) -> Callable[[LossFunction], LossFunction]:
@@ -271,19 +274,26 @@ def clipped_surrogate(ratio_S: torch.Tensor, inputs: TokenInputs) -> TokenLoss:
     return TokenLoss(-plain_S.minimum(limited_S), (limited_S < plain_S).float())
 
 
-@register_loss("grpo", reduction="sequence_mean", clip=(0.2, 0.2), denominator="sampled")
+@register_loss("grpo", reduction="sequence_mean", clip=(0.2, 0.2), correction=None, denominator="sampled")
 def grpo(inputs: TokenInputs) -> TokenLoss:
     """``1/G sum_i 1/|o_i| sum_t -min(r A, clip(r) A)`` (GRPO, arXiv 2402.03300, eq. 3)."""
     return clipped_surrogate(inputs.log_ratio_S.exp(), inputs)
 
 
-@register_loss("dr_grpo", reduction="constant", clip=(0.2, 0.2), credit={"scale": "none"}, denominator="sampled")
+@register_loss(
+    "dr_grpo",
+    reduction="constant",
+    clip=(0.2, 0.2),
+    correction=None,
+    credit={"scale": "none"},
+    denominator="sampled",
+)
 def dr_grpo(inputs: TokenInputs) -> TokenLoss:
     """``1/G sum_i 1/C sum_t -min(r A, clip(r) A)`` with a constant C and ``A = R - mean(R)`` (arXiv 2503.20783)."""
     return clipped_surrogate(inputs.log_ratio_S.exp(), inputs)
 
 
-@register_loss("dapo", reduction="token", clip=(0.2, 0.28), refills=3)
+@register_loss("dapo", reduction="token", clip=(0.2, 0.28), correction=None, refills=3)
 def dapo(inputs: TokenInputs) -> TokenLoss:
     """``1/sum_i |o_i| sum_i sum_t -min(r A, clip(r, 1 - low, 1 + high) A)`` (DAPO, arXiv 2503.14476, eq. 8).
 
@@ -342,7 +352,11 @@ def rloo(inputs: TokenInputs) -> TokenLoss:
 
 
 @register_loss(
-    "reinforce_pp", reduction="token", clip=(0.2, 0.2), credit={"by": ("role",), "baseline": "mean", "scale": "std"}
+    "reinforce_pp",
+    reduction="token",
+    clip=(0.2, 0.2),
+    correction=None,
+    credit={"by": ("role",), "baseline": "mean", "scale": "std"},
 )
 def reinforce_pp(inputs: TokenInputs) -> TokenLoss:
     """``-min(r A, clip(r) A)`` with A normalised over the whole batch (REINFORCE++, arXiv 2501.03262).

@@ -379,7 +379,7 @@ class GRPOTrainer:
             "policies": {name: dataclasses.asdict(policy) for name, policy in self._models(sampler).items()},
             "seats": self._sitting(sampler),
             **self._seating.settings(),
-            "trainer": dataclasses.asdict(self.config),
+            "trainer": dataclasses.asdict(dataclasses.replace(self.config, learner=self.config.learning)),
         }
         run = RunFolder(self.out_dir, settings, log_to=self.config.log_to)
         with run, stalls_recorded(self.out_dir):

@@ -302,7 +302,7 @@ def staleness(batch: EpisodeBatch, version: int) -> dict[int, int]:
 def _keep(error: ForgeError, name: str, batch: EpisodeBatch, config: GRPOConfig, *, step: int, folder: Path) -> str:
     """Write the batch that `error` is about, and say where it is."""
     file = folder / "failed-batches" / f"step-{step:06d}-{name}.safetensors"
-    facts: dict[str, Any] = {"step": step, "policy": name, "error": str(error), "learner": asdict(config.learner)}
+    facts: dict[str, Any] = {"step": step, "policy": name, "error": str(error), "learner": asdict(config.learning)}
     try:
         return f"The batch is in {dump_batch(batch, file, json.loads(json.dumps(facts, default=str)))}"
     except OSError as cause:

@@ -69,6 +69,11 @@ class ProcessConfig:
             )
         check_deadlines(self, "start_timeout_s", "stage_timeout_s", "silence_s")
 
+    @property
+    def learning(self) -> LearnerConfig:
+        """`learner`, with what follows from `max_staleness`."""
+        return self.learner.for_old_samples() if self.max_staleness else self.learner
+
 
 C = TypeVar("C", bound=ProcessConfig)
 

@@ -303,9 +303,7 @@ class Processes:
                 context,
                 limit,
             )
-        chosen = self.config.learner
-        if self.config.max_staleness:
-            chosen = chosen.for_old_samples()
+        chosen = self.config.learning
         decided = self._placed.get(name, chosen).with_memory()
         memory = {one: getattr(decided, one) for one in LearnerConfig().left_to_memory}
         return replace(
