@@ -160,6 +160,7 @@ def test_one_step_ahead_is_one_version_behind(trainer_of, tmp_path):
     # the clip range lies around the learner, and a sample's age is a weight
     assert [row["learner/clip_fraction"] for row in rows] == [0, 0, 0]
     assert abs(rows[0]["learner/correction"] - 1) < 1e-5 < abs(rows[1]["learner/correction"] - 1)
+    assert "correction: truncate" in (tmp_path / "config.yaml").read_text()
 
 
 def test_a_sampler_at_another_temperature_ends_the_run_and_its_batch_is_kept(trainer_of, tmp_path, monkeypatch):
