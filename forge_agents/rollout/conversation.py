@@ -159,7 +159,8 @@ class Branches:
     """Which of a seat's conversations each of its decisions belongs to, and where one branched off another."""
 
     def __init__(self) -> None:
-        self._branches: list[int] = []
+        self._branches: list[int] = []  # by decision
+        self._fresh = 0  # the next that is begun
         self._main: int | None = None  # branch of the conversation that an environment need not name
         self._gone_on: set[int] = set()  # decisions whose branch has moved on: who goes on from them begins another
 
@@ -176,13 +177,15 @@ class Branches:
         if after is not None and not (type(after) is int and 0 <= after < number):
             raise ValueError(f"a conversation goes on from decision {after!r}; the seat has made {number}, from 0 on")
         begins = told is not None and (after is None or after in self._gone_on)
-        fresh = max(self._branches, default=-1) + 1
         if told is None:  # 0, unless another conversation was there before it
-            branch = self._main = fresh if self._main is None else self._main
+            branch = self._main = self._fresh if self._main is None else self._main
         else:
-            branch = fresh if after is None or after in self._gone_on else self._branches[after]
+            branch = self._fresh if begins or after is None else self._branches[after]
+        self._fresh = max(self._fresh, branch + 1)
         # the main one needs no name: who names a decision of it asks beside it
-        self._gone_on |= {number} if told is None else {after} if after is not None else set()
+        on = number if told is None else after
+        if on is not None:
+            self._gone_on.add(on)
         self._branches.append(branch)
         return branch, after if begins else None
 

@@ -15,7 +15,8 @@ import traceback
 import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeAlias, TypeVar
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from pettingzoo import AECEnv, ParallelEnv
 
@@ -43,6 +44,7 @@ _MISTAKES = (ArgumentError, MissingExtraError, UnknownIdError)
 """What a caller got wrong: no episode can be played, so these are nobody's data."""
 _DECIDED = [each.name for each in fields(Decision) if each.name in Turn.__dataclass_fields__]
 """The part of a turn that the player says."""
+_decided_of = attrgetter(*_DECIDED)
 
 
 class _FailureError(Exception):
@@ -73,8 +75,7 @@ class _Draft:
     info: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _StepResult:
+class _StepResult(NamedTuple):
     """What the environment says to an agent of everything since its last decision."""
 
     reward: float
@@ -262,7 +263,8 @@ async def _play_turns(env: AECEnv[str, Any, Any], seat_of: SeatOf, max_turns: in
                 break
             seat.draft(index, observation, info, decision)
             index += 1
-            await _record_all(seat_of, await _guard("step", env, _step, env, decision, reported, tell))
+            owed = await _guard("step", env, _step, env, decision, reported, tell)
+            await _record_all(seat_of, owed)
             await asyncio.sleep(0)  # scripted players never yield; thousands of episodes share the loop
     except _FailureError:
         with contextlib.suppress(_FailureError):  # the first failure is the episode's
@@ -454,7 +456,7 @@ def _heard(observation: str, told: Mapping[str, Any]) -> Heard:
 
 
 def _decided(decision: Decision) -> dict[str, Any]:
-    return {name: getattr(decision, name) for name in _DECIDED}
+    return dict(zip(_DECIDED, _decided_of(decision), strict=True))
 
 
 def _trajectory(agent: str, seat: _Seat, env_id: str, seed: int) -> Trajectory:
