@@ -403,9 +403,14 @@ def test_a_checkpoint_holds_the_state_at_its_start_whatever_is_learned_meanwhile
 
     monkeypatch.setattr(FileSystemWriter, "write_data", slowly)
     core.start_save(tmp_path / "step-1")
+    began = time.perf_counter()
     after = core.train_step(random_batch(seed=1))
+    took_s = time.perf_counter() - began
     assert waited == [1]  # the weights of version 2 came after the last byte of version 1
+    assert after["save_wait_s"] > 0 and after["step_s"] + after["save_wait_s"] <= took_s  # which is not learning
+    assert after["tokens_per_s"] == pytest.approx(after["tokens"] / after["step_s"])
     core.finish_save()
+    assert core.train_step(random_batch(seed=2))["save_wait_s"] == 0
     fresh = LearnerCore(config(tiny_llama))
     assert fresh.load(tmp_path / "step-1") == 1
     kept = weights(fresh)

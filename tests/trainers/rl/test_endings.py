@@ -516,6 +516,22 @@ def test_the_stages_of_steps_are_all_of_the_time(tmp_path, monkeypatch):
     assert all(row["time/save_s"] > 0.045 for row in rows[1:]) and rows[2]["time/evaluate_s"] > 0.045
 
 
+def test_a_learner_that_waits_for_a_checkpoint_to_be_written_saves_and_does_not_learn(tmp_path, monkeypatch):
+    learn, versions = Learner.train_step, []
+
+    async def waits(self, batch, **settings):
+        versions.append(self.version)
+        waited_s = 0.1 if len(versions) > 1 else 0.0
+        await asyncio.sleep(waited_s)
+        return {**await learn(self, batch, **settings), "save_wait_s": waited_s}
+
+    monkeypatch.setattr(Learner, "train_step", waits)
+    with trainer(tmp_path, lambda step: [group(0.0, 1.0)] * 4) as run:
+        first, second = run.fit(Duel, steps=2).metrics
+    assert "time/save_s" not in first and second["time/save_s"] >= 0.1
+    assert second["time/learn_s"] + second["time/save_s"] <= second["time/step_s"]
+
+
 def test_playing_in_the_place_of_flat_groups_is_no_judging(tmp_path):
     asked = []
 

@@ -18,6 +18,7 @@ import os
 import pickle
 import shutil
 import stat
+import time
 import warnings
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import Future
@@ -134,10 +135,13 @@ class Writer:
         )
         self._under_way = writer, saving
 
-    def wait(self) -> None:
-        """Return once nothing is being written; whether it succeeded, `finish` says."""
-        if self._under_way is not None:
-            self._under_way[1].exception()
+    def wait(self) -> float:
+        """Return once nothing is being written, and how many seconds that took; whether it succeeded, `finish` says."""
+        if self._under_way is None or self._under_way[1].done():
+            return 0.0
+        started = time.perf_counter()
+        self._under_way[1].exception()
+        return time.perf_counter() - started
 
     def finish(self) -> dict[str, list[int]]:
         """Wait for what `start` began.

@@ -119,10 +119,10 @@ class LearnerCore:
             ``grad_norm`` (before clipping), ``lr``, ``temperature``, ``version`` (after the step), ``tokens``,
             ``loss_tokens``, ``not_computed`` (share of all loss tokens), ``positions`` (computed by all ranks),
             ``group_positions`` (if only siblings shared prompts), ``microbatches``,
-            ``waste`` (share of positions that ranks wait for), ``forward_backward_s``,
-            ``optimizer_s``, ``step_s``, ``cpu_s`` (this rank's), ``tokens_per_s`` (of ``tokens``), ``flops_per_s`` (all
-            ranks'), ``peak_flops_per_s`` (of all ranks' devices), ``mfu`` (the first over the second),
-            ``peak_rss_bytes`` and on an accelerator ``peak_device_bytes`` (this rank's).
+            ``waste`` (share of positions that ranks wait for), ``forward_backward_s``, ``optimizer_s``, ``step_s``,
+            ``save_wait_s`` (beside them: until a checkpoint was written), ``cpu_s`` (this rank's), ``tokens_per_s``
+            (of ``tokens``), ``flops_per_s`` (all ranks'), ``peak_flops_per_s`` (of all ranks' devices), ``mfu`` (the
+            first over the second), ``peak_rss_bytes`` and on an accelerator ``peak_device_bytes`` (this rank's).
 
         Raises:
             ValueError: The batch is malformed or does not fit the model, or the learning rate is to fall and
@@ -167,7 +167,7 @@ class LearnerCore:
         metrics = self._reduce(totals)
         done = time.perf_counter()
         metrics |= {**self._update(metrics["loss"], lr), "lr": lr, "temperature": temperature}
-        end = time.perf_counter()
+        end = time.perf_counter() - metrics["save_wait_s"]  # a disk's time is not the learner's
         num_tokens = float(length_n[needed_n].sum())
         flops = flops_per_step(self._built.architecture, self.model, length_n[needed_n], facts["positions"])
         return {
@@ -458,7 +458,7 @@ class LearnerCore:
                 f"the loss is {loss:g} and the gradient norm {grad_norm:g} at version {self.version}; the weights are "
                 "unchanged. Lower lr or max_grad_norm, or compute in float32"
             )
-        self._writer.wait()  # a checkpoint under way reads these very tensors
+        waited_s = self._writer.wait()  # a checkpoint under way reads these very tensors
         config = self.config
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:  # of a checkpoint they hold what was set when it was written
@@ -466,7 +466,7 @@ class LearnerCore:
         self._optimizers.step()
         self._optimizers.zero_grad()
         self.version += 1
-        return {"grad_norm": grad_norm, "version": float(self.version)}
+        return {"grad_norm": grad_norm, "version": float(self.version), "save_wait_s": waited_s}
 
     def _clip(self) -> float:
         """The norm of all gradients, which are scaled down to the largest allowed, and not touched where it is less.

@@ -204,6 +204,8 @@ class OfflineTrainer(ABC, Generic[T]):
                 rows = rows_of(step, len(learned), config)
                 metrics = await self._learn(learner, [learned[row] for row in rows])
                 watch.lap("learn")
+                if waited_s := metrics["learner/save_wait_s"]:
+                    watch.part("save", "learn", waited_s)
                 self._next_step = step + 1
                 last = step + 1 == steps
                 metrics["epoch"] = (step + 1) * config.batch_size / len(learned)

@@ -321,6 +321,8 @@ class GRPOTrainer:
             skipped=self._skipped,
         )
         self._watch.lap("learn")
+        if waited_s := max((value for name, value in metrics.items() if name.endswith("/save_wait_s")), default=0.0):
+            self._watch.part("save", "learn", waited_s)
         return metrics
 
     async def _publish(self) -> None:
