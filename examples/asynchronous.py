@@ -46,7 +46,8 @@ TASKS = {
 }  # fmt: skip
 MEANS = ("time/step_s", "idle/engines", "idle/learner")
 WARM_FROM = 3
-"""Steps before do not count for idle shares and times: memory is new, caches are cold, nothing is collected ahead."""
+"""Steps before do not count for idle shares and times if there are others: memory is new, caches are cold, nothing is
+collected ahead."""
 
 
 def run(staleness, seed, asked, *, learns=True):
@@ -78,7 +79,7 @@ def run(staleness, seed, asked, *, learns=True):
     spent = np.cumsum([row["time/step_s"] for row in rows])
     curve = [[0.0, before.reward]]
     curve += [[float(s), row["eval/reward"]] for s, row in zip(spent, rows, strict=True) if "eval/reward" in row]
-    warm = rows[WARM_FROM:]
+    warm = rows[WARM_FROM:] or rows
     result = {
         "staleness": staleness, "seed": seed, "lr": lr, "curve": curve,
         "before": [before.reward, before.ci], "after": [after.reward, after.ci],
@@ -90,11 +91,11 @@ def run(staleness, seed, asked, *, learns=True):
 
 
 def seconds_to(curve, reward):
-    """Seconds of training until the held-out reward is first reached, between points on a line; NaN: never."""
+    """Seconds of training until the held-out reward is first reached, between points on a line; None: never."""
     for (s0, r0), (s1, r1) in pairwise(curve):
         if r1 >= reward:
             return s1 if r1 == r0 else s0 + (s1 - s0) * max(0.0, reward - r0) / (r1 - r0)
-    return float("nan")
+    return None
 
 
 def main(words=None):
@@ -121,7 +122,8 @@ def main(words=None):
     for one in sorted(results, key=lambda one: (one["lr"] == 0, one["staleness"])):
         each = [f"{mean:.3f} ± {ci:.3f}" for mean, ci in (one["before"], one["after"])]
         idle = [f"{one[name]:.0%}" for name in ("idle/engines", "idle/learner")]
-        when = [f"{seconds_to(one['curve'], reward):.0f}", f"{one['time/step_s']:.1f}"]
+        reached_s = seconds_to(one["curve"], reward)
+        when = ["never" if reached_s is None else f"{reached_s:.0f}", f"{one['time/step_s']:.1f}"]
         name = f"{one['staleness']}" + ("" if one["lr"] else ", learning rate 0")
         table.add_row(name, str(one["seed"]), *each, *when, *idle, f"{one['staleness_max']:.0f}")
     Console().print(table)

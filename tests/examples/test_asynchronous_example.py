@@ -1,5 +1,4 @@
 import json
-import math
 import sys
 
 import pytest
@@ -16,7 +15,7 @@ def test_the_time_to_a_reward_lies_on_the_line_between_two_points(example):
     assert example.seconds_to(curve, 0.5) == pytest.approx(30)
     assert example.seconds_to(curve, 0.65) == pytest.approx(75)
     assert example.seconds_to(curve, 0.1) == pytest.approx(0)
-    assert math.isnan(example.seconds_to(curve, 0.95))
+    assert example.seconds_to(curve, 0.95) is None
 
 
 def test_runs_that_are_there_become_the_table_and_the_picture(example, tmp_path, monkeypatch, capsys):
@@ -35,4 +34,6 @@ def test_runs_that_are_there_become_the_table_and_the_picture(example, tmp_path,
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in capsys.readouterr().out.splitlines()]
     assert ["0", "3", "0.100 ± 0.050", "0.900 ± 0.040", "30", "8.2", "12%", "50%", "0"] in rows
     assert ["1", "3", "0.100 ± 0.050", "0.900 ± 0.040", "45", "8.2", "12%", "50%", "1"] in rows
+    example.main(["--staleness", "0", "--seeds", "3", "--out", str(tmp_path), "--reward", "0.95"])
+    assert "never" in capsys.readouterr().out
     assert (tmp_path / "asynchronous.png").stat().st_size > 10_000
