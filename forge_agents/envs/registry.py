@@ -77,8 +77,8 @@ _loaded = False
 @overload
 def register(
     id: str,
-    *,
     entry_point: None = None,
+    *,
     max_turns: int | None = None,
     tags: Iterable[str] = (),
     levels: Iterable[Mapping[str, Any]] = (),
@@ -92,8 +92,8 @@ def register(
 @overload
 def register(
     id: str,
-    *,
     entry_point: str | Callable[..., Any],
+    *,
     max_turns: int | None = None,
     tags: Iterable[str] = (),
     levels: Iterable[Mapping[str, Any]] = (),
@@ -106,8 +106,8 @@ def register(
 
 def register(
     id: str,  # noqa: A002  # the word that every registry uses
-    *,
     entry_point: str | Callable[..., Any] | None = None,
+    *,
     max_turns: int | None = None,
     tags: Iterable[str] = (),
     levels: Iterable[Mapping[str, Any]] = (),

@@ -87,7 +87,7 @@ def test_unknown_ids_suggest_near_ones(wrong, near):
 
 def test_an_id_without_version_is_the_newest_and_an_older_one_warns():
     for version in (2, 10, 9):
-        fa.register(f"t/Guess-v{version}", entry_point=Guess)
+        fa.register(f"t/Guess-v{version}", Guess)
     assert fa.spec("t/Guess").version == 10
     with pytest.warns(UserWarning, match="t/Guess-v9 is outdated: t/Guess-v10 exists"):
         fa.make("t/Guess-v9")
