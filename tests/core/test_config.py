@@ -134,3 +134,9 @@ def test_a_text_in_the_place_of_a_number_is_named(settings, name):
     """YAML reads 1e-5 as a text, and so does who reads it."""
     with pytest.raises(TypeError, match=f"^{name} is a text; give a number"):
         settings()
+
+
+def test_a_fraction_in_the_place_of_a_count_is_named():
+    for given in (1.5, True):
+        with pytest.raises(TypeError, match=f"^max_staleness={given} must be a whole number"):
+            fa.GRPOConfig(max_staleness=given)

@@ -557,6 +557,10 @@ def test_a_loss_needs_two_bounds_and_a_credit_that_is_one():
         register_loss("one", clip=0.2)(lambda inputs: inputs)
     with pytest.raises(TypeError, match=r"credit=<class .*Credit'> of loss 'one' must be a forge_agents\.Credit"):
         register_loss("one", credit=Credit)(lambda inputs: inputs)
+    with pytest.raises(TypeError, match=r"correction='truncate' of loss 'one' must be an fa\.Correction\(how="):
+        register_loss("one", correction="truncate")(lambda inputs: inputs)
+    with pytest.raises(ValueError, match=r"how='truncat'.* of loss 'one': how is one of \('ratio', 'truncate'"):
+        register_loss("one", correction=Correction(how="truncat"))(lambda inputs: inputs)
 
 
 def test_a_loss_needs_a_name():

@@ -208,7 +208,8 @@ def planned(run: RunConfig, found: Measured, where: Hardware) -> Plan:
     if run.league is not None:
         raise ValueError("opponents of a league change engines, which is not simulated; leave league out")
     env_ids = {run.env} if isinstance(run.env, str) else set(run.env)
-    if env_ids != found.run.env_ids:
+    # the module before a colon only says what to import
+    if {one.rpartition(":")[2] for one in env_ids} != {one.rpartition(":")[2] for one in found.run.env_ids}:
         raise ValueError(
             f"the measured runs played {', '.join(sorted(found.run.env_ids))}, this one plays "
             f"{', '.join(sorted(env_ids))}; how long episodes are is only known of what was played"

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args, get_type_hints
 
 from forge_agents.errors import did_you_mean
 
@@ -139,6 +139,14 @@ class Loss:
                 f"credit={self.credit!r:.80} of loss {self.name!r} must be a forge_agents.Credit(...), or a mapping of "
                 "its settings"
             )
+        correction: Any = self.correction
+        if not (correction is None or isinstance(correction, Correction)):
+            raise TypeError(
+                f"correction={correction!r:.80} of loss {self.name!r} must be an fa.Correction(how=...), or None"
+            )
+        hows, levels = (get_args(get_type_hints(Correction)[field]) for field in ("how", "level"))
+        if correction is not None and (correction.how not in hows or correction.level not in levels):
+            raise ValueError(f"{correction} of loss {self.name!r}: how is one of {hows}, level of {levels}")
 
 
 _PACKAGE = __name__.partition(".")[0]
