@@ -60,6 +60,8 @@ class ProcessConfig:
 
     def __post_init__(self) -> None:
         check_numbers(self)
+        if isinstance(self.max_staleness, (bool, float)):
+            raise TypeError(f"max_staleness={self.max_staleness} must be a whole number of versions")
         check_at_least(self, 1, "learner_procs")
         check_at_least(self, 0, "max_staleness", "max_respawns", "seed")
         if self.max_staleness and (self.colocate or self.engine.sleeps):
