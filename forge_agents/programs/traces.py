@@ -14,16 +14,16 @@ import itertools
 import json
 import math
 import os
-import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 from forge_agents.envs.thoughts import whole
 from forge_agents.errors import did_you_mean
+from forge_agents.jsonl import UnreadableJsonError, json_values
 from forge_agents.programs.calls import RefusedError, Said, as_text
 from forge_agents.programs.protocols import PROTOCOLS, text_of
 from forge_agents.programs.spans import (
@@ -227,11 +227,11 @@ class _Reader:
     def talks(self) -> Iterator[_Talk | dict[str, Any]]:
         """Conversations, and rows in which what is learned is set apart."""
         for source in self._sources:
-            for line, value in _values(Path(source)):
+            for line, value in json_values(source):
                 where = f"{source}:{line}"
                 try:
-                    if isinstance(value, RefusedError):
-                        raise value
+                    if isinstance(value, UnreadableJsonError):
+                        raise RefusedError(f"it is not JSON ({value})")
                     things = list(_things(value))
                 except _ODD as odd:
                     self._leave(where, odd)
@@ -321,55 +321,6 @@ class _Reader:
         talk = _talk(chat, some(row.get("tools")), score, given_as_one=True, asks=row)
         unlearned = {place for place, message in enumerate(chat) if message.get("weight") == 0}
         return [replace(talk, unlearned=frozenset(unlearned))]
-
-
-def _values(path: Path) -> Iterator[tuple[int, Any]]:
-    """JSON values with their lines, from 1; an error stands for what is none."""
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        first = next((line for line in file if line.strip()), "")
-    done: int | None = 0
-    if isinstance(_json(first), RefusedError):
-        done = yield from _spread(path)
-    if done is None:
-        return
-    with path.open(encoding="utf-8-sig", errors="replace") as file:
-        yield from ((number, _json(line)) for number, line in enumerate(file, 1) if number > done and line.strip())
-
-
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as odd:
-        return RefusedError(f"it is no JSON ({odd})")
-
-
-_SOLID = re.compile(r"\S")
-
-
-def _spread(path: Path) -> Generator[tuple[int, Any], None, int | None]:
-    """The values of a file in which each takes several lines.
-
-    Returns:
-        Where nothing beyond the first line could be read the line that is done, 0 if none; else None.
-    """
-    text = path.read_text(encoding="utf-8-sig", errors="replace")
-    end, line, first = 0, 1, 0
-    while begun := _SOLID.search(text, end):
-        start = begun.start()
-        line += text.count("\n", end, start)
-        first = first or line
-        try:
-            value, end = json.JSONDecoder().raw_decode(text, start)
-        except (ValueError, RecursionError) as odd:
-            if line > first:
-                yield line, RefusedError(f"it is no JSON ({odd}), and what follows is not read")
-                return None
-            if end:
-                yield line, RefusedError(f"only what follows the first value, which is no JSON ({odd})")
-            return line if end else 0
-        yield line, value
-        line += text.count("\n", start, end)
-    return None
 
 
 def _things(value: Any) -> Iterator[Mapping[str, Any]]:

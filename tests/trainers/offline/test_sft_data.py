@@ -149,6 +149,14 @@ def test_files_name_their_lines(read, tmp_path):
         read(tmp_path / "absent.jsonl")
 
 
+def test_files_with_a_byte_order_mark_or_in_utf_16_are_read(read, tmp_path):
+    text = json.dumps(chat("uone", "atwo")) + "\r\n"
+    expected = [item.content for item in read([chat("uone", "atwo")]).items]
+    for encoding in ("utf-8-sig", "utf-16"):
+        (tmp_path / encoding).write_bytes(text.encode(encoding))
+        assert [item.content for item in read(tmp_path / encoding).items] == expected
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [

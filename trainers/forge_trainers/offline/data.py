@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import logging
 import os
 import sys
@@ -23,6 +22,7 @@ import numpy as np
 from forge_agents.envs.thoughts import whole
 from forge_agents.episodes.stored import EPISODES, load_episodes
 from forge_agents.errors import did_you_mean
+from forge_agents.jsonl import json_objects
 from forge_agents.policy import Expert, KeepThoughts
 from forge_agents.rollout.conversation import Conversation, Messages
 from forge_agents.rollout.rendering import Renderer
@@ -304,17 +304,7 @@ def _items_of_file(path: Path) -> Iterator[tuple[str, Any]]:
             f"{path} is neither a JSONL file nor the folder of a run; of an environment's expert, "
             "fa.demonstrations(id, games) has the games, and so has `games` beside `data: id` in a file"
         )
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as cause:
-                raise ValueError(f"{path}:{number} is not JSON ({cause}); write one object per line") from None
-            if not isinstance(row, dict):
-                raise ValueError(f"{path}:{number} is a JSON {type(row).__name__}; write one object per line")  # noqa: TRY004  # content of a file
-            yield f"{path}:{number}", row
+    yield from json_objects(path)
 
 
 # ---- conversations

@@ -1,0 +1,118 @@
+"""Reads users' JSON files: JSONL, or JSON values that take several lines each, in UTF-8, UTF-16 or UTF-32.
+
+Every reader of users' data uses this module, so that a file is either read by all of them or by none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+_SOLID = re.compile(r"\S")
+_ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
+
+
+class UnreadableJsonError(ValueError):
+    """A line of a file that is not JSON. The message says why, without the name of the file."""
+
+
+def json_objects(path: str | os.PathLike[str]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each JSON object of a file with its place, ``file:line``, lines counted from 1.
+
+    A byte order mark, Windows line ends and blank lines are accepted.
+
+    Raises:
+        ValueError: A line is not JSON or not an object. The message names the file and the line.
+    """
+    for line, value in json_values(path):
+        if isinstance(value, UnreadableJsonError):
+            raise ValueError(f"{path}:{line} is not JSON ({value}); write one object per line")  # noqa: TRY004  # content of a file
+        if not isinstance(value, dict):
+            raise ValueError(f"{path}:{line} is a JSON {type(value).__name__}; write one object per line")  # noqa: TRY004  # content of a file
+        yield f"{path}:{line}", value
+
+
+def json_values(path: str | os.PathLike[str]) -> Iterator[tuple[int, Any]]:
+    """Yield each JSON value of a file with its line, counted from 1. An `UnreadableJsonError` stands for a bad value.
+
+    Memory grows with the longest line, or with the whole file if its values take several lines each.
+    """
+    with _opened(path) as file:
+        first = next((line for line in file if line.strip()), "")
+    done: int | None = 0
+    try:
+        json.loads(first)
+    except (ValueError, RecursionError):
+        done = yield from _spread_values(path)
+    if done is None:
+        return
+    with _opened(path) as file:
+        yield from ((number, _parsed(line)) for number, line in enumerate(file, 1) if number > done and line.strip())
+
+
+def _opened(path: str | os.PathLike[str]) -> IO[str]:
+    """The file as text. Bytes that are no text in its encoding become lone surrogates, which `_checked` refuses."""
+    with Path(path).open("rb") as file:
+        encoding = json.detect_encoding(file.read(4))
+    if encoding.startswith("utf-8"):
+        return Path(path).open(encoding="utf-8-sig", errors="surrogateescape")
+    return Path(path).open(encoding=encoding, errors="surrogatepass")
+
+
+def _parsed(text: str) -> Any:
+    try:
+        return _checked(json.loads(text), text)
+    except (ValueError, RecursionError) as cause:
+        return UnreadableJsonError(_reason(cause, text))
+
+
+def _checked(value: Any, text: str) -> Any:
+    """`value`, which was read from `text`, or an error if a string in it holds half of a character."""
+    suspect = _ESCAPED_SURROGATE.search(text) or not _is_unicode(text)
+    if suspect and not _is_unicode(json.dumps(value, ensure_ascii=False)):
+        return UnreadableJsonError("it holds bytes or escapes that are not Unicode text; save the file as UTF-8")
+    return value
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _reason(cause: BaseException, text: str) -> str:
+    return str(cause) if _is_unicode(text) else f"{cause}; the file is not UTF-8"
+
+
+def _spread_values(path: str | os.PathLike[str]) -> Generator[tuple[int, Any], None, int | None]:
+    """Yield the values of a file in which a value takes several lines.
+
+    Returns:
+        The last line that was read (0 if none) if nothing after the first line could be read; None otherwise.
+    """
+    with _opened(path) as file:
+        text = file.read()
+    end, line, first = 0, 1, 0
+    while begun := _SOLID.search(text, end):
+        start = begun.start()
+        line += text.count("\n", end, start)
+        first = first or line
+        try:
+            value, end = json.JSONDecoder().raw_decode(text, start)
+        except (ValueError, RecursionError) as cause:
+            reason = _reason(cause, text[start : start + 1000])
+            if line > first:
+                yield line, UnreadableJsonError(f"{reason}; the rest of the file is not read")
+                return None
+            if end:
+                yield line, UnreadableJsonError(f"only the first value of the line is read: {reason}")
+            return line if end else 0
+        yield line, _checked(value, text[start:end])
+        line += text.count("\n", start, end)
+    return None
