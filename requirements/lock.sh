@@ -12,8 +12,6 @@ trap 'rm -rf "$work"' EXIT
 
 # Libraries whose environments the tests play.
 adapters="--extra textarena --extra reasoning-gym --extra classic --extra openenv --extra verifiers --extra mcp"
-# What rules ask about answers that they cannot read themselves.
-adapters="$adapters --extra maths"
 # Only wheels, but for packages that publish none.
 wheels="--only-binary :all:"
 for package in cellpylib pycosat rlcard zss; do wheels="$wheels --no-binary $package"; done

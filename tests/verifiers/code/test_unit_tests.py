@@ -210,6 +210,45 @@ def test_tests_that_test_nothing_are_refused():
         UnitTests(max_parallel=-1)
 
 
+SOLUTION = "```python\ndef add(a, b):\n    return a + b\n```"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SOLUTION.replace("\n", "\r\n"),
+        f"{SOLUTION}\nUsage:\n```python\nprint(add(1, 2))\n```",
+        f"{SOLUTION}\nUsage:\n```python\nresult = add(1, None)\nprint(result)\n```",
+        f"{SOLUTION}\nUsage:\n```python\n>>> add(1, 2)\n3\n```\nOutput:\n```\n3\n```",
+        f"{SOLUTION}\nRun:\n```bash\npython solution.py\n```",
+        f"{SOLUTION}\n```python\nimport unittest\nclass T(unittest.TestCase): pass\nunittest.main()\n```",
+        "1. Define it:\n\n   ```python\n   def add(a, b):\n       return a + b\n   ```\n2. Call it.",
+        "~~~py\ndef add(a, b):\n    return a + b\n~~~",
+        ("First a helper:\n```python\ndef plus(a, b):\n    return a + b\n```\nThen:\n```python\n"
+        "def add(a, b):\n    return plus(a, b)\n```"),
+        "```python\nimport operator\n```\n```python\ndef add(a, b):\n    return operator.add(a, b)\n```",
+        "```python\ndef add(a, b):\n    return a - b  # wrong\n```\nNo, it has to be\n" + SOLUTION,
+        "The function:\n\n    def add(a, b):\n        return a + b\n\nIt adds.",
+        "def add(a, b):\r\n    return a + b",
+    ],
+)
+def test_the_program_is_found_in_the_markdown_of_an_answer(text):
+    assert PATIENT.grade(wrote(text)) == 1
+
+
+def test_the_last_definition_counts_so_that_trying_several_does_not_pay():
+    wrong = "```python\ndef add(a, b):\n    return 0\n```"
+    assert PATIENT.grade(wrote(f"{SOLUTION}\nor\n{wrong}")) < 1
+    assert PATIENT.grade(wrote("```java\nint add(int a, int b) { return a + b; }\n```")) == 0
+
+
+def test_blocks_are_chosen_by_the_names_that_the_tests_use():
+    text = "```py\ndef f(): return g()\n```\n```py\ndef g(): return 1\n```\n```py\nf()\ng = 2\n```\n```py\nh = f()\n```"
+    assert extract_code(text, {"f"}) == "def f(): return g()\n\nf()\ng = 2"
+    assert extract_code(text, {"h"}) == "def f(): return g()\n\nf()\ng = 2\n\nh = f()"
+    assert extract_code(text, {"unknown"}) == extract_code(text) == "h = f()"
+
+
 def test_code_is_the_last_block_or_all():
     assert extract_code("```py\na\n```\nthen\n```\nb\n```") == "b"
     assert extract_code("```python\nunclosed = 1") == "unclosed = 1"

@@ -81,6 +81,23 @@ def test_a_schemas_pattern_that_backtracks_without_end_fails_the_text(schema, va
     assert time.perf_counter() - start < 30  # without a limit: hours
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '```json\r\n{"move": 3}\r\n```\r\n',
+        '{\r\n  "move": 3\r\n}\r\n',
+        '~~~json\n{"move": 3}\n~~~',
+        '```JSON\n{"move": 3}```',
+        '1. The move:\n\n   ```json\n   {"move": 3}\n   ```\n2. Done.',
+        '```json\n{"move": 3}\n```\nRead it with\n```python\njson.loads(text)\n```',
+        '<answer>```json\n{"move": 3}\n```</answer>',
+    ],
+)
+def test_json_is_found_in_the_markdown_of_an_answer(text):
+    wrong = text.replace("3}", '"3"}').replace("3\r", '"3"\r')
+    assert JsonSchema(schema=SCHEMA).score([said(text), said(wrong)]).tolist() == [1, 0]
+
+
 def test_nested_json_without_end_is_wrong():
     assert JsonSchema(schema=SCHEMA).score([said("[" * 19_000), said('{"move": NaN}')]).tolist() == [0, 0]
 

@@ -9,8 +9,8 @@ import ast
 import json
 import math
 import os
-import re
-from collections.abc import Callable, Sequence
+import textwrap
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
@@ -18,11 +18,13 @@ from pathlib import Path
 
 from forge_agents.sandbox import Sandbox, SandboxError, SandboxUnavailable
 from forge_agents.types import Trajectory
+from forge_verifiers.core.markdown import code_blocks, indented_blocks
 from forge_verifiers.core.verifier import Assessment, Cost, ScoreError, Scores, TrajectoryRule
 
-_FENCE = re.compile(r"```[ \t]*(?:python|py|python3)?[ \t]*\n(.*?)(?:\n```|\Z)", re.DOTALL | re.IGNORECASE)
 MAX_CODE_CHARS = 100_000
 """Longer answers have failed."""
+_PYTHON = frozenset({"", "python", "python3", "py", "py3"})
+"""Languages of fenced blocks that are read as Python."""
 _SANDBOX_SLACK_S = 20.0
 """Beyond its limit: for a sandbox to start, and to be given up."""
 
@@ -45,7 +47,7 @@ class TestReport:
 class UnitTests(TrajectoryRule):
     """The share of hidden tests that the last action's code passes.
 
-    The code is the last fenced block of the last action, else all of it. Tests are Python source: each top-level
+    The code is in the fenced blocks of the last action, see `extract_code`. Tests are Python source: each top-level
     `assert`, each function ``test_*`` and each top-level call of a function that the tests define is one test; all else
     prepares them. Names that the tests do not define are the code's, and so is ``from solution import name``.
 
@@ -80,7 +82,7 @@ class UnitTests(TrajectoryRule):
         tests = self._tests(trajectory)
         if tests is None or not trajectory.turns:
             return None
-        code = extract_code(trajectory.turns[-1].action)
+        code = extract_code(trajectory.turns[-1].action, _names_of_tests(tests))
         if not code:
             return 0.0
         passed = self.run(code, tests).passed
@@ -148,12 +150,75 @@ class UnitTests(TrajectoryRule):
         return self.tests if isinstance(self.tests, str) else self.tests(trajectory)
 
 
-def extract_code(text: str) -> str:
-    """The last fenced block of a text, else all of it; empty where there is none, or too much."""
+def extract_code(text: str, wanted: Collection[str] = ()) -> str:
+    """The Python program in a text.
+
+    The program consists of the last fenced block that defines each wanted name and of the blocks that those blocks
+    need. If no block defines a wanted name, the program is the last block. Blocks in other languages are ignored. A
+    text without a fenced block is a program as a whole, or its indented blocks are.
+
+    Args:
+        text: Markdown with Python, or Python.
+        wanted: Names that the program has to define, for example the function that the tests call.
+
+    Returns:
+        Python source; empty if there is none or the text has more than `MAX_CODE_CHARS` characters.
+    """
     if len(text) > MAX_CODE_CHARS:
         return ""
-    blocks = _FENCE.findall(text)
-    return (str(blocks[-1]) if blocks else text).strip()
+    blocks = [block for block in code_blocks(text) if block.language in _PYTHON] or code_blocks(text)
+    if not blocks and _bound_and_used(text) is None:
+        blocks = indented_blocks(text)
+    sources = [textwrap.dedent(block.text).strip() for block in blocks]
+    names = {number: each for number, source in enumerate(sources) if (each := _bound_and_used(source))}
+    chosen: set[int] = set()
+    needed = set(wanted)
+    while needed:
+        name = needed.pop()
+        defining = next((number for number in reversed(names) if name in names[number][0]), None)
+        if defining is not None and defining not in chosen:
+            chosen.add(defining)
+            needed |= names[defining][1]
+    if chosen:
+        return "\n\n".join(sources[number] for number in sorted(chosen))
+    return sources[[*names][-1] if names else -1] if sources else text.strip()
+
+
+def _bound_and_used(source: str) -> tuple[set[str], set[str]] | None:
+    """Names that a program binds at its top level, and names that it reads; None if it is not Python."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    bound: set[str] = set()
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            bound.add(node.name)
+        else:
+            bound.update(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+            imports = [n for n in ast.walk(node) if isinstance(n, ast.Import | ast.ImportFrom)]
+            bound.update((name.asname or name.name).partition(".")[0] for each in imports for name in each.names)
+    used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+    return bound, used
+
+
+@lru_cache(maxsize=4096)
+def _names_of_tests(tests: str) -> frozenset[str]:
+    """Names that the tests expect from the program."""
+    try:
+        tree = ast.parse(tests)
+    except (SyntaxError, ValueError):
+        return frozenset()  # `UnitTests.run` reports it
+    imports = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module == "solution"]
+    imported = {name.name for each in imports for name in each.names}
+    attributes = {
+        n.attr
+        for n in ast.walk(tree)
+        if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "solution"
+    }
+    stored = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    bound, used = _bound_and_used(tests) or (set(), set())
+    return frozenset((used - bound - stored) | imported | attributes)
 
 
 @cache

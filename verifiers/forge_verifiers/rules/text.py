@@ -17,13 +17,12 @@ from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from forge_agents.types import Trajectory, total_tokens
+from forge_verifiers.core.markdown import code_blocks
 from forge_verifiers.core.verifier import TrajectoryRule
 from forge_verifiers.rules.answers import AnswerRule, last_action, same_text
 
 if TYPE_CHECKING:
     from forge_agents.schemas import Schema
-
-_FENCE = re.compile(r"```(?:json)?[ \t]*\n(.*?)```", re.DOTALL)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +121,9 @@ class Format(TrajectoryRule):
 
 @dataclass(frozen=True, kw_only=True)
 class JsonSchema(TrajectoryRule):
-    """The last action is JSON that fits a JSON schema; a fenced code block is looked into.
+    """The last action is JSON that fits a JSON schema, or its last fenced block is.
+
+    Fenced blocks in other languages than JSON are ignored, unless there is no other block.
 
     A text that takes longer than `timeout_s` to be compared with the schema's patterns has failed.
     """
@@ -156,9 +157,10 @@ class JsonSchema(TrajectoryRule):
         text = last_action(trajectory)
         if text is None:
             return None
-        fenced = _FENCE.findall(text) if "```" in text else []
+        blocks = code_blocks(text)
+        texts = [block.text for block in blocks if block.language in {"", "json"}] or [block.text for block in blocks]
         try:
-            value = json.loads(fenced[-1] if fenced else text, parse_constant=_no_constant)
+            value = json.loads(texts[-1] if texts else text, parse_constant=_no_constant)
             return float(self._checked.breach(value) is None)
         except (ValueError, RecursionError, TimeoutError):  # no JSON, nested without end, or made to stall the patterns
             return 0.0

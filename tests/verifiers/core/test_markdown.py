@@ -1,0 +1,50 @@
+import time
+
+import pytest
+
+from forge_verifiers.core.markdown import CodeBlock, code_blocks, indented_blocks
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "```python\ndef f():\n    return 1\n```",
+        "```python\r\ndef f():\r\n    return 1\r\n```\r\nDone.",
+        "~~~python\ndef f():\n    return 1\n~~~",
+        "````Python title=f.py\ndef f():\n    return 1\n````",
+        "1. Define it:\n\n   ```python\n   def f():\n       return 1\n   ```\n2. Call it.",
+        "1. Define it:\n    ```python\n    def f():\n        return 1\n    ```",
+        "- ```python\n  def f():\n      return 1\n  ```",
+        "> ```python\n> def f():\n>     return 1\n> ```",
+        "Code:\n    ```python\n    def f():\n        return 1\n    ```",
+        "<answer>```python\ndef f():\n    return 1\n```</answer>",
+        "<answer>\n```python\ndef f():\n    return 1\n```\n</answer>",
+        "Use `f` as in ```python\ndef f():\n    return 1\n```",
+        "```python\ndef f():\n    return 1",
+    ],
+)
+def test_a_fenced_block_is_found_wherever_markdown_allows_it(text):
+    (block,) = code_blocks(text)
+    assert block.language == "python" and block.text.strip() == "def f():\n    return 1"
+
+
+def test_blocks_keep_their_order_language_and_inner_fences():
+    text = "```bash\nls\n```\ntext ```inline``` text\n````\n```\nx\n```\n````\n"
+    assert code_blocks(text) == [CodeBlock("bash", "ls\n"), CodeBlock("", "```\nx\n```\n")]
+    assert code_blocks("no code") == [] == indented_blocks("no code")
+    assert indented_blocks("Here:\n\n    x = 1\n\nDone.") == [CodeBlock("", "x = 1\n")]
+
+
+@pytest.mark.parametrize("unit", ["> ", "- ", "```\n", "~~~\n> ", "```x ", "* a\n ", "\t- ", "<a ```\n", "    ```\n"])
+def test_time_for_hostile_markdown_grows_linearly(unit):
+    def seconds(length):
+        text = (unit * length)[:length]
+        taken = []
+        for _ in range(3):
+            start = time.process_time()
+            code_blocks(text)
+            indented_blocks(text)
+            taken.append(time.process_time() - start)
+        return min(taken)
+
+    assert seconds(100_000) < 10 * seconds(25_000) + 0.01  # 4 times as long; a quadratic parser takes 16 times

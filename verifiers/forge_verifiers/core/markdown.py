@@ -1,0 +1,63 @@
+"""Code blocks of a Markdown text, as CommonMark (version 0.31) defines them."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from markdown_it import MarkdownIt
+
+_OPENING_AFTER_TEXT = re.compile(
+    r"^(?!(?:[-*+>]|\d+[.)]|[ \t])*[`~]{3})((?:[^`\n]|`(?!``))*\S[ \t]*)(?=```[ \t]*\w*[ \t]*$)", re.MULTILINE
+)
+_CLOSING_BEFORE_TAG = re.compile(r"^([ \t]*(?:`{3,}|~{3,}))[ \t]*(?=</)", re.MULTILINE)
+_DEEP_FENCE = re.compile(r"^(?=(?: {4}|\t)[ \t]*(?:`{3}|~{3}))", re.MULTILINE)
+"""In CommonMark, such a line would continue the paragraph above it."""
+_WORD = re.compile(r"[\w+#-]+")
+
+
+class CodeBlock(NamedTuple):
+    """A code block."""
+
+    language: str
+    """First word after the opening fence, in lower case; empty if there is none."""
+    text: str
+    """The lines of the block, with ``\\n`` line endings and without the indentation of the fence."""
+
+
+def code_blocks(text: str) -> list[CodeBlock]:
+    """All fenced code blocks of a text, in order.
+
+    Fences of backticks or tildes count at any indentation, in lists and in quotes. A block without a closing fence ends
+    with the text. In addition to CommonMark, an opening fence may follow other text on its line
+    (``<answer>```python``), and a tag may follow a closing fence (```` ```</answer> ````).
+    """
+    if "```" not in text and "~~~" not in text:
+        return []
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    text = _CLOSING_BEFORE_TAG.sub(r"\1\n", _OPENING_AFTER_TEXT.sub(r"\1\n", text))
+    tokens = _parser(fenced=True).parse(_DEEP_FENCE.sub("\n", text))
+    return [CodeBlock(_language(token.info), token.content) for token in tokens if token.type == "fence"]
+
+
+def indented_blocks(text: str) -> list[CodeBlock]:
+    """All code blocks that are indented by four spaces instead of fenced, in order."""
+    tokens = _parser(fenced=False).parse(text)
+    return [CodeBlock("", token.content) for token in tokens if token.type == "code_block"]
+
+
+def _language(info: str) -> str:
+    word = _WORD.search(info)
+    return word[0].lower() if word else ""
+
+
+@cache
+def _parser(*, fenced: bool) -> MarkdownIt:
+    """A parser of blocks only: the time for hostile texts grows linearly."""
+    from markdown_it import MarkdownIt
+
+    parser = MarkdownIt("commonmark").disable(["html_block", "reference", "heading", "lheading", "hr"])
+    parser.core.ruler.enableOnly(["normalize", "block"])
+    return parser.disable("code" if fenced else "fence")
