@@ -154,7 +154,10 @@ class Turn(_Kept):
     action: str
     """What it answered, as the environment received it."""
     thought: str = ""
-    """What it thought before it answered: its own affair, which no other seat or rule is shown, and judges if asked."""
+    """Its reasoning before the answer, without tags. No other agent is shown it; `response` holds it for verifiers."""
+    reasoning_text: str = ""
+    """The start of the response, up to the answer, exactly as the policy wrote it: the reasoning in its tags, including
+    a tag that the prompt has opened. Empty where the policy wrote no such tags."""
     thought_tokens: int = 0
     """How many tokens the response begins with that are the thought, its tags included; 0 where no model thought."""
     tool_calls: tuple[ToolCall, ...] = ()
@@ -224,6 +227,15 @@ class Turn(_Kept):
         left = "" if self.forked_from is None else f" from turn {self.forked_from + 1}"
         beside = f", branch {self.branch}{left}" if self.branch or left else ""
         return f"{self.index + 1}. {self.agent} ({self.policy}{beside})", said
+
+    @property
+    def response(self) -> str:
+        """All that the policy wrote: its reasoning, in tags, and the answer.
+
+        A turn that has a `thought` and no `reasoning_text`, such as an imported one, shows the thought in ``<think>``.
+        """
+        thought = f"<think>\n{self.thought}\n</think>\n\n" if self.thought else ""
+        return (self.reasoning_text or thought) + self.action
 
     @property
     def parts(self) -> tuple[Turn, ...]:

@@ -60,6 +60,52 @@ def split_thought(text: str, *, opened: bool | None = False) -> tuple[str, str]:
     return "\n\n".join(filter(None, map(str.strip, thoughts))), said.strip()
 
 
+def split_response(text: str, *, opening: str | None = "") -> tuple[str, str, str]:
+    """The thought, the reasoning text and the answer of a response.
+
+    Args:
+        text: The response.
+        opening: The tag with which the prompt has opened the reasoning, empty where it has not; None where the prompt
+            is not known.
+
+    Returns:
+        Thought and answer as `split_thought` has them, and between them the start of the response up to the answer,
+        exactly as it was written. A tag that the prompt has opened is part of it. It is empty where no tags were
+        written.
+    """
+    opened = None if opening is None else bool(opening)
+    thought, answer = split_thought(text, opened=opened)
+    thoughts, at, _ = _thoughts(text, opened)
+    final = _FINAL.match(text, at)
+    if not thoughts and final is None:
+        return "", "", answer
+    rest = text[final.end() if final else at :].lstrip()
+    written = text[: len(text) - len(rest)].lstrip()
+    if thoughts and _OPENS.match(written) is None:
+        written = (opening or _opening_of(written)) + written
+    return thought, written, answer
+
+
+def _opening_of(text: str) -> str:
+    """The opening tag that belongs to the first closing tag in `text`."""
+    found = ((close.search(text), tags[0]) for close, tags in zip(_CLOSES, _PREFILLED, strict=False))
+    at = [(match.start(), opening) for match, opening in found if match is not None]
+    return min(at)[1].replace("\\", "") if at else "<think>"
+
+
+def in_think_tags(text: str) -> str:
+    """A response whose reasoning at the beginning stands in ``<think>``, whatever tags its model writes.
+
+    Reasoning that is never closed stays unclosed, and several sections stay several.
+    """
+    thoughts, at, unclosed = _thoughts(text, False)
+    final = _FINAL.match(text, at)
+    sections = [f"<think>{thought}</think>" for thought in thoughts]
+    if unclosed is not None:
+        sections[-1] = sections[-1].removesuffix("</think>")
+    return "".join(sections) + text[final.end() if final else at :]
+
+
 def answer_at(text: str, *, opened: bool = False) -> int:
     """Where in `text`, which is as in `split_thought`, the answer begins: its end where a thought is not closed."""
     return _thoughts(text, opened)[1]

@@ -20,7 +20,7 @@ import numpy as np
 
 from forge_agents.envs.env import CONVERSATION, writable
 from forge_agents.envs.experts import Seat, expert_of
-from forge_agents.envs.thoughts import split_thought
+from forge_agents.envs.thoughts import split_response, whole
 from forge_agents.errors import EndpointError, StallError
 from forge_agents.policy import (
     AnyPolicy,
@@ -51,6 +51,7 @@ class Decision:
 
     action: str
     thought: str = ""
+    reasoning_text: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     thought_tokens: int = 0
     prompt_ids: tuple[int, ...] = ()
@@ -84,12 +85,19 @@ class Decision:
     def published(self, tools: Sequence[Mapping[str, Any]]) -> Decision:
         """As an environment hears it: calls of `tools`, given as schemas, in their one form, whoever read them."""
         calls, thought = self.tool_calls, writable(self.thought)  # half an emoji, from an endpoint
+        written = writable(self.reasoning_text)
         action = writable(with_calls(self.action, calls))
         if tools and not calls:
             calls = tuple(parse_tool_calls(action, tools=tools))
-        if (action, thought, calls) == (self.action, self.thought, self.tool_calls):
+        if (action, thought, written, calls) == (self.action, self.thought, self.reasoning_text, self.tool_calls):
             return self  # most are: a copy costs 2 us
-        return replace(self, action=action, thought=thought, tool_calls=calls)
+        return replace(self, action=action, thought=thought, reasoning_text=written, tool_calls=calls)
+
+
+def _said(text: str) -> Decision:
+    """The decision of a player that no model makes, from all of its text."""
+    thought, written, answer = split_response(text)
+    return Decision(action=answer, thought=thought, reasoning_text=written)
 
 
 Player: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Decision]]
@@ -227,16 +235,17 @@ class ModelPlayer:
         limit = len(prompt_ids) + room
         if choices:  # one of them is an answer, also where the template has opened a thought
             done = await self._sample(prompt_ids, wanted, limit, draw, choices)
-            thought, answer = "", self._renderer.text(done.token_ids, *wanted.stop)
+            thought, written, answer = "", "", self._renderer.text(done.token_ids, *wanted.stop)
         else:
             ask = self._respond if wanted.max_thought_tokens is None else self._think_and_answer
             done = await ask(prompt_ids, wanted, limit, draw)
-            thought, answer = self._renderer.parse(done.token_ids, *wanted.stop)
+            thought, written, answer = self._renderer.sections(done.token_ids, *wanted.stop)
         beside, calls = self._renderer.calls(done.token_ids, tools) if tools else ("", ())
         may_stop = wanted.stop and done.finish_reason == "stop"
         return Decision(
             action=beside if calls else answer,
             thought=thought,
+            reasoning_text=written,
             thought_tokens=self._renderer.thought_length(done.token_ids) if thought else 0,
             tool_calls=calls,
             prompt_ids=prompt_ids,
@@ -389,9 +398,9 @@ def with_calls(text: str, calls: Sequence[ToolCall]) -> str:
     if not calls:
         return text
     told = "\n".join(map(str, calls))
-    whole = f"{text}\n{told}" if text else told
+    both = f"{text}\n{told}" if text else told
     # where the words look like calls, something else would be read
-    return whole if parse_tool_calls(whole) == parse_tool_calls(told) else told
+    return both if parse_tool_calls(both) == parse_tool_calls(told) else told
 
 
 class EndpointPlayer:
@@ -431,13 +440,16 @@ class EndpointPlayer:
             if error.status == 400 and any(words in str(error) for words in _TOO_LONG):
                 raise ContextFullError(str(error)) from None
             raise
-        thought, answer = split_thought(reply.text.strip(), opened=False if reply.thought else None)
+        thought, written, answer = split_response(reply.text.strip(), opening="" if reply.thought else None)
+        if reply.thought:
+            written = whole(reply.thought, "", cut=reply.finish_reason == "length" and not reply.text) + written
         calls = reply.tool_calls if (told or {}).get("tools", self._tools) else ()
         self._main = self._main if told else len(self._held)
         self._held.append([*messages, Message(role="assistant", content=with_calls(answer, calls))])
         return Decision(
             action=answer,
             thought="\n\n".join(filter(None, (reply.thought, thought))),
+            reasoning_text=written,
             tool_calls=calls,
             finish_reason=reply.finish_reason,
             usage=reply.usage,
@@ -454,8 +466,7 @@ def _human(agent: str, instructions: str) -> Player:
         legal = tuple(map(str, info.get("legal_actions") or ()))
         told = unseen.pop() if unseen else ""
         action = await terminal().ask(agent, observation, instructions=told, legal_actions=legal)
-        thought, answer = split_thought(action)
-        return Decision(action=answer, thought=thought, generate_s=time.perf_counter() - started)
+        return replace(_said(action), generate_s=time.perf_counter() - started)
 
     return decide
 
@@ -490,16 +501,14 @@ def _expert(seat: Seat, agent: str, draws: list[int]) -> Player:
         action = seated[0](observation)
         if not isinstance(action, str):
             raise TypeError(f"the expert returned {type(action).__name__} for {agent!r}; return a str")
-        thought, answer = split_thought(action)
-        return Decision(action=answer, thought=thought)
+        return _said(action)
 
     return decide
 
 
 def _scripted(policy: Scripted, agent: str) -> Player:
     async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
-        thought, answer = split_thought(policy(observation, agent))
-        return Decision(action=answer, thought=thought)
+        return _said(policy(observation, agent))
 
     return decide
 

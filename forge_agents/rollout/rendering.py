@@ -18,7 +18,14 @@ from typing import Any
 
 from cachetools import LRUCache, cached
 
-from forge_agents.envs.thoughts import answer_at, closing, continued, opens_thought, split_thought
+from forge_agents.envs.thoughts import (
+    answer_at,
+    closing,
+    continued,
+    opens_thought,
+    split_response,
+    split_thought,
+)
 from forge_agents.models.families import SWITCHES
 from forge_agents.models.lean_imports import lean_transformers
 from forge_agents.policy import Thinking
@@ -130,6 +137,10 @@ class Renderer:
     def parse(self, response_ids: Sequence[int], *stop: str) -> tuple[str, str]:
         """Thought and answer of what the model wrote, as `text` has it."""
         return split_thought(self.text(response_ids, *stop), opened=bool(self._opening))
+
+    def sections(self, response_ids: Sequence[int], *stop: str) -> tuple[str, str, str]:
+        """`parse`, with the reasoning as the model wrote it between the two; see `split_response`."""
+        return split_response(self.text(response_ids, *stop), opening=self._opening)
 
     def closing(self, response_ids: Sequence[int]) -> tuple[int, ...]:
         """Tokens that end the thought that a response breaks off in, up to the answer; empty where it is in none."""

@@ -17,6 +17,7 @@ TURN = fa.Turn(
     observation="Which digit?",
     action=HOSTILE,
     thought="Nine <script>\x1b[2J",
+    reasoning_text="<think>Nine <script>",
     thought_tokens=1,
     reward=1.5,
     terminated=True,

@@ -231,8 +231,8 @@ class _Hundred:
     ) -> tuple[int, ...]:
         return (*prompt_ids, *response_ids, *(1,) * (100 - len(response_ids)))
 
-    def parse(self, response_ids: tuple[int, ...]) -> tuple[str, str]:
-        return "", str(response_ids[0])
+    def sections(self, response_ids: tuple[int, ...]) -> tuple[str, str, str]:
+        return "", "", str(response_ids[0])
 
 
 def _memory(episodes: int) -> dict[str, float]:

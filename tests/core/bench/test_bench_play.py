@@ -319,6 +319,9 @@ class Words:
     def parse(self, token_ids):
         return "", self.moves[token_ids[0]]
 
+    def sections(self, token_ids):
+        return "", "", self.moves[token_ids[0]]
+
 
 class Sampler:
     """An engine that answers in any order, by the request's seed."""

@@ -49,8 +49,8 @@ class Tokens:
     def go_on(self, prompt_ids, response_ids, messages):
         return (*prompt_ids, *response_ids)
 
-    def parse(self, response_ids):
-        return "", "left"
+    def sections(self, response_ids):
+        return "", "", "left"
 
     def text(self, response_ids):  # a choice is an answer whole, whatever the template has opened
         return "left"

@@ -68,8 +68,8 @@ def fleets(monkeypatch):
         def go_on(self, prompt_ids, response_ids, messages):
             return (*prompt_ids, *response_ids)
 
-        def parse(self, ids):
-            return "", "ok"
+        def sections(self, ids):
+            return "", "", "ok"
 
     class Up:
         def __init__(self, policies):

@@ -114,8 +114,8 @@ class One:
     def go_on(self, prompt_ids, response_ids, messages):
         return (*prompt_ids, *response_ids, 6)
 
-    def parse(self, response_ids):
-        return "", "1"
+    def sections(self, response_ids):
+        return "", "", "1"
 
 
 def test_an_endpoint_sits_beside_a_served_model_and_needs_no_engine(serve_chat):

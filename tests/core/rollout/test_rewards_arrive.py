@@ -92,8 +92,8 @@ class Full:
     def go_on(self, prompt_ids, response_ids, messages):
         return (*prompt_ids, *response_ids, 2)
 
-    def parse(self, response_ids):
-        return "", "x"
+    def sections(self, response_ids):
+        return "", "", "x"
 
     async def generate(self, prompt_ids, sampling):
         span = VersionSpan(version=0, start=0, end=1)

@@ -52,8 +52,8 @@ class Digits:
     def go_on(self, prompt_ids, response_ids, messages):
         return (*prompt_ids, *response_ids, 9)
 
-    def parse(self, response_ids):
-        return "", str(response_ids[0])
+    def sections(self, response_ids):
+        return "", "", str(response_ids[0])
 
 
 def run(env, policies, **kwargs):
@@ -91,8 +91,8 @@ def test_an_empty_response_is_an_empty_action():
             return Completion(token_ids=(), logprobs=(), finish_reason="stop", versions=())
 
     class Blank(Digits):
-        def parse(self, response_ids):
-            return "", ""
+        def sections(self, response_ids):
+            return "", "", ""
 
     class Tolerant(Count):
         def act(self, agent, action):

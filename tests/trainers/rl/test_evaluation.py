@@ -42,8 +42,8 @@ class Digits:
     def go_on(self, prompt_ids, response_ids, messages):
         return (*prompt_ids, *response_ids, 9)
 
-    def parse(self, response_ids):
-        return "", str(response_ids[0])
+    def sections(self, response_ids):
+        return "", "", str(response_ids[0])
 
 
 class Engine:

@@ -120,7 +120,7 @@ def _value(name: str, fill: Fill, trajectory: Trajectory) -> Any:
         return trajectory
     if fill == "text":
         last = trajectory.turns[-1]
-        return last.action if name.startswith("completion") else last.observation
+        return last.response if name.startswith("completion") else last.observation
     return trajectory.info.get(name) if name in trajectory.info or name != "info" else trajectory.info
 
 
@@ -181,7 +181,8 @@ def read(function: Any, what: str, *, otherwise: Many | None = None) -> Reading:
     ========================================  ====================================================================
     ``trajectory``, ``traj``, ``t``           with one trajectory; returns a number
     ``trajectories``, ``trajs``, ``ts``       with all; returns a number each
-    ``completion``, ``prompt``                with the texts of one trajectory's last turn; returns a number
+    ``completion``, ``prompt``                with the response of one trajectory's last turn, reasoning included, and
+                                              the text that the agent had read; returns a number
     ``completions``, ``prompts``              with lists of these, as TRL calls its rewards; returns a number each
     ========================================  ====================================================================
 

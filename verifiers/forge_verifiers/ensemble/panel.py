@@ -99,7 +99,7 @@ def content_key(trajectory: Trajectory) -> bytes:
     log-probabilities, weights versions and timings.
     """
     turns = [
-        (t.observation, t.thought, t.action, t.reward, t.terminated, t.truncated, dict(t.info))
+        (t.observation, t.thought, t.reasoning_text, t.action, t.reward, t.terminated, t.truncated, dict(t.info))
         for t in trajectory.turns
     ]
     content = (

@@ -4,6 +4,9 @@ In: trajectories. Out: scores in [0, 1]. Waits for nothing; every rule bounds it
 
 Rules that need a gold answer read ``trajectory.info[answer_key]`` (one value or a list of alternatives) and abstain
 where it is missing; all abstain for an agent that never decided.
+
+A rule about content (`Exact`, `Regex`, `JsonSchema`, `Language`) looks at the answer, `Turn.action`. A rule about form
+(`Format`, `Length`, `Repetition`) looks at all that the policy wrote, `Turn.response`, reasoning included.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from forge_agents.types import Trajectory, total_tokens
+from forge_agents.envs.thoughts import in_think_tags
+from forge_agents.types import Trajectory, Turn, total_tokens
 from forge_verifiers.core.markdown import code_blocks
 from forge_verifiers.core.verifier import TrajectoryRule
 from forge_verifiers.rules.answers import AnswerRule, last_action, same_text
@@ -42,9 +46,10 @@ class Exact(AnswerRule):
 
 @dataclass(frozen=True, kw_only=True)
 class Regex(TrajectoryRule):
-    """The last action matches a pattern (Perl syntax, as the package ``regex`` takes it).
+    """The last answer matches a pattern (Perl syntax, as the package ``regex`` takes it).
 
-    A text on which matching takes longer than `timeout_s` has failed: evading the check must not pay.
+    A pattern that names a ``<think>`` or ``</think>`` tag is matched with the whole response instead, including the
+    reasoning. A text on which matching takes longer than `timeout_s` has failed: evading the check must not pay.
     """
 
     pattern: str
@@ -52,7 +57,7 @@ class Regex(TrajectoryRule):
     exact = True
     name: str = "regex"
     full: bool = False
-    """Whether the whole action, white space around it aside, must match."""
+    """Whether the whole text, white space around it aside, must match."""
     timeout_s: float = 0.25
     """Seconds that one match may take."""
 
@@ -67,6 +72,8 @@ class Regex(TrajectoryRule):
         text = last_action(trajectory)
         if text is None:
             return None
+        if "think>" in self.pattern:
+            text = trajectory.turns[-1].response
         pattern = _compiled(self.pattern)
         try:
             if self.full:
@@ -83,10 +90,14 @@ def _compiled(pattern: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Format(TrajectoryRule):
-    """Every action is a sequence of XML-like sections, each once, in order, with nothing between or around them.
+    """Every response is a sequence of XML-like sections, each once, in order, with nothing between or around them.
 
-    ``Format(tags=("think", "answer"))`` wants ``<think>...</think><answer>...</answer>``. The score is the share of
-    the agent's actions that keep the format.
+    ``Format(tags=("think", "answer"))`` expects ``<think>...</think><answer>...</answer>``. The score is the share of
+    the agent's responses that keep the format.
+
+    With "think" in `tags` the reasoning before the answer is checked, too; reasoning in the tags of another family of
+    models, such as ``[THINK]``, counts as ``<think>``. Without "think" only the answer is checked, so that a model may
+    reason before it.
     """
 
     tags: Sequence[str] = ("think", "answer")
@@ -99,12 +110,13 @@ class Format(TrajectoryRule):
             raise ValueError(f"tags={self.tags!r} of {self.name!r} must be one or more names of letters and digits")
 
     def grade(self, trajectory: Trajectory) -> float | None:
-        """Share of actions in the format."""
+        """Share of responses in the format."""
         if not trajectory.turns:
             return None
-        return sum(self._keeps(turn.action.strip()) for turn in trajectory.turns) / len(trajectory.turns)
+        return sum(map(self._keeps, trajectory.turns)) / len(trajectory.turns)
 
-    def _keeps(self, text: str) -> bool:
+    def _keeps(self, turn: Turn) -> bool:
+        text = (in_think_tags(turn.response) if "think" in self.tags else turn.action).strip()
         at = 0
         for tag in self.tags:
             opening, closing = f"<{tag}>", f"</{tag}>"
@@ -172,7 +184,7 @@ def _no_constant(name: str) -> NoReturn:
 
 @dataclass(frozen=True, kw_only=True)
 class Length(TrajectoryRule):
-    """The agent's actions together are between `low` and `high` long; beyond that the score falls to 0 over `slack`."""
+    """The agent's responses together have a length from `low` to `high`; outside the score falls to 0 over `slack`."""
 
     low: int = 0
     """Least length that scores 1."""
@@ -182,6 +194,8 @@ class Length(TrajectoryRule):
     """How far outside the score reaches 0, linearly; 0 = at once."""
     unit: Literal["chars", "words", "tokens"] = "chars"
     """What is counted; tokens are those that the policy sampled."""
+    reasoning: bool = True
+    """Whether the reasoning before an answer is counted, in any unit. False counts the answers alone."""
     name: str = "length"
 
     def __post_init__(self) -> None:
@@ -202,10 +216,10 @@ class Length(TrajectoryRule):
 
     def _size(self, trajectory: Trajectory) -> int:
         if self.unit == "tokens":
-            return total_tokens(trajectory.turns)
-        if self.unit == "chars":
-            return sum(len(turn.action) for turn in trajectory.turns)
-        return sum(len(turn.action.split()) for turn in trajectory.turns)
+            left_out = 0 if self.reasoning else sum(p.thought_tokens for turn in trajectory.turns for p in turn.parts)
+            return total_tokens(trajectory.turns) - left_out
+        texts = [turn.response if self.reasoning else turn.action for turn in trajectory.turns]
+        return sum(len(text if self.unit == "chars" else text.split()) for text in texts)
 
 
 _SCRIPTS = {
@@ -238,9 +252,10 @@ _LANGUAGES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Language(TrajectoryRule):
-    """The actions are written in the script of a language: the share of their letters that belong to it.
+    """The answers are written in the script of a language: the share of their letters that belong to it.
 
-    Tells scripts apart, not languages of one script. Abstains where there are no letters.
+    The reasoning before them may be in another language. Tells scripts apart, not languages of one script. Abstains
+    where there are no letters.
     """
 
     language: str
@@ -263,9 +278,9 @@ class Language(TrajectoryRule):
 
 @dataclass(frozen=True, kw_only=True)
 class Repetition(TrajectoryRule):
-    """The actions do not repeat themselves: 1 minus the share of word n-grams that occurred before.
+    """The responses, reasoning included, do not repeat themselves: 1 minus the share of word n-grams seen before.
 
-    Actions without white space are looked at by character.
+    Responses without white space are looked at by character.
     """
 
     size: int = 4
@@ -284,7 +299,7 @@ class Repetition(TrajectoryRule):
         """1 where nothing is repeated, towards 0 where everything is."""
         if not trajectory.turns:
             return None
-        words: Sequence[str] = [word for turn in trajectory.turns for word in turn.action.split()]
+        words: Sequence[str] = [word for turn in trajectory.turns for word in turn.response.split()]
         if len(words) == 1:
             words = words[0]
         total = len(words) - self.size + 1
