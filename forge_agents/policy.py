@@ -279,11 +279,13 @@ class Endpoint:
     api_key_env: str = field(default="", kw_only=True)
     """Environment variable that holds the key, read when the first question is asked; empty where none is needed."""
     sampling: Sampling = field(default_factory=Sampling, kw_only=True)
-    """How a seat's answers are drawn; judges ask greedily."""
+    """How a seat's answers are drawn; judges ask greedily. Settings at their default are not sent, `max_tokens` apart,
+    and a setting that the server refuses by name is left out, which one line on the console says."""
     concurrency: int = field(default=8, kw_only=True)
     """Requests under way at the same time; more wait."""
     retries: int = field(default=4, kw_only=True)
-    """Times that a request is sent again after 408, 409, 429, 5xx or a lost connection, within `timeout_s`."""
+    """Number of times that a request is sent again after 408, 409, 429, 5xx, such an error with status 200, or a lost
+    connection, within `timeout_s`."""
     timeout_s: float = field(default=60.0, kw_only=True)
     """Seconds for one answer, its retries and the waits between them included."""
     max_requests: int | None = field(default=None, kw_only=True)

@@ -11,13 +11,14 @@ import contextvars
 import json
 import logging
 import weakref
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from forge_agents.envs.env import writable
 from forge_agents.errors import BudgetError, EndpointError, StallError
 from forge_agents.policy import Endpoint, Sampling
+from forge_agents.rollout.refusals import LIMITS, has_error, named_field, status_of
 from forge_agents.tools.formats import MAX_CALLS, read_call
 from forge_agents.types import Message, ToolCall, Usage
 
@@ -27,12 +28,14 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 _SHOWN = 500
 """Characters of what a server says that an error quotes."""
-_LIMITS = ("max_tokens", "max_completion_tokens")
-"""What the limit of a response is called: by most servers, and by those that refuse that name."""
+_SENT_STATUS = "forge_agents.sent_status"
+"""Extension of a response: the status that the server sent with a body that holds an error."""
 _SAID = {"content", "reasoning_content", "reasoning", "tool_calls"}
 """Of these a message has at least one."""
 _refusals: contextvars.ContextVar[list[int]] = contextvars.ContextVar("_refusals")
 """HTTP statuses of the tries so far of the request under way that the server refused."""
+_unsupported: weakref.WeakKeyDictionary[Endpoint, set[str]] = weakref.WeakKeyDictionary()
+"""Fields of a request that the server of an endpoint has refused, as long as the endpoint lives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +54,14 @@ class ChatReply:
     """Per token of `text`, as the API has it: ``token``, ``logprob``, ``top_logprobs``; empty where there are none."""
 
 
+class _RefusedError(Exception):
+    """A refusal, with its HTTP status and the whole body of the server's answer."""
+
+    def __init__(self, message: str, status: int, body: str) -> None:
+        super().__init__(message)
+        self.status, self.body = status, body
+
+
 class EndpointClient:
     """Asks an endpoint; belongs to the event loop that it is first used on.
 
@@ -66,7 +77,7 @@ class EndpointClient:
         self._key = endpoint.api_key()
         self._who = f"{endpoint.model} at {endpoint.url}"
         self._places = asyncio.Semaphore(endpoint.concurrency)
-        self._refused: set[str] = set()
+        self._refused = _unsupported.setdefault(endpoint, set())
         self._requests = 0
         self._tokens = 0
         self._client = _connections(endpoint, self._key)
@@ -81,8 +92,10 @@ class EndpointClient:
         """The model's reply.
 
         Args:
-            optional: Further fields of the request, by the word that names them in a server's refusal. Fields that the
-                server refuses are left out from then on.
+            sampling: Settings at their default are not sent, except the limit of tokens.
+            optional: Further fields of the request, by the word that names them in a server's refusal.
+
+        A field that the server refuses by name is left out from then on, which one line on the console says.
 
         Raises:
             StallError: None in time; names the endpoint and its last refusal.
@@ -110,23 +123,18 @@ class EndpointClient:
         self, messages: Sequence[Message], sampling: Sampling, optional: Mapping[str, Mapping[str, Any]]
     ) -> ChatReply:
         while True:
-            without = frozenset(self._refused)  # others add to it meanwhile
-            fields: dict[str, Any] = {"temperature": sampling.temperature, "top_p": sampling.top_p}
-            fields[_LIMITS[_LIMITS[0] in without]] = sampling.max_tokens
-            if sampling.stop:
-                fields["stop"] = list(sampling.stop)
-            if sampling.shaping:  # not all of them are OpenAI's: a server that knows one of them not may refuse it
-                fields["extra_body"] = sampling.shaping
-            for word, more in optional.items():
-                if word not in without:
-                    fields |= more
+            without = frozenset(self._refused)  # concurrent requests may add to it
+            limit = LIMITS[LIMITS[0] in without]
+            fields = _fields(sampling, optional) | {limit: {limit: sampling.max_tokens}}
+            sent = {name: each for name, each in fields.items() if name not in without}
             try:
-                reply = self._read(await self._send(messages, fields))
-            except EndpointError as error:
-                if error.status != 400:
-                    raise
-                self._do_without(error, [word for word in (*optional, _LIMITS[0]) if word not in without])
+                body = await self._send(messages, {key: value for each in sent.values() for key, value in each.items()})
+            except _RefusedError as refusal:
+                self._leave_out(refusal, list(sent))
                 continue
+            reply = read_reply(body, self._who, self._quote)
+            if "stop" in without:
+                reply = _cut(reply, sampling.stop)
             if reply.usage is not None:
                 self._tokens += reply.usage.prompt_tokens + reply.usage.completion_tokens
             elif self.endpoint.max_total_tokens is not None:
@@ -137,68 +145,44 @@ class EndpointClient:
             return reply
 
     async def _send(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> str:
-        """What the server answers, as it stands."""
+        """The body of the server's answer."""
         from openai import APIConnectionError, APIStatusError, OpenAIError
 
-        error: EndpointError
+        error: EndpointError | _RefusedError
         try:
             raw = await self._client.chat.completions.with_raw_response.create(
                 model=self.endpoint.model,
                 messages=[{"role": m.role, "content": writable(m.content)} for m in messages],  # type: ignore[misc]
-                **fields,
+                extra_body=dict(fields),
             )
             return str(raw.http_response.text)
         except APIStatusError as refusal:
-            error = EndpointError(
-                f"{self._who} refused with status {refusal.status_code}: {self._quote(refusal.response.text)}",
-                refusal.status_code,
-            )
+            error = self._refusal(refusal.response)
         except APIConnectionError as lost:
             error = EndpointError(f"{self._who} cannot be reached: {self._quote(str(lost.__cause__ or lost))}")
         except OpenAIError as failed:
             error = EndpointError(f"{self._who} failed: {self._quote(str(failed))}")
         raise error  # outside the handler: what the library raised holds the request and with it the key
 
-    def _read(self, body: str) -> ChatReply:
-        try:
-            reply = json.loads(body)
-            choice = reply["choices"][0]
-            message = choice["message"]
-            text = message.get("content") or ""  # none where the limit cut a thought off
-            thought = message.get("reasoning_content") or message.get("reasoning") or ""
-            usage = reply.get("usage")
-            counts = None
-            if usage:
-                read, written = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
-                counts = Usage(prompt_tokens=read, completion_tokens=written)
-            calls = [read_call(call["function"]) for call in message.get("tool_calls") or ()][:MAX_CALLS]
-            logprobs = (choice.get("logprobs") or {}).get("content") or ()
-            if not isinstance(text, str) or not _SAID & message.keys():
-                raise TypeError("content is no text")
-        except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError):
-            raise EndpointError(
-                f"{self._who} answered what is no chat completion: {self._quote(body)}; check that url is the base of "
-                "its API, usually .../v1"
-            ) from None
-        finish: Literal["stop", "length"] = "length" if choice.get("finish_reason") == "length" else "stop"
-        thought = writable(thought).strip() if isinstance(thought, str) else ""
-        return ChatReply(
-            text=writable(text),
-            finish_reason=finish,
-            usage=counts,
-            thought=thought,
-            tool_calls=tuple(calls),
-            logprobs=logprobs,
-        )
+    def _refusal(self, response: Any) -> EndpointError | _RefusedError:
+        body, status = response.text, response.status_code
+        sent_status = response.extensions.get(_SENT_STATUS)
+        if sent_status and not has_error(body):
+            return _no_completion(self._who, self._quote(body))
+        said = f"answered with status {sent_status} and an error" if sent_status else f"refused with status {status}"
+        return _RefusedError(f"{self._who} {said}: {self._quote(body)}", status, body)
 
-    def _do_without(self, error: EndpointError, sent: Sequence[str]) -> None:
-        """Do without the field of `sent` that a refusal names from now on; raise it if it names none."""
-        named = next((word for word in sent if word in str(error)), None)
-        if named is None or (named == _LIMITS[0] and _LIMITS[1] not in str(error)):
-            raise error
-        if named not in self._refused:
-            self._refused.add(named)
-            _LOG.warning("%s is asked without %s from now on: %s", self._who, named, error)
+    def _leave_out(self, refusal: _RefusedError, sent: Sequence[str]) -> None:
+        """Leave out the field of `sent` that a refusal names from now on; raise the refusal if it names none."""
+        name = named_field(refusal.body, sent) if refusal.status in (400, 422) else None
+        if name is None:
+            raise EndpointError(str(refusal), refusal.status) from None
+        if name not in self._refused:
+            self._refused.add(name)
+            instead = f"; the limit is sent as {LIMITS[1]}" if name == LIMITS[0] else ""
+            instead = "; the stop texts are cut off here" if name == "stop" else instead
+            line = "%s does not accept %s, which is left out from now on%s: %s"
+            _LOG.warning(line, self._who, name, instead, refusal)
 
     def _spend(self) -> None:
         """Count one request. Raises BudgetError where nothing is left."""
@@ -222,10 +206,78 @@ class EndpointClient:
         return repr(said[:_SHOWN] + ("..." if len(said) > _SHOWN else ""))
 
 
+def _fields(sampling: Sampling, optional: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The fields about sampling by the word that names them in a refusal, in the order in which they are left out.
+
+    If a server accepts either the temperature or another field of the two, as Anthropic's models do with top_p, the
+    temperature stays.
+    """
+    fields = {name: dict(more) for name, more in optional.items()}
+    fields |= {name: {name: value} for name, value in sampling.shaping.items()}
+    if sampling.stop:
+        fields["stop"] = {"stop": list(sampling.stop)}
+    if sampling.temperature != Sampling.temperature:
+        fields["temperature"] = {"temperature": sampling.temperature}
+    return fields
+
+
+def _cut(reply: ChatReply, stop: Sequence[str]) -> ChatReply:
+    """A reply up to the first of the stop texts, which its server did not accept."""
+    ends = [at for text in stop if (at := reply.text.find(text)) >= 0]
+    return replace(reply, text=reply.text[: min(ends)], finish_reason="stop") if ends else reply
+
+
+def read_reply(body: str, who: str, quote: Callable[[str], str]) -> ChatReply:
+    """The reply in the body of a chat completion.
+
+    Raises:
+        EndpointError: The body holds no completion.
+    """
+    try:
+        reply = json.loads(body)
+        choice = reply["choices"][0]
+        message = choice["message"]
+        text = message.get("content") or ""  # none where the limit cut a thought off
+        thought = message.get("reasoning_content") or message.get("reasoning") or ""
+        usage = reply.get("usage")
+        counts = None
+        if usage:
+            read, written = (int(usage.get(name) or 0) for name in ("prompt_tokens", "completion_tokens"))
+            counts = Usage(prompt_tokens=read, completion_tokens=written)
+        calls = [read_call(call["function"]) for call in message.get("tool_calls") or ()][:MAX_CALLS]
+        logprobs = (choice.get("logprobs") or {}).get("content") or ()
+        if not isinstance(text, str) or not _SAID & message.keys():
+            raise TypeError("content is no text")
+    except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError):
+        raise _no_completion(who, quote(body)) from None
+    finish: Literal["stop", "length"] = "length" if choice.get("finish_reason") == "length" else "stop"
+    thought = writable(thought).strip() if isinstance(thought, str) else ""
+    return ChatReply(
+        text=writable(text),
+        finish_reason=finish,
+        usage=counts,
+        thought=thought,
+        tool_calls=tuple(calls),
+        logprobs=logprobs,
+    )
+
+
+def _no_completion(who: str, quoted: str) -> EndpointError:
+    return EndpointError(
+        f"{who} answered what is no chat completion: {quoted}; check that url is the base of its API, usually .../v1"
+    )
+
+
 def _connections(endpoint: Endpoint, key: str) -> AsyncOpenAI:
     from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
     async def note(response: Any) -> None:
+        if response.is_success:
+            await response.aread()
+            status = status_of(response.text)
+            if status is not None:  # the client's own retries then treat the answer as what it is
+                response.extensions[_SENT_STATUS] = response.status_code
+                response.status_code = status
         if response.status_code >= 400:
             _refusals.get().append(response.status_code)
 

@@ -36,6 +36,7 @@ from forge_agents.policy import (
 )
 from forge_agents.rollout.conversation import Conversation, Messages, left_out
 from forge_agents.rollout.endpoint import client_of
+from forge_agents.rollout.refusals import is_too_long
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.rollout.terminal import terminal
 from forge_agents.tools import parse_tool_calls
@@ -104,8 +105,6 @@ Player: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Decision]]
 """Decides for one seat through one episode: from the observation and the environment's `infos[agent]`."""
 Compact: TypeAlias = Callable[[Sequence[tuple[str, str]]], Awaitable[str]]
 """What an environment says in place of turns of a seat, observation and answer of each; empty where it says nothing."""
-_TOO_LONG = ("context_length_exceeded", "maximum context length")
-"""How servers refuse a conversation that does not fit: OpenAI's code, vLLM's words."""
 
 
 class ContextFullError(Exception):
@@ -437,7 +436,7 @@ class EndpointPlayer:
         except StallError as late:  # of someone else's server: the episode's failure, not the run's
             raise EndpointError(str(late)) from None
         except EndpointError as error:
-            if error.status == 400 and any(words in str(error) for words in _TOO_LONG):
+            if error.status == 400 and is_too_long(str(error)):
                 raise ContextFullError(str(error)) from None
             raise
         thought, written, answer = split_response(reply.text.strip(), opening="" if reply.thought else None)

@@ -1,0 +1,114 @@
+"""Refusals of model servers: which field of a request they name, and errors that arrive with status 200."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+LIMITS = ("max_tokens", "max_completion_tokens")
+"""Names of the response limit: the usual name, and the name that OpenAI's reasoning models require."""
+_TOO_LONG = ("context_length_exceeded", "maximum context length")
+"""How servers refuse a conversation that does not fit: OpenAI's code, vLLM's words."""
+_UNSUPPORTED = re.compile(
+    r"unsupported|(?:not|n't) support|recogni[sz]e|unknown|not (?:permitted|allowed)|unexpected|extra|instead",
+    re.IGNORECASE,
+)
+"""Words of a refusal that concerns a field itself, as opposed to its value."""
+_BAD_GATEWAY = 502
+_MAX_CHARS = 10_000
+"""Length of the part of an error that is searched for words."""
+_PERMANENT = tuple(
+    (status, re.compile(words, re.IGNORECASE))
+    for status, words in (
+        (401, r"(?:invalid|incorrect|missing|wrong|no)[\s_-]+(?:x-)?(?:api|access|auth)?[\s_-]*(?:key|token)\b"),
+        (401, r"invalid_api_key|unauthori[sz]ed|authentication"),
+        (402, r"insufficient[\s_](?:quota|balance|credit|funds)|billing"),
+        (403, r"forbidden|permission|access denied"),
+        (404, r"(?:model|deployment)\b.{0,80}(?:not[\s_]found|(?:not|n't) exist|unknown|not a valid)|model_not_found"),
+        (404, r"(?:no such|unknown|invalid) model"),
+        (400, r"invalid_request|unsupported_(?:parameter|value)|" + "|".join(_TOO_LONG)),
+    )
+)
+"""Errors that another try would meet again, by the status that they should have had."""
+
+
+def is_too_long(refusal: str) -> bool:
+    """Whether a refusal says that the conversation does not fit the model's context."""
+    return any(words in refusal for words in _TOO_LONG)
+
+
+def named_field(body: str, sent: Sequence[str]) -> str | None:
+    """The first field of `sent` that the body of a refusal names, or None.
+
+    Many refusals of a long conversation name the limit of tokens, and "stop" is an ordinary word. These fields count
+    only where the refusal says that the field itself is not accepted.
+    """
+    if is_too_long(body):
+        return None
+    error = _error_of(_object(body))
+    param = error.get("param") if isinstance(error, dict) else None
+    unsupported = _UNSUPPORTED.search(body)
+    for name in [str(param), *sent]:
+        if name not in sent or (name in (*LIMITS, "stop") and not unsupported):
+            continue
+        quoted = rf"""["'`\\]{name}["'`\\]""" if name == "stop" else rf"\b{re.escape(name)}\b"
+        if name == param or re.search(quoted, body):
+            return name
+    return None
+
+
+def status_of(body: str) -> int | None:
+    """The status that the error in a body of status 200 should have had; None where the body holds no error.
+
+    An error that does not say its kind, a completion without a choice and an empty body count as 502.
+    """
+    if not body.strip():
+        return _BAD_GATEWAY
+    if body.lstrip().startswith(("data:", "event:")):  # a stream that was not asked for
+        events = (_object(line.removeprefix("data:")) for line in body.splitlines() if line.startswith("data:"))
+        error = next(filter(None, map(_error_of, events)), None)
+    else:
+        reply = _object(body)
+        error = _error_of(reply)
+        if error is None:
+            return _BAD_GATEWAY if reply and not reply.get("choices") else None
+    return None if error is None else _status(error)
+
+
+def has_error(body: str) -> bool:
+    """Whether a body holds an error in the server's words."""
+    return _error_of(_object(body)) is not None or body.lstrip().startswith(("data:", "event:"))
+
+
+def _status(error: Any) -> int:
+    for name in ("code", "status", "status_code"):
+        code = error.get(name) if isinstance(error, dict) else None
+        if isinstance(code, int | str) and re.fullmatch(r"[45]\d\d", str(code)):
+            return int(code)
+    said = json.dumps(error)[:_MAX_CHARS]
+    return next((status for status, words in _PERMANENT if words.search(said)), _BAD_GATEWAY)
+
+
+def _object(text: str) -> Mapping[str, Any]:
+    """The JSON object that a text is; empty where it is none."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _error_of(reply: Mapping[str, Any]) -> Any:
+    """The error in a reply, or None: OpenAI's, vLLM's, Anthropic's, FastAPI's, or a choice's, as OpenRouter has it."""
+    if reply.get("error"):
+        return reply["error"]
+    if reply.get("object") == "error" or reply.get("type") == "error":
+        return reply
+    choices = reply.get("choices")
+    if not choices:
+        return reply if any(reply.get(name) for name in ("detail", "errors", "message", "msg")) else None
+    choice = choices[0] if isinstance(choices, list) else None
+    failed = isinstance(choice, dict) and (choice.get("error") or choice.get("finish_reason") == "error")
+    return (choice.get("error") or choice) if failed and isinstance(choice, dict) else None
