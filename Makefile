@@ -9,11 +9,11 @@ BIN := .venv/bin
 # The stamp's name carries what was installed, so a changed list or pyproject installs again.
 STAMP := .venv/.installed-$(KIND)-$(shell cat requirements/$(KIND).txt pyproject.toml forge_agents/cli/setup.txt | cksum | tr ' ' '-')
 
-.PHONY: help demo test perf docs lint lock venv clean
+.PHONY: help demo test perf recipes docs lint lock venv clean
 .DEFAULT_GOAL := help
 
 help:  ## Say what there is
-	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-6s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "make %-7s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 	@echo
 	@echo "CUDA=1            install requirements/gpu.txt instead of cpu.txt"
 	@echo "FAST=1            leave out of \`make test\` what starts engines, learners or a browser: three minutes"
@@ -30,6 +30,9 @@ test: $(STAMP)  ## Run the whole test suite
 
 perf: $(STAMP)  ## Measure every stage; JSON lines
 	$(BIN)/python tests/perf/run.py
+
+recipes: $(STAMP)  ## Rerun every recipe, three seeds each, and compare with its expected results (hours, resumable)
+	$(BIN)/python recipes/run.py $(RECIPES)
 
 docs: $(STAMP)  ## Build the documentation into site/, strictly and without network
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

@@ -59,7 +59,7 @@ def train(model, seed, asked, *, control=False):
     folder = asked.out / ("control" if control else f"league-{seed}")
     saved = folder / "result.json"
     if saved.exists():
-        return json.loads(saved.read_text())
+        return json.loads(saved.read_text())["curve"]
     steps, lr = (asked.control_steps, 0.0) if control else (asked.steps, asked.lr)
     player = fa.Policy(str(model), name="player", sampling=fa.Sampling(temperature=1.0, max_tokens=8))
     config = fa.GRPOConfig(
@@ -76,7 +76,9 @@ def train(model, seed, asked, *, control=False):
         rows = trainer.fit(GAME, steps=steps).metrics
     names = ("eval/exploitability", "eval/illegal", "eval/reward")
     curve = [[row["step"] + 1, *(row[name] for name in names)] for row in rows if names[0] in row]
-    saved.write_text(json.dumps(curve))
+    result = {"arm": "control" if control else "league", "seed": seed, "curve": curve}
+    result |= {"before": [None, None], "after": [curve[-1][1], None]}  # exploitability; not measured before training
+    saved.write_text(json.dumps(result))
     return curve
 
 

@@ -44,6 +44,12 @@ def interval(hits):
     return p, (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
 
 
+def reward(measures):
+    """The share of right answers, the task's reward, with half the width of its interval."""
+    share, low, high = measures[-1]
+    return share, (high - low) / 2
+
+
 def run(folder, args, *, steps, lr):
     """Train in `folder`, or continue there; the measures before and after."""
     team = fa.Policy(args.model, name="team", sampling=fa.Sampling(temperature=0.7, max_tokens=24))
@@ -80,7 +86,10 @@ def main(words=None):
         for what, *both in zip(MEASURES, before, after, strict=True):
             table.add_row(name, what, *(f"{p:.3f} [{low:.3f}, {high:.3f}]" for p, low, high in both))
     Console().print(table)
-    (args.out / "tool_use.json").write_text(json.dumps(runs, indent=1))
+    for name, (before, after) in runs.items():
+        shares = {"before": reward(before), "after": reward(after), "measures": {"before": before, "after": after}}
+        arm = name.partition(",")[0]
+        (args.out / arm / "result.json").write_text(json.dumps({"arm": arm, "seed": args.seed, **shares}))
 
 
 if __name__ == "__main__":

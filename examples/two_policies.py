@@ -69,6 +69,7 @@ def run(kind, share, seed, asked, *, control=False):
     curve = [[0, before[0]]] + [[row["step"] + 1, row["eval/reward"]] for row in rows if "eval/reward" in row]
     gaps = {n: [row[n] for row in rows if n in row] for n in rows[0] if n.endswith("logprob_gap_mean")}
     result = {
+        "arm": folder.name.replace(f"-{seed}", ""),
         "kind": kind, "share": share, "seed": seed, "lr": lr, "before": before, "after": [after.reward, after.ci],
         "curve": curve, "seconds": sum(row["time/step_s"] for row in rows), "steps": steps, "logprob_gap_mean": gaps,
     }  # fmt: skip

@@ -258,8 +258,8 @@ def run(arm, seed, folder, single, asked):
         rows = trainer.fit(task.world, steps=asked.steps).metrics
         after = trainer.evaluate(task.world, episodes=4 * asked.episodes)
     curve = [[0, before.reward]] + [[row["step"] + 1, row["eval/reward"]] for row in rows if "eval/reward" in row]
-    result = {"arm": arm, "seed": seed, "before": before.reward, "after": after.reward, "ci": after.ci}
-    result |= {"curve": curve}
+    rewards = {"before": [before.reward, before.ci], "after": [after.reward, after.ci]}
+    result = {"arm": arm, "seed": seed, **rewards, "curve": curve}
     if arm == "gold":
         result |= {"survey_before": survey(before.episodes, verifiers)}
         result |= {"survey_after": survey(after.episodes[: asked.episodes], verifiers)}
@@ -309,10 +309,10 @@ def study(asked):
     after, curves = {}, {}
     for arm in [arm for arm in ARMS if arm in (*asked.arms, "gold")]:
         mine = [r for r in results if r["arm"] == arm]
-        after[arm] = np.mean([r["after"] for r in mine])
+        after[arm] = np.mean([r["after"][0] for r in mine])
         curves[ARMS[arm]] = [r["curve"] for r in mine]
-        each = (f"{r['after']:.3f} ± {r['ci']:.3f}" for r in mine)
-        table.add_row(ARMS[arm], f"{np.mean([r['before'] for r in mine]):.3f}", *each, f"{after[arm]:.3f}")
+        each = (f"{mean:.3f} ± {half:.3f}" for mean, half in (r["after"] for r in mine))
+        table.add_row(ARMS[arm], f"{np.mean([r['before'][0] for r in mine]):.3f}", *each, f"{after[arm]:.3f}")
     console.print(table)
     if after.get("single", 1.0) < after["gold"]:
         gap = after["gold"] - after["single"]

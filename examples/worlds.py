@@ -27,12 +27,12 @@ ARMS = {"trained": "imitation, then GRPO", "control": "control, learning rate 0"
 
 
 def run(seed, asked, out):
-    """One seed: what was measured of the trained team and of the control; saved when finished."""
+    """Train one seed and its control. Returns the result of each arm; finished seeds are read from their files."""
     folder = out / f"seed-{seed}"
-    saved = folder / "result.json"
-    if saved.exists():
-        return json.loads(saved.read_text())
-    shutil.rmtree(folder, ignore_errors=True)  # begun and not finished: what it was before is measured at the start
+    files = {arm: folder / arm / "result.json" for arm in ("trained", *(["control"] if asked.control_steps else []))}
+    if all(file.exists() for file in files.values()):
+        return {arm: json.loads(file.read_text()) for arm, file in files.items()}
+    shutil.rmtree(folder, ignore_errors=True)  # an unfinished seed starts again: its first measurement is lost
     team = fa.Policy(asked.model, name="team", sampling=fa.Sampling(max_tokens=asked.max_tokens))
     if asked.games:
         team = replace(team, model=str(imitated(team, seed, asked, out / f"imitated-{seed}").absolute()))
@@ -46,14 +46,16 @@ def run(seed, asked, out):
         keep_checkpoints=1,
     )
     still = replace(config, learner=replace(config.learner, lr=0.0))
-    result = {"seed": seed}
+    results = {}
     with fa.GRPOTrainer(team, config=config, out_dir=folder / "trained") as first:
-        result["trained"] = measured(first, asked.steps, asked)
+        results["trained"] = measured(first, asked.steps, asked)
         if asked.control_steps:
             with first.again(folder / "control", config=still) as second:
-                result["control"] = measured(second, asked.control_steps, asked)
-    saved.write_text(json.dumps(result))
-    return result
+                results["control"] = measured(second, asked.control_steps, asked)
+    for arm, result in results.items():
+        result |= {"arm": arm, "seed": seed}
+        files[arm].write_text(json.dumps(result))
+    return results
 
 
 def imitated(team, seed, asked, folder):
@@ -98,7 +100,7 @@ def main(words=None):
         for arm in (arm for arm in ARMS if arm in result):
             found = result[arm]
             cells = (f"{mean:.3f} ± {ci:.3f}" for mean, ci in (found["before"], found["after"]))
-            table.add_row(str(result["seed"]), ARMS[arm], *cells, f"{found['seconds']:.0f}")
+            table.add_row(str(found["seed"]), ARMS[arm], *cells, f"{found['seconds']:.0f}")
     console = Console()
     console.print(table)
     played = [arm for arm in ARMS if any(arm in result for result in results)]

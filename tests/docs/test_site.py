@@ -50,29 +50,10 @@ def test_a_page_that_nobody_placed_follows_its_section(site):
 
 
 @pytest.mark.parametrize("readme", RECIPES, ids=lambda readme: readme.parent.name)
-def test_a_recipe_is_whole_and_its_figures_are_where_it_says(readme):
-    from markdown.extensions.toc import slugify
-
+def test_recipe_has_all_sections_and_no_broken_link(readme):
     text = readme.read_text()
     assert re.findall(r"^## (.+)", text, re.MULTILINE) == ["Run", "Settings", "Expected", "Time", "Known failures"]
-    assert re.search(r"^(forge-agents|python examples/)", text, re.MULTILINE), "a command to type"
-    links = [link for link in re.findall(r"\]\(([^)#]+)", text) if not (readme.parent / link).exists()]
-    assert links == []
-    page, anchor = re.search(r"Source:\s\[results\]\(([^)#]+)#([^)]+)\)", text).groups()
-    sections = re.split(r"^## ", (readme.parent / page).read_text(), flags=re.MULTILINE)
-    source = {slugify(section.partition("\n")[0], "-"): section for section in sections}[anchor]
-    told = text.partition("## Expected")[2].partition("## Time")[0]
-    figures = re.findall(r"(?<![\w.])\d+\.\d+(?![\w.])", told.partition("Source:")[0])
-    assert figures and [figure for figure in figures if figure not in source] == []
-
-
-def test_the_table_of_recipes_has_each_with_figures_of_its_own():
-    rows = re.findall(r"^\| \[(\w+)\]\((\w+)/README\.md\) \|.*\| ([\d.]+) \| ([\d.]+)(?: of 2)? \| (\d+) \|$",
-                      (ROOT / "recipes" / "README.md").read_text(), re.MULTILINE)  # fmt: skip
-    assert sorted(row[0] for row in rows) == sorted(path.parent.name for path in RECIPES)
-    for name, folder, *figures in rows:
-        text = (ROOT / "recipes" / folder / "README.md").read_text()
-        assert name == folder and [figure for figure in figures if figure not in text] == []
+    assert [link for link in re.findall(r"\]\(([^)#]+)", text) if not (readme.parent / link).exists()] == []
 
 
 def test_a_recipe_on_the_site_leads_to_pages_of_the_site(site):

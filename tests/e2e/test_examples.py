@@ -26,13 +26,13 @@ WRITES = {
     "own_loss": {"metrics.jsonl": 1, "reward.png": None},
     "sft_then_grpo": {"sft/metrics.jsonl": 2, "grpo/metrics.jsonl": 1, "grpo/export/config.json": None},
     "think_then_answer": {"think-0/metrics.jsonl": 1, "think-0/result.json": None, "think_then_answer.png": None},
-    "tool_use": {"trained/metrics.jsonl": 1, "tool_use.json": None},
+    "tool_use": {"trained/metrics.jsonl": 1, "trained/result.json": None},
     "two_policies": {"lora-role-0/metrics.jsonl": 1, "lora-role-0/result.json": None, "two_policies.png": None},
     "self_play": {"league-0/metrics.jsonl": 3, "league-0/league.json": None, "self_play.png": None},
     "asynchronous": {"sort-staleness-1-0/metrics.jsonl": 2, "asynchronous.png": None},
     "weaver_vs_gold": {"ours-0/metrics.jsonl": 1, "weaver_vs_gold.png": None},
     "algorithms": {"dapo-0/metrics.jsonl": 1, "algorithms.png": None},
-    "worlds": {"Codewords-v0-1/seed-0/trained/metrics.jsonl": 1, "Codewords-v0-1/seed-0/result.json": None,
+    "worlds": {"Codewords-v0-1/seed-0/trained/metrics.jsonl": 1, "Codewords-v0-1/seed-0/trained/result.json": None,
                "Codewords-v0-1/curves.png": None},
 }
 """What each leaves behind; of metrics the number of steps."""
@@ -49,7 +49,7 @@ SAYS = {
 }
 """What those say that have words of their own for it."""
 SURVEY = {"brief": {"auroc": 0.5, "accuracy": 0.5}}
-GOLD = {"arm": "gold", "seed": 0, "before": 0.0, "after": 0.5, "ci": 0.1, "curve": [[0, 0.0], [1, 0.5]],
+GOLD = {"arm": "gold", "seed": 0, "before": [0.0, 0.1], "after": [0.5, 0.1], "curve": [[0, 0.0], [1, 0.5]],
         "survey_before": SURVEY, "survey_after": SURVEY}  # fmt: skip
 
 

@@ -43,7 +43,7 @@ def test_the_gradient_raises_what_paid(tables):
 
 def test_finished_runs_are_not_repeated(example, tmp_path):
     (tmp_path / "league-3").mkdir()
-    (tmp_path / "league-3/result.json").write_text(json.dumps([[10, 0.3, 0.1, 0.0]]))
+    (tmp_path / "league-3/result.json").write_text(json.dumps({"curve": [[10, 0.3, 0.1, 0.0]]}))
     assert example.train("some-model", 3, types.SimpleNamespace(out=tmp_path)) == [[10, 0.3, 0.1, 0.0]]
     (tmp_path / "export").mkdir()
     assert example.taught("some-model", tmp_path) == tmp_path / "export"

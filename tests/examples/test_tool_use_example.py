@@ -1,3 +1,4 @@
+import json
 import types
 
 import pytest
@@ -55,10 +56,13 @@ def test_the_table_shows_both_runs(example, tmp_path, monkeypatch, capsys):
 
     def run(folder, args, *, steps, lr):
         seen.append((folder.name, steps, lr))
+        folder.mkdir()
         return [example.interval([0.0, 1.0])] * 3, [example.interval([1.0, 1.0])] * 3
 
     monkeypatch.setattr(example, "run", run)
     monkeypatch.setattr("sys.argv", ["tool_use.py", "--steps", "3", "--out", str(tmp_path)])
     example.main()
     assert seen == [("trained", 3, 2e-5), ("control", 10, 0.0)]
-    assert "control, lr 0" in capsys.readouterr().out and (tmp_path / "tool_use.json").exists()
+    assert "control, lr 0" in capsys.readouterr().out
+    result = json.loads((tmp_path / "control" / "result.json").read_text())
+    assert (result["arm"], result["seed"], result["before"][0], result["after"][0]) == ("control", 0, 0.5, 1.0)

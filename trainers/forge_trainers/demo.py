@@ -5,6 +5,7 @@ In: nothing but a seed. Out: a table, a plot, and whether the team learned. Wait
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -91,10 +92,12 @@ def demo(config: DemoConfig | None = None) -> bool:
         )
         with first:
             trained = _run(first, config, began, steps=config.steps)
+            _save(trained, folder / "trained", "trained", config.seed)
             if config.control_steps:
                 with first.again(folder / "control", config=settings(config, lr=0.0)) as second:
                     # before, both are the same model on the same seeds
                     control = _run(second, config, began, steps=config.control_steps, before=trained.before)
+                    _save(control, folder / "control", "control", config.seed)
     except KeyboardInterrupt:
         raise interrupted(f"stopped; {folder} holds what was played, and another demo begins anew") from None
     console.print(_table(trained, control))
@@ -136,6 +139,13 @@ def _run(
     train_s = time.perf_counter() - started
     first_step_s = None if result.first_step_s is None else started - began + result.first_step_s
     return Outcome(before, trainer.evaluate(ENV_ID, **held_out), list(result.metrics), train_s, first_step_s)
+
+
+def _save(run: Outcome, folder: Path, arm: str, seed: int) -> None:
+    """Write the held-out rewards with half the width of their 95 % intervals to ``result.json``."""
+    before, after = ([result.reward, result.ci] for result in (run.before, run.after))
+    result = {"arm": arm, "seed": seed, "before": before, "after": after, "seconds": run.train_s}
+    (folder / "result.json").write_text(json.dumps(result))
 
 
 def _table(trained: Outcome, control: Outcome | None) -> Table:
