@@ -6,7 +6,7 @@ import forge_agents as fa
 @fa.Rule
 def brief(trajectory):
     """1 for an answer of at most ten words."""
-    return len(trajectory.turns[-1].action.split()) <= 10
+    return len(trajectory.turns[-1].action.split()) <= 10 if trajectory.turns else None
 
 
 reward = fa.EnvReward() + 0.1 * brief

@@ -1,10 +1,27 @@
+import asyncio
 import math
 
 import numpy as np
 import pytest
 
-from forge_agents.types import Trajectory, Turn
-from forge_verifiers import Composable, Ensemble, Gate, Rule, ScoreError, Seat, Sum, checked_scores
+import forge_agents as fa
+from forge_agents.errors import ArgumentError
+from forge_agents.types import Episode, EpisodeGroup, Trajectory, Turn
+from forge_trainers.rl.rewards import check_env_rewards, judge
+from forge_verifiers import (
+    Composable,
+    Ensemble,
+    EnvReward,
+    Gate,
+    PerTurn,
+    Rule,
+    ScoreError,
+    Seat,
+    Sum,
+    check_verifier,
+    checked_scores,
+    distill,
+)
 
 
 def told(value, agent="a", seed=0):
@@ -26,16 +43,88 @@ ROWS = [told(0.0), told(0.5), told(1.0)]
 def test_sums_and_weights():
     assert (0.5 * reads() + 0.5 * always(1.0))(ROWS).tolist() == [0.5, 0.75, 1.0]
     assert (0.5 * reads()).score(ROWS).tolist() == [0, 0.25, 0.5]
-    assert (reads() + always(1.0)).score(ROWS).tolist() == [0.5, 0.75, 1.0]
+    assert (reads() + always(1.0)).score(ROWS).tolist() == [1.0, 1.5, 2.0]
     three = 0.5 * (reads() + always(0.0)) + always(1.0) * 0.25
     assert [w for w, _ in three.terms] == [0.5, 0.5, 0.25]
     assert three.name == "0.5*reads + 0.5*always + 0.25*always"
-    assert sum([reads(), always(1.0)]).score(ROWS).tolist() == [0.5, 0.75, 1.0]
+    assert sum([reads(), always(1.0)]).score(ROWS).tolist() == [1.0, 1.5, 2.0]
 
 
-def test_a_term_that_abstains_leaves_its_weight_to_the_others():
-    assert (0.25 * always(None) + 0.75 * reads()).score(ROWS).tolist() == [0, 0.5, 1]
+def paid(reward, action="1.0"):
+    turn = Turn(agent="a", index=0, observation="", action=action, reward=reward)
+    return Trajectory(agent="a", policy="p", turns=(turn,), env_id="t")
+
+
+@pytest.mark.parametrize("nest", [lambda s: s, lambda s: Seat("a", s), lambda s: Gate(always(1.0, "check"), s)])
+def test_env_reward_plus_a_weighted_verifier_is_their_weighted_sum(nest):
+    reward = nest(EnvReward() + 0.2 * reads())
+    assert reward.score([paid(0.3), paid(1.0), paid(1.0, "0.0")]).tolist() == pytest.approx([0.5, 1.2, 1.0])
+    assert reward.score_range == pytest.approx((0.0, 1.2))
+    assert PerTurn(reward).assess([paid(0.3)]).turns[0].tolist() == pytest.approx([0.5])
+    assert asyncio.run(judge([group_of(paid(0.3))], reward))[0].rewards["a"].tolist() == pytest.approx([0.5])
+
+
+def group_of(*trajectories):
+    episodes = tuple(Episode(env_id="t", seed=0, trajectories={t.agent: t}) for t in trajectories)
+    return EpisodeGroup(env_id="t", seed=0, episodes=episodes)
+
+
+def test_a_term_that_abstains_adds_nothing():
+    assert (0.25 * always(None) + 0.75 * reads()).score(ROWS).tolist() == [0, 0.375, 0.75]
     assert np.isnan((always(None) + always(None)).score(ROWS)).all()
+    by_agent = Seat("a", reads()) + Seat("b", always(1.0))
+    assert by_agent.score([told(0.5), told(0.5, "b"), told(0.5, "c")]).tolist() == pytest.approx(
+        [0.5, 1.0, math.nan], nan_ok=True
+    )
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda wide: Ensemble([wide, always(1.0)]),
+        lambda wide: Ensemble([Seat("a", wide)]),
+        lambda wide: Ensemble([Gate(always(1.0), wide)]),
+        lambda wide: Ensemble([PerTurn(wide)]),
+        lambda wide: Gate(wide, always(1.0)),
+        lambda wide: distill(wide, ROWS),
+    ],
+)
+def test_a_sum_beyond_one_is_refused_where_scores_must_lie_in_the_unit_range(use):
+    with pytest.raises(ArgumentError, match=r"from 0 to 1\.25 .* Multiply it by 0\.8"):
+        use(reads() + 0.25 * always(1.0, "other"))
+
+
+def test_a_scaled_sum_is_taken_by_ensembles_and_gates():
+    mean = 0.8 * (reads() + 0.25 * always(1.0, "other"))
+    assert Gate(mean, Ensemble([mean, always(1.0)])).score_range == (0.0, 1.0)
+
+
+def test_check_verifier_takes_a_sum_in_its_own_range():
+    assert check_verifier(reads() + always(1.0), gold=told(1.0), wrong=told(0.0)).ok
+
+
+@pytest.mark.parametrize("rewards", [(-1.0, 0.5), (0.5, 3.0)])
+@pytest.mark.parametrize(
+    "reward", [EnvReward(), Ensemble([EnvReward(), reads()]), EnvReward() + reads(), Ensemble([Seat("a", EnvReward())])]
+)
+def test_env_rewards_outside_the_range_stop_the_scoring_and_say_the_scale(reward, rewards):
+    scale = rf"at least EnvReward\(low={min(rewards[0], 0):g}, high={max(rewards[1], 1):g}\)"
+    with pytest.raises(ScoreError, match=scale):
+        reward.score([paid(value) for value in rewards])
+
+
+@pytest.mark.parametrize("unbounded", [lambda trajectory: 3.0, lambda trajectories: [-1.0] * len(trajectories)])
+def test_an_unbounded_function_in_an_ensemble_stops_the_scoring(unbounded):
+    with pytest.raises(ScoreError, match=r"scale scores to \[0, 1\]"):
+        Ensemble([unbounded, reads()]).score(ROWS)
+
+
+def test_a_run_is_refused_before_it_starts_where_the_environment_pays_more():
+    reward = Ensemble([EnvReward(), reads()])
+    check_env_rewards(reward, {"my/Small-v0": 1.0, "my/Silent-v0": None})
+    with pytest.raises(ArgumentError, match=r"my/Big-v0: .* pays 3; .* EnvReward\(low=0, high=3\)"):
+        check_env_rewards(fa.Columns({"quality": reward}), {"my/Big-v0": 3.0})
+    check_env_rewards(EnvReward(high=3) + reads(), {"my/Big-v0": 3.0})
 
 
 @pytest.mark.parametrize("weight", [0, -1, math.inf, math.nan])

@@ -164,8 +164,8 @@ def test_a_function_is_a_part_of_what_is_composed():
         Seat("a", rubric),
         PerTurn(rubric),
         Sum([(0.5, rubric), (0.5, trl)]),
-        rubric + Rule(trl),
-        Rule(rubric) + trl,
+        0.5 * (rubric + Rule(trl)),
+        0.5 * (Rule(rubric) + trl),
     ):
         assert made.score(ROWS).tolist() == [1, 0], made.name
     assert (rubric + Rule(trl)).name == "rubric + trl"

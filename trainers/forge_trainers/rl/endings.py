@@ -205,7 +205,7 @@ def most_of(reward: Any, env_top: float | None) -> float | None:
         return float(own)
     terms = terms_of(reward) if isinstance(reward, Verifier) else ()
     exact = bool(terms) and all(getattr(verifier, "exact", False) for _, verifier in terms)
-    return min(1.0, sum(weight for weight, _ in terms)) if exact else None
+    return sum(weight for weight, _ in terms) if exact else None
 
 
 def nothing_played(judged: Sequence[JudgedGroup], trained: Collection[str]) -> str | None:

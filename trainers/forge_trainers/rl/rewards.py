@@ -16,12 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from forge_agents.errors import ArgumentError
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.waits import in_thread
 from forge_agents.types import EpisodeGroup, Reward, Trajectory, total_tokens
 from forge_verifiers.core.verifier import (
     Assessment,
     Composable,
+    EnvReward,
     load_nested,
     named_judges,
     nested_state,
@@ -135,6 +137,22 @@ def parts_of(reward: Any) -> Iterator[tuple[Any, bool]]:
         yield from itertools.chain.from_iterable(map(parts_of, held().values()))
     else:
         yield reward, False
+
+
+def check_env_rewards(reward: Any, max_rewards: Mapping[str, float | None]) -> None:
+    """Refuse an `EnvReward` whose range is known to be too small before anything is played.
+
+    Args:
+        reward: A run's reward.
+        max_rewards: The most that an agent can earn, by environment; None where the environment does not say it.
+
+    Raises:
+        ArgumentError: An environment pays more than the range holds.
+    """
+    for part, _ in parts_of(reward):
+        for env_id, most in max_rewards.items():
+            if isinstance(part, EnvReward) and not part.clip and most is not None and most > part.high + 1e-9:
+                raise ArgumentError(f"{env_id}: {part.too_small_for(part.low, most)}")
 
 
 def engines_of(reward: Any) -> list[OwnEngine]:

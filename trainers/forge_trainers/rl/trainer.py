@@ -44,6 +44,7 @@ from forge_trainers.rl.pipeline import Background, Batch, Pipeline, Put, TakenGr
 from forge_trainers.rl.preflight import Preflight, Rest
 from forge_trainers.rl.rewards import (
     JudgedGroup,
+    check_env_rewards,
     engines_of,
     env_reward,
     group_spread,
@@ -176,7 +177,8 @@ class GRPOTrainer:
             that was seen, the run is over before its steps are, saved and exported, and the result has the reason.
 
         Raises:
-            ArgumentError: A curriculum cannot tell success from failure, or has nothing to choose from.
+            ArgumentError: A curriculum cannot tell success from failure, or has nothing to choose from; or an
+                `EnvReward` has a smaller range than the environment pays.
             PreflightError: An environment, a prompt or the reward fails at once; see `GRPOConfig.preflight`.
             EmptyBatchError: `max_empty_steps` in a row had no group to learn from; or in the first step, or that many
                 in a row, every episode failed or nothing was sampled. The run is saved before; another call goes on
@@ -193,6 +195,7 @@ class GRPOTrainer:
             raise ValueError(f"steps={steps} trains nothing; set at least 1")
         self._called, self._first_step_s = time.perf_counter(), None
         sampler = TaskSampler(env, env_args, hosts=self._hosts, practice=self._practice)
+        check_env_rewards(self.reward, sampler.max_reward)
         if isinstance(env, Curriculum):
             env.check_tops(self._tops(sampler))
         return self._loop.run(self._fit(sampler, steps))

@@ -20,7 +20,9 @@ from forge_verifiers.core.verifier import (
     Scores,
     Verifier,
     assessed,
+    check_unit_range,
     longest_s,
+    range_of,
     verifier_of,
 )
 
@@ -43,7 +45,10 @@ class Gate(Nested):
             raise ValueError(f"threshold={threshold} of a Gate must lie in (0, 1]; at 0 everything passes")
         check, then = verifier_of(check), verifier_of(then)
         self.check, self.then, self.threshold = check, then, threshold
+        check_unit_range(check, "the check of a Gate")
         super().__init__(name or f"{check.name} -> {then.name}", {"check": check, "then": then}, relatives=[then])
+        low, high = range_of(then)
+        self.score_range = (min(low, 0.0), max(high, 0.0))
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
         """0 where the check failed, NaN where it abstained, else what `then` says."""
@@ -67,6 +72,7 @@ class Seat(Nested):
         verifier = verifier_of(verifier)
         self.agent, self.verifier = agent, verifier
         super().__init__(name or f"{agent}:{verifier.name}", {"verifier": verifier})
+        self.score_range = range_of(verifier)
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
         """What the verifier says in rows of the agent, NaN in the others."""
@@ -110,6 +116,7 @@ class PerTurn(Nested):
     def __init__(self, verifier: Judging, *, name: str | None = None) -> None:
         self.verifier = verifier = verifier_of(verifier)
         super().__init__(name or f"{verifier.name} per turn", {"verifier": verifier})
+        self.score_range = range_of(verifier)
 
     def longest_s(self, trajectories: Sequence[Trajectory], otherwise_s: float) -> float:
         """That of all turns in one call."""

@@ -13,7 +13,7 @@ import numpy as np
 from forge_agents.testing import ConformanceError, ConformanceReport, Finding
 from forge_agents.types import Trajectory
 from forge_verifiers.core.functions import told
-from forge_verifiers.core.verifier import COSTS, Composable, verifier_of
+from forge_verifiers.core.verifier import COSTS, Composable, range_of, verifier_of
 
 _MEND = "mend what raises; return NaN for a trajectory that cannot be judged"
 
@@ -33,8 +33,9 @@ def check_verifier(
 ) -> ConformanceReport:
     """Check that a verifier keeps the contract.
 
-    The checks: name, family and cost; one float32 score per trajectory, in [0, 1] or NaN, also for none at all; the
-    same scores when asked again and when the order changes; every gold trajectory scores above every wrong one, and 1
+    The checks: name, family and cost; one float32 score per trajectory, in the verifier's range ([0, 1], unless it is a
+    weighted sum) or NaN, also for none at all; the same scores when asked again and when the order changes; every gold
+    trajectory scores above every wrong one, and 1
     where the verifier says that it is `exact`. Where it has a method ``extracted``, as rules that read answers do, the
     report tells what it read.
 
@@ -66,8 +67,8 @@ def check_verifier(
 
     checks: dict[str, Callable[[], str | None]] = {
         "declared": lambda: _declared(verifier),
-        "shape and range": lambda: _shape_and_range(ask(everything), len(everything)),
-        "no trajectories": lambda: _shape_and_range(ask([]), 0),
+        "shape and range": lambda: _shape_and_range(verifier, ask(everything), len(everything)),
+        "no trajectories": lambda: _shape_and_range(verifier, ask([]), 0),
         "repeatable": lambda: _alike(
             ask(everything), ask(everything), "then", "let equal trajectories get equal scores"
         ),
@@ -103,15 +104,16 @@ def _declared(verifier: Any) -> None:
         raise _BreachError(f"cost is {cost!r}", f"give it an attribute cost, one of {', '.join(COSTS)}")
 
 
-def _shape_and_range(scores: np.ndarray, n: int) -> None:
+def _shape_and_range(verifier: Any, scores: np.ndarray, n: int) -> None:
     if scores.shape != (n,) or scores.dtype != np.float32:
         raise _BreachError(
             f"{scores.dtype} of shape {scores.shape} for {n} trajectories",
             "return a numpy float32 array with one score per trajectory",
         )
-    outside = scores[~np.isnan(scores) & ~((scores >= 0) & (scores <= 1))]
+    low, high = range_of(verifier)
+    outside = scores[~np.isnan(scores) & ~((scores >= low) & (scores <= high + 1e-5))]
     if len(outside):
-        raise _BreachError(f"a score of {outside[0]}", "scale scores to [0, 1]; NaN abstains")
+        raise _BreachError(f"a score of {outside[0]}", f"scale scores to [{low:g}, {high:g}]; NaN abstains")
 
 
 def _alike(first: np.ndarray, second: np.ndarray, when: str, fix: str) -> None:

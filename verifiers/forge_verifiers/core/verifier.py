@@ -33,7 +33,7 @@ _ROUNDING = 1e-5
 
 
 class ScoreError(ForgeError, ValueError):
-    """A verifier broke the contract: scores of a wrong shape, outside [0, 1], or no numbers."""
+    """A verifier broke the contract: scores of a wrong shape, outside its range, or no numbers."""
 
 
 @runtime_checkable
@@ -90,6 +90,9 @@ class Composable:
     likeness: str | None = None
     """What it has in common with others that err as it does, such as a model: an `Ensemble` makes a family of verifiers
     of one likeness that were given none. None: nothing that the verifier knows of."""
+    score_range: tuple[float, float] = (0.0, 1.0)
+    """Least and greatest score. Only a weighted sum, and what is made of one, has another range than [0, 1]; an
+    `Ensemble` and the check of a `Gate` refuse it."""
     exact: bool = False
     """Whether what is certainly right scores 1, as checks do and grades do not; `check_verifier` holds it to that."""
 
@@ -142,17 +145,41 @@ def checked_scores(verifier: Verifier, trajectories: Sequence[Trajectory]) -> Sc
     """The scores of any verifier, held to the contract.
 
     Raises:
-        ScoreError: not one number per trajectory, or one outside [0, 1]; names the verifier.
+        ScoreError: not one number per trajectory, or one outside the verifier's range; names the verifier.
     """
-    return checked(verifier.score(trajectories), verifier.name, len(trajectories))
+    return checked(verifier.score(trajectories), verifier.name, len(trajectories), range_of(verifier))
 
 
-def checked(raw: object, name: str, n: int) -> Scores:
+def range_of(verifier: Verifier) -> tuple[float, float]:
+    """Least and greatest score of any verifier: [0, 1] unless it has a `Composable.score_range`."""
+    return getattr(verifier, "score_range", (0.0, 1.0))
+
+
+def check_unit_range(verifier: Verifier, use: str) -> None:
+    """Refuse a verifier whose scores may leave [0, 1].
+
+    Args:
+        verifier: The verifier.
+        use: What it is used as, for the error, such as "the check of a Gate".
+
+    Raises:
+        ArgumentError: Its range is larger; the message says how to scale it.
+    """
+    low, high = range_of(verifier)
+    if low < -_ROUNDING or high > 1 + _ROUNDING:
+        raise ArgumentError(
+            f"{verifier.name!r} has scores from {low:g} to {high:g} and was given as {use}, which needs scores in "
+            f"[0, 1]. " + (f"Multiply it by {1 / high:.4g}" if low >= 0 else "Scale its scores")
+        )
+
+
+def checked(raw: object, name: str, n: int, score_range: tuple[float, float] = (0.0, 1.0)) -> Scores:
     """Scores of `n` trajectories as float32 [n], held to the contract.
 
     Raises:
-        ScoreError: not one number per trajectory, or one outside [0, 1]; names the verifier.
+        ScoreError: not one number per trajectory, or one outside `score_range`; names the verifier.
     """
+    low, high = score_range
     try:
         scores = np.asarray(raw, np.float32)
     except (TypeError, ValueError) as error:
@@ -161,14 +188,14 @@ def checked(raw: object, name: str, n: int) -> Scores:
         raise ScoreError(
             f"verifier {name!r} returned shape {scores.shape} for {n} trajectories; return one score each"
         )
-    outside = (scores < -_ROUNDING) | (scores > 1 + _ROUNDING)
+    outside = (scores < low - _ROUNDING) | (scores > high + _ROUNDING)
     if outside.any():
         at = int(np.flatnonzero(outside)[0])
         raise ScoreError(
             f"verifier {name!r} scored trajectory {at} of {n} with {scores[at]}; "
-            "scale scores to [0, 1], use NaN to abstain"
+            f"scale scores to [{low:g}, {high:g}], use NaN to abstain"
         )
-    return np.clip(scores, 0.0, 1.0)
+    return np.clip(scores, np.float32(low), np.float32(high))
 
 
 def group_ids(trajectories: Sequence[Trajectory]) -> NDArray[np.intp]:
@@ -189,7 +216,7 @@ def assessed(verifier: Verifier, trajectories: Sequence[Trajectory]) -> Assessme
     if not isinstance(verifier, Composable):
         return Assessment(scores=checked_scores(verifier, trajectories))
     found = verifier.assess(trajectories)
-    scores = checked(found.scores, verifier.name, len(trajectories))
+    scores = checked(found.scores, verifier.name, len(trajectories), verifier.score_range)
     failed = {at: why for at, why in found.failed.items() if math.isnan(scores[at])}
     if found.turns is None:
         return Assessment(scores=scores, noise=found.noise, failed=failed)
@@ -283,11 +310,12 @@ class Nested(Composable):
 
 
 class Sum(Nested):
-    """The weighted sum of verifiers: what ``0.5 * a + 0.5 * b`` makes.
+    """The weighted sum of verifiers: ``a + 0.2 * b`` scores ``a``'s score plus 0.2 times ``b``'s.
 
-    Weights that add up to more than 1 are divided by their sum, so ``a + b`` is the mean and scores stay in [0, 1].
-    A term that abstains is replaced by the weighted mean of the others; where all abstain the sum does, too. A term
-    that failed on a trajectory counts as it does for the siblings on average, so that nobody gains by a failure.
+    Its range is [0, sum of the weights], which may be larger than [0, 1]; for a mean, write ``0.5 * a + 0.5 * b``.
+    A term that abstains is left out, so it adds nothing; where all terms abstain the sum does, too. To compare each term
+    only among the episodes that have it, use `forge_agents.Columns` instead. A term that failed on a trajectory adds
+    what it adds for the other episodes of the group on average, so that no policy gains by a failure.
 
     Args:
         terms: Weight and verifier of each term; weights positive.
@@ -303,6 +331,8 @@ class Sum(Nested):
                 raise ValueError(f"weight {weight} of verifier {verifier.name!r} must be positive and finite")
         formula = " + ".join(v.name if w == 1 else f"{w:g}*{v.name}" for w, v in self.terms)
         super().__init__(name or formula, {str(k): verifier for k, (_, verifier) in enumerate(self.terms)})
+        ranges = [(weight, *range_of(verifier)) for weight, verifier in self.terms]
+        self.score_range = (math.fsum(w * low for w, low, _ in ranges), math.fsum(w * high for w, _, high in ranges))
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
         """The sum; where a term scores turns, the others' scores of the trajectory count for each turn of it."""
@@ -322,13 +352,10 @@ class Sum(Nested):
         return Assessment(scores=scores, turns=turns, failed=failed)
 
     def _sum(self, scores: Scores) -> Scores:
-        """Weighted sum [n] of scores [terms, n]."""
+        """Weighted sum [n] of scores [terms, n] without those that are NaN; NaN where all are."""
         weights = np.array([w for w, _ in self.terms])
-        scores = scores.astype(np.float64)
-        present = ~np.isnan(scores)
-        mass = weights @ present
-        mean = weights @ np.where(present, scores, 0.0) / np.where(mass > 0, mass, 1.0)
-        return np.where(mass > 0, mean * min(1.0, float(weights.sum())), math.nan).astype(np.float32)
+        total = weights @ np.nan_to_num(scores.astype(np.float64))
+        return np.where(np.isnan(scores).all(axis=0), math.nan, total).astype(np.float32)
 
 
 def _evened(scores: Scores, failed: Sequence[Mapping[int, str]], groups: NDArray[np.intp]) -> Scores:
@@ -544,13 +571,20 @@ class EnvReward(Composable):
         """Scaled rewards, float32 [n].
 
         Raises:
-            ValueError: a reward is outside [low, high] and `clip` is False.
+            ScoreError: a reward is outside [low, high] and `clip` is False.
         """
         rewards = np.array([t.reward for t in trajectories], np.float64)
         outside = (rewards < self.low - 1e-9) | (rewards > self.high + 1e-9)
         if outside.any() and not self.clip:
-            raise ValueError(
-                f"verifier {self.name!r} met a total reward of {rewards[outside][0]} outside "
-                f"[{self.low}, {self.high}]; set low and high to the environment's range, or clip=True"
-            )
+            raise ScoreError(self.too_small_for(float(rewards.min()), float(rewards.max())))
         return np.clip((rewards - self.low) / (self.high - self.low), 0.0, 1.0).astype(np.float32)
+
+    def too_small_for(self, least: float, most: float) -> str:
+        """The error of a range [low, high] that does not hold the environment's rewards from `least` to `most`."""
+        low, high = min(self.low, least), max(self.high, most)
+        outside = [f"{reward:g}" for reward in dict.fromkeys((least, most)) if not self.low <= reward <= self.high]
+        return (
+            f"verifier {self.name!r} expects total rewards in [{self.low:g}, {self.high:g}], and the environment pays "
+            f"{' and '.join(outside)}; set low and high to the environment's whole range, at least "
+            f"EnvReward(low={low:g}, high={high:g}), or clip=True, which scores rewards outside the range 0 or 1"
+        )

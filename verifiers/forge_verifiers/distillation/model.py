@@ -22,7 +22,16 @@ from numpy.typing import ArrayLike, NDArray
 
 from forge_agents.types import Trajectory
 from forge_verifiers.combiners import NotFittedError
-from forge_verifiers.core.verifier import Composable, Cost, Scores, State, Verifier, checked_scores, group_ids
+from forge_verifiers.core.verifier import (
+    Composable,
+    Cost,
+    Scores,
+    State,
+    Verifier,
+    check_unit_range,
+    checked_scores,
+    group_ids,
+)
 from forge_verifiers.ensemble.ensemble import Ensemble
 from forge_verifiers.rules.answers import final_answer, last_action
 
@@ -256,6 +265,7 @@ def distill(
 def _posteriors(source: Verifier | ArrayLike, trajectories: Sequence[Trajectory]) -> tuple[Floats, float]:
     """Posteriors [n], and how many of them come in a second where they had to be asked for."""
     if isinstance(source, Verifier):
+        check_unit_range(source, "the source of distill")
         ensemble = source if isinstance(source, Ensemble) and source.learning and source.version else None
         start = time.perf_counter()
         try:

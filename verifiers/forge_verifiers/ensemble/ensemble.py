@@ -26,6 +26,7 @@ from forge_verifiers.core.verifier import (
     Scores,
     State,
     Verifier,
+    check_unit_range,
     group_ids,
     load_nested,
     longest_s,
@@ -373,6 +374,8 @@ class Ensemble(Composable):
 def _check(verifiers: Sequence[Verifier], *, refit_every: int, max_rows: int, forget: str, timeout_s: float) -> None:
     if not verifiers:
         raise ValueError("an Ensemble was given no verifiers; send at least one")
+    for verifier in verifiers:
+        check_unit_range(verifier, "a member of an Ensemble")
     twice = [name for name, count in Counter(v.name for v in verifiers).items() if count > 1]
     if twice:
         raise ValueError(f"two verifiers are called {twice[0]!r}; give each its own name=, as in Rule(f, name=...)")
