@@ -108,6 +108,25 @@ def test_held_out_perplexity_falls_and_the_control_stays(trainer, tmp_path):
         assert run.evaluate(chats(64)).loss == pytest.approx(exported, abs=1e-5)
 
 
+@pytest.mark.parametrize("change", [{"batch_size": 4}, {"seed": 1}, {"eval_share": 0.25}])
+def test_resume_refuses_what_changes_the_rows_of_a_step(trainer, change):
+    with trainer("run", checkpoint_every=1) as run:
+        run.fit(ragged(20), steps=1)
+    with (
+        trainer("run", **change) as run,
+        pytest.raises(RunFolderError, match=f"trainer.{min(change)} is .* cannot change when a run is resumed"),
+    ):
+        run.fit(ragged(20), steps=2)
+
+
+def test_resume_tells_which_settings_have_changed(trainer, capsys):
+    with trainer("run", checkpoint_every=1) as run:
+        run.fit(ragged(20), steps=1)
+    with trainer("run", lr=3e-4) as run:
+        run.fit(ragged(20), steps=2)
+    assert "settings have changed: steps: 1 -> 2; trainer.learner.lr:" in capsys.readouterr().out
+
+
 def test_a_resumed_run_is_bit_equal_to_one_without_a_break(trainer):
     def comparable(rows):
         fast = ("time/", "tokens_per_s")

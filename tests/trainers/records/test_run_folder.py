@@ -65,6 +65,8 @@ def test_changed_settings_keep_the_old_ones(tmp_path):
     first = RunFolder(tmp_path, {"env": "a", "trainer": {"lr": 1, "seed": 0}})
     first.close()
     second = RunFolder(tmp_path, {"env": "b\x1b[2J", "trainer": {"lr": 2, "seed": 0, "new": None}})
+    assert "lr: 1" in (tmp_path / "config.yaml").read_text(), "nothing is rewritten before the run has started"
+    second.keep_settings()
     second.close()
     assert (first.changed, second.changed) == ("", r"env: a -> b\x1b[2J; trainer.lr: 1 -> 2")
     assert "lr: 2" in (tmp_path / "config.yaml").read_text()

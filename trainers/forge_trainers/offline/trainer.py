@@ -27,7 +27,8 @@ from forge_agents.runtime.interrupts import Interrupt, LoopRunner
 from forge_trainers.learner.client import Learner
 from forge_trainers.offline.config import OfflineConfig
 from forge_trainers.offline.data import Dataset, Gathered, T
-from forge_trainers.records.run_folder import FitResult, RunFolder
+from forge_trainers.records.description import describe
+from forge_trainers.records.run_folder import FitResult, RunFolder, check_resumable, installed_packages, weights_of
 from forge_trainers.records.trackers import check_installed
 from forge_trainers.run.checkpoints import Checkpoints
 from forge_trainers.run.console import Display
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
 
 _ABOUT_A_SAMPLER = ("ratio_", "clip_fraction", "correction", "corrected_fraction", "logprob_gap")
 """Beginnings of the learner's metrics that mean nothing without a sampler."""
+_FIXED = ("method", "policy.lora", "weights", *(f"trainer.{name}" for name in ("batch_size", "eval_share", "seed")))
+"""Settings that a resumed run must share with its checkpoint: the last three decide which rows were learned."""
 
 
 class OfflineTrainer(ABC, Generic[T]):
@@ -113,7 +116,8 @@ class OfflineTrainer(ABC, Generic[T]):
         if eval_dataset is not None:
             held_out = list(self._read(eval_dataset, reward).items)
         wanted = steps or math.ceil(epochs * len(learned) / self.config.batch_size)
-        return self._loop.run(self._fit(data, learned, held_out, wanted))
+        described = self._settings(data, len(held_out), wanted, reward)
+        return self._loop.run(self._fit(described, data, learned, held_out, wanted))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Export the trained weights in Hugging Face format."""
@@ -168,15 +172,43 @@ class OfflineTrainer(ABC, Generic[T]):
         size = self.config.batch_size
         return (items[start : start + size] for start in range(0, len(items), size))
 
+    @property
+    def _learning(self) -> dict[str, Any]:
+        """The part of the settings that says which weights learn."""
+        return {
+            "method": self.title,
+            "policy": dataclasses.asdict(self.policy),
+            "weights": weights_of(self.policy),
+        }
+
+    def _check_resumable(self, settings: Mapping[str, Any]) -> None:
+        """Refuse what the run in `out_dir` cannot go on with, before anything starts."""
+        if self._learner is None and self._checkpoints.any():
+            check_resumable(self.out_dir, settings, _FIXED)
+            self._checkpoints.check_resumable([self.policy.name])
+
+    def _settings(self, data: Gathered[T], held_out: int, steps: int, reward: Reward | None) -> dict[str, Any]:
+        """What config.yaml says of the run."""
+        return {
+            **self._learning,
+            "data": {**data.counts, "held out": held_out},
+            "reward": None if reward is None else describe(reward),
+            "steps": steps,
+            "trainer": dataclasses.asdict(self.config),
+            "mesh": describe(dataclasses.asdict(self._hosts)),
+            "packages": installed_packages(),
+        }
+
     async def _fit(
-        self, data: Gathered[T], learned: Sequence[T], held_out: Sequence[T], steps: int
+        self,
+        described: Mapping[str, Any],
+        data: Gathered[T],
+        learned: Sequence[T],
+        held_out: Sequence[T],
+        steps: int,
     ) -> FitResult:
         config = self.config
-        described = {
-            "policy": dataclasses.asdict(self.policy),
-            "data": {**data.counts, "held out": len(held_out)},
-            "trainer": dataclasses.asdict(config),
-        }
+        self._check_resumable(described)
         check_installed(config.log_to)
         with starts.shown() as say:
             self._checkpoints.check_room([self.policy], self.config.learner, say)
@@ -197,8 +229,11 @@ class OfflineTrainer(ABC, Generic[T]):
         first = self._next_step
         await learner.set_total_steps(steps)
         run.rewind(first)
+        run.keep_settings()
         with Display(self.title, steps, first) as display, Interrupt(display.say) as interrupt:
             display.say("data: " + ", ".join(f"{number} {why}" for why, number in counts.items()))
+            if first and run.changed:
+                display.say(f"settings have changed: {run.changed}; config.previous.yaml has the old ones")
             for step in range(first, steps):
                 watch = Stopwatch()
                 rows = rows_of(step, len(learned), config)
@@ -239,6 +274,7 @@ class OfflineTrainer(ABC, Generic[T]):
         if not self._ready_for(items):
             await self._stop()  # only a fresh learner holds the start model
         if self._learner is None:
+            self._check_resumable(self._learning)
             name, config = self.policy.name, self.config
             folder = models.resolve(self.policy.model)
             self._hosts.check_processes("learner", config.learner_procs, each=config.learner_procs)

@@ -22,10 +22,14 @@ from zipfile import BadZipFile
 import numpy as np
 import yaml
 
+from forge_agents.bench.fingerprints import provenance
 from forge_agents.episodes.stored import EPISODES
 from forge_agents.errors import ForgeError, RunFolderError
 from forge_agents.files import check_plain_files
+from forge_agents.models import resolve as models
+from forge_agents.models.fingerprint import sampled_hash
 from forge_agents.page import visible
+from forge_agents.policy import Policy
 from forge_agents.runtime.waits import begin_in_thread
 from forge_agents.types import Episode, EpisodeBatch
 from forge_trainers.records import trackers
@@ -70,11 +74,69 @@ def _changes(before: str, after: str) -> str:
     """The settings in which two texts of YAML differ, the first of them."""
     try:
         old, new = (dict(leaves(yaml.safe_load(text))) for text in (before, after))
-    except yaml.YAMLError:
+    except (yaml.YAMLError, RecursionError):
         return "config.yaml could not be read"
     keys = [key for key in (new | old) if old.get(key) != new.get(key)]
     told = [f"{key}: {str(old.get(key))[:80]} -> {str(new.get(key))[:80]}" for key in keys[:_MOST_CHANGES]]
     return visible("; ".join([*told, f"and {len(keys) - len(told)} more"] if keys[len(told) :] else told))
+
+
+def check_resumable(folder: Path, settings: Mapping[str, Any], fixed: Iterable[str]) -> None:
+    """Refuse to resume a run with another value of a setting that its checkpoints depend on.
+
+    Args:
+        folder: The run's folder, with or without a run.
+        settings: Those of the new session, as for `RunFolder`.
+        fixed: Dotted keys that must be as in ``config.yaml``, each with all keys below it. A key that one of the two
+            does not have is not compared, unless a key above it is there.
+
+    Raises:
+        RunFolderError: Names the first setting that differs, and both values.
+    """
+    try:
+        check_plain_files(folder)
+        before = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8", errors="replace"))
+    except (OSError, yaml.YAMLError, RecursionError):
+        return  # no run, or a damaged record, which says nothing
+    for key in fixed:
+        found = [_at(values, key) for values in (before, settings)]
+        if _ABSENT in found:
+            continue
+        old, new = (dict(leaves(value, key)) for value in found)
+        if changed := next((name for name in (old | new) if old.get(name) != new.get(name)), None):
+            raise RunFolderError(
+                visible(
+                    f"{changed} is {old.get(changed)} in the run in {folder} and {new.get(changed)} in this call. It "
+                    f"cannot change when a run is resumed: set {changed} back, or choose another out_dir"
+                )
+            )
+
+
+_ABSENT = object()
+
+
+def _at(values: Any, key: str) -> Any:
+    """The value at a dotted key; `_ABSENT` where there is none."""
+    for name in key.split("."):
+        if not isinstance(values, Mapping) or name not in values:
+            return _ABSENT
+        values = values[name]
+    return values
+
+
+def weights_of(policy: Policy) -> str | None:
+    """A hash of the model that a policy starts from, see `sampled_hash`; None where it is not on this machine."""
+    try:
+        folder = models.here(policy.model)
+        return None if folder is None else sampled_hash(folder)
+    except (ForgeError, OSError):
+        return None
+
+
+def installed_packages() -> dict[str, str]:
+    """Versions of the packages that decide what a run computes, by name."""
+    found: dict[str, str] = provenance()["packages"]
+    return found
 
 
 class RunFolder:
@@ -82,8 +144,8 @@ class RunFolder:
 
     Args:
         path: Created where absent.
-        config: Resolved settings, JSON-safe; written to ``config.yaml``. A folder that already holds other settings
-            keeps the old ones beside, as ``config.previous.yaml``.
+        config: Resolved settings, JSON-safe; written to ``config.yaml`` where there is none. Where the folder holds
+            other settings, `keep_settings` replaces them.
         log_to: Where curves go beside ``metrics.jsonl``.
 
     Raises:
@@ -111,14 +173,13 @@ class RunFolder:
             raise RunFolderError(
                 f"another process is training in {self.path}; choose another out_dir or stop it"
             ) from cause
-        written = self.path / "config.yaml"
-        text = yaml.safe_dump(dict(config), sort_keys=False)
+        self._settings, written = yaml.safe_dump(dict(config), sort_keys=False), self.path / "config.yaml"
         self.changed = ""
-        """Which settings are others than the last session's, ``key: old -> new``; empty where none is."""
-        if written.exists() and (before := written.read_text()) != text:
-            self.changed = _changes(before, text)
-            written.replace(self.path / "config.previous.yaml")
-        write_atomically(written, text)
+        """Settings that differ from the last session's, ``key: old -> new``; empty where none does."""
+        if not written.exists():
+            write_atomically(written, self._settings)
+        elif (before := written.read_text()) != self._settings:
+            self.changed = _changes(before, self._settings)
         try:
             self._tracker, self._curves = log_to, open_tracker(log_to, self.path, config)
             self._tracking: Future[None] | None = None
@@ -126,6 +187,16 @@ class RunFolder:
             self._lock.close()
             self._leave_nothing()
             raise
+
+    def keep_settings(self) -> None:
+        """Replace the settings of an earlier session, which stay in ``config.previous.yaml``.
+
+        Call it once the run has started: a call that was refused must leave the record of the run as it was.
+        """
+        written = self.path / "config.yaml"
+        if written.read_text() != self._settings:
+            written.replace(self.path / "config.previous.yaml")
+            write_atomically(written, self._settings)
 
     def rewind(self, step: int) -> None:
         """Forget what was logged at `step` and later: a resumed run logs those steps again."""

@@ -181,7 +181,9 @@ _SETTINGS: Mapping[Tracker, str] = {
 
 
 def leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings, each with its dotted key."""
+    """Settings, each with its dotted key; items of a list that holds settings have their number."""
+    if isinstance(value, list) and any(isinstance(part, Mapping | list) for part in value):
+        value = dict(enumerate(value))
     if isinstance(value, Mapping) and value:
         for key, part in value.items():
             yield from leaves(part, f"{at}.{key}" if at else str(key))

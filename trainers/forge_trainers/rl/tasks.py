@@ -71,7 +71,12 @@ class TaskSampler:
         hosts: Hosts | None = None,
         practice: Practice | None = None,
     ) -> None:
-        self._plan = env if isinstance(env, Curriculum) else None
+        self.curriculum = env if isinstance(env, Curriculum) else None
+        """What is practised; None where the shares of the environments are fixed."""
+        self.factory = env if callable(env) else None
+        """The environment's class or factory, where it was given without an id."""
+        self.env_args = dict(env_args or {})
+        """The user's arguments of every environment."""
         self._practice = practice or Practice()
         elsewhere = hosts is not None and ENVS in hosts.counts
         args = {**({"isolation": "process"} if elsewhere else {}), **(env_args or {})}
@@ -94,6 +99,8 @@ class TaskSampler:
         if not weights or min(weights.values()) <= 0:
             raise ValueError(f"environment weights must be positive, got {weights}")
         self.env_ids = tuple(weights)
+        self.weights = weights
+        """Relative share of the groups, by environment."""
         self._shares = np.array(list(weights.values())) / sum(weights.values())
         self._makers: dict[str, Callable[[], AECEnv[str, Any, Any]]]
         self._max_turns: dict[str, int | None] = {}
@@ -143,12 +150,12 @@ class TaskSampler:
         In a curriculum also of what was recorded, which a checkpoint keeps.
         """
         rng = np.random.default_rng([seed, step, refill])
-        shares = self._shares if self._plan is None else self._practice.shares(self._plan)
+        shares = self._shares if self.curriculum is None else self._practice.shares(self.curriculum)
         picks = rng.choice(len(self.env_ids), size=count, p=shares)
         seeds = rng.choice(HELD_OUT_FROM, size=count)
         drawn = [(self.env_ids[pick], int(own)) for pick, own in zip(picks, seeds, strict=True)]
-        if self._plan is not None:
-            drawn = [self._practice.again(self._plan, rng) or new for new in drawn]
+        if self.curriculum is not None:
+            drawn = [self._practice.again(self.curriculum, rng) or new for new in drawn]
         return [self._task(env_id, own, number) for number, (env_id, own) in enumerate(drawn)]
 
     def record(
@@ -164,7 +171,7 @@ class TaskSampler:
         Returns:
             Metrics of the curriculum; see `forge_trainers.rl.curriculum.Practice.record`.
         """
-        return {} if self._plan is None else self._practice.record(self._plan, judged, trained, tops)
+        return {} if self.curriculum is None else self._practice.record(self.curriculum, judged, trained, tops)
 
     def held_out(self, count: int) -> list[Task]:
         """`count` tasks that training never sees, the same for every run."""

@@ -26,7 +26,7 @@ import numpy as np
 
 from forge_agents.errors import ActorDiedError, EmptyBatchError, NotReadyError, StallError
 from forge_agents.page import visible
-from forge_agents.policy import Policy, Seats
+from forge_agents.policy import AnyPolicy, Policy, Seats
 from forge_agents.rollout.players import Served
 from forge_agents.runtime import starts
 from forge_agents.runtime.hosts import Hosts
@@ -34,7 +34,8 @@ from forge_agents.runtime.interrupts import Interrupt, LoopRunner
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, Reward
-from forge_trainers.records.run_folder import FitResult, RunFolder, read_rows
+from forge_trainers.records.description import describe
+from forge_trainers.records.run_folder import FitResult, RunFolder, check_resumable, read_rows, weights_of
 from forge_trainers.records.trackers import check_installed
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Baselines
@@ -55,6 +56,7 @@ from forge_trainers.rl.rewards import (
     rewards_by,
     summarise,
 )
+from forge_trainers.rl.run_settings import run_settings
 from forge_trainers.rl.seating import PlayGroup, check_trainable, seating_of, seats_at
 from forge_trainers.rl.tasks import EnvLike, Task, TaskSampler
 from forge_trainers.rl.update import StepSamples, credit_groups, pack_samples, train
@@ -127,6 +129,7 @@ class GRPOTrainer:
         mesh: Hosts | None = None,
     ) -> None:
         self.reward = env_reward if reward is None else reward_of(reward)
+        self._reward_settings = None if self.reward is env_reward else describe(reward)  # before it learns anything
         self.config, self.out_dir = config or GRPOConfig(), Path(out_dir)
         self._hosts, self._given = mesh or Hosts(), policies
         self._seating = seating_of(policies, self.config, self.out_dir)
@@ -216,6 +219,7 @@ class GRPOTrainer:
         measured = env_reward if reward is None else reward_of(reward)
 
         async def tried_and_played() -> EvalResult:
+            self._check_resumable(sampler, part=True)
             await self._preflight(sampler, measured, learn=False)
             return await self._evaluate(sampler, episodes, measured)
 
@@ -376,16 +380,11 @@ class GRPOTrainer:
             ).run()
 
     async def _fit(self, sampler: TaskSampler, steps: int) -> FitResult:
+        self._check_resumable(sampler)
         if (over := self._finished(sampler, steps)) is not None:
             return over
         await self._preflight(sampler, self.reward, learn=True)
-        settings = {
-            "env": list(sampler.env_ids),
-            "policies": {name: dataclasses.asdict(policy) for name, policy in self._models(sampler).items()},
-            "seats": self._sitting(sampler),
-            **self._seating.settings(),
-            "trainer": dataclasses.asdict(dataclasses.replace(self.config, learner=self.config.learning)),
-        }
+        settings = self._settings(sampler, steps)
         run = RunFolder(self.out_dir, settings, log_to=self.config.log_to)
         with run, stalls_recorded(self.out_dir):
             while True:
@@ -395,6 +394,39 @@ class GRPOTrainer:
                     if self._processes is None or not await self._processes.stop_learners_after(error):
                         raise
                     self._next_step = None  # the newest checkpoint says where to go on
+
+    def _settings(self, sampler: TaskSampler, steps: int) -> dict[str, Any]:
+        """What config.yaml says of the run."""
+        players = self._seating.declared(sampler.seats)
+        chosen = describe(self._given) if callable(self._given) and not isinstance(self._given, AnyPolicy) else None
+        settings = run_settings(
+            sampler,
+            players,
+            self.config,
+            reward=self._reward_settings,
+            seats=chosen,
+            steps=steps,
+            hosts=self._hosts,
+        )
+        return settings | {"seats": self._sitting(sampler)} | self._seating.settings()
+
+    def _check_resumable(self, sampler: TaskSampler, *, part: bool = False) -> None:
+        """Refuse what the run in `out_dir` cannot go on with, before anything starts.
+
+        Raises:
+            RunFolderError: Another adapter, other start weights, other policies, or a reward with another state.
+        """
+        if self._processes is not None or not self._checkpoints.any():
+            return
+        trained = {name: one for name, one in self._models(sampler, part=part).items() if one.trainable}
+        settings = {
+            "method": "grpo",
+            "policies": {name: dataclasses.asdict(policy) for name, policy in trained.items()},
+            "weights": {name: weights_of(policy) for name, policy in trained.items()},
+        }
+        fixed = ["method", *(key for name in trained for key in (f"policies.{name}.lora", f"weights.{name}"))]
+        check_resumable(self.out_dir, settings, fixed)
+        self._checkpoints.check_resumable(trained)
 
     def _tops(self, sampler: TaskSampler) -> dict[str, float | None]:
         """The most that can be earned, by environment; None where nobody says it."""
@@ -426,6 +458,7 @@ class GRPOTrainer:
             first = self._next_step or 0
             await all_or_first_error(learner.set_total_steps(steps) for learner in processes.learners.values())
             run.rewind(first)
+            run.keep_settings()
             tops = self._tops(sampler)
             display = Display("train", steps, first, processes.learners)
             watching = starts.shown(display.say), Watchdog(self.config.block_timeout_s)

@@ -242,6 +242,42 @@ class Checkpoints:
                 _log.warning("checkpoint %s does not load (%s)", folder, cause)
         return 0
 
+    def check_resumable(self, learners: Collection[str]) -> None:
+        """See that the newest checkpoint is of these learners and parts, before anything is started.
+
+        A damaged checkpoint is left to `restore`, which takes the one before.
+
+        Raises:
+            RunFolderError: It holds other policies, or the state of a part does not fit, such as that of a reward with
+                other verifiers.
+        """
+        for folder in self.complete()[:1]:
+            try:
+                mark = _Mark.read(folder)
+                parts = {name: sums for name, sums in mark.files.items() if "/" not in name}
+                if damaged(folder, parts, chunk_bytes=mark.chunk_bytes):
+                    return
+                states = {name: read_arrays(folder / f"{name}.npz") for name in self._parts}
+            except _DAMAGES:
+                return
+            _check_policies(folder, mark, learners)
+            for name, state in states.items():
+                self._check_part(folder, name, state)
+
+    def _check_part(self, folder: Path, name: str, state: Mapping[str, np.ndarray] | None) -> None:
+        """Load the state of a part and put the part back as it was."""
+        part = self._parts[name]
+        before = {key: np.array(value) for key, value in part.state_dict().items()}
+        try:
+            if state is not None:
+                part.load_state_dict(state)
+                part.load_state_dict(before)
+        except (ValueError, KeyError, TypeError, IndexError) as cause:
+            raise RunFolderError(
+                f"the state of {name} in {folder} does not fit this call: {cause}. Give the run what it was trained "
+                "with, or choose another out_dir"
+            ) from cause
+
     def check_room(self, policies: Iterable[Policy], learner: LearnerConfig, say: Callable[[str], None]) -> None:
         """See that the disk holds what training `policies` writes: checkpoints, and the export at the end.
 
@@ -357,11 +393,7 @@ class Checkpoints:
                 _log.warning("checkpoint %s does not load (%s); trying the one before", folder, cause)
                 damaged[folder] = cause
                 continue
-            if mark.policies != sorted(learners):
-                raise ForgeError(
-                    f"{folder} holds the policies {mark.policies}, this run trains {sorted(learners)}; "
-                    "choose another out_dir"
-                )
+            _check_policies(folder, mark, learners)
             for newer in damaged:  # the run will come to their steps again
                 name = newer.name.replace("step", "damaged")
                 names = itertools.chain((name,), (f"{name}.{number}" for number in itertools.count(2)))
@@ -440,6 +472,13 @@ class Checkpoints:
             except (OSError, ValueError) as cause:
                 _log.warning("checkpoint %s: %s", folder, cause)
         return found
+
+
+def _check_policies(folder: Path, mark: _Mark, learners: Collection[str]) -> None:
+    if mark.policies != sorted(learners):
+        raise RunFolderError(
+            f"{folder} holds the policies {mark.policies}, this run trains {sorted(learners)}; choose another out_dir"
+        )
 
 
 def _put_in_place(draft: Path, final: Path, mark: _Mark) -> None:

@@ -10,7 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias, cast, runtime_checkable
+from typing import Any, Literal, Protocol, Self, TypeAlias, cast, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,6 +95,12 @@ class Composable:
     `Ensemble` and the check of a `Gate` refuse it."""
     exact: bool = False
     """Whether what is certainly right scores 1, as checks do and grades do not; `check_verifier` holds it to that."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Keeps the constructor's arguments, which a run records in its ``config.yaml``."""
+        made = super().__new__(cls)
+        object.__setattr__(made, "_constructor_arguments", (args, kwargs))
+        return made
 
     @abstractmethod
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:

@@ -1,0 +1,131 @@
+"""What config.yaml says of Python objects."""
+
+import functools
+import importlib
+import json
+import textwrap
+
+import numpy as np
+import pytest
+import yaml
+
+import forge_agents as fa
+import forge_verifiers as fv
+from forge_trainers.records.description import describe
+
+REWARD = """
+import extraction
+
+WEIGHT = 0.5
+
+def helper(text):
+    return WEIGHT * len(extraction.letters(text))
+
+def reward(trajectories):
+    return [helper(t.text) for t in trajectories]
+
+def make(bonus):
+    return lambda trajectories: [bonus for t in trajectories]
+
+class Graded:
+    def __init__(self, scale, api_key=""):
+        self._scale, self.api_key = scale, api_key
+
+    def __call__(self, trajectories):
+        return [self._scale * helper(t.text) for t in trajectories]
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Imports a version of the user's module anew."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr("sys.dont_write_bytecode", True)  # two versions may be written within a second
+
+    def load(reward=REWARD, extraction="def letters(text):\n    return text\n"):
+        (tmp_path / "graded_reward.py").write_text(textwrap.dedent(reward))
+        (tmp_path / "extraction.py").write_text(extraction)
+        importlib.invalidate_caches()
+        for name in ("extraction", "graded_reward"):
+            found = importlib.reload(importlib.import_module(name))
+        return found
+
+    return load
+
+
+def test_a_function_is_described_by_its_path_and_a_hash_of_its_source(module):
+    found = describe(module().reward)
+    assert found["function"] == "graded_reward:reward" and len(found["source"]) == 16
+    assert describe(module().reward) == found, "the same in every process"
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("WEIGHT = 0.5", "WEIGHT = 0.7"),
+        ("WEIGHT * len", "-WEIGHT * len"),
+        ("[helper(t.text) for", "[1 - helper(t.text) for"),
+    ],
+)
+def test_a_change_of_what_a_reward_uses_changes_its_hash(module, old, new):
+    before = describe(module().reward)
+    assert describe(module(REWARD.replace(old, new)).reward) != before
+
+
+def test_a_change_in_an_imported_module_of_the_user_changes_the_hash(module):
+    before = describe(module().reward)
+    changed = module(extraction="def letters(text):\n    return text.strip()\n").reward
+    assert describe(changed) != before
+
+
+def test_a_change_elsewhere_in_the_module_leaves_the_hash(module):
+    before = describe(module().reward)
+    assert describe(module(REWARD + "\ndef unused():\n    return 1\n").reward) == before
+
+
+def test_closures_partials_lambdas_and_methods_show_their_values(module):
+    found = module()
+    assert describe(found.make(1)) != describe(found.make(2))
+    assert describe(functools.partial(found.reward, k=1)) != describe(functools.partial(found.reward, k=2))
+    assert describe(lambda ts, k=1: k) != describe(lambda ts, k=2: k)
+    assert describe(found.Graded(1).__call__) != describe(found.Graded(2).__call__)
+
+
+def test_an_object_shows_its_class_and_attributes_and_hides_keys(module):
+    found = describe(module().Graded(2.5, api_key="sk-abcdefgh12345678"))
+    assert (found["class"], found["scale"], found["api_key"]) == ("graded_reward:Graded", 2.5, "(hidden)")
+    assert "12345678" not in json.dumps(describe({"url": "http://me:12345678@host", "header": "Bearer 12345678"}))
+
+
+def test_verifiers_of_an_ensemble_show_what_they_were_made_with():
+    ensemble = fv.Ensemble([fv.Exact(), fv.Repetition(size=3)], combine="mean", refit_every=4)
+    found = describe(0.5 * ensemble + 0.5 * fv.Format())
+    inner = found["terms"][0][1]
+    assert inner["combine"] == "mean" and inner["refit_every"] == 4
+    assert inner["verifiers"][1] == {"class": "forge_verifiers.rules.text:Repetition", "size": 3}
+    assert [weight for weight, _ in found["terms"]] == [0.5, 0.5]
+
+
+def test_players_and_several_rewards_show_their_parts(module):
+    scripted = fa.Scripted(module().helper, name="rival")
+    assert describe(scripted)["fn"]["function"] == "graded_reward:helper"
+    columns = describe(fa.Columns({"a": module().reward, "b": fv.Exact()}, {"a": 0.2}))
+    assert columns["weights"] == {"a": 0.2, "b": 1.0} and columns["rewards"]["b"]["class"].endswith(":Exact")
+
+
+def test_every_description_is_plain_yaml_of_bounded_size():
+    cycle = [1]
+    cycle.append(cycle)
+    values = {
+        "nan": float("nan"),
+        "array": np.arange(3),
+        "many": list(range(10_000)),
+        "text": "x" * 10_000,
+        "set": {"b", "a"},
+        "cycle": cycle,
+        "lock": __import__("threading").Lock(),
+        1: object(),
+    }
+    text = yaml.safe_dump(describe(values))
+    assert len(text) < 3_000 and yaml.safe_load(text) == describe(values)
+    assert describe({"many": list(range(10_000))}) != describe({"many": [*range(9_999), 1]})

@@ -1,0 +1,165 @@
+"""What config.yaml says of a GRPO run, and what a resumed run may change."""
+
+import asyncio
+
+import pytest
+import yaml
+from fake_processes import Processes, group
+
+import forge_agents as fa
+from forge_agents.errors import RunFolderError
+from forge_trainers.rl.trainer import GRPOTrainer
+
+fa.register("settings/Duel-v0", entry_point=f"{__name__}:Duel", levels=[{"size": 1}, {"size": 2}])
+
+
+class Duel(fa.TurnEnv):
+    possible_agents = ["p0", "p1"]
+
+    def __init__(self, size=1, **kwargs):
+        super().__init__(**kwargs)
+        self.size = size
+
+    def setup(self, rng):
+        pass
+
+    def observe_text(self, agent):
+        return "?"
+
+    def act(self, agent, action):
+        return fa.Outcome(done=True)
+
+
+class Halved(fa.Credit):
+    def advantages(self, rewards_n, noise_n=None):
+        found = super().advantages(rewards_n, noise_n)
+        return None if found is None else found / 2
+
+
+def reward(trajectories):
+    return [t.reward for t in trajectories]
+
+
+def other_reward(trajectories):
+    return [2 * t.reward for t in trajectories]
+
+
+class Played(GRPOTrainer):
+    """A trainer whose processes and episodes are not real."""
+
+    started = False
+
+    async def _play_groups(self, sampler, step, put=None, *, only=None, **_):
+        for number in only:
+            put(number, group(0.1 * number, 0.5, seed=number, env_id=sampler.env_ids[0]))
+        await asyncio.sleep(0)
+
+    async def _started(self, sampler, *, learn):
+        self.started = True
+        self._processes = self._processes or Processes()
+        self._next_step = await self._checkpoints.restore(self._processes.learners)
+        return self._processes
+
+
+def fit(
+    folder, *, steps=2, env=Duel, env_args=None, reward=reward, rival=None, lora=None, model="tiny-random", **settings
+):
+    team = fa.Policy(model, name="team", lora=lora)
+    config = fa.GRPOConfig(groups_per_step=2, refills=0, checkpoint_every=1, preflight=False, **settings)
+    with Played({"p0": team, "p1": rival or fa.Random(name="rival")}, reward, config, folder) as trainer:
+        trainer.fit(env, steps=steps, env_args=env_args)
+    return yaml.safe_load((folder / "config.yaml").read_text())
+
+
+def test_config_records_what_decides_a_run(tmp_path):
+    found = fit(
+        tmp_path,
+        env_args={"size": 3},
+        rival=fa.Scripted(lambda text: "x", name="rival"),
+        credit=Halved(min_spread=0.1),
+    )
+    assert found["reward"]["function"] == f"{__name__}:reward" and found["reward"]["source"]
+    assert found["env_args"] == {"size": 3} and found["steps"] == 2 and found["method"] == "grpo"
+    assert found["environments"]["Duel"]["class"] == f"{__name__}:Duel"
+    assert found["trainer"]["credit"]["class"] == f"{__name__}:Halved"
+    assert found["trainer"]["credit"]["min_spread"] == 0.1
+    assert found["players"]["rival"]["fn"]["function"].endswith("<lambda>")
+    assert found["loss"]["name"] == "dapo" and found["packages"]["torch"] and found["weights"]["team"]
+
+
+def test_config_of_a_plain_run_says_that_the_reward_is_the_environments(tmp_path):
+    found = fit(tmp_path, reward=None, env={"settings/Duel-v0@1": 1.0, "settings/Duel-v0@2": 3.0}, credit=fa.Credit())
+    assert found["reward"] is None and found["env_args"] == {}
+    levels = found["environments"]
+    assert levels["settings/Duel-v0@2"]["weight"] == 3.0
+    assert levels["settings/Duel-v0@2"]["arguments"] == {"size": 2}
+    assert found["trainer"]["credit"]["baseline"] == "mean", "a rule of ours needs no class"
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"reward": other_reward}, f"reward.function: {__name__}:reward -> {__name__}:other_reward"),
+        ({"reward": None}, f"reward.function: {__name__}:reward -> None"),
+        ({"env_args": {"size": 2}}, "env_args.size: None -> 2"),
+        ({"credit": Halved()}, f"trainer.credit.class: None -> {__name__}:Halved"),
+        ({"rival": fa.Random(name="rival", seed=7)}, "players.rival.seed: 0 -> 7"),
+        ({"learner": fa.LearnerConfig(lr=3e-6)}, "trainer.learner.lr: 1.0e-06 -> 3.0e-06"),
+    ],
+)
+def test_a_change_on_resume_is_told(tmp_path, capsys, change, told):
+    fit(tmp_path)
+    capsys.readouterr()
+    fit(tmp_path, steps=3, **change)
+    said = capsys.readouterr().out.replace("1e-06", "1.0e-06").replace("3e-06", "3.0e-06")
+    assert told in said and "config.previous.yaml has the old ones" in said
+    capsys.readouterr()
+    fit(tmp_path, steps=4, **change)
+    assert told not in capsys.readouterr().out, "the record is that of the last session"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"lora": fa.LoRA(rank=8)}, r"policies\.team\.lora\.rank is 4 .* and 8 in this call"),
+        ({"lora": fa.LoRA(rank=4, alpha=64)}, r"policies\.team\.lora\.alpha is 32"),
+        ({"lora": None}, r"policies\.team\.lora"),
+    ],
+)
+def test_another_adapter_is_refused_before_anything_starts(tmp_path, change, message):
+    fit(tmp_path, lora=fa.LoRA(rank=4))
+    before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+    with pytest.raises(RunFolderError, match=message):
+        fit(tmp_path, steps=4, **change)
+    with pytest.raises(RunFolderError, match=message):
+        fit(tmp_path, **change)  # also where no step is left to do
+    after = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
+    assert before == after, "nothing is rewritten"
+
+
+def test_other_start_weights_are_refused_and_the_same_under_another_path_are_not(tmp_path, tiny_llama, tiny_qwen3):
+    fit(tmp_path / "run", model=str(tiny_llama))
+    (tmp_path / "moved").symlink_to(tiny_llama)
+    fit(tmp_path / "run", steps=3, model=str(tmp_path / "moved"))
+    with pytest.raises(RunFolderError, match=r"weights\.team is"):
+        fit(tmp_path / "run", steps=4, model=str(tiny_qwen3))
+
+
+def test_a_reward_whose_state_does_not_fit_is_refused_before_anything_starts(tmp_path):
+    def ensemble(*names):
+        return fa.Ensemble([fa.Rule(lambda t, name=name: abs(t.reward) ** len(name), name=name) for name in names])
+
+    fit(tmp_path, reward=ensemble("a", "bb"))
+    fit(tmp_path, reward=ensemble("a", "bb"), steps=3)
+    before = (tmp_path / "config.yaml").read_text()
+    with pytest.raises(RunFolderError, match="the state of reward in"):
+        fit(tmp_path, reward=ensemble("a", "other"), steps=4)
+    assert (tmp_path / "config.yaml").read_text() == before
+
+
+def test_a_run_of_another_method_or_policy_is_refused_in_the_folder(tmp_path):
+    fit(tmp_path)
+    config = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config, "method": "sft"}))
+    with pytest.raises(RunFolderError, match="method is sft"):
+        fit(tmp_path, steps=3)
