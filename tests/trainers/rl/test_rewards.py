@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import forge_agents as fa
 import forge_verifiers as fv
 from forge_agents.errors import ArgumentError, StallError
 from forge_agents.policy import Endpoint, Policy
@@ -22,6 +23,7 @@ from forge_trainers.rl.rewards import (
     EnvTurnReward,
     engines_of,
     env_reward,
+    group_spread,
     judge,
     mean_and_ci,
     models_of,
@@ -128,12 +130,127 @@ def test_tokens_without_a_log_probability_are_masked_and_their_share_counted():
     assert lessons.bad_logprobs == {"hero": 3 / 5}
 
 
-def test_one_abstention_drops_the_whole_group():
-    def unsure(trajectories):
-        return np.array([np.nan] + [float(i) for i in range(1, len(trajectories))])
+def scores_of(*rewards):
+    """A reward that returns these, agent a before agent b in each episode."""
+    return lambda trajectories: list(rewards)
 
-    lessons = credit_groups(judged([group((0, 0), (1, 1))], unsure), Credit(), {"hero"})
-    assert lessons.counts["abstained"] == 1 and not lessons.samples
+
+def advantages(lessons):
+    """By group and episode, then by agent: the advantage of the first turn, rounded."""
+    return {at: {agent: round(own[0], 3) for agent, own in by.items()} for at, by in lessons.advantages.items()}
+
+
+def test_an_abstention_leaves_out_only_its_own_trajectory():
+    items = judged([group((0, 0), (0, 0), (0, 0), b_policy="hero")], scores_of(None, 1.0, 0.0, 2.0, 1.0, 3.0))
+    lessons = credit_groups(items, Credit(scale="none"), {"hero"})
+    assert advantages(lessons) == {(0, 0): {"b": -1.0}, (0, 1): {"a": -0.5, "b": 0.0}, (0, 2): {"a": 0.5, "b": 1.0}}
+    assert lessons.abstained == 1 and lessons.counts["used"] == 1
+    assert lessons.metrics({"hero"})["dropped/abstained"] == 1.0
+
+
+class Forfeits(fa.TurnEnv):
+    """The rival may forfeit before the hero acts."""
+
+    possible_agents = ("rival", "hero")
+
+    def setup(self, rng):
+        pass
+
+    def instructions(self, agent):
+        return "Play or forfeit."
+
+    def observe_text(self, agent):
+        return "Your move."
+
+    def act(self, agent, action):
+        if agent == "hero" or action == "forfeit":
+            return fa.Outcome(done=True)
+        return fa.Outcome(next="hero")
+
+
+@pytest.mark.parametrize(
+    "reward",
+    [
+        fv.Length(high=4, slack=4),
+        fv.Ensemble([fv.Length(high=4, slack=4)], combine="mean"),
+        fv.Length(high=4, slack=4) + 0.5 * fv.Length(high=4, slack=4, name="other"),
+        fv.Gate(fv.Length(high=100, name="check"), fv.Length(high=4, slack=4)),
+        lambda completion: max(0.0, 1 - max(len(completion) - 4, 0) / 4),
+        lambda trajectory: None if not trajectory.turns else float(trajectory.turns[-1].action != "forfeit"),
+        Columns({"length": fv.Length(high=4, slack=4), "hero only": fv.Seat("hero", lambda trajectory: None)}),
+    ],
+    ids=["rule", "ensemble", "sum", "gate", "completion", "trajectory", "columns"],
+)
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "rae", "none"])
+def test_a_forfeit_before_the_other_agent_acts_is_punished(reward, baseline):
+    def played(action):
+        return fa.play(Forfeits, fa.Scripted(lambda observation, agent: action if agent == "rival" else "go"), seed=0)
+
+    episodes = tuple(played(action) for action in ("forfeit", "play", "play", "forfeit"))
+    assert [len(one.trajectories["hero"].turns) for one in episodes] == [0, 1, 1, 0]
+    items = judged([EpisodeGroup(env_id=episodes[0].env_id, seed=0, episodes=episodes)], reward)
+    credit = Credit(baseline=baseline, scale="none")
+    lessons = credit_groups(with_policy(items, "hero"), credit, {"hero"})
+    by = [one.get("rival") for one in (lessons.advantages.get((0, at), {}) for at in range(4))]
+    assert None not in by and by[0] == by[3] < by[1] == by[2], "the forfeits are worse than the moves"
+    assert not [at for at in (0, 3) if "hero" in lessons.advantages[(0, at)]], "the hero never acted there"
+
+
+def with_policy(items, name):
+    """The same judged groups, as if a policy had sampled one token in every turn."""
+
+    def sampled(one):
+        turns = (
+            dataclasses.replace(turn("a", 0, 0.0), agent=old.agent, action=old.action, policy=name)
+            for old in one.turns
+        )
+        return dataclasses.replace(one, policy=name, turns=tuple(turns))
+
+    def changed(item):
+        episodes = tuple(
+            dataclasses.replace(e, trajectories={a: sampled(t) for a, t in e.trajectories.items()})
+            for e in item.group.episodes
+        )
+        parts = item.parts and {n: (w, changed(part)) for n, (w, part) in item.parts.items()}
+        return dataclasses.replace(item, group=dataclasses.replace(item.group, episodes=episodes), parts=parts)
+
+    return [changed(item) for item in items]
+
+
+def test_parts_that_do_not_apply_are_left_out_of_columns():
+    """Of four episodes the first two are about sums, the last two about code."""
+    columns = Columns(
+        {"sums": scores_of(0.0, 1.0, None, None), "code": scores_of(None, None, 1.0, 0.0)}, weights={"code": 2.0}
+    )
+    episodes = tuple(
+        dataclasses.replace(one, trajectories={"a": one.trajectories["a"]}) for one in (episode(0, 0),) * 4
+    )
+    groups = [EpisodeGroup(env_id="t", seed=0, episodes=episodes)]
+    items = judged(groups, columns)
+    assert items[0].rewards["a"].tolist() == [0.0, 1.0, 2.0, 0.0] == columns(groups[0].trajectories).tolist()
+    lessons = credit_groups(items, Credit(scale="none"), {"hero"})
+    assert advantages(lessons) == {(0, 0): {"a": -0.5}, (0, 1): {"a": 0.5}, (0, 2): {"a": 1.0}, (0, 3): {"a": -1.0}}
+    assert lessons.abstained == 0
+    nothing = Columns({"sums": scores_of(None, 1.0, 1.0, 1.0), "code": scores_of(None, None, None, None)})
+    assert np.isnan(nothing(groups[0].trajectories)).tolist() == [True, False, False, False]
+    assert credit_groups(judged(groups, nothing), Credit(), {"hero"}).abstained == 1
+
+
+def test_a_group_counts_as_abstained_only_if_nothing_is_left_to_compare():
+    def counts(*rewards):
+        items = judged([group(*(((0, 0),) * (len(rewards) // 2)))], scores_of(*rewards))
+        return {fate: n for fate, n in credit_groups(items, Credit(), {"hero"}).counts.items() if n}
+
+    assert counts(None, 1, 1.0, 1, None, 1) == {"abstained": 1}
+    assert counts(None, 1, 1.0, 1, 1.0, 1) == {"flat": 1}
+    assert counts(None, 1, 1.0, 1, 2.0, 1) == {"used": 1}
+
+
+def test_spread_and_means_leave_out_abstentions():
+    items = judged([group((0, 0), (0, 0), (0, 0))], scores_of(None, None, 0.0, None, 1.0, None))
+    assert group_spread(items, 1)["groups/reward_std"] == pytest.approx(0.5)
+    found = summarise(items)
+    assert found["reward/mean"] == found["reward/a"] == 0.5 and "reward/b" not in found
 
 
 @pytest.mark.parametrize(
@@ -470,8 +587,8 @@ def test_columns_are_credited_apart_and_added():
     flat = Columns({"a": of(0), "b": lambda ts: np.ones(len(ts))})
     one_flat = credit_groups(judged(groups, flat), Credit(), {"hero"})
     assert [s.advantages[2] for s in one_flat.samples["hero"]] == pytest.approx([unit, -unit, unit, -unit], rel=1e-6)
-    unsure = Columns({"a": of(0), "b": lambda ts: np.full(len(ts), np.nan)})
-    assert credit_groups(judged(groups, unsure), Credit(), {"hero"}).counts["abstained"] == 1
+    unsure = credit_groups(judged(groups, Columns({"a": of(0), "b": lambda ts: [None] * len(ts)})), Credit(), {"hero"})
+    assert [s.advantages[2] for s in unsure.samples["hero"]] == pytest.approx([unit, -unit, unit, -unit], rel=1e-6)
     running = Baselines()
     credit_groups(items, Credit(baseline="rae", scale="none"), {"hero"}, running)
     assert running.state_dict()["names"].tolist() == ["t/a/format", "t/a/answer"]

@@ -65,7 +65,7 @@ def run(
 
 
 def test_groups_ages_and_learners_are_reported(tmp_path: Path):
-    given = dataclasses.replace(samples(5, 4, 4), too_long=2, bad_logprobs={"hero": 0.01, "rival": 0.0})
+    given = dataclasses.replace(samples(5, 4, 4), abstained=4, too_long=2, bad_logprobs={"hero": 0.01, "rival": 0.0})
     found = run(given, {"hero": Learner(5)}, tmp_path, max_staleness=2)
     assert found == {
         "groups/used": 3.0,
@@ -73,6 +73,7 @@ def test_groups_ages_and_learners_are_reported(tmp_path: Path):
         "groups/abstained": 0.0,
         "groups/flat": 1.0,
         "groups/flat_share": 0.25,
+        "dropped/abstained": 4.0,
         "dropped/too_long": 2.0,
         "dropped/bad_logprobs": 0.01,
         "staleness/max": 1.0,

@@ -198,8 +198,8 @@ class Practice:
         for at, episode in enumerate(item.group.episodes):
             rewards = item.episode_rewards(at)
             own = [r for agent, r in rewards.items() if episode.trajectories[agent].policy in trained]
-            if episode.error is None and own and not np.isnan(own).any():
-                found.append(np.mean(own))
+            if episode.error is None and own and not np.isnan(own).all():
+                found.append(np.nanmean(own))
         scores, env_id = np.array(found, np.float64) / (1.0 if top is None else top), item.group.env_id
         inside = scores.clip(0.0, 1.0)
         if np.abs(scores - inside).max(initial=0.0) > 1e-6 and env_id not in self._warned:

@@ -102,13 +102,14 @@ class Endings:
             if item.group.failed:
                 continue
             own = item.rewards_of(trained)
-            known = not any(np.isnan(rewards).any() for rewards in own.values())
             if not taught:
-                self._episodes += known * len(item.group.episodes)
-                self._abstained += (not known) * len(item.group.episodes)
+                silent = np.any([np.isnan(rewards) for rewards in own.values()], axis=0) if own else np.zeros(0, bool)
+                self._abstained += int(silent.sum())
+                self._episodes += len(item.group.episodes) - int(silent.sum())
             for agent, rewards in own.items():
-                if not np.isnan(rewards).any():
-                    seat, least, most = (item.group.env_id, agent), float(rewards.min()), float(rewards.max())
+                if not np.isnan(rewards).all():
+                    seat = (item.group.env_id, agent)
+                    least, most = float(np.nanmin(rewards)), float(np.nanmax(rewards))
                     low, high = self._seen.get(seat, (least, most))
                     self._seen[seat] = (min(low, least), max(high, most))
                     if not taught:

@@ -47,7 +47,8 @@ class JudgedGroup:
     turns: Mapping[str, Sequence[np.ndarray]] | None = None
     """By agent and sibling: float32 ``[turns]``, NaN where the reward abstained; None where it scores no turns."""
     parts: Mapping[str, tuple[float, JudgedGroup]] | None = None
-    """Weight and scores of each reward by name, where several are credited apart; `rewards` is then their sum."""
+    """Weight and scores of each reward by name, where several are credited apart; `rewards` is then the weighted sum of
+    those that did not abstain."""
 
     def episode_rewards(self, index: int) -> dict[str, float]:
         """Rewards of one sibling, by agent."""
@@ -82,9 +83,12 @@ class EnvTurnReward:
 class Columns:
     """Rewards whose advantages are added, each found among its own kind (GDPO, arXiv 2601.05242).
 
-    Rewards that are added first are compared as one number: 1 for the format and 0 for the answer is then no other
-    than the reverse, and the one that varies most drowns the others. Departure: the paper normalises the sum of
-    advantages once more, over the batch.
+    Summing the rewards first makes (format 1, answer 0) indistinguishable from (format 0, answer 1), and the reward
+    that varies most drowns the others. Departure: the paper normalizes the sum of advantages once more, over the batch.
+
+    A reward that abstains (NaN or None) leaves out only itself: the trajectory learns from the other rewards, and the
+    trajectories that have this reward are compared with each other. The total is the weighted sum of those that did not
+    abstain, and NaN where all did.
 
     Args:
         rewards: By name; trajectories to float ``[n]`` or with ``assess``, as `forge_trainers.rl.rewards` takes them.
@@ -110,10 +114,13 @@ class Columns:
         return self._rewards
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
-        """Weighted sums, float32 ``[n]``, NaN where any reward abstains."""
-        scores = [self.weights[name] * np.asarray(reward(trajectories)) for name, reward in self._rewards.items()]
-        total: np.ndarray = np.stack(scores).sum(axis=0).astype(np.float32)
-        return total
+        """Weighted sums, float32 ``[n]``, of the rewards that did not abstain; NaN where all did.
+
+        Raises:
+            TypeError, ValueError: A reward returned something that is not one number per trajectory.
+        """
+        scores = {name: asked(reward, trajectories, name).scores for name, reward in self._rewards.items()}
+        return _total([(self.weights[name], own) for name, own in scores.items()])
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """What the rewards have learned, under ``name/``."""
@@ -240,10 +247,15 @@ def _joined(parts: Mapping[str, tuple[float, JudgedGroup]]) -> JudgedGroup:
     """One group with the weighted sum of its rewards."""
     first = next(iter(parts.values()))[1]
     totals = {
-        agent: np.stack([weight * item.rewards[agent] for weight, item in parts.values()]).sum(axis=0)
-        for agent in first.rewards
+        agent: _total([(weight, item.rewards[agent]) for weight, item in parts.values()]) for agent in first.rewards
     }
     return JudgedGroup(group=first.group, rewards=totals, parts=parts)
+
+
+def _total(parts: Sequence[tuple[float, np.ndarray]]) -> np.ndarray:
+    """Weighted sum float32 ``[n]`` of the scores that are not NaN; NaN where all are."""
+    scores = np.stack([weight * np.asarray(own, np.float32) for weight, own in parts])
+    return np.where(np.isnan(scores).all(axis=0), np.nan, np.nansum(scores, axis=0)).astype(np.float32)
 
 
 def asked(reward: Reward, trajectories: Sequence[Trajectory], name: str) -> Assessment:
@@ -264,7 +276,7 @@ def asked(reward: Reward, trajectories: Sequence[Trajectory], name: str) -> Asse
     turns = None if found.turns is None else [_finite(own) for own in found.turns]
     if failed := getattr(found, "failed", None):
         some, why = f"{len(failed)} of {len(trajectories)} trajectories", next(iter(failed.values()))
-        _log.warning("reward %s fails on %s, whose groups count in groups/abstained: %s", name, some, why)
+        _log.warning("reward %s fails on %s, which have no reward and count in dropped/abstained: %s", name, some, why)
     if turns is not None and [len(own) for own in turns] != [len(t.turns) for t in trajectories]:
         raise ValueError(f"reward {name} scored other turns than it was shown; return one score per turn")
     return Assessment(scores=_checked(found.scores, trajectories, name), noise=noise, turns=turns)
@@ -282,8 +294,8 @@ def _checked(returned: Any, trajectories: Sequence[Trajectory], name: str) -> np
         ) from None
     if lost := int(np.isnan(scores).sum() - np.isnan(np.asarray(returned, np.float64)).sum()):
         _log.warning(
-            "reward %s returned %d infinite scores; they count as abstentions, and their groups in groups/abstained. "
-            "Return finite numbers, or NaN to abstain",
+            "reward %s returned %d infinite scores; they count as abstentions, in dropped/abstained. Return finite "
+            "numbers, or NaN to abstain",
             name,
             lost,
         )
@@ -291,7 +303,7 @@ def _checked(returned: Any, trajectories: Sequence[Trajectory], name: str) -> np
 
 
 def _finite(values: Any) -> np.ndarray:
-    """float32, NaN in the place of infinities: one score that overflows costs its group, not the run."""
+    """float32, NaN in the place of infinities: one score that overflows costs its trajectory, not the run."""
     with np.errstate(over="ignore"):
         found = np.asarray(values, np.float32)
     return np.where(np.isinf(found), np.float32(np.nan), found)
@@ -352,14 +364,14 @@ def group_spread(judged: Sequence[JudgedGroup], wanted: int) -> dict[str, float]
 
     Returns:
         ``groups/refilled``, how many more were played because others taught nothing;
-        ``groups/reward_std``, the mean over groups and agents of the standard deviation of siblings' rewards; NaN where
-        every group failed or abstained.
+        ``groups/reward_std``, the mean over groups and agents of the standard deviation of the rewards that are not
+        NaN; NaN where every group failed or abstained.
     """
     spreads = [
-        float(np.std(rewards))
+        float(np.nanstd(rewards))
         for item in judged
         for rewards in item.rewards.values()
-        if not item.group.failed and not np.isnan(rewards).any()
+        if not item.group.failed and not np.isnan(rewards).all()
     ]
     spread = float(np.mean(spreads)) if spreads else float("nan")
     return {"groups/reward_std": spread, "groups/refilled": float(len(judged) - wanted)}

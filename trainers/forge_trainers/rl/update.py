@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -39,11 +39,13 @@ class StepSamples:
     samples: Mapping[str, Sequence[Sample]]
     """Training samples by policy name; policies without any are absent."""
     counts: Mapping[str, int]
-    """Groups by fate: ``used``, ``failed`` (an episode kept failing), ``abstained`` (a reward was NaN), ``too_long``
-    (no sample that teaches something fits the learner), ``flat`` (no trained trajectory differed from those it is
-    compared with by more than the noise)."""
+    """Groups by fate: ``used``, ``failed`` (an episode kept failing), ``abstained`` (rewards were NaN, so that no
+    trained agent had rewards to compare), ``too_long`` (no sample that teaches something fits the learner), ``flat``
+    (no trained trajectory differed from those it is compared with by more than the noise)."""
     advantages: Mapping[tuple[int, int], Mapping[str, Sequence[float]]]
     """By group and sibling, then by agent: one number per turn. Trajectories that teach nothing are absent."""
+    abstained: int = 0
+    """Trained trajectories without a reward: it was NaN, of every part where there are several."""
     too_long: int = 0
     """Samples that were dropped because the learner has no room for them. Their rewards count in their siblings'
     baselines all the same, as in DAPO's overlong filtering (arXiv 2503.14476, section 3.4)."""
@@ -58,6 +60,7 @@ class StepSamples:
         return {
             **{f"groups/{fate}": float(count) for fate, count in self.counts.items()},
             "groups/flat_share": self.counts["flat"] / judged if judged else float("nan"),
+            "dropped/abstained": float(self.abstained),
             "dropped/too_long": float(self.too_long),
             "dropped/bad_logprobs": max(self.bad_logprobs.values(), default=0.0),
             **{f"{_prefix(name, learners)}/denominator_share": share for name, share in self.shares.items()},
@@ -75,8 +78,9 @@ def credit_groups(
 ) -> StepSamples:
     """Turn rewards into advantages and cut trajectories into samples.
 
-    A group with a failed episode or an abstained reward is dropped whole: the siblings that remain would be compared
-    against a biased baseline.
+    A group with a failed episode is dropped whole: the episodes that remain would be compared against a biased
+    baseline. A reward that abstained (NaN) leaves out its own trajectory only, and one part of several only itself. The
+    other trajectories of the group, and the other parts, are compared without it.
 
     Args:
         judged: All groups of the step.
@@ -94,22 +98,11 @@ def credit_groups(
 
     _check_names(judged, trainable)
     counts: Counter[str] = Counter(used=0, failed=0, abstained=0, too_long=0, flat=0)
-    rows: list[tuple[int, int, Trajectory]] = []  # group, sibling, what it did
-    scored: dict[str, list[Scored]] = {}  # by part of the reward, in the order of rows; "" where it has no parts
-    weights: dict[str, float] = {}
-    for number, item in enumerate(judged):
-        trained = item.rewards_of(trainable)
-        if item.group.failed:
-            counts["failed"] += 1
-        elif any(np.isnan(rewards).any() for rewards in trained.values()):
-            counts["abstained"] += 1
-        else:
-            for agent in trained:
-                rows += [(number, at, one.trajectories[agent]) for at, one in enumerate(item.group.episodes)]
-                for name, (weight, part) in (item.parts or {"": (1.0, item)}).items():
-                    weights[name] = weight
-                    scored.setdefault(name, []).extend(_scored(part, agent, number, name))
-    assigned = [(weights[name], credit.assign(part, baselines)) for name, part in scored.items()]
+    rows, columns, silent = _rows_of(judged, trainable)
+    assigned: list[tuple[float, dict[int, np.ndarray]]] = []  # weight, and the advantages of rows, of each part
+    for weight, scored in columns.values():
+        found = credit.assign([*scored.values()], baselines)
+        assigned.append((weight, {at: own for at, own in zip(scored, found, strict=True) if own is not None}))
     samples: dict[str, list[Sample]] = {}
     sampled: Counter[str] = Counter()
     bad: Counter[str] = Counter()
@@ -119,7 +112,7 @@ def credit_groups(
     learned: dict[tuple[int, int], dict[str, Sequence[float]]] = {}
     for at, (number, sibling, trajectory) in enumerate(rows):
         # GDPO (arXiv 2601.05242): each reward is compared with its own kind, and the advantages are added.
-        known = [weight * own for weight, part in assigned if (own := part[at]) is not None]
+        known = [weight * part[at] for weight, part in assigned if at in part]
         advantages = np.sum(known, axis=0).tolist() if known else []
         cut = samples_from(trajectory, advantages, group=number, number=at) if known else []
         limit = (room or {}).get(trajectory.policy, math.inf)
@@ -134,9 +127,11 @@ def credit_groups(
             sizes[bool(known)][trajectory.policy] += size_of(trajectory)
     # A mean over all that was sampled is the learner's mean over what teaches, times the share of the latter.
     shares = {name: taught / (taught + sizes[False][name]) for name, taught in sizes[True].items() if taught}
-    lost = len({*overlong} - used)
-    flat = len(judged) - counts["failed"] - counts["abstained"] - len(used) - lost
-    counts.update(used=len(used), too_long=lost, flat=flat)
+    failed = {number for number, item in enumerate(judged) if item.group.failed}
+    lost = {*overlong} - used
+    unheard = silent.groups - failed - used - lost
+    flat = len(judged) - len(failed) - len(used) - len(lost) - len(unheard)
+    counts.update(used=len(used), failed=len(failed), abstained=len(unheard), too_long=len(lost), flat=flat)
     for name, share in shares.items():
         if share < 1.0:
             samples[name] = [replace(sample, advantage=share * sample.advantages) for sample in samples[name]]
@@ -144,10 +139,55 @@ def credit_groups(
         samples=samples,
         counts=dict(counts),
         advantages=learned,
+        abstained=silent.trajectories,
         too_long=len(overlong),
         bad_logprobs={name: bad[name] / number for name, number in sampled.items() if number},
         shares=shares,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Silent:
+    """What abstentions cost."""
+
+    groups: frozenset[int]
+    """Groups in which no agent, and no part of the reward, has two rewards to compare because some are NaN."""
+    trajectories: int
+    """Trained trajectories without any reward."""
+
+
+_Rows: TypeAlias = list[tuple[int, int, Trajectory]]
+"""Group, sibling, trajectory."""
+_Columns: TypeAlias = dict[str, tuple[float, dict[int, Scored]]]
+"""By part of the reward, its weight and what rows earned; "" where the reward has no parts."""
+
+
+def _rows_of(judged: Sequence[JudgedGroup], trainable: Collection[str]) -> tuple[_Rows, _Columns, _Silent]:
+    """The trained trajectories that have a reward, and what each part of it says of them."""
+    rows: _Rows = []
+    columns: _Columns = {}
+    unheard, num_silent = set(), 0
+    for number, item in enumerate(judged):
+        if item.group.failed:
+            continue
+        parts = item.parts or {"": (1.0, item)}
+        abstained, comparable = False, False
+        for agent in item.rewards_of(trainable):
+            present = [agent in episode.trajectories for episode in item.group.episodes]
+            known = {name: ~np.isnan(part.rewards[agent]) & present for name, (_, part) in parts.items()}
+            some = np.any([*known.values()], axis=0)
+            num_silent += int((present & ~some).sum())
+            abstained |= any(not heard.all() for heard in known.values())
+            comparable |= any(heard.sum() > 1 for heard in known.values())
+            for at in np.flatnonzero(some).tolist():
+                for name, (weight, part) in parts.items():
+                    if known[name][at]:
+                        _, scored = columns.setdefault(name, (weight, {}))
+                        scored[len(rows)] = _scored(part, agent, at, number, name)
+                rows.append((number, at, item.group.episodes[at].trajectories[agent]))
+        if abstained and not comparable:
+            unheard.add(number)
+    return rows, columns, _Silent(frozenset(unheard), num_silent)
 
 
 def _check_names(judged: Sequence[JudgedGroup], trainable: Collection[str]) -> None:
@@ -163,19 +203,17 @@ def _check_names(judged: Sequence[JudgedGroup], trainable: Collection[str]) -> N
         )
 
 
-def _scored(item: JudgedGroup, agent: str, number: int, part: str) -> list[Scored]:
-    """What the siblings of one agent earned, of one part of the reward."""
-    return [
-        Scored(
-            seed=number,
-            role="/".join(filter(None, (item.group.env_id, agent, part))),
-            reward=float(item.rewards[agent][at]),
-            response_tokens=[len(turn.response_ids) for turn in episode.trajectories[agent].turns],
-            turns=None if item.turns is None else item.turns[agent][at],
-            noise=None if item.noise is None else float(item.noise[agent][at]),
-        )
-        for at, episode in enumerate(item.group.episodes)
-    ]
+def _scored(item: JudgedGroup, agent: str, at: int, number: int, part: str) -> Scored:
+    """What an agent earned in one episode of a group, of one part of the reward."""
+    turns = item.group.episodes[at].trajectories[agent].turns
+    return Scored(
+        seed=number,
+        role="/".join(filter(None, (item.group.env_id, agent, part))),
+        reward=float(item.rewards[agent][at]),
+        response_tokens=[len(turn.response_ids) for turn in turns],
+        turns=None if item.turns is None else item.turns[agent][at],
+        noise=None if item.noise is None else float(item.noise[agent][at]),
+    )
 
 
 def pack_samples(samples: StepSamples, *, max_bad_logprobs: float) -> dict[str, EpisodeBatch]:

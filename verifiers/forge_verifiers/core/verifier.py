@@ -319,9 +319,9 @@ class Sum(Nested):
     """The weighted sum of verifiers: ``a + 0.2 * b`` scores ``a``'s score plus 0.2 times ``b``'s.
 
     Its range is [0, sum of the weights], which may be larger than [0, 1]; for a mean, write ``0.5 * a + 0.5 * b``.
-    A term that abstains is left out, so it adds nothing; where all terms abstain the sum does, too. To compare each term
-    only among the episodes that have it, use `forge_agents.Columns` instead. A term that failed on a trajectory adds
-    what it adds for the other episodes of the group on average, so that no policy gains by a failure.
+    A term that abstains is left out, so it adds nothing; where all terms abstain the sum does, too. To compare each
+    term only among the episodes that have it, use `forge_agents.Columns` instead. A term that failed on a trajectory
+    adds what it adds for the other episodes of the group on average, so that no policy gains by a failure.
 
     Args:
         terms: Weight and verifier of each term; weights positive.
