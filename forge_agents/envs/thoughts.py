@@ -142,6 +142,11 @@ def opens_thought(text: str) -> str:
     return opening[0] if opening else ""
 
 
+def is_tag(text: str) -> bool:
+    """Whether `text` is a tag that opens or closes a thought, in the form in which prompts may hold it."""
+    return any(re.fullmatch(tag, text) for pair in _PREFILLED for tag in pair)
+
+
 def continued(prompt: str, message: str) -> str:
     """What a model writes after `prompt` to say `message`: where the prompt has opened a thought, the rest of it."""
     opening = opens_thought(prompt)

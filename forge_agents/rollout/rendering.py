@@ -14,7 +14,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from cachetools import LRUCache, cached
 
@@ -22,6 +22,7 @@ from forge_agents.envs.thoughts import (
     answer_at,
     closing,
     continued,
+    is_tag,
     opens_thought,
     split_response,
     split_thought,
@@ -41,11 +42,18 @@ _ENDS = {"<|return|>": "<|end|>"}
 """What a template writes where the model wrote another token at an answer's end: gpt-oss."""
 _CALL_MARK = re.compile(r"tool|python_tag|TOOL_CALLS|ARGS")
 """In control tokens of calls, of any family."""
+_RESULT_MARK = re.compile(r"respon|result|output|list|<\|(?:im_)?tool\|?>")
+"""In control tokens of tool results and of lists of tools, which a model reads and does not write."""
 _MOST_KEPT_TOKENS = 2_000_000
 """Of all texts whose tokens are remembered; some 80 megabytes. A program's may have a million."""
 _TEXT_TOKENS = 488
 """What a remembered text counts beside its tokens, so that 4,000 short ones are the most."""
+_BRACKETED = re.compile(r"<\S+>|\[\S+\]")
+"""Texts of control tokens; some tokenizers also add runs of blanks."""
+_MOST_LAYOUTS = 4096
+"""Sequences of roles whose layout is remembered."""
 _PROBE = [{"role": "user", "content": "-"}]
+Layout: TypeAlias = Callable[[list[dict[str, str]]], list[dict[str, str]]]
 
 
 class Renderer:
@@ -60,8 +68,11 @@ class Renderer:
         tokenizer: A Hugging Face tokenizer with a chat template and an end-of-sequence token.
         thinking: Whether the template asks the model to think, as `Policy.thinking`.
 
+    A message that the template refuses or leaves out reaches the model in another role: a later system message and a
+    tool's result as the user's, and instructions in front of the first user message.
+
     Raises:
-        ValueError: There is no chat template, or none that turns thinking on and off.
+        ValueError: There is no chat template, it leaves out user messages, or it cannot turn thinking on and off.
     """
 
     def __init__(self, tokenizer: Any, *, thinking: Thinking = "auto") -> None:
@@ -74,14 +85,17 @@ class Renderer:
         self.eos_id: int = tokenizer.eos_token_id
         # all_special_tokens leaves out those without a role of their own, such as the ones that open a message
         added = [token.content for token in tokenizer.added_tokens_decoder.values() if token.special]
-        self._special = tuple(sorted({*tokenizer.all_special_tokens, *added}, key=lambda token: (-len(token), token)))
-        ends = [token for token in self._special if not _CALL_MARK.search(token)]
+        special = {*tokenizer.all_special_tokens, *added}
+        ends = sorted(token for token in special if not _CALL_MARK.search(token))
         self._ends = dict(zip(tokenizer.convert_tokens_to_ids(ends), ends, strict=True))
         self._start = _kept(self._render_start)
         self._between = _kept(self._render_between)
+        self._layout = cached(LRUCache(_MOST_LAYOUTS), lock=threading.Lock())(self._find_layout)
         self._asked: dict[str, bool] = {}
+        self._layout(("user",))  # a template that leaves out even this is refused when the policy is made
+        self._special = tuple(sorted(special | self._role_tokens(), key=lambda token: (-len(token), token)))
         if thinking != "auto":
-            asked = [self._template(_PROBE, dict.fromkeys(SWITCHES, on)) for on in (True, False)]
+            asked = [self._written(_PROBE, dict.fromkeys(SWITCHES, on)) for on in (True, False)]
             if asked[0] == asked[1]:
                 raise ValueError(
                     f"thinking={thinking!r}, but the chat template of {tokenizer.name_or_path!r} has no switch for it "
@@ -123,10 +137,18 @@ class Renderer:
             cut: Whether it breaks off; else the end-of-turn token is added.
 
         Raises:
-            ValueError: It holds the end-of-turn token.
+            ValueError: The text holds a control token other than the tags of its thought and the marks of tool calls.
         """
-        if self._tokenizer.eos_token in text:
-            raise ValueError(f"an answer holds the end-of-turn token {self._tokenizer.eos_token!r}; remove it")
+        for token in self._special:
+            if token not in text:
+                continue
+            if token == self._tokenizer.eos_token:
+                raise ValueError(f"an answer holds the end-of-turn token {token!r}; remove it")
+            if not _is_call_mark(token) and any(token in part for part in split_thought(text)):
+                raise ValueError(
+                    f"an answer holds the control token {token!r}, which would be learned as such; remove it, or write "
+                    "it with a space in between"
+                )
         return (*self._encode(continued(self._probed, text).strip()), *(() if cut else (self.eos_id,)))
 
     def reads(self, prompt_ids: Sequence[int], text: str) -> bool:
@@ -224,15 +246,7 @@ class Renderer:
         return self._ends.get(response_ids[-1], "") if response_ids else ""
 
     def _render_start(self, heard: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
-        from jinja2 import TemplateError
-
-        try:
-            return self._encode(self._template(self._defused(heard)))
-        except TemplateError:
-            if [role for role, _ in heard[:2]] != ["system", "user"]:
-                raise
-            (_, told), (_, text), *rest = heard  # Gemma 1 and others know no instructions
-            return self._encode(self._template(self._defused((("user", f"{told}\n\n{text}"), *rest))))
+        return self._encode(self._template(self._defused(heard)))
 
     def _render_between(self, heard: tuple[tuple[str, str], ...], end: str) -> tuple[int, ...]:
         answered = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _MARK}]
@@ -251,22 +265,51 @@ class Renderer:
     def _without_controls(self, text: str) -> str:
         return functools.reduce(lambda left, token: left.replace(token, ""), self._special, text)
 
-    def _template(self, messages: list[dict[str, str]], asked: Mapping[str, bool] | None = None) -> str:
+    def _template(self, messages: list[dict[str, str]]) -> str:
+        """All of `messages` and the beginning of an answer, in the first layout in which the template shows each."""
+        return self._written(self._layout(tuple(message["role"] for message in messages))(messages))
+
+    def _find_layout(self, roles: tuple[str, ...]) -> Layout:
+        """The first layout in which the template shows each message of a conversation of these roles.
+
+        Raises:
+            TemplateError: The template refuses these roles in every layout.
+            ValueError: The template leaves out a message in every layout.
+        """
         from jinja2 import TemplateError
 
-        switches = self._asked if asked is None else asked
-
-        def written(said: list[dict[str, str]]) -> str:
-            return str(
-                self._tokenizer.apply_chat_template(said, tokenize=False, add_generation_prompt=True, **switches)
+        marks = [f"zq{number}qz" for number in range(len(roles))]
+        messages = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
+        refusal: Exception | None = None
+        for layout in _LAYOUTS:
+            try:
+                rendered = self._written(layout(messages))
+            except TemplateError as error:  # Gemma's and Mistral's, where programs say two things in a row
+                refusal = refusal or error
+                continue
+            lost = [role for role, mark in zip(roles, marks, strict=True) if mark not in rendered]
+            if not lost:
+                return layout
+            refusal = refusal or ValueError(
+                f"the chat template of {self._tokenizer.name_or_path!r} leaves out messages of the role {lost[0]!r} in "
+                f"a conversation of {', '.join(roles[:20])}; use a model or a template that shows each message"
             )
+        assert refusal is not None
+        raise refusal
 
-        try:
-            return written(messages)
-        except TemplateError:  # Gemma's and Mistral's, where programs say two things in a row
-            if (taking_turns := _taking_turns(messages)) == messages:
-                raise
-            return written(taking_turns)
+    def _role_tokens(self) -> set[str]:
+        """Tokens between messages that the tokenizer does not call special, such as those of DeepSeek's roles."""
+        from jinja2 import TemplateError
+
+        shown = self._written(_PROBE)
+        with contextlib.suppress(TemplateError, ValueError):
+            shown = self._template([{"role": role, "content": "-"} for role in ("system", "user", "assistant", "user")])
+        tokens = (token.content for token in self._tokenizer.added_tokens_decoder.values())
+        return {token for token in tokens if token in shown and _BRACKETED.fullmatch(token) and not is_tag(token)}
+
+    def _written(self, messages: list[dict[str, str]], switches: Mapping[str, bool] | None = None) -> str:
+        chosen = self._asked if switches is None else switches
+        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **chosen))
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))
@@ -283,7 +326,7 @@ class Renderer:
         while _MARK in text:  # it would be taken for the place of an answer
             text = text.replace(_MARK, "answer")
         for token in self._special:
-            if token in text and not (own and _CALL_MARK.search(token)):
+            if token in text and not (own and _is_call_mark(token)):
                 text = text.replace(token, f"{token[0]} {token[1:]}")
         return text
 
@@ -294,7 +337,15 @@ def _kept(render: Callable[..., tuple[int, ...]]) -> Callable[..., tuple[int, ..
     return cached(latest, lock=threading.Lock())(render)
 
 
-def _taking_turns(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+def _is_call_mark(token: str) -> bool:
+    return bool(_CALL_MARK.search(token)) and not _RESULT_MARK.search(token)
+
+
+def _as_given(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    return messages
+
+
+def _taking_turns(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     """The same with no role twice in a row; what the system says later is said by the user."""
     said: list[dict[str, str]] = []
     for message in messages:
@@ -304,6 +355,21 @@ def _taking_turns(messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]
         else:
             said.append({"role": role, "content": message["content"]})
     return said
+
+
+def _as_user(*roles: str) -> Layout:
+    """The layout in which the user says what these roles say."""
+
+    def layout(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+        return _taking_turns(
+            [{**message, "role": "user" if message["role"] in roles else message["role"]} for message in messages]
+        )
+
+    return layout
+
+
+_LAYOUTS = (_as_given, _taking_turns, _as_user("tool"), _as_user("system"), _as_user("system", "tool"))
+"""Ways to write a conversation, the most faithful first. Gemma 1 and others know no system messages."""
 
 
 @functools.lru_cache(maxsize=8)  # a tokenizer takes seconds to load

@@ -178,3 +178,139 @@ def test_a_template_that_wants_roles_to_take_turns_gets_what_a_program_says_in_a
     assert renderer.begin(spoken) == renderer.begin(joined)
     lax = Renderer(AutoTokenizer.from_pretrained(tiny_llama))
     assert lax.begin(spoken) != lax.begin(joined), "others are told as it was said"
+
+
+# ---- templates that leave out messages without an error
+
+HEAD = "{% for m in messages %}"
+TAIL = "{{- '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}<|im_start|>assistant\n"
+LOSSY = {
+    "any system": HEAD + "{% if m.role == 'system' %}{% continue %}{% endif %}" + TAIL,
+    "later system": HEAD + "{% if m.role == 'system' and not loop.first %}{% continue %}{% endif %}" + TAIL,
+    "tool": HEAD + "{% if m.role not in ('system', 'user', 'assistant') %}{% continue %}{% endif %}" + TAIL,
+    "system and tool": HEAD + "{% if m.role not in ('user', 'assistant') %}{% continue %}{% endif %}" + TAIL,
+    "second of a role": HEAD
+    + "{% if not loop.first and m.role == messages[loop.index0 - 1].role %}{% continue %}{% endif %}"
+    + TAIL,
+    "system without a user behind it": HEAD
+    + "{% if m.role == 'system' and (loop.last or loop.nextitem.role != 'user') %}{% continue %}{% endif %}"
+    + TAIL,
+    "tool after no call": HEAD
+    + "{% if m.role == 'tool' and not messages[loop.index0 - 1].tool_calls %}{% continue %}{% endif %}"
+    + TAIL,
+}
+SPOKEN = [
+    [("system", "S"), ("user", "u")],
+    [("system", "S"), ("user", "u"), ("assistant", "a"), ("system", "S"), ("user", "u2")],
+    [("system", "S"), ("user", "u"), ("assistant", "a"), ("tool", "t")],
+    [("user", "u"), ("user", "u"), ("assistant", "a"), ("tool", "t"), ("tool", "t")],
+    [("system", "S"), ("system", "S2"), ("user", "u"), ("assistant", "a"), ("user", "b"), ("system", "S")],
+]
+
+
+def with_template(folder, template):
+    from transformers import AutoTokenizer
+
+    made = AutoTokenizer.from_pretrained(folder)
+    made.chat_template = template
+    return made
+
+
+@pytest.mark.parametrize("lost", LOSSY)
+@pytest.mark.parametrize("spoken", SPOKEN)
+def test_a_message_that_a_template_leaves_out_is_in_the_prompt(tiny_llama, lost, spoken):
+    tokenizer = with_template(tiny_llama, LOSSY[lost])
+    spoken = [(role, f"{role} says <{number} {text}>") for number, (role, text) in enumerate(spoken)]
+    renderer = Renderer(tokenizer)
+    prompt = tokenizer.decode(renderer.begin(spoken))
+    assert [prompt.count(text) for _, text in spoken] == [1] * len(spoken)
+    assert prompt.endswith("<|im_start|>assistant")
+    heard = [message for message in spoken if message[0] != "assistant"]
+    between = tokenizer.decode(renderer.go_on((), (*b"ok", tokenizer.eos_token_id), heard))
+    assert [between.count(text) for _, text in heard] == [1] * len(heard)
+
+
+def test_a_template_that_shows_every_message_is_left_as_it_is(renderer, tokenizer):
+    for spoken in SPOKEN:
+        messages = [{"role": role, "content": text} for role, text in spoken]
+        expected = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        assert tokenizer.decode(renderer.begin(spoken)) == expected
+
+
+def test_a_template_without_the_users_messages_is_refused_when_the_renderer_is_made(tiny_llama):
+    silent = HEAD + "{% if m.role == 'user' %}{% continue %}{% endif %}" + TAIL
+    with pytest.raises(ValueError, match=r"leaves out messages of the role 'user'.*use a model or a template"):
+        Renderer(with_template(tiny_llama, silent))
+
+
+def test_a_template_without_earlier_turns_is_refused_at_the_first_of_them(tiny_llama):
+    last = Renderer(with_template(tiny_llama, HEAD + "{% if not loop.last %}{% continue %}{% endif %}" + TAIL))
+    assert last.start("", "u")
+    with pytest.raises(ValueError, match="leaves out messages of the role 'user' in a conversation of user, assistant"):
+        last.extend((), (*b"ok", 258), "more")
+
+
+# ---- control tokens in texts
+
+
+def test_a_control_token_in_an_answer_is_refused(renderer, tokenizer):
+    for text in ("a<|im_start|>b", "<|im_start|>user\nhi", "<think>a<|im_start|></think>b", "a <|reserved_2|>"):
+        with pytest.raises(ValueError, match=r"an answer holds the (control|end-of-turn) token '<\|"):
+            renderer.answer(text)
+    spaced = renderer.answer("a< |im_start|>b")
+    assert tokenizer.decode(spaced) == "a< |im_start|>b<|im_end|>"
+
+
+def tokenizer_with(folder, *special, plain=()):
+    from tokenizers import AddedToken
+    from transformers import AutoTokenizer
+
+    made = AutoTokenizer.from_pretrained(folder)
+    made.add_special_tokens({"additional_special_tokens": [AddedToken(t, special=True) for t in special]})
+    made.add_tokens([AddedToken(token, special=False, normalized=False) for token in plain])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ("[THINK]hm[/THINK]3", ("[THINK]", "[/THINK]")),
+        ("<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>3",
+         ("<|channel|>", "<|message|>", "<|end|>", "<|start|>")),
+        ('[TOOL_CALLS][{"name": "add", "arguments": {}}]', ("[TOOL_CALLS]",)),
+        ('<|python_tag|>{"name": "add", "parameters": {}}', ("<|python_tag|>",)),
+        ('<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>', ("<tool_call>", "</tool_call>")),
+    ],
+)  # fmt: skip
+def test_tags_of_thoughts_and_marks_of_calls_stay_control_tokens_in_answers(tiny_llama, text, tokens):
+    made = tokenizer_with(tiny_llama, *tokens)
+    renderer = Renderer(made)
+    answer = renderer.answer(text)
+    assert made.decode(answer[:-1]) == text
+    assert set(made.convert_tokens_to_ids(list(tokens))) <= set(answer)
+    if text.startswith("["):
+        with pytest.raises(ValueError, match="control token"):
+            Renderer(tokenizer_with(tiny_llama, "[THINK]", "[/THINK]")).answer("I write [THINK] first")
+
+
+def test_marks_of_results_are_not_for_answers(tiny_llama):
+    renderer = Renderer(tokenizer_with(tiny_llama, "<tool_response>", "<|tool|>", "<|tool_call|>"))
+    for token in ("<tool_response>", "<|tool|>"):
+        with pytest.raises(ValueError, match="control token"):
+            renderer.answer(f"ok {token}")
+    assert renderer.answer("<|tool_call|>f")
+
+
+def test_role_tokens_that_the_tokenizer_does_not_call_special_open_no_role(tiny_llama):
+    user, assistant = "<\uff5cUser\uff5c>", "<\uff5cAssistant\uff5c>"
+    made = tokenizer_with(tiny_llama, plain=(user, assistant, "<think>", "</think>", "  "))
+    made.chat_template = (
+        "{% for m in messages %}{{ {'user': '" + user + "', 'assistant': '" + assistant + "'}.get(m.role, '')"
+        " + m.content + (eos_token if m.role == 'assistant' else '') }}{% endfor %}  " + assistant + "<think>\n"
+    )
+    renderer = Renderer(made)
+    number = made.convert_tokens_to_ids(user)
+    assert renderer.start("S", f"hi{assistant}yes{user}").count(number) == 1
+    with pytest.raises(ValueError, match="control token"):
+        renderer.answer(f"yes{user}")
+    assert made.decode(renderer.answer("<think>a  b</think>c  d")) == "a  b\n</think>\n\nc  d<|im_end|>"

@@ -177,7 +177,6 @@ def test_files_with_a_byte_order_mark_or_in_utf_16_are_read(read, tmp_path):
             {"messages": [{"role": "assistant", "content": "x", "tool_calls": [{"id": 1}]}]},
             "holds 'tool_calls', which are not read",
         ),
-        ({"messages": [{"role": "assistant", "content": "x", "weight": 0}]}, "has weight 0, which is not read"),
         ({"messages": "one"}, "row 1: 'messages' is str; expected a list of messages"),
         (chat("aone"), "row 1: it begins with an answer"),
         (chat("uone", "atwo<|im_end|>"), "row 1: an answer holds the end-of-turn token"),

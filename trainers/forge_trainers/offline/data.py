@@ -13,7 +13,6 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
@@ -21,12 +20,12 @@ import numpy as np
 
 from forge_agents.envs.thoughts import whole
 from forge_agents.episodes.stored import EPISODES, load_episodes
-from forge_agents.errors import did_you_mean
 from forge_agents.jsonl import json_objects
 from forge_agents.policy import Expert, KeepThoughts
 from forge_agents.rollout.conversation import Conversation, Messages
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.types import Episode, EpisodeGroup, Heard, Message, Trajectory, Turn
+from forge_agents.types import Episode, EpisodeGroup, Heard, Trajectory, Turn
+from forge_trainers.offline.rows import RowMessage, RowReader
 from forge_verifiers.core.verifier import reward_of
 
 if TYPE_CHECKING:
@@ -37,18 +36,15 @@ Dataset: TypeAlias = "str | os.PathLike[str] | Iterable[Mapping[str, Any] | Epis
 """A finite source of conversations: a JSONL file, the folder of a run, or any iterable, such as a Hugging Face dataset.
 
 A row is a mapping with ``messages``, a list of ``{"role", "content"}`` of which every assistant message is learned, or
-with ``prompt`` and ``completion``, each a text or such a list, of which only the completion is learned; other keys are
-not read. A message may hold the thought before its answer apart, under ``reasoning_content``, ``reasoning`` or
-``thinking``. Of an episode the trajectories of the policy that learns are taken, and of one that experts alone played
-all; a trajectory given itself always is.
+with ``prompt`` and ``completion``, each a text or such a list, of which only the completion is learned. A message may
+hold the thought before its answer under ``reasoning_content``, ``reasoning`` or ``thinking``. A row may have a
+``system`` prompt. An answer with ``weight``, ``loss``, ``train`` or ``loss_mask`` of 0 is read and not learned. Other
+keys that may change what is learned are refused, metadata are ignored. Of an episode the trajectories of the policy
+that learns are taken, and of one that experts alone played all; a trajectory given itself always is.
 """
 
 T = TypeVar("T", bound="Content")
 _log = logging.getLogger(__name__)
-_ROLES = ("system", "user", "assistant", "tool")
-_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""What the thought before an answer is called: by most, by OpenRouter and vLLM, and in gpt-oss' chat template."""
-_OTHER_NAMES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 
 
 class Content(Protocol):
@@ -169,7 +165,17 @@ def read_demonstrations(
     """
     counts: Counter[str] = Counter()
     rows, played = _rows_and_episodes(data, policy, reward, counts)
-    items = [item for source, row in rows for item in _demonstrations(source, row, renderer, keep_thoughts)]
+    settings = {"min_reward": config.min_reward, "best_per_group": config.best_per_group}
+    _check_has_episodes(rows, played, counts, **settings, reward=reward)
+    reader = RowReader()
+    conversations = [(source, reader.conversation(source, row)) for source, row in rows]
+    items = [
+        item
+        for source, messages in conversations
+        if messages
+        for item in _rendered(source, messages, renderer, keep_thoughts)
+    ]
+    _report(reader, counts)
     for one in _best(played, config, counts):
         items += _streams(one, renderer, keep_thoughts, counts)
     return _gathered([item for item in items if _fits((item,), room, config, counts)], counts, policy)
@@ -195,7 +201,18 @@ def read_pairs(
     """
     counts: Counter[str] = Counter()
     rows, played = _rows_and_episodes(data, policy, reward, counts)
-    pairs = [_pair(source, row, renderer, keep_thoughts) for source, row in rows]
+    _check_has_episodes(rows, played, counts, min_difference=config.min_difference or None, reward=reward)
+    reader = RowReader()
+    sides = [(source, reader.sides(source, row)) for source, row in rows]
+    pairs = [
+        Pair(
+            chosen=_rendered(f"{source}, chosen", both[0], renderer, keep_thoughts),
+            rejected=_rendered(f"{source}, rejected", both[1], renderer, keep_thoughts),
+        )
+        for source, both in sides
+        if both is not None
+    ]
+    _report(reader, counts)
     for two in _extremes(played, config, counts):
         chosen, rejected = (tuple(_streams(one, renderer, keep_thoughts, counts)) for one in two)
         pairs.append(Pair(chosen=chosen, rejected=rejected))
@@ -232,6 +249,14 @@ def _gathered(items: Sequence[T], counts: Counter[str], policy: str) -> Gathered
     return Gathered(items=items, counts={"learned": len(items), **left})
 
 
+def _report(reader: RowReader, counts: Counter[str]) -> None:
+    """Count what became of rows, and name the keys that were ignored."""
+    counts.update(reader.counts)
+    if reader.unread:
+        names = ", ".join(map(repr, sorted(reader.unread)[:20]))
+        _log.warning("rows and messages have keys that are not read: %s", names)
+
+
 # ---- where they come from
 
 
@@ -266,6 +291,15 @@ def _rows_and_episodes(
             )
         played = [replace(one, reward=float(score)) for one, score in zip(played, scores, strict=True)]
     return rows, played
+
+
+def _check_has_episodes(
+    rows: Sequence[Any], played: Sequence[Any], counts: Counter[str], **settings: Any
+) -> None:
+    """Raise ValueError for a setting that selects episodes, if only rows arrived, which it would not change."""
+    used = [name for name, value in settings.items() if value is not None]
+    if rows and not played and not counts and used:
+        raise ValueError(f"{used[0]} selects episodes, and the data are rows; leave it out, or select the rows before")
 
 
 def _items(data: Dataset) -> Iterator[tuple[str, Any]]:
@@ -310,129 +344,40 @@ def _items_of_file(path: Path) -> Iterator[tuple[str, Any]]:
 # ---- conversations
 
 
-def _demonstrations(
-    source: str, row: Mapping[str, Any], renderer: Renderer, keep_thoughts: KeepThoughts
-) -> tuple[Demonstration, ...]:
-    """The conversation of a row with ``messages``, or with ``prompt`` and ``completion``."""
-    if row.get("messages") is not None:
-        messages, learned_from = _messages(source, "messages", row["messages"]), 0
-    elif row.get("prompt") is not None and row.get("completion") is not None:
-        prompt = _messages(source, "prompt", row["prompt"], text_is="user")
-        messages = prompt + _messages(source, "completion", row["completion"], text_is="assistant")
-        learned_from = _num_answers(prompt)
-    else:
-        raise _wrong_keys(source, row, ("messages", "prompt", "completion"), "'messages', or 'prompt' and 'completion'")
-    if _num_answers(messages) <= learned_from:
-        raise ValueError(f"{source} has no assistant message to learn; it has {', '.join(r for r, _ in messages)}")
-    return _rendered(source, messages, renderer, keep_thoughts, learned_from)
-
-
-def _pair(source: str, row: Mapping[str, Any], renderer: Renderer, keep_thoughts: KeepThoughts) -> Pair:
-    if row.get("chosen") is None or row.get("rejected") is None:
-        raise _wrong_keys(source, row, ("prompt", "chosen", "rejected"), "'prompt', 'chosen' and 'rejected'")
-    given = row.get("prompt")
-    prompt = [] if given is None else _messages(source, "prompt", given, text_is="user")
-    chosen, rejected = (
-        prompt + _messages(source, side, row[side], text_is="assistant") for side in ("chosen", "rejected")
-    )
-    alike = takewhile(lambda two: two[0] == two[1], zip(chosen, rejected, strict=False))
-    common = _num_answers([message for message, _ in alike])
-    for side, messages in (("chosen", chosen), ("rejected", rejected)):
-        if _num_answers(messages) <= common:
-            raise ValueError(f"{source}: {side!r} has no assistant message of its own; there is nothing to prefer")
-    return Pair(
-        chosen=_rendered(f"{source}, chosen", chosen, renderer, keep_thoughts, common),
-        rejected=_rendered(f"{source}, rejected", rejected, renderer, keep_thoughts, common),
-    )
-
-
-def _num_answers(messages: Sequence[tuple[str, str]]) -> int:
-    return sum(role == "assistant" for role, _ in messages)
-
-
-def _wrong_keys(source: str, row: Mapping[str, Any], known: Sequence[str], expected: str) -> ValueError:
-    near = next((hint for key in row if key not in known and (hint := did_you_mean(str(key), known))), "")
-    return ValueError(f"{source} has the keys {', '.join(map(str, row))}; expected {expected}.{near}")
-
-
 def _rendered(
-    source: str,
-    messages: Sequence[tuple[str, str]],
-    renderer: Renderer,
-    keep_thoughts: KeepThoughts,
-    learned_from: int,
+    source: str, messages: Sequence[RowMessage], renderer: Renderer, keep_thoughts: KeepThoughts
 ) -> tuple[Demonstration, ...]:
-    """`messages` with all answers marked but the first `learned_from`; what follows the last answer is left out."""
+    """The token streams of a row. The messages after the last learned answer are left out."""
     turns: list[Turn] = []
-    heard: list[tuple[str, str]] = []
-    for role, text in messages:
-        if role != "assistant":
-            heard.append((role, text))
+    learned: list[bool] = []
+    waiting: list[tuple[str, str]] = []
+    for message in messages:
+        if message.role != "assistant":
+            waiting.append((message.role, message.text))
             continue
-        if not turns and not heard:
+        if not turns and not waiting:
             raise ValueError(f"{source}: it begins with an answer; put the question or the instructions before it")
-        now = Heard(messages=tuple(heard), only_results=all(by == "tool" for by, _ in heard))
-        turns.append(Turn(agent="", index=len(turns), observation="", action=text, reward=0.0, heard=now))
-        heard.clear()
-    told = Trajectory(agent="", policy="", turns=tuple(turns))
-    return _marked(source, _retold(source, told, renderer, keep_thoughts), learned_from)
+        heard = Heard(messages=tuple(waiting), only_results=all(by == "tool" for by, _ in waiting))
+        turns.append(
+            Turn(agent="", index=len(turns), observation="", action=message.text, reward=0.0, heard=heard)
+        )
+        learned.append(message.learned)
+        waiting.clear()
+    last = max((number for number, is_learned in enumerate(learned) if is_learned), default=-1)
+    spoken = Trajectory(agent="", policy="", turns=tuple(turns[: last + 1]))
+    return _marked(source, _retold(source, spoken, renderer, keep_thoughts), learned)
 
 
-def _marked(source: str, trajectory: Trajectory, learned_from: int = 0) -> tuple[Demonstration, ...]:
-    """Its streams, the answers of turn `learned_from` and later marked."""
+def _marked(source: str, trajectory: Trajectory, learned: Sequence[bool] | None = None) -> tuple[Demonstration, ...]:
+    """The streams of a trajectory; the answers of turns that are `learned` are marked, by default all."""
     from forge_trainers.batch.packing import samples_from
 
-    weights = [float(number >= learned_from) for number in range(len(trajectory.turns))]
+    weights = [1.0] * len(trajectory.turns) if learned is None else list(map(float, learned))
     return tuple(
         Demonstration(ids=sample.token_ids.astype(np.int32), mask=sample.advantages > 0, source=source)
-        for sample in samples_from(trajectory, weights, 0)
+        for sample in samples_from(trajectory, weights[: len(trajectory.turns)], 0)
         if sample.advantages.any()
     )
-
-
-def _messages(source: str, key: str, value: Any, *, text_is: str = "") -> list[tuple[str, str]]:
-    """Role and text of each message; a text stands for one message where `text_is` says of whom."""
-    if isinstance(value, str) and text_is:
-        return [(text_is, value)]
-    if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
-        wanted = "a text or a list of messages" if text_is else "a list of messages"
-        raise ValueError(f"{source}: {key!r} is {type(value).__name__}; expected {wanted}")  # noqa: TRY004  # content of a row
-    return [_message(f"{source}, {key}[{number}]", message) for number, message in enumerate(value)]
-
-
-def _message(source: str, message: Any) -> tuple[str, str]:
-    if isinstance(message, Message):
-        return message.role, message.content
-    if not isinstance(message, Mapping):
-        found = type(message).__name__
-        raise ValueError(f"{source} is {found}; expected {{'role', 'content'}}")  # noqa: TRY004  # content of a row
-    for key in ("role", "content"):
-        if key not in message:
-            near = next((f" Is {other!r} meant?" for other in message if did_you_mean(str(other), [key])), "")
-            raise ValueError(f"{source} has no {key!r}; its keys are {', '.join(map(str, message))}.{near}")
-    role, content = message["role"], message["content"]
-    thought = next((message[key] for key in _THOUGHTS if message.get(key)), "")
-    if role not in _ROLES:
-        meant = _OTHER_NAMES.get(str(role))
-        near = f" Did you mean {meant!r}?" if meant else did_you_mean(str(role), _ROLES)
-        raise ValueError(f"{source} has the role {role!r}, known are {', '.join(_ROLES)}.{near}")
-    if message.get("tool_calls"):
-        raise ValueError(
-            f"{source} holds 'tool_calls', which are not read; write them into the content as text, as "
-            "`forge-agents import` does"
-        )
-    if role == "assistant" and message.get("weight") == 0:
-        raise ValueError(
-            f"{source} has weight 0, which is not read: it would be learned. `forge-agents import` makes rows in which "
-            "it is not"
-        )
-    if thought and not (role == "assistant" and isinstance(thought, str)):
-        kind = type(thought).__name__
-        raise ValueError(f"{source} has a thought, a {kind}, in the role {role!r}; expected an assistant's text")
-    if not isinstance(content, str) or (role == "assistant" and not content.strip()):
-        what = "empty" if isinstance(content, str) else f"of type {type(content).__name__}"
-        raise ValueError(f"{source} has a content that is {what}; expected text")
-    return str(role), whole(thought, content)
 
 
 # ---- episodes

@@ -1,0 +1,317 @@
+"""Rows: prompts that are repeated, and keys that say or may say what is learned."""
+
+import numpy as np
+import pytest
+
+import forge_agents as fa
+from forge_agents.rollout.rendering import Renderer
+from forge_trainers.offline.data import read_demonstrations, read_pairs
+
+
+@pytest.fixture(scope="module")
+def renderer(tiny_llama):
+    return Renderer.of(tiny_llama)
+
+
+@pytest.fixture
+def sft(renderer):
+    def sft(*rows, **settings):
+        return read_demonstrations(rows, renderer, fa.SFTConfig(**settings), policy="hero", room=500)
+
+    return sft
+
+
+@pytest.fixture
+def dpo(renderer):
+    def dpo(*rows, **settings):
+        return read_pairs(rows, renderer, fa.DPOConfig(**settings), policy="hero", room=500)
+
+    return dpo
+
+
+def content(found):
+    """What a data set comes to: digests of its items."""
+    return [item.content for item in found.items]
+
+
+def chat(*turns):
+    roles = {"s": "system", "u": "user", "a": "assistant", "t": "tool"}
+    return [{"role": roles[turn[0]], "content": turn[1:]} for turn in turns]
+
+
+# ---- prompts that stand twice
+
+ASKED = "What is 2 + 2?"
+SUM = "2 + 2 ="
+LONG = chat("sBe brief.", "uone", "atwo", "uthree")
+
+
+WITH_SYSTEM = chat("sBe brief.", f"u{ASKED}")
+REPEATED = [  # the prompt, an answer that repeats it, and both as they should be read
+    (ASKED, f"{ASKED} 4", (ASKED, "4")),
+    (ASKED, f"{ASKED}4", (ASKED, "4")),
+    (SUM, f"{SUM} 4", (SUM, "4")),
+    (f"{ASKED}\n", "\n What is\t2 + 2?\n\n4", (f"{ASKED}\n", "4")),
+    ("Human: hi\n\nAssistant:", "Human: hi\n\nAssistant: hello", ("Human: hi\n\nAssistant:", "hello")),
+    (ASKED, chat(f"u{ASKED}", "a4"), (ASKED, "4")),
+    (chat(f"u{ASKED}"), f"{ASKED} 4", (ASKED, "4")),
+    (ASKED, chat("sBe brief.", f"u{ASKED}", "a4"), (WITH_SYSTEM, "4")),
+    (LONG, [*LONG, *chat("afour")], (LONG, "four")),
+    (LONG, chat("uone", "atwo", "uthree", "afour"), (LONG, "four")),
+    (LONG, chat("uthree", "afour"), (LONG, "four")),
+    (LONG, chat("u three\n", "afour"), (LONG, "four")),
+    (LONG, chat("atwo", "uthree", "afour", "ufive", "asix"), (LONG, chat("afour", "ufive", "asix"))),
+]
+
+
+@pytest.mark.parametrize(("prompt", "repeated", "expected"), REPEATED)
+def test_a_prompt_that_the_completion_repeats_stands_once(sft, prompt, repeated, expected):
+    found = sft({"prompt": prompt, "completion": repeated})
+    assert content(found) == content(sft({"prompt": expected[0], "completion": expected[1]}))
+
+
+@pytest.mark.parametrize(("prompt", "repeated", "expected"), REPEATED)
+def test_a_prompt_that_both_sides_of_a_pair_repeat_stands_once(dpo, prompt, repeated, expected):
+    def worse(answer):
+        return f"{answer} or 5" if isinstance(answer, str) else [*answer[:-1], *chat("a5")]
+
+    found = dpo({"prompt": prompt, "chosen": repeated, "rejected": worse(repeated)})
+    side = worse(expected[1]) if isinstance(repeated, str) or not isinstance(expected[1], str) else "5"
+    assert content(found) == content(dpo({"prompt": expected[0], "chosen": expected[1], "rejected": side}))
+
+
+def test_a_prompt_that_one_side_of_a_pair_repeats_stands_once(dpo):
+    expected = content(dpo({"prompt": ASKED, "chosen": "4", "rejected": "5"}))
+    assert content(dpo({"prompt": ASKED, "chosen": f"{ASKED} 4", "rejected": "5"})) == expected
+    assert content(dpo({"prompt": ASKED, "chosen": "4", "rejected": chat(f"u{ASKED}", "a5")})) == expected
+
+
+def test_an_answer_without_its_repeated_prompt_is_counted(sft, dpo):
+    found = sft({"prompt": ASKED, "completion": f"{ASKED} 4"}, {"prompt": ASKED, "completion": "4"})
+    assert found.counts == {"learned": 2, "answers without the prompt that they repeated": 1}
+    found = dpo({"prompt": "one", "chosen": "one two", "rejected": "one three"})
+    assert found.counts["answers without the prompt that they repeated"] == 2
+
+
+@pytest.mark.parametrize(
+    ("prompt", "answer"),
+    [
+        ("Hi", "Hi there! How can I help you?"),
+        ("Hello", "Hello! How can I help you?"),
+        ("The sky", "The skyline is gray."),
+        ("Say hi", "Say hi!"),
+        ("Repeat after me", "Repeat after me"),
+        ("What is 2 + 2?", "2 + 2 is 4."),
+        ("What is 2 + 2?", "You ask: What is 2 + 2? It is 4."),
+        (chat("uone", "aone", "uone"), "one"),
+    ],
+)
+def test_an_ordinary_answer_that_uses_the_words_of_its_prompt_is_learned_whole(sft, dpo, prompt, answer):
+    found = sft({"prompt": prompt, "completion": answer})
+    asked = chat(f"u{prompt}") if isinstance(prompt, str) else prompt
+    assert content(found) == content(sft({"prompt": asked, "completion": chat(f"a{answer}")}))
+    pair = dpo({"prompt": prompt, "chosen": answer, "rejected": "no"})
+    assert content(pair) == content(dpo({"prompt": asked, "chosen": chat(f"a{answer}"), "rejected": "no"}))
+
+
+def test_an_answer_that_begins_like_the_prompt_and_goes_on_differently_is_refused(sft):
+    with pytest.raises(ValueError, match="row 0: 'completion' begins as 'prompt' does and goes on differently"):
+        sft({"prompt": chat("uone", "atwo", "uthree"), "completion": chat("uone", "afour")})
+
+
+def test_answers_that_differ_in_blanks_only_make_a_pair(dpo):
+    (pair,) = dpo({"prompt": "code", "chosen": "if a:\n    b", "rejected": "if a:\n b"}).items
+    assert pair.chosen[0].content != pair.rejected[0].content
+
+
+def test_texts_without_a_prompt_are_refused(dpo):
+    with pytest.raises(ValueError, match="expected 'prompt' next to answers that are texts"):
+        dpo({"system": "Be brief.", "question": "one", "chosen": "two", "rejected": "three"})
+
+
+# ---- which answers are learned
+
+
+def marked(key, *values):
+    """Three questions and answers, of which the answers carry these values of a key; None for none."""
+    messages = []
+    for number, value in enumerate(values):
+        answer = {"role": "assistant", "content": f"answer {number}"}
+        messages += [{"role": "user", "content": f"question {number}"}, {**answer, key: value}]
+    return messages
+
+
+def taught(item):
+    text = bytes(token for token in item.ids[item.mask].tolist() if token < 256).decode()
+    return [part for part in text.split("answer ") if part]
+
+
+FLAGS = ("weight", "loss", "train", "training", "trainable", "learn", "loss_mask", "step_loss_mask", "loss_weight")
+
+
+@pytest.mark.parametrize("key", FLAGS)
+@pytest.mark.parametrize(("off", "on"), [(0, 1), (False, True), (0.0, 1.0), (0, None), (np.False_, np.int64(1))])
+def test_an_answer_that_is_marked_as_not_learned_is_read_and_not_learned(sft, key, off, on):
+    found = sft({"messages": marked(key, off, on, off, on)})
+    (item,) = found.items
+    assert taught(item) == ["1", "3"]
+    assert b"answer 0" in bytes(token for token in item.ids.tolist() if token < 256)
+    completion = {"prompt": "first", "completion": marked(key, on, off)}
+    assert taught(sft(completion).items[0]) == ["0"]
+
+
+@pytest.mark.parametrize("key", FLAGS)
+def test_rows_without_an_answer_to_learn_are_left_out_and_counted(sft, dpo, key):
+    good = {"messages": chat("uone", "atwo")}
+    rows = [{"messages": marked(key, 0)}, good, {"messages": chat("uone", "atwo"), key: False}]
+    found = sft(*rows)
+    assert found.counts == {"learned": 1, "marked as not to be learned": 2}
+    assert content(found) == content(sft(good))
+    pair = {"prompt": "one", "chosen": "two", "rejected": "three"}
+    assert dpo(pair, {**pair, key: 0}).counts == {"learned": 1, "marked as not to be learned": 1}
+    with pytest.raises(ValueError, match="nothing is left to learn .1 marked as not to be learned"):
+        sft(rows[0])
+
+
+def test_an_answer_of_a_pair_that_is_not_learned_is_not_compared(dpo):
+    sides = {side: [*marked("loss", 0), *chat("umore", f"a{side}")] for side in ("chosen", "rejected")}
+    sides["rejected"][1]["content"] = "another"
+    (pair,) = dpo(sides).items
+    for side in ("chosen", "rejected"):
+        (stream,) = getattr(pair, side)
+        assert bytes(token for token in stream.ids[stream.mask].tolist() if token < 256) == side.encode()
+
+
+@pytest.mark.parametrize("value", [0.5, "0", [0, 1], {"a": 1}, 2, -1, float("nan")])
+def test_a_mark_that_is_neither_0_nor_1_is_refused(sft, value):
+    for row in ({"messages": marked("loss", value)}, {"messages": chat("uone", "atwo"), "loss": value}):
+        with pytest.raises(ValueError, match="row 0.* has loss=.*; expected 0 or 1"):
+            sft(row)
+
+
+def test_marks_that_contradict_each_other_or_ask_for_questions_are_refused(sft):
+    both = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two", "loss": 0, "train": True}]
+    with pytest.raises(ValueError, match="contradict each other"):
+        sft({"messages": both})
+    with pytest.raises(ValueError, match=r"messages\[0\] has train=True, but only answers are learned"):
+        sft({"messages": [{"role": "user", "content": "one", "train": True}, *chat("atwo")]})
+    quiet = [{"role": "user", "content": "one", "train": False}, *chat("atwo")]
+    assert content(sft({"messages": quiet})) == content(sft({"messages": chat("uone", "atwo")}))
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "mask", "masked", "no_loss", "lossMask", "assistant_mask", "turn_mask", "ignore", "train_on_turn", "skip",
+        "token_weights", "supervised", "prefix", "labels", "keep", "images", "function_call", "loss_scale",
+    ],
+)  # fmt: skip
+def test_a_key_of_a_message_that_may_change_what_is_learned_is_refused(sft, key):
+    message = {"role": "assistant", "content": "two", key: 1}
+    with pytest.raises(ValueError, match=rf"row 0, messages\[1\] has the key '{key}', which is not read"):
+        sft({"messages": [*chat("uone"), message]})
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "tools", "functions", "system_prompt", "images", "loss_masks", "completion_mask", "assistant_masks",
+        "input_ids", "labels", "label", "chat_template_kwargs", "response_format", "tool_choice", "roles_to_train",
+        "documents", "context", "sample_weight", "history", "instruction",
+    ],
+)  # fmt: skip
+def test_a_key_of_a_row_that_may_change_what_is_learned_is_refused(sft, dpo, key):
+    for value in (False, ["a"], {"a": 1}):
+        with pytest.raises(ValueError, match=f"row 0 has the key '{key}', which is not read"):
+            sft({"messages": chat("uone", "atwo"), key: value})
+        with pytest.raises(ValueError, match=f"row 0 has the key '{key}', which is not read"):
+            dpo({"prompt": "one", "chosen": "two", "rejected": "three", key: value})
+
+
+def test_metadata_and_empty_values_are_accepted(sft, dpo, caplog):
+    about = {
+        "id": 3, "prompt_id": "x", "source": "web", "metadata": {"loss": 0}, "score_chosen": 3.5, "num_tools": 2,
+        "dataset_name": "d", "created_at": "2024", "language": "en", "model": "m", "tools": [], "images": None,
+        "label": None, "system": "", "file_name": "f", "teacher_loss_type": "x", "split": "train",
+    }  # fmt: skip
+    messages = chat("uone", "atwo", "tthree", "afour")
+    messages[1] |= {"id": "m1", "timestamp": 7, "tool_calls": None, "function_call": None, "weight": None}
+    messages[2] |= {"tool_call_id": "c1", "name": "add"}
+    expected = content(sft({"messages": chat("uone", "atwo", "tthree", "afour")}))
+    assert content(sft({"messages": messages, **about})) == expected
+    pair = {"prompt": "one", "chosen": "two", "rejected": "three"}
+    assert content(dpo({**pair, **about})) == content(dpo(pair))
+    assert not caplog.records
+
+
+def test_other_keys_are_named_once(sft, caplog):
+    row = {"messages": [{"role": "user", "content": "one", "country": "NO"}, *chat("atwo")], "toxic": False}
+    sft(row, row)
+    (record,) = caplog.records
+    assert "keys that are not read: 'country', 'toxic'" in record.getMessage()
+
+
+# ---- what stands next to the messages
+
+
+def test_a_system_prompt_next_to_the_messages_comes_first(sft, dpo):
+    expected = content(sft({"messages": chat("sBe brief.", "uone", "atwo")}))
+    for row in (
+        {"system": "Be brief.", "messages": chat("uone", "atwo")},
+        {"system": "Be brief.", "messages": chat("sBe brief.", "uone", "atwo")},
+    ):
+        assert content(sft(row)) == expected
+    apart = sft({"system": "Be brief.", "prompt": "one", "completion": "two"})
+    assert content(apart) == expected
+    pair = dpo({"system": "Be brief.", "prompt": "one", "chosen": "two", "rejected": "three"})
+    assert content(pair) == content(dpo({"prompt": chat("sBe brief.", "uone"), "chosen": "two", "rejected": "three"}))
+    for value in ("Be long.", ["Be brief."]):
+        with pytest.raises(ValueError, match="row 0.*'system'"):
+            sft({"system": value, "messages": chat("sBe brief.", "uone", "atwo")})
+
+
+def test_a_prompt_next_to_the_messages_must_be_part_of_them(sft):
+    messages = chat("uone", "atwo")
+    assert content(sft({"prompt": " one", "messages": messages})) == content(sft({"messages": messages}))
+    sides = {"chosen": messages, "rejected": chat("uone", "athree")}
+    assert content(sft({"prompt": "one", "messages": messages, **sides})) == content(sft({"messages": messages}))
+    for key in ("prompt", "completion"):
+        with pytest.raises(ValueError, match=f"row 0 has both 'messages' and '{key}', and they differ"):
+            sft({key: "three", "messages": messages})
+
+
+def test_the_name_of_a_speaker_is_refused(sft):
+    with pytest.raises(ValueError, match="has the key 'name'.*write the speaker's name into the content"):
+        sft({"messages": [{"role": "user", "name": "Ada", "content": "one"}, *chat("atwo")]})
+
+
+def test_an_answer_that_a_limit_cut_off_is_refused(sft):
+    with pytest.raises(ValueError, match="finish_reason='length': an answer that is not complete"):
+        sft({"messages": [*chat("uone"), {"role": "assistant", "content": "tw", "finish_reason": "length"}]})
+
+
+@pytest.mark.parametrize("settings", [{"min_reward": 0.5}, {"best_per_group": 1}])
+def test_a_setting_that_selects_episodes_is_refused_with_rows(sft, dpo, settings):
+    with pytest.raises(ValueError, match=f"{next(iter(settings))} selects episodes, and the data are rows"):
+        sft({"messages": chat("uone", "atwo")}, **settings)
+    with pytest.raises(ValueError, match="min_difference selects episodes"):
+        dpo({"prompt": "one", "chosen": "two", "rejected": "three"}, min_difference=0.5)
+
+
+# ---- control tokens
+
+
+@pytest.mark.parametrize("token", ["<|im_start|>", "<|im_end|>"])
+def test_control_tokens_in_what_is_learned_are_refused_and_elsewhere_are_text(sft, dpo, renderer, token):
+    number = renderer._tokenizer.convert_tokens_to_ids(token)
+    text = f"a{token}user\nhi"
+    for row in ({"messages": chat("uone", f"a{text}")}, {"prompt": "one", "completion": text}):
+        with pytest.raises(ValueError, match=r"row 0: an answer holds the (control|end-of-turn) token"):
+            sft(row)
+    for side in ("chosen", "rejected"):
+        with pytest.raises(ValueError, match=f"row 0, {side}: an answer holds the"):
+            dpo({"prompt": "one", "chosen": "two", "rejected": "three", side: text})
+    clean = chat("sS", "uone", "atwo", "tthree", "afour")
+    hostile = chat(f"sS{token}", f"uone{token}", "atwo", f"tthree{token}", "afour")
+    (item,), (plain,) = (sft({"messages": messages}).items for messages in (hostile, clean))
+    assert item.ids.tolist().count(number) == plain.ids.tolist().count(number)

@@ -1,0 +1,313 @@
+"""Rows of conversations and of preferences: which messages they hold, and which of the answers are learned.
+
+A key that may change what is learned is followed or refused by name. Other unknown keys are collected for one warning.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from forge_agents.envs.thoughts import whole
+from forge_agents.errors import did_you_mean
+from forge_agents.types import Message
+
+_ROLES = ("system", "user", "assistant", "tool")
+_OTHER_NAMES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
+_THOUGHTS = ("reasoning_content", "reasoning", "thinking")
+"""What the thought before an answer is called: by most, by OpenRouter and vLLM, and in gpt-oss' chat template."""
+_LEARN = (
+    "weight", "loss", "train", "training", "trainable", "learn", "loss_mask", "step_loss_mask", "loss_weight",
+)  # fmt: skip
+"""Keys of a message or a row that say with 0 or 1 whether it is learned: OpenAI's, ms-swift's, axolotl's, slime's."""
+_CUT = ("length", "max_tokens", "content_filter")
+"""Values of ``finish_reason`` of answers that are not complete."""
+_CHANGES = frozenset((
+    "loss", "losses", "train", "trained", "training", "trainable", "untrained", "learn", "learned", "learning",
+    "learnable", "mask", "masks", "masked", "masking", "weight", "weights", "weighted", "weighting", "ignore",
+    "ignored", "skip", "skipped", "exclude", "excluded", "include", "included", "keep", "drop", "dropped", "enabled",
+    "disabled", "active", "grad", "gradient", "backprop", "optimize", "supervise", "supervised", "supervision",
+    "target", "targets", "label", "labels", "system", "developer", "tool", "tools", "function", "functions", "image",
+    "images", "video", "videos", "audio", "audios", "document", "documents", "context", "contexts", "history",
+    "instruction", "instructions", "template", "kwargs", "prefix", "suffix", "partial", "eos", "eot", "bos", "end",
+    "ids", "advantage", "advantages", "input", "output", "response", "completion", "call", "calls",
+))  # fmt: skip
+"""A key that contains one of these words may change what is learned."""
+_METADATA = frozenset((
+    "id", "uuid", "source", "sources", "dataset", "origin", "meta", "metadata", "info", "timestamp", "time", "date",
+    "created", "updated", "url", "lang", "language", "license", "category", "topic", "topics", "task", "type", "kind",
+    "difficulty", "level", "split", "subset", "domain", "author", "model", "score", "scores", "rating", "ratings",
+    "hash", "index", "idx", "row", "num", "number", "count", "length", "tokens", "turn", "turns", "version", "tag",
+    "tags", "quality", "cost", "latency", "usage", "seed", "title", "finish", "reason", "name",
+))  # fmt: skip
+"""A key that contains one of these words, and none of the others, says something about a row and changes nothing."""
+_MEASURES = frozenset((
+    "id", "uuid", "count", "hash", "source", "type", "version", "time", "date", "timestamp", "score", "name", "length",
+))  # fmt: skip
+"""A key that ends with one of these words, such as ``tool_call_id``, changes nothing, whatever stands before."""
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class RowMessage:
+    """A message of a row."""
+
+    role: str
+    text: str
+    learned: bool
+    """Whether it is an answer to be learned."""
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Role and text, equal for messages that differ in blanks only."""
+        return self.role, " ".join(self.text.split())
+
+
+class RowReader:
+    """Reads rows, and remembers which of their keys it does not read."""
+
+    def __init__(self) -> None:
+        self.unread: set[str] = set()
+        """Keys of rows and messages that were ignored and are no usual metadata."""
+        self.counts: Counter[str] = Counter()
+        """How many rows were left out or changed, by reason."""
+
+    def conversation(self, source: str, row: Mapping[str, Any]) -> list[RowMessage]:
+        """The conversation of a row with ``messages``, or with ``prompt`` and ``completion``.
+
+        Returns:
+            At least one message is to be learned, unless the row is empty: marked as not to be learned.
+
+        Raises:
+            ValueError: The row is malformed, or a key of it is neither followed nor harmless. The message names it.
+        """
+        if row.get("messages") is not None:
+            messages = self._messages(source, "messages", row["messages"])
+            self._check_beside(source, row, messages)
+        elif row.get("prompt") is not None and row.get("completion") is not None:
+            prompt = self._messages(source, "prompt", row["prompt"], text_is="user")
+            messages = self._messages(source, "completion", row["completion"], text_is="assistant")
+            text = isinstance(row["completion"], str) and self._repeats_text(prompt, messages, least_words=2)
+            messages = _joined(source, "completion", prompt, self._without_text(prompt, messages) if text else messages)
+        else:
+            expected = "'messages', or 'prompt' and 'completion'"
+            raise _wrong_keys(source, row, ("messages", "prompt", "completion"), expected)
+        wanted = self._is_learned(source, row, ("messages", "prompt", "completion", "chosen", "rejected", "system"))
+        messages = _with_system(source, row, messages)
+        if not any(message.role == "assistant" for message in messages):
+            raise ValueError(
+                f"{source} has no assistant message to learn; it has {', '.join(message.role for message in messages)}"
+            )
+        if wanted and any(message.learned for message in messages):
+            return messages
+        self.counts["marked as not to be learned"] += 1
+        return []
+
+    def sides(self, source: str, row: Mapping[str, Any]) -> tuple[list[RowMessage], list[RowMessage]] | None:
+        """The chosen and the rejected conversation of a row; None if the row is marked as not to be learned.
+
+        Answers that both begin with are not learned.
+
+        Raises:
+            ValueError: As `conversation`, or a side has no answer to be learned.
+        """
+        names = ("chosen", "rejected")
+        if any(row.get(name) is None for name in names):
+            raise _wrong_keys(source, row, ("prompt", *names), "'prompt', 'chosen' and 'rejected'")
+        prompt = [] if row.get("prompt") is None else self._messages(source, "prompt", row["prompt"], text_is="user")
+        given = {name: self._messages(source, name, row[name], text_is="assistant") for name in names}
+        texts = [name for name in names if isinstance(row[name], str)]
+        if texts and not prompt:
+            raise _wrong_keys(source, row, ("prompt", *names), "'prompt' next to answers that are texts")
+        both = len(texts) == 2 and all(self._repeats_text(prompt, given[name], least_words=1) for name in texts)
+        for name in texts:
+            if self._repeats_text(prompt, given[name], least_words=1 if both else 2):
+                given[name] = self._without_text(prompt, given[name])
+        wanted = self._is_learned(source, row, ("messages", "prompt", *names, "system"))
+        chosen, rejected = (
+            _with_system(source, row, _joined(source, name, prompt, given[name])) for name in names
+        )
+        common = 0
+        while common < min(len(chosen), len(rejected)) and _is_same(chosen[common], rejected[common]):
+            common += 1
+        chosen, rejected = (
+            [replace(message, learned=message.learned and place >= common) for place, message in enumerate(side)]
+            for side in (chosen, rejected)
+        )
+        for name, side in zip(names, (chosen, rejected), strict=True):
+            if not any(message.learned for message in side):
+                raise ValueError(f"{source}: {name!r} has no assistant message of its own; there is nothing to prefer")
+        if wanted:
+            return chosen, rejected
+        self.counts["marked as not to be learned"] += 1
+        return None
+
+    def _messages(self, source: str, key: str, value: Any, *, text_is: str = "") -> list[RowMessage]:
+        """The messages of a value; a text stands for one message of the role `text_is`, if that is not empty."""
+        if isinstance(value, str) and text_is:
+            return [RowMessage(text_is, value, text_is == "assistant")]
+        if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
+            wanted = "a text or a list of messages" if text_is else "a list of messages"
+            raise ValueError(f"{source}: {key!r} is {type(value).__name__}; expected {wanted}")  # noqa: TRY004  # content of a row
+        return [self._message(f"{source}, {key}[{number}]", message) for number, message in enumerate(value)]
+
+    def _message(self, source: str, message: Any) -> RowMessage:
+        if isinstance(message, Message):
+            return RowMessage(message.role, message.content, message.role == "assistant")
+        if not isinstance(message, Mapping):
+            kind = type(message).__name__
+            raise ValueError(f"{source} is {kind}; expected {{'role', 'content'}}")  # noqa: TRY004  # content of a row
+        for key in ("role", "content"):
+            if key not in message:
+                near = next((f" Is {other!r} meant?" for other in message if did_you_mean(str(other), [key])), "")
+                raise ValueError(f"{source} has no {key!r}; its keys are {', '.join(map(str, message))}.{near}")
+        role = message["role"]
+        if role not in _ROLES:
+            meant = _OTHER_NAMES.get(str(role))
+            near = f" Did you mean {meant!r}?" if meant else did_you_mean(str(role), _ROLES)
+            raise ValueError(f"{source} has the role {role!r}, known are {', '.join(_ROLES)}.{near}")
+        if message.get("tool_calls"):
+            raise ValueError(
+                f"{source} holds 'tool_calls', which are not read; write them into the content as text, as "
+                "`forge-agents import` does"
+            )
+        if message.get("name") and role != "tool":
+            raise ValueError(_refusal(source, "name"))
+        learned = self._is_learned(source, message, ("role", "content", *_THOUGHTS))
+        flags = [key for key in _LEARN if message.get(key)]
+        if flags and role != "assistant":
+            raise ValueError(f"{source} has {flags[0]}={message[flags[0]]!r}, but only answers are learned; remove it")
+        for key in ("finish_reason", "stop_reason"):
+            if message.get(key) in _CUT:
+                raise ValueError(f"{source} has {key}={message[key]!r}: an answer that is not complete; remove its row")
+        return RowMessage(str(role), _text(source, role, message), learned and role == "assistant")
+
+    def _is_learned(self, source: str, thing: Mapping[str, Any], known: Sequence[str]) -> bool:
+        """Whether a row or a message says that it is learned.
+
+        Raises:
+            ValueError: It has a key that may change what is learned and is not followed.
+        """
+        said: dict[str, bool] = {}
+        for key, value in thing.items():
+            if key in known or _is_empty(value):
+                continue
+            words = [word.lower() for word in _WORD.findall(str(key))]
+            if key in _LEARN:
+                if isinstance(value, str) or np.ndim(value) or value not in (0, 1):
+                    raise ValueError(f"{source} has {key}={value!r:.80}; expected 0 or 1 (false or true)")
+                said[key] = bool(value)
+            elif words and (words[-1] in _MEASURES or words[0] == "num"):
+                continue
+            elif _CHANGES.intersection(words):
+                raise ValueError(_refusal(source, key))
+            elif not _METADATA.intersection(words):
+                self.unread.add(str(key))
+        if len(set(said.values())) > 1:
+            raise ValueError(f"{source} has {said}, which contradict each other; keep one of them")
+        return all(said.values())
+
+    def _check_beside(self, source: str, row: Mapping[str, Any], messages: Sequence[RowMessage]) -> None:
+        """Raise ValueError for a row whose ``prompt`` or ``completion`` is not part of its ``messages``."""
+        spoken = {message.key for message in messages}
+        for key, role in (("prompt", "user"), ("completion", "assistant")):
+            if row.get(key) is None:
+                continue
+            if not {message.key for message in self._messages(source, key, row[key], text_is=role)} <= spoken:
+                raise ValueError(f"{source} has both 'messages' and {key!r}, and they differ; keep one of them")
+
+    def _repeats_text(
+        self, prompt: Sequence[RowMessage], answer: Sequence[RowMessage], *, least_words: int
+    ) -> bool:
+        """Whether a text answer begins with the text of the prompt. A short prompt may begin an answer by chance."""
+        asked = prompt[-1] if prompt else None
+        if asked is None or asked.role != "user" or len(asked.text.split()) < least_words:
+            return False
+        return bool(_rest(asked.text, answer[0].text))
+
+    def _without_text(self, prompt: Sequence[RowMessage], answer: Sequence[RowMessage]) -> list[RowMessage]:
+        self.counts["answers without the prompt that they repeated"] += 1
+        return [replace(answer[0], text=_rest(prompt[-1].text, answer[0].text))]
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str | Sequence | Mapping) and not len(value))
+
+
+def _is_same(message: RowMessage, other: RowMessage) -> bool:
+    return (message.role, message.text) == (other.role, other.text)
+
+
+def _text(source: str, role: str, message: Mapping[str, Any]) -> str:
+    """The text of a message, its thought in tags before it."""
+    content, thought = message["content"], next((message[key] for key in _THOUGHTS if message.get(key)), "")
+    if thought and not (role == "assistant" and isinstance(thought, str)):
+        kind = type(thought).__name__
+        raise ValueError(f"{source} has a thought, a {kind}, in the role {role!r}; expected an assistant's text")
+    if not isinstance(content, str) or (role == "assistant" and not content.strip()):
+        what = "empty" if isinstance(content, str) else f"of type {type(content).__name__}"
+        raise ValueError(f"{source} has a content that is {what}; expected text")
+    return whole(thought, content)
+
+
+def _rest(prompt: str, answer: str) -> str:
+    """The text of `answer` behind `prompt`, however blanks are written; empty if it does not begin with it."""
+    words = prompt.split()
+    parts = answer.split(None, len(words) - 1)
+    if not words or parts[:-1] != words[:-1] or len(parts) != len(words) or not parts[-1].startswith(words[-1]):
+        return ""
+    rest = parts[-1].removeprefix(words[-1])
+    apart = rest[:1].isspace() or (len(words) > 1 and not words[-1][-1].isalnum())
+    return rest.strip() if apart else ""
+
+
+def _joined(source: str, name: str, prompt: list[RowMessage], answer: list[RowMessage]) -> list[RowMessage]:
+    """`prompt` and `answer`, with the messages of the prompt that the answer repeats only once. The prompt is given."""
+    given = [replace(message, learned=False) for message in prompt]
+    asked, said = [message.key for message in prompt], [message.key for message in answer]
+    instructions = next((place for place, (role, _) in enumerate(said) if role != "system"), len(said))
+    for begin in range(instructions + 1):
+        if asked and said[begin : begin + len(asked)] == asked:
+            return [*answer[:begin], *given, *answer[begin + len(asked) :]]
+    shared = next((size for size in range(len(said), 0, -1) if asked[-size:] == said[:size]), 0)
+    if not shared and len(asked) > 1 and said[:1] == asked[:1]:
+        raise ValueError(
+            f"{source}: {name!r} begins as 'prompt' does and goes on differently; leave 'prompt' out, or let it hold "
+            "all messages before the answer"
+        )
+    return [*given, *answer[shared:]]
+
+
+def _with_system(source: str, row: Mapping[str, Any], messages: list[RowMessage]) -> list[RowMessage]:
+    """`messages` after the system prompt that the row has next to them."""
+    if not row.get("system"):
+        return messages
+    if not isinstance(row["system"], str):
+        raise ValueError(f"{source}: 'system' is {type(row['system']).__name__}; expected a text")  # noqa: TRY004  # content of a row
+    system = RowMessage("system", row["system"], learned=False)
+    if messages and messages[0].role == "system":
+        if messages[0].key != system.key:
+            raise ValueError(f"{source} has 'system' and a system message, and they differ; keep one of them")
+        return messages
+    return [system, *messages]
+
+
+def _refusal(source: str, key: Any) -> str:
+    how = {
+        "tools": "`forge-agents import` writes tools and calls into the messages",
+        "functions": "`forge-agents import` writes tools and calls into the messages",
+        "name": "write the speaker's name into the content",
+        "label": "make pairs with 'chosen' and 'rejected' of labeled answers",
+    }.get(str(key), "follow it when the file is made")
+    named = f"{source} has the key {str(key)!r:.80}"
+    return f"{named}, which is not read and may change what is learned; {how}, or remove it"
+
+
+def _wrong_keys(source: str, row: Mapping[str, Any], known: Sequence[str], expected: str) -> ValueError:
+    near = next((hint for key in row if key not in known and (hint := did_you_mean(str(key), known))), "")
+    return ValueError(f"{source} has the keys {', '.join(map(str, row))}; expected {expected}.{near}")
