@@ -26,6 +26,17 @@ import numpy as np
 
 from forge_agents.types import Trajectory
 from forge_verifiers.core.verifier import TrajectoryRule
+from forge_verifiers.rules.choices import choice_letter, chosen_letter
+from forge_verifiers.rules.languages import (
+    ALTERNATIVE,
+    COPULA,
+    CORRECTION,
+    OTHER_SCRIPTS,
+    foreign_sentence,
+    foreign_statements,
+    is_denied,
+    normalized,
+)
 
 MAX_CHARS = 20_000
 """Longer texts are judged by their last characters: answers come last, and no text may cost unbounded time."""
@@ -43,6 +54,8 @@ class Stated(NamedTuple):
     """The answer itself, without markup, lead-in and remarks; empty where there is none, or it is only denied."""
     how: Literal["marked", "said", "found"]
     """How it was read. What was merely found is trusted by rules for numbers only."""
+    text: str = ""
+    """All of the text."""
 
 
 def last_action(trajectory: Trajectory) -> str | None:
@@ -86,7 +99,10 @@ class AnswerRule(TrajectoryRule):
     def extracted(self, trajectory: Trajectory) -> str | None:
         """The answer that is compared; None where the agent never decided."""
         text = last_action(trajectory)
-        return None if text is None else stated(text).value
+        if text is None:
+            return None
+        is_choice = any(map(choice_letter, golds(trajectory, self.answer_key) or ()))
+        return chosen_letter(text) if is_choice else stated(text).value
 
 
 def _is_missing(value: object) -> bool:
@@ -106,14 +122,14 @@ def final_answer(text: str) -> str:
 
 
 def folded(text: str) -> str:
-    """Case, runs of white space, a closing full stop and the kind of minus sign do not matter."""
-    if not text.isascii():
-        text = text.replace("\u2212", "-")
-    return " ".join(text.split()).casefold().removesuffix(".")
+    """The text without differences of case, width, Unicode composition, white space and a closing full stop."""
+    return " ".join(normalized(text).split()).casefold().removesuffix(".").removesuffix("\u3002")
 
 
 def same_text(read: Stated, gold: str) -> bool:
-    """Whether an answer is the gold answer letter by letter, as `folded` has it."""
+    """Whether an answer is the gold answer letter by letter, as `folded` has it; an option is chosen, not spelled."""
+    if letter := choice_letter(gold):
+        return chosen_letter(read.text) == letter
     wanted = folded(gold)
     if wanted in _POLAR and read.how != "marked" and folded(read.value) not in _POLAR:  # "No, 15 is not prime."
         polar = _POLAR_FIRST.match(read.given)
@@ -151,15 +167,21 @@ _NOT = re.compile(r"n['\u2019]t\b|\b(?:not|never|cannot)\b", re.IGNORECASE)
 _CORRECTED = re.compile(
     r"\b(?:wait|hold on|no(?=\s*[,:.!;\u2014])|actually|sorry|correction|scratch that|i mean(?:t)?|rather|make that"
     r"|oops|hmm+|on second thought|that(?:['\u2019]s| is) (?:wrong|incorrect|not right)"
-    r"|let me (?:correct|redo|recompute))\b",
+    rf"|let me (?:correct|redo|recompute))\b|{CORRECTION}",
     re.IGNORECASE,
 )
 _DOUBTING = re.compile(
-    r"\W*(?:or|maybe|perhaps|possibly|alternatively"
+    rf"\W*{ALTERNATIVE}|\W*(?:or|maybe|perhaps|possibly|alternatively"
     r"|(?:(?:but|though|and)\s+)?(?:(?:it|that)\s+)?(?:could|might|may)(?:\s+also)?\s+be)\b",
     re.IGNORECASE,
 )
-_SENTENCE = re.compile(r"(?<!\b[A-Z][a-z])(?<!\.[A-Za-z])[.!?](?=[\s*_\"$]|$)(?!\s*=)|\u3002|\n|</")
+_SENTENCE = re.compile(r"(?<!\b[A-Z][a-z])(?<!\.[A-Za-z])[.!?](?=[\s*_\"$]|$)(?!\s*=)|[\u3002\u0964]|\n|</")
+_REPEATED = re.compile(  # between two boxes that are two answers
+    r"(?:[\s$.,;:!*_#\u3002\u0964-]|\\[()\[\]]|\b(?:so|and|or|also|the|my|final|answers?|is|are)\b)*", re.IGNORECASE
+)
+_BARE_BOX = re.compile(  # \boxed 7
+    r"\\f?boxed?(?![A-Za-z{]|\s*\{)\s*((?:\\[A-Za-z]+(?:\s*\{[^{}\n]*\})*|[^\s$\\{}])+?)(?=[.,;:!?]*(?:\s|\$|\\[)\]]|$))"
+)
 _BLOCK = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]", re.DOTALL)
 
 
@@ -176,8 +198,13 @@ class _Mark(NamedTuple):
 @lru_cache(maxsize=2048)  # all rules of an ensemble read the same texts
 def stated(text: str) -> Stated:
     """Reads the final answer of a text."""
+    return _stated(text)._replace(text=text)
+
+
+def _stated(text: str) -> Stated:
     if "</think>" in text and (spoken := text.rpartition("</think>")[2].strip()):
         text = spoken
+    text = normalized(text)
     if "<<" in text:
         text = _CALCULATED.sub("", text)
     if "<|" in text:
@@ -185,7 +212,8 @@ def stated(text: str) -> Stated:
     if "\\begin{" in text:
         text = _ALIGNED.sub(lambda m: m[2].replace("&", "").replace("\\\\", "\n"), text)
     denied: str | None = None
-    for mark in reversed(_marks(text)[-_MAX_MARKS:]):
+    marks = _marks(text)[-_MAX_MARKS:]
+    for number, mark in reversed(list(enumerate(marks))):
         if mark.is_strong:
             return _reconsidered(Stated(mark.text.strip(), _inside(mark.text), "marked"), text[mark.end :])
         read, end, is_denied = _phrase(text, mark)
@@ -196,8 +224,19 @@ def stated(text: str) -> Stated:
         elif read.value and read.value == denied:
             return read._replace(value="")
         elif read.value and (_STARTS.match(read.value) or mark.text == "title" or not _RUN.search(text[: mark.start])):
+            if number and (before := _other_answer(text, marks[number - 1], mark, read.value)):
+                read = Stated(text, f"{before} or {read.value}", "marked")
             return _reconsidered(read, text[end:])
     return _unmarked(text) if denied is None else Stated(text, "", "marked")
+
+
+def _other_answer(text: str, before: _Mark, mark: _Mark, value: str) -> str:
+    """Another answer that the statement directly before a mark gave: "The answer is 5. The answer is 6."."""
+    if before.is_strong or "reversed" in (before.text, mark.text):
+        return ""
+    read, end, is_denied = _phrase(text, before)
+    is_other = read.value and not is_denied and folded(read.value) != folded(value)
+    return read.value if is_other and _REPEATED.fullmatch(text, end, mark.start) else ""
 
 
 def _inside(text: str) -> str:
@@ -216,17 +255,27 @@ def _marks(text: str) -> list[_Mark]:
     for mark in sorted([*_boxes(text), *_tags(text), *_hashes(text)]):
         last = outer[-1] if outer else None
         if last is None or mark.start >= last.end:
-            if last is not None and _JOINED.fullmatch(text, last.end, mark.start):
-                between = text[last.end : mark.start].strip(" $")
-                outer[-1] = last._replace(end=mark.end, text=f"{last.text} {between} {mark.text}")
+            if last is not None and _REPEATED.fullmatch(text, last.end, mark.start):
+                is_joined = _JOINED.fullmatch(text, last.end, mark.start)
+                between = text[last.end : mark.start].strip(" $") if is_joined else "or"
+                is_same = folded(_bare(last.text)) == folded(_bare(mark.text))
+                both = mark.text if is_same else f"{last.text.strip()} {between} {mark.text.strip()}"
+                outer[-1] = last._replace(end=mark.end, text=both)
             else:
                 outer.append(mark)
-    for phrase in _phrases(text):
+    phrases: list[_Mark] = []
+    foreign = [_Mark(each.start, each.content, each.end, "foreign", False) for each in foreign_statements(text)]
+    for phrase in [*_phrases(text), *foreign]:
         line_end = text.find("\n", phrase.content)
         line_end = len(text) if line_end < 0 else line_end
-        if not any(phrase.content <= s.start <= line_end or s.start <= phrase.start < s.end for s in outer):
-            outer.append(phrase)
-    return sorted(outer) if len(outer) > 1 else outer
+        is_inside = any(phrase.content <= s.start <= line_end or s.start <= phrase.start < s.end for s in outer)
+        if not is_inside and not any(_is_one_sentence(text, phrase, later) for later in phrases):
+            phrases.append(phrase)
+    return sorted(outer + phrases)
+
+
+def _is_one_sentence(text: str, phrase: _Mark, later: _Mark) -> bool:
+    return phrase.content <= later.start and not _SENTENCE.search(text, phrase.content, later.start)
 
 
 def _phrases(text: str) -> list[_Mark]:
@@ -251,6 +300,8 @@ def _phrases(text: str) -> list[_Mark]:
 
 
 def _boxes(text: str) -> Iterator[_Mark]:
+    for m in _BARE_BOX.finditer(text) if "\\box" in text or "\\fbox" in text else ():
+        yield _Mark(m.start(), m.start(1), m.end(), m[1], True)
     opened: list[re.Match[str] | None] = []
     for m in _BOX.finditer(text) if "\\box" in text or "\\fbox" in text else ():
         if m[0] == "}":
@@ -281,6 +332,12 @@ def _phrase(text: str, mark: _Mark) -> tuple[Stated, int, bool]:
         said = _SENTENCE.split(text[max(0, mark.start - 200) : mark.start])[-1]
         read = _sentence(said)
         return Stated(said.strip(), read[0] if read else "", "marked"), mark.end, False
+    if mark.text == "foreign":
+        value, is_wrong = foreign_sentence(text[mark.content : mark.end])
+        value = _bare(value)
+        if not _STARTS.match(value) and (read := _sentence(value)):  # "Antwort: Er hat 42"
+            value = read[0]
+        return Stated(_clean(text[mark.content : mark.end]), value, "marked"), mark.end, is_wrong
     content = text[mark.content : mark.content + _MAX_VALUE]
     if content.isascii() and content.isalnum() and not _NOT.search(text, mark.start, mark.content):
         return Stated(content, content, "marked"), mark.content + len(content), False
@@ -333,7 +390,8 @@ _RUN = re.compile(
     r"\$\$?(?=\S)[^$\n]+?(?<=\S)\$\$?(?!\d)|\\\([^\n]+?\\\)|\\\[[^\n]+?\\\]"
     r"|(?:(?<![A-Za-z0-9_.)}])[-+\u2212\u00b1])?\\?[$\u20ac\u00a3]?"
     r"(?:(?<![A-Za-z0-9_.])(?:\d|\.\d)|\\(?:[dt]?frac|sqrt|pi|binom|infty)|[\u03c0\u221a\u221e\u00bc-\u00be\u2153\u2154])"
-    r"(?:[^\s,;:!?]|[,:](?=\d)|(?<=[\d)}])\s+[-+*/x\u00d7\u00b7\u00f7^\u2212]\s+(?=[\d(\\]))*"
+    rf"(?:[^\s,;:!?{OTHER_SCRIPTS}]"
+    r"|[,:](?=\d)|(?<=[\d)}])\s+[-+*/x\u00d7\u00b7\u00f7^\u2212]\s+(?=[\d(\\]))*"
     r"(?:\s(?:dozen|hundred|thousand|million|billion)\b)?"
     r"(?:\s?%|\s?[AaPp]\.?[Mm]\b|\s+(?:percent|dollars|euros|cents|[kcm]?m|[km]?g|k?m/h|mph|ft|lbs?|inches|feet|miles"
     r"|hours|minutes|seconds|days|weeks)\b)?"
@@ -346,7 +404,8 @@ _JOINED = re.compile(
 )
 _COPULA = re.compile(
     r"(?:\b(?:is|are|was|were|be|equals?|equal to|gives?|makes?|leaves?|gets?|got|ha(?:s|ve)|totals?|yields?|becomes?"
-    r"|comes? to|obtain|find)\b(?:\s+(?:that|us|you|me))?|['\u2019]s\b|[=\u2248\u2192\u21d2]|(?<![\d\s(])\s*:)"
+    rf"|comes? to|obtain|find)\b(?:\s+(?:that|us|you|me))?|{COPULA}"
+    r"|['\u2019]s\b|[=\u2248\u2192\u21d2]|(?<![\d\s(])\s*:)"
     r"[\s*_]*(?:(?:exactly|about|now|only|just|the number)\s+)?"
 )
 _CLAUSE = re.compile(r"[,;]|\b(?:but|and|so|which|it(?=['\u2019]s|\sis))\b")
@@ -404,11 +463,13 @@ _LEAD = re.compile(
 _FOREIGN = re.compile(  # a word that no formula holds
     r"(?<![\\A-Za-z])(?!(?:(?:arc)?(?:sin|cos|tan)h?|exp|abs|mod|and|max|min|log|sqrt|infinity)\b)"
     r"(?:[A-Za-z]{4,}|(?=[A-Za-z]?[AEIOUaeiou])[A-Za-z]{3}|[Tt]he|[Ii][sft]|[Tt]o|[Oo]f|[Ww]e|[Hh]e|[Ss]o|no|[Aa][st]"
-    r"|[Bb][ye]|my|why|try|[\u0400-\u04ff\u3040-\u9fff])(?![A-Za-z])"
+    rf"|[Bb][ye]|my|why|try|[{OTHER_SCRIPTS}])(?![A-Za-z])"
 )
 _TEXT = re.compile(r"\\(?:text|math|begin|end|mbox)[a-z]*\s*\{[^{}]*\}")
 _WRAPPED = re.compile(r"\\(?:text|math|m)(?:bf|it|rm|tt|normal|box)?\s*\{([^{}]*)\}")
 _BOLD = re.compile(r"(?<![\w)])\*\*(?=\S)((?:[^*\n]|\*(?!\*)|(?<=[\w)])\*\*(?=[\w(]))+)(?<=\S)\*\*(?![\w(])")
+_LIST = re.compile(r"(?:[ \t]*(?:[-*][ \t]+|\d+[.)][ \t]+)?[-+$(]?\d[\d.,/]*%?[).,;]?[ \t]*(?:\n+|$)){2,}")
+_LIST_MARK = re.compile(r"^\s*(?:[-*]|\d+[.)])\s+")
 _OPEN = re.compile(r"^\$(?!\s?\d)|(?<!\d)(?<!\d\s)\$$")
 _ORNAMENTS = "\u2026\u2705\u2713\u2714\ufe0f" + "".join(map(chr, range(0x1F300, 0x1F700)))
 _PAIRS = [(sign, sign) for sign in ("$$", "$", "**", "*", "__", "_", "```", "`", '"', "'")]
@@ -420,6 +481,8 @@ def _unmarked(text: str) -> Stated:
     clean = _clean(_EXPLAINED.split(_HEAD.sub("", text), maxsplit=1)[0])
     if clean.isascii() and clean.isalnum():
         return Stated(text, clean, "said")
+    if "\n" in clean and len(clean) <= _MAX_VALUE and _LIST.fullmatch(clean):
+        return Stated(text, " or ".join(_LIST_MARK.sub("", line) for line in clean.splitlines() if line), "said")
     tail = clean[-4 * _MAX_VALUE :]
     if not _RUN.search(tail):
         lines = clean.splitlines()
@@ -443,6 +506,10 @@ def _unmarked(text: str) -> Stated:
 def _sentence(text: str) -> tuple[str, Literal["said", "found"]] | None:
     """The value that a sentence states; None where it holds none, or only a denied one."""
     text = _lead(_clean(_HEAD.sub("", text[-_MAX_VALUE:])))
+    if not text.isascii() or is_denied(text):
+        text, is_wrong = foreign_sentence(text)
+        if is_wrong:
+            return None
     runs = list(_RUN.finditer(text))
     corrected = _CORRECTED.search(text, runs[0].end()) if runs else None
     if corrected and (again := _sentence(text[corrected.end() :])):

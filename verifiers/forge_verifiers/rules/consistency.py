@@ -15,6 +15,7 @@ import numpy as np
 from forge_agents.types import Trajectory
 from forge_verifiers.core.verifier import Composable, Cost, Scores, group_ids
 from forge_verifiers.rules.answers import folded, last_action, stated
+from forge_verifiers.rules.choices import choice_letter, chosen_letter
 from forge_verifiers.rules.maths.equal import maths_equal
 from forge_verifiers.rules.maths.expression import literal
 
@@ -73,6 +74,8 @@ class SelfConsistency(Composable):
         if text is None:
             return None
         read = stated(text)
+        if choice_letter(read.value):
+            return chosen_letter(text)
         if read.how == "found":
             return folded(read.given)
         digits = literal(read.value)

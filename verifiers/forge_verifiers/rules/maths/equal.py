@@ -21,6 +21,7 @@ import numpy as np
 from forge_agents.types import Trajectory
 from forge_verifiers.core.verifier import Scores
 from forge_verifiers.rules.answers import AnswerRule, Stated, folded, same_text
+from forge_verifiers.rules.choices import choice_letter
 from forge_verifiers.rules.maths import math_verify
 from forge_verifiers.rules.maths.expression import (
     Node,
@@ -228,6 +229,8 @@ def _readable(gold: str) -> bool:
 
 
 def _right(read: Stated, gold: str, tolerance: float) -> bool:
+    if choice_letter(gold):
+        return same_text(read, gold)
     return same_text(read, gold) or (read.value != "" and maths_equal(read.value, gold, tolerance=tolerance))
 
 

@@ -1,0 +1,203 @@
+r"""The option that a text chooses in a multiple-choice question: "The answer is (A).", "**B. Paris**", ``\boxed{C}``.
+
+A letter is chosen if the last statement about the answer affirms it. Letters that a text denies ("(A) is wrong") are
+not chosen. A statement that affirms several letters ("A or B", a list of all options) chooses none of them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+from forge_verifiers.rules.languages import (
+    ALTERNATIVE,
+    ANSWER,
+    CORRECTION,
+    IS,
+    NEGATION,
+    latin_choices,
+    normalized,
+)
+
+_MAX_CHARS = 4_000
+_GOLD = re.compile(r"[(\[{]?\s*([A-Z])\s*[)\]}.:]?")
+_MARKUP = re.compile(
+    r"\\(?:text|math|m)(?:bf|it|rm|tt|sf|normal|box)?\s*(?=\{)|\\(?:left|right|quad|displaystyle|[,;: ()\[\]])"
+    r"|[*_`$\"“”«»{}]"
+)
+_BOX = re.compile(
+    r"\\+f?boxe?d?\s*\{((?:[^{}]|\{[^{}]*\})*)\}|\\+boxed\s+(\w)\b|<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE
+)
+_QUOTED = re.compile(r"['\u2018]([(\[]?[A-Za-z][)\]]?)['\u2019]")
+_ALL_BUT = re.compile(r"\b(?:anything|everything|all|any)\s+but\b", re.IGNORECASE)
+_NOT_BUT = re.compile(r"\bnot\s+[(\[]?[A-Za-z][)\]]?,?\s+but(?:\s+rather)?\s+", re.IGNORECASE)
+_LOWER = re.compile(
+    r"(?:\b(?:answer|option|choice|letter)\b(?:\s+is)?\s*[:=]?\s*|^\s*)[(\[]?([a-z])[)\]]?(?=\s*(?:[).:,;!]|$))",
+    re.IGNORECASE,
+)
+_NEXT = (
+    r"(?:is|was|isn|because|since|as|and|or|nor|but|not|if|so|seems?|looks?|would|could|can|cannot|must|may|might|should"
+    r"|has|then|for|due|instead|rather|over|which|it|to be|correct|right|wrong|probably|y|o|und|oder|et|ou)\b"
+)
+_LETTER = re.compile(  # in "A dog", A is an article
+    r"(?<![A-Za-z\d])[(\[]\s*([A-Za-z])\s*[)\]]"
+    r"|(?<![A-Za-z\d'\u2019\\^.(])(?:([B-HJ-Z])|(A)(?!(?<!ption A)(?<!hoice A)(?<!etter A)(?<!nswer A)(?<!nswer is A)"
+    rf"[ \t]+(?!{_NEXT})[a-z]))(?![A-Za-z\d'\u2019(\[^_<>]|\s*[=+*^<>]\s*\w|-[A-Za-z\d]|\.\d|\.[A-Z]\.)[).:]?"
+)
+_JOINED = re.compile(
+    rf"[\s,;/&|+.-]*(?:(?:and|or|nor|y|o|e|und|et|и|和|と|,)|{ALTERNATIVE})?[\s,;/&|+-]*(?:{ALTERNATIVE}\s*)?",
+    re.IGNORECASE,
+)
+_SENTENCE = re.compile(r"(?<!\n[A-Z])(?<!^[A-Z])[.!](?=\s|$)|[\n\u3002\u0964\u2026]|\.\.+|(?<=[?\u061f])")
+_CLAUSE = re.compile(
+    r"[;:,]|\b(?:but|so|while|whereas|although|though|therefore|thus|hence|because|since|instead|then)\b"
+    r"|\s[-\u2013]\s|\u2014",
+    re.IGNORECASE,
+)
+_DENIED = re.compile(
+    r"\b(?:not|never|neither|nor|cannot|wrong|incorrect(?:ly)?|false|invalid|untrue|impossible|mistaken|exclud\w+|except"
+    r"|eliminat\w+|ruled?|reject\w*|doubt\w*|unlikely|instead of|rather than|unless|if|other than)\b|n['\u2019]?t\b"
+    rf"|{NEGATION}",
+    re.IGNORECASE,
+)
+_HEDGED = re.compile(
+    rf"(?:\b(?:or|maybe|perhaps|possibly|also|alternatively|either|if not)\b|{ALTERNATIVE})[\s,:(\[]*$", re.IGNORECASE
+)
+_ALSO = re.compile(
+    r"[)\].:]*\s*(?:(?:could|might|may|can)\b(?:\s+also)?|(?:is|are)\s+(?:also|possible|plausible)\b|too\b)",
+    re.IGNORECASE,
+)
+_CUE = re.compile(
+    rf"(?:{ANSWER}|\b(?:answer|option|choice|letter|solution|choose|chose|pick|select(?:ed)?|with|for|correct|right|best"
+    r"|it is|it['\u2019]?s|that is|that['\u2019]s|this is|guess|so|thus|hence|therefore|final|conclude|think|believe"
+    r"|say|(?:must|should|has to|seems to) be|looks like)\b|选|選|因此|所以|よって|따라서)"
+    rf"(?:[\s:=.>,\u2013\u2014-]|{IS}|सही|\b(?:is|be|are|would|must|should|might|could|may|option|choice|the|letter"
+    r"|number|probably|likely|definitely|clearly|either|both|maybe|possibly|perhaps|la|le|el|das|die|der)\b)*[(\[]?$",
+    re.IGNORECASE,
+)
+_STRONG = re.compile(rf"{ANSWER}|(?:answer|choose|chose|pick|select|correct|right|best|final)", re.IGNORECASE)
+_CONFIRMED = re.compile(
+    r"\s*(?:(?:is|are|must be|would be|seems|looks|most|likely|probably|clearly|definitely|the|my|only|best|one"
+    r"|final)\s+)+(?:correct|right|true|answer|best|choice|option|solution)\b",
+    re.IGNORECASE,
+)
+_CORRECTED = re.compile(
+    rf"\b(?:wait|hold on|no(?=\s*[,:.!;\u2014]|\s+wait)|actually|sorry|correction|scratch that|i mean(?:t)?|rather"
+    rf"|make that|oops|hmm+|on second thought|mistake|let me (?:correct|redo|recheck))\b|{CORRECTION}",
+    re.IGNORECASE,
+)
+_RETRACTED = re.compile(
+    r"\b(?:that|this|it)(?:['\u2019]?s| is| was)\s+(?:wrong|incorrect|not\s+(?:right|correct)|a mistake)\b",
+    re.IGNORECASE,
+)
+
+
+class _Statement(NamedTuple):
+    letters: frozenset[str]
+    """Letters that the sentence affirms."""
+    strength: int
+    """2 if the sentence says that they are the answer, 1 if it concludes or consists of them, 0 if it mentions them."""
+    is_correction: bool
+    """Whether it corrects the statements before it."""
+
+
+def choice_letter(gold: str) -> str:
+    """The letter, if an answer is an option such as ``A``, ``(A)`` or ``A.``; empty otherwise."""
+    found = _GOLD.fullmatch(_MARKUP.sub("", normalized(gold)).strip())
+    return found[1] if found else ""
+
+
+@lru_cache(maxsize=2048)
+def chosen_letter(text: str) -> str:
+    """The option that a text chooses, an upper-case letter; empty if it chooses none or several."""
+    text = text.rpartition("</think>")[2][-_MAX_CHARS:]
+    text = _BOX.sub(lambda found: f"\nAnswer: {(found[1] or found[2] or found[3] or '').strip()}\n", text)
+    text = _QUOTED.sub(r"\1", text.replace("####", "\nAnswer: "))
+    text = _MARKUP.sub("", latin_choices(normalized(text))).strip()
+    text = _NOT_BUT.sub("", _ALL_BUT.sub("not", text))
+    text = _LOWER.sub(_with_capital, text)
+    decided: frozenset[str] = frozenset()
+    mentioned: frozenset[str] = frozenset()
+    strength, is_adjacent, is_corrected = 0, False, False
+    for letters, new_strength, is_correction in _statements(text):
+        is_corrected = is_corrected or is_correction
+        if not letters:
+            is_adjacent = False
+            if is_correction:
+                decided = mentioned = frozenset()
+        elif new_strength == 0 and not is_correction:
+            mentioned |= letters
+        elif is_corrected or new_strength > strength or (new_strength == strength and not is_adjacent):
+            decided, strength, is_adjacent, is_corrected = letters, new_strength, True, False
+        elif is_adjacent:  # "It is A. It is B."
+            decided |= letters
+    chosen = decided or mentioned
+    return next(iter(chosen)) if len(chosen) == 1 else ""
+
+
+def _with_capital(found: re.Match[str]) -> str:
+    start, end = found.start(1) - found.start(), found.end(1) - found.start()
+    return found[0][:start] + found[1].upper() + found[0][end:]
+
+
+def _statements(text: str) -> Iterator[_Statement]:
+    for whole in _SENTENCE.split(text):
+        if _JOINED.fullmatch(whole) or whole.rstrip().endswith(("?", "\u061f")):
+            continue
+        corrections = list(_CORRECTED.finditer(whole))
+        is_correction = bool(corrections)
+        is_new = corrections and _LETTER.search(whole, corrections[-1].end())
+        sentence = whole[corrections[-1].end() :] if is_new else whole
+        letters, strength = _affirmed(sentence)
+        if not letters and len(sentence.split()) <= 4 and _CUE.search(sentence):  # "The answer is", before a box
+            continue
+        if not letters and not _RETRACTED.search(sentence) and not (corrections and _LETTER.search(sentence)):
+            is_correction = False
+        yield _Statement(letters, strength, is_correction)
+
+
+def _affirmed(sentence: str) -> tuple[frozenset[str], int]:
+    """Letters that a sentence affirms, and the strength of its statement."""
+    groups = _groups(sentence)
+    found: list[tuple[set[str], int, bool]] = []
+    for number, (start, end, letters) in enumerate(groups):
+        low = groups[number - 1][1] if number else 0
+        high = groups[number + 1][0] if number + 1 < len(groups) else len(sentence)
+        before, after = sentence[low:start], sentence[end:high]
+        is_hedged = bool(_HEDGED.search(before) or (number and _ALSO.match(after)))
+        near = _CLAUSE.split(before)[-1] + " " + _CLAUSE.split(after, maxsplit=1)[0]
+        if _DENIED.search(near) and not is_hedged:
+            continue
+        strength = _strength(sentence[:start], after, is_whole=is_hedged or not (before + after).strip(" .,:()[]"))
+        found.append((letters, strength, is_hedged))
+    best = max((strength for _, strength, _ in found), default=0)
+    if best == 0 and groups and sentence[: groups[0][0]].strip(" -("):  # not "A) Paris"
+        return frozenset(), 0
+    letters = {letter for group, strength, is_hedged in found if strength == best or is_hedged for letter in group}
+    return frozenset(letters), best
+
+
+def _strength(before: str, after: str, *, is_whole: bool) -> int:
+    cue = _CUE.search(before[-80:])
+    if _CONFIRMED.match(after) or (cue and _STRONG.match(cue[0])):
+        return 2
+    return int(is_whole or cue is not None)
+
+
+def _groups(sentence: str) -> list[tuple[int, int, set[str]]]:
+    """Start, end and letters of the options in a sentence, where lists such as "A, B or C" are one group."""
+    groups: list[tuple[int, int, set[str]]] = []
+    is_last = False  # after "and", a comma ends the list
+    for found in _LETTER.finditer(sentence):
+        letter = (found[1] or found[2] or found[3]).upper()
+        joiner = sentence[groups[-1][1] if groups else 0 : found.start()]
+        is_word = any(map(str.isalpha, joiner))
+        if groups and _JOINED.fullmatch(joiner) and (is_word or not is_last):
+            groups[-1] = (groups[-1][0], found.end(), groups[-1][2] | {letter})
+            is_last = is_last or is_word
+        else:
+            groups.append((found.start(), found.end(), {letter}))
+            is_last = False
+    return groups

@@ -1,0 +1,158 @@
+"""Words with which answers are stated in languages other than English, and one spelling for digits and letters.
+
+The words are regular expressions for `re`. They cover the languages of MGSM (arXiv 2210.03057) and MMMLU: Arabic,
+Bengali, Chinese, French, German, Hindi, Indonesian, Italian, Japanese, Korean, Portuguese, Russian, Spanish, Swahili,
+Telugu, Thai and Yoruba, and some more.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
+
+ANSWER = (
+    r"(?:答案|答え|答|正解|解答|回答|정답|답변|답|उत्तर|जवाब|উত্তর|సమాధానం|คำตอบ|(?:ال)?[إا]جاب[ةه]|(?:ال)?جواب|پاسخ|(?:ה)?תשובה"
+    r"|απάντηση|ответ|відповідь|"
+    r"\b(?:respuesta|réponse|reponse|antwort|resposta|risposta|cevap|yanıt|đáp án|câu trả lời|trả lời|jawaban(?:nya)?"
+    r"|odpowiedź|odpověď|antwoord|jibu|svar(?:et)?|vastaus|răspuns(?:ul)?|ìdáhùn)\b)"
+)
+"""The word "answer"."""
+COPULA = (
+    r"(?:就是|应该是|應該是|应为|應為|是|为|為|는|은|가|이|は|が|হলো|হল|คือ|ได้แก่|هي|هو|היא|הוא|είναι|равен|равно|это|становить"
+    r"|дорівнює|\b(?:es|est|ist|lautet|beträgt|é|è|là)\b)"
+)
+"""The word "is", before the value."""
+IS = (
+    rf"(?:{COPULA}|選|选|है|हैं|الصحيحة|النهائية|الصحيح|النهائي"
+    r"|\b(?:ser[ií]a|adalah|ialah|to|je|is|ni|är|on|este|corre(?:c?t)[ao]?|correcte|final[e]?|richtige|giusta)\b)"
+)
+"""Words between "answer" and its value: "is", and adjectives."""
+ENDING = (
+    r"(?:(?:个|個)?(?:です|でした|でしょう|である|となります|となる|になります|になる|だ|입니다|이에요|예요|이다|입니다만|है|हैं|হয়|అవుతుంది"
+    r"|است|میباشد|می‌باشد|ครับ|ค่ะ|dır|dir|dur|dür|tır|tir|['’]?[dt][ıiuü]r))"
+)
+"""Words that follow the value in languages that end a sentence with the verb."""
+NEGATION = (
+    r"(?:不是|并非|並非|不对|不為|不为|错|錯|ではな|じゃな|でな|ません|間違|誤り|아니|아닙|않|틀|नहीं|ग़लत|गलत|নয়|না\b|కాదు|ไม่"
+    r"|ليس|لا\s|خطأ|خاطئ|نیست|לא\b|δεν\b|λάθος|неверн|неправильн|не(?=\s)|"
+    r"\b(?:no\s+(?:es|son|era)|incorrect[ao]|nicht|keine?|falsch|n['’]est\s+pas|n['’](?=est)|não|errad[ao]|incorret[ao]"
+    r"|non\s+è|sbagliat[ao]|değil|yanlış|không\s+phải|bukan|niet|inte|nu\s+este)\b)"
+)
+"""Words that deny a statement."""
+INSTEAD = (
+    r"(?:而是|ではなく|じゃなくて|でなく|が\s?아니라|이\s?아니라|아니라|बल्कि|بل|,\s*а(?=\s)|"
+    r"\b(?:sino|sondern|mais|mas\s+sim|ma|maar|utan|lecz)\b)"
+)
+"""Words that put another value in the place of a denied one."""
+CORRECTION = (
+    r"(?:不对|不對|等等|更正|いや|待って|訂正|아니[,다요]|잠깐|정정|नहीं,|रुको|لا،|مهلا|نет,|нет[,.]|подожд|точнее|исправл"
+    r"|\b(?:espera|perdón|corrijo|attends|attendez|plutôt|nein,|warte|besser|espere|corrigindo|aspetta|anzi)\b)"
+)
+"""Words that take back the statement before them."""
+ALTERNATIVE = (
+    r"(?:或者|或是|或|还是|還是|または|もしくは|あるいは|か(?=\s?\d)|또는|혹은|या|অথবা|หรือ|أو|یا|או|ή(?=\s)|или|або"
+    r"|\b(?:ou|oder|veya|hoặc|atau|lub|nebo|eller)\b)"
+)
+"""The word "or"."""
+REASON = (
+    r"(?:因为|由于|なぜなら|왜냐하면|क्योंकि|لأن|потому|так как"
+    r"|\b(?:porque|pues|ya que|weil|denn|parce qu|car|perché|poiché|çünkü|vì|karena|ponieważ|protože|omdat|eftersom)\b)"
+)
+"""The word "because"."""
+COUNTER = (
+    r"(?:個|个|개|つ|人|명|名|本|枚|円|元|원|度|点|점|回|번|歳|岁|年|日|天|時間|小时|分|秒|米|厘米|千米|公里|公斤|メートル|センチ|キロ"
+    r"|ドル|美元|달러)"
+)
+"""Words for what is counted, directly after a number."""
+_WORDS = ("respuesta", "reponse", "antwort", "resposta", "risposta", "cevap", "jawaban", "antwoord", "jibu", "svar")
+"""The words of `ANSWER` that ASCII can spell."""
+OTHER_SCRIPTS = r"\u0400-\u1dff\u2e80-\ua4cf\uac00-\ufaff"
+"""Characters, other than Latin and Greek ones, that are no part of a formula."""
+_MAX_CHARS = 4_000
+_VERB_LAST = r"(?=[^\n.:।]{1,60}\s(?:है|हैं|است)\s*(?:[।.]|$))"
+_STATEMENT = re.compile(
+    rf"({ANSWER})[*_\s]*(?:{_VERB_LAST}"
+    rf"|[^\n.:=?!。।؟\d]{{0,40}}?(?:[:=\u2014\u2013]|{IS}(?<![A-Za-z](?=[A-Za-z])))[*_\s]*(?:{IS}(?=[\s:])[*_\s:]*)*"
+    r"|\n\s*|(?=[\s*_(\[]*[-+]?[\d$\\]))",
+    re.IGNORECASE,
+)
+_END = re.compile(r"[.!?](?=[\s*_\"$]|$)|[\n。।؟]")
+_ENDING = re.compile(rf"(?<=[\d)\]}}$])\s*{COUNTER}?\s*{ENDING}?\s*$|\s*{ENDING}\s*$", re.IGNORECASE)
+_REASON = re.compile(rf"[,、]?\s*{REASON}.*", re.DOTALL | re.IGNORECASE)
+_NEGATION = re.compile(NEGATION, re.IGNORECASE)
+_INSTEAD = re.compile(INSTEAD, re.IGNORECASE)
+_ALTERNATIVE = re.compile(rf"\s*{ALTERNATIVE}\s*|(?<=\d)\s+(?:o|u|y|e|i)\s+(?=\d)", re.IGNORECASE)
+
+
+_LETTERS = {"أ": "A", "ا": "A", "ب": "B", "ج": "C", "د": "D", "অ": "A", "ব": "B", "ড": "C", "ঢ": "D"}
+_LOCAL_LETTER = re.compile(rf"(?<!\w)({'|'.join(_LETTERS)})(?!\w)")
+_SIGNS = str.maketrans({"٫": ".", "٬": ",", "٪": "%", "،": ",", "؛": ";", "−": "-", "、": ","})
+_KEPT = frozenset("²³¹⁰⁴⁵⁶⁷⁸⁹⁻⁺ⁿ½¼¾⅓⅔⅛⅜⅝⅞…ªº°™")
+"""Characters whose compatibility form would change what is said: ``10²`` is not 102."""
+
+
+class ForeignStatement(NamedTuple):
+    """A statement of the answer in another language than English."""
+
+    start: int
+    content: int
+    """Start of what it states."""
+    end: int
+
+
+def normalized(text: str) -> str:
+    """One spelling of the same characters: composed (NFC), of ordinary width, with digits 0 to 9 of every script."""
+    if text.isascii():
+        return text
+    text = unicodedata.normalize("NFC", text).translate(_SIGNS)
+    return "".join(map(_character, text))
+
+
+@lru_cache(maxsize=4096)
+def _character(character: str) -> str:
+    if character.isascii() or character in _KEPT:
+        return character
+    if unicodedata.category(character) == "Cf":  # marks of direction, joiners
+        return ""
+    if character.isdecimal():
+        return str(unicodedata.decimal(character))
+    if unicodedata.decomposition(character).startswith(("<wide>", "<narrow>", "<font>", "<compat>", "<circle>")):
+        plain = unicodedata.normalize("NFKC", character)
+        return plain if len(plain) == 1 or plain.isalpha() else character
+    return character
+
+
+def latin_choices(text: str) -> str:
+    """The text with the letters of Arabic and Bengali options as A to D, as in the prompts of MMMLU."""
+    return text if text.isascii() else _LOCAL_LETTER.sub(lambda found: _LETTERS[found[1]], text)
+
+
+def foreign_statements(text: str) -> Iterator[ForeignStatement]:
+    """Statements such as "答えは42です" and "La respuesta es 42" in the last 4,000 characters of a text."""
+    if text.isascii():
+        lower = text.lower()
+        if not any(word in lower for word in _WORDS):
+            return
+    for found in _STATEMENT.finditer(text, max(0, len(text) - _MAX_CHARS)):
+        end = _END.search(text, found.end())
+        denied = _NEGATION.search(text, found.end(1), found.end())  # "答案不是42"
+        content = denied.start() if denied else found.end()
+        yield ForeignStatement(found.start(), content, end.start() if end else len(text))
+
+
+def is_denied(text: str) -> bool:
+    """Whether a sentence holds a negation of another language than English."""
+    return _NEGATION.search(text) is not None
+
+
+def foreign_sentence(text: str) -> tuple[str, bool]:
+    """The sentence without "not 41 but", reasons and the verb at its end; whether it denies what it says."""
+    instead = _INSTEAD.search(text) if _NEGATION.search(text) or _INSTEAD.search(text) else None
+    if instead and _NEGATION.search(text[: instead.end()]):
+        text = text[instead.end() :]
+    text = _REASON.sub("", text.strip(), count=1)
+    text = _ENDING.sub("", text.rstrip("。।.! "), count=1).strip()
+    return _ALTERNATIVE.sub(" or ", text), _NEGATION.search(text) is not None
