@@ -33,6 +33,7 @@ from forge_agents.cli.trained import TrainedRun, read_run, serve_run
 from forge_agents.errors import ModelNotFoundError, did_you_mean
 from forge_agents.models.resolve import label, resolve
 from forge_agents.page import visible
+from forge_agents.programs.gateway import error_body, invalid_key
 from forge_agents.runtime import starts
 from forge_agents.runtime.interrupts import interrupted, say_stopping
 from forge_agents.runtime.processes import visible_gpus
@@ -322,7 +323,8 @@ class RequireToken:
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})
         else:
-            body = json.dumps({"error": {"message": "send the token: Authorization: Bearer TOKEN", "code": 401}})
+            given = any(name in (b"authorization", b"x-api-key") for name, _ in scope["headers"])
+            body = json.dumps(error_body(invalid_key(given=given)))
             headers = [(b"content-type", b"application/json"), (b"www-authenticate", b"Bearer")]
             await send({"type": "http.response.start", "status": 401, "headers": headers})
             await send({"type": "http.response.body", "body": body.encode()})
@@ -334,6 +336,9 @@ class RequireToken:
 
     def _knows(self, scope: _Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
+        keys = [value for name, value in scope["headers"] if name == b"x-api-key"]  # of Anthropic's clients
+        if not given and len(keys) == 1:
+            given = [b"Bearer " + keys[0]]
         scheme, _, token = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
         matches = hmac.compare_digest(hashlib.sha256(token.strip()).digest(), self._digest)
         return matches and scheme.lower() == b"bearer"

@@ -35,6 +35,8 @@ SAMPLING = (
 """Wishes about sampling that the policy in the seat does not follow: it samples as it is trained."""
 _CHOICES = ("auto", "none", "required", "any")
 _MAX_TOOLS = 256
+_MAX_NAMED = 8
+"""Calls that a refusal names."""
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 200
 shown = _short.repr
@@ -237,16 +239,53 @@ def _float(text: str) -> float:
 
 
 def in_order(said: Iterable[Said]) -> list[Said]:
-    """Messages with the results of an answer's calls in the order of the calls, which is all that names them there."""
+    """Messages with the results of an answer's calls in the order of the calls, which is all that names them there.
+
+    Raises:
+        RefusedError: A call has no result, or a result answers no call of the answer before it. The calls of the last
+            message may lack their results.
+    """
     ordered: list[Said] = []
-    places: dict[str, int] = {}
-    for results, run in itertools.groupby(said, lambda message: message.role == "tool"):
-        messages = list(run)
-        if results and all(message.answers in places for message in messages):
-            messages.sort(key=lambda message: places[message.answers])
-        ordered += messages
-        places = {call.id: place for place, call in enumerate(messages[-1].calls)}
+    calls: tuple[AskedCall, ...] = ()
+    for are_results, run in itertools.groupby(said, lambda message: message.role == "tool"):
+        if are_results:
+            ordered += _matched(calls, list(run))
+            calls = ()
+            continue
+        for message in run:
+            _matched(calls, [])
+            ordered.append(message)
+            calls = message.calls
     return ordered
+
+
+def _matched(calls: Sequence[AskedCall], results: Sequence[Said]) -> list[Said]:
+    """The results in the order of the calls, matched by id, or by their places where no result has an id."""
+    if len(calls) == len(results) and not any(result.answers for result in results):
+        return list(results)
+    waiting: dict[str, list[Said]] = {}
+    for result in results:
+        waiting.setdefault(result.answers, []).append(result)
+    matched, missing = [], []
+    for call in calls:
+        if waiting.get(call.id):
+            matched.append(waiting[call.id].pop(0))
+        else:
+            missing.append(f"{call.name} ({shown(call.id)})")
+    if missing:
+        more = f", and {len(missing) - _MAX_NAMED} more" * (len(missing) > _MAX_NAMED)
+        raise RefusedError(
+            f"no result of the tool call {', '.join(missing[:_MAX_NAMED])}{more}; send one result for each call of an "
+            "answer, with the call's id, before any other message"
+        )
+    if left := [id_ for id_, rest in waiting.items() if rest]:
+        known = ", ".join(shown(call.id) for call in calls[:_MAX_NAMED]) or "none"
+        twice = any(call.id == left[0] for call in calls)
+        raise RefusedError(
+            f"{'a second result of the tool call' if twice else 'a result of an unknown tool call,'} {shown(left[0])}; "
+            f"the calls of the answer before it are {known}; send one result for each"
+        )
+    return matched
 
 
 def as_text(said: Sequence[Said], told: str = "") -> list[dict[str, str]]:

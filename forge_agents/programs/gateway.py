@@ -58,6 +58,27 @@ _KINDS = {
     500: "api_error", 503: "overloaded_error", 504: "timeout_error",
 }  # fmt: skip
 """What Anthropic calls errors, by status; to OpenAI's clients it is any text."""
+
+
+
+def error_body(refused: RefusedError) -> dict[str, Any]:
+    """The body of a refusal, which OpenAI's clients and Anthropic's both read."""
+    kind = _KINDS.get(refused.status, "invalid_request_error")
+    error = {"message": str(refused), "type": kind, "code": refused.code, "param": None}
+    return {"type": "error", "error": error}
+
+
+def invalid_key(*, given: bool) -> RefusedError:
+    """The refusal of a request with a wrong key, or with none."""
+    problem = "invalid API key" if given else "no API key"
+    return RefusedError(
+        f"{problem}: send the key that the program was given, or that forge-agents serve shows, as Authorization: "
+        "Bearer KEY or as x-api-key; the key of an episode is invalid once the episode is over",
+        status=401,
+        code="invalid_api_key",
+    )
+
+
 T = TypeVar("T")
 S = TypeVar("S", bound="Session")
 _Scope: TypeAlias = MutableMapping[str, Any]
@@ -475,10 +496,8 @@ class Gateway:
             refused = error if isinstance(error, RefusedError) else RefusedError(f"failed: {shown(error)}", status=500)
             if session is not None and refused.status != 410:
                 session._refused(str(refused))
-            kind = _KINDS.get(refused.status, "invalid_request_error")
-            told = {"message": str(refused), "type": kind, "code": refused.code, "param": None}
             with contextlib.suppress(OSError):
-                await _send_json(send, refused.status, {"type": "error", "error": told})
+                await _send_json(send, refused.status, error_body(refused))
 
     def _session(self, scope: _Scope) -> Session:
         given: dict[bytes, list[bytes]] = {}
@@ -493,12 +512,7 @@ class Gateway:
         keys += given.get(b"x-api-key", [])
         session = self._sessions.get(_mark(keys[0].decode("latin-1"))) if len(set(keys)) == 1 else None
         if session is None:
-            raise RefusedError(
-                "no episode has this token, or it is over: send the one that the program was given, as "
-                "Authorization: Bearer TOKEN",
-                status=401,
-                code="invalid_api_key",
-            )
+            raise invalid_key(given=bool(keys))
         return session
 
 

@@ -42,6 +42,15 @@ _KNOWN = frozenset((
 """Fields of a request that are read, or that change nothing which the policy would not decide."""
 _MOST_TOLD = 4
 """Of such fields of one request."""
+_TEXTS = (None, "text", "input_text", "output_text", "refusal")
+"""Types of a message's parts that are text."""
+_MESSAGE = frozenset((
+    "role", "content", "name", "refusal", "tool_calls", "tool_call_id", "function_call", "audio", "annotations",
+    "parsed", "reasoning", "reasoning_content", "reasoning_details", "thinking", "cache_control", "id", "index",
+    "type", "weight", "finish_reason",
+))  # fmt: skip
+"""Fields of a chat message that are read or refused, or that say nothing to the model: a model reads its own reasoning
+as it was sampled."""
 _MAX_NAME = 256
 """Characters of a model's name: a longer one is nobody's, and would be compared with those that are known."""
 Json: TypeAlias = Mapping[str, Any]
@@ -79,13 +88,7 @@ def _call(body: Any, said: Callable[[Json], Iterable[Said]], tools: Callable[[Js
     chosen, several, told = offered(
         [known for known, _ in have if known is not None], body.get("tool_choice"), parallel, left_out
     )
-    unknown = sorted(name for name in body.keys() - _KNOWN if body[name] not in (None, False, "", [], {}))
-    for name in unknown[:_MOST_TOLD]:
-        warnings.warn(  # its value may differ from call to call, and each text is a warning of its own, which is kept
-            f"a program sends {shown(name)[1:-1]}, which is not known here and not followed",
-            RuntimeWarning,
-            stacklevel=2,
-        )
+    _warn_of_unknown(body, _KNOWN)
     messages = tuple(in_order(said(body)))
     if not messages:
         raise RefusedError("there is no message; send at least one")
@@ -99,6 +102,17 @@ def _call(body: Any, said: Callable[[Json], Iterable[Said]], tools: Callable[[Js
         stream=bool(_flag(body, "stream")),
         **more,
     )
+
+
+def _warn_of_unknown(given: Json, known: frozenset[str], where: str = "") -> None:
+    """Warn of fields that are not followed. Only their names are told: each text is a warning that Python keeps."""
+    unknown = sorted(name for name in given.keys() - known if given[name] not in (None, False, "", [], {}))
+    for name in unknown[:_MOST_TOLD]:
+        warnings.warn(
+            f"a program sends {shown(name)[1:-1]}{where}, which is not known here and not followed",
+            RuntimeWarning,
+            stacklevel=3,
+        )
 
 
 def _object(value: Any, where: str = "the body") -> Json:
@@ -197,7 +211,7 @@ def text_of(content: Any, where: str) -> str:
     for part in content:
         told = {"text": part} if isinstance(part, str) else _object(part, f"{where}: a part")
         text = told.get("refusal") if told.get("type") == "refusal" else told.get("text")
-        if not isinstance(text, str):
+        if told.get("type") not in _TEXTS or not isinstance(text, str):
             raise RefusedError(f"{where}: a part of type {shown(told.get('type'))}; the models here read text only")
         parts.append(text)
     return writable("\n".join(parts))
@@ -244,12 +258,36 @@ def _chat_message(message: Any, place: int) -> Said:
     role = _role(message.get("role"), where, "system", "developer", "user", "assistant", "tool")
     if message.get("function_call"):  # OpenAI's first form; without it another answer would have been given
         raise RefusedError(f"{where}: function_call is not supported here; send tool_calls, and results as tool")
+    if role != "assistant" and message.get("tool_calls"):
+        raise RefusedError(f"{where}: tool_calls in a message of the role {role}; only those of assistant are read")
+    _warn_of_unknown(message, _MESSAGE, " in a message")
     calls = []
-    for call in _list(message, "tool_calls") if role == "assistant" else ():
+    for call in _list(message, "tool_calls"):
         function = _object(_object(call, where).get("function"), f"{where}: function of a tool call")
         calls.append(_asked(call.get("id"), function.get("name"), function.get("arguments"), where))
     answers = str(message.get("tool_call_id") or "") if role == "tool" else ""
-    return Said(role=role, text=text_of(message.get("content"), where), calls=tuple(calls), answers=answers)
+    text = text_of(message.get("content") or message.get("refusal"), where)
+    return Said(role=role, text=_with_name(text, message.get("name"), role, where), calls=tuple(calls), answers=answers)
+
+
+def _with_name(text: str, name: Any, role: str, where: str) -> str:
+    """The text of a message that may name its author: chat templates have no place for names.
+
+    A tool's result is named by the call that it answers.
+    """
+    if not isinstance(name, str | None) or len(name or "") > _MAX_NAME:
+        raise RefusedError(f"{where}: name is {shown(name)}; send a text of at most {_MAX_NAME} characters")
+    if not name or role in ("tool", name):
+        return text
+    if role == "assistant":
+        warnings.warn(
+            "a program names the author of an assistant message; models here do not read the name, because the message "
+            "may be their own",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+        return text
+    return f"{writable(name)}: {text}"
 
 
 def _write_chat(call: Call, reply: Reply, created: int) -> dict[str, Any]:
@@ -293,7 +331,7 @@ def _chat_usage(reply: Reply) -> dict[str, Any]:
 
 
 def _finish(reply: Reply) -> str:
-    return "tool_calls" if reply.calls else "length" if reply.cut else "stop"
+    return "length" if reply.cut else "tool_calls" if reply.calls else "stop"
 
 
 def _logprobs(reply: Reply) -> dict[str, Any] | None:
@@ -362,7 +400,8 @@ def _write_responses(call: Call, reply: Reply, created: int) -> dict[str, Any]:
     items: list[dict[str, Any]] = []
     if reply.text or not reply.calls:
         part = {"type": "output_text", "text": reply.text, "annotations": [], "logprobs": []}
-        items.append({"id": f"msg_{reply.number}", "type": "message", "role": "assistant", "status": "completed",
+        status = "incomplete" if reply.cut and not reply.calls else "completed"
+        items.append({"id": f"msg_{reply.number}", "type": "message", "role": "assistant", "status": status,
                       "content": [part]})  # fmt: skip
     items += [
         {"id": f"fc_{each.id}", "type": "function_call", "call_id": each.id, "name": each.name,
@@ -460,13 +499,10 @@ def _anthropic_messages(body: Json) -> Iterator[Said]:
             if kind == "tool_use" and role == "assistant":
                 calls.append(_asked(block.get("id"), block.get("name"), block.get("input"), where))
             elif kind == "tool_result" and role == "user":
-                yield Said(
-                    role="tool",
-                    text=text_of(block.get("content"), where),
-                    answers=str(block.get("tool_use_id") or ""),
-                )
+                answers = str(block.get("tool_use_id") or "")
+                yield Said(role="tool", text=result_text(block, where), answers=answers)
             elif kind not in ("thinking", "redacted_thinking"):
-                texts.append(text_of([block], where))
+                texts.append(_block_text(block, where))
         if texts or calls:
             yield Said(role=role, text=text_of([text for text in texts if text], where), calls=tuple(calls))
         if role == "assistant" and each is body["messages"][-1]:
@@ -476,6 +512,31 @@ def _anthropic_messages(body: Json) -> Iterator[Said]:
                 RuntimeWarning,
                 stacklevel=2,
             )
+
+
+def result_text(block: Json, where: str) -> str:
+    """The text of a block that holds a tool's result. It says when the tool has failed, as in a `ToolEnv`."""
+    content = block.get("content")
+    if isinstance(content, list):
+        content = [_block_text(_object(each, where), where) for each in content]
+    text = text_of(content, where)
+    failed = _flag(block, "is_error") and not text.lower().startswith("error")
+    return f"Error: {text or 'the tool failed'}" if failed else text
+
+
+def _block_text(block: Json, where: str) -> str:
+    """The text of a block: text, a search result, or a document whose source is text."""
+    kind, source = block.get("type"), block.get("source")
+    if kind == "document" and isinstance(source, Mapping) and source.get("type") in ("text", "content"):
+        content = source.get("data") if source["type"] == "text" else source.get("content")
+    elif kind == "search_result":
+        content = block.get("content")
+    else:
+        return text_of([block], where)
+    if _object(block.get("citations") or {}, where).get("enabled"):
+        warnings.warn("a program asks for citations; models here give none", RuntimeWarning, stacklevel=2)
+    heads = [block.get("title"), block.get("context"), source]
+    return "\n".join([*(writable(head) for head in heads if head and isinstance(head, str)), text_of(content, where)])
 
 
 def _write_messages(call: Call, reply: Reply, created: int) -> dict[str, Any]:
@@ -497,9 +558,9 @@ def _write_messages(call: Call, reply: Reply, created: int) -> dict[str, Any]:
 
 
 def _stop_reason(reply: Reply) -> str:
-    if reply.calls:
-        return "tool_use"
-    return "max_tokens" if reply.cut else "stop_sequence" if reply.stopped_by else "end_turn"
+    if reply.cut:
+        return "max_tokens"
+    return "tool_use" if reply.calls else "stop_sequence" if reply.stopped_by else "end_turn"
 
 
 def _stop_sequence(reply: Reply) -> str | None:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 from forge_agents.programs.calls import RefusedError
-from forge_agents.programs.protocols import text_of
+from forge_agents.programs.protocols import result_text
 
 THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Keys of a message under which a thought may stand."""
@@ -256,7 +256,7 @@ def _in_parts(block: Mapping[str, Any]) -> Mapping[str, Any]:
     if kind == "tool_use":
         return {**block, "type": "tool_call", "arguments": block.get("input")}
     if kind == "tool_result":
-        result = text_of(block.get("content"), "the result of a tool")
+        result = result_text(block, "the result of a tool")
         return {"type": "tool_call_response", "id": block.get("tool_use_id"), "response": result}
     if kind in _ANTHROPICS:
         return {"type": "thinking", "content": block.get("thinking") or ""}

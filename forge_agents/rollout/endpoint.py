@@ -250,11 +250,11 @@ def read_reply(body: str, who: str, quote: Callable[[str], str]) -> ChatReply:
             raise TypeError("content is no text")
     except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError):
         raise _no_completion(who, quote(body)) from None
-    finish: Literal["stop", "length"] = "length" if choice.get("finish_reason") == "length" else "stop"
+    cut = str(choice.get("finish_reason")).lower() in ("length", "max_tokens")  # OpenAI's word, and others'
     thought = writable(thought).strip() if isinstance(thought, str) else ""
     return ChatReply(
         text=writable(text),
-        finish_reason=finish,
+        finish_reason="length" if cut else "stop",
         usage=counts,
         thought=thought,
         tool_calls=tuple(calls),

@@ -277,6 +277,9 @@ def answer(middleware, scope):
         ("/v1/models", [(b"authorization", b"Bearer wrong")], 401),
         ("/v1/models", [(b"authorization", b"Basic right-token")], 401),
         ("/v1/models", [(b"authorization", b"Bearer right-token"), (b"authorization", b"Bearer x")], 401),
+        ("/v1/messages", [(b"x-api-key", b"right-token")], 200),
+        ("/v1/messages", [(b"x-api-key", b"wrong")], 401),
+        ("/v1/messages", [(b"x-api-key", b"right-token"), (b"authorization", b"Bearer x")], 401),
         ("/invocations", [], 401),
         ("/tokenize", [(b"authorization", b"Bearer \xff\xfe")], 401),
         ("/metrics", [], 401),
@@ -294,6 +297,23 @@ def test_every_path_but_health_needs_the_token(monkeypatch, path, headers, statu
     assert answer(guarded, {"type": "http", "path": path, "headers": headers, "method": "GET"}) == status
     assert answer(guarded, {"type": "http", "path": path, "headers": headers, "method": "OPTIONS"}) == status
     assert answer(guarded, {"type": "websocket", "path": path, "headers": headers}) == {200: 200, 401: 1008}[status]
+
+
+def test_a_wrong_key_is_refused_in_the_format_of_the_protocols(monkeypatch):
+    monkeypatch.setenv("FORGE_AGENTS_SERVER_TOKEN", "right-token")
+    bodies = []
+
+    async def send(message):
+        bodies.append(message.get("body"))
+
+    for headers in ([(b"authorization", b"Bearer wrong")], []):
+        asyncio.run(RequireToken(None)({"type": "http", "path": "/v1/models", "headers": headers}, None, send))
+    wrong, missing = (json.loads(body) for body in bodies if body)
+    assert (wrong["type"], wrong["error"]["type"], wrong["error"]["code"]) == (
+        "error", "authentication_error", "invalid_api_key"
+    )  # fmt: skip
+    assert wrong["error"]["message"].startswith("invalid API key: send the key")
+    assert missing["error"]["message"].startswith("no API key: send the key")
 
 
 def test_a_server_without_a_token_does_not_start(monkeypatch):

@@ -2,6 +2,7 @@ import contextlib
 import copy
 import http.client
 import json
+import re
 import socket
 import threading
 import warnings
@@ -179,7 +180,8 @@ def test_a_calls_arguments_may_come_back_as_javascript_writes_them(session):
     message = body["choices"][0]["message"]
     message["tool_calls"][0]["function"]["arguments"] = '{"z":0,"y":1234567890123456800,"x":2}'
     more = asked(tools=tools)
-    more["messages"] += [message, {"role": "user", "content": "on"}]
+    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "3"}
+    more["messages"] += [message, result]
     assert answered(session, more, "-")[0].after == 0
     message["tool_calls"][0]["function"]["arguments"] = '{"z":0,"y":1234567890123456800,"x":3}'
     assert answered(session, more, "-")[0].after is None
@@ -196,7 +198,7 @@ def test_marks_of_calls_in_prose_cut_nothing_off():
 @pytest.mark.parametrize("path", BODIES)
 def test_results_of_parallel_calls_reach_the_model_in_the_order_of_the_calls(path):
     def read(*order):
-        """The results that the model reads where they arrive in this order."""
+        """The results that the model reads if they arrive in this order."""
         if path == "/v1/messages":
             calls = [{"type": "tool_use", "id": name, "name": "add", "input": {}} for name in "abc"]
             results = [{"type": "tool_result", "tool_use_id": name, "content": name} for name in order]
@@ -211,8 +213,35 @@ def test_results_of_parallel_calls_reach_the_model_in_the_order_of_the_calls(pat
         return [said.text for said in PROTOCOLS[path].read({"model": "coder", **body}).said[1:]]
 
     assert read("b", "c", "a") == read("a", "b", "c") == ["a", "b", "c"]
-    assert read("c", "b") == ["b", "c"]
-    assert read("b", "x", "a") == ["b", "x", "a"]  # whose result is that?
+    for order, says in (
+        (("c", "b"), "no result of the tool call add ('a'); send one result for each call"),
+        (("c",), "no result of the tool call add ('a'), add ('b')"),
+        (("b", "x", "a"), "no result of the tool call add ('c')"),
+        (("a", "b", "c", "b"), "a second result of the tool call 'b'; the calls of the answer before it are 'a', 'b'"),
+        (("a", "b", "c", "x"), "a result of an unknown tool call, 'x'"),
+    ):
+        with pytest.raises(RefusedError, match=re.escape(says)):
+            read(*order)
+
+
+def test_results_must_follow_their_calls_and_may_lack_ids_where_places_name_them():
+    def read(*messages):
+        return PROTOCOLS["/v1/chat/completions"].read({"model": "coder", "messages": [*messages]}).said
+
+    called = {"role": "assistant", "tool_calls": [{"id": n, "function": {"name": n, "arguments": "{}"}} for n in "ab"]}
+    user, lone = {"role": "user", "content": "-"}, {"role": "tool", "tool_call_id": "a", "content": "1"}
+    unnamed = [{"role": "tool", "content": text} for text in "12"]
+    assert [said.text for said in read(user, called, *unnamed)[2:]] == ["1", "2"]
+    assert read(user, called)[-1].calls, "the calls of the last message may be without results"
+    for messages, says in (
+        ([user, called, user], r"no result of the tool call a \('a'\), b \('b'\)"),
+        ([user, called, unnamed[0]], r"no result of the tool call a"),
+        ([user, lone], "unknown tool call, 'a'; the calls of the answer before it are none"),
+        ([called, lone, {**lone, "tool_call_id": "b"}, user, lone], "unknown tool call, 'a'"),
+        ([called, {"role": "assistant", "content": "-"}], "no result"),
+    ):
+        with pytest.raises(RefusedError, match=says):
+            read(*messages)
 
 
 @pytest.mark.parametrize(
@@ -342,7 +371,12 @@ def test_whatever_stands_anywhere_in_a_request_is_read_or_refused_in_short_words
 @pytest.mark.parametrize("token", ["", "wrong", "é"])
 def test_nobody_is_answered_without_the_token_of_an_episode(session, token):
     status, body = request(session, body=asked(), token=token.encode().decode("latin-1"))
-    assert status == 401 and "token" in body["error"]["message"] and session.token not in json.dumps(body)
+    error = body["error"]
+    assert (status, body["type"], error["type"], error["code"]) == (
+        401, "error", "authentication_error", "invalid_api_key"
+    )  # fmt: skip
+    assert error["message"].startswith("invalid API key: " if token else "no API key: ")
+    assert session.token not in json.dumps(body)
 
 
 def test_the_word_before_a_token_may_be_written_in_any_letters(session):
@@ -610,6 +644,95 @@ def test_anthropics_clients_hear_which_of_their_texts_ended_an_answer(about, rea
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
     assert events["message_delta"]["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
     assert events["message_start"]["message"]["stop_sequence"] is None
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("finish", "cut"), [("length", True), ("context", True), ("stop", False)])
+def test_an_answer_with_a_whole_tool_call_says_that_the_limit_cut_it(finish, cut, stream):
+    said, told = SAYS, {}
+    for path, protocol in PROTOCOLS.items():
+        call = protocol.read(BODIES[path])
+        reply = reply_to(call, 0, said, {"finish_reason": finish})
+        whole = protocol.written(call, reply, 0)
+        events = [data for _, data in protocol.events(call, reply, 0)]
+        if path == "/v1/chat/completions":
+            chunks = [chunk["choices"][0] for chunk in events if chunk != "[DONE]" and chunk["choices"]]
+            calls = [chunk["delta"] for chunk in chunks] if stream else [whole["choices"][0]["message"]]
+            assert any(each.get("tool_calls") for each in calls), "the call is not lost"
+            choices = [chunk for chunk in chunks if chunk["finish_reason"]] if stream else whole["choices"]
+            told[path] = choices[0]["finish_reason"]
+        elif path == "/v1/responses":
+            told[path] = (events[-1]["response"] if stream else whole)["status"]
+        else:
+            told[path] = events[-2]["delta"]["stop_reason"] if stream else whole["stop_reason"]
+    assert list(told.values()) == (
+        ["length", "incomplete", "max_tokens"] if cut else ["tool_calls", "completed", "tool_use"]
+    )
+
+
+def test_the_model_reads_that_a_tool_failed():
+    def read(**result):
+        use = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "add", "input": {}}]}
+        block = {"type": "tool_result", "tool_use_id": "c", **result}
+        body = {"model": "coder", "messages": [use, {"role": "user", "content": [block]}]}
+        return PROTOCOLS["/v1/messages"].read(body).said[1].text
+
+    assert read(content="no such file", is_error=True) == "Error: no such file"
+    assert read(content=[{"type": "text", "text": "no such file"}], is_error=True) == "Error: no such file"
+    assert read(content="error: no such file", is_error=True) == "error: no such file"
+    assert read(is_error=True) == "Error: the tool failed"
+    assert read(content="3", is_error=False) == read(content="3") == "3"
+    with pytest.raises(RefusedError, match="is_error='maybe'"):
+        read(content="3", is_error="maybe")
+
+
+def test_names_of_authors_are_shown_to_the_model(session):
+    def texts(*messages):
+        body = {"model": "planner", "messages": [{"content": "Hi", **message} for message in messages]}
+        return [said.text for said in PROTOCOLS["/v1/chat/completions"].read(body).said]
+
+    named = [{"role": "user", "name": "ann"}, {"role": "user", "name": "bob"}, {"role": "user", "name": "user"}]
+    assert texts(*named, {"role": "user"}) == ["ann: Hi", "bob: Hi", "Hi", "Hi"]
+    assert texts({"role": "system", "name": "example_user"}) == ["example_user: Hi"]
+    with pytest.warns(RuntimeWarning, match="do not read the name, because the message may be their own"):
+        assert texts({"role": "user"}, {"role": "assistant", "name": "solver"}) == ["Hi", "Hi"]
+    with pytest.raises(RefusedError, match=r"messages\[0\]: name is 5"):
+        texts({"role": "user", "name": 5})
+
+
+def test_parts_of_a_message_are_read_or_refused_by_name():
+    def read(path, content, role="user"):
+        body = {"model": "coder", "messages": [{"role": role, "content": content}]}
+        return PROTOCOLS[path].read(body).said[0].text
+
+    chat, messages = "/v1/chat/completions", "/v1/messages"
+    document = {"type": "document", "title": "Notes", "source": {"type": "text", "data": "Buy milk."}}
+    found = {"type": "search_result", "source": "https://a.b", "title": "T", "content": [{"type": "text", "text": "x"}]}
+    assert read(messages, [document]) == "Notes\nBuy milk."
+    assert read(messages, [found]) == "T\nhttps://a.b\nx"
+    cached = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
+    assert read(messages, [cached]) == "Hi"
+    assert read(chat, [{"type": "refusal", "refusal": "No."}], "assistant") == "No."
+    refused = {"role": "assistant", "content": None, "refusal": "No."}
+    body = {"model": "coder", "messages": [refused, {"role": "developer", "content": "Be brief."}]}
+    assert [(said.role, said.text) for said in PROTOCOLS[chat].read(body).said] == [
+        ("assistant", "No."), ("system", "Be brief.")
+    ]  # fmt: skip
+    for path, part in (
+        (chat, {"type": "image_url", "image_url": {"url": "-"}}),
+        (chat, {"type": "image_url", "text": "a cat"}),
+        (chat, {"type": "input_audio", "input_audio": {}}),
+        (chat, {"type": "file", "file": {}}),
+        (messages, {"type": "image", "source": {}}),
+        (messages, {"type": "document", "source": {"type": "base64", "data": "JVBERi0="}}),
+        (messages, {"type": "server_tool_use"}),
+    ):
+        with pytest.raises(RefusedError, match=f"a part of type '{part['type']}'; the models here read text only"):
+            read(path, [part])
+    with pytest.warns(RuntimeWarning, match="a program asks for citations; models here give none"):
+        read(messages, [{**document, "citations": {"enabled": True}}])
+    with pytest.warns(RuntimeWarning, match="a program sends prefix in a message, which is not known here"):
+        PROTOCOLS[chat].read({"model": "coder", "messages": [{"role": "assistant", "content": "{", "prefix": True}]})
 
 
 def test_tokens_of_a_thought_are_counted_apart():
