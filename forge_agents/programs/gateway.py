@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 
 from forge_agents.errors import NotReadyError, did_you_mean
 from forge_agents.programs.calls import Call, RefusedError, Reply, Said, as_text, reply_to, shown
-from forge_agents.programs.protocols import PROTOCOLS, Protocol
+from forge_agents.programs.protocols import PROTOCOLS, THREAD_UNSUPPORTED, Protocol
 from forge_agents.runtime.waits import LoopThread, waiting
 
 if TYPE_CHECKING:
@@ -64,7 +64,9 @@ _KINDS = {
 def error_body(refused: RefusedError) -> dict[str, Any]:
     """The body of a refusal, which OpenAI's clients and Anthropic's both read."""
     kind = _KINDS.get(refused.status, "invalid_request_error")
-    error = {"message": str(refused), "type": kind, "code": refused.code, "param": None}
+    error: dict[str, Any] = {"message": str(refused), "type": kind, "code": refused.code, "param": None}
+    if refused.code == THREAD_UNSUPPORTED:
+        error["details"] = {"error_code": refused.code}
     return {"type": "error", "error": error}
 
 

@@ -53,6 +53,8 @@ _MESSAGE = frozenset((
 as it was sampled."""
 _MAX_NAME = 256
 """Characters of a model's name: a longer one is nobody's, and would be compared with those that are known."""
+THREAD_UNSUPPORTED = "thread_unsupported_request"
+"""Code on which Anthropic's clients send the whole conversation again."""
 Json: TypeAlias = Mapping[str, Any]
 
 
@@ -470,6 +472,11 @@ def _responses_events(call: Call, reply: Reply, created: int) -> Iterator[tuple[
 
 def _read_messages(body: Any) -> Call:
     body = _object(body)
+    if _object(body.get("thread") or {}, "thread").get("type") == "continue":  # only the new messages are in it
+        raise RefusedError(
+            "thread of type 'continue' is not supported here; send the whole conversation without thread",
+            code=THREAD_UNSUPPORTED,
+        )
     choice = _object(body.get("tool_choice") or {}, "tool_choice")
     kind = choice.get("type")
     return _call(

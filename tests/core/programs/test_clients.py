@@ -156,6 +156,31 @@ def test_what_anthropics_client_documents_runs(answers):
             assert TypeAdapter(anthropic.types.ErrorResponse).validate_python(refused.value.body).error.type == kind
 
 
+def test_anthropics_tool_runner_sends_the_whole_conversation_to_a_server_without_threads():
+    anthropic = pytest.importorskip("anthropic")
+
+    @anthropic.beta_tool
+    def add(a: int) -> str:
+        """Adds one."""
+        return str(a + 1)
+
+    with Gateway() as gateway, gateway.open({"coder": "coder"}) as session:
+
+        def program():
+            url = session.url.removesuffix("/v1")
+            with anthropic.Anthropic(base_url=url, api_key=session.token, max_retries=0) as client:
+                runner = client.beta.messages.tool_runner(model="coder", messages=ASKED, max_tokens=9, tools=[add])
+                session.tell(runner.until_done().content[0].text)
+
+        threading.Thread(target=program, daemon=True).start()
+        assert session.next("test", WAIT_S).after is None
+        session.answer(CALLS)
+        second = session.next("test", WAIT_S)
+        assert (second.after, second.text()) == (0, "<tool_response>\n2\n</tool_response>")
+        session.answer("It is 2.")
+        assert session.next("test", WAIT_S) == "It is 2."
+
+
 @pytest.mark.parametrize("status", [429, 503])
 def test_a_client_that_is_told_to_come_back_does(answers, monkeypatch, status):
     import openai
