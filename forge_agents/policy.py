@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
@@ -220,6 +220,10 @@ class Policy:
     lora: LoRA | None = field(default=None, kw_only=True)
     """What a trainer updates instead of the weights: an adapter. Policies with adapters on one model share an engine,
     and a learner where their adapters have one shape. None: all weights are trained."""
+    learner: Mapping[str, Any] | None = field(default=None, kw_only=True, hash=False)
+    """Learner settings of this policy alone, by the names of `fa.LearnerConfig`'s fields, such as ``{"lr": 3e-4}``.
+    They override the trainer's; all other fields stay as the trainer has them. An `fa.LearnerConfig` overrides the
+    fields in which it differs from the defaults. None (default): the trainer's settings."""
     constrain_actions: bool = field(default=False, kw_only=True)
     """Whether the engine may only write one of the environment's legal actions, where it lists them. For play and
     benchmarks: the sampler's log-probabilities are then those of the constrained distribution, which the learner does
@@ -253,11 +257,31 @@ class Policy:
                 f"policy {self.name!r} has a LoRA adapter and trainable=False, so the adapter would stay zero; drop "
                 "lora=, or set trainable=True"
             )
+        if self.learner is not None:
+            object.__setattr__(self, "learner", _overrides(self.learner, self.name))
+            if not self.trainable:
+                raise ValueError(
+                    f"policy {self.name!r} has learner={self.learner} and trainable=False, so these settings would "
+                    "have no effect; drop learner=, or set trainable=True"
+                )
 
     @property
     def named(self) -> bool:
         """Whether whoever made it gave it its name."""
         return bool(self.__dict__["_named"])
+
+
+def _overrides(settings: object, name: str) -> dict[str, Any]:
+    """Settings that override others, by name: a mapping as it is, of a dataclass what differs from its defaults."""
+    if isinstance(settings, Mapping):
+        return dict(settings)
+    if is_dataclass(settings) and not isinstance(settings, type):
+        values = ((one.name, getattr(settings, one.name), one.default) for one in fields(settings))
+        return {key: value for key, value, default in values if value != default}
+    raise TypeError(
+        f"learner={settings!r:.60} of policy {name!r} must be a mapping of learner settings such as "
+        '{"lr": 3e-4}, or an fa.LearnerConfig(...)'
+    )
 
 
 @dataclass(frozen=True)

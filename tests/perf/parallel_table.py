@@ -40,10 +40,11 @@ class Layout:
     @property
     def kind(self) -> tuple[object, ...]:
         """Layouts of one kind are compared with each other."""
-        return self.family, self.adapter, self.settings.get("optimizer_state_dtype")
+        return self.family, self.adapter, *map(self.settings.get, ("optimizer_state_dtype", "num_minibatches"))
 
 
 ROUNDED = {"optimizer_state_dtype": "bfloat16"}
+SEVERAL = {"num_iterations": 2, "num_minibatches": 3, "correction": "truncate", "correction_level": "sequence"}
 LAYOUTS = (
     Layout(name="1 process"),
     Layout(name="DDP 2", processes=2, settings={"dp_replicate": 2, "dp_shard": 1}),
@@ -55,6 +56,9 @@ LAYOUTS = (
     Layout(name="HSDP 2 x 2", processes=4, settings={"dp_replicate": 2, "dp_shard": 2}),
     Layout(name="moments in bfloat16, 1 process", settings=ROUNDED),
     Layout(name="moments in bfloat16, FSDP 2 x TP 2", processes=4, settings={"dp_shard": 2, "tp": 2, **ROUNDED}),
+    Layout(name="6 optimizer steps per batch, 1 process", settings=SEVERAL),
+    Layout(name="6 optimizer steps per batch, FSDP 2", processes=2, settings={"dp_shard": 2, **SEVERAL}),
+    Layout(name="6 optimizer steps per batch, TP 2", processes=2, settings={"tp": 2, **SEVERAL}),
     Layout(name="adapter, 1 process", adapter=True),
     Layout(name="adapter, FSDP 2", processes=2, settings={"dp_shard": 2}, adapter=True),
     Layout(name="adapter, TP 2", processes=2, settings={"tp": 2}, adapter=True),

@@ -8,15 +8,16 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 from forge_agents.envs import registry
 from forge_agents.envs.experts import expert_of
 from forge_agents.errors import did_you_mean
 from forge_agents.policy import WORDS, AnyPolicy, Endpoint, Expert, Policy, Seats
 from forge_agents.runtime.hosts import Hosts
+from forge_trainers.learner.config import ONE_FOR_ALL, LearnerConfig
 from forge_trainers.offline.config import WarmStart
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.curriculum import Curriculum, CurriculumConfig
@@ -26,6 +27,31 @@ from forge_trainers.selfplay.league import League, LeagueConfig
 
 if TYPE_CHECKING:
     from forge_trainers.run.placement import OwnEngine, OwnModel
+
+
+LearnerOverrides = make_dataclass(
+    "LearnerOverrides",
+    [(name, hint | None, None) for name, hint in get_type_hints(LearnerConfig).items() if name not in ONE_FOR_ALL],
+    frozen=True,
+    kw_only=True,
+)
+"""Learner settings of one policy: the fields of `LearnerConfig`, of which None leaves those that the trainer has."""
+LearnerOverrides.__module__ = __name__  # where the command line's parser looks for it
+
+
+@dataclass(frozen=True)
+class RunPolicy(Policy):
+    """A policy, as YAML and flags say it."""
+
+    learner: LearnerOverrides | None = field(  # type: ignore[valid-type]
+        default=None, kw_only=True, hash=False
+    )
+    """Learner settings of this policy alone, which override those of the trainer. null: the trainer's."""
+
+    def declared(self, name: str) -> Policy:
+        """The policy under its key as name."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return Policy(**{**values, "name": name})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +80,7 @@ class RunConfig:
     """Arguments of the environment."""
     curriculum: CurriculumConfig | None = None
     """Practise the levels of `env`, or the ids that it lists, as the team's success says. null: all of `env`."""
-    policies: dict[str, Policy] = field(default_factory=dict)
+    policies: dict[str, RunPolicy] = field(default_factory=dict)
     """Models by name."""
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
     """OpenAI-compatible servers by name; never trained."""
@@ -86,7 +112,7 @@ class RunConfig:
             if not self.env or len(set(self.env)) < len(self.env):
                 raise ValueError(f"env lists {', '.join(self.env) or 'nothing'}; name one id or more, each once")
             object.__setattr__(self, "env", dict.fromkeys(self.env, 1.0))
-        named = {name: replace(policy, name=name) for name, policy in self.policies.items()}
+        named = self._named()
         servers = {name: replace(endpoint, name=name) for name, endpoint in self.endpoints.items()}
         both = named.keys() & servers.keys()
         if both:
@@ -109,6 +135,17 @@ class RunConfig:
             if name not in named:
                 near = did_you_mean(name, named)
                 raise ValueError(f"warm_start names {name!r}, the policies are {', '.join(named)}.{near}")
+
+    def _named(self) -> dict[str, Policy]:
+        """Policies with their keys as names. Raises ValueError where their learner settings do not hold."""
+        policies: Mapping[str, Policy] = self.policies
+        named = {
+            name: policy.declared(name) if isinstance(policy, RunPolicy) else replace(policy, name=name)
+            for name, policy in policies.items()
+        }
+        for policy in named.values():
+            self.trainer.learner_of(policy)
+        return named
 
     @property
     def played(self) -> EnvLike:
@@ -219,7 +256,7 @@ class RunConfig:
             if not export.exists():  # it appears when complete
                 if not train:
                     continue
-                with SFTTrainer(warm[name], plan.trainer, folder, self.mesh) as trainer:
+                with SFTTrainer(replace(warm[name], learner=None), plan.trainer, folder, self.mesh) as trainer:
                     data = plan.dataset(self._seats_of(name, plan))
                     trainer.fit(data, eval_dataset=plan.eval_data, epochs=plan.epochs, steps=plan.steps)
             warm[name] = replace(warm[name], model=str(export.absolute()))

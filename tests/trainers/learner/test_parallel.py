@@ -40,6 +40,8 @@ def rows() -> dict[str, dict[str, Any]]:
         "FSDP 2 x TP 2",
         "HSDP 2 x 2",
         "moments in bfloat16, FSDP 2 x TP 2",
+        "6 optimizer steps per batch, FSDP 2",
+        "6 optimizer steps per batch, TP 2",
         "adapter, FSDP 2",
         "adapter, TP 2",
         "experts, FSDP 2",

@@ -13,7 +13,8 @@ import torch
 
 from forge_agents.types import EpisodeBatch
 from forge_trainers.learner.config import LearnerConfig
-from forge_trainers.learner.core import LearnerCore, learning_rate
+from forge_trainers.learner.core import LearnerCore
+from forge_trainers.learner.rates import learning_rate
 
 
 def rates(total: int, **settings: Any) -> list[float]:
@@ -64,7 +65,7 @@ def test_a_square_root_falls_fastest_at_first():
 
 
 def test_a_falling_rate_needs_to_know_the_end(tiny_llama: Path):
-    settings = LearnerConfig(lr_decay="linear", warmup_steps=2, model=str(tiny_llama), threads=1)
+    settings = LearnerConfig(lr=1e-6, lr_decay="linear", warmup_steps=2, model=str(tiny_llama), threads=1)
     with pytest.raises(ValueError, match="0 are taken and None planned"):
         learning_rate(settings, 0, None)
     with pytest.raises(ValueError, match="leaves none of the run's 2 steps"):

@@ -47,6 +47,7 @@ def samples(*versions: int, policies: tuple[str, ...] = ("hero",)) -> StepSample
 class Learner:
     def __init__(self, version: int = 0, gap: float = 0.0, error: Exception | None = None) -> None:
         self.version, self.gap, self.error = version, gap, error
+        self.config = LearnerConfig(lr=3e-5)
 
     async def train_step(self, batch: EpisodeBatch, **_: Any) -> dict[str, float]:
         if self.error is not None:
@@ -122,7 +123,7 @@ def test_a_loss_that_is_no_number_leaves_the_batch_in_a_file_and_says_which(tmp_
     batch, facts = load_batch(file), json.loads(file.with_suffix(".json").read_text())
     assert batch["tokens"]["ids"].tolist() == [1, 2, 3, 1, 2, 3]
     assert batch["tokens"]["versions"].tolist() == [-1, 7, 7, -1, 7, 7]
-    assert (facts["step"], facts["policy"], facts["learner"]["lr"]) == (12, "hero", 1e-6)
+    assert (facts["step"], facts["policy"], facts["learner"]["lr"]) == (12, "hero", 3e-5)
     assert "nan" in facts["error"]
 
 
@@ -150,6 +151,27 @@ def test_a_loss_that_is_no_number_is_skipped_and_two_in_a_row_end_the_run(
     with pytest.raises(DivergedError, match="policy hero: the loss is inf"):
         step(bad)
     step(bad, max_skipped_steps=3)
+
+
+class PartlyFinite(Learner):
+    """Skips one of four minibatches."""
+
+    async def train_step(self, batch: EpisodeBatch, **_: Any) -> dict[str, float]:
+        return {"logprob_gap_mean": 0.0, "loss": 0.5, "optimizer_steps": 3.0, "skipped_minibatches": 1.0}
+
+
+def test_skipped_minibatches_are_warned_of_and_end_the_run_when_they_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    skipped = Counter[str]()
+    found = run(samples(0), {"hero": PartlyFinite()}, tmp_path, skipped)
+    assert found["learner/skipped"] == 0.0 and found["learner/loss"] == 0.5, "the others were learned from"
+    assert "1 of 4 minibatches of step 13 are skipped" in caplog.text and "step-000012-hero" in caplog.text
+    run(samples(0), {"hero": Learner()}, tmp_path, skipped)
+    assert skipped["hero"] == 0, "a step without one begins the count anew"
+    run(samples(0), {"hero": PartlyFinite()}, tmp_path, skipped)
+    with pytest.raises(DivergedError, match="policy hero: loss or gradient is not finite in 1 of 4 minibatches"):
+        run(samples(0), {"hero": PartlyFinite()}, tmp_path, skipped)
 
 
 def test_a_gap_on_fresh_samples_ends_the_run_and_keeps_the_batch(tmp_path: Path):

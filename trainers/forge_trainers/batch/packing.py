@@ -223,6 +223,33 @@ def pack(samples: Sequence[Sample]) -> EpisodeBatch:
     return batch
 
 
+def minibatches(batch: EpisodeBatch, number: int) -> list[EpisodeBatch]:
+    """Split a batch into parts of whole groups, in their order and with numbers of groups as equal as possible.
+
+    Args:
+        batch: As `pack` makes it.
+        number: Number of parts, at least 1. A batch with fewer groups has one part per group.
+
+    Returns:
+        The parts. Groups without a token in the loss are left out; with `number` 1 it is the batch itself.
+    """
+    if number == 1:
+        return [batch]
+    tokens, samples = batch["tokens"], batch["samples"]
+    group_T = samples["group"].repeat_interleave(samples["length"])
+    groups = list(dict.fromkeys(group_T[tokens["loss_mask"]].tolist()))
+    return [_of_groups(batch, part) for part in np.array_split(groups, min(number, len(groups)))] if groups else [batch]
+
+
+def _of_groups(batch: EpisodeBatch, groups: np.ndarray) -> EpisodeBatch:
+    tokens, samples = batch["tokens"], batch["samples"]
+    in_n = torch.isin(samples["group"], torch.as_tensor(groups))
+    in_T = in_n.repeat_interleave(samples["length"])
+    chosen = samples[in_n].clone()
+    chosen["start"] = chosen["length"].cumsum(0) - chosen["length"]
+    return TensorDict({"tokens": tokens[in_T], "samples": chosen}, batch_size=[])
+
+
 def check_batch(batch: EpisodeBatch, *, vocab_size: int | None = None, max_length: int | None = None) -> None:
     """Check an `EpisodeBatch` before it reaches the model.
 

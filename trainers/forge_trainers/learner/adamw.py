@@ -19,6 +19,7 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 def build_optimizers(config: LearnerConfig, model: Any) -> Any:
     """AdamW over all parameters of `model` that learn."""
+    assert config.lr is not None, "the learner resolves its rate first"
     adamw_config = titan.default_adamw(lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
     rounded = config.optimizer_state_dtype == "bfloat16"
     adamw_config.implementation = "fused_opt_states_bf16" if rounded else "fused"

@@ -18,6 +18,7 @@ from forge_agents.runtime.turns import Turn, no_turns
 from forge_agents.runtime.waits import Busy, in_thread
 from forge_agents.types import EpisodeBatch
 from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.rates import with_rate
 from forge_trainers.losses.registry import find_loss
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ class Learner:
         self,
         name: str,
         *,
+        config: LearnerConfig,
         whose: str,
         procs: ProcMesh,
         actors: Any,
@@ -47,6 +49,8 @@ class Learner:
         busy: Busy | None = None,
     ) -> None:
         self.name = name
+        self.config = config
+        """Settings it was started with, the learning rate resolved."""
         self.world_size = world_size
         self.max_sample_tokens = max_sample_tokens
         """Tokens of the longest sample that `train_step` takes."""
@@ -128,7 +132,7 @@ class Learner:
             )
         found = in_thread(models.resolve, first.model, name=f"model of {name}")
         folder = await mesh.with_deadline(found, timeout_s, who=name, what="finding its model")  # it may be on a hub
-        configs = {whose: replace(config, model=str(folder)) for whose, config in configs.items()}
+        configs = {whose: with_rate(replace(config, model=str(folder))) for whose, config in configs.items()}
         # torch and Monarch load here, not when this module is imported
         from forge_agents.runtime.pulse import Pulse
         from forge_trainers.learner.actor import LearnerActor
@@ -153,6 +157,7 @@ class Learner:
         return {
             whose: cls(
                 name,
+                config=config,
                 whose=whose,
                 procs=procs,
                 actors=actors,
@@ -162,7 +167,7 @@ class Learner:
                 turn=turn,
                 busy=busy,
             )
-            for whose in configs
+            for whose, config in configs.items()
         }
 
     async def lost(self) -> ActorDiedError | StallError:

@@ -6,11 +6,11 @@ In: the user's choices. Out: frozen, checked dataclasses. Waits for nothing.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from forge_agents.errors import check_numbers
-from forge_agents.policy import LoRA
+from forge_agents.errors import check_numbers, did_you_mean
+from forge_agents.policy import LoRA, Policy
 from forge_trainers.losses.registry import Correction, LossSettings, find_loss
 
 _LENGTHS = 8
@@ -27,10 +27,13 @@ class LearnerConfig:
     model: str = ""
     """Folder of a Hugging Face model: config.json and safetensors; for `Learner.start` also a name, as `Policy` takes
     it. The trainer fills it in."""
-    lr: float = 1e-6
-    """AdamW's learning rate after warm-up; 0 computes everything and changes nothing."""
+    lr: float | None = None
+    """Learning rate of AdamW after warm-up. None (default) chooses it by training method, model size and whether all
+    weights or a LoRA adapter are trained, see `forge_trainers.learner.rates`: with GRPO 2e-5 for all weights of a model
+    with 135M parameters or fewer, 1e-6 from 7B on, and ten times as much for an adapter. The chosen rate is shown at
+    the start and recorded. 0 computes everything and leaves the weights unchanged, as a control."""
     warmup_steps: int = 0
-    """Optimiser steps over which the learning rate rises linearly to `lr`."""
+    """Number of training steps over which the learning rate rises linearly to `lr`."""
     lr_decay: Literal["none", "linear", "cosine", "sqrt"] = "none"
     """How the learning rate falls towards the end of the run; "none" holds it at `lr`. "sqrt" is one minus the square
     root of the progress."""
@@ -43,8 +46,16 @@ class LearnerConfig:
     """AdamW's decoupled weight decay."""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's moment decay rates."""
+    num_iterations: int = 1
+    """Number of passes over each batch, each with optimizer steps of its own (TRL's `num_iterations`, verl's
+    `ppo_epochs`). At least 1. With several optimizer steps per batch the probability ratio moves away from 1, and the
+    clip range takes effect."""
+    num_minibatches: int = 1
+    """Number of minibatches that a batch is split into, at least 1, with one optimizer step for each. Groups stay
+    whole, so a batch with fewer groups has fewer minibatches. Each minibatch is normalized by its own tokens or
+    sequences, as if it were a batch."""
     max_grad_norm: float = 1.0
-    """Gradients are scaled down to this L2 norm over all parameters."""
+    """Gradients of each optimizer step are scaled down to this L2 norm over all parameters."""
     compute_dtype: Literal["bfloat16", "float32"] = "bfloat16"
     """Type of activations and matrix products. Weights and gradients are float32."""
     reduce_dtype: Literal["float32", "bfloat16"] = "float32"
@@ -76,9 +87,9 @@ class LearnerConfig:
     """What is done about samples of an older or numerically different policy. None: as the loss brings it, or "ratio"
     where a clip is given, which would bound nothing otherwise; "truncate" where neither says anything, the loop plays
     ahead (`GRPOConfig.max_staleness`) and the loss is "grpo", "dr_grpo", "dapo", "reinforce_pp" or one of yours that
-    leaves it open, see `for_old_samples`. "ratio": the loss's probability ratio is taken to
-    the sampler. Otherwise it is taken to the learner before the step, so it is 1, and each token's loss is
-    multiplied with learner's over sampler's probability, at most `correction_high` ("truncate") or 0 outside
+    leaves it open, see `for_old_samples`. "ratio": the loss's probability ratio is taken to the sampler. Otherwise it
+    is taken to the learner at the batch's start, so it is 1 in the first optimizer step, and each token's loss is
+    multiplied with that learner's over the sampler's probability, at most `correction_high` ("truncate") or 0 outside
     `correction_low` to `correction_high` ("mask"), or with nothing ("none")."""
     correction_level: Literal["token", "sequence", "geometric"] | None = None
     """Whose probabilities "truncate" and "mask" compare: a token's, its sequence's, or the sequence's geometric mean
@@ -142,7 +153,11 @@ class LearnerConfig:
         check_numbers(self)
         find_loss(self.loss)
         for name in ("lr", "weight_decay", "kl_coef", "entropy_coef"):
-            _require(math.isfinite(getattr(self, name)) and getattr(self, name) >= 0, self, name, "finite and >= 0")
+            value = getattr(self, name)
+            _require(value is None or (math.isfinite(value) and value >= 0), self, name, "finite and >= 0")
+        for name in ("num_iterations", "num_minibatches"):
+            whole = isinstance(getattr(self, name), int) and not isinstance(getattr(self, name), bool)
+            _require(whole and getattr(self, name) >= 1, self, name, "a whole number of at least 1")
         for name in ("warmup_steps", "max_tokens_per_microbatch", "loss_chunk_tokens", "dp_replicate", "tp", "ep"):
             least, value = {"warmup_steps": 0, "max_tokens_per_microbatch": 2}.get(name, 1), getattr(self, name)
             _require(value is None or value >= least, self, name, f"at least {least}")
@@ -201,13 +216,33 @@ class LearnerConfig:
         names = ("max_tokens_per_microbatch", "loss_chunk_tokens", "activation_checkpointing")
         return [name for name in names if getattr(self, name) is None]
 
+    def for_policy(self, policy: Policy) -> LearnerConfig:
+        """These settings with those that `policy.learner` overrides.
+
+        Raises:
+            TypeError, ValueError: A field is unknown, has a wrong value, or cannot differ between policies.
+        """
+        names = [field.name for field in fields(self) if field.name not in ONE_FOR_ALL]
+        for name in policy.learner or {}:
+            if name in ONE_FOR_ALL:
+                raise ValueError(
+                    f"policy {policy.name!r}: learner.{name} is no setting of one policy; {ONE_FOR_ALL[name]}"
+                )
+            if name not in names:
+                near = did_you_mean(str(name), names)
+                raise ValueError(f"policy {policy.name!r}: learner.{name} is no field of fa.LearnerConfig.{near}")
+        try:
+            return replace(self, **(policy.learner or {}))
+        except (TypeError, ValueError) as cause:
+            raise type(cause)(f"policy {policy.name!r}: {cause}") from cause
+
     def for_old_samples(self) -> LearnerConfig:
         """The same for samples of older versions of the weights: "truncate" where neither user nor loss say anything.
 
         Such samples' ratios to the sampler begin away from 1, and a clip range around the sampler takes tokens from the
         gradient before this step has moved any: 2.6 % of them at an age of one version, and a tenth of the reward
-        (docs/results, playing ahead). With "truncate" the ratio is to the learner and 1, so one step a batch clips
-        nothing; the age is in a weight of at most `correction_high`.
+        (docs/results, playing ahead). With "truncate" the ratio is to the learner at the batch's start, so one
+        optimizer step per batch clips nothing; the age is in a weight of at most `correction_high`.
         """
         chosen = self.correction or self._clipped or find_loss(self.loss).correction
         return self if chosen else replace(self, correction="truncate")
@@ -242,6 +277,15 @@ class LearnerConfig:
         )
 
 
+ONE_FOR_ALL = {
+    "model": "set the policy's model",
+    "temperature": "set the policy's sampling.temperature",
+    "lora": "set the policy's lora",
+    "seed": "set the trainer's seed",
+    "dump_folder": "the trainer chooses it",
+    "threads": "learners share the host's cores, so set learner.threads of the trainer",
+}
+"""Fields that no policy overrides, with the setting to use instead."""
 _WORDS = {
     name: tuple(word for part in (hint, *get_args(hint)) if get_origin(part) is Literal for word in get_args(part))
     for name, hint in get_type_hints(LearnerConfig).items()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +22,39 @@ from torch.distributed.tensor import DTensor, Replicate
 from forge_agents.models import resolve as models
 from forge_agents.types import EpisodeBatch
 from forge_trainers.batch.layout import Microbatch, Row, lay_out
-from forge_trainers.batch.packing import check_batch
+from forge_trainers.batch.packing import check_batch, minibatches
 from forge_trainers.learner import checkpoint, lora, titan
 from forge_trainers.learner.adamw import build_optimizers
 from forge_trainers.learner.attention import plan_attention
 from forge_trainers.learner.config import LearnerConfig
-from forge_trainers.learner.measures import flops_per_step, memory, peak_flops, ratio_quantiles
+from forge_trainers.learner.measures import averaged, flops_per_step, memory, peak_flops, ratio_quantiles
 from forge_trainers.learner.model import Built, Ranks, build_model, free_unsharded, join_ranks, sync_gradients
 from forge_trainers.learner.prefixes import plan_prefixes
+from forge_trainers.learner.rates import learning_rate, with_rate
 from forge_trainers.losses.correction import loss_columns, needed_samples
 from forge_trainers.losses.policy_loss import PolicyLoss, logprobs_of
+
+
+@dataclass(slots=True, kw_only=True)
+class _Minibatch:
+    """Samples of one optimizer step, laid out for this rank, and what is computed of them once per batch."""
+
+    batch: EpisodeBatch
+    needed_n: torch.Tensor
+    """bool [n], samples that are computed."""
+    computed_T: torch.Tensor
+    """bool [T], loss tokens that are computed."""
+    num_loss_tokens: float
+    num_computed: float
+    microbatches: Sequence[Microbatch]
+    facts: dict[str, float]
+    log_ratio_T: torch.Tensor | None = None
+    """float32 [T], learner's minus sampler's log-probabilities in the latest optimizer step, each token on one rank;
+    None before any."""
+    old_T: torch.Tensor | None = None
+    """float32 [T], the learner's log-probabilities at the start of the batch; None where the loss needs none."""
+    reference_T: torch.Tensor | None = None
+    """float32 [T], log-probabilities of the reference model, once they are computed."""
 
 
 class LearnerCore:
@@ -53,7 +77,7 @@ class LearnerCore:
         config = config.with_memory()
         if not config.model:
             raise ValueError("model is empty; give the folder of a Hugging Face model")
-        self.config = config
+        self.config = config = with_rate(config)
         self._share = titan.DEVICE_TYPE == "cpu" if config.share_prefixes is None else config.share_prefixes
         self._ranks: Ranks = join_ranks(config) if base is None else base._ranks
         self._built: Built = build_model(config, self._ranks) if base is None else base._built
@@ -81,7 +105,7 @@ class LearnerCore:
         self._parked: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
         """What has left the device: where it was, and its bytes."""
         self.version = 0
-        """Number of optimiser steps taken; the version of the weights."""
+        """Number of training steps taken, one per batch; the version of the weights."""
 
     @property
     def max_sample_tokens(self) -> int:
@@ -102,91 +126,154 @@ class LearnerCore:
         self._total_steps = total
 
     def train_step(self, batch: EpisodeBatch, temperature: float | None = None) -> dict[str, float]:
-        """Learn from one batch: all its microbatches, one optimiser step.
+        """Learn from one batch: `num_iterations` passes with one optimizer step per minibatch, by default one in all.
 
-        Trajectories without any advantage are not computed where they add nothing to the loss but to its denominator;
-        means, quantiles and counts below are of what is computed.
+        A minibatch with a loss or gradient that is not finite is skipped. Trajectories without any advantage are not
+        computed where they add nothing to the loss but to its denominator; means, quantiles and counts below are of
+        what is computed.
 
         Args:
             batch: As `forge_trainers.batch.packing.pack` makes it.
             temperature: At which it was sampled, above 0; None: that of the settings.
 
         Returns:
-            ``loss``, ``ratio_mean`` (learner over sampler), ``clip_fraction``, ``correction`` (mean weight) and
-            ``corrected_fraction`` (truncated or masked), ``kl`` (to the reference; 0 without one), ``entropy`` (natural
-            units), ``logprob_gap_mean`` and ``logprob_gap_max`` (absolute difference of learner and sampler),
-            ``ratio_p1``, ``ratio_p50`` and ``ratio_p99`` (quantiles over loss tokens, exact over all ranks),
-            ``grad_norm`` (before clipping), ``lr``, ``temperature``, ``version`` (after the step), ``tokens``,
-            ``loss_tokens``, ``not_computed`` (share of all loss tokens), ``positions`` (computed by all ranks),
-            ``group_positions`` (if only siblings shared prompts), ``microbatches``,
-            ``waste`` (share of positions that ranks wait for), ``forward_backward_s``, ``optimizer_s``, ``step_s``,
-            ``save_wait_s`` (beside them: until a checkpoint was written), ``cpu_s`` (this rank's), ``tokens_per_s``
-            (of ``tokens``), ``flops_per_s`` (all ranks'), ``peak_flops_per_s`` (of all ranks' devices), ``mfu`` (the
-            first over the second), ``peak_rss_bytes`` and on an accelerator ``peak_device_bytes`` (this rank's).
+            Means over the optimizer steps: ``loss``, ``ratio_mean`` (learner over sampler), ``clip_fraction``,
+            ``correction`` (mean weight), ``corrected_fraction`` (truncated or masked), ``kl`` (to the reference; 0
+            without one), ``entropy`` (natural units), ``grad_norm`` (before clipping).
+            Of the first optimizer step: ``logprob_gap_mean`` and ``logprob_gap_max`` (absolute difference of learner
+            and sampler). Of the last pass: ``ratio_p1``, ``ratio_p50`` and ``ratio_p99`` (quantiles over loss tokens,
+            exact over all ranks).
+            Of the batch: ``lr``, ``temperature``, ``version`` (after the step), ``tokens``, ``loss_tokens``,
+            ``not_computed`` (share of all loss tokens), ``optimizer_steps`` (taken) and ``skipped_minibatches``.
+            Over all passes: ``positions`` (computed by all ranks), ``group_positions`` (if only episodes of a group
+            shared prompts), ``microbatches``, ``waste`` (share of positions that ranks wait for).
+            Time and memory: ``forward_backward_s``, ``optimizer_s``, ``step_s``, ``save_wait_s`` (not in them: until a
+            checkpoint was written), ``cpu_s`` (this rank's), ``tokens_per_s`` (of ``tokens``, in every pass),
+            ``flops_per_s`` (all ranks'), ``peak_flops_per_s`` (of all ranks' devices), ``mfu`` (the first over the
+            second), ``peak_rss_bytes`` and on an accelerator ``peak_device_bytes`` (this rank's).
 
         Raises:
             ValueError: The batch is malformed or does not fit the model, or the learning rate is to fall and
                 `set_total_steps` leaves no step.
-            FloatingPointError: Loss or gradient is not finite; weights are unchanged.
+            FloatingPointError: Loss or gradient of every minibatch is not finite; weights are unchanged.
         """
         peak = dist.get_world_size() * peak_flops(titan.TORCH_DTYPE_MAP[self.config.compute_dtype])
         start, cpu_start = time.perf_counter(), time.process_time()
         self._enter()
         self._check(batch)
-        tokens, length_n = batch["tokens"], batch["samples"]["length"]
-        num_loss_tokens = float(tokens["loss_mask"].sum())
-        if num_loss_tokens == 0:
+        if not batch["tokens"]["loss_mask"].any():
             raise ValueError("no token of the batch is in the loss; there is nothing to learn")
-        needed_n = needed_samples(self.config.loss_settings, batch)
-        computed_T = tokens["loss_mask"] & needed_n.repeat_interleave(length_n)
-        num_computed = float(computed_T.sum())
-        microbatches, facts = self._plan(batch, needed_n.nonzero().squeeze(1).tolist())
         temperature = self.config.temperature if temperature is None else temperature
-        self._optimizers.zero_grad()  # an error within a loss has left what was there of its step
-        self._loss.loss_fn.begin(temperature=temperature, computed_share=num_computed / num_loss_tokens)
         lr = learning_rate(self.config, self.version, self._total_steps)
-        totals: dict[str, torch.Tensor] = {}
-        log_ratio_T = torch.zeros(tokens["ids"].shape, device=self._ranks.device)
-        sharded = self._ranks.parallelism.data_parallel_shard_degree > 1
-        with self._built.computing():
-            columns_T = loss_columns(
-                self.config.loss_settings, batch, lambda: self._logprobs(self.model, batch, microbatches, temperature)
-            )
-            if self._reference is not None:
-                with lora.switched_off(self._reference):
-                    columns_T["reference_logprobs"] = self._logprobs(self._reference, batch, microbatches, temperature)
-            for i, microbatch in enumerate(microbatches):
-                # once, with the last microbatch; but not where weights are sharded: their whole gradients, four bytes
-                # for each weight, would be held until then
-                sync_gradients(self.model, now=sharded or i == len(microbatches) - 1)
-                for name, value in self._forward_backward(batch, microbatch, num_loss_tokens, columns_T).items():
-                    join = torch.maximum if name.endswith("/max") else torch.add
-                    totals[name] = join(totals[name], value) if name in totals else value
-                token_S = microbatch.row.token_S.to(log_ratio_T.device)
-                log_ratio_T[token_S] = self._loss.loss_fn.take_log_ratios()[: token_S.numel()]
-        metrics = self._reduce(totals)
-        done = time.perf_counter()
-        metrics |= {**self._update(metrics["loss"], lr), "lr": lr, "temperature": temperature}
+        parts = [self._prepared(part) for part in minibatches(batch, self.config.num_minibatches)]
+        if self.config.num_iterations * len(parts) > 1 and self.config.loss_settings.correction.how != "ratio":
+            with self._built.computing():
+                for part in parts:
+                    part.old_T = self._logprobs(self.model, part.batch, part.microbatches, temperature)
+        steps: list[dict[str, float]] = []
+        failures: list[FloatingPointError] = []
+        for part in parts * self.config.num_iterations:
+            try:
+                steps.append(self._optimizer_step(part, lr, temperature, moved=bool(steps)))
+            except FloatingPointError as error:
+                failures.append(error)
+        if not steps:
+            raise failures[0]
+        self.version += 1
+        metrics = averaged(steps)
         end = time.perf_counter() - metrics["save_wait_s"]  # a disk's time is not the learner's
-        num_tokens = float(length_n[needed_n].sum())
-        flops = flops_per_step(self._built.architecture, self.model, length_n[needed_n], facts["positions"])
+        passes = self.config.num_iterations
+        facts = {name: passes * sum(part.facts[name] for part in parts) for name in parts[0].facts if name != "waste"}
+        wasted = sum(part.facts["waste"] * part.facts["positions"] for part in parts)
+        facts["waste"] = passes * wasted / facts["positions"]
+        length_n = torch.cat([part.batch["samples"]["length"][part.needed_n] for part in parts])
+        num_tokens, num_computed = float(length_n.sum()), sum(part.num_computed for part in parts)
+        flops = flops_per_step(self._built.architecture, self.model, length_n, facts["positions"])
+        trained = [(part.log_ratio_T, part.computed_T) for part in parts if part.log_ratio_T is not None]
+        log_ratio_T = torch.cat([self._over_ranks(one) for one, _ in trained])
         return {
             **metrics,
-            **ratio_quantiles(self._over_ranks(log_ratio_T), computed_T),
+            **ratio_quantiles(log_ratio_T, torch.cat([computed_T for _, computed_T in trained])),
             **facts,
+            "optimizer_steps": float(len(steps)),
+            "skipped_minibatches": float(len(failures)),
+            "lr": lr,
+            "temperature": temperature,
+            "version": float(self.version),
             "tokens": num_tokens,
             "loss_tokens": num_computed,
-            "not_computed": 1 - num_computed / num_loss_tokens,
-            "forward_backward_s": done - start,
-            "optimizer_s": end - done,
+            "not_computed": 1 - num_computed / sum(part.num_loss_tokens for part in parts),
+            "forward_backward_s": end - start - metrics["optimizer_s"],
             "step_s": end - start,
             "cpu_s": time.process_time() - cpu_start,
-            "tokens_per_s": num_tokens / (end - start),
+            "tokens_per_s": passes * num_tokens / (end - start),
             "flops_per_s": flops / (end - start),
             "peak_flops_per_s": peak,
             "mfu": flops / (end - start) / peak,
             **memory(),
         }
+
+    def _prepared(self, batch: EpisodeBatch) -> _Minibatch:
+        """A minibatch laid out for this rank."""
+        mask_T = batch["tokens"]["loss_mask"]
+        needed_n = needed_samples(self.config.loss_settings, batch)
+        computed_T = mask_T & needed_n.repeat_interleave(batch["samples"]["length"])
+        microbatches, facts = self._plan(batch, needed_n.nonzero().squeeze(1).tolist())
+        return _Minibatch(
+            batch=batch,
+            needed_n=needed_n,
+            computed_T=computed_T,
+            num_loss_tokens=float(mask_T.sum()),
+            num_computed=float(computed_T.sum()),
+            microbatches=microbatches,
+            facts=facts,
+        )
+
+    def _optimizer_step(self, part: _Minibatch, lr: float, temperature: float, *, moved: bool) -> dict[str, float]:
+        """One optimizer step on a minibatch.
+
+        Args:
+            part: The minibatch.
+            lr: Learning rate.
+            temperature: Temperature at which it was sampled.
+            moved: Whether the weights have changed since the start of the batch.
+
+        Raises:
+            FloatingPointError: Loss or gradient is not finite; the weights are unchanged.
+        """
+        batch, microbatches = part.batch, part.microbatches
+        self._optimizers.zero_grad()  # an error within a loss has left what was there of its step
+        self._loss.loss_fn.begin(temperature=temperature, computed_share=part.num_computed / part.num_loss_tokens)
+        totals: dict[str, torch.Tensor] = {}
+        log_ratio_T = torch.zeros(part.computed_T.shape, device=self._ranks.device)
+        sharded = self._ranks.parallelism.data_parallel_shard_degree > 1
+
+        def logprobs() -> torch.Tensor:
+            if part.old_T is not None and not moved:
+                return part.old_T
+            return self._logprobs(self.model, batch, microbatches, temperature)
+
+        with self._built.computing():
+            columns_T = loss_columns(self.config.loss_settings, batch, logprobs, part.old_T)
+            if self._reference is not None:
+                if part.reference_T is None:
+                    with lora.switched_off(self._reference):
+                        part.reference_T = self._logprobs(self._reference, batch, microbatches, temperature)
+                columns_T["reference_logprobs"] = part.reference_T
+            for i, microbatch in enumerate(microbatches):
+                # once, with the last microbatch; but not where weights are sharded: their whole gradients, four bytes
+                # for each weight, would be held until then
+                sync_gradients(self.model, now=sharded or i == len(microbatches) - 1)
+                for name, value in self._forward_backward(batch, microbatch, part.num_loss_tokens, columns_T).items():
+                    join = torch.maximum if name.endswith("/max") else torch.add
+                    totals[name] = join(totals[name], value) if name in totals else value
+                token_S = microbatch.row.token_S.to(log_ratio_T.device)
+                log_ratio_T[token_S] = self._loss.loss_fn.take_log_ratios()[: token_S.numel()]
+        metrics = self._reduce(totals)
+        begun = time.perf_counter()
+        metrics |= self._update(metrics["loss"], lr)
+        part.log_ratio_T = log_ratio_T
+        return metrics | {"optimizer_s": time.perf_counter() - begun - metrics["save_wait_s"]}
 
     @torch.no_grad()
     def logprobs(self, batch: EpisodeBatch) -> torch.Tensor:
@@ -465,8 +552,7 @@ class LearnerCore:
                 group.update(lr=lr, betas=config.betas, weight_decay=config.weight_decay)
         self._optimizers.step()
         self._optimizers.zero_grad()
-        self.version += 1
-        return {"grad_norm": grad_norm, "version": float(self.version), "save_wait_s": waited_s}
+        return {"grad_norm": grad_norm, "save_wait_s": waited_s}
 
     def _clip(self) -> float:
         """The norm of all gradients, which are scaled down to the largest allowed, and not touched where it is less.
@@ -490,32 +576,3 @@ def _select(hidden_1LD: torch.Tensor, source_S: torch.Tensor) -> torch.Tensor:
         source_S = DTensor.from_local(source_S, mesh, [Replicate()] * mesh.ndim)
     return hidden_1LD.index_select(1, source_S)
 
-
-def learning_rate(config: LearnerConfig, step: int, total: int | None) -> float:
-    """The rate of a step: warm-up, stable, decay (arXiv 2404.06395), counted as TorchTitan does.
-
-    It is a function of these arguments alone, so a resumed run that is made longer goes on at the rate that the longer
-    schedule has at that step.
-
-    Args:
-        config: Says how the rate moves.
-        step: Steps taken before.
-        total: Steps of the run; None where nobody has said.
-
-    Raises:
-        ValueError: The rate is to fall and `total` is None, or all those steps are taken.
-    """
-    falls = config.lr_decay != "none"
-    if falls and (total is None or step >= total):
-        raise ValueError(
-            f"lr_decay={config.lr_decay!r} needs the run's number of steps, {step} are taken and {total} planned; "
-            "call set_total_steps with more"
-        )
-    if step < config.warmup_steps:
-        return config.lr * (step + 1) / config.warmup_steps
-    if not falls or total is None:
-        return config.lr
-    decay = min(round(total * config.lr_decay_share), total - config.warmup_steps)
-    progress = max(0, step - total + decay) / max(1, decay)  # 1 would be reached one step after the last
-    left = {"linear": 1 - progress, "sqrt": 1 - math.sqrt(progress), "cosine": (1 + math.cos(math.pi * progress)) / 2}
-    return config.lr * (config.lr_min_share + (1 - config.lr_min_share) * left[config.lr_decay])

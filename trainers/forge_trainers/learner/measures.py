@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -34,6 +35,23 @@ def ratio_quantiles(log_ratio_T: torch.Tensor, loss_mask_T: torch.Tensor) -> dic
     ordered = log_ratio_T[loss_mask_T].double().sort().values
     at = {name: math.ceil(percent * ordered.numel() / 100) - 1 for name, percent in _PERCENT.items()}
     return {name: float(ordered[place].exp()) for name, place in at.items()}
+
+
+def averaged(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of a batch from those of its optimizer steps, at least one.
+
+    Returns:
+        Means over the steps, sums of seconds, and of the first step the differences of sampler and learner, which
+        later steps add their learning to.
+    """
+    if len(steps) == 1:
+        return dict(steps[0])
+    return {
+        name: steps[0][name]
+        if name.startswith("logprob_gap")
+        else math.fsum(step[name] for step in steps) / (1 if name.endswith("_s") else len(steps))
+        for name in steps[0]
+    }
 
 
 def flops_per_step(model_config: Any, model: torch.nn.Module, lengths: torch.Tensor, positions: float) -> float:

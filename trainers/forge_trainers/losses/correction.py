@@ -142,34 +142,46 @@ def kl_estimate(logprobs_S: torch.Tensor, reference_S: torch.Tensor, kind: KL) -
 
 
 def loss_columns(
-    settings: LossSettings, batch: EpisodeBatch, logprobs: Callable[[], torch.Tensor]
+    settings: LossSettings,
+    batch: EpisodeBatch,
+    logprobs: Callable[[], torch.Tensor],
+    old_T: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
     """Per-token columns that depend on whole sequences, so that the loss itself can run on chunks.
 
     Args:
         settings: Which loss, and how it is corrected.
-        batch: The whole one.
-        logprobs: Computes the learner's log-probabilities before the step, float32 [T]; called only where needed.
+        batch: The tokens of one optimizer step.
+        logprobs: Computes the learner's log-probabilities before this optimizer step, float32 [T]; called only where
+            they are needed.
+        old_T: The learner's log-probabilities at the start of the batch, float32 [T], if the batch has several
+            optimizer steps and the loss's ratio is taken to the learner. None: they are the present ones, or the
+            ratio is taken to the sampler.
 
     Returns:
-        ``weights`` where the reduction is not ``token``; ``sequence_log_ratio`` where the loss asks for it and its
-        ratio is not 1 anyway; ``correction_log_ratio`` where the correction looks at sequences. float32 [T] each.
+        ``weights`` where the reduction is not ``token``; ``old_logprobs``, which is `old_T`; ``sequence_log_ratio``
+        where the loss asks for it and its ratio is not 1 anyway; ``correction_log_ratio`` where the correction looks
+        at sequences. float32 [T] each.
     """
     loss, rule = settings.loss, settings.correction
     by_sequence = rule.how in ("truncate", "mask") and rule.level != "token"
-    ratio_by_sequence = loss.sequence_ratio and rule.how == "ratio"
-    columns: dict[str, torch.Tensor] = {}
+    ratio_by_sequence = loss.sequence_ratio and (rule.how == "ratio" or old_T is not None)
+    columns: dict[str, torch.Tensor] = {} if old_T is None else {"old_logprobs": old_T}
     if loss.reduction == "token" and not by_sequence and not ratio_by_sequence:
         return columns
     sequence_T = sequence_numbers(batch, settings.sequence)
     if loss.reduction != "token":
         columns["weights"] = reduction_weights(sequence_T, loss.reduction, constant=settings.length_constant)
-    if by_sequence or ratio_by_sequence:
-        total_T = sequence_sums(logprobs() - batch["tokens"]["logprobs"], sequence_T)
-        # log s_i = 1/|o_i| sum_t log r (GSPO, arXiv 2507.18071, eq. 7)
-        mean_T = total_T / sequence_sums(torch.ones_like(total_T), sequence_T).clamp(min=1.0)
-        if ratio_by_sequence:
-            columns["sequence_log_ratio"] = limited(mean_T)
-        if by_sequence:
-            columns["correction_log_ratio"] = mean_T if rule.level == "geometric" else total_T
+    sampler_T = batch["tokens"]["logprobs"]
+    if ratio_by_sequence:  # log s_i = 1/|o_i| sum_t log r (GSPO, arXiv 2507.18071, eq. 7)
+        total_T = sequence_sums(logprobs() - (sampler_T if old_T is None else old_T), sequence_T)
+        columns["sequence_log_ratio"] = limited(_per_token(total_T, sequence_T))
+    if by_sequence:
+        total_T = sequence_sums((logprobs() if old_T is None else old_T) - sampler_T, sequence_T)
+        columns["correction_log_ratio"] = _per_token(total_T, sequence_T) if rule.level == "geometric" else total_T
     return columns
+
+
+def _per_token(total_T: torch.Tensor, sequence_T: torch.Tensor) -> torch.Tensor:
+    """Sums over sequences divided by the number of their loss tokens."""
+    return total_T / sequence_sums(torch.ones_like(total_T), sequence_T).clamp(min=1.0)

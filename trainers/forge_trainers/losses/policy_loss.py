@@ -185,9 +185,10 @@ class PolicyLoss:
         def mean(x_S: torch.Tensor, of: float = num_loss_tokens) -> torch.Tensor:
             return torch.where(valid_S, x_S, 0.0).sum() / of
 
-        # one optimiser step a batch: the policy before the step is the present one, and r = p / sg[p] is 1, but its
-        # gradient is that of log p
-        old_S = sampler_S if rule.how == "ratio" else now_S
+        # With one optimizer step per batch the learner at the batch's start is the present one: r = p / sg[p] is 1, and
+        # its gradient is that of log p.
+        start_S = column.get("old_logprobs", now_S)
+        old_S = sampler_S if rule.how == "ratio" else start_S
         found = settings.loss.function(
             TokenInputs(
                 logprobs_S=logprobs_S,
@@ -204,7 +205,7 @@ class PolicyLoss:
         loss_S, clipped_S = _a_number_a_token(found, settings.loss.name, now_S.shape)
         match rule.how:
             case "truncate" | "mask" as how:
-                log_ratio_S = column.get("correction_log_ratio", now_S - sampler_S)
+                log_ratio_S = column.get("correction_log_ratio", start_S - sampler_S)
                 correction_S, corrected_S = correction_weights(log_ratio_S, how, low=rule.low, high=rule.high)
             case _:
                 correction_S, corrected_S = torch.ones_like(now_S), torch.zeros_like(now_S)

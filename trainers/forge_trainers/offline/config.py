@@ -27,8 +27,10 @@ class OfflineConfig:
 
     batch_size: int = 32
     """Conversations, or pairs of them, per optimiser step."""
-    learner: LearnerConfig = field(default_factory=lambda: LearnerConfig(lr=1e-5))
-    """Optimiser and precision. The trainer sets its loss, correction and temperature."""
+    learner: LearnerConfig = field(default_factory=LearnerConfig)
+    """Optimizer and precision. The trainer sets its loss, correction and temperature. The default learning rate of a
+    method is that of `forge_trainers.learner.rates`: for SFT 5e-5 to 1e-5, for DPO 5e-6 to 5e-7, by the model's size,
+    and ten times as much for an adapter."""
     learner_procs: int = 1
     """Processes of the learner; more than one shards it."""
     too_long: Literal["error", "drop"] = "drop"
@@ -63,6 +65,11 @@ class OfflineConfig:
         if not 0 <= self.eval_share <= 0.9:
             raise ValueError(f"eval_share={self.eval_share} is outside [0, 0.9]")
         check_tracker(self.log_to)
+        if self.learner.num_iterations * self.learner.num_minibatches > 1:
+            raise ValueError(
+                f"learner.num_iterations={self.learner.num_iterations} and learner.num_minibatches="
+                f"{self.learner.num_minibatches} are for batches of rollouts; here set epochs of fit, and batch_size"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +92,6 @@ class SFTConfig(OfflineConfig):
 class DPOConfig(OfflineConfig):
     """Direct preference optimisation (arXiv 2305.18290) against the frozen start model."""
 
-    learner: LearnerConfig = field(default_factory=lambda: LearnerConfig(lr=1e-6))
-    """Optimiser and precision. The trainer sets its loss, correction and temperature."""
     beta: float = 0.1
     """How closely the policy is held to the start model; above 0."""
     min_difference: float = 0.0

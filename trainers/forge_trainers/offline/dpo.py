@@ -41,7 +41,7 @@ class DPOTrainer(OfflineTrainer[Pair]):
     """
 
     config: DPOConfig
-    title = "dpo"
+    method = "dpo"
     _gather = staticmethod(read_pairs)
 
     def __init__(

@@ -47,7 +47,7 @@ class SFTTrainer(OfflineTrainer[Demonstration]):
     """
 
     config: SFTConfig
-    title = "sft"
+    method = "sft"
     _gather = staticmethod(read_demonstrations)
 
     def __init__(

@@ -25,6 +25,8 @@ from forge_agents.runtime import mesh, starts
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.runtime.interrupts import Interrupt, LoopRunner
 from forge_trainers.learner.client import Learner
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.rates import Method, weak_rate, with_rate
 from forge_trainers.offline.config import OfflineConfig
 from forge_trainers.offline.data import Dataset, Gathered, T
 from forge_trainers.records.description import describe
@@ -32,6 +34,7 @@ from forge_trainers.records.run_folder import FitResult, RunFolder, check_resuma
 from forge_trainers.records.trackers import check_installed
 from forge_trainers.run.checkpoints import Checkpoints
 from forge_trainers.run.console import Display
+from forge_trainers.run.learner_settings import rate_line
 from forge_trainers.run.placement import checked_parts, place_here
 from forge_trainers.run.supervision import Stopwatch
 
@@ -58,8 +61,8 @@ class OfflineTrainer(ABC, Generic[T]):
     """
 
     config: OfflineConfig
-    title: ClassVar[str]
-    """Said by the live display."""
+    method: ClassVar[Method]
+    """Training method, which the default learning rate depends on and the live display shows."""
     curves: ClassVar[Mapping[str, str]] = {"train/loss": "learned", "eval/loss": "held out"}
     """What ``loss.png`` shows."""
     _gather: ClassVar[Callable[..., Gathered[Any]]]
@@ -70,6 +73,11 @@ class OfflineTrainer(ABC, Generic[T]):
     ) -> None:
         if not isinstance(policy, Policy):
             raise TypeError(f"policy must be an fa.Policy, got {type(policy).__name__}; write fa.Policy('model')")
+        if policy.learner is not None:
+            raise ValueError(
+                f"policy {policy.name!r} has learner={policy.learner}, which overrides settings of an fa.GRPOTrainer; "
+                f"set learner of the {type(config).__name__} instead"
+            )
         self.policy, self.out_dir = policy, Path(out_dir)
         self.config, self._hosts = config, hosts or Hosts()
         self._learner: Learner | None = None
@@ -176,7 +184,7 @@ class OfflineTrainer(ABC, Generic[T]):
     def _learning(self) -> dict[str, Any]:
         """The part of the settings that says which weights learn."""
         return {
-            "method": self.title,
+            "method": self.method,
             "policy": dataclasses.asdict(self.policy),
             "weights": weights_of(self.policy),
         }
@@ -189,12 +197,13 @@ class OfflineTrainer(ABC, Generic[T]):
 
     def _settings(self, data: Gathered[T], held_out: int, steps: int, reward: Reward | None) -> dict[str, Any]:
         """What config.yaml says of the run."""
+        learner = dataclasses.replace(self.config.learner, lr=self._learner_settings().lr)
         return {
             **self._learning,
             "data": {**data.counts, "held out": held_out},
             "reward": None if reward is None else describe(reward),
             "steps": steps,
-            "trainer": dataclasses.asdict(self.config),
+            "trainer": dataclasses.asdict(dataclasses.replace(self.config, learner=learner)),
             "mesh": describe(dataclasses.asdict(self._hosts)),
             "packages": installed_packages(),
         }
@@ -211,7 +220,7 @@ class OfflineTrainer(ABC, Generic[T]):
         self._check_resumable(described)
         check_installed(config.log_to)
         with starts.shown() as say:
-            self._checkpoints.check_room([self.policy], self.config.learner, say)
+            self._checkpoints.check_room([(self.policy, config.learner)], say)
         with RunFolder(self.out_dir, described, log_to=config.log_to) as run:
             try:
                 self._keep_digest(data.digest)
@@ -230,7 +239,11 @@ class OfflineTrainer(ABC, Generic[T]):
         await learner.set_total_steps(steps)
         run.rewind(first)
         run.keep_settings()
-        with Display(self.title, steps, first) as display, Interrupt(display.say) as interrupt:
+        with Display(self.method, steps, first) as display, Interrupt(display.say) as interrupt:
+            settings = self._learner_settings()
+            display.say(rate_line(settings, chosen=config.learner.lr is not None))
+            if warning := weak_rate(settings, steps, self.method):
+                display.say(warning)
             display.say("data: " + ", ".join(f"{number} {why}" for why, number in counts.items()))
             if first and run.changed:
                 display.say(f"settings have changed: {run.changed}; config.previous.yaml has the old ones")
@@ -281,7 +294,7 @@ class OfflineTrainer(ABC, Generic[T]):
             self.out_dir.mkdir(parents=True, exist_ok=True)
             meshes = [(f"{name}-learner", "learner", config.learner_procs)]
             settings = dataclasses.replace(
-                config.learner,
+                self._learner_settings(),
                 model=str(folder),
                 loss="sft",
                 correction="none",
@@ -309,6 +322,11 @@ class OfflineTrainer(ABC, Generic[T]):
                 await self._stop()
                 raise
         return self._learner
+
+    def _learner_settings(self) -> LearnerConfig:
+        """Settings of the learner for this policy, with a learning rate."""
+        model = str(models.resolve(self.policy.model))
+        return with_rate(dataclasses.replace(self.config.learner, model=model, lora=self.policy.lora), self.method)
 
     def _keep_digest(self, digest: str) -> None:
         """A run is continued on the data it began with: the order of rows depends on them."""

@@ -6,10 +6,12 @@ In: what a user sets. Out: a checked, frozen dataclass. Waits for nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import get_args
 
+from forge_agents.policy import Policy
 from forge_agents.types import Trajectory, total_tokens
+from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.losses.registry import Denominator, find_loss
 from forge_trainers.records.trackers import Tracker, check_tracker
 from forge_trainers.rl.credit import Credit
@@ -86,6 +88,11 @@ class GRPOConfig(ProcessConfig):
         if self.group_size < 2 and self.credit_rule.needs_siblings:
             raise ValueError(f"group_size={self.group_size} gives every advantage 0; set group_size >= 2")
         check_at_least(self, 1, "groups_per_step", "max_live_episodes", "max_turns", "eval_episodes")
+        if self.learner.num_minibatches > self.groups_per_step:
+            raise ValueError(
+                f"learner.num_minibatches={self.learner.num_minibatches} is more than groups_per_step="
+                f"{self.groups_per_step}, and minibatches are whole groups; lower it, or raise groups_per_step"
+            )
         check_at_least(self, 1, "checkpoint_every", "keep_checkpoints", "max_empty_steps")
         check_at_least(self, 0, "refills", "max_skipped_steps", "eval_every", "keep_episodes")
         if self.denominator not in (None, *get_args(Denominator)):
@@ -100,6 +107,35 @@ class GRPOConfig(ProcessConfig):
         if not 0 <= self.max_bad_logprobs <= 1:
             raise ValueError(f"max_bad_logprobs={self.max_bad_logprobs} must be in [0, 1]; 1 switches the guard off")
         check_deadlines(self, "block_timeout_s")
+
+    def learner_of(self, policy: Policy) -> LearnerConfig:
+        """As in `ProcessConfig`; a loss of the policy's own must fit the step, which is the same for all policies.
+
+        Raises:
+            ValueError: The loss comes with another credit, loss normalization or dynamic sampling than the trainer's.
+        """
+        settings = super().learner_of(policy)
+        alone = replace(self, learner=settings)
+        for name, of_loss, of_trainer in (
+            ("credit", alone.credit_rule, self.credit_rule),
+            ("refills", alone.max_refills, self.max_refills),
+            ("denominator", alone._denominator, self._denominator),
+        ):
+            if of_loss != of_trainer:
+                raise ValueError(
+                    f"policy {policy.name!r}: learner.loss={settings.loss!r} has {name}={of_loss!r} and the trainer's "
+                    f"loss {self.learner.loss!r} {name}={of_trainer!r}, but a step has one for all policies; set "
+                    f"{name} of the trainer"
+                )
+        return settings
+
+    @property
+    def _denominator(self) -> tuple[Denominator, str]:
+        """Loss normalization, and the unit in which trajectories are counted for it."""
+        loss = find_loss(self.learner.loss)
+        rule = self.denominator or loss.denominator
+        unit = "tokens" if loss.reduction == "token" else self.learner.sequence
+        return (rule, unit) if rule == "sampled" else (rule, "")
 
     @property
     def credit_rule(self) -> Credit:

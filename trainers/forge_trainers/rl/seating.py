@@ -347,7 +347,7 @@ class LeagueSeating(Seating):
         started = time.perf_counter()
         folder = self._snapshots / name if version else models.resolve(self._league.policy.model)
         if self._publisher is None or self._store != store:
-            dtype = getattr(torch, self._config.learner.compute_dtype)
+            dtype = getattr(torch, self._config.learner_of(self._league.policy).compute_dtype)
             self._publisher = Publisher(store, self._league.engine, dtype=dtype, thread=self._packing)
             self._store = store
         tensors = await asyncio.to_thread(_read, folder)
@@ -367,7 +367,7 @@ class LeagueSeating(Seating):
         self._loaded = "" if name == self._loaded else self._loaded
         await learner.export(
             self._snapshots / name,
-            dtype=self._config.learner.compute_dtype,
+            dtype=self._config.learner_of(self._league.policy).compute_dtype,
             timeout_s=self._config.stage_timeout_s,
         )
         self.standings.add(name, learner.version)

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
-from forge_agents.errors import ActorDiedError, EmptyBatchError, NotReadyError, StallError
+from forge_agents.errors import ActorDiedError, EmptyBatchError, ModelNotFoundError, NotReadyError, StallError
 from forge_agents.page import visible
 from forge_agents.policy import AnyPolicy, Policy, Seats
 from forge_agents.rollout.players import Served
@@ -34,6 +34,7 @@ from forge_agents.runtime.interrupts import Interrupt, LoopRunner
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, Reward
+from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.records.description import describe
 from forge_trainers.records.run_folder import FitResult, RunFolder, check_resumable, read_rows, weights_of
 from forge_trainers.records.trackers import check_installed
@@ -62,6 +63,7 @@ from forge_trainers.rl.tasks import EnvLike, Task, TaskSampler
 from forge_trainers.rl.update import StepSamples, credit_groups, pack_samples, train
 from forge_trainers.run.checkpoints import Checkpoints, ProcessRandomness, RewardState
 from forge_trainers.run.console import Display
+from forge_trainers.run.learner_settings import rate_line, record_rates, resolved_settings, weak_rates
 from forge_trainers.run.processes import Processes
 from forge_trainers.run.supervision import Stopwatch, Watchdog, stalls_recorded
 from forge_trainers.selfplay.league import League
@@ -133,6 +135,10 @@ class GRPOTrainer:
         self.config, self.out_dir = config or GRPOConfig(), Path(out_dir)
         self._hosts, self._given = mesh or Hosts(), policies
         self._seating = seating_of(policies, self.config, self.out_dir)
+        players = policies.values() if isinstance(policies, Mapping) else [getattr(policies, "policy", policies)]
+        for policy in players:
+            if isinstance(policy, Policy):
+                self.config.learner_of(policy)  # refuses overrides that do not hold
         self._processes: Processes | None = None
         self._live = asyncio.Semaphore(self.config.max_live_episodes)
         self._weights, self._synced = Background(), True  # engines start with the weights that learners start with
@@ -368,8 +374,8 @@ class GRPOTrainer:
             say(f"{', '.join(sampler.env_ids)} with {', '.join(policies) or 'no model'}; {self.out_dir}")
             if learn:
                 check_installed(self.config.log_to)
-                learning = [one for one in policies.values() if one.trainable]
-                self._checkpoints.check_room(learning, self.config.learner, say)
+                learning = [(one, self.config.learner_of(one)) for one in policies.values() if one.trainable]
+                self._checkpoints.check_room(learning, say)
             self._tried = await Preflight(
                 sampler=sampler,
                 seated=self._seating.seated,
@@ -408,7 +414,8 @@ class GRPOTrainer:
             steps=steps,
             hosts=self._hosts,
         )
-        return settings | {"seats": self._sitting(sampler)} | self._seating.settings()
+        rates = {name: one.lr for name, one in self._resolved(self._models(sampler)).items() if one.lr is not None}
+        return record_rates(settings, rates) | {"seats": self._sitting(sampler)} | self._seating.settings()
 
     def _check_resumable(self, sampler: TaskSampler, *, part: bool = False) -> None:
         """Refuse what the run in `out_dir` cannot go on with, before anything starts.
@@ -464,6 +471,8 @@ class GRPOTrainer:
             watching = starts.shown(display.say), Watchdog(self.config.block_timeout_s)
             with display, watching[0], Interrupt(display.say) as interrupt, watching[1]:
                 self._announce_seats(display.say, sampler, processes)
+                for warning in weak_rates(self._resolved(self._models(sampler)), steps):
+                    display.say(warning)
                 if first:
                     display.say(f"goes on after step {first}")
                     if run.changed:
@@ -735,7 +744,16 @@ class GRPOTrainer:
         models = {name: policy for name, policy in declared.items() if isinstance(policy, Policy)}
         self._seating.check_experts(sampler, declared)
         check_trainable(models, self.config.max_staleness)
+        for policy in models.values():
+            self.config.learner_of(policy)  # refuses overrides that do not hold
         return models
+
+    def _resolved(self, policies: Mapping[str, Policy]) -> dict[str, LearnerConfig]:
+        """Learner settings of trainable policies, rates resolved; empty if a model is missing: the start reports it."""
+        try:
+            return resolved_settings(policies, self.config)
+        except ModelNotFoundError:
+            return {}
 
     def _sitting(self, sampler: TaskSampler) -> dict[str, str]:
         """The model of each seat, also by the names that a program has for it; of several the one that learns."""
@@ -754,9 +772,13 @@ class GRPOTrainer:
     def _announce_seats(self, say: Callable[[str], None], sampler: TaskSampler, processes: Processes) -> None:
         """Say who plays which seats, and which of them share a learner; from here on lines go to `say`."""
         self._say = say
+        models = self._models(sampler)
+        resolved = self._resolved(models)
         for name, agents in self._seating.roles(sampler.seats).items():
             learner = processes.learners.get(name)
             told = "is not trained" if learner is None else f"is trained by {learner.name}"
+            if name in resolved:
+                told += ", " + rate_line(resolved[name], chosen=self.config.learner_of(models[name]).lr is not None)
             say(f"{', '.join(agents)}: policy {name} {told}")
 
     def _announce_failure(self, group: EpisodeGroup) -> None:

@@ -28,6 +28,7 @@ from forge_trainers.rl.rewards import JudgedGroup
 if TYPE_CHECKING:
     from forge_trainers.batch.packing import Sample
     from forge_trainers.learner.client import Learner
+    from forge_trainers.learner.config import LearnerConfig
 
 _log = logging.getLogger(__name__)
 
@@ -244,7 +245,7 @@ async def train(
     temperatures: Mapping[str, float] | None = None,
     skipped: Counter[str] | None = None,
 ) -> dict[str, float]:
-    """One optimiser step of every policy that has a batch; one whose loss is not finite is skipped.
+    """Train every policy that has a batch on it. A batch, or a minibatch, whose loss is not finite is skipped.
 
     Args:
         batches: By policy name.
@@ -253,49 +254,36 @@ async def train(
         step: Number of the step, for errors and files.
         folder: Where a batch goes that a guard stops at.
         temperatures: At which they were sampled, by policy name; those of the learners' settings where absent.
-        skipped: Steps in a row that each policy has skipped before this one; it is kept up to date.
+        skipped: Number of consecutive steps before this one in which each policy skipped something; updated in place.
 
     Returns:
         Metrics: ``staleness/...`` and each learner's.
 
     Raises:
-        DivergedError: A loss or gradient is not finite, after `max_skipped_steps` in a row.
+        DivergedError: A loss or gradient is not finite in more than `max_skipped_steps` consecutive steps.
         MismatchError: Sampler and learner differ too much.
         ValueError, AssertionError: A sample is newer than its learner, or older than the loop allows.
     """
     ages = {name: staleness(batch, learners[name].version) for name, batch in batches.items()}
-    for name, own in ages.items():
-        if max(own) > config.max_staleness:
-            raise AssertionError(
-                f"a sample of {name} is {max(own)} versions old; the loop allows {config.max_staleness}"
-            )
-    metrics = {"staleness/max": float(max((age for own in ages.values() for age in own), default=0))}
-    for age in range(config.max_staleness + 1):
-        metrics[f"staleness/{age}"] = float(sum(own.get(age, 0) for own in ages.values()))
-
-    skipped = Counter() if skipped is None else skipped
-
-    def kept(error: ForgeError, name: str) -> str:
-        return f"{error}. {_keep(error, name, batches[name], config, step=step, folder=folder)}"
-
-    def ending(error: DivergedError | MismatchError, name: str) -> DivergedError | MismatchError:
-        said = kept(error, name)
-        return type(error)(f"{said}; the checkpoints are as they were, and the next run goes on from the newest")
+    metrics = _staleness_metrics(ages, config.max_staleness)
+    guards = _Guards(batches, learners, config, step=step, folder=folder)
+    guards.skipped = Counter() if skipped is None else skipped
 
     async def one(name: str) -> dict[str, float]:
         try:
-            found = await learners[name].train_step(
+            result = await learners[name].train_step(
                 batches[name], temperature=(temperatures or {}).get(name), timeout_s=config.stage_timeout_s
             )
         except FloatingPointError as cause:
-            skipped[name] += 1
-            error, most = DivergedError(f"policy {name}: {cause}"), config.max_skipped_steps
-            if skipped[name] > most:
-                raise ending(error, name) from cause
-            _log.warning("step %d is skipped, and max_skipped_steps=%d: %s", step + 1, most, kept(error, name))
+            guards.skip(name, f"step {step + 1} is", str(cause), cause)
             return {"skipped": 1.0}
-        skipped[name] = 0
-        return {**found, "skipped": 0.0}
+        if count := int(result.get("skipped_minibatches", 0)):
+            whole = count + int(result["optimizer_steps"])
+            why = f"loss or gradient is not finite in {count} of {whole} minibatches; lower lr or max_grad_norm"
+            guards.skip(name, f"{count} of {whole} minibatches of step {step + 1} are", why)
+        else:
+            guards.skipped[name] = 0
+        return {**result, "skipped": 0.0}
 
     results = await all_or_first_error(map(one, batches))
     for name, result in zip(batches, results, strict=True):
@@ -303,9 +291,55 @@ async def train(
             try:
                 check_gap(name, result["logprob_gap_mean"], config.max_logprob_gap)
             except MismatchError as error:
-                raise ending(error, name) from None
+                raise guards.ending(error, name) from None
         metrics |= {f"{_prefix(name, learners)}/{key}": float(value) for key, value in result.items()}
     return metrics
+
+
+def _staleness_metrics(ages: Mapping[str, Mapping[int, int]], most: int) -> dict[str, float]:
+    """``staleness/max`` and ``staleness/AGE``. Raises AssertionError where a sample is older than `most` versions."""
+    for name, own in ages.items():
+        if max(own) > most:
+            raise AssertionError(f"a sample of {name} is {max(own)} versions old; the loop allows {most}")
+    metrics = {"staleness/max": float(max((age for own in ages.values() for age in own), default=0))}
+    for age in range(most + 1):
+        metrics[f"staleness/{age}"] = float(sum(own.get(age, 0) for own in ages.values()))
+    return metrics
+
+
+class _Guards:
+    """Decides whether a step that fails is skipped or ends the run, and saves its batch in both cases."""
+
+    skipped: Counter[str]
+
+    def __init__(
+        self,
+        batches: Mapping[str, EpisodeBatch],
+        learners: Mapping[str, Learner],
+        config: GRPOConfig,
+        *,
+        step: int,
+        folder: Path,
+    ) -> None:
+        self._batches, self._learners, self._config = batches, learners, config
+        self._step, self._folder = step, folder
+
+    def skip(self, name: str, what: str, why: str, cause: FloatingPointError | None = None) -> None:
+        """Count what was skipped with a warning. Raises DivergedError after `max_skipped_steps` steps in a row."""
+        self.skipped[name] += 1
+        error, most = DivergedError(f"policy {name}: {why}"), self._config.max_skipped_steps
+        if self.skipped[name] > most:
+            raise self.ending(error, name) from cause
+        _log.warning("%s skipped, and max_skipped_steps=%d: %s", what, most, self._kept(error, name))
+
+    def ending(self, error: DivergedError | MismatchError, name: str) -> DivergedError | MismatchError:
+        """`error`, with where the batch is and how the run goes on."""
+        said = self._kept(error, name)
+        return type(error)(f"{said}; the checkpoints are as they were, and the next run goes on from the newest")
+
+    def _kept(self, error: ForgeError, name: str) -> str:
+        learner = self._learners[name].config
+        return f"{error}. {_keep(error, name, self._batches[name], learner, step=self._step, folder=self._folder)}"
 
 
 def _prefix(name: str, learners: Collection[str]) -> str:
@@ -337,10 +371,12 @@ def staleness(batch: EpisodeBatch, version: int) -> dict[int, int]:
     return {version - int(sampled): int(count) for sampled, count in zip(versions, counts, strict=True)}
 
 
-def _keep(error: ForgeError, name: str, batch: EpisodeBatch, config: GRPOConfig, *, step: int, folder: Path) -> str:
+def _keep(
+    error: ForgeError, name: str, batch: EpisodeBatch, learner: LearnerConfig, *, step: int, folder: Path
+) -> str:
     """Write the batch that `error` is about, and say where it is."""
     file = folder / "failed-batches" / f"step-{step:06d}-{name}.safetensors"
-    facts: dict[str, Any] = {"step": step, "policy": name, "error": str(error), "learner": asdict(config.learning)}
+    facts: dict[str, Any] = {"step": step, "policy": name, "error": str(error), "learner": asdict(learner)}
     try:
         return f"The batch is in {dump_batch(batch, file, json.loads(json.dumps(facts, default=str)))}"
     except OSError as cause:

@@ -278,19 +278,18 @@ class Checkpoints:
                 "with, or choose another out_dir"
             ) from cause
 
-    def check_room(self, policies: Iterable[Policy], learner: LearnerConfig, say: Callable[[str], None]) -> None:
+    def check_room(self, policies: Iterable[tuple[Policy, LearnerConfig]], say: Callable[[str], None]) -> None:
         """See that the disk holds what training `policies` writes: checkpoints, and the export at the end.
 
         Args:
-            policies: Those that learn.
-            learner: How they learn.
+            policies: Trainable policies with their learner settings.
             say: Shows a line, where there is room for the first checkpoint and not for all that are to be kept.
 
         Raises:
             RunFolderError: There is no room for one.
         """
         each = export = 0
-        for policy in policies:
+        for policy, learner in policies:
             model = models.resolve(policy.model)
             export += models.weight_bytes(model)
             each += 0 if policy.lora else models.weight_count(model) * (4 + moment_bytes(learner))  # adapters are small

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from forge_agents.errors import check_numbers
+from forge_agents.policy import Policy
 from forge_agents.serving.config import EngineConfig
 from forge_trainers.learner.config import LearnerConfig
 
@@ -75,6 +76,15 @@ class ProcessConfig:
     def learning(self) -> LearnerConfig:
         """`learner`, with what follows from `max_staleness`."""
         return self.learner.for_old_samples() if self.max_staleness else self.learner
+
+    def learner_of(self, policy: Policy) -> LearnerConfig:
+        """Learner settings of one policy: `learner` with its own overrides, and what follows from `max_staleness`.
+
+        Raises:
+            TypeError, ValueError: An override is unknown, has a wrong value or cannot differ between policies.
+        """
+        settings = self.learner.for_policy(policy)
+        return settings.for_old_samples() if self.max_staleness else settings
 
 
 C = TypeVar("C", bound=ProcessConfig)

@@ -35,6 +35,7 @@ from forge_agents.weights import WeightStore
 from forge_trainers.learner.client import Learner, LearnerConfig
 from forge_trainers.learner.degrees import shards_of
 from forge_trainers.run.config import ProcessConfig, with_threads
+from forge_trainers.run.learner_settings import shared_settings
 from forge_trainers.run.placement import OwnEngine, OwnModel, checked_parts, place_here
 
 T = TypeVar("T")
@@ -292,7 +293,9 @@ class Processes:
         self._resident.clear()
 
     def _learner_settings(self, name: str) -> LearnerConfig:
-        policy, limit = self.policies[name], self.config.learner.max_sample_tokens
+        policy = self.policies[name]
+        chosen = self.config.learner_of(policy)
+        limit = chosen.max_sample_tokens
         folder = models.resolve(policy.model)
         context = self.config.engine.max_model_len or models.context_of(folder)
         if limit is not None and context is not None and limit < context:
@@ -303,7 +306,6 @@ class Processes:
                 context,
                 limit,
             )
-        chosen = self.config.learning
         decided = self._placed.get(name, chosen).with_memory()
         memory = {one: getattr(decided, one) for one in LearnerConfig().left_to_memory}
         return replace(
@@ -451,19 +453,20 @@ def computing(
         for home in adapters
         for one in names_of(home, config.engine.replicas)
     }
-    longest = config.learner.max_sample_tokens or config.engine.max_model_len
-    learners = {
-        _learner_name(names): (
+    learners = {}
+    for names in _together(policies, paths):
+        settings = shared_settings([policies[name] for name in names], config)
+        shards_of(settings, config.learner_procs)
+        longest = settings.max_sample_tokens or config.engine.max_model_len
+        learners[_learner_name(names)] = (
             replace(
-                config.learner,
+                settings,
                 model=str(paths[names[0]]),
                 lora=policies[names[0]].lora,
                 max_sample_tokens=longest,
             ),
             len(names),
         )
-        for names in _together(policies, paths)
-    }
     return engines, learners
 
 
@@ -525,8 +528,6 @@ def check_hosts(meshes: Iterable[tuple[str, str, int]], hosts: Hosts, config: Pr
         roles[name] = role
     hosts.check_processes("engines", counts["engines"])
     hosts.check_processes("learner", counts["learner"], each=config.learner_procs)
-    if counts["learner"]:
-        shards_of(config.learner, config.learner_procs)
 
 
 def _together(policies: Mapping[str, Policy], paths: Mapping[str, Path]) -> list[list[str]]:

@@ -102,7 +102,7 @@ class League(LeagueConfig):
 
     def frozen(self, name: str) -> Policy:
         """The policy under another name, as an opponent."""
-        return replace(self.policy, name=name, lora=None, trainable=False)
+        return replace(self.policy, name=name, lora=None, learner=None, trainable=False)
 
     def settings(self) -> dict[str, Any]:
         """What a run's config.yaml says of the league."""

@@ -1,0 +1,109 @@
+"""Learner settings of one policy: which hold, which are refused, and what reaches the learners."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forge_agents as fa
+from forge_trainers.rl.trainer import GRPOTrainer
+from forge_trainers.run.config import ProcessConfig
+from forge_trainers.run.learner_settings import shared_settings
+from forge_trainers.run.processes import computing
+
+LORA = fa.LoRA(rank=4)
+
+
+def policy(name: str = "red", **settings: Any) -> fa.Policy:
+    return fa.Policy("m", name=name, **settings)
+
+
+def test_only_the_fields_given_override_the_trainers():
+    config = fa.GRPOConfig(learner=fa.LearnerConfig(lr=1e-5, warmup_steps=3, max_grad_norm=0.5))
+    red = config.learner_of(policy(learner={"lr": 3e-4}))
+    assert (red.lr, red.warmup_steps, red.max_grad_norm) == (3e-4, 3, 0.5)
+    assert config.learner_of(policy()) == config.learner
+    same = config.learner_of(policy(learner=fa.LearnerConfig(lr=3e-4)))
+    assert same == red, "of a LearnerConfig what differs from the defaults"
+    back = config.learner_of(policy(learner={"warmup_steps": 0}))
+    assert back.warmup_steps == 0, "a mapping sets a field back to its default"
+
+
+def test_overrides_are_taken_before_what_follows_from_staleness():
+    config = fa.GRPOConfig(max_staleness=1)
+    assert config.learner_of(policy()).correction == "truncate"
+    assert config.learner_of(policy(learner={"correction": "mask"})).correction == "mask"
+
+
+@pytest.mark.parametrize(
+    ("learner", "error", "message"),
+    [
+        ({"lrr": 1e-4}, ValueError, "policy 'red': learner.lrr is no field of fa.LearnerConfig. Did you mean 'lr'"),
+        ({"lr": "1e-4"}, TypeError, "policy 'red': lr='1e-4' is a text"),
+        ({"lr": -1.0}, ValueError, "policy 'red': lr=-1.0"),
+        ({"model": "other"}, ValueError, "policy 'red': learner.model is no setting of one policy; set the policy's"),
+        ({"temperature": 0.5}, ValueError, "set the policy's sampling.temperature"),
+        ({"threads": 2}, ValueError, "share the host's cores"),
+        ({"num_minibatches": 9}, ValueError, "more than groups_per_step=8"),
+        ({"loss": "grpo"}, ValueError, "refills=0 and the trainer's loss 'dapo' refills=3"),
+    ],
+)
+def test_overrides_that_cannot_hold_are_refused_by_name(
+    learner: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
+):
+    with pytest.raises(error) as caught:
+        GRPOTrainer({"p0": policy(learner=learner), "p1": fa.Random()}, out_dir=tmp_path)
+    assert message in str(caught.value)
+    with pytest.raises(error):
+        GRPOTrainer(fa.League(policy(learner=learner)), out_dir=tmp_path)
+
+
+def test_a_loss_of_its_own_needs_common_credit_and_normalization():
+    config = fa.GRPOConfig(refills=0, denominator="used")
+    assert config.learner_of(policy(learner={"loss": "grpo"})).loss == "grpo"
+    with pytest.raises(ValueError, match="credit="):
+        config.learner_of(policy(learner={"loss": "dr_grpo"}))
+
+
+def test_frozen_policies_and_wrong_kinds_are_refused():
+    with pytest.raises(ValueError, match=r"'red' has learner=.* trainable=False"):
+        policy(learner={"lr": 1e-4}, trainable=False)
+    with pytest.raises(TypeError, match="must be a mapping of learner settings"):
+        policy(learner="lr: 1e-4")
+    with pytest.raises(ValueError, match="set learner of the SFTConfig instead"):
+        fa.SFTTrainer(policy(learner={"lr": 1e-4}))
+
+
+def test_two_policies_of_one_name_with_different_settings_are_refused(tmp_path: Path):
+    seats = {"p0": policy(learner={"lr": 1e-4}), "p1": policy(learner={"lr": 1e-5})}
+    with pytest.raises(ValueError, match="two different policies are called 'red'"):
+        GRPOTrainer(seats, out_dir=tmp_path)._seating.declared({"t": ("p0", "p1")})
+
+
+def test_adapters_on_one_model_may_differ_in_rates_but_not_in_the_model():
+    config = ProcessConfig()
+    red, blue = policy(lora=LORA, learner={"lr": 1e-4}), policy("blue", lora=LORA, learner={"kl_coef": 0.1})
+    assert shared_settings([red, blue], config).lr == 1e-4
+    apart = policy("blue", lora=LORA, learner={"compute_dtype": "float32"})
+    with pytest.raises(ValueError, match="'red' and 'blue' have adapters.*compute_dtype is 'bfloat16' for one and"):
+        computing({"red": red, "blue": apart}, {"red": Path("m"), "blue": Path("m")}, config)
+
+
+def test_each_learner_starts_with_its_policys_settings():
+    policies = {
+        "full": policy("full", learner={"lr": 1e-5, "dp_shard": 1}),
+        "ad": policy("ad", lora=LORA, learner={"lr": 3e-4, "max_sample_tokens": 99}),
+    }
+    _, learners = computing(policies, dict.fromkeys(policies, Path("m")), ProcessConfig())
+    started = {name: settings for name, (settings, _) in learners.items()}
+    assert (started["full-learner"].lr, started["ad-learner"].lr) == (1e-5, 3e-4)
+    assert started["ad-learner"].max_sample_tokens == 99
+    wrong = {"full": policy("full", learner={"tp": 2})}
+    with pytest.raises(ValueError, match="tp"):
+        computing(wrong, {"full": Path("m")}, ProcessConfig())
+
+
+def test_snapshots_of_a_league_have_no_learner_settings():
+    assert fa.League(policy(learner={"lr": 1e-4})).frozen("past").learner is None

@@ -1,0 +1,145 @@
+"""Learning rates: the default for what is trained, the schedule over a run, and a check that a rate moves weights."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from forge_agents.models import resolve as models
+from forge_trainers.learner.config import LearnerConfig
+
+Method: TypeAlias = Literal["rl", "sft", "dpo"]
+"""Training method. Each has default learning rates of its own."""
+
+_SMALL, _LARGE = 135e6, 7e9
+"""Parameters at and beyond which the default learning rate does not change any more."""
+_RATES: dict[Method, tuple[float, float]] = {"rl": (2e-5, 1e-6), "sft": (5e-5, 1e-5), "dpo": (5e-6, 5e-7)}
+"""Default learning rates for models of `_SMALL` and of `_LARGE` parameters, all weights trained. Large: DeepSeekMath-7B
+and DAPO-32B use 1e-6 (arXiv 2402.03300, 2503.14476); SFT lies between Tulu 3's 5e-6 (arXiv 2411.15124) and Zephyr's
+2e-5, and Zephyr's DPO uses 5e-7 (arXiv 2310.16944). Small: measured with SmolLM2-135M, see docs/learner.md."""
+_ADAPTER = 10.0
+"""The best rate of a LoRA adapter is about ten times that of all weights, in SFT and RL (Schulman et al. 2025, "LoRA
+Without Regret", Thinking Machines Lab)."""
+_LEAST_SHARE = 1 / 8
+"""Of the distance between two bfloat16 numbers; weights that move by less over a run leave the model as it was."""
+_BFLOAT16_EPSILON = 2.0**-7
+_ROWS, _MATRICES = 64, 8
+
+
+def default_rate(method: Method, parameters: int, *, adapter: bool) -> float:
+    """Default learning rate of AdamW, to two digits.
+
+    The rate falls with the model's size as a power law between 135 million and 7 billion parameters, and is constant
+    outside this range.
+
+    Args:
+        method: Training method.
+        parameters: Number of parameters of the whole model, at least 1.
+        adapter: Whether a LoRA adapter is trained instead of all weights.
+    """
+    small, large = _RATES[method]
+    share = math.log(min(max(parameters, _SMALL), _LARGE) / _SMALL) / math.log(_LARGE / _SMALL)
+    return float(f"{small * (large / small) ** share * (_ADAPTER if adapter else 1):.1e}")
+
+
+def with_rate(config: LearnerConfig, method: Method | None = None) -> LearnerConfig:
+    """`config` with a learning rate: its own, or the default for its model.
+
+    Args:
+        config: Learner settings; `model` is a folder.
+        method: Training method. None: "sft" for the loss "sft", else "rl".
+
+    Raises:
+        ModelNotFoundError: A weight file of the model is incomplete.
+    """
+    if config.lr is not None:
+        return config
+    method = method or ("sft" if config.loss == "sft" else "rl")
+    parameters = models.weight_count(Path(config.model))
+    return replace(config, lr=default_rate(method, parameters, adapter=config.lora is not None))
+
+
+def described(config: LearnerConfig, parameters: int) -> str:
+    """The part of a model that is trained, for messages: "all weights of 135M parameters"."""
+    size = f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{max(parameters / 1e6, 0.1):.3g}M"
+    return f"{'all weights' if config.lora is None else 'a LoRA adapter'} of a model with {size} parameters"
+
+
+def weak_rate(config: LearnerConfig, steps: int, method: Method = "rl") -> str:
+    """A warning if the learning rate is too low to change the model within the run, else an empty string.
+
+    AdamW moves a weight by about the learning rate per optimizer step. The warning compares the largest possible
+    movement over the run with the distance between two bfloat16 numbers at the median weight. A rate of 0 (a control
+    run) and rates of at least the default give no warning.
+
+    Args:
+        config: Learner settings with a learning rate; `model` is a folder.
+        steps: Training steps of the run.
+        method: Training method.
+    """
+    parameters = models.weight_count(Path(config.model))
+    usual = default_rate(method, parameters, adapter=config.lora is not None)
+    if not config.lr or config.lr >= usual:
+        return ""
+    per_step = config.num_iterations * config.num_minibatches
+    moved = per_step * sum(learning_rate(config, step, steps) for step in range(steps))
+    weight = _median_weight(Path(config.model))
+    spacing = _BFLOAT16_EPSILON * 2.0 ** math.floor(math.log2(weight)) if weight else 0.0
+    share = moved / (1 if config.lora is None else _ADAPTER)
+    if share >= _LEAST_SHARE * spacing:
+        return ""
+    return (
+        f"lr={config.lr:g} is too low to train {described(config, parameters)} in {steps} steps: AdamW moves a weight "
+        f"by at most {moved:.1g} in total, and the median weight of {weight:.2g} changes in bfloat16 by steps of "
+        f"{spacing:.1g}. Leave lr unset for the default of {usual:g}, or train for more steps"
+    )
+
+
+def _median_weight(folder: Path) -> float:
+    """Median absolute value of the model's weights, from the first rows of a few of its matrices; 0 without any."""
+    return statistics.median(_medians(folder)) if any(folder.glob("*.safetensors")) else 0.0
+
+
+def _medians(folder: Path) -> Iterator[float]:
+    from safetensors import safe_open
+
+    for file in sorted(folder.glob("*.safetensors"))[:_MATRICES]:
+        with safe_open(file, framework="pt") as tensors:
+            matrices = [name for name in sorted(tensors.keys()) if len(tensors.get_slice(name).get_shape()) > 1]
+            for name in matrices[:: max(1, len(matrices) // _MATRICES)]:
+                yield float(tensors.get_slice(name)[:_ROWS].float().abs().median())
+
+
+def learning_rate(config: LearnerConfig, step: int, total: int | None) -> float:
+    """Learning rate of a training step: warm-up, stable, decay (arXiv 2404.06395), counted as TorchTitan does.
+
+    The rate depends on these arguments alone, so a resumed run that is made longer continues at the rate that the
+    longer schedule has at that step. All optimizer steps on one batch have the same rate.
+
+    Args:
+        config: Learner settings with a learning rate.
+        step: Number of training steps taken before.
+        total: Number of training steps of the run. None if it is unknown.
+
+    Raises:
+        ValueError: The rate decays and `total` is None or not above `step`.
+    """
+    assert config.lr is not None, "call with_rate first"
+    decays = config.lr_decay != "none"
+    if decays and (total is None or step >= total):
+        raise ValueError(
+            f"lr_decay={config.lr_decay!r} needs the run's number of steps, {step} are taken and {total} planned; "
+            "call set_total_steps with more"
+        )
+    if step < config.warmup_steps:
+        return config.lr * (step + 1) / config.warmup_steps
+    if not decays or total is None:
+        return config.lr
+    decay = min(round(total * config.lr_decay_share), total - config.warmup_steps)
+    progress = max(0, step - total + decay) / max(1, decay)  # 1 would be reached one step after the last
+    left = {"linear": 1 - progress, "sqrt": 1 - math.sqrt(progress), "cosine": (1 + math.cos(math.pi * progress)) / 2}
+    return config.lr * (config.lr_min_share + (1 - config.lr_min_share) * left[config.lr_decay])
