@@ -80,7 +80,7 @@ def test_a_run_says_who_sits_where_and_who_shares_a_learner(tmp_path, capsys):
         run = GRPOTrainer(seats, out_dir=tmp_path)
         sampler = TaskSampler(Duel)
         learners = {name: SimpleNamespace(name=f"{name}-l") for name in run._models(sampler)}
-        run._announce_seats(print, sampler, SimpleNamespace(learners=learners))
+        run._announce_seats(print, sampler, SimpleNamespace(learners=learners), 20)
         return capsys.readouterr().out.splitlines()
 
     one, other = fa.Policy("m"), fa.Policy("m")

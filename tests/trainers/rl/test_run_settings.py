@@ -104,14 +104,14 @@ def test_config_of_a_plain_run_says_that_the_reward_is_the_environments(tmp_path
         ({"env_args": {"size": 2}}, "env_args.size: None -> 2"),
         ({"credit": Halved()}, f"trainer.credit.class: None -> {__name__}:Halved"),
         ({"rival": fa.Random(name="rival", seed=7)}, "players.rival.seed: 0 -> 7"),
-        ({"learner": fa.LearnerConfig(lr=3e-6)}, "trainer.learner.lr: 1.0e-06 -> 3.0e-06"),
+        ({"learner": fa.LearnerConfig(lr=3e-6)}, "trainer.learner.lr: 2e-05 -> 3e-06"),
     ],
 )
 def test_a_change_on_resume_is_told(tmp_path, capsys, change, told):
     fit(tmp_path)
     capsys.readouterr()
     fit(tmp_path, steps=3, **change)
-    said = capsys.readouterr().out.replace("1e-06", "1.0e-06").replace("3e-06", "3.0e-06")
+    said = capsys.readouterr().out.replace("2.0e-05", "2e-05").replace("3.0e-06", "3e-06")
     assert told in said and "config.previous.yaml has the old ones" in said
     capsys.readouterr()
     fit(tmp_path, steps=4, **change)

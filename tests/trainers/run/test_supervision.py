@@ -45,7 +45,8 @@ def test_a_learner_that_waits_for_its_turn_on_a_gpu_is_idle(monkeypatch):
         turns = Turns("gpu", 60)
         engines = turns.share("engines", leave=waits_for_engines, come=goes)
         learners = turns.share("learner", leave=goes, come=goes)
-        about = {"config": LearnerConfig(), "procs": None, "actors": None, "world_size": 1, "max_sample_tokens": 8, "pulse": None}
+        about = {"config": LearnerConfig(), "procs": None, "actors": None, "world_size": 1, "pulse": None}
+        about["max_sample_tokens"] = 8
         busy = Busy()
         pair = [Learner("learner", whose=whose, turn=learners, busy=busy, **about) for whose in ("a", "b")]
         for one in pair:

@@ -470,9 +470,7 @@ class GRPOTrainer:
             display = Display("train", steps, first, processes.learners)
             watching = starts.shown(display.say), Watchdog(self.config.block_timeout_s)
             with display, watching[0], Interrupt(display.say) as interrupt, watching[1]:
-                self._announce_seats(display.say, sampler, processes)
-                for warning in weak_rates(self._resolved(self._models(sampler)), steps):
-                    display.say(warning)
+                self._announce_seats(display.say, sampler, processes, steps)
                 if first:
                     display.say(f"goes on after step {first}")
                     if run.changed:
@@ -769,7 +767,9 @@ class GRPOTrainer:
         }
         return sits | {name: sits[seat] for name, seat in sampler.asked_for.items() if seat in sits}
 
-    def _announce_seats(self, say: Callable[[str], None], sampler: TaskSampler, processes: Processes) -> None:
+    def _announce_seats(
+        self, say: Callable[[str], None], sampler: TaskSampler, processes: Processes, steps: int
+    ) -> None:
         """Say who plays which seats, and which of them share a learner; from here on lines go to `say`."""
         self._say = say
         models = self._models(sampler)
@@ -780,6 +780,8 @@ class GRPOTrainer:
             if name in resolved:
                 told += ", " + rate_line(resolved[name], chosen=self.config.learner_of(models[name]).lr is not None)
             say(f"{', '.join(agents)}: policy {name} {told}")
+        for warning in weak_rates(resolved, steps):
+            say(warning)
 
     def _announce_failure(self, group: EpisodeGroup) -> None:
         """Say at once that an episode failed, the first of this trainer's."""
