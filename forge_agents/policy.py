@@ -386,7 +386,10 @@ class Human:
 
 @dataclass(frozen=True, kw_only=True)
 class Random:
-    """Plays a uniformly random legal action where the environment lists them, random text otherwise."""
+    """Plays a uniformly random legal action where the environment lists them, and random letters elsewhere.
+
+    Where such letters turn out to be illegal, a `RuntimeWarning` names the environment and the agent.
+    """
 
     name: str = "random"
     seed: int = 0

@@ -336,6 +336,8 @@ class InvalidAction(_Mirror, EnvWrapper):
             self._end(truncated=False)
 
 
+_MOST_NUMBERS = 1000
+"""Actions of a discrete space, beyond which they are not listed by number."""
 ILLEGAL = (ValueError, LookupError, ArithmeticError)
 """What the `text_to_action` of `wrap` raises at a text that is no action, beside returning None."""
 
@@ -353,7 +355,9 @@ class WrappedEnv(_Mirror):
             Lists and Python's numbers become arrays where the space is a Box. Any other exception is a mistake of the
             function, and the episode fails.
         legal_actions: ``h(observation, agent)`` gives the texts that are legal for the deciding agent, which are then
-            in ``infos[agent]["legal_actions"]``: random players draw from them, which else write what is illegal.
+            in ``infos[agent]["legal_actions"]``, from which random players draw. None lists numbers where the action
+            space is a Discrete of at most 1000 actions each of which `text_to_action` reads from a number, without
+            those that the action mask forbids; elsewhere nothing is listed, and random players write random letters.
         instructions: System prompt, one for all or by agent.
         illegal_reward: Reward of an illegal action. It ends the episode for everybody, the others get 0, and the
             agent's info says why under ``"illegal"``; ``make(id, invalid_action=...)`` asks again instead.
@@ -408,6 +412,7 @@ class WrappedEnv(_Mirror):
         self._illegal_reward = illegal_reward
         self._max_chars = {"observation": max_observation_chars, "action": max_action_chars}
         self._spaces: dict[tuple[str, str], TextSpace] = {}
+        self._numbers: dict[str, dict[int, str]] = {}
 
     @property
     def source_files(self) -> frozenset[str]:
@@ -484,12 +489,36 @@ class WrappedEnv(_Mirror):
             return None, f"{type(error).__name__}: {error}"
         if move is None or not space.contains(move):
             return None, f"not an action: {move!r}" + (f" is not in {space}" if move is not None else "")
-        inside = self.env.observe(agent)
-        mask = inside.get("action_mask") if isinstance(inside, Mapping) else None
-        mask = self.env.infos[agent].get("action_mask") if mask is None else mask
+        mask = self._mask(agent)
         if mask is not None and np.ndim(move) == 0 and not mask[int(move) - int(getattr(space, "start", 0))]:
             return None, f"action {move!r} is masked"
         return move, ""
+
+    def _mask(self, agent: str) -> Any:
+        """The action mask in the observation or info of an agent; None where there is none."""
+        inside = self.env.observe(agent)
+        mask = inside.get("action_mask") if isinstance(inside, Mapping) else None
+        return self.env.infos[agent].get("action_mask") if mask is None else mask
+
+    def _numbered(self, agent: str) -> list[str] | None:
+        """Numbers that `text_to_action` reads as the legal actions; None where it does not read each action so."""
+        if agent not in self._numbers:
+            self._numbers[agent] = self._texts_by_action(agent, self.env.action_space(agent))
+        if not (texts := self._numbers[agent]):
+            return None
+        mask, start = self._mask(agent), min(texts)
+        return [text for action, text in texts.items() if mask is None or mask[action - start]]
+
+    def _texts_by_action(self, agent: str, space: Any) -> dict[int, str]:
+        """The first number, counted from 0 or 1, that means each action; empty where some action has none."""
+        if not isinstance(space, gymnasium.spaces.Discrete) or space.n > _MOST_NUMBERS:
+            return {}
+        start, found = int(space.start), dict[int, str]()
+        for text in map(str, range(min(start, 0), start + int(space.n) + 1)):
+            move = _or_none(self._to_action, text, agent, space)
+            if move is not None and np.ndim(move) == 0 and space.contains(move):
+                found.setdefault(int(move), text)
+        return dict(sorted(found.items())) if len(found) == space.n else {}
 
     def _mirror(self) -> None:
         super()._mirror()
@@ -499,13 +528,26 @@ class WrappedEnv(_Mirror):
             for seat, info in self.infos.items()
         }
         agent = self.agent_selection
-        if self._legal is not None and agent in self.agents:
+        if agent not in self.agents:
+            return
+        if self._legal is not None:
             self.infos = {seat: without(info, "legal_actions") for seat, info in self.infos.items()}
-            if not (self.terminations[agent] or self.truncations[agent]):
+        if not (self.terminations[agent] or self.truncations[agent]):
+            if self._legal is not None:
                 self.infos[agent]["legal_actions"] = list(self._legal(self.env.observe(agent), agent))
+            elif "legal_actions" not in self.infos[agent] and (numbers := self._numbered(agent)) is not None:
+                self.infos[agent]["legal_actions"] = numbers
 
 
 wrap = WrappedEnv
+
+
+def _or_none(call: Callable[..., Any], *args: object) -> Any:
+    """What a user's function returns; None where it raises, as on a text that it was not written for."""
+    try:
+        return call(*args)
+    except Exception:  # noqa: BLE001  # any exception is an answer here
+        return None
 
 
 def _copied(env: Any, memo: dict[int, Any]) -> Any:

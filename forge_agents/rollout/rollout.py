@@ -31,7 +31,7 @@ from forge_agents.errors import (
     UnknownIdError,
     did_you_mean,
 )
-from forge_agents.policy import AnyPolicy, Seats, seat_policies
+from forge_agents.policy import AnyPolicy, Random, Seats, seat_policies
 from forge_agents.rollout.conversation import ASK_FOR_NOTES, Branches
 from forge_agents.rollout.players import ContextFullError, Decision, Player, Served, player_for
 from forge_agents.runtime.waits import all_or_first_error
@@ -101,9 +101,12 @@ class _Seat:
     early_reward: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
     branches: Branches = field(default_factory=Branches)
+    unlisted: bool = False
+    """Whether the agent decided without a list of legal actions."""
 
     def draft(self, index: int, observation: str, info: Mapping[str, Any], decision: Decision) -> None:
         told = info.get(CONVERSATION)
+        self.unlisted |= not info.get("legal_actions")
         try:
             branch, after = self.branches.place(told)
             heard_now = None if told is None else _heard(observation, told)
@@ -228,6 +231,7 @@ async def play(
         for seat in seats.values():
             if seat.drafts and not seat.drafts[-1].terminated:
                 seat.drafts[-1].truncated = True
+    _warn_of_illegal_text([seat for seat in seats.values() if isinstance(policies[seat.agent], Random)], env_id)
     return Episode(
         env_id=env_id,
         seed=seed,
@@ -236,6 +240,21 @@ async def play(
         end_reason=end,
         duration_s=time.perf_counter() - started,
     )
+
+
+def _warn_of_illegal_text(seats: Sequence[_Seat], env_id: str) -> None:
+    """Warn where the random text of random players, for want of a list of legal actions, was illegal."""
+    for seat in seats:
+        forfeits = seat.info.get("forfeits")
+        forfeited = isinstance(forfeits, (list, tuple)) and seat.agent in forfeits
+        if seat.unlisted and (forfeited or any(draft.info.get("illegal") for draft in seat.drafts)):
+            warnings.warn(  # shown once per environment
+                f"{env_id or 'the environment'} does not always list legal actions, so fa.Random() writes random "
+                f"letters there, which are illegal{' and forfeit the game' if forfeited else ''}. Use another player, "
+                "such as fa.Scripted(...), or let legal_actions() of the environment list them",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 async def _play_turns(env: AECEnv[str, Any, Any], seat_of: SeatOf, max_turns: int) -> EndReason:

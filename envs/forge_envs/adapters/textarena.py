@@ -12,6 +12,7 @@ import json
 import re
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -21,8 +22,9 @@ from unittest import mock
 import numpy as np
 
 from forge_agents.envs.env import Outcome, TurnEnv
-from forge_envs.adapters.catalog import TEXTARENA_PLAYERS, folder_of
+from forge_envs.adapters.catalog import TEXTARENA_EXCLUDED, TEXTARENA_PLAYERS, folder_of
 from forge_envs.adapters.contained import Randomness, failure, fitting
+from forge_envs.adapters.textarena_moves import legal_moves
 
 _CUT = "[earlier messages are left out]\n"
 WORD_GAMES = frozenset(
@@ -30,6 +32,8 @@ WORD_GAMES = frozenset(
 )
 """The games that ask NLTK for its corpus ``words``, some also for its tagger."""
 
+_MOST = {"Set": 20.0}
+"""Largest reward of games of one seat that do not pay at most 1."""
 _TAGGER = "averaged_perceptron_tagger_eng"
 
 
@@ -40,10 +44,15 @@ class TextArena(TurnEnv):
     start; its observation is every message of the game and of other players since its last decision. Actions go
     through the game's default action wrappers, cut to `max_action_chars`.
 
-    Rewards are TextArena's own, given when the game ends, partial credit included. At the end every seat's info holds
+    ``infos[agent]["legal_actions"]`` lists the legal actions of about 50 games that have few.
 
-    * ``"outcome"``: ``"win"``, ``"loss"`` or ``"draw"`` among the seats; for one seat ``"solved"`` (reward >= 1),
-      ``"partial"`` or ``"failed"``; ``"forfeit"`` for a seat that the game ended or removed for invalid moves; and
+    Rewards are TextArena's own, given when the game ends, partial credit included. Bandit is corrected: TextArena pays
+    the regret of the button that was chosen, and so the worst button most (its issue 173); here the reward is 1 minus
+    the regret. At the end every seat's info holds
+
+    * ``"outcome"``: ``"win"``, ``"loss"`` or ``"draw"`` among the seats; for one seat ``"solved"`` (the most that can
+      be earned: 20 in Set, 1 in other games), ``"partial"`` or ``"failed"``; ``"forfeit"`` for a seat that the game
+      ended or removed for invalid moves; and
       ``"void"`` for a seat whose last rival forfeited: its reward stays TextArena's (usually 1), but it is no win.
     * ``"forfeits"``: the seats that forfeited; ``"score"``: the own reward; ``"reason"`` and ``"role"``, as
       TextArena says.
@@ -76,6 +85,8 @@ class TextArena(TurnEnv):
             raise ValueError(f"num_players={num_players!r} of {game}: the game takes {least} to {most} players")
         if game not in textarena.envs.registration.ENV_REGISTRY:
             raise ValueError(f"TextArena {textarena.__version__} has no game {game!r}")
+        if reason := TEXTARENA_EXCLUDED.get(game_name(game)):
+            warnings.warn(f"TextArena's {game} does not work as it should: it {reason}", RuntimeWarning, stacklevel=2)
         self.game = game
         self.possible_agents = tuple(f"player_{seat}" for seat in range(number))
         self._arguments = options
@@ -113,6 +124,9 @@ class TextArena(TurnEnv):
                 told.append(f"[{self._core.state.role_mapping.get(sender, f'Player {sender}')}] {str(text).strip()}")
         return fitting("\n".join(told), self.max_observation_chars, _CUT)
 
+    def legal_actions(self, agent: str) -> list[str] | None:
+        return legal_moves(game_name(self.game), self._core)
+
     def act(self, agent: str, action: str) -> Outcome:
         self._read[agent] = []
         try:
@@ -147,7 +161,9 @@ class TextArena(TurnEnv):
         told = {agent: infos.get(seat, {}) for seat, agent in enumerate(agents)}
         forfeits = [agent for agent in agents if told[agent].get("invalid_move")]
         score = {agent: _number(rewards.get(seat), agent in forfeits) for seat, agent in enumerate(agents)}
-        verdict = outcomes(score, forfeits)
+        if game_name(self.game) == "Bandit" and not (forfeits or error):
+            score = {agent: 1.0 - regret for agent, regret in score.items()}
+        verdict = outcomes(score, forfeits, most=_MOST.get(game_name(self.game), 1.0))
         if error:
             verdict = {agent: "forfeit" if agent in forfeits else "void" for agent in agents}
         info = {
@@ -164,8 +180,8 @@ class TextArena(TurnEnv):
         return Outcome(rewards=score, done=True, info=info)
 
 
-def outcomes(score: dict[str, float], forfeits: list[str]) -> dict[str, str]:
-    """What the end of a game counts as for each seat; see `TextArena`.
+def outcomes(score: dict[str, float], forfeits: list[str], *, most: float = 1.0) -> dict[str, str]:
+    """What the end of a game counts as for each seat; see `TextArena`. A single seat can earn at most `most`.
 
     Seats that did not forfeit are compared with each other: the highest score wins, equal scores win, draw or lose
     together by their sign. A lone seat left over by forfeits has beaten nobody.
@@ -173,7 +189,7 @@ def outcomes(score: dict[str, float], forfeits: list[str]) -> dict[str, str]:
     playing = {agent: value for agent, value in score.items() if agent not in forfeits}
     verdict = dict.fromkeys(forfeits, "forfeit")
     if len(score) == 1:
-        return verdict | {a: "solved" if v >= 1 else "partial" if v > 0 else "failed" for a, v in playing.items()}
+        return verdict | {a: "solved" if v >= most else "partial" if v > 0 else "failed" for a, v in playing.items()}
     if forfeits and len(playing) < 2:
         return verdict | dict.fromkeys(playing, "void")
     best, worst = max(playing.values()), min(playing.values())

@@ -325,7 +325,8 @@ def test_a_mask_counts_from_where_its_space_starts():
     env = lives(Masked, legal_actions=None)
     env.reset(seed=0)
     assert env.refusal("a", "1") == "action 1 is masked" and env.refusal("a", "2") == ""
-    assert env.last()[4] == {"to": [2]}  # plain values; PettingZoo would take a mask of actions for one of texts
+    # plain values; PettingZoo would take a mask of actions for one of texts
+    assert env.last()[4] == {"to": [2], "legal_actions": ["2"]}
     assert check_env(lambda: lives(Masked, legal_actions=lambda obs, agent: ["2"])).ok
 
 
@@ -395,3 +396,54 @@ def test_an_asked_again_wrapped_game_needs_no_copy(monkeypatch):
     assert env.env.env.stones == before - 1 and env.agent_selection == "player_1"
     with pytest.raises(ForgeError, match=r"Drawing keeps font, a lock, which cannot be copied \(cannot pickle"):
         copy.deepcopy(env)
+
+
+def numbered_nim(text_to_action, **kwargs):
+    read = lambda seen, agent: f"{seen['observation'][0]} stones"  # noqa: E731
+    return fa.wrap(Nim(), obs_to_text=read, text_to_action=text_to_action, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("text_to_action", "texts"),
+    [
+        (lambda text, agent, space: int(text), ["0", "1", "2"]),
+        (lambda text, agent, space: int(text) - 1, ["1", "2", "3"]),
+        (lambda text, agent, space: {"0": 0, "1": 1, "2": 2}[text], ["0", "1", "2"]),
+    ],
+)
+def test_legal_numbers_are_listed_by_the_action_mask(text_to_action, texts):
+    env = numbered_nim(text_to_action)
+    env.reset(seed=0)
+    while env.env.stones > 2:
+        assert env.infos[env.agent_selection]["legal_actions"] == texts[: min(3, env.env.stones)]
+        env.step(texts[0])
+    assert env.infos[env.agent_selection]["legal_actions"] == texts[:2]
+    env.step(texts[1])
+    assert not any("legal_actions" in info for info in env.infos.values())
+
+
+@pytest.mark.parametrize(
+    "text_to_action",
+    [
+        lambda text, agent, space: ["one", "two", "three"].index(text),
+        lambda text, agent, space: {"0": 0, "2": 2}[text],
+        lambda text, agent, space: 1 / 0 if text == "1" else int(text),
+    ],
+)
+def test_nothing_is_listed_where_numbers_do_not_name_each_action(text_to_action):
+    env = numbered_nim(text_to_action)
+    env.reset(seed=0)
+    assert "legal_actions" not in env.infos["player_0"]
+
+
+def test_random_players_of_masked_games_play_to_the_end():
+    for seed in range(5):
+        episode = fa.play(numbered_nim(lambda text, agent, space: int(text)), fa.Random(), seed=seed)
+        assert sorted(episode.rewards.values()) == [-1.0, 1.0]
+        assert not any(turn.info.get("illegal") for turn in episode.turns)
+
+
+def test_random_players_warn_where_their_letters_are_illegal():
+    env = numbered_nim(lambda text, agent, space: ["one", "two", "three"].index(text))
+    with pytest.warns(RuntimeWarning, match="does not always list legal actions, so fa.Random"):
+        fa.play(env, fa.Random(), seed=0)

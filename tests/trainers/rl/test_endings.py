@@ -335,6 +335,108 @@ def test_solved_is_flat_at_the_top_everywhere_and_often_enough(steps, tops, want
     assert watch(steps, tops=tops) == wanted
 
 
+def idle_group(seed=0, env_id="t", reward=1.0, forfeits=("p1",), size=8):
+    """Episodes that the rival ended before the team had a turn."""
+
+    def ended(episode):
+        first, second = episode.trajectories["p0"], episode.trajectories["p1"]
+        info = {"forfeits": list(forfeits), "outcome": "void"}
+        return dataclasses.replace(
+            episode,
+            trajectories={
+                "p0": dataclasses.replace(first, turns=(), early_reward=reward, info=info),
+                "p1": dataclasses.replace(second, info=info),
+            },
+        )
+
+    played = group(*(reward,) * size, seed=seed, env_id=env_id)
+    return EpisodeGroup(env_id=env_id, seed=seed, episodes=tuple(map(ended, played.episodes)))
+
+
+IDLE = [idle_group(seed=n) for n in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "tops", "wanted"),
+    [
+        ([IDLE] * 9, {"t": None}, ("broken", 3)),  # the rival forfeits first: all rewards are 1, and nothing is sampled
+        ([IDLE] * 9, {"t": 1.0}, ("broken", 3)),
+        ([MIXED, *[IDLE] * 9], {"t": 1.0}, ("broken", 4)),  # also after steps that were learned from
+        ([[*IDLE, *FULL[:1]]] * 6, {"t": 1.0}, (None, 6)),  # few episodes prove nothing, however many end at once
+        ([[*IDLE, *FULL[:1]]] * 9, {"t": 1.0}, ("solved", 8)),  # until 64 episodes were played
+        ([[*FULL, idle_group(env_id="u")]] * 9, {"t": 1.0, "u": 1.0}, ("flat", 3)),  # nothing is known of u
+        ([[*FULL[:2], *[group(*(1.0,) * 8, error=BROKEN)] * 6]] * 9, {"t": 1.0}, ("flat", 3)),  # most episodes failed
+    ],
+)
+def test_only_episodes_with_sampled_tokens_prove_success(steps, tops, wanted):
+    assert watch(steps, tops=tops) == wanted
+
+
+def test_a_run_without_a_turn_of_the_policy_fails_and_names_who_ended_the_games(tmp_path):
+    run = trainer(tmp_path, lambda step: IDLE, max_empty_steps=3, groups_per_step=8)
+    with run, pytest.raises(EmptyBatchError) as caught:
+        run.fit(Duel, steps=200)
+    said = str(caught.value)
+    assert "no trained policy had a turn in 192 episodes" in said
+    assert "192 by p1 (rival) with an illegal action" in said and "p1 wrote 'x'" in said
+    assert not (tmp_path / "export").exists() and ending_of(tmp_path)["ending"] == "broken"
+
+
+def test_a_short_run_without_a_turn_of_the_policy_fails_at_its_end(tmp_path):
+    """Its steps are fewer than those that a run waits for."""
+    idle = [idle_group(seed=n, forfeits=()) for n in range(4)]
+    with trainer(tmp_path, lambda step: idle) as run, pytest.raises(EmptyBatchError, match="32 by p1 .rival. with the"):
+        run.fit(Duel, steps=1)
+    assert not (tmp_path / "export").exists()
+
+
+def test_a_run_that_goes_on_knows_that_its_policy_had_turns_before(tmp_path):
+    with trainer(tmp_path, lambda step: MIXED, groups_per_step=1) as run:
+        run.fit(Duel, steps=2)
+    with trainer(tmp_path, lambda step: IDLE[:1], groups_per_step=1) as run:
+        assert run.fit(Duel, steps=3).steps == 3
+
+
+def test_a_run_that_had_nothing_to_learn_from_says_so(tmp_path, capsys):
+    with trainer(tmp_path, lambda step: HALF) as run:
+        run.fit(Duel, steps=2)
+    assert "no step had anything to learn from, so the weights are those that training began with" in " ".join(
+        capsys.readouterr().out.split()
+    )
+
+
+def test_a_policy_that_was_perfect_before_training_is_solved_and_the_reason_says_so(tmp_path):
+    with trainer(tmp_path, lambda step: FULL, max_empty_steps=3, groups_per_step=8) as run:
+        reason = run.fit(Duel, steps=200).reason
+    assert reason.startswith("solved: all 192 episodes") and "No step had anything to learn from" in reason
+
+
+def test_a_policy_without_turns_beside_one_that_learns_is_named(tmp_path, capsys):
+    class Two(Processes):
+        policies = {"team": TEAM, "second": fa.Policy("m", name="second")}
+
+        def __init__(self):
+            super().__init__()
+            self.learners["second"] = Learner()
+
+    with trainer(tmp_path, lambda step: MIXED, groups_per_step=1) as run:
+        run._processes = Two()
+        run.fit(Duel, steps=1)
+    assert "policy second never had a turn" in " ".join(capsys.readouterr().out.split())
+
+
+def test_an_evaluation_without_a_turn_of_the_policy_has_no_reward(tmp_path, caplog):
+    async def play_held_out(tasks, play, processes):
+        return IDLE
+
+    with trainer(tmp_path, lambda step: MIXED) as run:
+        run._seating.play_held_out = play_held_out
+        result = run.evaluate(Duel, episodes=8)
+    assert np.isnan(result.reward) and np.isnan(result.by_policy["team"])
+    assert "held-out episodes do not measure team: policy team had no turn in 64 episodes" in caplog.text
+    assert "64 by p1 (rival) with an illegal action" in caplog.text
+
+
 def test_one_flat_policy_of_two_ends_nothing():
     def both(seed):
         """The team always earns 1, and a second policy of ours has not learned yet."""

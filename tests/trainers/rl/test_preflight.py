@@ -546,3 +546,18 @@ def test_a_running_loop_is_no_obstacle(tried):
         return tried()
 
     assert "2 episodes" in asyncio.run(inside())
+
+
+class EndsAtOnce(World):
+    """The first action of p0 ends the game, as an action of a random player that is illegal."""
+
+    def act(self, agent, action):
+        told = {seat: {"forfeits": ["p0"]} for seat in self.agents}
+        return fa.Outcome(rewards={"p0": -1.0, "p1": 1.0}, done=True, info=told)
+
+
+def test_preflight_names_a_policy_without_a_turn_and_who_ended_the_game(tried, tiny_llama):
+    seats = {"p0": fa.Random(), "p1": fa.Policy(str(tiny_llama), name="team", sampling=fa.Sampling(max_tokens=16))}
+    said = " ".join(tried(env=EndsAtOnce, seats=seats).split())
+    assert "preflight: EndsAtOnce: policy team had no turn in 2 episodes, which were ended 2 by p0 (random)" in said
+    assert "no turn" not in tried(env=World, seats=seats)

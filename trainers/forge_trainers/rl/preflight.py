@@ -12,6 +12,7 @@ import copy
 import inspect
 import time
 import traceback
+import warnings
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,7 @@ from forge_agents.runtime.mesh import about_to_divide, with_deadline
 from forge_agents.runtime.waits import in_thread
 from forge_agents.types import Episode, EpisodeGroup, Reward, Trajectory, Turn
 from forge_trainers.rl.config import GRPOConfig
-from forge_trainers.rl.endings import raised_in, where_it_failed, where_it_raised
+from forge_trainers.rl.endings import raised_in, where_it_failed, where_it_raised, without_turns
 from forge_trainers.rl.rewards import EnvTurnReward, asked, env_reward, parts_of
 from forge_trainers.rl.tasks import HELD_OUT_FROM, Task, TaskSampler
 from forge_trainers.run.checkpoints import ProcessRandomness, Stateful
@@ -123,6 +124,7 @@ class Preflight:
             errors = [episode.error for episode in group.episodes if episode.error is not None]
             if not errors:
                 self._tell_of_programs(env_id, group)
+                self._tell_of_idle(env_id, group)
                 return [group]
             all_failed, first = len(errors) == len(group.episodes), where_it_failed(errors[0])
             told = f"{len(errors)} of {len(group.episodes)} episodes of random players failed in {env_id}"
@@ -133,6 +135,14 @@ class Preflight:
                 self.say(f"preflight: {told}, as a model's may: {first}{advice * (errors[0].where == 'step')}")
                 return [group]
         raise PreflightError(f"{env_id} fails before any decision, with all of {SEEDS} seeds: {first}")
+
+    def _tell_of_idle(self, env_id: str, group: EpisodeGroup) -> None:
+        """Name the trainable policies that had no turn, and who ended the episodes before."""
+        for name, policy in self.models.items():
+            own = [trajectory for trajectory in group.trajectories if trajectory.policy == name]
+            if policy.trainable and own and not any(trajectory.turns for trajectory in own):
+                told = without_turns(group.episodes, [name])
+                self.say(f"preflight: {env_id}: {told}. Random players stand in for models here")
 
     def _tell_of_programs(self, env_id: str, group: EpisodeGroup) -> None:
         """What programs raised, which ends an episode with a reward like any other.
@@ -159,10 +169,12 @@ class Preflight:
         episodes: list[Episode] = []
         limit = asyncio.timeout(until - time.monotonic())
         try:
-            async with limit:  # one by one: what blocks the thread is asked once before the time is looked at
-                for _ in range(SIBLINGS):
-                    await asyncio.sleep(0)
-                    episodes += (await rollout.group(seed, 1)).episodes
+            with warnings.catch_warnings():  # random players stand in for models, whose text may well be legal
+                warnings.filterwarnings("ignore", message=".* does not always list legal actions")
+                async with limit:  # one by one: what blocks the thread is asked once before the time is looked at
+                    for _ in range(SIBLINGS):
+                        await asyncio.sleep(0)
+                        episodes += (await rollout.group(seed, 1)).episodes
         except TimeoutError:
             if not limit.expired():
                 raise

@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import math
 import os
 import shutil
 import time
@@ -41,7 +42,15 @@ from forge_trainers.records.trackers import check_installed
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Baselines
 from forge_trainers.rl.curriculum import Curriculum, Practice
-from forge_trainers.rl.endings import Ending, Endings, most_of, nothing_played, where_it_failed
+from forge_trainers.rl.endings import (
+    Ending,
+    Endings,
+    acting,
+    most_of,
+    nothing_played,
+    where_it_failed,
+    without_turns,
+)
 from forge_trainers.rl.pipeline import Background, Batch, Pipeline, Put, TakenGroups
 from forge_trainers.rl.preflight import Preflight, Rest
 from forge_trainers.rl.rewards import (
@@ -78,12 +87,13 @@ class EvalResult:
     """Reward on held-out seeds."""
 
     reward: float
-    """Mean over episodes of the mean over the seats of trainable policies; over all seats where there is none."""
+    """Mean over episodes of the mean over the seats of trainable policies; over all seats where there is none. NaN
+    where no trainable policy had a turn."""
     ci: float
     """Half-width of its 95 % confidence interval."""
     by_agent: dict[str, float]
     by_policy: dict[str, float]
-    """Of trainable policies."""
+    """Of trainable policies. NaN of one that never had a turn."""
     episodes: Sequence[Episode] = dataclasses.field(repr=False)  # a page each
     failed: int
     """Episodes that ended in an error; they count in no mean."""
@@ -479,7 +489,9 @@ class GRPOTrainer:
                 for step in range(first, steps):
                     record = await self._step(step, pipeline.batch(step))
                     self._watch = Stopwatch(processes.busy_s)  # the next step begins here
-                    ending = self._endings.after(step, record.judged, record.samples, processes.learners, tops)
+                    ending = self._endings.after(
+                        step, record.judged, record.samples, processes.learners, tops, last=step + 1 == steps
+                    )
                     over, metrics = ending is not None or step + 1 == steps, dict(record.metrics)
                     metrics |= sampler.record(record.judged, processes.learners, tops)
                     evaluated = (ending is None or ending.well) and self._evaluates_after(step, over)
@@ -524,6 +536,8 @@ class GRPOTrainer:
         """
         if ending is not None and ending.kind == "broken":
             raise EmptyBatchError(ending.reason)
+        if ending is None and (remark := self._endings.remark(self._running.learners)):
+            self._say(remark)
         export, curve = await self._export(self.out_dir / "export"), run.plot_rewards(self._running.learners)
         self._checkpoints.exported()
         if ending is not None and ending.kind == "flat":
@@ -661,14 +675,22 @@ class GRPOTrainer:
         trained = [name for name, policy in self._models(sampler, part=True).items() if policy.trainable]
         measured = self._seating.measured(judged)
         summary, by_policy = summarise(measured, trained), rewards_by(measured, "policy")
+        played = [episode for group in groups for episode in group.episodes if episode.error is None]
+        idle = [name for name in trained if not any(acting(episode, [name]) for episode in played)] if played else []
+        if idle:
+            self._say(f"held-out episodes do not measure {', '.join(idle)}: {without_turns(played, idle)}")
         by_env: dict[str, list[JudgedGroup]] = {}
         for item in measured:
             by_env.setdefault(item.group.env_id, []).append(item)
         return EvalResult(
-            reward=summary["reward/mean"],
+            reward=math.nan if idle and set(idle) == set(trained) else summary["reward/mean"],
             ci=summary["reward/ci"],
             by_agent={seat: mean_and_ci(*found)[0] for seat, found in rewards_by(measured, "agent").items()},
-            by_policy={name: mean_and_ci(*found)[0] for name, found in by_policy.items() if name in trained},
+            by_policy={
+                name: math.nan if name in idle else mean_and_ci(*found)[0]
+                for name, found in by_policy.items()
+                if name in trained
+            },
             episodes=tuple(episode for group in groups for episode in group.episodes),
             failed=sum(len(group.failed) for group in groups),
             abstained=sum(
