@@ -180,7 +180,7 @@ def import_(words: Sequence[str]) -> int:
 
     parser = _parser("import")
     parser.add_argument(
-        "traces", nargs="+", type=str, help="Files of spans (OpenTelemetry's, in JSON) or of chats, one per line."
+        "traces", nargs="+", type=str, help="JSON files of spans (OpenTelemetry's), requests with responses, or chats."
     )
     parser.add_argument("--out", type=str, required=True, help="The JSONL file to write; it must not exist.")
     parser.add_argument("--model", type=str, help="Only the calls of the model or the agent with this name.")

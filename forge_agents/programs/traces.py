@@ -16,7 +16,7 @@ import math
 import os
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -25,6 +25,7 @@ from forge_agents.envs.thoughts import whole
 from forge_agents.errors import did_you_mean
 from forge_agents.jsonl import UnreadableJsonError, json_values
 from forge_agents.programs.calls import RefusedError, Said, as_text
+from forge_agents.programs.logs import Exchange, exchange_in
 from forge_agents.programs.protocols import PROTOCOLS, text_of
 from forge_agents.programs.spans import (
     THOUGHTS,
@@ -39,6 +40,7 @@ from forge_agents.programs.spans import (
     score_in,
     some,
 )
+from forge_agents.row_keys import is_learned
 
 Source: TypeAlias = str | os.PathLike[str]
 _ODD = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
@@ -47,6 +49,12 @@ _ROW = ("messages", "completion", "chosen", "rejected")
 """One of these is in every row."""
 _ASKED = ("tool_choice", "parallel_tool_calls", "response_format")
 """Of a request what is told the model beside its messages and tools."""
+_ROW_KEYS = (*_ROW, *_ASKED, "prompt", "system", "tools", "model", "finish_reason")
+"""Keys of a row that are read."""
+_SPOKEN_KEYS = ("role", "content", "tool_calls", "tool_call_id", "function_call", "name", "refusal")
+"""Keys of a message that the protocol reads or refuses."""
+_MESSAGE_KEYS = (*_SPOKEN_KEYS, *THOUGHTS, "finish_reason")
+"""Keys of a message that are read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +95,11 @@ class _Talk:
                 found.append((place, mark))
         return found
 
+    @property
+    def to_learn(self) -> list[tuple[int, bytes]]:
+        """The marks of the answers that are to be learned."""
+        return [(place, mark) for place, mark in self.marks if place not in self.unlearned]
+
 
 def import_traces(
     sources: Sequence[Source],
@@ -99,10 +112,12 @@ def import_traces(
     """Write the conversations of recordings as rows for `SFTTrainer`, or as pairs for `DPOTrainer`.
 
     A file holds one JSON value per line, or several lines each: exports of spans (``resourceSpans``), single spans with
-    ``attributes``, or chats with ``messages``, ``prompt`` and ``completion``, or ``prompt``, ``chosen`` and
-    ``rejected``, and ``tools`` beside them. Of spans those count that hold messages in the attributes of
-    OpenTelemetry's conventions (``gen_ai.input.messages``), of OpenInference (``llm.input_messages``) or of OpenLLMetry
-    (``gen_ai.prompt``). Their order does not matter.
+    ``attributes``, logged requests (``request`` and ``response``, as OpenAI's or Anthropic's protocols have them), or
+    chats with ``messages``, ``prompt`` and ``completion``, or ``prompt``, ``chosen`` and ``rejected``, and ``tools``
+    next to them. Of spans those count that hold messages in the attributes of OpenTelemetry's conventions
+    (``gen_ai.input.messages``), of OpenInference (``llm.input_messages``) or of OpenLLMetry (``gen_ai.prompt``). Their
+    order does not matter. Conversations that repeat each other, as requests with a growing history do, become one row,
+    and each answer is learned once.
 
     Args:
         sources: The files.
@@ -144,23 +159,29 @@ def _rows(reader: _Reader) -> Iterator[tuple[dict[str, Any], int]]:
 
     The files are read twice, so that no conversation has to be kept until the last of its calls is found.
     """
-    known = [talk.marks for talk in reader.talks() if isinstance(talk, _Talk) and not talk.whole]
-    recorded = {marks[-1][1] for marks in known}
-    done = {mark for marks in known for _, mark in _learned(marks, recorded)[:-1]}
+    calls: list[list[tuple[int, bytes]]] = []
+    longer: set[bytes] = set()  # answers that a longer conversation repeats and teaches
+    for talk in reader.talks():
+        if isinstance(talk, _Talk) and talk.whole:
+            longer.update(mark for _, mark in talk.to_learn[:-1])
+        elif isinstance(talk, _Talk):
+            calls.append(talk.marks)
+    recorded = {marks[-1][1] for marks in calls}
+    longer.update(mark for marks in calls for _, mark in _learned(marks, recorded)[:-1])
     written: set[bytes] = set()  # an answer that several conversations go on from is learned in the first of them
     for talk in reader.again().talks():
         if not isinstance(talk, _Talk):
             yield talk, 1 + ("chosen" in talk)
-        elif talk.whole:
-            yield from _parts_of(talk, reader)
-        elif talk.marks[-1][1] in done:
-            reader.left["repeated in another"] += 1
-        elif mine := [one for one in _learned(talk.marks, recorded) if one[1] not in written]:
-            written.update(mark for _, mark in mine)
-            done.add(mine[-1][1])
-            yield _row(talk, mine[0][0]), len(mine)
-        else:
+            continue
+        learned = talk.to_learn if talk.whole else _learned(talk.marks, recorded)
+        if not learned and not talk.whole:
             raise ValueError("a file changed while it was read; copy it first")
+        mine = [one for one in learned if one[1] not in written]
+        if learned and (not mine or mine[-1][1] in longer):
+            reader.left["repeated in another"] += 1
+            continue
+        written.update(mark for _, mark in mine)
+        yield from _parts_of(talk, {place for place, _ in mine})
 
 
 def _learned(marks: Sequence[tuple[int, bytes]], recorded: set[bytes]) -> list[tuple[int, bytes]]:
@@ -168,15 +189,12 @@ def _learned(marks: Sequence[tuple[int, bytes]], recorded: set[bytes]) -> list[t
     return list(itertools.takewhile(lambda one: one[1] in recorded, reversed(marks)))[::-1]
 
 
-def _parts_of(talk: _Talk, reader: _Reader) -> Iterator[tuple[dict[str, Any], int]]:
-    """A row for each run of answers that are to be learned."""
-    places = [place for place, _ in talk.marks]
-    for learned, run in itertools.groupby(places, key=lambda place: place not in talk.unlearned):
+def _parts_of(talk: _Talk, places: Collection[int]) -> Iterator[tuple[dict[str, Any], int]]:
+    """A row for each run of answers at `places`, which are to be learned."""
+    for learned, run in itertools.groupby((place for place, _ in talk.marks), key=lambda place: place in places):
         mine = list(run)
         if learned:
             yield _row(replace(talk, said=talk.said[: mine[-1] + 1]), mine[0]), len(mine)
-        else:
-            reader.left["answers of weight 0"] += len(mine)
 
 
 def _row(talk: _Talk, first: int) -> dict[str, Any]:
@@ -218,6 +236,7 @@ class _Reader:
     ) -> None:
         self._sources, self._model, self._pairs, self._say = sources, model, pairs, say
         self._names: set[str] = set()
+        self._unread: set[str] = set()
         self.left: Counter[str] = Counter()
 
     def again(self) -> _Reader:
@@ -238,6 +257,8 @@ class _Reader:
                     continue
                 for thing in things:
                     yield from self._read(where, thing)
+        if self._unread:
+            self._say(f"keys that are not read: {', '.join(map(repr, sorted(self._unread)[:20]))}")
         if self._model is not None and self._names and self._model not in self._names:
             names = ", ".join(map(repr, sorted(self._names)[:20]))
             self._say(f"no call is of {self._model!r}; they are of {names}.{did_you_mean(self._model, self._names)}")
@@ -249,20 +270,38 @@ class _Reader:
 
     def _read(self, where: str, thing: Mapping[str, Any]) -> Iterator[_Talk | dict[str, Any]]:
         try:
-            span = None if any(name in thing for name in _ROW) else attributes(thing)
-            if span is None and not any(name in thing for name in _ROW):
+            exchange = exchange_in(thing)
+            is_row = exchange is not None or any(name in thing for name in _ROW)
+            span = None if is_row else attributes(thing)
+            if span is None and not is_row:
                 keys = ", ".join(map(repr, list(thing)[:12]))
-                raise RefusedError(f"it is neither spans nor a chat; its keys are {keys}")
-            names = names_in(span) if span else {str(thing.get("model") or "")}
+                raise RefusedError(f"it is no span, no chat and no request with its response; its keys are {keys}")
+            names = names_in(span) if span else exchange.models if exchange else {str(thing.get("model") or "")}
             self._names |= names - {""}
             if self._model is not None and self._model not in names:
                 self.left["of other models, or of none that is named"] += 1
                 return
-            found = self._of_span(thing, span) if span is not None else self._of_row(thing)
+            found: Sequence[_Talk | dict[str, Any]]
+            if exchange is not None:
+                found = self._of_exchange(thing, exchange)
+            else:
+                found = self._of_span(thing, span) if span is not None else self._of_row(thing)
         except _ODD as odd:
             self._leave(where, odd)
         else:
             yield from found
+
+    def _of_exchange(self, row: Mapping[str, Any], exchange: Exchange) -> list[_Talk]:
+        request = exchange.request
+        if unread := [name for name in ("functions", "function_call") if request.get(name)]:
+            raise RefusedError(f"the request has {unread[0]}, which is not read; only tools are")
+        asked = _as_chat(exchange.messages, request.get("system"))
+        self._unlearned(asked)
+        answers = [(_as_chat([answer], None), answer.get("finish_reason")) for answer in exchange.answers]
+        if not answers:
+            self.left["requests that failed"] += 1
+        score = row.get(self._pairs) if self._pairs else None
+        return self._talks_of(asked, answers, some(request.get("tools")), score, asks=exchange.asks)
 
     def _of_span(self, span: Mapping[str, Any], known: Mapping[str, Any]) -> list[_Talk]:
         if is_around_calls(known):
@@ -275,19 +314,33 @@ class _Reader:
             return []
         asked, answers, tools = found
         ends = ends_in(known)
+        ended = [
+            ([answer], answer.pop("finish_reason", None) or (ends[at + 1] if at + 1 < len(ends) else ends[0]))
+            for at, answer in enumerate(answers)
+        ]
+        if not answers:
+            self.left["calls without an answer"] += 1
+        return self._talks_of(asked, ended, tools, score_in(span, known, self._pairs) if self._pairs else None)
+
+    def _talks_of(
+        self,
+        asked: list[Any],
+        answers: Sequence[tuple[list[Any], Any]],
+        tools: Sequence[Any],
+        score: Any,
+        asks: Mapping[str, Any] = {},
+    ) -> list[_Talk]:
+        """A conversation for each answer, which comes with how it ended, to one request."""
         talks = []
-        for at, answer in enumerate(answers):
-            ended = answer.pop("finish_reason", None) or (ends[at + 1] if at + 1 < len(ends) else ends[0])
+        for answer, ended in answers:
             if is_cut(ended):
                 self.left["answers that were cut off"] += 1
             elif not self._pairs:
-                talks.append(_talk([*asked, answer], tools))
-            elif (score := _number(score_in(span, known, self._pairs))) is None:
+                talks.append(_talk([*asked, *answer], tools, asks=asks))
+            elif (number := _number(score)) is None:
                 self.left[f"without a number {self._pairs!r}"] += 1
             else:
-                talks.append(_talk([*asked, answer], tools, score))
-        if not answers:
-            self.left["calls without an answer"] += 1
+                talks.append(_talk([*asked, *answer], tools, number, asks=asks))
         return talks
 
     def _of_row(self, row: Mapping[str, Any]) -> list[_Talk | dict[str, Any]]:
@@ -298,29 +351,57 @@ class _Reader:
             return []
         if all(row.get(name) is None for name in _ROW):
             raise RefusedError("no answer is in it")
+        if not self._is_learned("the row", row, (*_ROW_KEYS, self._pairs or "")):
+            self.left["marked as not to be learned"] += 1
+            return []
         if row.get("messages") is None:
-            if (row.get("chosen") is None) != (row.get("rejected") is None):
-                raise RefusedError("of chosen and rejected it has but one")
-            if self._pairs and row.get("chosen") is None:
-                self.left["without sides to compare"] += 1
-                return []
-            written: dict[str, Any] = {}
-            for name in ("prompt", *_ROW):
-                if (given := row.get(name)) is not None:
-                    one = [{"role": "user" if name == "prompt" else "assistant", "content": given}]
-                    asks = {} if "prompt" in written else row
-                    chat = _as_chat(one if isinstance(given, str) else given, asks.get("system"))
-                    said, told = _said(chat, some(asks.get("tools")), asks)
-                    written[name] = as_text(said, told)
-            return [written]
+            return self._of_sides(row)
         score = _number(row.get(self._pairs)) if self._pairs else None
         if self._pairs and score is None:
             self.left[f"without a number {self._pairs!r}"] += 1
             return []
         chat = _as_chat(row["messages"], row.get("system"))
         talk = _talk(chat, some(row.get("tools")), score, given_as_one=True, asks=row)
-        unlearned = {place for place, message in enumerate(chat) if message.get("weight") == 0}
-        return [replace(talk, unlearned=frozenset(unlearned))]
+        unlearned = self._unlearned(chat)
+        self.left.update({"answers of weight 0": len(unlearned)} if unlearned else {})
+        return [replace(talk, unlearned=unlearned)]
+
+    def _of_sides(self, row: Mapping[str, Any]) -> list[_Talk | dict[str, Any]]:
+        """A row in which the answers stand apart from what was asked."""
+        if (row.get("chosen") is None) != (row.get("rejected") is None):
+            raise RefusedError("of chosen and rejected it has but one")
+        if self._pairs and row.get("chosen") is None:
+            self.left["without sides to compare"] += 1
+            return []
+        written: dict[str, Any] = {}
+        for name in ("prompt", *_ROW):
+            if (given := row.get(name)) is not None:
+                message = [{"role": "user" if name == "prompt" else "assistant", "content": given}]
+                asks = {} if "prompt" in written else row
+                chat = _as_chat(message if isinstance(given, str) else given, asks.get("system"))
+                said, told = _said(chat, some(asks.get("tools")), asks)
+                if self._unlearned(chat) and name != "prompt":
+                    raise RefusedError(f"an answer of {name!r} is marked as not to be learned; write it as messages")
+                written[name] = as_text(said, told)
+        return [written]
+
+    def _unlearned(self, chat: Sequence[Mapping[str, Any]]) -> frozenset[int]:
+        """Places of the messages that are marked as not to be learned.
+
+        Raises:
+            RefusedError: A message has a key that may change what is learned and is not read.
+        """
+        return frozenset(
+            place
+            for place, message in enumerate(chat)
+            if not self._is_learned(f"messages[{place}]", message, _MESSAGE_KEYS) and message.get("role") == "assistant"
+        )
+
+    def _is_learned(self, where: str, thing: Mapping[str, Any], known: Sequence[str]) -> bool:
+        try:
+            return is_learned(where, thing, self._unread, known)
+        except ValueError as cause:
+            raise RefusedError(str(cause)) from None
 
 
 def _things(value: Any) -> Iterator[Mapping[str, Any]]:
@@ -350,7 +431,8 @@ def _as_chat(messages: Any, system: Any) -> Any:
     for message in messages:
         blocks = message.get("content") if isinstance(message, Mapping) else None
         if isinstance(blocks, list) and any(_is_anthropics(block) for block in blocks):
-            chat += of_blocks(message["role"], blocks)
+            marks = {key: message[key] for key in message if message["role"] == "assistant" and key != "content"}
+            chat += [{**marks, **each} for each in of_blocks(message["role"], blocks)]
         else:
             chat.append(message)
     return chat
@@ -392,13 +474,37 @@ def _said(messages: Any, tools: Sequence[Any], asks: Mapping[str, Any] = {}) -> 
             content = [part for part in content if _thought_in(part) is None]
         thought = next((one for one in thoughts if one and isinstance(one, str)), "")
         told = whole(thought, text_of(content, f"messages[{place}]")) if thought else content
-        spoken.append({**message, "content": told})
+        spoken.append({**{key: message[key] for key in _SPOKEN_KEYS if key in message}, "content": told})
     more = {name: asks[name] for name in _ASKED if asks.get(name) is not None}
     call = PROTOCOLS["/v1/chat/completions"].read({"model": "", "messages": spoken, "tools": offered, **more})
     for place, said in enumerate(call.said):
         if said.role == "assistant" and not (said.text.strip() or said.calls):
             raise RefusedError(f"messages[{place}]: the answer is empty")
-    return call.said, call.told
+    return tuple(_with_arguments(message, place) for place, message in enumerate(call.said)), call.told
+
+
+def _with_arguments(message: Said, place: int) -> Said:
+    """`message`, whose calls have JSON objects as arguments; an empty text stands for no arguments.
+
+    Raises:
+        RefusedError: The arguments of a call are something else, which would be learned as it stands.
+    """
+    calls = []
+    for call in message.calls:
+        written = call.arguments.strip() or "{}"
+        try:
+            arguments = json.loads(written, parse_constant=_no_constant)
+        except (ValueError, RecursionError) as cause:
+            raise RefusedError(f"messages[{place}]: the arguments of {call.name!r} are not JSON ({cause})") from None
+        if not isinstance(arguments, dict):
+            kind = type(arguments).__name__
+            raise RefusedError(f"messages[{place}]: the arguments of {call.name!r} are a JSON {kind}, not an object")
+        calls.append(replace(call, arguments=written))
+    return replace(message, calls=tuple(calls)) if calls else message
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _thought_in(part: Any) -> str | None:

@@ -314,8 +314,8 @@ def test_a_first_line_with_rubbish_behind_its_value_costs_no_other(tmp_path):
     first = json.dumps({"messages": [*ASKED, CALLED]})
     good = {"messages": [*ASKED, SAID]}
     done, rows, heard = imported(tmp_path, f"{first} rubbish", good, "{", good)
-    assert [row["messages"][-1]["content"] for row in rows] == [TEXT_OF_CALL, "It is 2.", "It is 2."]
-    assert done.left_out == {"unreadable": 2} and ":3 is left out" in heard[1]
+    assert [row["messages"][-1]["content"] for row in rows] == [TEXT_OF_CALL, "It is 2."]
+    assert done.left_out == {"unreadable": 2, "repeated in another": 1} and ":3 is left out" in heard[1]
     assert ":1 is left out: it is not JSON (only the first value of the line is read" in heard[0]
 
 
@@ -348,7 +348,7 @@ def test_values_may_take_several_lines(tmp_path):
     done, (row,), heard = imported(tmp_path, spread, second, "{")
     assert pairs_of(row["messages"])[1:] == TEXTS and done.answers == 2
     at = spread.count("\n") + second.count("\n") + 3
-    assert len(heard) == 1 and f"in.jsonl:{at} is left out" in heard[0] and "the rest of the file is not read" in heard[0]
+    assert len(heard) == 1 and f"in.jsonl:{at} is left out" in heard[0] and "the rest of the file is not" in heard[0]
 
 
 def test_the_command_writes_what_imitation_reads_and_shows_no_escapes(tmp_path, capsys):

@@ -5,54 +5,22 @@ A key that may change what is learned is followed or refused by name. Other unkn
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from forge_agents.envs.thoughts import whole
 from forge_agents.errors import did_you_mean
+from forge_agents.row_keys import LEARN_KEYS, is_learned, refusal
 from forge_agents.types import Message
 
 _ROLES = ("system", "user", "assistant", "tool")
 _OTHER_NAMES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """What the thought before an answer is called: by most, by OpenRouter and vLLM, and in gpt-oss' chat template."""
-_LEARN = (
-    "weight", "loss", "train", "training", "trainable", "learn", "loss_mask", "step_loss_mask", "loss_weight",
-)  # fmt: skip
-"""Keys of a message or a row that say with 0 or 1 whether it is learned: OpenAI's, ms-swift's, axolotl's, slime's."""
 _CUT = ("length", "max_tokens", "content_filter")
 """Values of ``finish_reason`` of answers that are not complete."""
-_CHANGES = frozenset((
-    "loss", "losses", "train", "trained", "training", "trainable", "untrained", "learn", "learned", "learning",
-    "learnable", "mask", "masks", "masked", "masking", "weight", "weights", "weighted", "weighting", "ignore",
-    "ignored", "skip", "skipped", "exclude", "excluded", "include", "included", "keep", "drop", "dropped", "enabled",
-    "disabled", "active", "grad", "gradient", "backprop", "optimize", "supervise", "supervised", "supervision",
-    "target", "targets", "label", "labels", "system", "developer", "tool", "tools", "function", "functions", "image",
-    "images", "video", "videos", "audio", "audios", "document", "documents", "context", "contexts", "history",
-    "instruction", "instructions", "template", "kwargs", "prefix", "suffix", "partial", "eos", "eot", "bos", "end",
-    "ids", "advantage", "advantages", "input", "output", "response", "completion", "call", "calls",
-))  # fmt: skip
-"""A key that contains one of these words may change what is learned."""
-_METADATA = frozenset((
-    "id", "uuid", "source", "sources", "dataset", "origin", "meta", "metadata", "info", "timestamp", "time", "date",
-    "created", "updated", "url", "lang", "language", "license", "category", "topic", "topics", "task", "type", "kind",
-    "difficulty", "level", "split", "subset", "domain", "author", "model", "score", "scores", "rating", "ratings",
-    "hash", "index", "idx", "row", "num", "number", "count", "length", "tokens", "turn", "turns", "version", "tag",
-    "tags", "quality", "cost", "latency", "usage", "seed", "title", "finish", "reason", "name",
-))  # fmt: skip
-"""A key that contains one of these words, and none of the others, says something about a row and changes nothing."""
-_MEASURES = frozenset((
-    "id", "uuid", "count", "hash", "source", "type", "version", "time", "date", "timestamp", "score", "name", "length",
-))  # fmt: skip
-"""A key that ends with one of these words, such as ``tool_call_id``, changes nothing, whatever stands before."""
-_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
-
-
 @dataclass(frozen=True, slots=True)
 class RowMessage:
     """A message of a row."""
@@ -97,7 +65,8 @@ class RowReader:
         else:
             expected = "'messages', or 'prompt' and 'completion'"
             raise _wrong_keys(source, row, ("messages", "prompt", "completion"), expected)
-        wanted = self._is_learned(source, row, ("messages", "prompt", "completion", "chosen", "rejected", "system"))
+        known = ("messages", "prompt", "completion", "chosen", "rejected", "system")
+        wanted = is_learned(source, row, self.unread, known)
         messages = _with_system(source, row, messages)
         if not any(message.role == "assistant" for message in messages):
             raise ValueError(
@@ -128,7 +97,7 @@ class RowReader:
         for name in texts:
             if self._repeats_text(prompt, given[name], least_words=1 if both else 2):
                 given[name] = self._without_text(prompt, given[name])
-        wanted = self._is_learned(source, row, ("messages", "prompt", *names, "system"))
+        wanted = is_learned(source, row, self.unread, ("messages", "prompt", *names, "system"))
         chosen, rejected = (
             _with_system(source, row, _joined(source, name, prompt, given[name])) for name in names
         )
@@ -177,40 +146,15 @@ class RowReader:
                 "`forge-agents import` does"
             )
         if message.get("name") and role != "tool":
-            raise ValueError(_refusal(source, "name"))
-        learned = self._is_learned(source, message, ("role", "content", *_THOUGHTS))
-        flags = [key for key in _LEARN if message.get(key)]
+            raise ValueError(refusal(source, "name"))
+        learned = is_learned(source, message, self.unread, ("role", "content", *_THOUGHTS))
+        flags = [key for key in LEARN_KEYS if message.get(key)]
         if flags and role != "assistant":
             raise ValueError(f"{source} has {flags[0]}={message[flags[0]]!r}, but only answers are learned; remove it")
         for key in ("finish_reason", "stop_reason"):
             if message.get(key) in _CUT:
                 raise ValueError(f"{source} has {key}={message[key]!r}: an answer that is not complete; remove its row")
         return RowMessage(str(role), _text(source, role, message), learned and role == "assistant")
-
-    def _is_learned(self, source: str, thing: Mapping[str, Any], known: Sequence[str]) -> bool:
-        """Whether a row or a message says that it is learned.
-
-        Raises:
-            ValueError: It has a key that may change what is learned and is not followed.
-        """
-        said: dict[str, bool] = {}
-        for key, value in thing.items():
-            if key in known or _is_empty(value):
-                continue
-            words = [word.lower() for word in _WORD.findall(str(key))]
-            if key in _LEARN:
-                if isinstance(value, str) or np.ndim(value) or value not in (0, 1):
-                    raise ValueError(f"{source} has {key}={value!r:.80}; expected 0 or 1 (false or true)")
-                said[key] = bool(value)
-            elif words and (words[-1] in _MEASURES or words[0] == "num"):
-                continue
-            elif _CHANGES.intersection(words):
-                raise ValueError(_refusal(source, key))
-            elif not _METADATA.intersection(words):
-                self.unread.add(str(key))
-        if len(set(said.values())) > 1:
-            raise ValueError(f"{source} has {said}, which contradict each other; keep one of them")
-        return all(said.values())
 
     def _check_beside(self, source: str, row: Mapping[str, Any], messages: Sequence[RowMessage]) -> None:
         """Raise ValueError for a row whose ``prompt`` or ``completion`` is not part of its ``messages``."""
@@ -233,10 +177,6 @@ class RowReader:
     def _without_text(self, prompt: Sequence[RowMessage], answer: Sequence[RowMessage]) -> list[RowMessage]:
         self.counts["answers without the prompt that they repeated"] += 1
         return [replace(answer[0], text=_rest(prompt[-1].text, answer[0].text))]
-
-
-def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, str | Sequence | Mapping) and not len(value))
 
 
 def _is_same(message: RowMessage, other: RowMessage) -> bool:
@@ -295,17 +235,6 @@ def _with_system(source: str, row: Mapping[str, Any], messages: list[RowMessage]
             raise ValueError(f"{source} has 'system' and a system message, and they differ; keep one of them")
         return messages
     return [system, *messages]
-
-
-def _refusal(source: str, key: Any) -> str:
-    how = {
-        "tools": "`forge-agents import` writes tools and calls into the messages",
-        "functions": "`forge-agents import` writes tools and calls into the messages",
-        "name": "write the speaker's name into the content",
-        "label": "make pairs with 'chosen' and 'rejected' of labeled answers",
-    }.get(str(key), "follow it when the file is made")
-    named = f"{source} has the key {str(key)!r:.80}"
-    return f"{named}, which is not read and may change what is learned; {how}, or remove it"
 
 
 def _wrong_keys(source: str, row: Mapping[str, Any], known: Sequence[str], expected: str) -> ValueError:

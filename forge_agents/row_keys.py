@@ -1,0 +1,89 @@
+"""Keys of recorded rows and messages: which say what is learned, which may, and which do not.
+
+Used by every reader of training data, so that the same key never means different things.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+LEARN_KEYS = (
+    "weight", "loss", "train", "training", "trainable", "learn", "loss_mask", "step_loss_mask", "loss_weight",
+)  # fmt: skip
+"""Keys of a message or a row that say with 0 or 1 whether it is learned: OpenAI's, ms-swift's, axolotl's, slime's."""
+_CHANGES = frozenset((
+    "loss", "losses", "train", "trained", "training", "trainable", "untrained", "learn", "learned", "learning",
+    "learnable", "mask", "masks", "masked", "masking", "weight", "weights", "weighted", "weighting", "ignore",
+    "ignored", "skip", "skipped", "exclude", "excluded", "include", "included", "keep", "drop", "dropped", "enabled",
+    "disabled", "active", "grad", "gradient", "backprop", "optimize", "supervise", "supervised", "supervision",
+    "target", "targets", "label", "labels", "system", "developer", "tool", "tools", "function", "functions", "image",
+    "images", "video", "videos", "audio", "audios", "document", "documents", "context", "contexts", "history",
+    "instruction", "instructions", "template", "kwargs", "prefix", "suffix", "partial", "eos", "eot", "bos", "end",
+    "ids", "advantage", "advantages", "input", "output", "response", "completion", "call", "calls",
+))  # fmt: skip
+"""A key that contains one of these words may change what is learned."""
+_METADATA = frozenset((
+    "id", "uuid", "source", "sources", "dataset", "origin", "meta", "metadata", "info", "timestamp", "time", "date",
+    "created", "updated", "url", "lang", "language", "license", "category", "topic", "topics", "task", "type", "kind",
+    "difficulty", "level", "split", "subset", "domain", "author", "model", "score", "scores", "rating", "ratings",
+    "hash", "index", "idx", "row", "num", "number", "count", "length", "tokens", "turn", "turns", "version", "tag",
+    "tags", "quality", "cost", "latency", "usage", "seed", "title", "finish", "reason", "name",
+))  # fmt: skip
+"""A key that contains one of these words, and none of the others, says something about a row and changes nothing."""
+_MEASURES = frozenset((
+    "id", "uuid", "count", "hash", "source", "type", "version", "time", "date", "timestamp", "score", "name", "length",
+))  # fmt: skip
+"""A key that ends with one of these words, such as ``tool_call_id``, changes nothing, whatever stands before."""
+_WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
+
+
+def is_learned(source: str, thing: Mapping[str, Any], unread: set[str], known: Collection[str]) -> bool:
+    """Whether a row or a message says that it is learned; without a word about it, it is.
+
+    Args:
+        source: Where it comes from, for errors.
+        thing: The row or the message.
+        unread: Receives the keys that are ignored and are no usual metadata.
+        known: Keys that the caller reads.
+
+    Raises:
+        ValueError: It has a key that may change what is learned and is not followed.
+    """
+    said: dict[str, bool] = {}
+    for key, value in thing.items():
+        if key in known or _is_empty(value):
+            continue
+        words = [word.lower() for word in _WORD.findall(str(key))]
+        if key in LEARN_KEYS:
+            if isinstance(value, str) or np.ndim(value) or value not in (0, 1):
+                raise ValueError(f"{source} has {key}={value!r:.80}; expected 0 or 1 (false or true)")
+            said[key] = bool(value)
+        elif words and (words[-1] in _MEASURES or words[0] == "num"):
+            continue
+        elif _CHANGES.intersection(words):
+            raise ValueError(refusal(source, key))
+        elif not _METADATA.intersection(words):
+            unread.add(str(key))
+    if len(set(said.values())) > 1:
+        raise ValueError(f"{source} has {said}, which contradict each other; keep one of them")
+    return all(said.values())
+
+
+def refusal(source: str, key: Any) -> str:
+    """Why a key is refused, and what to do."""
+    how = {
+        "tools": "`forge-agents import` writes tools and calls into the messages",
+        "functions": "`forge-agents import` writes tools and calls into the messages",
+        "name": "write the speaker's name into the content",
+        "label": "make pairs with 'chosen' and 'rejected' of labeled answers",
+    }.get(str(key), "follow it when the file is made")
+    named = f"{source} has the key {str(key)!r:.80}"
+    return f"{named}, which is not read and may change what is learned; {how}, or remove it"
+
+
+def _is_empty(value: Any) -> bool:
+    return value is None or (isinstance(value, str | Sequence | Mapping) and not len(value))

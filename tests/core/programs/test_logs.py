@@ -1,0 +1,303 @@
+"""Logs of requests: each answer is learned once, whatever form the log has."""
+
+import json
+
+import pytest
+
+from forge_agents.programs.traces import import_traces
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+ADD = {"name": "add", "description": "Adds.", "parameters": SCHEMA}
+TOOL = {"type": "function", "function": ADD}
+SYSTEM = {"role": "system", "content": "Be brief."}
+
+
+def user(text):
+    return {"role": "user", "content": text}
+
+
+def said(text, **more):
+    return {"role": "assistant", "content": text, **more}
+
+
+def calling(arguments, text="I add."):
+    function = {"name": "add", "arguments": arguments}
+    return said(text, tool_calls=[{"id": "c1", "type": "function", "function": function}])
+
+
+def imported(folder, *values, **options):
+    """The rows that are made of these values, what was left out, and what was said."""
+    folder.mkdir(exist_ok=True)
+    source, out, heard = folder / "in.jsonl", folder / "out.jsonl", []
+    source.write_text("\n".join(map(json.dumps, values)))
+    out.unlink(missing_ok=True)
+    left = import_traces([source], out, say=heard.append, **options).left_out
+    return [json.loads(line) for line in out.read_text().splitlines()], dict(left), heard
+
+
+def learned(rows):
+    """The texts of answers that are learned of rows."""
+    parts = [row.get("completion", row.get("messages")) for row in rows]
+    return [message["content"] for part in parts for message in part if message["role"] == "assistant"]
+
+
+# ---- histories that grow
+
+ONE = [SYSTEM, user("one"), said("1")]
+TWO = [*ONE, user("two"), said("2")]
+THREE = [*TWO, user("three"), said("3")]
+
+
+def as_chat(messages):
+    return {"messages": messages}
+
+
+def as_request(messages):
+    return {"request": {"messages": messages[:-1]}, "response": {"choices": [{"message": messages[-1]}]}}
+
+
+@pytest.mark.parametrize("written", [as_chat, as_request])
+@pytest.mark.parametrize("order", [(ONE, TWO, THREE), (THREE, TWO, ONE), (TWO, THREE, ONE, THREE)])
+def test_each_answer_of_a_growing_history_is_learned_once_and_in_one_row(tmp_path, written, order):
+    rows, left, heard = imported(tmp_path, *map(written, order))
+    assert rows == [{"messages": THREE}] and not heard
+    assert left == {"repeated in another": len(order) - 1}
+
+
+@pytest.mark.parametrize("written", [as_chat, as_request])
+def test_conversations_that_go_on_differently_share_their_first_answers(tmp_path, written):
+    other = [*ONE, user("other"), said("9")]
+    chats = [ONE, TWO, other] if written is as_request else [TWO, other]
+    rows, _, _ = imported(tmp_path, *map(written, chats))
+    assert sorted(learned(rows)) == ["1", "2", "9"]
+    assert rows[-1] == {"prompt": other[:-1], "completion": other[-1:]}
+
+
+def test_the_same_answer_to_another_question_or_system_prompt_is_learned(tmp_path):
+    chats = [ONE, ONE[1:], [SYSTEM, user("uno"), said("1")], [{**SYSTEM, "content": "Be long."}, *ONE[1:]]]
+    rows, left, _ = imported(tmp_path, *map(as_chat, chats))
+    assert learned(rows) == ["1"] * 4 and left == {}
+
+
+def test_an_answer_of_weight_0_in_a_growing_history_is_not_learned_later(tmp_path):
+    bad = [SYSTEM, user("one"), said("1", weight=0)]
+    rows, left, _ = imported(tmp_path, as_chat(bad), as_chat([*bad, user("two"), said("2")]))
+    assert learned(rows) == ["2"] and left == {"answers of weight 0": 2}
+
+
+# ---- forms of logs
+
+ASKED = [SYSTEM, user("1 + 1?")]
+OPENAI = {"model": "m", "messages": ASKED, "tools": [TOOL], "temperature": 0.2, "stream": False}
+CALL = [{"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}]
+COMPLETION = {
+    "id": "x", "object": "chat.completion", "model": "m-1",
+    "choices": [{"index": 0, "finish_reason": "tool_calls",
+                 "message": {"role": "assistant", "content": "I add.", "tool_calls": CALL, "refusal": None}}],
+    "usage": {"total_tokens": 3},
+}  # fmt: skip
+ANTHROPIC = {
+    "model": "m", "max_tokens": 9, "system": "Be brief.", "messages": [user("1 + 1?")],
+    "tools": [{"name": "add", "description": "Adds.", "input_schema": SCHEMA}],
+}  # fmt: skip
+MESSAGE = {
+    "id": "x", "type": "message", "role": "assistant", "model": "m-1", "stop_reason": "tool_use",
+    "content": [{"type": "text", "text": "I add."}, {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}],
+    "usage": {"input_tokens": 1},
+}  # fmt: skip
+RESPONSES = {
+    "model": "m", "instructions": "Be brief.", "input": "1 + 1?",
+    "tools": [{**ADD, "type": "function"}],
+}  # fmt: skip
+OUTPUT = {
+    "id": "x", "object": "response", "model": "m-1", "status": "completed", "error": None,
+    "output": [
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I add."}]},
+        {"type": "function_call", "call_id": "c1", "name": "add", "arguments": '{"a": 1}'},
+    ],
+}  # fmt: skip
+CALLED = 'I add.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"request": OPENAI, "response": COMPLETION},
+        {"request": ANTHROPIC, "response": MESSAGE},
+        {"request": RESPONSES, "response": OUTPUT},
+        {"request": json.dumps(OPENAI), "response": json.dumps(COMPLETION)},
+        {"request": {"url": "/v1", "body": OPENAI}, "response": {"status": 200, "body": json.dumps(COMPLETION)}},
+        {"request_body": ANTHROPIC, "response_body": MESSAGE},
+        {**OPENAI, "response": COMPLETION},
+        {**OPENAI, **COMPLETION},
+        {"request": OPENAI, "response": COMPLETION["choices"][0]["message"]},
+        {"request": OPENAI, "response": COMPLETION, "error": None, "id": 7},
+    ],
+)
+def test_a_request_and_its_response_are_a_conversation_with_one_answer(tmp_path, row):
+    rows, left, heard = imported(tmp_path, row)
+    assert not left and not heard
+    ((system, question, answer),) = (row["messages"] for row in rows)
+    assert system["content"].startswith("Be brief.\n\n# Tools") and '"name": "add"' in system["content"]
+    assert (question, answer) == (user("1 + 1?"), said(CALLED))
+
+
+def test_texts_are_a_question_and_an_answer(tmp_path):
+    rows, _, _ = imported(tmp_path, {"request": "1 + 1?", "response": "2"}, {"request": ASKED, "response": "2"})
+    assert [row["messages"] for row in rows] == [[user("1 + 1?"), said("2")], [*ASKED, said("2")]]
+
+
+def test_only_the_answer_of_a_request_is_learned_and_not_its_history(tmp_path):
+    history = [*ASKED, said("An example."), user("2 + 2?")]
+    rows, _, _ = imported(tmp_path, {"request": {"messages": history}, "response": "4"})
+    assert rows == [{"prompt": history, "completion": [said("4")]}]
+
+
+def test_thoughts_of_a_response_stand_before_its_answer(tmp_path):
+    thinking = {**MESSAGE, "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "2"}]}
+    reasoning = [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}, OUTPUT["output"][0]]
+    chat = {"choices": [{"message": said("2", reasoning_content="hm"), "finish_reason": "stop"}]}
+    rows, _, heard = imported(
+        tmp_path,
+        {"request": {**ANTHROPIC, "tools": []}, "response": {**thinking, "stop_reason": "end_turn"}},
+        {"request": {**RESPONSES, "tools": []}, "response": {**OUTPUT, "output": reasoning}},
+        {"request": {"messages": [user("other")]}, "response": chat},
+    )
+    assert learned(rows) == [f"<think>\nhm\n</think>\n\n{text}" for text in ("2", "I add.", "2")] and not heard
+
+
+def test_a_conversation_of_openais_responses_keeps_its_calls_and_results(tmp_path):
+    items = [
+        user("1 + 1?"), *OUTPUT["output"],
+        {"type": "function_call_output", "call_id": "c1", "output": "2"},
+    ]  # fmt: skip
+    answer = {"status": "completed", "output": [{"type": "message", "role": "assistant", "content": "It is 2."}]}
+    rows, _, _ = imported(tmp_path, {"request": {"input": items}, "response": answer})
+    assert rows[0]["prompt"] == [user("1 + 1?"), said(CALLED), user("<tool_response>\n2\n</tool_response>")]
+    assert learned(rows) == ["It is 2."]
+
+
+def test_what_a_request_asks_for_is_told_in_its_system_prompt(tmp_path):
+    form = {"type": "json_object"}
+    bodies = [
+        ({**OPENAI, "tools": [], "response_format": form}, "2"),
+        ({**RESPONSES, "tools": [], "text": {"format": form}}, "3"),
+        ({**ANTHROPIC, "tools": [], "output_config": {"format": form}}, "4"),
+    ]
+    rows, _, _ = imported(tmp_path, *({"request": body, "response": answer} for body, answer in bodies))
+    told = {row["messages"][0]["content"] for row in rows}
+    assert len(rows) == 3 and told == {"Be brief.\n\nAnswer with one JSON object and nothing else."}
+    alone = {**ANTHROPIC, "tool_choice": {"type": "any", "disable_parallel_tool_use": True}}
+    (row,), _, _ = imported(tmp_path, {"request": alone, "response": MESSAGE})
+    assert row["messages"][0]["content"].endswith("Answer with a function call.\n\nCall one function at a time.")
+
+
+def test_failed_and_cut_responses_are_left_out_and_counted(tmp_path):
+    cut = {"choices": [{"message": said("tw"), "finish_reason": "length"}]}
+    long = {**MESSAGE, "stop_reason": "max_tokens"}
+    rows, left, heard = imported(
+        tmp_path,
+        {"request": OPENAI, "response": {"error": {"message": "no"}}},
+        {"request": OPENAI, "response": {"status": 500, "body": "Internal error"}},
+        {"request": OPENAI, "error": "timeout", "response": None},
+        {"request": OPENAI, "response": cut},
+        {"request": ANTHROPIC, "response": long},
+        {"request": RESPONSES, "response": {**OUTPUT, "status": "incomplete"}},
+        {"request": OPENAI, "response": "2"},
+    )
+    assert learned(rows) == ["2"] and not heard
+    assert left == {"requests that failed": 3, "answers that were cut off": 3}
+
+
+def test_several_choices_are_answers_to_the_same(tmp_path):
+    both = {"choices": [{"message": said(text), "finish_reason": "stop"} for text in ("2", "two")]}
+    rows, _, _ = imported(tmp_path, {"request": {"messages": ASKED}, "response": both})
+    assert learned(rows) == ["2", "two"]
+
+
+def test_requests_are_selected_by_model_and_paired_by_score(tmp_path):
+    log = [{"request": {**OPENAI, "model": name}, "response": name} for name in ("solver", "planner")]
+    rows, left, _ = imported(tmp_path, *log, model="planner")
+    assert learned(rows) == ["planner"] and left == {"of other models, or of none that is named": 1}
+    scored = [{"request": OPENAI, "response": text, "helpful": score} for text, score in (("2", 1.0), ("3", 0.0))]
+    (row,), _, _ = imported(tmp_path, *scored, pairs="helpful")
+    assert (row["chosen"], row["rejected"]) == ([said("2")], [said("3")])
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"request": {"prompt": "hi"}, "response": "2"}, "the request has the keys 'prompt'; expected messages"),
+        ({"request": 7, "response": "2"}, "the request is '7'; expected an object with messages"),
+        ({"request": OPENAI, "response": {"choices": [{"delta": {}}]}}, "a part of a stream"),
+        ({"request": OPENAI, "response": {"choices": [{"text": "2"}]}}, "has no message"),
+        ({"request": OPENAI, "response": "data: {}"}, "is a text that is not JSON"),
+        ({"request": OPENAI, "response": [COMPLETION]}, "the response is a list, as streams are logged"),
+        ({"request": OPENAI, "response": {"text": "2"}}, "the response has the keys 'text'; expected choices"),
+        ({"request": {**RESPONSES, "previous_response_id": "x"}, "response": OUTPUT}, "previous_response_id"),
+        ({"request": OPENAI, "response": ""}, "the answer is empty"),
+        ({"request": {**OPENAI, "functions": [ADD]}, "response": "2"}, "the request has functions, which is not read"),
+        ({"request": {"messages": [{**user("x"), "images": ["y"]}]}, "response": "2"}, "has the key 'images'"),
+        ({"response": COMPLETION, "custom_id": "x"}, "no request with its response; its keys are"),
+    ],
+)
+def test_a_log_that_cannot_be_read_is_named_with_its_line(tmp_path, row, message):
+    rows, left, (heard,) = imported(tmp_path, {"request": OPENAI, "response": "2"}, row)
+    assert len(rows) == 1 and left == {"unreadable": 1}
+    assert "in.jsonl:2 is left out: " in heard and message in heard
+
+
+# ---- arguments of calls
+
+
+@pytest.mark.parametrize("arguments", ["not json", '{"a": 1', "[1]", "7", '"a"', "null", '{"a": NaN}', '{"a": 1} {}'])
+def test_a_row_with_arguments_that_are_no_json_object_is_refused(tmp_path, arguments):
+    good, bad = {"messages": [*ASKED, said("2")]}, [*ASKED, calling(arguments)]
+    blocks = {**MESSAGE, "content": [{**MESSAGE["content"][1], "input": arguments}]}
+    logs = [
+        {"messages": bad},
+        {"request": {"messages": ASKED}, "response": {"choices": [{"message": bad[-1]}]}},
+        {"request": ANTHROPIC, "response": blocks},
+        {"prompt": ASKED, "completion": bad[-1:]},
+        {"prompt": ASKED, "chosen": bad[-1:], "rejected": "3"},
+    ]
+    rows, left, heard = imported(tmp_path, good, *logs)
+    assert learned(rows) == ["2"] and left == {"unreadable": len(logs)}
+    assert all("the arguments of 'add' are" in line for line in heard)
+    assert "not json" not in json.dumps(rows)
+
+
+@pytest.mark.parametrize("arguments", ["", " ", "{}", {}, None])
+def test_a_call_without_arguments_is_kept(tmp_path, arguments):
+    ((row,), left, heard) = imported(tmp_path, {"messages": [*ASKED, calling(arguments)]})
+    assert row["messages"][-1]["content"].endswith('{"name": "add", "arguments": {}}\n</tool_call>')
+    assert not left and not heard
+
+
+# ---- keys that say what is learned
+
+
+@pytest.mark.parametrize("key", ["weight", "loss", "train", "loss_mask"])
+def test_answers_that_are_marked_as_not_to_be_learned_are_not(tmp_path, key):
+    chat = [SYSTEM, user("one"), said("1", **{key: 0}), user("two"), said("2", **{key: 1})]
+    rows, left, heard = imported(tmp_path, {"messages": chat})
+    assert learned(rows) == ["2"] and left == {"answers of weight 0": 1} and not heard
+    blocks = [{"type": "text", "text": "1"}, MESSAGE["content"][1]]
+    result = [{"type": "tool_result", "tool_use_id": "c1", "content": "2"}]
+    rows, _, heard = imported(tmp_path, {"messages": [user("one"), said(blocks, **{key: 0}), user(result), said("2")]})
+    assert learned(rows) == ["2"] and "<tool_call>" in rows[0]["prompt"][1]["content"] and not heard
+    row = {"messages": ONE, key: False}
+    rows, left, _ = imported(tmp_path, row, {"messages": TWO})
+    assert left == {"marked as not to be learned": 1}
+    rows, _, (heard,) = imported(tmp_path, {"prompt": "one", "completion": [said("1", **{key: 0})]}, {"messages": ONE})
+    assert learned(rows) == ["1"] and "marked as not to be learned; write it as messages" in heard
+
+
+def test_keys_that_may_change_what_is_learned_are_refused_and_others_named(tmp_path):
+    good = {"messages": ONE, "id": 1, "temperature": 0.5}
+    rows, left, heard = imported(
+        tmp_path, good, {"messages": TWO, "images": ["x"]}, {"messages": [user("one"), said("1", mask=1)]}
+    )
+    assert learned(rows) == ["1"] and left == {"unreadable": 2}
+    assert "the row has the key 'images'" in heard[0] and "messages[1] has the key 'mask'" in heard[1]
+    assert heard[2] == "keys that are not read: 'temperature'"
