@@ -254,10 +254,12 @@ def run(arm, seed, folder, single, asked):
         keep_checkpoints=1,
     )
     with fa.GRPOTrainer(policy, reward=reward_of(arm, single, verifiers), config=config, out_dir=folder) as trainer:
-        before = trainer.evaluate(task.world, episodes=asked.episodes)
+        before = trainer.evaluate(task.world, episodes=asked.episodes, reward=EnvReward())
         rows = trainer.fit(task.world, steps=asked.steps).metrics
-        after = trainer.evaluate(task.world, episodes=4 * asked.episodes)
-    curve = [[0, before.reward]] + [[row["step"] + 1, row["eval/reward"]] for row in rows if "eval/reward" in row]
+        after = trainer.evaluate(task.world, episodes=4 * asked.episodes, reward=EnvReward())
+    # what the environment pays is gold, whatever reward the arm learns from
+    gold = [[row["step"] + 1, row["eval/env_reward"]] for row in rows if "eval/env_reward" in row]
+    curve = [[0, before.reward], *gold]
     rewards = {"before": [before.reward, before.ci], "after": [after.reward, after.ci]}
     result = {"arm": arm, "seed": seed, **rewards, "curve": curve}
     if arm == "gold":

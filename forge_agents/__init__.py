@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from forge_trainers.rl.config import GRPOConfig
     from forge_trainers.rl.credit import Credit, Overlong
     from forge_trainers.rl.curriculum import Curriculum
+    from forge_trainers.rl.evaluation import EvalResult
     from forge_trainers.rl.rewards import Columns
-    from forge_trainers.rl.trainer import EvalResult, GRPOTrainer
+    from forge_trainers.rl.trainer import GRPOTrainer
     from forge_trainers.run.checkpoints import export_checkpoint
     from forge_trainers.run_file import RunConfig
     from forge_trainers.selfplay.league import League
@@ -90,7 +91,8 @@ _HOME = {
     "forge_trainers.rl.credit": ("Credit", "Overlong"),
     "forge_trainers.rl.curriculum": ("Curriculum",),
     "forge_trainers.rl.rewards": ("Columns",),
-    "forge_trainers.rl.trainer": ("EvalResult", "GRPOTrainer"),
+    "forge_trainers.rl.evaluation": ("EvalResult",),
+    "forge_trainers.rl.trainer": ("GRPOTrainer",),
     "forge_trainers.run.checkpoints": ("export_checkpoint",),
     "forge_trainers.run_file": ("RunConfig",),
     "forge_trainers.selfplay.league": ("League",),

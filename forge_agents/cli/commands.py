@@ -222,7 +222,9 @@ def evaluate(words: Sequence[str]) -> int:
     run = _parse("eval", fa.RunConfig, words).warmed_up(train=False)
     with fa.GRPOTrainer(run.seated, run.load_reward(), run.trainer, run.out_dir, run.mesh) as trainer:
         result = trainer.evaluate(run.played, episodes=run.trainer.eval_episodes, env_args=run.env_args)
-    print(f"reward {result.reward:.4f} +/- {result.ci:.4f} (95 %)")
+    print(f"reward {result.reward:.4f} +/- {result.ci:.4f} (95 %), scored by {result.scored_by}")
+    if result.scored_by != "environment":
+        print(f"environment's own reward {result.env_reward:.4f} +/- {result.env_ci:.4f} (95 %)")
     said_nothing = f", {result.abstained} without a reward" if result.abstained else ""
     print(f"{len(result.episodes)} episodes, {result.failed} failed{said_nothing}")
     by_env = result.by_env if len(result.by_env) > 1 else {}

@@ -23,7 +23,8 @@ from forge_agents.serving.config import EngineConfig
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.records.plots import draw_curve, picture
 from forge_trainers.rl.config import GRPOConfig
-from forge_trainers.rl.trainer import EvalResult, GRPOTrainer
+from forge_trainers.rl.evaluation import EvalResult
+from forge_trainers.rl.trainer import GRPOTrainer
 
 ENV_ID = "forge/Relay-v0"
 ENV_ARGS: dict[str, Any] = {"max_number": 9, "tool": False}

@@ -1,14 +1,18 @@
 """An evaluation beside the play of the next step: what it measures, and what it leaves as it was."""
 
 import asyncio
+import math
 import random
 
 import fake_processes
+import numpy as np
 import pytest
 
 import forge_agents as fa
+import forge_verifiers as fv
 from forge_agents.rollout.players import Served
 from forge_agents.types import Completion, VersionSpan
+from forge_trainers.rl.rewards import env_reward
 from forge_trainers.rl.trainer import GRPOTrainer
 
 TEAM = fa.Policy("m", name="team", sampling=fa.Sampling(max_tokens=4))
@@ -193,3 +197,104 @@ def test_nothing_is_played_after_the_last_step(tmp_path, every):
     with trainer(tmp_path, kind=Counted, eval_every=every) as run:
         run.fit(Draws, steps=3)
     assert played == [0, 1, 2]
+
+
+# ---- by which reward
+
+
+class Unpaid(Draws):
+    """The environment pays nothing, whatever is said."""
+
+    def act(self, agent, action):
+        self.said += 1
+        return fa.Outcome(done=self.said == 2)
+
+
+@fv.Rule
+def high(trajectory):
+    """The mean digit, from 0 to 1."""
+    return sum(int(turn.action) for turn in trajectory.turns) / 9 / len(trajectory.turns)
+
+
+def weak(name, place):
+    return fv.Rule(lambda trajectory: int(trajectory.turns[place].action) > 4, name=name)
+
+
+def mean_of(episodes, verifier=high):
+    return float(np.mean(verifier.score([one.trajectories["a"] for one in episodes])))
+
+
+REWARDS = {
+    "rule": lambda: high,
+    "function": lambda: lambda trajectory: high.grade(trajectory) * 3,
+    "sum": lambda: 2.0 * high + weak("first", 0),
+    "columns": lambda: fa.Columns({"high": high, "first": weak("first", 0)}),
+    "ensemble": lambda: fv.Ensemble([high, weak("first", 0), weak("second", 1)]),
+}
+
+
+@pytest.mark.parametrize("kind", REWARDS)
+def test_runs_are_evaluated_by_their_own_reward(tmp_path, kind, capsys):
+    with trainer(tmp_path, reward=REWARDS[kind](), eval_every=1, keep_checkpoints=1) as run:
+        rows = run.fit(Unpaid, steps=STEPS).metrics
+        result = run.evaluate(Unpaid, episodes=5)
+        other = run.evaluate(Unpaid, episodes=5, reward=high)
+        paid = run.evaluate(Unpaid, episodes=5, reward=env_reward)
+        best = run._checkpoints.best()
+    measured = [row["eval/reward"] for row in rows]
+    assert len(set(measured)) > 1 and {row["eval/env_reward"] for row in rows} == {0.0}
+    assert int(best.name.rpartition("-")[2]) == int(np.argmax(measured)) + 1
+    assert result.reward == pytest.approx(measured[-1]) and (result.env_reward, result.env_ci) == (0.0, 0.0)
+    if kind == "rule":
+        assert result.reward == pytest.approx(mean_of(result.episodes))
+    assert other.reward == pytest.approx(mean_of(other.episodes)) and other.scored_by == "high"
+    assert (paid.reward, paid.scored_by) == (0.0, "environment")
+    printed = capsys.readouterr().out
+    assert "held-out episodes are scored by the run's reward" in printed and "held-out env 0.000" in printed
+
+
+def test_the_environments_own_reward_is_not_reported_twice(tmp_path, capsys):
+    with trainer(tmp_path, eval_every=1) as run:
+        rows = run.fit(Draws, steps=1).metrics
+        result = run.evaluate(Draws, episodes=5)
+    assert "eval/env_reward" not in rows[0] and "scored by" not in capsys.readouterr().out
+    assert result.reward == result.env_reward > 0
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_an_evaluation_teaches_the_ensemble_nothing(tmp_path, staleness):
+    def fit(name, **settings):
+        with trainer(tmp_path / name, reward=REWARDS["ensemble"](), max_staleness=staleness, **settings) as run:
+            rows = run.fit(Unpaid, steps=STEPS).metrics
+            return [row["reward/mean"] for row in rows], run.reward.state_dict()
+
+    rewards, state = fit("evaluated", eval_every=1)
+    same_rewards, same_state = fit("alone")
+    assert rewards == same_rewards
+    assert state.keys() == same_state.keys() and all(state[k].tobytes() == same_state[k].tobytes() for k in state)
+
+
+def test_an_ensemble_that_has_learned_nothing_is_evaluated_and_forgets_it(tmp_path):
+    with trainer(tmp_path, reward=REWARDS["ensemble"]()) as run:
+        result = run.evaluate(Unpaid, episodes=12)
+        assert math.isfinite(result.reward) and run.reward.version == 0 and run.reward.learning
+
+
+@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: fv.Ensemble([high, one, weak("first", 0)])])
+def test_a_reward_that_compares_siblings_is_evaluated_on_groups(tmp_path, wrap):
+    with trainer(tmp_path, reward=wrap(fv.SelfConsistency())) as run:
+        result = run.evaluate(Unpaid, episodes=5)
+    seeds = [episode.seed for episode in result.episodes]
+    assert len(seeds) == 6 and len(set(seeds)) == 2, "two groups of group_size=3"
+    assert math.isfinite(result.reward) and result.abstained == 0
+
+
+def test_evaluations_leave_out_and_count_abstentions(tmp_path):
+    def unsure(trajectory):
+        return None if int(trajectory.turns[0].action) < 5 else 1.0
+
+    with trainer(tmp_path, reward=unsure, eval_every=1) as run:
+        row = run.fit(Unpaid, steps=1).metrics[0]
+        result = run.evaluate(Unpaid, episodes=5)
+    silent = sum(int(one.trajectories["a"].turns[0].action) < 5 for one in result.episodes)
+    assert 0 < silent < 5 and result.abstained == row["eval/abstained"] == silent and result.reward == 1.0

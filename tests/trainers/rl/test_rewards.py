@@ -18,6 +18,7 @@ from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Baselines, Credit
+from forge_trainers.rl.evaluation import EvalResult
 from forge_trainers.rl.rewards import (
     Columns,
     EnvTurnReward,
@@ -30,7 +31,7 @@ from forge_trainers.rl.rewards import (
     rates,
     summarise,
 )
-from forge_trainers.rl.trainer import EvalResult, GRPOTrainer
+from forge_trainers.rl.trainer import GRPOTrainer
 from forge_trainers.rl.update import credit_groups
 
 

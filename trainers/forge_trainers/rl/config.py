@@ -40,10 +40,12 @@ class GRPOConfig(ProcessConfig):
     max_turns: int = 64
     """Decisions after which an episode is cut off, where its environment sets no limit."""
     eval_every: int = 0
-    """Steps between evaluations on held-out seeds; 0 evaluates never. Beside one the next step is played, on the same
-    weights; the learner waits for both."""
+    """Number of steps between evaluations on held-out seeds; 0 (default) never evaluates. Episodes are scored by the
+    reward of the run; the environment's own reward is reported as well. The next step is played at the same time, on
+    the same weights; the learner waits for both."""
     eval_episodes: int = 64
-    """Held-out seeds of one evaluation."""
+    """Number of held-out episodes of one evaluation. Each has a seed of its own, unless the reward compares episodes of
+    a group: then each seed is played `group_size` times."""
     exploitability_samples: int = 0
     """Free answers drawn at every information set at each evaluation, which then also says how much the best response
     wins from each trained policy: in games of two that can list their openings, such as forge/KuhnPoker-v0. 0 leaves
@@ -53,8 +55,8 @@ class GRPOConfig(ProcessConfig):
     keep_checkpoints: int = 2
     """Newest checkpoints kept on disk."""
     keep_best: bool = True
-    """Whether the checkpoint of highest held-out reward stays on disk as well. One is then written at every evaluation,
-    see `eval_every`, that is the best so far."""
+    """Whether the checkpoint of highest held-out reward, by the reward of the run, stays on disk as well. A checkpoint
+    is then written at every evaluation, see `eval_every`, that is the best so far."""
     keep_episodes: int = 4
     """Episodes of each step written to ``episodes.jsonl``."""
     log_to: Tracker = "tensorboard"

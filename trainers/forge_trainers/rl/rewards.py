@@ -146,6 +146,16 @@ def parts_of(reward: Any) -> Iterator[tuple[Any, bool]]:
         yield reward, False
 
 
+def held_by(reward: Any) -> Iterator[Any]:
+    """A reward and all that it holds: parts of sums and `Columns`, and verifiers of ensembles."""
+    yield reward
+    parts = getattr(reward, "parts", None) if isinstance(reward, Columns | Composable) else None
+    held = [*parts().values()] if callable(parts) else []
+    held += getattr(reward, "verifiers", ()) if isinstance(reward, Composable) else ()
+    for part in held:
+        yield from held_by(part)
+
+
 def check_env_rewards(reward: Any, max_rewards: Mapping[str, float | None]) -> None:
     """Refuse an `EnvReward` whose range is known to be too small before anything is played.
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-import math
 import os
 import shutil
 import time
@@ -22,8 +21,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
-
-import numpy as np
 
 from forge_agents.errors import ActorDiedError, EmptyBatchError, ModelNotFoundError, NotReadyError, StallError
 from forge_agents.page import visible
@@ -34,7 +31,7 @@ from forge_agents.runtime.hosts import Hosts
 from forge_agents.runtime.interrupts import Interrupt, LoopRunner
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.waits import all_or_first_error
-from forge_agents.types import Episode, EpisodeBatch, EpisodeGroup, Reward
+from forge_agents.types import EpisodeBatch, EpisodeGroup, Reward
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.records.description import describe
 from forge_trainers.records.run_folder import FitResult, RunFolder, check_resumable, read_rows, weights_of
@@ -42,14 +39,16 @@ from forge_trainers.records.trackers import check_installed
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Baselines
 from forge_trainers.rl.curriculum import Curriculum, Practice
-from forge_trainers.rl.endings import (
-    Ending,
-    Endings,
-    acting,
-    most_of,
-    nothing_played,
-    where_it_failed,
-    without_turns,
+from forge_trainers.rl.endings import Ending, Endings, most_of, nothing_played, where_it_failed, without_turns
+from forge_trainers.rl.evaluation import (
+    EvalResult,
+    compares_groups,
+    eval_metrics,
+    eval_result,
+    is_env_reward,
+    policies_without_turns,
+    reward_name,
+    unchanged,
 )
 from forge_trainers.rl.pipeline import Background, Batch, Pipeline, Put, TakenGroups
 from forge_trainers.rl.preflight import Preflight, Rest
@@ -60,10 +59,8 @@ from forge_trainers.rl.rewards import (
     env_reward,
     group_spread,
     judge,
-    mean_and_ci,
     models_of,
     rates,
-    rewards_by,
     summarise,
 )
 from forge_trainers.rl.run_settings import run_settings
@@ -80,27 +77,6 @@ from forge_verifiers.core.verifier import reward_of
 
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class EvalResult:
-    """Reward on held-out seeds."""
-
-    reward: float
-    """Mean over episodes of the mean over the seats of trainable policies; over all seats where there is none. NaN
-    where no trainable policy had a turn."""
-    ci: float
-    """Half-width of its 95 % confidence interval."""
-    by_agent: dict[str, float]
-    by_policy: dict[str, float]
-    """Of trainable policies. NaN of one that never had a turn."""
-    episodes: Sequence[Episode] = dataclasses.field(repr=False)  # a page each
-    failed: int
-    """Episodes that ended in an error; they count in no mean."""
-    abstained: int = 0
-    """Others in which the reward said nothing of a seat that counts; that seat counts in no mean."""
-    by_env: dict[str, float] = dataclasses.field(default_factory=dict)
-    """`reward` of each environment or level by its id. NaN where none of its episodes counts."""
 
 
 Judged: TypeAlias = tuple[list[JudgedGroup], float]
@@ -151,6 +127,8 @@ class GRPOTrainer:
                 self.config.learner_of(policy)  # refuses overrides that do not hold
         self._processes: Processes | None = None
         self._live = asyncio.Semaphore(self.config.max_live_episodes)
+        self._scoring = asyncio.Lock()
+        """Held while the reward is asked, by a step of training or an evaluation: it may have a state."""
         self._weights, self._synced = Background(), True  # engines start with the weights that learners start with
         self._reward_state, self._taken = RewardState(self.reward), TakenGroups()
         self._baselines, self._endings = Baselines(), Endings(self.config.max_empty_steps)
@@ -222,17 +200,24 @@ class GRPOTrainer:
     def evaluate(
         self, env: EnvLike, *, episodes: int = 64, env_args: dict[str, Any] | None = None, reward: Reward | None = None
     ) -> EvalResult:
-        """Play `episodes` held-out seeds with the current weights, at the policies' own sampling.
+        """Play at least `episodes` held-out episodes with the current weights, at the policies' own sampling.
 
-        A temperature that moves in training is at its end here.
+        A temperature that moves in training is at its end here. What the reward has learned stays as it is. Each
+        episode has a seed of its own, unless the reward compares episodes of a group, as `SelfConsistency` does: then
+        seeds are played `group_size` times.
 
         Args:
-            reward: What is measured; None is the environment's own reward, whatever the trainer learns from.
+            env: As in `fit`.
+            episodes: Number of episodes, at least 1.
+            env_args: Arguments of the environment.
+            reward: The reward that is measured; None is the reward of the run. The environment's own reward is in
+                `EvalResult.env_reward` in any case.
         """
         if episodes < 1:
             raise ValueError(f"episodes={episodes} measures nothing; set at least 1")
         sampler = TaskSampler(env, env_args, hosts=self._hosts)
-        measured = env_reward if reward is None else reward_of(reward)
+        measured = self.reward if reward is None else reward_of(reward)
+        check_env_rewards(measured, sampler.max_reward)
 
         async def tried_and_played() -> EvalResult:
             self._check_resumable(sampler, part=True)
@@ -564,11 +549,12 @@ class GRPOTrainer:
             await self._play_groups(sampler, step, put, only=self._taken.missing(step, size))
 
         async def judge_them(step: int, groups: list[EpisodeGroup]) -> Judged:
-            self._reward_state.judging(step)
-            found = await self._judge_groups(sampler, step, groups, self._running.learners)
-            self._reward_state.judged(step)
-            run.keep_verifiers(step, self.reward)
-            return found
+            async with self._scoring:
+                self._reward_state.judging(step)
+                found = await self._judge_groups(sampler, step, groups, self._running.learners)
+                self._reward_state.judged(step)
+                run.keep_verifiers(step, self.reward)
+                return found
 
         return Pipeline(play, judge_them, staleness=staleness, steps=steps, size=size, taken=self._taken)
 
@@ -652,11 +638,7 @@ class GRPOTrainer:
 
     async def _evaluation(self, sampler: TaskSampler) -> dict[str, float]:
         """Metrics of the present weights; whoever waits for it leaves them as they are meanwhile."""
-        result = await self._evaluate(sampler, self.config.eval_episodes, env_reward)
-        found = {"eval/reward": result.reward, "eval/ci": result.ci, "eval/failed": float(result.failed)}
-        found |= {f"eval/reward/{name}": reward for name, reward in result.by_policy.items()}
-        if len(result.by_env) > 1:
-            found |= {f"eval/env/{env_id}": reward for env_id, reward in result.by_env.items()}
+        found = eval_metrics(await self._evaluate(sampler, self.config.eval_episodes, self.reward))
         if samples := self.config.exploitability_samples:
             from forge_agents.bench.exploitability import exploited
 
@@ -668,42 +650,21 @@ class GRPOTrainer:
     async def _evaluate(self, sampler: TaskSampler, episodes: int, reward: Reward) -> EvalResult:
         await self._started(sampler, learn=False)
         await self._weights.done()
-        group = self._group(sampler, 1, f"{self.config.seed}/held-out")
-        playing = self._seating.play_held_out(sampler.held_out(episodes), group, self._running)
+        size = min(self.config.group_size, episodes) if compares_groups(reward) else 1
+        group = self._group(sampler, size, f"{self.config.seed}/held-out")
+        playing = self._seating.play_held_out(sampler.held_out(-(-episodes // size)), group, self._running)
         groups = await self._while_it_plays(playing, "evaluation")
-        judged = await judge(groups, reward, timeout_s=self.config.stage_timeout_s)
+        paid = scored = await judge(groups)
+        if not is_env_reward(reward):
+            async with self._scoring:
+                with unchanged(reward):
+                    scored = await judge(groups, reward, timeout_s=self.config.stage_timeout_s)
         trained = [name for name, policy in self._models(sampler, part=True).items() if policy.trainable]
-        measured = self._seating.measured(judged)
-        summary, by_policy = summarise(measured, trained), rewards_by(measured, "policy")
         played = [episode for group in groups for episode in group.episodes if episode.error is None]
-        idle = [name for name in trained if not any(acting(episode, [name]) for episode in played)] if played else []
-        if idle:
+        if idle := policies_without_turns(played, trained):
             self._say(f"held-out episodes do not measure {', '.join(idle)}: {without_turns(played, idle)}")
-        by_env: dict[str, list[JudgedGroup]] = {}
-        for item in measured:
-            by_env.setdefault(item.group.env_id, []).append(item)
-        return EvalResult(
-            reward=math.nan if idle and set(idle) == set(trained) else summary["reward/mean"],
-            ci=summary["reward/ci"],
-            by_agent={seat: mean_and_ci(*found)[0] for seat, found in rewards_by(measured, "agent").items()},
-            by_policy={
-                name: math.nan if name in idle else mean_and_ci(*found)[0]
-                for name, found in by_policy.items()
-                if name in trained
-            },
-            episodes=tuple(episode for group in groups for episode in group.episodes),
-            failed=sum(len(group.failed) for group in groups),
-            abstained=sum(
-                any(
-                    np.isnan(reward) and (not trained or episode.trajectories[agent].policy in trained)
-                    for agent, reward in item.episode_rewards(at).items()
-                )
-                for item in measured
-                for at, episode in enumerate(item.group.episodes)
-                if episode.error is None
-            ),
-            by_env={env_id: summarise(own, trained)["reward/mean"] for env_id, own in by_env.items()},
-        )
+        count = self._seating.measured
+        return eval_result(groups, count(scored), count(paid), trained, idle=idle, scored_by=reward_name(reward))
 
     async def _export(self, folder: Path) -> Path:
         if self._processes is None and self._over:
@@ -792,7 +753,7 @@ class GRPOTrainer:
     def _announce_seats(
         self, say: Callable[[str], None], sampler: TaskSampler, processes: Processes, steps: int
     ) -> None:
-        """Say who plays which seats, and which of them share a learner; from here on lines go to `say`."""
+        """Say who plays which agents, which share a learner, and how they are evaluated; later lines go to `say`."""
         self._say = say
         models = self._models(sampler)
         resolved = self._resolved(models)
@@ -804,6 +765,11 @@ class GRPOTrainer:
             say(f"{', '.join(agents)}: policy {name} {told}")
         for warning in weak_rates(resolved, steps):
             say(warning)
+        if self.config.eval_every and not is_env_reward(self.reward):
+            say(
+                f"held-out episodes are scored by the run's reward, {reward_name(self.reward)} (eval/reward), and "
+                "keep_best goes by it; eval/env_reward is what the environment pays"
+            )
 
     def _announce_failure(self, group: EpisodeGroup) -> None:
         """Say at once that an episode failed, the first of this trainer's."""
@@ -839,4 +805,5 @@ class GRPOTrainer:
         """The next call starts anew, maybe in another loop."""
         self._processes = None
         self._live, self._weights = asyncio.Semaphore(self.config.max_live_episodes), Background()
+        self._scoring = asyncio.Lock()
         self._next_step, self._synced = None, True

@@ -19,6 +19,7 @@ from forge_agents.page import visible
 _SHOWN = (
     ("reward", "reward/mean", "{:.3f}"),
     ("held-out", "eval/reward", "{:.3f}"),
+    ("held-out env", "eval/env_reward", "{:.3f}"),
     ("used", "groups/used", "{:.0f}"),
     ("flat", "groups/flat", "{:.0f}"),
     ("failed", "groups/failed", "{:.0f}"),
@@ -32,6 +33,7 @@ _SHOWN = (
 )
 _SHOWN_IF_ANY = (
     ("held-out failed", "eval/failed", "{:.0f}"),
+    ("held-out abstained", "eval/abstained", "{:.0f}"),
     ("abstained", "groups/abstained", "{:.0f}"),
     ("program failed", "program_failed", "{:.0%}"),
     ("too long", "dropped/too_long", "{:.0f}"),
