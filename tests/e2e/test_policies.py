@@ -9,12 +9,14 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import yaml
 from openai import OpenAI
 from safetensors.torch import load_file
 
@@ -101,6 +103,27 @@ def said_by(trainer: fa.GRPOTrainer) -> dict[str, list[Completion]]:
         return await asyncio.gather(*(engine.generate(tuple(prompt), GREEDY) for prompt in PROMPTS))
 
     return {name: trainer._loop.run(ask(one.engine)) for name, one in trainer._running.served.items()}
+
+
+def test_adapter_and_full_policy_learn_with_settings_of_their_own(tiny_llama: Path, tmp_path: Path):
+    policies = seats(tiny_llama, None)
+    policies["low"] = replace(
+        policies["low"], lora=fa.LoRA(rank=8, alpha=16), learner={"lr": 2e-2, "num_iterations": 2, "num_minibatches": 3}
+    )
+    policies["high"] = replace(policies["high"], learner=fa.LearnerConfig(lr=1e-2))
+    with fa.GRPOTrainer(policies, config=config(0.0), out_dir=tmp_path) as trainer:  # the trainer's rate learns nothing
+        before = trainer.evaluate(Cases, episodes=32)
+        result = trainer.fit(Cases, steps=8)
+        after = trainer.evaluate(Cases, episodes=32)
+    assert each_learned(before, after)
+    rows = [row for row in result.metrics if "learner/low-hero/lr" in row and "learner/high-hero/lr" in row]
+    assert rows and {(row["learner/low-hero/lr"], row["learner/high-hero/lr"]) for row in rows} == {(2e-2, 1e-2)}
+    assert {row["learner/high-hero/optimizer_steps"] for row in rows} == {1}
+    assert max(row["learner/low-hero/optimizer_steps"] for row in rows) == 6, "two passes over three groups"
+    assert max(row["learner/low-hero/clip_fraction"] for row in rows) > 0
+    recorded = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert recorded["policies"]["low-hero"]["learner"]["lr"] == 2e-2
+    assert recorded["policies"]["high-hero"]["learner"] == {"lr": 1e-2} and recorded["trainer"]["learner"]["lr"] == 0
 
 
 def test_two_adapters_on_one_engine_learn_each_its_own_seat(tiny_llama: Path, tmp_path: Path):

@@ -103,6 +103,11 @@ def test_the_learner_goes_on_while_weights_travel_once_they_are_published():
     assert set(steps[-1].ages) == {1}
 
 
+def test_every_pass_over_a_batch_takes_the_learner_as_long():
+    (step,) = simulate(replace(iterations=3), STAGES, ONE, steps=1)
+    assert step.learn_s == pytest.approx(0.5 + 3 * (LEARN_S - 0.5)) and step.ages == {0: 40}
+
+
 def test_live_episodes_are_limited():
     run = SimulatedRun(replace(max_live_episodes=1), STAGES, ONE)
     run.play(run.draw(0, 2))

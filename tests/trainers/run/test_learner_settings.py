@@ -12,6 +12,7 @@ from forge_trainers.rl.trainer import GRPOTrainer
 from forge_trainers.run.config import ProcessConfig
 from forge_trainers.run.learner_settings import shared_settings
 from forge_trainers.run.processes import computing
+from forge_trainers.run.rehearsal import rehearsal
 
 LORA = fa.LoRA(rank=4)
 
@@ -101,8 +102,8 @@ def test_each_learner_starts_with_its_policys_settings():
     assert (started["full-learner"].lr, started["ad-learner"].lr) == (1e-5, 3e-4)
     assert started["ad-learner"].max_sample_tokens == 99
     wrong = {"full": policy("full", learner={"tp": 2})}
-    with pytest.raises(ValueError, match="tp"):
-        computing(wrong, {"full": Path("m")}, ProcessConfig())
+    with pytest.raises(ValueError, match="tp=2 of the learner does not make learner_procs=1"):
+        rehearsal(wrong, ProcessConfig(), fa.Hosts())
 
 
 def test_snapshots_of_a_league_have_no_learner_settings():

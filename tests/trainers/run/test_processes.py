@@ -250,7 +250,7 @@ def test_policies_whose_processes_would_have_one_name_are_refused(names, twice):
     policies = {name: Policy("tiny-random", name=name) for name in names}
     meshes = meshes_of(policies, {name: Path(name) for name in names}, ProcessConfig())
     with pytest.raises(ValueError, match=f"{twice} would be the name of .* call one of the policies otherwise"):
-        check_hosts(meshes, Hosts(), ProcessConfig())
+        check_hosts(meshes, Hosts(), ProcessConfig(), [])
     with pytest.raises(ValueError, match="otherwise"):
         rehearsal(policies, ProcessConfig(), Hosts(), gpus_per_host=8)
 

@@ -392,7 +392,8 @@ def _placed(
 ) -> Placement:
     check_ranks(parts)
     check_models([part for part in parts if part.judge is None], settings.engine)
-    check_hosts([(part.name, part.role, part.ranks) for part in parts], hosts or Hosts(), settings)
+    learners = [part.learner for part in parts if part.learner is not None]
+    check_hosts([(part.name, part.role, part.ranks) for part in parts], hosts or Hosts(), settings, learners)
     turns = settings.colocate
     rehearse = partial(gpus.rehearse, hosts=hosts, share=turns)
     return place(parts, settings.engine, rehearse, turns=turns, beside=beside)

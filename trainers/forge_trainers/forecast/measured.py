@@ -158,6 +158,7 @@ def plan_of(
         max_tokens_per_microbatch=learner["max_tokens_per_microbatch"] or LEAST_MICROBATCH,
         share_prefixes=not on_gpu if share is None else share,
         learners=learners,
+        iterations=learner.get("num_iterations", 1),
         learner_ranks=trainer["learner_procs"],
         cores=cores,
         engine_threads=(engine_threads or math.inf) * tp,
@@ -419,7 +420,8 @@ def _learner_times(runs: Sequence[MeasuredRun], scaling: float) -> LearnerTimes:
             if not own["loss_tokens"]:
                 continue
             passes_s = min(own["forward_backward_s"], row["time/learn_s"])
-            rows.append(((own["positions"], own["loss_tokens"], own["microbatches"]), passes_s * faster))
+            loss_tokens = own["loss_tokens"] * run.plan.iterations  # positions and microbatches are those of all passes
+            rows.append(((own["positions"], loss_tokens, own["microbatches"]), passes_s * faster))
             fixed.append((row["time/learn_s"] - passes_s) * faster)
     if not rows:
         raise ValueError("no measured step learned anything; see groups/flat and groups/failed in metrics.jsonl")

@@ -255,6 +255,8 @@ class Plan:
     """Of all its ranks together, over those that were measured."""
     learners: int = 1
     """Adapters of one model share theirs."""
+    iterations: int = 1
+    """Passes of the learner over each batch."""
     learner_ranks: int = 1
     """Of each of them."""
     cores: float = math.inf
@@ -510,7 +512,7 @@ class SimulatedRun:
         return used
 
     def _learn(self, used: Sequence[_Group]) -> Generator[simpy.Event, Any, Mapping[int, int]]:
-        """One optimiser step. Returns loss tokens by age."""
+        """All optimizer steps on one batch. Returns loss tokens by age."""
         plan, times = self.plan, self.stages.learner
         ages: Counter[int] = Counter()
         for group in used:
@@ -526,7 +528,8 @@ class SimulatedRun:
             return ages
         microbatches = math.ceil(work.microbatches(room) / ranks)
         demand = min(times.cores, plan.learner_threads)
-        seconds = times.seconds(work, microbatches, plan.learner_speed)
+        one_pass_s = times.seconds(work, microbatches, plan.learner_speed) - times.step_s
+        seconds = times.step_s + plan.iterations * one_pass_s
         seconds *= (times.cores / demand) ** times.scaling
         begun = self.env.now
         yield self.cores.start(seconds, demand).done

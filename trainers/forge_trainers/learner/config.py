@@ -71,8 +71,9 @@ class LearnerConfig:
     """Longest sample, in tokens; a longer one is dropped and counted. None: as long as the engine's conversations, and
     without an engine as the model's context."""
     loss: str = "dapo"
-    """Policy loss: "grpo", "dr_grpo", "dapo", "gspo", "cispo", "rloo", "reinforce_pp" or a registered name;
-    "package.module:name" imports the module first. `forge_trainers.losses.registry` has the equations."""
+    """Policy loss: "dapo" (default; arXiv 2503.14476, a variant of GRPO), "grpo" (as published), "dr_grpo", "gspo",
+    "cispo", "rloo", "reinforce_pp" or a registered name; "package.module:name" imports the module first.
+    `forge_trainers.losses.registry` has the equations."""
     clip_low: float | None = None
     """The probability ratio's lower bound is 1 minus this, in [0, 1]. None: as the loss was published."""
     clip_high: float | None = None

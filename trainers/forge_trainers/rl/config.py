@@ -20,7 +20,10 @@ from forge_trainers.run.config import ProcessConfig, check_at_least, check_deadl
 
 @dataclass(frozen=True, kw_only=True)
 class GRPOConfig(ProcessConfig):
-    """Group relative policy optimisation (arXiv 2402.03300) over multi-agent episodes."""
+    """Group relative policy optimization over multi-agent episodes, by default DAPO's variant (arXiv 2503.14476).
+
+    ``learner=LearnerConfig(loss="grpo")`` is GRPO as published (arXiv 2402.03300).
+    """
 
     group_size: int = 8
     """Siblings per group: episodes with one seed. At least 2 where `credit` compares them with each other."""

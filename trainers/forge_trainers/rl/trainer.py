@@ -93,7 +93,9 @@ class StepRecord:
 
 
 class GRPOTrainer:
-    """Trains the trainable policies of a team.
+    """Trains the trainable policies of a team with GRPO, by default in DAPO's variant (arXiv 2503.14476).
+
+    GRPO as published (arXiv 2402.03300) is ``fa.LearnerConfig(loss="grpo")``; other losses are chosen in the same way.
 
     Args:
         policies: One policy for all seats, a policy per seat, a function ``(agent, episode_seed) -> policy``, or a

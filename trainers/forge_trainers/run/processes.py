@@ -116,15 +116,16 @@ class Processes:
         if hosts.kind == "local":
             config = with_threads(config, engines=len(adapters), learners=len(together))
         meshes = meshes_of(policies, paths, config)
-        check_hosts(meshes, hosts, config)
+        parts = computing(policies, paths, config)
+        check_hosts(meshes, hosts, config, [settings for settings, _ in parts[1].values()])
         with contextlib.suppress(ModelNotFoundError):
-            checked_parts(*computing(policies, paths, config), ranks=config.learner_procs, engine=config.engine)
+            checked_parts(*parts, ranks=config.learner_procs, engine=config.engine)
         folder.mkdir(parents=True, exist_ok=True)
         later = [(judge.name, "judges", judge.config.tp) for judge in judges]
         await mesh.launch_hosts(hosts, paths=(*paths.values(), folder), meshes=[*meshes, *later])
         try:
             settings, learners = place_here(
-                *computing(policies, paths, config),
+                *parts,
                 ranks=config.learner_procs,
                 engine=config.engine,
                 judges=judges,
@@ -456,7 +457,6 @@ def computing(
     learners = {}
     for names in _together(policies, paths):
         settings = shared_settings([policies[name] for name in names], config)
-        shards_of(settings, config.learner_procs)
         longest = settings.max_sample_tokens or config.engine.max_model_len
         learners[_learner_name(names)] = (
             replace(
@@ -511,8 +511,10 @@ def _share_gpus(seats: Iterable[Seat]) -> bool:
     return not on["learner"].isdisjoint(on["engines"])
 
 
-def check_hosts(meshes: Iterable[tuple[str, str, int]], hosts: Hosts, config: ProcessConfig) -> None:
-    """See that what a run starts with fits its hosts, and that each mesh has a name of its own.
+def check_hosts(
+    meshes: Iterable[tuple[str, str, int]], hosts: Hosts, config: ProcessConfig, learners: Iterable[LearnerConfig]
+) -> None:
+    """Check that the processes of a run fit its hosts and their learners' settings, and have different names.
 
     Raises:
         ValueError: It does not, or two have one; the message says what to do.
@@ -528,6 +530,8 @@ def check_hosts(meshes: Iterable[tuple[str, str, int]], hosts: Hosts, config: Pr
         roles[name] = role
     hosts.check_processes("engines", counts["engines"])
     hosts.check_processes("learner", counts["learner"], each=config.learner_procs)
+    for settings in learners:
+        shards_of(settings, config.learner_procs)
 
 
 def _together(policies: Mapping[str, Policy], paths: Mapping[str, Path]) -> list[list[str]]:

@@ -51,7 +51,8 @@ def rehearsal(
     found = {name: models.here(policy.model) for name, policy in policies.items()}
     paths = {name: folder or Path(policies[name].model) for name, folder in found.items()}
     meshes = meshes_of(policies, paths, config)
-    check_hosts(meshes, hosts, config)
+    _, learners = computing(policies, paths, config)
+    check_hosts(meshes, hosts, config, [settings for settings, _ in learners.values()])
     doubts = _check_models(policies, paths, config)
     if hosts.kind == "local" and not gpus_per_host:  # with GPUs nobody divides cores
         counts = {role: sum(one[1] == role for one in meshes) for role in ("engines", "learner")}
