@@ -21,6 +21,7 @@ from pettingzoo import ParallelEnv
 from forge_agents.bench.fingerprints import code_of
 from forge_agents.envs import registry
 from forge_agents.envs.env import sides_of
+from forge_agents.envs.seeds import BENCHMARKS_FROM
 from forge_agents.envs.spec import AnyEnv
 from forge_agents.errors import did_you_mean
 from forge_agents.policy import WORDS, AnyPolicy, Endpoint, Policy, Sampling, Scripted
@@ -33,10 +34,6 @@ TEAMS: tuple[Kind, ...] = ("cooperative", "mixed")
 """Where players are partners."""
 SuiteLike: TypeAlias = str | Sequence[str] | Mapping[str, Mapping[str, Any]]
 """A suite's name, an environment's id, several of both, or arguments by name or id."""
-
-SEEDS_FROM = 3 * 2**30
-"""Seeds of benchmarks lie from here to 2**32: training draws below 2**31, and trainers' own evaluations start there."""
-
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -342,7 +339,7 @@ def seeds_of(seed: int, episodes: int, env_id: str = "") -> list[int]:
     rng = np.random.default_rng([seed, 0xBE7C4, *([int(level)] if level else [])])
     found: dict[int, None] = {}
     while len(found) < episodes:
-        found.setdefault(SEEDS_FROM + int(rng.integers(2**30)))
+        found.setdefault(BENCHMARKS_FROM + int(rng.integers(2**30)))
     return list(found)
 
 

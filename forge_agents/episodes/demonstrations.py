@@ -16,6 +16,7 @@ import numpy as np
 
 from forge_agents.envs import registry
 from forge_agents.envs.experts import expert_of
+from forge_agents.envs.seeds import BENCHMARKS_FROM, DEMONSTRATIONS_FROM
 from forge_agents.errors import did_you_mean
 from forge_agents.policy import Expert
 from forge_agents.rollout.rollout import Rollout, seats_of
@@ -23,10 +24,7 @@ from forge_agents.runtime.interrupts import LoopRunner
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import Episode
 
-SEEDS_FROM = 5 * 2**29
-"""Seeds of demonstrations lie from here to 3 * 2**30. Training draws below 2**31, evaluations count up from there, and
-benchmarks draw above."""
-_NUM_SEEDS = 2**29
+_NUM_SEEDS = BENCHMARKS_FROM - DEMONSTRATIONS_FROM
 _AT_ONCE = 64
 
 
@@ -85,5 +83,5 @@ def _seeds(seed: int, games: int) -> list[int]:
     rng = np.random.default_rng([seed, 0xDE305])
     found: dict[int, None] = {}
     while len(found) < games:
-        found.setdefault(SEEDS_FROM + int(rng.integers(_NUM_SEEDS)))
+        found.setdefault(DEMONSTRATIONS_FROM + int(rng.integers(_NUM_SEEDS)))
     return list(found)

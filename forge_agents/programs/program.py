@@ -35,6 +35,7 @@ from forge_agents.programs.running import (
     told,
     with_causes,
 )
+from forge_agents.programs.tasks import AnyTasks, Tasks
 from forge_agents.runtime.waits import in_thread
 from forge_agents.sandbox.sandbox import Sandbox, checked_path
 
@@ -89,8 +90,11 @@ class Program(TurnEnv):
             work in, which holds `files` alone. With `image` a command line within it; empty: the image's own.
         seats: The agents, in their order.
         models: Seats by the names that the program asks for, where these are others than the seats' own.
-        tasks: What episodes are about: anything with a length and numbered items; an episode's seed chooses one. Or a
-            function ``rng -> task``.
+        tasks: What episodes are about: a list, a file of tasks (JSON, JSONL, CSV, Parquet), a data set of Hugging Face,
+            or a function ``rng -> task``. An episode's seed chooses one. A fifth of a list of 10 or more is held out:
+            evaluations and benchmarks play these tasks, training plays the others.
+        eval_tasks: Tasks that evaluations and benchmarks play instead, given in the same ways; training then plays all
+            of `tasks`. None: the part of `tasks` that is held out.
         reward: ``(task, result) -> number``, or a number by seat. The result is what the function returned, or the
             `Finished` of a command. None: the result itself where it is a number, a truth value or numbers by seat; of
             a command, 1 where it exits with 0; else 0, for verifiers to judge. One that raises or returns something
@@ -120,7 +124,8 @@ class Program(TurnEnv):
         *,
         seats: Sequence[str] = ("agent",),
         models: Mapping[str, str] | None = None,
-        tasks: Any = (None,),
+        tasks: AnyTasks = (None,),
+        eval_tasks: AnyTasks | None = None,
         reward: Callable[[Any, Any], float | Mapping[str, float]] | None = None,
         timeout_s: float = 60.0,
         error_reward: float = 0.0,
@@ -146,10 +151,9 @@ class Program(TurnEnv):
         self.models = {seat: seat for seat in seats} | dict(models or {})
         """Seats by the names that the program asks for."""
         self._check_agents(self.models.values(), "models names")
-        _check_tasks(tasks)
         _check_reward(reward)
         _check_limits(timeout_s, error_reward, max_sampled_tokens)
-        self._program, self._tasks, self._reward = program, tasks, reward
+        self._program, self._tasks, self._reward = program, Tasks(tasks, eval_tasks), reward
         self._timeout_s, self._error_reward = timeout_s, error_reward
         self._max_sampled_tokens, self._sandbox, self._files = max_sampled_tokens, sandbox, files
         self._given: Mapping[str, bytes] = {}
@@ -164,7 +168,8 @@ class Program(TurnEnv):
         self.close()
         if self._limit is None:
             self._limit = MAX_CALLS
-        self._task = self._tasks(rng) if callable(self._tasks) else self._numbered(int(rng.integers(len(self._tasks))))
+        assert self.episode_seed is not None, "set by reset"
+        self._task = self._tasks.of(self.episode_seed, rng, str(self))
         self._said: list[tuple[str, str, dict[str, Any]]] = []
         self._about: dict[str, Any] = {}
         self._sampled = self._forgiven = 0
@@ -276,14 +281,6 @@ class Program(TurnEnv):
 
     # ---- the program
 
-    def _numbered(self, number: int) -> Any:
-        try:
-            return self._tasks[number]
-        except Exception as error:
-            kind = type(self._tasks).__name__
-            advice = "give a list of tasks; of a table, frame.to_dict('records')"
-            raise ForgeError(f"tasks[{number}] of {self}, a {kind}, failed with {told(error)}; {advice}") from error
-
     def _elsewhere(self) -> str:
         """What to do about paths of a command line that lead nowhere from where it starts."""
         return "" if callable(self._program) or self._image else misplaced(self._program, self._given)
@@ -382,16 +379,6 @@ class Program(TurnEnv):
         """What it was refused since its last answer, as far as that is remembered."""
         since = self._session.num_refused - self._forgiven if self._session is not None else 0
         return self._session.refusals[-since:] if self._session is not None and since else []
-
-
-def _check_tasks(tasks: Any) -> None:
-    if callable(tasks):
-        takes(tasks, "tasks", "rng")
-        return
-    if isinstance(tasks, (str, Mapping)) or not all(hasattr(tasks, f"__{has}__") for has in ("len", "getitem")):
-        raise TypeError(f"tasks is a {type(tasks).__name__}; give a list of tasks, or a function rng -> task")
-    if not len(tasks):
-        raise ValueError("tasks is empty; give at least one, or a function rng -> task")
 
 
 def _check_reward(reward: object) -> None:

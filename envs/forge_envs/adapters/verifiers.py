@@ -17,6 +17,7 @@ import numpy as np
 
 from forge_agents.envs.env import Outcome, TurnEnv, writable
 from forge_agents.errors import did_you_mean
+from forge_agents.programs.tasks import Tasks
 from forge_agents.tools import FORMATS, Tool, ToolFormat, ToolResult, describe_tools, parse_tool_calls, render_results
 from forge_envs.adapters.contained import Randomness, ended, failure, fitting
 from forge_envs.adapters.verifiers_rollout import End, Request, Rollout
@@ -43,7 +44,9 @@ class VerifiersEnv(TurnEnv):
     Args:
         vf_env: A `verifiers.Environment`, such as a `SingleTurnEnv`, `MultiTurnEnv`, `ToolEnv` or `EnvGroup`. Any
             number of wrappers can share one.
-        split: Whether rows come from its training or its evaluation data set.
+        split: The data set that rows come from, "train" or "eval". None: evaluations and benchmarks play rows of the
+            evaluation data set, or, where there is none, a fifth of the training data set, which training does not
+            play.
         tool_format: How the instructions show tool calls, and results come back.
         judge_client: What its `JudgeRubric`s ask, in the place of their own client: an `openai.AsyncOpenAI` or its
             like. Their own is left only where it has another address than OpenAI's.
@@ -65,7 +68,7 @@ class VerifiersEnv(TurnEnv):
         self,
         vf_env: Any,
         *,
-        split: Literal["train", "eval"] = "train",
+        split: Literal["train", "eval"] | None = None,
         tool_format: ToolFormat = "hermes",
         judge_client: Any = None,
         error_reward: float = 0.0,
@@ -85,10 +88,10 @@ class VerifiersEnv(TurnEnv):
                 )
             if isinstance(rubric, vf.JudgeRubric):
                 _give_judge(rubric, judge_client)
-        if split not in ("train", "eval") or tool_format not in FORMATS or not timeout_s > 0:
+        if split not in ("train", "eval", None) or tool_format not in FORMATS or not timeout_s > 0:
             raise ValueError(
-                f"split={split!r} must be train or eval, tool_format={tool_format!r} one of {', '.join(FORMATS)}, "
-                f"timeout_s={timeout_s} above 0.{did_you_mean(str(tool_format), FORMATS)}"
+                f"split={split!r} must be train, eval or None, tool_format={tool_format!r} one of "
+                f"{', '.join(FORMATS)}, timeout_s={timeout_s} above 0.{did_you_mean(str(tool_format), FORMATS)}"
             )
         if not math.isfinite(error_reward):
             raise ValueError(f"error_reward={error_reward} must be finite")
@@ -102,10 +105,7 @@ class VerifiersEnv(TurnEnv):
     def setup(self, rng: np.random.Generator) -> None:
         self.close()
         env = self._env()
-        rows = env.get_dataset() if self._split == "train" else env.get_eval_dataset()  # built at the first call
-        if not len(rows):
-            raise ValueError(f"the {self._split} data set of {type(env).__name__} is empty")
-        row = rows[int(rng.integers(len(rows)))]
+        row = self._row(env, rng)
         self._rollout = Rollout(env, row, seed=int(rng.integers(2**31)), timeout_s=self._timeout_s)
         state = self._rollout.start()
         if isinstance(state, End):
@@ -118,6 +118,14 @@ class VerifiersEnv(TurnEnv):
         self._told = writable("\n\n".join([*system, *filter(None, [describe_tools(self._tools, self._format)])]))
         self._show([message for message in state.prompt if message.role != "system"])
         self._asked = state
+
+    def _row(self, env: Any, rng: np.random.Generator) -> Any:
+        """The row of the episode. The library builds its data sets at the first call."""
+        held_out = env.get_eval_dataset() if self._split == "eval" or env.build_eval_dataset() is not None else None
+        has_training = env.dataset is not None or env.dataset_source is not None
+        training = env.get_dataset() if has_training and self._split != "eval" else held_out
+        assert self.episode_seed is not None, "set by reset"
+        return Tasks(training, training if self._split else held_out).of(self.episode_seed, rng, str(self))
 
     def instructions(self, agent: str) -> str:
         return self._told

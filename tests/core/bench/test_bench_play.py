@@ -15,7 +15,8 @@ import pytest
 import forge_agents as fa
 from forge_agents.bench import play as playing
 from forge_agents.bench.fingerprints import player_facts
-from forge_agents.bench.plan import SEEDS_FROM, lineups, read_player, seeds_of, worlds_of
+from forge_agents.bench.plan import lineups, read_player, seeds_of, worlds_of
+from forge_agents.envs.seeds import BENCHMARKS_FROM
 from forge_agents.errors import BudgetError, ModelNotFoundError, RunFolderError, UnknownIdError
 from forge_agents.rollout.players import Served
 from forge_agents.types import Completion
@@ -207,7 +208,7 @@ def test_line_ups():
 
 def test_seeds_never_meet_those_of_training_and_fewer_are_the_first_of_more():
     seeds = seeds_of(3, 200)
-    assert len(set(seeds)) == 200 and min(seeds) >= SEEDS_FROM and max(seeds) < 2**32
+    assert len(set(seeds)) == 200 and min(seeds) >= BENCHMARKS_FROM and max(seeds) < 2**32
     assert seeds_of(3, 20) == seeds[:20] and not set(seeds) & set(seeds_of(4, 200))
     assert seeds_of(3, 20, KUHN) == seeds[:20]
     levels = [set(seeds_of(3, 200, f"forge/Relay-v0@{level}")) for level in (1, 2)]

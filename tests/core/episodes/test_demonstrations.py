@@ -5,8 +5,7 @@ import asyncio
 import pytest
 
 import forge_agents as fa
-from forge_agents.bench import plan
-from forge_agents.episodes.demonstrations import SEEDS_FROM
+from forge_agents.envs.seeds import BENCHMARKS_FROM, DEMONSTRATIONS_FROM, HELD_OUT_FROM, is_held_out
 
 LEVEL = "forge/Codewords-v0@1"
 
@@ -20,10 +19,10 @@ def test_the_same_arguments_give_the_same_games_and_more_of_them_go_on():
 
 
 def test_nothing_else_plays_their_seeds():
-    from forge_trainers.rl.tasks import HELD_OUT_FROM
-
     seeds = [episode.seed for episode in fa.demonstrations("forge/KuhnPoker-v0", 40)]
-    assert len(set(seeds)) == 40 and HELD_OUT_FROM + 2**28 < SEEDS_FROM <= min(seeds) <= max(seeds) < plan.SEEDS_FROM
+    assert len(set(seeds)) == 40 and HELD_OUT_FROM + 2**28 < DEMONSTRATIONS_FROM
+    assert DEMONSTRATIONS_FROM <= min(seeds) <= max(seeds) < BENCHMARKS_FROM
+    assert not any(map(is_held_out, seeds)), "an imitated task counts as trained on"
 
 
 def test_the_part_of_some_seats_is_kept_and_arguments_reach_the_environment():

@@ -839,12 +839,6 @@ def test_what_a_shell_would_read_may_stand_in_quotes_and_within_words(command):
     assert fa.Program(command).possible_agents == ["agent"]
 
 
-@pytest.mark.parametrize("tasks", [5, None, "abc", {"a": 1}, {1, 2}, iter([1])])
-def test_tasks_that_cannot_be_numbered_are_refused(tasks):
-    with pytest.raises(TypeError, match=f"tasks is a {type(tasks).__name__}; give a list of tasks"):
-        fa.Program(plain, tasks=tasks)
-
-
 def test_a_task_that_no_encoding_can_write_reaches_a_command():
     with pytest.raises(ForgeError, match="it printed last 'half an emoji: \\ufffd'"):
         fa.Program(["cat"], tasks=["half an emoji: \ud83d"]).reset(seed=0)

@@ -21,6 +21,7 @@ if not registry._found("verifiers"):
 from datasets import Dataset
 
 import verifiers as vf
+from forge_agents.envs.seeds import HELD_OUT_FROM
 from forge_envs.adapters import verifiers_rollout
 from forge_envs.adapters.verifiers import wrap
 
@@ -125,6 +126,20 @@ def test_seeds_choose_rows_of_the_split():
         seen.add(training.observe("agent"))
         assert evaluation.observe("agent") == "7?"
     assert seen == set(SUMS["question"])
+
+
+def test_evaluations_play_rows_that_training_does_not_play():
+    many = rows(*({"question": f"{n}?"} for n in range(40)))
+    own_eval = vf.SingleTurnEnv(dataset=many, eval_dataset=rows({"question": "Eval?"}), rubric=vf.Rubric(funcs=[brief]))
+    for env, expected in ((vf.SingleTurnEnv(dataset=many, rubric=vf.Rubric(funcs=[brief])), 8), (own_eval, 1)):
+        wrapped, seen = wrap(env), {}
+        for start in (0, HELD_OUT_FROM):
+            seen[start] = set()
+            for seed in range(start, start + 40):
+                wrapped.reset(seed=seed)
+                seen[start].add(wrapped.observe("agent"))
+        assert len(seen[HELD_OUT_FROM]) == expected and not seen[0] & seen[HELD_OUT_FROM]
+        assert len(seen[0]) == (32 if expected == 8 else 40)
 
 
 def test_a_game_goes_on_until_its_own_end():

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from forge_agents.envs import registry
+from forge_agents.envs.seeds import HELD_OUT_FROM
 from forge_agents.envs.spec import split_level
 from forge_agents.errors import ArgumentError
 from forge_agents.policy import Seats
@@ -29,9 +30,6 @@ if TYPE_CHECKING:
 
 EnvLike: TypeAlias = "str | Callable[[], AECEnv[str, Any, Any]] | Mapping[str, float] | Curriculum"
 """An id, an environment class or factory, weights by id, or a curriculum."""
-
-HELD_OUT_FROM = 2**31
-"""Training seeds lie below, held-out seeds from here on: they never meet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

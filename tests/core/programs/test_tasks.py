@@ -1,0 +1,234 @@
+"""Tasks of programs: where they come from, and which of them training and evaluations play."""
+
+import json
+import subprocess
+import sys
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+from pydantic import BaseModel
+
+import forge_agents as fa
+from forge_agents.bench.plan import seeds_of
+from forge_agents.envs.seeds import DEMONSTRATIONS_FROM, HELD_OUT_FROM, is_held_out, place_of
+from forge_agents.errors import ForgeError
+from forge_agents.programs.tasks import Tasks
+from forge_trainers.rl.tasks import TaskSampler
+
+ROWS = [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a in range(10) for b in range(20)]
+SAMPLED = range(4000)
+EVALUATED = range(HELD_OUT_FROM, HELD_OUT_FROM + 200)
+
+
+def drawn(tasks, seeds):
+    """How often each task is drawn, as JSON."""
+    return Counter(json.dumps(tasks.of(seed, np.random.default_rng(seed), "my/Crew-v0"), default=str) for seed in seeds)
+
+
+def test_training_and_evaluation_play_disjoint_parts_in_which_every_task_comes():
+    tasks = Tasks(ROWS)
+    training, evaluation = drawn(tasks, range(600)), drawn(tasks, range(HELD_OUT_FROM, HELD_OUT_FROM + 58))
+    assert not training.keys() & evaluation.keys()
+    assert (len(training), len(evaluation)) == (160, 40)
+    assert max(evaluation.values()) - min(evaluation.values()) == 1, "no task comes again before all have come"
+    benchmark = drawn(tasks, seeds_of(0, 400))
+    assert benchmark.keys() == evaluation.keys()
+    demonstrations = drawn(tasks, range(DEMONSTRATIONS_FROM, DEMONSTRATIONS_FROM + 50))
+    assert demonstrations.keys() <= training.keys(), "a task that is imitated is trained on"
+
+
+def test_trainers_and_benchmarks_play_the_parts_of_a_registered_program():
+    def program(task, client):
+        asked = [{"role": "user", "content": task["question"]}]
+        return client.chat.completions.create(model="agent", messages=asked).choices[0].message.content
+
+    fa.register("my/Split-v0", entry_point=fa.Program, program=program, tasks=ROWS)
+    sampler = TaskSampler("my/Split-v0")
+
+    def questions(seeds):
+        return {fa.play("my/Split-v0", fa.Scripted(lambda seen: "3"), seed=seed).turns[0].observation for seed in seeds}
+
+    training = {question for step in range(4) for question in questions(t.seed for t in sampler.tasks(0, step, 8))}
+    held_out = questions(task.seed for task in sampler.held_out(12))
+    benchmark = set()
+
+    def notes(seen):
+        benchmark.add(seen)
+        return "3"
+
+    fa.benchmark({"me": fa.Scripted(notes)}, "my/Split-v0", episodes=12)
+    everything = {row["question"] for row in ROWS}
+    expected = {json.loads(row)["question"] for row in drawn(Tasks(ROWS), EVALUATED)}
+    assert len(held_out) == 12 and held_out | benchmark <= expected and training <= everything - expected
+
+
+def test_the_split_is_the_same_in_every_process_and_in_any_order_of_the_list():
+    held_out = drawn(Tasks(ROWS), EVALUATED).keys()
+    assert drawn(Tasks(ROWS[::-1]), EVALUATED).keys() == held_out
+    assert drawn(Tasks(tuple(dict(reversed(row.items())) for row in ROWS)), EVALUATED).keys() != set()
+    script = (
+        "import json, numpy as np; from forge_agents.programs.tasks import Tasks\n"
+        f"rows = json.loads({json.dumps(json.dumps(ROWS))})\n"
+        f"print(json.dumps([Tasks(rows).of({HELD_OUT_FROM} + n, None, '-') for n in range(40)]))"
+    )
+    said = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert {json.dumps(row) for row in json.loads(said)} == held_out
+
+
+def test_equal_tasks_are_in_the_same_part():
+    rows = [{"question": f"q{n % 30}"} for n in range(300)]
+    training, evaluation = drawn(Tasks(rows), SAMPLED), drawn(Tasks(rows), EVALUATED)
+    assert not training.keys() & evaluation.keys() and len(training) + len(evaluation) == 30
+
+
+@dataclass(frozen=True)
+class Sum:
+    a: int
+
+
+class Model(BaseModel):
+    a: int
+
+
+class Opaque:
+    def __init__(self, a):
+        self.a = a
+
+    def __repr__(self):
+        return f"Opaque({self.a})"
+
+
+class Lazy:
+    """Items that are made when they are asked for."""
+
+    def __len__(self):
+        return 50
+
+    def __getitem__(self, number):
+        return f"task {number}"
+
+
+@pytest.mark.parametrize(
+    "tasks",
+    [
+        range(50),
+        [f"q{n}" for n in range(50)],
+        [Sum(n) for n in range(50)],
+        [Model(a=n) for n in range(50)],
+        [Opaque(n) for n in range(50)],
+        [{"words": np.arange(n)} for n in range(50)],
+        Lazy(),
+    ],
+)
+def test_tasks_of_any_kind_are_split(tasks):
+    training, evaluation = drawn(Tasks(tasks), SAMPLED), drawn(Tasks(tasks), EVALUATED)
+    assert (len(training), len(evaluation)) == (40, 10) and not training.keys() & evaluation.keys()
+
+
+def test_two_lists_are_played_whole():
+    tasks = Tasks(ROWS[:30], ROWS[30:35])
+    assert len(drawn(tasks, range(30))) == 30 and len(drawn(tasks, range(HELD_OUT_FROM, HELD_OUT_FROM + 5))) == 5
+    functions = Tasks(lambda rng: int(rng.integers(10**6)), lambda rng: -int(rng.integers(1, 10**6)))
+    assert all(int(task) >= 0 for task in drawn(functions, range(9)))
+    assert all(int(task) < 0 for task in drawn(functions, range(HELD_OUT_FROM, HELD_OUT_FROM + 9)))
+
+
+def test_too_few_tasks_to_hold_some_out_are_told_when_an_evaluation_plays_them():
+    few = Tasks(ROWS[:4])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(drawn(few, range(4))) == 4
+        drawn(Tasks((None,)), EVALUATED)  # no tasks at all
+        same = Tasks(few_rows := ROWS[:4], few_rows)  # on purpose
+        assert len(drawn(same, EVALUATED)) == 4
+    for tasks in (few, Tasks([ROWS[0]]), Tasks([ROWS[0]] * 50)):
+        says = r"evaluation of my/Crew-v0 plays tasks that are also trained on: its \d+ .* at least 10 .* eval_tasks="
+        with pytest.warns(RuntimeWarning, match=says):
+            drawn(tasks, EVALUATED)
+
+
+def test_tasks_that_stand_in_both_lists_are_told():
+    with pytest.warns(RuntimeWarning, match="3 of the 8 tasks of eval_tasks are in tasks, too"):
+        Tasks(ROWS[:20], ROWS[17:25])
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.jsonl", "\n".join(map(json.dumps, ROWS[:20]))),
+        ("bom.jsonl", "\ufeff" + "\r\n".join(map(json.dumps, ROWS[:20])) + "\r\n\r\n"),
+        ("list.json", json.dumps(ROWS[:20], indent=1)),
+        ("A.JSONL", "\n".join(map(json.dumps, ROWS[:20]))),
+    ],
+)
+def test_a_file_of_tasks_is_read(tmp_path, monkeypatch, name, text):
+    (tmp_path / name).write_bytes(text.encode())
+    monkeypatch.setenv("HOME", str(tmp_path))
+    rows = {json.dumps(row) for row in ROWS[:20]}
+    for path in (tmp_path / name, str(tmp_path / name), f"~/{name}"):
+        tasks = Tasks(path)
+        assert drawn(tasks, SAMPLED).keys() | drawn(tasks, EVALUATED).keys() == rows
+    (tmp_path / name).write_text(json.dumps(ROWS[0]) + "\n" + json.dumps(ROWS[1]) + "\n")
+    assert len(drawn(Tasks(str(tmp_path / name)), SAMPLED)) == 2, "a file that changed is read again"
+
+
+def test_tasks_may_be_texts_and_numbers_in_a_file(tmp_path):
+    (tmp_path / "t.jsonl").write_text('"a"\n3\n["b"]\n')
+    assert drawn(Tasks(tmp_path / "t.jsonl"), SAMPLED).keys() == {'"a"', "3", '["b"]'}
+
+
+def test_data_sets_of_hugging_face_are_tasks(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_list(ROWS)
+    data.save_to_disk(str(tmp_path / "saved"))
+    data.to_parquet(str(tmp_path / "rows.parquet"))
+    data.to_csv(str(tmp_path / "rows.csv"))
+    expected = drawn(Tasks(ROWS), EVALUATED).keys()
+    for given in (data, tmp_path / "saved", tmp_path / "rows.parquet"):
+        tasks = Tasks(given)
+        assert drawn(tasks, EVALUATED).keys() == expected, "the same rows are held out as of the list"
+        assert len(drawn(tasks, SAMPLED)) == 160
+    assert len(drawn(Tasks(tmp_path / "rows.csv"), SAMPLED)) == 160
+    splits = data.train_test_split(0.1, seed=0)
+    with pytest.raises(TypeError, match=r"a DatasetDict with the keys train, test; .*eval_tasks=data\['test'\]"):
+        Tasks(splits)
+    assert len(drawn(Tasks(splits["train"], splits["test"]), EVALUATED)) == 20
+    with pytest.raises(TypeError, match=r"tasks is a IterableDataset; .*of a stream list\(data.take\(1000\)\)"):
+        Tasks(data.to_iterable_dataset())
+
+
+def test_what_cannot_be_tasks_is_refused(tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"a": 1}\n{"a": \n')
+    (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "notes.txt").write_text("-")
+    for given, error, says in (
+        (str(tmp_path / "bad.jsonl"), ValueError, r"bad.jsonl:2 is not JSON"),
+        (str(tmp_path / "empty.jsonl"), ValueError, "tasks is empty"),
+        (str(tmp_path / "notes.txt"), ValueError, "no file of tasks; give one that ends in .json, .jsonl"),
+        ("gone.jsonl", ValueError, "'gone.jsonl' does not exist"),
+        ([], ValueError, "tasks is empty"),
+        (7, TypeError, "tasks is a int; give a list"),
+        (None, TypeError, "tasks is a NoneType; give a list"),
+        ({1, 2}, TypeError, "tasks is a set; give a list"),
+        (iter([1]), TypeError, "tasks is a list_iterator; give a list"),
+        ({"a": 1}, TypeError, "tasks is a dict with the keys a"),
+        (lambda: 1, TypeError, "tasks .* must take"),
+    ):
+        with pytest.raises(error, match=says):
+            Tasks(given)
+    with pytest.raises(ValueError, match="eval_tasks is empty"):
+        Tasks(ROWS, [])
+    with pytest.raises(ForgeError, match=r"tasks\[\d+\] of my/Crew-v0, a Broken, failed with KeyError"):
+        drawn(Tasks(type("Broken", (), {"__len__": lambda s: 9, "__getitem__": lambda s, n: {}[n]})()), [0])
+
+
+def test_seeds_of_evaluations_and_benchmarks_are_held_out_and_all_others_are_not():
+    assert not is_held_out(0) and not is_held_out(HELD_OUT_FROM - 1) and not is_held_out(DEMONSTRATIONS_FROM)
+    assert is_held_out(HELD_OUT_FROM) and all(map(is_held_out, seeds_of(3, 50))) and is_held_out(2**40)
+    for start in (0, HELD_OUT_FROM):
+        places = [place_of(start + n, 7) for n in range(21)]
+        assert [sorted(places[n : n + 7]) for n in (0, 7, 14)] == [list(range(7))] * 3 and places[:7] != places[7:14]
+    assert len({place_of(HELD_OUT_FROM + 2 * n, 8) for n in range(64)}) == 8, "also where two environments take turns"
