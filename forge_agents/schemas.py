@@ -1,12 +1,9 @@
-"""JSON schemas that a text cannot stall: their patterns are matched within a time limit.
-
-In: a schema, a value. Out: what is wrong with the value. Waits for the patterns, together no longer than the limit.
-"""
+"""JSON schemas that neither a text nor a hostile schema can stall: a check has a time limit."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
 from functools import lru_cache
 from typing import Any
@@ -16,6 +13,7 @@ from jsonschema import Draft202012Validator, validators  # type: ignore[import-u
 from jsonschema.exceptions import SchemaError, ValidationError  # type: ignore[import-untyped]
 
 _left_s: ContextVar[float] = ContextVar("seconds left for the patterns of a check")
+_ends_at_s: ContextVar[float] = ContextVar("time of this thread's computation at which a check ends")
 
 
 class Schema:
@@ -23,7 +21,8 @@ class Schema:
 
     Args:
         schema: What a value is to fit.
-        timeout_s: Seconds that matching the patterns may take in one check, all together.
+        timeout_s: Seconds that one check may take: of waiting for patterns, all together, and of the thread's
+            computation. References that double each other make a small schema large.
         options: Of ``jsonschema``'s validators.
 
     Raises:
@@ -44,13 +43,14 @@ class Schema:
         """The first error of `value`, a ``ValidationError``; None where it fits.
 
         Raises:
-            TimeoutError: Its patterns take longer than they may.
+            TimeoutError: The check takes longer than it may.
         """
-        mark = _left_s.set(self._timeout_s)
+        left, end = _left_s.set(self._timeout_s), _ends_at_s.set(time.thread_time() + self._timeout_s)
         try:
             return next(self._checker.iter_errors(value), None)
         finally:
-            _left_s.reset(mark)
+            _left_s.reset(left)
+            _ends_at_s.reset(end)
 
 
 def _keywords(schema: Any) -> Iterator[str]:
@@ -66,7 +66,7 @@ def _keywords(schema: Any) -> Iterator[str]:
 @lru_cache
 def _within_limits(kind: Any) -> Any:
     mine = {"pattern": _pattern, "patternProperties": _pattern_properties, "additionalProperties": _additional}
-    made = validators.extend(kind, mine)
+    made = validators.extend(kind, {name: _timed(check) for name, check in {**kind.VALIDATORS, **mine}.items()})
     theirs = made.evolve
 
     def evolve(self: Any, **changes: Any) -> Any:
@@ -78,6 +78,17 @@ def _within_limits(kind: Any) -> Any:
 
     made.evolve = evolve
     return made
+
+
+def _timed(check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
+    """The check of a keyword, which is not begun when the time is up."""
+
+    def timed(*arguments: Any) -> Iterator[Any]:
+        if time.thread_time() > _ends_at_s.get():
+            raise TimeoutError("the check takes too long")
+        return check(*arguments) or iter(())
+
+    return timed
 
 
 def _matches(pattern: str, text: str) -> bool:

@@ -121,8 +121,8 @@ def _answers(response: Any) -> list[dict[str, Any]]:
         ended = "incomplete" if response.get("status") == "incomplete" else "stop"
         return [{**message, "finish_reason": ended} for message in _joined(_of_items(response["output"]))]
     if response.get("role") == "assistant" and "content" in response:  # Anthropic's, or a message alone
-        ended = response.get("stop_reason") or response.get("finish_reason")
-        return [{**_message(response), "finish_reason": ended}]
+        reason = response.get("stop_reason") or response.get("finish_reason")
+        return [{**_message(response), "finish_reason": reason}]
     keys = ", ".join(map(repr, list(response)[:12]))
     raise RefusedError(f"the response has the keys {keys}; expected choices, output, or role and content")
 

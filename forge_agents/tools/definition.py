@@ -18,12 +18,11 @@ from typing import Any, overload
 
 from forge_agents.errors import did_you_mean
 from forge_agents.runtime.waits import begin_in_thread
+from forge_agents.tools.arguments import wrong_arguments
 from forge_agents.types import ToolCall
 
 MAX_RESULT_CHARS = 4000
 """Longer results are cut, with a note."""
-_PATTERNS_S = 0.25
-"""Seconds that arguments may take to be compared with all patterns of a schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,7 +167,7 @@ def run_tool(tools: Iterable[Tool], call: ToolCall) -> ToolResult:
         known = ", ".join(by_name) or "none"
         wrong = f"no tool is called {call.name!r}; tools: {known}.{did_you_mean(call.name, by_name)}"
     else:
-        wrong = _wrong_arguments(chosen, call.arguments)
+        wrong = wrong_arguments(chosen.name, chosen.parameters, call.arguments)
     if wrong or chosen is None:
         return _failed(call, wrong)
     try:
@@ -198,36 +197,3 @@ def _call(chosen: Tool, arguments: Mapping[str, Any]) -> Any:
         if answer.done():  # the tool's own
             raise
         raise ValueError(f"{chosen.name} gave no result within {chosen.timeout_s:g} s") from late
-
-
-def _wrong_arguments(chosen: Tool, arguments: Mapping[str, Any]) -> str:
-    """What is wrong with the arguments, or an empty string."""
-    properties = chosen.parameters.get("properties", {})
-    for name in arguments:
-        if name not in properties and not chosen.parameters.get("additionalProperties"):
-            known = ", ".join(properties) or "none"
-            return f"{chosen.name} has no argument {name!r}; arguments: {known}.{did_you_mean(name, properties)}"
-    for name in chosen.parameters.get("required", ()):
-        if name not in arguments:
-            return f"{chosen.name} needs the argument {name!r}"
-    return _breach(chosen, arguments, properties) if arguments else ""
-
-
-def _breach(chosen: Tool, arguments: Mapping[str, Any], properties: Mapping[str, Any]) -> str:
-    from referencing import Registry
-
-    from forge_agents.schemas import Schema
-
-    try:  # an empty registry: a schema of a stranger's server must not make us fetch anything
-        schema = Schema(chosen.parameters, timeout_s=_PATTERNS_S, registry=Registry())
-        error = schema.breach(dict(arguments))
-    except TimeoutError:
-        return f"the arguments of {chosen.name} take too long to compare with the patterns of its schema; shorten them"
-    except Exception as broken:  # noqa: BLE001  # that schema may be anything
-        return f"the schema of {chosen.name} cannot be used ({type(broken).__name__}); call another tool"
-    if error is None:
-        return ""
-    if not error.absolute_path:
-        return f"the arguments of {chosen.name} do not fit: {error.message}"
-    name = str(error.absolute_path[0])
-    return f"argument {name!r} of {chosen.name} is {arguments[name]!r}; expected {json.dumps(properties.get(name))}"

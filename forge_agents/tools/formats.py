@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias
 
 from forge_agents.errors import did_you_mean
 from forge_agents.files import is_flat
+from forge_agents.tools.arguments import argument_schemas, referred
 from forge_agents.tools.definition import Tool, ToolResult
 from forge_agents.types import ToolCall
 
@@ -61,14 +62,8 @@ def _found(
     if format not in FORMATS:
         raise ValueError(f"format={format!r}; known are auto, {', '.join(FORMATS)}.{did_you_mean(format, FORMATS)}")
     offered = [(t.schema if isinstance(t, Tool) else t)["function"] for t in tools]
-    known = {each["name"]: _objects(each["parameters"].get("properties")) for each in offered}
+    known = {each["name"]: argument_schemas(each["parameters"]) for each in offered}
     return list(itertools.islice(_read(text, format, known), MAX_CALLS))
-
-
-def _objects(properties: Any) -> dict[str, Any]:
-    """The schemas of arguments; JSON Schema also allows ``true`` in place of one."""
-    found = properties if isinstance(properties, dict) else {}
-    return {name: schema if isinstance(schema, dict) else {} for name, schema in found.items()}
 
 
 def read_call(content: Any, form: str = '{"name": ..., "arguments": {...}}') -> ToolCall:
@@ -280,7 +275,7 @@ def describe_tools(tools: Iterable[Tool], format: ToolFormat = "hermes") -> str:
             '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
         )
     if format == "plain":
-        lines = [f"{t.name}({', '.join(_objects(t.parameters.get('properties')))}): {t.description}" for t in offered]
+        lines = [f"{t.name}({', '.join(argument_schemas(t.parameters))}): {t.description}" for t in offered]
         examples = [render_tool_call(_example(t), "plain") for t in offered]
         return "Tools:\n" + "\n".join(lines) + "\nTo use a tool, write a line such as\n" + "\n".join(examples)
     schemas = "\n\n".join(json.dumps(t.schema, indent=4, ensure_ascii=False) for t in offered)
@@ -313,22 +308,36 @@ _EXAMPLES = {"string": "text", "integer": 2, "number": 2.5, "boolean": True, "ar
 
 def _example(offered: Tool) -> ToolCall:
     """A call with all the arguments that `offered` needs, of the right types."""
-    return ToolCall(name=offered.name, arguments=_example_value({"type": "object", **offered.parameters}, offered))
+    known = argument_schemas(offered.parameters)
+    shape = _example_value({"type": "object", **offered.parameters}, offered)
+    names = shape if isinstance(shape, dict) else ()
+    arguments = {name: _example_value(known[name], offered) if name in known else shape[name] for name in names}
+    return ToolCall(name=offered.name, arguments=arguments)
 
 
 def _example_value(schema: Any, offered: Tool, depth: int = 3) -> Any:
     """A value of a part of `offered`'s schema. A stranger's may be wide and refer to itself: both have an end."""
     if isinstance(schema, dict) and "$ref" in schema:
-        schema = offered.parameters.get("$defs", {}).get(str(schema["$ref"]).rpartition("/")[2])
+        schema = {**schema, "allOf": [*_listed(schema.get("allOf")), referred(offered.parameters, schema)]}
     if not isinstance(schema, dict):
         return "text"
-    if "const" in schema or schema.get("enum"):
+    if "const" in schema or _listed(schema.get("enum")):
         return schema["const"] if "const" in schema else schema["enum"][0]
-    if depth and schema.get("anyOf"):
-        return _example_value(schema["anyOf"][0], offered, depth - 1)
     if depth and "prefixItems" in schema:
-        return [_example_value(item, offered, depth - 1) for item in schema["prefixItems"][:32]]
-    kind, parts, needed = schema.get("type", "string"), schema.get("properties", {}), schema.get("required", [])
-    if kind == "object":
-        return {key: _example_value(parts.get(key, {}), offered, depth - 1) for key in needed[:32]} if depth else {}
+        return [_example_value(item, offered, depth - 1) for item in _listed(schema["prefixItems"])[:32]]
+    every, either, just_one = (_listed(schema.get(keyword)) for keyword in ("allOf", "anyOf", "oneOf"))
+    branches = [*every[:32], *either[:1], *just_one[:1]]
+    values = [_example_value(branch, offered, depth - 1) for branch in branches] if depth else []
+    kind, needed = schema.get("type"), _listed(schema.get("required"))
+    parts = schema["properties"] if isinstance(schema.get("properties"), dict) else {}
+    if kind == "object" or (kind is None and "required" in schema):
+        merged = {key: value for each in values if isinstance(each, dict) for key, value in each.items()}
+        own = {key: _example_value(parts.get(key, {}), offered, depth - 1) for key in needed[:32]} if depth else {}
+        return {**merged, **own}
+    if values:
+        return values[0]
     return _EXAMPLES.get(kind, "text") if isinstance(kind, str) else "text"
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

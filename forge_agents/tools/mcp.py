@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -46,8 +47,9 @@ def mcp_tools(
 ) -> Iterator[list[Tool]]:
     """Connect to an MCP server for the length of a ``with`` block.
 
-    A call that fails, is late or finds the server gone is an error text for the model, as with any tool; the results
-    of a server's tools are text, other content is named only. Deep copies of an environment share the connection.
+    A call that fails, is late or finds the server gone is an error text for the model, as with any tool. Of a result
+    the model reads the texts, those of embedded resources too, and without any text the structured content as JSON.
+    Images, sounds, binary resources and links are named only. Deep copies of an environment share the connection.
     Errors name the program and its script, or the host, and hold nothing else of the command or address, of `env` and
     of `headers`, for tokens may stand there and errors become prompts and stored episodes.
 
@@ -183,7 +185,34 @@ async def _all_tools(client: Client) -> list[Any]:
 
 
 def _text(result: CallToolResult) -> str:
-    return "\n".join(block.text if block.type == "text" else f"[{block.type}]" for block in result.content)
+    """What the model reads of a result: its texts in order, and where there is none its structured content as JSON.
+
+    Anything else, such as an image, is named in brackets, with what is known of it.
+    """
+    texts = [_text_in(block) for block in result.content]
+    read = [text or _name_of(block) for text, block in zip(texts, result.content, strict=True)]
+    if result.structured_content is not None and not any(texts):
+        read.append(json.dumps(result.structured_content, ensure_ascii=False))
+    return "\n".join(filter(None, read))
+
+
+def _text_in(block: Any) -> str:
+    return str(getattr(block.resource if block.type == "resource" else block, "text", ""))
+
+
+def _name_of(block: Any) -> str:
+    """A name for content that is no text; empty for an empty text."""
+    if block.type == "text":
+        return ""
+    if block.type == "resource":
+        return _named("resource", block.resource.uri, block.resource.mime_type)
+    if block.type == "resource_link":
+        return _named("resource", block.title or block.name, block.uri, block.mime_type, block.description)
+    return _named(block.type, getattr(block, "mime_type", None))
+
+
+def _named(kind: str, *about: str | None) -> str:
+    return f"[{', '.join(map(str, filter(None, [kind, *about])))}]"
 
 
 def _public_name(server: str | Sequence[str]) -> str:

@@ -220,3 +220,100 @@ def test_streamable_http_is_the_same(address):
     with mcp_tools(address, call_s=2.0, headers={"Authorization": "Bearer token"}) as tools:
         assert run_tool(tools, call("add", a=20, b=22)).content == "42"
         assert "because" in run_tool(tools, call("fail", why="because")).content
+
+
+# ---- what the model reads of a result
+
+CONTENTS = """
+import sys
+from mcp.server.mcpserver import MCPServer
+from mcp.types import (
+    AudioContent, BlobResourceContents, CallToolResult, EmbeddedResource, ImageContent, ResourceLink, TextContent,
+    TextResourceContents,
+)
+
+server = MCPServer("contents")
+URI = "file:///notes.md"
+TEXT = TextContent(type="text", text="before")
+
+def embedded(kind, **about):
+    return EmbeddedResource(type="resource", resource=kind(**about))
+
+NOTES = embedded(TextResourceContents, uri=URI, mime_type="text/markdown", text="# Notes")
+EMPTY = embedded(TextResourceContents, uri=URI, text="")
+BLOB = embedded(BlobResourceContents, uri="file:///a.pdf", mime_type="application/pdf", blob="AA==")
+LINK = ResourceLink(
+    type="resource_link", uri="file:///b.txt", name="b", description="the letter b", mime_type="text/plain"
+)
+IMAGE = ImageContent(type="image", data="AA==", mime_type="image/png")
+AUDIO = AudioContent(type="audio", data="AA==", mime_type="audio/wav")
+TABLE = {"rows": [1, 2], "name": "caf\\u00e9"}
+RESULTS = {
+    "text": dict(content=[TEXT]),
+    "resource": dict(content=[NOTES]),
+    "both": dict(content=[TEXT, NOTES, IMAGE]),
+    "structured": dict(content=[], structured_content=TABLE),
+    "structured and text": dict(content=[TEXT], structured_content=TABLE),
+    "structured and resource": dict(content=[NOTES], structured_content=TABLE),
+    "structured and empty resource": dict(content=[EMPTY], structured_content=TABLE),
+    "structured and image": dict(content=[IMAGE], structured_content=TABLE),
+    "structured empty": dict(content=[], structured_content={}),
+    "blob": dict(content=[BLOB]),
+    "link": dict(content=[LINK]),
+    "image": dict(content=[IMAGE, AUDIO]),
+    "nothing": dict(content=[]),
+    "failed resource": dict(content=[NOTES], is_error=True),
+    "failed structured": dict(content=[], structured_content={"code": 7}, is_error=True),
+    "failed": dict(content=[], is_error=True),
+}
+
+@server.tool()
+def give(kind: str) -> CallToolResult:
+    "Give."
+    return CallToolResult(**RESULTS[kind])
+
+server.run("stdio")
+"""
+
+
+@pytest.fixture(scope="module")
+def give(tmp_path_factory):
+    path = tmp_path_factory.mktemp("mcp") / "contents.py"
+    path.write_text(CONTENTS)
+    with mcp_tools([sys.executable, str(path)], call_s=20.0) as found:
+        yield lambda kind: run_tool(found, call("give", kind=kind))
+
+
+TABLE = '{"rows": [1, 2], "name": "caf\u00e9"}'
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [
+        ("text", "before"),
+        ("resource", "# Notes"),
+        ("both", "before\n# Notes\n[image, image/png]"),
+        ("structured", TABLE),
+        ("structured and text", "before"),
+        ("structured and resource", "# Notes"),
+        ("structured and empty resource", f"[resource, file:///notes.md]\n{TABLE}"),
+        ("structured and image", f"[image, image/png]\n{TABLE}"),
+        ("structured empty", "{}"),
+        ("blob", "[resource, file:///a.pdf, application/pdf]"),
+        ("link", "[resource, b, file:///b.txt, text/plain, the letter b]"),
+        ("image", "[image, image/png]\n[audio, audio/wav]"),
+        ("nothing", ""),
+    ],
+)
+def test_texts_resources_and_structured_content_reach_the_model(give, kind, content):
+    result = give(kind)
+    assert (result.ok, result.content) == (True, content)
+
+
+@pytest.mark.parametrize(
+    ("kind", "content"),
+    [("failed resource", "# Notes"), ("failed structured", '{"code": 7}'), ("failed", "give failed")],
+)
+def test_a_failed_call_says_why_whatever_form_the_reason_has(give, kind, content):
+    result = give(kind)
+    assert (result.ok, result.content) == (False, f"Error: {content}")

@@ -1,0 +1,134 @@
+"""Arguments of calls against the tools' JSON schemas, as servers send them."""
+
+import pytest
+
+from forge_agents.tools import Tool, ToolCall, describe_tools, parse_tool_calls, run_tool
+from forge_agents.tools.arguments import argument_schemas
+
+NUMBER, TEXT = {"type": "integer"}, {"type": "string"}
+CITY, POINT = {"properties": {"city": TEXT}, "required": ["city"]}, {"properties": {"x": NUMBER}, "required": ["x"]}
+PLACE = {"type": "object", "properties": {"city": TEXT}, "required": ["city"], "additionalProperties": False}
+
+
+def tool(parameters):
+    return Tool(name="find", description="Finds.", parameters=parameters, fn=lambda **given: sorted(given.items()))
+
+
+def run(parameters, **arguments):
+    return run_tool([tool(parameters)], ToolCall(name="find", arguments=arguments))
+
+
+SCHEMAS = {
+    "anyOf": {"type": "object", "anyOf": [CITY, POINT]},
+    "oneOf": {"type": "object", "oneOf": [PLACE, {**POINT, "additionalProperties": False}]},
+    "allOf": {"type": "object", "allOf": [CITY, {"properties": {"x": NUMBER}}]},
+    "$ref": {"$ref": "#/$defs/place", "$defs": {"place": PLACE}},
+    "definitions": {"$ref": "#/definitions/a~1b", "definitions": {"a/b": PLACE}},
+    "draft 7": {
+        "$schema": "http://json-schema.org/draft-07/schema#", "$ref": "#/definitions/p", "definitions": {"p": PLACE},
+    },
+    "patternProperties": {"type": "object", "patternProperties": {"^ci": TEXT}, "additionalProperties": False},
+    "additionalProperties {}": {"type": "object", "properties": {}, "additionalProperties": {}},
+    "additionalProperties schema": {"type": "object", "additionalProperties": TEXT},
+    "unevaluatedProperties": {"type": "object", "allOf": [CITY], "unevaluatedProperties": False},
+    "if": {"type": "object", "if": {"required": ["city"]}, "then": {"properties": {"city": TEXT}}, "properties": {}},
+    "propertyNames": {"type": "object", "properties": {}, "propertyNames": {"enum": ["city"]}},
+    "nothing said": {"type": "object"},
+    "plain": PLACE,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", SCHEMAS)
+def test_a_call_that_fits_the_schema_is_run(kind):
+    result = run(SCHEMAS[kind], city="Oslo")
+    assert (result.ok, result.content) == (True, '[["city", "Oslo"]]')
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "says"),
+    [
+        ("anyOf", {}, "not valid under any of the given schemas"),
+        ("anyOf", {"city": 1, "x": "a"}, "do not fit"),
+        ("oneOf", {"city": "Oslo", "x": 1}, "do not fit"),
+        ("allOf", {"x": 1}, "'city' is a required property"),
+        ("allOf", {"city": "Oslo", "x": "a"}, "argument 'x' of find is 'a'; expected {\"type\": \"integer\"}"),
+        ("$ref", {"city": "Oslo", "cty": "x"}, "find has no argument 'cty'; arguments: city. Did you mean 'city'?"),
+        ("$ref", {}, "'city' is a required property"),
+        ("draft 7", {"city": 1}, "argument 'city' of find is 1"),
+        ("definitions", {"city": 1}, "argument 'city' of find is 1"),
+        ("patternProperties", {"city": 1}, "argument 'city' of find does not fit: 1 is not of type 'string'"),
+        ("patternProperties", {"town": "Oslo"}, "find has no argument 'town'"),
+        ("additionalProperties schema", {"town": 1}, "argument 'town' of find does not fit"),
+        ("unevaluatedProperties", {"city": "Oslo", "town": "x"}, "find has no argument 'town'"),
+        ("if", {"city": 1}, "argument 'city' of find is 1"),
+        ("propertyNames", {"town": "x"}, "'town' is not one of ['city']"),
+        ("plain", {"town": "x"}, "find has no argument 'town'; arguments: city."),
+    ],
+)
+def test_a_call_that_does_not_fit_says_what_was_expected(kind, arguments, says):
+    result = run(SCHEMAS[kind], **arguments)
+    assert not result.ok and says in result.content, result.content
+
+
+def test_a_schema_that_only_lists_properties_forbids_others():
+    listed = {"type": "object", "properties": {"city": TEXT}}
+    assert not run(listed, city="Oslo", town="x").ok
+    assert run({**listed, "additionalProperties": True}, city="Oslo", town="x").ok
+    assert run({**listed, "additionalProperties": {}}, city="Oslo", town="x").ok
+    assert not run({"type": "object", "properties": {}}, town="x").ok
+
+
+def doubled(keyword, leaf, levels=60):
+    """Definitions of which each refers twice to the one before: as large as 2 to the power of `levels`."""
+    made = {"a0": leaf}
+    for number in range(1, levels):
+        made[f"a{number}"] = {keyword: [{"$ref": f"#/$defs/a{number - 1}"}] * 2}
+    return {"$ref": f"#/$defs/a{levels - 1}"}, made
+
+
+@pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf"])
+def test_references_that_double_each_other_end_in_time(keyword):
+    for leaf in (TEXT, NUMBER):
+        last, definitions = doubled(keyword, leaf)
+        result = run({"type": "object", "properties": {"x": last}, "$defs": definitions}, x="y")
+        assert result.ok or "too long to compare" in result.content or "argument 'x' of find is 'y': " in result.content
+    last, definitions = doubled(keyword, CITY)
+    for closed in ({}, {"unevaluatedProperties": False}):
+        hostile = {"type": "object", **last, "$defs": definitions, **closed}
+        result = run(hostile, city="Oslo")
+        assert result.ok or "too long to compare with its schema" in result.content
+        assert describe_tools([tool(hostile)], "plain")
+        assert parse_tool_calls("CALL find(Oslo)", tools=[tool(hostile)])[0].name == "find"
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"$ref": "#"},
+        {"anyOf": [{"$ref": "#"}, {"$ref": "#"}]},
+        {"$ref": "http://127.0.0.1:9/schema.json"},
+        {"properties": {"x": {"$ref": "file:///etc/passwd"}}},
+        {"$ref": "#/$defs/missing"},
+        {"type": 5},
+        {"properties": ["x"], "required": "x"},
+        {"allOf": {"x": 1}, "$ref": 7},
+        {"patternProperties": {"(": {}}},
+    ],
+)
+def test_a_schema_that_cannot_be_used_is_text_for_the_model(hostile):
+    result = run(hostile, x="y")
+    assert result.ok or "cannot be used" in result.content, result.content
+    describe_tools([tool(hostile)], "plain")
+
+
+@pytest.mark.parametrize("kind", ["anyOf", "oneOf", "allOf", "$ref", "draft 7", "if", "plain"])
+def test_plain_calls_name_and_place_the_arguments_of_combined_schemas(kind):
+    offered = tool(SCHEMAS[kind])
+    assert next(iter(argument_schemas(offered.parameters))) == "city"
+    (call,) = parse_tool_calls("CALL find(Oslo)", tools=[offered])
+    assert run_tool([offered], call).content == '[["city", "Oslo"]]'
+    text = describe_tools([offered], "plain")
+    assert "find(city" in text
+    if kind != "if":
+        (example,) = parse_tool_calls(text.splitlines()[-1], tools=[offered])
+        assert run_tool([offered], example).ok, example
