@@ -86,6 +86,13 @@ def test_held_out_preferences_are_learned_and_the_control_stays(trainer):
     assert still["eval/margin"] == 0.0
 
 
+def test_default_rate_is_that_of_preferences(tiny_llama, tmp_path, starts):
+    policy, config = fa.Policy(str(tiny_llama), name="hero"), fa.DPOConfig(learner=LearnerConfig(threads=1))
+    with fa.DPOTrainer(policy, config, tmp_path) as run:
+        (row,) = run.fit(preferences(4), steps=1).metrics
+    assert row["learner/lr"] == starts[0].core.config.lr == 5e-6
+
+
 def test_a_resumed_run_compares_with_the_same_start_model(trainer, starts):
     def comparable(rows):
         return [{k: v for k, v in row.items() if k.startswith(("train/", "learner/grad"))} for row in rows]

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import yaml
 
 import forge_agents as fa
 from forge_agents.cli import main as cli
@@ -334,3 +335,29 @@ def test_a_policy_warms_up_in_the_seats_that_it_will_play(tiny_llama, tmp_path, 
         with pytest.raises(ValueError, match="forge/Debate-v0 has no expert"):
             wrong.warmed_up()
     assert not taught, "it is told before anything is learned"
+
+
+@pytest.mark.parametrize(("lora", "rate"), [(None, 5e-5), (fa.LoRA(rank=4), 5e-4)])
+def test_default_rate_is_used_shown_and_recorded(tiny_llama, tmp_path, starts, capsys, lora, rate):
+    policy = fa.Policy(str(tiny_llama), name="hero", lora=lora)
+    config = fa.SFTConfig(batch_size=4, learner=LearnerConfig(threads=1))
+    with fa.SFTTrainer(policy, config, tmp_path) as run:
+        (row,) = run.fit(chats(4), steps=1).metrics
+    assert row["learner/lr"] == starts[0].core.config.lr == rate
+    assert f"lr {rate:g}, the default for" in capsys.readouterr().out
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["trainer"]["learner"]["lr"] == rate
+
+
+def test_rate_that_cannot_move_the_weights_is_warned_of(tiny_models, tmp_path, capsys):
+    policy = fa.Policy(str(tiny_models(family="llama", dtype="bfloat16")), name="hero")
+    config = fa.SFTConfig(batch_size=4, learner=LearnerConfig(lr=1e-9, threads=1))
+    with fa.SFTTrainer(policy, config, tmp_path) as run:
+        run.fit(chats(4), steps=1)
+    assert "lr=1e-09 is too low to train all weights" in " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("settings", [{"num_iterations": 2}, {"num_minibatches": 2}])
+def test_several_optimizer_steps_per_batch_are_for_rollouts(settings):
+    for kind in (fa.SFTConfig, fa.DPOConfig):
+        with pytest.raises(ValueError, match="are for batches of rollouts; here set epochs of fit, and batch_size"):
+            kind(learner=LearnerConfig(**settings))

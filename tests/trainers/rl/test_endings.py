@@ -98,6 +98,18 @@ def test_a_run_says_who_sits_where_and_who_shares_a_learner(tmp_path, capsys):
         shown(lambda agent, seed: fa.Policy("m"))
 
 
+def test_a_run_says_each_learning_rate_and_warns_of_one_that_is_too_low(tmp_path, capsys, tiny_models):
+    model = str(tiny_models(family="llama", dtype="bfloat16"))
+    full, low = fa.Policy(model, name="full"), fa.Policy(model, name="low", learner={"lr": 1e-9})
+    run = GRPOTrainer({"p0": full, "p1": low}, out_dir=tmp_path)
+    learners = {name: SimpleNamespace(name=f"{name}-l") for name in ("full", "low")}
+    run._announce_seats(print, TaskSampler(Duel), SimpleNamespace(learners=learners), 20)
+    first, second, warning = capsys.readouterr().out.splitlines()
+    assert first.startswith("p0: policy full is trained by full-l, lr 2e-05, the default for all weights of a model")
+    assert second == "p1: policy low is trained by low-l, lr 1e-09"
+    assert warning.startswith("policy low: lr=1e-09 is too low to train all weights")
+
+
 @pytest.mark.parametrize(
     ("sampling", "said"),
     [
