@@ -10,15 +10,8 @@ import pytest
 from forge_agents.errors import RunFolderError
 from forge_agents.types import Trajectory
 from forge_verifiers import Ensemble, Rule
-from forge_verifiers.report.report import (
-    EnsembleReport,
-    Evidence,
-    Snapshot,
-    VerifierReport,
-    page,
-    unblurred,
-    with_reasons,
-)
+from forge_verifiers.report.reasons import direction, with_reasons
+from forge_verifiers.report.report import EnsembleReport, Evidence, Snapshot, VerifierReport, interval, page, unblurred
 
 HOSTILE = '</td></html><script>alert("$x$")</script>\x1b[31m\u202e[bold]\nnext'
 
@@ -115,7 +108,8 @@ def test_pictures_spell_names_instead_of_obeying_them():
 def test_the_page_holds_the_numbers(hostile):
     report, _, text = hostile
     best = report.verifiers[6]
-    assert f"<td>{best.tpr:.3f}</td><td>{best.fpr:.3f}</td><td>{best.weight:.3f}</td>" in text
+    shown = [interval(*estimate) for estimate in best.estimates()]
+    assert f"<td>{shown[1]}</td><td>{shown[2]}</td><td>{shown[3]}</td><td>384</td><td>384</td>" in text
     assert f"{report.effective_number:.2f} of 8" in text
     assert "<td class=bad>384</td><td class=bad>3</td><td>0</td>" in text  # three calls of the dead verifier
     assert "Steps 0 to 2, fits 1 to 3" in text
@@ -150,18 +144,21 @@ def test_a_verifier_that_counts_for_little_says_why():
     report = ensemble.report()
     reasons = {v.name: v.reason for v in report.verifiers}
     assert [reasons[f"weak{k}"] for k in (4, 5, 6)] == ["", "", ""]
-    assert reasons["twin"] == "a copy of 'weak6' (correlation 1.00), with which it shares one weight"
-    assert reasons["upside down"] == "a copy of 'weak5' (correlation 1.00), with which it shares one weight"
+    assert reasons["twin"] == (
+        "scores almost like 'weak6': correlation 1.00 [0.98, 1.00] in size on 384 common rows; the two share one weight"
+    )
+    assert reasons["upside down"].startswith("scores almost the reverse of 'weak5': correlation -1.00 [0.98, 1.00]")
     assert reasons["constant"] == "constant: scores 0.25 on all 384 rows that it answered"
     assert reasons["silent"] == "silent: abstained on 384 trajectories"
     assert reasons["dead"] == "silent: failed on 384 trajectories"
-    assert reasons["coin"].startswith("no better than chance")
+    assert re.match(r"(no better than|not told from) chance", reasons["coin"])
     assert "constant: constant: scores 0.25" in report.table() and reasons["coin"] in page(report)
     assert EnsembleReport.from_row(json.loads(json.dumps(report.row()))).verifiers[4].reason == reasons["twin"]
 
 
 def row(name="x", **known):
     told = {"family": None, "cost": "cheap", "accuracy": 0.5, "tpr": 0.8, "fpr": 0.2, "weight": 1.0, "last_error": ""}
+    told |= {"tpr_error": 0.03, "fpr_error": 0.03}
     counts = {"scored": 300, "abstained": 0, "errors": 0, "timeouts": 0}
     return VerifierReport(**{"name": name, **told, **counts, **known})
 
@@ -170,10 +167,26 @@ def row(name="x", **known):
     ("known", "rows", "kind", "camps", "reason"),
     [
         ({}, 300, "default", 0, ""),
-        ({"tpr": 0.5, "fpr": 0.48}, 30, "default", 0, "too few rows: it has scored 30 of those that were learned from"),
-        ({"tpr": 0.2, "fpr": 0.8}, 300, "default", 0, "worse than chance: it counts the other way round"),
-        ({"tpr": 0.2, "fpr": 0.8}, 300, "default", 1, "contradicted by a camp, other: which is right"),
-        ({"weight": 0.05}, 300, "default", 0, "it errs as others do: 20 of them weigh as one"),
+        (
+            {"tpr": 0.5, "fpr": 0.48, "tpr_error": 0.2},
+            30,
+            "default",
+            0,
+            "too few rows to tell it from chance: TPR less FPR is 0.020 [-0.38, 0.42] on 30 rows",
+        ),
+        (
+            {"tpr": 0.2, "fpr": 0.8},
+            300,
+            "default",
+            0,
+            "worse than chance, so the ensemble counts its scores in reverse: TPR less FPR is -0.600 [-0.68, -0.52]",
+        ),
+        ({"tpr": 0.2, "fpr": 0.8, "tpr_error": 0.4}, 300, "default", 0, "not told from chance by these rows"),
+        ({"tpr": 0.2, "fpr": 0.8, "tpr_error": math.nan}, 300, "default", 0, "not told from chance by these rows"),
+        ({"tpr": 0.8, "fpr": 0.2, "tpr_error": 0.4}, 300, "default", 0, "not told from chance by these rows"),
+        ({"tpr": 0.5, "fpr": 0.48}, 300, "default", 0, "no better than chance, as far as the others tell"),
+        ({"tpr": 0.2, "fpr": 0.8}, 300, "default", 1, "contradicted by a cluster of verifiers, other: which is right"),
+        ({"weight": 0.05}, 300, "default", 0, "the combiner counts it with others that err alike: 20 of them weigh as"),
         ({"weight": 0.05}, 300, "logistic", 0, "the combiner makes no use of it"),
         ({"weight": 0.0}, 300, "weaver", 0, "left out by the combiner: it says yes of"),
         ({"tpr": math.nan, "fpr": math.nan}, 300, "mean", 0, ""),
@@ -187,6 +200,39 @@ def test_each_cause_of_a_small_weight_is_told(known, rows, kind, camps, reason):
     evidence = Evidence(scores=scores, **nothing, families=[None, None], combiner=fitted)
     found = with_reasons([row(**known), row("other")], evidence, np.array([camps, 2 * camps]))
     assert found[0].reason.startswith(reason) and (reason or not found[0].reason) and not found[1].reason
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "shown"),
+    [(0.652, 0.08, "0.652 [0.50, 0.81]"), (0.95, 0.1, "0.950 [0.75, 1.00]"), (0.5, math.nan, "0.500")],
+)
+def test_an_estimate_is_shown_with_its_95_percent_interval(value, error, shown):
+    assert interval(value, error) == shown
+    assert interval(-0.2, 0.1, low=-1.0) == "-0.200 [-0.40, -0.00]"
+
+
+def votes(*signs):
+    rates = {1: (0.8, 0.2), -1: (0.2, 0.8), 0: (0.5, 0.45)}
+    return [row(f"v{k}", tpr=rates[sign][0], fpr=rates[sign][1], weight=0.5) for k, sign in enumerate(signs)]
+
+
+def test_the_report_says_on_how_many_verifiers_the_direction_rests():
+    (text,) = direction(votes(1, 1, 1, -1, 0), num_labels=0, anchors=[])
+    assert "rests on 3 verifiers (worth 1.5 independent) better than chance against 1 verifier" in text
+    assert text.endswith("for 1 the data do not tell which")
+    assert direction(votes(1, -1), num_labels=32, anchors=[]) == ["which responses count as correct follows 32 labels"]
+    assert "the anchor tests" in direction(votes(1, -1), num_labels=1, anchors=["tests"])[0]
+    assert direction([row(tpr=math.nan, fpr=math.nan)], num_labels=0, anchors=[]) == []
+
+
+@pytest.mark.parametrize(("rows", "alike"), [(5, False), (12, False), (300, True)])
+def test_equal_scores_on_few_rows_are_no_evidence_of_a_copy(rows, alike):
+    scores = np.random.default_rng(0).integers(0, 2, (rows, 1)).repeat(2, axis=1).astype(np.float32)
+    scores[:2] = [[0, 0], [1, 1]]
+    nothing = {"asked": np.ones((rows, 2), bool), "groups": np.zeros(rows, np.int64), "labels": np.zeros(rows)}
+    evidence = Evidence(scores=scores, **nothing, families=[None, None], combiner={"combiner": np.array("default")})
+    second = with_reasons([row("first"), row("second")], evidence, np.zeros(2, np.intp))[1]
+    assert second.rows == rows and ("almost like 'first'" in second.reason) == alike
 
 
 def test_a_report_before_the_first_fit_has_a_table_and_a_page(tmp_path):
@@ -217,7 +263,7 @@ def test_a_report_survives_json():
     ensemble.score(played())
     report = ensemble.report()
     text = json.dumps(report.row(), allow_nan=False)
-    assert '"tpr": null' in text and len(text) < 2000
+    assert '"tpr": null' in text and len(text) < 3000
     again = EnsembleReport.from_row(json.loads(text))
     assert again.row() == report.row() and np.isnan(again.verifiers[3].tpr)
     with pytest.raises(ValueError, match="'verifiers'"):

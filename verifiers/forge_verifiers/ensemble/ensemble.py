@@ -45,7 +45,8 @@ from forge_verifiers.ensemble.belief import (
     witnesses,
 )
 from forge_verifiers.ensemble.panel import Answers, Caller, Cascade, Panel
-from forge_verifiers.report.report import EnsembleReport, Evidence, with_reasons
+from forge_verifiers.report.reasons import direction, with_reasons
+from forge_verifiers.report.report import EnsembleReport, Evidence
 
 Forget = Literal["exponential", "window"]
 _ROWS = ("scores", "asked", "groups", "labels")
@@ -268,6 +269,11 @@ class Ensemble(Composable):
         fitted = self._combiner.report() if self._version else None
         evidence = None if fitted is None else self._evidence()
         camps = np.zeros(len(self.verifiers), np.intp) if fitted is None else fitted.camps
+        names = [v.name for v in self.verifiers]
+        rows = with_reasons(self._panel.report(fitted, self.families), evidence, camps)
+        labels = int((~np.isnan(self._window.labels)).sum())
+        notes = [] if fitted is None else fitted.notes(names)
+        notes += direction(rows, num_labels=labels, anchors=[names[k] for k in self._anchors])
         return EnsembleReport(
             name=self.name,
             combiner=self._combiner.name,
@@ -275,8 +281,8 @@ class Ensemble(Composable):
             window_rows=len(self._window.groups),
             class_balance=math.nan if fitted is None else fitted.class_balance,
             effective_number=math.nan if fitted is None else fitted.effective_number,
-            verifiers=with_reasons(self._panel.report(fitted, self.families), evidence, camps),
-            notes=() if fitted is None else tuple(fitted.notes([v.name for v in self.verifiers])),
+            verifiers=rows,
+            notes=tuple(notes),
             alarms=tuple(alarm.evidence for alarm in self.alarms),
             evidence=evidence,
         )

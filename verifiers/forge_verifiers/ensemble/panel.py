@@ -363,22 +363,21 @@ class Panel:
 
     def report(self, fitted: CombinerReport | None, families: Sequence[str | None]) -> tuple[VerifierReport, ...]:
         """Counts and failures of every verifier and what the combiner believes of it; NaN without a fit."""
-        tpr = fpr = weight = np.full(len(self.verifiers), math.nan)
-        balance = math.nan
+        unknown, balance = np.full(len(self.verifiers), math.nan), math.nan
         if fitted is not None:
-            tpr, fpr, weight, balance = fitted.tpr, fitted.fpr, fitted.weight, fitted.class_balance
-        accuracy = balance * tpr + (1 - balance) * (1 - fpr)
+            balance = fitted.class_balance
+        rates = {name: getattr(fitted, name, unknown) for name in ("tpr", "fpr", "weight")}
+        rates |= {f"{name}_error": getattr(fitted, f"{name}_error", unknown) for name in rates}
+        rates["accuracy"] = balance * rates["tpr"] + (1 - balance) * (1 - rates["fpr"])
+        rates["accuracy_error"] = np.hypot(balance * rates["tpr_error"], (1 - balance) * rates["fpr_error"])
         return tuple(
             VerifierReport(
                 name=v.name,
                 family=families[k],
                 cost=v.cost,
-                accuracy=float(accuracy[k]),
-                tpr=float(tpr[k]),
-                fpr=float(fpr[k]),
-                weight=float(weight[k]),
                 last_error=self.last_errors[k],
                 note=str(getattr(v, "unread", "")),
+                **{name: float(values[k]) for name, values in rates.items()},
                 **dict(zip(COUNTS, self.counts[:, k].tolist(), strict=True)),
             )
             for k, v in enumerate(self.verifiers)

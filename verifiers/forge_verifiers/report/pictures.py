@@ -9,6 +9,7 @@ import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -40,12 +41,35 @@ _MOST_CELLS = 14
 """Verifiers up to which the correlation map has room for numbers."""
 
 
-def accuracy_figure(names: Sequence[str], tpr: Floats, fpr: Floats, weight: Floats) -> bytes:
-    """False and true positive rate [m] of each verifier as two ends of a bar, its weight [m] beside."""
+def accuracy_figure(
+    names: Sequence[str],
+    tpr: Floats,
+    fpr: Floats,
+    weight: Floats,
+    *,
+    errors: Mapping[str, Floats] = MappingProxyType({}),
+    reverse: NDArray[np.bool_] | None = None,
+) -> bytes:
+    """False and true positive rate [m] of each verifier as two ends of a bar, its weight [m] next to them.
+
+    Args:
+        names: [m].
+        tpr: [m].
+        fpr: [m].
+        weight: [m].
+        errors: Standard errors [m] by "tpr" and "fpr"; 1.96 of them are drawn each way.
+        reverse: [m] which verifiers are worse than chance beyond doubt, drawn in red; none by default.
+    """
+    reverse = np.zeros(len(names), bool) if reverse is None else reverse
     y = np.arange(len(names))
     with _figure(9.0, 1.3 + 0.34 * len(names)) as (figure, save):
         left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
-        left.hlines(y, fpr, tpr, colors=np.where(tpr >= fpr, _QUIET, _BAD), linewidth=3, zorder=1)
+        left.hlines(y, fpr, tpr, colors=np.where(reverse, _BAD, _QUIET), linewidth=3, zorder=1)
+        for place, rate, color in ((-0.14, errors.get("fpr"), _BAD), (0.14, errors.get("tpr"), _GOOD)):
+            if rate is not None:
+                middle = fpr if place < 0 else tpr
+                ends = np.clip([middle - 1.96 * rate, middle + 1.96 * rate], 0.0, 1.0)
+                left.hlines(y + place, *ends, colors=color, linewidth=1, zorder=1)
         left.scatter(fpr, y, color="white", edgecolor=_BAD, linewidth=1.6, s=42, label="says yes when wrong (FPR)")
         left.scatter(tpr, y, color=_GOOD, s=46, label="says yes when correct (TPR)")
         left.set(xlim=(-0.03, 1.03), xlabel="rate", yticks=y, yticklabels=labels(names), ylim=(len(names) - 0.4, -0.6))

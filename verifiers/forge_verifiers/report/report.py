@@ -37,8 +37,6 @@ _LEAST_SOURCES = 6
 """Each half needs three independent verifiers before a combiner can learn about them."""
 
 
-_COPY, _LITTLE, _FEW_ROWS = 0.98, 0.1, 64
-"""Correlation from which on two verifiers are one; weight, or TPR less FPR, that is little; rows that tell little."""
 _WIDEST, _LONGEST = 200, 40
 """Characters of the table's lines and of a verifier's name."""
 _STYLE = """
@@ -112,6 +110,21 @@ class Evidence:
         combiner = combiners.get(str(self.combiner["combiner"]))
         combiner.load_state_dict(self.combiner)
         return combiner.predict_proba(self.scores, self.groups, self.asked)
+
+    def balance_error(self) -> float:
+        """Standard error of the share of correct rows; NaN for one prompt.
+
+        That of the mean posterior, prompts as clusters (Liang and Zeger 1986), over the share of the variance of
+        correctness that the posterior explains: a posterior that tells little knows little of the share.
+        """
+        posterior, place = self.posterior(), np.unique(self.groups, return_inverse=True)[1]
+        mean = float(posterior.mean())
+        deviations = np.bincount(place, posterior - mean)
+        if (num := len(deviations)) < 2:
+            return math.nan
+        sampled = float(np.sqrt(num / (num - 1) * np.square(deviations).sum()) / len(posterior))
+        known = float(posterior.var()) / max(mean * (1 - mean), 1e-9)
+        return sampled / max(known, 1e-3)
 
     def correlation(self) -> Floats:
         """Pearson correlation [m, m] of scores over the rows where both spoke; NaN for a verifier without spread."""
@@ -203,9 +216,16 @@ class VerifierReport:
     tpr: float
     """Estimated P(says yes | correct)."""
     fpr: float
-    """Estimated P(says yes | wrong); above `tpr` the verifier is inverted."""
+    """Estimated P(says yes | wrong). See `side` for whether it is above `tpr` beyond chance."""
     weight: float
     """Share of its own evidence that counts; NaN before the first fit."""
+    accuracy_error: float = math.nan
+    """Standard error of `accuracy`; NaN where the combiner estimates none, as for the errors below."""
+    tpr_error: float = math.nan
+    fpr_error: float = math.nan
+    weight_error: float = math.nan
+    rows: int = 0
+    """Score rows that the estimates rest on: those of the window on which it gave a score."""
     scored: int
     """Trajectories it gave a score."""
     abstained: int
@@ -227,57 +247,21 @@ class VerifierReport:
     reason: str = ""
     """Why it counts for little or nothing; empty where it counts."""
 
+    def estimates(self) -> tuple[tuple[float, float], ...]:
+        """Accuracy, TPR, FPR and weight, each with its standard error."""
+        errors = (self.accuracy_error, self.tpr_error, self.fpr_error, self.weight_error)
+        return tuple(zip((self.accuracy, self.tpr, self.fpr, self.weight), errors, strict=True))
 
-def with_reasons(
-    rows: Sequence[VerifierReport], evidence: Evidence | None, camps: NDArray[np.intp]
-) -> tuple[VerifierReport, ...]:
-    """The rows [m], each with the reason why it counts for little, if it does.
+    @property
+    def edge_error(self) -> float:
+        """Standard error of TPR less FPR."""
+        return math.hypot(self.tpr_error, self.fpr_error)
 
-    Args:
-        rows: What is known of each verifier.
-        evidence: What the combiner was fitted on; None before.
-        camps: [m] See `CombinerReport.camps`.
-    """
-    correlation = np.abs(np.nan_to_num(evidence.correlation())) if evidence is not None else np.zeros((len(rows),) * 2)
-    told = []
-    for k, row in enumerate(rows):
-        spoken = np.empty(0) if evidence is None else evidence.scores[~np.isnan(evidence.scores[:, k]), k]
-        against = [other.name for j, other in enumerate(rows) if camps[k] and camps[j] not in (0, camps[k])]
-        twins = [j for j in range(k) if correlation[k, j] > _COPY]
-        like = [f"{rows[j].name!r} (correlation {correlation[k, j]:.2f})" for j in twins]
-        reason = _reason(row, spoken, like[:1], against)
-        if not reason and row.weight < _LITTLE:
-            reason = "the combiner makes no use of it"
-            if evidence is not None and "kinship" in evidence.combiner:  # then a weight is a share of common errors
-                reason = f"it errs as others do: {1 / row.weight:.0f} of them weigh as one"
-        told.append(dataclasses.replace(row, reason=reason))
-    return tuple(told)
-
-
-def _reason(row: VerifierReport, spoken: NDArray[Any], like: Sequence[str], against: Sequence[str]) -> str:
-    """Why a verifier with these scores counts for little: the first cause that explains it; empty where it counts."""
-    edge = row.tpr - row.fpr
-    if not row.scored or (not len(spoken) and not math.isnan(row.weight)):
-        fates = {"abstained on": row.abstained, "failed on": row.failed, "spared, by cheaper ones, on": row.skipped}
-        what = ", ".join(f"{how} {count}" for how, count in fates.items() if count) or "never asked"
-        return f"silent: {what}{' trajectories' * (what != 'never asked')}"
-    if len(spoken) and spoken.min() == spoken.max():
-        return f"constant: scores {spoken[0]:.3g} on all {len(spoken)} rows that it answered"
-    if like:
-        return f"a copy of {like[0]}{', with which it shares one weight' * (row.weight < 0.9)}"
-    if row.weight == 0:
-        return f"left out by the combiner: it says yes of {np.mean(spoken > 0.5):.0%} of the rows"
-    # The most telling of many cuts seems to tell something by chance, too: Smirnov 1948, classes of equal size.
-    chance = max(_LITTLE, min(2 * _LITTLE, 2.72 / math.sqrt(max(len(spoken), 1))))
-    if abs(edge) >= chance and (edge > 0 or not against):
-        return "worse than chance: it counts the other way round" if edge < 0 else ""
-    if math.isnan(edge):
-        return ""
-    if against:
-        return f"contradicted by a camp, {', '.join(against)}: which is right, only an anchor or labels can tell"
-    if len(spoken) < _FEW_ROWS:
-        return f"too few rows: it has scored {len(spoken)} of those that were learned from"
-    return "no better than chance, as far as the others tell: it says yes of right and wrong alike"
+    @property
+    def side(self) -> int:
+        """1 where TPR exceeds FPR by 1.96 standard errors, -1 where FPR exceeds TPR by as much, else 0: not known."""
+        edge = self.tpr - self.fpr
+        return int(math.copysign(1, edge)) if abs(edge) > 1.96 * self.edge_error else 0  # NaN compares as False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -301,6 +285,21 @@ class EnsembleReport:
     """What the combiner found besides the numbers, such as two camps of verifiers that disagree."""
     evidence: Evidence | None = field(default=None, compare=False, repr=False)
     """The score rows of the last fit; None before it, and where only the numbers were kept."""
+
+    @property
+    def balance_error(self) -> float:
+        """Standard error of `class_balance`, see `Evidence.balance_error`; NaN without `evidence`."""
+        return math.nan if self.evidence is None else self.evidence.balance_error()
+
+    @property
+    def effective(self) -> str:
+        """`effective_number` with its 95 % interval, where the combiner knows the errors of the weights."""
+        errors = [v.weight_error for v in self.verifiers if not math.isnan(v.weight_error)]
+        if not errors or math.isnan(self.effective_number):
+            return number(self.effective_number, 2)
+        width = 1.96 * math.hypot(*errors)
+        ends = (max(1.0, self.effective_number - width), min(len(self.verifiers), self.effective_number + width))
+        return f"{self.effective_number:.2f} [{ends[0]:.1f}, {ends[1]:.1f}]"
 
     @property
     def spared(self) -> float:
@@ -381,6 +380,14 @@ def number(value: float, digits: int = 3) -> str:
     return "\N{EN DASH}" if math.isnan(value) else f"{value:.{digits}f}"
 
 
+def interval(value: float, error: float, *, low: float = 0.0, high: float = 1.0) -> str:
+    """An estimate with its 95 % interval, 1.96 standard errors each way, within [low, high]; dashes if unknown."""
+    if math.isnan(error):
+        return number(value)
+    ends = (max(low, value - 1.96 * error), min(high, value + 1.96 * error))
+    return f"{value:.3f} [{ends[0]:.2f}, {ends[1]:.2f}]"
+
+
 def _as_text(report: EnsembleReport) -> str:
     """The report as fixed-width text: one verifier per line, then the whole, then failures and notes."""
     from rich import box
@@ -391,11 +398,11 @@ def _as_text(report: EnsembleReport) -> str:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("verifier")
     table.add_column("family")
-    for title in ("accuracy", "TPR", "FPR", "weight", "scored", "abstained", "failed", "errors", "timeouts"):
+    for title in ("accuracy", "TPR", "FPR", "weight", "rows", "scored", "abstained", "failed", "errors", "timeouts"):
         table.add_column(title, justify="right")
     for v in report.verifiers:
-        rates = [number(x) for x in (v.accuracy, v.tpr, v.fpr, v.weight)]
-        counts = [str(x) for x in (v.scored, v.abstained, v.failed, v.errors, v.timeouts)]
+        rates = [interval(*estimate) for estimate in v.estimates()]
+        counts = [str(x) for x in (v.rows, v.scored, v.abstained, v.failed, v.errors, v.timeouts)]
         names = [Text(printable(v.name, _LONGEST)), Text(printable(v.family or "", 20))]  # Text: no markup in names
         table.add_row(*names, *rates, *counts)
     out = io.StringIO()
@@ -412,9 +419,9 @@ def _as_text(report: EnsembleReport) -> str:
     notes = [printable(note) for note in report.notes]
     whole = (
         f"{printable(report.name, _LONGEST)}: combiner {report.combiner} version {report.version}, "
-        f"{report.window_rows} rows, class balance {number(report.class_balance)}, "
-        f"effective number {number(report.effective_number, 2)} of {len(report.verifiers)}, "
-        f"{report.spared:.0%} of verdicts spared"
+        f"{report.window_rows} rows, class balance {interval(report.class_balance, report.balance_error)}, "
+        f"effective number {report.effective} of {len(report.verifiers)}, "
+        f"{report.spared:.0%} of verdicts spared; brackets hold 95 % intervals"
     )
     return "\n".join([*lines, "", whole, *notes, *alarms, *failures])
 
@@ -430,7 +437,11 @@ def page(report: EnsembleReport, history: Sequence[Snapshot] = ()) -> str:
     rates = {key: np.array([getattr(v, key) for v in rows]) for key in numbers}
     shown: dict[str, Any] = {"report": report, "history": history}
     if not np.isnan(rates["tpr"]).all():
-        shown["accuracy"] = _image(accuracy_figure(names, rates["tpr"], rates["fpr"], rates["weight"]))
+        errors = {key: np.array([getattr(v, f"{key}_error") for v in rows]) for key in ("tpr", "fpr")}
+        reverse = np.array([v.side < 0 for v in rows])
+        shown["accuracy"] = _image(
+            accuracy_figure(names, rates["tpr"], rates["fpr"], rates["weight"], errors=errors, reverse=reverse)
+        )
     if evidence is not None:
         curve, posterior = evidence.calibration(), evidence.posterior()
         shown |= {"curve": curve, "sure": (abs(posterior - 0.5) + 0.5).mean()}
@@ -474,6 +485,7 @@ def _templates() -> jinja2.Environment:
         loader=loader, autoescape=True, finalize=plain, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
     made.filters["number"] = number
+    made.globals["interval"] = interval
     return made
 
 

@@ -1,0 +1,149 @@
+"""What the data support saying of a verifier: why it counts for little, and on how many votes the direction rests.
+
+Every sentence here is backed by an interval. Where the data do not tell, the sentence says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forge_verifiers.report.report import Evidence, VerifierReport, interval
+
+_COPY, _LITTLE, _FEW_ROWS = 0.98, 0.1, 64
+"""Correlation from which on two verifiers score alike; a small weight, or TPR less FPR; a small number of rows."""
+_LABELS_DECIDE = 3
+"""Labels from which on they, and not the majority of the verifiers, decide which side is correct."""
+
+
+def with_reasons(
+    rows: Sequence[VerifierReport], evidence: Evidence | None, camps: NDArray[np.intp]
+) -> tuple[VerifierReport, ...]:
+    """The rows [m], each with the number of score rows behind it and the reason why it counts for little, if it does.
+
+    Args:
+        rows: What is known of each verifier.
+        evidence: What the combiner was fitted on; None before.
+        camps: [m] See `CombinerReport.camps`.
+    """
+    correlation = np.nan_to_num(evidence.correlation()) if evidence is not None else np.zeros((len(rows),) * 2)
+    told = []
+    for k, row in enumerate(rows):
+        spoken = np.empty(0) if evidence is None else evidence.scores[~np.isnan(evidence.scores[:, k]), k]
+        against = [other.name for j, other in enumerate(rows) if camps[k] and camps[j] not in (0, camps[k])]
+        twins = [] if evidence is None else [j for j in range(k) if _alike(evidence, correlation[k, j], k, j)]
+        like = [_likeness(rows[j].name, correlation[k, j], evidence, k, j) for j in twins[:1] if evidence is not None]
+        reason = _reason(row, spoken, like, against)
+        if not reason and row.weight < _LITTLE:
+            reason = "the combiner makes no use of it"
+            if evidence is not None and "kinship" in evidence.combiner:  # then a weight is a share of common errors
+                reason = f"the combiner counts it with others that err alike: {1 / row.weight:.0f} of them weigh as one"
+        told.append(dataclasses.replace(row, reason=reason, rows=len(spoken)))
+    return tuple(told)
+
+
+def direction(rows: Sequence[VerifierReport], *, num_labels: int, anchors: Sequence[str]) -> list[str]:
+    """What decides which responses count as correct, in a sentence; empty where the combiner estimates no rates.
+
+    Scores have two consistent readings, each the reverse of the other. Without labels or an anchor, the combiner takes
+    the one in which the verifiers are better than chance by majority.
+
+    Args:
+        rows: What is known of each verifier.
+        num_labels: Labeled rows that the combiner was fitted on.
+        anchors: Names of the anchors.
+    """
+    known = [row for row in rows if not math.isnan(row.tpr - row.fpr + row.edge_error) and row.weight > 0]
+    if not known:
+        return []
+    if num_labels >= _LABELS_DECIDE:
+        return [f"which responses count as correct follows {num_labels} labels"]
+    if anchors:
+        return [f"which responses count as correct follows the anchor {', '.join(anchors)}"]
+    for_it, against, unknown = ([row for row in known if row.side == side] for side in (1, -1, 0))
+    text = (
+        "no labels or anchors say which responses are correct: the direction rests on "
+        f"{_votes(for_it)} better than chance against {_votes(against)} worse than chance"
+    )
+    if unknown:
+        text += f"; for {len(unknown)} the data do not tell which"
+    return [text]
+
+
+def _votes(rows: Sequence[VerifierReport]) -> str:
+    worth = sum(row.weight for row in rows)
+    number = f"{len(rows)} verifier{'' if len(rows) == 1 else 's'}"
+    return f"{number} (worth {worth:.1f} independent)" if rows else number
+
+
+def _alike(evidence: Evidence, correlation: float, k: int, j: int) -> bool:
+    """Whether two verifiers' scores correlate above `_COPY`, up to the sign, and not by chance on a few rows."""
+    if abs(correlation) <= _COPY:
+        return False
+    low, _ = _correlation_interval(abs(correlation), _common_rows(evidence, k, j))
+    return low > 1 - 5 * (1 - _COPY)
+
+
+def _likeness(name: str, correlation: float, evidence: Evidence, k: int, j: int) -> str:
+    rows = _common_rows(evidence, k, j)
+    low, high = _correlation_interval(abs(correlation), rows)
+    what = "scores almost like" if correlation > 0 else "scores almost the reverse of"
+    return f"{what} {name!r}: correlation {correlation:.2f} [{low:.2f}, {high:.2f}] in size on {rows} common rows"
+
+
+def _common_rows(evidence: Evidence, k: int, j: int) -> int:
+    return int((~np.isnan(evidence.scores[:, [k, j]])).all(axis=1).sum())
+
+
+def _correlation_interval(correlation: float, rows: int) -> tuple[float, float]:
+    """95 % interval of a correlation by Fisher's z transform (Fisher 1921); [-1, 1] on fewer than four rows."""
+    if rows < 4:
+        return -1.0, 1.0
+    z, width = math.atanh(min(correlation, 1 - 1e-9)), 1.96 / math.sqrt(rows - 3)
+    if correlation >= 1 - 1e-9:  # equal on all rows: the rule of three bounds the share of rows that differ
+        return 1.0 - 6.0 / rows, 1.0
+    return math.tanh(z - width), math.tanh(z + width)
+
+
+def _reason(row: VerifierReport, spoken: NDArray[np.float32], like: Sequence[str], against: Sequence[str]) -> str:
+    """Why a verifier with these scores counts for little: the first cause that explains it; empty where it counts."""
+    if not row.scored or (not len(spoken) and not math.isnan(row.weight)):
+        fates = {"abstained on": row.abstained, "failed on": row.failed, "spared, by cheaper ones, on": row.skipped}
+        what = ", ".join(f"{how} {count}" for how, count in fates.items() if count) or "never asked"
+        return f"silent: {what}{' trajectories' * (what != 'never asked')}"
+    if len(spoken) and spoken.min() == spoken.max():
+        return f"constant: scores {spoken[0]:.3g} on all {len(spoken)} rows that it answered"
+    if like:
+        return f"{like[0]}{'; the two share one weight' * (row.weight < 0.9)}"
+    if row.weight == 0:
+        return f"left out by the combiner: it says yes of {np.mean(spoken > 0.5):.0%} of the rows"
+    return _standing(row, len(spoken), against)
+
+
+def _standing(row: VerifierReport, rows: int, against: Sequence[str]) -> str:
+    """What its rates say of a verifier against chance; empty where it is better."""
+    edge = row.tpr - row.fpr
+    if math.isnan(edge):
+        return ""
+    measured = f"TPR less FPR is {interval(edge, row.edge_error, low=-1.0)} on {rows} rows"
+    # The most telling of many cuts seems to tell something by chance, too: Smirnov 1948, classes of equal size.
+    chance = max(_LITTLE, min(2 * _LITTLE, 2.72 / math.sqrt(max(rows, 1))))
+    sure = row.side != 0 or (math.isnan(row.edge_error) and edge > 0)
+    if sure and edge >= chance:
+        return ""
+    if against:
+        return (
+            f"contradicted by a cluster of verifiers, {', '.join(against)}: which is right, only an anchor or labels "
+            "can tell"
+        )
+    if sure and edge <= -chance:
+        return f"worse than chance, so the ensemble counts its scores in reverse: {measured}"
+    if not math.isnan(row.edge_error) and abs(edge) + 1.96 * row.edge_error < 2 * _LITTLE:
+        return f"no better than chance, as far as the others tell: {measured}"
+    if rows < _FEW_ROWS:
+        return f"too few rows to tell it from chance: {measured}"
+    return f"not told from chance by these rows: {measured}"
