@@ -129,10 +129,10 @@ def eval_result(
     return EvalResult(
         reward=math.nan if unmeasured else summary["reward/mean"],
         ci=summary["reward/ci"],
-        by_agent={agent: mean_and_ci(*found)[0] for agent, found in rewards_by(scored, "agent").items()},
+        by_agent={agent: mean_and_ci(*rewards)[0] for agent, rewards in rewards_by(scored, "agent").items()},
         by_policy={
-            name: math.nan if name in idle else mean_and_ci(*found)[0]
-            for name, found in by_policy.items()
+            name: math.nan if name in idle else mean_and_ci(*rewards)[0]
+            for name, rewards in by_policy.items()
             if name in trained
         },
         episodes=tuple(episode for group in groups for episode in group.episodes),
@@ -147,14 +147,14 @@ def eval_result(
 
 def eval_metrics(result: EvalResult) -> dict[str, float]:
     """``eval/reward`` and the like; ``eval/env_reward`` as well if another reward is measured."""
-    found = {"eval/reward": result.reward, "eval/ci": result.ci, "eval/failed": float(result.failed)}
+    metrics = {"eval/reward": result.reward, "eval/ci": result.ci, "eval/failed": float(result.failed)}
     if result.scored_by != "environment":
-        found |= {"eval/env_reward": result.env_reward, "eval/env_ci": result.env_ci}
-        found |= {"eval/abstained": float(result.abstained)}
-    found |= {f"eval/reward/{name}": reward for name, reward in result.by_policy.items()}
+        metrics |= {"eval/env_reward": result.env_reward, "eval/env_ci": result.env_ci}
+        metrics |= {"eval/abstained": float(result.abstained)}
+    metrics |= {f"eval/reward/{name}": reward for name, reward in result.by_policy.items()}
     if len(result.by_env) > 1:
-        found |= {f"eval/env/{env_id}": reward for env_id, reward in result.by_env.items()}
-    return found
+        metrics |= {f"eval/env/{env_id}": reward for env_id, reward in result.by_env.items()}
+    return metrics
 
 
 def _num_abstained(scored: Sequence[JudgedGroup], trained: Collection[str]) -> int:

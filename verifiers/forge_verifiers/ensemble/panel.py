@@ -366,7 +366,7 @@ class Panel:
         unknown, balance = np.full(len(self.verifiers), math.nan), math.nan
         if fitted is not None:
             balance = fitted.class_balance
-        rates = {name: getattr(fitted, name, unknown) for name in ("tpr", "fpr", "weight")}
+        rates: dict[str, Any] = {name: getattr(fitted, name, unknown) for name in ("tpr", "fpr", "weight")}
         rates |= {f"{name}_error": getattr(fitted, f"{name}_error", unknown) for name in rates}
         rates["accuracy"] = balance * rates["tpr"] + (1 - balance) * (1 - rates["fpr"])
         rates["accuracy_error"] = np.hypot(balance * rates["tpr_error"], (1 - balance) * rates["fpr_error"])
@@ -377,8 +377,8 @@ class Panel:
                 cost=v.cost,
                 last_error=self.last_errors[k],
                 note=str(getattr(v, "unread", "")),
-                **{name: float(values[k]) for name, values in rates.items()},
                 **dict(zip(COUNTS, self.counts[:, k].tolist(), strict=True)),
+                **{name: values[k].item() for name, values in rates.items()},
             )
             for k, v in enumerate(self.verifiers)
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,19 +32,19 @@ def with_reasons(
         camps: [m] See `CombinerReport.camps`.
     """
     correlation = np.nan_to_num(evidence.correlation()) if evidence is not None else np.zeros((len(rows),) * 2)
-    told = []
+    explained = []
     for k, row in enumerate(rows):
-        spoken = np.empty(0) if evidence is None else evidence.scores[~np.isnan(evidence.scores[:, k]), k]
+        scores = np.empty(0) if evidence is None else evidence.scores[~np.isnan(evidence.scores[:, k]), k]
         against = [other.name for j, other in enumerate(rows) if camps[k] and camps[j] not in (0, camps[k])]
         twins = [] if evidence is None else [j for j in range(k) if _alike(evidence, correlation[k, j], k, j)]
         like = [_likeness(rows[j].name, correlation[k, j], evidence, k, j) for j in twins[:1] if evidence is not None]
-        reason = _reason(row, spoken, like, against)
+        reason = _reason(row, scores, like, against)
         if not reason and row.weight < _LITTLE:
             reason = "the combiner makes no use of it"
             if evidence is not None and "kinship" in evidence.combiner:  # then a weight is a share of common errors
                 reason = f"the combiner counts it with others that err alike: {1 / row.weight:.0f} of them weigh as one"
-        told.append(dataclasses.replace(row, reason=reason, rows=len(spoken)))
-    return tuple(told)
+        explained.append(dataclasses.replace(row, reason=reason, rows=len(scores)))
+    return tuple(explained)
 
 
 def direction(rows: Sequence[VerifierReport], *, num_labels: int, anchors: Sequence[str]) -> list[str]:
@@ -57,17 +58,17 @@ def direction(rows: Sequence[VerifierReport], *, num_labels: int, anchors: Seque
         num_labels: Labeled rows that the combiner was fitted on.
         anchors: Names of the anchors.
     """
-    known = [row for row in rows if not math.isnan(row.tpr - row.fpr + row.edge_error) and row.weight > 0]
-    if not known:
+    estimated = [row for row in rows if not math.isnan(row.tpr - row.fpr + row.edge_error) and row.weight > 0]
+    if not estimated:
         return []
     if num_labels >= _LABELS_DECIDE:
         return [f"which responses count as correct follows {num_labels} labels"]
     if anchors:
         return [f"which responses count as correct follows the anchor {', '.join(anchors)}"]
-    for_it, against, unknown = ([row for row in known if row.side == side] for side in (1, -1, 0))
+    better, worse, unknown = ([row for row in estimated if row.side == side] for side in (1, -1, 0))
     text = (
         "no labels or anchors say which responses are correct: the direction rests on "
-        f"{_votes(for_it)} better than chance against {_votes(against)} worse than chance"
+        f"{_votes(better)} better than chance against {_votes(worse)} worse than chance"
     )
     if unknown:
         text += f"; for {len(unknown)} the data do not tell which"
@@ -109,19 +110,19 @@ def _correlation_interval(correlation: float, rows: int) -> tuple[float, float]:
     return math.tanh(z - width), math.tanh(z + width)
 
 
-def _reason(row: VerifierReport, spoken: NDArray[np.float32], like: Sequence[str], against: Sequence[str]) -> str:
+def _reason(row: VerifierReport, scores: NDArray[Any], like: Sequence[str], against: Sequence[str]) -> str:
     """Why a verifier with these scores counts for little: the first cause that explains it; empty where it counts."""
-    if not row.scored or (not len(spoken) and not math.isnan(row.weight)):
+    if not row.scored or (not len(scores) and not math.isnan(row.weight)):
         fates = {"abstained on": row.abstained, "failed on": row.failed, "spared, by cheaper ones, on": row.skipped}
         what = ", ".join(f"{how} {count}" for how, count in fates.items() if count) or "never asked"
         return f"silent: {what}{' trajectories' * (what != 'never asked')}"
-    if len(spoken) and spoken.min() == spoken.max():
-        return f"constant: scores {spoken[0]:.3g} on all {len(spoken)} rows that it answered"
+    if len(scores) and scores.min() == scores.max():
+        return f"constant: scores {scores[0]:.3g} on all {len(scores)} rows that it answered"
     if like:
         return f"{like[0]}{'; the two share one weight' * (row.weight < 0.9)}"
     if row.weight == 0:
-        return f"left out by the combiner: it says yes of {np.mean(spoken > 0.5):.0%} of the rows"
-    return _standing(row, len(spoken), against)
+        return f"left out by the combiner: it says yes of {np.mean(scores > 0.5):.0%} of the rows"
+    return _standing(row, len(scores), against)
 
 
 def _standing(row: VerifierReport, rows: int, against: Sequence[str]) -> str:
