@@ -19,10 +19,11 @@ from typing import Any
 
 import forge_agents
 from forge_agents.bench.code import code_at, described
+from forge_agents.bench.entrants import Player, Team
 from forge_agents.envs.experts import expert_of
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.models.resolve import resolve
-from forge_agents.policy import AnyPolicy, Endpoint, Expert, Policy, Random, Sampling, Scripted
+from forge_agents.policy import Endpoint, Expert, Policy, Random, Sampling, Scripted
 from forge_agents.serving.config import EngineConfig
 
 _PACKAGES = (
@@ -47,9 +48,9 @@ def digest(facts: Any) -> str:
 
 
 def player_facts(
-    player: AnyPolicy, engine: EngineConfig | None = None, specs: Sequence[EnvSpec] = ()
+    player: Player, engine: EngineConfig | None = None, specs: Sequence[EnvSpec] = ()
 ) -> dict[str, Any]:
-    """What decides how a player plays, and ``"fingerprint"``, the hash of it.
+    """What decides how a player plays, and ``"fingerprint"``, the hash of it; of a team by ``"agents"``.
 
     Args:
         engine: What would serve it if it is a model.
@@ -59,6 +60,10 @@ def player_facts(
         ValueError: It is an expert, and one of `specs` has none.
     """
     engine = engine or EngineConfig()
+    if isinstance(player, Team):
+        agents = {agent: player_facts(policy, engine, specs) for agent, policy in player.policies.items()}
+        prints = {agent: facts["fingerprint"] for agent, facts in agents.items()}
+        return {"type": "Team", "agents": agents, "fingerprint": digest(prints)}
     facts: dict[str, Any] = {"type": type(player).__name__}
     if isinstance(player, Policy):
         facts |= {

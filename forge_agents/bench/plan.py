@@ -1,30 +1,29 @@
 """What is to be played: the players, the suite, who meets whom on which seeds, and what it may cost.
 
-In: words, policies, the YAML of `forge-agents bench`. Out: policies by name and the episodes to play, in a fixed order.
-Waits for the environments, which are made once to know their seats, and for imports of scripted players.
+In: players, a suite, the YAML of `forge-agents bench`. Out: the episodes to play, in a fixed order. Waits for the
+environments, which are made once to know their seats.
 """
 
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass, field
+from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 from pettingzoo import ParallelEnv
 
+from forge_agents.bench.entrants import Player, called, named_players
 from forge_agents.bench.fingerprints import code_of
 from forge_agents.envs import registry
 from forge_agents.envs.env import sides_of
 from forge_agents.envs.seeds import BENCHMARKS_FROM
 from forge_agents.envs.spec import AnyEnv
-from forge_agents.errors import did_you_mean
-from forge_agents.policy import WORDS, AnyPolicy, Endpoint, Policy, Sampling, Scripted
+from forge_agents.policy import Endpoint, Sampling
+from forge_agents.programs.program import Program
 from forge_agents.rollout.rollout import PlayableEnv, asked
 from forge_agents.serving.config import EngineConfig
 
@@ -80,8 +79,9 @@ class BenchSampling(Sampling):
 class BenchConfig:
     """One benchmark."""
 
-    players: dict[str, str] = field(default_factory=dict)
-    """By name: random, human, expert, package.module:function, http://host:port/v1#model, a run's folder or a model."""
+    players: dict[str, str | dict[str, str]] = field(default_factory=dict)
+    """By name: random, human, expert, package.module:function, http://host:port/v1#model, a run's folder or a model; or
+    one of these for each agent."""
     cross_play: list[str] = field(default_factory=list)
     """More players in the same words, called by the ends of these; several can follow on a command line."""
     partners: list[str] = field(default_factory=list)
@@ -122,7 +122,7 @@ class BenchConfig:
         if both:
             raise ValueError(f"{min(both)!r} names a player and an endpoint; give each its own name")
 
-    def entrants(self) -> dict[str, AnyPolicy]:
+    def entrants(self) -> dict[str, Player]:
         """All players by name, the endpoints last. Raises ValueError as `named_players`, or for two of one name."""
         sampling = self.sampling.of_length(registry.suite_defaults(suite_ids(self.suite)[0]).max_tokens)
         crossed = called(self.cross_play)
@@ -132,103 +132,6 @@ class BenchConfig:
                 f"its own: --players.NAME {crossed[name]}"
             )
         return named_players({**self.players, **crossed, **self.endpoints}, sampling)
-
-
-# ---- players
-
-
-def named_players(players: Mapping[str, AnyPolicy | str], sampling: Sampling | None = None) -> dict[str, AnyPolicy]:
-    """The players as policies that carry their names.
-
-    Args:
-        players: Policies, or words as `read_player` takes them.
-        sampling: Of models given as words.
-
-    Raises:
-        ValueError: No players, a name or words that make no sense, or an endpoint whose key is not set.
-        TypeError: Something that is no player.
-    """
-    if not isinstance(players, Mapping):
-        raise TypeError(f'players must be a mapping such as {{"random": fa.Random()}}, got {type(players).__name__}')
-    if not players:
-        raise ValueError('no players were given; pass some by name, e.g. {"random": fa.Random()}')
-    found: dict[str, AnyPolicy] = {}
-    for name, player in players.items():
-        policy = read_player(player, sampling) if isinstance(player, str) else player
-        if not isinstance(policy, AnyPolicy):
-            raise TypeError(
-                f"player {name!r} is a {type(policy).__name__}; use fa.Policy, fa.Endpoint, fa.Human, fa.Random, "
-                'fa.Expert, fa.Scripted, or words such as "random" or a model\'s name'
-            )
-        found[name] = replace(policy, name=name)
-        if isinstance(policy, Endpoint):
-            policy.api_key()
-    return found
-
-
-def read_player(words: str, sampling: Sampling | None = None) -> AnyPolicy:
-    """A player from words.
-
-    ``random``; ``human``; ``expert``; ``package.module:function``, a scripted player; ``http://host:port/v1#model``, a
-    model behind an endpoint; anything else is a model: a built-in name, a Hugging Face id, a folder, or the folder of a
-    run, which stands for the model that it exported.
-
-    Raises:
-        ValueError: The function cannot be imported, the address names no model, or the run exported several.
-    """
-    sampling = sampling or Sampling()
-    if words in WORDS:
-        return WORDS[words]
-    if words.startswith(("http://", "https://")):
-        url, _, model = words.partition("#")
-        if not model:
-            raise ValueError(f"player {url!r} names no model; write it after a #, e.g. {url}#my-model")
-        return Endpoint(url, model, sampling=sampling)
-    module, colon, function = words.partition(":")
-    if not colon:
-        return Policy(_exported(words), sampling=sampling)
-    try:
-        home = importlib.import_module(module)
-    except ImportError as error:
-        raise ValueError(f"player {words!r}: {module} cannot be imported: {error}") from None
-    if not hasattr(home, function):
-        raise ValueError(f"player {words!r}: {module} has no {function!r}.{did_you_mean(function, dir(home))}")
-    return Scripted(getattr(home, function))
-
-
-def called(players: Sequence[str]) -> dict[str, str]:
-    """Players in words by names that are made of the ends of the words, as many as tell them apart.
-
-    Raises:
-        ValueError: One is there twice, or two differ in nothing that a name can have.
-    """
-    ends = [[part for part in re.split(r"[^A-Za-z0-9_.-]+", words) if part not in ("", "export")] for words in players]
-    for length in range(1, max(map(len, ends), default=0) + 1):
-        names = ["-".join(parts[-length:]).replace(".", "-").strip("-_") or "player" for parts in ends]
-        named = dict(zip(names, players, strict=True))
-        if len(named) == len(players):
-            return named
-    if len(set(players)) < len(players):
-        raise ValueError(f"cross_play takes each player once, got {', '.join(players)}")
-    if players:
-        raise ValueError(
-            f"players of cross_play cannot be told apart by name, got {', '.join(players)}; use --players.NAME for each"
-        )
-    return {}
-
-
-def _exported(words: str) -> str:
-    """The model of a run's folder; anything else as it is."""
-    export = Path(words) / "export"
-    if (Path(words) / "config.json").exists() or not export.is_dir():
-        return words
-    if (export / "config.json").exists():
-        return str(export)
-    several = sorted(str(child.parent) for child in export.glob("*/config.json"))
-    raise ValueError(
-        f"player {words!r} is a run whose export holds {len(several)} models, and a player is one; "
-        + (f"name one: {', '.join(several)}" if several else "it has none yet: forge-agents export writes one")
-    )
 
 
 # ---- episodes
@@ -246,6 +149,10 @@ class World:
     """Seats that one player holds together against another; each by itself where nothing is said."""
     together: bool = False
     """Whether all seats decide at the same time."""
+    zero_sum: bool = False
+    """Whether it was registered as a zero-sum game. Of others the rewards that were paid tell."""
+    max_reward: float | None = None
+    """The most that a seat can earn in an episode; None where the environment does not say."""
     kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Arguments of the environment that differ from what its id stands for."""
     code: str = ""
@@ -307,27 +214,51 @@ def worlds_of(arguments: Mapping[str, Mapping[str, Any]]) -> list[World]:
     worlds = []
     for id_, kwargs in arguments.items():
         spec = registry.spec(id_)
-        seats, sides, together = asked(functools.partial(registry.make, id_, **kwargs), id_, _shape)
+        seats, sides, together, program, most = asked(functools.partial(registry.make, id_, **kwargs), id_, _shape)
         if max(map(len, sides), default=1) > 1 and {**spec.kwargs, **kwargs}.get("role_shuffle"):
             raise ValueError(
                 f"role_shuffle deals the seats of {id_} anew, whose sides are {sides}: leave it out, a benchmark gives "
                 "each player each side"
             )
-        kind: Kind = "mixed" if "mixed-motive" in spec.tags else "competitive"
-        if len(seats) == 1 or "cooperative" in spec.tags:
-            kind = "single" if len(seats) == 1 else "cooperative"
-        code, turns = code_of(spec), spec.max_turns
         worlds.append(
             World(
-                id=id_, seats=seats, kind=kind, max_turns=turns, sides=sides, together=together, kwargs=dict(kwargs),
-                code=code,
+                id=id_,
+                seats=seats,
+                kind=_kind(seats, spec.tags, program=program),
+                max_turns=spec.max_turns,
+                sides=sides,
+                together=together,
+                zero_sum="zero-sum" in spec.tags,
+                max_reward=most,
+                kwargs=dict(kwargs),
+                code=code_of(spec),
             )
-        )  # fmt: skip
+        )
     return worlds
 
 
-def _shape(env: PlayableEnv) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], bool]:
-    return tuple(env.possible_agents), sides_of(env), isinstance(env, ParallelEnv)
+def _kind(seats: Sequence[str], tags: Sequence[str], *, program: bool) -> Kind:
+    """What seats are to each other: what the tags say, else partners in a program and rivals elsewhere."""
+    if len(seats) == 1:
+        return "single"
+    if "cooperative" in tags:
+        return "cooperative"
+    if "mixed-motive" in tags:
+        return "mixed"
+    rivals = not program or "zero-sum" in tags or "competitive" in tags
+    return "competitive" if rivals else "cooperative"
+
+
+def _shape(env: PlayableEnv) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], bool, bool, float | None]:
+    """Agents, sides, whether all decide at once, whether it is a program, and the largest reward."""
+    most = getattr(env, "max_reward", None)
+    return (
+        tuple(env.possible_agents),
+        sides_of(env),
+        isinstance(env, ParallelEnv),
+        isinstance(env.unwrapped, Program),
+        float(most) if isinstance(most, Real) else None,
+    )
 
 
 def seeds_of(seed: int, episodes: int, env_id: str = "") -> list[int]:

@@ -19,6 +19,7 @@ from rich.console import Console
 
 import forge_agents
 from forge_agents.bench.code import described
+from forge_agents.bench.entrants import Player, PlayerLike, check_agents, named_players, policies_of, policy_at
 from forge_agents.bench.exploitability import Exploitability
 from forge_agents.bench.fingerprints import digest, player_facts, provenance
 from forge_agents.bench.plan import (
@@ -26,17 +27,16 @@ from forge_agents.bench.plan import (
     Match,
     SuiteLike,
     matches,
-    named_players,
     suite_ids,
     worlds_of,
 )
-from forge_agents.bench.records import EpisodeLog, Record, cost_of, priced, tokens_of
+from forge_agents.bench.records import RECORD_FORMAT, EpisodeLog, Record, cost_of, facts_at, priced, tokens_of
 from forge_agents.bench.report import Report
 from forge_agents.envs import registry
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.errors import BudgetError, ModelNotFoundError, did_you_mean
 from forge_agents.models.resolve import resolve
-from forge_agents.policy import WORDS, AnyPolicy, Expert, Human, Policy, Random, Sampling
+from forge_agents.policy import WORDS, Expert, Human, Policy, Random, Sampling
 from forge_agents.rollout.players import Served
 from forge_agents.rollout.rollout import Rollout
 from forge_agents.runtime import starts
@@ -52,7 +52,7 @@ _HOPELESS = 32
 
 
 def benchmark(
-    players: Mapping[str, AnyPolicy | str],
+    players: Mapping[str, PlayerLike],
     suite: SuiteLike = "core-v1",
     *,
     episodes: int | None = None,
@@ -74,7 +74,8 @@ def benchmark(
     decides how they go: environment, players' weights or code, sampling, seed, version of this package.
 
     Args:
-        players: By name: a policy of any kind, or words as `forge_agents.bench.plan.read_player` takes them.
+        players: By name: a policy of any kind, words as `forge_agents.bench.entrants.read_player` takes them, or a
+            mapping from agent to one of both, which plays as one team.
         suite: A suite's name, an environment's id, several of both in one list, or their arguments by name or id. It
             says what is None below, and how much models in words may write; ids mean what `SuiteDefaults` has by
             default, several what `suite_defaults` says of them.
@@ -118,11 +119,13 @@ def benchmark(
         settings["suite_defaults"] = asdict(own)
     named = named_players(players, Sampling(max_tokens=own.max_tokens))
     limits, engine = limits or BenchLimits(), engine or EngineConfig()
-    if human := any(isinstance(player, Human) for player in named.values()):  # one terminal, and no bar across it
+    everyone = [policy for player in named.values() for policy in policies_of(player)]
+    if human := any(isinstance(policy, Human) for policy in everyone):  # one terminal, and no bar across it
         limits = replace(limits, max_live_episodes=1)
     specs = [registry.spec(id_) for id_ in arguments]
     facts = {name: _facts(player, engine, specs, players[name]) for name, player in named.items()}
     worlds = worlds_of(arguments)
+    check_agents(named, {world.id: world.seats for world in worlds})
     due = matches(
         worlds, tuple(named), settings["seed"], settings["episodes"],
         samples=samples, swap_seats=settings["swap_seats"], partners=partners,
@@ -170,7 +173,7 @@ def _partners(partners: Sequence[str], players: Mapping[str, object]) -> list[st
 
 
 def _facts(
-    player: AnyPolicy, engine: EngineConfig, specs: Sequence[EnvSpec], given: AnyPolicy | str
+    player: Player, engine: EngineConfig, specs: Sequence[EnvSpec], given: PlayerLike
 ) -> dict[str, Any]:
     """What decides how a player plays.
 
@@ -199,6 +202,7 @@ def _key(match: Match, facts: Mapping[str, Mapping[str, Any]]) -> str:
             "seed": match.seed,
             "sample": match.sample,
             "version": forge_agents.__version__,
+            "record": RECORD_FORMAT,
         }
     )
 
@@ -207,7 +211,7 @@ def _key(match: Match, facts: Mapping[str, Mapping[str, Any]]) -> str:
 class _Run:
     """A benchmark under way."""
 
-    players: Mapping[str, AnyPolicy]
+    players: Mapping[str, Player]
     facts: Mapping[str, dict[str, Any]]
     plan: Mapping[str, Match]
     """By key, in the order in which they are played."""
@@ -232,10 +236,12 @@ class _Run:
         needed = {name for _, match in queue for name in match.lineup.values()} | self.searched.due
         if not needed:
             return
-        models = {n: player for n, player in self.players.items() if isinstance(player, Policy) and n in needed}
+        everyone = {name: policies_of(player) for name, player in self.players.items()}
+        models = {p.name: p for name in everyone if name in needed for p in everyone[name] if isinstance(p, Policy)}
+        engine = _unnamed(self.engine, [policy for policies in everyone.values() for policy in policies])
         async with contextlib.AsyncExitStack() as stack:
             with self.bar.starts():
-                served = await stack.enter_async_context(_fleet(models, _unnamed(self.engine, self.players.values())))
+                served = await stack.enter_async_context(_fleet(models, engine))
             begun = time.monotonic()
             lanes = min(self.limits.max_live_episodes, len(queue))
             await all_or_first_error(self._lane(queue, served) for _ in range(lanes))
@@ -273,16 +279,15 @@ class _Run:
             except BudgetError as spent:
                 self.stopped = str(spent)
                 return
-            world = match.world
             record = Record.of(
-                episode, key=key, sample=match.sample, lineup=match.lineup, sides=world.sides, together=world.together
+                episode, key=key, sample=match.sample, lineup=match.lineup, together=match.world.together
             )
             self.log.add(record)
             self.played += 1
             for agent, trajectory in episode.trajectories.items():  # of a failed episode, too: it was spent
                 read, sampled = tokens_of(trajectory)
                 self.tokens += sampled
-                self.cost += cost_of(self.facts[match.lineup[agent]], read, sampled)
+                self.cost += cost_of(facts_at(self.facts[match.lineup[agent]], agent), read, sampled)
             self.bar.step(self.tokens, failed=bool(record.error))
             for name in set(record.lineup.values()):
                 self.failed_in_a_row[name] = self.failed_in_a_row[name] + 1 if record.error else 0
@@ -290,7 +295,7 @@ class _Run:
                     self.stopped = f"{_HOPELESS} episodes of {name} in a row failed, the last with {record.error}"
 
     async def _episode(self, match: Match, served: Mapping[str, Served]) -> Episode:
-        seats = {seat: self.players[name] for seat, name in match.lineup.items()}
+        seats = {seat: policy_at(self.players[name], seat) for seat, name in match.lineup.items()}
         for seat, player in seats.items():
             if isinstance(player, Random | Expert):  # it draws anew in each sample of a seed
                 seats[seat] = replace(player, seed=player.seed + 1_000_003 * match.sample)

@@ -10,8 +10,8 @@ import fcntl
 import itertools
 import json
 import os
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,9 @@ from forge_agents.errors import RunFolderError
 from forge_agents.files import check_plain_files
 from forge_agents.types import Episode, Trajectory
 
+RECORD_FORMAT = 2
+"""Of a stored record; raised whenever what a field means changes, so that older episodes are played again."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeatRecord:
@@ -28,8 +31,9 @@ class SeatRecord:
 
     player: str
     reward: float
-    success: bool
-    """What `success_of` says."""
+    success: bool | None
+    """What `said_success` says. Where that is None, the environment's rules or rewards may tell: see
+    `forge_agents.bench.verdicts.judged`."""
     decisions: int
     invalid: int
     """Decisions that the environment called illegal."""
@@ -69,12 +73,11 @@ class Record:
         key: str,
         sample: int,
         lineup: Mapping[str, str],
-        sides: Sequence[Sequence[str]] = (),
         together: bool = False,
     ) -> Record:
-        """The record of `episode`; `sides` and `together` as of a `World`."""
+        """The record of `episode`; `together` as of a `World`."""
         error = episode.error
-        good = {} if error else success_of(episode, lineup, sides)
+        good = {} if error else said_success(episode)
         lost = set() if error else forfeits_of(episode, together=together)
         seats = {} if error else {a: _seat(t, lineup[a], good[a], a in lost) for a, t in episode.trajectories.items()}
         return cls(
@@ -103,32 +106,19 @@ class Record:
         return row
 
 
-def success_of(
-    episode: Episode, lineup: Mapping[str, str], sides: Sequence[Sequence[str]] = ()
-) -> dict[str, bool]:
-    """Whether each seat did what was asked.
+def said_success(episode: Episode) -> dict[str, bool | None]:
+    """What an environment says of each seat's success; None where it says nothing.
 
-    In this order: what the environment says in its last info under ``"success"``, or under ``"outcome"`` (``"win"`` and
-    ``"solved"`` are success); where rewards of different seats differ in sign, having earned more than every seat of
-    any other player, unless the environment says that another has won; otherwise a reward of at least 1.
+    It says so in a seat's last info under ``"success"``, or under ``"outcome"``: ``"win"`` and ``"solved"`` are
+    success. Where rewards differ in sign and one seat is said to have succeeded, a seat of which nothing is said left
+    before the end and did not succeed.
     """
     rewards = episode.rewards
-    rivals = min(rewards.values(), default=0.0) < 0 < max(rewards.values(), default=0.0)
     said = {agent: _said(trajectory.info) for agent, trajectory in episode.trajectories.items()}
-    found = {}
-    for agent in episode.trajectories:
-        if (success := said[agent]) is not None:
-            found[agent] = success
-        elif rivals and any(said.values()):  # it left before the end, or was told nothing there
-            found[agent] = False
-        elif rivals:
-            against = [seat for seat in rewards if lineup[seat] != lineup[agent]]
-            own = next((side for side in sides if agent in side), [agent])
-            others = against or [seat for seat in rewards if seat not in own]  # in self-play, the other sides
-            found[agent] = all(rewards[agent] > rewards[seat] for seat in others)
-        else:
-            found[agent] = rewards[agent] >= 1 - 1e-9
-    return found
+    rivals = min(rewards.values(), default=0.0) < 0 < max(rewards.values(), default=0.0)
+    if rivals and any(said.values()):
+        return {agent: bool(success) for agent, success in said.items()}
+    return said
 
 
 def forfeits_of(episode: Episode, *, together: bool = False) -> set[str]:
@@ -171,7 +161,7 @@ def tokens_of(trajectory: Trajectory) -> tuple[int, int]:
     return read, sum(turn.usage.completion_tokens if turn.usage else len(turn.response_ids) for turn in turns)
 
 
-def _seat(trajectory: Trajectory, player: str, success: bool, forfeit: bool) -> SeatRecord:
+def _seat(trajectory: Trajectory, player: str, success: bool | None, forfeit: bool) -> SeatRecord:
     turns = trajectory.turns
     invalid = sum(bool(turn.info.get("illegal")) for turn in turns)
     read, sampled = tokens_of(trajectory)
@@ -270,9 +260,16 @@ class Spent:
     """Currency units; 0 of a player without prices."""
 
 
+def facts_at(facts: Mapping[str, Any], agent: str) -> Mapping[str, Any]:
+    """The facts of the policy that decides for an agent: of a team, the agent's own."""
+    found: Mapping[str, Any] = facts.get("agents", {}).get(agent, facts)
+    return found
+
+
 def priced(facts: Mapping[str, Any]) -> bool:
     """Whether a player with these facts costs anything."""
-    return bool(facts.get("price_in") or facts.get("price_out"))
+    policies = [facts, *facts.get("agents", {}).values()]
+    return any(policy.get("price_in") or policy.get("price_out") for policy in policies)
 
 
 def cost_of(facts: Mapping[str, Any], prompt_tokens: int, tokens: int) -> float:
@@ -284,11 +281,10 @@ def spent_by_player(records: Iterable[Record], players: Mapping[str, Mapping[str
     """Sums over all seats that each player held."""
     read: Counter[str] = Counter()
     sampled: Counter[str] = Counter()
+    cost: defaultdict[str, float] = defaultdict(float)
     for record in records:
-        for seat in record.seats.values():
+        for agent, seat in record.seats.items():
             read[seat.player] += seat.prompt_tokens
             sampled[seat.player] += seat.tokens
-    return {
-        name: Spent(prompt_tokens=read[name], tokens=sampled[name], cost=cost_of(facts, read[name], sampled[name]))
-        for name, facts in players.items()
-    }
+            cost[seat.player] += cost_of(facts_at(players[seat.player], agent), seat.prompt_tokens, seat.tokens)
+    return {name: Spent(prompt_tokens=read[name], tokens=sampled[name], cost=cost[name]) for name in players}

@@ -26,10 +26,10 @@ from forge_agents.bench.tables import Document, Section, interval, number
 from forge_agents.errors import ForgeError
 from forge_agents.files import write_whole
 
-FORMAT = 2
+FORMAT = 3
 """Of the JSON file. Raised whenever what a field means changes."""
-_READABLE = (1, FORMAT)
-"""In 1, the summary's decisions, tokens and pass@k have no intervals; what is read is the same."""
+_READABLE = (1, 2, FORMAT)
+"""In 1, the summary's decisions, tokens and pass@k have no intervals; up to 2, every seat has a success."""
 _KIND = "forge-agents benchmark"
 
 
@@ -132,7 +132,9 @@ class Report:
         facts = [f"Python {self.provenance['python']}; {packages}{f'; commit {commit}' if commit else ''}"]
         facts += [f"played {self.timing.get('date', 'at no known time')}"]
         for name, known in self.players.items():
-            facts.append(f"player {name}: {', '.join(f'{key} {value}' for key, value in known.items())}")
+            for agent, own in {"": known, **known.get("agents", {})}.items():
+                shown = ", ".join(f"{key} {value}" for key, value in own.items() if key != "agents")
+                facts.append(f"player {name}{f', agent {agent}' if agent else ''}: {shown}")
         facts += [f"environment {world.id}: code {world.code}, arguments {dict(world.kwargs)}" for world in self.worlds]
         return Document(
             title=f"Benchmark: {s['suite']}",
@@ -241,10 +243,11 @@ def _departures(report: Report) -> str:
     gaps = [f"{name} {value} instead of {own[name]}" for name, value in found.items() if value != str(own[name])]
     longest: dict[int, list[str]] = {}
     for name, facts in report.players.items():
-        if "sampling" in facts and "max_tokens" in own:
-            longest.setdefault(facts["sampling"]["max_tokens"], []).append(name)
+        for policy in facts.get("agents", {"": facts}).values():
+            if "sampling" in policy and "max_tokens" in own:
+                longest.setdefault(policy["sampling"]["max_tokens"], []).append(name)
     gaps += [
-        f"max_tokens {value} instead of {own['max_tokens']} for {', '.join(names)}"
+        f"max_tokens {value} instead of {own['max_tokens']} for {', '.join(dict.fromkeys(names))}"
         for value, names in longest.items()
         if value != own["max_tokens"]
     ]
@@ -270,6 +273,11 @@ def _warnings(report: Report) -> list[str]:
         found.append(
             f"SEATS ARE NOT SWAPPED in {', '.join(rivals)}: differences between players there may be those between "
             "their seats, so nobody is rated by them"
+        )
+    if s.undefined:
+        found.append(
+            f"NO SUCCESS IS DEFINED in {', '.join(s.undefined)}: compare rewards there. An environment defines it by "
+            "info['success'] or info['outcome'] at its end, or by max_reward; a game of rivals also by wins and losses"
         )
     found += _unmet(report)
     for where, pairs in (("Over all environments", s.overall_pairs), ("In single environments", s.pairs)):
@@ -327,7 +335,7 @@ def _count(what: int | Sequence[Any], unit: str) -> str:
 def _players(report: Report) -> Section:
     rows = []
     for name, facts in report.players.items():
-        what = " ".join(str(facts[key]) for key in ("type", "model", "function") if key in facts)
+        what = _what(facts)
         strength = games = "\N{EN DASH}"
         if rating := report.summary.ratings.get(name):
             ends = "" if math.isnan(rating.low) else f" [{rating.low:.0f}, {rating.high:.0f}]"
@@ -338,11 +346,18 @@ def _players(report: Report) -> Section:
         heads=("player", "what it is", "success", "rating", "games"),
         rows=tuple(rows),
         names=2,
-        note="Success is the mean over environments, each seed of each a unit of its own; a rival's forfeit is no "
-        "success. Ratings (Bradley-Terry, mean 1000, 400 points are odds of ten to one) come from "
-        "games of players against each other, with a draw added to each pair. A game is a deal in all its line-ups, "
+        note="Success is the mean over the environments that define it, each seed of each a unit of its own; a rival's "
+        "forfeit is no success. Ratings (Bradley-Terry, mean 1000, 400 points are odds of ten to one) come from "
+        "games that are won or lost, with a draw added to each pair. A game is a deal in all its line-ups, "
         "won by who earned more over them together; deals that a forfeit ended are left out.",
     )
+
+
+def _what(facts: Mapping[str, Any]) -> str:
+    """A player's type, and its model or function; of a team those of each agent."""
+    if agents := facts.get("agents"):
+        return f"{facts['type']}: " + "; ".join(f"{agent} {_what(own)}" for agent, own in agents.items())
+    return " ".join(str(facts[key]) for key in ("type", "model", "function") if key in facts)
 
 
 def _environments(report: Report, brief: bool) -> list[Section]:
@@ -572,7 +587,7 @@ def _standings(title: str, report: Report) -> Section:
     rows = []
     for name in sorted(success, key=lambda name: (math.isnan(success[name].value), -success[name].value)):
         facts, spent = report.players[name], report.spent[name]
-        what = " ".join(str(facts[key]) for key in ("type", "model", "function") if key in facts)
+        what = _what(facts)
         cost = number(spent.cost if priced(facts) else math.nan, 4)
         tokens = f"{spent.prompt_tokens:,}", f"{spent.tokens:,}"
         rows.append((name, what, facts["fingerprint"], interval(success[name]), str(met[name]), *tokens, cost))

@@ -16,6 +16,7 @@ from forge_agents.bench import statistics
 from forge_agents.bench.plan import TEAMS, World
 from forge_agents.bench.records import Record, SeatRecord
 from forge_agents.bench.statistics import Difference, Game, Interval, Rating, rate_players
+from forge_agents.bench.verdicts import is_won_or_lost, is_zero_sum, judged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,8 @@ class Cell:
     reward: Interval
     """Mean reward of a seat."""
     success: Interval
-    """Rate of seats that did what was asked, see `success_of`; a rival's forfeit is no success."""
+    """Rate of seats that did what was asked, see `forge_agents.bench.verdicts.judged`; a rival's forfeit is no success.
+    NaN where no success is defined."""
     invalid: Interval
     """Rate of decisions that the environment called illegal."""
     forfeit: Interval
@@ -117,7 +119,7 @@ class Summary:
     """All that a report shows."""
 
     overall: Mapping[str, Interval]
-    """Success by player, mean over environments, interval over the seeds of each."""
+    """Success by player, mean over the environments that define it, interval over the seeds of each."""
     cells: Sequence[Cell]
     overall_pairs: Sequence[Pair]
     """In success; empty where there is one environment."""
@@ -129,7 +131,9 @@ class Summary:
     bounds: Sequence[Bound]
     """Lower bounds of exploitability."""
     ratings: Mapping[str, Rating]
-    """Of players who met in games of seats against each other, best first; empty where nobody did."""
+    """Of players who met in games that are won or lost, best first; empty where nobody did."""
+    undefined: Sequence[str] = ()
+    """Environments in which no success is defined."""
 
 
 def summarise(
@@ -140,9 +144,8 @@ def summarise(
     Args:
         partners: Those whose partnership the others are measured by; empty: all, each by all the others.
     """
-    by_env: dict[str, list[Record]] = {world.id: [] for world in worlds}
-    for record in records:
-        by_env[record.env].append(record)
+    by_env = _judged(records, worlds)
+    undefined = _undefined(by_env)
     cells, meetings, bounds, pairs = [], [], [], []
     teamwork: list[Teamwork] = []
     scored: dict[tuple[str, str], list[Record]] = {}
@@ -151,7 +154,7 @@ def summarise(
         rewards: dict[str, dict[int, float]] = {}
         for player in players:
             chosen = scored[world.id, player] = _scored(played, world, player, players)
-            cells.append(_cell(world.id, player, chosen))
+            cells.append(_cell(world.id, player, chosen, defined=world.id not in undefined))
             rewards[player] = {seed: _mean(paid) for seed, paid in _by_seed(chosen, player, _reward).items()}
             for other in players if len(world.seats) > 1 else ():
                 both = [record for record in played if set(record.lineup.values()) == {player, other}]
@@ -162,7 +165,7 @@ def summarise(
         meetings += met
         if world.kind in TEAMS:
             teamwork += _teamwork(world, players, partners, played)
-        if world.kind == "competitive" and len(world.sides) == 2:
+        if world.kind == "competitive" and len(world.sides) == 2 and is_zero_sum(played, world):
             bounds += _bounds(world, players, played, met)
         pairs += [
             (world.id, first, second, statistics.difference(rewards[first], rewards[second]))
@@ -170,16 +173,21 @@ def summarise(
         ]
 
     def successes(player: str) -> dict[tuple[str, int], float]:
-        found = {world.id: _by_seed(scored[world.id, player], player, _success) for world in worlds}
+        found = {
+            world.id: _by_seed(scored[world.id, player], player, _success)
+            for world in worlds
+            if world.id not in undefined
+        }
         return {(env, seed): _mean(hits) for env, by_seed in found.items() for seed, hits in by_seed.items()}
 
     overall_pairs = [
         ("", first, second, statistics.difference(successes(first), successes(second)))
         for first, second in (itertools.combinations(players, 2) if len(worlds) > 1 else ())
     ]
-    games = [game for world in worlds if world.kind == "competitive" for game in _games(by_env[world.id])]
+    rated = [w for w in worlds if w.kind == "competitive" and is_won_or_lost(by_env[w.id], w)]
+    games = [game for world in rated for game in _games(by_env[world.id])]
     return Summary(
-        overall=_overall(scored, worlds, players),
+        overall=_overall(scored, [world for world in worlds if world.id not in undefined], players),
         cells=cells,
         overall_pairs=_adjusted(overall_pairs),
         pairs=_adjusted(pairs),
@@ -190,14 +198,33 @@ def summarise(
         ],
         bounds=bounds,
         ratings=rate_players(games, players),
+        undefined=undefined,
     )
 
 
 def overall(records: Sequence[Record], worlds: Sequence[World], players: Sequence[str]) -> dict[str, Interval]:
     """Success by player, as in `Summary`."""
-    by_env = {world.id: [record for record in records if record.env == world.id] for world in worlds}
+    by_env = _judged(records, worlds)
+    undefined = _undefined(by_env)
     scored = {(w.id, player): _scored(by_env[w.id], w, player, players) for w in worlds for player in players}
-    return _overall(scored, worlds, players)
+    return _overall(scored, [world for world in worlds if world.id not in undefined], players)
+
+
+def _judged(records: Iterable[Record], worlds: Sequence[World]) -> dict[str, list[Record]]:
+    """The records by environment, with success where it is defined."""
+    by_env: dict[str, list[Record]] = {world.id: [] for world in worlds}
+    for record in records:
+        by_env[record.env].append(record)
+    return {world.id: judged(by_env[world.id], world) for world in worlds}
+
+
+def _undefined(by_env: Mapping[str, Sequence[Record]]) -> tuple[str, ...]:
+    """Environments with a seat of which nobody can tell whether it succeeded."""
+    return tuple(
+        env
+        for env, records in by_env.items()
+        if any(seat.success is None for record in records for seat in record.seats.values())
+    )
 
 
 def _overall(
@@ -258,7 +285,7 @@ def _mean_over_seeds(records: Iterable[Record], player: str, value: Callable[[Se
     return statistics.mean([_mean(values) for values in _by_seed(records, player, value).values()])
 
 
-def _cell(env: str, player: str, records: Sequence[Record]) -> Cell:
+def _cell(env: str, player: str, records: Sequence[Record], *, defined: bool) -> Cell:
     failed = sum(bool(record.error) for record in records)
     return Cell(
         env=env,
@@ -266,13 +293,13 @@ def _cell(env: str, player: str, records: Sequence[Record]) -> Cell:
         episodes=len(records) - failed,
         failed=failed,
         reward=_mean_over_seeds(records, player, _reward),
-        success=statistics.rate(*_stratum(records, player, _success)),
+        success=statistics.rate(*_stratum(records if defined else (), player, _success)),
         invalid=statistics.rate(*_stratum(records, player, operator.attrgetter("invalid"), _decisions)),
         forfeit=statistics.rate(*_stratum(records, player, operator.attrgetter("forfeit"))),
         cut_off=statistics.rate(*_stratum(records, player, operator.attrgetter("cut_off"), _decisions)),
         decisions=_mean_over_seeds(records, player, _decisions),
         tokens=_mean_over_seeds(records, player, operator.attrgetter("tokens")),
-        pass_at_k=_pass_at_k(records, player),
+        pass_at_k=_pass_at_k(records, player) if defined else {},
     )
 
 

@@ -5,8 +5,9 @@ import pytest
 import yaml
 
 import forge_agents as fa
+from forge_agents.bench.entrants import named_players
 from forge_agents.bench.fingerprints import player_facts
-from forge_agents.bench.plan import BenchConfig, named_players
+from forge_agents.bench.plan import BenchConfig
 from forge_agents.cli import main as cli
 from forge_agents.cli.config import parse
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 import forge_agents as fa
-from forge_agents.bench.plan import BenchConfig, called, lineups, read_player
+from forge_agents.bench.entrants import called, read_player
+from forge_agents.bench.plan import BenchConfig, lineups
 from forge_agents.bench.report import ReportError, leaderboard
 from forge_agents.bench.statistics import difference, ratio
 from forge_agents.cli import main as cli
@@ -223,10 +224,16 @@ def test_a_run_stands_for_what_it_exported(tmp_path):
         (folder / "config.json").write_text("{}")
     assert read_player(str(one)) == fa.Policy(str(one / "export"))
     assert read_player(str(one / "export")) == fa.Policy(str(one / "export"))
-    with pytest.raises(ValueError, match=r"holds 2 models.*export/answerer, .*export/asker"):
+    with pytest.raises(ValueError, match=r"exported 2 models, and its config.yaml does not say which agents they play"):
         read_player(str(team))
+    (team / "config.yaml").write_text("seats: {p0: asker, p1: answerer, p2: frozen, p3: asker}\n")
+    found = read_player(str(team), fa.Sampling(max_tokens=9))
+    models = {agent: policy.model for agent, policy in found.policies.items()}
+    asker, answerer = str(team / "export/asker"), str(team / "export/answerer")
+    assert models == {"p0": asker, "p1": answerer, "p3": asker}
+    assert all(policy.sampling.max_tokens == 9 for policy in found.policies.values())
     (tmp_path / "early/export").mkdir(parents=True)
-    with pytest.raises(ValueError, match="none yet: forge-agents export"):
+    with pytest.raises(ValueError, match="exported no model yet: forge-agents export"):
         read_player(str(tmp_path / "early"))
 
 

@@ -14,8 +14,9 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.bench import play as playing
+from forge_agents.bench.entrants import read_player
 from forge_agents.bench.fingerprints import player_facts
-from forge_agents.bench.plan import lineups, read_player, seeds_of, worlds_of
+from forge_agents.bench.plan import lineups, seeds_of, worlds_of
 from forge_agents.envs.seeds import BENCHMARKS_FROM
 from forge_agents.errors import BudgetError, ModelNotFoundError, RunFolderError, UnknownIdError
 from forge_agents.rollout.players import Served

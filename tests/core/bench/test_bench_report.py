@@ -41,7 +41,7 @@ def test_a_saved_report_comes_back_whole(report, tmp_path):
     again = fa.Report.load(path)
     assert again.as_json() == report.as_json() and again.summary == again.summary
     facts = json.loads(path.read_text())
-    assert facts["format"] == 2 and facts["complete"] and facts["settings"]["episodes"] == 4
+    assert facts["format"] == 3 and facts["complete"] and facts["settings"]["episodes"] == 4
     assert facts["players"]["random"]["fingerprint"] != facts["players"]["passive"]["fingerprint"]
     assert {"numpy", "forge-agents-rl"} <= set(facts["provenance"]["packages"])
     assert "seconds" not in facts["episodes"][0] and facts["exploitability"][KUHN]["passive"] == pytest.approx(1 / 3)

@@ -1,7 +1,12 @@
+from dataclasses import replace
+
+import pytest
+
 import forge_agents as fa
 from forge_agents.bench.plan import World
-from forge_agents.bench.records import Record, SeatRecord, success_of
+from forge_agents.bench.records import Record, SeatRecord, said_success
 from forge_agents.bench.summary import summarise
+from forge_agents.bench.verdicts import is_won_or_lost, is_zero_sum, judged
 
 TOE = "forge/TicTacToe-v0"
 
@@ -15,7 +20,7 @@ def record(seed, lineup, rewards, *, env="bench/Two-v0", forfeit=None, success=F
         seat: SeatRecord(
             player=lineup[seat],
             reward=reward,
-            success=success and reward > 0,
+            success=None if success is None else success and reward > 0,
             decisions=1,
             invalid=0,
             forfeit=forfeit == seat,
@@ -100,10 +105,96 @@ def episode(rewards, infos):
 
 
 def test_who_leaves_without_a_word_has_not_won_what_another_is_said_to_have_won():
-    lineup = {"x": "one", "y": "two"}
     rewards = {"x": 2.0, "y": -1.0}
-    assert success_of(episode(rewards, {"y": {"outcome": "win"}}), lineup) == {"x": False, "y": True}
-    assert success_of(episode(rewards, {}), lineup) == {"x": True, "y": False}
-    assert success_of(episode(rewards, {"y": {"success": False}}), lineup) == {"x": True, "y": False}
+    assert said_success(episode(rewards, {"y": {"outcome": "win"}})) == {"x": False, "y": True}
+    assert said_success(episode(rewards, {})) == {"x": None, "y": None}
+    assert said_success(episode(rewards, {"y": {"success": False}})) == {"x": None, "y": False}
     together = {"x": 1.0, "y": 1.0}
-    assert success_of(episode(together, {"y": {"success": True}}), lineup) == {"x": True, "y": True}
+    assert said_success(episode(together, {"y": {"success": True}})) == {"x": None, "y": True}
+
+
+# ---- where success is defined
+
+
+def paid(*pairs, kind="competitive", **world):
+    """Records of the two seats' rewards, from both line-ups in turn, and their world."""
+    records = [
+        record(seed, (HERE, THERE)[seed % 2], {"x": x, "y": y}, success=None) for seed, (x, y) in enumerate(pairs)
+    ]
+    return records, World(id="bench/Two-v0", seats=("x", "y"), kind=kind, max_turns=None, **world)
+
+
+DILEMMA = (3.0, 3.0), (0.0, 5.0), (5.0, 0.0), (1.0, 1.0)
+HUNT = (4.0, 4.0), (0.0, 3.0), (3.0, 0.0), (2.0, 2.0)
+CHICKEN = (0.0, 0.0), (-1.0, 1.0), (1.0, -1.0), (-10.0, -10.0)
+PIE = (0.7, 0.3), (0.4, 0.6), (0.0, 0.0), (0.5, 0.5)
+
+
+@pytest.mark.parametrize("rewards", [DILEMMA, HUNT, CHICKEN, PIE, ((1.0, 1.0), (0.5, 0.5), (0.0, 0.0))])
+@pytest.mark.parametrize("kind", ["competitive", "mixed"])
+def test_a_general_sum_game_has_neither_success_nor_ratings_nor_exploitability(rewards, kind):
+    records, world = paid(*rewards * 4, kind=kind)
+    summary = summarise(records, [world], ("one", "two"))
+    assert not is_zero_sum(records, world) and not is_won_or_lost(records, world)
+    assert summary.undefined == (world.id,) and not summary.ratings and not summary.bounds
+    assert all(str(cell.success.value) == "nan" and cell.reward.n for cell in summary.cells)
+    assert all(str(rate.value) == "nan" for rate in summary.overall.values())
+
+
+@pytest.mark.parametrize(
+    ("rewards", "zero_sum"),
+    [
+        (((1.0, -1.0), (-1.0, 1.0), (0.0, 0.0)), True),
+        (((6.0, -6.0), (-2.5, 2.5), (1.0, -1.0)), True),
+        (((1.0, 0.0), (0.0, 1.0), (0.5, 0.5)), True),  # adds up to 1
+        (((1.0, 0.0), (0.0, 1.0), (0.0, 0.0)), False),  # pays a win alone
+        (((3.0, 0.0), (0.0, 3.0), (1.0, 1.0)), False),  # as in a league of football
+    ],
+)
+def test_games_of_winning_and_losing_have_success_and_ratings(rewards, zero_sum):
+    records, world = paid(*rewards * 4)
+    assert is_won_or_lost(records, world) and is_zero_sum(records, world) == zero_sum
+    won = {(row.seed, seat): row.seats[seat].success for row in judged(records, world) for seat in row.seats}
+    pairs = enumerate(rewards * 4)
+    assert won == {(seed, seat): pair[at] > pair[1 - at] for seed, pair in pairs for at, seat in enumerate("xy")}
+    summary = summarise(records, [world], ("one", "two"))
+    assert summary.undefined == () and bool(summary.bounds) == zero_sum
+
+
+def test_a_zero_sum_tag_and_what_an_environment_says_stand():
+    draws, world = paid(*[(0.0, 0.0)] * 4, zero_sum=True)
+    assert is_zero_sum(draws, world) and summarise(draws, [world], ("one", "two")).cells[0].success.value == 0
+    records, world = paid(*DILEMMA)
+    said = [
+        replace(row, seats={name: replace(seat, success=seat.reward >= 3) for name, seat in row.seats.items()})
+        for row in records
+    ]
+    assert summarise(said, [world], ("one", "two")).undefined == ()
+
+
+def test_forfeits_tell_nothing_of_a_games_rewards():
+    records, world = paid(*((1.0, -1.0), (-1.0, 1.0)) * 4)
+    crash = [record(99, HERE, {"x": -1.0, "y": 0.0}, forfeit="x", success=None)]
+    assert is_zero_sum([*records, *crash], world)
+
+
+@pytest.mark.parametrize("kind", ["single", "cooperative"])
+def test_a_task_is_solved_by_the_most_that_can_be_earned(kind):
+    seats = ("x",) if kind == "single" else ("x", "y")
+
+    def success(rewards, most):
+        world = World(id="bench/Two-v0", seats=seats, kind=kind, max_turns=None, max_reward=most)
+        lineup = dict.fromkeys(seats, "one")
+        rows = [record(n, lineup, dict.fromkeys(seats, r), success=None) for n, r in enumerate(rewards)]
+        return summarise(rows, [world], ("one",)).cells[0].success.value
+
+    assert success([1.0, 1.0, 0.5, 0.0], None) == 0.5
+    assert success([20.0, 1.0, 20.0, 20.0], 20.0) == 0.75
+    assert str(success([37.0, 1.0, 0.0, 2.0], None)) == "nan"  # scores without a known most
+
+
+def test_undefined_success_is_said_and_left_out_of_the_mean():
+    records, world = paid(*DILEMMA * 4)
+    task = World(id="bench/Task-v0", seats=("x",), kind="single", max_turns=None)
+    solved = [record(n, {"x": who}, {"x": 1.0}, env=task.id, success=None) for n in range(8) for who in ("one", "two")]
+    assert summarise([*records, *solved], [world, task], ("one", "two")).overall["one"].value == 1.0

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 import forge_agents as fa
+from forge_agents.bench.entrants import read_player
 from forge_agents.bench.fingerprints import player_facts
-from forge_agents.bench.plan import read_player
 from forge_agents.envs import registry
 from forge_agents.envs.experts import expert_of
 from forge_agents.errors import ForgeError
