@@ -177,11 +177,11 @@ class Program(TurnEnv):
         try:
             event = self._next()
         except TimeoutError as late:
-            raise TimeoutError(self._late(late)) from None
+            raise TimeoutError(f"{self._late(late)}. {self._how_to_ask()}") from None
         if isinstance(event, Ended):
-            why = f"{event}{self._refusals()}{self._elsewhere()}"
+            why = f"{event}{self._refusals(event.error)}{self._elsewhere()}"
             self.close()
-            raise ForgeError(f"the program of {self} ended before it asked any model: {why}")
+            raise ForgeError(f"the program of {self} ended before it asked any model: {why}. {self._how_to_ask()}")
         self._question = event
         return self._show(event)
 
@@ -284,6 +284,12 @@ class Program(TurnEnv):
     def _elsewhere(self) -> str:
         """What to do about paths of a command line that lead nowhere from where it starts."""
         return "" if callable(self._program) or self._image else misplaced(self._program, self._given)
+
+    def _how_to_ask(self) -> str:
+        asks = "through the client that it is given, or through a client that it makes itself without base_url"
+        if not callable(self._program):
+            asks = "at OPENAI_BASE_URL or ANTHROPIC_BASE_URL, with the key OPENAI_API_KEY or ANTHROPIC_API_KEY"
+        return f"No call came through the gateway: the program must ask models {asks}"
 
     def _begin_program(self) -> None:
         files: Any = {} if self._files is None else self._files(self._task)

@@ -32,6 +32,7 @@ from typing import Any, Protocol, TypeAlias
 
 from forge_agents.envs.env import writable
 from forge_agents.programs.containers import Image, free_for_all, without_links
+from forge_agents.programs.context import client_variables, running_program
 from forge_agents.programs.gateway import Session
 from forge_agents.runtime.waits import LoopThread, await_chain, stack
 from forge_agents.sandbox.sandbox import CommandLine, Sandbox, SandboxError, SandboxResult
@@ -208,7 +209,9 @@ class _Task:
             async with DefaultAsyncHttpxClient(**_loopback()) as http:
                 client = AsyncOpenAI(base_url=session.url, api_key=key, max_retries=0, timeout=None, http_client=http)
                 client.organization = client.project = None
-                session.tell(Ended(value=await self._program(task, client)))
+                with running_program(session):
+                    value = await self._program(task, client)
+                session.tell(Ended(value=value))
         except asyncio.CancelledError:
             session.tell(Ended(error=RuntimeError("the program was cancelled")))
             raise
@@ -254,7 +257,8 @@ class _Thread:
                 key = session.token
                 client = OpenAI(base_url=session.url, api_key=key, max_retries=0, timeout=None, http_client=http)
                 client.organization = client.project = None
-                value = program(task, client)
+                with running_program(session):
+                    value = program(task, client)
                 if inspect.iscoroutine(value):
                     value.close()
                     raise TypeError(
@@ -307,10 +311,7 @@ class _Command:
         self._made = Path(tempfile.mkdtemp(prefix="forge-program-"))
         self._folder = self._made / "work" if image else self._made
         inherited = {} if sandbox else {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
-        told = {"OPENAI_BASE_URL": session.url, "OPENAI_API_KEY": session.token}
-        told |= {"ANTHROPIC_BASE_URL": session.url.removesuffix("/v1"), "ANTHROPIC_API_KEY": session.token}
-        for name in ("NO_PROXY", "no_proxy"):
-            told[name] = ",".join(filter(None, [inherited.get(name), "127.0.0.1"]))
+        told = client_variables(session, inherited.get("NO_PROXY") or inherited.get("no_proxy") or "")
         try:
             ends: list[list[str]] = []
             if image is not None:

@@ -1,0 +1,222 @@
+"""Makes clients that a program makes itself ask the gateway, or refuses their requests before they leave.
+
+Functions run in this process, many at a time, each with a key of its own. While a function runs as a program, the
+environment variables that clients read name the gateway and the key of its episode, also for processes that it starts.
+Requests of clients that were made earlier and would reach the API of OpenAI or Anthropic are refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import importlib
+import json
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.thread import _worker
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from forge_agents.programs.calls import RefusedError
+from forge_agents.programs.gateway import Session, error_body
+
+_LIBRARIES = ("httpx", "httpx2")
+"""HTTP libraries of the clients of OpenAI and Anthropic, by version."""
+_HOSTS = ("api.openai.com", "api.anthropic.com")
+"""What clients ask unless they are told otherwise."""
+_ENV = 10
+"""Place of ``env`` among the arguments of `subprocess.Popen`."""
+_HIDDEN = (
+    "ANTHROPIC_AUTH_TOKEN", "AZURE_OPENAI_AD_TOKEN", "AZURE_OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_ORG_ID",
+    "OPENAI_PROJECT_ID",
+)  # fmt: skip
+"""Variables of the user's accounts, which a program does not see."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Program:
+    session: Session
+    variables: dict[str, str | None]
+    """Values that the program sees in place of the process's; None hides a variable."""
+
+
+_running: contextvars.ContextVar[_Program | None] = contextvars.ContextVar("forge_agents_program", default=None)
+_lock = threading.Lock()
+
+
+def client_variables(session: Session, no_proxy: str = "") -> dict[str, str]:
+    """Environment variables by which clients find the gateway and the key of an episode.
+
+    Args:
+        no_proxy: The value of ``NO_PROXY`` so far.
+    """
+    base = session.url.removesuffix("/v1")
+    direct = ",".join(filter(None, [no_proxy, "127.0.0.1"]))
+    return {
+        "OPENAI_BASE_URL": session.url,
+        "OPENAI_API_BASE": session.url,  # LangChain's and LiteLLM's name
+        "OPENAI_API_KEY": session.token,
+        "ANTHROPIC_BASE_URL": base,
+        "ANTHROPIC_API_KEY": session.token,
+        "NO_PROXY": direct,
+        "no_proxy": direct,
+    }
+
+
+@contextlib.contextmanager
+def running_program(session: Session) -> Iterator[None]:
+    """Let clients that are made within ask the gateway for `session`, also in tasks and threads that start within."""
+    _install()
+    no_proxy = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
+    program = _Program(session, {**dict.fromkeys(_HIDDEN), **client_variables(session, no_proxy)})
+    before = _running.set(program)
+    try:
+        yield
+    finally:
+        _running.reset(before)
+
+
+def _install() -> None:
+    """Once in a process: nothing changes outside of a program."""
+    with _lock:
+        if isinstance(os.environ, _Variables):
+            return
+        for name in _LIBRARIES:
+            with contextlib.suppress(ImportError):
+                library = importlib.import_module(name)
+                library.Client.send = _sent(library.Client.send, library.Response)
+                library.AsyncClient.send = _sent_async(library.AsyncClient.send, library.Response)
+        subprocess.Popen.__init__ = _with_variables(subprocess.Popen.__init__)  # type: ignore[method-assign]
+        threading.Thread.start = _in_context(threading.Thread.start)  # type: ignore[method-assign]
+        ThreadPoolExecutor.submit = _submitted(ThreadPoolExecutor.submit)  # type: ignore[method-assign]
+        os.environ.__class__ = _Variables
+
+
+# ---- the environment
+
+
+class _Variables(os._Environ):  # type: ignore[type-arg]
+    """The environment of the process, with the values of the program that reads or writes it."""
+
+    def __getitem__(self, name: str) -> str:
+        program = _running.get()
+        if program is None or name not in program.variables:
+            return str(super().__getitem__(name))
+        value = program.variables[name]
+        if value is None:
+            raise KeyError(name)
+        return value
+
+    def __setitem__(self, name: str, value: str) -> None:
+        program = _running.get()
+        if program is None or name not in program.variables:
+            super().__setitem__(name, value)
+        else:
+            program.variables[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        program = _running.get()
+        if program is None or name not in program.variables:
+            super().__delitem__(name)
+        else:
+            program.variables[name] = None
+
+    def __iter__(self) -> Iterator[str]:
+        program = _running.get()
+        if program is None:
+            return super().__iter__()
+        names = [name for name in super().__iter__() if name not in program.variables]
+        return iter([*names, *(name for name, value in program.variables.items() if value is not None)])
+
+
+# ---- processes and threads
+
+
+def _with_variables(start: Any) -> Any:
+    """`subprocess.Popen`, whose processes inherit the variables that the program sees."""
+
+    @functools.wraps(start)
+    def started(process: Any, *given: Any, **options: Any) -> None:
+        if _running.get() is not None and len(given) <= _ENV and options.get("env") is None:
+            options["env"] = dict(os.environ)
+        start(process, *given, **options)
+
+    return started
+
+
+def _in_context(start: Any) -> Any:
+    """`threading.Thread.start`, which hands the context on, as Python does by itself only without the GIL."""
+
+    @functools.wraps(start)
+    def started(thread: Any) -> None:
+        # the threads of a pool outlive the program: each of their tasks has a context of its own
+        if _running.get() is not None and getattr(thread, "_target", None) is not _worker:
+            thread.run = functools.partial(contextvars.copy_context().run, thread.run)
+        start(thread)
+
+    return started
+
+
+def _submitted(submit: Any) -> Any:
+    """`ThreadPoolExecutor.submit`, which hands the context on with each task."""
+
+    @functools.wraps(submit)
+    def submitted(pool: Any, task: Any, /, *given: Any, **options: Any) -> Any:
+        if _running.get() is not None:
+            task = functools.partial(contextvars.copy_context().run, task)
+        return submit(pool, task, *given, **options)
+
+    return submitted
+
+
+# ---- requests
+
+
+def _sent(send: Any, response: Any) -> Any:
+    @functools.wraps(send)
+    def checked(client: Any, request: Any, **options: Any) -> Any:
+        refused = _refusal(request, response)
+        return send(client, request, **options) if refused is None else refused
+
+    return checked
+
+
+def _sent_async(send: Any, response: Any) -> Any:
+    @functools.wraps(send)
+    async def checked(client: Any, request: Any, **options: Any) -> Any:
+        refused = _refusal(request, response)
+        return await send(client, request, **options) if refused is None else refused
+
+    return checked
+
+
+def _refusal(request: Any, response: Any) -> Any:
+    """The answer to a request that must not leave, or None. A request to the gateway gets the key of its program.
+
+    A client that is kept from one episode to the next would ask with the key of the first.
+    """
+    program = _running.get()
+    if program is None:
+        return None
+    gateway = urlsplit(program.session.url)
+    if (request.url.host, request.url.port) == (gateway.hostname, gateway.port):
+        for name, value in (("authorization", f"Bearer {program.session.token}"), ("x-api-key", program.session.token)):
+            if name in request.headers:
+                request.headers[name] = value
+        return None
+    if request.url.host not in _HOSTS:
+        return None
+    refused = RefusedError(
+        f"a request to {request.url.host} was not sent: its client was made before the program ran, or with base_url. "
+        "Ask models through the client that the program is given, or make one within the program and without base_url",
+        status=403,
+        code="not_the_gateway",
+    )
+    program.session._refused(str(refused))
+    body = json.dumps(error_body(refused)).encode()
+    return response(403, content=body, headers={"content-type": "application/json"}, request=request)

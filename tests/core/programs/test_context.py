@@ -1,0 +1,214 @@
+"""Programs that make their own clients: the gateway answers, and nothing reaches a real API."""
+
+import asyncio
+import contextlib
+import importlib
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+
+import forge_agents as fa
+from forge_agents.programs.context import running_program
+from forge_agents.programs.gateway import Gateway
+from forge_agents.rollout.rollout import play
+
+REAL = {"OPENAI_API_KEY": "sk-real", "ANTHROPIC_API_KEY": "sk-ant-real", "ANTHROPIC_AUTH_TOKEN": "real",
+        "OPENAI_ORG_ID": "org-real", "OPENAI_API_BASE": "https://api.openai.com/v1"}  # fmt: skip
+ASK = {"model": "agent", "messages": [{"role": "user", "content": "?"}]}
+
+
+def _imported(name):
+    with contextlib.suppress(ImportError):
+        return importlib.import_module(name)
+
+
+@pytest.fixture(autouse=True)
+def no_real_api(monkeypatch):
+    """The user's keys are set, and a request that leaves this machine fails the test."""
+    for name, value in REAL.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    left = []
+
+    def checked(handle, error):
+        def send(transport, request):
+            if request.url.host != "127.0.0.1":
+                left.append(request.url)
+                raise error("left this machine")
+            return handle(transport, request)
+
+        return send
+
+    for library in filter(None, map(_imported, ("httpx", "httpx2"))):
+        for kind in (library.HTTPTransport, library.AsyncHTTPTransport):
+            name = "handle_request" if kind is library.HTTPTransport else "handle_async_request"
+            monkeypatch.setattr(kind, name, checked(getattr(kind, name), library.ConnectError))
+    yield left
+    assert not left
+
+
+def played(program, count=1, **options):
+    async def run():
+        envs = [fa.Program(program, **options) for _ in range(count)]
+        try:
+            seats = {"agent": fa.Scripted(lambda seen: f"answer to {seen}")}
+            return await asyncio.gather(*(play(env, seats, seed=n) for n, env in enumerate(envs)))
+        finally:
+            for env in envs:
+                env.close()
+
+    return asyncio.run(run())
+
+
+def asked(client, text="?"):
+    body = {"model": "agent", "messages": [{"role": "user", "content": text}]}
+    return client.chat.completions.create(**body).choices[0].message.content
+
+
+def makes_openai(task, client):
+    return asked(openai.OpenAI(max_retries=0))
+
+
+async def makes_async_openai(task, client):
+    async with openai.AsyncOpenAI(max_retries=0) as mine:
+        return (await mine.chat.completions.create(**ASK)).choices[0].message.content
+
+
+def makes_anthropic(task, client):
+    anthropic = pytest.importorskip("anthropic")
+    message = anthropic.Anthropic(max_retries=0).messages.create(max_tokens=9, **ASK)
+    return message.content[0].text
+
+
+def starts_a_process(task, client):
+    script = f"import openai; print(openai.OpenAI().chat.completions.create(**{ASK}).choices[0].message.content)"
+    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+
+
+async def asks_from_a_task(task, client):
+    return await asyncio.to_thread(makes_openai, task, client)
+
+
+def asks_from_a_pool(task, client):
+    with ThreadPoolExecutor() as pool:
+        return pool.submit(makes_openai, task, client).result()
+
+
+def asks_from_a_thread(task, client):
+    said = []
+    thread = threading.Thread(target=lambda: said.append(makes_openai(task, client)))
+    thread.start()
+    thread.join()
+    return said[0]
+
+
+async def asks_from_the_pool_of_the_loop(task, client):
+    return await asyncio.get_running_loop().run_in_executor(None, makes_openai, task, client)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        makes_openai, makes_async_openai, makes_anthropic, starts_a_process, asks_from_a_task, asks_from_a_pool,
+        asks_from_a_thread, asks_from_the_pool_of_the_loop,
+    ],
+)  # fmt: skip
+def test_a_client_that_a_program_makes_itself_asks_the_gateway(program):
+    (episode,) = played(program)
+    assert episode.error is None and episode.program_error == "" and len(episode.turns) == 1
+    assert episode.trajectories["agent"].info["result"] == "answer to ?"
+
+
+def test_programs_at_one_time_have_their_own_variables_and_the_process_keeps_its_own():
+    seen = []
+
+    async def program(task, client):
+        os.environ["OPENAI_API_KEY"] += "!"  # as a program may set it for its own client
+        seen.append(dict(os.environ))
+        assert "OPENAI_ORG_ID" not in os.environ and os.environ.get("ANTHROPIC_AUTH_TOKEN") is None
+        return (await client.chat.completions.create(**ASK)).choices[0].message.content
+
+    episodes = played(program, count=3)
+    assert all(episode.program_error == "" and episode.error is None for episode in episodes)
+    assert len({variables["OPENAI_API_KEY"] for variables in seen}) == 3
+    assert not any("real" in value for variables in seen for value in variables.values() if "sk-" in value)
+    assert {name: os.environ[name] for name in REAL} == REAL and "OPENAI_BASE_URL" not in os.environ
+
+
+def test_a_client_that_is_kept_between_episodes_asks_for_the_episode_that_runs():
+    kept = []
+
+    def program(task, client):
+        if not kept:
+            kept.append(openai.OpenAI(max_retries=0))  # as a module's cached client is
+        return asked(kept[0], str(task))
+
+    for task in ("one", "two"):
+        (episode,) = played(program, tasks=[task])
+        assert episode.error is None and episode.trajectories["agent"].info["result"] == f"answer to {task}"
+
+
+def test_a_client_made_before_the_program_is_refused_and_nothing_is_sent():
+    pytest.importorskip("anthropic")
+    import anthropic
+
+    with_key = openai.OpenAI(max_retries=3)
+    with_key.base_url = "https://api.openai.com/v1/"
+    asynchronous = openai.AsyncOpenAI(base_url="https://api.openai.com/v1", max_retries=3)
+    others = anthropic.Anthropic(max_retries=3)
+
+    async def is_async(task, client):
+        return await asynchronous.chat.completions.create(**ASK)
+
+    def calls_first(task, client):
+        asked(client)
+        return asked(with_key)
+
+    def hides_the_error(task, client):
+        try:
+            asked(with_key)
+        except openai.OpenAIError:
+            return "nothing"
+
+    for program, host in (
+        (lambda task, client: asked(with_key), "openai"),
+        (lambda task, client: others.messages.create(max_tokens=9, **ASK), "anthropic"),
+        (is_async, "openai"),
+        (hides_the_error, "openai"),
+        (calls_first, "openai"),
+    ):
+        (episode,) = played(program)
+        assert f"a request to api.{host}.com was not sent" in episode.error.message
+        first = "No call came through the gateway: the program must ask models through the client that it is given"
+        assert (first in episode.error.message) == (program is not calls_first)
+
+
+def test_a_program_that_asks_no_model_is_told_how_to_ask():
+    (episode,) = played(lambda task, client: "7")
+    assert "ended before it asked any model: it returned '7'. No call came through the gateway" in episode.error.message
+    (episode,) = played([sys.executable, "-c", "print(7)"])
+    assert "must ask models at OPENAI_BASE_URL or ANTHROPIC_BASE_URL" in episode.error.message
+
+
+def test_outside_of_a_program_clients_and_variables_are_untouched(serve_chat):
+    server = serve_chat(lambda request: "3")
+    with Gateway() as gateway, gateway.open({"agent": "agent"}) as session:
+        with running_program(session):
+            assert os.environ["OPENAI_API_KEY"] == session.token and os.getenv("OPENAI_BASE_URL") == session.url
+            pool = ThreadPoolExecutor(1)
+            assert pool.submit(os.getenv, "OPENAI_API_KEY").result() == session.token
+            assert asked(openai.OpenAI(base_url=server.url, api_key="k")) == "3", "other servers may be asked"
+        with pool:  # its thread was started by the program
+            assert pool.submit(os.getenv, "OPENAI_API_KEY").result() == "sk-real"
+        assert os.environ["OPENAI_API_KEY"] == "sk-real" and "OPENAI_ORG_ID" in list(os.environ)
+    assert server.headers_seen[0]["authorization"] == "Bearer k"
+
+
+def test_a_reward_sees_the_variables_of_the_process():
+    (episode,) = played(makes_openai, reward=lambda task, result: float(os.environ["OPENAI_API_KEY"] == "sk-real"))
+    assert episode.rewards == {"agent": 1.0}
