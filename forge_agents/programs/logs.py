@@ -47,15 +47,18 @@ def exchange_in(row: Mapping[str, Any]) -> Exchange | None:
     """The request and the response of a row; None if the row is no log of a request.
 
     Args:
-        row: A mapping with ``request`` and ``response`` (or ``request_body`` and ``response_body``), objects or JSON
-            texts, with or without ``body`` around them; or with ``messages`` and ``response`` or ``choices``. A request
-            may also be a list of messages or a plain text, a response a plain text.
+        row: A mapping with ``request`` and ``response`` (or ``request_body`` and ``response_body``, or ``input`` and
+            ``output``), objects or JSON texts, with or without ``body`` around them; or with ``messages`` and
+            ``response`` or ``choices``. A request may also be a list of messages or a plain text, a response a plain
+            text.
 
     Raises:
         RefusedError: A request or a response has a form that is not read. The message names it.
     """
     asked = next((row[key] for key in ("request", "request_body") if row.get(key) is not None), None)
     given = next((row[key] for key in ("response", "response_body") if row.get(key) is not None), None)
+    if asked is None and isinstance(row.get("input"), list | dict) and row.get("output") is not None:
+        asked, given = row["input"], row["output"]
     if asked is None and isinstance(row.get("messages"), list) and (given is not None or row.get("choices")):
         asked, given = row, row if given is None else given
     if asked is None or (given is None and row.get("error") is None):

@@ -40,6 +40,7 @@ from forge_agents.programs.spans import (
     score_in,
     some,
 )
+from forge_agents.repeats import overlap, text_after
 from forge_agents.row_keys import is_learned
 
 Source: TypeAlias = str | os.PathLike[str]
@@ -373,16 +374,21 @@ class _Reader:
         if self._pairs and row.get("chosen") is None:
             self.left["without sides to compare"] += 1
             return []
-        written: dict[str, Any] = {}
+        chats: dict[str, Any] = {}
         for name in ("prompt", *_ROW):
-            if (given := row.get(name)) is not None:
-                message = [{"role": "user" if name == "prompt" else "assistant", "content": given}]
-                asks = {} if "prompt" in written else row
-                chat = _as_chat(message if isinstance(given, str) else given, asks.get("system"))
-                said, told = _said(chat, some(asks.get("tools")), asks)
-                if self._unlearned(chat) and name != "prompt":
-                    raise RefusedError(f"an answer of {name!r} is marked as not to be learned; write it as messages")
-                written[name] = as_text(said, told)
+            if (given := row.get(name)) is None:
+                continue
+            message = {"role": "user" if name == "prompt" else "assistant", "content": given}
+            system = None if chats else row.get("system")
+            chat = _as_chat([message] if isinstance(given, str) else given, system)
+            chats[name] = _without_prompt(chats.get("prompt"), chat, is_text=isinstance(given, str))
+        written: dict[str, Any] = {}
+        for name, chat in chats.items():
+            asks = {} if "prompt" in written else row
+            said, told = _said(chat, some(asks.get("tools")), asks)
+            if self._unlearned(chat) and name != "prompt":
+                raise RefusedError(f"an answer of {name!r} is marked as not to be learned; write it as messages")
+            written[name] = as_text(said, told)
         return [written]
 
     def _unlearned(self, chat: Sequence[Mapping[str, Any]]) -> frozenset[int]:
@@ -436,6 +442,29 @@ def _as_chat(messages: Any, system: Any) -> Any:
         else:
             chat.append(message)
     return chat
+
+
+def _without_prompt(prompt: Any, answer: Any, *, is_text: bool) -> Any:
+    """The messages of an answer without those of the prompt that it repeats; of a text without the prompt's text."""
+    if not (_are_messages(prompt) and _are_messages(answer)):
+        return answer
+    question = prompt[-1].get("content")
+    if is_text:
+        rest = text_after(question, answer[0]["content"]) if isinstance(question, str) else ""
+        return [{**answer[0], "content": rest}] if rest else answer
+    _, end = overlap(list(map(_key, prompt)), list(map(_key, answer)), instructions=0)
+    return answer[end:]
+
+
+def _are_messages(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(message, Mapping) for message in value)
+
+
+def _key(message: Mapping[str, Any]) -> str:
+    """Equal for messages of one role that differ in blanks only."""
+    said = {key: message[key] for key in _SPOKEN_KEYS if message.get(key)}
+    plain = {key: " ".join(value.split()) if isinstance(value, str) else value for key, value in said.items()}
+    return json.dumps(plain, sort_keys=True, default=str)
 
 
 def _is_of(messages: Sequence[Any], role: str) -> bool:

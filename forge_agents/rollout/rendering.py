@@ -27,6 +27,7 @@ from forge_agents.envs.thoughts import (
     split_response,
     split_thought,
 )
+from forge_agents.errors import ForgeError
 from forge_agents.models.families import SWITCHES
 from forge_agents.models.lean_imports import lean_transformers
 from forge_agents.policy import Thinking
@@ -54,6 +55,10 @@ _MOST_LAYOUTS = 4096
 """Sequences of roles whose layout is remembered."""
 _PROBE = [{"role": "user", "content": "-"}]
 Layout: TypeAlias = Callable[[list[dict[str, str]]], list[dict[str, str]]]
+
+
+class ControlTokenError(ForgeError, ValueError):
+    """A text that would be read as a control token, where the model has to have written it."""
 
 
 class Renderer:
@@ -137,15 +142,15 @@ class Renderer:
             cut: Whether it breaks off; else the end-of-turn token is added.
 
         Raises:
-            ValueError: The text holds a control token other than the tags of its thought and the marks of tool calls.
+            ControlTokenError: The text holds a control token that is no tag of its thought and no mark of a tool call.
         """
         for token in self._special:
             if token not in text:
                 continue
             if token == self._tokenizer.eos_token:
-                raise ValueError(f"an answer holds the end-of-turn token {token!r}; remove it")
+                raise ControlTokenError(f"an answer holds the end-of-turn token {token!r}; remove it")
             if not _is_call_mark(token) and any(token in part for part in split_thought(text)):
-                raise ValueError(
+                raise ControlTokenError(
                     f"an answer holds the control token {token!r}, which would be learned as such; remove it, or write "
                     "it with a space in between"
                 )

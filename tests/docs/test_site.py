@@ -156,7 +156,7 @@ def test_no_message_that_is_raised_is_missing_from_the_list(site):
         ("RunFolderError", "forge_trainers.learner.checkpoint", "cannot write a checkpoint to …"),
         ("DivergedError", "forge_trainers.rl.update", "the checkpoints are as they were, and the next run goes on"),
         ("MismatchError", "forge_trainers.rl.update", "the checkpoints are as they were, and the next run goes on"),
-        ("ValueError", "forge_trainers.offline.data", "… has the keys …; expected …"),
+        ("ValueError", "forge_trainers.offline.rows", "… has the keys …; expected …"),
         ("ValueError", "forge_agents.tools.mcp", "… failed"),  # said where there is no other text
         ("PermissionError", "forge_agents.sandbox._isolation", "users could not be mapped into the namespace"),
         ("HTTPException", "forge_agents.viewer.server", "there is no run …; there are …"),  # a library's

@@ -128,6 +128,7 @@ CALLED = 'I add.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_ca
         {"request": json.dumps(OPENAI), "response": json.dumps(COMPLETION)},
         {"request": {"url": "/v1", "body": OPENAI}, "response": {"status": 200, "body": json.dumps(COMPLETION)}},
         {"request_body": ANTHROPIC, "response_body": MESSAGE},
+        {"input": OPENAI, "output": COMPLETION["choices"][0]["message"]},
         {**OPENAI, "response": COMPLETION},
         {**OPENAI, **COMPLETION},
         {"request": OPENAI, "response": COMPLETION["choices"][0]["message"]},
@@ -245,6 +246,28 @@ def test_a_log_that_cannot_be_read_is_named_with_its_line(tmp_path, row, message
     rows, left, (heard,) = imported(tmp_path, {"request": OPENAI, "response": "2"}, row)
     assert len(rows) == 1 and left == {"unreadable": 1}
     assert "in.jsonl:2 is left out: " in heard and message in heard
+
+
+# ---- prompts that stand twice
+
+
+@pytest.mark.parametrize("tools", [[], [TOOL]])
+def test_a_prompt_that_an_answer_repeats_is_written_once(tmp_path, tools):
+    question = user("What is 1 + 1?")
+    rows = [
+        {"prompt": "What is 1 + 1?", "completion": "What is 1 + 1? 2"},
+        {"prompt": [question], "completion": [{**question, "content": " What is\n1 + 1? "}, said("2")]},
+        {"prompt": [SYSTEM, question], "completion": [SYSTEM, question, said("2")]},
+        {"prompt": [SYSTEM, question], "completion": [question, said("2")]},
+        {"prompt": "What is 1 + 1?", "completion": [question, said("2")], "system": "Be brief."},
+        {"prompt": "What is 1 + 1?", "completion": "2"},
+    ]
+    made, _, heard = imported(tmp_path, *({**row, "tools": tools} for row in rows))
+    assert [row["completion"] for row in made] == [[said("2")]] * len(rows) and not heard
+    assert all(json.dumps(row).count("What is 1 + 1?") == 1 for row in made)
+    sides = {"prompt": "What is 1 + 1?", "chosen": "What is 1 + 1? 2", "rejected": [question, said("3")]}
+    (row,), _, _ = imported(tmp_path, {**sides, "tools": tools})
+    assert (row["chosen"], row["rejected"]) == ([said("2")], [said("3")])
 
 
 # ---- arguments of calls

@@ -114,9 +114,16 @@ def test_an_ordinary_answer_that_uses_the_words_of_its_prompt_is_learned_whole(s
     assert content(pair) == content(dpo({"prompt": asked, "chosen": chat(f"a{answer}"), "rejected": "no"}))
 
 
-def test_an_answer_that_begins_like_the_prompt_and_goes_on_differently_is_refused(sft):
-    with pytest.raises(ValueError, match="row 0: 'completion' begins as 'prompt' does and goes on differently"):
-        sft({"prompt": chat("uone", "atwo", "uthree"), "completion": chat("uone", "afour")})
+@pytest.mark.parametrize(
+    ("prompt", "completion"),
+    [
+        (chat("uone", "atwo", "uthree"), chat("uone", "afour")),
+        (chat("sBe brief.", "uone"), chat("sBe long.", "uone", "atwo")),
+    ],
+)
+def test_an_answer_that_begins_like_the_prompt_and_goes_on_differently_is_refused(sft, prompt, completion):
+    with pytest.raises(ValueError, match="row 0: 'completion' begins as 'prompt' does and differs from it"):
+        sft({"prompt": prompt, "completion": completion})
 
 
 def test_answers_that_differ_in_blanks_only_make_a_pair(dpo):

@@ -23,7 +23,7 @@ from forge_agents.episodes.stored import EPISODES, load_episodes
 from forge_agents.jsonl import json_objects
 from forge_agents.policy import Expert, KeepThoughts
 from forge_agents.rollout.conversation import Conversation, Messages
-from forge_agents.rollout.rendering import Renderer
+from forge_agents.rollout.rendering import ControlTokenError, Renderer
 from forge_agents.types import Episode, EpisodeGroup, Heard, Trajectory, Turn
 from forge_trainers.offline.rows import RowMessage, RowReader
 from forge_verifiers.core.verifier import reward_of
@@ -215,7 +215,8 @@ def read_pairs(
     _report(reader, counts)
     for two in _extremes(played, config, counts):
         chosen, rejected = (tuple(_streams(one, renderer, keep_thoughts, counts)) for one in two)
-        pairs.append(Pair(chosen=chosen, rejected=rejected))
+        if chosen and rejected:
+            pairs.append(Pair(chosen=chosen, rejected=rejected))
     kept = [pair for pair in pairs if _fits((*pair.chosen, *pair.rejected), room, config, counts)]
     return _gathered(kept, counts, policy)
 
@@ -454,11 +455,20 @@ def _siblings(played: Sequence[_Played]) -> Iterable[list[int]]:
 def _streams(
     one: _Played, renderer: Renderer, keep_thoughts: KeepThoughts, counts: Counter[str]
 ) -> tuple[Demonstration, ...]:
-    """Its own tokens where the learner reads them as what was played, else its text, which is counted."""
+    """Its own tokens where the learner reads them as what was played, else its text, which is counted.
+
+    A trajectory whose text holds control tokens is left out and counted; the first is named in a warning.
+    """
     trajectory = one.trajectory
     if not all(len(turn.response_ids) and _reads_alike(turn, renderer) for turn in trajectory.turns):
+        try:
+            trajectory = _retold(one.source, trajectory, renderer, keep_thoughts)
+        except ControlTokenError as cause:
+            if not counts["control tokens in a text"]:
+                _log.warning("%s. It is left out, and so is every other episode with one", cause)
+            counts["control tokens in a text"] += 1
+            return ()
         counts["rendered from text"] += 1
-        trajectory = _retold(one.source, trajectory, renderer, keep_thoughts)
     return _marked(one.source, trajectory)
 
 
@@ -518,6 +528,8 @@ def _retold(source: str, trajectory: Trajectory, renderer: Renderer, keep_though
             held.append(talk)
     except TemplateError as cause:
         raise ValueError(f"{source}: the chat template refuses its order of roles ({cause})") from cause
+    except ControlTokenError as cause:
+        raise ControlTokenError(f"{source}: {cause}") from cause
     except ValueError as cause:
         raise ValueError(f"{source}: {cause}") from cause
     return replace(trajectory, turns=tuple(turns))

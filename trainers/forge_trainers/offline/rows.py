@@ -12,6 +12,7 @@ from typing import Any
 
 from forge_agents.envs.thoughts import whole
 from forge_agents.errors import did_you_mean
+from forge_agents.repeats import overlap, text_after
 from forge_agents.row_keys import LEARN_KEYS, is_learned, refusal
 from forge_agents.types import Message
 
@@ -170,13 +171,13 @@ class RowReader:
     ) -> bool:
         """Whether a text answer begins with the text of the prompt. A short prompt may begin an answer by chance."""
         asked = prompt[-1] if prompt else None
-        if asked is None or asked.role != "user" or len(asked.text.split()) < least_words:
+        if asked is None or asked.role != "user":
             return False
-        return bool(_rest(asked.text, answer[0].text))
+        return bool(text_after(asked.text, answer[0].text, least_words=least_words))
 
     def _without_text(self, prompt: Sequence[RowMessage], answer: Sequence[RowMessage]) -> list[RowMessage]:
         self.counts["answers without the prompt that they repeated"] += 1
-        return [replace(answer[0], text=_rest(prompt[-1].text, answer[0].text))]
+        return [replace(answer[0], text=text_after(prompt[-1].text, answer[0].text, least_words=1))]
 
 
 def _is_same(message: RowMessage, other: RowMessage) -> bool:
@@ -195,32 +196,27 @@ def _text(source: str, role: str, message: Mapping[str, Any]) -> str:
     return whole(thought, content)
 
 
-def _rest(prompt: str, answer: str) -> str:
-    """The text of `answer` behind `prompt`, however blanks are written; empty if it does not begin with it."""
-    words = prompt.split()
-    parts = answer.split(None, len(words) - 1)
-    if not words or parts[:-1] != words[:-1] or len(parts) != len(words) or not parts[-1].startswith(words[-1]):
-        return ""
-    rest = parts[-1].removeprefix(words[-1])
-    apart = rest[:1].isspace() or (len(words) > 1 and not words[-1][-1].isalnum())
-    return rest.strip() if apart else ""
-
-
 def _joined(source: str, name: str, prompt: list[RowMessage], answer: list[RowMessage]) -> list[RowMessage]:
-    """`prompt` and `answer`, with the messages of the prompt that the answer repeats only once. The prompt is given."""
+    """`prompt` and `answer`, with the messages of the prompt that the answer repeats only once. The prompt is given.
+
+    Raises:
+        ValueError: The answer begins with the prompt's question under other instructions, or like a longer prompt.
+    """
     given = [replace(message, learned=False) for message in prompt]
     asked, said = [message.key for message in prompt], [message.key for message in answer]
-    instructions = next((place for place, (role, _) in enumerate(said) if role != "system"), len(said))
-    for begin in range(instructions + 1):
-        if asked and said[begin : begin + len(asked)] == asked:
-            return [*answer[:begin], *given, *answer[begin + len(asked) :]]
-    shared = next((size for size in range(len(said), 0, -1) if asked[-size:] == said[:size]), 0)
-    if not shared and len(asked) > 1 and said[:1] == asked[:1]:
-        raise ValueError(
-            f"{source}: {name!r} begins as 'prompt' does and goes on differently; leave 'prompt' out, or let it hold "
-            "all messages before the answer"
-        )
-    return [*given, *answer[shared:]]
+    begin, end = overlap(asked, said, _num_instructions(said))
+    if begin == end and prompt:
+        question, repeated = asked[_num_instructions(asked) :], said[_num_instructions(said) :]
+        if (question and repeated[: len(question)] == question) or (len(asked) > 1 and said[:1] == asked[:1]):
+            raise ValueError(
+                f"{source}: {name!r} begins as 'prompt' does and differs from it; leave 'prompt' out, or let it hold "
+                "all messages before the answer"
+            )
+    return [*answer[:begin], *given, *answer[end:]]
+
+
+def _num_instructions(keys: Sequence[tuple[str, str]]) -> int:
+    return next((place for place, (role, _) in enumerate(keys) if role != "system"), len(keys))
 
 
 def _with_system(source: str, row: Mapping[str, Any], messages: list[RowMessage]) -> list[RowMessage]:
