@@ -110,7 +110,7 @@ def test_the_page_holds_the_numbers(hostile):
     best = report.verifiers[6]
     shown = [interval(*estimate) for estimate in best.estimates()]
     assert f"<td>{shown[1]}</td><td>{shown[2]}</td><td>{shown[3]}</td><td>384</td><td>384</td>" in text
-    assert f"{report.effective_number:.2f} of 8" in text
+    assert f"{report.effective} of 8" in text
     assert "<td class=bad>384</td><td class=bad>3</td><td>0</td>" in text  # three calls of the dead verifier
     assert "Steps 0 to 2, fits 1 to 3" in text
 
@@ -218,8 +218,9 @@ def votes(*signs):
 
 def test_the_report_says_on_how_many_verifiers_the_direction_rests():
     (text,) = direction(votes(1, 1, 1, -1, 0), num_labels=0, anchors=[])
-    assert "rests on 3 verifiers (worth 1.5 independent) better than chance against 1 verifier" in text
+    assert "rests on 3 verifiers (worth 1.5 independent ones) better than chance against 1 verifier" in text
     assert text.endswith("for 1 the data do not tell which")
+    assert "for none of 2 verifiers is it known" in direction(votes(0, 0), num_labels=0, anchors=[])[0]
     assert direction(votes(1, -1), num_labels=32, anchors=[]) == ["which responses count as correct follows 32 labels"]
     assert "the anchor tests" in direction(votes(1, -1), num_labels=1, anchors=["tests"])[0]
     assert direction([row(tpr=math.nan, fpr=math.nan)], num_labels=0, anchors=[]) == []

@@ -66,6 +66,9 @@ def direction(rows: Sequence[VerifierReport], *, num_labels: int, anchors: Seque
     if anchors:
         return [f"which responses count as correct follows the anchor {', '.join(anchors)}"]
     better, worse, unknown = ([row for row in estimated if row.side == side] for side in (1, -1, 0))
+    if not better and not worse:
+        nothing = "no labels or anchors say which responses are correct, and the scores do not tell either"
+        return [f"{nothing}: for none of {len(unknown)} verifiers is it known whether it is better or worse than chance"]
     text = (
         "no labels or anchors say which responses are correct: the direction rests on "
         f"{_votes(better)} better than chance against {_votes(worse)} worse than chance"
@@ -78,7 +81,7 @@ def direction(rows: Sequence[VerifierReport], *, num_labels: int, anchors: Seque
 def _votes(rows: Sequence[VerifierReport]) -> str:
     worth = sum(row.weight for row in rows)
     number = f"{len(rows)} verifier{'' if len(rows) == 1 else 's'}"
-    return f"{number} (worth {worth:.1f} independent)" if rows else number
+    return f"{number} (worth {worth:.1f} independent ones)" if rows else number
 
 
 def _alike(evidence: Evidence, correlation: float, k: int, j: int) -> bool:

@@ -288,8 +288,15 @@ class EnsembleReport:
 
     @property
     def balance_error(self) -> float:
-        """Standard error of `class_balance`, see `Evidence.balance_error`; NaN without `evidence`."""
-        return math.nan if self.evidence is None else self.evidence.balance_error()
+        """Standard error of `class_balance`, see `Evidence.balance_error`; NaN without `evidence`.
+
+        Infinite where errors are estimated and no verifier is known to be better or worse than chance: then nothing is
+        known of the balance.
+        """
+        if self.evidence is None:
+            return math.nan
+        estimated = [v for v in self.verifiers if not math.isnan(v.edge_error)]
+        return math.inf if estimated and not any(v.side for v in estimated) else self.evidence.balance_error()
 
     @property
     def effective(self) -> str:
