@@ -38,6 +38,7 @@ _LIBRARIES = {
 }
 """Distribution whose code an adapter's namespace runs."""
 _PRICES = ("price_in", "price_out")
+_TASK_FILES = (".csv", ".json", ".jsonl", ".ndjson", ".parquet")
 _MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 
 
@@ -110,10 +111,23 @@ def code_of(spec: EnvSpec) -> str:
     library = _LIBRARIES.get(spec.id.split("/")[0], "")
     facts = {
         "source": code_at(spec.load()),
-        "kwargs": described(dict(sorted(spec.kwargs.items()))),
+        "kwargs": described({name: with_content(value) for name, value in sorted(spec.kwargs.items())}),
         "library": f"{library} {_version(library)}" if library else "",
     }
     return digest(facts)
+
+
+def with_content(argument: Any) -> Any:
+    """An argument of an environment, and for a file or data set of tasks what it holds, which may change."""
+    if isinstance(argument, str | os.PathLike):
+        path = Path(argument).expanduser()
+        path = path / "state.json" if path.is_dir() else path  # of a data set, with the fingerprint of its rows
+        if path.suffix.lower() not in _TASK_FILES or not path.is_file():
+            return argument
+        with path.open("rb") as file:
+            return ["file", str(argument), hashlib.file_digest(file, "sha256").hexdigest()]
+    fingerprint = getattr(argument, "_fingerprint", None)  # of Hugging Face's datasets
+    return ["data set", fingerprint] if isinstance(fingerprint, str) else argument
 
 
 def provenance() -> dict[str, Any]:

@@ -21,7 +21,7 @@ import forge_agents
 from forge_agents.bench.code import described
 from forge_agents.bench.entrants import Player, PlayerLike, check_agents, named_players, policies_of, policy_at
 from forge_agents.bench.exploitability import Exploitability
-from forge_agents.bench.fingerprints import digest, player_facts, provenance
+from forge_agents.bench.fingerprints import digest, player_facts, provenance, with_content
 from forge_agents.bench.plan import (
     BenchLimits,
     Match,
@@ -191,7 +191,8 @@ def _facts(
 def _key(match: Match, facts: Mapping[str, Mapping[str, Any]]) -> str:
     """Hash of all that decides how an episode goes."""
     world = match.world
-    kwargs = {n: v if isinstance(v, int | float | str | None) else described(v) for n, v in world.kwargs.items()}
+    given = {name: with_content(value) for name, value in world.kwargs.items()}
+    kwargs = {n: v if isinstance(v, int | float | str | None) else described(v) for n, v in given.items()}
     return digest(
         {
             "env": world.id,

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import json
 import os
+import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
@@ -165,17 +166,19 @@ def _rows(path: Path, changed_ns: int, size: int) -> Any:
 
 _splits: dict[int, tuple[Any, int, _Split]] = {}
 """By the id of a list, which is kept here so that no other list gets its id: the list, its length and its split."""
+_lock = threading.Lock()
 
 
 def _split(tasks: Any) -> _Split:
-    remembered = _splits.get(id(tasks))
-    if remembered is not None and remembered[1] == len(tasks):
-        return remembered[2]
-    split = _new_split(tasks)
-    while len(_splits) >= _MAX_REMEMBERED:
-        _splits.pop(next(iter(_splits)), None)
-    _splits[id(tasks)] = tasks, len(tasks), split
-    return split
+    with _lock:  # environments are reset in threads
+        remembered = _splits.get(id(tasks))
+        if remembered is not None and remembered[1] == len(tasks):
+            return remembered[2]
+        split = _new_split(tasks)
+        while len(_splits) >= _MAX_REMEMBERED:
+            _splits.pop(next(iter(_splits)))
+        _splits[id(tasks)] = tasks, len(tasks), split
+        return split
 
 
 def _new_split(tasks: Any) -> _Split:

@@ -7,7 +7,8 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.bench.code import _modules
-from forge_agents.bench.fingerprints import code_of, player_facts
+from forge_agents.bench.fingerprints import code_of, player_facts, with_content
+from forge_agents.envs.spec import EnvSpec
 
 
 def test_the_hash_of_an_environment_covers_the_modules_it_is_made_of(tmp_path, monkeypatch):
@@ -162,3 +163,26 @@ def test_arguments_that_are_functions_count_by_what_they_do(coin):
         return code_of(fa.spec("hash/Ruled-v0"))
 
     assert registered(coin.good) == registered(coin.good) != registered(coin.uses)
+
+
+def test_a_changed_file_or_data_set_of_tasks_is_another_environment(tmp_path):
+    path = tmp_path / "tasks.jsonl"
+    given = {"str": str(path), "path": path}
+    prints = []
+    for text in ('"a"\n', '"b"\n', '"b"\n'):
+        path.write_text(text)
+        prints.append({
+            name: code_of(EnvSpec(id="my/Tasks-v0", entry_point=fa.Program, kwargs={"tasks": tasks}))
+            for name, tasks in given.items()
+        })  # fmt: skip
+    for name in given:
+        first, changed, again = (each[name] for each in prints)
+        assert first != changed == again
+    assert with_content("no-file.jsonl") == "no-file.jsonl" and with_content([1]) == [1]
+    datasets = pytest.importorskip("datasets")
+    one, other = (datasets.Dataset.from_list([{"a": text}]) for text in "ab")
+    assert with_content(one) == with_content(one) != with_content(other)
+    for data in (one, other):
+        data.save_to_disk(str(tmp_path / "saved"))
+        prints.append(with_content(str(tmp_path / "saved")))
+    assert prints[-2] != prints[-1]
