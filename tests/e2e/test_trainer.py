@@ -335,7 +335,8 @@ def test_a_second_session_continues_with_what_the_verifiers_learned(trainer_of, 
     first, second = ensemble(), ensemble()
     trainer_of(tmp_path, reward=first, fresh=True, learner=learner).fit(Letters, steps=2)
     trainer = trainer_of(tmp_path, reward=second, fresh=True, learner=learner)
-    trainer.evaluate(Letters, episodes=2)
+    measured = trainer.evaluate(Letters, episodes=2)
+    assert measured.scored_by == "ensemble" and 0 <= measured.reward <= 1 and measured.env_reward >= 0
     assert first.version == second.version > 0
     saved, restored = first.state_dict(), second.state_dict()
     assert saved.keys() == restored.keys()

@@ -250,6 +250,8 @@ def test_a_thought_is_told_apart_and_not_sent_again(serve_chat, message):
     episode = group(server.endpoint).episodes[0]
     assert episode.error is None
     assert [(turn.thought, turn.action) for turn in episode.trajectories["a"].turns] == [("seven", "3")] * 2
+    for turn in episode.trajectories["a"].turns:  # rules about form see one whole response, however it was sent
+        assert turn.response.replace("\n", "").replace(" ", "") == "<think>seven</think>3"
     assert {"role": "assistant", "content": "3"} in server.requests[1]["messages"]
     assert "seven" not in json.dumps(server.requests)
 

@@ -490,6 +490,8 @@ def test_the_most_that_a_reward_can_be():
     assert most_of(verifier, 3.0) == 1.0 and most_of(0.25 * verifier, None) == 0.25
     assert most_of(lambda ts: np.ones(len(ts)), 3.0) is None and most_of(Columns({"a": verifier}), 3.0) is None
     graded = fa.Rule(lambda t: 0.9, name="graded")
+    assert most_of(fa.EnvReward(low=-1, high=3) + 0.2 * verifier, 1.0) == pytest.approx(0.7)
+    assert most_of(fa.EnvReward() + 0.2 * verifier, None) is None
     assert most_of(graded, 3.0) is None and most_of(0.5 * verifier + 0.5 * graded, 3.0) is None
 
     class Scored:

@@ -220,7 +220,7 @@ def test_the_report_says_on_how_many_verifiers_the_direction_rests():
     (text,) = direction(votes(1, 1, 1, -1, 0), num_labels=0, anchors=[])
     assert "rests on 3 verifiers (worth 1.5 independent ones) better than chance against 1 verifier" in text
     assert text.endswith("for 1 the data do not tell which")
-    assert "for none of 2 verifiers is it known" in direction(votes(0, 0), num_labels=0, anchors=[])[0]
+    assert "none of 2 verifiers is known to be better" in direction(votes(0, 0), num_labels=0, anchors=[])[0]
     assert direction(votes(1, -1), num_labels=32, anchors=[]) == ["which responses count as correct follows 32 labels"]
     assert "the anchor tests" in direction(votes(1, -1), num_labels=1, anchors=["tests"])[0]
     assert direction([row(tpr=math.nan, fpr=math.nan)], num_labels=0, anchors=[]) == []

@@ -260,18 +260,26 @@ def _reaches(reward: float, top: float) -> bool:
 def most_of(reward: Any, env_top: float | None) -> float | None:
     """The most that `reward` can be where the environment pays at most `env_top`; None where nobody knows.
 
-    Exact verifiers give 1, weighted ones the sum of their weights. One that only grades, such as a judge or an
-    ensemble, may never give its highest score. Any other reward may say it in ``max_reward``.
+    Exact verifiers give 1, an `EnvReward` its share of the environment's most, weighted ones the sum. One that only
+    grades, such as a judge or an ensemble, may never give its highest score. Any other reward may say it in
+    ``max_reward``.
     """
-    from forge_verifiers.core.verifier import Verifier, terms_of
+    from forge_verifiers.core.verifier import EnvReward, Verifier, terms_of
 
     if reward is env_reward or isinstance(reward, EnvTurnReward):
         return env_top
     if (own := getattr(reward, "max_reward", None)) is not None:
         return float(own)
     terms = terms_of(reward) if isinstance(reward, Verifier) else ()
-    exact = bool(terms) and all(getattr(verifier, "exact", False) for _, verifier in terms)
-    return sum(weight for weight, _ in terms) if exact else None
+    total = 0.0
+    for weight, verifier in terms:
+        if isinstance(verifier, EnvReward) and env_top is not None:
+            total += weight * min(1.0, (env_top - verifier.low) / (verifier.high - verifier.low))
+        elif getattr(verifier, "exact", False):
+            total += weight
+        else:
+            return None
+    return total if terms else None
 
 
 def _capitalized(text: str) -> str:

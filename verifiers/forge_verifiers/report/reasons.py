@@ -68,7 +68,7 @@ def direction(rows: Sequence[VerifierReport], *, num_labels: int, anchors: Seque
     better, worse, unknown = ([row for row in estimated if row.side == side] for side in (1, -1, 0))
     if not better and not worse:
         nothing = "no labels or anchors say which responses are correct, and the scores do not tell either"
-        return [f"{nothing}: for none of {len(unknown)} verifiers is it known whether it is better or worse than chance"]
+        return [f"{nothing}: none of {len(unknown)} verifiers is known to be better or worse than chance"]
     text = (
         "no labels or anchors say which responses are correct: the direction rests on "
         f"{_votes(better)} better than chance against {_votes(worse)} worse than chance"
