@@ -73,9 +73,10 @@ class GRPOConfig(ProcessConfig):
     """Share of a policy's sampled tokens in a step whose log-probability may be NaN, infinite or positive; they are
     masked. More end the run. In [0, 1]."""
     max_skipped_steps: int = 1
-    """Steps in a row that a policy may skip because their loss or gradient is not finite: the weights stay as they
-    are, the batch is kept in ``failed-batches`` and the step counts in ``learner/skipped``. One more ends the run; 0:
-    the first."""
+    """Maximum number of consecutive steps in which a policy skips its batch, or minibatches of it, because their loss
+    or gradient is not finite. What is skipped leaves the weights unchanged; the batch is saved to ``failed-batches`` and
+    counted in ``learner/skipped`` or ``learner/skipped_minibatches``. If exceeded, training stops with
+    `DivergedError`."""
     max_empty_steps: int = 5
     """Steps in a row without one group to learn from, after which the run ends, saved and exported, with the reason:
     well where every episode earns the most there is or the highest that was seen, with an `EmptyBatchError`
