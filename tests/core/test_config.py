@@ -51,6 +51,36 @@ def test_policies_are_named_by_their_key_and_seated(config):
     assert misspelt.idle == ("tem is declared and sits in no seat. Did you mean 'team'?",)
 
 
+def test_a_policys_learner_settings_override_the_trainers(config):
+    own = {"lr": 1e-4, "betas": [0.9, 0.99]}
+    file = config(policies={"team": {"model": "m", "learner": own}, "rival": {"model": "n"}})
+    run = read(file, "--trainer.learner.lr", "1e-5", "--policies.rival.learner.warmup_steps", "3")
+    team, rival = (run.trainer.learner_of(run.policies[name]) for name in ("team", "rival"))
+    assert (team.lr, team.betas, team.warmup_steps) == (1e-4, (0.9, 0.99), 0)
+    assert (rival.lr, rival.warmup_steps) == (1e-5, 3)
+    assert run.policies["team"] == fa.Policy("m", name="team", learner={"lr": 1e-4, "betas": (0.9, 0.99)})
+    assert read(file, "--policies.team.learner.lr", "2e-4").policies["team"].learner["lr"] == 2e-4
+
+
+@pytest.mark.parametrize(
+    ("learner", "message"),
+    [
+        ({"lrr": 1e-4}, "'lrr' is not accepted"),
+        ({"lr": "high"}, "Expected a <class 'float'>"),
+        ({"lr": -1}, "policy 'team': lr=-1.0"),
+        ({"threads": 2}, "'threads' is not accepted"),
+        ({"loss": "gspo"}, "policy 'team': learner.loss='gspo' has refills=0"),
+    ],
+)
+def test_learner_settings_of_a_policy_that_do_not_hold_are_refused(config, capsys, learner, message):
+    file = config(policies={"team": {"model": "m", "learner": learner}, "rival": {"model": "n"}})
+    assert message in refused(capsys, file)
+
+
+def test_learner_settings_of_a_frozen_policy_are_refused(config, capsys):
+    assert "trainable=False" in refused(capsys, config(), "--policies.rival.learner.lr", "1e-4")
+
+
 def test_the_only_policy_takes_every_seat(config):
     run = read(config(policies={"team": {"model": "m"}}, seats=""))
     assert run.seated == fa.Policy("m", name="team")
