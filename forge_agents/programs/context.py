@@ -2,7 +2,7 @@
 
 Functions run in this process, many at a time, each with a key of its own. While a function runs as a program, the
 environment variables that clients read name the gateway and the key of its episode, also for processes that it starts.
-Requests of clients that were made earlier and would reach the API of OpenAI or Anthropic are refused.
+Requests to models of OpenAI or Anthropic, as from clients that were made earlier, are refused.
 """
 
 from __future__ import annotations
@@ -24,11 +24,14 @@ from urllib.parse import urlsplit
 
 from forge_agents.programs.calls import RefusedError
 from forge_agents.programs.gateway import Session, error_body
+from forge_agents.programs.protocols import PROTOCOLS
 
 _LIBRARIES = ("httpx", "httpx2")
 """HTTP libraries of the clients of OpenAI and Anthropic, by version."""
 _HOSTS = ("api.openai.com", "api.anthropic.com")
-"""What clients ask unless they are told otherwise."""
+"""Servers that the clients ask by default."""
+_PATHS = (*PROTOCOLS, "/v1/completions")
+"""Beginnings of the paths at which models answer. Other paths, as for embeddings, are no business of the gateway."""
 _ENV = 10
 """Place of ``env`` among the arguments of `subprocess.Popen`."""
 _HIDDEN = (
@@ -209,7 +212,7 @@ def _refusal(request: Any, response: Any) -> Any:
             if name in request.headers:
                 request.headers[name] = value
         return None
-    if request.url.host not in _HOSTS:
+    if request.url.host not in _HOSTS or not request.url.path.startswith(_PATHS):
         return None
     refused = RefusedError(
         f"a request to {request.url.host} was not sent: its client was made before the program ran, or with base_url. "

@@ -188,6 +188,19 @@ def test_a_client_made_before_the_program_is_refused_and_nothing_is_sent():
         assert (first in episode.error.message) == (program is not calls_first)
 
 
+def test_other_requests_of_a_program_leave_as_they_are(no_real_api):
+    embeds = openai.OpenAI(base_url="https://api.openai.com/v1", max_retries=0)
+
+    def program(task, client):
+        with contextlib.suppress(openai.APIConnectionError):
+            embeds.embeddings.create(model="m", input="?")
+        return asked(client)
+
+    (episode,) = played(program)
+    assert episode.error is None and [url.path for url in no_real_api] == ["/v1/embeddings"]
+    no_real_api.clear()
+
+
 def test_a_program_that_asks_no_model_is_told_how_to_ask():
     (episode,) = played(lambda task, client: "7")
     assert "ended before it asked any model: it returned '7'. No call came through the gateway" in episode.error.message
