@@ -239,18 +239,21 @@ class _Mirror(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         self.rewards = {seat: reward if seat == agent else 0.0 for seat in self.agents}
         self._accumulate_rewards()
 
+    def _playing(self) -> list[str]:
+        """The agents whose game is neither over nor cut off."""
+        return [agent for agent in self.agents if not (self.terminations[agent] or self.truncations[agent])]
+
     def _end(self, *, truncated: bool) -> None:
-        """End the game for everybody."""
+        """End the game for all agents that still play."""
         self._ended_here = True
-        (self.truncations if truncated else self.terminations).update(dict.fromkeys(self.agents, True))
+        (self.truncations if truncated else self.terminations).update(dict.fromkeys(self._playing(), True))
         self.infos = {agent: without(info, "legal_actions") for agent, info in self.infos.items()}
         self._deads_step_first()
 
     def _count(self, max_turns: int | None) -> None:
-        """One decision more; the last one that is allowed cuts the episode off, unless it has ended by itself."""
+        """One decision more; the last one that is allowed cuts the episode off for all agents that still play."""
         self.num_turns += 1
-        over = any(self.terminations.values()) or any(self.truncations.values())
-        if max_turns is not None and self.num_turns >= max_turns and not over:
+        if max_turns is not None and self.num_turns >= max_turns and self._playing():
             self._end(truncated=True)
 
 

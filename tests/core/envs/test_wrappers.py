@@ -1,10 +1,14 @@
 import copy
 
+import gymnasium
 import pytest
+from gymnasium.spaces import Discrete
+from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.test import api_test, seed_test
 
 import forge_agents as fa
 from forge_agents.envs import registry
+from forge_agents.envs.foreign import turn_based
 from forge_agents.envs.wrappers import InvalidAction, ObservationWindow, RewardScale, RoleShuffle, TimeLimit
 from forge_agents.errors import ForgeError
 
@@ -289,3 +293,133 @@ def test_a_fork_is_wrapped_like_the_original():
     assert not any(twin.terminations.values())
     env.restore(saved)
     assert env.last()[:2] == twin.last()[:2]
+
+
+class Falling(AECEnv):
+    """Three agents take turns; who makes decision number `deadly` dies, and the others play on, ten times in all."""
+
+    metadata = {"name": "falling_v0"}
+    possible_agents = ["a", "b", "c"]
+
+    def __init__(self, deadly):
+        self.deadly = deadly
+
+    def observation_space(self, agent):
+        return Discrete(20)
+
+    def action_space(self, agent):
+        return Discrete(2)
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.decisions = list(self.possible_agents), 0
+        self.rewards, self._cumulative_rewards = dict.fromkeys(self.agents, 0.0), dict.fromkeys(self.agents, 0.0)
+        self.terminations, self.truncations = dict.fromkeys(self.agents, False), dict.fromkeys(self.agents, False)
+        self.infos, self.agent_selection = {agent: {} for agent in self.agents}, "a"
+
+    def observe(self, agent):
+        return str(self.decisions)
+
+    def step(self, action):
+        agent = self.agent_selection
+        if self.terminations[agent]:
+            return self._was_dead_step(action)
+        self.decisions += 1
+        self._cumulative_rewards[agent] = 0.0
+        self._clear_rewards()
+        self.rewards[agent] = 1.0
+        self._accumulate_rewards()
+        self.terminations[agent] = self.decisions == self.deadly
+        if self.decisions == 10:
+            self.terminations = dict.fromkeys(self.agents, True)
+        self.agent_selection = self.agents[(self.agents.index(agent) + 1) % len(self.agents)]
+        return self._deads_step_first()
+
+
+class FallingTogether(ParallelEnv):
+    """The same at once: in round `deadly` agent b dies."""
+
+    metadata = {"name": "falling_together_v0"}
+    possible_agents = ["a", "b", "c"]
+
+    def __init__(self, deadly):
+        self.deadly = deadly
+
+    observation_space = Falling.observation_space
+    action_space = Falling.action_space
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.rounds = list(self.possible_agents), 0
+        return dict.fromkeys(self.agents, "0"), {agent: {} for agent in self.agents}
+
+    def step(self, actions):
+        self.rounds += 1
+        acting = self.agents
+        out = {agent: self.rounds == 5 or (agent == "b" and self.rounds == self.deadly) for agent in acting}
+        self.agents = [agent for agent in acting if not out[agent]]
+        cut = dict.fromkeys(acting, False)
+        return dict.fromkeys(acting, "x"), dict.fromkeys(acting, 1.0), out, cut, {agent: {} for agent in acting}
+
+
+def limited(env, max_turns):
+    return TimeLimit(turn_based(env), max_turns)
+
+
+def wrapped_alike(env, max_turns):
+    return fa.wrap(env, obs_to_text=lambda seen, agent: seen, text_to_action=lambda text, *_: 1, max_turns=max_turns)
+
+
+def played_by_hand(env):
+    """Decisions, how each agent's game ended, and what it earned, in PettingZoo's own loop."""
+    env.reset(seed=0)
+    decisions, ends, earned = 0, {}, dict.fromkeys(env.possible_agents, 0.0)
+    for agent in env.agent_iter(100):
+        _, reward, terminated, truncated, _ = env.last()
+        earned[agent] += reward
+        if terminated or truncated:
+            ends[agent] = "over" if terminated else "cut"
+        else:
+            decisions += 1
+        env.step(None if terminated or truncated else "1")
+    return decisions, ends, earned
+
+
+@pytest.mark.parametrize("limit", [limited, wrapped_alike])
+@pytest.mark.parametrize("deadly", [1, 4, 5, 6])
+def test_a_death_on_any_turn_leaves_the_turn_limit_as_it_is(limit, deadly):
+    decisions, ends, earned = played_by_hand(limit(Falling(deadly), 5))
+    dead = {1: "a", 4: "a", 5: "b"}.get(deadly)
+    assert decisions == 5 == sum(earned.values())
+    assert ends == {agent: "over" if agent == dead else "cut" for agent in "abc"}
+
+
+@pytest.mark.parametrize("limit", [limited, wrapped_alike])
+@pytest.mark.parametrize(("deadly", "max_turns"), [(1, 3), (1, 5), (2, 6), (2, 5), (2, 7)])
+def test_a_death_in_a_simultaneous_round_leaves_the_turn_limit_as_it_is(limit, deadly, max_turns):
+    decisions, ends, _ = played_by_hand(limit(FallingTogether(deadly), max_turns))
+    assert decisions == max_turns
+    assert ends == {"a": "cut", "b": "over" if max_turns >= 3 * deadly else "cut", "c": "cut"}
+
+
+@pytest.mark.parametrize(("deadly", "end"), [(3, "over"), (9, "cut")])
+def test_a_gymnasium_game_ends_on_its_limiting_turn_as_it_does_elsewhere(deadly, end):
+    class Alone(gymnasium.Env):
+        observation_space, action_space = Discrete(20), Discrete(2)
+
+        def reset(self, seed=None, options=None):
+            self.steps = 0
+            return 0, {}
+
+        def step(self, action):
+            self.steps += 1
+            return self.steps, 1.0, self.steps == deadly, False, {}
+
+    env = fa.wrap(Alone(), obs_to_text=lambda seen, agent: str(seen), text_to_action=lambda *_: 1, max_turns=3)
+    assert played_by_hand(env) == (3, {"player": end}, {"player": 3.0})
+
+
+def test_an_illegal_text_ends_the_game_of_those_that_still_play():
+    env = fa.wrap(Falling(2), obs_to_text=lambda seen, agent: seen, text_to_action=lambda text, *_: int(text))
+    env.reset(seed=0)
+    for text in ("1", "1", None, "what?"):
+        env.step(text)
+    assert env.terminations == {"a": True, "c": True} and not any(env.truncations.values())
