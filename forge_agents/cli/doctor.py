@@ -157,7 +157,7 @@ def main() -> int:
     for fix in dict.fromkeys(check.fix for check in failed):  # what mends several parts is said once
         names = [check.name for check in failed if check.fix == fix]
         console.print(f"[bold]{', '.join(names)}[/]{f' ({len(names)})' * (len(names) > 1)}: {escape(fix)}")
-    console.print(f"{len(checks) - len(failed)} of {len(checks)} parts work")
+    console.print(f"{len(checks)} parts: {len(checks) - len(failed)} work, {len(failed)} failed")
     return 1 if failed else 0
 
 

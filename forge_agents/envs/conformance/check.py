@@ -58,8 +58,11 @@ class Finding:
 
     check: str
     ok: bool
+    """False if the contract is broken."""
+    skipped: bool = False
+    """Whether the check could not be made, so that nothing is known; `message` says why."""
     message: str = ""
-    """What was seen; for a check that was left out, why."""
+    """What was seen; for a skipped check, why."""
     where: str = ""
     """``file:line name`` of the code at fault, where it is known."""
     fix: str = ""
@@ -78,8 +81,18 @@ class ConformanceReport:
 
     @property
     def ok(self) -> bool:
-        """Whether every check passed."""
+        """Whether no check failed."""
         return not self.failures
+
+    @property
+    def passed(self) -> tuple[Finding, ...]:
+        """The checks that were made and passed."""
+        return tuple(f for f in self.findings if f.ok and not f.skipped)
+
+    @property
+    def skipped(self) -> tuple[Finding, ...]:
+        """The checks that were not made; their messages say why."""
+        return tuple(f for f in self.findings if f.skipped)
 
     @property
     def failures(self) -> tuple[Finding, ...]:
@@ -95,15 +108,20 @@ class ConformanceReport:
         return [(tuple(each.check for each in group), group[0]) for group in groups.values()]
 
     def __str__(self) -> str:
-        lines = [f"{self.name}: {len(self.findings) - len(self.failures)} of {len(self.findings)} checks passed"]
+        counts = f"{len(self.passed)} passed, {len(self.failures)} failed, {len(self.skipped)} skipped"
+        lines = [f"{self.name}: {len(self.findings)} checks, {counts}"]
         for checks, finding in self.grouped():
             check = ", ".join(checks) + f" ({len(checks)} checks)" * (len(checks) > 1)
-            lines.append(f"  {'ok  ' if finding.ok else 'FAIL'} {check:<20} {finding.message}".rstrip())
+            lines.append(f"  {_outcome(finding):<4} {check:<20} {finding.message}".rstrip())
             if finding.where:
                 lines.append(f"       at:  {finding.where}")
             if finding.fix:
                 lines.append(f"       fix: {finding.fix}")
         return "\n".join(lines)
+
+
+def _outcome(finding: Finding) -> str:
+    return "skip" if finding.skipped else "ok" if finding.ok else "FAIL"
 
 
 class ConformanceError(ForgeError, AssertionError):
@@ -226,10 +244,11 @@ def _run_all(each: Mapping[str, Check], case: Case, timeout_s: float) -> tuple[F
             for name, check in each.items():
                 findings.append(_run(name, check, case))
     except _OutOfTimeError:
-        late = list(each)[len(findings)]
+        late, *rest = list(each)[len(findings) :]
         fix = "let act and observe_text return at once, or give the check more time"
-        message = f"not done when {timeout_s:g} s were over; the checks after it were left out"
-        findings.append(Finding(check=late, ok=False, message=message, fix=fix))
+        findings.append(Finding(check=late, ok=False, message=f"not done when {timeout_s:g} s were over", fix=fix))
+        why = f"the {timeout_s:g} s were over"
+        findings += [Finding(check=name, ok=True, skipped=True, message=why) for name in rest]
     return tuple(findings)
 
 
@@ -237,7 +256,7 @@ def _run(name: str, check: Check, case: Case) -> Finding:
     try:
         return Finding(check=name, ok=True, message=check(case) or "")
     except NotApplicableError as why:
-        return Finding(check=name, ok=True, message=f"left out: {why}")
+        return Finding(check=name, ok=True, skipped=True, message=str(why))
     except BreachError as broken:
         fix = OF_A_WRAPPED.get(name, broken.fix) if case.inside else broken.fix
         by_functions = bool(case.inside) and name in OF_THE_FUNCTIONS
@@ -288,8 +307,8 @@ def report_all(
     """Check, as `check_env`, and print one id after another. Returns how many failed.
 
     Args:
-        as_json: Whether each id is a line of JSON: id, ok, level, seconds, checks, findings (those that failed or say
-            something).
+        as_json: Whether each id is a line of JSON: id, ok, level, seconds, checks (their number), passed, failed,
+            skipped, findings (those that failed, were skipped or say something).
         brief: Whether a table has one row per id instead of one per check.
         timeout_s: Seconds for each id.
     """
@@ -300,16 +319,20 @@ def report_all(
         if as_json:
             said = [dataclasses.asdict(f) for f in report.findings if not f.ok or f.message]
             facts = {"id": report.name, "ok": report.ok, "level": report.level, "seconds": report.seconds}
+            facts |= {name: len(found) for name, found in _counted(report).items()}
             sys.stdout.write(json.dumps({**facts, "checks": len(report.findings), "findings": said}) + "\n")
             sys.stdout.flush()
         elif brief:
             worst = report.failures[0] if report.failures else None
-            table.add_row(Text(env_id), report.level, _verdict(report.ok), f"{report.seconds:.1f}", _cell(worst))
+            counts = ", ".join(f"{len(found)} {name}" for name, found in _counted(report).items() if found)
+            verdict = Text.assemble(Text("ok", "green") if report.ok else Text("FAIL", "bold red"), f" ({counts})")
+            table.add_row(Text(env_id), report.level, verdict, f"{report.seconds:.1f}", _cell(worst))
         else:
-            title = f"{report.name}, {report.seconds:.1f} s"
+            counts = ", ".join(f"{len(found)} {name}" for name, found in _counted(report).items())
+            title = f"{report.name}: {counts}; {report.seconds:.1f} s"
             own = Table("check", "result", "finding", title=title, title_justify="left")
             for names, finding in report.grouped():
-                own.add_row("\n".join(names), _verdict(finding.ok), _cell(finding))
+                own.add_row("\n".join(names), _verdict(finding), _cell(finding))
             Console().print(own)
     if brief and not as_json:
         Console().print(table)
@@ -336,8 +359,12 @@ def _examine(env_id: str, *, episodes: int | None, seed: int, timeout_s: float) 
         return ConformanceReport(name=env_id, findings=(finding,), seconds=seconds)
 
 
-def _verdict(ok: bool) -> Text:
-    return Text("ok", "green") if ok else Text("FAIL", "bold red")
+def _counted(report: ConformanceReport) -> dict[str, tuple[Finding, ...]]:
+    return {"passed": report.passed, "failed": report.failures, "skipped": report.skipped}
+
+
+def _verdict(finding: Finding) -> Text:
+    return Text(_outcome(finding), {"ok": "green", "FAIL": "bold red", "skip": "yellow"}[_outcome(finding)])
 
 
 def _cell(finding: Finding | None) -> Text:

@@ -214,10 +214,10 @@ def rewards_and_infos(case: Case) -> None:
             raise BreachError(f"seed {seed}: infos[{agent!r}] is not JSON: {error}", fix, "act") from error
 
 
-def legal_actions(case: Case) -> str:
-    """What is listed as legal is not called illegal afterwards; returns a note where all that was played was."""
+def legal_actions(case: Case) -> None:
+    """What is listed as legal is not called illegal afterwards; does not apply where nothing is listed."""
     env = case.create()
-    played, refused, why = 0, 0, ""
+    played, refused, listed, why = 0, 0, 0, ""
     for seed in case.seeds:
         before: tuple[str, str, bool] | None = None
         for agent, *_, action in play(env, seed):
@@ -233,11 +233,12 @@ def legal_actions(case: Case) -> str:
             if agent in live(env) and not info.get("illegal"):  # an older one would be taken for this action's
                 played += 1
                 before = agent, action, action in (info.get("legal_actions") or ())
+                listed += before[2]
     env.close()
-    if not played or refused < played:
-        return ""
-    more = "list legal_actions, or name actions in the instructions, to try more"
-    return f"all {played} texts were illegal ({why}): {more}"
+    all_refused = f"all {played} texts were illegal ({why}): " if played and refused == played else ""
+    if not listed:
+        more = "list legal_actions, or name actions in the instructions, to try more"
+        raise NotApplicableError(f"{all_refused}{more}" if all_refused else "no legal actions are listed")
 
 
 def odd_actions(case: Case) -> None:
@@ -445,13 +446,18 @@ def leak(case: Case) -> None:
     secrets = hook(env, "secrets")
     if secrets is None:
         raise NotApplicableError("no method secrets(agent)")
+    looked_for = 0
     for seed in case.seeds:
         said: list[str] = []
         for *_, action in play(env, seed):
             for agent in live(env):
-                _must_not_read(env, agent, _texts(secrets(agent), agent), said, seed)
+                texts = _texts(secrets(agent), agent)
+                looked_for += len(texts)
+                _must_not_read(env, agent, texts, said, seed)
             said.append(action)
     env.close()
+    if not looked_for:
+        raise NotApplicableError("secrets(agent) named nothing in any episode")
 
 
 def _texts(secrets: Any, agent: str) -> list[str]:
@@ -481,6 +487,8 @@ def _must_not_read(env: AnyEnv, agent: str, secrets: list[str], said: list[str],
 
 def thoughts(case: Case) -> None:
     """What an agent thinks before it answers reaches no other seat, not even from a game that hears thoughts."""
+    if len(case.create().possible_agents) == 1:
+        raise NotApplicableError("no other agent that could read it")
     for env, seed, _ in _steps(case, _marker):
         for reader in live(env):
             _must_not_hear(env, reader, seed)

@@ -97,7 +97,7 @@ def test_the_exit_status_tells(monkeypatch: pytest.MonkeyPatch, capsys, probes: 
     assert doctor.main() == status
     printed = capsys.readouterr().out
     assert ("the usual advice" in printed) == bool(status)
-    assert f"{len(PARTS)} of {len(PARTS) + len(probes)} parts work" in printed
+    assert f"{len(PARTS) + len(probes)} parts: {len(PARTS)} work, {len(probes)} failed" in printed
 
 
 def test_what_mends_several_parts_is_said_once(monkeypatch: pytest.MonkeyPatch, capsys):

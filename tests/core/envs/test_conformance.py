@@ -52,7 +52,16 @@ def line(cls, text):
 
 def test_a_good_environment_passes_every_check():
     report = check_env(Good)
-    assert report.ok and len(report.findings) == 17 and str(report).startswith("Good: 17 of 17 checks passed")
+    assert report.ok and len(report.findings) == 17 == len(report.passed) + len(report.skipped)
+    skipped = {finding.check: finding.message for finding in report.skipped}
+    assert skipped == {
+        "pettingzoo parallel": "not a ParallelEnv",
+        "seats": "min_agents is None",
+        "legal actions": "no legal actions are listed",
+        "information sets": "no method swap_secrets(agent, rng)",
+    }
+    assert str(report).startswith("Good: 17 checks, 13 passed, 0 failed, 4 skipped\n")
+    assert f"  skip {'seats':<20} min_agents is None" in str(report)
     assert report.level == "full" and report.seconds > 0
 
 
@@ -380,7 +389,7 @@ def strangers(tmp_path, monkeypatch):
 
 def test_a_wrapped_game_is_not_asked_for_forks(strangers):
     report = check_env(strangers("Sums"), raise_on_failure=False)
-    assert {f.check: f.message for f in report.findings}["fork"] == "left out: no method fork"
+    assert {f.check: f.message for f in report.skipped}["fork"] == "no method fork"
 
 
 def test_what_raises_in_somebody_elses_game_is_told_as_theirs_with_what_to_add(strangers):
@@ -419,7 +428,7 @@ def test_a_game_of_arrays_is_told_once_to_be_wrapped(strangers):
 def test_a_report_says_when_no_text_was_an_action(strangers):
     mute = strangers("Sums", lambda *_: None, None)
     (finding,) = check_env(mute, checks=("legal actions",), episodes=3).findings
-    assert finding.ok and finding.message.startswith("all 3 texts were illegal (not an action: None): list legal_act")
+    assert finding.skipped and finding.message.startswith("all 3 texts were illegal (not an action: None): list legal")
 
 
 def write_module(folder, monkeypatch, body):
@@ -462,7 +471,7 @@ def test_a_class_that_no_other_process_can_import_is_left_out_and_says_so():
         pass
 
     (finding,) = check_env(Local, checks=("other process",)).findings
-    assert finding.ok and "left out: another process cannot import" in finding.message
+    assert finding.skipped and finding.message.startswith("another process cannot import")
     (finding,) = check_env("forge/Relay-v0", checks=("other process",), operators={"+"}).findings
     assert finding.ok and "cannot be written as JSON for another process" in finding.message
 
@@ -473,7 +482,9 @@ def test_a_hang_ends_at_the_deadline_and_is_a_finding():
             time.sleep(60)
 
     report = check_env(Hanging, checks=("ends", "leak"), timeout_s=0.2, raise_on_failure=False)
-    assert [(f.check, f.ok) for f in report.findings] == [("ends", False)] and "0.2 s" in report.findings[0].message
+    late, rest = report.findings
+    assert (late.check, late.ok) == ("ends", False) and "0.2 s" in late.message
+    assert (rest.check, rest.skipped, rest.message) == ("leak", True, "the 0.2 s were over")
 
 
 def test_a_game_that_hears_thoughts_may_pass_on_answers():
@@ -544,8 +555,8 @@ def test_the_leak_check_is_left_out_without_the_hook_and_says_so():
             return fa.Outcome(done=True)
 
     leak, sets = check_env(Open, checks=("leak", "information sets")).findings
-    assert leak.ok and leak.message == "left out: no method secrets(agent)"
-    assert sets.ok and sets.message == "left out: no method swap_secrets(agent, rng)"
+    assert leak.skipped and leak.message == "no method secrets(agent)"
+    assert sets.skipped and sets.message == "no method swap_secrets(agent, rng)"
 
 
 def test_the_global_generators_are_left_as_they_were():
@@ -574,3 +585,14 @@ def test_mistakes_of_the_caller_raise_themselves():
         check_env(Good, checks=("leaks",))
     with pytest.raises(ValueError, match="level='half'"):
         check_env(Good, level="half")
+
+
+def test_checks_that_had_nothing_to_look_at_are_skipped():
+    class Silent(Good):
+        def secrets(self, agent):
+            return []
+
+    found = {f.check: f for f in check_env(Silent, checks=("leak", "legal actions", "thoughts")).findings}
+    assert found["leak"].skipped and found["leak"].message == "secrets(agent) named nothing in any episode"
+    legal = check_env("forge/KuhnPoker-v0", checks=("legal actions", "thoughts", "leak"))
+    assert not legal.skipped and len(legal.passed) == 3

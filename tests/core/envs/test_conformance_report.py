@@ -52,6 +52,10 @@ def test_json_is_a_line_per_id_whatever_breaks_or_prints(own_ids, capsys):
     assert raising["id"] == "t/Raising-v0" and raising["level"] == "adapter"
     assert "act" in raising["findings"][0]["where"] and "ValueError" in raising["findings"][0]["message"]
     assert short["ok"] is True and short["checks"] == 4 and short["seconds"] >= 0
+    assert (short["passed"], short["failed"], short["skipped"]) == (3, 0, 1)
+    assert {f["check"]: f["message"] for f in short["findings"] if f["skipped"]} == {
+        "thoughts": "no other agent that could read it"
+    }
 
 
 def test_tags_narrow_all_and_success_is_status_0(own_ids, capsys):

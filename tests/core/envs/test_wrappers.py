@@ -275,7 +275,7 @@ ALL = {"role_shuffle": True, "invalid_action": "penalty", "observation_window": 
 @pytest.mark.parametrize("chosen", [ALL, {"role_shuffle": True}])
 def test_wrapped_environments_keep_the_contract(chosen):
     report = fa.check_env("forge/LeducPoker-v0", episodes=4, max_turns=30, **chosen)
-    assert {f.check for f in report.findings if "left out" in f.message} == {"pettingzoo parallel", "seats"}
+    assert {f.check for f in report.skipped} >= {"pettingzoo parallel", "seats"}
 
 
 def test_a_time_limit_keeps_the_contract():
