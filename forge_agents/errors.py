@@ -1,28 +1,16 @@
 """Errors that say what arrived, what was expected and what to do.
 
-In: nothing. Out: exception types, `did_you_mean`, `check_numbers`. Waits for nothing.
+In: nothing. Out: exception types, `did_you_mean`. Waits for nothing.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
+from typing import Any
 
 DISTRIBUTION = "forge-agents-rl"
 """What pip calls this project; the messages that name an extra need it."""
-
-
-def check_numbers(settings: DataclassInstance) -> None:
-    """Raise TypeError for a text in a field of numbers: YAML reads ``1e-5`` as one."""
-    for field in dataclasses.fields(settings):
-        given = getattr(settings, field.name)
-        if isinstance(given, str) and str(field.type).removesuffix(" | None") in ("int", "float"):
-            raise TypeError(f"{field.name}={given!r} is a text; give a number")
 
 
 class ForgeError(Exception):
@@ -133,14 +121,18 @@ class RunFolderError(ForgeError, OSError):
     """A run or cache folder that cannot be used."""
 
 
-def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
-    """A sentence with the nearest known names, e.g. ``" Did you mean 'a' or 'b'?"``; empty when none is near.
+def near_names(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> list[str]:
+    """At most three known names that are near a word, the nearest first.
 
     Args:
         cutoff: How alike they must be, 0 to 1, as `difflib.get_close_matches` takes it.
     """
     by_folded = {name.casefold(): name for name in known}
     near = difflib.get_close_matches(word.casefold(), list(by_folded), n=3, cutoff=cutoff)
-    if not near:
-        return ""
-    return " Did you mean " + " or ".join(repr(by_folded[name]) for name in near) + "?"
+    return [by_folded[name] for name in near]
+
+
+def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+    """A sentence with the `near_names`, e.g. ``" Did you mean 'a' or 'b'?"``; empty when none is near."""
+    near = near_names(word, known, cutoff=cutoff)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -7,6 +7,7 @@ Waits for the disk.
 from __future__ import annotations
 
 import os
+import re
 import stat
 import tempfile
 import zlib
@@ -36,6 +37,27 @@ def cache_folder() -> Path:
     import platformdirs
 
     return platformdirs.user_cache_path("forge_agents", appauthor=False)
+
+
+def user_path(path: str | os.PathLike[str]) -> Path:
+    """A path as a user writes one: ``~``, ``~name``, ``$NAME`` and ``${NAME}`` stand for what a shell puts there.
+
+    A path that exists as it is written is left so.
+
+    Raises:
+        ValueError: A variable is not set, or there is no such user.
+    """
+    written = Path(path)
+    text = os.fspath(path)
+    if not ({"~", "$"} & set(text)) or written.exists():
+        return written
+    filled = os.path.expandvars(text)
+    if left := re.search(r"\$(\w+|\{\w+\})", filled):
+        raise ValueError(f"{text}: the environment variable {left.group(1).strip('{}')} is not set")
+    try:
+        return Path(filled).expanduser()
+    except RuntimeError as cause:
+        raise ValueError(f"{text}: there is no home folder of {filled.partition(os.sep)[0]}") from cause
 
 
 def check_plain_files(folder: str | os.PathLike[str]) -> None:

@@ -17,7 +17,8 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
-from forge_agents.errors import check_numbers, did_you_mean
+from forge_agents.errors import did_you_mean
+from forge_agents.settings import settings
 
 Thinking: TypeAlias = Literal["auto", "on", "off"]
 """Whether a model is asked to think before it answers."""
@@ -32,6 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How tokens are drawn from a model."""
@@ -70,8 +72,6 @@ class Sampling:
     and a model's next prompt goes on behind them."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        _make_whole(self)
         for name, low, high, usual in (
             ("temperature", 0, 5, "1.0 samples the model's own distribution"),
             ("top_k", 0, math.inf, "0 keeps every token"),
@@ -117,15 +117,6 @@ class Sampling:
         return replace(self, temperature=now, temperature_from=None, temperature_steps=0)
 
 
-def _make_whole(sampling: Sampling) -> None:
-    """Take 64.0 as 64, and refuse 64.5 before an engine, which would, has started."""
-    for name in ("top_k", "max_tokens", "max_thought_tokens", "temperature_steps"):
-        if isinstance(number := getattr(sampling, name), float) and math.isfinite(number):
-            if not number.is_integer():
-                raise ValueError(f"{name}={number} is no whole number; give one")
-            object.__setattr__(sampling, name, int(number))
-
-
 def _check_room(sampling: Sampling) -> None:
     for name, what in (("max_tokens", "response"), ("max_thought_tokens", "thought")):
         most = getattr(sampling, name)
@@ -161,6 +152,7 @@ LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 _MAX_RANK = 512
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
     """A low-rank adapter (arXiv 2106.09685): the model stays as it is, and what is learned is added to its layers.
@@ -178,7 +170,6 @@ class LoRA:
     values get theirs together or not at all."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
         if not 1 <= self.rank <= _MAX_RANK:
             raise ValueError(f"rank={self.rank} of a LoRA adapter must lie between 1 and {_MAX_RANK}; 16 is usual")
         if not 0 < self.alpha < math.inf:
@@ -202,6 +193,7 @@ class LoRA:
             )
 
 
+@settings
 @dataclass(frozen=True)
 class Policy:
     """A language model that decides for a seat.
@@ -284,6 +276,7 @@ def _overrides(settings: object, name: str) -> dict[str, Any]:
     )
 
 
+@settings
 @dataclass(frozen=True)
 class Endpoint:
     """A language model behind an OpenAI-compatible server: plays a seat, never trained, or answers a judge's questions.
@@ -374,6 +367,7 @@ class Endpoint:
         return key
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class Human:
     """A person in the terminal: sees what the seat sees, types its actions; Ctrl-D leaves."""
@@ -384,6 +378,7 @@ class Human:
         _check_name(self.name)
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class Random:
     """Plays a uniformly random legal action where the environment lists them, and random letters elsewhere.
@@ -402,6 +397,7 @@ class Random:
         _check_name(self.name)
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class Expert:
     """Plays what the environment's own expert says: the script that it was registered with, where it was with one.
@@ -419,6 +415,7 @@ class Expert:
         _check_name(self.name)
 
 
+@settings
 @dataclass(frozen=True)
 class Scripted:
     """Plays what a function says.

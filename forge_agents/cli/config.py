@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-import yaml
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 
 from forge_agents.cli import completion
+from forge_agents.cli.schema import fitted, fitted_flags
+from forge_agents.cli.yaml_file import YamlFile, as_text
 from forge_agents.errors import did_you_mean
+from forge_agents.files import user_path
+from forge_agents.settings import field_hints
 
 T = TypeVar("T")
 
@@ -47,6 +50,7 @@ class Parser(ArgumentParser):
     """
 
     def __init__(self, *, examples: Sequence[str] = (), **kwargs: Any) -> None:
+        self.settings_kind: type | None = None
         epilog = "\n  ".join(("examples:", *examples)) if examples else None
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, epilog=epilog, **kwargs)
 
@@ -55,8 +59,35 @@ class Parser(ArgumentParser):
         if completion.asked():
             completion.offer_values(self)
         if args and isinstance(args[0], list):
-            args = ([self._named(word) for word in args[0]], *args[1:])
+            words = [self._named(word) for word in args[0]]
+            if self.settings_kind is not None:
+                words = self._with_files(words, self.settings_kind)
+            args = (words, *args[1:])
         return super().parse_args(*args, **kwargs)
+
+    def _with_files(self, words: Sequence[str], kind: type) -> list[str]:
+        """The words with the content of each ``--config`` file in the place of its name; unknown keys are refused."""
+        options = list(self._option_string_actions)
+        given: list[str] = []
+        try:
+            for number, word in enumerate(words):
+                if word == "--config" and words[number + 1 :]:
+                    continue
+                is_file = word.startswith("--config=") or (number and words[number - 1] == "--config")
+                given.append(self._file(word.removeprefix("--config="), kind) if is_file else word)
+            return fitted_flags(given, kind, options)
+        except (ValueError, OSError) as cause:
+            self.error(f"{cause.filename}: {cause.strerror}" if isinstance(cause, OSError) else str(cause))
+
+    def _file(self, name: str, kind: type) -> str:
+        """``--config=TEXT`` with what a file says, as its fields hold it."""
+        file = YamlFile(user_path(name))
+        known = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
+        also = [*{name.partition(".")[0] for name in known if name not in ("config", "help", "print_config")}]
+        _refuse_other_commands(file, kind, also)
+        values = fitted(file.values, kind, also=also, place=file.place)
+        _find_beside(file.path, values)
+        return f"--config={as_text(values)}"
 
     def _named(self, word: str) -> str:
         """``--out`` is what a command writes, whatever its option is called here or was called before."""
@@ -71,26 +102,34 @@ class Parser(ArgumentParser):
             raise ex
         known = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
         hint = _suggestion(message, known)
-        self.exit(2, f"{self.prog}: {message.strip()}.{hint}\nSee {self.prog} --help\n".replace("..", "."))
+        end = "" if message.strip().endswith(("?", ".")) else "."
+        self.exit(2, f"{self.prog}: {message.strip()}{end}{hint}\nSee {self.prog} --help\n")
+
+
+def _refuse_other_commands(file: YamlFile, kind: type, also: Sequence[str]) -> None:
+    """Raise ValueError where a file is of another command."""
+    for key, owner in _OWNERS.items():
+        if key in file.values and key not in (*field_hints(kind), *also):
+            raise ValueError(f"{file.place(file.values, key)}: {key!r} is of files for `forge-agents {owner}`")
 
 
 def add_fields(parser: Parser, kind: type) -> None:
     """Let `parser` take the fields of dataclass `kind`, nested ones with dots, and ``--config FILE`` with the same."""
     parser.add_argument("--config", action="config", help="YAML file with the same keys; flags override it.")
     parser.add_class_arguments(kind, as_group=False)
+    parser.settings_kind = kind
 
 
 def built(parser: Parser, kind: Callable[..., T], values: Any) -> T:
     """What `kind` makes of parsed values; what the dataclasses themselves refuse is told as a wrong flag is."""
-    for file in values.pop("config", None) or ():
-        _find_beside(Path(file.absolute), values)
+    values.pop("config", None)
     try:
         return kind(**parser.instantiate(values))
     except (TypeError, ValueError) as cause:
         parser.error(str(cause))
 
 
-def _find_beside(file: Path, values: Any) -> None:
+def _find_beside(file: Path, values: dict[str, Any]) -> None:
     """Let the modules that a file names, and its data and models, be found beside it, in whatever folder it is read."""
     folder = file.parent.resolve()
     if folder == Path.cwd():
@@ -99,14 +138,14 @@ def _find_beside(file: Path, values: Any) -> None:
     if str(folder) not in sys.path:
         sys.path.insert(min(here, default=len(sys.path)), str(folder))  # a namesake in this folder is not meant
 
-    def look(values: Any, named: Mapping[str, Any]) -> None:
-        for key, value in named.items():
-            if isinstance(value, Mapping) and key in values and values[key]:
-                look(values[key], value)
-            elif key in _READ and value and isinstance(value, str) and values.get(key) == value:  # by no flag
-                values[key] = str(folder / value) if (folder / value).exists() else value
+    def look(values: dict[str, Any]) -> None:
+        for key, value in values.items():
+            if isinstance(value, dict):
+                look(value)
+            elif key in _READ and value and isinstance(value, str) and (folder / value).exists():
+                values[key] = str(folder / value)
 
-    look(values, yaml.safe_load(file.read_text()) or {})
+    look(values)
 
 
 def with_flag(flag: str, words: Sequence[str]) -> list[str]:
@@ -128,22 +167,7 @@ def parse(
 
 
 def _suggestion(message: str, known: Sequence[str]) -> str:
-    unknown = re.search(
-        r"(?:unrecognized arguments: --|does not accept (?:option|nested key) '|Option ')([\w.]+)", message
-    )
+    unknown = re.search(r"unrecognized arguments: --([\w.]+)(?!.* Did you mean)", message)
     if unknown is None:
         return ""
-    word = unknown.group(1)
-    group = word.partition(".")[0]
-    if group in _OWNERS and not any(key.partition(".")[0] == group for key in known):
-        return f" {group!r} is of files for `forge-agents {_OWNERS[group]}`."
-    dashes = "--" if unknown.group(0).endswith(f"--{word}") else ""  # a flag, no key of a file
-    section, dot, name = word.rpartition(".")
-    if beside := [key.rpartition(".")[2] for key in known if dot and key.rpartition(".")[0] == section]:
-        near = did_you_mean(name, beside, cutoff=0.65)  # as a whole all keys there are alike
-        near = re.sub(r"'(\w+)'", rf"'{dashes}{section}.\1'", near)
-        return near or f" {section} has {', '.join(sorted(beside))}."
-    near = did_you_mean(dashes + word, [dashes + key for key in known])
-    if not near:  # a key without its group: compare last parts
-        near = did_you_mean(word.rpartition(".")[2], [key.rpartition(".")[2] for key in known])
-    return near
+    return did_you_mean(f"--{unknown.group(1)}", [f"--{name}" for name in known])

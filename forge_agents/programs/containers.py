@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from forge_agents.errors import NotReadyError, check_numbers, did_you_mean
+from forge_agents.errors import NotReadyError, did_you_mean
 from forge_agents.sandbox.sandbox import FREE_FILE_MB
+from forge_agents.settings import settings
 
 FOLDER = "/work"
 """Where the episode's folder is in a container."""
@@ -28,6 +29,7 @@ _ANSWER_S = 60.0
 _Network = Literal["host", "models"]
 
 
+@settings
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
     """How a `Program` of a container image is run, where the defaults will not do."""
@@ -48,7 +50,6 @@ class Container:
     """Processes and threads at one time; None: as the engine is set."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
         if isinstance(self.arguments, str) or not all(isinstance(word, str) for word in self.arguments):
             raise TypeError(f"arguments={self.arguments!r} of a container; give a list of words")
         object.__setattr__(self, "arguments", tuple(self.arguments))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from forge_agents.errors import HostError, did_you_mean
+from forge_agents.settings import settings
 
 Kind: TypeAlias = Literal["local", "process", "slurm", "kubernetes", "attach"]
 
@@ -34,6 +35,7 @@ _OWN_FIELDS: Mapping[str, Mapping[str, Any]] = {
 """Fields that only one kind reads, with their defaults."""
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
     """Where the processes of a run are.
@@ -117,13 +119,18 @@ class Hosts:
                         f"the mesh asks for {count} {role} hosts and workers names {given.get(role, 0)}; name more, or "
                         "ask for fewer"
                     )
-            for address in (address for addresses in self.workers.values() for address in addresses):
-                _check_address(address, "workers")
-        if self.address:
-            _check_address(self.address, "address")
+        self._check_addresses()
         if not set(self.counts) - {"spare"}:
             such = "workers: {engines: [tcp://node1:26600]}" if self.kind == "attach" else "hosts: {engines: 2}"
             raise ValueError(f"kind={self.kind!r} of the mesh has no hosts; say e.g. {such}")
+
+    def _check_addresses(self) -> None:
+        for address in (address for addresses in self.workers.values() for address in addresses):
+            _check_address(address, "workers")
+        if self.address and self.kind == "process":
+            raise ValueError("address of the mesh has no effect with kind='process': its hosts are on this machine")
+        if self.address:
+            _check_address(self.address, "address")
 
     @property
     def counts(self) -> dict[str, int]:

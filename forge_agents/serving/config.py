@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from forge_agents.errors import ModelNotFoundError, check_numbers
+from forge_agents.errors import ModelNotFoundError
 from forge_agents.models.resolve import weight_bytes
 from forge_agents.policy import LoRA
 from forge_agents.runtime.processes import visible_gpus
 from forge_agents.serving.routing import router_class
+from forge_agents.settings import settings
 
 _CHOICES = {
     "dtype": ("auto", "bfloat16", "float32"),
@@ -30,6 +31,7 @@ def is_too_small_to_compile(folder: Path) -> bool:
     return not visible_gpus() and 0 < weight_bytes(folder) < _TOO_SMALL_BYTES
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """One served model."""
@@ -106,7 +108,6 @@ class EngineConfig:
         return not self.eager and (not self.adapters or bool(visible_gpus()))
 
     def __post_init__(self) -> None:
-        check_numbers(self)
         if self.model and not Path(self.model, "config.json").is_file():
             raise ModelNotFoundError(
                 f"model={self.model!r} is no folder with a config.json; give the folder of a Hugging Face model"

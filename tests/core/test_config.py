@@ -167,6 +167,6 @@ def test_a_text_in_the_place_of_a_number_is_named(settings, name):
 
 
 def test_a_fraction_in_the_place_of_a_count_is_named():
-    for given in (1.5, True):
-        with pytest.raises(TypeError, match=f"^max_staleness={given} must be a whole number"):
+    for given, error in ((1.5, ValueError), (True, TypeError)):
+        with pytest.raises(error, match=f"^max_staleness={given} must be a whole number"):
             fa.GRPOConfig(max_staleness=given)

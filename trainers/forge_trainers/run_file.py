@@ -5,8 +5,6 @@ In: what a user wrote. Out: checked, frozen dataclasses, and what a trainer take
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, make_dataclass, replace
 from pathlib import Path
@@ -15,8 +13,10 @@ from typing import TYPE_CHECKING, Any, cast, get_type_hints
 from forge_agents.envs import registry
 from forge_agents.envs.experts import expert_of
 from forge_agents.errors import did_you_mean
+from forge_agents.imports import imported
 from forge_agents.policy import WORDS, AnyPolicy, Endpoint, Expert, Policy, Seats
 from forge_agents.runtime.hosts import Hosts
+from forge_agents.settings import settings
 from forge_trainers.learner.config import ONE_FOR_ALL, LearnerConfig
 from forge_trainers.offline.config import WarmStart
 from forge_trainers.rl.config import GRPOConfig
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from forge_trainers.run.placement import OwnEngine, OwnModel
 
 
-LearnerOverrides = make_dataclass(
+LearnerOverrides: type = make_dataclass(
     "LearnerOverrides",
     [(name, hint | None, None) for name, hint in get_type_hints(LearnerConfig).items() if name not in ONE_FOR_ALL],
     frozen=True,
@@ -37,8 +37,10 @@ LearnerOverrides = make_dataclass(
 )
 """Learner settings of one policy: the fields of `LearnerConfig`, of which None leaves those that the trainer has."""
 LearnerOverrides.__module__ = __name__  # where the command line's parser looks for it
+settings(LearnerOverrides)
 
 
+@settings
 @dataclass(frozen=True)
 class RunPolicy(Policy):
     """A policy, as YAML and flags say it."""
@@ -54,6 +56,7 @@ class RunPolicy(Policy):
         return Policy(**{**values, "name": name})
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class RunLeague(LeagueConfig):
     """A league, as YAML and flags say it."""
@@ -70,6 +73,7 @@ class RunLeague(LeagueConfig):
         return tuple(dict.fromkeys((*self.anchors, *self.held_out)))
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """One training run, as YAML and flags say it."""
@@ -206,6 +210,9 @@ class RunConfig:
         players = self._players
         if isinstance(self.seats, dict):
             raise ValueError("a league seats everybody itself; let seats name the policy that learns")  # noqa: TRY004
+        if not isinstance(player := players[self.seats], Policy):
+            what = f"seats names {self.seats}: {type(player).__name__}"
+            raise ValueError(f"a league needs a policy that learns, and {what}")  # noqa: TRY004
         settings = {one.name: getattr(league, one.name) for one in fields(LeagueConfig)}
         for what in ("anchors", "held_out"):
             for name in (names := getattr(league, what)):
@@ -213,7 +220,7 @@ class RunConfig:
                     near = did_you_mean(name, players)
                     raise ValueError(f"league.{what} names {name!r}, known are {', '.join(players)}.{near}")
             settings[what] = tuple(players[name] for name in names)
-        return League(cast("Policy", players[self.seats]), **settings)
+        return League(player, **settings)
 
     @property
     def idle(self) -> tuple[str, ...]:
@@ -309,13 +316,4 @@ class RunConfig:
 
     def load_reward(self) -> Any:
         """The reward object, or None for the environment's own."""
-        if self.reward is None:
-            return None
-        module, _, name = self.reward.partition(":")
-        try:
-            return getattr(importlib.import_module(module), name)
-        except (ImportError, AttributeError, ValueError) as cause:
-            near = did_you_mean(name, vars(sys.modules[module])) if module in sys.modules else ""
-            raise ValueError(
-                f"reward {self.reward!r} cannot be imported ({cause}); write 'package.module:object'.{near}"
-            ) from cause
+        return None if self.reward is None else imported(self.reward, "reward")

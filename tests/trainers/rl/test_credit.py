@@ -213,7 +213,7 @@ def test_what_makes_no_sense_is_refused(make, message):
 
 @pytest.mark.parametrize("unscored", [0, 3, 30])
 def test_the_spread_of_a_step_is_that_of_the_turns_that_have_a_score(unscored):
-    credit = Credit(by=("role",), baseline="mean", scale="batch_std", discount=0.0)
+    credit = Credit(by=("role",), baseline="mean", scale="batch_std")
     found = credit.assign(by_turn(*([nan] * unscored + [reward] for reward in (0.0, 1.0, 2.0, 5.0))))
     last = [own[-1] for own in found]
     assert np.std(last) == pytest.approx(1) and all(not own[:-1].any() for own in found)

@@ -9,8 +9,9 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from forge_agents.errors import check_numbers, did_you_mean
+from forge_agents.errors import did_you_mean
 from forge_agents.policy import LoRA, Policy
+from forge_agents.settings import settings
 from forge_trainers.losses.registry import Correction, LossSettings, find_loss
 
 _LENGTHS = 8
@@ -20,6 +21,7 @@ LEAST_MICROBATCH, LEAST_CHUNK = 2048, 256
 """Positions of a pass and tokens of a head's chunk where memory does not say more."""
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
     """One learner."""
@@ -151,7 +153,6 @@ class LearnerConfig:
     """Seconds after which ranks give up on each other."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
         find_loss(self.loss)
         for name in ("lr", "weight_decay", "kl_coef", "entropy_coef"):
             value = getattr(self, name)

@@ -10,17 +10,19 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from forge_agents.errors import check_numbers
 from forge_agents.policy import Policy
 from forge_agents.runtime.hosts import Hosts
+from forge_agents.settings import settings
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.records.trackers import Tracker, check_tracker
 from forge_trainers.run.config import check_at_least, check_deadlines
+from forge_trainers.run.ineffective import refuse_ineffective
 
 if TYPE_CHECKING:
     from forge_agents.types import Episode
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class OfflineConfig:
     """What learning from given data has in common."""
@@ -56,7 +58,7 @@ class OfflineConfig:
     """Seconds after which a learner that says nothing counts as dead."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
+        refuse_ineffective(self.learner)
         check_at_least(self, 1, "batch_size", "learner_procs", "checkpoint_every", "keep_checkpoints")
         check_at_least(self, 0, "eval_every", "seed")
         check_deadlines(self, "start_timeout_s", "stage_timeout_s", "silence_s")
@@ -72,6 +74,7 @@ class OfflineConfig:
             )
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class SFTConfig(OfflineConfig):
     """Supervised fine-tuning: cross-entropy of the answers, given what stands before them."""
@@ -88,6 +91,7 @@ class SFTConfig(OfflineConfig):
             raise ValueError(f"best_per_group={self.best_per_group} leaves nothing; set at least 1, or None for all")
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class DPOConfig(OfflineConfig):
     """Direct preference optimisation (arXiv 2305.18290) against the frozen start model."""
@@ -106,6 +110,7 @@ class DPOConfig(OfflineConfig):
             raise ValueError(f"min_difference={self.min_difference} must be at least 0")
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
     """What a policy learns by imitation before it plays."""
@@ -142,6 +147,7 @@ class WarmStart:
         return demonstrations(self.data, self.games, seed=seed, env_args=self.env_args, seats=seats)
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class SFTRunConfig(WarmStart):
     """One run of supervised fine-tuning, as YAML and flags say it."""

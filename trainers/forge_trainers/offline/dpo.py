@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from forge_agents.policy import Policy
 from forge_agents.runtime.hosts import Hosts
+from forge_agents.settings import named_arguments
 from forge_trainers.learner.client import Learner
 from forge_trainers.offline.config import DPOConfig
 from forge_trainers.offline.data import Pair, packed, read_pairs
@@ -44,6 +45,7 @@ class DPOTrainer(OfflineTrainer[Pair]):
     method = "dpo"
     _gather = staticmethod(read_pairs)
 
+    @named_arguments
     def __init__(
         self,
         policy: Policy,

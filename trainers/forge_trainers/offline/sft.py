@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from forge_agents.policy import Policy
 from forge_agents.runtime.hosts import Hosts
+from forge_agents.settings import named_arguments
 from forge_trainers.learner.client import Learner
 from forge_trainers.offline.config import SFTConfig
 from forge_trainers.offline.data import Dataset, Demonstration, packed, read_demonstrations
@@ -50,6 +51,7 @@ class SFTTrainer(OfflineTrainer[Demonstration]):
     method = "sft"
     _gather = staticmethod(read_demonstrations)
 
+    @named_arguments
     def __init__(
         self,
         policy: Policy,

@@ -24,6 +24,7 @@ from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime import mesh, starts
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.runtime.interrupts import Interrupt, LoopRunner
+from forge_agents.settings import named_arguments
 from forge_trainers.learner.client import Learner
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.rates import Method, weak_rate, with_rate
@@ -87,6 +88,7 @@ class OfflineTrainer(ABC, Generic[T]):
         self._loop = LoopRunner(self._stop, self._checkpoints.standing)
         self._next_step = 0
 
+    @named_arguments
     def fit(
         self,
         dataset: Dataset,
@@ -123,6 +125,11 @@ class OfflineTrainer(ABC, Generic[T]):
         learned, held_out = split(data.items, self.config)
         if eval_dataset is not None:
             held_out = list(self._read(eval_dataset, reward).items)
+        if self.config.eval_every and not held_out:
+            raise ValueError(
+                f"eval_every={self.config.eval_every} measures nothing, because nothing is held out; give an "
+                "eval_dataset or set eval_share"
+            )
         wanted = steps or math.ceil(epochs * len(learned) / self.config.batch_size)
         described = self._settings(data, len(held_out), wanted, reward)
         return self._loop.run(self._fit(described, data, learned, held_out, wanted))

@@ -10,14 +10,16 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from forge_agents.policy import Policy
+from forge_agents.settings import settings
 from forge_agents.types import Trajectory, total_tokens
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.losses.registry import Denominator, find_loss
 from forge_trainers.records.trackers import Tracker, check_tracker
-from forge_trainers.rl.credit import Credit
+from forge_trainers.rl.credit import Credit, imported_credit
 from forge_trainers.run.config import ProcessConfig, check_at_least, check_deadlines
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class GRPOConfig(ProcessConfig):
     """Group relative policy optimization over multi-agent episodes, by default DAPO's variant (arXiv 2503.14476).
@@ -36,8 +38,9 @@ class GRPOConfig(ProcessConfig):
     denominator: Denominator | None = None
     """Which trajectories count in the mean that a loss is: "sampled", also those of groups whose siblings earn the same
     (GRPO as published), or "used", those that teach. None: as the learner's loss brings it."""
-    credit: Credit | None = None
-    """How rewards become advantages. None: as the learner's loss was published; else it is given whole."""
+    credit: Credit | str | None = None
+    """How rewards become advantages: a `Credit`, or "package.module:name" of one or of a subclass, which is imported.
+    None: as the learner's loss was published."""
     max_live_episodes: int = 512
     """Episodes in flight at once."""
     max_turns: int = 64
@@ -90,6 +93,8 @@ class GRPOConfig(ProcessConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        if isinstance(self.credit, str):
+            object.__setattr__(self, "credit", imported_credit(self.credit))
         check_tracker(self.log_to)
         if self.group_size < 2 and self.credit_rule.needs_siblings:
             raise ValueError(f"group_size={self.group_size} gives every advantage 0; set group_size >= 2")
@@ -147,6 +152,7 @@ class GRPOConfig(ProcessConfig):
     def credit_rule(self) -> Credit:
         """`credit`, or that of the learner's loss."""
         own = find_loss(self.learner.loss).credit
+        assert not isinstance(self.credit, str)
         return self.credit or (Credit(**own) if isinstance(own, Mapping) else own)
 
     @property

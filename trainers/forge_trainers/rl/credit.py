@@ -12,9 +12,13 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
+from forge_agents.imports import imported
+from forge_agents.settings import settings
+
 Key: TypeAlias = Literal["seed", "role", "turn"]
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class Overlong:
     """DAPO's soft punishment of long responses (arXiv 2503.14476, eq. 13)."""
@@ -83,6 +87,7 @@ class Baselines:
         self._means = dict(zip(state["names"].tolist(), state["means"].tolist(), strict=True))
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class Credit:
     """How a reward is compared with those of other trajectories."""
@@ -128,6 +133,14 @@ class Credit:
                 f"scale='std' is that of a group, which baseline={self.baseline!r} does not look at; set scale to "
                 "'batch_std' or 'none'"
             )
+
+        for name, value, is_read, wanted in (
+            ("rae_decay", 0.95, self.baseline == "rae", "baseline='rae'"),
+            ("discount", 1.0, self.turns != "own", "turns='to_go' or turns='return'"),
+        ):
+            if getattr(self, name) != value and not is_read:
+                given = f"{name}={getattr(self, name)}"
+                raise ValueError(f"{given} has no effect without {wanted}: set that, or leave {name} out")
 
     @property
     def needs_siblings(self) -> bool:
@@ -261,3 +274,20 @@ class Credit:
             total = turns[t] + self.discount * total
             out[t] = total
         return out
+
+
+def imported_credit(place: str) -> Credit:
+    """The rule at "package.module:name": a `Credit`, or a subclass that is made without arguments.
+
+    Raises:
+        ValueError: It cannot be imported, or is something else.
+    """
+    found = imported(place, "credit")
+    try:
+        rule = found() if isinstance(found, type) and issubclass(found, Credit) else found
+    except TypeError as cause:
+        raise ValueError(f"credit {place!r} is not made without arguments ({cause}); name an object of it") from cause
+    if not isinstance(rule, Credit):
+        what = f"credit {place!r} is {type(rule).__name__}"
+        raise ValueError(f"{what}; name a forge_agents.Credit, or a subclass of it")  # noqa: TRY004
+    return rule

@@ -16,11 +16,13 @@ import numpy as np
 
 from forge_agents.envs import registry
 from forge_agents.errors import ArgumentError
+from forge_agents.settings import settings
 from forge_trainers.rl.rewards import JudgedGroup
 
 _log = logging.getLogger(__name__)
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class CurriculumConfig:
     """When a level is practised."""
@@ -50,6 +52,7 @@ class CurriculumConfig:
             )
 
 
+@settings
 @dataclass(frozen=True)
 class Curriculum(CurriculumConfig):
     """Environments whose share of the groups follows the team's success: ``trainer.fit(fa.Curriculum("my/Game-v0"))``.

@@ -31,6 +31,7 @@ from forge_agents.runtime.hosts import Hosts
 from forge_agents.runtime.interrupts import Interrupt, LoopRunner
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.waits import all_or_first_error
+from forge_agents.settings import named_arguments
 from forge_agents.types import EpisodeBatch, EpisodeGroup, Reward
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.records.description import describe
@@ -110,6 +111,7 @@ class GRPOTrainer:
     block or of the program.
     """
 
+    @named_arguments
     def __init__(
         self,
         policies: Seats | League,
@@ -162,6 +164,7 @@ class GRPOTrainer:
         self._tried: Rest | None = None
         """A preflight that is not over."""
 
+    @named_arguments
     def fit(self, env: EnvLike, *, steps: int, env_args: dict[str, Any] | None = None) -> FitResult:
         """Train until the run has done `steps` optimiser steps, earlier sessions in `out_dir` included.
 
@@ -199,6 +202,7 @@ class GRPOTrainer:
             env.check_tops(self._tops(sampler))
         return self._loop.run(self._fit(sampler, steps))
 
+    @named_arguments
     def evaluate(
         self, env: EnvLike, *, episodes: int = 64, env_args: dict[str, Any] | None = None, reward: Reward | None = None
     ) -> EvalResult:

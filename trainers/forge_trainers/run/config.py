@@ -9,10 +9,11 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from forge_agents.errors import check_numbers
 from forge_agents.policy import Policy
 from forge_agents.serving.config import EngineConfig
+from forge_agents.settings import settings
 from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.run.ineffective import refuse_ineffective
 
 
 def check_at_least(settings: object, least: int, *names: str) -> None:
@@ -29,6 +30,7 @@ def check_deadlines(settings: object, *names: str) -> None:
             raise ValueError(f"{name}={getattr(settings, name)} must be positive: every wait has a deadline")
 
 
+@settings
 @dataclass(frozen=True, kw_only=True)
 class ProcessConfig:
     """What the processes of a run need to know."""
@@ -60,9 +62,7 @@ class ProcessConfig:
     `RespawnLimitError`."""
 
     def __post_init__(self) -> None:
-        check_numbers(self)
-        if isinstance(self.max_staleness, (bool, float)):
-            raise TypeError(f"max_staleness={self.max_staleness} must be a whole number of versions")
+        refuse_ineffective(self.learning, self.engine)
         check_at_least(self, 1, "learner_procs")
         check_at_least(self, 0, "max_staleness", "max_respawns", "seed")
         if self.max_staleness and (self.colocate or self.engine.sleeps):
@@ -83,8 +83,10 @@ class ProcessConfig:
         Raises:
             TypeError, ValueError: An override is unknown, has a wrong value or cannot differ between policies.
         """
-        settings = self.learner.for_policy(policy)
-        return settings.for_old_samples() if self.max_staleness else settings
+        chosen = self.learner.for_policy(policy)
+        chosen = chosen.for_old_samples() if self.max_staleness else chosen
+        refuse_ineffective(chosen, self.engine)
+        return chosen
 
 
 C = TypeVar("C", bound=ProcessConfig)

@@ -1,0 +1,174 @@
+"""Settings files and flags against the settings classes: unknown keys, and what a text means in its field."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+from forge_agents.cli.yaml_file import Switch
+from forge_agents.settings import alternatives, field_hints, is_mapping, meanings, nested_kind
+
+Place = Callable[[Mapping[Any, Any], Any], str]
+"""Says where a key of a mapping stands."""
+
+
+_SWITCHES = ("yes", "no", "on", "off", "true", "false")
+
+
+class UnknownKeyError(ValueError):
+    """A key or flag that no setting has."""
+
+
+def fitted(
+    values: Mapping[Any, Any], kind: type, *, also: Sequence[str] = (), place: Place | None = None
+) -> dict[str, Any]:
+    """Settings as `kind` takes them: every key is known, and a bare yes, no, on or off is what its field holds.
+
+    Args:
+        values: From a file.
+        kind: A settings class.
+        also: Keys that are known beside its fields.
+        place: Says where a key stands; None leaves it out.
+
+    Raises:
+        UnknownKeyError: Names the key and the nearest known ones.
+    """
+    return _Fitting(kind, place).mapping(values, kind, "", also=also)
+
+
+class _Fitting:
+    def __init__(self, root: type, place: Place | None) -> None:
+        self._root, self._place = root, place
+
+    def mapping(
+        self, values: Mapping[Any, Any], kind: type, prefix: str, *, also: Sequence[str] = ()
+    ) -> dict[str, Any]:
+        hints = field_hints(kind)
+        for key in values:
+            if key not in hints and key not in also:
+                where = "" if self._place is None else f"{self._place(values, key)}: "
+                meant = advice(self._root, kind, prefix, str(key))
+                raise UnknownKeyError(f"{where}{prefix}{key} is no setting.{meant}")
+        return {key: self.value(each, hints.get(key, Any), f"{prefix}{key}") for key, each in values.items()}
+
+    def value(self, value: Any, hint: Any, at: str) -> Any:
+        members = alternatives(hint)
+        if isinstance(value, Mapping):
+            inner = nested_kind(hint)
+            own = any(isinstance(member, type) and member is inner for member in members)
+            if inner is not None and own:
+                return self.mapping(value, inner, f"{at}.")
+            entries = next((get_args(member)[1] for member in members if is_mapping(member) and get_args(member)), Any)
+            return {str(key): self.value(each, entries, f"{at}.{key}") for key, each in value.items()}
+        if isinstance(value, list):
+            return [self.value(each, next(iter(get_args(members[0])), Any), at) for each in value]
+        if isinstance(value, Switch | bool):
+            return _switched(value, members)
+        return value
+
+
+def _switched(value: Switch | bool, members: Sequence[Any]) -> bool | str:
+    """A boolean, or a bare word that YAML 1.1 takes for one, as its field holds it."""
+    truth = value.truth if isinstance(value, Switch) else value
+    words = [word for member in members if get_origin(member) is Literal for word in get_args(member)]
+    if {"on", "off"} <= set(words):
+        return "on" if truth else "off"
+    if isinstance(value, bool) or bool in members or Any in members:
+        return truth
+    return str(value)
+
+
+def fitted_flags(words: Sequence[str], kind: type, known: Sequence[str]) -> list[str]:
+    """A command line whose flags name settings; yes and no are on and off where those are the choices.
+
+    Args:
+        words: Of a command line.
+        kind: The settings class that flags set.
+        known: Other flags, with their dashes.
+
+    Raises:
+        UnknownKeyError: Names the flag and the nearest known ones.
+    """
+    options = {option.removeprefix("--") for option in known}
+    found: list[str] = []
+    hint: Any = None
+    for word in words:
+        if word.startswith("--") and word != "--":
+            name, equals, value = word.partition("=")
+            flag = name.removeprefix("--").removesuffix("+")
+            hint = _hint_of(flag, kind, options)
+            found.append(name + equals + (_fitted_word(value, hint) if equals else ""))
+        else:
+            found.append(_fitted_word(word, hint))
+            hint = None
+    return found
+
+
+def _fitted_word(word: str, hint: Any) -> str:
+    if word.lower() not in _SWITCHES:
+        return word
+    fitted_value = _switched(Switch(word), alternatives(hint)) if hint is not None else word
+    return fitted_value if isinstance(fitted_value, str) else word  # booleans are read as they are
+
+
+def _hint_of(flag: str, kind: type, options: Collection[str]) -> Any:
+    """The type of the setting that a flag names; None for one that is of the command itself."""
+    here: Any = kind
+    hint: Any = None
+    parts = flag.split(".")
+    for number, name in enumerate(parts):
+        if is_mapping(here) or here is Any:
+            hint = get_args(here)[1] if len(get_args(here)) > 1 else Any
+            here = _inside(hint)
+            continue
+        if not dataclasses.is_dataclass(here) or not isinstance(here, type):
+            before = ".".join(parts[:number])
+            raise UnknownKeyError(f"unrecognized arguments: --{flag}, because --{before} holds no settings of its own")
+        hints = field_hints(here)
+        if name not in hints:
+            if flag in options:
+                return None
+            prefix = "".join(f"{part}." for part in parts[:number])
+            rest = "".join(f".{part}" for part in parts[number + 1 :])
+            names = [*hints, *(() if number else {option.partition(".")[0] for option in options})]
+            said = advice(kind, here, prefix, name, flag=True, rest=rest, names=names)
+            raise UnknownKeyError(f"unrecognized arguments: --{flag}.{said}")
+        hint = hints[name]
+        here = _inside(hint)
+    return hint
+
+
+def _inside(hint: Any) -> Any:
+    """The part of a field's type that has keys: a mapping or a settings class; else the type."""
+    members = alternatives(hint)
+    if nested := next((member for member in members if is_mapping(member)), None):
+        return nested
+    return nested_kind(hint) or hint
+
+
+def advice(
+    root: type, kind: type, prefix: str, name: str, *, flag: bool = False, rest: str = "", names: Sequence[str] = ()
+) -> str:
+    """What an unknown key may have meant, as a sentence.
+
+    Args:
+        root: The settings class of the file.
+        kind: That of the place where the key stands.
+        prefix: Dotted place, with a dot at its end.
+        name: The key.
+        flag: The names are shown as flags.
+        rest: Comes behind the name in what was written.
+        names: What is known there; by default the fields of `kind`.
+    """
+    known = list(names) or list(field_hints(kind))
+    found = meanings(name, known, kind)
+    if isinstance(found, str):
+        return f" {found}"
+    places = [prefix + place + rest for place in found]
+    if not places:
+        elsewhere = meanings(name, (), root)
+        places = [place + rest for place in elsewhere] if not isinstance(elsewhere, str) else []
+    if places:
+        return " Did you mean " + " or ".join(repr("--" * flag + place) for place in places) + "?"
+    return f" {prefix.removesuffix('.') or 'It'} has {', '.join(sorted(known))}."

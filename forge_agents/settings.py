@@ -1,0 +1,393 @@
+"""Checks that all settings classes share: their names, the kinds of their values, and words of other libraries."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+import math
+import os
+import reprlib
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+
+from forge_agents.errors import ArgumentError, did_you_mean, near_names
+
+C = TypeVar("C", bound=type)
+F = TypeVar("F", bound=Callable[..., Any])
+
+OTHER_NAMES: Mapping[str, tuple[tuple[str, str], ...] | str] = {
+    "num_generations": (("GRPOConfig", "group_size"),),
+    "n_samples_per_prompt": (("GRPOConfig", "group_size"),),
+    "rollout_n": (("GRPOConfig", "group_size"),),
+    "per_device_train_batch_size": (("GRPOConfig", "groups_per_step"), ("OfflineConfig", "batch_size")),
+    "train_batch_size": (("GRPOConfig", "groups_per_step"), ("OfflineConfig", "batch_size")),
+    "batch_size": (("GRPOConfig", "groups_per_step"),),
+    "gradient_accumulation_steps": (("LearnerConfig", "max_tokens_per_microbatch"),),
+    "learning_rate": (("LearnerConfig", "lr"),),
+    "beta": (("LearnerConfig", "kl_coef"),),
+    "kl_loss_coef": (("LearnerConfig", "kl_coef"),),
+    "init_kl_coef": (("LearnerConfig", "kl_coef"),),
+    "epsilon": (("LearnerConfig", "clip_low"), ("LearnerConfig", "clip_high")),
+    "epsilon_high": (("LearnerConfig", "clip_high"),),
+    "cliprange": (("LearnerConfig", "clip_low"), ("LearnerConfig", "clip_high")),
+    "clip_ratio": (("LearnerConfig", "clip_low"), ("LearnerConfig", "clip_high")),
+    "clip_ratio_low": (("LearnerConfig", "clip_low"),),
+    "clip_ratio_high": (("LearnerConfig", "clip_high"),),
+    "loss_type": (("LearnerConfig", "loss"),),
+    "entropy_coeff": (("LearnerConfig", "entropy_coef"),),
+    "lr_scheduler_type": (("LearnerConfig", "lr_decay"),),
+    "warmup_ratio": (("LearnerConfig", "warmup_steps"),),
+    "adam_beta1": (("LearnerConfig", "betas"),),
+    "adam_beta2": (("LearnerConfig", "betas"),),
+    "gradient_clipping": (("LearnerConfig", "max_grad_norm"),),
+    "grad_clip": (("LearnerConfig", "max_grad_norm"),),
+    "bf16": (("LearnerConfig", "compute_dtype"),),
+    "fp16": (("LearnerConfig", "compute_dtype"),),
+    "gradient_checkpointing": (("LearnerConfig", "activation_checkpointing"),),
+    "max_seq_length": (("LearnerConfig", "max_sample_tokens"),),
+    "max_length": (("LearnerConfig", "max_sample_tokens"), ("EngineConfig", "max_model_len")),
+    "max_prompt_length": (("EngineConfig", "max_model_len"),),
+    "scale_rewards": (("Credit", "scale"),),
+    "adv_estimator": (("GRPOConfig", "credit"),),
+    "report_to": (("GRPOConfig", "log_to"), ("OfflineConfig", "log_to")),
+    "save_steps": (("GRPOConfig", "checkpoint_every"), ("OfflineConfig", "checkpoint_every")),
+    "save_total_limit": (("GRPOConfig", "keep_checkpoints"), ("OfflineConfig", "keep_checkpoints")),
+    "eval_steps": (("GRPOConfig", "eval_every"), ("OfflineConfig", "eval_every")),
+    "max_new_tokens": (("Sampling", "max_tokens"),),
+    "max_completion_length": (("Sampling", "max_tokens"),),
+    "max_response_length": (("Sampling", "max_tokens"),),
+    "stop_strings": (("Sampling", "stop"),),
+    "stop_sequences": (("Sampling", "stop"),),
+    "do_sample": (("Sampling", "temperature"),),
+    "temperature": (("Sampling", "temperature"),),
+    "top_p": (("Sampling", "top_p"),),
+    "top_k": (("Sampling", "top_k"),),
+    "min_p": (("Sampling", "min_p"),),
+    "repetition_penalty": (("Sampling", "repetition_penalty"),),
+    "max_tokens": (("Sampling", "max_tokens"),),
+    "peft_config": (("Policy", "lora"),),
+    "lora_config": (("Policy", "lora"),),
+    "r": (("LoRA", "rank"),),
+    "lora_r": (("LoRA", "rank"),),
+    "lora_rank": (("LoRA", "rank"),),
+    "lora_alpha": (("LoRA", "alpha"),),
+    "target_modules": (("LoRA", "targets"),),
+    "model_name": (("Policy", "model"),),
+    "model_name_or_path": (("Policy", "model"),),
+    "pretrained_model_name_or_path": (("Policy", "model"),),
+    "model": (("Policy", "model"),),
+    "vllm_gpu_memory_utilization": (("EngineConfig", "gpu_memory_utilization"),),
+    "vllm_tensor_parallel_size": (("EngineConfig", "tp"),),
+    "tensor_parallel_size": (("EngineConfig", "tp"),),
+    "base_url": (("Endpoint", "url"),),
+    "use_vllm": "Models are always served by vLLM; leave it out.",
+    "processing_class": "The tokenizer comes with the model; leave it out.",
+    "tokenizer": "The tokenizer comes with the model; leave it out.",
+    "num_train_epochs": "Give the number of optimizer steps as `steps` (supervised fine-tuning also takes `epochs`).",
+    "total_epochs": "Give the number of optimizer steps as `steps` (supervised fine-tuning also takes `epochs`).",
+    "max_steps": "Give the number of optimizer steps as `steps`.",
+    "total_training_steps": "Give the number of optimizer steps as `steps`.",
+    "output_dir": "The folder of a run is `out_dir`.",
+    "args": "The settings of a trainer are `config`.",
+    "reward_funcs": "The reward of a run is `reward`; several rewards by name are `fa.Columns`.",
+    "reward_fn": "The reward of a run is `reward`.",
+    "reward_weights": "Several rewards with weights are `fa.Columns(rewards, weights)`.",
+    "train_dataset": "What is learned is the first argument of `fit`: an environment, or a dataset for fine-tuning.",
+}
+"""Names of TRL, verl, OpenRLHF, PEFT and transformers: by each, the class and setting that mean the same here, or what
+to do instead."""
+
+
+def settings(kind: C) -> C:
+    """Decorator of a settings dataclass: refuses unknown names with the nearest known one, and values of another kind.
+
+    Nested settings may be given as a mapping, which is checked as if the class had been called. Whole numbers may come
+    as floats, and True and False stand for "on" and "off" where those are choices, as YAML 1.1 reads them.
+
+    Raises:
+        TypeError: An unknown name, a value of another kind, None where nothing may be absent.
+        ValueError: NaN, a fraction where a whole number is wanted, or a word that is none of the choices.
+    """
+    plain = kind.__init__  # type: ignore[misc]  # of a class that is not subclassed here
+    names = [field.name for field in dataclasses.fields(kind) if field.init]
+    positional = [field.name for field in dataclasses.fields(kind) if field.init and not field.kw_only]
+
+    @functools.wraps(plain)
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+        check_names(kind.__name__, kwargs, names, kind=kind)
+        hints, given = _hints(kind), {**dict(zip(positional, args, strict=False)), **kwargs}
+        ready = {name: _converted(kind, name, value, hints[name]) for name, value in given.items()}
+        firsts = [ready[name] for name in positional[: len(args)]]
+        plain(self, *firsts, *args[len(positional) :], **{name: ready[name] for name in kwargs})
+        for name, value in given.items():
+            _check_choice(name, value, hints[name])
+
+    kind.__init__ = initialize  # type: ignore[misc]
+    return kind
+
+
+def named_arguments(function: F) -> F:
+    """Decorator of a public function or constructor: an unknown keyword is refused with the nearest known one."""
+    names = [name for name in inspect.signature(function).parameters if name != "self"]
+    what = function.__qualname__.removesuffix(".__init__")
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        check_names(what, kwargs, names)
+        return function(*args, **kwargs)
+
+    return typing.cast("F", call)
+
+
+def check_names(what: str, given: Mapping[str, Any], names: Sequence[str], *, kind: type | None = None) -> None:
+    """Raise ArgumentError, a TypeError, for the first of `given` that is none of `names`."""
+    for name in given:
+        if name not in names:
+            advice = suggestion(name, names, kind=kind) or f" It has {', '.join(names)}."
+            raise ArgumentError(f"{what} has no setting {name!r}.{advice}")
+
+
+def suggestion(unknown: str, names: Sequence[str], *, kind: type | None = None) -> str:
+    """A sentence that says what an unknown name may have meant; empty where nothing is near.
+
+    Args:
+        unknown: What was given.
+        names: What is known there.
+        kind: The settings class that has those names, whose nested settings are looked at as well.
+    """
+    found = meanings(unknown, names, kind)
+    if isinstance(found, str):
+        return f" {found}"
+    texts = [repr(_as_python(kind, place) if "." in place and kind is not None else place) for place in found]
+    texts = texts or [repr(f"{owner}({field}=...)") for owner, field in OTHER_NAMES.get(unknown, ())]
+    return " Did you mean " + " or ".join(texts) + "?" if texts else ""
+
+
+def meanings(unknown: str, names: Sequence[str], kind: type | None) -> list[str] | str:
+    """Dotted places of the settings that an unknown name may have meant, the likeliest alone; or what to do instead.
+
+    Args:
+        unknown: What was given.
+        names: What is known there; none looks at nested settings alone.
+        kind: The settings class that has those names, whose nested settings are looked at as well.
+    """
+    meant = OTHER_NAMES.get(unknown, ())
+    if isinstance(meant, str):
+        return meant
+    own = [field for owner, field in meant if field in names and (kind is None or owner in _owners(kind))]
+    own = own or [field for _, field in meant if field in names]
+    nested = [] if kind is None else nested_places(kind, unknown, meant)
+    nested = [place for place in nested if _depth(place) == min(map(_depth, nested))]
+    near = near_names(unknown, names, cutoff=0.65)
+    return list(dict.fromkeys(own or nested or near or ([] if meant else near_names(unknown, names))))
+
+
+def _depth(place: str) -> tuple[int, int]:
+    """Settings of every policy, and settings deep inside, are less often meant."""
+    return place.count("NAME"), place.count(".")
+
+
+def _owners(kind: type) -> set[str]:
+    return {base.__name__ for base in kind.__mro__}
+
+
+def _as_python(kind: type | None, place: str) -> str:
+    """``learner.lr`` as ``learner=LearnerConfig(lr=...)``."""
+    first, _, rest = place.partition(".")
+    inner = None if kind is None else nested_kind(_hints(kind).get(first))
+    if not rest:
+        return f"{first}=..."
+    return f"{first}={getattr(inner, '__name__', 'dict')}({_as_python(inner, rest)})"
+
+
+def nested_places(
+    kind: type, name: str, meant: Sequence[tuple[str, str]] = (), *, prefix: str = "", depth: int = 3
+) -> list[str]:
+    """Dotted places of a setting in the nested settings of `kind`, such as ``learner.lr``.
+
+    Args:
+        kind: A settings class.
+        name: The setting.
+        meant: Other names for it, each with the class that has it.
+        prefix: Comes before each place.
+        depth: Levels that are looked at.
+    """
+    found: list[str] = []
+    for field, hint in _hints(kind).items():
+        inner = nested_kind(hint)
+        if inner is None or not depth:
+            continue
+        at = f"{prefix}{field}." + ("NAME." if is_mapping(hint) else "")
+        own = [one.name for one in dataclasses.fields(inner)]
+        found += [at + other for owner, other in meant if owner in _owners(inner) and other in own]
+        found += [at + name] if name in own and not meant else []
+        found += nested_places(inner, name, meant, prefix=at, depth=depth - 1)
+    return found
+
+
+def nested_kind(hint: Any) -> type | None:
+    """The settings class of a field: its own, that of an optional one, or that of a mapping's values."""
+    for part in alternatives(hint):
+        if isinstance(part, type) and dataclasses.is_dataclass(part):
+            return part
+        if is_mapping(part) and get_args(part):
+            return nested_kind(get_args(part)[1])
+    return None
+
+
+def field_hints(kind: type) -> Mapping[str, Any]:
+    """Types of the fields of a settings class, by name."""
+    return _hints(kind)
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    resolved = get_type_hints(kind)
+    return {field.name: resolved[field.name] for field in dataclasses.fields(kind)}
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """The members of a union; any other type alone."""
+    return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+
+
+def is_mapping(hint: Any) -> bool:
+    """Whether a type is a mapping, with or without types of its keys and values."""
+    origin = get_origin(hint) or hint
+    return isinstance(origin, type) and issubclass(origin, Mapping)
+
+
+# ---- kinds of values
+
+
+def _converted(kind: type, name: str, value: Any, hint: Any) -> Any:
+    """`value` as the field holds it.
+
+    Raises:
+        TypeError, ValueError: It is of no kind that the field takes.
+    """
+    members = alternatives(hint)
+    if value is None and type(None) not in members and _is_empty_default(kind, name):
+        return _default(kind, name)  # nothing given is an empty tuple
+    error: Exception | None = None
+    for member in members:
+        try:
+            return _as(name, value, member)
+        except (TypeError, ValueError) as refused:
+            error = error if error is not None and member in (type(None), str) else refused
+    assert error is not None
+    raise error
+
+
+def _as(name: str, value: Any, hint: Any) -> Any:
+    origin = get_origin(hint) or hint
+    if hint is Any:
+        return value
+    if hint in (int, float):
+        return _number(name, value, hint)
+    if origin is Literal:
+        return _word(value, get_args(hint))
+    if hint in (bool, str, type(None)):
+        return _simple(name, value, hint)
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return _nested(name, value, hint)
+    if origin is tuple:
+        return _items(name, value, get_args(hint))
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return _entries(name, value, get_args(hint))
+    if isinstance(origin, type) and issubclass(origin, list) and not isinstance(value, list | tuple):
+        raise TypeError(f"{name}={reprlib.repr(value)} must be a list")
+    return value
+
+
+def _number(name: str, value: Any, hint: Any) -> Any:
+    what = "a whole number" if hint is int else "a number"
+    if isinstance(value, str):
+        raise TypeError(f"{name}={reprlib.repr(value)} is a text; give a number")
+    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number):
+        raise TypeError(f"{name}={reprlib.repr(value)} must be {what}")
+    number = value.item() if isinstance(value, np.generic) else value
+    if isinstance(number, complex) or (isinstance(number, float) and math.isnan(number)):
+        raise ValueError(f"{name}={reprlib.repr(value)} must be {what}")
+    if hint is float:
+        return number
+    if number != math.inf and number == int(number):
+        return int(number)
+    raise ValueError(f"{name}={reprlib.repr(value)} must be {what}")
+
+
+def _simple(name: str, value: Any, hint: Any) -> Any:
+    if hint is str and isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if hint is bool and isinstance(value, np.bool_):
+        return bool(value)
+    if not isinstance(value, hint):
+        what = {bool: "True or False", str: "a text"}.get(hint, "None")
+        raise TypeError(f"{name}={reprlib.repr(value)} must be {what}")
+    return value
+
+
+def _word(value: Any, words: Sequence[Any]) -> Any:
+    """YAML 1.1 reads on and off as booleans."""
+    if isinstance(value, bool) and {"on", "off"} <= set(words):
+        return "on" if value else "off"
+    return value
+
+
+def _nested(name: str, value: Any, kind: type) -> Any:
+    if isinstance(value, Mapping):
+        try:
+            return kind(**value)
+        except (TypeError, ValueError) as cause:
+            raise type(cause)(f"{name}: {cause}") from cause
+    is_base = dataclasses.is_dataclass(value) and not isinstance(value, type) and issubclass(kind, type(value))
+    if not (isinstance(value, kind) or is_base):
+        given = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+        raise TypeError(f"{name} must be {kind.__name__}(...), got {given}")
+    return value
+
+
+def _items(name: str, value: Any, hints: tuple[Any, ...]) -> Any:
+    if isinstance(value, str):
+        raise TypeError(f"{name}={reprlib.repr(value)} is one text; write {name}=({reprlib.repr(value)},)")
+    if not isinstance(value, list | tuple):
+        raise TypeError(f"{name}={reprlib.repr(value)} must be a tuple")
+    each = hints[:1] * len(value) if hints[1:] == (Ellipsis,) else hints
+    if hints and len(each) != len(value):
+        raise TypeError(f"{name}={reprlib.repr(value)} must be {len(each)} values")
+    if not hints:
+        return tuple(value)
+    pairs = zip(value, each, strict=True)
+    return tuple(_number(name, item, hint) if hint in (int, float) else item for item, hint in pairs)
+
+
+def _entries(name: str, value: Any, hints: tuple[Any, ...]) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return value  # the class itself takes the fields of some
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name}={reprlib.repr(value)} must be a mapping")
+    if hints and (hints[1] in (int, float) or nested_kind(hints[1]) is not None):
+        return {key: _as(f"{name}.{key}", item, hints[1]) for key, item in value.items()}
+    return value
+
+
+def _check_choice(name: str, value: Any, hint: Any) -> None:
+    """Raise ValueError for a word that is no choice, where the class itself has not refused it."""
+    words = [word for member in alternatives(hint) if get_origin(member) is Literal for word in get_args(member)]
+    others = [member for member in alternatives(hint) if get_origin(member) is not Literal and member is not type(None)]
+    if words and not others and value is not None and _word(value, words) not in words:
+        near = did_you_mean(str(value), map(str, words))
+        raise ValueError(f"{name}={reprlib.repr(value)}; choose one of {', '.join(map(repr, words))}.{near}")
+
+
+def _is_empty_default(kind: type, name: str) -> bool:
+    return _default(kind, name) == ()
+
+
+def _default(kind: type, name: str) -> Any:
+    return next(field.default for field in dataclasses.fields(kind) if field.name == name)

@@ -1,0 +1,156 @@
+"""The YAML files that users write."""
+
+import pytest
+
+import forge_agents as fa
+from forge_agents.cli.config import parse
+from forge_agents.cli.yaml_file import YamlFile
+
+RUN = "env: forge/Relay-v0\npolicies:\n  team:\n    model: m\n"
+CREDIT = """
+import forge_agents as fa
+
+class Halved(fa.Credit):
+    def advantages(self, rewards_n, noise_n=None):
+        found = super().advantages(rewards_n, noise_n)
+        return None if found is None else found / 2
+
+rule = fa.Credit(scale="none")
+odd = 3
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    def read(text, *words, kind=fa.RunConfig, name="train.yaml"):
+        file = tmp_path / name
+        file.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return parse(kind, [str(file), *words], prog="forge-agents train", description="d")
+
+    return read
+
+
+@pytest.fixture
+def refused(run, capsys):
+    def read(*args, **kwargs):
+        with pytest.raises(SystemExit) as stopped:
+            run(*args, **kwargs)
+        assert stopped.value.code == 2
+        return capsys.readouterr().err
+
+    return read
+
+
+@pytest.mark.parametrize(
+    ("word", "thinking"),
+    [("off", "off"), ("on", "on"), ("no", "off"), ("yes", "on"), ("Off", "off"), ("false", "off"), ('"off"', "off")],
+)
+def test_thinking_takes_what_yaml_reads_as_a_boolean(run, word, thinking):
+    assert run(f"{RUN}    thinking: {word}\n").policies["team"].thinking == thinking
+    assert run(RUN, "--policies.team.thinking", word.strip('"')).policies["team"].thinking == thinking
+
+
+@pytest.mark.parametrize(("word", "value"), [("yes", True), ("off", False), ("true", True), ("False", False)])
+def test_booleans_may_be_yes_no_on_and_off(run, word, value):
+    assert run(f"{RUN}trainer: {{preflight: {word}}}\n").trainer.preflight is value
+    assert run(f"{RUN}env_args: {{shuffle: {word}}}\n").env_args == {"shuffle": value}
+
+
+def test_names_may_be_words_that_yaml_reads_as_booleans(run):
+    found = run("env: e\npolicies:\n  on: {model: m}\n  no: {model: n, trainable: no}\nseats: {a: on, no: no}\n")
+    assert sorted(found.policies) == ["no", "on"] and found.seats == {"a": "on", "no": "no"}
+    assert found.policies["no"].trainable is False
+
+
+def test_numbers_are_decimal_and_times_are_texts(run):
+    found = run(f"{RUN}steps: 010\ntrainer: {{learner: {{lr: 1e-5, max_grad_norm: .inf}}, seed: 1_000}}\n")
+    assert (found.steps, found.trainer.learner.lr, found.trainer.seed) == (10, 1e-5, 1000)
+    assert found.trainer.learner.max_grad_norm == float("inf")
+    mesh = "mesh: {kind: slurm, hosts: {engines: 1}, time_limit: 01:30:00}\n"
+    assert run(RUN + mesh).mesh.time_limit == "01:30:00"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"{RUN}trainer:\n  seed: 1\ntrainer: {{}}\n", "train.yaml:7:1: 'trainer' is given twice, first in line 5"),
+        (f"{RUN}    model: n\n", "train.yaml:5:5: 'model' is given twice"),
+        (f"{RUN}trainer: {{seed: 1, seed: 2}}\n", "train.yaml:5:20: 'seed' is given twice"),
+        (f"{RUN}env_args: {{a: 1, a: 2}}\n", "'a' is given twice"),
+        (f"{RUN}steps: [1\n", "train.yaml:6:1: while parsing a flow sequence"),
+        (f"{RUN}  steps: 3\n bad\n", "train.yaml:6"),
+        (f"{RUN}\tsteps: 3\n", "train.yaml:5:1"),
+        ("- env\n", "holds no settings"),
+        (RUN.encode() + b"out_dir: \xff\n", "is not UTF-8 from byte"),
+        (f"{RUN}reward: !!python/object:os.system x\n", "train.yaml:5:9: could not determine a constructor"),
+    ],
+)
+def test_mistakes_name_file_line_and_column(refused, text, said):
+    err = refused(text)
+    assert said in err and "unicode string" not in err and "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("trainer:\n  num_generations: 4\n", "train.yaml:6: trainer.num_generations is no setting. Did you mean"),
+        ("trainer: {num_generations: 4}\n", "Did you mean 'trainer.group_size'?"),
+        ("trainer: {lr: 1}\n", "Did you mean 'trainer.learner.lr'?"),
+        ("trainer: {learner: {learning_rate: 1}}\n", "Did you mean 'trainer.learner.lr'?"),
+        ("    lora: {rnk: 3}\n", "policies.team.lora.rnk is no setting. Did you mean 'policies.team.lora.rank'?"),
+        ("    max_new_tokens: 3\n", "Did you mean 'policies.team.sampling.max_tokens'?"),
+        ("max_new_tokens: 3\n", "Did you mean 'policies.NAME.sampling.max_tokens' or"),
+        ("trainer: {beta: 0.1}\n", "Did you mean 'trainer.learner.kl_coef'?"),
+        ("trainer: {max_steps: 5}\n", "Give the number of optimizer steps as `steps`"),
+        ("steps_: 5\n", "Did you mean 'steps'"),
+    ],
+)
+def test_unknown_keys_are_answered_with_the_nearest_setting(refused, text, said):
+    err = refused(RUN + text)
+    assert said in err and "Namespace" not in err and "Union" not in err
+
+
+@pytest.mark.parametrize(
+    ("flag", "said"),
+    [
+        ("--policies.team.lora.rnk", "Did you mean '--policies.team.lora.rank'?"),
+        ("--policies.team.sampling.max_new_tokens", "Did you mean '--policies.team.sampling.max_tokens'?"),
+        ("--policies.team.lr", "--policies.team.lr."),
+        ("--trainer.num_generations", "Did you mean '--trainer.group_size'?"),
+        ("--trainer.learning_rate", "Did you mean '--trainer.learner.lr'?"),
+        ("--learning_rate", "Did you mean '--trainer.learner.lr'?"),
+        ("--policy.team.model", "Did you mean '--policies.team.model'?"),
+        ("--steps.number", "--steps holds no settings of its own"),
+        ("--trainer.learner.lr.x", "--trainer.learner.lr holds no settings of its own"),
+    ],
+)
+def test_unknown_flags_are_answered_with_the_nearest_setting(refused, flag, said):
+    err = refused(RUN, flag, "3")
+    assert said in err and err.count("\n") == 2 and "Namespace" not in err
+
+
+def test_credit_is_imported_like_reward_and_loss(run, tmp_path, monkeypatch, refused):
+    (tmp_path / "yaml_credit.py").write_text(CREDIT)
+    monkeypatch.chdir(tmp_path.parent)
+    found = run(f"{RUN}trainer: {{credit: 'yaml_credit:Halved'}}\n").trainer.credit
+    assert type(found).__name__ == "Halved" and found.scale == "std"
+    assert run(f"{RUN}trainer:\n  credit: yaml_credit:rule\n").trainer.credit == fa.Credit(scale="none")
+    assert run(RUN, "--trainer.credit", "yaml_credit:rule").trainer.credit == fa.Credit(scale="none")
+    assert run(f"{RUN}trainer: {{credit: {{scale: none}}}}\n").trainer.credit == fa.Credit(scale="none")
+    assert "Did you mean 'Halved'?" in refused(f"{RUN}trainer: {{credit: yaml_credit:Halvd}}\n")
+    assert "is int; name a forge_agents.Credit" in refused(f"{RUN}trainer: {{credit: yaml_credit:odd}}\n")
+    assert "cannot be imported" in refused(f"{RUN}trainer: {{credit: nowhere_at_all:x}}\n")
+
+
+def test_a_byte_order_mark_an_empty_file_and_merge_keys_are_read(run, tmp_path):
+    assert run(b"\xef\xbb\xbf" + RUN.encode()).env == "forge/Relay-v0"
+    (tmp_path / "empty.yaml").write_text("# nothing\n")
+    assert YamlFile(tmp_path / "empty.yaml").values == {}
+    anchored = f"{RUN}    sampling: &s {{temperature: 0.5}}\n"
+    merged = run(f"{anchored}  rival:\n    model: n\n    sampling: {{<<: *s, top_p: 0.5}}\nseats: team\n")
+    assert merged.policies["rival"].sampling == fa.Sampling(temperature=0.5, top_p=0.5)
+
+
+def test_a_file_of_aliases_of_aliases_is_refused_in_no_time(refused):
+    levels = "".join(f"  l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]\n" for n in range(1, 10))
+    assert "holds no settings" in refused(f"{RUN}env_args:\n  l0: &l0 [x]\n{levels}")

@@ -1,0 +1,162 @@
+"""What every settings class refuses, and what it says instead."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import forge_agents as fa
+from forge_agents.bench.plan import BenchConfig
+from forge_agents.cli.play import PlayConfig
+from forge_agents.cli.serve import ServeConfig
+from forge_agents.settings import OTHER_NAMES, field_hints
+
+CLASSES = {
+    fa.Sampling: {}, fa.LoRA: {}, fa.Policy: {"model": "m"}, fa.Endpoint: {"url": "http://h", "model": "m"},
+    fa.Random: {}, fa.Expert: {}, fa.Human: {}, fa.EngineConfig: {}, fa.Hosts: {}, fa.LearnerConfig: {},
+    fa.GRPOConfig: {}, fa.SFTConfig: {}, fa.Credit: {}, fa.Overlong: {"max_tokens": 9, "cache_tokens": 3},
+    fa.Curriculum: {"env": "x/Y-v0"}, fa.League: {"policy": fa.Policy("m")}, fa.WarmStart: {"data": "d"},
+    fa.SFTRunConfig: {"policy": fa.Policy("m"), "data": "d"},
+    fa.RunConfig: {"env": "e", "policies": {"p": {"model": "m"}}},
+    fa.DemoConfig: {}, fa.Hardware: {}, fa.Gpus: {"count": 1}, fa.BenchLimits: {}, BenchConfig: {},
+    PlayConfig: {"env": "e"}, ServeConfig: {"checkpoint": "m"}, fa.Container: {}, fa.SandboxLimits: {},
+}  # fmt: skip
+FIELDS = [(kind, field) for kind in CLASSES for field in dataclasses.fields(kind)]
+
+
+def of_kind(*hints):
+    found = [(kind, field.name) for kind, field in FIELDS if field_hints(kind)[field.name] in hints]
+    return pytest.mark.parametrize(("kind", "name"), found, ids=lambda value: getattr(value, "__name__", value))
+
+
+@of_kind(int, int | None)
+@pytest.mark.parametrize("value", [2.5, True, "2", float("nan")])
+def test_whole_numbers_are_whole(kind, name, value):
+    with pytest.raises((TypeError, ValueError), match=f"{name}="):
+        kind(**CLASSES[kind] | {name: value})
+
+
+@of_kind(float, float | None)
+@pytest.mark.parametrize("value", [True, "0.5", float("nan"), [0.5]])
+def test_numbers_are_numbers(kind, name, value):
+    with pytest.raises((TypeError, ValueError), match=f"{name}="):
+        kind(**CLASSES[kind] | {name: value})
+
+
+@of_kind(int, float, bool, str)
+def test_none_is_refused_where_nothing_may_be_absent(kind, name):
+    with pytest.raises(TypeError, match=f"{name}=None"):
+        kind(**CLASSES[kind] | {name: None})
+
+
+@of_kind(bool)
+def test_booleans_are_no_numbers_or_words(kind, name):
+    for value in (1, "yes"):
+        with pytest.raises(TypeError, match=f"{name}={value!r} must be True or False"):
+            kind(**CLASSES[kind] | {name: value})
+
+
+@pytest.mark.parametrize("kind", CLASSES, ids=lambda kind: kind.__name__)
+def test_an_unknown_name_is_refused_with_the_known_ones(kind):
+    name = dataclasses.fields(kind)[-1].name
+    with pytest.raises(TypeError, match=f"{kind.__name__} has no setting '{name}x'.*Did you mean '{name}'"):
+        kind(**CLASSES[kind], **{f"{name}x": 1})
+
+
+@pytest.mark.parametrize(
+    ("make", "meant"),
+    [
+        (lambda: fa.GRPOConfig(num_generations=8), "'group_size'"),
+        (lambda: fa.GRPOConfig(learning_rate=1e-5), r"'learner=LearnerConfig\(lr=...\)'"),
+        (lambda: fa.GRPOConfig(beta=0.1), r"'learner=LearnerConfig\(kl_coef=...\)'"),
+        (lambda: fa.GRPOConfig(lr=1e-5), r"'learner=LearnerConfig\(lr=...\)'"),
+        (lambda: fa.GRPOConfig(max_completion_length=9), r"'Sampling\(max_tokens=...\)'"),
+        (lambda: fa.GRPOConfig(temperature=0.7), r"'Sampling\(temperature=...\)'"),
+        (lambda: fa.GRPOConfig(per_device_train_batch_size=9), "'groups_per_step'"),
+        (lambda: fa.SFTConfig(per_device_train_batch_size=9), "'batch_size'"),
+        (lambda: fa.SFTConfig(learning_rate=1e-5), r"'learner=LearnerConfig\(lr=...\)'"),
+        (lambda: fa.LearnerConfig(learning_rate=1e-5), "'lr'"),
+        (lambda: fa.LearnerConfig(epsilon=0.2), "'clip_low' or 'clip_high'"),
+        (lambda: fa.Sampling(max_new_tokens=9), "'max_tokens'"),
+        (lambda: fa.Policy("m", temperature=1.0), r"'sampling=Sampling\(temperature=...\)'"),
+        (lambda: fa.Policy("m", peft_config=None), "'lora'"),
+        (lambda: fa.LoRA(r=4), "'rank'"),
+        (lambda: fa.LoRA(lora_alpha=4), "'alpha'"),
+        (lambda: fa.GRPOTrainer(fa.Policy("m"), reward_funcs=print), "`reward`"),
+        (lambda: fa.GRPOTrainer(model="m"), "'policies'|Policy"),
+        (lambda: fa.SFTTrainer(fa.Policy("m"), args=None), "`config`"),
+    ],
+)
+def test_names_of_other_libraries_are_understood(make, meant):
+    with pytest.raises(TypeError, match=meant):
+        make()
+
+
+def test_every_meaning_of_another_name_is_a_setting():
+    known = {base.__name__: set(field_hints(base)) for kind in CLASSES for base in kind.__mro__ if base is not object}
+    for name, meant in OTHER_NAMES.items():
+        for owner, field in () if isinstance(meant, str) else meant:
+            assert field in known[owner], name
+
+
+def test_nested_settings_may_be_a_mapping_which_is_checked():
+    config = fa.GRPOConfig(learner={"lr": 1e-5, "betas": [0.9, 0.99]}, credit={"scale": "none"})
+    assert config.learner == fa.LearnerConfig(lr=1e-5, betas=(0.9, 0.99)) and config.credit == fa.Credit(scale="none")
+    assert fa.Policy("m", lora={"rank": 4}).lora == fa.LoRA(rank=4)
+    for given, error in (({"lrr": 1}, "learner: LearnerConfig has no setting 'lrr'"), (3, "must be LearnerConfig")):
+        with pytest.raises(TypeError, match=error):
+            fa.GRPOConfig(learner=given)
+    with pytest.raises(ValueError, match="learner: lr=-1"):
+        fa.GRPOConfig(learner={"lr": -1})
+
+
+def test_ordinary_values_of_other_types_are_taken(tmp_path):
+    assert fa.GRPOConfig(group_size=8.0, seed=np.int64(3)).group_size == 8
+    assert fa.Sampling(stop=None).stop == () and fa.Sampling(stop=["a"]).stop == ("a",)
+    assert fa.Sampling(temperature=1, max_tokens=np.int32(5)).max_tokens == 5
+    assert fa.LearnerConfig(max_grad_norm=float("inf"), lr=np.float32(0.5)).lr == 0.5
+    assert fa.Policy("m", thinking=False).thinking == "off" and fa.Policy("m", thinking=True).thinking == "on"
+    assert fa.Policy(tmp_path).model == str(tmp_path)
+
+
+@pytest.mark.parametrize("setting", [{"temperature": 0.7}, {"seed": 1}, {"model": "m"}, {"dump_folder": "d"}])
+@pytest.mark.parametrize("config", [fa.GRPOConfig, fa.SFTConfig, fa.DPOConfig])
+def test_what_a_trainer_sets_in_its_learner_is_refused(config, setting):
+    with pytest.raises(ValueError, match=rf"learner\.{min(setting)}=.* has no effect: the trainer"):
+        config(learner=fa.LearnerConfig(**setting))
+    assert config(learner=fa.LearnerConfig(threads=2)).learner.threads == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: fa.GRPOConfig(learner=fa.LearnerConfig(lora=fa.LoRA())), r"learner\.lora=.*Policy\(lora="),
+        (lambda: fa.GRPOConfig(engine=fa.EngineConfig(seed=3)), r"engine\.seed=3 has no effect"),
+        (lambda: fa.GRPOConfig(engine=fa.EngineConfig(adapters={"a": fa.LoRA()})), r"engine\.adapters"),
+        (lambda: fa.GRPOConfig(learner={"lr_min_share": 0.1}), "set lr_decay to 'linear'"),
+        (lambda: fa.SFTConfig(learner={"lr_decay_share": 0.2}), "set lr_decay to 'linear'"),
+        (lambda: fa.GRPOConfig(learner={"memory_budget": 0.2}), "activation_checkpointing='memory_budget'"),
+        (lambda: fa.GRPOConfig(learner={"kl": "k1"}), "set kl_coef above 0"),
+        (lambda: fa.GRPOConfig(learner={"length_constant": 64}), "set loss='dr_grpo'"),
+        (lambda: fa.GRPOConfig(learner={"correction_high": 2.0}), "set correction to 'truncate' or 'mask'"),
+        (lambda: fa.GRPOConfig(learner={"correction": "truncate", "correction_low": 0.1}), "set correction='mask'"),
+        (lambda: fa.SFTConfig(learner={"loss": "gspo"}), r"learner\.loss='gspo' has no effect: fine-tuning has"),
+        (lambda: fa.DPOConfig(learner={"clip_high": 0.3}), "fine-tuning has its own"),
+        (lambda: fa.Credit(rae_decay=0.5), "set that"),
+        (lambda: fa.Credit(discount=0.5), "set that"),
+        (lambda: fa.Hosts(kind="process", hosts={"engines": 1}, address="tcp://a:1"), "mesh has no effect"),
+    ],
+)
+def test_a_setting_without_effect_is_refused(make, said):
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+def test_settings_that_another_one_switches_on_are_taken():
+    fa.GRPOConfig(learner={"loss": "dr_grpo", "length_constant": 64})
+    fa.GRPOConfig(max_staleness=1, learner={"correction_high": 2.0})
+    fa.GRPOConfig(learner={"loss": "gspo", "correction_high": 3.0})
+    fa.GRPOConfig(learner={"lr_decay": "cosine", "lr_min_share": 0.1, "lr_decay_share": 0.5})
+    fa.SFTConfig(learner={"kl_coef": 0.1, "kl": "k1"})
+    fa.Credit(baseline="rae", by=("role",), scale="batch_std", rae_decay=0.5)
+    fa.Credit(turns="to_go", discount=0.5)
