@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from urllib.parse import urlsplit
 
 from forge_agents.errors import did_you_mean
-from forge_agents.settings import settings
+from forge_agents.settings import settings_class
 
 Thinking: TypeAlias = Literal["auto", "on", "off"]
 """Whether a model is asked to think before it answers."""
@@ -33,7 +33,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How tokens are drawn from a model."""
@@ -152,7 +152,7 @@ LORA_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", 
 _MAX_RANK = 512
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
     """A low-rank adapter (arXiv 2106.09685): the model stays as it is, and what is learned is added to its layers.
@@ -193,7 +193,7 @@ class LoRA:
             )
 
 
-@settings
+@settings_class
 @dataclass(frozen=True)
 class Policy:
     """A language model that decides for a seat.
@@ -276,7 +276,7 @@ def _overrides(settings: object, name: str) -> dict[str, Any]:
     )
 
 
-@settings
+@settings_class
 @dataclass(frozen=True)
 class Endpoint:
     """A language model behind an OpenAI-compatible server: plays a seat, never trained, or answers a judge's questions.
@@ -367,7 +367,7 @@ class Endpoint:
         return key
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class Human:
     """A person in the terminal: sees what the seat sees, types its actions; Ctrl-D leaves."""
@@ -378,7 +378,7 @@ class Human:
         _check_name(self.name)
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class Random:
     """Plays a uniformly random legal action where the environment lists them, and random letters elsewhere.
@@ -397,7 +397,7 @@ class Random:
         _check_name(self.name)
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class Expert:
     """Plays what the environment's own expert says: the script that it was registered with, where it was with one.
@@ -415,7 +415,7 @@ class Expert:
         _check_name(self.name)
 
 
-@settings
+@settings_class
 @dataclass(frozen=True)
 class Scripted:
     """Plays what a function says.

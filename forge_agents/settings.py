@@ -103,7 +103,7 @@ OTHER_NAMES: Mapping[str, tuple[tuple[str, str], ...] | str] = {
 to do instead."""
 
 
-def settings(kind: C) -> C:
+def settings_class(kind: C) -> C:
     """Decorator of a settings dataclass: refuses unknown names with the nearest known one, and values of another kind.
 
     Nested settings may be given as a mapping, which is checked as if the class had been called. Whole numbers may come
@@ -164,7 +164,9 @@ def suggestion(unknown: str, names: Sequence[str], *, kind: type | None = None) 
     if isinstance(found, str):
         return f" {found}"
     texts = [repr(_as_python(kind, place) if "." in place and kind is not None else place) for place in found]
-    texts = texts or [repr(f"{owner}({field}=...)") for owner, field in OTHER_NAMES.get(unknown, ())]
+    meant = OTHER_NAMES.get(unknown, ())
+    if not texts and not isinstance(meant, str):
+        texts = [repr(f"{owner}({field}=...)") for owner, field in meant]
     return " Did you mean " + " or ".join(texts) + "?" if texts else ""
 
 
@@ -176,7 +178,7 @@ def meanings(unknown: str, names: Sequence[str], kind: type | None) -> list[str]
         names: What is known there; none looks at nested settings alone.
         kind: The settings class that has those names, whose nested settings are looked at as well.
     """
-    meant = OTHER_NAMES.get(unknown, ())
+    meant: tuple[tuple[str, str], ...] | str = OTHER_NAMES.get(unknown, ())
     if isinstance(meant, str):
         return meant
     own = [field for owner, field in meant if field in names and (kind is None or owner in _owners(kind))]
@@ -386,7 +388,7 @@ def _check_choice(name: str, value: Any, hint: Any) -> None:
 
 
 def _is_empty_default(kind: type, name: str) -> bool:
-    return _default(kind, name) == ()
+    return bool(_default(kind, name) == ())
 
 
 def _default(kind: type, name: str) -> Any:

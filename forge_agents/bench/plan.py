@@ -26,7 +26,7 @@ from forge_agents.policy import Endpoint, Sampling
 from forge_agents.programs.program import Program
 from forge_agents.rollout.rollout import PlayableEnv, asked
 from forge_agents.serving.config import EngineConfig
-from forge_agents.settings import settings
+from forge_agents.settings import settings_class
 
 Kind: TypeAlias = Literal["single", "cooperative", "competitive", "mixed"]
 """One seat; seats with one goal; seats against each other; something between."""
@@ -36,7 +36,7 @@ SuiteLike: TypeAlias = str | Sequence[str] | Mapping[str, Mapping[str, Any]]
 """A suite's name, an environment's id, several of both, or arguments by name or id."""
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class BenchLimits:
     """What one call of `benchmark` may spend. What an earlier call has played costs nothing."""
@@ -77,7 +77,7 @@ class BenchSampling(Sampling):
         return Sampling(**{**vars(self), "max_tokens": most})
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig:
     """One benchmark."""

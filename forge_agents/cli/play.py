@@ -17,11 +17,11 @@ from forge_agents.page import visible
 from forge_agents.policy import AnyPolicy, Endpoint, Expert, Human, Policy, Random, Sampling
 from forge_agents.rollout.rollout import PlayableEnv, close
 from forge_agents.rollout.terminal import Terminal, terminal
-from forge_agents.settings import settings
+from forge_agents.settings import settings_class
 from forge_agents.types import Episode, Turn
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class PlayConfig:
     """A seat for a person, and who plays with them; at most one of `model`, `endpoint` and `opponent`."""

@@ -40,7 +40,7 @@ from forge_agents.runtime.processes import visible_gpus
 from forge_agents.serving._vllm import QUIET_AND_LOCAL
 from forge_agents.serving.config import is_too_small_to_compile
 from forge_agents.serving.memory import check_head_size
-from forge_agents.settings import settings
+from forge_agents.settings import settings_class
 
 TOKEN_VARIABLE = "FORGE_AGENTS_TOKEN"  # noqa: S105  # a name
 _HANDED_ON = "FORGE_AGENTS_SERVER_TOKEN"
@@ -60,7 +60,7 @@ _Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 _App: TypeAlias = Callable[[_Scope, Any, _Send], Awaitable[None]]
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
     """A model, and how it is served. What stands after ``--`` goes to ``vllm serve`` as it is."""

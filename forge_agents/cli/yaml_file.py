@@ -78,7 +78,7 @@ class _Loader(yaml.SafeLoader):
         for key_node, _ in node.value:
             if key_node.tag == "tag:yaml.org,2002:merge":
                 continue
-            key = self.construct_object(key_node, deep=True)  # type: ignore[no-untyped-call]
+            key = self.construct_object(key_node, deep=True)
             key, line = str(key) if isinstance(key, Switch) else key, key_node.start_mark.line + 1
             if isinstance(key, Hashable) and key in first:
                 raise yaml.constructor.ConstructorError(

@@ -19,7 +19,7 @@ from typing import Literal, get_args
 
 from forge_agents.errors import NotReadyError, did_you_mean
 from forge_agents.sandbox.sandbox import FREE_FILE_MB
-from forge_agents.settings import settings
+from forge_agents.settings import settings_class
 
 FOLDER = "/work"
 """Where the episode's folder is in a container."""
@@ -29,7 +29,7 @@ _ANSWER_S = 60.0
 _Network = Literal["host", "models"]
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
     """How a `Program` of a container image is run, where the defaults will not do."""

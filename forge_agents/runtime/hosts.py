@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from forge_agents.errors import HostError, did_you_mean
-from forge_agents.settings import settings
+from forge_agents.settings import settings_class
 
 Kind: TypeAlias = Literal["local", "process", "slurm", "kubernetes", "attach"]
 
@@ -35,7 +35,7 @@ _OWN_FIELDS: Mapping[str, Mapping[str, Any]] = {
 """Fields that only one kind reads, with their defaults."""
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class Hosts:
     """Where the processes of a run are.

@@ -23,7 +23,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
 from forge_agents.errors import ForgeError
-from forge_agents.settings import settings
+from forge_agents.settings import settings_class
 
 _SUPERVISOR = Path(__file__).with_name("_supervisor.py")
 _GRACE_S = 10.0
@@ -38,7 +38,7 @@ class SandboxError(ForgeError, RuntimeError):
     """The sandbox itself failed; this says nothing about the program."""
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxLimits:
     """What one program may use, its children included."""

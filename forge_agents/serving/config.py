@@ -15,7 +15,7 @@ from forge_agents.models.resolve import weight_bytes
 from forge_agents.policy import LoRA
 from forge_agents.runtime.processes import visible_gpus
 from forge_agents.serving.routing import router_class
-from forge_agents.settings import settings
+from forge_agents.settings import settings_class
 
 _CHOICES = {
     "dtype": ("auto", "bfloat16", "float32"),
@@ -31,7 +31,7 @@ def is_too_small_to_compile(folder: Path) -> bool:
     return not visible_gpus() and 0 < weight_bytes(folder) < _TOO_SMALL_BYTES
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
     """One served model."""

@@ -20,7 +20,7 @@ from forge_agents.policy import Policy, Sampling
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.runtime.interrupts import interrupted
 from forge_agents.serving.config import EngineConfig
-from forge_agents.settings import settings
+from forge_agents.settings import settings_class
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.records.plots import draw_curve, picture
 from forge_trainers.rl.config import GRPOConfig
@@ -31,7 +31,7 @@ ENV_ID = "forge/Relay-v0"
 ENV_ARGS: dict[str, Any] = {"max_number": 9, "tool": False}
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class DemoConfig:
     """The demo's knobs; the defaults finish in minutes on two CPU cores."""

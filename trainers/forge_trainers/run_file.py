@@ -16,7 +16,7 @@ from forge_agents.errors import did_you_mean
 from forge_agents.imports import imported
 from forge_agents.policy import WORDS, AnyPolicy, Endpoint, Expert, Policy, Seats
 from forge_agents.runtime.hosts import Hosts
-from forge_agents.settings import settings
+from forge_agents.settings import settings_class
 from forge_trainers.learner.config import ONE_FOR_ALL, LearnerConfig
 from forge_trainers.offline.config import WarmStart
 from forge_trainers.rl.config import GRPOConfig
@@ -37,10 +37,10 @@ LearnerOverrides: type = make_dataclass(
 )
 """Learner settings of one policy: the fields of `LearnerConfig`, of which None leaves those that the trainer has."""
 LearnerOverrides.__module__ = __name__  # where the command line's parser looks for it
-settings(LearnerOverrides)
+settings_class(LearnerOverrides)
 
 
-@settings
+@settings_class
 @dataclass(frozen=True)
 class RunPolicy(Policy):
     """A policy, as YAML and flags say it."""
@@ -56,7 +56,7 @@ class RunPolicy(Policy):
         return Policy(**{**values, "name": name})
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class RunLeague(LeagueConfig):
     """A league, as YAML and flags say it."""
@@ -73,7 +73,7 @@ class RunLeague(LeagueConfig):
         return tuple(dict.fromkeys((*self.anchors, *self.held_out)))
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
     """One training run, as YAML and flags say it."""

@@ -20,7 +20,7 @@ from forge_agents.models.sizes import SHAPES, ModelSize
 from forge_agents.policy import LoRA, Policy
 from forge_agents.runtime import mesh
 from forge_agents.runtime.hosts import Hosts, Seat
-from forge_agents.settings import settings
+from forge_agents.settings import settings_class
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.memory import RECOMPUTED
 from forge_trainers.run.config import ProcessConfig
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
     """GPUs that are all alike."""

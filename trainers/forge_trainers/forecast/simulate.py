@@ -19,7 +19,7 @@ import numpy as np
 from forge_agents.envs import registry
 from forge_agents.errors import ForgeError
 from forge_agents.runtime.hosts import ENVS
-from forge_agents.settings import settings
+from forge_agents.settings import settings_class
 from forge_trainers.forecast.measured import TO_MEASURE, Measured, measure, plan_of, read_run
 from forge_trainers.forecast.simulation import Plan, SimulatedRun
 from forge_trainers.forecast.simulation import simulate as run_steps
@@ -110,7 +110,7 @@ class Prediction:
         return table
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class Hardware:
     """What the run is to be simulated on."""

@@ -11,7 +11,7 @@ from typing import Literal, get_args, get_origin, get_type_hints
 
 from forge_agents.errors import did_you_mean
 from forge_agents.policy import LoRA, Policy
-from forge_agents.settings import settings
+from forge_agents.settings import settings_class
 from forge_trainers.losses.registry import Correction, LossSettings, find_loss
 
 _LENGTHS = 8
@@ -21,7 +21,7 @@ LEAST_MICROBATCH, LEAST_CHUNK = 2048, 256
 """Positions of a pass and tokens of a head's chunk where memory does not say more."""
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class LearnerConfig:
     """One learner."""

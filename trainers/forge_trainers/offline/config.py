@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forge_agents.policy import Policy
 from forge_agents.runtime.hosts import Hosts
-from forge_agents.settings import settings
+from forge_agents.settings import settings_class
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.records.trackers import Tracker, check_tracker
 from forge_trainers.run.config import check_at_least, check_deadlines
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from forge_agents.types import Episode
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class OfflineConfig:
     """What learning from given data has in common."""
@@ -74,7 +74,7 @@ class OfflineConfig:
             )
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class SFTConfig(OfflineConfig):
     """Supervised fine-tuning: cross-entropy of the answers, given what stands before them."""
@@ -91,7 +91,7 @@ class SFTConfig(OfflineConfig):
             raise ValueError(f"best_per_group={self.best_per_group} leaves nothing; set at least 1, or None for all")
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class DPOConfig(OfflineConfig):
     """Direct preference optimisation (arXiv 2305.18290) against the frozen start model."""
@@ -110,7 +110,7 @@ class DPOConfig(OfflineConfig):
             raise ValueError(f"min_difference={self.min_difference} must be at least 0")
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
     """What a policy learns by imitation before it plays."""
@@ -147,7 +147,7 @@ class WarmStart:
         return demonstrations(self.data, self.games, seed=seed, env_args=self.env_args, seats=seats)
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class SFTRunConfig(WarmStart):
     """One run of supervised fine-tuning, as YAML and flags say it."""

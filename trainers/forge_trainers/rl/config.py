@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import get_args
 
 from forge_agents.policy import Policy
-from forge_agents.settings import settings
+from forge_agents.settings import settings_class
 from forge_agents.types import Trajectory, total_tokens
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.losses.registry import Denominator, find_loss
@@ -19,7 +19,7 @@ from forge_trainers.rl.credit import Credit, imported_credit
 from forge_trainers.run.config import ProcessConfig, check_at_least, check_deadlines
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class GRPOConfig(ProcessConfig):
     """Group relative policy optimization over multi-agent episodes, by default DAPO's variant (arXiv 2503.14476).

@@ -13,12 +13,12 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from forge_agents.imports import imported
-from forge_agents.settings import settings
+from forge_agents.settings import settings_class
 
 Key: TypeAlias = Literal["seed", "role", "turn"]
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class Overlong:
     """DAPO's soft punishment of long responses (arXiv 2503.14476, eq. 13)."""
@@ -87,7 +87,7 @@ class Baselines:
         self._means = dict(zip(state["names"].tolist(), state["means"].tolist(), strict=True))
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class Credit:
     """How a reward is compared with those of other trajectories."""

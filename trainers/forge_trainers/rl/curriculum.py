@@ -16,13 +16,13 @@ import numpy as np
 
 from forge_agents.envs import registry
 from forge_agents.errors import ArgumentError
-from forge_agents.settings import settings
+from forge_agents.settings import settings_class
 from forge_trainers.rl.rewards import JudgedGroup
 
 _log = logging.getLogger(__name__)
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class CurriculumConfig:
     """When a level is practised."""
@@ -52,7 +52,7 @@ class CurriculumConfig:
             )
 
 
-@settings
+@settings_class
 @dataclass(frozen=True)
 class Curriculum(CurriculumConfig):
     """Environments whose share of the groups follows the team's success: ``trainer.fit(fa.Curriculum("my/Game-v0"))``.

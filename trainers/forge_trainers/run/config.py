@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from forge_agents.policy import Policy
 from forge_agents.serving.config import EngineConfig
-from forge_agents.settings import settings
+from forge_agents.settings import settings_class
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.run.ineffective import refuse_ineffective
 
@@ -30,7 +30,7 @@ def check_deadlines(settings: object, *names: str) -> None:
             raise ValueError(f"{name}={getattr(settings, name)} must be positive: every wait has a deadline")
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class ProcessConfig:
     """What the processes of a run need to know."""

@@ -15,12 +15,12 @@ import numpy as np
 
 from forge_agents.errors import did_you_mean
 from forge_agents.policy import AnyPolicy, Policy
-from forge_agents.settings import settings
+from forge_agents.settings import settings_class
 from forge_agents.types import Episode, EpisodeGroup
 from forge_trainers.selfplay.matchmaking import Matchmaking, Standings
 
 
-@settings
+@settings_class
 @dataclass(frozen=True, kw_only=True)
 class LeagueConfig:
     """How a policy's opponents are made and met."""
@@ -51,7 +51,7 @@ class LeagueConfig:
             raise ValueError(f"self_play={self.self_play} of the league is a chance, 0 to 1")
 
 
-@settings
+@settings_class
 @dataclass(frozen=True)
 class League(LeagueConfig):
     """Self-play: a trainable policy against snapshots of itself and fixed opponents. Takes the place of seats.
