@@ -1,4 +1,4 @@
-"""Keys of recorded rows and messages: which say what is learned, which may, and which do not.
+"""Keys of recorded rows and messages: keys that say what is learned, keys that may change it, and metadata.
 
 Used by every reader of training data, so that the same key never means different things.
 """
@@ -14,7 +14,7 @@ import numpy as np
 LEARN_KEYS = (
     "weight", "loss", "train", "training", "trainable", "learn", "loss_mask", "step_loss_mask", "loss_weight",
 )  # fmt: skip
-"""Keys of a message or a row that say with 0 or 1 whether it is learned: OpenAI's, ms-swift's, axolotl's, slime's."""
+"""Keys with which OpenAI, ms-swift, axolotl and slime mark a message or a row as learned (1) or not (0)."""
 _CHANGES = frozenset((
     "loss", "losses", "train", "trained", "training", "trainable", "untrained", "learn", "learned", "learning",
     "learnable", "mask", "masks", "masked", "masking", "weight", "weights", "weighted", "weighting", "ignore",
@@ -37,44 +37,44 @@ _METADATA = frozenset((
 _MEASURES = frozenset((
     "id", "uuid", "count", "hash", "source", "type", "version", "time", "date", "timestamp", "score", "name", "length",
 ))  # fmt: skip
-"""A key that ends with one of these words, such as ``tool_call_id``, changes nothing, whatever stands before."""
+"""A key that ends with one of these words, such as ``tool_call_id``, changes nothing."""
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 
 
-def is_learned(source: str, thing: Mapping[str, Any], unread: set[str], known: Collection[str]) -> bool:
-    """Whether a row or a message says that it is learned; without a word about it, it is.
+def is_learned(source: str, thing: Mapping[str, Any], unread: set[str], read_keys: Collection[str]) -> bool:
+    """Return whether a row or a message is to be learned. The default is True.
 
     Args:
-        source: Where it comes from, for errors.
+        source: Place of the row or message, for errors.
         thing: The row or the message.
-        unread: Receives the keys that are ignored and are no usual metadata.
-        known: Keys that the caller reads.
+        unread: Set to which ignored keys are added, except common metadata.
+        read_keys: Keys that the caller reads.
 
     Raises:
-        ValueError: It has a key that may change what is learned and is not followed.
+        ValueError: A key may change what is learned and is not followed, or has a value other than 0 and 1.
     """
-    said: dict[str, bool] = {}
+    marks: dict[str, bool] = {}
     for key, value in thing.items():
-        if key in known or _is_empty(value):
+        if key in read_keys or _is_empty(value):
             continue
         words = [word.lower() for word in _WORD.findall(str(key))]
         if key in LEARN_KEYS:
             if isinstance(value, str) or np.ndim(value) or value not in (0, 1):
                 raise ValueError(f"{source} has {key}={value!r:.80}; expected 0 or 1 (false or true)")
-            said[key] = bool(value)
+            marks[key] = bool(value)
         elif words and (words[-1] in _MEASURES or words[0] == "num"):
             continue
         elif _CHANGES.intersection(words):
             raise ValueError(refusal(source, key))
         elif not _METADATA.intersection(words):
             unread.add(str(key))
-    if len(set(said.values())) > 1:
-        raise ValueError(f"{source} has {said}, which contradict each other; keep one of them")
-    return all(said.values())
+    if len(set(marks.values())) > 1:
+        raise ValueError(f"{source} has the contradictory marks {marks}; keep one of them")
+    return all(marks.values())
 
 
 def refusal(source: str, key: Any) -> str:
-    """Why a key is refused, and what to do."""
+    """Return the error message for a key that is refused."""
     how = {
         "tools": "`forge-agents import` writes tools and calls into the messages",
         "functions": "`forge-agents import` writes tools and calls into the messages",

@@ -25,7 +25,7 @@ class Exchange:
 
     request: Mapping[str, Any]
     messages: list[Any]
-    """What was asked, in OpenAI's or Anthropic's form."""
+    """Messages of the request, in OpenAI's or Anthropic's form."""
     answers: list[dict[str, Any]] = field(default_factory=list)
     """Assistant messages, each with its ``finish_reason``; empty if the request failed."""
     models: frozenset[str] = frozenset()
@@ -33,7 +33,7 @@ class Exchange:
 
     @property
     def asks(self) -> dict[str, Any]:
-        """What the request asks for in addition to its messages, in the words of OpenAI's chat completions."""
+        """Fields of the request under the names of OpenAI's chat completions."""
         asks, choice = dict(self.request), self.request.get("tool_choice")
         if isinstance(choice, Mapping) and choice.get("disable_parallel_tool_use"):
             asks["parallel_tool_calls"] = False
@@ -44,7 +44,7 @@ class Exchange:
 
 
 def exchange_in(row: Mapping[str, Any]) -> Exchange | None:
-    """The request and the response of a row; None if the row is no log of a request.
+    """Return the request and the response of a row, or None if the row is not a logged request.
 
     Args:
         row: A mapping with ``request`` and ``response`` (or ``request_body`` and ``response_body``, or ``input`` and
@@ -55,15 +55,15 @@ def exchange_in(row: Mapping[str, Any]) -> Exchange | None:
     Raises:
         RefusedError: A request or a response has a form that is not read. The message names it.
     """
-    asked = next((row[key] for key in ("request", "request_body") if row.get(key) is not None), None)
-    given = next((row[key] for key in ("response", "response_body") if row.get(key) is not None), None)
-    if asked is None and isinstance(row.get("input"), list | dict) and row.get("output") is not None:
-        asked, given = row["input"], row["output"]
-    if asked is None and isinstance(row.get("messages"), list) and (given is not None or row.get("choices")):
-        asked, given = row, row if given is None else given
-    if asked is None or (given is None and row.get("error") is None):
+    logged = next((row[key] for key in ("request", "request_body") if row.get(key) is not None), None)
+    answer = next((row[key] for key in ("response", "response_body") if row.get(key) is not None), None)
+    if logged is None and isinstance(row.get("input"), list | dict) and row.get("output") is not None:
+        logged, answer = row["input"], row["output"]
+    if logged is None and isinstance(row.get("messages"), list) and (answer is not None or row.get("choices")):
+        logged, answer = row, row if answer is None else answer
+    if logged is None or (answer is None and row.get("error") is None):
         return None
-    request = _body(asked, "request")
+    request = _body(logged, "request")
     if isinstance(request, str) or (isinstance(request, list) and request):
         request = {"messages": [{"role": "user", "content": request}] if isinstance(request, str) else request}
     if not isinstance(request, Mapping):
@@ -71,8 +71,8 @@ def exchange_in(row: Mapping[str, Any]) -> Exchange | None:
     if request.get("previous_response_id"):
         raise RefusedError("the request names a previous_response_id, and the messages before are not in it")
     messages = _messages(request)
-    failed = row.get("error") is not None or _has_failed(given)
-    response = None if failed else _body(given, "response")
+    failed = row.get("error") is not None or _has_failed(answer)
+    response = None if failed else _body(answer, "response")
     if isinstance(response, Mapping) and response.get("error"):
         response = None
     answers = [] if response is None else _answers(response)
@@ -107,8 +107,8 @@ def _messages(request: Mapping[str, Any]) -> list[Any]:
     if request.get("input") is None:
         keys = ", ".join(map(repr, list(request)[:12]))
         raise RefusedError(f"the request has the keys {keys}; expected messages, or the input of OpenAI's responses")
-    asked = request["input"]
-    items = [{"role": "user", "content": asked}] if isinstance(asked, str) else _of_items(asked)
+    given = request["input"]
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else _of_items(given)
     instructions = request.get("instructions")
     return [*([{"role": "system", "content": instructions}] if instructions else []), *items]
 

@@ -24,11 +24,11 @@ _DECIDES = frozenset((
 
 
 def argument_schemas(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """The schemas of arguments by name, also of the parts that a schema combines or refers to within itself.
+    """Return the schemas of arguments by name, including those in combined schemas and local references.
 
-    JSON Schema also allows ``true`` in place of the schema of an argument, which is returned as ``{}``.
+    A schema may also be ``true``, which is returned as ``{}``.
     """
-    known: dict[str, dict[str, Any]] = {}
+    schemas: dict[str, dict[str, Any]] = {}
     waiting: deque[Any] = deque([parameters])
     for _ in range(_MOST_PARTS):
         if not waiting:
@@ -38,16 +38,16 @@ def argument_schemas(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]
             continue
         properties = part.get("properties")
         for name, schema in properties.items() if isinstance(properties, Mapping) else ():
-            known.setdefault(str(name), schema if isinstance(schema, dict) else {})
+            schemas.setdefault(str(name), schema if isinstance(schema, dict) else {})
         for keyword in _BRANCHES:
             waiting.extend(part[keyword] if isinstance(part.get(keyword), list) else ())
         waiting.extend(part.get(keyword) for keyword in ("then", "else"))
         waiting.append(referred(parameters, part))
-    return known
+    return schemas
 
 
 def referred(parameters: Mapping[str, Any], part: Mapping[str, Any]) -> Any:
-    """What the ``$ref`` of a part of `parameters` points to within them; None if it points elsewhere or nowhere."""
+    """Return the part of `parameters` to which the ``$ref`` of `part` points; None if it does not point into them."""
     reference = part.get("$ref")
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
@@ -58,31 +58,31 @@ def referred(parameters: Mapping[str, Any], part: Mapping[str, Any]) -> Any:
 
 
 def wrong_arguments(tool: str, parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
-    """What is wrong with the arguments of a call, for a model to read; empty if they fit.
+    """Return an error message for the model if the arguments do not fit the schema, else an empty string.
 
     JSON Schema accepts unknown arguments unless a schema forbids them. Here a schema that only lists ``properties``
-    forbids them, because a function has no other parameters.
+    forbids them, because the tool is a function without other parameters.
     """
-    known, properties = argument_schemas(parameters), parameters.get("properties")
+    schemas, properties = argument_schemas(parameters), parameters.get("properties")
     decides = any(keyword in parameters and parameters[keyword] is not False for keyword in _DECIDES)
     if isinstance(properties, Mapping) and not decides:
         for name in arguments:
             if name not in properties:
-                return _unknown(tool, name, known)
+                return _unknown(tool, name, schemas)
     required = parameters.get("required")
     for name in required if isinstance(required, list) else ():
         if name not in arguments:
             return f"{tool} needs the argument {name!r}"
-    return _breach(tool, parameters, arguments, known)
+    return _breach(tool, parameters, arguments, schemas)
 
 
-def _unknown(tool: str, name: str, known: Mapping[str, Any]) -> str:
-    names = ", ".join(known) or "none"
-    return f"{tool} has no argument {name!r}; arguments: {names}.{did_you_mean(name, known)}"
+def _unknown(tool: str, name: str, schemas: Mapping[str, Any]) -> str:
+    names = ", ".join(schemas) or "none"
+    return f"{tool} has no argument {name!r}; arguments: {names}.{did_you_mean(name, schemas)}"
 
 
 def _breach(
-    tool: str, parameters: Mapping[str, Any], arguments: Mapping[str, Any], known: Mapping[str, dict[str, Any]]
+    tool: str, parameters: Mapping[str, Any], arguments: Mapping[str, Any], schemas: Mapping[str, dict[str, Any]]
 ) -> str:
     from referencing import Registry
 
@@ -97,15 +97,15 @@ def _breach(
     if error is None:
         return ""
     name = str(error.absolute_path[0]) if error.absolute_path else ""
-    if name and known.get(name) and "$ref" not in (expected := _shown(known[name])):
+    if name and schemas.get(name) and "$ref" not in (expected := _shown(schemas[name])):
         return f"argument {name!r} of {tool} is {arguments[name]!r}; expected {expected}"
-    if name and known.get(name):
+    if name and schemas.get(name):
         return f"argument {name!r} of {tool} is {arguments[name]!r}: {error.message}"
     if name:
         return f"argument {name!r} of {tool} does not fit: {error.message}"
     closed = error.validator in ("additionalProperties", "unevaluatedProperties") and error.validator_value is False
-    if closed and (extra := next((each for each in arguments if each not in known), None)):
-        return _unknown(tool, extra, known)
+    if closed and (extra := next((each for each in arguments if each not in schemas), None)):
+        return _unknown(tool, extra, schemas)
     expected = _shown({error.validator: error.validator_value})
     return f"the arguments of {tool} do not fit: {error.message}; expected {expected}"
 

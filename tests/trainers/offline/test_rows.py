@@ -93,6 +93,11 @@ def test_an_answer_without_its_repeated_prompt_is_counted(sft, dpo):
     assert found.counts["answers without the prompt that they repeated"] == 2
 
 
+def test_an_answer_that_begins_with_a_prompt_of_one_word_is_counted(sft):
+    found = sft({"prompt": "Hi", "completion": "Hi there!"}, {"prompt": "Hi", "completion": "Hello!"})
+    assert found.counts == {"learned": 2, "answers that begin with a prompt of one word": 1}
+
+
 @pytest.mark.parametrize(
     ("prompt", "answer"),
     [
@@ -198,7 +203,7 @@ def test_a_mark_that_is_neither_0_nor_1_is_refused(sft, value):
 
 def test_marks_that_contradict_each_other_or_ask_for_questions_are_refused(sft):
     both = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two", "loss": 0, "train": True}]
-    with pytest.raises(ValueError, match="contradict each other"):
+    with pytest.raises(ValueError, match="contradictory marks"):
         sft({"messages": both})
     with pytest.raises(ValueError, match=r"messages\[0\] has train=True, but only answers are learned"):
         sft({"messages": [{"role": "user", "content": "one", "train": True}, *chat("atwo")]})
@@ -287,9 +292,11 @@ def test_a_prompt_next_to_the_messages_must_be_part_of_them(sft):
             sft({key: "three", "messages": messages})
 
 
-def test_the_name_of_a_speaker_is_refused(sft):
+def test_the_name_of_a_speaker_stands_before_the_text(sft):
+    named = [{"role": "user", "name": "Ada", "content": "one"}, *chat("atwo")]
+    assert content(sft({"messages": named})) == content(sft({"messages": chat("uAda: one", "atwo")}))
     with pytest.raises(ValueError, match="has the key 'name'.*write the speaker's name into the content"):
-        sft({"messages": [{"role": "user", "name": "Ada", "content": "one"}, *chat("atwo")]})
+        sft({"messages": [*chat("uone"), {"role": "assistant", "name": "Bob", "content": "two"}]})
 
 
 def test_an_answer_that_a_limit_cut_off_is_refused(sft):

@@ -19,7 +19,7 @@ from forge_agents.types import Message
 _ROLES = ("system", "user", "assistant", "tool")
 _OTHER_NAMES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
-"""What the thought before an answer is called: by most, by OpenRouter and vLLM, and in gpt-oss' chat template."""
+"""Names of the reasoning before an answer: the usual one, OpenRouter's and vLLM's, and that of gpt-oss."""
 _CUT = ("length", "max_tokens", "content_filter")
 """Values of ``finish_reason`` of answers that are not complete."""
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class RowMessage:
     role: str
     text: str
     learned: bool
-    """Whether it is an answer to be learned."""
+    """True for an answer that is to be learned."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -47,7 +47,7 @@ class RowReader:
         """How many rows were left out or changed, by reason."""
 
     def conversation(self, source: str, row: Mapping[str, Any]) -> list[RowMessage]:
-        """The conversation of a row with ``messages``, or with ``prompt`` and ``completion``.
+        """Return the conversation of a row with ``messages``, or with ``prompt`` and ``completion``.
 
         Returns:
             At least one message is to be learned, unless the row is empty: marked as not to be learned.
@@ -61,8 +61,9 @@ class RowReader:
         elif row.get("prompt") is not None and row.get("completion") is not None:
             prompt = self._messages(source, "prompt", row["prompt"], text_is="user")
             messages = self._messages(source, "completion", row["completion"], text_is="assistant")
-            text = isinstance(row["completion"], str) and self._repeats_text(prompt, messages, least_words=2)
-            messages = _joined(source, "completion", prompt, self._without_text(prompt, messages) if text else messages)
+            if isinstance(row["completion"], str):
+                messages = self._without_prompt(prompt, messages, least_words=2)
+            messages = _joined(source, "completion", prompt, messages)
         else:
             expected = "'messages', or 'prompt' and 'completion'"
             raise _wrong_keys(source, row, ("messages", "prompt", "completion"), expected)
@@ -79,7 +80,7 @@ class RowReader:
         return []
 
     def sides(self, source: str, row: Mapping[str, Any]) -> tuple[list[RowMessage], list[RowMessage]] | None:
-        """The chosen and the rejected conversation of a row; None if the row is marked as not to be learned.
+        """Return the chosen and the rejected conversation of a row, or None if the row is not to be learned.
 
         Answers that both begin with are not learned.
 
@@ -94,10 +95,9 @@ class RowReader:
         texts = [name for name in names if isinstance(row[name], str)]
         if texts and not prompt:
             raise _wrong_keys(source, row, ("prompt", *names), "'prompt' next to answers that are texts")
-        both = len(texts) == 2 and all(self._repeats_text(prompt, given[name], least_words=1) for name in texts)
+        both = len(texts) == 2 and all(_text_after(prompt, given[name], least_words=1) for name in texts)
         for name in texts:
-            if self._repeats_text(prompt, given[name], least_words=1 if both else 2):
-                given[name] = self._without_text(prompt, given[name])
+            given[name] = self._without_prompt(prompt, given[name], least_words=1 if both else 2)
         wanted = is_learned(source, row, self.unread, ("messages", "prompt", *names, "system"))
         chosen, rejected = (
             _with_system(source, row, _joined(source, name, prompt, given[name])) for name in names
@@ -146,7 +146,7 @@ class RowReader:
                 f"{source} holds 'tool_calls', which are not read; write them into the content as text, as "
                 "`forge-agents import` does"
             )
-        if message.get("name") and role != "tool":
+        if message.get("name") and role == "assistant":
             raise ValueError(refusal(source, "name"))
         learned = is_learned(source, message, self.unread, ("role", "content", *_THOUGHTS))
         flags = [key for key in LEARN_KEYS if message.get(key)]
@@ -155,7 +155,10 @@ class RowReader:
         for key in ("finish_reason", "stop_reason"):
             if message.get(key) in _CUT:
                 raise ValueError(f"{source} has {key}={message[key]!r}: an answer that is not complete; remove its row")
-        return RowMessage(str(role), _text(source, role, message), learned and role == "assistant")
+        text, name = _text(source, role, message), message.get("name")
+        if name and role in ("system", "user") and name != role:
+            text = f"{name}: {text}"  # as the gateway shows it
+        return RowMessage(str(role), text, learned and role == "assistant")
 
     def _check_beside(self, source: str, row: Mapping[str, Any], messages: Sequence[RowMessage]) -> None:
         """Raise ValueError for a row whose ``prompt`` or ``completion`` is not part of its ``messages``."""
@@ -166,18 +169,23 @@ class RowReader:
             if not {message.key for message in self._messages(source, key, row[key], text_is=role)} <= spoken:
                 raise ValueError(f"{source} has both 'messages' and {key!r}, and they differ; keep one of them")
 
-    def _repeats_text(
-        self, prompt: Sequence[RowMessage], answer: Sequence[RowMessage], *, least_words: int
-    ) -> bool:
-        """Whether a text answer begins with the text of the prompt. A short prompt may begin an answer by chance."""
-        asked = prompt[-1] if prompt else None
-        if asked is None or asked.role != "user":
-            return False
-        return bool(text_after(asked.text, answer[0].text, least_words=least_words))
+    def _without_prompt(
+        self, prompt: Sequence[RowMessage], answer: list[RowMessage], *, least_words: int
+    ) -> list[RowMessage]:
+        """A text answer without the prompt's text, if it repeats that and the prompt has at least `least_words`."""
+        rest = _text_after(prompt, answer, least_words=least_words)
+        if rest:
+            self.counts["answers without the prompt that they repeated"] += 1
+            return [replace(answer[0], text=rest)]
+        if _text_after(prompt, answer, least_words=1):
+            self.counts["answers that begin with a prompt of one word"] += 1
+        return answer
 
-    def _without_text(self, prompt: Sequence[RowMessage], answer: Sequence[RowMessage]) -> list[RowMessage]:
-        self.counts["answers without the prompt that they repeated"] += 1
-        return [replace(answer[0], text=text_after(prompt[-1].text, answer[0].text, least_words=1))]
+
+def _text_after(prompt: Sequence[RowMessage], answer: Sequence[RowMessage], *, least_words: int) -> str:
+    if not prompt or prompt[-1].role != "user":
+        return ""
+    return text_after(prompt[-1].text, answer[0].text, least_words=least_words)
 
 
 def _is_same(message: RowMessage, other: RowMessage) -> bool:
