@@ -41,7 +41,7 @@ _MARK = (
 
 _ENDS = {"<|return|>": "<|end|>"}
 """What a template writes where the model wrote another token at an answer's end: gpt-oss."""
-_CALL_MARK = re.compile(r"tool|python_tag|TOOL_CALLS|ARGS")
+_CALL_MARK = re.compile(r"tool|python_|TOOL_CALLS|ARGS|CALL_ID|_ACTION")
 """In control tokens of calls, of any family."""
 _RESULT_MARK = re.compile(r"respon|result|output|list|<\|(?:im_)?tool\|?>")
 """In control tokens of tool results and of lists of tools, which a model reads and does not write."""

@@ -278,6 +278,8 @@ def tokenizer_with(folder, *special, plain=()):
         ("<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>3",
          ("<|channel|>", "<|message|>", "<|end|>", "<|start|>")),
         ('[TOOL_CALLS][{"name": "add", "arguments": {}}]', ("[TOOL_CALLS]",)),
+        ("[TOOL_CALLS]add[CALL_ID]x1[ARGS]{}", ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")),
+        ('<|START_ACTION|>[{"tool_name": "add"}]<|END_ACTION|>', ("<|START_ACTION|>", "<|END_ACTION|>")),
         ('<|python_tag|>{"name": "add", "parameters": {}}', ("<|python_tag|>",)),
         ('<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>', ("<tool_call>", "</tool_call>")),
     ],
@@ -288,7 +290,7 @@ def test_tags_of_thoughts_and_marks_of_calls_stay_control_tokens_in_answers(tiny
     answer = renderer.answer(text)
     assert made.decode(answer[:-1]) == text
     assert set(made.convert_tokens_to_ids(list(tokens))) <= set(answer)
-    if text.startswith("["):
+    if text.startswith("[THINK]"):
         with pytest.raises(ValueError, match="control token"):
             Renderer(tokenizer_with(tiny_llama, "[THINK]", "[/THINK]")).answer("I write [THINK] first")
 
