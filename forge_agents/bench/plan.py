@@ -33,7 +33,8 @@ Kind: TypeAlias = Literal["single", "cooperative", "competitive", "mixed"]
 TEAMS: tuple[Kind, ...] = ("cooperative", "mixed")
 """Where players are partners."""
 SuiteLike: TypeAlias = str | Sequence[str] | Mapping[str, Mapping[str, Any]]
-"""A suite's name, an environment's id, several of both, or arguments by name or id."""
+"""A suite's name, an environment's id, several of both, or arguments by name or id. ``module:name`` imports the module
+first."""
 
 
 @settings_class
@@ -93,7 +94,8 @@ class BenchConfig:
     """OpenAI-compatible servers by name, with all that can be set: the variable that holds the key, requests at once,
     deadlines, budgets. They play beside `players`, each with its own `sampling`."""
     suite: str | list[str] = "core-v1"
-    """A suite's name or an environment's id; several as a list, or with + between them."""
+    """A suite's name or an environment's id; several as a list, or with + between them. module:NAME imports the module
+    first, which registers it."""
     episodes: int | None = None
     """Seeds for every environment and line-up; null: the suite's number, 64 of one environment."""
     seed: int | None = None
@@ -200,7 +202,7 @@ def suite_ids(suite: SuiteLike) -> tuple[str, dict[str, dict[str, Any]]]:
     """
     whole = isinstance(suite, str) and suite in registry.list_suites()
     asked = list(suite) if not isinstance(suite, str) else [suite] if whole else suite.split("+")
-    names = [registry.spec(name).id if "/" in name else name for name in asked]
+    names = [registry.spec(name).id if "/" in name else registry.suite_name(name) for name in asked]
     if not names or len(set(names)) < len(names):
         raise ValueError(f"a suite needs one or more different ids or suites, got {asked}")
     given = suite if isinstance(suite, Mapping) else {}

@@ -482,17 +482,20 @@ def _show(report: Report, out: str | Path, *, html: str, markdown: str) -> None:
         print(f"text   {markdown}")
 
 
-@_command("list", "forge-agents list", "forge-agents list --tag zero-sum")
+@_command("list", "forge-agents list", "forge-agents list --tag zero-sum", "forge-agents list core-v1")
 def list_environments(words: Sequence[str]) -> int:
-    """List environments and suites: forge-agents list [--tag 2p]"""
+    """List environments and suites: forge-agents list [SUITE | ID ...] [--tag 2p]"""
     from rich.console import Console
     from rich.table import Column, Table
 
     from forge_agents.envs import registry
 
     parser = _parser("list")
+    parser.add_argument("names", nargs="*", help=_NAMES)
     parser.add_argument("--tag", type=str, help="Only environments with this tag.")
-    specs = map(registry.spec, registry.list_envs(parser.parse_args(list(words)).tag))
+    chosen = parser.parse_args(list(words))
+    ids = _named_ids(chosen.names) if chosen.names else registry.list_envs()
+    specs = [one for one in map(registry.spec, ids) if chosen.tag is None or chosen.tag in one.tags]
     rows = [
         (one.id, ", ".join(one.tags), str(one.max_turns or ""), str(len(one.levels) or ""), "expert" * bool(one.expert))
         for one in specs
@@ -505,19 +508,38 @@ def list_environments(words: Sequence[str]) -> int:
         console.print(table)
     else:  # for programs: a line each, fields between tabs
         print("\n".join("\t".join(row) for row in rows))
-    for suite in registry.list_suites():
+    for suite in [] if chosen.names else registry.list_suites():
         print(f"suite {suite}")
     return 0
 
 
+_NAMES = "Suites or environment ids; module:NAME imports the module first, which registers it."
+
+
+def _named_ids(names: Sequence[str]) -> list[str]:
+    """Ids of environments, those of suites among them, each once."""
+    from forge_agents.envs import registry
+    from forge_agents.errors import UnknownIdError
+
+    found: dict[str, None] = {}
+    for name in names:
+        try:
+            suite = registry.suite_name(name)
+        except UnknownIdError:
+            found[registry.spec(name).id] = None  # its message names near ids and near suites
+        else:
+            found |= dict.fromkeys(registry.suite(suite))
+    return list(found)
+
+
 @_command("check", "forge-agents check forge/KuhnPoker-v0", "forge-agents check --all --tag 2p --json")
 def check(words: Sequence[str]) -> int:
-    """Check environments against the contract: forge-agents check ID [ID ...] | --all [--tag 2p] [--json]"""
+    """Check environments against the contract: forge-agents check ID|SUITE [...] | --all [--tag 2p] [--json]"""
     from forge_agents.envs import registry
     from forge_agents.envs.conformance.check import report_all
 
     parser = _parser("check")
-    parser.add_argument("ids", nargs="*", help="Environment ids.")
+    parser.add_argument("ids", nargs="*", help=_NAMES)
     parser.add_argument("--all", action="store_true", help="Every registered id.")
     parser.add_argument("--tag", type=str, help="Of --all, only ids with this tag.")
     parser.add_argument("--json", action="store_true", help="One JSON object per id and line.")
@@ -528,7 +550,7 @@ def check(words: Sequence[str]) -> int:
     if bool(chosen.ids) == chosen.all or (chosen.tag and not chosen.all):
         parser.error("name ids, or --all, which --tag narrows")
     failed = report_all(
-        registry.list_envs(chosen.tag) if chosen.all else [registry.spec(env_id).id for env_id in chosen.ids],
+        registry.list_envs(chosen.tag) if chosen.all else [registry.spec(id_).id for id_ in _named_ids(chosen.ids)],
         as_json=chosen.json,
         brief=chosen.all,
         episodes=chosen.episodes,

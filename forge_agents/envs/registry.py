@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import re
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -307,10 +308,13 @@ def register_suite(
     """Name a list of environment ids, which may be registered later, and say how it is played: see `SuiteDefaults`.
 
     Raises:
-        ValueError: No ids, an id twice or without a version, numbers that make no sense, or the name is taken.
+        ValueError: No ids, an id twice or without a version, numbers that make no sense, or a name that is taken or
+            has other characters than letters, digits, "-", "_" and ".".
     """
     if isinstance(ids, str):
         raise TypeError(f"suite {name!r} was given the string {ids!r}; pass a list of ids")
+    if not re.fullmatch(r"[\w.-]+", name):
+        raise ValueError(f"suite name {name!r} must be letters, digits, '-', '_' or '.', e.g. 'mine-v0'")
     ids = tuple(ids)
     entry = (ids, SuiteDefaults(episodes=episodes, seed=seed, swap_seats=swap_seats, max_tokens=max_tokens))
     if not ids or len(set(ids)) < len(ids):
@@ -331,18 +335,32 @@ def list_suites() -> list[str]:
 def suite(name: str) -> tuple[str, ...]:
     """The ids of a suite, in its order.
 
+    ``module:name`` imports the module first, which registers the suite.
+
     Raises:
-        UnknownIdError: No suite has the name, or one of its environments is not registered.
+        UnknownIdError: No suite has the name, one of its environments is not registered, or there is no such module.
+    """
+    ids, _ = _suites[suite_name(name)]
+    for id_ in ids:
+        spec(id_)
+    return ids
+
+
+def suite_name(name: str) -> str:
+    """The name of a suite without a module before it, which is imported.
+
+    Raises:
+        UnknownIdError: No suite has the name, or there is no such module.
     """
     _load_plugins()
-    if name in _specs:
-        raise UnknownIdError(f"{name!r} is an environment and no suite; fa.benchmark plays it, fa.make makes it")
-    if name not in _suites:
-        near = did_you_mean(name, [*_suites, *_specs])
-        raise UnknownIdError(f"no suite is called {name!r}.{near} `forge-agents list` shows all suites and ids.")
-    for id_ in _suites[name][0]:
-        spec(id_)
-    return _suites[name][0]
+    bare = _without_module(name)
+    if bare in _specs:
+        raise UnknownIdError(f"{bare!r} is an environment and no suite; fa.benchmark plays it, fa.make makes it")
+    if bare not in _suites:
+        near = did_you_mean(bare, [*_suites, *_specs])
+        yours = f" One of a module of yours is 'my_module:{bare}'." if bare == name else ""
+        raise UnknownIdError(f"no suite is called {bare!r}.{near}{yours} `forge-agents list` shows all suites and ids.")
+    return bare
 
 
 def suite_defaults(name: str) -> SuiteDefaults:
@@ -352,7 +370,7 @@ def suite_defaults(name: str) -> SuiteDefaults:
     one of them does.
     """
     _load_plugins()
-    parts = [name] if name in _suites else name.split("+")
+    parts = [name] if name in _suites else [part if "/" in part else _without_module(part) for part in name.split("+")]
     each = [_suites[part][1] if part in _suites else SuiteDefaults() for part in parts]
     return SuiteDefaults(
         episodes=max(one.episodes for one in each),

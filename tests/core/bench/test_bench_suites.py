@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 import forge_agents as fa
@@ -130,3 +132,63 @@ def test_the_suites_that_come_with_the_package():
     assert [own.episodes for own in found.values()] == [32, 16, 12, 12]
     assert [name for name, own in found.items() if not own.swap_seats] == ["tools-v1"]
     assert found["reasoning-v1"].max_tokens == 256 and all(own.seed == 0 for own in found.values())
+
+
+@pytest.fixture
+def own_module(short, tmp_path, monkeypatch):
+    """A module that registers an environment and a suite when it is imported."""
+    monkeypatch.setattr(registry, "_specs", dict(registry._specs))
+    name = f"mine_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(
+        "import forge_agents as fa\n"
+        "from forge_envs.games.alphabet_sort import AlphabetSort\n"
+        "fa.register('my/Sort-v0', AlphabetSort, max_turns=9, tags=('1p',))\n"
+        "fa.register_suite('mine-v0', ['my/Sort-v0', 'forge/KuhnPoker-v0'], episodes=2, max_tokens=9)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def test_a_suite_of_a_module_is_played_by_its_name(own_module, tmp_path):
+    report = play(tmp_path / "a", f"{own_module}:mine-v0")
+    assert report.settings["suite"] == "mine-v0" and report.settings["episodes"] == 2
+    assert [world.id for world in report.worlds] == ["my/Sort-v0", KUHN]
+    assert play(tmp_path / "b", [f"{own_module}:mine-v0", SORT], episodes=1).settings["suite"] == f"mine-v0+{SORT}"
+    assert fa.suite(f"{own_module}:mine-v0") == ("my/Sort-v0", KUHN)
+
+
+@pytest.mark.parametrize("suite", ["{}:mine-v0", "{}:mine-v0+forge/AlphabetSort-v0", "{}:my/Sort-v0"])
+def test_bench_takes_a_suite_or_an_environment_of_a_module(own_module, suite, tmp_path):
+    words = ["bench", suite.format(own_module), "--players.r", "random", "--episodes", "1", "--out_dir", str(tmp_path)]
+    assert cli.main(words) == 0
+    assert fa.Report.load(tmp_path / "board.json").complete
+
+
+def test_list_and_check_take_suites_also_of_a_module(own_module, capsys):
+    assert cli.main(["list", f"{own_module}:mine-v0"]) == 0
+    assert [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()] == ["my/Sort-v0", KUHN]
+    assert cli.main(["list", "core-v1", f"{own_module}:my/Sort-v0", "--tag", "1p"]) == 0
+    assert [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()] == [SORT, "my/Sort-v0"]
+    assert cli.main(["check", f"{own_module}:mine-v0", "--episodes", "1", "--json"]) == 0
+    assert [fa.spec(json.loads(line)["id"]).id for line in capsys.readouterr().out.splitlines()] == ["my/Sort-v0", KUHN]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("no_such_module_here:mine-v0", "names the module 'no_such_module_here'"),
+        ("json:mine-v0", "no suite is called 'mine-v0'|no environment is registered as 'mine-v0'"),
+        ("mine-v9", "One of a module of yours is 'my_module:mine-v9'"),
+    ],
+)
+def test_suites_that_a_module_does_not_have_are_named(name, said, tmp_path, capsys):
+    with pytest.raises(ForgeError, match=said):
+        play(tmp_path, name)
+    assert cli.main(["list", name]) == 1 and cli.main(["check", name]) == 1
+
+
+@pytest.mark.parametrize("name", ["my:suite", "my/suite", "a+b", ""])
+def test_suites_have_names_that_a_command_can_tell_from_ids_and_modules(name):
+    with pytest.raises(ValueError, match="must be letters, digits"):
+        fa.register_suite(name, [SORT])
