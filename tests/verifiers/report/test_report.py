@@ -10,7 +10,7 @@ import pytest
 from forge_agents.errors import RunFolderError
 from forge_agents.types import Trajectory
 from forge_verifiers import Ensemble, Rule
-from forge_verifiers.report.reasons import direction, with_reasons
+from forge_verifiers.report.reasons import direction, independent_votes, with_reasons
 from forge_verifiers.report.report import EnsembleReport, Evidence, Snapshot, VerifierReport, interval, page, unblurred
 
 HOSTILE = '</td></html><script>alert("$x$")</script>\x1b[31m\u202e[bold]\nnext'
@@ -163,6 +163,14 @@ def row(name="x", **known):
     return VerifierReport(**{"name": name, **told, **counts, **known})
 
 
+def noise_of(rows, m, kind="default"):
+    """Random score rows of m verifiers behind a fit that nobody looks at."""
+    scores = np.random.default_rng(0).random((rows, m)).astype(np.float32)
+    nothing = {"asked": np.ones((rows, m), bool), "groups": np.zeros(rows, np.int64), "labels": np.zeros(rows)}
+    fitted = {"combiner": np.array(kind), **({"kinship": np.eye(m)} if kind == "default" else {})}
+    return Evidence(scores=scores, **nothing, families=[None] * m, combiner=fitted)
+
+
 @pytest.mark.parametrize(
     ("known", "rows", "kind", "camps", "reason"),
     [
@@ -185,7 +193,7 @@ def row(name="x", **known):
         ({"tpr": 0.2, "fpr": 0.8, "tpr_error": math.nan}, 300, "default", 0, "not told from chance by these rows"),
         ({"tpr": 0.8, "fpr": 0.2, "tpr_error": 0.4}, 300, "default", 0, "not told from chance by these rows"),
         ({"tpr": 0.5, "fpr": 0.48}, 300, "default", 0, "no better than chance, as far as the others tell"),
-        ({"tpr": 0.2, "fpr": 0.8}, 300, "default", 1, "contradicted by a cluster of verifiers, other: which is right"),
+        ({"tpr": 0.2, "fpr": 0.8}, 300, "default", 1, "contradicted by other: which side is right, only an anchor or"),
         ({"weight": 0.05}, 300, "default", 0, "the combiner counts it with others that err alike: 20 of them weigh as"),
         ({"weight": 0.05}, 300, "logistic", 0, "the combiner makes no use of it"),
         ({"weight": 0.0}, 300, "weaver", 0, "left out by the combiner: it says yes of"),
@@ -194,11 +202,8 @@ def row(name="x", **known):
     ],
 )
 def test_each_cause_of_a_small_weight_is_told(known, rows, kind, camps, reason):
-    scores = np.random.default_rng(0).random((rows, 2)).astype(np.float32)
-    nothing = {"asked": np.ones((rows, 2), bool), "groups": np.zeros(rows, np.int64), "labels": np.zeros(rows)}
-    fitted = {"combiner": np.array(kind), **({"kinship": np.eye(2)} if kind == "default" else {})}
-    evidence = Evidence(scores=scores, **nothing, families=[None, None], combiner=fitted)
-    found = with_reasons([row(**known), row("other")], evidence, np.array([camps, 2 * camps]))
+    evidence = noise_of(rows, 3, kind)
+    found = with_reasons([row(**known), row("other"), row("third")], evidence, np.array([camps, 2 * camps, 0]))
     assert found[0].reason.startswith(reason) and (reason or not found[0].reason) and not found[1].reason
 
 
@@ -211,19 +216,43 @@ def test_an_estimate_is_shown_with_its_95_percent_interval(value, error, shown):
     assert interval(-0.2, 0.1, low=-1.0) == "-0.200 [-0.40, -0.00]"
 
 
+def test_a_verifier_is_called_worse_than_chance_only_by_a_clear_majority_or_labels():
+    def reasons(*signs, **given):
+        alone = np.zeros(len(signs), np.intp)
+        return [one.reason for one in with_reasons(votes(*signs), noise_of(300, len(signs)), alone, **given)]
+
+    assert reasons(1, 1, -1)[2].startswith("worse than chance") and reasons(1, 1, -1)[:2] == ["", ""]
+    assert reasons(1, -1)[1].startswith("contradicted by v0: which side is right")
+    assert reasons(1, 1, -1, -1, -1)[4].startswith("contradicted by v0, v1: which side is right")
+    assert reasons(1, -1, settled=True)[1].startswith("worse than chance")
+
+
 def votes(*signs):
     rates = {1: (0.8, 0.2), -1: (0.2, 0.8), 0: (0.5, 0.45)}
     return [row(f"v{k}", tpr=rates[sign][0], fpr=rates[sign][1], weight=0.5) for k, sign in enumerate(signs)]
 
 
 def test_the_report_says_on_how_many_verifiers_the_direction_rests():
-    (text,) = direction(votes(1, 1, 1, -1, 0), num_labels=0, anchors=[])
-    assert "rests on 3 verifiers (worth 1.5 independent ones) better than chance against 1 verifier" in text
+    def said(*signs, num_labels=0, anchors=(), evidence=None):
+        some = evidence or noise_of(300, len(signs))
+        return direction(votes(*signs), some, num_labels=num_labels, anchors=anchors)
+
+    (text,) = said(1, 1, 1, -1, 0)
+    assert "rests on 3 verifiers (worth 1.5 independent ones) better than chance against 1 verifier (worth 0.5" in text
     assert text.endswith("for 1 the data do not tell which")
-    assert "none of 2 verifiers is known to be better" in direction(votes(0, 0), num_labels=0, anchors=[])[0]
-    assert direction(votes(1, -1), num_labels=32, anchors=[]) == ["which responses count as correct follows 32 labels"]
-    assert "the anchor tests" in direction(votes(1, -1), num_labels=1, anchors=["tests"])[0]
-    assert direction([row(tpr=math.nan, fpr=math.nan)], num_labels=0, anchors=[]) == []
+    assert "none of 2 verifiers is known to be better" in said(0, 0)[0]
+    assert said(1, -1, num_labels=32) == ["which responses count as correct follows 32 labels"]
+    assert "the anchor tests" in said(1, -1, num_labels=1, anchors=["tests"])[0]
+    assert direction([row(tpr=math.nan, fpr=math.nan)], noise_of(300, 1), num_labels=0, anchors=[]) == []
+
+
+def test_verifiers_that_score_alike_are_worth_one_vote():
+    some = noise_of(300, 3)
+    twins = replace(some, scores=some.scores[:, [0, 0, 1]])
+    rows = [row(f"v{k}") for k in range(3)]
+    assert independent_votes(rows, some, [0, 1, 2]) == pytest.approx(3, abs=0.1)
+    assert independent_votes(rows, twins, [0, 1]) == pytest.approx(1) and independent_votes(rows, twins, []) == 0
+    assert independent_votes(rows, twins, [0, 1, 2]) == pytest.approx(2, abs=0.1)
 
 
 @pytest.mark.parametrize(("rows", "alike"), [(5, False), (12, False), (300, True)])
@@ -359,3 +388,59 @@ def test_other_combiners_make_a_page_with_few_labels():
         ensemble.score(played(groups=10))
         text = page(ensemble.report())
         assert re.search(r"Expected calibration error 0\.\d{3} over 80 predictions", text), name
+
+
+def votes_of(n, accuracies, *, abstains=0.0, adversary=False, seed=0):
+    """Trajectories in groups of four with votes that are right as often as `accuracies` say.
+
+    The last vote with `adversary` is a near-copy (97 % equal) of the one before.
+    """
+    rng, out = np.random.default_rng(seed), []
+    for at in range(n):
+        truth = bool(rng.random() < 0.5)
+        votes = [float(truth == (rng.random() < accuracy)) for accuracy in accuracies]
+        if adversary:
+            votes.append(votes[-1] if rng.random() < 0.97 else 1 - votes[-1])
+        shown = [None if rng.random() < abstains else vote for vote in votes]
+        info = {"truth": truth, "votes": shown}
+        out.append(Trajectory(agent="a", policy="p", turns=(), env_id="t", seed=at // 4, info=info))
+    return out
+
+
+def report_of(trajectories):
+    ensemble = Ensemble([weak(k) for k in range(len(trajectories[0].info["votes"]))])
+    ensemble.score(trajectories)
+    return ensemble.report()
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_weak_judge_on_few_rows_has_a_wide_interval_and_no_verdict(seed):
+    report = report_of(votes_of(40, (0.9, 0.8, 0.56), seed=seed))
+    judge = report.verifiers[2]
+    assert judge.rows == 40 and 1.96 * judge.accuracy_error > 0.1
+    assert interval(judge.accuracy, judge.accuracy_error) in report.table() and "reverse" not in report.table()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_verifiers_that_abstain_in_60_percent_get_no_verdict_that_is_wrong(seed):
+    report = report_of(votes_of(600, (0.8, 0.65, 0.6), abstains=0.6, seed=seed))
+    for verifier in report.verifiers:
+        assert verifier.side >= 0 and "in reverse" not in verifier.reason
+        assert 1.96 * verifier.accuracy_error > 0.05
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_honest_verifiers_next_to_an_adversary_and_its_copy_are_not_called_inverted(seed):
+    report = report_of(votes_of(600, (0.8, 0.65, 0.6, 0.25), adversary=True, seed=seed))
+    assert not any("in reverse" in verifier.reason for verifier in report.verifiers[:3])
+    assert any("no labels or anchors say which responses are correct" in note for note in report.notes)
+
+
+def test_good_verifiers_on_many_rows_have_narrow_intervals_that_cover_the_truth():
+    accuracies = (0.9, 0.8, 0.7, 0.25)
+    report = report_of(votes_of(2000, accuracies))
+    for verifier, accuracy in zip(report.verifiers, accuracies, strict=True):
+        assert 1.96 * verifier.accuracy_error < 0.1
+        assert abs(verifier.accuracy - accuracy) < 0.05
+    assert [verifier.side for verifier in report.verifiers] == [1, 1, 1, -1]
+    assert "in reverse" in report.verifiers[3].reason

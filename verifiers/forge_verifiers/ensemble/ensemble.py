@@ -45,7 +45,7 @@ from forge_verifiers.ensemble.belief import (
     witnesses,
 )
 from forge_verifiers.ensemble.panel import Answers, Caller, Cascade, Panel
-from forge_verifiers.report.reasons import direction, with_reasons
+from forge_verifiers.report.reasons import direction, is_settled, with_reasons
 from forge_verifiers.report.report import EnsembleReport, Evidence
 
 Forget = Literal["exponential", "window"]
@@ -270,10 +270,11 @@ class Ensemble(Composable):
         evidence = None if fitted is None else self._evidence()
         camps = np.zeros(len(self.verifiers), np.intp) if fitted is None else fitted.camps
         names = [v.name for v in self.verifiers]
-        rows = with_reasons(self._panel.report(fitted, self.families), evidence, camps)
-        labels = int((~np.isnan(self._window.labels)).sum())
+        labels, anchors = int((~np.isnan(self._window.labels)).sum()), [names[k] for k in self._anchors]
+        believed = self._panel.report(fitted, self.families, evidence)
+        rows = with_reasons(believed, evidence, camps, settled=is_settled(labels, anchors))
         notes = [] if fitted is None else fitted.notes(names)
-        notes += direction(rows, num_labels=labels, anchors=[names[k] for k in self._anchors])
+        notes += direction(rows, evidence, num_labels=labels, anchors=anchors)
         return EnsembleReport(
             name=self.name,
             combiner=self._combiner.name,

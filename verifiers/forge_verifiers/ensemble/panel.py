@@ -37,7 +37,7 @@ from forge_verifiers.core.verifier import (
     nested_state,
     under,
 )
-from forge_verifiers.report.report import VerifierReport
+from forge_verifiers.report.report import Evidence, VerifierReport
 
 _LOG = logging.getLogger(__name__)
 _DIGEST_BYTES = 16
@@ -361,13 +361,17 @@ class Panel:
             self._hear(wanted, trajectories, keys, scores, asked)
         return Answers(scores=scores, asked=asked, verified=verified)
 
-    def report(self, fitted: CombinerReport | None, families: Sequence[str | None]) -> tuple[VerifierReport, ...]:
+    def report(
+        self, fitted: CombinerReport | None, families: Sequence[str | None], evidence: Evidence | None
+    ) -> tuple[VerifierReport, ...]:
         """Counts and failures of every verifier and what the combiner believes of it; NaN without a fit."""
         unknown, balance = np.full(len(self.verifiers), math.nan), math.nan
         if fitted is not None:
             balance = fitted.class_balance
         rates: dict[str, Any] = {name: getattr(fitted, name, unknown) for name in ("tpr", "fpr", "weight")}
         rates |= {f"{name}_error": getattr(fitted, f"{name}_error", unknown) for name in rates}
+        if evidence is not None and np.isnan(rates["tpr_error"]).all() and not np.isnan(rates["tpr"]).all():
+            rates["tpr_error"], rates["fpr_error"] = evidence.rate_errors(rates["tpr"], rates["fpr"])
         rates["accuracy"] = balance * rates["tpr"] + (1 - balance) * (1 - rates["fpr"])
         rates["accuracy_error"] = np.hypot(balance * rates["tpr_error"], (1 - balance) * rates["fpr_error"])
         return tuple(

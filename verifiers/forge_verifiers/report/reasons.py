@@ -17,12 +17,14 @@ from forge_verifiers.report.report import Evidence, VerifierReport, interval
 
 _COPY, _LITTLE, _FEW_ROWS = 0.98, 0.1, 64
 """Correlation from which on two verifiers score alike; a small weight, or TPR less FPR; a small number of rows."""
+_CLEAR_MAJORITY = 1.5
+"""How many times as much the better verifiers weigh as the worse ones before these are called worse than chance."""
 _LABELS_DECIDE = 3
 """Labels from which on they, and not the majority of the verifiers, decide which side is correct."""
 
 
 def with_reasons(
-    rows: Sequence[VerifierReport], evidence: Evidence | None, camps: NDArray[np.intp]
+    rows: Sequence[VerifierReport], evidence: Evidence | None, camps: NDArray[np.intp], *, settled: bool = False
 ) -> tuple[VerifierReport, ...]:
     """The rows [m], each with the number of score rows behind it and the reason why it counts for little, if it does.
 
@@ -30,7 +32,12 @@ def with_reasons(
         rows: What is known of each verifier.
         evidence: What the combiner was fitted on; None before.
         camps: [m] See `CombinerReport.camps`.
+        settled: Whether labels or anchors say which responses are correct. Without them a verifier is called worse than
+            chance only if those that are better clearly outnumber those that are worse.
     """
+    better, worse = ([k for k, row in enumerate(rows) if row.side == side] for side in (1, -1))
+    votes = [independent_votes(rows, evidence, side) for side in (better, worse)]
+    clear = settled or (len(better) > len(worse) and votes[0] >= _CLEAR_MAJORITY * votes[1])
     correlation = np.nan_to_num(evidence.correlation()) if evidence is not None else np.zeros((len(rows),) * 2)
     explained = []
     for k, row in enumerate(rows):
@@ -38,6 +45,8 @@ def with_reasons(
         against = [other.name for j, other in enumerate(rows) if camps[k] and camps[j] not in (0, camps[k])]
         twins = [] if evidence is None else [j for j in range(k) if _alike(evidence, correlation[k, j], k, j)]
         like = [_likeness(rows[j].name, correlation[k, j], evidence, k, j) for j in twins[:1] if evidence is not None]
+        if row.side < 0 and not clear:
+            against = against or [rows[j].name for j in better]
         reason = _reason(row, scores, like, against)
         if not reason and row.weight < _LITTLE:
             reason = "the combiner makes no use of it"
@@ -47,7 +56,28 @@ def with_reasons(
     return tuple(explained)
 
 
-def direction(rows: Sequence[VerifierReport], *, num_labels: int, anchors: Sequence[str]) -> list[str]:
+def is_settled(num_labels: int, anchors: Sequence[str]) -> bool:
+    """Whether labels or anchors decide which responses count as correct."""
+    return num_labels >= _LABELS_DECIDE or bool(anchors)
+
+
+def independent_votes(rows: Sequence[VerifierReport], evidence: Evidence | None, members: Sequence[int]) -> float:
+    """How many independent verifiers some of them are worth.
+
+    Each counts 1 over the sum of its squared correlations with the members, and at most its weight. Verifiers that
+    agree because all are right are discounted as well as copies: scores alone cannot tell the two apart.
+    """
+    if evidence is None or not len(members):
+        return 0.0
+    correlation = np.nan_to_num(evidence.correlation())[np.ix_(members, members)]
+    np.fill_diagonal(correlation, 1.0)
+    weights = np.nan_to_num([rows[k].weight for k in members], nan=1.0)
+    return float(np.minimum(1.0 / np.square(correlation).sum(axis=1), weights).sum())
+
+
+def direction(
+    rows: Sequence[VerifierReport], evidence: Evidence | None, *, num_labels: int, anchors: Sequence[str]
+) -> list[str]:
     """What decides which responses count as correct, in a sentence; empty where the combiner estimates no rates.
 
     Scores have two consistent readings, each the reverse of the other. Without labels or an anchor, the combiner takes
@@ -55,33 +85,36 @@ def direction(rows: Sequence[VerifierReport], *, num_labels: int, anchors: Seque
 
     Args:
         rows: What is known of each verifier.
+        evidence: What the combiner was fitted on; None before.
         num_labels: Labeled rows that the combiner was fitted on.
         anchors: Names of the anchors.
     """
-    estimated = [row for row in rows if not math.isnan(row.tpr - row.fpr + row.edge_error) and row.weight > 0]
+    estimated = [
+        k for k, row in enumerate(rows) if not math.isnan(row.tpr - row.fpr + row.edge_error) and row.weight > 0
+    ]
     if not estimated:
         return []
     if num_labels >= _LABELS_DECIDE:
         return [f"which responses count as correct follows {num_labels} labels"]
     if anchors:
         return [f"which responses count as correct follows the anchor {', '.join(anchors)}"]
-    better, worse, unknown = ([row for row in estimated if row.side == side] for side in (1, -1, 0))
+    better, worse, unknown = ([k for k in estimated if rows[k].side == side] for side in (1, -1, 0))
     if not better and not worse:
         nothing = "no labels or anchors say which responses are correct, and the scores do not tell either"
         return [f"{nothing}: none of {len(unknown)} verifiers is known to be better or worse than chance"]
     text = (
         "no labels or anchors say which responses are correct: the direction rests on "
-        f"{_votes(better)} better than chance against {_votes(worse)} worse than chance"
+        f"{_counted(rows, evidence, better)} better than chance against {_counted(rows, evidence, worse)} worse than "
+        "chance"
     )
     if unknown:
         text += f"; for {len(unknown)} the data do not tell which"
     return [text]
 
 
-def _votes(rows: Sequence[VerifierReport]) -> str:
-    worth = sum(row.weight for row in rows)
-    number = f"{len(rows)} verifier{'' if len(rows) == 1 else 's'}"
-    return f"{number} (worth {worth:.1f} independent ones)" if rows else number
+def _counted(rows: Sequence[VerifierReport], evidence: Evidence | None, members: Sequence[int]) -> str:
+    number = f"{len(members)} verifier{'' if len(members) == 1 else 's'}"
+    return f"{number} (worth {independent_votes(rows, evidence, members):.1f} independent ones)" if members else number
 
 
 def _alike(evidence: Evidence, correlation: float, k: int, j: int) -> bool:
@@ -141,8 +174,7 @@ def _standing(row: VerifierReport, rows: int, against: Sequence[str]) -> str:
         return ""
     if against:
         return (
-            f"contradicted by a cluster of verifiers, {', '.join(against)}: which is right, only an anchor or labels "
-            "can tell"
+            f"contradicted by {', '.join(against)}: which side is right, only an anchor or labels can tell; {measured}"
         )
     if sure and edge <= -chance:
         return f"worse than chance, so the ensemble counts its scores in reverse: {measured}"

@@ -111,6 +111,22 @@ class Evidence:
         combiner.load_state_dict(self.combiner)
         return combiner.predict_proba(self.scores, self.groups, self.asked)
 
+    def rate_errors(self, tpr: Floats, fpr: Floats) -> tuple[Floats, Floats]:
+        """Standard errors [m] of rates [m] that a combiner estimates without saying how well.
+
+        They are those of proportions, in which a row counts as far as its class is known: the share of the variance of
+        correctness that the posterior explains.
+        """
+        posterior = self.posterior()
+        mean = float(posterior.mean())
+        known = float(posterior.var()) / max(mean * (1 - mean), 1e-9)
+        heard = ~np.isnan(self.scores)
+        errors = []
+        for rate, share in ((tpr, posterior), (fpr, 1 - posterior)):
+            rows = known * (share @ heard)
+            errors.append(np.sqrt((rate * (1 - rate) + 1 / (rows + 4)) / (rows + 1)))
+        return errors[0], errors[1]
+
     def balance_error(self) -> float:
         """Standard error of the share of correct rows; NaN for one prompt.
 
