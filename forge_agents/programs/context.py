@@ -50,6 +50,7 @@ class _Program:
 
 _running: contextvars.ContextVar[_Program | None] = contextvars.ContextVar("forge_agents_program", default=None)
 _lock = threading.Lock()
+_installed: list[bool] = []
 
 
 def client_variables(session: Session, no_proxy: str = "") -> dict[str, str]:
@@ -87,8 +88,9 @@ def running_program(session: Session) -> Iterator[None]:
 def _install() -> None:
     """Once in a process: nothing changes outside of a program."""
     with _lock:
-        if isinstance(os.environ, _Variables):
+        if _installed:
             return
+        _installed.append(True)
         for name in _LIBRARIES:
             with contextlib.suppress(ImportError):
                 library = importlib.import_module(name)
@@ -97,7 +99,8 @@ def _install() -> None:
         subprocess.Popen.__init__ = _with_variables(subprocess.Popen.__init__)  # type: ignore[method-assign]
         threading.Thread.start = _in_context(threading.Thread.start)  # type: ignore[method-assign]
         ThreadPoolExecutor.submit = _submitted(ThreadPoolExecutor.submit)  # type: ignore[method-assign]
-        os.environ.__class__ = _Variables
+        if type(os.environ) is os._Environ:
+            os.environ.__class__ = _Variables
 
 
 # ---- the environment

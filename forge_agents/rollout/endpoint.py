@@ -130,7 +130,7 @@ class EndpointClient:
             try:
                 body = await self._send(messages, {key: value for each in sent.values() for key, value in each.items()})
             except _RefusedError as refusal:
-                self._leave_out(refusal, list(sent))
+                self._leave_out(refusal, sent)
                 continue
             reply = read_reply(body, self._who, self._quote)
             if "stop" in without:
@@ -172,7 +172,7 @@ class EndpointClient:
         said = f"answered with status {sent_status} and an error" if sent_status else f"refused with status {status}"
         return _RefusedError(f"{self._who} {said}: {self._quote(body)}", status, body)
 
-    def _leave_out(self, refusal: _RefusedError, sent: Sequence[str]) -> None:
+    def _leave_out(self, refusal: _RefusedError, sent: Mapping[str, Mapping[str, Any]]) -> None:
         """Leave out the field of `sent` that a refusal names from now on; raise the refusal if it names none."""
         name = named_field(refusal.body, sent) if refusal.status in (400, 422) else None
         if name is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 LIMITS = ("max_tokens", "max_completion_tokens")
@@ -39,22 +39,28 @@ def is_too_long(refusal: str) -> bool:
     return any(words in refusal for words in _TOO_LONG)
 
 
-def named_field(body: str, sent: Sequence[str]) -> str | None:
-    """The first field of `sent` that the body of a refusal names, or None.
+def named_field(body: str, sent: Mapping[str, Iterable[str]]) -> str | None:
+    """The first entry of `sent` that the body of a refusal names, or None.
 
     Many refusals of a long conversation name the limit of tokens, and "stop" is an ordinary word. These fields count
     only where the refusal says that the field itself is not accepted.
+
+    Args:
+        body: The body.
+        sent: Names of fields of the request by the entry that they belong to, which may be named as well.
     """
     if is_too_long(body):
         return None
     error = _error_of(_object(body))
     param = error.get("param") if isinstance(error, dict) else None
     unsupported = _UNSUPPORTED.search(body)
-    for name in [str(param), *sent]:
-        if name not in sent or (name in (*LIMITS, "stop") and not unsupported):
+    entries = {name: {name, *fields} for name, fields in sent.items()}
+    for name in sorted(entries, key=lambda name: param not in entries[name]):
+        if name in (*LIMITS, "stop") and not unsupported:
             continue
-        quoted = rf"""["'`\\]{name}["'`\\]""" if name == "stop" else rf"\b{re.escape(name)}\b"
-        if name == param or re.search(quoted, body):
+        word = "|".join(map(re.escape, sorted(entries[name])))
+        quoted = r"""["'`\\]stop["'`\\]""" if name == "stop" else rf"\b(?:{word})\b"
+        if param in entries[name] or re.search(quoted, body):
             return name
     return None
 

@@ -120,7 +120,14 @@ def test_a_refused_setting_is_left_out_with_one_line_and_remembered(serve_chat, 
     ],
 )  # fmt: skip
 def test_only_a_field_that_the_server_does_not_accept_counts_as_named(body, name):
-    assert named_field(body, ["top_p", "stop", "temperature", "max_tokens"]) == name
+    assert named_field(body, {name: [name] for name in ("top_p", "stop", "temperature", "max_tokens")}) == name
+
+
+@pytest.mark.parametrize("word", ["logprobs", "top_logprobs"])
+def test_an_optional_field_is_known_by_any_of_its_names(serve_chat, word):
+    server = serve_chat(lambda request: openai_refusal(word) if "logprobs" in request else "3")
+    optional = {"logprobs": {"logprobs": True, "top_logprobs": 5}}
+    assert ask(server.endpoint, optional=optional) == ["3"] and "top_logprobs" not in server.requests[-1]
 
 
 def test_a_limit_that_is_refused_under_both_names_is_left_out_at_last(serve_chat, caplog):

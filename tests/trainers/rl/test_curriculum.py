@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 import forge_agents as fa
+from forge_agents.envs.seeds import HELD_OUT_FROM
 from forge_agents.errors import ArgumentError, UnknownIdError
 from forge_agents.rollout import Rollout
 from forge_agents.testing import check_levels
 from forge_trainers.rl.curriculum import Curriculum, CurriculumConfig, Practice
 from forge_trainers.rl.rewards import judge
-from forge_trainers.rl.tasks import HELD_OUT_FROM, TaskSampler
+from forge_trainers.rl.tasks import TaskSampler
 
 FACES = (2, 4, 8, 16)
 WINDS = ("north", "east", "south", "west")

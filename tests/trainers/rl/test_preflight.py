@@ -16,12 +16,12 @@ from fake_processes import Processes as FakeProcesses
 
 import forge_agents as fa
 import forge_verifiers as fv
+from forge_agents.envs.seeds import HELD_OUT_FROM
 from forge_agents.errors import MissingExtraError, PreflightError, RunFolderError
 from forge_agents.runtime import mesh
 from forge_agents.runtime.host_process import HostFacts
 from forge_agents.runtime.layout import Layout
 from forge_trainers.rl import preflight
-from forge_trainers.rl.tasks import HELD_OUT_FROM
 from forge_trainers.rl.trainer import GRPOTrainer
 from forge_trainers.run import checkpoints
 from forge_trainers.run.processes import Processes

@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 import forge_agents as fa
+from forge_agents.envs.seeds import HELD_OUT_FROM
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Credit
 from forge_trainers.rl.rewards import env_reward, judge, summarise
 from forge_trainers.rl.seating import seating_of
-from forge_trainers.rl.tasks import HELD_OUT_FROM, TaskSampler
+from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.rl.trainer import GRPOTrainer
 from forge_trainers.rl.update import credit_groups
 

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from forge_agents.envs.env import TextGame
+from forge_agents.envs.seeds import HELD_OUT_FROM
 from forge_agents.errors import PreflightError
 from forge_agents.models import resolve as models
 from forge_agents.policy import AnyPolicy, Expert, Policy, Random, Scripted
@@ -32,7 +33,7 @@ from forge_agents.types import Episode, EpisodeGroup, Reward, Trajectory, Turn
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.endings import raised_in, where_it_failed, where_it_raised, without_turns
 from forge_trainers.rl.rewards import EnvTurnReward, asked, env_reward, parts_of
-from forge_trainers.rl.tasks import HELD_OUT_FROM, Task, TaskSampler
+from forge_trainers.rl.tasks import Task, TaskSampler
 from forge_trainers.run.checkpoints import ProcessRandomness, Stateful
 from forge_trainers.run.supervision import Watchdog
 from forge_verifiers.core.functions import called, has, name_of
