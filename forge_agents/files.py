@@ -94,7 +94,7 @@ def check_plain_file(path: Path) -> None:
 
 def write_whole(path: str | os.PathLike[str], text: str) -> Path:
     """Write a text file by rename, so that nobody ever reads half of it."""
-    target = Path(path)
+    target = user_path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
     try:

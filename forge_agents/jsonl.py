@@ -9,8 +9,9 @@ import json
 import os
 import re
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import IO, Any
+
+from forge_agents.files import user_path
 
 _SOLID = re.compile(r"\S")
 _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -56,11 +57,11 @@ def json_values(path: str | os.PathLike[str]) -> Iterator[tuple[int, Any]]:
 
 def _opened(path: str | os.PathLike[str]) -> IO[str]:
     """The file as text. Bytes that are no text in its encoding become lone surrogates, which `_checked` refuses."""
-    with Path(path).open("rb") as file:
+    with user_path(path).open("rb") as file:
         encoding = json.detect_encoding(file.read(4))
     if encoding.startswith("utf-8"):
-        return Path(path).open(encoding="utf-8-sig", errors="surrogateescape")
-    return Path(path).open(encoding=encoding, errors="surrogatepass")
+        return user_path(path).open(encoding="utf-8-sig", errors="surrogateescape")
+    return user_path(path).open(encoding=encoding, errors="surrogatepass")
 
 
 def _parsed(text: str) -> Any:

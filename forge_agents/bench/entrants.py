@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import yaml
 
 from forge_agents.errors import did_you_mean
+from forge_agents.files import user_path
 from forge_agents.policy import WORDS, AnyPolicy, Endpoint, Policy, Sampling, Scripted
 
 
@@ -190,7 +191,7 @@ def called(players: Sequence[str]) -> dict[str, str]:
 
 def _model_or_run(words: str, sampling: Sampling) -> Player:
     """The model that words name, or what the run in that folder exported."""
-    run = Path(words)
+    run = user_path(words)
     export = run / "export"
     if (run / "config.json").exists() or not export.is_dir():
         return Policy(words, sampling=sampling)

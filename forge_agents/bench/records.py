@@ -13,12 +13,11 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
 from forge_agents.errors import RunFolderError
-from forge_agents.files import check_plain_files
+from forge_agents.files import check_plain_files, user_path
 from forge_agents.types import Episode, Trajectory
 
 RECORD_FORMAT = 2
@@ -189,7 +188,7 @@ class EpisodeLog:
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.path = Path(folder) / "episodes.jsonl"
+        self.path = user_path(folder) / "episodes.jsonl"
         self.unreadable = 0
         """Lines that were dropped."""
         self.done: dict[str, Record] = {}

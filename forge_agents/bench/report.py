@@ -24,7 +24,7 @@ from forge_agents.bench.statistics import CONFIDENCE, POWER, gap_found, smallest
 from forge_agents.bench.summary import Pair, Summary, overall, partners_of, summarise
 from forge_agents.bench.tables import Document, Section, interval, number
 from forge_agents.errors import ForgeError
-from forge_agents.files import write_whole
+from forge_agents.files import user_path, write_whole
 
 FORMAT = 3
 """Of the JSON file. Raised whenever what a field means changes."""
@@ -115,7 +115,7 @@ class Report:
         Raises:
             ReportError: The file is missing, empty, half-written, no report, or of another format.
         """
-        return _from_json(_read(Path(path)), Path(path))
+        return _from_json(_read(user_path(path)), user_path(path))
 
     def document(self, *, brief: bool = False) -> Document:
         """All that is shown, in texts; `brief` fits a terminal."""

@@ -14,6 +14,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from forge_agents.files import user_path
+
 if TYPE_CHECKING:
     import forge_agents as fa
     from forge_agents.bench.report import Report
@@ -416,7 +418,7 @@ def bench(words: Sequence[str]) -> int:
     from forge_agents.bench.play import BOARD
     from forge_agents.cli.config import with_flag
 
-    is_file = not words or words[0].endswith((".yaml", ".yml")) or Path(words[0]).is_file()
+    is_file = not words or words[0].endswith((".yaml", ".yml")) or user_path(words[0]).is_file()
     listed = with_flag("--config" if is_file else "--suite", _listed(words, ("--cross_play", "--partners")))
     chosen = _parse("bench", BenchConfig, listed)
     report = fa.benchmark(
@@ -432,7 +434,7 @@ def bench(words: Sequence[str]) -> int:
         engine=chosen.engine,
         out_dir=chosen.out_dir,
     )
-    board = Path(chosen.json or Path(chosen.out_dir) / BOARD)
+    board = Path(chosen.json or user_path(chosen.out_dir) / BOARD)
     _show(report, board, html=chosen.html, markdown=chosen.markdown)
     if report.complete:
         _say_next(f"forge-agents leaderboard {board} OTHER.json --html all.html")
@@ -573,7 +575,7 @@ def verifiers(words: Sequence[str]) -> int:
     history = fa.verifier_history(chosen.run)
     report = history[-1].report
     print(report.table())
-    print(report.html(chosen.out or Path(chosen.run) / "verifiers.html", history))
+    print(report.html(chosen.out or user_path(chosen.run) / "verifiers.html", history))
     return 0
 
 

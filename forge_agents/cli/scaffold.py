@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 from forge_agents.errors import ForgeError, did_you_mean
+from forge_agents.files import user_path
 
 TEMPLATES = {
     "team": "one model in both seats of a cooperative game",
@@ -41,7 +42,7 @@ def create(folder: Path | str, template: str = "team") -> Path:
         raise ForgeError(
             f"there is no template {template!r}, only {', '.join(TEMPLATES)}.{did_you_mean(template, TEMPLATES)}"
         )
-    root = Path(folder)
+    root = user_path(folder)
     _must_be_free(root, "folder")
     root.mkdir(parents=True, exist_ok=True)
     for name in (_REST_OF.get(template, template), template):
@@ -68,7 +69,7 @@ def create_project(name: str, folder: Path | str = ".") -> Path:
     if keyword.iskeyword(package) or package in sys.stdlib_module_names or importlib.util.find_spec(package):
         raise ForgeError(f"a package called {package!r} would hide one that exists; choose another name")
     title = "".join(part[:1].upper() + part[1:] for part in re.split(r"[-_]", name))
-    root, template = Path(folder) / name, _FOLDER / "project"
+    root, template = user_path(folder) / name, _FOLDER / "project"
     _must_be_free(root, "name or folder")
     # the template is a project called word-duel, which works as it stands
     names = {"word-duel": name, "word_duel": package, "WordDuel": title}

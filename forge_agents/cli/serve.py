@@ -31,6 +31,7 @@ from rich.console import Console
 
 from forge_agents.cli.trained import TrainedRun, read_run, serve_run
 from forge_agents.errors import ModelNotFoundError, did_you_mean
+from forge_agents.files import user_path
 from forge_agents.models.resolve import label, resolve
 from forge_agents.page import visible
 from forge_agents.programs.gateway import error_body, invalid_key
@@ -97,7 +98,7 @@ class ServeConfig:
             raise ValueError(f"port={self.port} must lie in 1 to 65535")
         if not re.fullmatch(r"[A-Za-z_]\w*", self.api_key_env):  # not shown: it may be the token itself
             raise ValueError("api_key_env is no name of an environment variable; give the name, not the token")
-        if self.chat_template and not Path(self.chat_template).is_file():
+        if self.chat_template and not user_path(self.chat_template).is_file():
             raise ValueError(f"chat_template={self.chat_template!r} is no file; give one with a Jinja template")
         for field in ("max_model_len", "max_num_seqs", "kv_cache_gb"):
             value = getattr(self, field)
@@ -137,7 +138,7 @@ def serve(config: ServeConfig, more: Sequence[str] = (), say: Callable[[str], No
         SystemExit: SIGTERM, with status 143; the same.
     """
     run = None if config.policy or config.chat_template or more else find_run(config)
-    folder, name = find_model(config) if run is None else (Path(config.checkpoint), next(iter(run.names)))
+    folder, name = find_model(config) if run is None else (user_path(config.checkpoint), next(iter(run.names)))
     if run is None and not visible_gpus():
         check_head_size(folder, name)
     _check_port(config)
@@ -228,7 +229,7 @@ def command(config: ServeConfig, folder: Path, name: str, more: Sequence[str] = 
         "max-num-seqs": config.max_num_seqs,
         "max-model-len": config.max_model_len,
         "kv-cache-memory-bytes": None if config.kv_cache_gb is None else int(config.kv_cache_gb * 1e9),
-        "chat-template": config.chat_template or None,
+        "chat-template": str(user_path(config.chat_template)) if config.chat_template else None,
         "middleware": f"{__name__}.{RequireToken.__name__}",
     }
     words = [f"--{key}={value}" for key, value in options.items() if value is not None]
@@ -253,7 +254,7 @@ def find_run(config: ServeConfig) -> TrainedRun | None:
     Raises:
         ModelNotFoundError, RunFolderError: It is not complete, or of another version.
     """
-    given = Path(config.checkpoint).expanduser()
+    given = user_path(config.checkpoint)
     export = _export(given)
     if export == given:
         return None
@@ -273,7 +274,7 @@ def find_model(config: ServeConfig) -> tuple[Path, str]:
         ModelNotFoundError: There is none, or the run trained several and `policy` names none of them.
         ValueError: It has no chat template.
     """
-    given = Path(config.checkpoint).expanduser()
+    given = user_path(config.checkpoint)
     export = _export(given)
     children = sorted(export.iterdir()) if export.is_dir() else []
     policies = [child.name for child in children if (child / "config.json").is_file()]

@@ -20,7 +20,7 @@ from typing import IO, Any, overload
 
 from forge_agents.envs.env import writable
 from forge_agents.errors import RunFolderError, did_you_mean
-from forge_agents.files import check_plain_files
+from forge_agents.files import check_plain_files, user_path
 from forge_agents.page import visible
 from forge_agents.types import Episode, total_tokens
 
@@ -374,7 +374,7 @@ def load_episodes(
         RunFolderError: There is no such file, or, while the table is read, a line of it is no episode.
         ValueError: While the table is read to its end: no episode is of that environment or policy.
     """
-    path = Path(run)
+    path = user_path(run)
     file = path if path.name == EPISODES else path / EPISODES
     check_plain_files(file.parent)
     if not file.is_file():

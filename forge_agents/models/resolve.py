@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError, did_you_mean
-from forge_agents.files import CACHE_VARIABLE, cache_folder
+from forge_agents.files import CACHE_VARIABLE, cache_folder, user_path
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """PyTorch's words for safetensors' types of weights."""
@@ -95,7 +95,7 @@ def resolve(model: str | Path) -> Path:
     name = str(model)
     if is_builtin(name):
         return _built_in(name.casefold())
-    folder = Path(model).expanduser()
+    folder = user_path(model)
     if folder.is_dir():
         check_complete(folder)
         return folder.absolute()
@@ -142,7 +142,7 @@ def settings_of(model: str) -> Path:
     Raises:
         ModelNotFoundError: There is no such model.
     """
-    folder = Path(model).expanduser()
+    folder = user_path(model)
     return folder if folder.is_dir() else download(model, ignore=("*.safetensors",))
 
 
@@ -150,7 +150,7 @@ def here(model: str) -> Path | None:
     """The folder of a model that is on this machine, whole or not; None for any other. No hub is asked."""
     if is_builtin(model):
         return _built_in(model.casefold())
-    folder = Path(model).expanduser()
+    folder = user_path(model)
     if folder.is_dir():
         return folder.absolute()
     if not _is_hub_id(model):

@@ -17,6 +17,7 @@ import numpy as np
 
 from forge_agents.envs.seeds import is_held_out, place_of
 from forge_agents.errors import ForgeError
+from forge_agents.files import user_path
 from forge_agents.jsonl import UnreadableJsonError, json_values
 from forge_agents.programs.running import takes, told
 
@@ -110,7 +111,7 @@ def _numbered(tasks: Any, number: int, name: str) -> Any:
 
 def _opened(given: AnyTasks, what: str) -> Any:
     """A list or a function."""
-    tasks = _read(Path(given).expanduser(), what) if isinstance(given, str | os.PathLike) else given
+    tasks = _read(user_path(given), what) if isinstance(given, str | os.PathLike) else given
     if callable(tasks):
         takes(tasks, what, "rng")
         return tasks

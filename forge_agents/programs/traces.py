@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 
 from forge_agents.envs.thoughts import whole
 from forge_agents.errors import did_you_mean
+from forge_agents.files import user_path
 from forge_agents.jsonl import UnreadableJsonError, json_values
 from forge_agents.programs.calls import RefusedError, Said, as_text
 from forge_agents.programs.logs import Exchange, exchange_in
@@ -131,8 +132,8 @@ def import_traces(
     Raises:
         ValueError: Nothing was found, or `out` exists.
     """
-    target = Path(out)
-    if missing := [str(source) for source in sources if not Path(source).is_file()]:
+    target = user_path(out)
+    if missing := [str(source) for source in sources if not user_path(source).is_file()]:
         raise ValueError(f"{', '.join(missing)} is no file; give files of spans or chats in JSON")
     if target.exists():
         raise ValueError(f"{target} exists; give another --out, or remove it")

@@ -18,7 +18,7 @@ import yaml
 from forge_agents.bench.report import Report, ReportError
 from forge_agents.episodes.stored import finite, number, whole_lines
 from forge_agents.errors import RunFolderError, did_you_mean
-from forge_agents.files import check_plain_files, is_small
+from forge_agents.files import check_plain_files, is_small, user_path
 from forge_agents.viewer.episodes import Pieces, shown_episode
 from forge_agents.viewer.index import EpisodeIndex
 
@@ -219,7 +219,7 @@ def find_runs(paths: Sequence[str | os.PathLike[str]]) -> list[Run]:
     """
     folders: list[Path] = []
     for given in paths:
-        path = Path(given)
+        path = user_path(given)
         if path.is_file() and (path.name in _FILES or _is_board(path)):
             path = path.parent
         if not path.is_dir():

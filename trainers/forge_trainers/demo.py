@@ -16,6 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from forge_agents.files import user_path
 from forge_agents.policy import Policy, Sampling
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.runtime.interrupts import interrupted
@@ -86,7 +87,7 @@ def demo(config: DemoConfig | None = None) -> bool:
     """
     config = config or DemoConfig()
     console, began = Console(), time.perf_counter()
-    folder = Path(config.out_dir or time.strftime("runs/demo-%Y%m%d-%H%M%S"))
+    folder = user_path(config.out_dir or time.strftime("runs/demo-%Y%m%d-%H%M%S"))
     console.print(f"Two seats of {ENV_ID}, both played by {config.model}; everything goes to {folder}")
     control = None
     try:

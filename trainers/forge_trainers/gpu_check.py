@@ -13,13 +13,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from forge_agents.errors import HostError
+from forge_agents.files import user_path
 from forge_agents.models.resolve import resolve, weight_bytes
 from forge_agents.models.sizes import ModelSize
 from forge_agents.runtime import mesh
@@ -196,7 +196,7 @@ def gpu_check(
     count = len(visible) if gpus is None else gpus
     if not 1 <= count <= len(visible):
         raise HostError(f"gpus={count} and {len(visible)} are visible here; give 1 to {len(visible)}, or leave it out")
-    folder, console = Path(out_dir or time.strftime("runs/gpu-check-%Y%m%d-%H%M%S")), Console()
+    folder, console = user_path(out_dir or time.strftime("runs/gpu-check-%Y%m%d-%H%M%S")), Console()
     path = resolve(model)
     size, rows = ModelSize.of(path), list[dict[str, Any]]()
     try:

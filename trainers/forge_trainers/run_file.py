@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, make_dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 from forge_agents.envs import registry
 from forge_agents.envs.experts import expert_of
 from forge_agents.errors import did_you_mean
+from forge_agents.files import user_path
 from forge_agents.imports import imported
 from forge_agents.policy import WORDS, AnyPolicy, Endpoint, Expert, Policy, Seats
 from forge_agents.runtime.hosts import Hosts
@@ -238,7 +238,7 @@ class RunConfig:
 
     def of_seeds(self, count: int) -> list[RunConfig]:
         """So many runs like this one, of the seeds from its own on, each in a folder of ``out_dir``; one: itself."""
-        first, folder = self.trainer.seed, Path(self.out_dir)
+        first, folder = self.trainer.seed, user_path(self.out_dir)
         return [self] if count == 1 else [
             replace(self, out_dir=str(folder / f"seed-{seed}"), trainer=replace(self.trainer, seed=seed))
             for seed in range(first, first + count)
@@ -258,7 +258,7 @@ class RunConfig:
 
         warm = dict(self.policies)
         for name, plan in self.warm_start.items():
-            folder = Path(self.out_dir) / "warm-start" / name
+            folder = user_path(self.out_dir) / "warm-start" / name
             export = folder / "export"
             if not export.exists():  # it appears when complete
                 if not train:

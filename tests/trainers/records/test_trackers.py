@@ -1,13 +1,17 @@
 import logging
 import os
+import posixpath
+import re
 import subprocess
 import sys
 import threading
 import types
+from pathlib import Path
 
+import numpy as np
 import pytest
 
-from forge_agents.errors import MissingExtraError, StallError
+from forge_agents.errors import MissingExtraError, RunFolderError, StallError
 from forge_trainers.offline.config import SFTConfig
 from forge_trainers.records import trackers
 from forge_trainers.records.run_folder import RunFolder
@@ -208,3 +212,109 @@ def test_event_files_that_cannot_be_written_cost_their_curve_and_not_the_run(tmp
     run.close()
     assert [row["step"] for row in run.metrics()] == [0, 1]
     assert "tensorboard did not take step 0" in caplog.text
+
+
+def test_event_files_hold_every_curve_and_one_chart_of_all_policies(tmp_path):
+    run = RunFolder(tmp_path, {"policies": {"red": {}, "blue": {}}}, log_to="tensorboard")
+    metrics = {"reward/red": 0.25, "reward/blue": 0.75, "curriculum/success/my/Sums-v0@1": 1.0, "nan": float("nan")}
+    for step in range(2):
+        run.log(step, metrics)
+    run.close()
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(tmp_path / "tensorboard"))
+    found.Reload()
+    assert [(e.step, e.value) for e in found.Scalars("reward/blue")] == [(0, 0.75), (1, 0.75)]
+    assert found.Scalars("curriculum/success/my/Sums-v0_1")[1].value == 1.0
+    (layout,) = found.Tensors("custom_scalars__config__")
+    text = layout.tensor_proto.string_val[0]
+    assert b"reward/red" in text and b"reward/blue" in text
+
+
+def test_names_are_cleaned_stably_and_stay_apart():
+    names = trackers.TrackerNames(r"-\w. /", nested=False, longest=40)
+    first = names.of(["a@1", "a:1", "/x//y/../z/", "eval/reward", "eval/reward/hero", "é b", "n" * 60, "..", ""])
+    assert first["a:1"] == "a_1" and first["a@1"].startswith("a_1_") and first["/x//y/../z/"] == "x/y/__/z"
+    assert first["eval/reward"] == "eval/reward" and first["eval/reward/hero"] == "eval/reward.hero"
+    assert first["é b"] == "é b" and len(first["n" * 60]) == 40 and first[".."] == "__"
+    assert len(set(first.values())) == len(first) and names.of(["a:1", "a@1"]) == {n: first[n] for n in ("a:1", "a@1")}
+
+
+class PickyMLflow:
+    """MLflow's rules for names, as its ``utils/validation.py`` has them; a batch with one bad name fails whole."""
+
+    def __init__(self):
+        self.taken = []
+
+    def log_batch(self, run, metrics=(), params=()):
+        for name, *_ in (*metrics, *params):
+            is_path = posixpath.normpath(name) == name and not name.startswith(("/", ".."))
+            if not re.fullmatch(r"[/\w.\- ]+", name) or not is_path or len(name) > 250 or "refused" in name:
+                raise ValueError(f"Invalid metric name: {name!r}")
+        if len(metrics) > 1000 or len(params) > 100:
+            raise ValueError("too many at once")
+        self.taken += [(name, value) for name, value, *_ in metrics]
+
+    def update_run(self, run, status):
+        pass
+
+    def set_terminated(self, run):
+        pass
+
+
+@pytest.fixture
+def mlflow(monkeypatch, tmp_path):
+    client = PickyMLflow()
+    module, entities = types.ModuleType("mlflow"), types.ModuleType("mlflow.entities")
+    module.MlflowClient, module.__spec__ = lambda: client, types.SimpleNamespace()
+    entities.Param, entities.Metric = lambda *given: given, lambda *given: given
+    monkeypatch.setitem(sys.modules, "mlflow", module)
+    monkeypatch.setitem(sys.modules, "mlflow.entities", entities)
+    (tmp_path / "mlflow.id").write_text("r1")
+    return client
+
+
+def test_mlflow_takes_names_of_environments_agents_and_policies(mlflow, tmp_path, caplog):
+    run = RunFolder(tmp_path, {}, log_to="mlflow")
+    names = ["curriculum/success/my/Sums-v0@1", "eval/env/my/Sums-v0@2", "reward/player #1", "reward/a:b", "é", "/x//y"]
+    metrics = {name: float(number) for number, name in enumerate(names)}
+    run.log(0, metrics | {"eval/reward": 9.0, "eval/reward/red": 8.0})
+    run.close()
+    assert sorted(value for _, value in mlflow.taken) == [0, 1, 2, 3, 4, 5, 8, 9] and not caplog.records
+    assert ("curriculum/success/my/Sums-v0_1", 0.0) in mlflow.taken
+
+
+def test_one_refused_metric_costs_itself_and_is_named_and_no_row_is_lost(mlflow, tmp_path, caplog):
+    run = RunFolder(tmp_path, {}, log_to="mlflow")
+    odd = {"text": "x", "none": None, "yes": True, "tensor": np.float32(4)}
+    run.log(0, {"good": 1.0, "refused": 2.0, "better": 3.0, **odd})
+    run.close()
+    assert dict(mlflow.taken) == {"good": 1.0, "better": 3.0, "yes": 1.0, "tensor": 4.0}
+    assert "refused left out" in caplog.text and "text, none" in caplog.text
+    (row,) = run.metrics()
+    assert (row["good"], row["refused"], row["text"], row["none"], row["tensor"]) == (1.0, 2.0, None, None, 4.0)
+
+
+def test_a_full_disk_is_told_in_one_message(tmp_path, caplog, capfd):
+    run = RunFolder(tmp_path, {"policies": {}}, log_to="tensorboard")
+    run.log(0, {"reward/mean": 0.5})
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    for file in (tmp_path / "tensorboard").iterdir():
+        file.unlink()
+    run._curves._file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115  # the run closes it
+    with pytest.raises(RunFolderError, match=r"metrics\.jsonl cannot be written .*No space left"), run:
+        run.log(1, {"reward/mean": 0.5})
+    assert not caplog.records and "Traceback" not in "".join(capfd.readouterr())
+
+
+def test_event_files_on_a_full_disk_cost_a_line_a_step_without_a_traceback(tmp_path, caplog, capfd):
+    run = RunFolder(tmp_path, {}, log_to="tensorboard")
+    run._curves._file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115  # the run closes it
+    for step in range(2):
+        run.log(step, {"reward/mean": 0.5})
+    run.close()
+    assert [record.message for record in caplog.records] == [
+        f"tensorboard did not take step {step} (OSError: [Errno 28] No space left on device)" for step in range(2)
+    ]
+    assert "Traceback" not in "".join(capfd.readouterr())

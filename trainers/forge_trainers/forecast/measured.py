@@ -21,7 +21,7 @@ import numpy as np
 import yaml
 
 from forge_agents.errors import RunFolderError
-from forge_agents.files import check_plain_files
+from forge_agents.files import check_plain_files, user_path
 from forge_agents.serving.replicas import waves
 from forge_agents.serving.routing import router_class
 from forge_trainers.forecast.engine import NOTHING, Counts, EngineTimes, Request
@@ -183,7 +183,7 @@ def read_run(folder: str | os.PathLike[str], *, cores: float | None = None, skip
     Raises:
         RunFolderError: A file is missing or of another version, or there are not enough steps or episodes.
     """
-    path = Path(folder)
+    path = user_path(folder)
     check_plain_files(path)
     files = {name: path / name for name in ("config.yaml", "metrics.jsonl", "episodes.jsonl")}
     for file in files.values():

@@ -11,13 +11,13 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forge_agents.envs import registry
 from forge_agents.errors import ForgeError
+from forge_agents.files import user_path
 from forge_agents.runtime.hosts import ENVS
 from forge_agents.settings import settings_class
 from forge_trainers.forecast.measured import TO_MEASURE, Measured, measure, plan_of, read_run
@@ -170,7 +170,7 @@ def simulate(
     where = hardware or Hardware()
     if steps < 1:
         raise ValueError(f"steps={steps} looks at nothing; set at least 1")
-    if not measured and not (Path(run.out_dir) / "metrics.jsonl").is_file():
+    if not measured and not (user_path(run.out_dir) / "metrics.jsonl").is_file():
         raise ValueError(
             f"nothing is measured: out_dir={run.out_dir} holds no run. Train a few steps, keep their episodes, and "
             f"name the folder: {TO_MEASURE}; then --measured runs/measured"

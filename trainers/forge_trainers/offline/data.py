@@ -20,6 +20,7 @@ import numpy as np
 
 from forge_agents.envs.thoughts import whole
 from forge_agents.episodes.stored import EPISODES, load_episodes
+from forge_agents.files import user_path
 from forge_agents.jsonl import json_objects
 from forge_agents.policy import Expert, KeepThoughts
 from forge_agents.rollout.conversation import Conversation, Messages
@@ -306,7 +307,7 @@ def _check_has_episodes(
 def _items(data: Dataset) -> Iterator[tuple[str, Any]]:
     """Rows, episodes, and of a run's folder episodes with the rewards that they were trained on; and their names."""
     if isinstance(data, str | os.PathLike):
-        yield from _items_of_file(Path(data))
+        yield from _items_of_file(user_path(data))
         return
     if isinstance(data, Mapping):
         raise TypeError(

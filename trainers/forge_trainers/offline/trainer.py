@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self
 import numpy as np
 
 from forge_agents.errors import ModelNotFoundError, NotReadyError, RunFolderError
+from forge_agents.files import user_path
 from forge_agents.models import resolve as models
 from forge_agents.policy import Policy
 from forge_agents.rollout.rendering import Renderer
@@ -79,7 +80,7 @@ class OfflineTrainer(ABC, Generic[T]):
                 f"policy {policy.name!r} has learner={policy.learner}, which overrides settings of an fa.GRPOTrainer; "
                 f"set learner of the {type(config).__name__} instead"
             )
-        self.policy, self.out_dir = policy, Path(out_dir)
+        self.policy, self.out_dir = policy, user_path(out_dir)
         self.config, self._hosts = config, hosts or Hosts()
         self._learner: Learner | None = None
         self._checkpoints = Checkpoints(
@@ -136,7 +137,7 @@ class OfflineTrainer(ABC, Generic[T]):
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Export the trained weights in Hugging Face format."""
-        return self._loop.run(self._export(Path(folder)))
+        return self._loop.run(self._export(user_path(folder)))
 
     def close(self) -> None:
         """Stop the learner."""

@@ -25,7 +25,7 @@ import yaml
 from forge_agents.bench.fingerprints import provenance
 from forge_agents.episodes.stored import EPISODES
 from forge_agents.errors import ForgeError, RunFolderError
-from forge_agents.files import check_plain_files
+from forge_agents.files import check_plain_files, user_path
 from forge_agents.models import resolve as models
 from forge_agents.models.fingerprint import sampled_hash
 from forge_agents.page import visible
@@ -157,7 +157,9 @@ class RunFolder:
     def __init__(
         self, path: str | os.PathLike[str], config: Mapping[str, Any], *, log_to: Tracker = "tensorboard"
     ) -> None:
-        self.path = Path(path)
+        self.path = user_path(path)
+        self._odd: set[str] = set()
+        """Metrics of which a warning has said that they are no numbers."""
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self._was_empty = not (self.path.exists() and any(self.path.iterdir()))
         check_plain_files(self.path)  # what is written below would follow a link that somebody else has put there
@@ -210,12 +212,22 @@ class RunFolder:
         (self.path / "ending.json").unlink(missing_ok=True)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one row of metrics, to ``metrics.jsonl`` and the tracker. NaN and infinity are written as null."""
-        clean = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-        self._append("metrics.jsonl", [{"step": step, **clean}])
-        self._track(f"take step {step}", trackers.TRACKER_TIMEOUT_S, self._curves.log, step, metrics)
+        """Append one row of metrics, to ``metrics.jsonl`` and the tracker. NaN and infinity are written as null.
 
-    def _track(self, what: str, timeout_s: float, call: Callable[..., None], *args: Any) -> None:
+        A metric that is no number, such as one that a loss returned by mistake, is null with a warning.
+        """
+        numbers = {name: _number(value) for name, value in metrics.items()}
+        if odd := [name for name, value in numbers.items() if value is None and name not in self._odd]:
+            self._odd.update(odd)
+            _log.warning("metrics that are no numbers are written as null: %s", ", ".join(odd))
+        known = {name: value for name, value in numbers.items() if value is not None}
+        clean = {name: known[name] if math.isfinite(known.get(name, math.nan)) else None for name in metrics}
+        self._append("metrics.jsonl", [{"step": step, **clean}])
+        self._track(f"take step {step}", trackers.TRACKER_TIMEOUT_S, self._curves.log, step, known)
+
+    def _track(
+        self, what: str, timeout_s: float, call: Callable[..., None], *args: Any, quiet: bool = False
+    ) -> None:
         """Let the tracker take something; a curve is not worth a run, nor the wait for it: metrics.jsonl has it."""
         if not self._tracker_answers:
             return
@@ -226,7 +238,7 @@ class RunFolder:
             why = f"{type(error).__name__}: {error}"
             if not self._tracking.done():
                 why = f"no answer in {timeout_s:g} s; until there is, it is given nothing more"
-            _log.warning("%s did not %s (%s)", self._tracker, what, why)
+            _log.log(logging.DEBUG if quiet else logging.WARNING, "%s did not %s (%s)", self._tracker, what, why)
 
     @property
     def _tracker_answers(self) -> bool:
@@ -301,11 +313,11 @@ class RunFolder:
                 draw_curve(axes, rows, metric, width, label=label, marker="o" if group == "eval" else "")
         return target
 
-    def close(self) -> None:
-        """Release the folder."""
+    def close(self, *, quiet: bool = False) -> None:
+        """Release the folder; `quiet`, because an error says already that the disk takes no more."""
         if not self._tracker_answers:
             _log.warning("%s is left open: it still has not answered", self._tracker)
-        self._track("close", trackers.CLOSE_TIMEOUT_S, self._curves.close)
+        self._track("close", trackers.CLOSE_TIMEOUT_S, self._curves.close, quiet=quiet)
         self._lock.close()
 
     def __enter__(self) -> Self:
@@ -313,7 +325,7 @@ class RunFolder:
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         """Release the folder. Where nothing came of the run but an error, as of a call that was refused, remove it."""
-        self.close()
+        self.close(quiet=kind is not None and issubclass(kind, RunFolderError))
         if kind is not None:
             self._leave_nothing()
 
@@ -337,6 +349,16 @@ class RunFolder:
                 f"{self.path / name} cannot be written ({cause}); make room and run it again: it goes on from the "
                 "newest checkpoint"
             ) from cause
+
+
+def _number(value: Any) -> float | None:
+    """A metric as a Python number; None where it is none."""
+    if isinstance(value, int | float):
+        return value
+    try:
+        return None if isinstance(value, str) else float(value)
+    except (TypeError, ValueError):
+        return None
 
 
 def _report_of(reward: object) -> Any:
@@ -391,7 +413,7 @@ def verifier_history(folder: str | os.PathLike[str]) -> list[Snapshot]:
     """
     from forge_verifiers.report.report import EnsembleReport, Evidence, Snapshot
 
-    path = Path(folder)
+    path = user_path(folder)
     check_plain_files(path)
     if not (path / "config.yaml").exists():
         raise RunFolderError(f"{path} is no run folder: it has no config.yaml; give the out_dir of a training run")

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from forge_agents.errors import ActorDiedError, EmptyBatchError, ModelNotFoundError, NotReadyError, StallError
+from forge_agents.files import user_path
 from forge_agents.page import visible
 from forge_agents.policy import AnyPolicy, Policy, Seats
 from forge_agents.rollout.players import Served
@@ -122,7 +123,7 @@ class GRPOTrainer:
     ) -> None:
         self.reward = env_reward if reward is None else reward_of(reward)
         self._reward_settings = None if self.reward is env_reward else describe(reward)  # before it learns anything
-        self.config, self.out_dir = config or GRPOConfig(), Path(out_dir)
+        self.config, self.out_dir = config or GRPOConfig(), user_path(out_dir)
         self._hosts, self._given = mesh or Hosts(), policies
         self._seating = seating_of(policies, self.config, self.out_dir)
         players = policies.values() if isinstance(policies, Mapping) else [getattr(policies, "policy", policies)]
@@ -234,7 +235,7 @@ class GRPOTrainer:
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Export the trained weights in Hugging Face format; one subfolder per policy where several are trained."""
-        return self._loop.run(self._export(Path(folder)))
+        return self._loop.run(self._export(user_path(folder)))
 
     def again(
         self, out_dir: str | os.PathLike[str], *, reward: Reward | None = None, config: GRPOConfig | None = None

@@ -26,7 +26,7 @@ import numpy as np
 import yaml
 
 from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError, StallError
-from forge_agents.files import CHUNK_BYTES, Sums, check_plain_files, damaged
+from forge_agents.files import CHUNK_BYTES, Sums, check_plain_files, damaged, user_path
 from forge_agents.models import resolve as models
 from forge_agents.policy import LoRA, Policy
 from forge_agents.runtime.mesh import with_deadline
@@ -525,11 +525,11 @@ def export_checkpoint(
     """
     from forge_trainers.learner.core import LearnerCore
 
-    folder = Path(run)
+    folder = user_path(run)
     check_plain_files(folder)
     policies, kept = _policies(folder), Checkpoints(folder / "checkpoints", keep=1)
     chosen = _chosen(kept, checkpoint, folder)
-    target = Path(out) if out else folder / f"export-{chosen.name}"
+    target = user_path(out) if out else folder / f"export-{chosen.name}"
     if target.exists():
         raise RunFolderError(f"{target} is there already; name another folder with --out, or remove it")
     names = kept.policies(chosen)
