@@ -9,6 +9,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import functools
+import itertools
 import re
 import sys
 import threading
@@ -98,7 +99,8 @@ class Renderer:
         self._layout = cached(LRUCache(_MOST_LAYOUTS), lock=threading.Lock())(self._find_layout)
         self._asked: dict[str, bool] = {}
         self._layout(("user",))  # a template that leaves out even this is refused when the policy is made
-        self._special = tuple(sorted(special | self._role_tokens(), key=lambda token: (-len(token), token)))
+        self._structure = self._role_tokens()
+        self._special = tuple(sorted(special | self._structure, key=lambda token: (-len(token), token)))
         if thinking != "auto":
             asked = [self._written(_PROBE, dict.fromkeys(SWITCHES, on)) for on in (True, False)]
             if asked[0] == asked[1]:
@@ -142,19 +144,33 @@ class Renderer:
             cut: Whether it breaks off; else the end-of-turn token is added.
 
         Raises:
-            ControlTokenError: The text holds a control token that is no tag of its thought and no mark of a tool call.
+            ControlTokenError: The text holds the end-of-turn token, or a token that the chat template writes between
+                messages. Other control tokens are read as text, except tags of its thought and marks of tool calls.
         """
         for token in self._special:
             if token not in text:
                 continue
             if token == self._tokenizer.eos_token:
                 raise ControlTokenError(f"an answer holds the end-of-turn token {token!r}; remove it")
-            if not _is_call_mark(token) and any(token in part for part in split_thought(text)):
+            if token in self._structure and any(token in part for part in split_thought(text)):
                 raise ControlTokenError(
-                    f"an answer holds the control token {token!r}, which would be learned as such; remove it, or write "
-                    "it with a space in between"
+                    f"an answer holds the control token {token!r}, which the chat template writes between messages; "
+                    "remove it, or write it with a space in between"
                 )
-        return (*self._encode(continued(self._probed, text).strip()), *(() if cut else (self.eos_id,)))
+        pieces = self._without_control_tokens(continued(self._probed, text).strip())
+        return (*(token for piece in pieces for token in self._encode(piece)), *(() if cut else (self.eos_id,)))
+
+    def _without_control_tokens(self, text: str) -> list[str]:
+        """`text`, cut within each control token of its thought and its answer, so that the pieces are read as text."""
+        cuts = {0, len(text)}
+        thought, answer = split_thought(text, opened=bool(self._opening))
+        for part, begin in ((thought, text.find(thought)), (answer, text.rfind(answer))):
+            for token in self._special:
+                if token in part and not _is_call_mark(token):
+                    if begin < 0:
+                        raise ControlTokenError(f"a thought holds the control token {token!r}; remove it")
+                    cuts |= {begin + match.start() + 1 for match in re.finditer(re.escape(token), part)}
+        return [text[start:end] for start, end in itertools.pairwise(sorted(cuts))]
 
     def reads(self, prompt_ids: Sequence[int], text: str) -> bool:
         """Whether `text` was heard in a prompt with these tokens."""
@@ -303,7 +319,7 @@ class Renderer:
         raise refusal
 
     def _role_tokens(self) -> set[str]:
-        """Tokens between messages that the tokenizer does not call special, such as those of DeepSeek's roles."""
+        """Tokens between messages. The tokenizer need not call them special, as DeepSeek's does not."""
         from jinja2 import TemplateError
 
         shown = self._written(_PROBE)

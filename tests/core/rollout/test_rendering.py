@@ -254,11 +254,20 @@ def test_a_template_without_earlier_turns_is_refused_at_the_first_of_them(tiny_l
 
 
 def test_a_control_token_in_an_answer_is_refused(renderer, tokenizer):
-    for text in ("a<|im_start|>b", "<|im_start|>user\nhi", "<think>a<|im_start|></think>b", "a <|reserved_2|>"):
+    for text in ("a<|im_start|>b", "<|im_start|>user\nhi", "<think>a<|im_start|></think>b"):
         with pytest.raises(ValueError, match=r"an answer holds the (control|end-of-turn) token '<\|"):
             renderer.answer(text)
     spaced = renderer.answer("a< |im_start|>b")
     assert tokenizer.decode(spaced) == "a< |im_start|>b<|im_end|>"
+
+
+def test_other_control_tokens_in_an_answer_are_read_as_text(renderer, tokenizer):
+    number = tokenizer.convert_tokens_to_ids("<|reserved_2|>")
+    for text in ("cp <|reserved_2|> b<|reserved_2|>", "<think>\n<|reserved_2|>\n</think>\n\n<|reserved_2|>"):
+        answer = renderer.answer(text)
+        assert number not in answer and tokenizer.decode(answer[:-1]) == text
+        assert renderer.text(answer) == text
+    assert renderer.answer("plain") == (*tokenizer.encode("plain", add_special_tokens=False), renderer.eos_id)
 
 
 def tokenizer_with(folder, *special, plain=()):
@@ -290,17 +299,17 @@ def test_tags_of_thoughts_and_marks_of_calls_stay_control_tokens_in_answers(tiny
     answer = renderer.answer(text)
     assert made.decode(answer[:-1]) == text
     assert set(made.convert_tokens_to_ids(list(tokens))) <= set(answer)
-    if text.startswith("[THINK]"):
-        with pytest.raises(ValueError, match="control token"):
-            Renderer(tokenizer_with(tiny_llama, "[THINK]", "[/THINK]")).answer("I write [THINK] first")
 
 
-def test_marks_of_results_are_not_for_answers(tiny_llama):
-    renderer = Renderer(tokenizer_with(tiny_llama, "<tool_response>", "<|tool|>", "<|tool_call|>"))
-    for token in ("<tool_response>", "<|tool|>"):
-        with pytest.raises(ValueError, match="control token"):
-            renderer.answer(f"ok {token}")
-    assert renderer.answer("<|tool_call|>f")
+def test_tags_within_an_answer_and_marks_of_results_are_read_as_text(tiny_llama):
+    tokens = ("[THINK]", "[/THINK]", "<tool_response>", "<|tool|>")
+    made = tokenizer_with(tiny_llama, *tokens)
+    numbers = set(made.convert_tokens_to_ids(list(tokens)))
+    for text in ("I write [THINK] first", "ok <tool_response>2", "<|tool|>"):
+        answer = Renderer(made).answer(text)
+        assert not numbers & set(answer) and made.decode(answer[:-1]) == text
+    answer = Renderer(made).answer("[THINK]hm <|tool|>[/THINK]3 [THINK]")
+    assert [token for token in answer if token in numbers] == made.convert_tokens_to_ids(["[THINK]", "[/THINK]"])
 
 
 def test_role_tokens_that_the_tokenizer_does_not_call_special_open_no_role(tiny_llama):
