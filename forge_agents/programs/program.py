@@ -163,6 +163,14 @@ class Program(TurnEnv):
         if self._image is not None:
             self._image.engine()
 
+    @property
+    def num_training_tasks(self) -> int | None:
+        """Number of tasks that training plays. A trainer goes through all of them before it plays any again.
+
+        None where a function draws the tasks.
+        """
+        return self._tasks.num_training
+
     def setup(self, rng: np.random.Generator) -> str:
         """Start the program on a task, up to its first call."""
         self.close()

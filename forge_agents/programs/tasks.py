@@ -67,6 +67,13 @@ class Tasks:
         if self._held_out is not None:
             _warn_of_common_tasks(self._training, self._held_out)
 
+    @property
+    def num_training(self) -> int | None:
+        """Number of tasks that training plays; None where a function draws them."""
+        if callable(self._training):
+            return None
+        return len(self._training if self._held_out is not None else _split(self._training).training)
+
     def of(self, seed: int, rng: np.random.Generator, name: str) -> Any:
         """The task of an episode.
 

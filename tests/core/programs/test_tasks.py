@@ -65,6 +65,23 @@ def test_trainers_and_benchmarks_play_the_parts_of_a_registered_program():
     assert len(held_out) == 12 and held_out | benchmark <= expected and training <= everything - expected
 
 
+def test_training_goes_through_all_tasks_before_any_comes_again():
+    fa.register("my/Epochs-v0", entry_point=fa.Program, program=lambda task, client: 0, tasks=ROWS)
+    fa.register("my/Drawn-v0", entry_point=fa.Program, program=lambda task, client: 0, tasks=lambda rng: 0)
+    sampler, tasks = TaskSampler("my/Epochs-v0"), Tasks(ROWS)
+    assert fa.make("my/Epochs-v0").num_training_tasks == 160 and fa.make("my/Drawn-v0").num_training_tasks is None
+    for seed in (0, 7):
+        seeds = [task.seed for step in range(40) for task in sampler.tasks(seed, step, 8)]
+        assert len(set(seeds)) == 320 and max(seeds) < HELD_OUT_FROM
+        assert set(drawn(tasks, seeds[:160]).values()) == set(drawn(tasks, seeds[160:]).values()) == {1}
+        refill = [task.seed for task in sampler.tasks(seed, 0, 8, refill=1)]
+        assert not set(refill) & set(seeds) and max(refill) < HELD_OUT_FROM
+    assert [t.seed for t in sampler.tasks(0, 3, 8)] == [t.seed for t in TaskSampler("my/Epochs-v0").tasks(0, 3, 8)]
+    assert sampler.tasks(0, 0, 8) != sampler.tasks(7, 0, 8)
+    plain = [task.seed for task in TaskSampler("my/Drawn-v0").tasks(0, 0, 8)]
+    assert plain == [task.seed for task in TaskSampler("forge/KuhnPoker-v0").tasks(0, 0, 8)], "as in other environments"
+
+
 def test_the_split_is_the_same_in_every_process_and_in_any_order_of_the_list():
     held_out = drawn(Tasks(ROWS), EVALUATED).keys()
     assert drawn(Tasks(ROWS[::-1]), EVALUATED).keys() == held_out

@@ -6,6 +6,7 @@ In: what a user passes to ``fit``. Out: fresh environments and the groups of eac
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -117,6 +118,8 @@ class TaskSampler:
         """Seconds that making each environment took."""
         self.specs: dict[str, object] = {}
         """What each environment says that it was made with; None where it says nothing."""
+        self._num_tasks: dict[str, int] = {}
+        """Number of training tasks of environments that have a list of them."""
         self.isolated: set[str] = set()
         """Those that play in worker processes."""
         self.seats = {name: seats_of(partial(self._probe, name), name) for name in self.env_ids}
@@ -151,10 +154,22 @@ class TaskSampler:
         shares = self._shares if self.curriculum is None else self._practice.shares(self.curriculum)
         picks = rng.choice(len(self.env_ids), size=count, p=shares)
         seeds = rng.choice(HELD_OUT_FROM, size=count)
-        drawn = [(self.env_ids[pick], int(own)) for pick, own in zip(picks, seeds, strict=True)]
+        ids = [self.env_ids[pick] for pick in picks]
+        drawn = [(env_id, int(own)) for env_id, own in zip(ids, seeds, strict=True)]
+        if not refill:
+            drawn = [
+                (env_id, self._listed(env_id, seed, step * count + place) if env_id in self._num_tasks else own)
+                for place, (env_id, own) in enumerate(drawn)
+            ]
         if self.curriculum is not None:
             drawn = [self._practice.again(self.curriculum, rng) or new for new in drawn]
         return [self._task(env_id, own, number) for number, (env_id, own) in enumerate(drawn)]
+
+    def _listed(self, env_id: str, seed: int, number: int) -> int:
+        """The seed of a group of an environment with a list of tasks: consecutive groups go through the list."""
+        count, most = self._num_tasks[env_id], HELD_OUT_FROM // 2
+        begin = int(np.random.default_rng([seed, zlib.crc32(env_id.encode())]).integers(max(1, most // count))) * count
+        return begin + number % most
 
     def record(
         self, judged: Sequence[JudgedGroup], trained: Collection[str], tops: Mapping[str, float | None]
@@ -188,6 +203,8 @@ class TaskSampler:
         # an environment in a worker process says no more than its settings before it is reset
         names = getattr(env, "models", None) or getattr(env.spec, "kwargs", {}).get("models")
         self.asked_for |= names if isinstance(names, Mapping) else {}
+        listed = getattr(env, "num_training_tasks", None)
+        self._num_tasks |= {name: listed} if type(listed) is int and listed > 0 else {}
         most = getattr(env, "max_reward", None)
         self.max_reward[name] = float(most) if isinstance(most, Real) else None  # others may mean something else
         return env
