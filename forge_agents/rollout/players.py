@@ -11,6 +11,7 @@ import hashlib
 import random
 import time
 import warnings
+import weakref
 import zlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -203,7 +204,7 @@ class ModelPlayer:
         if (room := talk.room(prompt_ids)) < 1:
             raise self._no_room(prompt_ids)
         legal = info.get("legal_actions") if self._constrain and told is None else None
-        sampling = self._sampling if told is None else _as_wished(own or self._sampling, told)
+        sampling = self._sampling if told is None else _as_wished(own or self._sampling, told, self._engine)
         tools = self._tools if told is None else told.get("tools", self._tools)
         done = await self._answer(prompt_ids, sampling, room, tuple(legal or ()), tools=tools, draw=draw)
         talk.answered(heard, done.thought, self._answer_of(done, sampling), prompt_ids, done.response_ids)
@@ -345,24 +346,38 @@ class ModelPlayer:
         )
 
 
-def _as_wished(own: Sampling, told: Mapping[str, Any]) -> Sampling:
-    """How an answer is drawn: as the policy says, with the limits that its conversation sets."""
+def _as_wished(own: Sampling, told: Mapping[str, Any], owner: object) -> Sampling:
+    """How an answer is drawn: as the policy says, with the limits that its conversation sets.
+
+    Args:
+        own: The policy's.
+        told: What the program's call says.
+        owner: The engine or endpoint that answers; each of them warns once of a wish that it does not follow.
+    """
     for name, value in (told.get("asked") or {}).items():
         if name == "seed":  # not shown: it may differ from call to call, and each text is a warning of its own
-            warnings.warn(
-                "a program asks for a seed, which is not followed: siblings have to differ; the run's own decides",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            why = "siblings have to differ; the run's own decides"
+            _warn_once(owner, f"a program asks for a seed, which is not followed: {why}")
         elif value != getattr(own, name, {}):  # logit_bias has no field there
-            warnings.warn(
+            _warn_once(
+                owner,
                 f"a program asks for {name}={value!r:.200} and is answered as the policy in the seat samples: that is "
                 "what is trained; set it in the policy's fa.Sampling",
-                RuntimeWarning,
-                stacklevel=2,
             )
     limit = min(own.max_tokens, told.get("max_tokens") or own.max_tokens)
     return replace(own, max_tokens=limit, stop=tuple(dict.fromkeys((*own.stop, *(told.get("stop") or ())))))
+
+
+_MAX_WARNINGS = 50
+_warned: weakref.WeakKeyDictionary[object, set[str]] = weakref.WeakKeyDictionary()
+"""Warnings by who gave cause for them. Python's own memory of them is lost when any module changes its filters."""
+
+
+def _warn_once(owner: object, text: str) -> None:
+    seen = _warned.setdefault(owner, set())
+    if text not in seen and len(seen) < _MAX_WARNINGS:
+        seen.add(text)
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
 
 
 def _joined(done: Completion, put: tuple[int, ...], more: Completion) -> Completion:
@@ -426,7 +441,7 @@ class EndpointPlayer:
         if told := info.get(CONVERSATION):
             before = [] if told["after"] is None else self._held[told["after"]]
             messages = [*before, *(Message(role=m["role"], content=m["content"]) for m in told["messages"])]
-            sampling = _as_wished(sampling, told)
+            sampling = _as_wished(sampling, told, self._endpoint)
         elif self._main is not None:
             messages = [*self._held[self._main], messages[-1]]
         client = await client_of(self._endpoint)

@@ -306,3 +306,17 @@ def test_python_that_no_test_runs_names_what_there_is(page):
 )
 def test_names_and_arguments_that_there_are_not_are_found(text, wrong):
     assert looked_up([(False, "import forge_agents as fa\n"), (True, text)]) == wrong
+
+
+def test_the_faq_lists_the_families_that_the_command_models_lists():
+    from forge_agents.models.families import FAMILIES
+
+    text = " ".join((ROOT / "docs" / "faq.md").read_text(encoding="utf-8").split())
+    answer = re.search(r"\*\*Which models can learn\?\*\* (.*?) `forge-agents models` lists", text)[1]
+    assert answer == "; ".join(family.models for family in FAMILIES if not family.why_not) + "."
+
+
+def test_the_makefile_and_the_quick_start_give_the_demo_the_same_time():
+    makefile, page = ((ROOT / name).read_text(encoding="utf-8") for name in ("Makefile", "docs/quick-start.md"))
+    assert "end to end (five minutes on two cores, after the installation)" in makefile
+    assert "After the installation this takes five minutes on two cores" in " ".join(page.split())

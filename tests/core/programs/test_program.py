@@ -795,16 +795,23 @@ def test_wishes_about_sampling_are_not_followed_silently():
     from forge_agents.policy import Sampling
     from forge_agents.rollout.players import _as_wished
 
-    own = Sampling(temperature=1.0, max_tokens=50, stop=("a",))
-    with pytest.warns(RuntimeWarning, match="asks for temperature=0.2 and is answered as the policy"):
-        wished = _as_wished(own, {"asked": {"temperature": 0.2}, "max_tokens": 20, "stop": ["b", "a"]})
+    class Engine:
+        pass
+
+    own, engine = Sampling(temperature=1.0, max_tokens=50, stop=("a",)), Engine()
+    told = {"asked": {"temperature": 0.2}, "max_tokens": 20, "stop": ["b", "a"]}
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")  # as where another module has changed the filters between two answers
+        wished, again = (_as_wished(own, told, engine) for _ in range(2))
+    assert wished == again
+    assert ["asks for temperature=0.2 and is answered as the policy" in str(one.message) for one in seen] == [True]
     assert (wished.temperature, wished.max_tokens, wished.stop) == (1.0, 20, ("a", "b"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         asked = {"temperature": 1, "presence_penalty": 0, "logit_bias": {}}
-        assert _as_wished(own, {"asked": asked, "max_tokens": 90}) == own
+        assert _as_wished(own, {"asked": asked, "max_tokens": 90}, engine) == own
     with pytest.warns(RuntimeWarning, match="asks for a seed, which is not followed"):
-        assert _as_wished(own, {"asked": {"seed": 7}}) == own
+        assert _as_wished(own, {"asked": {"seed": 7}}, engine) == own
 
 
 @pytest.mark.parametrize(
