@@ -65,10 +65,10 @@ def test_a_policys_learner_settings_override_the_trainers(config):
 @pytest.mark.parametrize(
     ("learner", "message"),
     [
-        ({"lrr": 1e-4}, "'lrr' is not accepted"),
+        ({"lrr": 1e-4}, "policies.team.learner.lrr is no setting. Did you mean 'policies.team.learner.lr'"),
         ({"lr": "high"}, "Expected a <class 'float'>"),
         ({"lr": -1}, "policy 'team': lr=-1.0"),
-        ({"threads": 2}, "'threads' is not accepted"),
+        ({"threads": 2}, "policies.team.learner.threads is no setting"),
         ({"loss": "gspo"}, "policy 'team': learner.loss='gspo' has refills=0"),
     ],
 )

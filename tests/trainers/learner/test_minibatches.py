@@ -219,7 +219,7 @@ def test_a_batch_without_a_finite_minibatch_changes_nothing(tiny_llama: Path, ra
 @pytest.mark.parametrize("name", ["num_iterations", "num_minibatches"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True])
 def test_numbers_of_optimizer_steps_are_whole_and_positive(name: str, value: Any):
-    with pytest.raises(ValueError, match=f"{name}=.* whole number of at least 1"):
+    with pytest.raises((TypeError, ValueError), match=f"{name}=.*(whole number|at least 1)"):
         LearnerConfig(**{name: value})
 
 

@@ -157,10 +157,8 @@ class LearnerConfig:
         for name in ("lr", "weight_decay", "kl_coef", "entropy_coef"):
             value = getattr(self, name)
             _require(value is None or (math.isfinite(value) and value >= 0), self, name, "finite and >= 0")
-        for name in ("num_iterations", "num_minibatches"):
-            whole = isinstance(getattr(self, name), int) and not isinstance(getattr(self, name), bool)
-            _require(whole and getattr(self, name) >= 1, self, name, "a whole number of at least 1")
-        for name in ("warmup_steps", "max_tokens_per_microbatch", "loss_chunk_tokens", "dp_replicate", "tp", "ep"):
+        for name in ("num_iterations", "num_minibatches", "warmup_steps", "max_tokens_per_microbatch",
+                     "loss_chunk_tokens", "dp_replicate", "tp", "ep"):  # fmt: skip
             least, value = {"warmup_steps": 0, "max_tokens_per_microbatch": 2}.get(name, 1), getattr(self, name)
             _require(value is None or value >= least, self, name, f"at least {least}")
         _require(self.max_sample_tokens is None or self.max_sample_tokens >= 2, self, "max_sample_tokens", "at least 2")

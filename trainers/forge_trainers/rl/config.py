@@ -77,8 +77,8 @@ class GRPOConfig(ProcessConfig):
     masked. More end the run. In [0, 1]."""
     max_skipped_steps: int = 1
     """Maximum number of consecutive steps in which a policy skips its batch, or minibatches of it, because their loss
-    or gradient is not finite. What is skipped leaves the weights unchanged; the batch is saved to ``failed-batches`` and
-    counted in ``learner/skipped`` or ``learner/skipped_minibatches``. If exceeded, training stops with
+    or gradient is not finite. What is skipped leaves the weights unchanged. The batch is saved to ``failed-batches``,
+    and ``learner/skipped`` or ``learner/skipped_minibatches`` counts it. If exceeded, training stops with
     `DivergedError`."""
     max_empty_steps: int = 5
     """Steps in a row without one group to learn from, after which the run ends, saved and exported, with the reason:
