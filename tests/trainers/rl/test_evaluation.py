@@ -261,10 +261,9 @@ def test_the_environments_own_reward_is_not_reported_twice(tmp_path, capsys):
     assert result.reward == result.env_reward > 0
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_an_evaluation_teaches_the_ensemble_nothing(tmp_path, staleness):
+def test_an_evaluation_teaches_the_ensemble_nothing(tmp_path):
     def fit(name, **settings):
-        with trainer(tmp_path / name, reward=REWARDS["ensemble"](), max_staleness=staleness, **settings) as run:
+        with trainer(tmp_path / name, reward=REWARDS["ensemble"](), **settings) as run:
             rows = run.fit(Unpaid, steps=STEPS).metrics
             return [row["reward/mean"] for row in rows], run.reward.state_dict()
 
@@ -272,6 +271,14 @@ def test_an_evaluation_teaches_the_ensemble_nothing(tmp_path, staleness):
     same_rewards, same_state = fit("alone")
     assert rewards == same_rewards
     assert state.keys() == same_state.keys() and all(state[k].tobytes() == same_state[k].tobytes() for k in state)
+
+
+def test_an_evaluation_between_steps_that_are_scored_ahead_teaches_nothing(tmp_path):
+    with trainer(tmp_path, reward=REWARDS["ensemble"](), max_staleness=1, eval_every=1) as run:
+        run.fit(Unpaid, steps=STEPS)
+        report = run.reward.report()
+    assert report.version == STEPS and report.window_rows == STEPS * 6
+    assert {verifier.scored for verifier in report.verifiers} == {STEPS * 6}
 
 
 def test_an_ensemble_that_has_learned_nothing_is_evaluated_and_forgets_it(tmp_path):
