@@ -333,7 +333,7 @@ def ours(case: Case) -> bool:
 
     turn = Turn(agent="a", index=0, observation="", action=case.text, reward=0.0)
     said = Trajectory(agent="a", policy="p", turns=(turn,), env_id="t", seed=0, info={"answer": case.gold})
-    return bool(MathEqual(fallback_s=0).score([said])[0] == 1)
+    return bool(MathEqual().score([said])[0] == 1)
 
 
 def theirs(case: Case) -> bool:

@@ -4,6 +4,7 @@ import pickle
 import runpy
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from forge_agents.types import Trajectory, Turn
 from forge_verifiers import Ensemble, Exact, MathEqual, Numeric, SelfConsistency, check_verifier
 from forge_verifiers.rules.answers import MAX_CHARS, final_answer, stated
-from forge_verifiers.rules.maths import math_verify
+from forge_verifiers.rules.maths import worker
+from forge_verifiers.rules.maths.equal import equal_answers
 
 STYLES = runpy.run_path(str(Path(__file__).with_name("answer_styles.py")))
 STATED, UNDECIDED, WRITINGS, cases, ours = (
@@ -29,7 +31,7 @@ def said(text, answer=None, seed=0):
     return Trajectory(agent="a", policy="p", turns=(turn,), env_id="t", seed=seed, info=info)
 
 
-RULES = (Exact(), Numeric(), MathEqual(fallback_s=0))
+RULES = (Exact(), Numeric(), MathEqual())
 
 
 def scores(text, answer):
@@ -133,7 +135,7 @@ def test_solutions_that_end_without_a_mark_are_read():
     with Randomness(0).contained():
         entries = list(create_dataset("gsm_symbolic", seed=3, size=400))
     ends = [entry["metadata"]["answer_cot"].partition("####")[0].strip().rpartition("\n")[2] for entry in entries]
-    for rule in (MathEqual(fallback_s=0), Numeric()):
+    for rule in (MathEqual(), Numeric()):
         assert sum(rule.score([said(text, e["answer"])])[0] for text, e in zip(ends, entries, strict=True)) >= 394
         assert not any(rule.score([said(text, e["answer"] + "7")])[0] for text, e in zip(ends, entries, strict=True))
 
@@ -265,32 +267,61 @@ def test_whole_numbers_are_equal_exactly_unless_the_tolerance_says_more():
 SUM = r"\sum_{k=1}^{10} k"
 
 
-def test_without_math_verify_an_unread_gold_answer_is_a_counted_abstention(monkeypatch):
-    monkeypatch.setattr(math_verify.importlib.util, "find_spec", lambda name: None)
+def test_sums_and_unread_gold_answers_are_told_apart():
     rule = MathEqual()
-    got = rule.score([said("The answer is 54.", SUM + " + 0"), said(SUM + " + 0", SUM + " + 0"), said("4", "4")])
-    assert np.isnan(got[0]) and got[1:].tolist() == [1, 1]
-    assert rule.unread.abstained == 1 and "pip install 'forge-agents-rl[maths]'" in str(rule.unread)
+    unread = r"\foo{x} \mapsto = 3"
+    texts = [("The answer is 55.", SUM), ("It is 54.", SUM), ("54", unread), (unread, unread), ("4", ["4", unread])]
+    got = rule.score([said(text, gold) for text, gold in texts])
+    assert got[:2].tolist() == [1, 0] and np.isnan(got[2]) and got[3:].tolist() == [1, 1]
+    assert rule.unread.abstained == 1 and "no mathematics" in str(rule.unread)
 
 
-def test_an_unread_gold_answer_is_compared_by_math_verify_shut_in_a_sandbox():
-    pytest.importorskip("math_verify")
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *("9^{9^{9}}", r"\binom{99999}{50000}^{9999}", "9999!^{9999}", r"\sum_{k=1}^{10^{9}} \sin(k^k)"),
+        "(" * 400 + "x",
+        *("__import__('os').system('touch stolen')", r"\int e^{\sin(\cos(\tan(x^{x^{x}})))} dx", r"\sqrt{" * 90),
+    ],
+)
+def test_a_hostile_formula_is_wrong_and_others_are_still_compared(answer):
     rule = MathEqual()
     verdicts = []
-    hostile = "__import__('os').system('touch stolen')"
-    texts = ["The answer is 55.", "It is 54.", "<answer>9^{9^{9}}</answer>", f"<answer>{hostile}</answer>"]
+    texts = [r"The answer is $\frac{110}{2}$.", f"<answer>{answer}</answer>", r"\boxed{54+1}", "56"]
     thread = threading.Thread(target=lambda: verdicts.extend(rule.score([said(text, SUM) for text in texts]).tolist()))
-    thread.start()
-    thread.join(timeout=60)
-    assert verdicts == [1, 0, 0, 0] and rule.unread.compared == 4
+    thread.start()  # math-verify alone works in the main thread only
+    thread.join(timeout=120)
+    assert verdicts == [1, 0, 1, 0] and rule.unread.abstained == 0
     assert not Path("stolen").exists()
 
 
-def test_math_verify_is_given_up_at_its_deadline():
-    pytest.importorskip("math_verify")
-    start = time.monotonic()
-    found, why = math_verify.compare([("1", r"\sum_{k=1}^{9} k"), ("x", r"\int_0^{1} e^{-x^2} dx")], limit_s=0.05)
-    assert not found and "wall_s" in why and time.monotonic() - start < 30
+def test_a_worker_that_exceeds_a_limit_is_killed_and_replaced(monkeypatch):
+    workers = worker.Workers()
+    try:
+        assert workers.compare([("x+x", "2x")], tolerance=1e-6, timeout_s=100) == {("x+x", "2x"): True}
+        (process,) = [each._process for each in workers._workers if each._process]
+        monkeypatch.setattr(worker, "CPU_S", 0)
+        hard = r"\sum_{k=1}^{100000} \sin(k^{k})"
+        assert workers.compare([(hard, "2")], tolerance=1e-6, timeout_s=100) == {(hard, "2"): False}
+        assert process.wait(10) != 0
+        assert workers.compare([("y+y", "2y")], tolerance=1e-6, timeout_s=100) == {("y+y", "2y"): True}
+    finally:
+        workers.close()
+
+
+def test_pairs_that_are_late_get_no_score():
+    assert equal_answers([("x + x", "2 x"), ("3", "3")], timeout_s=1e-9) == {("3", "3"): True}
+    rule = MathEqual(timeout_s=1e-9)
+    assert np.isnan(rule.score([said(r"\boxed{w+w}", "2w")])).all() and "timeout_s=1e-09" in str(rule.unread)
+
+
+def test_many_threads_compare_at_one_time():
+    def compare(number):
+        pair = (f"{number}q + q", f"{number + 1}q")
+        return equal_answers([pair])[pair]
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(compare, range(40)))
 
 
 def test_check_verifier_tells_what_was_read():

@@ -135,6 +135,7 @@ def test_a_rule_that_returns_nonsense_is_named(grade):
         lambda: JsonSchema(schema={"type": "nonsense"}),
         lambda: JsonSchema(schema={"patternProperties": {"a": {"unevaluatedProperties": False}}}),
         lambda: MathEqual(tolerance=0),
+        lambda: MathEqual(timeout_s=0),
     ],
 )
 def test_wrong_options_are_refused(make):

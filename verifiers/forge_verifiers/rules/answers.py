@@ -255,8 +255,8 @@ def _marks(text: str) -> list[_Mark]:
     for mark in sorted([*_boxes(text), *_tags(text), *_hashes(text)]):
         last = outer[-1] if outer else None
         if last is None or mark.start >= last.end:
-            if last is not None and _REPEATED.fullmatch(text, last.end, mark.start):
-                is_joined = _JOINED.fullmatch(text, last.end, mark.start)
+            is_joined = last is not None and _JOINED.fullmatch(text, last.end, mark.start)
+            if last is not None and (is_joined or _REPEATED.fullmatch(text, last.end, mark.start)):
                 between = text[last.end : mark.start].strip(" $") if is_joined else "or"
                 is_same = folded(_bare(last.text)) == folded(_bare(mark.text))
                 both = mark.text if is_same else f"{last.text.strip()} {between} {mark.text.strip()}"
@@ -438,6 +438,7 @@ _CHOICE = re.compile(
 _ROUNDED = re.compile(
     r"(?<=\S),?\s+\(?(?:or|which is|i\.e\.)?,?\s*(?:approximately|approx\.?|about|roughly|\u2248)\s.*", re.DOTALL
 )
+_VARIABLE = re.compile(r"\s*\\?[A-Za-z](?:_\{?\w\}?)?\s*")
 _POLAR = frozenset({"yes", "no", "true", "false"})
 _POLAR_FIRST = re.compile(r"\W{0,4}(yes|no|true|false)\W{0,3}(?:[,.!:;\u2014]|$)", re.IGNORECASE)
 _POLAR_LAST = re.compile(r"\bis\s\W{0,4}(true|false)\W{0,4}$", re.IGNORECASE)
@@ -637,5 +638,5 @@ def _bare(text: str) -> str:
         if _LETTER.search(result):  # 3 m = 300 cm, but of 3m = 300 m may be what is sought
             sum_ = _MEASURED.sub("", sum_)
         if not _LETTER.search(_TEXT.sub("", _COUNTED.sub("", sum_))):  # 6 * 7 = 42, 6 kg + 7 kg = 13 kg
-            text = result.strip()
+            text = text if _VARIABLE.fullmatch(result) else result.strip()  # 5 = x
     return text

@@ -47,7 +47,7 @@ _LETTER = re.compile(  # in "A dog", A is an article
     rf"[ \t]+(?!{_NEXT})[a-z]))(?![A-Za-z\d'\u2019(\[^_<>]|\s*[=+*^<>]\s*\w|-[A-Za-z\d]|\.\d|\.[A-Z]\.)[).:]?"
 )
 _JOINED = re.compile(
-    rf"[\s,;/&|+.-]*(?:(?:and|or|nor|y|o|e|und|et|и|和|と|,)|{ALTERNATIVE})?[\s,;/&|+-]*(?:{ALTERNATIVE}\s*)?",
+    rf"[\s,;/&|+.-]*(?:(?:and|or|nor|(?-i:y|o|e|и)|und|et|和|と|,)|{ALTERNATIVE})?[\s,;/&|+-]*(?:{ALTERNATIVE}\s*)?",
     re.IGNORECASE,
 )
 _SENTENCE = re.compile(r"(?<!\n[A-Z])(?<!^[A-Z])[.!](?=\s|$)|[\n\u3002\u0964\u2026]|\.\.+|(?<=[?\u061f])")

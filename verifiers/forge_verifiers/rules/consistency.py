@@ -16,8 +16,8 @@ from forge_agents.types import Trajectory
 from forge_verifiers.core.verifier import Composable, Cost, Scores, group_ids
 from forge_verifiers.rules.answers import folded, last_action, stated
 from forge_verifiers.rules.choices import choice_letter, chosen_letter
-from forge_verifiers.rules.maths.equal import maths_equal
-from forge_verifiers.rules.maths.expression import literal
+from forge_verifiers.rules.maths.equal import equal_answers
+from forge_verifiers.rules.maths.quantity import literal
 
 _MAX_LEADING = 16
 """Answers that each other one is compared with, so that a group of siblings who all differ costs little."""
@@ -51,11 +51,10 @@ class SelfConsistency(Composable):
         for at, group in enumerate(group_ids(trajectories).tolist()):
             members[group].append(at)
         scores = np.full(len(answers), math.nan, np.float32)
-        for rows in members.values():
-            votes = Counter(answer for at in rows if (answer := answers[at]))
-            if len(rows) < 2 or not votes:
-                continue
-            same = _as_one(votes) if self.extract is None else {}
+        rows_of = [rows for rows in members.values() if len(rows) > 1 and any(answers[at] for at in rows)]
+        groups = [Counter(answer for at in rows if (answer := answers[at])) for rows in rows_of]
+        equal = _equal_votes(groups) if self.extract is None else [{} for _ in groups]
+        for rows, votes, same in zip(rows_of, groups, equal, strict=True):
             for answer, other in same.items():
                 votes[other] += votes.pop(answer)
             most = max(votes.values())  # arg max over answers of how many samples gave it, arXiv 2203.11171
@@ -84,14 +83,25 @@ class SelfConsistency(Composable):
         return f"{float(digits):.15g}" if len(digits) < 16 else digits
 
 
-def _as_one(votes: Counter[str]) -> dict[str, str]:
-    """Of answers that are equal as mathematics, those given less often and the one that stands for them."""
-    same: dict[str, str] = {}
-    leading: list[str] = []
-    for answer in sorted(votes, key=lambda answer: (-votes[answer], answer)):
-        equal = next((other for other in leading[:_MAX_LEADING] if maths_equal(answer, other)), None)
-        if equal is None:
-            leading.append(answer)
-        else:
-            same[answer] = equal
-    return same
+def _equal_votes(groups: Sequence[Counter[str]]) -> list[dict[str, str]]:
+    """By group, answers that are equal as mathematics to a more frequent one, and that one."""
+    orders = [sorted(votes, key=lambda answer: (-votes[answer], answer)) for votes in groups]
+    pairs = [
+        (answer, other)
+        for order in orders
+        for at, answer in enumerate(order)
+        for other in order[: min(at, _MAX_LEADING)]
+    ]
+    verdicts = equal_answers(dict.fromkeys(pairs))
+    found: list[dict[str, str]] = []
+    for order in orders:
+        same: dict[str, str] = {}
+        leading: list[str] = []
+        for answer in order:
+            equal = next((other for other in leading[:_MAX_LEADING] if verdicts.get((answer, other))), None)
+            if equal is None:
+                leading.append(answer)
+            else:
+                same[answer] = equal
+        found.append(same)
+    return found

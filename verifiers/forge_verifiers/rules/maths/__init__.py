@@ -1,5 +1,5 @@
-"""Are two mathematical answers equal?
+"""Equality of mathematical answers.
 
-In: two texts. Out: yes or no. Waits for math-verify's process, with a deadline, where our own reader cannot read.
-Start at `equal`, which compares what `parser` makes of texts, whose values `expression` computes.
+Start at `equal`, which compares plain numbers (`quantity`) itself. It rewrites other answers in LaTeX (`formula`).
+math-verify reads and compares them in processes with limits (`worker`).
 """

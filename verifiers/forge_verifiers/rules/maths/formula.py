@@ -1,0 +1,168 @@
+r"""Rewrites formulas, LaTeX or plain text, as the LaTeX that math-verify's parser reads; nothing is computed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from decimal import Decimal
+from functools import lru_cache
+
+from forge_verifiers.rules.maths.quantity import MAX_CHARS, Quantity, Unit, cleaned, read_quantity, read_unit
+
+_NAMES = (
+    "sqrt|arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|sec|csc|cot|ln|lg|log|pi|infty|alpha|beta|gamma|delta|epsilon"
+    "|theta|lambda|mu|rho|sigma|tau|phi|omega"
+)
+_NAME = re.compile(rf"(?<![A-Za-z\\])({_NAMES})(?![A-Za-z])")
+_Spelling = str | Callable[[re.Match[str]], str]
+_RULES: tuple[tuple[str, _Spelling], ...] = (
+    (r"\s+", " "),
+    (r"\*\*", "^"),
+    (r"\\(?:mathbb|mathbf|Bbb)\s*\{?\s*([RZNQC])\s*\}?|\\([RZNQC])(?![A-Za-z])", r"\\mathbb{\1\2}"),
+    (r"ℝ", r"\\mathbb{R}"),
+    (r"ℤ", r"\\mathbb{Z}"),
+    (r"ℕ", r"\\mathbb{N}"),
+    (r"ℚ", r"\\mathbb{Q}"),
+    (r"(?i)^\s*(?:all|every|any)\s+(?:the\s+)?reals?(?:\s+numbers?)?\s*$", r"\\mathbb{R}"),
+    (r"\\varnothing|∅|^\s*\\?\{\s*\\?\}\s*$", r"\\emptyset "),
+    (r"\\(?:leq?slant|leqq)(?![A-Za-z])|≤|=<|<=", r"\\le "),
+    (r"\\(?:geq?slant|geqq)(?![A-Za-z])|≥|=>|>=", r"\\ge "),
+    (r"≠|!=", r"\\neq "),
+    (r"∪|(?<=[)\]}])\s*U\s*(?=[(\[{\\])", r"\\cup "),
+    (r"∩", r"\\cap "),
+    (r"∈", r"\\in "),
+    (r"π", r"\\pi "),
+    (r"±", r"\\pm "),
+    (r"∞|(?<![A-Za-z\\])(?:infinity|inf|oo)(?![A-Za-z])", r"\\infty "),
+    (r"√\s*(\d+|[A-Za-z])", r"\\sqrt{\1}"),
+    (r"√", r"\\sqrt "),
+    (r"÷", "/"),
+    (r"\\(?:angle|triangle)(?![A-Za-z])", ""),
+    (r"(?<![A-Za-z\\])a(sin|cos|tan)(?=\s*\()", r"arc\1"),
+    (r"(?<![A-Za-z\\])(?:minus|negative)\s+(?=\d)", "-"),
+    (r"=([^≈]*)(?:≈|\\approx(?![A-Za-z])).*", r"=\1"),  # x = 1/3, which is about 0.33
+    (r"(?<=\S)\s*(?:≈|\\approx(?![A-Za-z]))", "="),
+    (r"^\s*(?:≈|\\approx(?![A-Za-z]))", ""),
+    (r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])", ""),
+    (r"^\s*([A-Za-z])\s*\(\s*[A-Za-z]\s*\)\s*=", r"\1="),  # f(x) = ...
+    (r"(?:,\s*)?(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])", ","),
+    (r"\\begin\{array\}\s*(?:\{[^{}]*\})?", r"\\begin{matrix}"),
+    (r"\\end\{array\}", r"\\end{matrix}"),
+    (r"[(\[]\s*\\begin\{matrix\}", r"\\begin{pmatrix}"),
+    (r"\\end\{matrix\}\s*[)\]]", r"\\end{pmatrix}"),
+    (r"(?<![\d.,([])\b(\d{1,3}(?:,\d{3})+)(?![\d,])", lambda m: m[1].replace(",", "")),
+    (
+        r"(?<![\d.^_/{}])(\d+)\s*\\frac\s*\{\s*(\d+)\s*\}\s*\{\s*(\d+)\s*\}|(?<![\d.^_/{}])(\d+)\s+(\d+)\s*/\s*(\d+)",
+        lambda m: rf"({m[1] or m[4]}+\frac{{{m[2] or m[5]}}}{{{m[3] or m[6]}}})",
+    ),
+    (r"\|([^|]*)\|", r"\\left|\1\\right|"),
+    (r"(\d+(?:\.\d+)?)\s*°", r"(\\frac{\1\\pi}{180})"),
+    (r"(?<!\\)%", r"\\%"),
+)
+_SPELLED = tuple((re.compile(pattern), spelling) for pattern, spelling in _RULES)
+_MAX_DEPTH = 30
+_LOG = re.compile(r"\\log(?![A-Za-z])(?!\s*_)")
+_CALL = re.compile(r"(\\sqrt|\^)\s*\(")
+_ABS = re.compile(r"(?<![A-Za-z\\])(abs|exp)\s*\(")
+_WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{5,}")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\{\w+\}|\\(?:mathbb|overline|operatorname)\{\w+\}")
+_NOT_READ = re.compile(r"\d\s+[\d.]|\d\s*_")
+"""Two numbers without a sign between them, and numbers with an index: math-verify would add or drop them."""
+_EXPENSIVE = re.compile(
+    r"\^[\s{(]*\d+\s*\^[\s{(]*\d+\s*\^|\d{5,}\s*!|!\s*!|\^\s*\{?\s*[-+(]?\s*\d{5,}|\\binom\s*\{?\s*\d{5,}"
+)
+_COUNTED = re.compile(r"((?:[^A-Za-z\\%$€£¢°]|\\(?:frac|sqrt|pi|binom)(?![A-Za-z]))+)\s+([A-Za-z$€£¢°%][^\\=]*)")
+_LETTERS_ONLY = re.compile(r"[A-Za-z\s,.()]*")
+_RELATION = re.compile(r"[<>\u2264\u2265\u2248]|!=|\\(?:le|ge|lt|gt|ne|neq|leq|geq|approx|in)(?![A-Za-z])")
+_VARIABLE = re.compile(
+    r"(?:m?\\(?:angle|triangle)\s*)?\\?[A-Za-z]+(?:_\{?\w+\}?)?'?"
+    r"\s*(?:\(\s*[A-Za-z](?:\s*,\s*[A-Za-z])*\s*\))?"
+)
+
+
+@lru_cache(maxsize=8192)
+def latex(text: str) -> str | None:
+    """The formula in LaTeX; None for words, and for what is too large to be an answer."""
+    if len(text) > MAX_CHARS:
+        return None
+    text = cleaned(text)
+    for pattern, spelling in _SPELLED:
+        text = pattern.sub(spelling, text)
+    text = _NAME.sub(r"\\\1 ", text)
+    text = _LOG.sub(r"\\ln ", re.sub(r"\\lg(?![A-Za-z])", r"\\log_{10} ", text))
+    text = re.sub(r"\\log\s*_\s*(\d+)", r"\\log_{\1}", text)
+    text = _braced(text, _ABS, {"abs": ("\\left|", "\\right|"), "exp": ("e^{", "}")})
+    text = _braced(text, _CALL, {})
+    if text.startswith("{") and text.endswith("}"):
+        text = f"\\{{{text[1:-1]}\\}}"
+    plain = _ENVIRONMENT.sub(" ", text)
+    is_large = _depth(text) > _MAX_DEPTH or _EXPENSIVE.search(text)
+    if "$" in text or is_large or _WORD.search(plain) or _NOT_READ.search(text):
+        return None
+    return text.strip() or None
+
+
+def _depth(text: str) -> int:
+    depth = deepest = 0
+    for sign in text:
+        depth += (sign in "([{") - (sign in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _braced(text: str, call: re.Pattern[str], around: dict[str, tuple[str, str]]) -> str:
+    r"""``sqrt(...)`` and ``^(...)`` with braces instead of parentheses."""
+    for _ in range(20):
+        found = call.search(text)
+        end = _closing(text, found.end()) if found else -1
+        if found is None or end < 0:
+            break
+        opening, closing = around.get(found[1], (found[1] + "{", "}"))
+        text = text[: found.start()] + opening + text[found.end() : end] + closing + text[end + 1 :]
+    return text
+
+
+def _closing(text: str, start: int) -> int:
+    depth = 1
+    for at in range(start, len(text)):
+        depth += (text[at] in "([") - (text[at] in ")]")
+        if depth == 0:
+            return at
+    return -1
+
+
+def is_words(text: str) -> bool:
+    """Whether a text looks like words, so that its letters are not the factors of a product."""
+    text = cleaned(text)
+    words = re.findall(r"[A-Za-z]+", text)
+    is_long = any(len(word) > 2 and not _NAME.fullmatch(word) for word in words)
+    is_set = re.fullmatch(r"(?:all|every|any)\s.*real.*", text, re.IGNORECASE)
+    return bool(is_long and _LETTERS_ONLY.fullmatch(text) and not is_set)
+
+
+def assigned(text: str) -> tuple[str, Quantity | None]:
+    """Name and value in ``x = 5``, ``5 = x``, ``AB = 2 + 3 = 5``; without a name, the plain number that a text is."""
+    if "=" not in text:
+        return "", read_quantity(text)
+    text = cleaned(text)
+    sides = [side.strip() for side in text.split("=")]
+    is_list = ";" in text or any("," in side for side in sides[:-1])
+    if not is_list and not _RELATION.search(text):
+        if _VARIABLE.fullmatch(sides[0]):
+            return "".join(sides[0].split()), read_quantity(sides[-1])
+        if len(sides) == 2 and _VARIABLE.fullmatch(sides[1]):
+            return "".join(sides[1].split()), read_quantity(sides[0])
+    return "", None
+
+
+def split_unit(text: str) -> tuple[str, Unit | None]:
+    r"""A formula or an exact number, and the unit behind it, as in ``3\sqrt{5} \text{ cm}``."""
+    if number := read_quantity(text):
+        top, bottom = number.value.numerator, number.value.denominator
+        if number.is_decimal:
+            return f"{Decimal(top) / Decimal(bottom):f}", number.unit
+        return (str(top) if bottom == 1 else rf"\frac{{{top}}}{{{bottom}}}"), number.unit
+    text = cleaned(text)
+    found = _COUNTED.fullmatch(text)
+    unit = read_unit(found[2], spaced=True) if found and re.search(r"\d|\\pi", found[1]) else None
+    return (found[1], unit) if found and unit else (text, None)

@@ -1,0 +1,330 @@
+r"""Plain numbers with units: ``1,234.5``, ``2 3/4``, ``\frac{1}{2}``, ``2.5 \times 10^3``, ``50\%``, ``$18``, ``5 km``.
+
+Values are exact. The size of every number is bounded, and nothing is evaluated as code.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
+
+from forge_verifiers.rules.languages import COUNTER, normalized
+
+MAX_CHARS = 1_000
+"""Longer texts are no answers."""
+_MAX_DIGITS = 300
+_MAX_EXPONENT = 300
+_MAX_FACTORIAL = 170
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What a number counts."""
+
+    dimension: tuple[tuple[str, int], ...]
+    """Base units and their powers, sorted; an unknown word is a base unit of its own."""
+    factor: Fraction = Fraction(1)
+    """How many of the base units it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A real number and its unit."""
+
+    value: Fraction
+    unit: Unit | None = None
+    is_decimal: bool = False
+    """Whether it is written as a decimal, and may be rounded."""
+
+
+PERCENT = Unit((("%", 1),), Fraction(1, 100))
+
+_BASES = {  # base unit -> {name: how many of it}
+    "metre": "mm 1/1000 cm 1/100 m 1 km 1000 in 127/5000 inch 127/5000 inche 127/5000 ft 381/1250 foot 381/1250 "
+    "feet 381/1250 yd 1143/1250 yard 1143/1250 mi 201168/125 mile 201168/125",
+    "gram": "mg 1/1000 g 1 kg 1000 lb 45359237/100000 pound 45359237/100000 oz 45359237/1600000 ounce 45359237/1600000",
+    "second": "s 1 sec 1 second 1 min 60 minute 60 h 3600 hr 3600 hour 3600 day 86400 week 604800",
+    "litre": "ml 1/1000 l 1",
+    "dollar": "$ 1 dollar 1 usd 1 cent 1/100 ¢ 1/100",
+    "euro": "€ 1 euro 1 eur 1",
+    "sterling": "£ 1 gbp 1",
+    "degree": "° 1 degree 1 deg 1",
+}
+_PREFIXES = {"milli": Fraction(1, 1000), "centi": Fraction(1, 100), "": Fraction(1), "kilo": Fraction(1000)}
+_NAMED = {"meter": "metre", "metre": "metre", "gram": "gram", "liter": "litre", "litre": "litre"}
+_KNOWN: dict[str, tuple[str, Fraction]] = {
+    name: (base, Fraction(size))
+    for base, text in _BASES.items()
+    for name, size in zip(text.split()[::2], text.split()[1::2], strict=True)
+} | {prefix + name: (base, size) for name, base in _NAMED.items() for prefix, size in _PREFIXES.items()}
+_NO_UNITS = frozenset(
+    re.findall(
+        r"\w+",
+        "sin cos tan sec csc cot arcsin arccos arctan sinh cosh tanh sqrt exp ln lg log abs alpha beta gamma delta "
+        "epsilon theta lambda mu nu rho sigma tau phi omega pi frac binom infinity half halves third thirds quarter "
+        "quarters tenths hundredths squared cubed factorial over times plus minus less more mod modulo and or",
+    )
+)
+"""Words behind a number that are operations, functions or variables."""
+_PHRASES = {"mph": "mile/hour", "kmh": "km/h", "kph": "km/h"}
+_PER = re.compile(r"\s*/\s*|\s+per\s+|\s+an?\s+")
+_PART = re.compile(
+    r"(?:(square|sq\.?|cubic|cu\.?)\s+)?([A-Za-z$€£¢°]+)\s*(?:(squared|cubed)|\^\s*\{?\s*([1-9])\s*\}?)?"
+)
+_TEMPERATURE = re.compile(r"(?:degrees?|°)\s*([CcFfKk])(?:elsius|ahrenheit|elvin)?")
+_POWERS = {"square": 2, "sq": 2, "squared": 2, "cubic": 3, "cu": 3, "cubed": 3}
+
+_GROUPED = re.compile(r"([-+]?\d{1,3}(?:([,' \u00a0\u202f\u2009]|\{,\}|\\[,!]|,\\!)\d{3})(?:\2\d{3})*)(?:([.,])(\d+))?")
+_DOTTED = re.compile(r"([-+]?\d{1,3}(?:(?:\.\d{3}){2,}|(?:\.\d{3})+(?=,)))(?:,(\d+))?")
+_LITERAL = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d{1,3})?")
+_COMMA = re.compile(r"[-+]?(?:\d{2,}|0),\d+|[-+]?\d,\d{2,}")
+_COMMA_BEFORE_UNIT = re.compile(
+    r"^([-+]?\d+),(\d{1,2}|\d{4,})(?=\s?(?:%|[€£]|(?:[ckm]?m|[km]?g|[hls]|percent|euros?)\b))|^([-+]?[€£]\s?\d+),(\d\d)$"
+)
+_SCALES = {"dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9}
+_WRAPPED = re.compile(r"\\(?:text(?:bf|it|rm|tt|normal)?|math(?:rm|bf|it)|mbox|operatorname)\s*\{([^{}]*)\}")
+_DEGREES = re.compile(r"\^\s*\{?\s*\\circ\s*\}?|\\degree\b")
+_SIGNS = str.maketrans({"\u00d7": "*", "\u00b7": "*", "\u2013": "-", "\u00a0": " ", "\u2009": " ", "\u202f": " "})
+_HALVES = {"½": "1/2", "¼": "1/4", "¾": "3/4", "⅓": "1/3", "⅔": "2/3", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8"}
+_RAISED = re.compile("[\u207b\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+")
+_LOWER = str.maketrans("\u207b\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079", "-0123456789")
+_MONEY = re.compile(r"([-+]?)\s*\\?([$€£])\s*(?=[-\d.])")
+_REMARK = re.compile(r"(?<=\d)(\s+(?:dozen|hundred|thousand|million|billion))?\s+[A-Za-z]{2}[A-Za-z\s]*$")
+_DIGITS = r"\d[\d,' .]*\d|\d+\.?|\.\d+"
+_NUMBER = re.compile(
+    r"(?P<sign>(?:[-+]\s*|(?:minus|negative)\s+)*)(?:"
+    r"(?P<whole>\d+)?\s*\\frac\s*(?:\{\s*(?P<top>-?\d+)\s*\}|(?P<top1>\d))\s*(?:\{\s*(?P<bottom>-?\d+)\s*\}|(?P<bottom1>\d))"
+    r"|(?P<whole2>\d+)\s+(?P<top2>\d+)\s*/\s*(?P<bottom2>\d+)"
+    rf"|(?P<top3>{_DIGITS})\s*(?:/|\s+out\s+of\s+|:)\s*(?P<bottom3>{_DIGITS})(?![\d.,]*\s*[:/])"
+    rf"|(?P<mantissa>{_DIGITS})\s*(?:\*|\\times|\\cdot|x)\s*10\s*\^\s*\{{?\s*(?P<ten>[-+]?\d+)\s*\}}?"
+    r"|(?P<once>\d*)\.(?P<then>\d*)\\(?:overline|bar)\s*\{?(?P<again>\d+)\}?"
+    r"|(?P<digits>[0-9A-Za-z]*\d[0-9A-Za-z]*)_\{?(?P<base>\d{1,2})\}?"
+    r"|(?P<root>\d+(?:\.\d+)?)\s*\^\s*\{?\s*(?P<power>[-+]?\d+)\s*\}?"
+    r"|(?P<factorial>\d+)!"
+    rf"|(?P<plain>(?:{_DIGITS})(?:[eE][-+]?\d{{1,3}}(?![A-Za-z\d]))?)"
+    r")(?P<scale>\s+(?:dozen|hundred|thousand|million|billion)s?(?![A-Za-z]))?"
+)
+
+
+def literal(text: str) -> str | None:
+    """A number in digits as Python writes it; None for anything else, and where a comma may separate two numbers.
+
+    Thousands may be set off by commas, apostrophes and narrow or plain spaces, in English or European style:
+    ``1,234.5``, ``1 234,5``, ``1.234,5``.
+    """
+    if not text.isascii():
+        text = text.replace("\u2212", "-")
+    if _LITERAL.fullmatch(text):
+        return text
+    grouped = _GROUPED.fullmatch(text)
+    if grouped and grouped[2] != grouped[3] and not grouped[1].lstrip("+-").startswith("0"):
+        whole = grouped[1].replace(grouped[2], "")
+        return f"{whole}.{grouped[4]}" if grouped[4] else whole
+    dotted = _DOTTED.fullmatch(text)
+    if dotted:
+        return dotted[1].replace(".", "") + (f".{dotted[2]}" if dotted[2] else "")
+    return None
+
+
+def decimal_comma(text: str) -> str | None:
+    """The literal that ``3,14`` is where a single number is expected; None where it is none, or thousands."""
+    if not text.isascii():
+        text = text.replace("\u2212", "-")
+    return text.replace(",", ".") if _COMMA.fullmatch(text) and literal(text) is None else None
+
+
+def cleaned(text: str) -> str:
+    r"""The text without dollar signs, ``\text``, thin spaces and a closing stop, with common signs in ASCII."""
+    text = normalized(text).strip().rstrip(".,")
+    if text.isascii() and text.isalnum():
+        return text
+    if "\\\\" in text and "\\begin" not in text:  # escaped twice
+        text = text.replace("\\\\", "\\")
+    text = re.sub(r"(?<!\\)\\[\[\]()]", " ", text).strip().rstrip(".,")
+    if (text.count("$") - text.count("\\$")) % 2 == 0:  # one sign alone is money
+        text = re.sub(r"(?<!\\)\$", "", text).strip().rstrip(".,")
+    text = _DEGREES.sub("°", _WRAPPED.sub(r" \1 ", text).translate(_SIGNS))
+    text = re.sub(r"\\(?:left|right|displaystyle|quad|qquad|bigl?|bigr)(?![A-Za-z])", "", text)
+    text = re.sub(r"(?<=\d)(?:\s?\{,\s?\}\s?|,\\!\s?|\\,|\\!)(?=\d{3}(?!\d))", ",", text)
+    text = re.sub(r"\\[dtc]frac", r"\\frac", re.sub(r"(?<!\\)\\[ ,;:!]|~", " ", text).replace(r"\%", "%"))
+    text = _RAISED.sub(lambda m: f"^{{{m[0].translate(_LOWER)}}}", text)
+    for sign, fraction in _HALVES.items():
+        text = text.replace(sign, f" {fraction}")
+    return text.strip()
+
+
+@lru_cache(maxsize=8192)
+def read_quantity(text: str) -> Quantity | None:
+    """A text that is one plain real number with or without a unit; None for anything else."""
+    if len(text) > MAX_CHARS:
+        return None
+    if digits := literal(text):
+        return _quantity(digits)
+    text = cleaned(text)
+    if digits := literal(text) or decimal_comma(text):
+        return _quantity(digits)
+    if money := _MONEY.match(text):
+        return _amount(money[1] + text[money.end() :], money[2])
+    text = _COMMA_BEFORE_UNIT.sub(lambda m: f"{m[1] or m[3]}.{m[2] or m[4]}", text)
+    found = _NUMBER.match(text)
+    number = _value(found) if found else None
+    if found is None or number is None:
+        return None
+    rest = text[found.end() :]
+    if not rest.strip():
+        return number
+    rest = rest.replace("\\$", "$")
+    is_spaced = rest[0].isspace() or not rest.strip()[0].isalpha()
+    unit = None if "\\" in rest else read_unit(rest, spaced=is_spaced)
+    return Quantity(number.value, unit, number.is_decimal) if unit else None
+
+
+def _amount(text: str, sign: str) -> Quantity | None:
+    """An amount of money, of which the sign of the currency came first: ``$18 per day``, ``$5 million``."""
+    currency = read_unit(sign, spaced=True)
+    for amount in (read_quantity(text), read_quantity(_REMARK.sub(r"\1", text))):
+        if amount and currency and (amount.unit is None or amount.unit.dimension == currency.dimension):
+            return Quantity(amount.value, currency, amount.is_decimal)
+    return None
+
+
+def _quantity(digits: str) -> Quantity | None:
+    mantissa, _, exponent = digits.lower().partition("e")
+    if len(mantissa) > _MAX_DIGITS or abs(int(exponent or 0)) > _MAX_EXPONENT:
+        return None
+    return Quantity(Fraction(digits), None, not mantissa.lstrip("+-").isdigit())
+
+
+def _value(found: re.Match[str]) -> Quantity | None:
+    """The number that `_NUMBER` found; None if it is too large or has no value."""
+    part = found.groupdict()
+    if any(text is not None and len(text) > _MAX_DIGITS for text in part.values()):
+        return None
+    try:
+        number = _fraction(part) or _power(part) or _digits(part)
+    except (ValueError, ZeroDivisionError):
+        return None
+    if number is None:
+        return None
+    sign = (-1) ** len(re.findall(r"-|minus|negative", part["sign"]))
+    scale = _SCALES[part["scale"].strip().removesuffix("s")] if part["scale"] else 1
+    return Quantity(sign * number.value * scale, None, number.is_decimal)
+
+
+def _fraction(part: dict[str, str | None]) -> Quantity | None:
+    r"""``2 3/4``, ``\frac{3}{4}``, ``7.5/2``."""
+    if bottom := part["bottom"] or part["bottom1"] or part["bottom2"]:
+        value = Fraction(int(part["top"] or part["top1"] or part["top2"] or ""), int(bottom))
+        if whole := part["whole"] or part["whole2"]:
+            return Quantity(int(whole) + value) if 0 < value < 1 else None  # 2 3/2 is no mixed number
+        return Quantity(value)
+    if part["top3"] and part["bottom3"]:
+        top, under = (_quantity(literal(text) or "") for text in (part["top3"], part["bottom3"]))
+        return Quantity(top.value / under.value) if top and under else None
+    return None
+
+
+def _power(part: dict[str, str | None]) -> Quantity | None:
+    r"""``2.5 \times 10^3``, ``2^{10}``, ``5!``."""
+    if part["mantissa"] and part["ten"]:
+        number = _quantity(literal(part["mantissa"]) or "")
+        if number is None or abs(int(part["ten"])) > _MAX_EXPONENT:
+            return None
+        return Quantity(number.value * Fraction(10) ** int(part["ten"]), None, number.is_decimal)
+    if part["root"] and part["power"]:
+        is_small = abs(int(part["power"])) * len(part["root"]) <= 4 * _MAX_EXPONENT
+        return Quantity(Fraction(part["root"]) ** int(part["power"])) if is_small else None
+    if part["factorial"]:
+        number_of = int(part["factorial"])
+        return Quantity(Fraction(math.factorial(number_of))) if number_of <= _MAX_FACTORIAL else None
+    return None
+
+
+def _digits(part: dict[str, str | None]) -> Quantity | None:
+    r"""``0.\overline{27}``, ``1011_2``, ``1,234.5``."""
+    if again := part["again"]:
+        then = part["then"] or ""
+        rest = int(then or 0) + Fraction(int(again), 10 ** len(again) - 1)
+        return Quantity(int(part["once"] or 0) + rest / 10 ** len(then))
+    if part["digits"] and part["base"]:
+        return Quantity(Fraction(int(part["digits"], int(part["base"]))))
+    return _quantity(literal(part["plain"].rstrip()) or "") if part["plain"] else None
+
+
+def read_unit(text: str, *, spaced: bool) -> Unit | None:
+    """Reads the words behind a number.
+
+    Args:
+        text: the words, such as ``km/h``.
+        spaced: whether a space stands before them; without it a single letter is a variable, not a unit.
+    """
+    text = text.strip().removesuffix(".").strip()
+    if re.fullmatch(COUNTER, text):
+        return Unit(((text, 1),))
+    if text.lower() in {"%", "percent", "per cent", "pct", "percentage"}:
+        return PERCENT
+    text = _PHRASES.get(text.lower(), text)
+    temperature = _TEMPERATURE.fullmatch(text)
+    if temperature:
+        return Unit((("°" + temperature[1].upper(), 1),))
+    powers: dict[str, int] = {}
+    factor = Fraction(1)
+    for k, part in enumerate(_PER.split(text)):
+        found = _PART.fullmatch(part)
+        known = _known(found[2]) if found else None
+        if found is None or known is None or (len(text) == 1 and text.isalpha() and not spaced):
+            return _counted(text) if spaced else None
+        word = found[1] or found[3]
+        power = (_POWERS[word.rstrip(".")] if word else int(found[4] or 1)) * (1 if k == 0 else -1)
+        powers[known[0]] = powers.get(known[0], 0) + power
+        factor *= known[1] ** power
+    return Unit(tuple(sorted(powers.items())), factor)
+
+
+def _known(word: str) -> tuple[str, Fraction] | None:
+    return _KNOWN.get(word) or _KNOWN.get(word.lower().removesuffix("s") if len(word) > 2 else word)
+
+
+def _counted(text: str) -> Unit | None:
+    """A phrase of ordinary words is a unit of its own: eight apples are not eight oranges."""
+    words = [word.lower().rstrip(".") for word in text.split()]
+    if not re.fullmatch(r"[a-z]{3,}|[a-z.]{2,} [a-z. ]+|[a-z]\.[a-z]", " ".join(words)):
+        return None
+    if any(word in _NO_UNITS for word in words) and words != ["times"]:
+        return None
+    if not re.search("[aeiou]", words[0]):  # "xyz" is a product
+        return None
+    return Unit(((" ".join(words).removesuffix("s"), 1),))
+
+
+def same_quantity(answer: Quantity, gold: Quantity, tolerance: float, *, is_exact: bool) -> bool:
+    """Whether two quantities are equal. A unit that one of them leaves out is the other's.
+
+    Args:
+        answer: One quantity.
+        gold: The other one, to which the tolerance is relative.
+        tolerance: Greatest relative difference, for numbers that may be rounded.
+        is_exact: Whether numbers that are not written as decimals have no tolerance.
+    """
+    if answer.unit is not None and gold.unit is not None:
+        if answer.unit.dimension != gold.unit.dimension:
+            return False
+        values = [(answer.value * answer.unit.factor, gold.value * gold.unit.factor)]
+    else:
+        values = [(answer.value, gold.value)]
+        if PERCENT in {answer.unit, gold.unit}:
+            values.append((hundredth(answer), hundredth(gold)))
+    is_exact = is_exact and not (answer.is_decimal or gold.is_decimal)
+    return any(a == b or (not is_exact and _is_close(a, b, tolerance)) for a, b in values)
+
+
+def hundredth(quantity: Quantity) -> Fraction:
+    """The value, of a percentage divided by 100."""
+    return quantity.value / 100 if quantity.unit == PERCENT else quantity.value
+
+
+def _is_close(answer: Fraction, gold: Fraction, tolerance: float) -> bool:
+    return abs(answer - gold) <= Fraction(tolerance) * max(abs(answer), abs(gold))
