@@ -78,7 +78,7 @@ def run(arm, seed, steps, folder, asked):
         before = trainer.evaluate(ENV_ID, episodes=asked.episodes, env_args=ENV_ARGS)
         rows = trainer.fit(ENV_ID, steps=steps, env_args=ENV_ARGS).metrics
         after = trainer.evaluate(ENV_ID, episodes=2 * asked.episodes, env_args=ENV_ARGS)
-    curve = [[0, before.reward]] + [[row["step"] + 1, row["eval/reward"]] for row in rows if "eval/reward" in row]
+    curve = [[0, before.reward]] + [[row["step"], row["eval/reward"]] for row in rows if "eval/reward" in row]
     result = {"arm": arm, "seed": seed, "curve": curve, "seconds": sum(row["time/step_s"] for row in rows)}  # fmt: skip
     result |= {"before": [before.reward, before.ci], "after": [after.reward, after.ci]}
     saved.write_text(json.dumps(result))

@@ -104,7 +104,7 @@ def train(arm, model, seed, asked, *, control=False):
         rows = trainer.fit(GAME, steps=asked.control_steps if control else asked.steps).metrics
     names = ("eval/reward", "learner/entropy")
     curve = [[0, before.reward, None]]
-    curve += [[row["step"] + 1, *(row.get(name) for name in names)] for row in rows if names[0] in row]
+    curve += [[row["step"], *(row.get(name) for name in names)] for row in rows if names[0] in row]
     result = {"curve": curve, "seconds": sum(row["time/step_s"] for row in rows)}
     saved.write_text(json.dumps(result))
     return result

@@ -75,7 +75,7 @@ def train(model, seed, asked, *, control=False):
     with fa.GRPOTrainer(league_of(player), config=config, out_dir=folder) as trainer:
         rows = trainer.fit(GAME, steps=steps).metrics
     names = ("eval/exploitability", "eval/illegal", "eval/reward")
-    curve = [[row["step"] + 1, *(row[name] for name in names)] for row in rows if names[0] in row]
+    curve = [[row["step"], *(row[name] for name in names)] for row in rows if names[0] in row]
     result = {"arm": "control" if control else "league", "seed": seed, "curve": curve}
     result |= {"before": [None, None], "after": [curve[-1][1], None]}  # exploitability; not measured before training
     saved.write_text(json.dumps(result))

@@ -66,7 +66,7 @@ def run(kind, share, seed, asked, *, control=False):
         rows = trainer.fit(asked.world, steps=steps, env_args=env_args).metrics
         after = trainer.evaluate(asked.world, episodes=2 * asked.episodes, env_args=env_args)
     before = json.loads(first.read_text())
-    curve = [[0, before[0]]] + [[row["step"] + 1, row["eval/reward"]] for row in rows if "eval/reward" in row]
+    curve = [[0, before[0]]] + [[row["step"], row["eval/reward"]] for row in rows if "eval/reward" in row]
     gaps = {n: [row[n] for row in rows if n in row] for n in rows[0] if n.endswith("logprob_gap_mean")}
     result = {
         "arm": folder.name.replace(f"-{seed}", ""),

@@ -258,7 +258,7 @@ def run(arm, seed, folder, single, asked):
         rows = trainer.fit(task.world, steps=asked.steps).metrics
         after = trainer.evaluate(task.world, episodes=4 * asked.episodes, reward=EnvReward())
     # what the environment pays is gold, whatever reward the arm learns from
-    gold = [[row["step"] + 1, row["eval/env_reward"]] for row in rows if "eval/env_reward" in row]
+    gold = [[row["step"], row["eval/env_reward"]] for row in rows if "eval/env_reward" in row]
     curve = [[0, before.reward], *gold]
     rewards = {"before": [before.reward, before.ci], "after": [after.reward, after.ci]}
     result = {"arm": arm, "seed": seed, **rewards, "curve": curve}

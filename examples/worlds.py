@@ -72,7 +72,7 @@ def measured(trainer, steps, asked):
     before = trainer.evaluate(asked.world, episodes=asked.episodes)
     rows = trainer.fit(asked.world, steps=steps).metrics
     after = trainer.evaluate(asked.world, episodes=asked.episodes)
-    curve = [[0, before.reward]] + [[row["step"] + 1, row["eval/reward"]] for row in rows if "eval/reward" in row]
+    curve = [[0, before.reward]] + [[row["step"], row["eval/reward"]] for row in rows if "eval/reward" in row]
     seconds = sum(row["time/step_s"] for row in rows)
     return {"before": [before.reward, before.ci], "after": [after.reward, after.ci], "curve": curve, "seconds": seconds}
 

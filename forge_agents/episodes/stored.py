@@ -381,8 +381,8 @@ def load_episodes(
         near = [other.name for other in path.parent.iterdir() if other.is_dir()] if path.parent.is_dir() else []
         hint = "" if path.is_dir() else did_you_mean(path.name, near)
         raise RunFolderError(f"{path} holds no {EPISODES}; give the out_dir of a training run or a benchmark.{hint}")
-    if isinstance(step, int) and step < 0:
-        raise ValueError(f"step={step}; steps count from 0, and table[-8:] is the newest of a table")
+    if isinstance(step, int) and step < 1:
+        raise ValueError(f"step={step}; steps count from 1, and table[-8:] is the newest of a table")
     steps = range(step, step + 1) if isinstance(step, int) else step
     known: dict[str, set[str]] = {"env": set(), "policy": set()}
 

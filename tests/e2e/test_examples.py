@@ -85,7 +85,7 @@ def test_an_example_trains_and_writes_what_it_says(name, load_example, tiny_llam
         assert (tmp_path / file).stat().st_size > 0, file
         if steps is not None:
             rows = [json.loads(line) for line in (tmp_path / file).read_text().splitlines()]
-            assert [row["step"] for row in rows] == list(range(steps)), file
+            assert [row["step"] for row in rows] == list(range(1, steps + 1)), file
 
 
 class Vowels(fa.TurnEnv):

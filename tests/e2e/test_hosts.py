@@ -287,7 +287,7 @@ def test_a_run_on_three_hosts_continues_when_the_engines_is_killed_and_then_the_
 
     assert all(map(gone, left))
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [row["step"] for row in rows] == list(range(4))
+    assert [row["step"] for row in rows] == list(range(1, 5))
     assert [row["learner/version"] for row in rows] == [1, 2, 3, 4]
     faults = [json.loads(line) for line in (tmp_path / "run" / "faults.jsonl").read_text().splitlines()]
     noticed = [(row["who"], row["time"]) for row in faults if row["event"] == "noticed"]

@@ -43,7 +43,7 @@ def test_a_folder_of_init_trains_from_another_folder(template, tiny_llama, tmp_p
     assert cli.main(["train", *words]) == 0
     said = capsys.readouterr().out
     (row,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert row["step"] == 0 and math.isfinite(row["reward/mean"]) and math.isfinite(row["eval/reward"])
+    assert row["step"] == 1 and math.isfinite(row["reward/mean"]) and math.isfinite(row["eval/reward"])
     assert "next   forge-agents eval mine/train.yaml" in said
     bench = f"--players.trained {run}/export --players.random random --suite my_world:{env}"
     assert f"PYTHONPATH=mine forge-agents bench {bench}" in said

@@ -115,7 +115,7 @@ def test_a_team_learns_and_the_control_does_not(trainer_of, tiny_llama, tmp_path
         p.name for p in (tmp_path / "trained").iterdir()
     }
     table = fa.load_episodes(tmp_path / "trained", policy="team")
-    assert [row["step"] for row in table] == [step for step in range(12) for _ in range(4)]  # keep_episodes
+    assert [row["step"] for row in table] == [step for step in range(1, 13) for _ in range(4)]  # keep_episodes
     last = table.episode(-1)
     assert fa.Episode.from_json(last.to_json()) == last and last.turns[0].logprobs and last.turns[0].versions
     assert table[-1]["tokens"] == sum(len(turn.response_ids) for turn in last.turns) > 0
@@ -343,7 +343,7 @@ def test_a_second_session_continues_with_what_the_verifiers_learned(trainer_of, 
     for key, value in saved.items():
         np.testing.assert_array_equal(value, restored[key], err_msg=key)  # bit by bit; no label, NaN, equals itself
     result = trainer.fit(Letters, steps=4)
-    assert [row["step"] for row in result.metrics] == [0, 1, 2, 3]
+    assert [row["step"] for row in result.metrics] == [1, 2, 3, 4]
     assert [row["learner/version"] for row in result.metrics] == [1, 2, 3, 4]
     for row in result.metrics:  # one after the other: who is not at work is idle, and nobody twice at once
         assert 0 < row["idle/engines"] < 1 and 0 < row["idle/learner"] < 1

@@ -333,7 +333,7 @@ class NoEngine:
         for name in {one.name for one in self.learners}:
             (self.folder / "export" / (name if len(self.learners) > 1 else "")).mkdir(parents=True, exist_ok=True)
         row = {"time/step_s": 2.0, "eval/reward": self.config.learner.lr * steps, "learner/grad_norm": 0.5 * steps}
-        return SimpleNamespace(metrics=[{"step": n, **row} for n in range(steps)])
+        return SimpleNamespace(metrics=[{"step": n + 1, **row} for n in range(steps)])
 
     @property
     def learners(self):

@@ -232,7 +232,7 @@ def run_session(name: str, folder: Path) -> dict[str, Any]:
         "finished": ends[-1]["code"] == 0,
         "events": _lines(folder / "events.jsonl"),
         "noticed": _lines(run / "faults.jsonl"),
-        "rows": _lines(run / "metrics.jsonl"),
+        "rows": [{**row, "step": row["step"] - 1} for row in _lines(run / "metrics.jsonl")],  # as faults count
         "episodes": _episode_counts(run / "episodes.jsonl"),
         "weights": _digest(run / "export"),
     }
@@ -246,7 +246,7 @@ def _episode_counts(file: Path) -> dict[str, int]:
     """Episodes on disk by ``STEP/SEED``."""
     counts: dict[str, int] = {}
     for row in _lines(file):
-        key = f"{row['step']}/{row['seed']}"
+        key = f"{row['step'] - 1}/{row['seed']}"
         counts[key] = counts.get(key, 0) + 1
     return counts
 

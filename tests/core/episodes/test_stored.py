@@ -102,7 +102,7 @@ def test_a_filter_that_nothing_can_meet_is_a_mistake(run):
         len(fa.load_episodes(run, env="forge/KuhnPokr-v0"))
     with pytest.raises(ValueError, match="policy='heroo'.*Did you mean 'hero'"):
         list(fa.load_episodes(run, policy="heroo"))
-    with pytest.raises(ValueError, match="steps count from 0"):
+    with pytest.raises(ValueError, match="steps count from 1"):
         fa.load_episodes(run, step=-1)
 
 

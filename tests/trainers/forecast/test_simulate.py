@@ -109,7 +109,7 @@ def written(folder, run, *, steps=4, stages=TRUE, cores=CORES):
         passes = work.microbatches(plan.max_tokens_per_microbatch)
         passes_s = slower * (0.003 * work.positions + 0.001 * work.loss_tokens + 0.3 * passes)
         metrics.append({
-            "step": step,
+            "step": step + 1,
             **{f"time/{name}_s": getattr(took, f"{name}_s") for name in ("collect", "judge", "learn", "sync", "step")},
             **dict.fromkeys(("groups/flat", "groups/failed", "groups/abstained"), 0.0),
             "groups/used": float(plan.groups_per_step),
@@ -127,7 +127,7 @@ def written(folder, run, *, steps=4, stages=TRUE, cores=CORES):
                 mine = [pair for pair in mine if pair not in turns]
                 rows = [turn_row(turn, index, request) for index, (turn, request) in enumerate(turns)]
                 episodes.append({
-                    "step": step,
+                    "step": step + 1,
                     "env_id": run.env,
                     "seed": number,
                     "rewards": {"asker": float(place)},

@@ -115,7 +115,7 @@ def test_new_data_to_measure_restarts_the_learner(trainer, starts):
         run.fit(preferences(12), steps=2)
         found = run.fit(preferences(12), eval_dataset=preferences(4, start=50), steps=3).metrics
     assert len(starts) == 2
-    assert [row["step"] for row in found] == [0, 1, 2]
+    assert [row["step"] for row in found] == [1, 2, 3]
     assert found[-1]["eval/margin"] != 0.0
 
 

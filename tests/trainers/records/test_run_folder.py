@@ -33,14 +33,14 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path):
 
 def test_rewind_forgets_later_steps_and_a_half_written_line(tmp_path):
     run = RunFolder(tmp_path, {})
-    for step in range(4):
+    for step in range(1, 5):
         run.log(step, {"x": float(step)})
     with (tmp_path / "metrics.jsonl").open("a") as file:
-        file.write('{"step": 4, "x"')
+        file.write('{"step": 5, "x"')
     run.rewind(2)
-    assert [row["step"] for row in run.metrics()] == [0, 1]
-    line = json.dumps({"step": 0, "said": "a" * 100_000}) + "\n"
-    (tmp_path / "episodes.jsonl").write_text(line * 100 + '{"step": 2}\n{"st')
+    assert [row["step"] for row in run.metrics()] == [1, 2]
+    line = json.dumps({"step": 1, "said": "a" * 100_000}) + "\n"
+    (tmp_path / "episodes.jsonl").write_text(line * 100 + '{"step": 3}\n{"st')
     tracemalloc.start()
     run.rewind(2)
     most = tracemalloc.get_traced_memory()[1]

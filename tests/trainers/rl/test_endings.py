@@ -182,7 +182,7 @@ def test_a_run_that_is_solved_ends_well_saved_and_exported_with_the_reason(tmp_p
     assert result.steps == 6 and result.reason.startswith("solved: all 64 episodes of the last 4 steps")
     assert "p0 of t 1, the highest seen is 1" in result.reason
     assert result.export.is_dir() and (tmp_path / "checkpoints/step-000006/experiment.json").exists()
-    assert ending_of(tmp_path) == {"step": 5, "ending": "solved", "reason": result.reason}
+    assert ending_of(tmp_path) == {"step": 6, "ending": "solved", "reason": result.reason}
     assert "solved: all 64" in capsys.readouterr().out
 
     with trainer(tmp_path, played, max_empty_steps=4) as again:  # with other seeds, and it knows what was earned before
@@ -246,7 +246,7 @@ def test_a_run_that_is_flat_elsewhere_says_where_after_saving(tmp_path):
     assert ending_of(tmp_path)["ending"] == "flat"
     with trainer(tmp_path, played, max_empty_steps=3) as again, pytest.raises(EmptyBatchError):
         again.fit(Duel, steps=200)
-    assert again.asked[0] == (4, 0) and ending_of(tmp_path)["step"] == 6
+    assert again.asked[0] == (4, 0) and ending_of(tmp_path)["step"] == 7
 
 
 BROKEN = EpisodeError(

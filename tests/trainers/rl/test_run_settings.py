@@ -1,6 +1,7 @@
 """What config.yaml says of a GRPO run, and what a resumed run may change."""
 
 import asyncio
+import json
 
 import pytest
 import yaml
@@ -163,3 +164,19 @@ def test_a_run_of_another_method_or_policy_is_refused_in_the_folder(tmp_path):
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config, "method": "sft"}))
     with pytest.raises(RunFolderError, match="method is sft"):
         fit(tmp_path, steps=3)
+
+
+def test_console_metrics_episodes_and_checkpoints_number_steps_alike(tmp_path, capsys):
+    fit(tmp_path, steps=3)
+    numbers = {
+        name: [json.loads(line)["step"] for line in (tmp_path / name).read_text().splitlines()]
+        for name in ("metrics.jsonl", "episodes.jsonl")
+    }
+    assert numbers["metrics.jsonl"] == [1, 2, 3] and sorted(set(numbers["episodes.jsonl"])) == [1, 2, 3]
+    assert "train 3/3" in capsys.readouterr().out
+    checkpoints = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
+    assert checkpoints == ["step-000002", "step-000003"]
+    fit(tmp_path, steps=4)
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4]
+    assert "goes on after step 3" in capsys.readouterr().out

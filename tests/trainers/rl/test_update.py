@@ -145,7 +145,7 @@ def test_a_loss_that_is_no_number_is_skipped_and_two_in_a_row_end_the_run(
     found = step(bad)
     assert found["learner/hero/skipped"] == 1.0 and "learner/hero/loss" not in found
     assert found["learner/rival/skipped"] == 0.0 and found["learner/rival/loss"] == 0.5
-    assert "step 13 is skipped" in caplog.text and "step-000012-hero.safetensors" in caplog.text
+    assert "step 12 is skipped" in caplog.text and "step-000012-hero.safetensors" in caplog.text
     step(Learner())  # what is good in between begins the count anew
     step(bad)
     with pytest.raises(DivergedError, match="policy hero: the loss is inf"):
@@ -166,7 +166,7 @@ def test_skipped_minibatches_are_warned_of_and_end_the_run_when_they_go_on(
     skipped = Counter[str]()
     found = run(samples(0), {"hero": PartlyFinite()}, tmp_path, skipped)
     assert found["learner/skipped"] == 0.0 and found["learner/loss"] == 0.5, "the others were learned from"
-    assert "1 of 4 minibatches of step 13 are skipped" in caplog.text and "step-000012-hero" in caplog.text
+    assert "1 of 4 minibatches of step 12 are skipped" in caplog.text and "step-000012-hero" in caplog.text
     run(samples(0), {"hero": Learner()}, tmp_path, skipped)
     assert skipped["hero"] == 0, "a step without one begins the count anew"
     run(samples(0), {"hero": PartlyFinite()}, tmp_path, skipped)

@@ -305,7 +305,7 @@ def test_the_table_says_who_is_who(tmp_path):
         ("hero-000004", "snapshot", 4),
     }
     assert sum(row["chance"] for row in table["opponents"]) == pytest.approx(1)
-    assert table["step"] == 3 and table["rating"] > 0
+    assert table["step"] == 4 and table["rating"] > 0
 
 
 def test_a_missing_snapshot_is_named(tmp_path):

@@ -190,7 +190,9 @@ def read_run(folder: str | os.PathLike[str], *, cores: float | None = None, skip
         if not file.is_file():
             raise RunFolderError(f"{path} has no {file.name}; give the out_dir of a run of at least {skip + 2} steps")
     settings = yaml.safe_load(files["config.yaml"].read_text())
-    warm = [row for row in read_rows(files["metrics.jsonl"]) if row["step"] >= skip]
+    # here steps count from 0, as the simulated ones do
+    logged = [{**row, "step": row["step"] - 1} for row in read_rows(files["metrics.jsonl"])]
+    warm = [row for row in logged if row["step"] >= skip]
     rows = [row for row in warm if "time/evaluate_s" not in row]  # the others were played beside an evaluation
     if len(rows) < 2:
         beside = f", less {len(warm) - len(rows)} beside evaluations" if len(rows) < len(warm) else ""
@@ -207,8 +209,8 @@ def read_run(folder: str | os.PathLike[str], *, cores: float | None = None, skip
     siblings: dict[tuple[int, str, int], list[Mapping[str, Any]]] = {}
     with _of_this_version(files["episodes.jsonl"]):
         for row in read_rows(files["episodes.jsonl"]):
-            if row["step"] >= skip and row.get("error") is None:
-                siblings.setdefault((row["step"], row["env_id"], row["seed"]), []).append(row)
+            if row["step"] - 1 >= skip and row.get("error") is None:
+                siblings.setdefault((row["step"] - 1, row["env_id"], row["seed"]), []).append(row)
         for (step, _, _), found in siblings.items():
             episodes.setdefault(step, []).append(_shapes(found))
         earned = [[tuple(sorted(row["rewards"].items())) for row in found] for found in siblings.values()]

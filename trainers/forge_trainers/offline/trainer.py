@@ -270,7 +270,7 @@ class OfflineTrainer(ABC, Generic[T]):
                     metrics |= {f"eval/{name}": value for name, value in measured.items()}
                     watch.lap("eval")
                 metrics |= watch.times
-                run.log(step, metrics)
+                run.log(step + 1, metrics)
                 display.step(step, metrics)
                 ending = interrupt.asked or last
                 if ending or (step + 1) % config.checkpoint_every == 0:

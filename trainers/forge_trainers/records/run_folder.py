@@ -142,6 +142,9 @@ def installed_packages() -> dict[str, str]:
 class RunFolder:
     """One run's folder, held by one process at a time.
 
+    Steps have one number everywhere, from 1: in its files, on the console and in the names of checkpoints. The row of step 3
+    says what the third step came to, and ``step-000003`` holds the weights after it.
+
     Args:
         path: Created where absent.
         config: Resolved settings, JSON-safe; written to ``config.yaml`` where there is none. Where the folder holds
@@ -200,14 +203,14 @@ class RunFolder:
             written.replace(self.path / "config.previous.yaml")
             write_atomically(written, self._settings)
 
-    def rewind(self, step: int) -> None:
-        """Forget what was logged at `step` and later: a resumed run logs those steps again."""
+    def rewind(self, steps: int) -> None:
+        """Forget what was logged after `steps` steps: a resumed run logs the later ones again."""
         for name in ("metrics.jsonl", EPISODES, _VERIFIERS):
             file = self.path / name
             if file.exists():
                 draft = file.with_name(f".{name}.draft")
                 with draft.open("w") as kept:  # line by line: a long run's episodes may be larger than the memory
-                    kept.writelines(f"{line.rstrip()}\n" for line, row in _rows(file) if row["step"] < step)
+                    kept.writelines(f"{line.rstrip()}\n" for line, row in _rows(file) if row["step"] <= steps)
                 draft.replace(file)
         (self.path / "ending.json").unlink(missing_ok=True)
 

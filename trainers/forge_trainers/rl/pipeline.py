@@ -177,7 +177,7 @@ class Pipeline(Generic[G, J]):
                 break
             if not self._playing:
                 raise RuntimeError(
-                    f"step {step} has {len(self._played)} of {self._size} groups; none is played any more"
+                    f"step {step + 1} has {len(self._played)} of {self._size} groups; none is played any more"
                 )
             self._news.clear()
             await self._news.wait()

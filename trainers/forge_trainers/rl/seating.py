@@ -279,7 +279,7 @@ class LeagueSeating(Seating):
         self.standings.record(results)
         if (step + 1) % self._league.snapshot_every == 0:
             await self._snapshot(step, processes)
-        league_table = {"step": step, **table(self.standings, self._league)}
+        league_table = {"step": step + 1, **table(self.standings, self._league)}
         write_atomically(self._folder / "league.json", json.dumps(league_table, indent=2) + "\n")
         games = [score for scores in results.values() for score in scores]
         load_s, self._load_s = self._load_s, 0.0

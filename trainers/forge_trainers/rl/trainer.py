@@ -299,7 +299,7 @@ class GRPOTrainer:
     async def _play(self, step: int, batch: Batch[EpisodeGroup, Judged]) -> None:
         """Wait until the groups of the step are played; `_play_groups` plays them."""
         playing = self._running.unless_a_learner_dies(batch.groups)
-        await self._while_it_plays(playing, f"collection of step {step}")
+        await self._while_it_plays(playing, f"collection of step {step + 1}")
         self._watch.lap("collect")
 
     async def _judge(self, batch: Batch[EpisodeGroup, Judged]) -> list[JudgedGroup]:
@@ -330,7 +330,7 @@ class GRPOTrainer:
             batches,
             learners,
             self.config,
-            step=step,
+            step=step + 1,
             folder=self.out_dir,
             temperatures=heat,
             skipped=self._skipped,
@@ -499,7 +499,7 @@ class GRPOTrainer:
                         self._watch.lap("save")
                     if ending is not None:
                         display.say(ending.reason)
-                        run.end(step, ending.kind, ending.reason)
+                        run.end(step + 1, ending.kind, ending.reason)
                         break
                     if last and not over:
                         interrupt.stop_if_asked(step + 1, self.out_dir)
@@ -560,7 +560,7 @@ class GRPOTrainer:
                 self._reward_state.judging(step)
                 found = await self._judge_groups(sampler, step, groups, self._running.learners)
                 self._reward_state.judged(step)
-                run.keep_verifiers(step, self.reward)
+                run.keep_verifiers(step + 1, self.reward)
                 return found
 
         return Pipeline(play, judge_them, staleness=staleness, steps=steps, size=size, taken=self._taken)
@@ -600,7 +600,7 @@ class GRPOTrainer:
                 break
             playing = self._play_groups(sampler, step, count=missing, refill=refill)
             started = time.perf_counter()
-            more = await self._while_it_plays(playing, f"refill of step {step}")
+            more = await self._while_it_plays(playing, f"refill of step {step + 1}")
             playing_s += time.perf_counter() - started
             judged += await judge(more, self.reward, timeout_s=config.stage_timeout_s)
         return judged, playing_s
@@ -791,7 +791,7 @@ class GRPOTrainer:
         self, run: RunFolder, step: int, judged: Sequence[JudgedGroup], samples: StepSamples, metrics: dict[str, float]
     ) -> None:
         self._first_step_s = self._first_step_s or time.perf_counter() - self._called
-        run.log(step, metrics)
+        run.log(step + 1, metrics)
         rows = [
             (episode, item.episode_rewards(sibling), samples.advantages.get((number, sibling), {}))
             for number, item in enumerate(judged)
@@ -800,7 +800,7 @@ class GRPOTrainer:
         rows.sort(key=lambda row: row[0].error is None)  # what failed is worth reading first
         kept = rows[: self.config.keep_episodes]
         episodes, rewards, advantages = zip(*kept, strict=True) if kept else ((), (), ())
-        run.keep_episodes(step, episodes, rewards, advantages, trained=self._running.learners)
+        run.keep_episodes(step + 1, episodes, rewards, advantages, trained=self._running.learners)
 
     async def _stop(self) -> None:
         processes = self._processes

@@ -251,7 +251,7 @@ async def train(
         batches: By policy name.
         learners: By policy name.
         config: How long to wait, and what guards allow.
-        step: Number of the step, for errors and files.
+        step: Number of the step, from 1, for errors and files.
         folder: Where a batch goes that a guard stops at.
         temperatures: At which they were sampled, by policy name; those of the learners' settings where absent.
         skipped: Number of consecutive steps before this one in which each policy skipped something; updated in place.
@@ -275,12 +275,12 @@ async def train(
                 batches[name], temperature=(temperatures or {}).get(name), timeout_s=config.stage_timeout_s
             )
         except FloatingPointError as cause:
-            guards.skip(name, f"step {step + 1} is", str(cause), cause)
+            guards.skip(name, f"step {step} is", str(cause), cause)
             return {"skipped": 1.0}
         if count := int(result.get("skipped_minibatches", 0)):
             whole = count + int(result["optimizer_steps"])
             why = f"loss or gradient is not finite in {count} of {whole} minibatches; lower lr or max_grad_norm"
-            guards.skip(name, f"{count} of {whole} minibatches of step {step + 1} are", why)
+            guards.skip(name, f"{count} of {whole} minibatches of step {step} are", why)
         else:
             guards.skipped[name] = 0
         return {**result, "skipped": 0.0}
