@@ -288,6 +288,27 @@ def test_alarms_are_shown_as_text_in_table_and_page():
     assert EnsembleReport.from_row(json.loads(json.dumps(alarmed.row()))).alarms == (f"disagreement: {HOSTILE}",)
 
 
+def test_rates_of_a_combiner_without_standard_errors_have_intervals(monkeypatch):
+    from forge_verifiers import combiners
+
+    monkeypatch.setattr(combiners, "_KINDS", dict(combiners._KINDS))
+
+    @combiners.register
+    class Silent(combiners.Default):
+        """The default combiner, without its standard errors."""
+
+        name = "test-without-errors"
+
+        def _fit(self, *given):
+            return {name: value for name, value in super()._fit(*given).items() if not name.endswith("_error")}
+
+    ensemble = Ensemble([weak(k) for k in range(6)], "test-without-errors")
+    for step in range(4):
+        ensemble.score(played(step))
+    for verifier in ensemble.report().verifiers:
+        assert 0.01 < verifier.tpr_error < 0.2 and 0.01 < verifier.fpr_error < 0.2
+
+
 def test_a_report_survives_json():
     ensemble = Ensemble([weak(0), weak(1), weak(2), Rule(dead, name="dead")])
     ensemble.score(played())
@@ -413,26 +434,30 @@ def report_of(trajectories):
     return ensemble.report()
 
 
+def covers(value, error, truth):
+    return abs(value - truth) <= 1.96 * error
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_weak_judge_on_few_rows_has_a_wide_interval_and_no_verdict(seed):
     report = report_of(votes_of(40, (0.9, 0.8, 0.56), seed=seed))
     judge = report.verifiers[2]
-    assert judge.rows == 40 and 1.96 * judge.accuracy_error > 0.1
+    assert judge.rows == 40 and 1.96 * judge.accuracy_error > 0.1 and covers(judge.accuracy, judge.accuracy_error, 0.56)
     assert interval(judge.accuracy, judge.accuracy_error) in report.table() and "reverse" not in report.table()
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_verifiers_that_abstain_in_60_percent_get_no_verdict_that_is_wrong(seed):
     report = report_of(votes_of(600, (0.8, 0.65, 0.6), abstains=0.6, seed=seed))
-    for verifier in report.verifiers:
+    for verifier, accuracy in zip(report.verifiers, (0.8, 0.65, 0.6), strict=True):
         assert verifier.side >= 0 and "in reverse" not in verifier.reason
-        assert 1.96 * verifier.accuracy_error > 0.05
+        assert covers(verifier.accuracy, verifier.accuracy_error, accuracy)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_honest_verifiers_next_to_an_adversary_and_its_copy_are_not_called_inverted(seed):
     report = report_of(votes_of(600, (0.8, 0.65, 0.6, 0.25), adversary=True, seed=seed))
-    assert not any("in reverse" in verifier.reason for verifier in report.verifiers[:3])
+    assert all(verifier.side >= 0 and "in reverse" not in verifier.reason for verifier in report.verifiers[:3])
     assert any("no labels or anchors say which responses are correct" in note for note in report.notes)
 
 

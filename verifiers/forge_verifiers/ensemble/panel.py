@@ -368,8 +368,8 @@ class Panel:
         unknown, balance = np.full(len(self.verifiers), math.nan), math.nan
         if fitted is not None:
             balance = fitted.class_balance
-        rates: dict[str, Any] = {name: getattr(fitted, name, unknown) for name in ("tpr", "fpr", "weight")}
-        rates |= {f"{name}_error": getattr(fitted, f"{name}_error", unknown) for name in rates}
+        names = ("tpr", "fpr", "weight", "tpr_error", "fpr_error", "weight_error")
+        rates: dict[str, Any] = {name: getattr(fitted, name, unknown) for name in names}  # unknown without a fit
         if evidence is not None and np.isnan(rates["tpr_error"]).all() and not np.isnan(rates["tpr"]).all():
             rates["tpr_error"], rates["fpr_error"] = evidence.rate_errors(rates["tpr"], rates["fpr"])
         rates["accuracy"] = balance * rates["tpr"] + (1 - balance) * (1 - rates["fpr"])

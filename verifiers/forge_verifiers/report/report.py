@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 import forge_verifiers.combiners as combiners
 from forge_agents.errors import RunFolderError
 from forge_agents.page import printable, standalone_page
+from forge_verifiers.combiners.base import rate_errors
 from forge_verifiers.core.verifier import Cost, under
 from forge_verifiers.report.pictures import accuracy_figure, calibration_figure, correlation_figure, drift_figure
 
@@ -112,20 +113,9 @@ class Evidence:
         return combiner.predict_proba(self.scores, self.groups, self.asked)
 
     def rate_errors(self, tpr: Floats, fpr: Floats) -> tuple[Floats, Floats]:
-        """Standard errors [m] of rates [m] that a combiner estimates without saying how well.
-
-        They are those of proportions, in which a row counts as far as its class is known: the share of the variance of
-        correctness that the posterior explains.
-        """
-        posterior = self.posterior()
-        mean = float(posterior.mean())
-        known = float(posterior.var()) / max(mean * (1 - mean), 1e-9)
-        heard = ~np.isnan(self.scores)
-        errors = []
-        for rate, share in ((tpr, posterior), (fpr, 1 - posterior)):
-            rows = known * (share @ heard)
-            errors.append(np.sqrt((rate * (1 - rate) + 1 / (rows + 4)) / (rows + 1)))
-        return errors[0], errors[1]
+        """Standard errors [m] of rates [m] of a combiner that does not estimate them itself."""
+        wrong, right = rate_errors(np.stack([fpr, tpr]), self.posterior(), ~np.isnan(self.scores))
+        return right, wrong
 
     def balance_error(self) -> float:
         """Standard error of the share of correct rows; NaN for one prompt.
