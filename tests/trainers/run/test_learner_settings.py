@@ -48,6 +48,7 @@ def test_overrides_are_taken_before_what_follows_from_staleness():
         ({"temperature": 0.5}, ValueError, "set the policy's sampling.temperature"),
         ({"threads": 2}, ValueError, "share the host's cores"),
         ({"num_minibatches": 9}, ValueError, "more than groups_per_step=8"),
+        ({"lr_min_share": 0.1}, ValueError, "policy 'red': learner.lr_min_share=0.1 has no effect"),
         ({"loss": "grpo"}, ValueError, "refills=0 and the trainer's loss 'dapo' refills=3"),
     ],
 )
@@ -59,6 +60,11 @@ def test_overrides_that_cannot_hold_are_refused_by_name(
     assert message in str(caught.value)
     with pytest.raises(error):
         GRPOTrainer(fa.League(policy(learner=learner)), out_dir=tmp_path)
+
+
+def test_what_an_override_switches_off_is_not_held_against_the_policy():
+    config = fa.GRPOConfig(learner=fa.LearnerConfig(lr_decay="linear", lr_min_share=0.1))
+    assert config.learner_of(policy(learner={"lr_decay": "none"})).lr_decay == "none"
 
 
 def test_a_loss_of_its_own_needs_common_credit_and_normalization():

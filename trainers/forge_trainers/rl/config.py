@@ -6,7 +6,7 @@ In: what a user sets. Out: a checked, frozen dataclass. Waits for nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import get_args
 
 from forge_agents.policy import Policy
@@ -99,11 +99,7 @@ class GRPOConfig(ProcessConfig):
         if self.group_size < 2 and self.credit_rule.needs_siblings:
             raise ValueError(f"group_size={self.group_size} gives every advantage 0; set group_size >= 2")
         check_at_least(self, 1, "groups_per_step", "max_live_episodes", "max_turns", "eval_episodes")
-        if self.learner.num_minibatches > self.groups_per_step:
-            raise ValueError(
-                f"learner.num_minibatches={self.learner.num_minibatches} is more than groups_per_step="
-                f"{self.groups_per_step}, and minibatches are whole groups; lower it, or raise groups_per_step"
-            )
+        self._check_minibatches(self.learner)
         check_at_least(self, 1, "checkpoint_every", "keep_checkpoints", "max_empty_steps")
         check_at_least(self, 0, "refills", "max_skipped_steps", "eval_every", "keep_episodes")
         if self.denominator not in (None, *get_args(Denominator)):
@@ -126,11 +122,11 @@ class GRPOConfig(ProcessConfig):
             ValueError: The loss comes with another credit, loss normalization or dynamic sampling than the trainer's.
         """
         settings = super().learner_of(policy)
-        alone = replace(self, learner=settings)
+        self._check_minibatches(settings)
         for name, of_loss, of_trainer in (
-            ("credit", alone.credit_rule, self.credit_rule),
-            ("refills", alone.max_refills, self.max_refills),
-            ("denominator", alone._denominator, self._denominator),
+            ("credit", self._credit(settings), self.credit_rule),
+            ("refills", self._refills(settings), self.max_refills),
+            ("denominator", self._denominator(settings), self._denominator(self.learner)),
         ):
             if of_loss != of_trainer:
                 raise ValueError(
@@ -140,25 +136,37 @@ class GRPOConfig(ProcessConfig):
                 )
         return settings
 
-    @property
-    def _denominator(self) -> tuple[Denominator, str]:
+    def _check_minibatches(self, learner: LearnerConfig) -> None:
+        if learner.num_minibatches > self.groups_per_step:
+            raise ValueError(
+                f"learner.num_minibatches={learner.num_minibatches} is more than groups_per_step="
+                f"{self.groups_per_step}, and minibatches are whole groups; lower it, or raise groups_per_step"
+            )
+
+    def _credit(self, learner: LearnerConfig) -> Credit:
+        own = find_loss(learner.loss).credit
+        assert not isinstance(self.credit, str)
+        return self.credit or (Credit(**own) if isinstance(own, Mapping) else own)
+
+    def _refills(self, learner: LearnerConfig) -> int:
+        return find_loss(learner.loss).refills if self.refills is None else self.refills
+
+    def _denominator(self, learner: LearnerConfig) -> tuple[Denominator, str]:
         """Loss normalization, and the unit in which trajectories are counted for it."""
-        loss = find_loss(self.learner.loss)
+        loss = find_loss(learner.loss)
         rule = self.denominator or loss.denominator
-        unit = "tokens" if loss.reduction == "token" else self.learner.sequence
+        unit = "tokens" if loss.reduction == "token" else learner.sequence
         return (rule, unit) if rule == "sampled" else (rule, "")
 
     @property
     def credit_rule(self) -> Credit:
         """`credit`, or that of the learner's loss."""
-        own = find_loss(self.learner.loss).credit
-        assert not isinstance(self.credit, str)
-        return self.credit or (Credit(**own) if isinstance(own, Mapping) else own)
+        return self._credit(self.learner)
 
     @property
     def max_refills(self) -> int:
         """`refills`, or those of the learner's loss."""
-        return find_loss(self.learner.loss).refills if self.refills is None else self.refills
+        return self._refills(self.learner)
 
     @property
     def size_of(self) -> Callable[[Trajectory], int] | None:

@@ -85,7 +85,10 @@ class ProcessConfig:
         """
         chosen = self.learner.for_policy(policy)
         chosen = chosen.for_old_samples() if self.max_staleness else chosen
-        refuse_ineffective(chosen, self.engine)
+        try:
+            refuse_ineffective(chosen, self.engine, only=policy.learner or {})
+        except ValueError as cause:
+            raise ValueError(f"policy {policy.name!r}: {cause}") from None
         return chosen
 
 

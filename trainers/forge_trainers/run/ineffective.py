@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields
 
 from forge_agents.serving.config import EngineConfig
@@ -29,12 +29,15 @@ _OF_POLICY_LOSSES = (
 """Settings that only a policy loss reads."""
 
 
-def refuse_ineffective(learner: LearnerConfig, engine: EngineConfig | None = None) -> None:
+def refuse_ineffective(
+    learner: LearnerConfig, engine: EngineConfig | None = None, *, only: Collection[str] | None = None
+) -> None:
     """Check the settings that a user gave a trainer.
 
     Args:
         learner: Settings of the learners, as they will learn.
         engine: Settings of the engines; None for fine-tuning on given data, which has a loss of its own.
+        only: Names of the learner settings to check; None checks all.
 
     Raises:
         ValueError: A setting that would be overwritten or never read. The message says what to set instead.
@@ -46,7 +49,8 @@ def refuse_ineffective(learner: LearnerConfig, engine: EngineConfig | None = Non
     else:
         reasons |= dict(_unread_by_loss(learner))
         _refuse("engine", engine, _ENGINE_FILLED_IN)
-    _refuse("learner", learner, reasons | dict(_unread(learner)))
+    reasons |= dict(_unread(learner))
+    _refuse("learner", learner, {name: why for name, why in reasons.items() if only is None or name in only})
 
 
 def _refuse(part: str, config: LearnerConfig | EngineConfig, reasons: Mapping[str, str]) -> None:
