@@ -19,6 +19,8 @@ from forge_verifiers.combiners.base import (
     family_index,
     logit,
     min_max,
+    opposites,
+    rate_errors,
     score_range,
     sigmoid,
 )
@@ -31,7 +33,8 @@ class Mean(Combiner):
     """Mean of min-max normalised scores; abstentions are left out; 0.5 where all abstain.
 
     Declared families weigh as much as one verifier each; an anchor weighs three times. One that was not asked
-    counts with its usual score, so that leaving out a strict verifier raises nothing.
+    counts with its usual score, so that leaving out a strict verifier raises nothing. One that gives one score or
+    abstains counts as 1 where that score is above 0.5, else as 0.
     """
 
     name: ClassVar[str] = "mean"
@@ -41,7 +44,8 @@ class Mean(Combiner):
         family = family_index(self.families, m)
         weight = np.ones(m) if family is None else 1.0 / np.bincount(family)[family]
         weight = np.where(anchor_mask(self.anchors, m), ANCHOR_WEIGHT * weight, weight)
-        low, high = score_range(scores)
+        # A verifier that gives one score or abstains has no range; its silence stands for the other end of it.
+        low, high = score_range(np.where(np.isnan(scores) & asked, opposites(scores, asked), scores))
         fitted = {"low": low, "high": high, "weight": weight}
         fitted["effective_number"] = np.array(weight.sum() ** 2 / (weight**2).sum())
         read = self._read(scores, low, high)
@@ -81,6 +85,7 @@ class Logistic(Combiner):
     """Ridge logistic regression on min-max scores and abstention flags: scikit-learn's, C = 1."""
 
     name: ClassVar[str] = "logistic"
+    fills_silence: ClassVar[bool] = True
 
     def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None, asked: Bools) -> dict[str, NDArray[Any]]:
         known = np.zeros(len(scores), bool) if labels is None else ~np.isnan(labels)
@@ -92,11 +97,16 @@ class Logistic(Combiner):
         from sklearn.linear_model import LogisticRegression
 
         low, high = score_range(scores)
-        model = LogisticRegression(solver="newton-cholesky", tol=1e-9).fit(
-            _features(scores[known], low, high), labels[known]
-        )
-        beta = np.append(model.coef_[0], model.intercept_)
-        m = scores.shape[1]
+        m, used = scores.shape[1], np.ones(2 * scores.shape[1], bool)
+        while True:  # a one-class verifier with a negative weight is left out
+            model = LogisticRegression(solver="newton-cholesky", tol=1e-9).fit(
+                _features(scores[known], low, high) * used, labels[known]
+            )
+            beta = np.append(model.coef_[0] * used, model.intercept_)
+            wrong_way = self._upright & (beta[:m] < 0)
+            if not wrong_way.any():
+                break
+            used[:m] &= ~wrong_way
         fitted = {"low": low, "high": high, "beta": beta, "weight": np.abs(beta[:m])}
         fitted["class_balance"] = np.array(sigmoid(_features(scores, low, high) @ beta[:-1] + beta[-1]).mean())
         return fitted
@@ -121,6 +131,7 @@ class DawidSkene(Combiner):
     """
 
     name: ClassVar[str] = "dawid-skene"
+    fills_silence: ClassVar[bool] = True
 
     def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None, asked: Bools) -> dict[str, NDArray[Any]]:
         cuts = np.array([vote_cut(column[~np.isnan(column)]) for column in scores.T])
@@ -137,10 +148,15 @@ class DawidSkene(Combiner):
             pi = float(np.clip(q.mean(), 0.01, 0.99))
             tpr = (yes.T @ q + 2.0) / ((yes + no).T @ q + 3.0)
             fpr = (yes.T @ (1 - q) + 1.0) / ((yes + no).T @ (1 - q) + 3.0)
+            pooled = (yes.sum(axis=0) + 3.0) / ((yes + no).sum(axis=0) + 6.0)
+            wrong_way = self._upright & (tpr < fpr)
+            tpr, fpr = np.where(wrong_way, pooled, tpr), np.where(wrong_way, pooled, fpr)
             q = naive_bayes(yes, no, tpr, fpr, pi)
             if np.abs(q - before)[~known].max(initial=0.0) < 1e-6:
                 break
-        return {"cuts": cuts, "tpr": tpr, "fpr": fpr, "class_balance": np.array(pi)}
+        error = rate_errors(np.stack([fpr, tpr]), q, ~np.isnan(scores))
+        rates = {"tpr": tpr, "fpr": fpr, "tpr_error": error[1], "fpr_error": error[0]}
+        return {"cuts": cuts, **rates, "class_balance": np.array(pi)}
 
     def _predict(self, scores: Floats, groups: Ints | None, asked: Bools) -> Floats:
         fitted = self._parameters()
@@ -202,6 +218,7 @@ class Weaver(Combiner):
     """
 
     name: ClassVar[str] = "weaver"
+    fills_silence: ClassVar[bool] = True
 
     def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None, asked: Bools) -> dict[str, NDArray[Any]]:
         low, high = score_range(scores)
@@ -212,9 +229,10 @@ class Weaver(Combiner):
         known = None if labels is None else labels[~np.isnan(labels)]
         pi = class_balance_from_moments(votes) if known is None else (known.sum() + 1.0) / (len(known) + 2.0)
         rate = votes.mean(axis=0)
-        kept = _filter(rate, pi)
+        kept = _filter(rate, pi, self._upright)
         difference = np.zeros(len(rate))
         difference[kept] = match_second_moments(votes[:, kept], pi)
+        difference = np.where(self._upright, np.maximum(difference, 0.0), difference)
         tpr = np.clip(rate + (1 - pi) * difference, 0.01, 0.99)
         fpr = np.clip(rate - pi * difference, 0.01, 0.99)
         fitted = {"low": low, "high": high, "graded": graded, "threshold": np.array(threshold)}
@@ -293,9 +311,10 @@ def _binarise(unit: Floats, graded: NDArray[np.bool_], threshold: float) -> Floa
     return np.where(graded, unit >= threshold, unit > 0.5).astype(np.float64)
 
 
-def _filter(rate: Floats, pi: float) -> NDArray[np.bool_]:
+def _filter(rate: Floats, pi: float, one_class: Bools) -> Bools:
+    """Which verifiers are kept, bool [m]; the yes-rate of a one-class verifier says how often it speaks."""
     everyone = (rate > 0) & (rate < 1)
     if not _MIDDLE[0] <= pi <= _MIDDLE[1]:
         return everyone
-    kept = everyone & (rate >= _MIDDLE[0]) & (rate <= _MIDDLE[1])
+    kept = everyone & (((rate >= _MIDDLE[0]) & (rate <= _MIDDLE[1])) | one_class)
     return kept if kept.sum() >= 3 else everyone
