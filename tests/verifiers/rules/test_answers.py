@@ -81,6 +81,7 @@ def test_other_writings_of_an_answer_are_told_from_other_answers(text, gold, is_
     [
         ("42\n\nExplanation: multiply 6 by 7.", "42", "7"),
         ('{"answer": "42"}', "42", "41"),
+        ("### Answer\r\n\r\n42\r\n\r\nExplanation: 6 times 7.\r\n", "42", "7"),
         (r"\boxed{\text{B}}", "B", "A"),
         ("The answer is 42? No, 41.", "41", "42"),
         ("The answer is 12. Oh wait. 13.", "13", "12"),

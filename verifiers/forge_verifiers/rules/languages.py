@@ -104,7 +104,9 @@ class ForeignStatement(NamedTuple):
 
 
 def normalized(text: str) -> str:
-    """One spelling of the same characters: composed (NFC), of ordinary width, with digits 0 to 9 of every script."""
+    """One spelling of the same characters: composed (NFC), of ordinary width, digits 0 to 9, Unix line ends."""
+    if "\r" in text:
+        text = text.replace("\r\n", "\n").replace("\r", "\n")
     if text.isascii():
         return text
     text = unicodedata.normalize("NFC", text).translate(_SIGNS)
