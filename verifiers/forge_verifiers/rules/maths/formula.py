@@ -19,7 +19,7 @@ _RULES: tuple[tuple[str, _Spelling], ...] = (
     (r"\s+", " "),
     (r"\*\*", "^"),
     (r"\\(?:mathbb|mathbf|Bbb)\s*\{?\s*([RZNQC])\s*\}?|\\([RZNQC])(?![A-Za-z])", r"\\mathbb{\1\2}"),
-    (r"^\s*\\?\{\s*([A-Za-z])\s*(?:(?:\\in|∈)\s*(?:\\mathbb\{R\}|ℝ))?\s*(?:\\mid|\\vert|\||:)(.*\1.*?)\\?\}\s*$", r"\2"),
+    (r"^\s*\\?\{\s*([a-z])\s*(?:(?:\\in|∈)\s*(?:\\mathbb\{R\}|ℝ))?\s*(?:\\mid|\\vert|\||:)(.*\1.*?)\\?\}\s*$", r"\2"),
     (r"ℝ", r"\\mathbb{R}"),
     (r"ℤ", r"\\mathbb{Z}"),
     (r"ℕ", r"\\mathbb{N}"),
