@@ -20,6 +20,9 @@ from typing import Any
 import hypothesis
 import pytest
 
+from forge_agents.runtime.processes import with_variable
+from forge_agents.testing._processes import command_of
+
 # The suite draws the same examples every time, however long a busy machine takes over one;
 # `pytest --hypothesis-profile=default` searches for new ones.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None)
@@ -229,18 +232,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 def _left_behind() -> dict[int, str]:
     """Command lines of living processes, by id, that carry this session's mark."""
-    mark = f"{SESSION_VARIABLE}={os.environ[SESSION_VARIABLE]}".encode()
-    found = {}
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit() or int(folder.name) == os.getpid():
-            continue
-        try:
-            if mark not in (folder / "environ").read_bytes().split(b"\0"):
-                continue
-            command = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-        except OSError:  # it ended, or is somebody else's
-            continue
-        # Python's own tracker of shared memory ends with this process; zombies have no command line.
-        if command and "multiprocessing.resource_tracker" not in command:
-            found[int(folder.name)] = command
-    return found
+    marked = with_variable(SESSION_VARIABLE, os.environ[SESSION_VARIABLE])
+    commands = {process.pid: command_of(process.pid) for process in marked if process.pid != os.getpid()}
+    # Python's own tracker of shared memory ends with this process; zombies have no command line.
+    tracker = "multiprocessing.resource_tracker"
+    return {pid: command for pid, command in commands.items() if command and tracker not in command}

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 REINSTALL = (
     "install the pinned set again: `make clean`, then `make venv`; in a project of your own, a new environment with "
-    f"{DISTRIBUTION}[cpu] or [gpu], then `forge-agents setup`"
+    f"{DISTRIBUTION}[cpu] or [gpu] from a clone or a wheel, then `forge-agents setup`"
 )
 COMPLETE = "run `forge-agents setup`: it installs and removes what pip and uv cannot resolve"
 

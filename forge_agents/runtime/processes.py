@@ -26,6 +26,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 RUN_VARIABLE = "FORGE_AGENTS_RUN"
 """Environment variable that marks every process of one controller; its value is the controller's token."""
 MESH_VARIABLE = "FORGE_AGENTS_MESH"
@@ -121,21 +123,28 @@ def _python_path() -> str:
 
 def is_ours(pid: int) -> bool:
     """Whether a process of this controller still runs under that id (ids are reused)."""
+    return environment(pid).get(RUN_VARIABLE) == _token()
+
+
+def environment(pid: int) -> dict[str, str]:
+    """The variables that a process began with; none if it has ended or belongs to another user."""
     try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return False
-    return f"{RUN_VARIABLE}={_token()}".encode() in environment
+        found: dict[str, str] = psutil.Process(pid).environ()
+    except (psutil.Error, OSError):  # the process may end at any moment
+        return {}
+    return found
+
+
+def with_variable(name: str, value: str) -> list[psutil.Process]:
+    """The processes of this machine that began with a variable of that value."""
+    return [process for process in psutil.process_iter() if environment(process.pid).get(name) == value]
 
 
 def kill_marked(mark: str) -> None:
     """Kill the processes of a mesh here, and what they have started."""
-    wanted = f"{MESH_VARIABLE}={mark}".encode()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):  # it ended, or is somebody else's
-                if wanted in (folder / "environ").read_bytes().split(b"\0"):
-                    os.kill(int(folder.name), signal.SIGKILL)
+    for process in with_variable(MESH_VARIABLE, mark):
+        with contextlib.suppress(psutil.Error):  # it ended; `kill` leaves a process alone that has taken over its id
+            process.kill()
 
 
 async def kill_after(grace_s: float, pids: Sequence[int], folder: Path) -> None:

@@ -7,7 +7,8 @@ In: nothing. Out: values without behaviour beyond their own next state. Waits fo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
+
+import psutil
 
 from forge_agents.runtime.processes import place
 
@@ -33,7 +34,7 @@ class Process:
 
     def has_ended(self) -> bool:
         """Whether it is known to have ended; one at another place may have."""
-        return self.place == place() and not Path(f"/proc/{self.pid}").exists()
+        return self.place == place() and not psutil.pid_exists(self.pid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -210,6 +210,52 @@ def test_the_page_for_users_shows_what_setup_says_and_does():
         assert page.count(f"`{name}`") == 1
 
 
+PAGES = {page.stem: page.read_text() for page in (ROOT / "README.md", ROOT / "docs" / "own-project.md")}
+
+
+def shown_commands(page: str) -> list[str]:
+    """Lines of the blocks of a page that install this project."""
+    blocks = re.findall(r"<!-- installs -->\n```sh\n(.*?)```", PAGES[page], re.DOTALL)
+    return [line for block in blocks for line in block.splitlines()]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_install_from_a_clone_or_a_wheel_as_they_say(page: str, tmp_path: Path):
+    """Dependencies are those of this environment: what the commands install is this project alone."""
+    shutil.copytree(ROOT, tmp_path / "forge_agents", ignore=shutil.ignore_patterns(".*", "runs", "dist", "shared"))
+    (tmp_path / "forge_agents" / ".venv").symlink_to(sys.prefix)
+    venv.create(tmp_path / "venv", with_pip=False)
+    (site,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
+    (site / "libraries.pth").write_text(f"{sysconfig.get_path('purelib')}\n")
+    programs = tmp_path / "venv" / "bin"
+    (programs / "pip").write_text(f'#!/bin/sh\nexec "{programs}/python" -m pip "$@"\n')
+    (programs / "pip").chmod(0o755)
+    settings = {"PIP_NO_DEPS": "1", "PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_IGNORE_INSTALLED": "1"}
+    variables = {"PATH": f"{programs}:{os.environ['PATH']}", "HOME": str(tmp_path), **settings}
+    (tmp_path / "project").mkdir()
+    made_here = ("python3 -m venv", ". .venv", "forge-agents doctor")
+    chosen = [line for line in shown_commands(page) if not line.startswith(made_here)]
+    script = "set -e\n"
+    for line in chosen:
+        script += f"(cd ../forge_agents && {line})\n" if line.startswith(".venv/") else f"{line}\n"
+    ran = subprocess.run(
+        ["sh", "-c", script], cwd=tmp_path / "project", env=variables, capture_output=True, text=True, check=False,
+        timeout=240,
+    )  # fmt: skip
+    assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
+    assert ran.stdout.count("Successfully installed forge-agents-rl-") == script.count("pip install")
+    assert "nothing to do" in ran.stdout and (site / "forge_agents" / "__init__.py").exists()
+
+
+def test_no_page_installs_this_project_by_name_from_an_index():
+    """No index has it; where it is installed already, its other extras come by name."""
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        text = page.read_text()
+        named = re.findall(r"(?:pip install|uv add)[^\n`]*forge-agents-rl\[(\w+)\](?! @)", text)
+        assert not {"cpu", "gpu"} & set(named), page.name
+        assert "pip install forge-agents\n" not in text and "pip install 'forge-agents'" not in text
+
+
 @pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_the_extras_resolve_to_the_pinned_list(kind: str, built: Path, tmp_path: Path):
     """As `uv add` and `pip install` see them: no override, the pins as constraints. Asks an index."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 import forge_agents as fa
 from forge_agents.envs.workers import env as workers
 from forge_agents.errors import ActorDiedError, HostError, StallError
 from forge_agents.runtime import mesh
-from forge_agents.runtime.processes import place
+from forge_agents.runtime.processes import environment, place
+from forge_agents.testing._processes import ended_within, free_port, runs
 from forge_agents.types import Trajectory
 from forge_trainers.rl.tasks import TaskSampler
 
@@ -62,17 +64,14 @@ def host_pid(name: str) -> int:
 def kill_host(name: str) -> None:
     """The host's process and all processes on it, at once, as when a machine loses power."""
     session = host_pid(name)
-    for folder in Path("/proc").iterdir():
-        try:
-            if folder.name.isdigit() and os.getsid(int(folder.name)) == session:
-                os.kill(int(folder.name), signal.SIGKILL)
-        except OSError:  # it ended meanwhile
-            continue
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):  # it ended meanwhile
+            if os.getsid(pid) == session:
+                os.kill(pid, signal.SIGKILL)
 
 
 def host_of(pid: int) -> str:
-    variables = dict(item.partition("=")[::2] for item in Path(f"/proc/{pid}/environ").read_text().split("\0"))
-    return variables.get("FORGE_AGENTS_HOST", "")
+    return environment(pid).get("FORGE_AGENTS_HOST", "")
 
 
 ACTORS = """
@@ -228,15 +227,13 @@ asyncio.run(main())
 
 
 def test_a_host_ends_with_a_controller_that_is_killed(tmp_path: Path) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
+    address = f"tcp://127.0.0.1:{free_port()}"
     host = subprocess.Popen([sys.executable, "-m", "forge_agents.runtime.host_process", "--address", address])
     controller = subprocess.Popen([sys.executable, "-c", CONTROLLER, address], stdout=subprocess.PIPE, text=True)
     try:
         assert controller.stdout is not None
         sitter = int(controller.stdout.readline())
-        assert _lives(sitter) and host.poll() is None
+        assert runs(sitter) and host.poll() is None
         controller.kill()
         host.wait(10)
         assert gone(sitter)
@@ -301,14 +298,6 @@ def test_a_run_on_three_hosts_continues_when_the_engines_is_killed_and_then_the_
 
 def gone(pid: int) -> bool:
     """Whether the process ends within ten seconds."""
-    deadline = time.monotonic() + 10
-    while _lives(pid) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not _lives(pid)
+    return ended_within([pid], 10)
 
 
-def _lives(pid: int) -> bool:
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):  # the latter where it ends between opening and reading
-        return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from safetensors.torch import load_file
 
 import forge_agents as fa
 from forge_agents.rollout.rendering import Renderer
+from forge_agents.testing._processes import free_port
 from forge_agents.types import Completion
 
 pytestmark = pytest.mark.timeout(600)
@@ -197,8 +197,7 @@ def programs_train_both_adapters(trainer: fa.GRPOTrainer, folder: Path) -> None:
 
 def the_run_answers_a_program(run: Path, model: Path) -> None:
     """Each seat's adapter on one engine, behind the token, until SIGTERM."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     words = [sys.executable, "-m", "forge_agents.cli.main", "serve", str(run), "--port", str(port)]
     environment, log = {**os.environ, "FORGE_AGENTS_TOKEN": "a-token-for-tests"}, run / "serve.log"
     with log.open("w") as told:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ import forge_agents as fa
 from forge_agents.errors import EndpointError
 from forge_agents.policy import Endpoint, Sampling
 from forge_agents.rollout.endpoint import ChatReply, EndpointClient
+from forge_agents.testing._processes import children_of, command_of, free_port
 from forge_agents.types import Message
 
 STARTED_S = 900  # half a minute on an idle machine
@@ -31,8 +31,7 @@ GREEDY = Sampling(temperature=0.0, max_tokens=8)
 @pytest.fixture(scope="module")
 def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, int, Path]]:
     """The base of the API, the server's process, and what it said."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     words = ["serve", str(tiny_llama), "--name", "tiny", "--port", str(port), "--api_key_env", "MY_TOKEN"]
     words += ["--max_model_len", "256", "--kv_cache_gb", "0.02", "--enforce_eager", "true"]
     words += ["--", "--distributed-executor-backend=uni"]  # one process less to start
@@ -122,6 +121,7 @@ def test_a_model_is_served_to_those_who_have_the_token(server, monkeypatch):
     told = log.read_text()
     assert TOKEN not in told and "token  that of MY_TOKEN" in told
     assert "starting server tiny: " in told and ", not compiled, on " in told and "server tiny is ready after " in told
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    children = children_of(pid)
     assert len(children) == 1  # the server, in a session of its own
-    assert not any(TOKEN in Path(f"/proc/{one}/cmdline").read_text() for one in (pid, *children))
+    commands = [command_of(each) for each in (pid, *children)]
+    assert all(commands) and not any(TOKEN in command for command in commands)

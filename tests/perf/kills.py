@@ -24,6 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forge_agents.runtime.processes import with_variable
+from forge_agents.testing._processes import command_of
+
 MARK = "FORGE_AGENTS_KILLS"
 """Environment variable by which every process of a run is found."""
 DEADLINE_S = 1800.0
@@ -199,12 +202,7 @@ def _kill(process: subprocess.Popen[bytes], mode: str) -> int:
 
 
 def _alive(mark: str) -> Iterator[int]:
-    wanted = f"{MARK}={mark}".encode()
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            with contextlib.suppress(OSError):
-                if wanted in (folder / "environ").read_bytes().split(b"\0") and (folder / "cmdline").read_bytes():
-                    yield int(folder.name)
+    yield from (process.pid for process in with_variable(MARK, mark) if command_of(process.pid))
 
 
 def _rows(out: Path) -> list[dict[str, Any]]:

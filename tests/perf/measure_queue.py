@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 from perf_common import Options, Story, cpu_seconds, goal, in_child, policy
 
 DEADLINE_S = 1800
@@ -110,4 +111,4 @@ async def _watch(pids: dict[str, int], most: dict[str, float]) -> None:
 
 
 def _rss_mb(pids: dict[str, int]) -> dict[str, float]:
-    return {who: int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE_BYTES / 1e6 for who, pid in pids.items()}
+    return {who: psutil.Process(pid).memory_info().rss / 1e6 for who, pid in pids.items()}

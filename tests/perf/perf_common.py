@@ -24,10 +24,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 
 from forge_agents.envs.env import Outcome, TurnEnv
 from forge_agents.policy import Policy, Sampling
 from forge_agents.rollout.rollout import Rollout
+from forge_agents.runtime.processes import with_variable
 from forge_agents.runtime.waits import all_or_first_error
 
 if TYPE_CHECKING:
@@ -137,8 +139,8 @@ def median(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 def cpu_seconds(pid: int) -> float:
     """User and system time of a process so far, all its threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
 
 
 def peak_rss(pid: int) -> int:
@@ -226,12 +228,7 @@ def _tail(log: Path) -> str:
 
 def marked(variable: str, mark: str) -> list[int]:
     """Processes whose environment has ``variable=mark``."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if f"{variable}={mark}".encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-    return found
+    return [process.pid for process in with_variable(variable, mark)]
 
 
 def kill_marked(variable: str, mark: str, *, grace_s: float = 5.0) -> list[int]:

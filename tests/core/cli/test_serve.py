@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 import yaml
@@ -16,6 +15,7 @@ from forge_agents.cli import main as cli
 from forge_agents.cli import serve as serving
 from forge_agents.cli.serve import RequireToken, ServeConfig, command, find_model, find_run, serve
 from forge_agents.errors import ModelNotFoundError, RunFolderError
+from forge_agents.testing._processes import free_port, holds_within, runs
 
 
 @pytest.fixture
@@ -148,11 +148,6 @@ def pretended(monkeypatch, tmp_path):
     return pretend
 
 
-def a_free_port():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return str(free.getsockname()[1])
-
-
 ANSWERS = """
 import json, os
 json.dump(dict(os.environ), open("environment.json", "w"))
@@ -161,7 +156,7 @@ open(os.environ["FORGE_AGENTS_SERVER_ANSWERS"], "w").close()
 
 
 def test_the_token_is_handed_on_where_no_command_line_shows_it(run, pretended, tmp_path, monkeypatch, capfd):
-    started, port = pretended(ANSWERS), a_free_port()
+    started, port = pretended(ANSWERS), str(free_port())
     monkeypatch.setenv("VLLM_API_KEY", "another")
     monkeypatch.delenv("FORGE_AGENTS_TOKEN", raising=False)
     assert cli.main(["serve", str(run), "--port", port, "--", "--seed", "3"]) == 0
@@ -179,7 +174,7 @@ def test_the_token_is_handed_on_where_no_command_line_shows_it(run, pretended, t
 
 def test_a_server_that_ends_while_it_starts_is_a_failure(run, pretended, capfd):
     pretended("import sys; sys.exit('no memory')")
-    assert cli.main(["serve", str(run), "--port", a_free_port()]) == 1
+    assert cli.main(["serve", str(run), "--port", str(free_port())]) == 1
     said = capfd.readouterr().err
     assert "no memory" in said and "is ready" not in said
 
@@ -205,7 +200,7 @@ import signal, sys
 from forge_agents.cli import serve, main
 signal.signal(signal.SIGINT, signal.default_int_handler)
 serve.command = lambda *given: [sys.executable, "-c", {own!r}]
-sys.exit(main.main(["serve", {str(run)!r}, "--port", {a_free_port()!r}]))
+sys.exit(main.main(["serve", {str(run)!r}, "--port", {str(free_port())!r}]))
 """
     words = [sys.executable, "-c", program]
     process = subprocess.Popen(words, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
@@ -228,21 +223,7 @@ sys.exit(main.main(["serve", {str(run)!r}, "--port", {a_free_port()!r}]))
         assert [line for line in said if "hundred" not in line] == [stopping, told] * (number is signal.SIGINT)
         assert ("a hundred lines 15" in said) == answers
         assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]
-    assert within(30, lambda: not any(map(runs, (server, engine))))
-
-
-def within(limit_s, holds):
-    deadline = time.monotonic() + limit_s
-    while not (held := holds()) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return held
-
-
-def runs(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    assert holds_within(30, lambda: not any(map(runs, (server, engine))))
 
 
 def test_a_port_in_use_is_told_before_anything_starts(run):

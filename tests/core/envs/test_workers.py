@@ -20,7 +20,9 @@ from forge_agents.envs import registry
 from forge_agents.envs.workers import env as workers
 from forge_agents.errors import ForgeError, StallError
 from forge_agents.rollout.rollout import Rollout, play
-from forge_agents.runtime import mesh
+from forge_agents.runtime import mesh, processes
+from forge_agents.testing import _processes
+from forge_agents.testing._processes import ended_within
 
 MODULE = '''
 import os
@@ -114,19 +116,8 @@ def folder(tmp_path_factory):
         assert all(gone_within(pid, 30) for pid in pids if pid)
 
 
-def alive(pid):
-    """Whether the process runs; a zombie does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 def gone_within(pid, seconds):
-    deadline = time.monotonic() + seconds
-    while alive(pid) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not alive(pid)
+    return ended_within([pid], seconds)
 
 
 def written(path):
@@ -290,7 +281,7 @@ def test_a_worker_and_its_children_end_with_a_controller_that_is_killed_in_the_m
         worker = int(controller.stdout.readline())
         while not written(tmp_path / "pid"):
             time.sleep(0.02)
-        assert alive(worker)
+        assert _processes.runs(worker)
         controller.kill()
     assert gone_within(worker, 20) and gone_within(int((tmp_path / "pid").read_text()), 20)
 
@@ -442,8 +433,7 @@ def test_settings_are_checked(bad):
 
 def host_of(pid):
     """The name of the host in the run; empty for the controller's."""
-    variables = dict(item.partition("=")[::2] for item in Path(f"/proc/{pid}/environ").read_text().split("\0"))
-    return variables.get("FORGE_AGENTS_HOST", "")
+    return processes.environment(pid).get("FORGE_AGENTS_HOST", "")
 
 
 def call(worker):
@@ -525,16 +515,9 @@ def test_a_worker_that_is_ended_while_it_starts_is_not_lent_again(monkeypatch):
 
     def spawn(name, **kwargs):
         procs = spawn_procs(name, **kwargs)
-        marks.append(f"FORGE_AGENTS_MESH={mesh.log_folder(name).name}".encode())
+        marks.append(mesh.log_folder(name).name)
         worker.end()  # as when an episode is cancelled meanwhile
         return procs
-
-    def runs():
-        for file in Path("/proc").glob("[0-9]*/environ"):
-            with contextlib.suppress(OSError):
-                if marks[0] in file.read_bytes():
-                    return True
-        return False
 
     monkeypatch.setattr(mesh, "spawn_procs", spawn)
     with pytest.raises(workers.WorkerDiedError, match="it was ended"):
@@ -542,10 +525,10 @@ def test_a_worker_that_is_ended_while_it_starts_is_not_lent_again(monkeypatch):
     assert not worker.alive
     seen, deadline = time.monotonic(), time.monotonic() + 20
     while time.monotonic() < min(deadline, seen + 2):  # Monarch may still be about to start it
-        if runs() or mesh.log_folder(worker.name):
+        if processes.with_variable(processes.MESH_VARIABLE, marks[0]) or mesh.log_folder(worker.name):
             seen = time.monotonic()
         time.sleep(0.1)
-    assert not runs() and mesh.log_folder(worker.name) is None
+    assert not processes.with_variable(processes.MESH_VARIABLE, marks[0]) and mesh.log_folder(worker.name) is None
 
 
 @pytest.mark.parametrize(("how", "said"), [("hang", "close took longer than 0.5 s"), ("raise", "boom")])

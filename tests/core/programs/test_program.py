@@ -30,6 +30,7 @@ from forge_agents.programs.gateway import gateway
 from forge_agents.rollout.players import Decision
 from forge_agents.rollout.rollout import Rollout, play
 from forge_agents.sandbox.sandbox import _why_no_namespaces
+from forge_agents.testing._processes import ended_within
 
 needs_namespaces = pytest.mark.skipif(bool(_why_no_namespaces()), reason="needs user namespaces of Linux")
 
@@ -634,7 +635,7 @@ def test_an_engine_that_dies_is_no_data_and_its_programs_end(kind, tmp_path):
     with pytest.raises(ActorDiedError, match="engine m died"):  # the run replaces it and plays the group again
         asyncio.run(rollout.group(0, 1))
     if kind == "command":
-        assert ended([int((tmp_path / "pid").read_text())])
+        assert ended_within([int((tmp_path / "pid").read_text())], 20)
         return
     assert ended_well.wait(20)
     from openai import APIStatusError, OpenAI
@@ -695,20 +696,6 @@ open(sys.argv[1], "w").write(" ".join(map(str, left)))
 """
 
 
-def ended(pids, within_s=20.0):
-    """Whether none of the processes runs any more."""
-
-    def runs(pid):
-        with contextlib.suppress(OSError):
-            return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-        return False
-
-    deadline = time.monotonic() + within_s
-    while (left := [pid for pid in pids if runs(pid)]) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return not left
-
-
 @pytest.mark.parametrize("how", ["hangs", "ends", "is killed"])
 def test_a_command_ends_with_all_that_it_started_also_what_left_its_session(tmp_path, how):
     farewell = "import signal; signal.signal(15, lambda *_: open(sys.argv[1] + '-told', 'w').close()); "
@@ -718,7 +705,7 @@ def test_a_command_ends_with_all_that_it_started_also_what_left_its_session(tmp_
     words = [sys.executable, "-c", script, str(tmp_path / "left")]
     episode = played(words, tasks=[{"question": "-"}], timeout_s=5.0)
     left = [int(pid) for pid in (tmp_path / "left").read_text().split()]
-    assert len(left) == 2 and ended(left) and (tmp_path / "left-told").exists() == (how == "hangs")
+    assert len(left) == 2 and ended_within(left, 20) and (tmp_path / "left-told").exists() == (how == "hangs")
     info = episode.trajectories["agent"].info
     assert episode.error is None and episode.rewards == {"agent": 0.0}
     assert "within 5 s; it stands at process" in info["error"] if how == "hangs" else (
@@ -737,7 +724,7 @@ os.kill(os.getpid(), 9)
     there = {**os.environ, "TMPDIR": str(tmp_path)}
     assert subprocess.run([sys.executable, "-c", ours], timeout=60, check=False, env=there).returncode == -9
     left = [int(pid) for pid in (tmp_path / "left").read_text().split()]
-    assert len(left) == 2 and ended(left)
+    assert len(left) == 2 and ended_within(left, 20)
     deadline = time.monotonic() + 30
     while list(tmp_path.glob("forge-program-*")) and time.monotonic() < deadline:
         time.sleep(0.02)

@@ -18,6 +18,7 @@ import pytest
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.runtime import mesh, processes
 from forge_agents.runtime.pulse import Pulse
+from forge_agents.testing._processes import runs
 
 ACTORS = """
 import asyncio, ctypes, os
@@ -69,13 +70,6 @@ def wait_for(condition: Callable[[], object]) -> None:
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except (FileNotFoundError, ProcessLookupError):  # gone before it was opened, or before it was read
-        return False
 
 
 def test_a_wait_ends_at_its_deadline_and_names_who_and_what() -> None:
@@ -157,7 +151,7 @@ def test_processes_get_their_environment_and_their_output_its_file(
             folder = mesh.log_folder("two probes")
             assert folder is not None
             assert "pid asked" in (folder / "1.log").read_text()
-        assert not any(alive(pid) for pid in pids)
+        assert not any(runs(pid) for pid in pids)
         assert not folder.exists()
 
     asyncio.run(main())
@@ -226,7 +220,7 @@ def test_a_process_that_ends_before_anybody_looks_is_noticed_at_once() -> None:
             await asyncio.to_thread(wait_for, lambda: mesh.pids(procs))
             (pid,) = mesh.pids(procs)
             os.kill(pid, signal.SIGKILL)  # it has not loaded an actor yet
-            await asyncio.to_thread(wait_for, lambda: not alive(pid))
+            await asyncio.to_thread(wait_for, lambda: not runs(pid))
             pulse = Pulse(procs, 1, name="brief", silence_s=60)
             error = await asyncio.wait_for(pulse.lost(), 30)
             assert isinstance(error, ActorDiedError) and "brief died" in str(error)
@@ -241,7 +235,7 @@ def test_stop_ends_the_processes_and_may_be_called_twice(probe_class: Any) -> No
         probe = procs.spawn("probe", probe_class)
         pid = await mesh.with_deadline(probe.pid.call_one(), 30, who="brief", what="pid")
         await mesh.stop(procs)
-        assert not alive(pid)
+        assert not runs(pid)
         await mesh.stop(procs)
 
     asyncio.run(main())
@@ -286,6 +280,6 @@ def test_no_process_outlives_the_controller(ending: str, tmp_path: Path) -> None
             controller.send_signal(getattr(signal, ending))
         assert (controller.wait(timeout=60) == 0) == (ending == "return")
     deadline = time.monotonic() + 60
-    while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
+    while any(runs(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(alive(pid) for pid in pids)
+    assert not any(runs(pid) for pid in pids)

@@ -13,6 +13,7 @@ import pytest
 import forge_agents as fa
 from forge_agents.sandbox import Guarantees, Sandbox, SandboxError, SandboxLimits, SandboxUnavailable, sandbox
 from forge_agents.sandbox.sandbox import _why_no_namespaces
+from forge_agents.testing._processes import with_command
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 held = pytest.mark.skipif(
@@ -279,11 +280,4 @@ def test_children_and_limits_end_without_namespaces(no_namespaces, code, limit, 
     limits = SandboxLimits(wall_s=2 if limit == "wall_s" else 30, cpu_s=1, processes=8)
     result = Sandbox(limits=limits, allow_weaker=True, python=other_python() or "").run(code)
     assert result.limit in (limit, "cpu_s" if limit == "processes" else limit), result
-    assert not any(folder.name.encode() in _text(path) for path in Path("/proc").glob("[0-9]*/cmdline"))
-
-
-def _text(path):
-    try:
-        return path.read_bytes()
-    except OSError:
-        return b""
+    assert not with_command(folder.name)

@@ -16,6 +16,7 @@ import pytest
 
 from forge_agents.sandbox import Sandbox, SandboxLimits
 from forge_agents.sandbox.sandbox import _why_no_namespaces
+from forge_agents.testing._processes import command_of, holds_within, parent_of, with_command
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or bool(_why_no_namespaces()), reason="needs user namespaces of Linux"
@@ -387,18 +388,6 @@ DAEMONS = {
 }
 
 
-def running(token):
-    """Processes of this machine with the token on their command line."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if token.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-        except OSError:
-            continue
-    return found
-
-
 def daemon(name, token):
     return (
         "import os, signal, subprocess, sys\ndef spawn():\n    null = open('/dev/null', 'w')\n"
@@ -412,14 +401,14 @@ def test_children_end_with_the_program(name):
     token = uuid.uuid4().hex
     result = Sandbox(limits=LIMITS).run(daemon(name, token))
     assert result.exit_code == 0, result
-    assert running(token) == []
+    assert with_command(token) == []
 
 
 def test_the_same_daemon_stays_on_unshut():
     token = uuid.uuid4().hex
     subprocess.run([sys.executable, "-c", daemon("daemon", token)], timeout=20, check=True)
     deadline = time.monotonic() + 30
-    while not (left := running(token)) and time.monotonic() < deadline:
+    while not (left := with_command(token)) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert left
     for pid in left:
@@ -439,22 +428,17 @@ def test_the_program_dies_with_its_supervisor():
 
     thread = threading.Thread(target=run)
     thread.start()
-    deadline = time.monotonic() + 20
-    while not (found := running(token)) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    chain = [found[0]]
-    while b"_supervisor.py" not in Path(f"/proc/{chain[-1]}/cmdline").read_bytes() or len(chain) < 3:
-        chain.append(int(Path(f"/proc/{chain[-1]}/stat").read_text().rpartition(")")[2].split()[1]))
-    while b"_supervisor.py" in Path(f"/proc/{chain[-1]}/cmdline").read_bytes():
+    assert holds_within(60, lambda: with_command(token))
+    chain = with_command(token)[:1]
+    while "_supervisor.py" not in command_of(chain[-1]) or len(chain) < 3:
+        chain.append(parent_of(chain[-1]))
+    while "_supervisor.py" in command_of(chain[-1]):
         supervisor = chain[-1]
-        chain.append(int(Path(f"/proc/{chain[-1]}/stat").read_text().rpartition(")")[2].split()[1]))
+        chain.append(parent_of(chain[-1]))
     os.kill(supervisor, signal.SIGKILL)
     thread.join(60)
     assert "supervisor died" in str(errors[0])
-    deadline = time.monotonic() + 30
-    while running(token) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert running(token) == []
+    assert holds_within(30, lambda: not with_command(token))
 
 
 def test_files_of_the_host_are_not_owned_by_the_program():

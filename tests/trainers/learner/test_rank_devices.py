@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from forge_agents.testing._processes import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -113,9 +114,7 @@ asyncio.run(main())
 def test_each_rank_works_on_its_own_device_whatever_thread_asks(tiny_llama: Path, tmp_path: Path) -> None:
     script = tmp_path / "rank.py"
     script.write_text(RANK)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": path}
     ranks = [

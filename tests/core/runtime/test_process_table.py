@@ -1,0 +1,63 @@
+"""Looking at processes that end meanwhile, as on a busy machine."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from forge_agents.runtime import processes
+from forge_agents.testing import _processes
+
+SLEEPS = [sys.executable, "-c", "import time; time.sleep(60)"]
+
+
+class Vanishing(psutil.Process):
+    """A process that ends after it was found and before anything is read of it."""
+
+    def _ended(self, *args, **kwargs):
+        raise psutil.NoSuchProcess(self.pid)
+
+    status = environ = cmdline = ppid = children = kill = _ended
+
+
+@pytest.fixture
+def child():
+    with subprocess.Popen(SLEEPS, env={**os.environ, "FORGE_AGENTS_MESH": "a-mark-of-this-test"}) as process:
+        yield process.pid
+        process.kill()
+
+
+def test_processes_that_end_while_they_are_read_have_ended(monkeypatch, child):
+    monkeypatch.setattr(psutil, "Process", Vanishing)
+    assert not _processes.runs(child) and not _processes.command_of(child) and not _processes.with_command("sleep")
+    assert processes.environment(child) == {} and not processes.is_ours(child)
+    assert _processes.parent_of(child) == 0 and _processes.children_of(child) == []
+    assert processes.with_variable("FORGE_AGENTS_MESH", "a-mark-of-this-test") == []
+    monkeypatch.setattr(processes, "with_variable", lambda name, value: [Vanishing(os.getpid())])
+    processes.kill_marked("a-mark-of-this-test")
+
+
+def test_marked_processes_are_found_and_killed(child):
+    (found,) = processes.with_variable("FORGE_AGENTS_MESH", "a-mark-of-this-test")
+    assert found.pid == child and _processes.runs(child) and "time.sleep(60)" in _processes.command_of(child)
+    assert child in _processes.children_of(os.getpid()) and _processes.parent_of(child) == os.getpid()
+    processes.kill_marked("a-mark-of-this-tes")  # another mark, of which this one's begins
+    assert _processes.runs(child)
+    processes.kill_marked("a-mark-of-this-test")
+    assert _processes.ended_within([child], 30)
+
+
+def test_a_zombie_does_not_run():
+    with subprocess.Popen(SLEEPS) as process:
+        os.kill(process.pid, signal.SIGKILL)
+        assert _processes.ended_within([process.pid], 30) and psutil.pid_exists(process.pid)  # nobody waited for it
+
+
+def test_free_ports_are_not_among_those_that_linux_gives_away():
+    first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    ports = {_processes.free_port() for _ in range(5)}
+    assert len(ports) > 1 and all(port < max(first, 32_000) for port in ports)
