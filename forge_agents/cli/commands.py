@@ -270,17 +270,19 @@ def simulate(words: Sequence[str]) -> int:
         "after it, with the file's own.",
     )
     parser.add_argument("--gpu_gb", type=float, default=80.0, help="Memory of each GPU, 1e9 bytes.")
+    parser.add_argument("--host_gb", type=float, help="Free memory of each host, 1e9 bytes; default: not compared.")
     chosen = parser.parse_args(with_flag("--config", words))
     measured, steps, sweep, as_json = (chosen.pop(n) for n in ("measured", "simulated_steps", "sweep", "json"))
-    model, gpu_gb = (chosen.pop(name) for name in ("model", "gpu_gb"))
+    model, gpu_gb, host_gb = (chosen.pop(name) for name in ("model", "gpu_gb", "host_gb"))
     asked = _models_asked(parser, model)
     if asked is not None and not chosen.gpus:
         parser.error("--model asks whether a run fits; say into how many GPUs with --gpus, at least 1")
     timed = {"measured": measured, "sweep": sweep, "learner_gpus": chosen.learner_gpus}
     if asked is not None and (unread := [name for name, value in timed.items() if value]):
         parser.error(f"--model asks whether a run fits, and nothing is measured or timed: leave out --{unread[0]}")
-    if asked is None and gpu_gb != parser.get_default("gpu_gb"):
-        parser.error("--gpu_gb is read where it is asked whether a run fits: add --model, or leave it out")
+    for name, given in (("gpu_gb", gpu_gb), ("host_gb", host_gb)):
+        if asked is None and given != parser.get_default(name):
+            parser.error(f"--{name} is read where it is asked whether a run fits: add --model, or leave it out")
     if sweep and not chosen.gpus:
         parser.error("--sweep tries splits of GPUs; say how many with --gpus")
 
@@ -290,7 +292,7 @@ def simulate(words: Sequence[str]) -> int:
 
     run, hardware = built(parser, both, chosen)
     if asked is not None:
-        gpus = fa.Gpus(count=hardware.gpus, memory_gb=gpu_gb, per_host=hardware.gpus_per_host)
+        gpus = fa.Gpus(count=hardware.gpus, memory_gb=gpu_gb, per_host=hardware.gpus_per_host, host_gb=host_gb)
         return _fit(run, asked, gpus, as_json=as_json)
     found = fa.simulate(run, measured=measured, hardware=hardware, steps=steps)
     if as_json:
@@ -338,14 +340,15 @@ def _fit(run: fa.RunConfig, model: str | dict[str, str], gpus: fa.Gpus, *, as_js
     if as_json:
         print(json.dumps(found.json()))
         return int(bool(found.changes))
+    if found.changes:
+        learning = [name for name, one in policies.items() if one.trainable and one.lora is None]
+        print(f"as it is set it does not fit: {found.problem}")
+        print("it does with " + ", ".join(_as_set(key, value, learning) for key, value in found.changes.items()))
     Console().print(found.table())
     print("none of these bytes was measured on a GPU by this project")
     for doubt in found.placement.doubts:
         print(doubt)
     if found.changes:
-        learning = [name for name, one in policies.items() if one.trainable and one.lora is None]
-        print(f"as it is set it does not fit: {found.problem}")
-        print("it does with " + ", ".join(_as_set(key, value, learning) for key, value in found.changes.items()))
         return 1
     print(f"it fits into {gpus.count} GPU{'s' * (gpus.count != 1)} of {gpus.memory_gb:g} GB")
     if found.used < gpus.count:

@@ -344,6 +344,37 @@ def test_the_command_says_yes_or_no(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "learner_procs: 4" in said and "engine.replicas: 4" in said
 
 
+def test_the_run_as_it_is_set_is_told_before_what_would_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "train.yaml"
+    file.write_text("env: forge/Relay-v0\npolicies: {team: {model: tiny-random}}\n")
+    assert main(["simulate", str(file), "--gpus", "8", "--model", "8b", "--trainer.engine.max_model_len", "8192"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    places = [said.index(words) for words in ("as it is set", "it does with", "expected memory with these changes")]
+    assert places == sorted(places)
+    assert main(["simulate", str(file), "--gpus", "2", "--model", "0.6b"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "with these changes" not in said and "memory of host 0" in said and "weights on their way 1.2" in said
+
+
+def test_memory_of_the_host_is_counted_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    offloaded = replace(SETTINGS, learner=fa.LearnerConfig(cpu_offload=True))
+    size = ModelSize.named("0.6b")
+    (needs,) = fit_gpus(offloaded, "0.6b", Gpus(count=2)).hosts.values()
+    assert needs["what is offloaded"] == 16 * size.weights and needs["weights on their way"] == 2 * size.weights
+    needed_gb = sum(needs.values()) / 1e9
+    assert not fit_gpus(offloaded, "0.6b", Gpus(count=2, host_gb=needed_gb + 0.1)).changes
+    short = fit_gpus(offloaded, "0.6b", Gpus(count=2, host_gb=needed_gb - 0.1))
+    assert "the memory of host 0: up to" in short.problem and "Policy.lora" in short.changes
+    with pytest.raises(HostError, match="the memory of host 0"):
+        fit_gpus(offloaded, "0.6b", Gpus(count=2, host_gb=0.1))
+    with pytest.raises(ValueError, match="host_gb=0"):
+        Gpus(count=1, host_gb=0)
+    file = tmp_path / "train.yaml"
+    file.write_text("env: forge/Relay-v0\npolicies: {team: {model: tiny-random}}\n")
+    assert main(["simulate", str(file), "--gpus", "2", "--model", "0.6b", "--host_gb", "1"]) == 1
+    assert "the memory of host 0" in capsys.readouterr().out
+
+
 def test_an_adapter_is_advised_for_each_policy_that_learns_all_weights(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -518,7 +549,7 @@ def test_the_table_says_whose_each_process_is(
     words = ["simulate", str(file), "--gpus", "8"]
     assert main([*words, "--model"]) == 0
     lines = [line.split("│")[1:3] for line in capsys.readouterr().out.splitlines() if line.startswith("│")]
-    assert {cell.strip(): int(many) for cell, many in lines} == {
+    assert {cell.strip(): int(many) for cell, many in lines if "memory of" not in cell} == {
         "learner rank of hero, hero-2": 1,
         "learner rank of hero-2-1": 1,
         "engine rank of hero, hero-2": 2,

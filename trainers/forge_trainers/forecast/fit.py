@@ -35,6 +35,8 @@ from forge_trainers.run.placement import (
     check_models,
     check_ranks,
     held_on,
+    host_bytes,
+    host_doubts,
     judges_of,
     place,
 )
@@ -53,10 +55,14 @@ class Gpus:
     memory_gb: float = 80.0
     """Of each, 1e9 bytes."""
     per_host: int = 8
+    host_gb: float | None = None
+    """Free memory of each host, 1e9 bytes. None: what a run needs of it is told and compared with nothing."""
 
     def __post_init__(self) -> None:
         if self.count < 1 or self.per_host < 1 or not (math.isfinite(self.memory_gb) and self.memory_gb > 0):
             raise ValueError(f"{self}: give at least one GPU, one a host, and memory above 0")
+        if self.host_gb is not None and not 0 < self.host_gb < math.inf:
+            raise ValueError(f"host_gb={self.host_gb} must be above 0, or None where it is not known")
 
     def rehearse(
         self, meshes: Sequence[tuple[str, str, int]], *, hosts: Hosts | None = None, share: bool = False
@@ -137,6 +143,8 @@ class Fit:
     """What to set to make it fit, by the configuration's keys; empty where it does as it is."""
     problem: str
     """Why it does not fit as it is; empty where it does."""
+    hosts: Mapping[str, Mapping[str, int]]
+    """Bytes of each host's memory by what they hold; see `forge_trainers.run.placement.host_bytes`."""
     whose: Mapping[str, Sequence[str]]
     """Policies that learn in a learner or that an engine plays, by the name of its processes; of judges and of what the
     controller holds there are none."""
@@ -145,7 +153,8 @@ class Fit:
         """A row for each kind of process: how many there are, the bytes of one by part; of several policies, whose."""
         from rich.table import Table
 
-        table = Table("process", "how many", "GB of each GPU", "of which", title="expected memory")
+        title = "expected memory" + " with these changes" * bool(self.changes)
+        table = Table("process", "how many", "GB of each GPU", "of which", title=title)
         several = len(set(itertools.chain(*self.whose.values()))) > 1
         kinds: dict[tuple[str, str, str], int] = {}
         for one in self.placement.processes:
@@ -156,6 +165,9 @@ class Fit:
             kinds[kind] = kinds.get(kind, 0) + 1
         for (process, memory, parts), many in kinds.items():
             table.add_row(process, str(many), memory, parts)
+        for host, needs in self.hosts.items():
+            held = ", ".join(f"{what} {count / 1e9:.1f}" for what, count in needs.items()) or "little"
+            table.add_row(f"memory of {host}", "1", f"{sum(needs.values()) / 1e9:.1f} of the host", held)
         return table
 
     def json(self) -> dict[str, Any]:
@@ -169,6 +181,7 @@ class Fit:
                 name: {one: getattr(own, one) for one in LearnerConfig().left_to_memory}
                 for name, own in self.placement.learners.items()
             },
+            "hosts": {host: dict(needs) for host, needs in self.hosts.items()},
             "processes": [
                 {
                     **{name: getattr(one.seat, name) for name in ("name", "role", "rank", "host", "gpu", "gpu_bytes")},
@@ -291,6 +304,8 @@ def fit_gpus(
         parts = [*_parts(adapted, run, sized, served), *beside]
         try:
             found = _placed(parts, run, gpus, hosts, loaded)
+            if gpus.host_gb is not None and (short := host_doubts(parts, found, free=int(gpus.host_gb * 1e9))):
+                raise HostError(short[0])
         except (HostError, ValueError) as error:
             problem = problem or str(error)
             continue
@@ -298,7 +313,8 @@ def fit_gpus(
         if settings.learner.activation_checkpointing is None:  # a run comes to the same by itself
             changes.pop("learner.activation_checkpointing", None)
         found = replace(found, doubts=[*found.doubts, *doubts])
-        return Fit(placement=found, changes=changes, problem=problem, whose=served)
+        needs = host_bytes(parts, found)
+        return Fit(placement=found, changes=changes, problem=problem, hosts=needs, whose=served)
     raise HostError(
         f"{problem}. No number of ranks, recomputation or adapter makes it fit: change the limits that it names, or "
         "take more GPUs or larger ones"

@@ -125,6 +125,13 @@ def moment_bytes(config: LearnerConfig) -> int:
     return 2 * _BYTES[config.optimizer_state_dtype]
 
 
+def offloaded_bytes(size: ModelSize, config: LearnerConfig) -> int:
+    """Bytes of weights, gradients and moments that all ranks of a learner with `cpu_offload` keep in their hosts."""
+    if config.lora is not None:
+        return _BYTES[config.compute_dtype] * size.weights
+    return (4 + 4 + moment_bytes(config)) * size.weights
+
+
 def published_bytes(size: ModelSize, config: LearnerConfig) -> int:
     """Bytes of all weights on their way to engines, in what the learner computes in."""
     return _BYTES[config.compute_dtype] * size.weights

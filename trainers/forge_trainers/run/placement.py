@@ -36,7 +36,7 @@ from forge_agents.serving.memory import (
 from forge_agents.serving.shares import ROOM, Footprint, Room, Wish, divided, said, told, wish_of
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.degrees import check_degrees, check_without_gpu, shards_of
-from forge_trainers.learner.memory import RECOMPUTED, by_memory, learner_bytes, published_bytes
+from forge_trainers.learner.memory import RECOMPUTED, by_memory, learner_bytes, offloaded_bytes, published_bytes
 
 ATTENTION_TARGETS = LORA_TARGETS[:4]
 
@@ -282,30 +282,50 @@ def checked_parts(
     return parts
 
 
-def host_doubts(parts: Sequence[Part], placement: Placement, *, free: int) -> list[str]:
-    """What the one host of a run may lack memory for: weights on their way, and what sleeps or is parked there.
+def host_bytes(parts: Sequence[Part], placement: Placement) -> dict[str, dict[str, int]]:
+    """Bytes of each host's memory that a run needs beside its GPUs, by host and by what they hold.
+
+    Counted are weights on their way to engines, on the first host of each learner; what sleeps or is parked while
+    others compute; and what a learner with `LearnerConfig.cpu_offload` keeps there. Programs and libraries come on top.
 
     Args:
         parts: What runs.
         placement: Where.
-        free: Bytes of the host's memory.
     """
-    whole = [(part.size, part.learner) for part in parts if part.learner is not None and part.learner.lora is None]
-    parked = [] if not any(own.sleeps for own in placement.engines.values()) else [
-        one.parts.get(part, 0)
-        for one in placement.processes
-        for part in ("weights", "adapters", "optimizer", "reference")
-        if one.seat.role in ("learner", "engines")
-    ]
-    needs = {
-        "weights on their way": sum(published_bytes(size, learner) for size, learner in whole),
-        "what sleeps or is parked": sum(parked),
-    }
-    if (needed := sum(needs.values())) <= free:
-        return []
-    told = ", ".join(f"{what} {count / 1e9:.1f}" for what, count in needs.items() if count)
-    said = f"this host's memory: up to {needed / 1e9:.1f} GB are needed ({told}) and {free / 1e9:.1f} are free"
-    return [f"{said}. Take an adapter, which alone travels then"]
+    hosts = {one.seat.host: {"weights on their way": 0, "what sleeps or is parked": 0, "what is offloaded": 0}
+             for one in placement.processes}  # fmt: skip
+    learning = {part.name: part for part in parts if part.learner is not None}
+    parked = any(own.sleeps for own in placement.engines.values())
+    seen: set[str] = set()
+    for one in placement.processes:
+        here, part = hosts[one.seat.host], learning.get(one.seat.name)
+        if part is not None and part.learner is not None:
+            if part.name not in seen and part.learner.lora is None:
+                here["weights on their way"] += published_bytes(part.size, part.learner)
+            seen.add(part.name)
+            if part.learner.cpu_offload:
+                here["what is offloaded"] += offloaded_bytes(part.size, part.learner) // part.ranks
+        if parked and one.seat.role in ("learner", "engines"):
+            kept = ("weights", "adapters", "optimizer", "reference")
+            here["what sleeps or is parked"] += sum(one.parts.get(name, 0) for name in kept)
+    return {host: {what: count for what, count in needs.items() if count} for host, needs in hosts.items()}
+
+
+def host_doubts(parts: Sequence[Part], placement: Placement, *, free: int) -> list[str]:
+    """What the hosts of a run may lack memory for; see `host_bytes`.
+
+    Args:
+        parts: What runs.
+        placement: Where.
+        free: Bytes of each host's memory.
+    """
+    found = []
+    for host, needs in host_bytes(parts, placement).items():
+        if (needed := sum(needs.values())) > free:
+            told = ", ".join(f"{what} {count / 1e9:.1f}" for what, count in needs.items())
+            said = f"the memory of {host}: up to {needed / 1e9:.1f} GB are needed ({told})"
+            found.append(f"{said} and {free / 1e9:.1f} are free. Take an adapter, which alone travels then")
+    return found
 
 
 def by_own_name(judges: Iterable[OwnEngine], taken: Iterable[str] = ()) -> dict[str, OwnEngine]:
