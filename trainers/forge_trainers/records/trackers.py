@@ -184,7 +184,7 @@ class _TensorBoard:
             return None
         from torch.utils.tensorboard.summary import custom_scalars
 
-        return custom_scalars({"policies": several})
+        return custom_scalars({"policies": several})  # type: ignore[no-untyped-call]
 
     def _write(self, event: Any) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
