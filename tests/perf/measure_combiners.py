@@ -2,8 +2,10 @@
 
     python tests/perf/measure_combiners.py                        # the regimes of the tests
     python tests/perf/measure_combiners.py --regimes file.py      # REGIMES of another file: {name: seed -> (s, g, y)}
+    python tests/perf/measure_combiners.py --copies               # the grid of copied verifiers, 270 cells
 
-Writes Markdown to stdout: Brier score, and the correlation of P(correct) with the truth among siblings.
+Writes Markdown to stdout: Brier score, and the correlation of P(correct) with the truth among responses to one prompt;
+for the grid the area under the ROC curve (AUC).
 """
 
 from __future__ import annotations
@@ -62,16 +64,61 @@ def pointing(y: np.ndarray, p: np.ndarray, groups: np.ndarray) -> float:
     return float(np.mean(found)) if found else float("nan")
 
 
+def crowd_kit(votes: np.ndarray) -> np.ndarray:
+    """P(correct) of crowd-kit's Dawid-Skene from complete 0/1 votes [n, m]."""
+    from crowdkit.aggregation import DawidSkene
+    from pandas import DataFrame
+
+    rows = [(i, k, int(vote)) for i, row in enumerate(votes) for k, vote in enumerate(row)]
+    model = DawidSkene(n_iter=100).fit(DataFrame(rows, columns=["task", "worker", "label"]))
+    return np.asarray(model.probas_.sort_index()[1], float)
+
+
+def copies() -> None:
+    """Prints how near each combiner comes to the best peer on the grid of copied verifiers, by their accuracy."""
+    sys.path.insert(0, str(ROOT / "tests/verifiers"))
+    from combiners import copies as grid
+    from combiners.regimes import auroc
+
+    cells = list(grid.grid())
+    results = []
+    for cell in cells:
+        s, _, y = cell.make()
+        results.append({**grid.areas(cell), "crowd-kit": auroc(y, crowd_kit(s))})
+    names = list(results[0])
+    best = np.array([max(area for name, area in each.items() if name != "default") for each in results])
+    say("| copied verifier right in | " + " | ".join(names) + " |\n|---|" + "---|" * len(names))
+    for quality in grid.QUALITIES:
+        rows = [k for k, cell in enumerate(cells) if cell.quality == quality]
+        means = [f"{np.mean([results[k][name] for k in rows]):.3f}" for name in names]
+        say(f"| {quality:.0%} | " + " | ".join(means) + " |")
+    areas = {name: np.array([each[name] for each in results]) for name in names}
+    inverted = {name: int(((areas[name] < 0.5) & (areas["mean"] >= 0.5)).sum()) for name in names}
+    for title, cell_of in (
+        ("mean", lambda name: f"{areas[name].mean():.3f}"),
+        (f"within {grid.NEAR} of the best peer", lambda name: f"{np.mean(areas[name] >= best - grid.NEAR):.1%}"),
+        ("worst cell, below the best peer", lambda name: f"{(best - areas[name]).max():.3f}"),
+        ("inverted where the mean is not", lambda name: f"{inverted[name]}"),
+    ):
+        say(f"| **{title}** | " + " | ".join(map(cell_of, names)) + " |")
+
+
+def say(line: str) -> None:
+    """Prints one line at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
 def main() -> None:
     """Measures and prints."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--regimes", type=Path, help="a Python file with REGIMES")
+    parser.add_argument("--copies", action="store_true", help="the grid of copied verifiers")
     args = parser.parse_args()
+    if args.copies:
+        copies()
+        return
     from forge_verifiers import combiners
-
-    def say(line: str) -> None:
-        sys.stdout.write(line + "\n")
-        sys.stdout.flush()
 
     regimes = own() if args.regimes is None else of_file(args.regimes)
     say("| regime | " + " | ".join(KINDS) + " |\n|---|" + "---|" * len(KINDS))
