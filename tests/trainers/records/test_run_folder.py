@@ -1,12 +1,14 @@
 import contextlib
+import dataclasses
 import json
 import tracemalloc
 
 import pytest
 
+import forge_agents as fa
 from forge_agents.errors import MissingExtraError, RunFolderError
 from forge_agents.types import Episode, Trajectory
-from forge_trainers.records.run_folder import RunFolder
+from forge_trainers.records.run_folder import RunFolder, check_resumable
 
 
 def test_metrics_are_kept_by_step_and_nan_is_null(tmp_path):
@@ -71,6 +73,25 @@ def test_changed_settings_keep_the_old_ones(tmp_path):
     assert (first.changed, second.changed) == ("", r"env: a -> b\x1b[2J; trainer.lr: 1 -> 2")
     assert "lr: 2" in (tmp_path / "config.yaml").read_text()
     assert "lr: 1" in (tmp_path / "config.previous.yaml").read_text()
+
+
+@pytest.mark.parametrize("lora", [None, fa.LoRA(), fa.LoRA(rank=8, targets=["q_proj"])])
+def test_run_with_the_same_adapter_is_resumed(tmp_path, lora):
+    settings = {"policies": {"team": dataclasses.asdict(fa.Policy("model", lora=lora))}}
+    with RunFolder(tmp_path, settings):
+        pass
+    check_resumable(tmp_path, settings, ["policies.team.lora"])
+
+
+def test_run_with_another_adapter_is_refused(tmp_path):
+    before, after = (
+        {"policies": {"team": dataclasses.asdict(fa.Policy("model", lora=fa.LoRA(targets=names)))}}
+        for names in (["q_proj"], ["o_proj"])
+    )
+    with RunFolder(tmp_path, before):
+        pass
+    with pytest.raises(RunFolderError, match=r"policies.team.lora.targets is \['q_proj'\] .* \['o_proj'\]"):
+        check_resumable(tmp_path, after, ["policies.team.lora"])
 
 
 def test_curve_is_a_picture(tmp_path):

@@ -98,8 +98,9 @@ def check_resumable(folder: Path, settings: Mapping[str, Any], fixed: Iterable[s
         before = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8", errors="replace"))
     except (OSError, yaml.YAMLError, RecursionError):
         return  # no run, or a damaged record, which says nothing
+    after = yaml.safe_load(yaml.safe_dump(dict(settings)))  # a tuple is a list in the file
     for key in fixed:
-        found = [_at(values, key) for values in (before, settings)]
+        found = [_at(values, key) for values in (before, after)]
         if _ABSENT in found:
             continue
         old, new = (dict(leaves(value, key)) for value in found)
@@ -142,8 +143,8 @@ def installed_packages() -> dict[str, str]:
 class RunFolder:
     """One run's folder, held by one process at a time.
 
-    Steps have one number everywhere, from 1: in its files, on the console and in the names of checkpoints. The row of step 3
-    says what the third step came to, and ``step-000003`` holds the weights after it.
+    Steps have one number everywhere, from 1: in its files, on the console and in the names of checkpoints. The row of
+    step 3 says what the third step came to, and ``step-000003`` holds the weights after it.
 
     Args:
         path: Created where absent.
