@@ -8,7 +8,7 @@ import pytest
 import forge_agents as fa
 from forge_agents.errors import MissingExtraError, RunFolderError
 from forge_agents.types import Episode, Trajectory
-from forge_trainers.records.run_folder import RunFolder, check_resumable
+from forge_trainers.records.run_folder import RunFolder, check_resumable, hashes_of_models
 
 
 def test_metrics_are_kept_by_step_and_nan_is_null(tmp_path):
@@ -92,6 +92,16 @@ def test_run_with_another_adapter_is_refused(tmp_path):
         pass
     with pytest.raises(RunFolderError, match=r"policies.team.lora.targets is \['q_proj'\] .* \['o_proj'\]"):
         check_resumable(tmp_path, after, ["policies.team.lora"])
+
+
+def test_model_that_was_not_here_before_is_no_change(tmp_path):
+    unknown, known = {"weights": hashes_of_models({"a": fa.Policy("nobody/has-this")})}, {"weights": {"a": "1234"}}
+    for name, before, after in (("downloaded", unknown, known), ("moved", known, unknown)):
+        with RunFolder(tmp_path / name, before):
+            pass
+        check_resumable(tmp_path / name, after, ["weights.a"])
+    with pytest.raises(RunFolderError, match=r"weights.a is 1234 in the run .* and 5678 in this call"):
+        check_resumable(tmp_path / "moved", {"weights": {"a": "5678"}}, ["weights.a"])
 
 
 def test_curve_is_a_picture(tmp_path):

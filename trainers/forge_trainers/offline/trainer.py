@@ -32,7 +32,13 @@ from forge_trainers.learner.rates import Method, weak_rate, with_rate
 from forge_trainers.offline.config import OfflineConfig
 from forge_trainers.offline.data import Dataset, Gathered, T
 from forge_trainers.records.description import describe
-from forge_trainers.records.run_folder import FitResult, RunFolder, check_resumable, installed_packages, weights_of
+from forge_trainers.records.run_folder import (
+    FitResult,
+    RunFolder,
+    check_resumable,
+    hashes_of_models,
+    installed_packages,
+)
 from forge_trainers.records.trackers import check_installed
 from forge_trainers.run.checkpoints import Checkpoints
 from forge_trainers.run.console import Display
@@ -45,7 +51,7 @@ if TYPE_CHECKING:
 
 _ABOUT_A_SAMPLER = ("ratio_", "clip_fraction", "correction", "corrected_fraction", "logprob_gap")
 """Beginnings of the learner's metrics that mean nothing without a sampler."""
-_FIXED = ("method", "policy.lora", "weights", *(f"trainer.{name}" for name in ("batch_size", "eval_share", "seed")))
+_FIXED = ("method", "policy.lora", *(f"trainer.{name}" for name in ("batch_size", "eval_share", "seed")))
 """Settings that a resumed run must share with its checkpoint: the last three decide which rows were learned."""
 
 
@@ -194,13 +200,13 @@ class OfflineTrainer(ABC, Generic[T]):
         return {
             "method": self.method,
             "policy": dataclasses.asdict(self.policy),
-            "weights": weights_of(self.policy),
+            "weights": hashes_of_models({self.policy.name: self.policy}),
         }
 
     def _check_resumable(self, settings: Mapping[str, Any]) -> None:
         """Refuse what the run in `out_dir` cannot go on with, before anything starts."""
         if self._learner is None and self._checkpoints.any():
-            check_resumable(self.out_dir, settings, _FIXED)
+            check_resumable(self.out_dir, settings, [*_FIXED, f"weights.{self.policy.name}"])
             self._checkpoints.check_resumable([self.policy.name])
 
     def _settings(self, data: Gathered[T], held_out: int, steps: int, reward: Reward | None) -> dict[str, Any]:

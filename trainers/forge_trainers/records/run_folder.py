@@ -88,7 +88,7 @@ def check_resumable(folder: Path, settings: Mapping[str, Any], fixed: Iterable[s
         folder: The run's folder, with or without a run.
         settings: Those of the new session, as for `RunFolder`.
         fixed: Dotted keys that must be as in ``config.yaml``, each with all keys below it. A key that one of the two
-            does not have is not compared, unless a key above it is there.
+            does not have is not compared.
 
     Raises:
         RunFolderError: Names the first setting that differs, and both values.
@@ -125,13 +125,18 @@ def _at(values: Any, key: str) -> Any:
     return values
 
 
-def weights_of(policy: Policy) -> str | None:
-    """A hash of the model that a policy starts from, see `sampled_hash`; None where it is not on this machine."""
-    try:
-        folder = models.here(policy.model)
-        return None if folder is None else sampled_hash(folder)
-    except (ForgeError, OSError):
-        return None
+def hashes_of_models(policies: Mapping[str, Policy]) -> dict[str, str]:
+    """Hashes of the models that policies start from, by policy; see `sampled_hash`.
+
+    A model that is not on this machine, or not completely, is left out: its weights are not known yet.
+    """
+    hashes: dict[str, str] = {}
+    for name, policy in policies.items():
+        with contextlib.suppress(ForgeError, OSError):
+            if (folder := models.here(policy.model)) is not None:
+                models.check_complete(folder)
+                hashes[name] = sampled_hash(folder)
+    return hashes
 
 
 def installed_packages() -> dict[str, str]:

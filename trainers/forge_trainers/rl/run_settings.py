@@ -12,7 +12,7 @@ from forge_agents.policy import AnyPolicy, Policy
 from forge_agents.runtime.hosts import Hosts
 from forge_trainers.losses.registry import find_loss
 from forge_trainers.records.description import describe
-from forge_trainers.records.run_folder import installed_packages, weights_of
+from forge_trainers.records.run_folder import hashes_of_models, installed_packages
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Credit
 from forge_trainers.rl.tasks import TaskSampler
@@ -49,7 +49,7 @@ def run_settings(
         "environments": {name: _environment(sampler, name) for name in sampler.env_ids},
         **({} if sampler.curriculum is None else {"curriculum": dataclasses.asdict(sampler.curriculum)}),
         "policies": {name: dataclasses.asdict(policy) for name, policy in models.items()},
-        "weights": {name: weights_of(policy) for name, policy in models.items()},
+        "weights": hashes_of_models(models),
         **({"players": others} if others else {}),
         **({} if seats is None else {"seat_function": seats}),
         "reward": reward,

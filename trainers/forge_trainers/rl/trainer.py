@@ -36,7 +36,7 @@ from forge_agents.settings import named_arguments
 from forge_agents.types import EpisodeBatch, EpisodeGroup, Reward
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.records.description import describe
-from forge_trainers.records.run_folder import FitResult, RunFolder, check_resumable, read_rows, weights_of
+from forge_trainers.records.run_folder import FitResult, RunFolder, check_resumable, hashes_of_models, read_rows
 from forge_trainers.records.trackers import check_installed
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Baselines
@@ -405,6 +405,7 @@ class GRPOTrainer:
 
     def _settings(self, sampler: TaskSampler, steps: int) -> dict[str, Any]:
         """What config.yaml says of the run."""
+        rates = {name: one.lr for name, one in self._resolved(self._models(sampler)).items() if one.lr is not None}
         players = self._seating.declared(sampler.seats)
         chosen = describe(self._given) if callable(self._given) and not isinstance(self._given, AnyPolicy) else None
         settings = run_settings(
@@ -416,7 +417,6 @@ class GRPOTrainer:
             steps=steps,
             hosts=self._hosts,
         )
-        rates = {name: one.lr for name, one in self._resolved(self._models(sampler)).items() if one.lr is not None}
         return record_rates(settings, rates) | {"seats": self._sitting(sampler)} | self._seating.settings()
 
     def _check_resumable(self, sampler: TaskSampler, *, part: bool = False) -> None:
@@ -431,7 +431,7 @@ class GRPOTrainer:
         settings = {
             "method": "grpo",
             "policies": {name: dataclasses.asdict(policy) for name, policy in trained.items()},
-            "weights": {name: weights_of(policy) for name, policy in trained.items()},
+            "weights": hashes_of_models(trained),
         }
         fixed = ["method", *(key for name in trained for key in (f"policies.{name}.lora", f"weights.{name}"))]
         check_resumable(self.out_dir, settings, fixed)
