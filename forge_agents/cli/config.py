@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 
 from forge_agents.cli import completion
-from forge_agents.cli.schema import fitted, fitted_flags
+from forge_agents.cli.schema import check_entries, fitted, fitted_flags
 from forge_agents.cli.yaml_file import YamlFile, as_text
 from forge_agents.errors import did_you_mean
 from forge_agents.files import user_path
@@ -69,25 +69,30 @@ class Parser(ArgumentParser):
         """The words with the content of each ``--config`` file in the place of its name; unknown keys are refused."""
         options = list(self._option_string_actions)
         given: list[str] = []
+        files: list[Mapping[str, Any]] = []
         try:
             for number, word in enumerate(words):
                 if word == "--config" and words[number + 1 :]:
                     continue
                 is_file = word.startswith("--config=") or (number and words[number - 1] == "--config")
-                given.append(self._file(word.removeprefix("--config="), kind) if is_file else word)
-            return fitted_flags(given, kind, options)
+                if is_file:
+                    files.append(self._file(word.removeprefix("--config="), kind))
+                given.append(f"--config={as_text(files[-1])}" if is_file else word)
+            flags = fitted_flags(given, kind, options)
+            check_entries(files, flags, kind)
         except (ValueError, OSError) as cause:
             self.error(f"{cause.filename}: {cause.strerror}" if isinstance(cause, OSError) else str(cause))
+        return flags
 
-    def _file(self, name: str, kind: type) -> str:
-        """``--config=TEXT`` with what a file says, as its fields hold it."""
+    def _file(self, name: str, kind: type) -> dict[str, Any]:
+        """The settings of a file, as its fields hold them."""
         file = YamlFile(user_path(name))
         known = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
         also = [*{name.partition(".")[0] for name in known if name not in ("config", "help", "print_config")}]
         _refuse_other_commands(file, kind, also)
         values = fitted(file.values, kind, also=also, place=file.place)
         _find_beside(file.path, values)
-        return f"--config={as_text(values)}"
+        return values
 
     def _named(self, word: str) -> str:
         """``--out`` is what a command writes, whatever its option is called here or was called before."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from forge_agents.cli.yaml_file import Switch
+from forge_agents.errors import did_you_mean
 from forge_agents.settings import alternatives, field_hints, is_mapping, meanings, nested_kind
 
 Place = Callable[[Mapping[Any, Any], Any], str]
@@ -103,6 +104,58 @@ def fitted_flags(words: Sequence[str], kind: type, known: Sequence[str]) -> list
             found.append(_fitted_word(word, hint))
             hint = None
     return found
+
+
+def check_entries(files: Sequence[Mapping[str, Any]], words: Sequence[str], kind: type) -> None:
+    """Refuse an entry of a mapping, such as ``policies.NAME``, that lacks a required field.
+
+    Args:
+        files: Contents of the settings files.
+        words: Flags of the command line, which may add entries and fields.
+        kind: The settings class of both.
+
+    Raises:
+        UnknownKeyError: Names the entry, the fields that it lacks and the entries of the files.
+    """
+    flags = [word.removeprefix("--").partition("=")[0].split(".") for word in words if word.startswith("--")]
+    for field, hint in field_hints(kind).items():
+        inner = nested_kind(hint)
+        if inner is None or [field] in flags or not any(map(is_mapping, alternatives(hint))):
+            continue  # a flag of the whole field replaces all entries
+        required = _required(inner)
+        in_files = _keys_of_entries([file.get(field) for file in files], required)
+        entries = {name: set(keys) for name, keys in in_files.items()}
+        for flag in flags:
+            if flag[0] == field and len(flag) > 1:
+                entries.setdefault(flag[1], set()).update(flag[2:3] or required)
+        for name, keys in entries.items():
+            missing = [key for key in required if key not in keys]
+            if not missing:
+                continue
+            flag_names = " and ".join(f"--{field}.{name}.{key}" for key in missing)
+            hint_text = ""
+            if in_files and name not in in_files:
+                hint_text = f" {field} has {', '.join(sorted(in_files))}.{did_you_mean(name, in_files)}"
+            raise UnknownKeyError(f"{field}.{name} has no {' and no '.join(missing)}; set {flag_names}.{hint_text}")
+
+
+def _keys_of_entries(mappings: Sequence[Any], required: Sequence[str]) -> dict[str, set[str]]:
+    """The keys of each entry; an entry that is no mapping is left to the parser and counts as complete."""
+    keys: dict[str, set[str]] = {}
+    for mapping in mappings:
+        for name, entry in mapping.items() if isinstance(mapping, Mapping) else ():
+            keys.setdefault(name, set()).update(entry if isinstance(entry, Mapping) else required)
+    return keys
+
+
+def _required(kind: type) -> list[str]:
+    """Names of the fields of a settings class that have no default."""
+    missing = dataclasses.MISSING
+    return [
+        field.name
+        for field in dataclasses.fields(kind)
+        if field.init and field.default is missing and field.default_factory is missing
+    ]
 
 
 def _fitted_word(word: str, hint: Any) -> str:

@@ -119,6 +119,25 @@ def test_mistakes_are_refused_with_what_to_do(capsys, config, changes, words, sa
     assert said in refused(capsys, config(**changes), *words)
 
 
+@pytest.mark.parametrize(
+    ("changes", "words", "message"),
+    [
+        ({}, ("--policies.tem.learner.lr", "1e-4"), "policies.tem has no model; set --policies.tem.model."),
+        ({}, ("--policies.tem.learner.lr=1e-4",), "policies has rival, team. Did you mean 'team'?"),
+        ({"policies": {"team": {"lora": {"rank": 8}}}}, (), "policies.team has no model; set --policies.team.model."),
+        ({}, ("--endpoints.rival.model", "m"), "endpoints.rival has no url; set --endpoints.rival.url."),
+        ({}, ("--endpoints.far.retries", "1"), "has no url and no model"),
+    ],
+)
+def test_an_entry_without_a_required_field_is_refused_by_name(capsys, config, changes, words, message):
+    assert message in refused(capsys, config(**changes), *words)
+
+
+def test_flags_complete_an_entry_of_the_file(config):
+    file = config(policies={"team": {"trainable": False}, "rival": {"model": "n"}})
+    assert read(file, "--policies.team.model", "m", "--policies.rival.lora.rank", "8").policies["team"].model == "m"
+
+
 def test_a_missing_file_is_named(capsys):
     assert "nowhere.yaml" in refused(capsys, "nowhere.yaml")
 

@@ -42,6 +42,8 @@ def test_overrides_are_taken_before_what_follows_from_staleness():
     ("learner", "error", "message"),
     [
         ({"lrr": 1e-4}, ValueError, "policy 'red': learner.lrr is no field of fa.LearnerConfig. Did you mean 'lr'"),
+        ({"learning_rate": 1e-4}, ValueError, "learning_rate is no field of fa.LearnerConfig. Did you mean 'lr'?"),
+        ({"beta": 0.1}, ValueError, "learner.beta is no field of fa.LearnerConfig. Did you mean 'kl_coef'?"),
         ({"lr": "1e-4"}, TypeError, "policy 'red': lr='1e-4' is a text"),
         ({"lr": -1.0}, ValueError, "policy 'red': lr=-1.0"),
         ({"model": "other"}, ValueError, "policy 'red': learner.model is no setting of one policy; set the policy's"),

@@ -9,9 +9,8 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args, get_origin, get_type_hints
 
-from forge_agents.errors import did_you_mean
 from forge_agents.policy import LoRA, Policy
-from forge_agents.settings import settings_class
+from forge_agents.settings import settings_class, suggestion
 from forge_trainers.losses.registry import Correction, LossSettings, find_loss
 
 _LENGTHS = 8
@@ -229,7 +228,7 @@ class LearnerConfig:
                     f"policy {policy.name!r}: learner.{name} is no setting of one policy; {ONE_FOR_ALL[name]}"
                 )
             if name not in names:
-                near = did_you_mean(str(name), names)
+                near = suggestion(str(name), names, kind=LearnerConfig)
                 raise ValueError(f"policy {policy.name!r}: learner.{name} is no field of fa.LearnerConfig.{near}")
         try:
             return replace(self, **(policy.learner or {}))
