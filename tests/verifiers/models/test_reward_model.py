@@ -90,6 +90,33 @@ def test_chat_models_read_the_conversation_in_their_template(tiny_chat_classifie
     np.testing.assert_allclose(last, logits[:1].sigmoid().numpy(), atol=1e-4)
 
 
+def test_model_without_a_padding_token_is_read_at_the_last_token(tiny_chat_classifier, tmp_path):
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = shutil.copytree(tiny_chat_classifier, tmp_path / "no padding token")
+    tokenizer_file, config_file = folder / "tokenizer_config.json", folder / "config.json"
+    settings = json.loads(tokenizer_file.read_text())
+    del settings["pad_token"]
+    settings["chat_template"] = settings["chat_template"].replace("<|im_end|>\n", "<|im_end|>")  # ends with the eos
+    tokenizer_file.write_text(json.dumps(settings))
+    config_file.write_text(json.dumps(json.loads(config_file.read_text()) | {"pad_token_id": None}))
+
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForSequenceClassification.from_pretrained(folder)
+    assert tokenizer.pad_token is None and model.config.pad_token_id is None
+    asked = [PLAYED[0], PLAYED[3]]
+    texts = [
+        f"<|im_start|>user\n{t.turns[0].observation}<|im_end|><|im_start|>assistant\n{t.turns[0].action}<|im_end|>"
+        for t in asked
+    ]
+    with torch.no_grad():  # transformers itself, one text at a time
+        rows = [model(torch.tensor([tokenizer.encode(text, add_special_tokens=False)])).logits[0] for text in texts]
+    expected = torch.stack(rows)[:, 0].sigmoid().numpy()
+    scored = RewardModel(folder)
+    for _ in range(2):  # the second call finds what the first has left
+        np.testing.assert_allclose(scored.score(asked), expected, atol=1e-4)
+    assert np.ptp(expected) > 1e-3
+
+
 def test_long_conversations_lose_their_middle_and_are_counted(tiny_bert):
     folder = tiny_bert(labels=1)
     told = ("Task: 1", "Task: 1" + "y" * 100, "Task: 2")

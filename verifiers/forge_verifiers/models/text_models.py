@@ -75,6 +75,7 @@ class TextModel:
         self._auto_class, self._name, self._device = auto_class, model, device
         self._max_tokens, self._batch_tokens, self._threads = max_tokens, batch_tokens, threads
         self._loaded: tuple[Any, Any] | None = None
+        self._pad_id: int | None = None
         self._lock = threading.Lock()
         self.usage = TextModelUsage()
 
@@ -130,7 +131,8 @@ class TextModel:
         batches = 0
         with self._lock, _threads(self._threads), torch.no_grad():
             for batch in _batches([len(ids["input_ids"]) for ids in encoded], self._batch_tokens):
-                inputs = tokenizer.pad([encoded[at] for at in batch], return_tensors="pt").to(self._device)
+                padded = self._padded(model, [encoded[at] for at in batch])
+                inputs = {name: torch.tensor(column, device=self._device) for name, column in padded.items()}
                 rows = read(model(**inputs), inputs["attention_mask"]).float().cpu()
                 found |= {unique[at]: row for at, row in zip(batch, rows, strict=True)}
                 batches += 1
@@ -147,7 +149,6 @@ class TextModel:
 
         folder = models.resolve(self._name)
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        tokenizer.padding_side = "right"
         model, loading = getattr(transformers, self._auto_class).from_pretrained(
             folder, local_files_only=True, use_safetensors=True, dtype="auto", output_loading_info=True
         )
@@ -159,11 +160,26 @@ class TextModel:
                 f"{self._name} lacks {', '.join(missing[:3])}, which transformers would fill with random numbers; it "
                 f"is no trained {self._auto_class.removeprefix('AutoModelFor').removeprefix('AutoModel') or 'encoder'}"
             )
-        if tokenizer.pad_token_id is None:
-            tokenizer.pad_token = tokenizer.eos_token
-        if getattr(model.config, "pad_token_id", None) is None:
-            model.config.pad_token_id = tokenizer.pad_token_id
+        self._pad_id = model.config.get_text_config().pad_token_id
         return tokenizer, model.eval().to(self._device)
+
+    def _padded(self, model: Any, encoded: Sequence[Mapping[str, list[int]]]) -> dict[str, list[list[int]]]:
+        """Columns of equal length, filled up at the end of each row.
+
+        A decoder reads its score at the last token that is not its padding token. A model without a padding token reads
+        it at the last token of a text, so its rows are filled up with a token that is in none of them. The end-of-turn
+        token would be wrong: the score would be read one token before it.
+        """
+        pad_id = self._pad_id
+        if pad_id is None:
+            settings = model.config.get_text_config()
+            used = {token for row in encoded for token in row["input_ids"]}
+            pad_id = settings.pad_token_id = next(token for token in range(settings.vocab_size) if token not in used)
+        longest = max(len(row["input_ids"]) for row in encoded)
+        return {
+            name: [row[name] + [pad_id if name == "input_ids" else 0] * (longest - len(row[name])) for row in encoded]
+            for name in encoded[0]
+        }
 
     def _encode(
         self, tokenizer: Any, model: Any, texts: Sequence[Text], special_tokens: bool
