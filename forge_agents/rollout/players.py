@@ -125,6 +125,7 @@ class Generator(Protocol):
         *,
         choices: Sequence[str] = (),
         seed: int | None = None,
+        stop_token_ids: Sequence[int] = (),
     ) -> Completion: ...
 
 
@@ -269,6 +270,8 @@ class ModelPlayer:
         asked: dict[str, Any] = {"choices": choices} if choices else {}
         if draw is not None:
             asked["seed"] = seed_of(draw)
+        if self._renderer.stop_ids:
+            asked["stop_token_ids"] = self._renderer.stop_ids
         sampling = replace(wanted, max_tokens=min(wanted.max_tokens, room), max_thought_tokens=None)
         done = await self._engine.generate(prompt_ids, sampling, **asked)
         no_room = done.finish_reason == "length" and sampling.max_tokens < wanted.max_tokens

@@ -55,6 +55,7 @@ _BRACKETED = re.compile(r"<\S+>|\[\S+\]")
 _MOST_LAYOUTS = 4096
 """Sequences of roles whose layout is remembered."""
 _PROBE = [{"role": "user", "content": "-"}]
+_ANSWERED = [*_PROBE, {"role": "assistant", "content": _MARK}]
 Layout: TypeAlias = Callable[[list[dict[str, str]]], list[dict[str, str]]]
 
 
@@ -78,7 +79,8 @@ class Renderer:
     tool's result as the user's, and instructions in front of the first user message.
 
     Raises:
-        ValueError: There is no chat template, it leaves out user messages, or it cannot turn thinking on and off.
+        ValueError: There is no chat template or no end-of-sequence token, or the template leaves out user messages,
+            does not begin an answer in a prompt (``add_generation_prompt``), or cannot turn thinking on and off.
     """
 
     def __init__(self, tokenizer: Any, *, thinking: Thinking = "auto") -> None:
@@ -86,6 +88,11 @@ class Renderer:
             raise ValueError(
                 f"tokenizer {getattr(tokenizer, 'name_or_path', '')!r} has no chat template; use an instruction-tuned "
                 "model or set tokenizer.chat_template"
+            )
+        if tokenizer.eos_token_id is None:
+            raise ValueError(
+                f"tokenizer {tokenizer.name_or_path!r} has no end-of-sequence token; set eos_token in its "
+                "tokenizer_config.json"
             )
         self._tokenizer = tokenizer
         self.eos_id: int = tokenizer.eos_token_id
@@ -99,6 +106,7 @@ class Renderer:
         self._layout = cached(LRUCache(_MOST_LAYOUTS), lock=threading.Lock())(self._find_layout)
         self._asked: dict[str, bool] = {}
         self._layout(("user",))  # a template that leaves out even this is refused when the policy is made
+        self._check_generation_prompt()
         self._structure = self._role_tokens()
         self._special = tuple(sorted(special | self._structure, key=lambda token: (-len(token), token)))
         if thinking != "auto":
@@ -141,7 +149,7 @@ class Renderer:
         Args:
             text: A thought in tags, where there is one, and the answer. Surrounding blanks are removed; where prompts
                 open a thought, its opening tag is theirs.
-            cut: Whether it breaks off; else the end-of-turn token is added.
+            cut: Whether it breaks off; else `end_ids` are added.
 
         Raises:
             ControlTokenError: The text holds the end-of-turn token, or a token that the chat template writes between
@@ -158,7 +166,7 @@ class Renderer:
                     "remove it, or write it with a space in between"
                 )
         pieces = self._without_control_tokens(continued(self._probed, text).strip())
-        return (*(token for piece in pieces for token in self._encode(piece)), *(() if cut else (self.eos_id,)))
+        return (*(token for piece in pieces for token in self._encode(piece)), *(() if cut else self.end_ids))
 
     def _without_control_tokens(self, text: str) -> list[str]:
         """`text`, cut within each control token of its thought and its answer, so that the pieces are read as text."""
@@ -218,7 +226,7 @@ class Renderer:
         if not self.parse(response_ids)[1]:  # nothing was said, or a thought is not finished
             return "", ()
         ids = response_ids[self.thought_length(response_ids) :]
-        return self.call_reader(ids[:-1] if ids[-1] == self.eos_id else ids, tools)
+        return self.call_reader(ids[:-1] if ids[-1] in (self.eos_id, self.end_ids[-1]) else ids, tools)
 
     def thought_length(self, response_ids: Sequence[int]) -> int:
         """Tokens of a thought, its tags included: those of the response before the ones that say its answer."""
@@ -253,6 +261,31 @@ class Renderer:
         return str(self._tokenizer.decode([token_id], skip_special_tokens=False))
 
     @functools.cached_property
+    def end_ids(self) -> tuple[int, ...]:
+        """Tokens that end an answer, as the chat template writes them. Generation has to stop at the last one.
+
+        The tokenizer's end-of-sequence token may be another one: many base models have ``<|endoftext|>`` there and a
+        template that writes ``<|im_end|>``. Where a template writes nothing after an answer, as GLM's does, the first
+        token of the next message ends it.
+        """
+        from jinja2 import TemplateError
+
+        following, eos = "", str(self._tokenizer.eos_token)
+        with contextlib.suppress(TemplateError, ValueError):
+            following = self._template([*_ANSWERED, *_PROBE]).rpartition(_MARK)[2]
+        before, found, _ = following.partition(eos)
+        if found and not self._without_controls(before):
+            return self._encode(before + eos)
+        first = next((token for token in self._special if following.startswith(token)), "")
+        writes_another = first == _ENDS.get(eos)
+        return (self.eos_id,) if not first or writes_another or _CALL_MARK.search(first) else self._encode(first)
+
+    @property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Tokens at which generation has to stop besides those that an engine knows by itself."""
+        return () if self.end_ids[-1] == self.eos_id else self.end_ids[-1:]
+
+    @functools.cached_property
     def _opening(self) -> str:
         """The tag of a thought that the template has opened for the model, which prompts end with; empty if none."""
         return opens_thought(self._probed)
@@ -270,8 +303,7 @@ class Renderer:
         return self._encode(self._template(self._defused(heard)))
 
     def _render_between(self, heard: tuple[tuple[str, str], ...], end: str) -> tuple[int, ...]:
-        answered = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _MARK}]
-        rendered = self._template([*answered, *self._defused(heard)])
+        rendered = self._template([*_ANSWERED, *self._defused(heard)])
         _, found, between = rendered.rpartition(_MARK)
         if not found:
             raise ValueError(
@@ -318,6 +350,24 @@ class Renderer:
         assert refusal is not None
         raise refusal
 
+    def _check_generation_prompt(self) -> None:
+        """Raise ValueError for a template that writes a role before an answer, and leaves it out of prompts."""
+        from jinja2 import TemplateError
+
+        asked = self._written(_PROBE)
+        if asked != self._written(_PROBE, generation_prompt=False):
+            return
+        answered = ""
+        with contextlib.suppress(TemplateError):
+            answered = self._written(_ANSWERED)
+        header = answered.partition(_MARK)[0].removeprefix(asked) if answered.startswith(asked) else ""
+        if split_thought(f"{header}{_MARK}")[1].strip() != _MARK:  # it is more than blanks and an empty thought
+            raise ValueError(
+                f"the chat template of {self._tokenizer.name_or_path!r} writes {header!r} before an answer, and leaves "
+                "it out of a prompt, so the model would be trained without it; let the template write it at its end "
+                "{% if add_generation_prompt %}, in chat_template.jinja or tokenizer_config.json of the model's folder"
+            )
+
     def _role_tokens(self) -> set[str]:
         """Tokens between messages. The tokenizer need not call them special, as DeepSeek's does not."""
         from jinja2 import TemplateError
@@ -328,9 +378,18 @@ class Renderer:
         tokens = (token.content for token in self._tokenizer.added_tokens_decoder.values())
         return {token for token in tokens if token in shown and _BRACKETED.fullmatch(token) and not is_tag(token)}
 
-    def _written(self, messages: list[dict[str, str]], switches: Mapping[str, bool] | None = None) -> str:
+    def _written(
+        self,
+        messages: list[dict[str, str]],
+        switches: Mapping[str, bool] | None = None,
+        *,
+        generation_prompt: bool = True,
+    ) -> str:
         chosen = self._asked if switches is None else switches
-        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True, **chosen))
+        rendered = self._tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=generation_prompt, **chosen
+        )
+        return str(rendered)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._tokenizer.encode(text, add_special_tokens=False))

@@ -223,6 +223,8 @@ def _completion(token: int) -> Completion:
 class _Hundred:
     """A renderer whose every turn makes the prompt a hundred tokens longer."""
 
+    stop_ids: tuple[int, ...] = ()
+
     def begin(self, messages: object) -> tuple[int, ...]:
         return (1,) * 60
 

@@ -305,6 +305,7 @@ class Words:
     """A renderer whose tokens are moves."""
 
     moves = ("check", "bet", "call", "fold")
+    stop_ids = ()
 
     def start(self, instructions, observation):
         return (9,)

@@ -43,6 +43,8 @@ class Engine:
 
 
 class Tokens:
+    stop_ids = ()
+
     def begin(self, messages):
         return (1,)
 

@@ -196,6 +196,8 @@ class Engine:
 
 
 class Tokens:
+    stop_ids = ()
+
     def begin(self, messages):
         return (int(messages[0][1].split("_")[1][0]),)
 

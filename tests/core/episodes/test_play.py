@@ -62,6 +62,8 @@ def fleets(monkeypatch):
             return Completion(token_ids=(1,), logprobs=(0.0,), finish_reason="stop", versions=(span,))
 
     class Words:
+        stop_ids = ()
+
         def begin(self, messages):
             return (0,)
 

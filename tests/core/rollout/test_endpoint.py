@@ -102,7 +102,7 @@ def test_all_that_shapes_the_distribution_is_sent_and_a_server_may_refuse_it(ser
 class One:
     """An engine and a renderer whose model always says 1."""
 
-    max_model_len = 99
+    max_model_len, stop_ids = 99, ()
 
     async def generate(self, prompt_ids, sampling):
         versions = (VersionSpan(version=0, start=0, end=1),)

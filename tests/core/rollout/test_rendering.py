@@ -250,6 +250,53 @@ def test_a_template_without_earlier_turns_is_refused_at_the_first_of_them(tiny_l
         last.extend((), (*b"ok", 258), "more")
 
 
+# ---- where answers begin and end
+
+CHATML = HEAD + "{{ '<|im_start|>' + m.role + '\\n' + m.content + '<|im_end|>\\n' }}{% endfor %}"
+ASKS = "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+MARKERS = HEAD + "{{ '<|pad|>' if m.role == 'assistant' else '<|im_start|>' }}{{ m.content }}{% endfor %}"
+PLAIN = HEAD + "{{ m.role + ': ' + m.content + '\\n' }}{% endfor %}"
+
+
+@pytest.mark.parametrize(
+    ("template", "eos", "end"),
+    [
+        (CHATML + ASKS, "<|im_end|>", "<|im_end|>"),
+        (CHATML + ASKS, "<|pad|>", "<|im_end|>"),  # base models: the tokenizer's end is that of a document
+        (MARKERS + "{% if add_generation_prompt %}<|pad|>{% endif %}", "<|im_end|>", "<|im_start|>"),  # GLM's kind
+        (PLAIN + "{% if add_generation_prompt %}assistant: {% endif %}", "<|im_end|>", "<|im_end|>"),
+    ],
+)
+def test_answer_ends_with_the_token_that_the_template_writes_after_it(tiny_llama, template, eos, end):
+    tokenizer = with_template(tiny_llama, template)
+    tokenizer.eos_token = eos
+    renderer = Renderer(tokenizer)
+    prompt, answer = renderer.start("", "one?"), renderer.answer("1")
+    assert tokenizer.decode(answer) == f"1{end}"
+    spoken = [("user", "one?"), ("assistant", "1"), ("user", "2?")]
+    messages = [{"role": role, "content": text} for role, text in spoken]
+    expected = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    longer = tokenizer.decode(renderer.extend(prompt, answer, "2?"))
+    assert longer == (expected.replace("1\n", f"1{end}\n") if template.startswith(PLAIN) else expected)
+    assert renderer.text(answer) == "1" and renderer.answer("1", cut=True) == answer[:-1]
+
+
+def test_template_that_leaves_the_role_out_of_prompts_is_refused(tiny_llama):
+    with pytest.raises(ValueError, match=r"writes '<\|im_start\|>assistant\\n' before an answer, and leaves it out"):
+        Renderer(with_template(tiny_llama, CHATML))
+    plain = "{% for m in messages %}{{ m.content + '<|im_end|>' }}{% endfor %}"  # nothing before any message
+    assert Renderer(with_template(tiny_llama, plain)).start("", "u")
+    spaced = "{% for m in messages %}{{ '[INST]' + m.content if m.role == 'user' else ' ' + m.content }}{% endfor %}"
+    assert Renderer(with_template(tiny_llama, spaced)).start("", "u")
+
+
+def test_tokenizer_without_an_end_is_refused(tiny_llama):
+    tokenizer = with_template(tiny_llama, CHATML + ASKS)
+    tokenizer.eos_token = None
+    with pytest.raises(ValueError, match="has no end-of-sequence token; set eos_token"):
+        Renderer(tokenizer)
+
+
 # ---- control tokens in texts
 
 

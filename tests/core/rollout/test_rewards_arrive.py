@@ -83,6 +83,8 @@ class Rounds(Scripted, fa.ParallelTurnEnv):
 class Full:
     """An engine without room for more than so many tokens: episodes of models end by their context."""
 
+    stop_ids = ()
+
     def __init__(self, max_model_len):
         self.max_model_len = max_model_len
 

@@ -46,6 +46,8 @@ class Echo:
 class Digits:
     """A renderer whose tokens are easy to follow."""
 
+    stop_ids = ()
+
     def begin(self, messages):
         return (1, 2)
 

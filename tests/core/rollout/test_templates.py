@@ -74,6 +74,30 @@ def test_an_answer_and_its_end_are_told_apart_and_the_end_is_read_once(family):
         assert text == broken_off, "the template adds what the model did not write, and nothing twice"
 
 
+def test_written_answer_ends_as_models_of_the_family_end_their_turn(family):
+    name, tokenizer = family
+    renderer, end = Renderer(tokenizer), ENDS[name]
+    assert tokenizer.decode(renderer.answer("two")).endswith(f"two{end}")
+    assert tokenizer.decode(renderer.answer("two", cut=True)).endswith("two")
+
+
+def test_engine_is_told_of_an_end_that_is_not_the_tokenizers(family):
+    name, tokenizer = family
+    told = []
+
+    class Records(Says):
+        async def generate(self, prompt_ids, sampling, *, stop_token_ids=(), **asked):
+            told.append(tuple(stop_token_ids))
+            return await super().generate(prompt_ids, sampling, **asked)
+
+    renderer = Renderer(tokenizer)
+    served = {"policy": Served(Records(renderer, ENDS[name]), renderer)}
+    policy = fa.Policy("m", sampling=fa.Sampling(max_tokens=110))
+    asyncio.run(play(Long(), {"a": policy}, seed=0, served=served, max_turns=2))
+    end_id = tokenizer.encode(ENDS[name], add_special_tokens=False)[-1]
+    assert told and set(told) == {() if end_id == tokenizer.eos_token_id else (end_id,)}
+
+
 class Says:
     """An engine that thinks every other time, and has room for a few turns behind a first prompt."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import shutil
 import time
 from collections.abc import Callable
 from functools import partial
@@ -472,6 +473,22 @@ def test_an_export_is_a_model_for_transformers(
     assert (core.logprobs(batch) - hf_logprobs(model, batch)).abs().max() > 1e-3
     assert AutoTokenizer.from_pretrained(folder).encode("hi") == AutoTokenizer.from_pretrained(model).encode("hi")
     assert [path.name for path in tmp_path.iterdir()] == ["export"]
+
+
+def test_export_stops_at_the_token_that_ends_answers_in_its_template(tiny_llama: Path, tmp_path: Path):
+    def exported(name: str, eos: str, **generation: Any) -> dict[str, Any]:
+        model = Path(shutil.copytree(tiny_llama, tmp_path / name))
+        tokenizer = json.loads((model / "tokenizer_config.json").read_text())
+        (model / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"eos_token": eos}))
+        (model / "generation_config.json").write_text(json.dumps(generation))
+        folder = LearnerCore(config(model)).export(tmp_path / f"{name} exported")
+        return dict(json.loads((folder / "generation_config.json").read_text()))
+
+    # ids of <|pad|>, as of a document's end in base models, and of <|im_end|>, with which the template ends answers
+    assert exported("base", "<|pad|>", eos_token_id=256, top_p=0.9) == {"eos_token_id": [256, 258], "top_p": 0.9}
+    assert exported("knows", "<|pad|>", eos_token_id=[258, 256]) == {"eos_token_id": [258, 256]}
+    assert exported("instruct", "<|im_end|>", eos_token_id=258, top_k=5) == {"eos_token_id": 258, "top_k": 5}
+    assert exported("silent", "<|pad|>") == {"eos_token_id": [258]}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])

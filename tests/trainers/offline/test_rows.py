@@ -240,6 +240,26 @@ def test_a_key_of_a_row_that_may_change_what_is_learned_is_refused(sft, dpo, key
             dpo({"prompt": "one", "chosen": "two", "rejected": "three", key: value})
 
 
+@pytest.mark.parametrize("empty", ["", " \n"])
+def test_empty_answer_is_refused(sft, dpo, empty):
+    with pytest.raises(ValueError, match="row 0: 'completion' is empty, so the policy would learn to say nothing"):
+        sft({"prompt": "one?", "completion": empty})
+    for name, other in (("chosen", "rejected"), ("rejected", "chosen")):
+        with pytest.raises(ValueError, match=f"row 0: {name!r} is empty"):
+            dpo({"prompt": "one?", name: empty, other: "1"})
+
+
+def test_answer_of_a_base_model_is_learned_with_the_end_that_its_template_writes(tiny_llama):
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
+    tokenizer.eos_token = "<|pad|>"  # as <|endoftext|> in base models with a ChatML template
+    row = {"messages": chat("uone?", "a1", "utwo?", "a2")}
+    (item,) = read_demonstrations([row], Renderer(tokenizer), fa.SFTConfig(), policy="hero", room=500).items
+    assert tokenizer.decode(item.ids) == tokenizer.apply_chat_template(row["messages"], tokenize=False).rstrip("\n")
+    assert tokenizer.decode(item.ids[item.mask]) == "1<|im_end|>2<|im_end|>"
+
+
 def test_metadata_and_empty_values_are_accepted(sft, dpo, caplog):
     about = {
         "id": 3, "prompt_id": "x", "source": "web", "metadata": {"loss": 0}, "score_chosen": 3.5, "num_tools": 2,

@@ -40,6 +40,8 @@ class Draws(fa.TurnEnv):
 class Digits:
     """Renders nothing."""
 
+    stop_ids = ()
+
     def begin(self, messages):
         return (1, 2)
 

@@ -41,6 +41,7 @@ from torch.distributed.tensor import DTensor
 
 from forge_agents.errors import RunFolderError
 from forge_agents.files import Sums
+from forge_agents.models import families
 
 _log = logging.getLogger(__name__)
 _NONSENSE = (AssertionError, AttributeError, IndexError, KeyError, TypeError)
@@ -309,7 +310,8 @@ def export(
 
     Args:
         state: Names and tensors, plain or DTensors, which all ranks gather; one by one they go to the host's memory.
-        model_folder: The model trained; its config and tokenizer files are taken over.
+        model_folder: The model trained; its config and tokenizer files are taken over. A token that ends answers in
+            its chat template is added to the ``eos_token_id`` of generation_config.json.
         folder: Appears when complete; an existing one is replaced.
         dtype: Written to config.json.
         adapter: Tensors and configuration of a PEFT adapter, for the subfolder ``adapter``; None writes none.
@@ -336,6 +338,7 @@ def export(
             config.pop("torch_dtype", None)  # the name before transformers 5
             config["dtype"] = str(dtype).removeprefix("torch.")
             (unfinished / "config.json").write_text(json.dumps(config, indent=2) + "\n")
+            _add_stop_token(unfinished, model_folder)
             if adapter is not None:  # in the files that PEFT writes
                 weights, settings = adapter
                 (unfinished / "adapter").mkdir()
@@ -349,6 +352,31 @@ def export(
     if failure is not None:
         raise RunFolderError(f"cannot export to {folder}: {failure}. Make room, or the folder writable") from failure
     return folder
+
+
+def _add_stop_token(folder: Path, model_folder: Path) -> None:
+    """Let generation with an export stop at the token that ends an answer in its chat template.
+
+    transformers and vLLM stop at the ids in generation_config.json. In base models it often holds only the tokenizer's
+    end-of-sequence token, while their chat template, and so training, ends an answer with another one.
+    """
+    from forge_agents.rollout.rendering import Renderer  # loads what a learner needs for nothing else
+
+    template, tokenizer = families.chat_template(folder), folder / "tokenizer_config.json"
+    if not template or not tokenizer.is_file():
+        return
+    eos = json.loads(tokenizer.read_text()).get("eos_token")
+    eos = eos.get("content") if isinstance(eos, dict) else eos
+    if "eos_token" in template or (eos and eos in template):
+        return  # it ends answers with the usual token, and the tokenizer, which takes seconds, need not be loaded
+    end_id = Renderer.of(model_folder).end_ids[-1]
+    file = folder / "generation_config.json"
+    settings = json.loads(file.read_text()) if file.is_file() else {}
+    source = settings if file.is_file() else json.loads((folder / "config.json").read_text())
+    given = source.get("eos_token_id")
+    stop_ids = given if isinstance(given, list) else [] if given is None else [given]
+    if end_id not in stop_ids:
+        file.write_text(json.dumps({**settings, "eos_token_id": [*stop_ids, end_id]}, indent=2) + "\n")
 
 
 def _put_in_place(unfinished: Path, target: Path) -> None:

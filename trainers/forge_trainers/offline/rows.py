@@ -120,6 +120,9 @@ class RowReader:
     def _messages(self, source: str, key: str, value: Any, *, text_is: str = "") -> list[RowMessage]:
         """The messages of a value; a text stands for one message of the role `text_is`, if that is not empty."""
         if isinstance(value, str) and text_is:
+            if text_is == "assistant" and not value.strip():
+                learned = "so the policy would learn to say nothing"
+                raise ValueError(f"{source}: {key!r} is empty, {learned}; remove the row")
             return [RowMessage(text_is, value, text_is == "assistant")]
         if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
             wanted = "a text or a list of messages" if text_is else "a list of messages"
