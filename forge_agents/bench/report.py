@@ -23,6 +23,7 @@ from forge_agents.bench.records import Record, Spent, priced, spent_by_player
 from forge_agents.bench.statistics import CONFIDENCE, POWER, gap_found, smallest_p
 from forge_agents.bench.summary import Pair, Summary, overall, partners_of, summarise
 from forge_agents.bench.tables import Document, Section, interval, number
+from forge_agents.credentials import HIDDEN, is_secret, without_secrets
 from forge_agents.errors import ForgeError
 from forge_agents.files import user_path, write_whole
 
@@ -93,7 +94,7 @@ class Report:
             "planned": self.planned,
             "stopped": self.stopped,
             "settings": self.settings,
-            "environments": [asdict(world) for world in self.worlds],
+            "environments": [{**asdict(world), "kwargs": _public(world.kwargs)} for world in self.worlds],
             "players": self.players,
             "provenance": self.provenance,
             "summary": asdict(self.summary),
@@ -135,7 +136,8 @@ class Report:
             for agent, own in {"": known, **known.get("agents", {})}.items():
                 shown = ", ".join(f"{key} {value}" for key, value in own.items() if key != "agents")
                 facts.append(f"player {name}{f', agent {agent}' if agent else ''}: {shown}")
-        facts += [f"environment {world.id}: code {world.code}, arguments {dict(world.kwargs)}" for world in self.worlds]
+        for world in self.worlds:
+            facts.append(f"environment {world.id}: code {world.code}, arguments {_public(world.kwargs)}")
         return Document(
             title=f"Benchmark: {s['suite']}",
             headline=headline,
@@ -220,6 +222,14 @@ def _check_whole(report: Report) -> None:
     met = {name for record in report.records for name in record.lineup.values()}
     if strange := sorted(met - report.players.keys()):
         raise ValueError(f"it has episodes of {', '.join(strange)}, and no such player")
+
+
+def _public(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of an environment without credentials."""
+    return {
+        name: HIDDEN if is_secret(name, value) else without_secrets(value) if isinstance(value, str) else value
+        for name, value in arguments.items()
+    }
 
 
 def _strict(value: Any) -> Any:

@@ -30,6 +30,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
+from forge_agents.credentials import is_secret_variable
 from forge_agents.envs.env import writable
 from forge_agents.programs.containers import Image, free_for_all, without_links
 from forge_agents.programs.context import client_variables, running_program
@@ -286,13 +287,6 @@ def _own(lines: Sequence[str]) -> str:
 # ---- command lines
 
 
-_SECRET = re.compile(
-    r"TOKEN(?!S|IZ)|SECRET|PASSW|PASSPHRASE|CREDENTIAL|COOKIE|APIKEY|(?:^|_)(?:KEYS?|PASS|PAT)(?:_|$)|(?:KEYS?|SSHPASS|_PWD)$",
-    re.IGNORECASE,
-)
-"""Variables that are not handed on: a model may run commands there, and what they print is kept."""
-
-
 class _Command:
     """A process and what it starts, in a folder of its own; all of it ends with this process, however that ends."""
 
@@ -310,7 +304,9 @@ class _Command:
         self._shown = shlex.join([image.name, *words] if image else words)[:200]
         self._made = Path(tempfile.mkdtemp(prefix="forge-program-"))
         self._folder = self._made / "work" if image else self._made
-        inherited = {} if sandbox else {name: value for name, value in os.environ.items() if not _SECRET.search(name)}
+        # a model may run commands there, and what they print is kept
+        harmless = {name: value for name, value in os.environ.items() if not is_secret_variable(name)}
+        inherited = {} if sandbox else harmless
         told = client_variables(session, inherited.get("NO_PROXY") or inherited.get("no_proxy") or "")
         try:
             ends: list[list[str]] = []

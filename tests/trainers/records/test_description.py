@@ -97,6 +97,20 @@ def test_an_object_shows_its_class_and_attributes_and_hides_keys(module):
     assert "12345678" not in json.dumps(describe({"url": "http://me:12345678@host", "header": "Bearer 12345678"}))
 
 
+def test_credentials_are_hidden_wherever_they_stand(module):
+    secret, found = "sk-proj-AbCd-1234567890", module()
+    values = [
+        found.make(secret),
+        functools.partial(found.reward, secret),
+        functools.partial(found.Graded, 2.0, "plain-secret"),
+        {"headers": {"X-Api-Key": "plain-secret"}, "auth": ("me", "plain-secret")},
+        ["npx", "server", "--api-key", "plain-secret", "--token=plain-secret"],
+        {"url": "https://me:plain-secret@host/?api_key=plain-secret"},
+    ]
+    shown = json.dumps(describe(values))
+    assert secret not in shown and "plain-secret" not in shown and "npx" in shown and "headers" in shown
+
+
 def test_verifiers_of_an_ensemble_show_what_they_were_made_with():
     ensemble = fv.Ensemble([fv.Exact(), fv.Repetition(size=3)], combine="mean", refit_every=4)
     found = describe(0.5 * ensemble + 0.5 * fv.Format())

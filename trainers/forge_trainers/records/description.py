@@ -14,7 +14,6 @@ import inspect
 import json
 import math
 import os
-import re
 import sys
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,6 +24,7 @@ import numpy as np
 
 from forge_agents.bench.code import described
 from forge_agents.bench.fingerprints import digest
+from forge_agents.credentials import HIDDEN, is_secret, without_secrets
 
 _MAX_DEPTH = 12
 _MAX_ITEMS = 64
@@ -35,11 +35,6 @@ _MAX_PARTS = 20_000
 """Most values that one description looks at."""
 _HASH_LENGTH = 12
 _OUR_PACKAGES = ("forge_agents", "forge_envs", "forge_verifiers", "forge_trainers")
-_SECRET_NAME = re.compile(
-    r"((api|auth|access|private|secret)_?key|(^|api|auth|access|hf)_?token|secret|passw(or)?d)$", re.IGNORECASE
-)
-_SECRET_TEXT = re.compile(r"^(sk|hf|ghp|gho|xox[abp]|glpat)[-_]\w{8}|^Bearer |://[^/@\s]+:[^/@\s]+@")
-_HIDDEN = "(hidden)"
 
 
 def describe(value: Any) -> Any:
@@ -47,8 +42,8 @@ def describe(value: Any) -> Any:
 
     Functions and classes become ``{"function": "module:name", "source": HASH}`` and ``{"class": ..., "source": ...}``.
     Instances also have their arguments: those of the constructor where they are known, else their attributes. Code of
-    this project and of libraries has no hash: their versions stand for it. Values whose name says that they are a key
-    or a password are hidden.
+    this project and of libraries has no hash: their versions stand for it. Keys, tokens and passwords are hidden, if
+    the name of the argument or their form shows them.
     """
     return _Describer().describe(value)
 
@@ -90,8 +85,8 @@ class _Describer:
         if isinstance(value, list | tuple):
             return self._listed(value, depth)
         if isinstance(value, functools.partial):
-            arguments = {"arguments": self.describe(value.args, depth)} if value.args else {}
-            return {**_dict_of(self.describe(value.func, depth)), **arguments, **self._named(value.keywords, depth)}
+            described = _dict_of(self.describe(value.func, depth))
+            return {**described, **self._named({**_by_name(value.func, value.args), **value.keywords}, depth)}
         if isinstance(value, types.MethodType):
             return {**self._code("function", value.__func__), "object": self.describe(value.__self__, depth)}
         if isinstance(value, type):
@@ -134,16 +129,18 @@ class _Describer:
         if len(values) > _MAX_ITEMS:
             return {"length": len(values), "hash": self._hash(values.items(), depth)}
         return {
-            str(name): _HIDDEN
-            if _SECRET_NAME.search(str(name)) and isinstance(each, str) and each
-            else self.describe(each, depth)
+            str(name): HIDDEN if is_secret(name, each) else self.describe(each, depth)
             for name, each in values.items()
         }
 
     def _listed(self, values: Sequence[Any], depth: int) -> Any:
         if len(values) > _MAX_ITEMS:
             return {"length": len(values), "hash": self._hash(values, depth)}
-        return [self.describe(each, depth) for each in values]
+        before = ("", *(each.lstrip("-") if _is_flag(each) else "" for each in values))
+        return [
+            HIDDEN if flag and is_secret(flag, each) else self.describe(each, depth)
+            for flag, each in zip(before, values, strict=False)
+        ]
 
     def _hash(self, values: Iterable[Any], depth: int) -> str:
         """Of as many of `values` as the bound on the size allows."""
@@ -159,9 +156,13 @@ def _dict_of(described: Any) -> dict[str, Any]:
     return described if isinstance(described, dict) else {"function": described}
 
 
+def _is_flag(value: Any) -> bool:
+    """Whether a value is a flag of a command line, which names the value after it."""
+    return isinstance(value, str) and value.startswith("-")
+
+
 def _text(text: str) -> str:
-    if _SECRET_TEXT.search(text):
-        return _HIDDEN
+    text = without_secrets(text)
     if len(text) <= _MAX_TEXT:
         return text
     return f"{text[:_MAX_TEXT]}... ({len(text)} characters, hash {_hash_of(text.encode('utf-8', 'replace'))})"
@@ -182,6 +183,14 @@ def _path(target: Any) -> str:
     """``module:name``, as a configuration file names it."""
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", type(target).__qualname__)
     return f"{getattr(target, '__module__', None) or 'builtins'}:{name}"
+
+
+def _by_name(function: Callable[..., Any], args: Sequence[Any]) -> dict[str, Any]:
+    """Positional arguments by the names of their parameters, or by their numbers."""
+    try:
+        return dict(inspect.signature(function).bind_partial(*args).arguments)
+    except (TypeError, ValueError):
+        return {f"argument {number}": each for number, each in enumerate(args, 1)}
 
 
 def _arguments(value: Any) -> Mapping[str, Any] | None:

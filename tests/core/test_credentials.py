@@ -1,0 +1,74 @@
+"""Keys, tokens and passwords are found by the names of arguments and by their form; ordinary values are left."""
+
+import time
+
+import pytest
+
+from forge_agents.credentials import HIDDEN, is_secret, is_secret_variable, without_secrets
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["api_key", "apiKey", "OPENAI_API_KEY", "X-Api-Key", "token", "github_token", "Authorization", "client_secret",
+     "passphrase", "db_password", "pwd", "credentials", "session_cookie", "aws_secret_access_key"],
+)  # fmt: skip
+def test_argument_with_a_name_of_credentials_is_secret(name):
+    assert is_secret(name, "abc") and is_secret(name, ["abc"]) and not is_secret(name, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("key", "answer"), ("answer_key", "B"), ("eos_token", "<|im_end|>"), ("max_tokens", 5), ("tokenizer", "gpt2"),
+     ("author", "me"), ("secretary", 3), ("api_key_env", "OPENAI_API_KEY"), ("sort_keys", "yes"), ("token", 7)],
+)  # fmt: skip
+def test_argument_with_another_meaning_is_no_secret(name, value):
+    assert not is_secret(name, value)
+
+
+def test_key_that_looks_generated_is_secret():
+    assert is_secret("openai_key", "a1b2c3d4e5f6") and is_secret("key", "0123456789abcdef0123")
+
+
+@pytest.mark.parametrize(
+    "secret",
+    ["sk-proj-AbCdEf-Gh1234567890", "sk-ant-api03-AbCdEfGh12", "sk-or-v1-0123456789abcdef", "hf_abcdefghijklmnop",
+     "gsk_abcdefgh12345678", "AIzaSyA1234567890abcdefghij", "AKIAIOSFODNN7EXAMPLE", "github_pat_11ABCDEFG0123456789",
+     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abcdefgh", "xoxb-123456789-abcdef"],
+)  # fmt: skip
+def test_key_of_a_known_form_is_hidden_within_a_text(secret):
+    assert without_secrets(f"curl -H 'x: {secret}' host") == f"curl -H 'x: {HIDDEN}' host"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Authorization: Bearer abcdefghij", f"Authorization: Bearer {HIDDEN}"),
+        ("https://me:hunter2@host/x", f"https://{HIDDEN}@host/x"),
+        ("https://host/v1?api_key=abc&x=1", f"https://host/v1?api_key={HIDDEN}&x=1"),
+        ("--token=abc run", f"--token={HIDDEN} run"),
+        ('{"api_key": "abc"}', f'{{"api_key": "{HIDDEN}"}}'),
+    ],
+)
+def test_credential_behind_its_name_is_hidden(text, shown):
+    assert without_secrets(text) == shown
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["max_tokens=5", "The token limit holds.", "Say the password: swordfish.", "basic arithmetic", "org/hf_datasets",
+     "task-12345678", "http://127.0.0.1:8000/v1", "risk-12345678", "scikit-learn-1.2.3"],
+)  # fmt: skip
+def test_ordinary_text_is_left(text):
+    assert without_secrets(text) == text
+
+
+def test_long_texts_are_searched_quickly():
+    started = time.process_time()
+    for part in ("a", "://", "sk-", "eyJ", "token ", "api_key = ", "bearer  ", "://a:", "x@"):
+        without_secrets(part * 50_000)
+    assert time.process_time() - started < 5
+
+
+def test_variables_of_accounts_are_known_by_their_names():
+    assert all(map(is_secret_variable, ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "PGPASS_PWD")))
+    assert not any(map(is_secret_variable, ("TOKENIZERS_PARALLELISM", "MAX_TOKENS", "PATH", "KEYBOARD")))
