@@ -31,6 +31,14 @@ _MAX_COMPARED = 100_000
 """Length of a list up to which tasks are compared by what they hold."""
 _MAX_REMEMBERED = 16
 """Number of lists whose split is remembered: environments are made anew for each group of episodes."""
+_ROW_NUMBERS = (
+    *("id", "_id", "uid", "uuid", "guid", "idx", "index", "row_id", "task_id", "item_id", "example_id", "sample_id"),
+    *("question_id", "problem_id", "instance_id", "__index_level_0__"),
+)
+"""Fields, in lower case, that number the rows of a data set: two rows that differ in them alone are the same task."""
+_FEWEST_CONTENTS = 0.05
+"""Number of different tasks without their row numbers, as a share of those with them, from which on row numbers are not
+compared. With fewer the number seems to be the task, such as an index into a data set that the program opens."""
 _JSON, _TABLES = (".json", ".jsonl", ".ndjson"), (".csv", ".parquet")
 
 
@@ -49,7 +57,8 @@ class Tasks:
 
     The seeds of training and of demonstrations play one part of the tasks, those of evaluations and benchmarks the
     other: the tasks of ``eval_tasks``, or else a fifth of the list, chosen by a digest of each task. Equal tasks are in
-    the same part. A function draws both from other seeds, but nothing keeps it from drawing the same task.
+    the same part, also where a field such as ``id`` numbers the rows. A function draws both from other seeds, but
+    nothing keeps it from drawing the same task.
 
     Args:
         tasks: A list, the path of a JSON, JSONL, CSV or Parquet file or of a folder that ``Dataset.save_to_disk``
@@ -202,14 +211,24 @@ def _new_split(tasks: Any) -> _Split:
 
 
 def _contents(tasks: Any) -> list[bytes] | None:
-    """A digest of what each task holds; None where tasks are no plain data, or too many to be read."""
+    """A digest of what each task holds, without its row number; None where tasks are no plain data, or too many."""
     plain = isinstance(tasks, list | tuple | range) or type(tasks).__module__.partition(".")[0] == "datasets"
     if not plain or len(tasks) > _MAX_COMPARED:
         return None
     try:
-        return [_digest(json.dumps(task, sort_keys=True, default=_as_data)) for task in tasks]
+        texts = [json.dumps(task, sort_keys=True, default=_as_data) for task in tasks]
+        whole, bare = ([_digest(text) for text in each] for each in (texts, map(_without_row_number, texts)))
     except (TypeError, ValueError, RecursionError):
         return None
+    different = len(set(bare))
+    return bare if different >= max(MIN_TASKS, _FEWEST_CONTENTS * len(set(whole))) else whole
+
+
+def _without_row_number(text: str) -> str:
+    """A task in JSON without the fields that number it, if it is an object."""
+    if not text.startswith("{"):
+        return text
+    return json.dumps({key: value for key, value in json.loads(text).items() if key.lower() not in _ROW_NUMBERS})
 
 
 def _digest(text: str) -> bytes:
@@ -234,8 +253,13 @@ def _warn_of_common_tasks(training: Any, held_out: Any) -> None:
     """Warn where some tasks of evaluation are also trained on. The same list for both is the user's choice."""
     if held_out is training or callable(training) or callable(held_out):
         return
-    ours, theirs = _split(training).contents, _split(held_out).contents
-    if ours is None or theirs is None or ours == theirs:
+    if _split(training).contents is None or _split(held_out).contents is None:
+        return
+    contents = _contents([*training, *held_out])  # at once, so that both are compared in the same fields
+    if contents is None:
+        return
+    ours, theirs = contents[: len(training)], contents[len(training) :]
+    if ours == theirs:
         return
     if common := len(set(ours) & set(theirs)):
         warnings.warn(

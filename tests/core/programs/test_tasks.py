@@ -101,6 +101,34 @@ def test_equal_tasks_are_in_the_same_part():
     assert not training.keys() & evaluation.keys() and len(training) + len(evaluation) == 30
 
 
+@pytest.mark.parametrize("key", ["id", "ID", "uuid", "task_id", "__index_level_0__"])
+def test_rows_that_differ_in_their_number_alone_are_one_task(key):
+    rows = [{key: n, "question": f"What is {n % 9} + {n % 7}?", "answer": n % 9 + n % 7} for n in range(300)]
+
+    def questions(seeds):
+        return {Tasks(rows).of(seed, np.random.default_rng(seed), "my/Crew-v0")["question"] for seed in seeds}
+
+    training, evaluation = questions(SAMPLED), questions(range(HELD_OUT_FROM, HELD_OUT_FROM + 300))
+    assert not training & evaluation and len(training) + len(evaluation) == 63
+    assert 8 <= len(evaluation) <= 18, "about a fifth is held out"
+    with pytest.warns(RuntimeWarning, match="1 of the 1 tasks of eval_tasks are in tasks, too"):
+        Tasks(rows, [{**rows[0], key: "other"}])
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [{"id": n} for n in range(60)],  # the program looks the task up
+        [{"id": n, "split": "train"} for n in range(60)],
+        [{"id": n, "level": n % 20} for n in range(1000)],
+    ],
+)
+def test_row_numbers_are_compared_where_they_are_the_task(rows):
+    training, evaluation = drawn(Tasks(rows), SAMPLED), drawn(Tasks(rows), EVALUATED)
+    assert len(training) == 0.8 * len(rows) and len(evaluation) == min(200, 0.2 * len(rows))
+    assert not training.keys() & evaluation.keys()
+
+
 @dataclass(frozen=True)
 class Sum:
     a: int
