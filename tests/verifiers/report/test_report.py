@@ -207,6 +207,45 @@ def test_each_cause_of_a_small_weight_is_told(known, rows, kind, camps, reason):
     assert found[0].reason.startswith(reason) and (reason or not found[0].reason) and not found[1].reason
 
 
+def test_camps_ask_for_no_anchor_where_there_is_one():
+    camps, rows = np.array([1, 2, 0]), [row(tpr=0.5, fpr=0.45, tpr_error=0.1), row("other"), row("third")]
+    evidence = noise_of(300, 3, "default")
+    assert with_reasons(rows, evidence, camps)[0].reason.startswith("contradicted by other: which side is right, only")
+    assert with_reasons(rows, evidence, camps, settled=True)[0].reason.startswith("not told from chance by these rows")
+    verifiers = [weak(k) for k in range(7)]
+    ensemble = Ensemble(verifiers, anchors=["weak6"])
+    ensemble.score(played())
+    fitted = replace(ensemble._combiner.report(), camps=np.array([1, 1, 1, 1, 1, 2, 2]))
+    ask, names = "only an anchor or labels can tell", [v.name for v in verifiers]
+    assert ask in fitted.notes(names)[0] and ask not in fitted.notes(names, settled=True)[0]
+    assert "weak4 and weak5, weak6; labels or anchors decide" in fitted.notes(names, settled=True)[0]
+
+
+def test_a_verifier_that_only_accepts_is_not_constant_where_its_silence_counts():
+    def accepts(trajectory):
+        return 1.0 if trajectory.info["votes"][6] > 0.5 else None
+
+    reasons = {}
+    for combine in ("default", "mean"):
+        ensemble = Ensemble([*(weak(k) for k in range(6)), Rule(accepts, name="accepts")], combine=combine)
+        ensemble.score(played())
+        reasons[combine] = {v.name: v for v in ensemble.report().verifiers}["accepts"]
+    assert reasons["default"].reason == "" and reasons["default"].tpr - reasons["default"].fpr > 0.2
+    assert reasons["mean"].reason.startswith("constant: scores 1 on all")
+
+
+def test_a_warning_about_possible_copies_names_the_verifiers(caplog):
+    rng = np.random.default_rng(0)
+    sides = rng.random((200, 2)) > 0.5
+    rows = [
+        Trajectory(agent="a", policy="p", turns=(), env_id="t", seed=n // 4, info={"side": tuple(map(float, side))})
+        for n, side in enumerate(sides)
+    ]
+    pairs = [Rule(lambda t, k=k: t.info["side"][k // 2], name=f"rule {'abcd'[k]}") for k in range(4)]
+    Ensemble(pairs).score(rows)
+    assert "verifiers [rule a, rule b] or [rule c, rule d] agree because they are right" in caplog.text
+
+
 @pytest.mark.parametrize(
     ("value", "error", "shown"),
     [(0.652, 0.08, "0.652 [0.50, 0.81]"), (0.95, 0.1, "0.950 [0.75, 1.00]"), (0.5, math.nan, "0.500")],

@@ -79,13 +79,21 @@ class CombinerReport:
         lines += self.notes(labels)
         return "\n".join(lines)
 
-    def notes(self, names: Sequence[str]) -> list[str]:
-        """What a reader must know besides the numbers, in sentences; `names` [m]."""
+    def notes(self, names: Sequence[str], *, settled: bool = False) -> list[str]:
+        """What a reader must know besides the numbers, in sentences.
+
+        Args:
+            names: [m].
+            settled: Whether labels or anchors say which responses are correct.
+        """
         sides = [[name for name, camp in zip(names, self.camps, strict=True) if camp == k] for k in (1, 2)]
         if not all(sides):
             return []
         camps = " and ".join(", ".join(side) for side in sides)
-        return [f"two camps disagree, {camps}; which is right, only an anchor or labels can tell"]
+        rest = "which is right, only an anchor or labels can tell"
+        if settled:
+            rest = "labels or anchors decide between them"
+        return [f"two camps disagree, {camps}; {rest}"]
 
 
 def sigmoid(logits: Floats) -> Floats:
@@ -276,6 +284,8 @@ class Combiner(ABC):
     """Whether the constructor takes ``priors``."""
     fills_silence: ClassVar[bool] = False
     """Whether scores reach it with the silences of one-class verifiers filled in; see `opposites`."""
+    names: Sequence[str] = ()
+    """Names of the verifiers [m] for warnings; empty: their column numbers."""
 
     def __init__(
         self,

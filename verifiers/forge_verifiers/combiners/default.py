@@ -167,10 +167,12 @@ class Default(Combiner):
         if dispute > 0.25 and "copies" not in self._warned:
             self._warned.add("copies")
             groups = {tuple(np.flatnonzero(each.hypothesis.voice == k).tolist()) for each in fitted for k in range(99)}
-            named = " or ".join(str(list(group)) for group in sorted(groups) if len(group) > 1)
+            names = dict(enumerate(self.names))
+            copies = [[names.get(k, f"column {k}") for k in group] for group in sorted(groups) if len(group) > 1]
+            named = " or ".join(f"[{', '.join(group)}]" for group in copies)
             _LOG.warning(
-                "the scores do not tell whether the verifiers in columns %s agree because they are right or because "
-                "they are copies; P(correct) stays near the mean. Declare a family or an anchor, or give five labels",
+                "the scores do not tell whether the verifiers %s agree because they are right or because they are "
+                "copies; P(correct) stays near the mean. Declare a family or an anchor, or give five labels",
                 named,
             )
         voices = max(len(each.hypothesis.loading) for each in fitted)

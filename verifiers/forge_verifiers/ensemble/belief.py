@@ -93,12 +93,14 @@ def combiner_for(
         for name in named:
             if name not in names:
                 raise UnknownIdError(f"{what} {name!r} is none of {', '.join(names)}.{did_you_mean(name, names)}")
-    return combiners.get(
+    combiner = combiners.get(
         combine,
         families=families if any(f is not None for f in families) else None,
         anchors=[names.index(a) for a in anchors] or None,
         priors={names.index(name): prior for name, prior in priors.items()} or None,
     )
+    combiner.names = names
+    return combiner
 
 
 class Belief:

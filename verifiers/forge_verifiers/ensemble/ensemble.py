@@ -272,8 +272,9 @@ class Ensemble(Composable):
         names = [v.name for v in self.verifiers]
         labels, anchors = int((~np.isnan(self._window.labels)).sum()), [names[k] for k in self._anchors]
         believed = self._panel.report(fitted, self.families, evidence)
-        rows = with_reasons(believed, evidence, camps, settled=is_settled(labels, anchors))
-        notes = [] if fitted is None else fitted.notes(names)
+        settled = is_settled(labels, anchors)
+        rows = with_reasons(believed, evidence, camps, settled=settled)
+        notes = [] if fitted is None else fitted.notes(names, settled=settled)
         notes += direction(rows, evidence, num_labels=labels, anchors=anchors)
         return EnsembleReport(
             name=self.name,

@@ -33,7 +33,7 @@ def with_reasons(
         evidence: What the combiner was fitted on; None before.
         camps: [m] See `CombinerReport.camps`.
         settled: Whether labels or anchors say which responses are correct. Without them a verifier is called worse than
-            chance only if those that are better clearly outnumber those that are worse.
+            chance only if those that are better clearly outnumber those that are worse, and camps are told.
     """
     better, worse = ([k for k, row in enumerate(rows) if row.side == side] for side in (1, -1))
     votes = [independent_votes(rows, evidence, side) for side in (better, worse)]
@@ -42,12 +42,13 @@ def with_reasons(
     explained = []
     for k, row in enumerate(rows):
         scores = np.empty(0) if evidence is None else evidence.scores[~np.isnan(evidence.scores[:, k]), k]
-        against = [other.name for j, other in enumerate(rows) if camps[k] and camps[j] not in (0, camps[k])]
+        opposed = [] if settled or not camps[k] else np.flatnonzero(~np.isin(camps, (0, camps[k])))
+        against = [rows[j].name for j in opposed]
         twins = [] if evidence is None else [j for j in range(k) if _alike(evidence, correlation[k, j], k, j)]
         like = [_likeness(rows[j].name, correlation[k, j], evidence, k, j) for j in twins[:1] if evidence is not None]
         if row.side < 0 and not clear:
             against = against or [rows[j].name for j in better]
-        reason = _reason(row, scores, like, against)
+        reason = _reason(row, scores, like, against, silence_votes=_silence_votes(evidence, k))
         if not reason and row.weight < _LITTLE:
             reason = "the combiner makes no use of it"
             if evidence is not None and "kinship" in evidence.combiner:  # then a weight is a share of common errors
@@ -146,13 +147,21 @@ def _correlation_interval(correlation: float, rows: int) -> tuple[float, float]:
     return math.tanh(z - width), math.tanh(z + width)
 
 
-def _reason(row: VerifierReport, scores: NDArray[Any], like: Sequence[str], against: Sequence[str]) -> str:
+def _silence_votes(evidence: Evidence | None, k: int) -> bool:
+    """Whether the combiner reads an abstention of a verifier of one score as the opposite score."""
+    opposite = None if evidence is None else evidence.combiner.get("opposite")
+    return opposite is not None and not math.isnan(opposite[k])
+
+
+def _reason(
+    row: VerifierReport, scores: NDArray[Any], like: Sequence[str], against: Sequence[str], *, silence_votes: bool
+) -> str:
     """Why a verifier with these scores counts for little: the first cause that explains it; empty where it counts."""
     if not row.scored or (not len(scores) and not math.isnan(row.weight)):
         fates = {"abstained on": row.abstained, "failed on": row.failed, "spared, by cheaper ones, on": row.skipped}
         what = ", ".join(f"{how} {count}" for how, count in fates.items() if count) or "never asked"
         return f"silent: {what}{' trajectories' * (what != 'never asked')}"
-    if len(scores) and scores.min() == scores.max():
+    if len(scores) and scores.min() == scores.max() and not silence_votes:
         return f"constant: scores {scores[0]:.3g} on all {len(scores)} rows that it answered"
     if like:
         return f"{like[0]}{'; the two share one weight' * (row.weight < 0.9)}"

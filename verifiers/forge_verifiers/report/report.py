@@ -430,11 +430,12 @@ def _as_text(report: EnsembleReport) -> str:
     lines = [line.rstrip() for line in out.getvalue().rstrip().splitlines()]
     alarms = [f"the reward may be hacked: {printable(alarm)}" for alarm in report.alarms]
     notes = [printable(note) for note in report.notes]
+    saved = f"{report.spared:.0%} of scores not computed (cascade or cache), " if report.spared else ""
     whole = (
         f"{printable(report.name, _LONGEST)}: combiner {report.combiner} version {report.version}, "
         f"{report.window_rows} rows, class balance {interval(report.class_balance, report.balance_error)}, "
         f"effective number {report.effective} of {len(report.verifiers)}, "
-        f"{report.spared:.0%} of verdicts spared; brackets hold 95 % intervals"
+        f"{saved}brackets hold 95 % intervals"
     )
     return "\n".join([*lines, "", whole, *notes, *alarms, *failures])
 
