@@ -112,7 +112,8 @@ def test_undecidable_clusters_keep_the_mean_and_warn_once(caplog: pytest.LogCapt
             p = model.fit(s, g).predict_proba(s, g)
         assert np.corrcoef(p, mean)[0, 1] > 0.97 and brier(y, p) < brier(y, mean) + 0.03
         warned = [record.getMessage() for record in caplog.records if "copies" in record.getMessage()]
-        assert len(warned) == 1 and "[0, 1, 2]" in warned[0] and "[3, 4, 5]" in warned[0] and "five labels" in warned[0]
+        groups = "[column 0, column 1, column 2] or [column 3, column 4, column 5]"
+        assert len(warned) == 1 and groups in warned[0] and "five labels" in warned[0]
         for decided in ({"families": [None, None, None, "style", "style", "style"]}, {"anchors": [0]}):
             assert brier(y, combiners.get("default", **decided).fit_predict(s, g)) < 0.03, decided
         labels = np.where(np.arange(len(y)) % (len(y) // 5) == 0, y, np.nan)
