@@ -79,8 +79,9 @@ class Renderer:
     tool's result as the user's, and instructions in front of the first user message.
 
     Raises:
-        ValueError: There is no chat template or no end-of-sequence token, or the template leaves out user messages,
-            does not begin an answer in a prompt (``add_generation_prompt``), or cannot turn thinking on and off.
+        ValueError: There is no chat template or no end-of-sequence token, or the template refuses user messages or
+            leaves them out, does not begin an answer in a prompt (``add_generation_prompt``), or cannot turn thinking
+            on and off.
     """
 
     def __init__(self, tokenizer: Any, *, thinking: Thinking = "auto") -> None:
@@ -268,10 +269,8 @@ class Renderer:
         template that writes ``<|im_end|>``. Where a template writes nothing after an answer, as GLM's does, the first
         token of the next message ends it.
         """
-        from jinja2 import TemplateError
-
         following, eos = "", str(self._tokenizer.eos_token)
-        with contextlib.suppress(TemplateError, ValueError):
+        with contextlib.suppress(ValueError):
             following = self._template([*_ANSWERED, *_PROBE]).rpartition(_MARK)[2]
         before, found, _ = following.partition(eos)
         if found and not self._without_controls(before):
@@ -326,19 +325,21 @@ class Renderer:
         """The first layout in which the template shows each message of a conversation of these roles.
 
         Raises:
-            TemplateError: The template refuses these roles in every layout.
-            ValueError: The template leaves out a message in every layout.
+            ValueError: In every layout the template refuses these roles or leaves out a message.
         """
         from jinja2 import TemplateError
 
         marks = [f"zq{number}qz" for number in range(len(roles))]
         messages = [{"role": role, "content": mark} for role, mark in zip(roles, marks, strict=True)]
-        refusal: Exception | None = None
+        refusal: ValueError | None = None
         for layout in _LAYOUTS:
             try:
                 rendered = self._written(layout(messages))
             except TemplateError as error:  # Gemma's and Mistral's, where programs say two things in a row
-                refusal = refusal or error
+                refusal = refusal or ValueError(
+                    f"the chat template of {self._tokenizer.name_or_path!r} refuses a conversation of "
+                    f"{', '.join(roles[:20])} ({error}); use a model or a template that accepts it"
+                )
                 continue
             lost = [role for role, mark in zip(roles, marks, strict=True) if mark not in rendered]
             if not lost:
@@ -370,10 +371,8 @@ class Renderer:
 
     def _role_tokens(self) -> set[str]:
         """Tokens between messages. The tokenizer need not call them special, as DeepSeek's does not."""
-        from jinja2 import TemplateError
-
         shown = self._written(_PROBE)
-        with contextlib.suppress(TemplateError, ValueError):
+        with contextlib.suppress(ValueError):
             shown = self._template([{"role": role, "content": "-"} for role in ("system", "user", "assistant", "user")])
         tokens = (token.content for token in self._tokenizer.added_tokens_decoder.values())
         return {token for token in tokens if token in shown and _BRACKETED.fullmatch(token) and not is_tag(token)}

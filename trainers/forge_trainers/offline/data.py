@@ -489,7 +489,6 @@ def _reads_alike(turn: Turn, renderer: Renderer) -> bool:
 
 def _retold(source: str, trajectory: Trajectory, renderer: Renderer, keep_thoughts: KeepThoughts) -> Trajectory:
     """The same in tokens of the model that learns: what it would have read, and how it would have written it."""
-    from jinja2 import TemplateError
 
     def said(turn: Turn, prompt_ids: tuple[int, ...]) -> Turn:
         cut = turn.finish_reason in ("length", "context")
@@ -527,8 +526,6 @@ def _retold(source: str, trajectory: Trajectory, renderer: Renderer, keep_though
             turns.append(replace(said(turn, prompt_ids), notes=notes))
             talk.answered(heard, *renderer.parse(turns[-1].response_ids), prompt_ids, turns[-1].response_ids)
             held.append(talk)
-    except TemplateError as cause:
-        raise ValueError(f"{source}: the chat template refuses its order of roles ({cause})") from cause
     except ControlTokenError as cause:
         raise ControlTokenError(f"{source}: {cause}") from cause
     except ValueError as cause:

@@ -198,7 +198,10 @@ class Preflight:
                 continue
             folder = models.resolve(policy.model)
             room = self.config.engine.max_model_len or models.context_of(folder)
-            renderer = Renderer.of(folder, thinking=policy.thinking)
+            try:
+                renderer = Renderer.of(folder, thinking=policy.thinking)
+            except ValueError as cause:
+                raise PreflightError(f"policy {name} cannot play: {cause}") from cause
             counts = [len(self._rendered(renderer, trajectory, policy)) for trajectory in own]
             if room is None:
                 continue
@@ -228,17 +231,14 @@ class Preflight:
 
     def _rendered(self, renderer: Renderer, trajectory: Trajectory, policy: Policy) -> tuple[int, ...]:
         """The first prompt."""
-        from jinja2 import TemplateError
-
         first, *later = trajectory.turns
         try:
             prompt = renderer.start(trajectory.instructions, first.observation)
             if later:
                 renderer.extend(prompt, (renderer.eos_id,), later[0].observation)
-        except TemplateError as cause:
+        except ValueError as cause:
             raise PreflightError(
-                f"the chat template of {policy.model} refuses the prompt of {trajectory.agent} in {trajectory.env_id}: "
-                f"{cause}. Some templates know no system role: put what `instructions` says into the first observation"
+                f"the prompt of {trajectory.agent} in {trajectory.env_id} cannot be rendered: {cause}"
             ) from cause
         return prompt
 
