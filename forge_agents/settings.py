@@ -13,8 +13,6 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import numpy as np
-
 from forge_agents.errors import ArgumentError, did_you_mean, near_names
 
 C = TypeVar("C", bound=type)
@@ -311,10 +309,10 @@ def _number(name: str, value: Any, hint: Any) -> Any:
     what = "a whole number" if hint is int else "a number"
     if isinstance(value, str):
         raise TypeError(f"{name}={reprlib.repr(value)} is a text; give a number")
-    if isinstance(value, bool | np.bool_) or not isinstance(value, int | float | np.number):
+    number = value.item() if getattr(value, "ndim", None) == 0 else value  # a number of NumPy or PyTorch
+    if isinstance(number, bool) or not isinstance(number, int | float):
         raise TypeError(f"{name}={reprlib.repr(value)} must be {what}")
-    number = value.item() if isinstance(value, np.generic) else value
-    if isinstance(number, complex) or (isinstance(number, float) and math.isnan(number)):
+    if isinstance(number, float) and math.isnan(number):
         raise ValueError(f"{name}={reprlib.repr(value)} must be {what}")
     if hint is float:
         return number
@@ -326,8 +324,8 @@ def _number(name: str, value: Any, hint: Any) -> Any:
 def _simple(name: str, value: Any, hint: Any) -> Any:
     if hint is str and isinstance(value, os.PathLike):
         return os.fspath(value)
-    if hint is bool and isinstance(value, np.bool_):
-        return bool(value)
+    if hint is bool and getattr(value, "ndim", None) == 0:  # NumPy's True and False
+        value = value.item()
     if not isinstance(value, hint):
         what = {bool: "True or False", str: "a text"}.get(hint, "None")
         raise TypeError(f"{name}={reprlib.repr(value)} must be {what}")

@@ -308,7 +308,7 @@ def test_the_notebook_runs_cell_by_cell(tmp_path):
         [sys.executable, str(program)], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=200
     )
     assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout) == [["hinter", pytest.approx(10 / 11)], ["guesser", 1.0]] * 2
+    assert json.loads(done.stdout) == [["hinter", 1.0], ["guesser", pytest.approx(1.1)]] * 2
 
 
 class NoEngine:
@@ -343,7 +343,7 @@ class NoEngine:
 
     def evaluate(self, env, *, episodes, env_args=None):
         self.measured.append(env)
-        reward = int(env[-1]) / 10 + self.config.learner.lr * self.done
+        reward = int(env[-1]) / 10 + (self.config.learner.lr or 0.0) * self.done
         return SimpleNamespace(reward=reward, ci=0.0, by_agent={"clerk": reward, "accountant": reward / 2})
 
 

@@ -221,7 +221,8 @@ def test_an_ordinary_user_needs_no_rights_for_it():
         package = Path(name) / "forge_agents"
         source = Path(sandbox.__file__).parent
         shutil.copytree(source, package / "sandbox", ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(source.parent / "errors.py", package)
+        for module in ("errors.py", "settings.py"):
+            shutil.copy(source.parent / module, package)
         (package / "__init__.py").touch()
         for path in (Path(name), *Path(name).rglob("*")):
             path.chmod(0o755)
