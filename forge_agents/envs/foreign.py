@@ -5,6 +5,7 @@ In: a PettingZoo `AECEnv` or `ParallelEnv`, or a Gymnasium `Env`. Out: an `AECEn
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -23,6 +24,34 @@ def turn_based(env: Any) -> AnyEnv:
         whole = isinstance(env, (TextGame, aec_to_parallel_wrapper))  # the latter is only taken off again
         env = parallel_to_aec(env if whole else Complete(env))
     return cast("AnyEnv", env)
+
+
+def unpaid_reward(env: Any, acted: str, accounts: Mapping[str, float]) -> str:
+    """Why a reward of the last step does not arrive where PettingZoo's ``last`` reports it; empty if all arrive.
+
+    An `AECEnv` states the rewards of a step in `rewards`. It has to add them to accounts (``_accumulate_rewards``), of
+    which it empties that of the agent that acts. Rewards that are paid into accounts only, and not stated, are fine.
+
+    Args:
+        env: After a step.
+        acted: The agent that acted in it.
+        accounts: ``env._cumulative_rewards`` before the step.
+    """
+    for agent, reward in env.rewards.items():
+        account, before = env._cumulative_rewards.get(agent), accounts.get(agent, 0.0)
+        if not reward or account is None or not math.isfinite(reward):
+            continue
+        if agent == acted and before and account == before + reward:
+            return (
+                f"{agent!r} has a reward of {reward:g} in `rewards`, and last() reports {account:g}: its earlier rewards "
+                "a second time; set self._cumulative_rewards[agent] = 0 in step() for the agent that acts"
+            )
+        if account == 0 and (agent == acted or before == 0):
+            return (
+                f"{agent!r} has a reward of {reward:g} in `rewards`, and last() reports 0; call "
+                "self._accumulate_rewards() in step() after the rewards are set"
+            )
+    return ""
 
 
 class Complete(BaseParallelWrapper):  # type: ignore[misc]  # PettingZoo ships no types

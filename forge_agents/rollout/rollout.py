@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from pettingzoo import AECEnv, ParallelEnv
 
 from forge_agents.envs.env import CONVERSATION, as_json, hook, writable
+from forge_agents.envs.foreign import unpaid_reward
 from forge_agents.envs.thoughts import heard
 from forge_agents.errors import (
     ActorDiedError,
@@ -326,7 +327,10 @@ def _step(
     before, acting = list(env.agents), env.agent_selection
     if decision is not None and callable(tell):
         tell(acting, decision.about())
+    accounts = dict(env._cumulative_rewards)
     env.step(None if decision is None else heard(env, decision.thought, decision.action))
+    if decision is not None and (why := unpaid_reward(env, acting, accounts)):
+        raise _FailureError("reward", ValueError(why))
     for agent in list(reported):
         if env.rewards.get(agent) or env._cumulative_rewards.get(agent) != reported[agent]:
             del reported[agent]

@@ -40,6 +40,7 @@ from forge_agents.envs.conformance.play import (
     same,
 )
 from forge_agents.envs.env import TextGame, hook
+from forge_agents.envs.foreign import unpaid_reward
 from forge_agents.envs.spec import AnyEnv, EnvSpec
 from forge_agents.envs.wrappers import EnvWrapper, InvalidAction
 
@@ -203,8 +204,12 @@ def observing(case: Case) -> None:
 
 
 def rewards_and_infos(case: Case) -> None:
-    """Rewards are finite, infos JSON."""
+    """Rewards are finite and arrive in ``last``, infos JSON."""
+    acted, accounts = "", dict[str, float]()
     for env, seed, (agent, _, reward, *_) in _steps(case):
+        if acted and env.agents and (why := unpaid_reward(env, acted, accounts)):
+            raise BreachError(f"seed {seed}: {why.partition('; ')[0]}", why.partition("; ")[2], "act")
+        acted, accounts = agent if agent in live(env) else "", dict(env._cumulative_rewards)
         if not math.isfinite(reward):
             raise BreachError(f"seed {seed}: reward of {agent!r} is {reward}", "return finite rewards", "act")
         try:
@@ -601,7 +606,8 @@ OF_A_WRAPPED = {
     "spaces": "let obs_to_text say less, leave out what UTF-8 cannot write, or give wrap max_observation_chars",
     "observing": "let obs_to_text say the same of the same observation; it must not change the game or count its calls",
     "legal actions": "let legal_actions list texts that text_to_action understands and the game's mask allows",
-    "rewards and infos": "the game inside says so: derive a class from it that gives finite numbers",
+    "rewards and infos": "the game inside says so: derive a class from it whose step() gives finite numbers that last() "
+    "reports",
     "odd actions": SAYS_NONE,
     **dict.fromkeys(("pettingzoo seed", "determinism", "other process"), _SEEDS_IT),
     "global randomness": f"{_SEEDS_IT}, and which uses no generator that a whole process shares",

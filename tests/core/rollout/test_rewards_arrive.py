@@ -1,12 +1,14 @@
 """Whatever ends an episode, each seat has been paid what its environment paid until then."""
 
 import asyncio
+import re
 from collections import Counter
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pettingzoo import ParallelEnv
+from gymnasium.spaces import Text
+from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils import BaseWrapper
 from pettingzoo.utils.conversions import parallel_to_aec
 
@@ -213,6 +215,101 @@ def test_who_left_is_paid_all_the_same(how):
     env = Estate() if how == "rounds" else parallel_to_aec(Estate())
     episode = asyncio.run(play(env, dict.fromkeys(Estate.possible_agents, fa.Random()), seed=1))
     assert episode.error is None and episode.rewards == {"a": 3.0, "b": 6.0}
+
+
+class Ledger(AECEnv):
+    """Two seats take turns; who acts wins 1 or 2 from the other. Subclasses keep accounts in other ways."""
+
+    metadata = {"name": "ledger"}
+
+    def __init__(self):
+        super().__init__()
+        self.possible_agents = ["a", "b"]
+        self.spaces = Text(99)
+
+    def observation_space(self, agent):
+        return self.spaces
+
+    action_space = observation_space
+
+    def observe(self, agent):
+        return "how much?"
+
+    def reset(self, seed=None, options=None):
+        self.agents, self.num_moves, self.agent_selection = ["a", "b"], 0, "a"
+        self.rewards, self._cumulative_rewards = ({agent: 0.0 for agent in self.agents} for _ in range(2))
+        self.terminations, self.truncations = ({agent: False for agent in self.agents} for _ in range(2))
+        self.infos = {agent: {} for agent in self.agents}
+
+    def step(self, action):
+        acted = self.agent_selection
+        if self.terminations[acted]:
+            self._was_dead_step(action)
+            return
+        other, self.num_moves = "ab".replace(acted, ""), self.num_moves + 1
+        stake = 1.0 if action == "1" else 2.0
+        self.pay(acted, {acted: stake, other: -stake})
+        self.terminations = dict.fromkeys(self.agents, self.num_moves == 4)
+        self.agent_selection = other
+
+    def pay(self, acted, rewards):
+        self._cumulative_rewards[acted] = 0.0
+        self.rewards = rewards
+        self._accumulate_rewards()
+
+
+class OnlyAccounts(Ledger):  # tianshou#900: pays into accounts and clears the stated rewards
+    def pay(self, acted, rewards):
+        self._cumulative_rewards[acted] = 0.0
+        for agent, reward in rewards.items():
+            self._cumulative_rewards[agent] += reward
+
+
+class NeverAdds(Ledger):
+    def pay(self, acted, rewards):
+        self.rewards = rewards
+
+
+class AddsBefore(Ledger):
+    def pay(self, acted, rewards):
+        self._cumulative_rewards[acted] = 0.0
+        self._accumulate_rewards()
+        self.rewards = rewards
+
+
+class NeverEmpties(Ledger):
+    def pay(self, acted, rewards):
+        self.rewards = rewards
+        self._accumulate_rewards()
+
+
+def played(env):
+    policies = {"a": fa.Scripted(lambda text: "2"), "b": fa.Scripted(lambda text: "1")}
+    return asyncio.run(play(env, policies, seed=0))
+
+
+@pytest.mark.parametrize("kind", [Ledger, OnlyAccounts])
+def test_accounts_that_last_reports_are_what_each_agent_earned(kind):
+    episode = played(kind())
+    assert episode.error is None and episode.rewards == {"a": 2.0, "b": -2.0}
+    scaled = played(fa.envs.wrappers.RewardScale(kind(), 0.5))
+    assert scaled.error is None and scaled.rewards == {"a": 1.0, "b": -1.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        (NeverAdds, r"'a' has a reward of 2 in `rewards`, and last\(\) reports 0; call self._accumulate_rewards\(\)"),
+        (AddsBefore, r"'a' has a reward of 2 in `rewards`, and last\(\) reports 0; call self._accumulate_rewards\(\)"),
+        (NeverEmpties, r"'b' has a reward of 1 in `rewards`, and last\(\) reports -1: its earlier rewards a second time"),
+    ],
+)
+def test_reward_that_does_not_arrive_once_fails_the_episode_and_the_check(kind, says):
+    episode = played(kind())
+    assert episode.error.where == "reward" and re.search(says, episode.error.message)
+    report = fa.check_env(kind, raise_on_failure=False)
+    (finding,) = [finding for finding in report.failures if finding.check == "rewards and infos"]
+    assert " has a reward of 2 in `rewards`, and last() reports " in finding.message and finding.fix
 
 
 class Abrupt(Bank):
