@@ -2,23 +2,28 @@
 
 Functions run in this process, many at a time, each with a key of its own. While a function runs as a program, the
 environment variables that clients read name the gateway and the key of its episode, also for processes that it starts.
-Requests to models of OpenAI or Anthropic, as from clients that were made earlier, are refused.
+Requests to models of OpenAI or Anthropic, as from clients that were made earlier, are refused, and so are requests to
+the servers that the user has chosen for their clients by ``OPENAI_BASE_URL`` or ``ANTHROPIC_BASE_URL``.
 """
 
 from __future__ import annotations
 
+import _posixsubprocess
 import contextlib
 import contextvars
 import functools
 import importlib
 import json
 import os
+import re
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures.thread import _worker
 from dataclasses import dataclass
+from http.client import HTTPConnection
+from multiprocessing.process import BaseProcess
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -28,12 +33,16 @@ from forge_agents.programs.protocols import PROTOCOLS
 
 _LIBRARIES = ("httpx", "httpx2")
 """HTTP libraries of the clients of OpenAI and Anthropic, by version."""
-_HOSTS = ("api.openai.com", "api.anthropic.com")
-"""Servers that the clients ask by default."""
+_HOSTS = re.compile(r"(?:[\w-]+\.)*api\.(?:openai|anthropic)\.com\.?|[\w.-]+\.openai\.azure\.com")
+"""Servers that the clients ask by default, also those of regions and of Azure."""
 _PATHS = (*PROTOCOLS, "/v1/completions")
 """Beginnings of the paths at which models answer. Other paths, as for embeddings, are no business of the gateway."""
-_ENV = 10
-"""Place of ``env`` among the arguments of `subprocess.Popen`."""
+_ENV, _FORK_ENV = 10, 5
+"""Places of ``env`` among the arguments of `subprocess.Popen` and of ``_posixsubprocess.fork_exec``."""
+_AZURE = re.compile(r"^/openai(?:/deployments/[^/]+)?(?:/v1)?(?=/)")
+"""Beginnings of Azure's paths, which stand for OpenAI's ``/v1``."""
+_BASES = (b"OPENAI_BASE_URL", b"OPENAI_API_BASE", b"ANTHROPIC_BASE_URL")
+"""Variables by which the user has chosen other servers for these clients."""
 _HIDDEN = (
     "ANTHROPIC_AUTH_TOKEN", "AZURE_OPENAI_AD_TOKEN", "AZURE_OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_ORG_ID",
     "OPENAI_PROJECT_ID",
@@ -96,6 +105,10 @@ def _install() -> None:
                 library = importlib.import_module(name)
                 library.Client.send = _sent(library.Client.send, library.Response)
                 library.AsyncClient.send = _sent_async(library.AsyncClient.send, library.Response)
+        os.system = _system(os.system)
+        _posixsubprocess.fork_exec = _spawned(_posixsubprocess.fork_exec)
+        BaseProcess.start = _in_environment(BaseProcess.start)  # type: ignore[method-assign]
+        HTTPConnection.putrequest = _requested(HTTPConnection.putrequest)  # type: ignore[method-assign]
         subprocess.Popen.__init__ = _with_variables(subprocess.Popen.__init__)  # type: ignore[method-assign]
         threading.Thread.start = _in_context(threading.Thread.start)  # type: ignore[method-assign]
         ThreadPoolExecutor.submit = _submitted(ThreadPoolExecutor.submit)  # type: ignore[method-assign]
@@ -153,6 +166,55 @@ def _with_variables(start: Any) -> Any:
         start(process, *given, **options)
 
     return started
+
+
+def _system(run: Any) -> Any:
+    """`os.system`, as a process of `subprocess`. Returns the status as `os.waitstatus_to_exitcode` reads it."""
+
+    @functools.wraps(run)
+    def ran(command: Any) -> int:
+        if _running.get() is None:
+            return int(run(command))
+        code = subprocess.call(command, shell=True)  # noqa: S602  # as the program asks
+        return -code if code < 0 else code << 8
+
+    return ran
+
+
+def _spawned(fork_exec: Any) -> Any:
+    """``fork_exec``, by which `multiprocessing` starts new interpreters, with the variables that the program sees."""
+
+    @functools.wraps(fork_exec)
+    def spawned(*given: Any) -> Any:
+        if _running.get() is not None and given[_FORK_ENV] is None:
+            variables = [os.fsencode(f"{name}={value}") for name, value in os.environ.items()]
+            given = (*given[:_FORK_ENV], variables, *given[_FORK_ENV + 1 :])
+        return fork_exec(*given)
+
+    return spawned
+
+
+def _in_environment(start: Any) -> Any:
+    """`multiprocessing.Process.start`: a fork server, which starts processes for all programs, has other variables."""
+
+    @functools.wraps(start)
+    def started(process: Any) -> None:
+        program, target = _running.get(), getattr(process, "_target", None)
+        if program is not None and target is not None:
+            process._target = functools.partial(_run_with, dict(program.variables), target)
+        start(process)
+
+    return started
+
+
+def _run_with(variables: Mapping[str, str | None], target: Callable[..., Any], *given: Any, **options: Any) -> Any:
+    """Run `target` in a new process with these environment variables; None removes one."""
+    for name, value in variables.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+    return target(*given, **options)
 
 
 def _in_context(start: Any) -> Any:
@@ -215,14 +277,38 @@ def _refusal(request: Any, response: Any) -> Any:
             if name in request.headers:
                 request.headers[name] = value
         return None
-    if request.url.host not in _HOSTS or not request.url.path.startswith(_PATHS):
+    refused = _refused(program, request.url.host, request.url.path)
+    if refused is None:
+        return None
+    body = json.dumps(error_body(refused)).encode()
+    return response(403, content=body, headers={"content-type": "application/json"}, request=request)
+
+
+def _requested(put: Any) -> Any:
+    """`http.client.HTTPConnection.putrequest`, by which requests, urllib3 and urllib begin to send a request."""
+
+    @functools.wraps(put)
+    def checked(connection: Any, method: str, url: str, *given: Any, **options: Any) -> Any:
+        program = _running.get()
+        refused = None if program is None else _refused(program, connection.host, urlsplit(url).path)
+        if refused is not None:
+            raise PermissionError(str(refused))
+        return put(connection, method, url, *given, **options)
+
+    return checked
+
+
+def _refused(program: _Program, host: str, path: str) -> RefusedError | None:
+    """Why a request of a program is not sent, which its session remembers; None for a request that may leave."""
+    path = _AZURE.sub("/v1", path)
+    chosen = {urlsplit(os.environb.get(name, b"")).hostname for name in _BASES}  # of the process, not of the program
+    if not (_HOSTS.fullmatch(host) or host.encode() in chosen) or not path.startswith(_PATHS):
         return None
     refused = RefusedError(
-        f"a request to {request.url.host} was not sent: its client was made before the program ran, or with base_url. "
-        "Ask models through the client that the program is given, or make one within the program and without base_url",
+        f"a request to {host} was not sent: its client was made before the program ran, or with base_url. Ask models "
+        "through the client that the program is given, or make one within the program and without base_url",
         status=403,
         code="not_the_gateway",
     )
     program.session._refused(str(refused))
-    body = json.dumps(error_body(refused)).encode()
-    return response(403, content=body, headers={"content-type": "application/json"}, request=request)
+    return refused

@@ -3,11 +3,17 @@
 import asyncio
 import contextlib
 import importlib
+import json
+import multiprocessing
+import multiprocessing.forkserver
 import os
+import shlex
 import subprocess
 import sys
+import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor
+import urllib.request
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 import openai
 import pytest
@@ -85,9 +91,11 @@ def makes_anthropic(task, client):
     return message.content[0].text
 
 
+SCRIPT = f"import openai; print(openai.OpenAI().chat.completions.create(**{ASK}).choices[0].message.content)"
+
+
 def starts_a_process(task, client):
-    script = f"import openai; print(openai.OpenAI().chat.completions.create(**{ASK}).choices[0].message.content)"
-    return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
+    return subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True).stdout.strip()
 
 
 async def asks_from_a_task(task, client):
@@ -111,17 +119,46 @@ async def asks_from_the_pool_of_the_loop(task, client):
     return await asyncio.get_running_loop().run_in_executor(None, makes_openai, task, client)
 
 
+def shell_of_os(task, client):
+    with tempfile.NamedTemporaryFile("r") as file:
+        status = os.system(f"{shlex.join([sys.executable, '-c', SCRIPT])} > {file.name}")
+        assert os.waitstatus_to_exitcode(status) == 0 and os.waitstatus_to_exitcode(os.system("exit 3")) == 3
+        return file.read().strip()
+
+
+def asks_in_a_child():
+    return makes_openai(None, None)
+
+
+def asks_from_a_spawned_process(task, client):
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(asks_in_a_child).result(60)
+
+
 @pytest.mark.parametrize(
     "program",
     [
         makes_openai, makes_async_openai, makes_anthropic, starts_a_process, asks_from_a_task, asks_from_a_pool,
-        asks_from_a_thread, asks_from_the_pool_of_the_loop,
+        asks_from_a_thread, asks_from_the_pool_of_the_loop, shell_of_os, asks_from_a_spawned_process,
     ],
 )  # fmt: skip
 def test_a_client_that_a_program_makes_itself_asks_the_gateway(program):
     (episode,) = played(program)
     assert episode.error is None and episode.program_error == "" and len(episode.turns) == 1
     assert episode.trajectories["agent"].info["result"] == "answer to ?"
+
+
+def test_fork_server_serves_the_programs_of_several_episodes():
+    def program(task, client):
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver")) as pool:
+            return pool.submit(asks_in_a_child).result(60)
+
+    try:
+        for _ in range(2):
+            (episode,) = played(program)
+            assert episode.error is None and episode.trajectories["agent"].info["result"] == "answer to ?"
+    finally:
+        multiprocessing.forkserver._forkserver._stop()
 
 
 def test_programs_at_one_time_have_their_own_variables_and_the_process_keeps_its_own():
@@ -186,6 +223,28 @@ def test_a_client_made_before_the_program_is_refused_and_nothing_is_sent():
         assert f"a request to api.{host}.com was not sent" in episode.error.message
         first = "No call came through the gateway: the program must ask models through the client that it is given"
         assert (first in episode.error.message) == (program is not calls_first)
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["https://eu.api.openai.com/v1", "https://api.anthropic.com/v1", "https://mine.openai.azure.com/openai/v1",
+     "https://mine.openai.azure.com/openai/deployments/gpt", "https://proxy.example/v1"],
+)  # fmt: skip
+def test_request_to_a_region_azure_or_the_chosen_server_is_refused(monkeypatch, url):
+    monkeypatch.setenv("OPENAI_BASE_URL", "https://proxy.example/v1")
+    earlier = openai.OpenAI(base_url=url, max_retries=0)
+    (episode,) = played(lambda task, client: asked(earlier))
+    assert f"a request to {earlier.base_url.host} was not sent" in episode.error.message
+
+
+def test_request_without_a_client_is_refused_before_it_is_sent():
+    def program(task, client):
+        body, headers = json.dumps(ASK).encode(), {"Authorization": "Bearer sk-real"}
+        address = "https://api.openai.com/v1/chat/completions"
+        urllib.request.urlopen(urllib.request.Request(address, body, headers), timeout=5)
+
+    (episode,) = played(program)
+    assert "a request to api.openai.com was not sent" in episode.error.message
 
 
 def test_other_requests_of_a_program_leave_as_they_are(no_real_api):
