@@ -174,6 +174,28 @@ RIGHT = [
     ("It must be (D).", "D"),
     ("Looks like D", "D"),
     ("\\boxed{\\mathbf{(D)}}", "D"),
+    ("Paris (B)", "B"),
+    ("The capital is Paris (B).", "B"),
+    ("All of the above (D)", "D"),
+    ("I'd rule out A and C, leaving B.", "B"),
+    ("Eliminating A, C and D leaves B", "B"),
+    ("Between A and B, B is better.", "B"),
+    ("I suppose the answer is B.", "B"),
+    ("{'answer': 'C'}", "C"),
+    ("answer \u2192 C", "C"),
+    ("=> C", "C"),
+    ("La respuesta es la opción B.", "B"),
+    ("La bonne réponse est la lettre B.", "B"),
+    ("Die richtige Antwort ist Buchstabe B.", "B"),
+    ("La risposta corretta è B", "B"),
+    ("La risposta corretta è la lettera B.", "B"),
+    ("A resposta correta é a letra B.", "B"),
+    ("A opção correta é B.", "B"),
+    ("Правильный вариант: B", "B"),
+    ("選択肢Bが正しい", "B"),
+    ("选项B正确", "B"),
+    ("Doğru cevap B'dir.", "B"),
+    ("Jibu sahihi ni B", "B"),
 ]
 WRONG = [  # denied, undecided, a list, or another option
     ("The answer is (A) or (B).", "A"),
@@ -315,8 +337,37 @@ WRONG = [  # denied, undecided, a list, or another option
     ("A is wrong. B is wrong. C is wrong. D is wrong.", "D"),
     ("The answer is not (A)", "(A)"),
     ("I do not know", "I"),
-    ("I", "I"),
+    ("I think it is B", "I"),
+    ("I, for one, choose B", "I"),
+    ("So do I think", "I"),
+    ("A (or B)", "B"),
+    ("A; alternatively B", "B"),
+    ("The answer could be (A), but it's (B).", "A"),
+    ("A would be a mistake", "A"),
+    ("Nobody would choose A", "A"),
+    ("Suppose the answer is A.", "A"),
+    ("Let's assume the answer is A.", "A"),
+    ("The answer is A. Just kidding, B.", "A"),
+    ("Paris (A), Rome (B)", "B"),
+    ("Not Paris (B)", "B"),
+    ("La respuesta no es la opción B", "B"),
+    ("选项A或选项B", "A"),
 ]
+OPTION_I = [
+    "I",
+    "I.",
+    "(I)",
+    "**I**",
+    "I) Paris",
+    "Option I",
+    "The answer is I.",
+    "Answer: I",
+    r"\boxed{I}",
+    "I is correct",
+    "I think the answer is (I)",
+    "The answer is I because it is blue.",
+]
+"""MMLU-Pro has options up to J."""
 
 
 @pytest.mark.parametrize(("text", "gold"), RIGHT)
@@ -327,6 +378,11 @@ def test_a_chosen_option_scores_one(text, gold):
 @pytest.mark.parametrize(("text", "gold"), WRONG)
 def test_a_denied_or_undecided_option_scores_zero(text, gold):
     assert [rule.score([said(text, gold)])[0] for rule in (Exact(), MathEqual())] == [0, 0]
+
+
+@pytest.mark.parametrize("text", OPTION_I)
+def test_option_i_is_no_pronoun(text):
+    assert Exact().score([said(text, "I"), said(text, "B")]).tolist() == [1, 0]
 
 
 @pytest.mark.parametrize("gold", ["A", "(A)", "A.", "A)", r"\text{(A)}", "**A**", "Ａ"])

@@ -17,6 +17,7 @@ from forge_verifiers.rules.languages import (
     CORRECTION,
     IS,
     NEGATION,
+    OPTION,
     latin_choices,
     normalized,
 )
@@ -41,10 +42,13 @@ _NEXT = (
     r"(?:is|was|isn|because|since|as|and|or|nor|but|not|if|so|seems?|looks?|would|could|can|cannot|must|may|might|should"
     r"|has|then|for|due|instead|rather|over|which|it|to be|correct|right|wrong|probably|y|o|und|oder|et|ou)\b"
 )
+_AFTER_I = r"\s*(?:[).:;!\]]|$|,?\s*(?:is|because|since|as|or|and|not)\b|[,/]\s*[(\[]?[A-J]\b)"
+"""What follows the option I of ten (MMLU-Pro, arXiv 2406.01574), and not the pronoun."""
 _LETTER = re.compile(  # in "A dog", A is an article
     r"(?<![A-Za-z\d])[(\[]\s*([A-Za-z])\s*[)\]]"
     r"|(?<![A-Za-z\d'\u2019\\^.(])(?:([B-HJ-Z])|(A)(?!(?<!ption A)(?<!hoice A)(?<!etter A)(?<!nswer A)(?<!nswer is A)"
-    rf"[ \t]+(?!{_NEXT})[a-z]))(?![A-Za-z\d'\u2019(\[^_<>]|\s*[=+*^<>]\s*\w|-[A-Za-z\d]|\.\d|\.[A-Z]\.)[).:]?"
+    rf"[ \t]+(?!{_NEXT})[a-z])|(I)(?={_AFTER_I}))"
+    r"(?!['\u2019](?![dt][\u0131iu\u00fc]r\b)|[A-Za-z\d(\[^_<>]|\s*[=+*^<>]\s*\w|-[A-Za-z\d]|\.\d|\.[A-Z]\.)[).:]?"
 )
 _JOINED = re.compile(
     rf"[\s,;/&|+.-]*(?:(?:and|or|nor|(?-i:y|o|e|и)|und|et|和|と|,)|{ALTERNATIVE})?[\s,;/&|+-]*(?:{ALTERNATIVE}\s*)?",
@@ -57,8 +61,9 @@ _CLAUSE = re.compile(
     re.IGNORECASE,
 )
 _DENIED = re.compile(
-    r"\b(?:not|never|neither|nor|cannot|wrong|incorrect(?:ly)?|false|invalid|untrue|impossible|mistaken|exclud\w+|except"
-    r"|eliminat\w+|ruled?|reject\w*|doubt\w*|unlikely|instead of|rather than|unless|if|other than)\b|n['\u2019]?t\b"
+    r"\b(?:not|never|neither|nor|nobody|cannot|wrong|incorrect(?:ly)?|false|invalid|untrue|impossible|mistaken?|avoid"
+    r"|(?:^|(?<=^ )|(?<=let us )|(?<=let['\u2019]s ))(?:suppose|assume)|exclud\w+|except|eliminat\w+|ruled?"
+    r"|reject\w*|doubt\w*|unlikely|instead of|rather than|unless|if|other than)\b|n['\u2019]?t\b"
     rf"|{NEGATION}",
     re.IGNORECASE,
 )
@@ -70,22 +75,26 @@ _ALSO = re.compile(
     re.IGNORECASE,
 )
 _CUE = re.compile(
-    rf"(?:{ANSWER}|\b(?:answer|option|choice|letter|solution|choose|chose|pick|select(?:ed)?|with|for|correct|right|best"
+    rf"(?:{ANSWER}|{OPTION}|\b(?:answer|option|choice|letter|solution|choose|chose|pick|select(?:ed)?|with|for|correct|right|best"
     r"|it is|it['\u2019]?s|that is|that['\u2019]s|this is|guess|so|thus|hence|therefore|final|conclude|think|believe"
-    r"|say|(?:must|should|has to|seems to) be|looks like)\b|选|選|因此|所以|よって|따라서)"
-    rf"(?:[\s:=.>,\u2013\u2014-]|{IS}|सही|\b(?:is|be|are|would|must|should|might|could|may|option|choice|the|letter"
+    r"|say|leaving|leaves|left is|(?:must|should|has to|seems to) be|looks like)\b|选|選|因此|所以|よって|따라서)"
+    rf"(?:[\s:=.>,'\u2013\u2014\u2192\u21d2-]|{IS}|{OPTION}|सही|\b(?:is|be|are|would|must|should|might|could|may|option|choice|the|letter"
     r"|number|probably|likely|definitely|clearly|either|both|maybe|possibly|perhaps|la|le|el|das|die|der)\b)*[(\[]?$",
     re.IGNORECASE,
 )
 _STRONG = re.compile(rf"{ANSWER}|(?:answer|choose|chose|pick|select|correct|right|best|final)", re.IGNORECASE)
+_UNSURE = re.compile(r"\b(?:could|might|may|maybe|possibly|perhaps)\b", re.IGNORECASE)
+_AROUND = " .,:()[]=>\u2192\u21d2"
+_LAST = re.compile(r"[(\[][A-J][)\]]\W*$")
 _CONFIRMED = re.compile(
     r"\s*(?:(?:is|are|must be|would be|seems|looks|most|likely|probably|clearly|definitely|the|my|only|best|one"
-    r"|final)\s+)+(?:correct|right|true|answer|best|choice|option|solution)\b",
+    r"|final)\s+)+(?:correct|right|true|answer|best|better|choice|option|solution)\b",
     re.IGNORECASE,
 )
 _CORRECTED = re.compile(
-    rf"\b(?:wait|hold on|no(?=\s*[,:.!;\u2014]|\s+wait)|actually|sorry|correction|scratch that|i mean(?:t)?|rather"
-    rf"|make that|oops|hmm+|on second thought|mistake|let me (?:correct|redo|recheck))\b|{CORRECTION}",
+    rf"\b(?:wait|hold on|no(?=\s*[,:.!;\u2014]|\s+wait)|actually|sorry|correction|just kidding|scratch that"
+    r"|i mean(?:t)?|rather|make that|oops|hmm+|on second thought|mistake"
+    rf"|let me (?:correct|redo|recheck))\b|{CORRECTION}",
     re.IGNORECASE,
 )
 _RETRACTED = re.compile(
@@ -170,18 +179,22 @@ def _affirmed(sentence: str) -> tuple[frozenset[str], int]:
         near = _CLAUSE.split(before)[-1] + " " + _CLAUSE.split(after, maxsplit=1)[0]
         if _DENIED.search(near) and not is_hedged:
             continue
-        strength = _strength(sentence[:start], after, is_whole=is_hedged or not (before + after).strip(" .,:()[]"))
+        strength = _strength(sentence[:start], after, is_whole=is_hedged or not (before + after).strip(_AROUND))
         found.append((letters, strength, is_hedged))
     best = max((strength for _, strength, _ in found), default=0)
-    if best == 0 and groups and sentence[: groups[0][0]].strip(" -("):  # not "A) Paris"
+    is_after_text = bool(groups and sentence[: groups[0][0]].strip(" -("))  # neither "A) Paris" nor "Paris (A)"
+    if best == 0 and is_after_text and not (len(groups) == 1 and _LAST.search(sentence)):
         return frozenset(), 0
-    letters = {letter for group, strength, is_hedged in found if strength == best or is_hedged for letter in group}
-    return frozenset(letters), best
+    is_meant = [
+        strength == best or is_hedged or any(later[2] for later in found[number + 1 : number + 2])  # A (or B)
+        for number, (_, strength, is_hedged) in enumerate(found)
+    ]
+    return frozenset().union(*(group for (group, _, _), meant in zip(found, is_meant, strict=True) if meant)), best
 
 
 def _strength(before: str, after: str, *, is_whole: bool) -> int:
     cue = _CUE.search(before[-80:])
-    if _CONFIRMED.match(after) or (cue and _STRONG.match(cue[0])):
+    if _CONFIRMED.match(after) or (cue and _STRONG.match(cue[0]) and not _UNSURE.search(cue[0])):
         return 2
     return int(is_whole or cue is not None)
 
@@ -191,7 +204,7 @@ def _groups(sentence: str) -> list[tuple[int, int, set[str]]]:
     groups: list[tuple[int, int, set[str]]] = []
     is_last = False  # after "and", a comma ends the list
     for found in _LETTER.finditer(sentence):
-        letter = (found[1] or found[2] or found[3]).upper()
+        letter = next(filter(None, found.groups())).upper()
         joiner = sentence[groups[-1][1] if groups else 0 : found.start()]
         is_word = any(map(str.isalpha, joiner))
         if groups and _JOINED.fullmatch(joiner) and (is_word or not is_last):

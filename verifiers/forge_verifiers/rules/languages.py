@@ -20,6 +20,11 @@ ANSWER = (
     r"|odpowiedź|odpověď|antwoord|jibu|svar(?:et)?|vastaus|răspuns(?:ul)?|ìdáhùn)\b)"
 )
 """The word "answer"."""
+OPTION = (
+    r"(?:选项|選項|选择|選擇|選択肢|보기|विकल्प|বিকল্প|الخيار|вариант|буква|вариант ответа"
+    r"|\b(?:opci[oó]n|op[cç][aã]o|opzione|letra|lettera|lettre|buchstabe|möglichkeit|seçenek|pilihan|opsi|optie)\b)"
+)
+"""The words "option" and "letter"."""
 COPULA = (
     r"(?:就是|应该是|應該是|应为|應為|是|为|為|는|은|가|이|は|が|হলো|হল|คือ|ได้แก่|هي|هو|היא|הוא|είναι|равен|равно|это|становить"
     r"|дорівнює|\b(?:es|est|ist|lautet|beträgt|é|è|là)\b)"
@@ -27,7 +32,7 @@ COPULA = (
 """The word "is", before the value."""
 IS = (
     rf"(?:{COPULA}|選|选|है|हैं|الصحيحة|النهائية|الصحيح|النهائي"
-    r"|\b(?:ser[ií]a|adalah|ialah|to|je|is|ni|är|on|este|corre(?:c?t)[ao]?|correcte|final[e]?|richtige|giusta)\b)"
+    r"|\b(?:ser[ií]a|adalah|ialah|to|je|is|ni|är|on|este|corr?e(?:c?t)[ao]?|corretta|corretto|correcte|sahihi|final[e]?|richtige|giusta)\b)"
 )
 """Words between "answer" and its value: "is", and adjectives."""
 ENDING = (
