@@ -616,11 +616,30 @@ def test_columns_keep_what_their_rewards_learn():
 
 
 @pytest.mark.parametrize(
-    ("rewards", "weights"), [({}, None), ({"a": env_reward}, {"b": 1.0}), ({"a": env_reward}, {"a": float("nan")})]
+    ("rewards", "weights"),
+    [
+        ({}, None),
+        ([env_reward], None),
+        ({"a": env_reward}, {"b": 1.0}),
+        ({"a": env_reward}, {"a": float("nan")}),
+        ({"a": env_reward}, {"a": None}),
+        ({"a": env_reward}, {"a": "1"}),
+        ({"a": Columns({"b": env_reward})}, None),
+    ],
 )
 def test_columns_without_sense_are_refused(rewards, weights):
-    with pytest.raises(ValueError, match="no reward|must be finite"):
+    with pytest.raises(ValueError, match="no reward|must be finite|is Columns, too"):
         Columns(rewards, weights)
+
+
+@pytest.mark.parametrize(
+    "use", [lambda c, v: c + v, lambda c, v: v + c, lambda c, v: fv.Gate(v, c), lambda c, v: fv.Ensemble([c, v])]
+)
+def test_columns_are_no_part_of_a_verifier(use):
+    """As a function, their sum would be compared as a whole, and what their verifiers learn would not be saved."""
+    verifier = fv.Rule(lambda trajectory: 1.0, name="one")
+    with pytest.raises(ArgumentError, match="compares each of its rewards apart"):
+        use(Columns({"a": verifier}), verifier)
 
 
 def test_siblings_that_lack_a_seat_keep_their_places():

@@ -9,6 +9,7 @@ from forge_agents.errors import ArgumentError
 from forge_agents.types import Episode, EpisodeGroup, Trajectory, Turn
 from forge_trainers.rl.rewards import check_env_rewards, judge
 from forge_verifiers import (
+    Assessment,
     Composable,
     Ensemble,
     EnvReward,
@@ -183,3 +184,33 @@ def test_state_is_nested():
 def test_a_sum_needs_terms():
     with pytest.raises(ValueError, match="no terms"):
         Sum([])
+
+
+def test_failed_term_counts_as_its_mean_in_scores_of_turns_too():
+    def fails_once(trajectory):
+        if trajectory.turns[-1].action == "c":
+            raise OSError("no answer")
+        return {"a": 1.0, "b": 0.5}[trajectory.turns[-1].action]
+
+    total = PerTurn(Rule(lambda trajectory: 0.5, name="half")) + Rule(fails_once)
+    found = total.assess([paid(0.0, "a"), paid(0.0, "b"), paid(0.0, "c")])
+    assert found.scores.tolist() == [1.5, 1.0, 1.25]
+    assert [turns.tolist() for turns in found.turns] == [[1.5], [1.0], [1.25]]
+
+
+def test_noise_of_a_sum_is_that_of_its_weighted_terms():
+    class Noisy(Composable):
+        family, cost = None, "cheap"
+
+        def __init__(self, name, noise):
+            self.name, self.noise = name, noise
+
+        def score(self, trajectories):
+            return np.full(len(trajectories), 0.5, np.float32)
+
+        def assess(self, trajectories):
+            return Assessment(scores=self.score(trajectories), noise=np.full(len(trajectories), self.noise, np.float32))
+
+    noise = (2 * Noisy("a", 0.2) + Noisy("b", 0.3) + reads()).assess(ROWS).noise
+    assert noise.tolist() == pytest.approx([0.5] * 3)
+    assert (reads() + always(1.0)).assess(ROWS).noise is None

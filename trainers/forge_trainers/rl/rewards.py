@@ -100,11 +100,12 @@ class Columns:
     def __init__(
         self, rewards: Mapping[str, Callable[[Sequence[Trajectory]], Any]], weights: Mapping[str, float] | None = None
     ) -> None:
-        if not rewards:
-            raise ValueError("Columns got no reward; give at least one by name")
-        unknown = set(weights or {}) - set(rewards)
-        if unknown or not all(math.isfinite(weight) for weight in (weights or {}).values()):
-            raise ValueError(f"weights={weights} must be finite and name only the rewards {', '.join(rewards)}")
+        if not rewards or not isinstance(rewards, Mapping):
+            raise ValueError(f"Columns got no reward by name but {reprlib.repr(rewards)}; give a dict of at least one")
+        if nested := [name for name, reward in rewards.items() if isinstance(reward, Columns)]:
+            raise ValueError(f"reward {nested[0]!r} of Columns is Columns, too; give all rewards to one of them")
+        if not all(name in rewards and _is_weight(weight) for name, weight in (weights or {}).items()):
+            raise ValueError(f"weights={weights} must be finite numbers of the rewards {', '.join(rewards)} only")
         self._rewards = {name: reward_of(reward) for name, reward in rewards.items()}
         self.weights = {name: float((weights or {}).get(name, 1.0)) for name in rewards}
         """By name, in order."""
@@ -129,6 +130,10 @@ class Columns:
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Continue from `state_dict`."""
         load_nested(self._rewards, state, owner=self.name)  # type: ignore[arg-type]  # as above
+
+
+def _is_weight(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def parts_of(reward: Any) -> Iterator[tuple[Any, bool]]:

@@ -344,18 +344,25 @@ class Sum(Nested):
         """The sum; where a term scores turns, the others' scores of the trajectory count for each turn of it."""
         parts = [assessed(verifier, trajectories) for _, verifier in self.terms]
         heard = np.stack([part.scores for part in parts])
-        scores = self._sum(_evened(heard, [part.failed for part in parts], group_ids(trajectories)))
+        evened = _evened(heard, [part.failed for part in parts], group_ids(trajectories))
+        scores = self._sum(evened)
         scores[np.isnan(heard).all(axis=0)] = math.nan
         failed = {at: why for part in parts for at, why in part.failed.items() if math.isnan(scores[at])}
+        noise = self._noise(parts)
         if all(part.turns is None for part in parts):
-            return Assessment(scores=scores, failed=failed)
+            return Assessment(scores=scores, noise=noise, failed=failed)
         turns = []
         for at, trajectory in enumerate(trajectories):
             whole = np.ones(len(trajectory.turns), np.float32)
-            turns.append(
-                self._sum(np.stack([whole * p.scores[at] if p.turns is None else p.turns[at] for p in parts]))
-            )
-        return Assessment(scores=scores, turns=turns, failed=failed)
+            of_terms = zip(parts, evened[:, at], strict=True)
+            turns.append(self._sum(np.stack([whole * own if p.turns is None else p.turns[at] for p, own in of_terms])))
+        return Assessment(scores=scores, noise=noise, turns=turns, failed=failed)
+
+    def _noise(self, parts: Sequence[Assessment]) -> Scores | None:
+        """Standard deviation [n] of the sum of independent terms, of those that know theirs; None where none does."""
+        weighted = zip(self.terms, parts, strict=True)
+        known = [weight * part.noise for (weight, _), part in weighted if part.noise is not None]
+        return np.sqrt(np.nansum(np.square(known), axis=0)).astype(np.float32) if known else None
 
     def _sum(self, scores: Scores) -> Scores:
         """Weighted sum [n] of scores [terms, n] without those that are NaN; NaN where all are."""
@@ -476,6 +483,11 @@ def verifier_of(what: Any) -> Verifier:
     if isinstance(what, Composable):  # it can be called, but as a function it would lose its cost and its state
         lacks = [name for name in ("name", "family", "cost") if not hasattr(what, name)]
         raise ArgumentError(f"verifier {type(what).__name__} has no {' and no '.join(lacks)}; family may be None")
+    if callable(getattr(what, "parts", None)):
+        raise ArgumentError(
+            f"{type(what).__name__} compares each of its rewards apart, which a verifier cannot; give the verifiers "
+            "that it holds, or make this verifier one of its rewards"
+        )
     read(what, "verifier")  # `Rule` would take any parameter for one trajectory
     return Rule(what)
 

@@ -438,7 +438,10 @@ _CHOICE = re.compile(
 _ROUNDED = re.compile(
     r"(?<=\S),?\s+\(?(?:or|which is|i\.e\.)?,?\s*(?:approximately|approx\.?|about|roughly|\u2248)\s.*", re.DOTALL
 )
-_VARIABLE = re.compile(r"\s*\\?[A-Za-z](?:_\{?\w\}?)?\s*")
+_VARIABLE = re.compile(  # x, a_n, AB, \angle ABC, f(5), P(A)
+    r"\s*m?(?:\\(?:angle|triangle)\s*)?(?!\\?(?:pi|infty|e|i)\b)(?:\\[a-z]+|[A-Za-z]{1,3})(?:_\{?\w+\}?)?'?"
+    r"\s*(?:\(\s*\w+(?:\s*,\s*\w+)*\s*\)\s*)?"
+)
 _POLAR = frozenset({"yes", "no", "true", "false"})
 _POLAR_FIRST = re.compile(r"\W{0,4}(yes|no|true|false)\W{0,3}(?:[,.!:;\u2014]|$)", re.IGNORECASE)
 _POLAR_LAST = re.compile(r"\bis\s\W{0,4}(true|false)\W{0,4}$", re.IGNORECASE)

@@ -215,10 +215,10 @@ def _same_value(gold: Any, answer: Any, tolerance: float) -> bool:
     """Whether two expressions are equal, at fixed points if they have variables (Schwartz 1980)."""
     import sympy
 
-    if gold.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan) or answer.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan):
-        return False  # they were not the same infinity
     is_rounded = bool(gold.has(sympy.Float) or answer.has(sympy.Float))
-    gold, answer = gold.doit(), answer.doit()
+    gold, answer = gold.doit(), answer.doit()  # first: a sum may have an infinite bound and a finite value
+    if any(value.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan) for value in (gold, answer)):
+        return False  # they were not the same infinity
     if gold.is_Rational and answer.is_Rational:
         return bool(gold == answer)
     symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)

@@ -46,6 +46,8 @@ _RULES: tuple[tuple[str, _Spelling], ...] = (
     (r"^\s*(?:≈|\\approx(?![A-Za-z]))", ""),
     (r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])", ""),
     (r"^\s*([A-Za-z])\s*\(\s*[A-Za-z]\s*\)\s*=", r"\1="),  # f(x) = ...
+    (r"=\s*([A-Za-z])\s*\(\s*[A-Za-z]\s*\)\s*$", r"=\1"),
+    (r"(?<=\\mathbb\{[RZNQC]\})\s*-\s*(?=\\\{)", r"\\setminus "),
     (r"(?:,\s*)?(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])", ","),
     (r"\\begin\{array\}\s*(?:\{[^{}]*\})?", r"\\begin{matrix}"),
     (r"\\end\{array\}", r"\\end{matrix}"),
