@@ -439,7 +439,7 @@ _ROUNDED = re.compile(
     r"(?<=\S),?\s+\(?(?:or|which is|i\.e\.)?,?\s*(?:approximately|approx\.?|about|roughly|\u2248)\s.*", re.DOTALL
 )
 _VARIABLE = re.compile(  # x, a_n, AB, \angle ABC, f(5), P(A)
-    r"\s*m?(?:\\(?:angle|triangle)\s*)?(?!\\?(?:pi|infty|e|i)\b)(?:\\[a-z]+|[A-Za-z]{1,3})(?:_\{?\w+\}?)?'?"
+    r"\s*m?(?:\\(?:angle|triangle)\s*)?(?!\\?(?:pi|infty)\b)(?:\\[a-z]+|[A-Za-z]{1,3})(?:_\{?\w+\}?)?'?"
     r"\s*(?:\(\s*\w+(?:\s*,\s*\w+)*\s*\)\s*)?"
 )
 _POLAR = frozenset({"yes", "no", "true", "false"})
