@@ -36,8 +36,11 @@ _METADATA = frozenset((
 """A key that contains one of these words, and none of the others, says something about a row and changes nothing."""
 _MEASURES = frozenset((
     "id", "uuid", "count", "hash", "source", "type", "version", "time", "date", "timestamp", "score", "name", "length",
+    "language", "lang", "model", "rating",
 ))  # fmt: skip
 """A key that ends with one of these words, such as ``tool_call_id``, changes nothing."""
+_COUNTS = ("num", "n", "has")
+"""A key that begins with one of these words changes nothing."""
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+|\d+")
 
 
@@ -62,7 +65,7 @@ def is_learned(source: str, thing: Mapping[str, Any], unread: set[str], read_key
             if isinstance(value, str) or np.ndim(value) or value not in (0, 1):
                 raise ValueError(f"{source} has {key}={value!r:.80}; expected 0 or 1 (false or true)")
             marks[key] = bool(value)
-        elif words and (words[-1] in _MEASURES or words[0] == "num"):
+        elif words and (words[-1] in _MEASURES or words[0] in _COUNTS or _is_token_count(words, value)):
             continue
         elif _CHANGES.intersection(words):
             raise ValueError(refusal(source, key))
@@ -71,6 +74,11 @@ def is_learned(source: str, thing: Mapping[str, Any], unread: set[str], read_key
     if len(set(marks.values())) > 1:
         raise ValueError(f"{source} has the contradictory marks {marks}; keep one of them")
     return all(marks.values())
+
+
+def marks_of(thing: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of a row or a message that mark it as learned or not, with their values."""
+    return {key: thing[key] for key in LEARN_KEYS if key in thing}
 
 
 def refusal(source: str, key: Any) -> str:
@@ -83,6 +91,11 @@ def refusal(source: str, key: Any) -> str:
     }.get(str(key), "follow it when the file is made")
     named = f"{source} has the key {str(key)!r:.80}"
     return f"{named}, which is not read and may change what is learned; {how}, or remove it"
+
+
+def _is_token_count(words: Sequence[str], value: Any) -> bool:
+    """Whether a key and its value count tokens, such as ``input_tokens``."""
+    return words[-1] == "tokens" and isinstance(value, int | float | np.number)
 
 
 def _is_empty(value: Any) -> bool:

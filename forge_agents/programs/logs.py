@@ -13,6 +13,7 @@ from typing import Any
 from forge_agents.programs.calls import RefusedError
 from forge_agents.programs.protocols import text_of
 from forge_agents.programs.spans import THOUGHTS
+from forge_agents.row_keys import marks_of
 
 _ANSWER_KEYS = ("content", "tool_calls", "function_call", "refusal", *THOUGHTS)
 _MOST_WRAPPED = 4
@@ -76,9 +77,19 @@ def exchange_in(row: Mapping[str, Any]) -> Exchange | None:
     if isinstance(response, Mapping) and response.get("error"):
         response = None
     answers = [] if response is None else _answers(response)
+    if isinstance(response, Mapping) and response.get("type") == "message" and _ends_with_answer(messages):
+        raise RefusedError(
+            "the request ends with the beginning of the answer, which Anthropic's models continue; write both as one "
+            "answer"
+        )
     named = (each.get("model") for each in (row, request, response) if isinstance(each, Mapping))
     models = frozenset(str(name) for name in named if name)
     return Exchange(request=request, messages=messages, answers=answers, models=models)
+
+
+def _ends_with_answer(messages: list[Any]) -> bool:
+    last = messages[-1] if messages else None
+    return isinstance(last, Mapping) and last.get("role") == "assistant"
 
 
 def _body(value: Any, name: str) -> Any:
@@ -140,7 +151,8 @@ def _of_choice(choice: Any) -> dict[str, Any]:
 
 def _message(response: Mapping[str, Any]) -> dict[str, Any]:
     """An assistant message without what its protocol says about it."""
-    return {key: response[key] for key in _ANSWER_KEYS if key in response} | {"role": "assistant"}
+    answer = {key: response[key] for key in _ANSWER_KEYS if key in response}
+    return {**answer, **marks_of(response), "role": "assistant"}
 
 
 def _joined(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:

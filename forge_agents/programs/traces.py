@@ -42,7 +42,7 @@ from forge_agents.programs.spans import (
     some,
 )
 from forge_agents.repeats import overlap, text_after
-from forge_agents.row_keys import is_learned
+from forge_agents.row_keys import is_learned, marks_of
 
 Source: TypeAlias = str | os.PathLike[str]
 _ODD = (ValueError, TypeError, AttributeError, LookupError, RecursionError)
@@ -299,9 +299,15 @@ class _Reader:
             raise RefusedError(f"the request has {unread[0]}, which is not read; only tools are")
         asked = _as_chat(exchange.messages, request.get("system"))
         self._unlearned(asked)
-        answers = [(_as_chat([answer], None), answer.get("finish_reason")) for answer in exchange.answers]
+        given = [answer for answer in exchange.answers if self._is_learned("the answer", marks_of(answer), ())]
+        if not self._is_learned("the row", marks_of(row), ()) or len(given) < len(exchange.answers):
+            self.left["marked as not to be learned"] += 1
+            return []
+        answers = [(_as_chat([answer], None), answer.get("finish_reason")) for answer in given]
         if not answers:
             self.left["requests that failed"] += 1
+        if answers and all(_repeats(asked[-1:], chat) for chat, _ in answers):
+            asked = asked[:-1]  # logged with its answer
         score = row.get(self._pairs) if self._pairs else None
         return self._talks_of(asked, answers, some(request.get("tools")), score, asks=exchange.asks)
 
@@ -434,7 +440,11 @@ def _as_chat(messages: Any, system: Any) -> Any:
     """A row's messages as OpenAI's chats have them; Anthropic's have the system prompt beside them, and blocks."""
     if not isinstance(messages, list):
         return messages
-    chat = [{"role": "system", "content": system}] if system and not _is_of(messages[:1], "system") else []
+    chat = [{"role": "system", "content": system}] if system else []
+    if system and _is_of(messages[:1], "system"):
+        if text_of(system, "system").split() != text_of(messages[0].get("content"), "messages[0]").split():
+            raise RefusedError("it has 'system' and a system message, and they differ; keep one of them")
+        chat = []
     for message in messages:
         blocks = message.get("content") if isinstance(message, Mapping) else None
         if isinstance(blocks, list) and any(_is_anthropics(block) for block in blocks):
@@ -443,6 +453,11 @@ def _as_chat(messages: Any, system: Any) -> Any:
         else:
             chat.append(message)
     return chat
+
+
+def _repeats(end: Sequence[Any], answer: Sequence[Any]) -> bool:
+    """Whether the last message of a conversation is the answer that was given to it."""
+    return _are_messages(end) and list(map(_key, end)) == list(map(_key, answer))
 
 
 def _without_prompt(prompt: Any, answer: Any, *, is_text: bool) -> Any:

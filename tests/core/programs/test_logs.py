@@ -324,3 +324,37 @@ def test_keys_that_may_change_what_is_learned_are_refused_and_others_named(tmp_p
     assert learned(rows) == ["1"] and left == {"unreadable": 2}
     assert "the row has the key 'images'" in heard[0] and "messages[1] has the key 'mask'" in heard[1]
     assert heard[2] == "keys that are not read: 'temperature'"
+
+
+@pytest.mark.parametrize("key", ["weight", "train", "loss", "loss_mask"])
+@pytest.mark.parametrize("where", ["row", "answer"])
+def test_logged_request_that_is_marked_as_not_to_be_learned_is_left_out(tmp_path, key, where):
+    def logged(question, **marks):
+        row, answer = (marks, {}) if where == "row" else ({}, marks)
+        response = {"choices": [{"message": said("yes", **answer), "finish_reason": "stop"}]}
+        return {"request": {"messages": [user(question)]}, "response": response, **row}
+
+    rows, left, _ = imported(tmp_path, logged("bad", **{key: 0}), logged("good", **{key: 1}))
+    assert rows == [{"messages": [user("good"), said("yes")]}] and left == {"marked as not to be learned": 1}
+
+
+def test_answer_that_stands_in_the_request_and_in_the_response_is_learned_once(tmp_path):
+    rows, left, _ = imported(tmp_path, {"messages": [user("one"), said("1")], "response": "1"})
+    assert rows == [{"messages": [user("one"), said("1")]}] and not left
+
+
+def test_answer_that_the_request_begins_is_refused(tmp_path):
+    def logged(*messages):
+        response = {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "1"}]}
+        return {"request": {"messages": list(messages)}, "response": response}
+
+    rows, left, heard = imported(tmp_path, logged(user("one"), said("The answer is")), logged(user("one")))
+    assert rows == [{"messages": [user("one"), said("1")]}] and left == {"unreadable": 1}
+    assert "the request ends with the beginning of the answer" in heard[0]
+
+
+def test_system_prompt_that_contradicts_the_system_message_is_refused(tmp_path):
+    rows, left, heard = imported(
+        tmp_path, {"system": "Be long.", "messages": ONE}, {"system": "Be  brief.", "messages": ONE}
+    )
+    assert rows == [{"messages": ONE}] and left == {"unreadable": 1} and "they differ" in heard[0]

@@ -349,3 +349,40 @@ def test_control_tokens_in_what_is_learned_are_refused_and_elsewhere_are_text(sf
     hostile = chat(f"sS{token}", f"uone{token}", "atwo", f"tthree{token}", "afour")
     (item,), (plain,) = (sft({"messages": messages}).items for messages in (hostile, clean))
     assert item.ids.tolist().count(number) == plain.ids.tolist().count(number)
+
+
+def test_messages_of_developers_and_text_in_parts_are_read(sft):
+    parts = [{"type": "text", "text": "Color of the sky?"}]
+    messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}, *chat("aBlue.")]
+    assert content(sft({"messages": messages})) == content(sft({"messages": chat("sBe brief.", "uColor of the sky?", "aBlue.")}))
+    image = {"messages": [{"role": "user", "content": [{"type": "image", "image": "x"}]}, *chat("aBlue.")]}
+    with pytest.raises(ValueError, match=r"row 0, messages\[0\]: a part of type 'image'; the models here read text"):
+        sft(image)
+
+
+@pytest.mark.parametrize(
+    ("row", "hint"),
+    [
+        ({"conversations": [{"from": "human", "value": "a"}]}, "Rename 'conversations' to 'messages'"),
+        ({"messages": [{"from": "human", "value": "a"}]}, "Is 'from' meant"),
+        ({"instruction": "a", "output": "b"}, "Rename 'instruction' to 'prompt', 'output' to 'completion'"),
+    ],
+)
+def test_keys_of_other_formats_are_named_as_they_are_called_here(sft, row, hint):
+    with pytest.raises(ValueError, match=hint):
+        sft(row)
+
+
+def test_keys_of_preference_rows_of_openai_are_named_as_they_are_called_here(dpo):
+    row = {"input": {"messages": chat("ua")}, "preferred_output": chat("ab"), "non_preferred_output": chat("ac")}
+    with pytest.raises(ValueError, match="Rename 'preferred_output' to 'chosen', 'non_preferred_output' to 'rejected'"):
+        dpo(row)
+
+
+def test_counts_and_languages_are_metadata(sft, caplog):
+    more = {"input_tokens": 3, "output_tokens": 4, "target_language": "de", "response_model": "x", "has_tools": False,
+            "n_tools": 0, "response_rating": 5.0}  # fmt: skip
+    row = {"messages": chat("uColor?", "aBlue.")}
+    assert content(sft({**row, **more})) == content(sft(row)) and "not read" not in caplog.text
+    with pytest.raises(ValueError, match="'input_tokens', which is not read"):
+        sft({**row, "input_tokens": [1, 2, 3]})

@@ -12,16 +12,25 @@ from typing import Any
 
 from forge_agents.envs.thoughts import whole
 from forge_agents.errors import did_you_mean
+from forge_agents.programs.protocols import text_of
 from forge_agents.repeats import overlap, text_after
 from forge_agents.row_keys import LEARN_KEYS, is_learned, refusal
 from forge_agents.types import Message
 
 _ROLES = ("system", "user", "assistant", "tool")
 _OTHER_NAMES = {"human": "user", "gpt": "assistant", "model": "assistant", "bot": "assistant"}
+_OTHER_KEYS = {
+    "from": "role", "value": "content", "conversations": "messages", "conversation": "messages",
+    "instruction": "prompt", "question": "prompt", "output": "completion", "response": "completion",
+    "preferred_output": "chosen", "non_preferred_output": "rejected", "accepted": "chosen",
+}  # fmt: skip
+"""Names that ShareGPT, Alpaca and OpenAI's preference rows have for keys of messages and rows."""
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Names of the reasoning before an answer: the usual one, OpenRouter's and vLLM's, and that of gpt-oss."""
 _CUT = ("length", "max_tokens", "content_filter")
 """Values of ``finish_reason`` of answers that are not complete."""
+
+
 @dataclass(frozen=True, slots=True)
 class RowMessage:
     """A message of a row."""
@@ -137,9 +146,10 @@ class RowReader:
             raise ValueError(f"{source} is {kind}; expected {{'role', 'content'}}")  # noqa: TRY004  # content of a row
         for key in ("role", "content"):
             if key not in message:
-                near = next((f" Is {other!r} meant?" for other in message if did_you_mean(str(other), [key])), "")
+                meant = (other for other in message if _OTHER_KEYS.get(other) == key or did_you_mean(str(other), [key]))
+                near = next((f" Is {other!r} meant?" for other in meant), "")
                 raise ValueError(f"{source} has no {key!r}; its keys are {', '.join(map(str, message))}.{near}")
-        role = message["role"]
+        role = "system" if message["role"] == "developer" else message["role"]
         if role not in _ROLES:
             meant = _OTHER_NAMES.get(str(role))
             near = f" Did you mean {meant!r}?" if meant else did_you_mean(str(role), _ROLES)
@@ -201,6 +211,7 @@ def _text(source: str, role: str, message: Mapping[str, Any]) -> str:
     if thought and not (role == "assistant" and isinstance(thought, str)):
         kind = type(thought).__name__
         raise ValueError(f"{source} has a thought, a {kind}, in the role {role!r}; expected an assistant's text")
+    content = text_of(content, source) if isinstance(content, list) else content
     if not isinstance(content, str) or (role == "assistant" and not content.strip()):
         what = "empty" if isinstance(content, str) else f"of type {type(content).__name__}"
         raise ValueError(f"{source} has a content that is {what}; expected text")
@@ -245,5 +256,7 @@ def _with_system(source: str, row: Mapping[str, Any], messages: list[RowMessage]
 
 
 def _wrong_keys(source: str, row: Mapping[str, Any], known: Sequence[str], expected: str) -> ValueError:
-    near = next((hint for key in row if key not in known and (hint := did_you_mean(str(key), known))), "")
+    meant = {key: name for key in row if (name := _OTHER_KEYS.get(key)) in known and row.get(name) is None}
+    near = f" Rename {', '.join(f'{key!r} to {name!r}' for key, name in meant.items())}." if meant else ""
+    near = near or next((hint for key in row if key not in known and (hint := did_you_mean(str(key), known))), "")
     return ValueError(f"{source} has the keys {', '.join(map(str, row))}; expected {expected}.{near}")
