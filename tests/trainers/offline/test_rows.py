@@ -354,7 +354,8 @@ def test_control_tokens_in_what_is_learned_are_refused_and_elsewhere_are_text(sf
 def test_messages_of_developers_and_text_in_parts_are_read(sft):
     parts = [{"type": "text", "text": "Color of the sky?"}]
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}, *chat("aBlue.")]
-    assert content(sft({"messages": messages})) == content(sft({"messages": chat("sBe brief.", "uColor of the sky?", "aBlue.")}))
+    plain = chat("sBe brief.", "uColor of the sky?", "aBlue.")
+    assert content(sft({"messages": messages})) == content(sft({"messages": plain}))
     image = {"messages": [{"role": "user", "content": [{"type": "image", "image": "x"}]}, *chat("aBlue.")]}
     with pytest.raises(ValueError, match=r"row 0, messages\[0\]: a part of type 'image'; the models here read text"):
         sft(image)

@@ -146,8 +146,8 @@ class RowReader:
             raise ValueError(f"{source} is {kind}; expected {{'role', 'content'}}")  # noqa: TRY004  # content of a row
         for key in ("role", "content"):
             if key not in message:
-                meant = (other for other in message if _OTHER_KEYS.get(other) == key or did_you_mean(str(other), [key]))
-                near = next((f" Is {other!r} meant?" for other in meant), "")
+                others = (each for each in message if _OTHER_KEYS.get(each) == key or did_you_mean(str(each), [key]))
+                near = next((f" Is {other!r} meant?" for other in others), "")
                 raise ValueError(f"{source} has no {key!r}; its keys are {', '.join(map(str, message))}.{near}")
         role = "system" if message["role"] == "developer" else message["role"]
         if role not in _ROLES:
@@ -256,7 +256,8 @@ def _with_system(source: str, row: Mapping[str, Any], messages: list[RowMessage]
 
 
 def _wrong_keys(source: str, row: Mapping[str, Any], known: Sequence[str], expected: str) -> ValueError:
-    meant = {key: name for key in row if (name := _OTHER_KEYS.get(key)) in known and row.get(name) is None}
+    others = {key: name for key, name in _OTHER_KEYS.items() if key in row and name in known}
+    meant = {key: name for key, name in others.items() if row.get(name) is None}
     near = f" Rename {', '.join(f'{key!r} to {name!r}' for key, name in meant.items())}." if meant else ""
     near = near or next((hint for key in row if key not in known and (hint := did_you_mean(str(key), known))), "")
     return ValueError(f"{source} has the keys {', '.join(map(str, row))}; expected {expected}.{near}")
