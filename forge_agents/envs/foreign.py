@@ -43,8 +43,8 @@ def unpaid_reward(env: Any, acted: str, accounts: Mapping[str, float]) -> str:
             continue
         if agent == acted and before and account == before + reward:
             return (
-                f"{agent!r} has a reward of {reward:g} in `rewards`, and last() reports {account:g}: its earlier rewards "
-                "a second time; set self._cumulative_rewards[agent] = 0 in step() for the agent that acts"
+                f"{agent!r} has a reward of {reward:g} in `rewards`, and last() reports {account:g}: its earlier "
+                "rewards a second time; set self._cumulative_rewards[agent] = 0 in step() for the agent that acts"
             )
         if account == 0 and (agent == acted or before == 0):
             return (

@@ -606,8 +606,8 @@ OF_A_WRAPPED = {
     "spaces": "let obs_to_text say less, leave out what UTF-8 cannot write, or give wrap max_observation_chars",
     "observing": "let obs_to_text say the same of the same observation; it must not change the game or count its calls",
     "legal actions": "let legal_actions list texts that text_to_action understands and the game's mask allows",
-    "rewards and infos": "the game inside says so: derive a class from it whose step() gives finite numbers that last() "
-    "reports",
+    "rewards and infos": "the game inside says so: derive a class from it that gives finite numbers, and whose "
+    "last() reports them",
     "odd actions": SAYS_NONE,
     **dict.fromkeys(("pettingzoo seed", "determinism", "other process"), _SEEDS_IT),
     "global randomness": f"{_SEEDS_IT}, and which uses no generator that a whole process shares",

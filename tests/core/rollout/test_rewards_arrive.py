@@ -5,9 +5,9 @@ import re
 from collections import Counter
 
 import pytest
+from gymnasium.spaces import Text
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from gymnasium.spaces import Text
 from pettingzoo import AECEnv, ParallelEnv
 from pettingzoo.utils import BaseWrapper
 from pettingzoo.utils.conversions import parallel_to_aec
@@ -237,8 +237,8 @@ class Ledger(AECEnv):
 
     def reset(self, seed=None, options=None):
         self.agents, self.num_moves, self.agent_selection = ["a", "b"], 0, "a"
-        self.rewards, self._cumulative_rewards = ({agent: 0.0 for agent in self.agents} for _ in range(2))
-        self.terminations, self.truncations = ({agent: False for agent in self.agents} for _ in range(2))
+        self.rewards, self._cumulative_rewards = (dict.fromkeys(self.agents, 0.0) for _ in range(2))
+        self.terminations, self.truncations = (dict.fromkeys(self.agents, False) for _ in range(2))
         self.infos = {agent: {} for agent in self.agents}
 
     def step(self, action):
@@ -301,7 +301,7 @@ def test_accounts_that_last_reports_are_what_each_agent_earned(kind):
     [
         (NeverAdds, r"'a' has a reward of 2 in `rewards`, and last\(\) reports 0; call self._accumulate_rewards\(\)"),
         (AddsBefore, r"'a' has a reward of 2 in `rewards`, and last\(\) reports 0; call self._accumulate_rewards\(\)"),
-        (NeverEmpties, r"'b' has a reward of 1 in `rewards`, and last\(\) reports -1: its earlier rewards a second time"),
+        (NeverEmpties, r"'b' has a reward of 1 in `rewards`, and last\(\) reports -1: its earlier rewards a second"),
     ],
 )
 def test_reward_that_does_not_arrive_once_fails_the_episode_and_the_check(kind, says):

@@ -73,6 +73,34 @@ def test_nonsense_has_no_grade(answer, text):
     assert answer.grade(reply(text, {"yes": 1.0})) is None
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"reason": "10/10", "pass": false}',
+        '```json\n{"reason": "it says \\"pass\\": true", "pass": false}\n```',
+        '<think>\n{"pass": true}? No.\n</think>\n\n{"reason": "so", "pass": false}',
+        '<think>Hm.</think>\n```\n{"reason": "so", "pass": false}\n```\n',
+    ],
+)
+def test_reasoned_verdict_is_read_behind_a_thought_and_in_a_fence(text):
+    assert Reasoned().grade(reply(text)) == 0.0
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['```\n{"pass": true}\n```\n```\n{"pass": false}\n```', '<think>{"pass": true}', 'So {"pass": true}', "```\n```"],
+)
+def test_reply_with_several_verdicts_or_an_unfinished_thought_has_no_grade(text):
+    assert Reasoned().grade(reply(text)) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["There are 5 reasons why this is a 2", "0.8", "[[4]]", "4/5", "10/10", "4.5", "85", "-1", "0", "4 or 5"]
+)
+def test_reply_that_is_more_than_a_mark_has_no_grade(text):
+    assert Scale().grade(reply(text)) is None
+
+
 @pytest.mark.parametrize("text", ["Yes", " yes.\n", '"yes"', '{"answer": "yes"}', json.dumps({"answer": "YES"})])
 def test_a_choice_is_found_bare_or_in_json(text):
     assert choice_in(text, ("yes", "no")) == "yes"

@@ -16,7 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
+from forge_agents.envs.thoughts import split_thought
 from forge_agents.types import Trajectory, Turn
+from forge_verifiers.core.markdown import code_blocks
 from forge_verifiers.core.verifier import Cost
 
 View: TypeAlias = Literal["answer", "trajectory", "turns"] | Callable[[Trajectory], str | None]
@@ -311,8 +313,10 @@ class Reasoned:
         }
 
     def grade(self, reply: Reply) -> float | None:
-        """1 or 0."""
-        answer = _json_in(reply.text)
+        """1 or 0. A thought before the JSON is passed over, and so is a fence around it."""
+        _, text = split_thought(reply.text)
+        blocks = code_blocks(text) if text.startswith(("```", "~~~")) else []
+        answer = _json_in(blocks[0].text if len(blocks) == 1 else text)
         verdict = answer.get("pass") if answer is not None else None
         return float(verdict) if isinstance(verdict, bool) else None
 
