@@ -71,3 +71,15 @@ def test_games_of_one_seed_are_one_piece_of_evidence():
     few = rate_players([Game(s, "a", "b", float(s % 3 > 0)) for s in range(12) for _ in range(10)], "ab")["a"]
     many = rate_players([Game(s, "a", "b", float(s % 3 > 0)) for s in range(120)], "ab")["a"]
     assert few.value == pytest.approx(many.value) and few.high - few.low > 2 * (many.high - many.low)
+
+
+def test_draws_count_half_for_each_player():
+    scores = [1.0, 1.0, 1.0, 0.5, 0.5, 0.0]  # 4 points of 6, as many as 4 wins and 2 losses
+    with_draws, without = (
+        rate_players([Game(seed, "first", "second", score) for seed, score in enumerate(games)], ["first", "second"])
+        for games in (scores, [1.0] * 4 + [0.0] * 2)
+    )
+    assert with_draws["first"].value == pytest.approx(without["first"].value)
+    assert with_draws["first"].games == 6
+    drawn = rate_players([Game(seed, "first", "second", 0.5) for seed in range(20)], ["first", "second"])
+    assert drawn["first"].value == pytest.approx(MEAN) == drawn["second"].value

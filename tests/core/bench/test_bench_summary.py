@@ -49,6 +49,21 @@ def test_a_game_is_a_deal_from_both_seats_and_its_sum_decides_it():
     assert missing["one"].games == 9, "half a deal is no game"
 
 
+def test_each_sample_of_a_deal_is_a_game_of_its_own():
+    """Of three samples of each deal "one" wins one, so it has lost two thirds of the games and not won the best."""
+
+    def sample(seed, number):
+        won = 1.0 if number == 0 else -1.0
+        rewards = ({"x": won, "y": -won}, {"x": -won, "y": won})
+        return [replace(record(seed, *each), sample=number) for each in zip((HERE, THERE), rewards, strict=True)]
+
+    records = [one for seed in range(8) for number in range(3) for one in sample(seed, number)]
+    rated = summarise(records, [TWO], ("one", "two")).ratings
+    assert rated["one"].games == 24 and rated["one"].value < rated["two"].value
+    (cell, _) = summarise(records, [TWO], ("one", "two")).cells
+    assert cell.reward.value == pytest.approx(-1 / 3)
+
+
 def test_a_rivals_forfeit_is_neither_a_win_nor_a_success():
     paid = [record(seed, HERE, {"x": 1.0, "y": -1.0}, forfeit="y", success=True) for seed in range(8)]
     summary = summarise(paid, [TWO], ("one", "two"))

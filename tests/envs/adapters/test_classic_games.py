@@ -100,3 +100,9 @@ def test_the_deciding_seat_is_told_its_legal_moves_and_random_players_keep_to_th
     while not any(env.terminations.values()):
         env.step(str(rng.choice(env.infos[env.agent_selection]["legal_actions"])))
     assert not any("illegal" in info or "legal_actions" in info for info in env.infos.values())
+
+
+def test_line_on_the_last_free_square_of_connect_four_wins():
+    columns = iter("123615046113131330226523645522460454406005")
+    episode = fa.play(fa.make("forge/ConnectFour-v0"), fa.Scripted(lambda observation: next(columns)))
+    assert len(episode.turns) == 42 and episode.rewards == {"player_0": -1.0, "player_1": 1.0}

@@ -260,6 +260,17 @@ def test_answer_of_a_base_model_is_learned_with_the_end_that_its_template_writes
     assert tokenizer.decode(item.ids[item.mask]) == "1<|im_end|>2<|im_end|>"
 
 
+def test_pair_of_equal_answers_is_left_out_and_counted(dpo):
+    def episode(seed, answer, reward):
+        turn = fa.Turn(agent="a", index=0, observation="one?", action=answer, reward=reward, policy="hero")
+        trajectory = fa.Trajectory(agent="a", policy="hero", env_id="e", seed=seed, turns=(turn,))
+        return fa.Episode(env_id="e", seed=seed, trajectories={"a": trajectory})
+
+    luck = [episode(1, "1", 1.0), episode(1, "1", 0.0), episode(2, "1", 1.0), episode(2, "2", 0.0)]
+    found = dpo(*luck, {"prompt": "one?", "chosen": "1 ", "rejected": "1"})
+    assert len(found.items) == 1 and found.counts["pairs of equal answers"] == 2
+
+
 def test_metadata_and_empty_values_are_accepted(sft, dpo, caplog):
     about = {
         "id": 3, "prompt_id": "x", "source": "web", "metadata": {"loss": 0}, "score_chosen": 3.5, "num_tools": 2,

@@ -195,7 +195,8 @@ def read_pairs(
     """Read `data` and pair it.
 
     A row has ``chosen`` and ``rejected``, each a text or a list of messages, and the ``prompt`` before both, unless
-    they begin with it. Of the episodes with one environment and seed, each agent's best and worst are a pair.
+    they begin with it. Of the episodes with one environment and seed, each agent's best and worst are a pair. Pairs of
+    equal answers are left out.
 
     Arguments and errors are those of `read_demonstrations`; `config` says what makes a pair, and `reward` is what
     episodes are compared by.
@@ -218,7 +219,9 @@ def read_pairs(
         chosen, rejected = (tuple(_streams(one, renderer, keep_thoughts, counts)) for one in two)
         if chosen and rejected:
             pairs.append(Pair(chosen=chosen, rejected=rejected))
-    kept = [pair for pair in pairs if _fits((*pair.chosen, *pair.rejected), room, config, counts)]
+    different = [pair for pair in pairs if [s.content for s in pair.chosen] != [s.content for s in pair.rejected]]
+    counts["pairs of equal answers"] += len(pairs) - len(different)
+    kept = [pair for pair in different if _fits((*pair.chosen, *pair.rejected), room, config, counts)]
     return _gathered(kept, counts, policy)
 
 
