@@ -51,6 +51,9 @@ def test_overrides_are_taken_before_what_follows_from_staleness():
         ({"threads": 2}, ValueError, "share the host's cores"),
         ({"num_minibatches": 9}, ValueError, "more than groups_per_step=8"),
         ({"lr_min_share": 0.1}, ValueError, "policy 'red': learner.lr_min_share=0.1 has no effect"),
+        ({"correction": "truncate", "clip_high": 0.3}, ValueError, "learner.clip_high=0.3 has no effect"),
+        ({"correction": "none", "clip_low": 0.3}, ValueError, "learner.clip_low=0.3 has no effect"),
+        ({"sequence": "turn"}, ValueError, "learner.sequence='turn' has no effect: loss='dapo'"),
         ({"loss": "grpo"}, ValueError, "refills=0 and the trainer's loss 'dapo' refills=3"),
     ],
 )
@@ -62,6 +65,21 @@ def test_overrides_that_cannot_hold_are_refused_by_name(
     assert message in str(caught.value)
     with pytest.raises(error):
         GRPOTrainer(fa.League(policy(learner=learner)), out_dir=tmp_path)
+
+
+@pytest.mark.parametrize(
+    "learner",
+    [
+        {"clip_high": 0.3},
+        {"correction": "ratio", "clip_high": 0.3},
+        {"correction": "truncate", "clip_high": 0.3, "num_iterations": 2},
+        {"correction": "truncate", "clip_high": 0.3, "num_minibatches": 2},
+        {"correction": "mask", "correction_level": "sequence", "sequence": "turn"},
+    ],
+)
+def test_clips_and_sequences_that_act_are_taken(learner: dict[str, Any]):
+    assert fa.GRPOConfig().learner_of(policy(learner=learner))
+    assert fa.GRPOConfig(learner=fa.LearnerConfig(**learner))
 
 
 def test_what_an_override_switches_off_is_not_held_against_the_policy():

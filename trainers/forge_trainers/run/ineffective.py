@@ -73,7 +73,8 @@ def _unread(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
 
 def _unread_by_loss(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
     """Settings that the policy loss does not read, with what would read them."""
-    reduction, how = find_loss(learner.loss).reduction, learner.loss_settings.correction.how
+    loss, correction = find_loss(learner.loss), learner.loss_settings.correction
+    reduction, how = loss.reduction, correction.how
     if reduction != "constant":
         yield "length_constant", f"loss={learner.loss!r} does not divide by a constant; set loss='dr_grpo'"
     if how in ("ratio", "none"):
@@ -81,3 +82,13 @@ def _unread_by_loss(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
         yield from ((name, reason) for name in ("correction_level", "correction_low", "correction_high"))
     elif how == "truncate":
         yield "correction_low", "correction='truncate' has no lower bound; set correction='mask'"
+    if how != "ratio" and learner.num_iterations * learner.num_minibatches == 1:
+        reason = (
+            f"correction={how!r} takes the ratio to the learner at the start of the batch, so with one optimizer step "
+            "per batch it is 1; set num_iterations or num_minibatches above 1, or correction='ratio'"
+        )
+        yield from ((name, reason) for name in ("clip_low", "clip_high"))
+    by_sequence = how in ("truncate", "mask") and correction.level != "token"
+    if reduction == "token" and not loss.sequence_ratio and not by_sequence:
+        reason = f"loss={learner.loss!r} and its correction look at single tokens; set another loss"
+        yield "sequence", reason
