@@ -30,8 +30,8 @@ _SHOWN = 500
 """Characters of what a server says that an error quotes."""
 _SENT_STATUS = "forge_agents.sent_status"
 """Extension of a response: the status that the server sent with a body that holds an error."""
-_SAID = {"content", "reasoning_content", "reasoning", "tool_calls"}
-"""Of these a message has at least one."""
+_SAID = {"content", "reasoning_content", "reasoning", "refusal", "tool_calls"}
+"""Of these a message has at least one, unless it ended before its answer."""
 _refusals: contextvars.ContextVar[list[int]] = contextvars.ContextVar("_refusals")
 """HTTP statuses of the tries so far of the request under way that the server refused."""
 _unsupported: weakref.WeakKeyDictionary[Endpoint, set[str]] = weakref.WeakKeyDictionary()
@@ -122,16 +122,18 @@ class EndpointClient:
     async def _reply(
         self, messages: Sequence[Message], sampling: Sampling, optional: Mapping[str, Mapping[str, Any]]
     ) -> ChatReply:
+        refusals: dict[str, _RefusedError] = {}
         while True:
-            without = frozenset(self._refused)  # concurrent requests may add to it
+            without = {*self._refused, *refusals}  # concurrent requests may have added to it
             limit = LIMITS[LIMITS[0] in without]
             fields = _fields(sampling, optional) | {limit: {limit: sampling.max_tokens}}
             sent = {name: each for name, each in fields.items() if name not in without}
             try:
                 body = await self._send(messages, {key: value for each in sent.values() for key, value in each.items()})
             except _RefusedError as refusal:
-                self._leave_out(refusal, sent)
+                refusals[self._refused_field(refusal, sent)] = refusal
                 continue
+            self._leave_out(refusals)
             reply = read_reply(body, self._who, self._quote)
             if "stop" in without:
                 reply = _cut(reply, sampling.stop)
@@ -172,12 +174,21 @@ class EndpointClient:
         said = f"answered with status {sent_status} and an error" if sent_status else f"refused with status {status}"
         return _RefusedError(f"{self._who} {said}: {self._quote(body)}", status, body)
 
-    def _leave_out(self, refusal: _RefusedError, sent: Mapping[str, Mapping[str, Any]]) -> None:
-        """Leave out the field of `sent` that a refusal names from now on; raise the refusal if it names none."""
+    def _refused_field(self, refusal: _RefusedError, sent: Mapping[str, Mapping[str, Any]]) -> str:
+        """The field of `sent` that a refusal names. Raises EndpointError if it names none."""
         name = named_field(refusal.body, sent) if refusal.status in (400, 422) else None
         if name is None:
             raise EndpointError(str(refusal), refusal.status) from None
-        if name not in self._refused:
+        return name
+
+    def _leave_out(self, refusals: Mapping[str, _RefusedError]) -> None:
+        """Leave out fields from now on, after the server has answered without them.
+
+        A refusal for another reason may name a field by chance, for instance in the messages that it repeats.
+        """
+        for name, refusal in refusals.items():
+            if name in self._refused:
+                continue
             self._refused.add(name)
             instead = f"; the limit is sent as {LIMITS[1]}" if name == LIMITS[0] else ""
             instead = "; the stop texts are cut off here" if name == "stop" else instead
@@ -237,8 +248,8 @@ def read_reply(body: str, who: str, quote: Callable[[str], str]) -> ChatReply:
         reply = json.loads(body)
         choice = reply["choices"][0]
         message = choice["message"]
-        text = message.get("content") or ""  # none where the limit cut a thought off
-        thought = message.get("reasoning_content") or message.get("reasoning") or ""
+        text, thinking = _parts(message.get("content") or message.get("refusal") or "")
+        thought = message.get("reasoning_content") or message.get("reasoning") or thinking
         usage = reply.get("usage")
         counts = None
         if usage:
@@ -246,7 +257,8 @@ def read_reply(body: str, who: str, quote: Callable[[str], str]) -> ChatReply:
             counts = Usage(prompt_tokens=read, completion_tokens=written)
         calls = [read_call(call["function"]) for call in message.get("tool_calls") or ()][:MAX_CALLS]
         logprobs = (choice.get("logprobs") or {}).get("content") or ()
-        if not isinstance(text, str) or not _SAID & message.keys():
+        ended = message.get("role") == "assistant" and choice.get("finish_reason")  # in a thought, as of Gemini
+        if not isinstance(text, str) or not (_SAID & message.keys() or ended):
             raise TypeError("content is no text")
     except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError):
         raise _no_completion(who, quote(body)) from None
@@ -260,6 +272,15 @@ def read_reply(body: str, who: str, quote: Callable[[str], str]) -> ChatReply:
         tool_calls=tuple(calls),
         logprobs=logprobs,
     )
+
+
+def _parts(content: Any) -> tuple[Any, str]:
+    """Text and thought of a content, which Mistral's models give in parts."""
+    if not isinstance(content, list):
+        return content, ""
+    texts = [part["text"] for part in content if part["type"] == "text"]
+    thoughts = [_parts(part["thinking"])[0] for part in content if part["type"] == "thinking"]
+    return "".join(texts), "\n".join(thoughts)
 
 
 def _no_completion(who: str, quoted: str) -> EndpointError:

@@ -454,7 +454,7 @@ class EndpointPlayer:
         except StallError as late:  # of someone else's server: the episode's failure, not the run's
             raise EndpointError(str(late)) from None
         except EndpointError as error:
-            if error.status == 400 and is_too_long(str(error)):
+            if error.status in (400, 413, 422) and is_too_long(str(error)):
                 raise ContextFullError(str(error)) from None
             raise
         thought, written, answer = split_response(reply.text.strip(), opening="" if reply.thought else None)

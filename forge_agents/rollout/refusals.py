@@ -9,8 +9,12 @@ from typing import Any
 
 LIMITS = ("max_tokens", "max_completion_tokens")
 """Names of the response limit: the usual name, and the name that OpenAI's reasoning models require."""
-_TOO_LONG = ("context_length_exceeded", "maximum context length")
-"""How servers refuse a conversation that does not fit: OpenAI's code, vLLM's words."""
+_TOO_LONG = (
+    r"context_length_exceeded|maximum context length|longer than the (?:maximum model length|model's context length)"
+    r"|exceed_context_size|available context size|context length of only|prompt is too long"
+    r"|exceeds the maximum number of tokens|max_new_tokens. must be <="
+)
+"""How OpenAI, vLLM, SGLang, llama.cpp, LM Studio, Anthropic, Gemini and TGI refuse a conversation that does not fit."""
 _UNSUPPORTED = re.compile(
     r"unsupported|(?:not|n't) support|recogni[sz]e|unknown|not (?:permitted|allowed)|unexpected|extra|instead",
     re.IGNORECASE,
@@ -28,7 +32,7 @@ _PERMANENT = tuple(
         (403, r"forbidden|permission|access denied"),
         (404, r"(?:model|deployment)\b.{0,80}(?:not[\s_]found|(?:not|n't) exist|unknown|not a valid)|model_not_found"),
         (404, r"(?:no such|unknown|invalid) model"),
-        (400, r"invalid_request|unsupported_(?:parameter|value)|" + "|".join(_TOO_LONG)),
+        (400, rf"invalid_request|unsupported_(?:parameter|value)|{_TOO_LONG}"),
     )
 )
 """Errors that another try would meet again, by the status that they should have had."""
@@ -36,7 +40,7 @@ _PERMANENT = tuple(
 
 def is_too_long(refusal: str) -> bool:
     """Whether a refusal says that the conversation does not fit the model's context."""
-    return any(words in refusal for words in _TOO_LONG)
+    return re.search(_TOO_LONG, refusal, re.IGNORECASE) is not None
 
 
 def named_field(body: str, sent: Mapping[str, Iterable[str]]) -> str | None:

@@ -261,7 +261,57 @@ def test_a_thought_that_the_limit_cut_off_leaves_an_empty_answer(serve_chat):
     assert (reply.thought, reply.text) == ("se", "")
 
 
-@pytest.mark.parametrize("said", ["This model's maximum context length is 8 tokens", "context_length_exceeded"])
+TEXTS = [{"type": "text", "text": "hm"}]
+
+
+@pytest.mark.parametrize(
+    ("message", "end", "text", "thought"),
+    [
+        ({"content": [{"type": "text", "text": "3"}]}, "stop", "3", ""),
+        ({"content": [{"type": "thinking", "thinking": TEXTS}, {"type": "text", "text": "3"}]}, "stop", "3", "hm"),
+        ({"content": None, "refusal": "I cannot."}, "stop", "I cannot.", ""),
+        ({}, "length", "", ""),
+        ({}, "content_filter", "", ""),
+    ],
+)
+def test_answers_in_parts_refusals_and_answers_that_did_not_begin_are_read(serve_chat, message, end, text, thought):
+    choice = {"message": {"role": "assistant", **message}, "finish_reason": end}
+    reply = ask(serve_chat(lambda request: {"choices": [choice]}).endpoint)
+    assert (reply.text, reply.thought, reply.finish_reason) == (text, thought, "length" if end == "length" else "stop")
+
+
+def test_refusal_that_names_a_field_by_chance_does_not_change_later_requests(serve_chat, caplog):
+    def reply(request):
+        if "degrees" in request["messages"][-1]["content"]:
+            return 400, {"error": {"message": f"filtered: {request['messages'][-1]['content']} (temperature, top_p)"}}
+        return "3"
+
+    server = serve_chat(reply)
+
+    async def both():
+        client, sampling = EndpointClient(server.endpoint), fa.Sampling(temperature=0.7, top_p=0.9)
+        with pytest.raises(EndpointError, match="filtered"):
+            await client.ask([fa.Message(role="user", content="degrees?")], sampling)
+        await client.ask(ASK, sampling)
+        await client.close()
+
+    asyncio.run(both())
+    assert (server.requests[-1]["temperature"], server.requests[-1]["top_p"]) == (0.7, 0.9)
+    assert "left out" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "This model's maximum context length is 8 tokens",
+        "context_length_exceeded",
+        "the request exceeds the available context size, try increasing it",
+        "The decoder prompt (length 34) is longer than the maximum model length of 32",
+        "Trying to keep the first 40 tokens, but the model is loaded with context length of only 32 tokens",
+        "prompt is too long: 40 tokens > 32 maximum",
+        "`inputs` tokens + `max_new_tokens` must be <= 32",
+    ],
+)
 def test_a_conversation_that_is_too_long_truncates_the_episode(serve_chat, said):
     server = serve_chat(lambda r: "3" if len(r["messages"]) == 2 else (400, {"error": {"message": said}}))
     episode = group(server.endpoint).episodes[0]
