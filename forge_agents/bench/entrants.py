@@ -143,7 +143,8 @@ def read_player(words: str, sampling: Sampling | None = None) -> Player:
 
     ``random``; ``human``; ``expert``; ``package.module:function``, a scripted player; ``http://host:port/v1#model``, a
     model behind an endpoint; anything else is a model: a built-in name, a Hugging Face id, a folder, or the folder of a
-    run, which stands for what it exported: one model, or a team with a model for each of the run's agents.
+    run, which stands for what it exported: one model, or a team with a model for each of the run's agents. The folder
+    in a run that holds the exported models stands for the same.
 
     Raises:
         ValueError: The function cannot be imported, the address names no model, or the run exported none.
@@ -190,20 +191,25 @@ def called(players: Sequence[str]) -> dict[str, str]:
 
 
 def _model_or_run(words: str, sampling: Sampling) -> Player:
-    """The model that words name, or what the run in that folder exported."""
-    run = user_path(words)
-    export = run / "export"
-    if (run / "config.json").exists() or not export.is_dir():
+    """The model that words name, or what a run exported: the words name the run's folder or the folder of the models."""
+    folder = user_path(words)
+    run, export = (folder, folder / "export") if (folder / "export").is_dir() else (folder.parent, folder)
+    if (folder / "config.json").exists():
         return Policy(words, sampling=sampling)
     if (export / "config.json").exists():
         return Policy(str(export), sampling=sampling)
     models = {child.parent.name: str(child.parent) for child in sorted(export.glob("*/config.json"))}
+    if not models and (run == folder or (folder / "checkpoints").is_dir()):
+        raise ValueError(
+            f"player {words!r} is a run that has exported no model yet. It exports when it ends; to export a checkpoint, "
+            f"run: forge-agents export {words} --out {folder / 'export'}"
+        )
     if not models:
-        raise ValueError(f"player {words!r} is a run that has exported no model yet: forge-agents export writes one")
+        return Policy(words, sampling=sampling)
     policies = {agent: Policy(models[name], sampling=sampling) for agent, name in _agents_of(run) if name in models}
     if not policies:
         raise ValueError(
-            f"player {words!r} is a run that exported {len(models)} models, and its config.yaml does not say which "
+            f"player {words!r} stands for {len(models)} models, and {run / 'config.yaml'} does not say which "
             f"agents they play; give a mapping from agent to model, of {', '.join(models.values())}"
         )
     return Team(policies, from_run=True)

@@ -224,7 +224,7 @@ def test_a_run_stands_for_what_it_exported(tmp_path):
         (folder / "config.json").write_text("{}")
     assert read_player(str(one)) == fa.Policy(str(one / "export"))
     assert read_player(str(one / "export")) == fa.Policy(str(one / "export"))
-    with pytest.raises(ValueError, match=r"exported 2 models, and its config.yaml does not say which agents they play"):
+    with pytest.raises(ValueError, match=r"stands for 2 models, and .*config.yaml does not say which agents they play"):
         read_player(str(team))
     (team / "config.yaml").write_text("seats: {p0: asker, p1: answerer, p2: frozen, p3: asker}\n")
     found = read_player(str(team), fa.Sampling(max_tokens=9))
@@ -232,9 +232,24 @@ def test_a_run_stands_for_what_it_exported(tmp_path):
     asker, answerer = str(team / "export/asker"), str(team / "export/answerer")
     assert models == {"p0": asker, "p1": answerer, "p3": asker}
     assert all(policy.sampling.max_tokens == 9 for policy in found.policies.values())
-    (tmp_path / "early/export").mkdir(parents=True)
-    with pytest.raises(ValueError, match="exported no model yet: forge-agents export"):
-        read_player(str(tmp_path / "early"))
+    assert read_player(str(team / "export"), fa.Sampling(max_tokens=9)) == found
+    assert read_player(str(team / "export/asker")) == fa.Policy(asker)
+
+
+@pytest.mark.parametrize("folder", ["export", "checkpoints/step-000002"])
+def test_a_run_without_exported_models_says_how_to_export(tmp_path, folder):
+    (tmp_path / folder).mkdir(parents=True)
+    with pytest.raises(ValueError, match=f"exported no model yet.*forge-agents export {tmp_path} --out {tmp_path}/export"):
+        read_player(str(tmp_path))
+
+
+def test_models_of_a_checkpoint_that_was_exported_are_a_team(tmp_path):
+    for name in ("asker", "answerer"):
+        (tmp_path / "export-step-000002" / name).mkdir(parents=True)
+        (tmp_path / "export-step-000002" / name / "config.json").write_text("{}")
+    (tmp_path / "config.yaml").write_text("seats: {p0: asker, p1: answerer}\n")
+    team = read_player(str(tmp_path / "export-step-000002"))
+    assert team.policies["p1"].model == str(tmp_path / "export-step-000002/answerer")
 
 
 def test_players_without_names_are_called_by_what_tells_them_apart():
