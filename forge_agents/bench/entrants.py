@@ -191,7 +191,7 @@ def called(players: Sequence[str]) -> dict[str, str]:
 
 
 def _model_or_run(words: str, sampling: Sampling) -> Player:
-    """The model that words name, or what a run exported: the words name the run's folder or the folder of the models."""
+    """The model that words name, or what a run exported: the words are the run's folder or that of its models."""
     folder = user_path(words)
     run, export = (folder, folder / "export") if (folder / "export").is_dir() else (folder.parent, folder)
     if (folder / "config.json").exists():
@@ -201,8 +201,8 @@ def _model_or_run(words: str, sampling: Sampling) -> Player:
     models = {child.parent.name: str(child.parent) for child in sorted(export.glob("*/config.json"))}
     if not models and (run == folder or (folder / "checkpoints").is_dir()):
         raise ValueError(
-            f"player {words!r} is a run that has exported no model yet. It exports when it ends; to export a checkpoint, "
-            f"run: forge-agents export {words} --out {folder / 'export'}"
+            f"player {words!r} is a run that has exported no model yet. It exports when it ends; to export a "
+            f"checkpoint, run: forge-agents export {words} --out {folder / 'export'}"
         )
     if not models:
         return Policy(words, sampling=sampling)

@@ -382,7 +382,7 @@ def export(words: Sequence[str]) -> int:
     parser.add_argument("--checkpoint", type=str, default="best", help="best, newest, or a name such as step-000020.")
     parser.add_argument("--out", type=str, default="", help="A new folder; default: RUN/export-step-NNNNNN.")
     chosen = parser.parse_args(list(words))
-    written = fa.export_checkpoint(chosen.run, checkpoint=chosen.checkpoint, out=chosen.out or None)
+    written = fa.export_checkpoint(chosen.run, checkpoint=chosen.checkpoint, out=chosen.out or None, say=print)
     found = [written] if (written / "config.json").exists() else sorted(written.iterdir())
     print("\n".join(f"model  {model}" for model in found))
     _say_next(f"forge-agents serve {found[0]}")

@@ -239,7 +239,7 @@ def test_a_run_stands_for_what_it_exported(tmp_path):
 @pytest.mark.parametrize("folder", ["export", "checkpoints/step-000002"])
 def test_a_run_without_exported_models_says_how_to_export(tmp_path, folder):
     (tmp_path / folder).mkdir(parents=True)
-    with pytest.raises(ValueError, match=f"exported no model yet.*forge-agents export {tmp_path} --out {tmp_path}/export"):
+    with pytest.raises(ValueError, match=f"exported no model yet.*agents export {tmp_path} --out {tmp_path}/export"):
         read_player(str(tmp_path))
 
 

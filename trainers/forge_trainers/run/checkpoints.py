@@ -213,6 +213,11 @@ class Checkpoints:
         scored = [(mark.score, folder) for folder, mark in self._marks().items() if mark.score is not None]
         return max(scored)[1] if scored else None
 
+    def score(self, folder: Path) -> float | None:
+        """Mean held-out reward of a checkpoint; None where it was not measured."""
+        mark = self._marks().get(folder)
+        return None if mark is None else mark.score
+
     def complete(self) -> list[Path]:
         """Complete checkpoints, newest first."""
         return [mark.parent for mark in checkpoint_marks(self._folder)]
@@ -507,7 +512,11 @@ def _checked(folder: Path) -> _Mark:
 
 
 def export_checkpoint(
-    run: str | os.PathLike[str], *, checkpoint: str = "best", out: str | os.PathLike[str] | None = None
+    run: str | os.PathLike[str],
+    *,
+    checkpoint: str = "best",
+    out: str | os.PathLike[str] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Path:
     """Write the weights of one checkpoint in Hugging Face format, without engines and without the run's ranks.
 
@@ -516,6 +525,7 @@ def export_checkpoint(
         checkpoint: "best", of the highest held-out reward (the newest where none was measured); "newest"; or the name
             of one, such as "step-000020".
         out: The new folder; None is ``RUN/export-step-NNNNNN``.
+        say: Called with a line that names the checkpoint and its held-out reward, before the export.
 
     Returns:
         The folder: a model, or a subfolder for each policy where several were trained.
@@ -533,6 +543,10 @@ def export_checkpoint(
     if target.exists():
         raise RunFolderError(f"{target} is there already; name another folder with --out, or remove it")
     names = kept.policies(chosen)
+    if say is not None:
+        score = kept.score(chosen)
+        reward = "no held-out reward" if score is None else f"held-out reward {score:.4f}"
+        say(f"checkpoint  {chosen.name}, {reward}")
     for name in names:
         with tempfile.TemporaryDirectory() as dump:
             core = LearnerCore(_config(name, policies, dump))
