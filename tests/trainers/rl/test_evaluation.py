@@ -187,6 +187,41 @@ def test_the_checkpoint_of_an_evaluation_holds_the_weights_that_were_measured(tm
     assert best.name == "step-000002" and (best / "team" / "version").read_text() == "2"
 
 
+class Rivals(Draws):
+    possible_agents = ("a", "b")
+
+    def act(self, agent, action):
+        self.said += 1
+        other = "b" if agent == "a" else "a"
+        return fa.Outcome(rewards={agent: float(action or 0), other: -float(action or 0)}, done=self.said == 2)
+
+
+@pytest.mark.parametrize(
+    ("tags", "opponent", "reward", "best"),
+    [
+        (("zero-sum",), TEAM, None, None),
+        ((), TEAM, None, "step-000001"),
+        (("zero-sum",), fa.Scripted(lambda seen: "1", name="one"), None, "step-000001"),
+        (("zero-sum",), TEAM, lambda trajectory: abs(trajectory.reward), "step-000001"),
+    ],
+)
+def test_held_out_rewards_of_zero_sum_self_play_rank_no_checkpoint(tmp_path, capsys, *, tags, opponent, reward, best):
+    class Falls(Trainer):
+        async def _evaluation(self, sampler):
+            version = self._running.learners["team"].version
+            return await super()._evaluation(sampler) | {"eval/reward": [0.0, 0.2, 0.1][version]}
+
+    fa.register("tests/Rivals-v0", entry_point=Rivals, tags=tags)
+    settings = {"group_size": 3, "groups_per_step": 2, "refills": 0, "eval_episodes": 4, "preflight": False}
+    config = fa.GRPOConfig(**settings, eval_every=1, checkpoint_every=1)
+    with Falls({"a": TEAM, "b": opponent}, reward, config, tmp_path) as run:
+        run._processes = Processes(None)
+        run.fit("tests/Rivals-v0", steps=2)
+        found = run._checkpoints.best()
+    assert (found and found.name) == best
+    assert ("does not rank checkpoints: the newest counts as the best" in capsys.readouterr().out) == (best is None)
+
+
 @pytest.mark.parametrize("every", [0, 3])
 def test_nothing_is_played_after_the_last_step(tmp_path, every):
     played = []

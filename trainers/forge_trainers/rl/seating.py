@@ -11,7 +11,7 @@ import json
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -158,6 +158,15 @@ class Seating:
                     if agent not in found.setdefault(name, []):
                         found[name].append(agent)
         return found
+
+    def is_zero_sum_self_play(self, sampler: TaskSampler, trained: Collection[str]) -> bool:
+        """Whether `trained` policies play all agents, and every game has several agents and the tag zero-sum.
+
+        The mean reward of the trained policies is then the same however well they play.
+        """
+        zero_sum = all("zero-sum" in getattr(spec, "tags", ()) for spec in sampler.specs.values())
+        several = all(len(agents) > 1 for agents in sampler.seats.values())
+        return zero_sum and several and self.roles(sampler.seats).keys() <= set(trained)
 
     def check_experts(self, sampler: TaskSampler, declared: Mapping[str, AnyPolicy]) -> None:
         """Raises ValueError where an expert may sit in an environment that has none."""

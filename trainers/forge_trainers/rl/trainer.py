@@ -437,6 +437,15 @@ class GRPOTrainer:
         check_resumable(self.out_dir, settings, fixed)
         self._checkpoints.check_resumable(trained)
 
+    def _ranks_checkpoints(self, sampler: TaskSampler, trained: Collection[str]) -> bool:
+        """Whether a higher held-out reward means better policies."""
+        return not (is_env_reward(self.reward) and self._seating.is_zero_sum_self_play(sampler, trained))
+
+    def _score(self, sampler: TaskSampler, metrics: Mapping[str, float]) -> float | None:
+        """The held-out reward that checkpoints are ranked by; None without an evaluation, and where it ranks none."""
+        reward = metrics.get("eval/reward")
+        return reward if reward is not None and self._ranks_checkpoints(sampler, self._running.learners) else None
+
     def _tops(self, sampler: TaskSampler) -> dict[str, float | None]:
         """The most that can be earned, by environment; None where nobody says it."""
         return {env_id: most_of(self.reward, sampler.max_reward[env_id]) for env_id in sampler.env_ids}
@@ -495,7 +504,7 @@ class GRPOTrainer:
                     self._log(run, step, record.judged, record.samples, metrics)
                     display.step(step, metrics)
                     last = over or interrupt.asked
-                    if await self._save(step, last, metrics.get("eval/reward")):
+                    if await self._save(step, last, self._score(sampler, metrics)):
                         self._watch.lap("save")
                     if ending is not None:
                         display.say(ending.reason)
@@ -772,6 +781,11 @@ class GRPOTrainer:
             say(f"{', '.join(agents)}: policy {name} {told}")
         for warning in weak_rates(resolved, steps):
             say(warning)
+        if self.config.eval_every and not self._ranks_checkpoints(sampler, processes.learners):
+            say(
+                "all agents of a zero-sum game are trained, so the mean held-out reward (eval/reward) is constant and "
+                "does not rank checkpoints: the newest counts as the best. Compare exported models with fa.benchmark"
+            )
         if self.config.eval_every and not is_env_reward(self.reward):
             say(
                 f"held-out episodes are scored by the run's reward, {reward_name(self.reward)} (eval/reward), and "
