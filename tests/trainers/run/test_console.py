@@ -81,6 +81,16 @@ def test_rewards_of_several_policies_stand_beside_their_mean(monkeypatch, capsys
         assert told in capsys.readouterr().out
 
 
+def test_held_out_rewards_and_skipped_steps_of_several_policies_are_shown(capsys):
+    row = {"reward/mean": 0.0, "eval/reward": 0.0, "eval/reward/a": 0.25, "eval/reward/b": -0.25}
+    row |= {"learner/a/skipped": 1.0, "learner/b/skipped": 0.0}
+    with display.Display("train", 1, policies=["a", "b"]) as live:
+        live.step(0, row)
+    out = capsys.readouterr().out
+    assert "held-out 0.000  held-out a 0.250  held-out b -0.250" in out
+    assert "a skipped 1" in out and "b skipped" not in out
+
+
 def test_no_colour_leaves_the_bar(shown):
     said = shown(force_terminal=True, no_color=True, _environ={"TERM": "xterm"})
     assert "━" in said and "\x1b[3" not in said.replace("\x1b[3A", "")

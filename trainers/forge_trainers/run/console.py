@@ -71,7 +71,11 @@ class Display:
 
     def __init__(self, title: str, total: int, done: int = 0, policies: Collection[str] = ()) -> None:
         several = policies if len(policies) > 1 else ()
-        self._shown = (*_SHOWN[:1], *((name, f"reward/{name}", "{:.3f}") for name in several), *_SHOWN[1:])
+        rewards = [(name, f"reward/{name}", "{:.3f}") for name in several]
+        held_out = [(f"held-out {name}", f"eval/reward/{name}", "{:.3f}") for name in several]
+        self._shown = (*_SHOWN[:1], *rewards, *_SHOWN[1:2], *held_out, *_SHOWN[2:])
+        skipped = [(f"{name} skipped", f"learner/{name}/skipped", "{:.0f}") for name in several]
+        self._shown_if_any = (*_SHOWN_IF_ANY, *skipped)
         self._console = Console()
         self._title, self._total = title, total
         self._progress: Progress | None = None
@@ -89,7 +93,7 @@ class Display:
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show that `step` is done."""
-        shown = [*self._shown, *(one for one in _SHOWN_IF_ANY if metrics.get(one[1]))]
+        shown = [*self._shown, *(one for one in self._shown_if_any if metrics.get(one[1]))]
         text = "  ".join(
             f"{label} {form.format(metrics[key])}"
             for label, key, form in shown
