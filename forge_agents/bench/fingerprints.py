@@ -6,6 +6,7 @@ and port, is among them: it is all that is known of who plays. Waits for the dis
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -22,6 +23,7 @@ from forge_agents.bench.code import code_at, described
 from forge_agents.bench.entrants import Player, Team
 from forge_agents.envs.experts import expert_of
 from forge_agents.envs.spec import EnvSpec
+from forge_agents.files import user_path
 from forge_agents.models.resolve import resolve
 from forge_agents.policy import Endpoint, Expert, Policy, Random, Sampling, Scripted
 from forge_agents.serving.config import EngineConfig
@@ -120,12 +122,13 @@ def code_of(spec: EnvSpec) -> str:
 def with_content(argument: Any) -> Any:
     """An argument of an environment, and for a file or data set of tasks what it holds, which may change."""
     if isinstance(argument, str | os.PathLike):
-        path = Path(argument).expanduser()
-        path = path / "state.json" if path.is_dir() else path  # of a data set, with the fingerprint of its rows
-        if path.suffix.lower() not in _TASK_FILES or not path.is_file():
-            return argument
-        with path.open("rb") as file:
-            return ["file", str(argument), hashlib.file_digest(file, "sha256").hexdigest()]
+        with contextlib.suppress(OSError, ValueError):  # a text that is no path, such as a long prompt
+            path = user_path(argument)
+            path = path / "state.json" if path.is_dir() else path  # of a data set, with the fingerprint of its rows
+            if path.suffix.lower() in _TASK_FILES and path.is_file():
+                with path.open("rb") as file:
+                    return ["file", str(argument), hashlib.file_digest(file, "sha256").hexdigest()]
+        return argument
     fingerprint = getattr(argument, "_fingerprint", None)  # of Hugging Face's datasets
     return ["data set", fingerprint] if isinstance(fingerprint, str) else argument
 

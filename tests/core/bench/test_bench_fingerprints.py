@@ -179,6 +179,8 @@ def test_a_changed_file_or_data_set_of_tasks_is_another_environment(tmp_path):
         first, changed, again = (each[name] for each in prints)
         assert first != changed == again
     assert with_content("no-file.jsonl") == "no-file.jsonl" and with_content([1]) == [1]
+    long = "You are a poet. " * 500
+    assert with_content(long) == long, "a text that is no path"
     datasets = pytest.importorskip("datasets")
     one, other = (datasets.Dataset.from_list([{"a": text}]) for text in "ab")
     assert with_content(one) == with_content(one) != with_content(other)

@@ -138,6 +138,21 @@ def test_another_adapter_is_refused_before_anything_starts(tmp_path, change, mes
     assert before == after, "nothing is rewritten"
 
 
+def test_the_same_adapter_goes_on(tmp_path):
+    fit(tmp_path, lora=fa.LoRA(rank=4))
+    fit(tmp_path, steps=3, lora=fa.LoRA(rank=4))
+    assert len((tmp_path / "metrics.jsonl").read_text().splitlines()) == 3
+
+
+def test_changed_file_of_tasks_is_told(tmp_path, capsys):
+    tasks = tmp_path / "tasks.jsonl"
+    for steps, text in ((2, '"a"'), (3, '"a"'), (4, '"b"')):
+        tasks.write_text(text)
+        capsys.readouterr()
+        fit(tmp_path / "run", steps=steps, env_args={"size": str(tasks)})
+        assert ("env_args.size" in capsys.readouterr().out) == (steps == 4)
+
+
 def test_other_start_weights_are_refused_and_the_same_under_another_path_are_not(tmp_path, tiny_llama, tiny_qwen3):
     fit(tmp_path / "run", model=str(tiny_llama))
     (tmp_path / "moved").symlink_to(tiny_llama)

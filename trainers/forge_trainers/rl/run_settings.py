@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from forge_agents.bench.fingerprints import with_content
 from forge_agents.envs import registry
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.policy import AnyPolicy, Policy
@@ -45,7 +46,7 @@ def run_settings(
     return {
         "method": "grpo",
         "env": list(sampler.env_ids),
-        "env_args": describe(sampler.env_args),
+        "env_args": _arguments(sampler.env_args),
         "environments": {name: _environment(sampler, name) for name in sampler.env_ids},
         **({} if sampler.curriculum is None else {"curriculum": dataclasses.asdict(sampler.curriculum)}),
         "policies": {name: dataclasses.asdict(policy) for name, policy in models.items()},
@@ -67,8 +68,13 @@ def _environment(sampler: TaskSampler, env_id: str) -> dict[str, Any]:
     if (factory := sampler.factory) is not None:
         return {**facts, **describe(factory)}
     spec: EnvSpec = registry.spec(env_id)
-    arguments = {"max_turns": spec.max_turns, "isolation": spec.isolation, "arguments": describe(dict(spec.kwargs))}
+    arguments = {"max_turns": spec.max_turns, "isolation": spec.isolation, "arguments": _arguments(spec.kwargs)}
     return {**facts, **describe(spec.load()), **arguments}
+
+
+def _arguments(given: Mapping[str, Any]) -> Any:
+    """Arguments of an environment; of files and data sets of tasks also a hash of what they hold."""
+    return describe({name: with_content(value) for name, value in given.items()})
 
 
 def _trainer(config: GRPOConfig) -> dict[str, Any]:
