@@ -159,7 +159,9 @@ async def crew(task, client):
     asked = [{"role": "user", "content": "Plan.\x1b[2J"}]
     for seat in ("planner", "coder", "planner"):
         reply = await client.chat.completions.create(model=seat, messages=asked, tools=tools)
-    asked += [reply.choices[0].message.model_dump(exclude_none=True), {"role": "user", "content": "On."}]
+    message = reply.choices[0].message
+    result = {"role": "tool", "tool_call_id": message.tool_calls[0].id, "content": "1"}
+    asked += [message.model_dump(exclude_none=True), result, {"role": "user", "content": "On."}]
     for _ in range(2):
         await client.chat.completions.create(model="planner", messages=asked, tools=tools)
     return 1.0

@@ -167,7 +167,7 @@ def test_a_step_that_puts_too_few_groups_is_an_error_and_does_not_hang():
     async def main():
         await Pipeline(collect, as_they_are, staleness=0, steps=1, size=2).batch(0).judged
 
-    with pytest.raises(RuntimeError, match="step 0 has 1 of 2 groups"):
+    with pytest.raises(RuntimeError, match="step 1 has 1 of 2 groups"):
         asyncio.run(asyncio.wait_for(main(), 10))
 
 
