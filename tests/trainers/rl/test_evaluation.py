@@ -280,6 +280,7 @@ def test_runs_are_evaluated_by_their_own_reward(tmp_path, kind, capsys):
         best = run._checkpoints.best()
     measured = [row["eval/reward"] for row in rows]
     assert len(set(measured)) > 1 and {row["eval/env_reward"] for row in rows} == {0.0}
+    assert {row["env_reward/mean"] for row in rows} == {0.0} != {row["reward/mean"] for row in rows}
     assert int(best.name.rpartition("-")[2]) == int(np.argmax(measured)) + 1
     assert result.reward == pytest.approx(measured[-1]) and (result.env_reward, result.env_ci) == (0.0, 0.0)
     if kind == "rule":
@@ -288,14 +289,22 @@ def test_runs_are_evaluated_by_their_own_reward(tmp_path, kind, capsys):
     assert (paid.reward, paid.scored_by) == (0.0, "environment")
     printed = capsys.readouterr().out
     assert "held-out episodes are scored by the run's reward" in printed and "held-out env 0.000" in printed
+    assert "  env 0.000  held-out" in printed
 
 
 def test_the_environments_own_reward_is_not_reported_twice(tmp_path, capsys):
     with trainer(tmp_path, eval_every=1) as run:
         rows = run.fit(Draws, steps=1).metrics
         result = run.evaluate(Draws, episodes=5)
-    assert "eval/env_reward" not in rows[0] and "scored by" not in capsys.readouterr().out
+    assert not {"eval/env_reward", "env_reward/mean"} & rows[0].keys() and "scored by" not in capsys.readouterr().out
     assert result.reward == result.env_reward > 0
+
+
+def test_training_reports_what_the_environment_pays_beside_another_reward(tmp_path):
+    with trainer(tmp_path, reward=lambda trajectory: 5.0 - trajectory.reward) as run:
+        rows = run.fit(Draws, steps=2).metrics
+    for row in rows:
+        assert row["env_reward/mean"] == pytest.approx(5.0 - row["reward/mean"]) and row["env_reward/mean"] > 0
 
 
 def test_an_evaluation_teaches_the_ensemble_nothing(tmp_path):

@@ -189,6 +189,31 @@ def test_the_report_names_who_is_good_and_who_is_upside_down():
     assert "weak5" in report.table() and report.version == 1 and report.window_rows == 320
 
 
+def coins(k, **kwargs):
+    return Rule(lambda t: float(np.random.default_rng([k, int(1e6 * t.info["luck"])]).random() > 0.5), name=f"coin{k}")
+
+
+@pytest.mark.parametrize(
+    ("verifiers", "options", "warns"),
+    [
+        ([coins(k) for k in range(5)], {}, True),
+        ([coins(k) for k in range(5)], {"anchors": ["coin0"]}, False),
+        ([coins(k) for k in range(5)], {"label": lambda t: t.info["truth"] if t.seed % 8 == 0 else None}, False),
+        ([coins(k) for k in range(5)], {"combine": "mean"}, False),
+        (good(), {}, False),
+        (good()[3:], {}, False),
+    ],
+)
+def test_a_panel_that_tells_no_direction_warns_once_in_training(verifiers, options, warns, caplog):
+    ensemble = Ensemble(verifiers, **options)
+    for step in range(8):
+        ensemble.score(played(step, groups=4))
+    warnings = [text for text in caplog.messages if "which responses are correct" in text]
+    assert len(warnings) == warns
+    assert all(text.startswith("ensemble: on 128 rows none of 5 verifiers") for text in warnings)
+    assert all("anchors=, or label=" in text for text in warnings)
+
+
 def test_no_trajectories_have_an_answer():
     ensemble = Ensemble(good())
     assert ensemble.scores([]).shape == (0, 6) and ensemble.assess([]).scores.shape == (0,) and ensemble.version == 0

@@ -357,6 +357,9 @@ class GRPOTrainer:
         self._next_step = step + 1
         learners = self._running.learners
         metrics = summarise(self._seating.measured(judged), learners)
+        if not is_env_reward(self.reward):
+            paid = await judge([item.group for item in judged])
+            metrics["env_reward/mean"] = summarise(self._seating.measured(paid), learners)["reward/mean"]
         metrics |= group_spread(judged, self.config.groups_per_step) | samples.metrics(learners)
         metrics |= learned
         metrics |= await self._seating.record(step, judged, self._running)

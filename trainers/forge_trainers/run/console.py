@@ -18,6 +18,7 @@ from forge_agents.page import visible
 
 _SHOWN = (
     ("reward", "reward/mean", "{:.3f}"),
+    ("env", "env_reward/mean", "{:.3f}"),
     ("held-out", "eval/reward", "{:.3f}"),
     ("held-out env", "eval/env_reward", "{:.3f}"),
     ("used", "groups/used", "{:.0f}"),
@@ -98,7 +99,7 @@ class Display:
             f"{label} {form.format(metrics[key])}"
             for label, key, form in shown
             # a reward that is NaN is a mean of nothing: a policy met only itself, or nothing was finished
-            if key in metrics and not (key.startswith("reward/") and math.isnan(metrics[key]))
+            if key in metrics and not (key.startswith(("reward/", "env_reward/")) and math.isnan(metrics[key]))
         )
         if self._progress is not None:
             self._progress.update(self._task, completed=step + 1, metrics=text)

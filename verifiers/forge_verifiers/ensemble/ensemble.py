@@ -5,6 +5,7 @@ In: trajectories. Out: P(correct) of each as a score. Waits for its verifiers, e
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -48,7 +49,10 @@ from forge_verifiers.ensemble.panel import Answers, Caller, Cascade, Panel
 from forge_verifiers.report.reasons import direction, is_settled, with_reasons
 from forge_verifiers.report.report import EnsembleReport, Evidence
 
+_LOG = logging.getLogger(__name__)
 Forget = Literal["exponential", "window"]
+_ROWS_THAT_TELL = 128
+"""Rows on which some verifier of an ordinary panel is known to be better or worse than chance."""
 _ROWS = ("scores", "asked", "groups", "labels")
 
 
@@ -196,6 +200,7 @@ class Ensemble(Composable):
         self._anchors = [names.index(a) for a in anchors]
         self._watch = None if alarm is None else Watch(alarm, names)
         self._version = 0
+        self._warned = False
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
@@ -270,7 +275,7 @@ class Ensemble(Composable):
         evidence = None if fitted is None else self._evidence()
         camps = np.zeros(len(self.verifiers), np.intp) if fitted is None else fitted.camps
         names = [v.name for v in self.verifiers]
-        labels, anchors = int((~np.isnan(self._window.labels)).sum()), [names[k] for k in self._anchors]
+        labels, anchors = self._num_labels, [names[k] for k in self._anchors]
         believed = self._panel.report(fitted, self.families, evidence)
         settled = is_settled(labels, anchors)
         rows = with_reasons(believed, evidence, camps, settled=settled)
@@ -360,6 +365,25 @@ class Ensemble(Composable):
             window = self._window
             self._combiner.fit(window.scores, window.groups, window.labels, window.asked)
             self._version += 1
+            self._warn_of_direction()
+
+    def _warn_of_direction(self) -> None:
+        """Warns once where many rows do not tell which of two opposite readings of the scores is the right one."""
+        rows = len(self._window.groups)
+        if self._warned or rows < _ROWS_THAT_TELL or is_settled(self._num_labels, self._anchors):
+            return
+        fitted = self._combiner.report()
+        if np.isnan(fitted.tpr - fitted.fpr + fitted.tpr_error).all() or fitted.side.any():
+            return
+        self._warned = True
+        _LOG.warning(
+            "%s: on %d rows none of %d verifiers is known to be better or worse than chance, and no anchors or labels "
+            "say which responses are correct. Its reward may rise without better answers, or prefer wrong ones. Give "
+            "anchors=, or label= with the right answers of a few dozen trajectories; report() has the details",
+            self.name,
+            rows,
+            len(self.verifiers),
+        )
 
     def _look(self, watch: Watch, answers: Answers, rewards: Scores, groups: NDArray[np.intp]) -> None:
         """Shows one call to the alarms: the rewards of all rows, the scores of those on which nobody was spared."""
@@ -373,6 +397,10 @@ class Ensemble(Composable):
             means=mean_scores(answers.scores[rows]),
             witnesses=self._anchors or witnesses(fitted, self._window.scores),
         )
+
+    @property
+    def _num_labels(self) -> int:
+        return int((~np.isnan(self._window.labels)).sum())
 
     def _labels(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float32]:
         known = [None if self.label is None else self.label(t) for t in trajectories]

@@ -42,8 +42,8 @@ def with_reasons(
     explained = []
     for k, row in enumerate(rows):
         scores = np.empty(0) if evidence is None else evidence.scores[~np.isnan(evidence.scores[:, k]), k]
-        opposed = [] if settled or not camps[k] else np.flatnonzero(~np.isin(camps, (0, camps[k])))
-        against = [rows[j].name for j in opposed]
+        in_camps = camps[k] != 0 and not settled
+        against = [other.name for j, other in enumerate(rows) if in_camps and camps[j] not in (0, camps[k])]
         twins = [] if evidence is None else [j for j in range(k) if _alike(evidence, correlation[k, j], k, j)]
         like = [_likeness(rows[j].name, correlation[k, j], evidence, k, j) for j in twins[:1] if evidence is not None]
         if row.side < 0 and not clear:
@@ -57,7 +57,7 @@ def with_reasons(
     return tuple(explained)
 
 
-def is_settled(num_labels: int, anchors: Sequence[str]) -> bool:
+def is_settled(num_labels: int, anchors: Sequence[object]) -> bool:
     """Whether labels or anchors decide which responses count as correct."""
     return num_labels >= _LABELS_DECIDE or bool(anchors)
 
