@@ -289,11 +289,27 @@ def _warnings(report: Report) -> list[str]:
             f"NO SUCCESS IS DEFINED in {', '.join(s.undefined)}: compare rewards there. An environment defines it by "
             "info['success'] or info['outcome'] at its end, or by max_reward; a game of rivals also by wins and losses"
         )
+    if unpaid := _unpaid(report):
+        found.append(
+            f"EVERY REWARD IS 0 in {', '.join(unpaid)}: no player solved anything there, or the environment pays "
+            "nothing, such as a program without reward= whose result is no number"
+        )
     found += _unmet(report)
     for where, pairs in (("Over all environments", s.overall_pairs), ("In single environments", s.pairs)):
         if (power := _power(pairs)).startswith("NO PAIR"):
             found.append(f"{where}: {power}")
     return found
+
+
+def _unpaid(report: Report) -> list[str]:
+    """Environments that paid nobody anything and say of nobody whether it succeeded."""
+    played = {record.env for record in report.records if record.seats}
+    paid = {
+        record.env
+        for record in report.records
+        if any(seat.reward or seat.success is not None for seat in record.seats.values())
+    }
+    return [world.id for world in report.worlds if world.id in played - paid]
 
 
 def _unmet(report: Report) -> Iterator[str]:

@@ -6,6 +6,7 @@ program between two calls, with a deadline.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import itertools
@@ -403,6 +404,10 @@ def _check_reward(reward: object) -> None:
     if inspect.iscoroutinefunction(reward):
         raise TypeError("reward= is async; give a function that returns the number, or a judge to the trainer")
     takes(reward, "reward", "task", "result")
+    with contextlib.suppress(ValueError):  # built-ins have no signature
+        names = list(inspect.signature(reward).parameters)[:2]
+        if names[:1] == ["result"] or names[1:] == ["task"]:
+            raise TypeError(f"reward takes ({', '.join(names)}); it is called with (task, result), in this order")
 
 
 def _check_limits(timeout_s: float, error_reward: float, max_sampled_tokens: int | None) -> None:

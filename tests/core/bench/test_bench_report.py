@@ -145,6 +145,20 @@ def test_a_report_that_lacks_a_part_is_refused_as_damaged(report, tmp_path, brok
         board(path)
 
 
+def test_an_environment_that_pays_nobody_is_named(tmp_path):
+    def program(task, client):
+        asked = [{"role": "user", "content": str(task)}]
+        return client.chat.completions.create(model="agent", messages=asked).choices[0].message.content
+
+    rewards = {"Unpaid": None, "Paid": lambda task, result: float(result == "yes")}
+    for name, reward in rewards.items():
+        fa.register(f"my/{name}-v0", entry_point=fa.Program, program=program, tasks=range(20), reward=reward)
+    players = {"yes": fa.Scripted(lambda seen: "yes"), "no": fa.Scripted(lambda seen: "no")}
+    text = " ".join(play(tmp_path, players, ["my/Unpaid-v0", "my/Paid-v0"], episodes=2).table().split())
+    assert "EVERY REWARD IS 0 in my/Unpaid-v0: no player" in text
+    assert "EVERY REWARD" not in play(tmp_path / "paid", players, ["my/Paid-v0"], episodes=2).table()
+
+
 def test_a_page_of_suites_is_written_alone(capsys):
     with pytest.raises(SystemExit):
         cli.main(["leaderboard", "a.json", "--suites", "b.md", "--html", "c.html"])

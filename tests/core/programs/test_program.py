@@ -366,6 +366,14 @@ def test_a_reward_that_nobody_would_await_is_refused():
         fa.Program(plain, reward=reward)
 
 
+def test_a_reward_with_its_arguments_exchanged_is_refused():
+    for reward in (lambda result, task: 1.0, lambda result, answer: 1.0, lambda completion, task: 1.0):
+        with pytest.raises(TypeError, match=r"it is called with \(task, result\), in this order"):
+            fa.Program(plain, reward=reward)
+    for reward in (lambda task, result: 1.0, lambda row, answer: 1.0, lambda task, *more: 1.0, lambda *both: 1.0, max):
+        fa.Program(plain, reward=reward)
+
+
 def test_tasks_that_have_no_numbered_items_are_named():
     class Table:
         def __len__(self):
