@@ -89,7 +89,7 @@ def _breach(
     from forge_agents.schemas import Schema
 
     try:  # an empty registry: a schema of a stranger's server must not make us fetch anything
-        error = Schema(parameters, timeout_s=_CHECK_S, registry=Registry()).breach(dict(arguments))
+        error = Schema(_with_null(parameters), timeout_s=_CHECK_S, registry=Registry()).breach(dict(arguments))
     except TimeoutError:
         return f"the arguments of {tool} take too long to compare with its schema; shorten them, or call another tool"
     except Exception as broken:  # noqa: BLE001  # that schema may be anything
@@ -108,6 +108,19 @@ def _breach(
         return _unknown(tool, extra, schemas)
     expected = _shown({error.validator: error.validator_value})
     return f"the arguments of {tool} do not fit: {error.message}; expected {expected}"
+
+
+def _with_null(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`parameters` with null for arguments that are ``nullable``, a word of OpenAPI that JSON Schema does not know."""
+    properties = parameters.get("properties")
+    if not isinstance(properties, Mapping):
+        return parameters
+    allowed = {
+        name: {"anyOf": [schema, {"type": "null"}]}
+        for name, schema in properties.items()
+        if isinstance(schema, Mapping) and schema.get("nullable") is True
+    }
+    return {**parameters, "properties": {**properties, **allowed}} if allowed else parameters
 
 
 def _shown(schema: Any) -> str:

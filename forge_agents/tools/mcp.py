@@ -48,7 +48,7 @@ def mcp_tools(
     """Connect to an MCP server for the length of a ``with`` block.
 
     A call that fails, is late or finds the server gone is an error text for the model, as with any tool. Of a result
-    the model reads the texts, those of embedded resources too, and without any text the structured content as JSON.
+    the model reads the texts, those of embedded resources too, and the structured content as JSON if no text holds it.
     Images, sounds, binary resources and links are named only. Deep copies of an environment share the connection.
     Errors name the program and its script, or the host, and hold nothing else of the command or address, of `env` and
     of `headers`, for tokens may stand there and errors become prompts and stored episodes.
@@ -185,15 +185,30 @@ async def _all_tools(client: Client) -> list[Any]:
 
 
 def _text(result: CallToolResult) -> str:
-    """What the model reads of a result: its texts in order, and where there is none its structured content as JSON.
+    """What the model reads of a result: its texts in order, and its structured content as JSON unless a text holds it.
 
     Anything else, such as an image, is named in brackets, with what is known of it.
     """
     texts = [_text_in(block) for block in result.content]
     read = [text or _name_of(block) for text, block in zip(texts, result.content, strict=True)]
-    if result.structured_content is not None and not any(texts):
-        read.append(json.dumps(result.structured_content, ensure_ascii=False))
+    structured = result.structured_content
+    if structured is not None and not _are_of(list(filter(None, texts)), structured):
+        read.append(json.dumps(structured, ensure_ascii=False))
     return "\n".join(filter(None, read))
+
+
+def _are_of(texts: Sequence[str], structured: Mapping[str, Any]) -> bool:
+    """Whether texts say the same as the structured content, as most servers give both.
+
+    Servers of the Python SDK write a value that is no object as ``{"result": value}``, with texts in their own form.
+    """
+    if texts and structured.keys() == {"result"}:
+        return True
+    for text in texts:
+        with contextlib.suppress(ValueError, RecursionError):
+            if json.loads(text) == structured:
+                return True
+    return False
 
 
 def _text_in(block: Any) -> str:

@@ -3,7 +3,7 @@
 import pytest
 
 from forge_agents.tools import Tool, ToolCall, describe_tools, parse_tool_calls, run_tool
-from forge_agents.tools.arguments import argument_schemas
+from forge_agents.tools.arguments import argument_schemas, wrong_arguments
 
 NUMBER, TEXT = {"type": "integer"}, {"type": "string"}
 CITY, POINT = {"properties": {"city": TEXT}, "required": ["city"]}, {"properties": {"x": NUMBER}, "required": ["x"]}
@@ -132,3 +132,11 @@ def test_plain_calls_name_and_place_the_arguments_of_combined_schemas(kind):
     if kind != "if":
         (example,) = parse_tool_calls(text.splitlines()[-1], tools=[offered])
         assert run_tool([offered], example).ok, example
+
+
+def test_null_fits_an_argument_that_openapi_calls_nullable():
+    schema = {"type": "object", "properties": {"x": {"type": "integer", "nullable": True}, "y": {"type": "integer"}}}
+    assert wrong_arguments("tool", schema, {"x": None}) == ""
+    assert wrong_arguments("tool", {**schema, "required": ["x"]}, {"x": None}) == ""
+    assert "expected" in wrong_arguments("tool", schema, {"y": None})
+    assert "expected" in wrong_arguments("tool", schema, {"x": "a"})

@@ -254,6 +254,10 @@ RESULTS = {
     "both": dict(content=[TEXT, NOTES, IMAGE]),
     "structured": dict(content=[], structured_content=TABLE),
     "structured and text": dict(content=[TEXT], structured_content=TABLE),
+    "structured and its text": dict(
+        content=[TextContent(type="text", text='{"name": "caf\\u00e9",\\n "rows": [1, 2]}')], structured_content=TABLE
+    ),
+    "wrapped value and its text": dict(content=[TEXT], structured_content={"result": "before"}),
     "structured and resource": dict(content=[NOTES], structured_content=TABLE),
     "structured and empty resource": dict(content=[EMPTY], structured_content=TABLE),
     "structured and image": dict(content=[IMAGE], structured_content=TABLE),
@@ -294,8 +298,10 @@ TABLE = '{"rows": [1, 2], "name": "caf\u00e9"}'
         ("resource", "# Notes"),
         ("both", "before\n# Notes\n[image, image/png]"),
         ("structured", TABLE),
-        ("structured and text", "before"),
-        ("structured and resource", "# Notes"),
+        ("structured and text", f"before\n{TABLE}"),
+        ("structured and resource", f"# Notes\n{TABLE}"),
+        ("structured and its text", '{"name": "caf\u00e9",\n "rows": [1, 2]}'),
+        ("wrapped value and its text", "before"),
         ("structured and empty resource", f"[resource, file:///notes.md]\n{TABLE}"),
         ("structured and image", f"[image, image/png]\n{TABLE}"),
         ("structured empty", "{}"),
