@@ -33,7 +33,7 @@ class _Formatter(DefaultHelpFormatter):
         return text if text.startswith("examples:\n") else super()._fill_text(text, width, indent)
 
 
-_READ = ("data", "eval_data", "model")
+_READ = ("data", "eval_data", "model", "tasks", "eval_tasks")
 """Keys whose values may be files or folders that are read."""
 _OWNERS = {"policies": "train", "warm_start": "train", "policy": "sft", "players": "bench"}
 """Commands by keys that their files have, and no others'."""

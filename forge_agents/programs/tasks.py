@@ -150,7 +150,10 @@ def _opened(given: AnyTasks, what: str) -> Any:
 
 def _read(path: Path, what: str) -> Any:
     if not path.exists():
-        raise ValueError(f"{what}={str(path)!r} does not exist; give the path of a file of tasks, or a list of them")
+        advice = "give the path of a file of tasks, or a list of them"
+        if not path.is_absolute():
+            advice = f"it is looked for in {Path.cwd()}; beside a module it is Path(__file__).with_name({path.name!r})"
+        raise ValueError(f"{what}={str(path)!r} does not exist; {advice}")
     if path.suffix.lower() not in (*_JSON, *_TABLES) and not path.is_dir():
         known = ", ".join((*_JSON, *_TABLES))
         raise ValueError(f"{what}={str(path)!r} is no file of tasks; give one that ends in {known}")

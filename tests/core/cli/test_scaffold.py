@@ -65,6 +65,23 @@ def test_a_runs_file_finds_what_it_names_beside_itself_from_any_folder(folder, t
         assert mine.warm_start["team"].data == "mine.jsonl" and mine.warm_start["team"].epochs == 4
 
 
+def test_tasks_that_a_runs_file_names_are_found_beside_it(tmp_path, monkeypatch):
+    from forge_agents.cli.config import parse
+    from forge_trainers.run_file import RunConfig
+
+    (tmp_path / "file").mkdir()
+    (tmp_path / "file/rows.jsonl").write_text('{"question": "2 + 3?"}\n')
+    (tmp_path / "file/train.yaml").write_text(
+        "env: my/Crew-v0\nenv_args: {tasks: rows.jsonl, eval_tasks: elsewhere.jsonl}\npolicies: {own: {model: m}}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    run = parse(RunConfig, ["file/train.yaml"], prog="forge-agents train", description="")
+    assert run.env_args == {"tasks": str(tmp_path / "file/rows.jsonl"), "eval_tasks": "elsewhere.jsonl"}
+    monkeypatch.chdir(tmp_path / "file")
+    run = parse(RunConfig, ["train.yaml"], prog="forge-agents train", description="")
+    assert run.env_args["tasks"] == "rows.jsonl"
+
+
 def test_a_model_that_the_file_names_is_found_beside_it_and_a_hubs_name_is_left_alone(tmp_path, monkeypatch):
     from forge_agents.cli.config import parse
     from forge_trainers.run_file import RunConfig
