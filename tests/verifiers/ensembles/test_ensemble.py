@@ -214,6 +214,15 @@ def test_a_panel_that_tells_no_direction_warns_once_in_training(verifiers, optio
     assert all("anchors=, or label=" in text for text in warnings)
 
 
+def test_mistakes_in_priors_and_labels_name_their_source():
+    with pytest.raises(TypeError, match=r"the prior of 'weak0' is 0.8; give a Prior, such as Prior.of"):
+        Ensemble(good(), priors={"weak0": 0.8})
+    for label, kind in ((lambda t: t.info["gold"], KeyError), (lambda t: "yes", ValueError)):
+        with pytest.raises(kind) as raised:
+            Ensemble(good(), label=label).score(played())
+        assert raised.value.__notes__[0].startswith("in label= of 'ensemble', asked about trajectory 0, of 'a' in t seed 0")
+
+
 def test_no_trajectories_have_an_answer():
     ensemble = Ensemble(good())
     assert ensemble.scores([]).shape == (0, 6) and ensemble.assess([]).scores.shape == (0,) and ensemble.version == 0

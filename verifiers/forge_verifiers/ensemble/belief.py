@@ -86,6 +86,7 @@ def combiner_for(
 
     Raises:
         UnknownIdError: no combiner, or no verifier named as anchor or in `priors`.
+        TypeError: a prior that is no `Prior`.
         ValueError: priors for a combiner that takes none.
     """
     names = [v.name for v in verifiers]
@@ -93,6 +94,9 @@ def combiner_for(
         for name in named:
             if name not in names:
                 raise UnknownIdError(f"{what} {name!r} is none of {', '.join(names)}.{did_you_mean(name, names)}")
+    for name, prior in priors.items():
+        if not isinstance(prior, Prior):
+            raise TypeError(f"the prior of {name!r} is {prior!r}; give a Prior, such as Prior.of(0.8, strength=50)")
     combiner = combiners.get(
         combine,
         families=families if any(f is not None for f in families) else None,

@@ -403,8 +403,20 @@ class Ensemble(Composable):
         return int((~np.isnan(self._window.labels)).sum())
 
     def _labels(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float32]:
-        known = [None if self.label is None else self.label(t) for t in trajectories]
-        return np.array([math.nan if value is None else float(value) for value in known], np.float32)
+        known = np.full(len(trajectories), math.nan, np.float32)
+        if self.label is None:
+            return known
+        for row, trajectory in enumerate(trajectories):
+            try:
+                value = self.label(trajectory)
+                known[row] = math.nan if value is None else float(value)
+            except Exception as error:
+                error.add_note(
+                    f"in label= of {self.name!r}, asked about trajectory {row}, of {trajectory.agent!r} in "
+                    f"{trajectory.env_id} seed {trajectory.seed}; return True, False, or None where it is not known"
+                )
+                raise
+        return known
 
 
 def _check(verifiers: Sequence[Verifier], *, refit_every: int, max_rows: int, forget: str, timeout_s: float) -> None:
