@@ -220,7 +220,7 @@ def test_mistakes_in_priors_and_labels_name_their_source():
     for label, kind in ((lambda t: t.info["gold"], KeyError), (lambda t: "yes", ValueError)):
         with pytest.raises(kind) as raised:
             Ensemble(good(), label=label).score(played())
-        assert raised.value.__notes__[0].startswith("in label= of 'ensemble', asked about trajectory 0, of 'a' in t seed 0")
+        assert raised.value.__notes__[0].startswith("in label= of 'ensemble', asked about trajectory 0, of 'a' in t")
 
 
 def test_no_trajectories_have_an_answer():
