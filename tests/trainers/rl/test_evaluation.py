@@ -236,6 +236,26 @@ def test_nothing_is_played_after_the_last_step(tmp_path, every):
     assert played == [0, 1, 2]
 
 
+def test_an_evaluation_says_which_weights_it_plays(tmp_path, capsys, monkeypatch):
+    async def start(*args, **kwargs):
+        return Processes(None)
+
+    monkeypatch.setattr("forge_trainers.rl.trainer.Processes.start", start)
+
+    def evaluated():
+        config = fa.GRPOConfig(group_size=3, groups_per_step=2, preflight=False)
+        with GRPOTrainer(TEAM, config=config, out_dir=tmp_path) as run:
+            run.evaluate(Draws, episodes=2)
+            run.evaluate(Draws, episodes=2)
+        return capsys.readouterr().err
+
+    assert evaluated().count("evaluates the start models, since there is no checkpoint") == 1
+    with trainer(tmp_path) as run:
+        run.fit(Draws, steps=2)
+    capsys.readouterr()
+    assert evaluated().count(f"{tmp_path}: evaluates the weights after step 2") == 1
+
+
 # ---- by which reward
 
 

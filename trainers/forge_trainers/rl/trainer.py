@@ -708,6 +708,7 @@ class GRPOTrainer:
         if learn and not any(policy.trainable for policy in policies.values()):
             raise ValueError("no seat holds a trainable policy; give at least one fa.Policy(..., trainable=True)")
         begins = self._next_step is None and (learn or self._checkpoints.any() or not self._synced)
+        first_evaluation = self._processes is None and not learn and any(one.trainable for one in policies.values())
         with starts.shown():
             if self._processes is None:
                 self._processes = await Processes.start(
@@ -728,6 +729,11 @@ class GRPOTrainer:
             self._next_step = await self._checkpoints.restore(self._processes.learners)
             if self._next_step or self._processes.faults.all:  # engines may be ahead of a learner that died
                 self._synced = False
+        if first_evaluation:
+            with starts.shown() as say:
+                done = self._next_step
+                weights = f"the weights after step {done}" if done else "the start models, since there is no checkpoint"
+                say(f"{self.out_dir}: evaluates {weights}")
         if not self._synced:
             await self._sync()
             self._synced = True
