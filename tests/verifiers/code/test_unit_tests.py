@@ -249,8 +249,18 @@ def test_blocks_are_chosen_by_the_names_that_the_tests_use():
     assert extract_code(text, {"unknown"}) == extract_code(text) == "h = f()"
 
 
+def test_a_block_that_imports_the_solution_does_not_replace_it():
+    solution, use = "def f(): return 1", "from solution import f\nassert f() == 1"
+    text = f"```python\n{solution}\n```\nTest it:\n```python\n{use}\n```"
+    assert extract_code(text, {"f"}) == solution
+    assert extract_code("```python\nfrom math import gcd as f\n```\n```python\nf(4, 6)\n```", {"f"}) == (
+        "from math import gcd as f"
+    )
+
+
 def test_code_is_the_last_block_or_all():
     assert extract_code("```py\na\n```\nthen\n```\nb\n```") == "b"
     assert extract_code("```python\nunclosed = 1") == "unclosed = 1"
+    assert extract_code("<answer>\nx = 1\n</answer>") == "x = 1"
     assert extract_code(" x = 1 ") == "x = 1"
     assert extract_code("x" * 200_000) == ""

@@ -78,3 +78,11 @@ def test_combiners_without_estimates_report_nan() -> None:
     for name in ("mean", "majority"):
         report = combiners.get(name).fit(s).report()
         assert np.isnan(report.tpr_error).all() and (report.side == 0).all()
+
+
+@pytest.mark.parametrize("name", ["default", "dawid-skene", "weaver"])
+def test_nothing_tells_whether_a_verifier_alone_is_better_than_chance(name: str) -> None:
+    s, y = votes(0, (0.7,))
+    fitted = combiners.get(name)
+    assert auroc(y, fitted.fit_predict(s)) == pytest.approx(auroc(y, s[:, 0]))
+    assert fitted.report().side.tolist() == [0]

@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from forge_verifiers.core.markdown import CodeBlock, code_blocks, indented_blocks
+from forge_verifiers.core.markdown import CodeBlock, answer_section, code_blocks, indented_blocks
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,22 @@ from forge_verifiers.core.markdown import CodeBlock, code_blocks, indented_block
 def test_a_fenced_block_is_found_wherever_markdown_allows_it(text):
     (block,) = code_blocks(text)
     assert block.language == "python" and block.text.strip() == "def f():\n    return 1"
+
+
+@pytest.mark.parametrize(
+    ("text", "section"),
+    [
+        ("<answer>\nx = 1\n</answer>\n", "x = 1"),
+        ("so <answer>{}</answer>", "{}"),
+        ("x = 1", "x = 1"),
+        ("<answer>x = 1", "<answer>x = 1"),
+        ("</answer><answer>", "</answer><answer>"),
+        ("f'<answer>{x}</answer>'", "f'<answer>{x}</answer>'"),
+        ("```\nf'<answer>'\n```</answer>", "```\nf'<answer>'\n```</answer>"),
+    ],
+)
+def test_an_answer_section_is_read_without_its_tags(text, section):
+    assert answer_section(text) == section
 
 
 def test_blocks_keep_their_order_language_and_inner_fences():

@@ -15,10 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from forge_agents.sandbox import Sandbox, SandboxError, SandboxUnavailable
 from forge_agents.types import Trajectory
-from forge_verifiers.core.markdown import code_blocks, indented_blocks
+from forge_verifiers.core.markdown import answer_section, code_blocks, indented_blocks
 from forge_verifiers.core.verifier import Assessment, Cost, ScoreError, Scores, TrajectoryRule
 
 MAX_CODE_CHARS = 100_000
@@ -154,8 +155,9 @@ def extract_code(text: str, wanted: Collection[str] = ()) -> str:
     """The Python program in a text.
 
     The program consists of the last fenced block that defines each wanted name and of the blocks that those blocks
-    need. If no block defines a wanted name, the program is the last block. Blocks in other languages are ignored. A
-    text without a fenced block is a program as a whole, or its indented blocks are.
+    need. A block that only imports a name defines it if no other block does. If no block defines a wanted name, the
+    program is the last block. Blocks in other languages are ignored. A text without a fenced block is a program as a
+    whole, or its indented blocks are; of a text with an ``<answer>`` section only this section counts.
 
     Args:
         text: Markdown with Python, or Python.
@@ -166,40 +168,54 @@ def extract_code(text: str, wanted: Collection[str] = ()) -> str:
     """
     if len(text) > MAX_CODE_CHARS:
         return ""
+    text = answer_section(text)
     blocks = [block for block in code_blocks(text) if block.language in _PYTHON] or code_blocks(text)
-    if not blocks and _bound_and_used(text) is None:
+    if not blocks and _names_of(text) is None:
         blocks = indented_blocks(text)
     sources = [textwrap.dedent(block.text).strip() for block in blocks]
-    names = {number: each for number, source in enumerate(sources) if (each := _bound_and_used(source))}
+    names = {number: each for number, source in enumerate(sources) if (each := _names_of(source))}
     chosen: set[int] = set()
     needed = set(wanted)
     while needed:
         name = needed.pop()
-        defining = next((number for number in reversed(names) if name in names[number][0]), None)
+        places = [number for number in names if name in names[number].bound]
+        places = places or [number for number in names if name in names[number].imported]
+        defining = places[-1] if places else None
         if defining is not None and defining not in chosen:
             chosen.add(defining)
-            needed |= names[defining][1]
+            needed |= names[defining].used
     if chosen:
         return "\n\n".join(sources[number] for number in sorted(chosen))
     return sources[[*names][-1] if names else -1] if sources else text.strip()
 
 
-def _bound_and_used(source: str) -> tuple[set[str], set[str]] | None:
-    """Names that a program binds at its top level, and names that it reads; None if it is not Python."""
+class _Names(NamedTuple):
+    """Names of a program."""
+
+    bound: set[str]
+    """Names that it defines or assigns at its top level."""
+    imported: set[str]
+    used: set[str]
+    """Names that it reads."""
+
+
+def _names_of(source: str) -> _Names | None:
+    """The names of a program; None if it is not Python."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     bound: set[str] = set()
+    imported: set[str] = set()
     for node in tree.body:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             bound.add(node.name)
         else:
             bound.update(n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
             imports = [n for n in ast.walk(node) if isinstance(n, ast.Import | ast.ImportFrom)]
-            bound.update((name.asname or name.name).partition(".")[0] for each in imports for name in each.names)
+            imported.update((name.asname or name.name).partition(".")[0] for each in imports for name in each.names)
     used = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    return bound, used
+    return _Names(bound, imported, used)
 
 
 @lru_cache(maxsize=4096)
@@ -217,8 +233,8 @@ def _names_of_tests(tests: str) -> frozenset[str]:
         if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id == "solution"
     }
     stored = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
-    bound, used = _bound_and_used(tests) or (set(), set())
-    return frozenset((used - bound - stored) | imported | attributes)
+    bound, others, used = _names_of(tests) or (set(), set(), set())
+    return frozenset((used - bound - others - stored) | imported | attributes)
 
 
 @cache

@@ -278,16 +278,16 @@ def _start(data: Data, side: Floats, balance: float) -> Floats:
 def _mean_share(data: Data, agreement: Floats, known: Known, q: Floats, *, alive: int) -> float:
     """Share in [0, 1] that the mean keeps in the posterior; labels and priors take it back as they grow.
 
-    It keeps all where nothing tells which voice is better: two voices, correlations as chance gives them, or an EM
-    that found no classes.
+    It keeps all where nothing tells which voice is better: one or two voices, correlations as chance gives them, or an
+    EM that found no classes.
     """
     v = len(agreement)
     told = int((~np.isnan(known.labels)).sum()) + float(known.prior_rows.sum())
     settled = 1.0 / (1.0 + (told / _SETTLING) ** 2)  # squared, so that a single label changes little
-    if v < min(3, alive) or (v == 2 and agreement[0, 1] < 0):
-        return settled
-    if v < 2:
+    if v == 0:
         return 0.0
+    if v == 1 or v < min(3, alive) or (v == 2 and agreement[0, 1] < 0):
+        return settled
     if q.var() < _FLAT * q.mean() * (1 - q.mean()):
         return settled
     heard = data.heard[~data.silence].astype(np.float64)

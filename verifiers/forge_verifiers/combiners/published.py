@@ -154,7 +154,9 @@ class DawidSkene(Combiner):
             q = naive_bayes(yes, no, tpr, fpr, pi)
             if np.abs(q - before)[~known].max(initial=0.0) < 1e-6:
                 break
-        error = rate_errors(np.stack([fpr, tpr]), q, ~np.isnan(scores))
+        low, high = score_range(scores)
+        settled = float((high > low).sum() > 1 or known.any())  # no other verifier says anything of a lone one
+        error = rate_errors(np.stack([fpr, tpr]), q, ~np.isnan(scores), settled)
         rates = {"tpr": tpr, "fpr": fpr, "tpr_error": error[1], "fpr_error": error[0]}
         return {"cuts": cuts, **rates, "class_balance": np.array(pi)}
 

@@ -27,6 +27,17 @@ class CodeBlock(NamedTuple):
     """The lines of the block, with ``\\n`` line endings and without the indentation of the fence."""
 
 
+def answer_section(text: str) -> str:
+    """The content of the ``<answer>`` section that ends a text, see `Format`; the whole text if there is none.
+
+    A tag within a code block begins no section.
+    """
+    before, tag, section = text.partition("<answer>")
+    if not tag or not text.rstrip().endswith("</answer>") or "```" in before or "~~~" in before:
+        return text
+    return section.rstrip().removesuffix("</answer>").strip()
+
+
 def code_blocks(text: str) -> list[CodeBlock]:
     """All fenced code blocks of a text, in order.
 

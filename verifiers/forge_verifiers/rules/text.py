@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from forge_agents.envs.thoughts import in_think_tags
 from forge_agents.types import Trajectory, Turn, total_tokens
-from forge_verifiers.core.markdown import code_blocks
+from forge_verifiers.core.markdown import answer_section, code_blocks
 from forge_verifiers.core.verifier import TrajectoryRule
 from forge_verifiers.rules.answers import AnswerRule, last_action, same_text
 
@@ -135,7 +135,8 @@ class Format(TrajectoryRule):
 class JsonSchema(TrajectoryRule):
     """The last action is JSON that fits a JSON schema, or its last fenced block is.
 
-    Fenced blocks in other languages than JSON are ignored, unless there is no other block.
+    Fenced blocks in other languages than JSON are ignored, unless there is no other block. Of a text with an
+    ``<answer>`` section only this section counts.
 
     A text that takes longer than `timeout_s` to be compared with the schema's patterns has failed.
     """
@@ -169,6 +170,7 @@ class JsonSchema(TrajectoryRule):
         text = last_action(trajectory)
         if text is None:
             return None
+        text = answer_section(text)
         blocks = code_blocks(text)
         texts = [block.text for block in blocks if block.language in {"", "json"}] or [block.text for block in blocks]
         try:
