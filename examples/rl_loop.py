@@ -62,7 +62,8 @@ async def train(team: fa.Policy, seed: int, steps: int, episodes: int, out: Path
             started = time.perf_counter()
             seeds_B = np.random.default_rng([seed, step]).choice(HELD_OUT_FROM, size=B)
             groups = await play(rollout, seeds_B.tolist(), siblings=G, draw=f"{seed}/{step}")
-            row = {"step": step + 1, "reward": mean_reward(groups), "failed": sum(len(group.failed) for group in groups)}
+            failed = sum(len(group.failed) for group in groups)
+            row = {"step": step + 1, "reward": mean_reward(groups), "failed": failed}
             samples = credited(groups)
             if samples:  # else every group earned the same throughout: nothing says which way to go
                 learned = await learner.train_step(pack(samples))

@@ -56,7 +56,8 @@ def test_the_best_and_the_newest_are_the_weights_of_their_steps(run: Path, capsy
     assert cli.main(["export", str(run), "--checkpoint", "step-000002", "--out", str(run / "mine")]) == 0
     assert same(run / "mine", newest)
     out = capsys.readouterr().out
-    assert "checkpoint  step-000002, held-out reward 0.4000" in out and f"next   forge-agents serve {run / 'mine'}" in out
+    assert "checkpoint  step-000002, held-out reward 0.4000" in out
+    assert f"next   forge-agents serve {run / 'mine'}" in out
 
 
 def test_what_cannot_be_exported_is_told(run: Path, tmp_path: Path) -> None:

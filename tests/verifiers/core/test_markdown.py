@@ -44,6 +44,12 @@ def test_an_answer_section_is_read_without_its_tags(text, section):
     assert answer_section(text) == section
 
 
+def test_fences_in_a_docstring_belong_to_the_code():
+    code = 'def f():\n    """Example:\n\n    ```python\n    f()\n    ```\n    """\n    return 1\n'
+    assert code_blocks(f"```python\n{code}```\nDone.") == [CodeBlock("python", code)]
+    assert [block.text.strip() for block in code_blocks("```python\n    x = 1\n    ```\nDone.\n")] == ["x = 1"]
+
+
 def test_blocks_keep_their_order_language_and_inner_fences():
     text = "```bash\nls\n```\ntext ```inline``` text\n````\n```\nx\n```\n````\n"
     assert code_blocks(text) == [CodeBlock("bash", "ls\n"), CodeBlock("", "```\nx\n```\n")]

@@ -60,7 +60,8 @@ def test_the_table_of_the_guide_is_there():
     "text",
     [
         *("The answer is 42.", "**Answer:** 42", "#### 42", "The answer is **42**.", "I think it's 42", "It is 42"),
-        *("**42**", r"\boxed{42}", r"\boxed 42", "<answer>42</answer>", "42", "42.", "6 times 7 is 42.", "The answer is $42$."),
+        *("**42**", r"\boxed{42}", r"\boxed 42", "<answer>42</answer>", "42", "42.", "6 times 7 is 42."),
+        "The answer is $42$.",
         "### Answer\n\n42",
     ],
 )

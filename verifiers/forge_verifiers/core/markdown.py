@@ -49,8 +49,16 @@ def code_blocks(text: str) -> list[CodeBlock]:
         return []
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     text = _CLOSING_BEFORE_TAG.sub(r"\1\n", _OPENING_AFTER_TEXT.sub(r"\1\n", text))
-    tokens = _parser(fenced=True).parse(_DEEP_FENCE.sub("\n", text))
-    return [CodeBlock(_language(token.info), token.content) for token in tokens if token.type == "fence"]
+    if deep := len(_DEEP_FENCE.findall(text)):  # in pairs within blocks they belong to the code, such as a docstring
+        blocks = _fences(_parser(fenced=True, indented=True), text)
+        inner = [len(_DEEP_FENCE.findall(block.text)) for block in blocks]
+        if sum(inner) == deep and not any(number % 2 for number in inner):
+            return blocks
+    return _fences(_parser(fenced=True), _DEEP_FENCE.sub("\n", text))
+
+
+def _fences(parser: MarkdownIt, text: str) -> list[CodeBlock]:
+    return [CodeBlock(_language(token.info), token.content) for token in parser.parse(text) if token.type == "fence"]
 
 
 def indented_blocks(text: str) -> list[CodeBlock]:
@@ -65,10 +73,15 @@ def _language(info: str) -> str:
 
 
 @cache
-def _parser(*, fenced: bool) -> MarkdownIt:
-    """A parser of blocks only: the time for hostile texts grows linearly."""
+def _parser(*, fenced: bool, indented: bool = False) -> MarkdownIt:
+    """A parser of blocks only: the time for hostile texts grows linearly.
+
+    Args:
+        fenced: Whether it reads fenced blocks instead of indented ones.
+        indented: Whether it reads both, as CommonMark does; then no line closes a fence from four spaces on.
+    """
     from markdown_it import MarkdownIt
 
     parser = MarkdownIt("commonmark").disable(["html_block", "reference", "heading", "lheading", "hr"])
     parser.core.ruler.enableOnly(["normalize", "block"])
-    return parser.disable("code" if fenced else "fence")
+    return parser if indented else parser.disable("code" if fenced else "fence")
