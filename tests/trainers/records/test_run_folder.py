@@ -100,8 +100,30 @@ def test_model_that_was_not_here_before_is_no_change(tmp_path):
         with RunFolder(tmp_path / name, before):
             pass
         check_resumable(tmp_path / name, after, ["weights.a"])
-    with pytest.raises(RunFolderError, match=r"weights.a is 1234 in the run .* and 5678 in this call"):
-        check_resumable(tmp_path / "moved", {"weights": {"a": "5678"}}, ["weights.a"])
+
+
+@pytest.mark.parametrize(("key", "one"), [("policies.a.model", False), ("policy.model", True)])
+def test_another_start_model_is_named_with_its_hash(tmp_path, key, one):
+    def settings(model, digest):
+        policy = {"name": "a", "model": model}
+        return {"policy": policy} if one else {"policies": {"a": policy}}, {"weights": {"a": digest}}
+
+    (before, old), (after, new) = settings("small", "1234"), settings("large", "5678")
+    with RunFolder(tmp_path, before | old):
+        pass
+    named = rf"^{key} is small \(hash 1234\) in the run .* and large \(hash 5678\) in this call.*set {key} back"
+    with pytest.raises(RunFolderError, match=named):
+        check_resumable(tmp_path, after | new, ["weights.a"])
+
+
+def test_an_adapter_where_there_was_none_is_named_as_a_whole(tmp_path):
+    before, after = (
+        {"policies": {"team": dataclasses.asdict(fa.Policy("model", lora=lora))}} for lora in (None, fa.LoRA(rank=4))
+    )
+    with RunFolder(tmp_path, before):
+        pass
+    with pytest.raises(RunFolderError, match=r"policies.team.lora is None in the run .* and \{.*'rank': 4.*\} in this"):
+        check_resumable(tmp_path, after, ["policies.team.lora"])
 
 
 def test_curve_is_a_picture(tmp_path):

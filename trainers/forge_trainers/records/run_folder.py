@@ -103,14 +103,27 @@ def check_resumable(folder: Path, settings: Mapping[str, Any], fixed: Iterable[s
         found = [_at(values, key) for values in (before, after)]
         if _ABSENT in found:
             continue
-        old, new = (dict(leaves(value, key)) for value in found)
+        if found[0] is None or found[1] is None:  # nothing against several settings
+            old, new = ({key: value} for value in found)
+        else:
+            old, new = (dict(leaves(value, key)) for value in found)
         if changed := next((name for name in (old | new) if old.get(name) != new.get(name)), None):
+            setting, values = changed, [str(side.get(changed)) for side in (old, new)]
+            if key.startswith("weights."):  # a hash is no setting
+                setting = _model_setting(after, key.removeprefix("weights."))
+                names = [_at(side, setting) for side in (before, after)]
+                values = [f"{name} (hash {value})" for name, value in zip(names, values, strict=True)]
             raise RunFolderError(
                 visible(
-                    f"{changed} is {old.get(changed)} in the run in {folder} and {new.get(changed)} in this call. It "
-                    f"cannot change when a run is resumed: set {changed} back, or choose another out_dir"
+                    f"{setting} is {values[0]} in the run in {folder} and {values[1]} in this call. It "
+                    f"cannot change when a run is resumed: set {setting} back, or choose another out_dir"
                 )
             )
+
+
+def _model_setting(settings: Mapping[str, Any], policy: str) -> str:
+    """The dotted key of the model of a policy, in the settings of a run with one policy or several."""
+    return f"policies.{policy}.model" if "policies" in settings else "policy.model"
 
 
 _ABSENT = object()
