@@ -121,18 +121,18 @@ class RunFolderError(ForgeError, OSError):
     """A run or cache folder that cannot be used."""
 
 
-def near_names(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> list[str]:
+def near_names(word: object, known: Iterable[str], *, cutoff: float = 0.5) -> list[str]:
     """At most three known names that are near a word, the nearest first.
 
     Args:
         cutoff: How alike they must be, 0 to 1, as `difflib.get_close_matches` takes it.
     """
     by_folded = {name.casefold(): name for name in known}
-    near = difflib.get_close_matches(word.casefold(), list(by_folded), n=3, cutoff=cutoff)
+    near = difflib.get_close_matches(str(word).casefold(), list(by_folded), n=3, cutoff=cutoff)
     return [by_folded[name] for name in near]
 
 
-def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.5) -> str:
+def did_you_mean(word: object, known: Iterable[str], *, cutoff: float = 0.5) -> str:
     """A sentence with the `near_names`, e.g. ``" Did you mean 'a' or 'b'?"``; empty when none is near."""
     near = near_names(word, known, cutoff=cutoff)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

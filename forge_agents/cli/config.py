@@ -106,6 +106,7 @@ class Parser(ArgumentParser):
         if not self.exit_on_error and ex is not None:
             raise ex
         known = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
+        message = _about_value(message) or message
         hint = _suggestion(message, known)
         end = "" if message.strip().endswith(("?", ".")) else "."
         self.exit(2, f"{self.prog}: {message.strip()}{end}{hint}\nSee {self.prog} --help\n")
@@ -169,6 +170,31 @@ def parse(
     parser = Parser(prog=prog, description=description, examples=examples)
     add_fields(parser, kind)
     return built(parser, kind, parser.parse_args(with_flag("--config", words)))
+
+
+_KINDS = {
+    "int": "a whole number", "float": "a number", "bool": "true or false", "str": "a text", "NoneType": "null",
+    "dict": "a mapping", "list": "a list", "tuple": "a list",
+}  # fmt: skip
+"""What a type of Python is called in a settings file."""
+
+
+def _about_value(message: str) -> str:
+    """A message of jsonargparse about a value of another kind in the terms of a settings file; empty for any other."""
+    names = re.findall(r'Parser key "([^"]+)":', message)
+    innermost = message.rpartition("Parser key ")[2]
+    is_union = "Subtypes:" in innermost
+    value = re.search(f"(?:{'Given' if is_union else 'Got'} value|path string): (.*)", innermost)
+    if not names or value is None:
+        return ""
+    errors = innermost.partition("Errors:")[2] if is_union else innermost
+    kinds = [_KINDS.get(name, name) for name in re.findall(r"Expected a <class '([\w.]+)'>", errors)]
+    words = re.findall(r"Expected a typing.Literal\[(.*?)\]", errors)
+    kinds = ["a mapping of settings"] * ("subclass of" in errors or "dot import path" in errors) + words + kinds
+    if not kinds:
+        return ""
+    given = value.group(1).strip().removesuffix(".")
+    return f"{'.'.join(names)} is {given[:200]}; expected {' or '.join(dict.fromkeys(kinds))}"
 
 
 def _suggestion(message: str, known: Sequence[str]) -> str:

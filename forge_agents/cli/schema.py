@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
@@ -14,6 +15,8 @@ Place = Callable[[Mapping[Any, Any], Any], str]
 """Says where a key of a mapping stands."""
 
 
+_WHOLE = re.compile(r"[-+]?\d+(?:\.\d*)?[eE]\+?\d{1,2}|[-+]?\d+\.0*")
+"""Whole numbers that look like floats, such as 1e5."""
 _SWITCHES = ("yes", "no", "on", "off", "true", "false")
 
 
@@ -66,6 +69,8 @@ class _Fitting:
             return [self.value(each, next(iter(get_args(members[0])), Any), at) for each in value]
         if isinstance(value, Switch | bool):
             return _switched(value, members)
+        if isinstance(value, float) and value.is_integer() and int in members and float not in members:
+            return int(value)  # as 1e5, which YAML reads as a float
         return value
 
 
@@ -159,6 +164,9 @@ def _required(kind: type) -> list[str]:
 
 
 def _fitted_word(word: str, hint: Any) -> str:
+    members = alternatives(hint)
+    if int in members and float not in members and _WHOLE.fullmatch(word) and float(word).is_integer():
+        return str(int(float(word)))
     if word.lower() not in _SWITCHES:
         return word
     fitted_value = _switched(Switch(word), alternatives(hint)) if hint is not None else word

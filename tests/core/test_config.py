@@ -66,7 +66,7 @@ def test_a_policys_learner_settings_override_the_trainers(config):
     ("learner", "message"),
     [
         ({"lrr": 1e-4}, "policies.team.learner.lrr is no setting. Did you mean 'policies.team.learner.lr'"),
-        ({"lr": "high"}, "Expected a <class 'float'>"),
+        ({"lr": "high"}, "lr is high; expected a number"),
         ({"lr": -1}, "policy 'team': lr=-1.0"),
         ({"threads": 2}, "policies.team.learner.threads is no setting"),
         ({"loss": "gspo"}, "policy 'team': learner.loss='gspo' has refills=0"),
@@ -75,6 +75,28 @@ def test_a_policys_learner_settings_override_the_trainers(config):
 def test_learner_settings_of_a_policy_that_do_not_hold_are_refused(config, capsys, learner, message):
     file = config(policies={"team": {"model": "m", "learner": learner}, "rival": {"model": "n"}})
     assert message in refused(capsys, file)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps": 2.5}, "steps is 2.5; expected a whole number."),
+        ({"trainer": {"learner": {"lr": "high"}}}, "trainer.learner.lr is high; expected a number or null."),
+        ({"trainer": {"keep_best": "maybe"}}, "trainer.keep_best is maybe; expected true or false."),
+        ({"policies": {"team": "m"}}, "policies is m; expected a mapping of settings."),
+        ({"policies": {"team": {"model": "m", "lora": 8}}}, "policies.lora is 8; expected a mapping of settings or"),
+        ({"seats": ["team"]}, "seats is ['team']; expected a text or a mapping."),
+    ],
+)
+def test_value_of_another_kind_is_refused_in_plain_words(config, capsys, settings, message):
+    error = refused(capsys, config(**settings))
+    assert message in error and "Parser key" not in error and "class '" not in error
+
+
+def test_whole_numbers_may_look_like_floats(config):
+    run = read(config(steps=1e2, trainer={"group_size": 4.0}), "--trainer.groups_per_step", "2e0")
+    assert (run.steps, run.trainer.group_size, run.trainer.groups_per_step) == (100, 4, 2)
+    assert type(run.steps) is int
 
 
 def test_learner_settings_of_a_frozen_policy_are_refused(config, capsys):

@@ -1,5 +1,6 @@
 """What every settings class refuses, and what it says instead."""
 
+import contextlib
 import dataclasses
 
 import numpy as np
@@ -9,6 +10,7 @@ import forge_agents as fa
 from forge_agents.bench.plan import BenchConfig
 from forge_agents.cli.play import PlayConfig
 from forge_agents.cli.serve import ServeConfig
+from forge_agents.errors import ForgeError
 from forge_agents.settings import OTHER_NAMES, field_hints
 
 CLASSES = {
@@ -160,3 +162,14 @@ def test_settings_that_another_one_switches_on_are_taken():
     fa.SFTConfig(learner={"kl_coef": 0.1, "kl": "k1"})
     fa.Credit(baseline="rae", by=("role",), scale="batch_std", rae_decay=0.5)
     fa.Credit(turns="to_go", discount=0.5)
+
+
+ODD_VALUES = [None, [], ["x"], "x", -1, 0, 1.5, True, {}, {"a": 1}, object(), b"x", (1, 2), 10**30, lambda: 1]
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_odd_value_of_any_setting_is_taken_or_refused_by_its_own_error(kind):
+    for field in dataclasses.fields(kind):
+        for value in ODD_VALUES if field.init else ():
+            with contextlib.suppress(TypeError, ValueError, ForgeError):
+                kind(**{**CLASSES[kind], field.name: value})
