@@ -336,3 +336,22 @@ def test_the_speed_of_the_reader_is_printed():
     start = time.process_time()
     assert [final_answer(text) for text in texts] == [str(k) for k in range(2000)]
     print(f"{len(texts) / (time.process_time() - start):,.0f} texts a second")  # noqa: T201  # shown by pytest -s
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("Paris is the answer.", "Paris"),
+        ("Rome is big. I think Paris is the correct answer.", "Paris"),
+        ("**Paris** is the answer", "Paris"),
+        ("The answer is Paris. That is the answer.", "Paris"),
+        ("42 is the answer", "42"),
+    ],
+)
+def test_words_before_is_the_answer_are_the_answer(text, value):
+    assert stated(text).value == value
+
+
+@pytest.mark.parametrize("text", ["Paris or Rome is the answer", "Not Paris is the answer", "I doubt it is the answer"])
+def test_undecided_words_before_is_the_answer_are_not_one_answer(text):
+    assert stated(text).value != "Paris"

@@ -331,7 +331,10 @@ def _phrase(text: str, mark: _Mark) -> tuple[Stated, int, bool]:
     if mark.text == "reversed":
         said = _SENTENCE.split(text[max(0, mark.start - 200) : mark.start])[-1]
         read = _sentence(said)
-        return Stated(said.strip(), read[0] if read else "", "marked"), mark.end, False
+        words = _bare(_lead(said))
+        if any(map(str.isdigit, said)) or words.lower() in _NO_NAMES:
+            words = ""
+        return Stated(said.strip(), read[0] if read else words, "marked"), mark.end, False
     if mark.text == "foreign":
         value, is_wrong = foreign_sentence(text[mark.content : mark.end])
         value = _bare(value)
@@ -442,6 +445,8 @@ _VARIABLE = re.compile(  # x, a_n, AB, \angle ABC, f(5), P(A)
     r"\s*m?(?:\\(?:angle|triangle)\s*)?(?!\\?(?:pi|infty)\b)(?:\\[a-z]+|[A-Za-z]{1,3})(?:_\{?\w+\}?)?'?"
     r"\s*(?:\(\s*\w+(?:\s*,\s*\w+)*\s*\)\s*)?"
 )
+_NO_NAMES = frozenset({"that", "this", "it", "here", "which", "what", "there", "so"})
+"""Words before "is the answer" that name no answer."""
 _POLAR = frozenset({"yes", "no", "true", "false"})
 _POLAR_FIRST = re.compile(r"\W{0,4}(yes|no|true|false)\W{0,3}(?:[,.!:;\u2014]|$)", re.IGNORECASE)
 _POLAR_LAST = re.compile(r"\bis\s\W{0,4}(true|false)\W{0,4}$", re.IGNORECASE)
