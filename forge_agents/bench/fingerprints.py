@@ -13,7 +13,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, lru_cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -126,11 +126,18 @@ def with_content(argument: Any) -> Any:
             path = user_path(argument)
             path = path / "state.json" if path.is_dir() else path  # of a data set, with the fingerprint of its rows
             if path.suffix.lower() in _TASK_FILES and path.is_file():
-                with path.open("rb") as file:
-                    return ["file", str(argument), hashlib.file_digest(file, "sha256").hexdigest()]
+                about = path.stat()
+                return ["file", str(argument), _file_hash(path, about.st_mtime_ns, about.st_size)]
         return argument
     fingerprint = getattr(argument, "_fingerprint", None)  # of Hugging Face's datasets
     return ["data set", fingerprint] if isinstance(fingerprint, str) else argument
+
+
+@lru_cache(maxsize=64)
+def _file_hash(path: Path, changed_ns: int, size: int) -> str:
+    """Hash of a file, which is read anew when it has changed: every episode of a benchmark asks for it."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def provenance() -> dict[str, Any]:
