@@ -12,7 +12,6 @@ import math
 import reprlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -134,7 +133,8 @@ class Columns:
 
 
 def _is_weight(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)
 
 
 def parts_of(reward: Any) -> Iterator[tuple[Any, bool]]:

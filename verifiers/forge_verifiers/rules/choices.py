@@ -185,11 +185,11 @@ def _affirmed(sentence: str) -> tuple[frozenset[str], int]:
     is_after_text = bool(groups and sentence[: groups[0][0]].strip(" -("))  # neither "A) Paris" nor "Paris (A)"
     if best == 0 and is_after_text and not (len(groups) == 1 and _LAST.search(sentence)):
         return frozenset(), 0
-    is_meant = [
+    is_chosen = [
         strength == best or is_hedged or any(later[2] for later in found[number + 1 : number + 2])  # A (or B)
         for number, (_, strength, is_hedged) in enumerate(found)
     ]
-    return frozenset().union(*(group for (group, _, _), meant in zip(found, is_meant, strict=True) if meant)), best
+    return frozenset().union(*(group for (group, _, _), chosen in zip(found, is_chosen, strict=True) if chosen)), best
 
 
 def _strength(before: str, after: str, *, is_whole: bool) -> int:
