@@ -170,7 +170,7 @@ def _rows(path: Path, changed_ns: int, size: int) -> Any:
             if isinstance(value, UnreadableJsonError):
                 raise ValueError(f"{path}:{line} is not JSON ({value}); write one task per line")  # noqa: TRY004  # content of a file
             rows.append(value)
-        return rows[0] if len(rows) == 1 and isinstance(rows[0], list) else rows
+        return rows[0] if len(rows) == 1 and (isinstance(rows[0], list) or _are_splits(rows[0])) else rows
     try:
         import datasets  # type: ignore[import-untyped,unused-ignore]
     except ImportError:
@@ -179,6 +179,11 @@ def _rows(path: Path, changed_ns: int, size: int) -> Any:
         return datasets.load_from_disk(str(path))
     read = datasets.Dataset.from_csv if path.suffix.lower() == ".csv" else datasets.Dataset.from_parquet
     return read(str(path))
+
+
+def _are_splits(value: Any) -> bool:
+    """Whether a JSON value holds lists of tasks by name, such as ``{"train": [...], "test": [...]}``."""
+    return isinstance(value, dict) and bool(value) and all(isinstance(part, list) for part in value.values())
 
 
 # ---- the split

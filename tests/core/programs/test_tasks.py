@@ -278,3 +278,12 @@ def test_seeds_of_evaluations_and_benchmarks_are_held_out_and_all_others_are_not
         places = [place_of(start + n, 7) for n in range(21)]
         assert [sorted(places[n : n + 7]) for n in (0, 7, 14)] == [list(range(7))] * 3 and places[:7] != places[7:14]
     assert len({place_of(HELD_OUT_FROM + 2 * n, 8) for n in range(64)}) == 8, "also where two environments take turns"
+
+
+def test_json_file_of_several_lists_is_refused_as_a_mapping_is(tmp_path):
+    path = tmp_path / "tasks.json"
+    path.write_text(json.dumps({"train": [1, 2], "test": [3]}))
+    with pytest.raises(TypeError, match="tasks is a dict with the keys train, test; give a list of tasks"):
+        Tasks(path)
+    path.write_text(json.dumps({"question": "?", "answer": "!"}))
+    assert Tasks(path).num_training == 1
