@@ -15,7 +15,7 @@ from typing import Any, NoReturn, TypeVar
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 
 from forge_agents.cli import completion
-from forge_agents.cli.schema import check_entries, fitted, fitted_flags
+from forge_agents.cli.schema import check_entries, fitted, fitted_flags, name_entries
 from forge_agents.cli.yaml_file import YamlFile, as_text
 from forge_agents.errors import did_you_mean
 from forge_agents.files import user_path
@@ -129,6 +129,8 @@ def add_fields(parser: Parser, kind: type) -> None:
 def built(parser: Parser, kind: Callable[..., T], values: Any) -> T:
     """What `kind` makes of parsed values; what the dataclasses themselves refuse is told as a wrong flag is."""
     values.pop("config", None)
+    if isinstance(kind, type):
+        name_entries(values, kind)
     try:
         return kind(**parser.instantiate(values))
     except (TypeError, ValueError) as cause:

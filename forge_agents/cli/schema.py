@@ -144,6 +144,23 @@ def check_entries(files: Sequence[Mapping[str, Any]], words: Sequence[str], kind
             raise UnknownKeyError(f"{field}.{name} has no {' and no '.join(missing)}; set {flag_names}.{hint_text}")
 
 
+def name_entries(values: Any, kind: type) -> None:
+    """Give entries such as ``policies.NAME`` that have an empty ``name`` their key as name, for errors to show it.
+
+    Args:
+        values: Parsed settings, whose entries are changed.
+        kind: The settings class that they are for.
+    """
+    for field, hint in field_hints(kind).items():
+        entries = values.get(field) if any(map(is_mapping, alternatives(hint))) else None
+        inner = nested_kind(hint)
+        if inner is None or not isinstance(entries, Mapping) or "name" not in field_hints(inner):
+            continue
+        for name, entry in entries.items():
+            if getattr(entry, "name", None) == "":
+                entry.name = name
+
+
 def _keys_of_entries(mappings: Sequence[Any], required: Sequence[str]) -> dict[str, set[str]]:
     """The keys of each entry; an entry that is no mapping is left to the parser and counts as complete."""
     keys: dict[str, set[str]] = {}

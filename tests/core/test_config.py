@@ -155,6 +155,17 @@ def test_an_entry_without_a_required_field_is_refused_by_name(capsys, config, ch
     assert message in refused(capsys, config(**changes), *words)
 
 
+def test_a_policy_that_is_refused_is_named_by_its_key(config, capsys):
+    message = refused(capsys, config(), "--policies.rival.lora.rank", "8")
+    assert "policy 'rival' has a LoRA adapter and trainable=False" in message
+
+
+def test_a_name_that_is_not_the_key_of_the_policy_is_refused(config, capsys):
+    message = refused(capsys, config(), "--policies.team.name", "crew")
+    assert "policies.team.name='crew' has no effect" in message and "rename the key 'team'" in message
+    assert read(config(), "--policies.team.name", "team").policies["team"].name == "team"
+
+
 def test_flags_complete_an_entry_of_the_file(config):
     file = config(policies={"team": {"trainable": False}, "rival": {"model": "n"}})
     assert read(file, "--policies.team.model", "m", "--policies.rival.lora.rank", "8").policies["team"].model == "m"

@@ -141,8 +141,14 @@ class RunConfig:
                 raise ValueError(f"warm_start names {name!r}, the policies are {', '.join(named)}.{near}")
 
     def _named(self) -> dict[str, Policy]:
-        """Policies with their keys as names. Raises ValueError where their learner settings do not hold."""
+        """Policies with their keys as names. Raises ValueError for other names and for wrong learner settings."""
         policies: Mapping[str, Policy] = self.policies
+        for name, policy in policies.items():
+            if policy.named and policy.name != name:
+                raise ValueError(
+                    f"policies.{name}.name={policy.name!r} has no effect, because a policy of a run is called by its "
+                    f"key; leave name out, or rename the key {name!r}"
+                )
         named = {
             name: policy.declared(name) if isinstance(policy, RunPolicy) else replace(policy, name=name)
             for name, policy in policies.items()
