@@ -121,9 +121,7 @@ def train(words: Sequence[str]) -> int:
         with fa.GRPOTrainer(one.seated, reward, one.trainer, one.out_dir, one.mesh) as trainer:
             result = trainer.fit(one.played, steps=one.steps, env_args=one.env_args)
         print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")
-        # where several policies learned, the export has a folder for each
-        each = [result.export / name for name, policy in run.policies.items() if policy.trainable]
-        models.append(next((folder for folder in each if folder.is_dir()), result.export))
+        models.append(_trained_player(run, result))
     bench = f"{_with_modules(words)}forge-agents bench"
     if seeds > 1:
         _say_next(
@@ -138,6 +136,16 @@ def train(words: Sequence[str]) -> int:
         f"forge-agents view {run.out_dir}",
     )
     return 0
+
+
+def _trained_player(run: fa.RunConfig, result: fa.FitResult) -> Path:
+    """What a benchmark takes as the trained player: one model, or the run's folder for a team with several models."""
+    folders = {name: result.export / name for name, policy in run.policies.items() if policy.trainable}
+    exported = {name: folder for name, folder in folders.items() if folder.is_dir()}
+    agents = run.seats.values() if isinstance(run.seats, dict) else ()
+    if len(exported) > 1 and agents and set(agents) <= exported.keys():
+        return result.out_dir
+    return next(iter(exported.values()), result.export)
 
 
 def _apart(reward: Any, count: int) -> list[Any]:

@@ -75,6 +75,16 @@ def test_training_ends_with_what_comes_next(monkeypatch, tmp_path, capsys):
     assert f"next   forge-agents train CONFIG.yaml --policies.hero.model {run}/export" in capsys.readouterr().out
 
 
+def test_training_of_a_policy_for_each_agent_ends_with_a_benchmark_of_the_team(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(fa, "GRPOTrainer", Trained)
+    for name in ("asker", "answerer"):
+        (tmp_path / "export" / name).mkdir(parents=True)
+    words = ["--env", "forge/Relay-v0", "--policies.asker.model", "m", "--policies.answerer.model", "m"]
+    words += ["--seats.asker", "asker", "--seats.answerer", "answerer", "--out_dir", str(tmp_path)]
+    assert cli.main(["train", *words]) == 0
+    assert f"--players.trained {tmp_path} --players.random random" in capsys.readouterr().out
+
+
 def test_seeds_are_trained_apart_and_end_with_how_they_meet(monkeypatch, tmp_path, capsys):
     made = []
 

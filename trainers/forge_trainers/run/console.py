@@ -72,9 +72,11 @@ class Display:
 
     def __init__(self, title: str, total: int, done: int = 0, policies: Collection[str] = ()) -> None:
         several = policies if len(policies) > 1 else ()
-        rewards = [(name, f"reward/{name}", "{:.3f}") for name in several]
-        held_out = [(f"held-out {name}", f"eval/reward/{name}", "{:.3f}") for name in several]
-        self._shown = (*_SHOWN[:1], *rewards, *_SHOWN[1:2], *held_out, *_SHOWN[2:])
+        after = {  # the mean of all policies, then each policy
+            "reward/mean": [(name, f"reward/{name}", "{:.3f}") for name in several],
+            "eval/reward": [(f"held-out {name}", f"eval/reward/{name}", "{:.3f}") for name in several],
+        }
+        self._shown = [column for shown in _SHOWN for column in (shown, *after.get(shown[1], ()))]
         skipped = [(f"{name} skipped", f"learner/{name}/skipped", "{:.0f}") for name in several]
         self._shown_if_any = (*_SHOWN_IF_ANY, *skipped)
         self._console = Console()
