@@ -277,7 +277,7 @@ def _refusal(request: Any, response: Any) -> Any:
             if name in request.headers:
                 request.headers[name] = value
         return None
-    refused = _refused(program, request.url.host, request.url.path)
+    refused = _refused(program, request.url.host, _port(request.url), request.url.path)
     if refused is None:
         return None
     body = json.dumps(error_body(refused)).encode()
@@ -290,19 +290,35 @@ def _requested(put: Any) -> Any:
     @functools.wraps(put)
     def checked(connection: Any, method: str, url: str, *given: Any, **options: Any) -> Any:
         program = _running.get()
-        refused = None if program is None else _refused(program, connection.host, urlsplit(url).path)
-        if refused is not None:
-            raise PermissionError(str(refused))
+        if program is not None:
+            host, port = connection.host, connection.port
+            if getattr(connection, "_tunnel_host", None):  # through a proxy
+                host, port = connection._tunnel_host, connection._tunnel_port
+            if (refused := _refused(program, host, port, urlsplit(url).path)) is not None:
+                raise PermissionError(str(refused))
         return put(connection, method, url, *given, **options)
 
     return checked
 
 
-def _refused(program: _Program, host: str, path: str) -> RefusedError | None:
+def _port(url: Any) -> int:
+    return int(url.port or (443 if url.scheme == "https" else 80))
+
+
+def _is_at(address: str, host: str, port: int) -> bool:
+    """Whether an address, which may be malformed, is on this host and port."""
+    with contextlib.suppress(ValueError):
+        url = urlsplit(address)
+        return (url.hostname, _port(url)) == (host, port)
+    return False
+
+
+def _refused(program: _Program, host: str, port: int, path: str) -> RefusedError | None:
     """Why a request of a program is not sent, which its session remembers; None for a request that may leave."""
     path = _AZURE.sub("/v1", path)
-    chosen = {urlsplit(os.environb.get(name, b"")).hostname for name in _BASES}  # of the process, not of the program
-    if not (_HOSTS.fullmatch(host) or host.encode() in chosen) or not path.startswith(_PATHS):
+    bases = [os.fsdecode(os.environb.get(name, b"")) for name in _BASES]  # of the process, not of the program
+    is_known = _HOSTS.fullmatch(host) or any(_is_at(base, host, port) for base in bases)
+    if not is_known or not path.startswith(_PATHS):
         return None
     refused = RefusedError(
         f"a request to {host} was not sent: its client was made before the program ran, or with base_url. Ask models "

@@ -267,7 +267,9 @@ def test_a_program_that_asks_no_model_is_told_how_to_ask():
     assert "must ask models at OPENAI_BASE_URL or ANTHROPIC_BASE_URL" in episode.error.message
 
 
-def test_outside_of_a_program_clients_and_variables_are_untouched(serve_chat):
+@pytest.mark.parametrize("chosen", ["http://127.0.0.1:9/v1", "http://127.0.0.1:port/v1"])
+def test_outside_of_a_program_clients_and_variables_are_untouched(serve_chat, monkeypatch, chosen):
+    monkeypatch.setenv("OPENAI_BASE_URL", chosen)  # another server on the same host, or no address
     server = serve_chat(lambda request: "3")
     with Gateway() as gateway, gateway.open({"agent": "agent"}) as session:
         with running_program(session):
