@@ -271,7 +271,8 @@ def _survives(env: AnyEnv, agent: str, action: str, seed: int, index: int) -> No
     except Exception as error:
         raise BreachError(
             f"{agent!r} answered {shown}: {type(error).__name__}: {error}",
-            "treat text that cannot be understood as an illegal move: return an Outcome, do not raise",
+            "treat text that cannot be understood as an illegal move: return an Outcome, do not raise; of a program, "
+            "let reward= return a number for any result",
             "act",
         ) from error
     if spent > STEP_S:
