@@ -63,14 +63,13 @@ class Says:
 
 def heard_by_the_model(base, what, step):
     """The messages of a call that a program makes of an earlier conversation."""
-    new = {"role": "user", "content": f"message {step}"}
-    if base and base[-1].get("tool_calls"):
-        new = {"role": "tool", "tool_call_id": base[-1]["tool_calls"][0]["id"], "content": f"result {step}"}
     answers = [place for place, message in enumerate(base) if message["role"] == "assistant"]
     if what == "edit":
         base = [*base[: answers[-1]], {"role": "assistant", "content": "edited"}]
     elif what == "truncate":
         base = base[2:]
+        while base and base[0]["role"] == "tool":  # its call was cut off
+            base = base[1:]
     elif what == "reorder":
         base = base[::-1]
     elif what == "duplicate":
@@ -81,7 +80,9 @@ def heard_by_the_model(base, what, step):
         base = [{**m, "content": as_parts(m["content"]), "name": None} for m in base]
     elif what == "anew":
         base = []
-    return [*base, new]
+    calls = (base[-1].get("tool_calls") if base else None) or []
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": f"result {step}"} for call in calls]
+    return [*base, *(results or [{"role": "user", "content": f"message {step}"}])]
 
 
 def as_parts(content):
@@ -198,6 +199,7 @@ def test_calls_side_by_side_that_are_given_up_and_sent_again_are_trained_once_ea
     policy = fa.Policy("tiny", name="p", keep_thoughts=kept, sampling=sampling)
     env = fa.Program(program, seats=("a", "b"))
     episode = asyncio.run(play(env, dict.fromkeys("ab", policy), seed=0, served={"p": Served(engine, renderer)}))
+    assert episode.error is None, episode.error
     assert episode.rewards == {"a": 1.0, "b": 2.0} and len(heard) > 5
     trained = []
     for told in episode.trajectories.values():
