@@ -1,5 +1,6 @@
 """The examples that train, each on the whole stack with a tiny model, as short as they go."""
 
+import inspect
 import json
 
 import pytest
@@ -62,9 +63,10 @@ def _wide_short_and_eager(monkeypatch):
         (fa.GRPOConfig.__init__, {"group_size": 4, "groups_per_step": 3}),
         (fa.GRPOTrainer.evaluate, {"episodes": 2}),
     ):
+        defaults = inspect.unwrap(function).__kwdefaults__
         for name, value in changes.items():
-            assert name in function.__kwdefaults__
-            monkeypatch.setitem(function.__kwdefaults__, name, value)
+            assert name in defaults
+            monkeypatch.setitem(defaults, name, value)
 
 
 @pytest.mark.timeout(300)
