@@ -89,11 +89,13 @@ def test_the_loss_and_its_gradient_equal_those_of_transformers(trainer, tiny_lla
     assert measured.perplexity == pytest.approx(math.exp(loss), rel=1e-5)
 
 
-def test_held_out_perplexity_falls_and_the_control_stays(trainer, tmp_path):
+def test_held_out_perplexity_falls_and_the_control_stays(trainer, tmp_path, capsys):
     with trainer("learns", eval_share=0.25, eval_every=5) as run:
         start = run.evaluate(chats(64)).perplexity
         result = run.fit(chats(64), steps=10)
         exported = run.evaluate(chats(64)).loss
+    assert "data: 48 learned, 16 held out\n" in capsys.readouterr().out
+    assert "learned: 48" in (result.out_dir / "config.yaml").read_text()
     with trainer("control", lr=0.0, eval_share=0.25, eval_every=5) as run:
         still = run.fit(chats(64), steps=6).metrics
     measured = {row["step"]: row["eval/perplexity"] for row in result.metrics if "eval/perplexity" in row}

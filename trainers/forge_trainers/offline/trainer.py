@@ -132,13 +132,15 @@ class OfflineTrainer(ABC, Generic[T]):
         learned, held_out = split(data.items, self.config)
         if eval_dataset is not None:
             held_out = list(self._read(eval_dataset, reward).items)
+        counts = {"learned": len(learned), "held out": len(held_out)}
+        data = dataclasses.replace(data, counts={**counts, **{k: n for k, n in data.counts.items() if k not in counts}})
         if self.config.eval_every and not held_out:
             raise ValueError(
                 f"eval_every={self.config.eval_every} measures nothing, because nothing is held out; give an "
                 "eval_dataset or set eval_share"
             )
         wanted = steps or math.ceil(epochs * len(learned) / self.config.batch_size)
-        described = self._settings(data, len(held_out), wanted, reward)
+        described = self._settings(data, wanted, reward)
         return self._loop.run(self._fit(described, data, learned, held_out, wanted))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
@@ -209,12 +211,12 @@ class OfflineTrainer(ABC, Generic[T]):
             check_resumable(self.out_dir, settings, [*_FIXED, f"weights.{self.policy.name}"])
             self._checkpoints.check_resumable([self.policy.name])
 
-    def _settings(self, data: Gathered[T], held_out: int, steps: int, reward: Reward | None) -> dict[str, Any]:
+    def _settings(self, data: Gathered[T], steps: int, reward: Reward | None) -> dict[str, Any]:
         """What config.yaml says of the run."""
         learner = dataclasses.replace(self.config.learner, lr=self._learner_settings().lr)
         return {
             **self._learning,
-            "data": {**data.counts, "held out": held_out},
+            "data": dict(data.counts),
             "reward": None if reward is None else describe(reward),
             "steps": steps,
             "trainer": dataclasses.asdict(dataclasses.replace(self.config, learner=learner)),
@@ -258,7 +260,7 @@ class OfflineTrainer(ABC, Generic[T]):
             display.say(rate_line(settings, chosen=config.learner.lr is not None))
             if warning := weak_rate(settings, steps, self.method):
                 display.say(warning)
-            display.say("data: " + ", ".join(f"{number} {why}" for why, number in counts.items()))
+            display.say("data: " + ", ".join(f"{number} {why}" for why, number in counts.items() if number))
             if first and run.changed:
                 display.say(f"settings have changed: {run.changed}; config.previous.yaml has the old ones")
             for step in range(first, steps):
