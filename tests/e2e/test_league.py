@@ -68,7 +68,7 @@ def test_opponents_are_the_snapshots_that_they_are_called_and_a_run_goes_on(tiny
     rows, held_out = trained(policy, tmp_path, 4)
     table = json.loads((tmp_path / "league.json").read_text())
     games = {row["name"]: row["games"] for row in table["opponents"]}
-    assert len(rows) == 4 and saved["step"] == 1 and table["step"] == 4
+    assert len(rows) == 4 and saved["step"] == 2 and table["step"] == 4
     assert games["hero-000000"] == 8, "the first step's, from before the restart"
     assert set(games) == {f"hero-{version:06d}" for version in range(5)}
     assert sum(row["league/load_s"] > 0 for row in rows) == 3, "the first opponent, the start model, is there already"
