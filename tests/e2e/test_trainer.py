@@ -173,7 +173,7 @@ def test_a_sampler_at_another_temperature_ends_the_run_and_its_batch_is_kept(tra
     trainer = trainer_of(tmp_path, max_logprob_gap=1e-3)
     with pytest.raises(MismatchError, match="sampler and learner of team differ by"):
         trainer.fit(Letters, steps=1)
-    assert load_batch(tmp_path / "failed-batches/step-000000-team.safetensors")["tokens"]["loss_mask"].any()
+    assert load_batch(tmp_path / "failed-batches/step-000001-team.safetensors")["tokens"]["loss_mask"].any()
     assert not list((tmp_path / "checkpoints").glob("step-*"))
 
 
