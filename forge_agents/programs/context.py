@@ -178,6 +178,7 @@ def _system(run: Any) -> Any:
         code = subprocess.call(command, shell=True)  # noqa: S602  # as the program asks
         return -code if code < 0 else code << 8
 
+    ran.__module__ = "os"  # so that pickle finds it under its name; posix.system is the original
     return ran
 
 

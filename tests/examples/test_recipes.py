@@ -54,10 +54,10 @@ def test_missing_arm_and_result_of_another_seed_do_not_hold(recipes, tmp_path):
 
 
 def test_finished_commands_are_not_repeated_and_models_are_removed(recipes, tmp_path, monkeypatch):
-    monkeypatch.setattr(recipes, "MODEL_BYTES", 100)
+    monkeypatch.setattr(recipes, "MODEL_BYTES", 10_000)
     script = tmp_path / "train.py"
     script.write_text("import sys; open(sys.argv[1] + '/calls', 'a').write(sys.argv[2]); "
-                      "open(sys.argv[1] + '/model', 'w').write('x' * 101)")  # fmt: skip
+                      "open(sys.argv[1] + '/model', 'w').write('x' * 10_001)")  # fmt: skip
     recipe = make(recipes, commands=[f"python {script} {{out}} {{seed}}"])
     out = tmp_path / "out"
     for _ in range(2):

@@ -157,7 +157,7 @@ def test_other_start_weights_are_refused_and_the_same_under_another_path_are_not
     fit(tmp_path / "run", model=str(tiny_llama))
     (tmp_path / "moved").symlink_to(tiny_llama)
     fit(tmp_path / "run", steps=3, model=str(tmp_path / "moved"))
-    with pytest.raises(RunFolderError, match=r"weights\.team is"):
+    with pytest.raises(RunFolderError, match=r"policies\.team\.model is"):
         fit(tmp_path / "run", steps=4, model=str(tiny_qwen3))
 
 
