@@ -81,6 +81,7 @@ if TYPE_CHECKING:
 else:
     with _without_notice():
         from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
+        from monarch._src.actor import config as _monarch_config
         from monarch._src.actor.bootstrap_main import invoke_main
         from monarch.actor import (
             Actor,
@@ -98,6 +99,9 @@ else:
             this_host,
         )
         from monarch.config import configure
+
+    # Monarch would put "[actor=<root>] " before each log message, once per handler, in the user's own loggers, too.
+    _monarch_config.prefix_python_logs_with_actor = False
 
 __all__ = [
     "Actor",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 import os
 import signal
 import subprocess
@@ -211,6 +212,17 @@ def test_a_crash_names_its_signal_its_place_and_what_was_printed_last(probe_clas
             assert caught.value.place.startswith("was ended by SIGILL in [(")
 
     asyncio.run(main())
+
+
+def test_log_messages_of_users_have_no_prefix_while_monarch_runs(probe_class: Any, caplog: Any) -> None:
+    async def main() -> None:
+        async with mesh.session():
+            probe = mesh.spawn_procs("probe", threads=1).spawn("probe", probe_class)
+            await mesh.with_deadline(probe.pid.call_one(), 30, who="probe", what="pid")
+            logging.getLogger("my_program").warning("ready")
+
+    asyncio.run(main())
+    assert "ready" in caplog.messages
 
 
 def test_a_process_that_ends_before_anybody_looks_is_noticed_at_once() -> None:
