@@ -3,7 +3,7 @@
 # environment is completed: `forge-agents setup`. Called by the Makefile.
 #
 # Reads KIND, PYTHON, TORCH_INDEX and pip's and uv's own settings. Nothing is resolved: every package is installed
-# with --no-deps, because the pins inside some packages contradict each other (docs/decisions/0001-one-pinned-list.md).
+# with --no-deps, because the pins inside some packages contradict each other (docs/decisions/packaging.md).
 set -eu
 cd "$(dirname "$0")/.."
 kind=${KIND:-cpu}

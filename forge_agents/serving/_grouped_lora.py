@@ -4,7 +4,7 @@ In: activations and the adapters in their slots. Out: what the adapters add. Wai
 process imports this module, by its name: it imports vLLM.
 
 vLLM 0.32's own CPU kernels gather the adapter's matrices once per token, and take a token without adapter (slot -1) for
-one of the last slot; ``docs/decisions/0012-lora.md`` has the numbers.
+one of the last slot; ``docs/decisions/computation.md`` has the speed.
 """
 
 from __future__ import annotations

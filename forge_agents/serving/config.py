@@ -144,5 +144,5 @@ class EngineConfig:
             raise ValueError(
                 f"speculative={self.speculative!r}: engines do not guess tokens ahead, because on CPU vLLM 0.32 then "
                 "samples, and reports log-probabilities, at a temperature that nobody set; leave speculative out "
-                "(docs/decisions/0032-speculation.md)"
+                "(docs/decisions/computation.md)"
             )

@@ -1,7 +1,7 @@
 """Which versions of one set of weights exist: the small object in the store that writers change and readers look at.
 
 In: nothing. Out: values without behaviour beyond their own next state. Waits for nothing.
-``docs/decisions/0031-one-slot.md`` tells why a reader that keeps to it never takes two versions mixed.
+``docs/decisions/weights.md`` says why a reader that follows this protocol never reads two versions mixed.
 """
 
 from __future__ import annotations

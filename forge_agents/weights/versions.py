@@ -7,8 +7,8 @@ Keys of weights ``W``: ``W.index`` says which versions exist and which is being 
 of the version in slot K are laid out, ``W.slotK.rankR.partP`` is part P of what rank R packed, ``W.hold.slotK.X`` is
 there while reader X reads it, ``W.wish.X`` while it would like to and has met a write, and ``W.beat`` changes while a
 write gets on. The index changes before the first byte and after the last, so a version exists as a whole or not, and
-what is read between two looks at an entry of the index is of one version. ``docs/decisions/0031-one-slot.md`` tells
-what becomes of slow readers and of writers that end in the middle; `_landing` brings to a host what it has no pages of.
+what is read between two looks at an entry of the index is of one version. ``docs/decisions/weights.md`` says
+what happens to slow readers and to writers that die while they write. `_landing` copies missing pages to a host.
 """
 
 from __future__ import annotations

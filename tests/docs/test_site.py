@@ -46,7 +46,7 @@ def test_a_page_that_nobody_placed_follows_its_section(site):
     sections = ("Guides", "Recipes", "Results", "Reference", "Decisions")
     built = dict(next(iter(section.items())) for section in site.navigation([{title: []} for title in sections]))
     assert "verifiers.md" in built["Guides"] and "results/README.md" in built["Results"]
-    assert "decisions/0002-source-roots.md" in built["Decisions"] and "errors.md" in built["Reference"]
+    assert "decisions/packaging.md" in built["Decisions"] and "errors.md" in built["Reference"]
 
 
 @pytest.mark.parametrize("readme", RECIPES, ids=lambda readme: readme.parent.name)

@@ -90,7 +90,7 @@ class Default(Combiner):
     6. Probabilities are moderated by the uncertainty of the counts (MacKay 1992, probit approximation).
 
     A constant verifier counts for nothing. Where all verifiers abstain, the answer is the class balance.
-    docs/decisions/0007-default-combiner.md says why.
+    docs/decisions/verifiers.md says why.
     """
 
     name: ClassVar[str] = "default"
