@@ -153,8 +153,7 @@ def results_of(name: str, records: list[dict[str, Any]]) -> str:
     for arm, intervals in Recipe.load(ROOT / "recipes" / name).expect.items():
         cells = {record["seed"]: record for record in mine if record["arm"] == arm}
         shown = [_change(cells[seed]) if seed in cells else "not run" for seed in seeds]
-        low, high = intervals.get("after", ("", ""))
-        lines.append(f"| {arm} | " + " | ".join(shown) + (f" | {low} to {high} |" if low != "" else " | unchanged |"))
+        lines.append(f"| {arm} | " + " | ".join([*shown, _expected(intervals)]) + " |")
     measured = sorted({f"{record['date']}, {record['machine']}" for record in mine})
     return "\n".join(lines) + f"\n\nHeld-out reward before and after training. Measured {'; '.join(measured)}.\n"
 
@@ -173,6 +172,12 @@ def overview(records: list[dict[str, Any]]) -> str:
         link = f"[{recipe.name}]({recipe.name}/README.md)"
         lines.append(f"| {link} | {means[0]} | {means[1]} | {len(first)} | {' to '.join(ends)} |")
     return "\n".join(lines) + "\n"
+
+
+def _expected(intervals: dict[str, list[float]]) -> str:
+    if "after" in intervals:
+        return "{} to {}".format(*intervals["after"])
+    return "a change of {} to {}".format(*intervals["gain"])
 
 
 def _change(record: dict[str, Any]) -> str:

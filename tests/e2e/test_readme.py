@@ -1,6 +1,7 @@
-"""The README's training example: with a tiny model and one step, and with its own model until it has learned."""
+"""The README's training example with a tiny model and one step; `recipes/documented.py` runs it as written."""
 
 import asyncio
+import importlib
 import json
 import re
 import runpy
@@ -44,17 +45,18 @@ def test_the_custom_environment_passes_its_check_and_trains(tiny_models, tmp_pat
     assert fa.check_env("my/Guess-v0").ok
 
 
-@pytest.mark.timeout(1500)
-def test_the_training_example_learns_with_the_default_rate(tmp_path, monkeypatch):
-    """All settings are the README's but for the steps: 14 of its 20, for two to three minutes on two quiet cores."""
-    code = block("readme_train")
-    assert "steps=20" in code and "lr" not in code
-    script = tmp_path / "readme.py"
-    script.write_text(code.replace("steps=20", "steps=14"))
+@pytest.mark.timeout(900)
+def test_the_quick_start_learns_with_the_default_rate(tmp_path, monkeypatch):
+    """The example as written but for five of its ten steps and an engine that is not compiled."""
+    monkeypatch.syspath_prepend(str(README.parent / "recipes"))
+    code = importlib.import_module("documented").example("quick_start")
+    assert "steps=10" in code and "lr" not in code
+    eager = "GRPOConfig(engine=fa.EngineConfig(enforce_eager=True), "
+    script = tmp_path / "quick_start.py"
+    script.write_text(code.replace("steps=10", "steps=5").replace("GRPOConfig(", eager))
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(script), run_name="__main__")
-    rows = [json.loads(line) for line in (tmp_path / "runs/guess/metrics.jsonl").read_text().splitlines()]
+    rows = [json.loads(line) for line in (tmp_path / "runs/echo/metrics.jsonl").read_text().splitlines()]
     rewards = [row["reward/mean"] for row in rows]
-    assert len(rewards) == 14 and {row["learner/lr"] for row in rows} == {2e-5}
-    before, after = sum(rewards[:4]) / 4, sum(rewards[-4:]) / 4
-    assert after > before + 0.1, rewards  # measured: 0.04 before, 0.29 after
+    assert len(rewards) == 5 and {row["learner/lr"] for row in rows} == {2e-5}
+    assert rewards[-1] > rewards[0] + 0.4, rewards  # measured: 0.10 before, 0.93 after

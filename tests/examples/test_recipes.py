@@ -4,6 +4,7 @@ import importlib.util
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -136,3 +137,81 @@ def test_update_replaces_old_results_of_the_same_seed_and_keeps_the_rest(recipes
     assert "| trained | 0.100 to 0.900 | 0.100 to 0.800 | 0.75 to 1.0 |" in page
     assert page.startswith("text\n<!-- results -->\n| arm") and page.endswith("<!-- end of results -->\nmore\n")
     assert "| 0.100 | 0.850 | 2 | 0.100 to 0.100 |" in (folder.parent / "README.md").read_text()
+
+
+@pytest.fixture
+def documented(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT / "recipes"))
+    module = importlib.import_module("documented")
+    yield module
+    sys.modules.pop("documented")
+
+
+@pytest.mark.parametrize("name", ["readme_train", "quick_start", "wrap_a_game"])
+def test_documented_example_is_complete_and_trains_with_the_default_rate(documented, name):
+    code = documented.example(name)
+    compile(code, name, "exec")
+    assert code.count("trainer.fit(") == 1 and "fa.register(" in code
+    assert "lr=" not in code and "seed=" not in code.split("fa.GRPOTrainer")[1]
+
+
+def test_documented_example_includes_the_blocks_before_it(documented, tmp_path, monkeypatch):
+    monkeypatch.setattr(documented, "ROOT", tmp_path)
+    (tmp_path / "README.md").write_text("no example")
+    (tmp_path / "docs").mkdir()
+    page = tmp_path / "docs" / "guide.md"
+    blocks = ["```python\na = 1\n```", "<!-- slow -->\n```python no-run\na = 2\n```", "```sh\nexit 1\n```"]
+    end = "<!-- run: mine -->\n<!-- slow -->\n```python no-run\nb = a\n```\n```python\nc = 3\n```\n"
+    page.write_text("\n\n".join([*blocks, end]))
+    assert documented.example("mine").split("\n") == ["a = 1", "", "b = a", ""]
+    with pytest.raises(ValueError, match=r"neither README\.md nor a page in docs/ has <!-- run: other -->"):
+        documented.example("other")
+    page.write_text("<!-- run: mine -->\n\n```python\nb = a\n```\n")
+    with pytest.raises(ValueError, match=r"guide\.md has .* no Python block follows"):
+        documented.example("mine")
+
+
+def test_documented_example_is_measured_around_its_training(documented, tmp_path, monkeypatch):
+    calls = []
+
+    class Trainer:
+        def __init__(self, policies, config, out_dir):
+            calls.append((config.seed, config.learner.lr, out_dir))
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *error):
+            pass
+
+        def evaluate(self, env, episodes, env_args):
+            calls.append(("evaluate", env, episodes, env_args))
+            return SimpleNamespace(reward=0.25 * len(calls), ci=0.1)
+
+        def fit(self, env, steps, env_args):
+            calls.append(("fit", env, steps, env_args))
+            return SimpleNamespace(metrics=[{"step": 1, "reward/mean": 0.5}])
+
+    code = (
+        "import forge_agents as fa\n"
+        "with fa.GRPOTrainer(1, config=fa.GRPOConfig(group_size=8), out_dir='r') as t:\n"
+        "    t.fit('my/Game-v0', steps=9, env_args={'n': 2})\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(documented.fa, "GRPOTrainer", Trainer)
+    monkeypatch.setattr(documented, "example", lambda name: code)
+    documented.main(["toy", "--seed", "3", "--out", "out"])
+    monkeypatch.chdir(tmp_path)
+    documented.main(["toy", "--seed", "3", "--out", "out"])  # finished: not repeated
+    monkeypatch.chdir(tmp_path)
+    documented.main(["toy", "--seed", "3", "--control", "--out", "out"])
+    held_out = ("evaluate", "my/Game-v0", documented.EPISODES, {"n": 2})
+    out = tmp_path / "out"
+    assert calls == [
+        (3, None, out / "toy/r"), held_out, ("fit", "my/Game-v0", 9, {"n": 2}), held_out,
+        (3, 0.0, out / "toy-control/r"), held_out, ("fit", "my/Game-v0", 2, {"n": 2}), held_out,
+    ]  # fmt: skip
+    result = json.loads((tmp_path / "out/toy/result.json").read_text())
+    assert result == {"arm": "toy", "seed": 3, "before": [0.5, 0.1], "after": [1.0, 0.1], "curve": [[1, 0.5]]}
+    assert json.loads((tmp_path / "out/toy-control/result.json").read_text())["arm"] == "toy-control"
+    assert documented.fa.GRPOTrainer is Trainer
