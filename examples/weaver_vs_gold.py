@@ -196,8 +196,8 @@ TASKS = {
         world=Sums, verifiers=weak_verifiers, title="sums", steps=20, lr=3e-5, max_tokens=16, max_model_len=256,
     ),
     "library": Task(
-        world="forge/Library-v0@1", verifiers=library_verifiers, title="a library", steps=8, lr=8e-5,
-        max_tokens=32, max_model_len=1024, games=64,
+        world="forge/Library-v0@1", verifiers=library_verifiers, title="a library", steps=8, lr=2e-5,
+        max_tokens=32, max_model_len=1024, games=64, epochs=1,
     ),
 }  # fmt: skip
 
