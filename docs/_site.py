@@ -42,6 +42,12 @@ def on_config(config: Any) -> Any:
     return config
 
 
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """The page with its links to ``recipes/`` of the repository as links to the recipes' pages of the site."""
+    markdown = re.sub(r"\]\(\.\./((?:\.\./)*)recipes/README\.md", r"](\1recipes/index.md", markdown)
+    return re.sub(r"\]\(\.\./((?:\.\./)*)recipes/(\w+)/README\.md", r"](\1recipes/\2.md", markdown)
+
+
 def on_files(files: Any, config: Any) -> Any:
     """Add the pages that are made of the source."""
     from mkdocs.structure.files import File

@@ -1,6 +1,6 @@
 """SmolLM2-135M, the same after training, a script and a random player, on four suites of games and tasks.
 
-    python examples/benchmark_smollm2.py [--trained runs/mine/export] [--out docs/results/benchmark] [--minutes 30]
+    python examples/benchmark_smollm2.py [--trained runs/mine/export] [--out runs/benchmark/reports] [--minutes 30]
 
 Without --trained, a model is trained first on the three games of core-v1. Each suite becomes a report (Markdown, JSON
 and one HTML file) in --out, README.md there sums them up. Run it again after a kill: nothing is played twice.
@@ -121,7 +121,7 @@ def play(players, folder, out, *, suites=None, seeds=None, minutes=30.0, engine=
         )
         report.save(out / f"{suite}.json")
         report.markdown(out / f"{suite}.md")
-        report.html(out / f"{suite}-page.html")  # a site makes SUITE.html of SUITE.md
+        report.html(out / f"{suite}.html")
         print(f"{suite}: {len(report.records)} of {report.planned} episodes, {report.timing['seconds']:.0f} s")
     return reports
 
@@ -147,7 +147,7 @@ def overview(reports, spent, about=ABOUT):
     for suite, report in reports.items():
         rates = report.summary.overall.values()
         shown = [f"{r.value:.3f} [{r.low:.3f}, {r.high:.3f}]" if r.n else "not known" for r in rates]
-        links = f"[tables]({suite}.md), [page]({suite}-page.html), [JSON]({suite}.json)"
+        links = f"[tables]({suite}.md), [page]({suite}.html), [JSON]({suite}.json)"
         title = suite if report.complete else f"{suite}, incomplete"
         cells = [title, report.settings["episodes"], len(report.records), *shown, links]
         lines.append(f"| {' | '.join(map(str, cells))} |")
@@ -185,7 +185,7 @@ def main(words=None):
     parser.add_argument("--seeds", type=int, help="of every suite, instead of each suite's own number")
     parser.add_argument("--minutes", type=float, default=30.0, help="after which no episode is begun")
     parser.add_argument("--folder", type=Path, default=Path("runs/benchmark"), help="of what was played and trained")
-    parser.add_argument("--out", type=Path, default=Path("docs/results/benchmark"), help="of the reports")
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmark/reports"), help="of the reports")
     args = parser.parse_args(words)
     started = time.monotonic()
     trained = args.trained or str(train(args.model, args.folder / "training", args.steps))

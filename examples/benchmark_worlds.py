@@ -1,6 +1,6 @@
 """Who plays the worlds: their experts, SmolLM2-135M, and the same after imitating the experts, on two suites.
 
-    python examples/benchmark_worlds.py [--games 48] [--seeds 8] [--out docs/results/benchmark] [--minutes 60]
+    python examples/benchmark_worlds.py [--games 48] [--seeds 8] [--out runs/benchmark/reports] [--minutes 60]
 
 Without --trained, a model imitates games of all ten worlds' experts first. Then each player sits in every seat beside
 itself and beside each other: `teams-v1` asks who does well with partners that it never met, `duels-v1` against rivals.
@@ -45,7 +45,7 @@ def main(words=None):
     parser.add_argument("--seeds", type=int, default=8, help="of every suite")
     parser.add_argument("--minutes", type=float, default=60.0, help="of playing, after which no episode is begun")
     parser.add_argument("--folder", type=Path, default=Path("runs/benchmark-worlds"), help="of what was played")
-    parser.add_argument("--out", type=Path, default=Path("docs/results/benchmark"), help="of the reports")
+    parser.add_argument("--out", type=Path, default=Path("runs/benchmark/reports"), help="of the reports")
     args = parser.parse_args(words)
     started = time.monotonic()
     trained = args.trained or str(imitated(args.model, args.folder / "imitated", args.games))

@@ -261,7 +261,7 @@ def _departures(report: Report) -> str:
         for value, names in longest.items()
         if value != own["max_tokens"]
     ]
-    return f". Not as the suite says: {'; '.join(gaps)}" if gaps else ""
+    return f". Differs from the suite: {'; '.join(gaps)}" if gaps else ""
 
 
 def _lacks(report: Report) -> list[str]:
@@ -596,13 +596,16 @@ def board(*reports: Report | str | os.PathLike[str]) -> Document:
     }
     return Document(
         title="Leaderboard",
-        headline=f"{_count(len(by_suite), 'suite')}; success is the mean over a suite's environments with 95 % "
-        "intervals over seeds, in games of rivals against the other players of the table"
-        + ("; tables of one suite cannot be compared" if len(merged) > len(by_suite) else ""),
+        headline=f"{_count(len(by_suite), 'suite')}. Success is the mean over a suite's environments, with 95 % "
+        "intervals over seeds. In competitive games a player meets the other players of the table"
+        + (". Tables of one suite cannot be compared" if len(merged) > len(by_suite) else ""),
         warnings=refusals + [f"{title}: {lack}" for title, report in merged.items() for lack in _lacks(report)],
         bars={},
         sections=[_standings(title, report) for title, report in merged.items()],
-        facts=[],
+        facts=[
+            "This page: forge-agents leaderboard REPORT.json ... --suites PAGE",
+            "A report's tables of every environment: forge-agents leaderboard REPORT.json --html PAGE",
+        ],
     )
 
 

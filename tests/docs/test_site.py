@@ -63,6 +63,19 @@ def test_a_recipe_on_the_site_leads_to_pages_of_the_site(site):
         assert [link for link in links if link not in pages] == [], page
 
 
+@pytest.mark.parametrize(
+    ("link", "on_the_site"),
+    [
+        ("[a](../recipes/README.md)", "[a](recipes/index.md)"),
+        ("[a](../../recipes/README.md)", "[a](../recipes/index.md)"),
+        ("[a](../../recipes/tool_use/README.md#time)", "[a](../recipes/tool_use.md#time)"),
+        ("[a](../results/README.md)", "[a](../results/README.md)"),
+    ],
+)
+def test_links_of_a_page_to_recipes_lead_to_their_pages_on_the_site(site, link, on_the_site):
+    assert site.on_page_markdown(link, page=None, config=None, files=None) == on_the_site
+
+
 def test_the_leaderboard_is_what_its_command_makes_of_the_reports():
     from forge_agents.bench.report import board
     from forge_agents.bench.tables import as_markdown

@@ -232,7 +232,7 @@ def test_the_benchmark_of_all_suites_writes_a_report_each_and_one_overview(load_
     monkeypatch.setitem(registry._suites, "short-v0", (("forge/Negotiation-v0",), SuiteDefaults()))
     players = {"smollm2": fa.Random(), "trained": fa.Scripted(module.by_rule)}
     reports = module.play(players, tmp_path / "run", tmp_path)
-    kinds = (".md", ".json", "-page.html")
+    kinds = (".md", ".json", ".html")
     assert all((tmp_path / f"{suite}{kind}").stat().st_size for suite in reports for kind in kinds)
     success = {(cell.env, cell.player): cell.success.value for cell in reports["core-v1"].summary.cells}
     assert success["forge/Relay-v0", "trained"] == 1 and success["forge/Relay-v0", "smollm2"] == 0

@@ -1,7 +1,8 @@
 """Kill and hang every kind of process in every phase of a run, and tell what became of the run.
 
-In: names of sessions. Out: a JSON file per session under ``--out``, and a table for docs/results/faults.md. Waits for
-each session with a deadline; a session that has its file is not run again.
+In: names of sessions. Out: a JSON file per session under ``--out``, and a table of every fault, which
+docs/results/robustness.md sums up. Waits for each session with a deadline; a session that has its file is not run
+again.
 
     python tests/perf/faults.py [SESSION ...] [--out FOLDER] [--table FILE]
 

@@ -30,7 +30,7 @@ def test_a_suite_is_played_as_it_says_where_the_caller_says_nothing(short, tmp_p
     own = {"episodes": 2, "seed": 5, "swap_seats": False}
     assert {name: report.settings[name] for name in own} == own and report.planned == 2
     assert report.settings["suite_defaults"] == {**own, "max_tokens": 9}
-    assert "Not as the suite says" not in report.markdown()
+    assert "Differs from the suite" not in report.markdown()
     again = fa.Report.load(report.save(tmp_path / "board.json"))
     assert again.settings == report.settings
 
@@ -42,7 +42,7 @@ def test_the_first_line_of_a_report_names_every_departure(short, tmp_path, serve
     assert (report.settings["episodes"], report.settings["seed"], report.settings["swap_seats"]) == (1, 0, True)
     assert {request["max_tokens"] for request in server.requests} == {7, 9}, "the suite's, of players in words"
     said = (
-        "Not as the suite says: episodes 1 instead of 2; seed 0 instead of 5; swap_seats True instead of False; "
+        "Differs from the suite: episodes 1 instead of 2; seed 0 instead of 5; swap_seats True instead of False; "
         "max_tokens 7 instead of 9 for a"
     )
     page = report.html(tmp_path / "r.html").read_text()

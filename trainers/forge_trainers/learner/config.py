@@ -240,7 +240,7 @@ class LearnerConfig:
 
         Such samples' ratios to the sampler begin away from 1, and a clip range around the sampler takes tokens from the
         gradient before this step has moved any: 2.6 % of them at an age of one version, and a tenth of the reward
-        (docs/results, playing ahead). With "truncate" the ratio is to the learner at the batch's start, so one
+        (docs/decisions/training.md). With "truncate" the ratio is to the learner at the batch's start, so one
         optimizer step per batch clips nothing; the age is in a weight of at most `correction_high`.
         """
         chosen = self.correction or self._clipped or find_loss(self.loss).correction
