@@ -91,8 +91,9 @@ def recipes() -> dict[str, Path]:
 
 
 def recipe(source: Path) -> str:
-    """A recipe with its links as they are on the site."""
-    text = re.sub(r"\]\((?:\.\./)?(\w+)/README\.md", r"](\1.md", source.read_text())
+    """A recipe with links to pages of the site. Links to the README lead to the start page."""
+    text = source.read_text().replace("](../../README.md", "](../index.md")
+    text = re.sub(r"\]\((?:\.\./)?(\w+)/README\.md", r"](\1.md", text)
     return re.sub(r"\]\((?:\.\./)+docs/", "](../", text)
 
 
