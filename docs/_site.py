@@ -169,7 +169,7 @@ def errors_page() -> str:
         "",
         "Made of the source at each build. `…` stands for what depends on the case: names, numbers, paths. Paste a",
         "piece of a message into the search field above. What to do about a run that goes wrong without an error is in",
-        "[debugging](debugging.md).",
+        "[monitoring](monitoring.md#symptoms).",
         "",
         "Classes that derive from `forge_agents.errors.ForgeError` come first; a command tells such an error in one",
         "line. Mistakes in arguments are mostly plain [`ValueError`](#valueerror) and [`TypeError`](#typeerror), which",
