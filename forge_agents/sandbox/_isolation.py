@@ -8,11 +8,17 @@ Stand-alone: it runs in an isolated interpreter that sees the standard library o
 
 from __future__ import annotations
 
+import _socket  # not later: the file tree of the program may have another interpreter's modules
 import ctypes
 import errno
+import fcntl
 import os
 import resource
 import struct
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 INNER_ID = 1000
 """User and group of the program as it sees itself."""
@@ -25,6 +31,8 @@ _NEW_NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000
 """CLONE_NEW: NS, UTS, IPC, USER, PID, NET."""
 _ANY_NAMESPACE = _NEW_NAMESPACES | 0x02000000 | 0x00000080  # also CGROUP and TIME
 _NOSUID, _NODEV, _NOEXEC, _RDONLY, _REMOUNT, _BIND, _REC, _PRIVATE = 2, 4, 8, 1, 32, 4096, 16384, 1 << 18
+_WRITE = 0b10
+"""Landlock's right to write files."""
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_NOEXEC = 1, 2, 4, 8
 
 # Name, number on x86_64, number on aarch64 (none: that architecture lacks it). What Python's standard library, libc
@@ -32,16 +40,16 @@ _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_NOEXEC = 1, 2, 4, 8
 # exists for a program: so no ptrace, mounts, namespaces, keys, BPF, io_uring, user faults, modules, or what comes next.
 _ALLOWED = """
 read:0:63 write:1:64 open:2 openat:257:56 close:3:57 stat:4 fstat:5:80 lstat:6 newfstatat:262:79 statx:332:291 poll:7
-ppoll:271:73 lseek:8:62 mmap:9:222 mprotect:10:226 munmap:11:215 brk:12:214 mremap:25:216 msync:26:227 mincore:27:232
+ppoll:271:73 lseek:8:62 mprotect:10:226 munmap:11:215 brk:12:214 mremap:25:216 msync:26:227 mincore:27:232
 madvise:28:233 mlock:149:228 munlock:150:229 pread64:17:67 pwrite64:18:68 preadv:295:69 pwritev:296:70 preadv2:327:286
 pwritev2:328:287 readv:19:65 writev:20:66 access:21 faccessat:269:48 faccessat2:439:439 pipe:22 pipe2:293:59 select:23
-pselect6:270:72 dup:32:23 dup2:33 dup3:292:24 ioctl:16:29 fcntl:72:25 flock:73:32 fsync:74:82 fdatasync:75:83
+pselect6:270:72 dup:32:23 dup2:33 dup3:292:24 ioctl:16:29 flock:73:32 fsync:74:82 fdatasync:75:83
 truncate:76:45 ftruncate:77:46 fallocate:285:47 fadvise64:221:223 getdents64:217:61 getcwd:79:17 chdir:80:49
 fchdir:81:50 rename:82 renameat:264:38 renameat2:316:276 mkdir:83 mkdirat:258:34 rmdir:84 creat:85 link:86
 linkat:265:37 unlink:87 unlinkat:263:35 symlink:88 symlinkat:266:36 readlink:89 readlinkat:267:78 umask:95:166
 sendfile:40:71 splice:275:76 tee:276:77 copy_file_range:326:285 close_range:436:436 statfs:137:43 fstatfs:138:44
 sync:162:81 syncfs:306:267 getxattr:191:8 lgetxattr:192:9 fgetxattr:193:10 listxattr:194:11 llistxattr:195:12
-flistxattr:196:13 inotify_init:253 inotify_init1:294:26 inotify_add_watch:254:27 inotify_rm_watch:255:28
+flistxattr:196:13
 epoll_create:213 epoll_create1:291:20 epoll_ctl:233:21 epoll_wait:232 epoll_pwait:281:22 eventfd:284 eventfd2:290:19
 signalfd4:289:74 timerfd_create:283:85 timerfd_settime:286:86 timerfd_gettime:287:87 fork:57 vfork:58 execve:59:221
 exit:60:93 exit_group:231:94 wait4:61:260 waitid:247:95 kill:62:129 tkill:200:130 tgkill:234:131 pidfd_open:434:434
@@ -57,7 +65,7 @@ alarm:37 setitimer:38:103 getitimer:36:102 timer_create:222:107 timer_settime:22
 timer_getoverrun:225:109 timer_delete:226:111 rt_sigaction:13:134 rt_sigprocmask:14:135 rt_sigreturn:15:139
 rt_sigpending:127:136 rt_sigtimedwait:128:137 rt_sigqueueinfo:129:138 rt_sigsuspend:130:133 sigaltstack:131:132
 pause:34 getrandom:318:278 sendto:44:206 recvfrom:45:207 sendmsg:46:211 recvmsg:47:212 sendmmsg:307:269
-recvmmsg:299:243 shutdown:48:210 getsockname:51:204 getpeername:52:205 getsockopt:55:209 setsockopt:54:208
+recvmmsg:299:243 shutdown:48:210 getsockname:51:204 getpeername:52:205 getsockopt:55:209
 pkey_alloc:330:289 pkey_free:331:290 pkey_mprotect:329:288 map_shadow_stack:453:453
 """
 # These reach what lies outside where files and processes of the host are in sight; Landlock does not cover them.
@@ -70,6 +78,9 @@ setpriority:141:140
 # On the loopback of a network of its own.
 _ALLOWED_WITH_SOCKETS = "connect:42:203 bind:49:200 listen:50:201 accept:43:202 accept4:288:242"
 _CLONE, _SOCKET, _SOCKETPAIR, _PRLIMIT = (56, 220), (41, 198), (53, 199), (302, 261)
+_SETSOCKOPT, _FCNTL, _MMAP, _SECCOMP_CALL = (54, 208), (72, 25), (9, 222), (317, 277)
+_LOAD, _EQUAL, _AT_LEAST, _ABOVE, _ANY_BIT, _AND, _RETURN = 0x20, 0x15, 0x35, 0x25, 0x45, 0x54, 0x06
+_ALLOW, _KILL, _ERRNO, _ASK = 0x7FFF0000, 0x80000000, 0x00050000, 0x7FC00000
 _ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 
 
@@ -145,7 +156,6 @@ def lend_port(port: int, channel: int) -> None:
 
     Who gets it answers what is asked here, wherever it is itself: a socket stays in the namespace that it was made in.
     """
-    import fcntl
     import socket
 
     with socket.socket() as asking, socket.socket(fileno=channel) as held:
@@ -171,6 +181,9 @@ def build_root(
 ) -> None:
     """A new file tree: `readable` paths read-only, `hidden` ones empty, /dev/null and the like, /program.py, and /box.
 
+    A mapping of /dev/zero that was opened for writing is shared memory that nothing counts, so /dev/zero is only there
+    if `lock_writes` can keep the program from that.
+
     /box is the one place that can be written: memory-backed, bounded in bytes and in number of files. Each of
     `folders`, as /app, is one of it, as /box/app.
     """
@@ -195,7 +208,7 @@ def build_root(
         _bind(path, target, _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV)
     for path in hidden:
         _mount("tmpfs", stage + path, "tmpfs", _NOSUID | _NODEV | _NOEXEC | _RDONLY, "size=4k,mode=0555")
-    for device in ("null", "zero", "urandom"):
+    for device in ("null", "urandom", *(["zero"] if landlock_version() else [])):
         _place(f"/dev/{device}", f"{stage}/dev/{device}")
         _bind(f"/dev/{device}", f"{stage}/dev/{device}", _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NOEXEC)
     with open(f"{stage}/program.py", "wb") as file:
@@ -248,42 +261,126 @@ def drop_privileges(user: int | None) -> None:
     _check(_libc.prctl(_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(NO_NEW_PRIVS)")
 
 
-def filter_system_calls(*, namespaces: bool, sockets: bool = False) -> None:
+def filter_system_calls(*, namespaces: bool, sockets: bool = False) -> int | None:
     """Allow the calls that ordinary programs need; any other does not exist for this process and its children.
 
-    There are no sockets but pairs of streams, which are connected to each other and to nothing else, and those asked
-    for: sockets of the file system lie in no network namespace. Nothing is filtered on processors whose call numbers
-    are not known here.
+    There are no sockets but pairs of streams, which are connected to each other and to nothing else, and TCP and UDP
+    if asked for: sockets of the file system lie in no network namespace. Buffers of sockets and pipes keep their
+    default sizes. Shared anonymous memory has to be granted, because no file of /proc shows how much of it exists.
+    Nothing is filtered on processors whose call numbers are not known here.
 
     Args:
         namespaces: Whether the process has files and processes of its own; else modes, owners, times and priorities,
             which it could change outside, stay as they are.
-        sockets: Whether it may speak over the internet's protocols, in a network namespace that has but a loopback.
+        sockets: Whether it may use TCP and UDP, in a network namespace that has only a loopback.
+
+    Returns:
+        Descriptor for `answer_mapping`, which grants shared anonymous memory. None: such memory is refused, because
+        this kernel or an outer filter allows no listener.
     """
     if os.uname().machine not in _ARCHITECTURES:
-        return
+        return None
     column, architecture = _ARCHITECTURES[os.uname().machine]
-    load, equal, at_least, above, any_bit, bits, back = 0x20, 0x15, 0x35, 0x25, 0x45, 0x54, 0x06
-    kill, allow, refuse, unknown = 0x80000000, 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
-    first, second = (load, 0, 0, 16), (load, 0, 0, 24)  # arguments; the kernel reads the low halves of these
-    code = [(load, 0, 0, 4), (equal, 1, 0, architecture), (back, 0, 0, kill), (load, 0, 0, 0)]
-    code += [(at_least, 0, 1, 0x40000000), (back, 0, 0, unknown)]  # the 32-bit calls of x86_64
-    code += [(equal, 0, 4, _CLONE[column]), first, (any_bit, 0, 1, _ANY_NAMESPACE & ~0xFF)]
-    code += [(back, 0, 0, refuse), (back, 0, 0, allow)]
-    families = (2, 10) if sockets else ()
-    code += [(equal, 0, len(families) + 3, _SOCKET[column]), first]
-    code += [(equal, len(families) - at, 0, family) for at, family in enumerate(families)]
-    code += [(back, 0, 0, refuse), (back, 0, 0, allow)]
-    code += [(equal, 0, 7, _SOCKETPAIR[column]), first, (equal, 0, 4, 1)]  # of the local family
-    code += [second, (bits, 0, 0, 0xF), (equal, 0, 1, 1), (back, 0, 0, allow), (back, 0, 0, refuse)]
-    code += [(equal, 0, 4, _PRLIMIT[column]), first, (equal, 0, 1, 0), (back, 0, 0, allow), (back, 0, 0, refuse)]
+    try:
+        return _install(_filter(column, architecture, namespaces=namespaces, sockets=sockets, shared=_ASK), column)
+    except OSError:
+        refused = _ERRNO | errno.ENOMEM
+        code = _filter(column, architecture, namespaces=namespaces, sockets=sockets, shared=refused)
+        pointer, _keep = _program(code)
+        _check(_libc.prctl(_SECCOMP, 2, pointer, 0, 0), "prctl(SECCOMP)")
+        return None
+
+
+def _program(code: list[tuple[int, int, int, int]]) -> tuple[bytes, object]:
+    """A filter as the kernel takes it, and the buffer that it points to."""
+    program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in code))
+    return struct.pack("@HP", len(code), ctypes.addressof(program)), program
+
+
+def _install(code: list[tuple[int, int, int, int]], column: int) -> int:
+    """Install a filter with a listener, whose descriptor is returned."""
+    pointer, _keep = _program(code)
+    listener = int(_libc.syscall(_SECCOMP_CALL[column], 1, 8, pointer))
+    _check(listener, "seccomp(NEW_LISTENER)")
+    return listener
+
+
+def _filter(
+    column: int, architecture: int, *, namespaces: bool, sockets: bool, shared: int
+) -> list[tuple[int, int, int, int]]:
+    """Instructions: operation, jump if true, jump if false, operand. Arguments are compared by their low halves."""
+    allow, refuse = (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _ERRNO | errno.EPERM)
+    unknown = (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)  # libc knows what to do then, as on an older kernel
+    first, second, third, fourth = ((_LOAD, 0, 0, 16 + 8 * n) for n in range(4))
+    internet = [
+        *(first, (_EQUAL, 1, 0, 2), (_EQUAL, 0, 9, 10)),  # IPv4, IPv6
+        *(second, (_AND, 0, 0, 0xF), (_EQUAL, 1, 0, 1), (_EQUAL, 0, 5, 2)),  # streams, datagrams
+        *(third, (_EQUAL, 2, 0, 0), (_EQUAL, 1, 0, 6), (_EQUAL, 0, 1, 17), allow, refuse),  # TCP, UDP
+    ]
+    cases = {
+        _CLONE: [first, (_ANY_BIT, 0, 1, _ANY_NAMESPACE & ~0xFF), refuse, allow],
+        _SOCKET: internet if sockets else [refuse],
+        _SOCKETPAIR: [first, (_EQUAL, 0, 4, 1), second, (_AND, 0, 0, 0xF), (_EQUAL, 0, 1, 1), allow, refuse],
+        _PRLIMIT: [first, (_EQUAL, 0, 1, 0), allow, refuse],
+        _SETSOCKOPT: [  # sizes of buffers are hints, which the kernel cuts silently, too
+            *(second, (_EQUAL, 0, 6, 1), third, (_EQUAL, 3, 0, 7), (_EQUAL, 2, 0, 8), (_EQUAL, 1, 0, 32)),
+            *((_EQUAL, 0, 1, 33), (_RETURN, 0, 0, _ERRNO), allow),
+        ],
+        _FCNTL: [second, (_EQUAL, 0, 1, 1031), refuse, allow],  # F_SETPIPE_SZ
+        _MMAP: [  # MAP_HUGETLB, of the host's pool; MAP_SHARED with MAP_ANONYMOUS
+            *(fourth, (_ANY_BIT, 0, 1, 0x40000), refuse),
+            *((_AND, 0, 0, 0x21), (_EQUAL, 0, 1, 0x21), (_RETURN, 0, 0, shared), allow),
+        ],
+    }
+    code = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
+    code += [(_AT_LEAST, 0, 1, 0x40000000), unknown]  # the 32-bit calls of x86_64
+    for numbers, block in cases.items():
+        code += [(_EQUAL, 0, len(block), numbers[column]), *block]
     calls = _ALLOWED + _ALLOWED_IN_NAMESPACES * namespaces + _ALLOWED_WITH_SOCKETS * sockets
     for low, high in _ranges(calls, column):
-        code += [(at_least, 0, 2, low), (above, 1, 0, high), (back, 0, 0, allow)]
-    code += [(back, 0, 0, unknown)]  # libc knows what to do then, as on an older kernel
-    program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in code))
-    pointer = struct.pack("@HP", len(code), ctypes.addressof(program))
-    _check(_libc.prctl(_SECCOMP, 2, pointer, 0, 0), "prctl(SECCOMP)")
+        code += [(_AT_LEAST, 0, 2, low), (_ABOVE, 1, 0, high), allow]
+    return [*code, unknown]
+
+
+def pair() -> tuple[int, int]:
+    """Two sockets that are connected to each other, for `received_descriptor` and `send_descriptor`."""
+    ends = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    return ends[0].detach(), ends[1].detach()
+
+
+def send_descriptor(channel: int, descriptor: int) -> None:
+    """Hand a descriptor to the process at the other end of a pair of sockets, and close both here."""
+    pair = _socket.socket(fileno=channel)
+    pair.sendmsg([b"."], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("i", descriptor))])
+    pair.close()
+    os.close(descriptor)
+
+
+def received_descriptor(channel: int) -> int | None:
+    """The descriptor that `send_descriptor` sent; None where it sent none. Closes `channel`."""
+    pair = _socket.socket(fileno=channel)
+    _, parts, _, _ = pair.recvmsg(1, _socket.CMSG_SPACE(4))
+    pair.close()
+    return int(struct.unpack("i", parts[0][2])[0]) if parts else None
+
+
+def answer_mapping(listener: int, granted: Callable[[int], bool]) -> None:
+    """Answer one request for shared anonymous memory: let it go on if `granted` its number of bytes, else refuse it.
+
+    The number is an argument in a register, so no other thread of the program can change it in between.
+    """
+    request = bytearray(80)
+    try:
+        fcntl.ioctl(listener, 0xC0502100, request)  # SECCOMP_IOCTL_NOTIF_RECV
+    except OSError:
+        return  # it was killed meanwhile
+    key, _, _, _, _, _, _, size = struct.unpack_from("=QIIiIQQQ", request)
+    go_on = granted(size)
+    answer = struct.pack("=QqiI", key, 0, 0 if go_on else -errno.ENOMEM, int(go_on))
+    try:
+        fcntl.ioctl(listener, 0xC0182101, bytearray(answer))  # SECCOMP_IOCTL_NOTIF_SEND
+    except OSError:
+        return  # the same
 
 
 def _ranges(calls: str, column: int) -> list[tuple[int, int]]:
@@ -309,13 +406,20 @@ def lock_files(readable: list[str], writable: list[str]) -> None:
     scope = 0b11 if version >= 6 else 0  # abstract sockets, signals
     attributes = struct.pack("=3Q", rights, 0b11 if version >= 4 else 0, scope)
     size = 24 if version >= 6 else 16 if version >= 4 else 8
-    ruleset = int(_libc.syscall(444, attributes, size, 0))
+    _lock(attributes[:size], [*((path, read) for path in readable), *((path, rights) for path in writable)])
+
+
+def lock_writes(writable: list[str]) -> None:
+    """From now on open for writing only what lies below `writable`."""
+    _lock(struct.pack("=Q", _WRITE), [(path, _WRITE) for path in writable])
+
+
+def _lock(attributes: bytes, rules: list[tuple[str, int]]) -> None:
+    ruleset = int(_libc.syscall(444, attributes, len(attributes), 0))
     _check(ruleset, "landlock_create_ruleset")
-    for path in [*readable, *writable]:
-        allowed = rights if path in writable else read
+    for path, rights in rules:
         descriptor = os.open(path, os.O_PATH)
-        if not os.path.isdir(path):
-            allowed &= 0b101 | (0b10 if path.startswith("/dev/") else 0)
+        allowed = rights if os.path.isdir(path) else rights & (0b101 | _WRITE)
         rule = struct.pack("=Qi", allowed, descriptor)
         _check(_libc.syscall(445, ruleset, 1, rule, 0), f"landlock_add_rule {path}")
         os.close(descriptor)

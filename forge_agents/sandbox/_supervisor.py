@@ -22,11 +22,10 @@ if TYPE_CHECKING:
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import _isolation as isolation  # type: ignore[import-not-found]  # noqa: E402  # lies beside this file
+from _usage import Usage  # type: ignore[import-not-found]  # noqa: E402
 
 TICK_S = 0.02
 """Time between two looks at what the program uses."""
-_PAGE = resource.getpagesize()
-_CLOCK = os.sysconf("SC_CLK_TCK")
 _CHUNK = 1 << 16
 _SIGKILL, _SIGTERM, _SIGXCPU = 9, 15, 24
 _FAREWELL_S = 2.0
@@ -46,10 +45,11 @@ class Run:
         self.proc = os.open("/proc", os.O_RDONLY | os.O_DIRECTORY)
         self.limit = ""
         self.status: int | None = None
-        self.cpu_s, self.peak_bytes = 0.0, 0
+        self.cpu_s = 0.0
+        self.usage = Usage(self.proc, namespaces=self.strong, tcp="port" in request)
         self.output: dict[str, bytearray] = {"stdout": bytearray(), "stderr": bytearray()}
         self.report = b""
-        self.child = 0
+        self.child, self.channel, self.listener = 0, -1, -1
         self.tick_s: float | None = TICK_S
         self.ends: dict[int, str] = {}
 
@@ -58,11 +58,13 @@ class Run:
         self._prepare()
         started = time.monotonic()
         pipes = {name: os.pipe() for name in ("stdin", "stdout", "stderr", "report")}
+        pipes["listener"] = isolation.pair()
         self.child = os.fork()
         if self.child == 0:
             self._be_child(pipes)
         for name, (read_end, write_end) in pipes.items():
             os.close(read_end if name == "stdin" else write_end)
+        self.channel = pipes["listener"][0]
         outputs = {pipes[name][0]: name for name in ("stdout", "stderr", "report")}
         self._watch(pipes["stdin"][1], outputs, started + self.limits["wall_s"])
         self._end(outputs)
@@ -132,7 +134,7 @@ class Run:
         if program == 0:
             return
         isolation.default_signals()  # the kernel shields this process from signals that it does not handle
-        for name in ("stdin", "stdout", "stderr"):
+        for name in ("stdin", "stdout", "stderr", "listener"):
             for descriptor in pipes[name]:
                 os.close(descriptor)
         while True:
@@ -146,22 +148,26 @@ class Run:
             os.dup2(pipes[name][end], descriptor)
         os.setsid()
         os.chdir(self.box)
-        self._shut_in()
+        self._shut_in(pipes["listener"][1])
         isolation.default_signals()
         words, environment = self._words()
         os.execvpe(words[0], words, environment)  # noqa: S606
 
-    def _shut_in(self) -> None:
+    def _shut_in(self, channel: int) -> None:
         os.umask(0o077)
         processes = self.limits["processes"] + self._others()
         isolation.set_limits({**self.request["rlimits"], "RLIMIT_NPROC": processes})
         isolation.drop_privileges(self.user if os.geteuid() == 0 else None)
-        if not self.strong and isolation.landlock_version():
-            readable = [path for path in self.request["readable"] if os.path.exists(path)]
-            isolation.lock_files(
-                [*readable, self._program_path(), "/dev/null", "/dev/zero", "/dev/urandom"], [self.box]
-            )
-        isolation.filter_system_calls(namespaces=self.strong, sockets="port" in self.request)
+        if isolation.landlock_version():
+            if self.strong:
+                isolation.lock_writes([self.box, *self.request["folders"], "/dev/null"])
+            else:
+                readable = [path for path in self.request["readable"] if os.path.exists(path)]
+                readable += [self._program_path(), "/dev/zero", "/dev/urandom"]
+                isolation.lock_files(readable, [self.box, "/dev/null"])
+        listener = isolation.filter_system_calls(namespaces=self.strong, sockets="port" in self.request)
+        if listener is not None:
+            isolation.send_descriptor(channel, listener)
 
     def _words(self) -> tuple[list[str], dict[str, str]]:
         """What becomes of this process, and its environment."""
@@ -202,16 +208,15 @@ class Run:
             poll.register(descriptor, select.POLLIN)
         os.set_blocking(stdin, False)
         poll.register(stdin, select.POLLOUT)
-        for descriptor in self.ends:
+        for descriptor in (*self.ends, self.channel):
             poll.register(descriptor, select.POLLIN)
         looked, running = time.monotonic(), True
         while running and not self.limit:
-            for descriptor, _ in poll.poll(None if self.tick_s is None else self.tick_s * 1000):
+            for descriptor, event in poll.poll(None if self.tick_s is None else self.tick_s * 1000):
                 if descriptor == stdin:
                     waiting = self._feed(stdin, waiting, poll)
-                elif descriptor in self.ends:
-                    self.limit = self.ends[descriptor]
-                    poll.unregister(descriptor)
+                elif descriptor not in outputs:
+                    self._listen(descriptor, event, poll)
                 elif not self._take(outputs[descriptor], os.read(descriptor, _CHUNK)):
                     poll.unregister(descriptor)
                     running = running and not (self.strong and outputs[descriptor] == "report")
@@ -226,6 +231,25 @@ class Run:
                     pid, status = os.waitpid(self.child, os.WNOHANG)
                     self.status = status if pid else None
                 running = self.status is None
+
+    def _listen(self, descriptor: int, event: int, poll: Any) -> None:
+        """Take the listener of the filter, grant shared memory that the program asks for, or end a command."""
+        if descriptor in self.ends:
+            self.limit = self.ends[descriptor]
+            poll.unregister(descriptor)
+        elif descriptor == self.channel:
+            poll.unregister(descriptor)
+            self.channel, listener = -1, isolation.received_descriptor(descriptor)
+            if listener is not None:
+                self.listener = listener
+                poll.register(listener, select.POLLIN)
+        elif event & select.POLLIN:
+            isolation.answer_mapping(descriptor, self._granted)
+        else:  # no process is left that has the filter
+            poll.unregister(descriptor)
+
+    def _granted(self, num_bytes: int) -> bool:
+        return bool(self.usage.grant(self._tree, num_bytes, self.limits["memory_mb"] << 20))
 
     @staticmethod
     def _feed(stdin: int, waiting: bytes, poll: Any) -> bytes:
@@ -250,52 +274,23 @@ class Run:
         return bool(data)
 
     def _look(self) -> None:
-        """Memory, processor time and processes of the whole tree, against the limits."""
-        rss, ticks, num = 0, 0, 0
-        for pid in self._tree():
-            fields = self._read(f"{pid}/stat").rpartition(b")")[2].split()
-            if fields:
-                ticks += sum(map(int, fields[11:15]))  # own time and that of children it has waited for
-                rss += int(fields[21]) * _PAGE
-                num += 1
-        self.peak_bytes = max(self.peak_bytes, rss)
-        self.cpu_s = max(self.cpu_s, ticks / _CLOCK)
-        if rss > self.limits["memory_mb"] << 20:
+        """Compare memory, processor time and processes of the whole tree with the limits."""
+        usage, max_bytes = self.usage, self.limits["memory_mb"] << 20
+        usage.look(self._tree(), max_bytes)
+        self.cpu_s = max(self.cpu_s, usage.cpu_s)
+        if usage.sampled_cpu_s > 2 * self.limits["cpu_s"]:  # not the estimate's error: time that no parent is told of
+            self.cpu_s = max(self.cpu_s, usage.sampled_cpu_s)
+        if usage.memory_bytes > max_bytes:
             self.limit = self.limit or "memory_mb"
         elif self.cpu_s > self.limits["cpu_s"]:
             self.limit = self.limit or "cpu_s"
-        elif num > self.limits["processes"] and not self.strong:  # else the kernel counts
+        elif usage.processes > self.limits["processes"] and not self.strong:  # else the kernel counts
             self.limit = self.limit or "processes"
 
     def _tree(self) -> list[str]:
         """Every process of the program. Those that lost their parent hang below the first one, or below us."""
-        found, open_ends = [], [str(self.child)] if self.strong else self._children(str(os.getpid()))
-        while open_ends:
-            pid = open_ends.pop()
-            found.append(pid)
-            open_ends += self._children(pid)
-        return found
-
-    def _children(self, pid: str) -> list[str]:
-        try:
-            folder = os.open(f"{pid}/task", os.O_RDONLY, dir_fd=self.proc)
-        except OSError:
-            return []  # it ended meanwhile
-        try:
-            threads = os.listdir(folder)
-        except OSError:
-            threads = []
-        finally:
-            os.close(folder)
-        return [child for thread in threads for child in self._read(f"{pid}/task/{thread}/children").decode().split()]
-
-    def _read(self, path: str) -> bytes:
-        """A file of /proc; empty where its process ended meanwhile."""
-        try:
-            with open(os.open(path, os.O_RDONLY, dir_fd=self.proc), "rb") as file:
-                return file.read()
-        except OSError:
-            return b""
+        roots = [str(self.child)] if self.strong else self.usage.children(str(os.getpid()))
+        return list(self.usage.tree(roots))
 
     def _end(self, outputs: dict[int, str]) -> None:
         """Kills what is left and collects what it had written."""
@@ -339,7 +334,7 @@ class Run:
             "limit": self.limit,
             "wall_s": wall_s,
             "cpu_s": self.cpu_s,
-            "peak_mb": self.peak_bytes / 2**20,
+            "peak_mb": self.usage.peak_bytes / 2**20,
             "files": files,
         }
 
@@ -396,9 +391,9 @@ class Command(Run):
             isolation.leave_network()
             isolation.lend_port(self.request["port"], self.request["channel"])
 
-    def _shut_in(self) -> None:
+    def _shut_in(self, channel: int) -> None:
         if self.strong:
-            super()._shut_in()
+            super()._shut_in(channel)
         else:
             isolation.set_limits(self.request["rlimits"])
 

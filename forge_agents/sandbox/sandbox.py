@@ -48,7 +48,8 @@ class SandboxLimits:
     cpu_s: int = 10
     """Processor seconds."""
     memory_mb: int = 512
-    """MiB: address space of each process, and resident memory of all of them together."""
+    """MiB: address space of each process, and memory of all of them together, with shared memory and the buffers of
+    sockets."""
     processes: int = 16
     """Processes and threads at one time."""
     open_files: int = 64
@@ -85,7 +86,7 @@ class SandboxResult:
     cpu_s: float
     """Processor seconds, its children included."""
     peak_mb: float
-    """Greatest resident memory seen, MiB; looked at every 20 ms, so 0 for short programs."""
+    """Greatest memory of all processes together, in MiB. It is measured every 20 ms, so 0 for short programs."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """Files it left behind, by path; only where they were asked for."""
 
@@ -264,6 +265,7 @@ class Sandbox:
                 "RLIMIT_CORE": 0,
                 "RLIMIT_MSGQUEUE": 0,
                 "RLIMIT_MEMLOCK": 0,
+                "RLIMIT_SIGPENDING": 256,
             },
         }
 
@@ -483,10 +485,10 @@ def _guarantees(reason: str) -> Guarantees:
     """What is enforced here; `reason`: why namespaces have to be done without, empty where they are there."""
     filters = platform.machine() in ("x86_64", "aarch64")  # whose numbers of system calls are known
     polls = Path(f"/proc/self/task/{os.getpid()}/children").exists()
-    if reason:
-        from forge_agents.sandbox._isolation import landlock_version
+    from forge_agents.sandbox._isolation import landlock_version
 
-        version, root = landlock_version(), os.geteuid() == 0
+    version, root = landlock_version(), os.geteuid() == 0
+    if reason:
         reason += "; programs run as user 65534" if root else ""
         promises = {
             "no network": filters,
@@ -495,6 +497,7 @@ def _guarantees(reason: str) -> Guarantees:
             "number of processes": polls,
             "other processes out of sight": version > 0,
             "total size and number of files": False,
+            "memory in buffers of sockets": False,
             "the interpreter's installed packages out of sight": False,
         }
     else:
@@ -505,7 +508,8 @@ def _guarantees(reason: str) -> Guarantees:
             "number of processes; other processes out of sight and reach": True,
             "total size and number of files, in memory only": True,
         }
-    promises["memory and processor time of all processes together (looked at every 20 ms)"] = polls
+    whole = polls and filters and (version > 0 or not reason)
+    promises["memory and processor time of all processes together (looked at every 20 ms)"] = whole
     promises["no system calls that ordinary programs do not need"] = filters
     missing = tuple(text for text, kept in promises.items() if not kept)
     enforced = (*_LIMITS, *(text for text, kept in promises.items() if kept))

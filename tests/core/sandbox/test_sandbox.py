@@ -214,9 +214,38 @@ for path in ("/program.py", os.__file__, "/new"):
 """
 
 
-@held
-@pytest.mark.skipif(os.geteuid() != 0 or other_python() is None, reason="needs root, to become somebody else")
-def test_an_ordinary_user_needs_no_rights_for_it():
+BEYOND_LIMITS = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from forge_agents.sandbox import Sandbox, SandboxLimits
+shared = "import mmap\\nm = [mmap.mmap(-1, 10 << 20) for _ in range(7)]"
+inotify = "import ctypes\\nprint(ctypes.CDLL(None).inotify_init())"
+burning = '''
+import os, signal, time
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+while True:
+    if os.fork() == 0:
+        while time.process_time() < 0.05: pass
+        os._exit(0)
+    try: os.wait()
+    except ChildProcessError: pass
+'''
+forking = '''
+import os, time
+x = bytearray(45 << 20)
+for at in range(0, len(x), 4096): x[at] = 1
+if os.fork() == 0:
+    time.sleep(0.5)
+    os._exit(0)
+print("forked", os.wait()[1])
+'''
+for program in (shared, inotify, burning, forking):
+    result = Sandbox(limits=SandboxLimits(wall_s=120, cpu_s=1, memory_mb=60)).run(program)
+    print([result.stdout, result.stderr[-40:], result.limit])
+"""
+
+
+def as_ordinary_user(code):
     with tempfile.TemporaryDirectory() as name:
         package = Path(name) / "forge_agents"
         source = Path(sandbox.__file__).parent
@@ -226,10 +255,32 @@ def test_an_ordinary_user_needs_no_rights_for_it():
         (package / "__init__.py").touch()
         for path in (Path(name), *Path(name).rglob("*")):
             path.chmod(0o755)
-        command = [other_python() or "", "-B", "-c", ORDINARY, name]
-        done = subprocess.run(
+        command = [other_python() or "", "-B", "-c", code, name]
+        return subprocess.run(
             command, check=False, capture_output=True, text=True, user=65534, group=65534, extra_groups=[], cwd="/"
         )
+
+
+needs_root = pytest.mark.skipif(
+    os.geteuid() != 0 or other_python() is None, reason="needs root, to become somebody else"
+)
+
+
+@held
+@needs_root
+def test_limits_hold_for_programs_of_an_ordinary_user():
+    done = as_ordinary_user(BEYOND_LIMITS)
+    shared, inotify, burning, forking = done.stdout.splitlines()
+    assert "Cannot allocate memory" in shared, done
+    assert inotify == r"['-1\n', '', '']"
+    assert burning == "['', '', 'cpu_s']"
+    assert forking == r"['forked 0\n', '', '']"
+
+
+@held
+@needs_root
+def test_an_ordinary_user_needs_no_rights_for_it():
+    done = as_ordinary_user(ORDINARY)
     assert r"stdout='3 1000 1\nheld\nheld\nheld\n'" in done.stdout, done
 
 

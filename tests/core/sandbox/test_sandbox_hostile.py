@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or bool(_why_no_namespaces()), reason="needs user namespaces of Linux"
 )
 ROOT = os.geteuid() == 0
-LIMITS = SandboxLimits(wall_s=20)
+LIMITS = SandboxLimits(wall_s=120)
 
 # ---- reaching for what is outside
 
@@ -73,6 +73,13 @@ REACH = {
     "System V shared memory": "number = checked(libc.shmget(0, 4096, 0o1600)); libc.shmctl(number, 0, None)",
     "POSIX shared memory": "open('/dev/shm/' + TOKEN, 'w'); os.unlink('/dev/shm/' + TOKEN)",
     "anonymous memory file": "os.memfd_create('x')",
+    "shared memory of /dev/zero": "os.open('/dev/zero', os.O_RDWR)",
+    "inotify instances of the user": "checked(libc.inotify_init())",
+    "larger pipe": "import fcntl; fcntl.fcntl(os.pipe()[0], 1031, 1 << 18)",
+    "other socket buffer": (
+        "a, b = socket.socketpair(); size = a.getsockopt(1, 7); a.setsockopt(1, 7, 9999); "
+        "assert a.getsockopt(1, 7) != size"
+    ),
     "message queue": "name = f'/{TOKEN}'.encode(); checked(libc.mq_open(name, 66, 0o600, None)); libc.mq_unlink(name)",
     "key ring": "checked(libc.syscall(ADD_KEY, b'user', b'k', b'v', 1, -1))",
     "core dump": "import resource; assert resource.getrlimit(resource.RLIMIT_CORE)[1] != 0",
@@ -161,6 +168,7 @@ HOST = [name for name in REACH if "socket" in name or "connection" in name]
 HELD_WEAKLY = [
     *HOST, "datagram, as for names", "listening", "netlink", "limits of another process", "debugging", "chroot",
     "memory of a process", "namespaces of its own", "device node", "key ring", "anonymous memory file", "environment",
+    "shared memory of /dev/zero", "inotify instances of the user", "larger pipe", "other socket buffer",
     "System V shared memory", "message queue", "becoming root", "new privileges by exec", "raising limits",
 ]  # fmt: skip
 
@@ -188,6 +196,7 @@ CALLS = {  # on x86_64
     "accept": 43, "bind": 49, "listen": 50, "accept4": 288, "modify_ldt": 154, "init_module": 175, "kexec_load": 246,
     "pidfd_getfd": 438, "execveat": 322, "personality": 135, "move_pages": 279, "vmsplice": 278, "mknod": 133,
     "reboot": 169, "shmget": 29, "iopl": 172, "quotactl": 179, "open_tree": 428, "clone3": 435,
+    "inotify_init": 253, "inotify_init1": 294, "inotify_add_watch": 254,
     "x32 getpid": 0x40000027, "one of tomorrow": 999,
 }  # fmt: skip
 
@@ -276,6 +285,35 @@ except RuntimeError:
 end.set()
 print('all' if n == 24 else 'fewer')
 """
+# Unmapping all but one page of a shared mapping frees nothing.
+SHARED = """
+import ctypes, time
+libc = ctypes.CDLL(None)
+libc.mmap.restype = ctypes.c_void_p
+libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+for n in range(12):
+    address = libc.mmap(None, 10 << 20, 3, 0x21, -1, 0)
+    if address == 2**64 - 1:
+        time.sleep(HELD_S)
+    ctypes.memset(address, 1, 10 << 20)
+    libc.munmap(address + 4096, (10 << 20) - 4096)
+print('all')
+"""
+SOCKETS = """
+import os, socket, time
+for _ in range(5):
+    if os.fork() == 0:
+        pairs = [socket.socketpair() for _ in range(29)]
+        for end in (end for pair in pairs for end in pair):
+            end.setblocking(False)
+            try:
+                while True: end.send(bytes(1 << 16))
+            except BlockingIOError: pass
+        time.sleep(HELD_S); os._exit(0)
+for _ in range(5): os.wait()
+print('all')
+"""
 # Program, the limit's low and high value, what ends or marks it when low. With the high value it prints "all".
 LIMITED = {
     "sleep": ("import time; time.sleep(0.5); print('all')", "wall_s", 0.3, 20, "ended"),
@@ -315,6 +353,8 @@ LIMITED = {
         "ended",
     ),
     "memory maps": ("import mmap; mmap.mmap(-1, 200 << 20); print('all')", "memory_mb", 100, 400, "allocate memory"),
+    "shared memory in no page table": (SHARED, "memory_mb", 60, 400, "ended"),
+    "socket buffers": (SOCKETS, "memory_mb", 60, 400, "ended"),
     "forks": (COUNT_FORKS, "processes", 8, 40, "fewer"),
     "threads": (COUNT_THREADS, "processes", 8, 40, "fewer"),
     "open files": (
@@ -422,7 +462,7 @@ def test_the_program_dies_with_its_supervisor():
 
     def run():
         try:
-            Sandbox(limits=replace(LIMITS, wall_s=20)).run(program)
+            Sandbox(limits=LIMITS).run(program)
         except Exception as error:  # noqa: BLE001  # looked at below
             errors.append(error)
 

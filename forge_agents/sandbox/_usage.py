@@ -1,0 +1,226 @@
+"""Measures the memory, processor time and processes that one program and its children use.
+
+Stand-alone: it runs in an isolated interpreter that sees the standard library only, and imports little of it.
+"""
+# Importing pathlib takes as long as all the rest.
+# ruff: noqa: PTH123, PTH208
+
+from __future__ import annotations
+
+import _socket
+import errno
+import os
+import struct
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_CLOCK = os.sysconf("SC_CLK_TCK")
+_SOCKET_BYTES = 320 << 10
+"""Most that one local or UDP socket holds, because the program cannot raise the default buffers of 208 KiB."""
+
+
+class Usage:
+    """Usage of a tree of processes, updated by `look`.
+
+    Memory is the sum of anonymous pages, swapped pages, page tables, shared anonymous mappings and, in a network
+    namespace, socket buffers. Pages of files are left out: they belong to the host's cache or to the limited folder.
+
+    Args:
+        proc: Descriptor of the host's /proc.
+        namespaces: Whether the program has its own network, so that all its sockets can be counted.
+        tcp: Whether it can open TCP sockets.
+    """
+
+    def __init__(self, proc: int, *, namespaces: bool, tcp: bool) -> None:
+        self.proc, self.namespaces, self.tcp = proc, namespaces, tcp
+        self.cpu_s = 0.0
+        """Processor seconds of the living processes and of the children that they waited for."""
+        self.sampled_cpu_s = 0.0
+        """Estimate of the processor seconds of all processes, with those that no parent waited for."""
+        self.memory_bytes = 0
+        self.peak_bytes = 0
+        self.processes = 0
+        self.shared_bytes = 0
+        """Bytes of shared anonymous mappings granted to the program. Pages stay in use after they leave all page
+        tables, and no file of /proc shows them, so each grant counts until no such mapping is left."""
+        self._times: dict[str, float] = {}
+        self._looked = time.monotonic()
+        self._precise_from = 0.0
+
+    def look(self, tree: list[str], max_bytes: int) -> None:
+        """Measure the processes `tree`; memory precisely where a quick upper bound is above `max_bytes`."""
+        now = time.monotonic()
+        elapsed, self._looked = now - self._looked, now
+        times: dict[str, float] = {}
+        anonymous, ticks, num = 0, 0, 0
+        for pid in tree:
+            fields = self.read(f"{pid}/stat").rpartition(b")")[2].split()
+            if not fields:
+                continue  # it ended meanwhile
+            num += 1
+            ticks += sum(map(int, fields[11:15]))  # own time and that of children it has waited for
+            self._sample(pid, times, elapsed, running=fields[0] == b"R")
+            anonymous += self._anonymous(pid)
+        self._times, self.processes = times, num
+        self.cpu_s = max(self.cpu_s, ticks / _CLOCK)
+        if now >= self._precise_from:
+            self.memory_bytes = self._memory(tree, anonymous, max_bytes)
+            self.peak_bytes = max(self.peak_bytes, self.memory_bytes)
+
+    def _sample(self, pid: str, times: dict[str, float], elapsed: float, *, running: bool) -> None:
+        """Add the process's time since the last look to the estimate.
+
+        The kernel adds the time of a child to nobody if its parent ignores SIGCHLD. Of children that live shorter than
+        the time between two looks only a share is ever seen. Each is therefore charged the whole interval, times the
+        share of its life that it had a processor, which is right on average.
+        """
+        try:
+            spent = time.clock_gettime((~int(pid) << 3) | 2)  # clock_getcpuclockid of another process
+        except OSError:
+            return
+        times[pid] = spent
+        before = self._times.get(pid)
+        if before is not None and before <= spent:
+            self.sampled_cpu_s += spent - before
+        elif not running:
+            self.sampled_cpu_s += spent
+        else:
+            on_processor, waited = ([int(number) for number in self.read(f"{pid}/schedstat").split()[:2]] or [1, 0])[:2]
+            self.sampled_cpu_s += max(spent, elapsed * on_processor / max(1, on_processor + waited))
+
+    def _anonymous(self, pid: str) -> int:
+        status = self.read(f"{pid}/status")
+        return (
+            (_kib(status, b"RssAnon:") or _kib(status, b"VmRSS:")) + _kib(status, b"VmSwap:") + _kib(status, b"VmPTE:")
+        )
+
+    def _memory(self, tree: list[str], anonymous: int, max_bytes: int) -> int:
+        sockets, socket_bytes = self._sockets()
+        if anonymous + self.shared_bytes + sockets * socket_bytes <= max_bytes:
+            return anonymous + self.shared_bytes
+        started = time.monotonic()
+        precise = sum(map(self._proportional, tree))
+        if self.shared_bytes and not self._maps_shared(tree):
+            self.shared_bytes = 0
+        if sockets:
+            precise += self._buffers(sockets, socket_bytes) if self.tcp else sockets * socket_bytes
+        now = time.monotonic()
+        self._precise_from = now + 2 * (now - started)  # it walks page tables: at most a third of the time
+        return precise + self.shared_bytes
+
+    def _proportional(self, pid: str) -> int:
+        """Private pages, and of those that forked processes still share the process's part."""
+        rollup = self.read(f"{pid}/smaps_rollup")
+        if b"Pss_Anon:" not in rollup:
+            return self._anonymous(pid)
+        tables = _kib(self.read(f"{pid}/status"), b"VmPTE:")
+        return _kib(rollup, b"Pss_Anon:") + _kib(rollup, b"SwapPss:") + tables
+
+    def _maps_shared(self, tree: list[str]) -> bool:
+        return any(b"/dev/zero (deleted)" in self.read(f"{pid}/maps") for pid in tree)
+
+    def grant(self, tree: Callable[[], list[str]], num_bytes: int, max_bytes: int) -> bool:
+        """Whether the program may map `num_bytes` more of shared anonymous memory; counts them if so."""
+        if self.shared_bytes + num_bytes > max_bytes and not self._maps_shared(tree()):
+            self.shared_bytes = 0
+        granted = self.shared_bytes + num_bytes <= max_bytes
+        self.shared_bytes += num_bytes * granted
+        return granted
+
+    def _sockets(self) -> tuple[int, int]:
+        """Number of sockets in our network namespace, those in flight included, and the most bytes of one."""
+        if not self.namespaces:
+            return 0, 0  # it is the host's network
+        num = self._counted("sockstat", b"sockets:")
+        if not self.tcp:
+            return num, _SOCKET_BYTES
+        most = (self.read(f"sys/net/ipv4/tcp_{way}mem").split()[-1:] for way in ("r", "w"))
+        return num, sum(int(size[0]) if size else 32 << 20 for size in most)
+
+    def _buffers(self, sockets: int, socket_bytes: int) -> int:
+        """Bytes in the buffers of all sockets of our network namespace."""
+        others = sockets - self._counted("sockstat", b"TCP:") - self._counted("sockstat6", b"TCP6:")
+        try:
+            return _tcp_bytes(2) + _tcp_bytes(10) + max(0, others) * _SOCKET_BYTES
+        except OSError:  # this kernel does not list them
+            return sockets * socket_bytes
+
+    def _counted(self, file: str, name: bytes) -> int:
+        """The first number after `name` in a table of the network, as in ``TCP: inuse 3 orphan 0``."""
+        rows = (line.split() for line in self.read(f"self/net/{file}").splitlines())
+        return next((int(row[2]) for row in rows if len(row) > 2 and row[0] == name), 0)
+
+    def tree(self, roots: list[str]) -> list[str]:
+        """The processes `roots` and all their descendants."""
+        pids, left = [], list(roots)
+        while left:
+            pid = left.pop()
+            pids.append(pid)
+            left += self.children(pid)
+        return pids
+
+    def children(self, pid: str) -> list[str]:
+        """Children of all threads of a process."""
+        try:
+            folder = os.open(f"{pid}/task", os.O_RDONLY, dir_fd=self.proc)
+        except OSError:
+            return []  # it ended meanwhile
+        try:
+            threads = os.listdir(folder)
+        except OSError:
+            threads = []
+        finally:
+            os.close(folder)
+        return [child for thread in threads for child in self.read(f"{pid}/task/{thread}/children").decode().split()]
+
+    def read(self, path: str) -> bytes:
+        """A file of /proc; empty where its process ended meanwhile."""
+        try:
+            with open(os.open(path, os.O_RDONLY, dir_fd=self.proc), "rb") as file:
+                return file.read()
+        except OSError:
+            return b""
+
+
+def _kib(text: bytes, name: bytes) -> int:
+    """Bytes that a line such as ``b"VmSwap:    12 kB"`` tells; 0 where it is missing."""
+    at = text.find(name)
+    return int(text[at + len(name) :].split(None, 1)[0]) << 10 if at >= 0 else 0
+
+
+def _tcp_bytes(family: int) -> int:
+    """Bytes in the buffers of all TCP sockets of this network namespace, as the kernel's sock_diag lists them."""
+    with_memory, by_family, dump, failed = 1 << 6, 20, 0x301, 2
+    request = struct.pack("=4BI48x", family, 6, with_memory, 0, 0xFFFFFFFF)
+    num_bytes = 0
+    channel = _socket.socket(_socket.AF_NETLINK, _socket.SOCK_DGRAM, 4)  # NETLINK_SOCK_DIAG
+    try:
+        channel.settimeout(1.0)
+        channel.send(struct.pack("=IHHII", 16 + len(request), by_family, dump, 1, 0) + request)
+        while True:
+            answer, at = channel.recv(1 << 16), 0
+            while at + 16 <= len(answer):
+                length, kind = struct.unpack_from("=IH", answer, at)
+                if kind == failed:
+                    raise OSError(errno.EOPNOTSUPP, "the kernel lists no TCP sockets")
+                if kind != by_family or length < 16:
+                    return num_bytes
+                num_bytes += _message_bytes(answer[at + 16 + 72 : at + length])
+                at += (length + 3) & ~3
+    finally:
+        channel.close()
+
+
+def _message_bytes(attributes: bytes) -> int:
+    """Bytes that one socket's memory attribute tells: received, queued for sending, reserved, options and backlog."""
+    at = 0
+    while at + 4 <= len(attributes):
+        length, kind = struct.unpack_from("=HH", attributes, at)
+        if kind == 7 and length >= 36:  # INET_DIAG_SKMEMINFO
+            received, _, _, _, reserved, queued, options, backlog = struct.unpack_from("=8I", attributes, at + 4)
+            return int(received + reserved + queued + options + backlog)
+        at += max(4, (length + 3) & ~3)
+    return 0

@@ -1,0 +1,193 @@
+"""What counts as used memory and processor time, and what does not."""
+
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from forge_agents.sandbox import Sandbox, SandboxLimits
+from forge_agents.sandbox.sandbox import CommandLine, _why_no_namespaces
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or bool(_why_no_namespaces()), reason="needs user namespaces of Linux"
+)
+LIMITS = SandboxLimits(wall_s=120, cpu_s=60)
+
+CHILDREN = """
+import os, signal, time
+if IGNORED:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+while time.process_time() + sum(os.times()[2:4]) < TOTAL:
+    if os.fork() == 0:
+        while time.process_time() < LIFE: pass
+        os._exit(0)
+    try: os.wait()
+    except ChildProcessError: pass
+print('all')
+"""
+
+
+def children(*, ignored, life_s, total_s):
+    names = {"IGNORED": ignored, "LIFE": life_s, "TOTAL": total_s}
+    program = CHILDREN
+    for name, value in names.items():
+        program = program.replace(name, repr(value))
+    return program
+
+
+@pytest.mark.parametrize("life_s", [0.3, 0.005])
+def test_time_of_children_that_no_parent_waits_for_counts(life_s):
+    box = Sandbox(limits=replace(LIMITS, cpu_s=1))
+    result = box.run(children(ignored=True, life_s=life_s, total_s=100))
+    assert result.limit == "cpu_s" and result.cpu_s >= 1, result
+
+
+def test_time_of_children_that_are_waited_for_counts_once():
+    result = Sandbox(limits=replace(LIMITS, cpu_s=3)).run(children(ignored=False, life_s=0.005, total_s=1.0))
+    assert result.stdout == "all\n" and 0.9 < result.cpu_s < 3, result
+
+
+FORKS = """
+import os, time
+x = bytearray(SIZE << 20)
+for at in range(0, len(x), 4096): x[at] = 1
+for _ in range(4):
+    if os.fork() == 0:
+        time.sleep(0.5)
+        os._exit(x[4096] - 1)
+print('all', [os.wait()[1] for _ in range(4)])
+"""
+
+
+def test_a_program_that_uses_most_of_its_memory_may_fork():
+    result = Sandbox(limits=replace(LIMITS, memory_mb=200)).run(FORKS.replace("SIZE", "160"))
+    assert result.stdout == "all [0, 0, 0, 0]\n" and result.limit == "", result
+    assert 160 < result.peak_mb < 200
+
+
+def test_forked_processes_that_write_use_memory_of_their_own():
+    program = FORKS.replace("SIZE", "60").replace(
+        "time.sleep(0.5)", "x[::4096] = bytes([1]) * len(x[::4096]); time.sleep(100)"
+    )
+    result = Sandbox(limits=replace(LIMITS, memory_mb=100)).run(program)
+    assert result.limit == "memory_mb", result
+
+
+def test_shared_memory_that_was_freed_may_be_used_again():
+    program = "import mmap\nfor _ in range(20):\n    with mmap.mmap(-1, 20 << 20) as m: m.write(b'x')\nprint('all')"
+    result = Sandbox(limits=replace(LIMITS, memory_mb=100)).run(program)
+    assert result.stdout == "all\n", result
+
+
+@pytest.mark.parametrize("weaker", [False, True])
+def test_shared_memory_above_the_limit_is_refused(weaker, monkeypatch):
+    if weaker:
+        monkeypatch.setattr("forge_agents.sandbox.sandbox._why_no_namespaces", lambda: "unshare: not permitted")
+    python = "/usr/bin/python3" if Path("/usr/bin/python3").exists() else ""
+    box = Sandbox(limits=replace(LIMITS, memory_mb=100), allow_weaker=True, python=python)
+    program = (
+        "import mmap, os\nif os.fork() == 0: m = mmap.mmap(-1, 40 << 20); print('mapped', flush=True); os._exit(0)\n"
+        "os.wait(); m = mmap.mmap(-1, 70 << 20); print('again', flush=True)\n"
+        "if os.fork() == 0: os._exit(0 if mmap.mmap(-1, 40 << 20) else 1)\nprint(os.wait()[1])"
+    )
+    result = box.run(program)
+    assert result.stdout == "mapped\nagain\n256\n" and "Cannot allocate memory" in result.stderr, result
+
+
+def test_pages_of_the_hosts_pool_of_huge_pages_are_refused():
+    program = (
+        "import mmap\ntry: mmap.mmap(-1, 2 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000)\n"
+        "except OSError as error: print(error.errno)"
+    )
+    assert Sandbox(limits=LIMITS).run(program).stdout == "1\n"
+
+
+# ---- command lines, which reach one port of their own loopback
+
+ASK = """
+import os, socket, time
+x = bytearray(150 << 20)
+for at in range(0, len(x), 4096): x[at] = 1
+def ask():
+    with socket.create_connection(('127.0.0.1', 8123)) as asking:
+        asking.sendall(b'x' * 100_000)
+        asking.shutdown(1)
+        num = 0
+        while part := asking.recv(1 << 16): num += len(part)
+    return num == 100_000
+for _ in range(3):
+    if os.fork() == 0:
+        os._exit(0 if all(ask() for _ in range(5)) else 1)
+print('all', [os.wait()[1] for _ in range(3)])
+"""
+BUFFERS = """
+import os, socket, time
+server = socket.create_server(('127.0.0.1', 0))
+held = []
+while len(held) < 58:
+    held += [socket.create_connection(server.getsockname()), server.accept()[0]]
+    for end in held[-2:]:
+        end.setblocking(False)
+        last = time.monotonic() + 0.1
+        while time.monotonic() < last:
+            try: end.send(bytes(1 << 20))
+            except BlockingIOError: time.sleep(0.01)
+time.sleep(600)
+"""
+PROTOCOLS = """
+import socket
+for family in (socket.AF_INET, socket.AF_INET6):
+    for kind, protocol in ((1, 0), (1, 6), (2, 0), (2, 17), (1, 262), (1, 132), (2, 136), (3, 1), (5, 132), (5, 0)):
+        try: socket.socket(family, kind, protocol).close()
+        except OSError as error: print(kind, protocol, error.errno)
+"""
+
+
+def echo(server):
+    def answer(client):
+        with client:
+            while part := client.recv(1 << 16):
+                client.sendall(part)
+
+    def serve():
+        while True:
+            try:
+                client, _ = server.accept()
+            except OSError:
+                return
+            threading.Thread(target=answer, args=(client,), daemon=True).start()
+
+    threading.Thread(target=serve, daemon=True).start()
+
+
+def command(program, **limits):
+    box = Sandbox(limits=replace(LIMITS, **limits))
+    words = [sys.executable, "-S", "/box/program.py"]
+    files = {"program.py": program.encode()}
+    line = CommandLine(words, stdin="", environment={}, folder=Path("/"), sandbox=box, port=8123, files=files)
+    server = line.begin()
+    try:
+        if server:
+            echo(server)
+        return line.wait()
+    finally:
+        line.stop()
+        if server:
+            server.close()
+
+
+def test_a_command_that_uses_most_of_its_memory_forks_and_asks_at_its_port():
+    result = command(ASK, memory_mb=200)
+    assert result.stdout == "all [0, 0, 0]\n" and result.limit == "", result
+
+
+def test_buffers_of_tcp_connections_count_as_memory():
+    result = command(BUFFERS, memory_mb=60)
+    assert result.limit == "memory_mb", result
+
+
+def test_a_command_has_no_protocols_but_tcp_and_udp():
+    refused = "1 262 1\n1 132 1\n2 136 1\n3 1 1\n5 132 1\n5 0 1\n"
+    assert command(PROTOCOLS).stdout == refused * 2
