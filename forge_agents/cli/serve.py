@@ -319,9 +319,14 @@ class RequireToken:
 
     async def __call__(self, scope: _Scope, receive: Any, send: _Send) -> None:
         """Pass a request on, or refuse it."""
+        from forge_agents.runtime.connections import trust
+
         if scope["type"] == "lifespan":
             await self._app(scope, receive, partial(self._pass_on, send))
-        elif scope.get("path") in _OPEN or self._knows(scope):
+        elif self._knows(scope):
+            trust(scope)
+            await self._app(scope, receive, send)
+        elif scope.get("path") in _OPEN:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008})

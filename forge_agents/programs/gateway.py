@@ -30,16 +30,12 @@ from forge_agents.programs.protocols import PROTOCOLS, THREAD_UNSUPPORTED, Proto
 from forge_agents.runtime.waits import LoopThread, waiting
 
 if TYPE_CHECKING:
-    from uvicorn import Server
-    from uvicorn.protocols.http.h11_impl import H11Protocol
+    from uvicorn import Config, Server
 
 MAX_BODY_BYTES = 8 << 20
 """Of one request: a conversation that fills a context of a million tokens."""
-MAX_HEADER_BYTES = 16 << 10
 _BODY_S = 30.0
-"""Seconds in which a request whose first byte is there must have arrived: its head, and then its body."""
-_IDLE_S = 300
-"""For which a connection is held without a request, from its opening on: a program that computes keeps it."""
+"""Seconds in which a request's body must have arrived."""
 _MOST_WAITING = 1024
 """Calls of one episode that may wait for their turn."""
 _MOST_WAITING_BYTES = 8 * MAX_BODY_BYTES
@@ -379,11 +375,13 @@ class Gateway:
     def __init__(self, *, port: int = 0, host: str = "127.0.0.1") -> None:
         import uvicorn
 
+        from forge_agents.runtime.connections import http_settings
+
         _may_open(_OPEN_FILES)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._hosts = _HOSTS if host in ("::1", *_HOSTS) else ()
         try:
-            self._socket = socket.create_server((host, port), family=family, backlog=2048)
+            self._socket = socket.create_server((host, port), family=family, backlog=128)
         except (OSError, OverflowError) as cause:
             why = getattr(cause, "strerror", cause)
             raise ValueError(f"{host} port {port} cannot be used ({why}); give another, or none") from cause
@@ -397,18 +395,11 @@ class Gateway:
         settings = uvicorn.Config(
             self._answer,
             interface="asgi3",
-            proxy_headers=False,
-            http=_protocol(),
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-            ws="none",
             lifespan="off",
             log_config=None,
-            log_level="warning",
-            access_log=False,
-            server_header=False,
             date_header=False,
-            timeout_keep_alive=_IDLE_S,
             timeout_graceful_shutdown=1,
+            **http_settings(),
         )
         self._ended = asyncio.Event()
         self._server = _server()(settings, self._ended)
@@ -454,11 +445,13 @@ class Gateway:
         """Answer at another socket; `refused` is told of connections that are too many."""
         from uvicorn.server import ServerState
 
-        theirs, asks = ServerState(), _protocol()
+        from forge_agents.runtime.connections import Connection
+
+        theirs = ServerState()
 
         def connection() -> asyncio.Protocol:
             if len(theirs.connections) < _MOST_CONNECTIONS:
-                return asks(config=self._server.config, server_state=theirs, app_state={})
+                return Connection(config=self._server.config, server_state=theirs, app_state={})
             refused(f"{_MOST_CONNECTIONS} connections are open already; close some")
             return _HangsUp()
 
@@ -482,8 +475,6 @@ class Gateway:
                 await _send_json(send, 200, {})
                 return
             session = self._session(scope)
-            if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADER_BYTES:  # h11: came at once
-                raise RefusedError(f"the headers are larger than {MAX_HEADER_BYTES} bytes", status=431)
             if (method, path) == ("GET", "/v1/models"):
                 await _send_json(send, 200, _models(session._models, scope))
             elif method == "GET" and (name := path.removeprefix("/v1/models/")) in session._models:
@@ -502,6 +493,8 @@ class Gateway:
                 await _send_json(send, refused.status, error_body(refused))
 
     def _session(self, scope: _Scope) -> Session:
+        from forge_agents.runtime.connections import trust
+
         given: dict[bytes, list[bytes]] = {}
         for name, value in scope["headers"]:
             given.setdefault(name, []).append(value)
@@ -515,62 +508,14 @@ class Gateway:
         session = self._sessions.get(_mark(keys[0].decode("latin-1"))) if len(set(keys)) == 1 else None
         if session is None:
             raise invalid_key(given=bool(keys))
+        trust(scope)
         return session
 
 
 @functools.cache
-def _protocol() -> type[H11Protocol]:
-    """HTTP by h11, which bounds headers that come in pieces, on connections that may not be held without a request."""
-    import h11
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    class Asks(H11Protocol):
-        _late: asyncio.TimerHandle | None = None
-        _within_s: float | None = None
-
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            super().connection_made(transport)
-            self._look()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            self._look()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            super().connection_lost(exc)
-            self._close_within(None)
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            self._look()  # a part of the next request may have come before
-
-        def _look(self) -> None:
-            """Have the time run while no request is here, and again from the first byte of one until its head is there.
-
-            Also from what is left of a body whose request is answered: each byte of it takes uvicorn's own time away.
-            """
-            if self.conn.our_state is h11.DONE:
-                self._close_within(_BODY_S)
-            elif self.conn.their_state is h11.IDLE:
-                self._close_within(_BODY_S if self.conn.trailing_data[0] else _IDLE_S)
-            else:
-                self._close_within(None)
-
-        def _close_within(self, within_s: float | None) -> None:
-            if within_s == self._within_s:
-                return
-            if self._late is not None:
-                self._late.cancel()
-            self._within_s = within_s
-            self._late = None if within_s is None else self.loop.call_later(within_s, self.transport.close)
-
-    return Asks
-
-
-@functools.cache
 def _server() -> Callable[[Any, asyncio.Event], Server]:
-    """uvicorn's, which looks ten times a second whether it should end; here it is told."""
-    from uvicorn import Config, Server
+    """A server that is told to end; uvicorn's looks ten times a second whether it should."""
+    from forge_agents.runtime.connections import Server
 
     class Told(Server):
         def __init__(self, config: Config, ended: asyncio.Event) -> None:

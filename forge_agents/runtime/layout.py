@@ -26,6 +26,8 @@ from forge_agents.runtime.jobs import LOOPBACK, Job, start_job
 
 _TICK_S = 1.0
 _END_S = 5.0
+_MAX_GREETED = 256
+"""Connections at one time that have not said a secret yet: strangers may reach the port, too."""
 _MANY_GPUS = 1024
 _LEAST_ROOM = 4
 """Environments that a host with few cores plays at once: most wait for their players most of the time."""
@@ -119,6 +121,7 @@ class Layout:
         self._server: asyncio.Server | None = None
         self._greeted: dict[str, asyncio.Future[asyncio.StreamReader]] = {}
         self._lines: list[asyncio.StreamWriter] = []
+        self._num_greeted = 0
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -226,6 +229,16 @@ class Layout:
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Whoever connects says a secret first; who knows none is sent away."""
+        if self._num_greeted >= _MAX_GREETED:
+            writer.close()
+            return
+        self._num_greeted += 1
+        try:
+            await self._take_line(reader, writer)
+        finally:
+            self._num_greeted -= 1
+
+    async def _take_line(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, TimeoutError, ValueError):
             secret = (await asyncio.wait_for(reader.readline(), _END_S)).decode(errors="replace").strip()
             line = self._greeted.pop(secret, None)

@@ -26,6 +26,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp
 
 from forge_agents.errors import ForgeError
+from forge_agents.runtime.connections import Server, http_settings, trust
 from forge_agents.viewer.index import SORTS, Query
 from forge_agents.viewer.page import FILES, static_text
 from forge_agents.viewer.runs import Run, find_runs
@@ -121,6 +122,7 @@ def _guard(token: bytes) -> Callable[[Request, Callable[[Request], Awaitable[Res
         elif not slash:
             response = PlainTextResponse("The address ends with a slash.\n", 404)
         else:
+            trust(request.scope)
             request.scope.update(path=f"/{rest}", raw_path=f"/{rest}".encode())
             response = await answer(request)
         for name, value in _HEADERS.items():
@@ -184,9 +186,7 @@ def serve_page(
     stop = threading.Event()
     watcher = threading.Thread(target=watch, args=(found, stop), name="forge-viewer-index", daemon=True)
     # no access log: every line would hold the token
-    settings = uvicorn.Config(
-        make_app(found, token), log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=2
-    )
+    settings = uvicorn.Config(make_app(found, token), timeout_graceful_shutdown=2, **http_settings())
     watcher.start()
     say(f"{len(found)} run{'s' if len(found) > 1 else ''}: {', '.join(run.name for run in found)}")
     say(f"open   {url}\nstop   Ctrl-C")
@@ -194,7 +194,7 @@ def serve_page(
         if door:
             webbrowser.open(door)
         try:
-            uvicorn.Server(settings).run(sockets=[listening])
+            Server(settings).run(sockets=[listening])
         except KeyboardInterrupt:
             say("")
         finally:

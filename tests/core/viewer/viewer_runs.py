@@ -84,6 +84,8 @@ class Server:
     def __init__(self, folders: list[Path], *, index: bool = True) -> None:
         import uvicorn
 
+        from forge_agents.runtime.connections import Server as BoundedServer
+        from forge_agents.runtime.connections import http_settings
         from forge_agents.viewer.runs import find_runs
         from forge_agents.viewer.server import make_app, watch
 
@@ -91,8 +93,8 @@ class Server:
         listening = socket.create_server(("127.0.0.1", 0))
         self.port = listening.getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}/{TOKEN}/"
-        config = uvicorn.Config(make_app(self.runs, TOKEN), log_level="error", access_log=False)
-        self._server, self._stop = uvicorn.Server(config), threading.Event()
+        config = uvicorn.Config(make_app(self.runs, TOKEN), **http_settings() | {"log_level": "error"})
+        self._server, self._stop = BoundedServer(config), threading.Event()
         self._threads = [
             threading.Thread(target=self._server.run, args=([listening],), daemon=True),
             threading.Thread(target=watch, args=(self.runs, self._stop), kwargs={"every_s": 0.05}, daemon=True),

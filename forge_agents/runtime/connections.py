@@ -1,0 +1,192 @@
+"""HTTP servers with limits: how many connections, how large a request's head, how long a client may take.
+
+A stranger can reach a server's port, but has no token. Its connections are closed after a short time, and first of all
+when there are too many, so that they never keep clients with a token out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import re
+import resource
+import time
+from collections.abc import MutableMapping
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+MAX_HEADER_BYTES = 16 << 10
+"""Of one request's head."""
+MAX_CONNECTIONS = 1024
+"""Of one server."""
+REQUEST_S = 30.0
+"""Seconds for a request's head from its first byte on, for a body that is not wanted, for an answer that the client
+does not read, and for a client to show a token."""
+IDLE_S = 300
+"""Seconds for which a connection with a token stays open without a request, because a program may compute meanwhile."""
+_LOG_EVERY_S = 60.0
+_HEAD_END = re.compile(rb"\n\r?\n")
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_open: set[Connection] = set()
+"""Connections of all servers of this process."""
+_log = logging.getLogger(__name__)
+
+
+class Connection(H11Protocol):
+    """One connection: uvicorn's implementation by h11, with limits of time, size and number.
+
+    Applications call `trust` once a request has shown a valid token.
+    """
+
+    def __init__(self, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None) -> None:
+        super().__init__(config, server_state, {**app_state, "connection": self}, _loop)
+        self.trusted = False
+        self.opened = time.monotonic()
+        self._unread = False
+        self._late: asyncio.TimerHandle | None = None
+        self._within_s: float | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the time for a token, and close another connection where there are too many."""
+        super().connection_made(transport)
+        _open.add(self)
+        self.loop.call_later(REQUEST_S, self._give_up_stranger)
+        if self._fits(self.connections, MAX_CONNECTIONS) and self._fits(_open, _max_open()):
+            self._look()
+
+    def data_received(self, data: bytes) -> None:
+        """Refuse a head that is too large, also one that comes in a single piece, which h11 would take."""
+        if self.conn.their_state is h11.IDLE:
+            head = bytes(self.conn.trailing_data[0]) + data
+            end = _HEAD_END.search(head, 0, MAX_HEADER_BYTES)
+            if end is None and len(head) > MAX_HEADER_BYTES:
+                self.transport.write(_TOO_LARGE)
+                self.transport.close()
+                return
+        super().data_received(data)
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """End the times."""
+        super().connection_lost(exc)
+        self._end()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        """Leave the connection to the protocol that follows, whose application checks the token."""
+        self._end()
+        super().handle_websocket_upgrade(event)
+
+    def _end(self) -> None:
+        _open.discard(self)
+        self._close_within(None)
+        self.trusted = True  # no time runs any more
+
+    def pause_writing(self) -> None:
+        """Start the time of a client that does not read its answer."""
+        super().pause_writing()
+        self._unread = True
+        self._look()
+
+    def resume_writing(self) -> None:
+        """End it."""
+        super().resume_writing()
+        self._unread = False
+        self._look()
+
+    def on_response_complete(self) -> None:
+        """Start the time until the next request."""
+        super().on_response_complete()
+        self._look()  # a part of the next request may have come before
+
+    def _look(self) -> None:
+        """Run the time that fits the state: unread answer, unwanted rest of a body, no request, or a head in part."""
+        if self._unread or self.conn.our_state is h11.DONE:
+            self._close_within(REQUEST_S)
+        elif self.conn.their_state is h11.IDLE:
+            self._close_within(REQUEST_S if self.conn.trailing_data[0] else IDLE_S)
+        else:
+            self._close_within(None)
+
+    def _close_within(self, within_s: float | None) -> None:
+        if within_s == self._within_s:
+            return
+        if self._late is not None:
+            self._late.cancel()
+        self._within_s = within_s
+        self._late = None if within_s is None else self.loop.call_later(within_s, self.transport.abort)
+
+    def _give_up_stranger(self) -> None:
+        if not self.trusted:
+            self.transport.abort()
+
+    def _fits(self, connections: set[Any], most: int) -> bool:
+        """Whether this connection may stay. The oldest one without a token makes room for it."""
+        if len(connections) <= most:
+            return True
+        strangers = (other for other in connections if isinstance(other, Connection) and not other.trusted)
+        oldest = min(strangers, key=lambda other: other.opened, default=self)
+        _open.discard(oldest)
+        oldest.connections.discard(oldest)
+        oldest.loop.call_soon_threadsafe(oldest.transport.abort)
+        return oldest is not self
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, which logs only once a minute that it can accept no connection.
+
+    asyncio tries again each second, and logs hundreds of tracebacks each time.
+    """
+
+    async def startup(self, sockets: Any = None) -> None:
+        """Start to listen."""
+        asyncio.get_running_loop().set_exception_handler(_Failures())
+        await super().startup(sockets)
+
+
+class _Failures:
+    """An event loop's handler of exceptions that nobody awaits."""
+
+    def __init__(self) -> None:
+        self._logged = -_LOG_EVERY_S
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        if not (isinstance(error, OSError) and error.errno in _NO_ROOM and "socket" in context):
+            loop.default_exception_handler(context)
+        elif time.monotonic() - self._logged >= _LOG_EVERY_S:
+            self._logged = time.monotonic()
+            _log.warning("the server can accept no connection (%s); it tries again each second", error.strerror)
+
+
+def trust(scope: MutableMapping[str, Any]) -> None:
+    """Note that a request has shown a valid token, so that its connection stays."""
+    connection = scope.get("state", {}).get("connection")
+    if isinstance(connection, Connection):
+        connection.trusted = True
+
+
+def http_settings() -> dict[str, Any]:
+    """Arguments for `uvicorn.Config` that every server of this package needs."""
+    return {
+        "http": Connection,
+        "h11_max_incomplete_event_size": MAX_HEADER_BYTES,
+        "ws": "none",
+        "loop": "asyncio",
+        "backlog": 128,
+        "proxy_headers": False,
+        "log_level": "warning",
+        "access_log": False,
+        "server_header": False,
+        "timeout_keep_alive": IDLE_S,
+    }
+
+
+def _max_open() -> int:
+    """Connections of this process: half of the files that it may open, because the rest of it opens files, too."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return 1 << 30 if soft == resource.RLIM_INFINITY else max(8, soft // 2)

@@ -1,0 +1,168 @@
+"""Limits of HTTP connections, on a server that answers /open to all and other paths to clients with a token."""
+
+import asyncio
+import errno
+import http.client
+import logging
+import resource
+import socket
+import threading
+import time
+
+import pytest
+import uvicorn
+
+from forge_agents.runtime import connections
+
+WAIT_S = 120.0
+BIG = 20 << 20
+
+
+async def app(scope, receive, send):
+    if (b"x-token", b"good") in scope["headers"]:
+        connections.trust(scope)
+    elif scope["path"] != "/open":
+        await send({"type": "http.response.start", "status": 401, "headers": [(b"content-length", b"0")]})
+        await send({"type": "http.response.body", "body": b""})
+        return
+    body = bytes(BIG) if scope["path"] == "/big" else b"fine"
+    headers = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+@pytest.fixture
+def address():
+    listening = socket.create_server(("127.0.0.1", 0), backlog=128)
+    settings = uvicorn.Config(app, lifespan="off", log_config=None, **connections.http_settings())
+    server = connections.Server(settings)
+    thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+    thread.start()
+    yield listening.getsockname()
+    server.should_exit = True
+    thread.join(WAIT_S)
+    listening.close()
+
+
+def connect(address):
+    return socket.create_connection(address, WAIT_S)
+
+
+def asks(connection, path="/", token="good"):
+    """Status of the answer, which is read to its end; 0 where there is none."""
+    try:
+        connection.sendall(f"GET {path} HTTP/1.1\r\nhost: x\r\nx-token: {token}\r\n\r\n".encode())
+        answer = http.client.HTTPResponse(connection)
+        answer.begin()
+        answer.read()
+    except (OSError, http.client.HTTPException):
+        return 0
+    return answer.status
+
+
+def closed(connection):
+    """Wait until the server has closed the connection."""
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def test_strangers_keep_no_client_with_a_token_out(address, monkeypatch):
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 8)
+    client = connect(address)
+    assert asks(client) == 200
+    strangers = [connect(address) for _ in range(20)]
+    assert asks(strangers[-1], token="bad") == 401
+    assert asks(client) == 200
+    another = connect(address)
+    assert asks(another) == 200 and asks(client) == 200
+    for stranger in strangers[:12]:  # the oldest of them made room
+        assert closed(stranger)
+    for connection in (client, another, *strangers):
+        connection.close()
+
+
+def test_a_connection_too_many_is_closed_when_all_others_have_a_token(address, monkeypatch):
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 3)
+    clients = [connect(address) for _ in range(3)]
+    assert [asks(client) for client in clients] == [200] * 3
+    late = connect(address)
+    assert closed(late)
+    assert [asks(client) for client in clients] == [200] * 3
+    for client in (*clients, late):
+        client.close()
+
+
+def test_all_servers_together_leave_half_of_the_files_to_the_process(address, monkeypatch):
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1000, before[1]))
+        assert connections._max_open() == 500
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    monkeypatch.setattr(connections, "_max_open", lambda: 5)
+    strangers = [connect(address) for _ in range(20)]
+    for stranger in strangers[:15]:
+        assert closed(stranger)
+    with connect(address) as client:
+        assert asks(client) == 200 and len(connections._open) <= 5
+    for stranger in strangers:
+        stranger.close()
+
+
+def test_strangers_are_closed_after_a_while_and_clients_stay(address, monkeypatch):
+    monkeypatch.setattr(connections, "REQUEST_S", 1.0)
+    client, silent, healthy = connect(address), connect(address), connect(address)
+    assert asks(client) == 200
+    assert asks(healthy, "/open", token="bad") == 200
+    assert closed(silent) and closed(healthy)
+    assert asks(client) == 200
+    client.close()
+
+
+@pytest.mark.parametrize("num_bytes", [20_000, 300_000, 50_000_000])
+@pytest.mark.parametrize("line", [b"x: y\r\n", b"x: " + b"y" * 60_000 + b"\r\n"], ids=["many", "long"])
+def test_a_head_that_is_too_large_is_refused(address, num_bytes, line):
+    head = b"GET / HTTP/1.1\r\nhost: x\r\nx-token: good\r\n" + line * (num_bytes // len(line) + 1) + b"\r\n"
+    with connect(address) as client:
+        try:
+            client.sendall(head)
+            answer = client.recv(4096)
+        except OSError:  # closed before all of it was sent
+            answer = b""
+        assert answer == b"" or answer.split()[1] in (b"431", b"400")
+    with connect(address) as client:
+        assert asks(client) == 200
+
+
+def test_a_client_that_reads_no_answer_is_closed(address, monkeypatch):
+    monkeypatch.setattr(connections, "REQUEST_S", 1.0)
+    with connect(address) as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.sendall(b"GET /big HTTP/1.1\r\nhost: x\r\nx-token: good\r\n\r\n")
+        last = time.monotonic() + WAIT_S
+        while connections._open and time.monotonic() < last:
+            time.sleep(0.05)
+        assert not connections._open
+    with connect(address) as client:
+        assert asks(client, "/big") == 200  # one that reads has its answer
+
+
+def test_failures_to_accept_are_logged_once_a_minute(caplog):
+    loop = asyncio.new_event_loop()
+    handler = connections._Failures()
+    loop.set_exception_handler(handler)
+    failure = {"message": "no files", "exception": OSError(errno.EMFILE, "Too many open files"), "socket": None}
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2048):
+            loop.call_exception_handler(failure)
+        assert [record.getMessage() for record in caplog.records] == [
+            "the server can accept no connection (Too many open files); it tries again each second"
+        ]
+        assert caplog.records[0].exc_info is None
+        loop.call_exception_handler({"message": "another", "exception": ValueError("bad")})
+    assert "another" in caplog.records[-1].getMessage()
+    loop.close()
