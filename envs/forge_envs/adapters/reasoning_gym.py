@@ -18,6 +18,7 @@ from forge_agents.envs.env import Outcome, TurnEnv, writable
 from forge_agents.errors import did_you_mean
 from forge_agents.types import Trajectory
 from forge_envs.adapters.contained import Randomness, ended
+from forge_envs.adapters.patterns import bound_patterns
 from forge_envs.adapters.scoring import score
 
 
@@ -107,11 +108,14 @@ class ReasoningGymScore:
 
 
 def final_answer(action: str) -> str:
-    """What stands between the last ``<answer>`` and ``</answer>``, else the whole text; without white space around."""
-    from reasoning_gym.utils import extract_answer
+    """What stands between the last ``<answer>`` and ``</answer>``, else the whole text; without white space around.
 
-    found = extract_answer(action)
-    return str(action if found is None else found).strip()
+    The same as `reasoning_gym.utils.extract_answer`, in time that grows with the text's length and not with its square.
+    """
+    answer, at = action, 0
+    while (begin := action.find("<answer>", at)) >= 0 and (end := action.find("</answer>", begin)) >= 0:
+        answer, at = action[begin + len("<answer>") : end], end
+    return answer.strip()
 
 
 def levels(generator: str) -> int:
@@ -150,6 +154,7 @@ def _generate(source: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The dataset of one question, and the question."""
     from reasoning_gym.factory import DATASETS
 
+    bound_patterns("reasoning_gym")
     seed = int(source["seed"])
     config = _config(source["generator"], source["level"], source["settings"], seed)
     with Randomness(seed).contained():  # a few generators draw from the global generator

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import json
 import re
 import shutil
@@ -24,6 +25,7 @@ import numpy as np
 from forge_agents.envs.env import Outcome, TurnEnv
 from forge_envs.adapters.catalog import TEXTARENA_EXCLUDED, TEXTARENA_PLAYERS, folder_of
 from forge_envs.adapters.contained import Randomness, failure, fitting
+from forge_envs.adapters.patterns import bound_patterns
 from forge_envs.adapters.textarena_moves import legal_moves
 
 _CUT = "[earlier messages are left out]\n"
@@ -56,6 +58,8 @@ class TextArena(TurnEnv):
       ``"void"`` for a seat whose last rival forfeited: its reward stays TextArena's (usually 1), but it is no win.
     * ``"forfeits"``: the seats that forfeited; ``"score"``: the own reward; ``"reason"`` and ``"role"``, as
       TextArena says.
+
+    Games match patterns within a time limit; a text that exceeds it is a forfeit like an exception.
 
     TextArena seeds and draws from Python's global generator; here each instance has a private state of it. An
     exception inside a game is a forfeit of the seat that acted (reward -1, the others 0 and ``"void"``), told in
@@ -99,6 +103,10 @@ class TextArena(TurnEnv):
         self._randomness = Randomness(seed)
         words = words_offered() if game_name(self.game) in WORD_GAMES else contextlib.nullcontext()
         with self._randomness.contained(), words:
+            home = textarena.envs.registration.ENV_REGISTRY[self.game].entry_point
+            if isinstance(home, str):
+                importlib.import_module(home.partition(":")[0])
+            bound_patterns("textarena")
             self._game = textarena.make(self.game, **self._arguments)
             self._game.reset(num_players=len(self.possible_agents), seed=seed)
             self._core = self._game

@@ -20,6 +20,7 @@ from forge_agents.errors import did_you_mean
 from forge_agents.programs.tasks import Tasks
 from forge_agents.tools import FORMATS, Tool, ToolFormat, ToolResult, describe_tools, parse_tool_calls, render_results
 from forge_envs.adapters.contained import Randomness, ended, failure, fitting
+from forge_envs.adapters.patterns import bound_patterns
 from forge_envs.adapters.verifiers_rollout import End, Request, Rollout
 
 _OPENAI = "api.openai.com"
@@ -78,6 +79,7 @@ class VerifiersEnv(TurnEnv):
         super().__init__(max_turns=max_turns)
         import verifiers as vf
 
+        bound_patterns("verifiers")
         if not isinstance(vf_env, vf.Environment):
             raise TypeError(f"wrap takes a verifiers.Environment, got {type(vf_env).__name__}; tasksets of v1 are none")
         for rubric in _rubrics(vf_env):
@@ -244,7 +246,7 @@ def _load(name: str, arguments: dict[str, Any]) -> Any:
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with Randomness(0).contained():
-            return vf.load_environment(name, **arguments)
+            environment = vf.load_environment(name, **arguments)
     except RuntimeError as error:
         if not isinstance(error.__cause__, OpenAIError):
             raise
@@ -257,6 +259,8 @@ def _load(name: str, arguments: dict[str, Any]) -> Any:
             for number, handler in kept.items():
                 if handler is not None:
                     signal.signal(number, handler)
+    bound_patterns("verifiers", name.replace("-", "_").rpartition("/")[2])
+    return environment
 
 
 def _rubrics(env: Any) -> Iterator[Any]:

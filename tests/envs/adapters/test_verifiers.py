@@ -348,6 +348,25 @@ def test_hostile_texts_are_messages_like_others(make):
     env.close()
 
 
+def test_a_parser_of_the_library_keeps_a_time_limit(monkeypatch):
+    from forge_envs.adapters import patterns
+
+    monkeypatch.setitem(patterns._LIMITS, "timeout", 0.2)
+    parser = vf.XMLParser(["answer"])
+
+    def right_tag(completion):
+        return float(parser.parse_answer(completion) == "4")
+
+    env = wrap(sums([right_tag], [1.0]))
+    for text in ("<answer> 4 </answer>", "<answer>" + " " * 20_000):
+        env.reset(seed=0)
+        started = time.process_time()
+        env.step(text)
+        assert env.terminations["agent"]
+        assert time.process_time() - started < 20  # `re` takes minutes
+    env.close()
+
+
 class Judge:
     """As much of an OpenAI client as a judge rubric asks."""
 

@@ -1,0 +1,98 @@
+"""Regular expressions of other libraries, matched within a time limit.
+
+Libraries match patterns on texts that a model wrote. Some of these patterns take time that grows with the cube of the
+text's length, and Python's `re` stops all threads meanwhile and cannot be interrupted. Here such libraries use the
+package `regex` instead, which reads the same patterns, lets other threads run and keeps a time limit.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from functools import cache
+from typing import Any
+
+import regex
+
+LIMIT_S = 2.0
+"""Processor seconds of one match. Ordinary texts take less than a millisecond."""
+_MATCHING = ("search", "match", "fullmatch", "findall", "finditer", "sub", "subn", "split")
+_LIMITS = {"timeout": LIMIT_S, "concurrent": True}
+
+
+class BoundedPattern:
+    """A compiled pattern whose methods raise `TimeoutError` after `LIMIT_S` seconds. Other attributes are `regex`'s."""
+
+    def __init__(self, pattern: str | bytes, flags: int = 0) -> None:
+        self._pattern = regex.compile(pattern, _flags(flags))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_pattern":  # while it is copied
+            raise AttributeError(name)
+        value = getattr(self._pattern, name)
+        if name not in _MATCHING:
+            return value
+        return lambda *args, **named: value(*args, **named, **_LIMITS)
+
+
+def _flags(flags: int) -> int:
+    """Flags of `re` as those of `regex`, which has another number for ASCII."""
+    ascii_only = regex.ASCII if flags & re.ASCII else 0
+    return int(flags) & ~int(re.ASCII | re.DEBUG) | ascii_only
+
+
+@cache
+def _compiled(pattern: str | bytes, flags: int) -> BoundedPattern:
+    return BoundedPattern(pattern, flags)
+
+
+def _compile(pattern: Any, flags: int = 0) -> BoundedPattern:
+    if isinstance(pattern, re.Pattern):
+        return _compiled(pattern.pattern, pattern.flags)
+    return pattern if isinstance(pattern, BoundedPattern) else _compiled(pattern, int(flags))
+
+
+def _function(name: str, num_args: int) -> Any:
+    """The function `name` of the module `re`, which takes flags after the pattern and `num_args` more arguments."""
+
+    def matching(pattern: Any, *args: Any, flags: int = 0, **named: Any) -> Any:
+        if len(args) > num_args:
+            *args, flags = args  # type: ignore[assignment]
+        return getattr(_compile(pattern, flags), name)(*args, **named)
+
+    return matching
+
+
+bounded_re = types.ModuleType("re")
+"""The module `re` with a time limit in every function that matches."""
+vars(bounded_re).update({name: value for name, value in vars(re).items() if not name.startswith("__")})
+vars(bounded_re).update(
+    {name: _function(name, {"sub": 3, "subn": 3, "split": 2}.get(name, 1)) for name in _MATCHING},
+    compile=_compile,
+)
+
+
+_bounded: set[str] = set()
+"""Modules that match within the limit."""
+
+
+def bound_patterns(*packages: str) -> None:
+    """Let the modules of these packages that are imported by now match within the limit."""
+    names = (*_MATCHING, "compile")
+    instead = {id(re): bounded_re} | {id(getattr(re, name)): getattr(bounded_re, name) for name in names}
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in packages and module is not None and name not in _bounded:
+            _bounded.add(name)
+            _replace(module, instead)
+            for value in list(vars(module).values()):
+                if isinstance(value, type) and value.__module__ == name:
+                    _replace(value, instead)
+
+
+def _replace(owner: Any, instead: dict[int, Any]) -> None:
+    for name, value in list(vars(owner).items()):
+        if isinstance(value, re.Pattern):
+            setattr(owner, name, _compile(value))
+        elif id(value) in instead:
+            setattr(owner, name, instead[id(value)])
