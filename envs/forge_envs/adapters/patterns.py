@@ -13,7 +13,7 @@ import types
 from functools import cache
 from typing import Any
 
-import regex
+import regex  # type: ignore[import-untyped]
 
 LIMIT_S = 2.0
 """Processor seconds of one match. Ordinary texts take less than a millisecond."""
@@ -82,7 +82,7 @@ def bound_patterns(*packages: str) -> None:
     names = (*_MATCHING, "compile")
     instead = {id(re): bounded_re} | {id(getattr(re, name)): getattr(bounded_re, name) for name in names}
     for name, module in list(sys.modules.items()):
-        if name.partition(".")[0] in packages and module is not None and name not in _bounded:
+        if name.partition(".")[0] in packages and name not in _bounded and hasattr(module, "__name__"):
             _bounded.add(name)
             _replace(module, instead)
             for value in list(vars(module).values()):
