@@ -18,8 +18,12 @@ from typing import Any
 
 from forge_agents.errors import RunFolderError
 
-_OURS = (".yaml", ".json", ".jsonl", ".npz", ".png", ".draft", ".lock")
+_OURS = (".yaml", ".json", ".jsonl", ".npz", ".png", ".draft", ".lock", ".sha256", ".id")
 """Ends of the names that runs and benchmarks read and write."""
+_OUR_FOLDERS = re.compile(
+    r"checkpoints|export|failed-batches|league|learner|seed-\d+|tensorboard|wandb|warm-start", re.ASCII
+)
+"""Names of the folders that runs make in their own."""
 CHUNK_BYTES = 1 << 26
 """Each chunk of a file has a sum of its own, so that several threads can read one large file."""
 _MOST_THREADS = 8
@@ -90,6 +94,51 @@ def check_plain_file(path: Path) -> None:
     """
     if not stat.S_ISREG(path.lstat().st_mode):
         raise RunFolderError(f"{path} is a link, or no file; a run's folder holds plain files")
+
+
+def check_contained(folder: str | os.PathLike[str]) -> None:
+    """Refuse a run folder in which a name of ours leads out of it, at any depth, or is a pipe, a socket or a device.
+
+    Training and exporting write, replace and delete files at many places of a run folder. If the folder came from
+    somebody else, a link in it could lead all of that to other files of the user. The folder itself may be a link, and
+    so may anything in it that no run opens. The folder may be missing.
+
+    Raises:
+        RunFolderError: Names the entry.
+    """
+    check_plain_files(folder)
+    subfolders = (path for path in Path(folder).glob("*") if _OUR_FOLDERS.fullmatch(path.name))
+    entries = (path if path.is_symlink() else foreign_entry(path, root=Path(folder)) for path in subfolders)
+    if (entry := next(filter(None, entries), None)) is not None:
+        what = "a link" if entry.is_symlink() else "not a file"
+        raise RunFolderError(
+            f"{entry} is {what}. Training and exporting refuse such a run folder, because they would write or delete "
+            f"files elsewhere. Remove {entry.name}, or put a copy of its target there. To use another disk, put the "
+            "whole run folder on it"
+        )
+
+
+def foreign_entry(folder: str | os.PathLike[str], *, root: Path | None = None) -> Path | None:
+    """The first entry of a folder, at any depth, that is a link out of `root`, a pipe, a socket or a device, if any.
+
+    Args:
+        root: The folder that links may not leave. None is `folder`.
+    """
+    inside, waiting = Path(os.path.realpath(root or folder)), [Path(folder)]
+    while waiting:
+        try:
+            entries = sorted(os.scandir(waiting.pop()), key=lambda entry: entry.name)
+        except OSError:
+            continue  # a folder that cannot be read here cannot be read or changed later either
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                waiting.append(Path(entry.path))
+            elif entry.is_symlink():
+                if not Path(os.path.realpath(entry.path)).is_relative_to(inside):
+                    return Path(entry.path)
+            elif not entry.is_file(follow_symlinks=False):
+                return Path(entry.path)
+    return None
 
 
 def write_whole(path: str | os.PathLike[str], text: str) -> Path:

@@ -14,7 +14,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from forge_agents.files import user_path
+from forge_agents.files import check_contained, user_path
 
 if TYPE_CHECKING:
     import forge_agents as fa
@@ -111,6 +111,7 @@ def train(words: Sequence[str]) -> int:
     if dry_run:
         print("\n".join(run.rehearsal(gpus_per_host=gpus_per_host)))
         return 0
+    check_contained(user_path(run.out_dir))  # a warm start and several seeds have folders of their own in it
     run = run.warmed_up()
     for name in run.warm_start:
         print(f"{name} starts from {run.policies[name].model}")

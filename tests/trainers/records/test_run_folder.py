@@ -1,6 +1,7 @@
 import contextlib
 import dataclasses
 import json
+import os
 import tracemalloc
 
 import pytest
@@ -162,6 +163,49 @@ def test_a_folder_with_links_is_not_written_through_them(tmp_path, name):
     with pytest.raises(RunFolderError, match="is a link"):
         RunFolder(tmp_path / "run", {"a": 1})
     assert (tmp_path / "mine").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["data.sha256", "wandb.id", "mlflow.id"])
+def test_small_records_that_are_links_are_refused(tmp_path, name):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "run" / name).symlink_to(tmp_path / "mine")
+    with pytest.raises(RunFolderError, match="is a link"):
+        RunFolder(tmp_path / "run", {"a": 1})
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*("checkpoints", "export", "league", "learner", "seed-3", "warm-start"), "checkpoints/step-1", "export/hero/x.json"],
+)
+@pytest.mark.parametrize("begin", [lambda folder: RunFolder(folder, {}), lambda folder: check_resumable(folder, {}, [])])
+def test_training_refuses_folders_with_links_out_of_the_run(tmp_path, name, begin):
+    home = tmp_path / "home"
+    (home / "documents").mkdir(parents=True)
+    entry = tmp_path / "run" / name
+    entry.parent.mkdir(parents=True)
+    entry.symlink_to(home)
+    with pytest.raises(RunFolderError, match=f"{entry.name} is a link.*put the whole run folder on it"):
+        begin(tmp_path / "run")
+    assert [path.name for path in home.rglob("*")] == ["documents"]
+    assert os.listdir(tmp_path / "run") == [name.split("/")[0]]
+
+
+def test_training_refuses_a_pipe_among_its_files(tmp_path):
+    (tmp_path / "league").mkdir()
+    os.mkfifo(tmp_path / "league/hero-000001")
+    with pytest.raises(RunFolderError, match="hero-000001 is not a file"):
+        RunFolder(tmp_path, {})
+
+
+def test_a_run_folder_may_be_a_link_and_hold_links_that_no_run_follows(tmp_path):
+    disk = tmp_path / "disk"
+    (disk / "wandb/run-1").mkdir(parents=True)
+    (disk / "wandb/latest-run").symlink_to("run-1")
+    (disk / "notes").symlink_to(tmp_path)
+    (tmp_path / "run").symlink_to(disk)
+    RunFolder(tmp_path / "run", {"a": 1}).close()
+    assert (disk / "config.yaml").read_text() == "a: 1\n"
 
 
 def test_a_call_of_which_nothing_came_leaves_no_folder(tmp_path):

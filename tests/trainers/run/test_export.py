@@ -77,3 +77,14 @@ def test_what_cannot_be_exported_is_told(run: Path, tmp_path: Path) -> None:
     (run / "config.yaml").write_text("policies: {villain: {model: x}}")
     with pytest.raises(RunFolderError, match="says nothing of the policy 'hero'"):
         export_checkpoint(run, checkpoint="newest")
+
+
+def test_a_run_with_links_out_of_it_is_not_exported(run: Path, tmp_path: Path) -> None:
+    (run / "checkpoints").rename(run / "private")
+    (run / "checkpoints").symlink_to(run / "private")
+    with pytest.raises(RunFolderError, match="checkpoints is a link"):
+        export_checkpoint(run)
+    (run / "checkpoints").unlink()
+    (run / "private").rename(run / "checkpoints")
+    (run.parent / "linked").symlink_to(run)  # the run folder itself may be a link
+    assert same(export_checkpoint(run.parent / "linked"), run / "model-1")

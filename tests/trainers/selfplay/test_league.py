@@ -286,6 +286,20 @@ def test_snapshots_that_no_checkpoint_names_are_deleted(tmp_path):
     assert there.isdisjoint({"hero-000002", "hero-000004", "hero-000006", "hero-000008"})
 
 
+def test_only_snapshots_are_deleted_from_the_league_folder(tmp_path):
+    mine = tmp_path / "mine"
+    others = ("documents", "hero-notes", "rival-000002")
+    for name in others:
+        (mine / name).mkdir(parents=True)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/league").symlink_to(mine)
+    (mine / ".unfinished-hero-000002").mkdir()  # of an export that was killed
+    (mine / "hero-000003").symlink_to(tmp_path / "run")
+    season(tmp_path / "run", 24)
+    assert all((mine / name).is_dir() for name in others) and (tmp_path / "run/league.json").exists()
+    assert not (mine / ".unfinished-hero-000002").exists() and not (mine / "hero-000002").exists()
+
+
 def test_a_step_loads_each_snapshot_once_and_all_groups_are_played(tmp_path):
     league, rows, games = season(tmp_path, 12)
     assert sorted(number for number, _ in games) == sorted(list(range(6)) * 12)

@@ -25,7 +25,7 @@ import yaml
 from forge_agents.bench.fingerprints import provenance
 from forge_agents.episodes.stored import EPISODES
 from forge_agents.errors import ForgeError, RunFolderError
-from forge_agents.files import check_plain_files, user_path
+from forge_agents.files import check_contained, check_plain_files, user_path
 from forge_agents.models import resolve as models
 from forge_agents.models.fingerprint import sampled_hash
 from forge_agents.page import visible
@@ -91,10 +91,10 @@ def check_resumable(folder: Path, settings: Mapping[str, Any], fixed: Iterable[s
             does not have is not compared.
 
     Raises:
-        RunFolderError: Names the first setting that differs, and both values.
+        RunFolderError: Names the first setting that differs, and both values; or a link that leads out of the folder.
     """
+    check_contained(folder)
     try:
-        check_plain_files(folder)
         before = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8", errors="replace"))
     except (OSError, yaml.YAMLError, RecursionError):
         return  # no run, or a damaged record, which says nothing
@@ -184,7 +184,7 @@ class RunFolder:
         """Metrics of which a warning has said that they are no numbers."""
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self._was_empty = not (self.path.exists() and any(self.path.iterdir()))
-        check_plain_files(self.path)  # what is written below would follow a link that somebody else has put there
+        check_contained(self.path)  # what is written and deleted below would follow links of somebody else
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock: IO[str] = (self.path / ".lock").open("a")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import shutil
 import time
 from collections import Counter
@@ -383,7 +384,7 @@ class LeagueSeating(Seating):
         await asyncio.to_thread(self._sweep)
 
     def _sweep(self) -> None:
-        """Delete snapshots that have left and that no checkpoint names."""
+        """Delete snapshots that have left the league and that no checkpoint names. Other folders stay."""
         named = {one.name for one in self.standings.opponents}
         try:
             for file in (self._folder / "checkpoints").glob("*/league.npz"):  # drafts, too
@@ -391,9 +392,10 @@ class LeagueSeating(Seating):
                     named |= set(saved["names"].tolist())
         except (OSError, ValueError, BadZipFile):  # one is being moved or is damaged: next time
             return
+        snapshot = re.compile(rf"(\.unfinished-|\.replaced-)?{re.escape(self._league.policy.name)}-\d{{6,}}")
         for path in self._snapshots.iterdir():
-            if path.name not in named:
-                shutil.rmtree(path)
+            if path.name not in named and snapshot.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)  # deletes no links, and nothing through them
 
 
 def _read(folder: Path) -> dict[str, Any]:

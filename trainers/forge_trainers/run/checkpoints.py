@@ -26,7 +26,7 @@ import numpy as np
 import yaml
 
 from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError, StallError
-from forge_agents.files import CHUNK_BYTES, Sums, check_plain_files, damaged, user_path
+from forge_agents.files import CHUNK_BYTES, Sums, check_contained, check_plain_files, damaged, user_path
 from forge_agents.models import resolve as models
 from forge_agents.policy import LoRA, Policy
 from forge_agents.runtime.mesh import with_deadline
@@ -536,7 +536,7 @@ def export_checkpoint(
     from forge_trainers.learner.core import LearnerCore
 
     folder = user_path(run)
-    check_plain_files(folder)
+    check_contained(folder)
     policies, kept = _policies(folder), Checkpoints(folder / "checkpoints", keep=1)
     chosen = _chosen(kept, checkpoint, folder)
     target = user_path(out) if out else folder / f"export-{chosen.name}"
