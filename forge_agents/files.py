@@ -6,15 +6,16 @@ Waits for the disk.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
+import secrets
 import stat
-import tempfile
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from forge_agents.errors import RunFolderError
 
@@ -27,7 +28,6 @@ _OUR_FOLDERS = re.compile(
 CHUNK_BYTES = 1 << 26
 """Each chunk of a file has a sum of its own, so that several threads can read one large file."""
 _MOST_THREADS = 8
-_MOST_PARTS = 100_000
 _MOST_DEPTH = 100
 CACHE_VARIABLE = "FORGE_AGENTS_CACHE"
 """Environment variable that says where `cache_folder` is."""
@@ -108,8 +108,7 @@ def check_contained(folder: str | os.PathLike[str]) -> None:
     """
     check_plain_files(folder)
     subfolders = (path for path in Path(folder).glob("*") if _OUR_FOLDERS.fullmatch(path.name))
-    entries = (path if path.is_symlink() else foreign_entry(path, root=Path(folder)) for path in subfolders)
-    if (entry := next(filter(None, entries), None)) is not None:
+    if (entry := foreign_entry(subfolders, Path(folder))) is not None:
         what = "a link" if entry.is_symlink() else "not a file"
         raise RunFolderError(
             f"{entry} is {what}. Training and exporting refuse such a run folder, because they would write or delete "
@@ -118,53 +117,50 @@ def check_contained(folder: str | os.PathLike[str]) -> None:
         )
 
 
-def foreign_entry(folder: str | os.PathLike[str], *, root: Path | None = None) -> Path | None:
-    """The first entry of a folder, at any depth, that is a link out of `root`, a pipe, a socket or a device, if any.
+def foreign_entry(entries: Iterable[Path], root: Path) -> Path | None:
+    """The first of `entries` that is a link out of `root`, a pipe, a socket or a device, or has such an entry in it.
 
     Args:
-        root: The folder that links may not leave. None is `folder`.
+        entries: Files, links and folders. Folders are searched at any depth, without following links.
+        root: The folder that links may not leave.
     """
-    inside, waiting = Path(os.path.realpath(root or folder)), [Path(folder)]
+    inside, waiting = Path(os.path.realpath(root)), sorted(entries, reverse=True)
     while waiting:
-        try:
-            entries = sorted(os.scandir(waiting.pop()), key=lambda entry: entry.name)
-        except OSError:
-            continue  # a folder that cannot be read here cannot be read or changed later either
-        for entry in entries:
-            if entry.is_dir(follow_symlinks=False):
-                waiting.append(Path(entry.path))
-            elif entry.is_symlink():
-                if not Path(os.path.realpath(entry.path)).is_relative_to(inside):
-                    return Path(entry.path)
-            elif not entry.is_file(follow_symlinks=False):
-                return Path(entry.path)
+        entry = waiting.pop()
+        if entry.is_symlink():
+            if not Path(os.path.realpath(entry)).is_relative_to(inside):
+                return entry
+        elif entry.is_dir():
+            with contextlib.suppress(OSError):  # a folder that cannot be read cannot be read or changed later either
+                waiting += sorted(entry.iterdir(), reverse=True)
+        elif not entry.is_file():
+            return entry
     return None
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> Path:
-    """Write a text file by rename, so that nobody ever reads half of it."""
+@contextlib.contextmanager
+def whole_file(path: str | os.PathLike[str]) -> Iterator[TextIO]:
+    """A text file to write that takes its name when the block ends, so that no reader sees half of it.
+
+    An error in the block leaves an existing file as it was. The file's permissions are what the umask allows.
+    """
     target = user_path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
+    draft = target.with_name(f".{target.name}-{secrets.token_hex(8)}")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8", errors="replace") as file:
-            file.write(text)
-        Path(name).chmod(0o644)
-        Path(name).replace(target)
+        with draft.open("x", encoding="utf-8", errors="replace") as file:
+            yield file
+        draft.replace(target)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
         raise
-    return target
 
 
-def is_small(value: Any) -> bool:
-    """Whether a value read from YAML has at most 100,000 parts, each counted as often as it is referred to."""
-    waiting, seen = [value], 0
-    while waiting and seen <= _MOST_PARTS:
-        part = waiting.pop()
-        seen += 1
-        waiting += part.values() if isinstance(part, dict) else part if isinstance(part, list | tuple | set) else ()
-    return seen <= _MOST_PARTS
+def write_whole(path: str | os.PathLike[str], text: str) -> Path:
+    """Write a text file with `whole_file`, and return its path."""
+    with whole_file(path) as file:
+        file.write(text)
+    return user_path(path)
 
 
 def is_flat(value: Any) -> bool:

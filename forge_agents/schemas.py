@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
@@ -70,7 +71,12 @@ def _within_limits(kind: Any) -> Any:
     theirs = made.evolve
 
     def evolve(self: Any, **changes: Any) -> Any:
-        """One for a part of the schema; theirs turns into one without limits where the part names its draft."""
+        """A checker of a part of the schema, without the draft that it names, for which jsonschema drops the limits.
+
+        References are followed through here, also by keywords such as ``unevaluatedProperties``, which ask for no
+        other keyword's check meanwhile.
+        """
+        _check_time()
         part = changes.get("schema", self.schema)
         if isinstance(part, Mapping):
             changes["schema"] = {name: inner for name, inner in part.items() if name != "$schema"}
@@ -84,11 +90,15 @@ def _timed(check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
     """The check of a keyword, which is not begun when the time is up."""
 
     def timed(*arguments: Any) -> Iterator[Any]:
-        if time.thread_time() > _ends_at_s.get():
-            raise TimeoutError("the check takes too long")
+        _check_time()
         return check(*arguments) or iter(())
 
     return timed
+
+
+def _check_time() -> None:
+    if time.thread_time() > _ends_at_s.get(math.inf):  # a checker may also be made outside a check
+        raise TimeoutError("the check takes too long")
 
 
 def _matches(pattern: str, text: str) -> bool:

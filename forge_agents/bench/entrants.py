@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import yaml
-
+from forge_agents import safe_yaml
 from forge_agents.errors import did_you_mean
 from forge_agents.files import user_path
 from forge_agents.policy import WORDS, AnyPolicy, Endpoint, Policy, Sampling, Scripted
@@ -218,8 +217,8 @@ def _model_or_run(words: str, sampling: Sampling) -> Player:
 def _agents_of(run: Path) -> Iterator[tuple[str, str]]:
     """Agents and names of their policies, as the settings of a run record them; none where they cannot be read."""
     try:
-        settings: Any = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        settings: Any = safe_yaml.read(run / "config.yaml")
+    except (OSError, ValueError):
         return
     seats = settings.get("seats") if isinstance(settings, dict) else None
     for agent, name in seats.items() if isinstance(seats, dict) else ():

@@ -12,18 +12,28 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from jsonargparse import ArgumentParser, DefaultHelpFormatter, set_parsing_settings
+from jsonargparse import ArgumentParser, DefaultHelpFormatter, _loaders_dumpers, set_parsing_settings
 
 from forge_agents.cli import completion
 from forge_agents.cli.schema import check_entries, fitted, fitted_flags, name_entries
 from forge_agents.cli.yaml_file import YamlFile, as_text
 from forge_agents.errors import did_you_mean
 from forge_agents.files import user_path
+from forge_agents.safe_yaml import BoundedLoader
 from forge_agents.settings import field_hints
 
 T = TypeVar("T")
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+
+class _ValueLoader(BoundedLoader):
+    """jsonargparse reads the texts in a settings file as YAML once more. Its own loader, in C, has no bounds."""
+
+    yaml_implicit_resolvers = _loaders_dumpers.get_yaml_default_loader().yaml_implicit_resolvers
+
+
+_loaders_dumpers.yaml_default_loader = _ValueLoader
 
 
 class _Formatter(DefaultHelpFormatter):

@@ -15,10 +15,9 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
+from forge_agents import safe_yaml
 from forge_agents.errors import ModelNotFoundError, RunFolderError
-from forge_agents.files import check_plain_files, is_small
+from forge_agents.files import check_plain_files
 from forge_agents.models import resolve as models
 from forge_agents.page import visible
 from forge_agents.policy import LoRA, Policy, Sampling
@@ -64,10 +63,10 @@ def read_run(folder: Path, export: Path, *, also: Sequence[str] = ()) -> Trained
     """
     check_plain_files(folder)
     try:
-        settings = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8", errors="replace"))
-    except (OSError, yaml.YAMLError, RecursionError):
+        settings = safe_yaml.read(folder / "config.yaml")
+    except (OSError, ValueError):
         return None
-    if not is_small(settings) or not isinstance(settings, dict) or not isinstance(settings.get("policies"), dict):
+    if not isinstance(settings, dict) or not isinstance(settings.get("policies"), dict):
         return None
     try:
         found = {name: _policy(row) for name, row in settings["policies"].items()}
@@ -87,6 +86,7 @@ def read_run(folder: Path, export: Path, *, also: Sequence[str] = ()) -> Trained
             raise ModelNotFoundError(f"{export} holds no model of the policy {name}, which has learned; export it anew")
         if found[name].lora is not None and (own / "adapter").is_dir() and not _why_not(found[name]):
             adapters[name] = own / "adapter"
+            models.check_own_files(own)
         else:  # the adapter is in the exported weights, too
             found[name] = replace(found[name], model=str(own), lora=None)
     missing = {name: why for name, policy in found.items() if not policy.trainable and (why := _why_not(policy))}

@@ -9,10 +9,7 @@ from typing import Any
 
 import yaml
 
-from forge_agents.files import is_small
-from forge_agents.page import visible
-
-_MAX_BYTES = 10_000_000
+from forge_agents import safe_yaml
 
 
 class Switch(str):
@@ -30,36 +27,29 @@ class YamlFile:
     """A mapping that was read from a file, with the line of every key.
 
     Raises:
-        ValueError: The file is no YAML, holds no mapping, or a key twice. The message begins with ``FILE:LINE:COLUMN``.
+        ValueError: The file is not YAML, is too large, holds no mapping, or a key twice. The message begins with
+            ``FILE:LINE:COLUMN``.
         OSError: The file cannot be read.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with path.open("rb") as stream:
-            text = stream.read(_MAX_BYTES + 1)
-        if len(text) > _MAX_BYTES:
-            raise ValueError(f"{path} has more than {_MAX_BYTES // 1_000_000} MB; a file of settings is smaller")
         self._lines: dict[int, dict[Any, int]] = {}
         """Line of each key, by the id of its mapping, all of which `values` holds."""
         try:
-            loader = _Loader(text.decode("utf-8-sig"))
-            loader.lines = self._lines
-            values = loader.get_single_data()
+            text = safe_yaml.read_bytes(path).decode("utf-8-sig")
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not UTF-8 from byte {error.start} on; save it as UTF-8") from error
-        except yaml.MarkedYAMLError as error:
-            mark = error.problem_mark or error.context_mark
-            at = f":{mark.line + 1}:{mark.column + 1}" if mark is not None else ""
-            why = ", ".join(filter(None, (error.context, error.problem)))
-            raise ValueError(visible(f"{path}{at}: {why}")) from error
-        except (yaml.YAMLError, RecursionError) as error:
-            raise ValueError(visible(f"{path} cannot be read as YAML: {error}")) from error
-        if values is None:
-            values = {}
-        if not isinstance(values, dict) or not is_small(values):
-            raise ValueError(f"{path} holds no settings; write keys with values, such as `steps: 100`")
-        self.values: dict[Any, Any] = values
+        values = safe_yaml.load(text, name=str(path), loader=self._loader)
+        if not isinstance(values, dict | None):
+            problem = f"{path} holds no settings; write keys with values, such as `steps: 100`"
+            raise ValueError(problem)  # noqa: TRY004  # of the file, not of an argument
+        self.values: dict[Any, Any] = values or {}
+
+    def _loader(self, text: str) -> _Loader:
+        loader = _Loader(text)
+        loader.lines = self._lines
+        return loader
 
     def place(self, mapping: Mapping[Any, Any], key: Any) -> str:
         """``FILE:LINE`` of a key."""
@@ -67,7 +57,7 @@ class YamlFile:
         return str(self.path) if line is None else f"{self.path}:{line}"
 
 
-class _Loader(yaml.SafeLoader):
+class _Loader(safe_yaml.BoundedLoader):
     """YAML 1.2's numbers and booleans, and no key twice."""
 
     lines: dict[int, dict[Any, int]]

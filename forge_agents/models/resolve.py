@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError, did_you_mean
-from forge_agents.files import CACHE_VARIABLE, cache_folder, user_path
+from forge_agents.files import CACHE_VARIABLE, cache_folder, foreign_entry, user_path
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
 """PyTorch's words for safetensors' types of weights."""
@@ -163,8 +163,9 @@ def check_complete(folder: Path) -> None:
     """Raise unless `folder` holds a whole model: config, tokenizer and every byte of every safetensors file.
 
     Raises:
-        ModelNotFoundError: Names the file that is missing, unreadable or half-written.
+        ModelNotFoundError: Names the file that is missing, unreadable, half-written or elsewhere.
     """
+    check_own_files(folder)
     read_json(folder / "config.json")
     tokenizers = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
     if not any((folder / name).is_file() for name in tokenizers):
@@ -174,7 +175,10 @@ def check_complete(folder: Path) -> None:
         weight_map = read_json(index).get("weight_map")
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelNotFoundError(f"{index} has no weight_map; copy or download the model again")
-        shards = [folder / name for name in sorted(set(weight_map.values()))]
+        names = sorted(set(map(str, weight_map.values())))
+        if elsewhere := [name for name in names if Path(name).name != name or name == ".."]:
+            raise ModelNotFoundError(f"{index} names {elsewhere[0]!r:.200}; expected names of files in {folder}")
+        shards = [folder / name for name in names]
     else:
         shards = sorted(folder.glob("*.safetensors"))
         if not shards:
@@ -183,6 +187,43 @@ def check_complete(folder: Path) -> None:
             raise ModelNotFoundError(f"model folder {folder} has no weights: no *.safetensors file is there{instead}")
     for shard in shards:
         safetensors_header(shard)
+
+
+def check_own_files(folder: Path) -> None:
+    """Refuse a model folder with links out of it: what they lead to would become part of what is exported from it.
+
+    Links within the folder are allowed, and in the hub cache links to the files of the same model. Names that begin
+    with a dot are not read, so they may be anything.
+
+    Raises:
+        ModelNotFoundError: Names the entry.
+    """
+    real = Path(os.path.realpath(folder))
+    is_cached = real.parent.name == "snapshots" and real.parent.parent.name.startswith("models--")
+    entries = (path for path in real.glob("*") if not path.name.startswith("."))
+    if (entry := foreign_entry(entries, real.parent.parent if is_cached else real)) is not None:
+        what = "a link out of the model's folder" if entry.is_symlink() else "not a file"
+        raise ModelNotFoundError(f"{entry} is {what}; put a copy of its target there (`cp -L`), or remove it")
+
+
+@contextmanager
+def without_its_code(folder: Path) -> Iterator[dict[str, Any]]:
+    """The arguments of transformers' ``from_pretrained`` for a folder whose Python code, if any, must not run.
+
+    By default transformers asks on the terminal whether to run it.
+
+    Raises:
+        ValueError: The model cannot be loaded without it.
+    """
+    try:
+        yield {"local_files_only": True, "trust_remote_code": False}
+    except ValueError as cause:
+        if "trust_remote_code" not in str(cause):
+            raise
+        raise ValueError(
+            f"the model in {folder} needs Python code of its own (`auto_map` in its config), which is never run; use a "
+            "model that transformers and vLLM know"
+        ) from cause
 
 
 def dtype_of(folder: Path) -> str:

@@ -14,16 +14,14 @@ import itertools
 import json
 import math
 import os
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, TypeAlias
 
 from forge_agents.envs.thoughts import whole
 from forge_agents.errors import did_you_mean
-from forge_agents.files import user_path
+from forge_agents.files import user_path, whole_file
 from forge_agents.jsonl import UnreadableJsonError, json_values
 from forge_agents.programs.calls import RefusedError, Said, as_text
 from forge_agents.programs.logs import Exchange, exchange_in
@@ -138,21 +136,14 @@ def import_traces(
     if target.exists():
         raise ValueError(f"{target} exists; give another --out, or remove it")
     reader = _Reader(sources, model, pairs, say)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}-")
     rows = answers = 0
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            for row, count in _rows(reader) if pairs is None else _pairs(reader):
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                rows, answers = rows + 1, answers + count
+    with whole_file(target) as file:
+        for row, count in _rows(reader) if pairs is None else _pairs(reader):
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            rows, answers = rows + 1, answers + count
         if not rows:
             why = ", ".join(f"{count} {reason}" for reason, count in reader.left.items()) or "the files are empty"
             raise ValueError(f"nothing was found to learn from: {why}")
-        Path(name).chmod(0o644)
-        Path(name).replace(target)
-    finally:
-        Path(name).unlink(missing_ok=True)
     return Imported(rows=rows, answers=answers, left_out=reader.left)
 
 

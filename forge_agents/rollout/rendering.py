@@ -29,6 +29,7 @@ from forge_agents.envs.thoughts import (
     split_thought,
 )
 from forge_agents.errors import ForgeError
+from forge_agents.models import resolve as models
 from forge_agents.models.families import SWITCHES
 from forge_agents.models.lean_imports import lean_transformers
 from forge_agents.policy import Thinking
@@ -458,4 +459,6 @@ def _renderer(folder: Path, thinking: Thinking, files: tuple[tuple[str, int], ..
     with said, lean_transformers():
         from transformers import AutoTokenizer
 
-    return Renderer(AutoTokenizer.from_pretrained(folder, local_files_only=True), thinking=thinking)
+    with models.without_its_code(folder) as arguments:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **arguments)
+    return Renderer(tokenizer, thinking=thinking)

@@ -101,6 +101,7 @@ def _built(config: EngineConfig) -> Any:
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=config.model,
+            trust_remote_code=False,  # Python files of a model's folder never run
             dtype=dtype,
             max_model_len=config.max_model_len,
             max_num_seqs=config.max_num_seqs,

@@ -13,12 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
-import yaml
-
+from forge_agents import safe_yaml
 from forge_agents.bench.report import Report, ReportError
 from forge_agents.episodes.stored import finite, number, whole_lines
 from forge_agents.errors import RunFolderError, did_you_mean
-from forge_agents.files import check_plain_files, is_small, user_path
+from forge_agents.files import check_plain_files, user_path
 from forge_agents.viewer.episodes import Pieces, shown_episode
 from forge_agents.viewer.index import EpisodeIndex
 
@@ -271,10 +270,9 @@ def _json(file: Path) -> Any:
 
 def _yaml(file: Path) -> Any:
     try:
-        found = yaml.safe_load(file.read_text(encoding="utf-8", errors="replace"))
-    except (yaml.YAMLError, ValueError, RecursionError):
+        return safe_yaml.read(file)
+    except ValueError:
         return None
-    return found if is_small(found) else None  # aliases of aliases make a terabyte of a kilobyte
 
 
 def _thinned(rows: Sequence[T]) -> list[T]:

@@ -1,6 +1,7 @@
 """Values against schemas whose patterns have a time limit."""
 
 import threading
+import time
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -41,6 +42,20 @@ def test_a_part_that_names_its_draft_has_the_limit_too(draft):
     for schema, value in ((here, [STALLING]), (again, {"a": STALLING})):
         with pytest.raises(TimeoutError):
             Schema(schema, timeout_s=0.05).breach(value)
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value"), [("unevaluatedProperties", {"a": 1}), ("unevaluatedItems", [1]), ("allOf", {"a": 1})]
+)
+def test_references_that_double_each_other_end_at_the_limit(keyword, value):
+    """Forty definitions, each with two references to the next, stand for 2 ** 40 parts."""
+    parts = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}", "$dynamicRef": f"#/$defs/d{n + 1}"} for n in range(40)}
+    first = {"$ref": "#/$defs/d0"}
+    asked = {"allOf": [first]} if keyword == "allOf" else {keyword: False, "if": first}
+    started = time.thread_time()
+    with pytest.raises(TimeoutError):
+        Schema({"$defs": {**parts, "d40": {}}, **asked}, timeout_s=0.1).breach(value)
+    assert time.thread_time() - started < 2
 
 
 def test_limits_of_checks_at_once_are_their_own():

@@ -1,5 +1,7 @@
 """The YAML files that users write."""
 
+import json
+
 import pytest
 
 import forge_agents as fa
@@ -153,4 +155,29 @@ def test_a_byte_order_mark_an_empty_file_and_merge_keys_are_read(run, tmp_path):
 
 def test_a_file_of_aliases_of_aliases_is_refused_in_no_time(refused):
     levels = "".join(f"  l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]\n" for n in range(1, 10))
-    assert "holds no settings" in refused(f"{RUN}env_args:\n  l0: &l0 [x]\n{levels}")
+    assert "more than 100,000 values" in refused(f"{RUN}env_args:\n  l0: &l0 [x]\n{levels}")
+
+
+MERGED = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}\n" for n in range(1, 25))
+
+
+@pytest.mark.parametrize("bomb", [MERGED, "[" * 200_000, "9" * 5000, "!!int x", "&a [*a]"])
+def test_texts_in_settings_are_read_within_bounds(run, refused, bomb):
+    """jsonargparse reads the texts of a file as YAML again, in C, which crashes or does not end."""
+    text = json.dumps(bomb)
+    assert run(f"{RUN}env_args: {{text: {text}}}\n").env_args == {"text": bomb}
+    assert "trainer.learner.lr" in refused(f"{RUN}trainer: {{learner: {{lr: {text}}}}}\n")
+
+
+@pytest.mark.parametrize(
+    ("bomb", "said"),
+    [
+        (MERGED, "more than 100,000 values, as aliases and merge keys repeat them"),
+        ("a: " + "[" * 200_000, "nested more than 100 deep"),
+        ("a: " + "9" * 5000, "1:4: a number of more than 1,000 characters"),
+        ("a: !!int x", "cannot be read as YAML"),
+        ("a: &a [*a]", "a value contains itself"),
+    ],
+)
+def test_files_that_exceed_a_bound_are_refused_in_no_time(refused, bomb, said):
+    assert said in refused(bomb)

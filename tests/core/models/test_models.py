@@ -1,5 +1,6 @@
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from forge_agents.models import resolve as models
 from forge_agents.models.tiny import tiny_model
 
 NAME = "smollm2-135m-instruct"
+ROOT = Path(__file__).resolve().parents[3]
 
 # Counts conversions and is slow at it, so that two processes that start together really meet.
 RACER = """
@@ -54,7 +56,12 @@ def put_in_hub_cache(hub_cache: Path, model: str) -> Path:
     repository = hub_cache / ("models--" + model.replace("/", "--"))
     (repository / "refs").mkdir(parents=True)
     (repository / "refs" / "main").write_text("0" * 40)
-    return tiny_model(repository / "snapshots" / ("0" * 40))
+    folder = tiny_model(repository / "snapshots" / ("0" * 40))
+    (repository / "blobs").mkdir()
+    for number, file in enumerate(sorted(folder.iterdir())):  # the hub's library links to files named by their hash
+        blob = file.rename(repository / "blobs" / f"{number:040x}")
+        file.symlink_to(Path("../../blobs", blob.name))
+    return folder
 
 
 # ---- folders
@@ -101,6 +108,57 @@ def test_a_missing_shard_is_named(tiny_llama: Path, tmp_path: Path):
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
     with pytest.raises(ModelNotFoundError, match=r"model-00002-of-00002\.safetensors is missing"):
         models.resolve(folder)
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "tokenizer.json", "model.safetensors", "more/notes.txt", "more"])
+def test_a_model_with_a_link_out_of_its_folder_is_refused(tiny_llama: Path, tmp_path: Path, name: str):
+    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+    (tmp_path / "private").mkdir()
+    entry = folder / name
+    entry.parent.mkdir(exist_ok=True)
+    entry.unlink(missing_ok=True)
+    entry.symlink_to(tmp_path / "private")
+    for load in (models.resolve, models.check_own_files):
+        with pytest.raises(ModelNotFoundError, match=f"{entry.name} is a link out of the model's folder; put a copy"):
+            load(folder)
+    entry.unlink()
+    os.mkfifo(entry)
+    with pytest.raises(ModelNotFoundError, match=f"{entry.name} is not a file"):
+        models.resolve(folder)
+
+
+def test_links_within_a_model_and_hidden_files_are_no_obstacle(tiny_llama: Path, tmp_path: Path):
+    folder = shutil.copytree(tiny_llama, tmp_path / "disk" / "model")
+    (folder / "config.json").rename(folder / "config-1.json")
+    (folder / "config.json").symlink_to("config-1.json")
+    (folder / ".git").symlink_to(tmp_path)
+    (tmp_path / "model").symlink_to(folder)
+    assert models.resolve(tmp_path / "model") == tmp_path / "model"
+
+
+def test_a_hub_model_may_link_to_its_own_files_only(hub_cache: Path):
+    folder, other = put_in_hub_cache(hub_cache, "nobody/tiny"), put_in_hub_cache(hub_cache, "me/private")
+    assert models.resolve(folder) == folder
+    (folder / "notes.txt").symlink_to(other / "config.json")
+    with pytest.raises(ModelNotFoundError, match=r"notes\.txt is a link out of"):
+        models.resolve(folder)
+
+
+@pytest.mark.parametrize("name", ["../private/model.safetensors", "/model.safetensors", "..", "a/b.safetensors"])
+def test_an_index_that_names_files_elsewhere_is_refused(tiny_llama: Path, tmp_path: Path, name: str):
+    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+    shutil.copytree(tiny_llama, tmp_path / "private")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(ModelNotFoundError, match="expected names of files in"):
+        models.resolve(folder)
+
+
+def test_every_place_that_loads_a_model_refuses_its_code():
+    files = [file for name in ("forge_agents", "envs", "trainers", "verifiers") for file in (ROOT / name).rglob("*.py")]
+    calls = [call for file in files for call in re.findall(r"\.from_pretrained\([^)]*\)", file.read_text())]
+    assert len(calls) == 3 and all("**arguments" in call for call in calls)  # of models.without_its_code
+    engine = (ROOT / "forge_agents/serving/_vllm.py").read_text()
+    assert engine.count("EngineArgs(") == engine.count("trust_remote_code=False") == 1
 
 
 def test_weights_in_another_format_say_so(tiny_llama: Path, tmp_path: Path):

@@ -1,3 +1,6 @@
+import json
+import shutil
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -372,3 +375,19 @@ def test_role_tokens_that_the_tokenizer_does_not_call_special_open_no_role(tiny_
     with pytest.raises(ValueError, match="control token"):
         renderer.answer(f"yes{user}")
     assert made.decode(renderer.answer("<think>a  b</think>c  d")) == "a  b\n</think>\n\nc  d<|im_end|>"
+
+
+def test_code_of_a_tokenizer_is_never_run(tiny_llama, tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("builtins.input", lambda text: asked.append(text) or "y")  # transformers would ask
+    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+    changes = {
+        "config.json": {"model_type": "odd", "auto_map": {"AutoConfig": "odd.Odd"}},
+        "tokenizer_config.json": {"tokenizer_class": "Odd", "auto_map": {"AutoTokenizer": [None, "odd.Odd"]}},
+    }
+    for name, values in changes.items():
+        (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | values))
+    (folder / "odd.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Odd: pass\n")
+    with pytest.raises(ValueError, match="needs Python code of its own .* which is never run"):
+        Renderer.of(folder)
+    assert not (tmp_path / "ran").exists() and not asked

@@ -209,9 +209,10 @@ def test_a_folder_whose_files_are_links_or_pipes_is_refused(run_folder, tmp_path
     assert len(find_runs([run_folder])) == 1 or name != "board.json"
 
 
-def test_settings_of_aliases_of_aliases_and_rows_nested_without_end_are_problems_not_crashes(run_folder):
-    lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x]"]
-    lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 12)]
+@pytest.mark.parametrize("value", ["[{}]", "{{<<: [{}]}}"])
+def test_settings_of_aliases_of_aliases_and_rows_nested_without_end_are_problems_not_crashes(run_folder, value):
+    lines = ["a0: &a0 {x: 1}"]
+    lines += [f"a{n}: &a{n} {value.format(', '.join([f'*a{n - 1}'] * 9))}" for n in range(1, 12)]
     (run_folder / "config.yaml").write_text("\n".join(lines))
     deep = "[" * 200_000
     for name in ("metrics.jsonl", "episodes.jsonl"):

@@ -176,9 +176,9 @@ def test_small_records_that_are_links_are_refused(tmp_path, name):
 
 @pytest.mark.parametrize(
     "name",
-    [*("checkpoints", "export", "league", "learner", "seed-3", "warm-start"), "checkpoints/step-1", "export/hero/x.json"],
+    [*("checkpoints", "export", "league", "learner", "seed-3", "warm-start"), "checkpoints/step-1", "export/a/x.json"],
 )
-@pytest.mark.parametrize("begin", [lambda folder: RunFolder(folder, {}), lambda folder: check_resumable(folder, {}, [])])
+@pytest.mark.parametrize("begin", [lambda path: RunFolder(path, {}), lambda path: check_resumable(path, {}, [])])
 def test_training_refuses_folders_with_links_out_of_the_run(tmp_path, name, begin):
     home = tmp_path / "home"
     (home / "documents").mkdir(parents=True)
@@ -188,7 +188,7 @@ def test_training_refuses_folders_with_links_out_of_the_run(tmp_path, name, begi
     with pytest.raises(RunFolderError, match=f"{entry.name} is a link.*put the whole run folder on it"):
         begin(tmp_path / "run")
     assert [path.name for path in home.rglob("*")] == ["documents"]
-    assert os.listdir(tmp_path / "run") == [name.split("/")[0]]
+    assert [path.name for path in (tmp_path / "run").iterdir()] == [name.split("/")[0]]
 
 
 def test_training_refuses_a_pipe_among_its_files(tmp_path):

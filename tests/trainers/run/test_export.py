@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from safetensors.torch import load_file
 
 from forge_agents import LoRA, Policy
 from forge_agents.cli import main as cli
-from forge_agents.errors import RunFolderError
+from forge_agents.errors import ModelNotFoundError, RunFolderError
 from forge_agents.types import EpisodeBatch
+from forge_trainers.learner import checkpoint
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.run.checkpoints import export_checkpoint
@@ -77,6 +80,16 @@ def test_what_cannot_be_exported_is_told(run: Path, tmp_path: Path) -> None:
     (run / "config.yaml").write_text("policies: {villain: {model: x}}")
     with pytest.raises(RunFolderError, match="says nothing of the policy 'hero'"):
         export_checkpoint(run, checkpoint="newest")
+
+
+def test_a_private_file_does_not_become_part_of_an_export(tiny_llama: Path, tmp_path: Path) -> None:
+    """The model's folder is a stranger's: a link in it names a file of the user."""
+    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+    (tmp_path / "id_rsa").write_text("secret")
+    (folder / "README.md").symlink_to(tmp_path / "id_rsa")
+    with pytest.raises(ModelNotFoundError, match="README.md is a link out of the model's folder"):
+        checkpoint.export((), folder, tmp_path / "export", dtype=torch.float32)
+    assert not (tmp_path / "export").exists()
 
 
 def test_a_run_with_links_out_of_it_is_not_exported(run: Path, tmp_path: Path) -> None:

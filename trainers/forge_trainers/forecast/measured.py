@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
+from forge_agents import safe_yaml
 from forge_agents.errors import RunFolderError
 from forge_agents.files import check_plain_files, user_path
 from forge_agents.serving.replicas import waves
@@ -189,7 +189,10 @@ def read_run(folder: str | os.PathLike[str], *, cores: float | None = None, skip
     for file in files.values():
         if not file.is_file():
             raise RunFolderError(f"{path} has no {file.name}; give the out_dir of a run of at least {skip + 2} steps")
-    settings = yaml.safe_load(files["config.yaml"].read_text())
+    try:
+        settings = safe_yaml.read(files["config.yaml"])
+    except ValueError as cause:
+        raise RunFolderError(f"{cause}; give the out_dir of a run") from cause
     # here steps count from 0, as the simulated ones do
     logged = [{**row, "step": row["step"] - 1} for row in read_rows(files["metrics.jsonl"])]
     warm = [row for row in logged if row["step"] >= skip]

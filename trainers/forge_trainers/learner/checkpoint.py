@@ -42,6 +42,7 @@ from torch.distributed.tensor import DTensor
 from forge_agents.errors import RunFolderError
 from forge_agents.files import Sums
 from forge_agents.models import families
+from forge_agents.models.resolve import check_own_files
 
 _log = logging.getLogger(__name__)
 _NONSENSE = (AssertionError, AttributeError, IndexError, KeyError, TypeError)
@@ -317,8 +318,10 @@ def export(
         adapter: Tensors and configuration of a PEFT adapter, for the subfolder ``adapter``; None writes none.
 
     Raises:
+        ModelNotFoundError: A link in the model's folder leads out of it.
         RunFolderError: The folder cannot be written.
     """
+    check_own_files(model_folder)
     whole = {}
     for name, value in state:
         full = value.full_tensor() if isinstance(value, DTensor) else value

@@ -22,6 +22,7 @@ from zipfile import BadZipFile
 import numpy as np
 import yaml
 
+from forge_agents import safe_yaml
 from forge_agents.bench.fingerprints import provenance
 from forge_agents.episodes.stored import EPISODES
 from forge_agents.errors import ForgeError, RunFolderError
@@ -73,8 +74,8 @@ class FitResult:
 def _changes(before: str, after: str) -> str:
     """The settings in which two texts of YAML differ, the first of them."""
     try:
-        old, new = (dict(leaves(yaml.safe_load(text))) for text in (before, after))
-    except (yaml.YAMLError, RecursionError):
+        old, new = (dict(leaves(safe_yaml.load(text))) for text in (before, after))
+    except ValueError:
         return "config.yaml could not be read"
     keys = [key for key in (new | old) if old.get(key) != new.get(key)]
     told = [f"{key}: {str(old.get(key))[:80]} -> {str(new.get(key))[:80]}" for key in keys[:_MOST_CHANGES]]
@@ -95,8 +96,8 @@ def check_resumable(folder: Path, settings: Mapping[str, Any], fixed: Iterable[s
     """
     check_contained(folder)
     try:
-        before = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8", errors="replace"))
-    except (OSError, yaml.YAMLError, RecursionError):
+        before = safe_yaml.read(folder / "config.yaml")
+    except (OSError, ValueError):
         return  # no run, or a damaged record, which says nothing
     after = yaml.safe_load(yaml.safe_dump(dict(settings)))  # a tuple is a list in the file
     for key in fixed:
@@ -202,7 +203,7 @@ class RunFolder:
         """Settings that differ from the last session's, ``key: old -> new``; empty where none does."""
         if not written.exists():
             write_atomically(written, self._settings)
-        elif (before := written.read_text()) != self._settings:
+        elif (before := written.read_text(errors="replace")) != self._settings:
             self.changed = _changes(before, self._settings)
         try:
             self._tracker, self._curves = log_to, open_tracker(log_to, self.path, config)
@@ -218,7 +219,7 @@ class RunFolder:
         Call it once the run has started: a call that was refused must leave the record of the run as it was.
         """
         written = self.path / "config.yaml"
-        if written.read_text() != self._settings:
+        if written.read_text(errors="replace") != self._settings:
             written.replace(self.path / "config.previous.yaml")
             write_atomically(written, self._settings)
 

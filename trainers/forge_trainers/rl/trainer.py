@@ -687,7 +687,8 @@ class GRPOTrainer:
 
     async def _export(self, folder: Path) -> Path:
         if self._processes is None and self._over:
-            return Path(shutil.copytree(self.out_dir / "export", folder, dirs_exist_ok=True))
+            export = self.out_dir / "export"
+            return Path(shutil.copytree(export, folder, copy_function=shutil.copyfile, dirs_exist_ok=True))
         learners = self._running.learners
         if not learners:
             raise NotReadyError("nothing has been trained yet; call fit first")

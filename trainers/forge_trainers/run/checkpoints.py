@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from zipfile import BadZipFile
 
 import numpy as np
-import yaml
 
+from forge_agents import safe_yaml
 from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError, StallError
 from forge_agents.files import CHUNK_BYTES, Sums, check_contained, check_plain_files, damaged, user_path
 from forge_agents.models import resolve as models
@@ -559,11 +559,11 @@ def _policies(folder: Path) -> Mapping[str, Any]:
     """Settings of the run's policies, by name."""
     file = folder / "config.yaml"
     try:
-        settings = yaml.safe_load(file.read_text())
+        settings = safe_yaml.read(file)
         found: Mapping[str, Any] = settings.get("policies") or {settings["policy"]["name"]: settings["policy"]}
     except OSError as cause:
         raise RunFolderError(f"{file} cannot be read ({cause}); give the folder of a training run") from cause
-    except (yaml.YAMLError, AttributeError, KeyError, TypeError) as cause:
+    except (ValueError, AttributeError, KeyError, TypeError) as cause:
         raise RunFolderError(f"{file} names no policies ({cause!r}); give the folder of a training run") from cause
     return found
 

@@ -148,10 +148,11 @@ class TextModel:
         import transformers
 
         folder = models.resolve(self._name)
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model, loading = getattr(transformers, self._auto_class).from_pretrained(
-            folder, local_files_only=True, use_safetensors=True, dtype="auto", output_loading_info=True
-        )
+        with models.without_its_code(folder) as arguments:
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **arguments)
+            model, loading = getattr(transformers, self._auto_class).from_pretrained(
+                folder, use_safetensors=True, dtype="auto", output_loading_info=True, **arguments
+            )
         missing = sorted(name for name in loading["missing_keys"] if "pooler" not in name)  # nothing reads the pooler
         if self._auto_class == "AutoModelForSequenceClassification":
             missing = sorted(loading["missing_keys"])

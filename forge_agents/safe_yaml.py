@@ -1,0 +1,144 @@
+"""YAML of users and strangers, read in bounded time and memory.
+
+A kilobyte of aliases or merge keys that refer to each other stands for more values than any memory holds, and PyYAML's
+safe loader builds all of them. Its loader in C also ends the process where lists are nested too deeply. The loader here
+is in Python and counts before it builds anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from forge_agents.page import visible
+
+_MAX_BYTES = 10_000_000
+_MAX_PARTS = 100_000
+_MAX_DEPTH = 100
+_MAX_DIGITS = 1_000
+"""Maximum length of a number: converting one to an integer takes quadratic time."""
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+
+
+class BoundedLoader(yaml.SafeLoader):
+    """PyYAML's safe loader for texts of at most 100,000 values, nested at most 100 deep.
+
+    A value counts as often as aliases and merge keys repeat it. Whatever exceeds a bound is a `yaml.MarkedYAMLError`.
+    """
+
+    _parts = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Compose one node, unless the text has too many already."""
+        self._parts += 1
+        if self._parts > _MAX_PARTS:
+            raise _error(f"more than {_MAX_PARTS:,} values", self.peek_event())
+        node: yaml.Node | None = super().compose_node(parent, index)
+        return node
+
+    def get_single_node(self) -> yaml.Node | None:
+        """Compose the document and check its size, before anything is built from it."""
+        node: yaml.Node | None = super().get_single_node()
+        if node is not None:
+            _check_size(node)
+        return node
+
+    def get_single_data(self) -> Any:
+        """Build the document. All errors of the text are `yaml.YAMLError`."""
+        try:
+            return super().get_single_data()
+        except RecursionError as error:
+            raise yaml.YAMLError(f"values are nested more than {_MAX_DEPTH} deep") from error
+        except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError) as error:
+            # the constructors of numbers, dates and booleans take any text that has their tag, such as `!!int x`
+            raise yaml.YAMLError(str(error)) from error
+
+
+def load(text: str, *, name: str = "", loader: Callable[[str], BoundedLoader] = BoundedLoader) -> Any:
+    """Read a YAML text.
+
+    Args:
+        name: Name of the file, for errors.
+        loader: Makes the loader of a text.
+
+    Raises:
+        ValueError: The text is not YAML, or exceeds a bound of `BoundedLoader`. The message is one printable line. It
+            begins with ``NAME:LINE:COLUMN`` where the place is known.
+    """
+    where = name or "the text"
+    try:
+        return yaml.load(text, Loader=loader)  # type: ignore[arg-type]  # noqa: S506  # a safe loader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = "" if mark is None else f":{mark.line + 1}:{mark.column + 1}"
+        problem = ", ".join(filter(None, (error.context, error.problem)))
+        raise ValueError(visible(f"{where}{place}: {problem}")) from error
+    except yaml.YAMLError as error:
+        raise ValueError(visible(f"{where} cannot be read as YAML: {' '.join(str(error).split())}")) from error
+
+
+def read(file: Path) -> Any:
+    """Read a YAML file of at most 10 MB. Bytes that are not UTF-8 are replaced.
+
+    Raises:
+        ValueError: The file is not YAML, or too large.
+        OSError: The file cannot be read.
+    """
+    return load(read_bytes(file).decode("utf-8", errors="replace"), name=str(file))
+
+
+def read_bytes(file: Path) -> bytes:
+    """The content of a file of at most 10 MB.
+
+    Raises:
+        ValueError: The file is larger.
+        OSError: The file cannot be read.
+    """
+    with file.open("rb") as stream:
+        content = stream.read(_MAX_BYTES + 1)
+    if len(content) > _MAX_BYTES:
+        raise ValueError(f"{file} has more than {_MAX_BYTES // 1_000_000} MB; a file of settings is smaller")
+    return content
+
+
+def _check_size(root: yaml.Node) -> None:
+    """Raise unless the values below a node are few and shallow enough; each node is visited once."""
+    sizes: dict[int, tuple[int, int]] = {}
+    """Number of values and depth, by id of node."""
+    ancestors: set[int] = set()
+    waiting = [(root, False)]
+    while waiting:
+        node, children_done = waiting.pop()
+        if children_done:
+            ancestors.discard(id(node))
+            sizes[id(node)] = _size(node, [sizes[id(child)] for child in _children(node)])
+        elif id(node) in ancestors:
+            raise _error("a value contains itself", node)
+        elif id(node) not in sizes:
+            ancestors.add(id(node))
+            waiting += [(node, True), *((child, False) for child in _children(node))]
+
+
+def _size(node: yaml.Node, children: list[tuple[int, int]]) -> tuple[int, int]:
+    parts = 1 + sum(parts for parts, _ in children)
+    depth = 1 + max((depth for _, depth in children), default=0)
+    if parts > _MAX_PARTS:
+        raise _error(f"more than {_MAX_PARTS:,} values, as aliases and merge keys repeat them", node)
+    if depth > _MAX_DEPTH:
+        raise _error(f"values are nested more than {_MAX_DEPTH} deep", node)
+    if isinstance(node, yaml.ScalarNode) and node.tag in _NUMBERS and len(node.value) > _MAX_DIGITS:
+        raise _error(f"a number of more than {_MAX_DIGITS:,} characters", node)
+    return parts, depth
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
+
+
+def _error(problem: str, at: Any) -> yaml.MarkedYAMLError:
+    return yaml.constructor.ConstructorError(None, None, problem, at.start_mark)
