@@ -35,7 +35,7 @@ class BoundedLoader(yaml.SafeLoader):
         """Compose one node, unless the text has too many already."""
         self._parts += 1
         if self._parts > _MAX_PARTS:
-            raise _error(f"more than {_MAX_PARTS:,} values", self.peek_event())
+            raise _error(f"more than {_MAX_PARTS:,} values", self.peek_event())  # type: ignore[no-untyped-call]
         node: yaml.Node | None = super().compose_node(parent, index)
         return node
 

@@ -25,7 +25,7 @@ from forge_agents.bench.summary import Pair, Summary, overall, partners_of, summ
 from forge_agents.bench.tables import Document, Section, interval, number
 from forge_agents.credentials import HIDDEN, is_secret, without_secrets
 from forge_agents.errors import ForgeError
-from forge_agents.files import user_path, write_whole
+from forge_agents.files import is_flat, user_path, write_whole
 
 FORMAT = 3
 """Of the JSON file. Raised whenever what a field means changes."""
@@ -173,37 +173,50 @@ def _read(path: Path) -> Any:
             f"{path} is empty; a report is written by `forge-agents bench --json FILE` or report.save(...)"
         )
     try:
-        return json.loads(text)
-    except ValueError as error:
+        facts = json.loads(text)
+    except (ValueError, RecursionError) as error:
         log = " It looks like a log of episodes: run the benchmark again with its folder as out_dir."
         hint = log if path.suffix == ".jsonl" else ""
         raise ReportError(f"{path} is no whole JSON file ({error}); it may be cut off.{hint}") from None
+    if not is_flat(facts):
+        raise ReportError(f"{path} holds values nested more than 100 deep; a report has fewer levels")
+    return facts
 
 
 def _from_json(facts: Any, path: Path) -> Report:
     if not isinstance(facts, dict) or facts.get("kind") != _KIND:
         raise ReportError(f"{path} is JSON, but no benchmark report")
-    if facts.get("format") not in _READABLE:
-        raise ReportError(
-            f"{path} has report format {facts.get('format')}, this version of forge_agents reads "
-            f"{' and '.join(map(str, _READABLE))}; run the "
-            "benchmark again, or read it with the version that wrote it: "
-            f"{facts.get('provenance', {}).get('packages', {}).get('forge-agents-rl', 'unknown')}"
-        )
     try:
-        same = ("settings", "players", "provenance", "planned", "stopped", "exploitability", "timing")
-        report = Report(
-            worlds=tuple(World(**{**world, "seats": tuple(world["seats"])}) for world in facts["environments"]),
-            records=tuple(Record.from_json(row) for row in facts["episodes"]),
-            **{name: facts[name] for name in same},
-        )
-        _check_whole(report)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        if facts.get("format") not in _READABLE:
+            raise ReportError(
+                f"{path} has report format {facts.get('format')}, this version of forge_agents reads "
+                f"{' and '.join(map(str, _READABLE))}; run the "
+                "benchmark again, or read it with the version that wrote it: "
+                f"{facts.get('provenance', {}).get('packages', {}).get('forge-agents-rl', 'unknown')}"
+            )
+        report = _report(facts)
+        known = {world.id for world in report.worlds}
+        strange = next((record for record in report.records if record.env not in known), None)
+        if strange is not None:
+            raise ReportError(
+                f"{path} is a damaged report: it has an episode of {strange.env}, which is not in its suite"
+            )
+        report.document()  # a value that cannot be shown or counted is found here, and not by a reader of the page
+    except ReportError:
+        raise
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
         raise ReportError(f"{path} is a damaged report: {type(error).__name__}: {error}") from None
-    known = {world.id for world in report.worlds}
-    strange = next((record for record in report.records if record.env not in known), None)
-    if strange is not None:
-        raise ReportError(f"{path} is a damaged report: it has an episode of {strange.env}, which is not in its suite")
+    return report
+
+
+def _report(facts: Mapping[str, Any]) -> Report:
+    same = ("settings", "players", "provenance", "planned", "stopped", "exploitability", "timing")
+    report = Report(
+        worlds=tuple(World(**{**world, "seats": tuple(world["seats"])}) for world in facts["environments"]),
+        records=tuple(Record.from_json(row) for row in facts["episodes"]),
+        **{name: facts[name] for name in same},
+    )
+    _check_whole(report)
     return report
 
 

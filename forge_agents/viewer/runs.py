@@ -17,13 +17,15 @@ from forge_agents import safe_yaml
 from forge_agents.bench.report import Report, ReportError
 from forge_agents.episodes.stored import finite, number, whole_lines
 from forge_agents.errors import RunFolderError, did_you_mean
-from forge_agents.files import check_plain_files, user_path
+from forge_agents.files import check_plain_files, is_flat, user_path
 from forge_agents.viewer.episodes import Pieces, shown_episode
 from forge_agents.viewer.index import EpisodeIndex
 
 T = TypeVar("T")
 MOST_POINTS = 1000
 """Of a curve; longer ones are thinned evenly, ends kept."""
+_MOST_TEXT = 1000
+"""Maximum number of characters in a cell of a league's table."""
 _FILES = ("config.yaml", "metrics.jsonl", "episodes.jsonl", "verifiers.jsonl", "league.json", "board.json")
 _VERIFIER_CURVES = ("weight", "accuracy", "tpr", "fpr")
 _LEAGUE = (
@@ -113,7 +115,8 @@ class Run:
         kept = _thinned(rows)
         series: dict[str, list[float | None]] = {}
         for place, row in enumerate(kept):
-            values = {f"{what}/{v.get('name')}": v.get(what) for v in row["verifiers"] for what in _VERIFIER_CURVES}
+            named = [verifier for verifier in row["verifiers"] if isinstance(verifier, Mapping)]
+            values = {f"{what}/{v.get('name')}": v.get(what) for v in named for what in _VERIFIER_CURVES}
             values["effective number"] = row.get("effective_number")
             for name, value in values.items():
                 series.setdefault(name, [None] * len(kept))[place] = _short(value)
@@ -142,7 +145,7 @@ class Run:
     def _ending(self) -> dict[str, Any] | None:
         """``kind`` (solved, plateau, flat, broken), ``step`` and ``reason``; None where all steps were done, or are."""
         said = self._cached("ending.json", _json)
-        if not isinstance(said, Mapping) or not isinstance(said.get("step"), int):
+        if not isinstance(said, Mapping) or not _is_step(said.get("step")):
             return None
         return {"kind": str(said.get("ending")), "step": said["step"], "reason": str(said.get("reason", ""))}
 
@@ -189,13 +192,13 @@ class _Lines:
                         self._start_anew(stat.st_ino)
                     file.seek(self._at)
                     for raw, row, wrong in whole_lines(file):
-                        if isinstance(row, dict) and isinstance(row.get("step"), int):
+                        if isinstance(row, dict) and _is_step(row.get("step")):
                             while self._rows and self._rows[-1]["step"] >= row["step"]:
                                 self._rows.pop()
                                 self._again += 1
                             self._rows.append(row)
                         elif row is not None or wrong:
-                            why = wrong or "its step is no whole number"
+                            why = wrong or "its step is not a whole number"
                             self._wrong.append(f"line {self._line + 1} of {self._file.name} is left out: {why}")
                         self._at += len(raw)
                         self._line += raw.endswith(b"\n")
@@ -263,9 +266,10 @@ def _is_board(file: Path) -> bool:
 
 def _json(file: Path) -> Any:
     try:
-        return json.loads(file.read_text(encoding="utf-8", errors="replace"))
+        value = json.loads(file.read_text(encoding="utf-8", errors="replace"))
     except (ValueError, RecursionError):
         return None
+    return value if is_flat(value) else None
 
 
 def _yaml(file: Path) -> Any:
@@ -282,7 +286,13 @@ def _thinned(rows: Sequence[T]) -> list[T]:
 
 def _short(value: Any) -> float | None:
     """Six digits are more than a curve shows."""
-    return float(f"{value:.6g}") if isinstance(value, (int, float)) and math.isfinite(value) else None
+    known = number(value)
+    return None if known is None else float(f"{known:.6g}")
+
+
+def _is_step(value: Any) -> bool:
+    """Whether a value is the number of a step, exact also in a browser, whose numbers are floats."""
+    return type(value) is int and abs(value) < 2**53
 
 
 def _board_tables(file: Path) -> list[dict[str, Any]]:
@@ -316,4 +326,4 @@ def _table(
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)[:_MOST_TEXT]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import hmac
 import html
+import json
 import os
 import secrets
 import socket
@@ -49,6 +50,8 @@ _HEADERS = {
     "referrer-policy": "no-referrer",  # the token is in the address
     "x-content-type-options": "nosniff",
 }
+_UNSHOWN = (ArithmeticError, AttributeError, RecursionError, TypeError)
+"""Errors of values that no run of ours writes."""
 _LOOKS: dict[str, Callable[[Run], Any]] = {
     "metrics": Run.metrics,
     "settings": Run.settings,
@@ -56,6 +59,13 @@ _LOOKS: dict[str, Callable[[Run], Any]] = {
     "tables": Run.tables,
     "facets": lambda run: run.index.facets(),
 }
+
+
+class _Json(JSONResponse):
+    """JSON in ASCII. Texts of strangers may hold lone surrogates, which UTF-8 cannot."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
 def make_app(runs: Sequence[Run], token: str) -> ASGIApp:
@@ -79,25 +89,26 @@ def make_app(runs: Sequence[Run], token: str) -> ASGIApp:
 
     @app.get("/api/runs")
     def list_runs() -> Response:
-        return JSONResponse({"runs": [run.status() for run in runs], "sorts": list(SORTS)})
+        return _Json({"runs": [run.status() for run in runs], "sorts": list(SORTS)})
 
     @app.get("/api/runs/{run}/episodes")
     def episodes(run: int, query: Annotated[Query, Depends()]) -> Response:
-        return JSONResponse(chosen(run).index.find(query))
+        return _Json(chosen(run).index.find(query))
 
     @app.get("/api/runs/{run}/episodes/{n}")
     def episode(run: int, n: int) -> Response:
-        return JSONResponse(chosen(run).episode(n))
+        return _Json(chosen(run).episode(n))
 
     @app.get("/api/runs/{run}/{what}")
     def look(run: int, what: Literal["metrics", "settings", "verifiers", "tables", "facets"]) -> Response:
-        return JSONResponse(_LOOKS[what](chosen(run)))
+        return _Json(_LOOKS[what](chosen(run)))
 
     @app.get("/reports/{run}/verifiers")
     def verifier_report(run: int) -> Response:
         return HTMLResponse(_verifier_report(chosen(run)), headers={"content-security-policy": _REPORT_POLICY})
 
-    for error, status in ((KeyError, 404), (ValueError, 400), (ForgeError, 409)):
+    refusals = [(KeyError, 404), (ValueError, 400), (ForgeError, 409), *((error, 409) for error in _UNSHOWN)]
+    for error, status in refusals:
         app.add_exception_handler(error, _told(status))
     return BaseHTTPMiddleware(app, dispatch=_guard(token.encode()))
 
@@ -137,7 +148,9 @@ def _told(status: int) -> Any:
 
     async def tell(request: Request, error: Exception) -> Response:
         said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-        return JSONResponse({"detail": said}, status_code=status)
+        if isinstance(error, _UNSHOWN):
+            said = f"a file of the run holds something that cannot be shown ({type(error).__name__}: {said})"
+        return _Json({"detail": said}, status_code=status)
 
     return tell
 

@@ -86,8 +86,34 @@ def test_turns_tokens_and_pass_at_k_have_intervals_over_seeds_in_every_form(tmp_
 
 
 @pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("planned",), []),
+        (("environments", 0, "kwargs"), 3),
+        (("environments", 0, "id"), []),
+        (("episodes", 0, "seats", "p0", "reward"), 10**400),
+        (("settings", "episodes"), {}),
+        (("timing",), 3),
+        (("provenance", "packages"), 3),
+    ],
+)
+def test_a_value_that_cannot_be_shown_makes_a_report_damaged(report, tmp_path, place, value):
+    facts = json.loads(json.dumps(report.as_json()))
+    inner = facts
+    for name in place[:-1]:
+        inner = inner[name]
+    assert place[-1] in inner or isinstance(inner, list)
+    inner[place[-1]] = value
+    (tmp_path / "board.json").write_text(json.dumps(facts))
+    with pytest.raises(ReportError, match="damaged report"):
+        fa.Report.load(tmp_path / "board.json")
+
+
+@pytest.mark.parametrize(
     ("text", "match"),
     [
+        ('{"a":' * 100_000, "is no whole JSON file"),
+        ('{"kind": "forge-agents benchmark", "format": ' + "[" * 200 + "]" * 200 + "}", "nested more than 100 deep"),
         ("", "is empty; a report is written by `forge-agents bench --json FILE`"),
         ('{"kind": "forge-agents bench', "cut off"),
         ("[1, 2]", "no benchmark report"),

@@ -75,7 +75,7 @@ def test_damaged_metrics_are_told_and_the_rest_is_shown(run_folder):
     run = only(run_folder)
     problem, stepless = run.status()["problems"]
     assert problem.startswith("line 4 of metrics.jsonl is left out: it is not JSON") and "damaged" in problem
-    assert stepless == "line 5 of metrics.jsonl is left out: its step is no whole number"
+    assert stepless == "line 5 of metrics.jsonl is left out: its step is not a whole number"
     assert run.metrics()["step"] == [0, 1, 2, 9]
     assert run.metrics()["series"]["reward/mean"][-1] is None
     (run_folder / "config.yaml").write_text("a: [1")
@@ -180,6 +180,39 @@ def test_an_episode_of_another_version_says_so(tmp_path):
         only(tmp_path).episode(1)
     with pytest.raises(KeyError, match="there is no episode 2"):
         only(tmp_path).episode(2)
+
+
+HUGE = 10**400
+DEEP = "[" * 500 + "]" * 500
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("metrics.jsonl", [f'{{"step": 7, "reward/mean": {HUGE}, "learner/loss": -{HUGE}, "x": {DEEP}}}']),
+        ("metrics.jsonl", [f'{{"step": {HUGE}}}', '{"step": true}', f'{{"step": {"9" * 5000}}}']),
+        ("verifiers.jsonl", [f'{{"step": 1, "effective_number": {HUGE}, "verifiers": [{{"tpr": -{HUGE}}}, 3, []]}}']),
+        ("verifiers.jsonl", ['{"step": 1, "verifiers": [{"name": "\\ud800", "weight": 1e999}]}']),
+        ("league.json", [f'{{"rating": {HUGE}, "opponents": [{{"name": "\\ud800", "games": {"9" * 4000}}}]}}']),
+        ("league.json", [f'{{"rating": 1, "opponents": [{{"name": {DEEP}}}]}}']),
+        ("ending.json", [f'{{"step": {HUGE}, "reason": "r"}}']),
+        ("ending.json", ['{"step": 3, "ending": "\\ud800"}']),
+        ("board.json", [f'{{"kind": "forge-agents benchmark", "format": 3, "players": {DEEP}}}']),
+        ("board.json", [f'{{"kind": "forge-agents benchmark", "format": {"[" * 100_000}']),
+        ("board.json", ['{"kind": "forge-agents benchmark", "format": 99, "provenance": []}']),
+        ("config.yaml", [f"a: {HUGE}", f"0x{'f' * 900}: .inf", '"\\ud800": 1']),
+    ],
+)
+def test_no_value_in_a_file_of_a_run_breaks_a_page(run_folder, serve, name, lines):
+    with (run_folder / name).open("a") as file:
+        file.writelines(f"{line}\n" for line in lines)
+    viewer = serve(run_folder)
+    for what in ("", "/0/metrics", "/0/settings", "/0/verifiers", "/0/tables", "/0/facets", "/0/episodes"):
+        status, _, body = viewer.get(f"api/runs{what}")
+        assert status == 200, (what, body)
+    steps = viewer.get("api/runs/0/metrics")[2]["step"]
+    assert steps[:3] == [0, 1, 2] and all(abs(step) < 2**53 for step in steps)
+    save_page([run_folder], run_folder.parent / "page.html")
 
 
 def test_trouble_with_the_index_is_a_problem_of_the_run(run_folder):

@@ -410,7 +410,7 @@ def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
         for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
-            except (json.JSONDecodeError, RecursionError):
+            except (ValueError, RecursionError):  # also a number of more than 4,300 digits
                 if next(lines, None) is not None:
                     raise RunFolderError(f"{file}:{number} is not JSON; the file was edited or damaged") from None
                 return
@@ -451,8 +451,8 @@ def verifier_history(folder: str | os.PathLike[str]) -> list[Snapshot]:
     for row in read_rows(path / _VERIFIERS):
         try:
             step, found = int(row["step"]), EnsembleReport.from_row(row)
-        except (KeyError, TypeError, ValueError) as cause:
-            raise RunFolderError(f"{path / _VERIFIERS} holds something that is no report: {cause}") from cause
+        except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as cause:
+            raise RunFolderError(f"{path / _VERIFIERS} holds something that is not a report: {cause}") from cause
         reward = rewards.get(step)
         snapshots.append(Snapshot(step=step, report=found, reward=math.nan if reward is None else reward))
     if not snapshots:
