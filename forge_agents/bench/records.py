@@ -237,7 +237,7 @@ class EpisodeLog:
         for line in file:
             try:
                 self._keep(Record.from_json(json.loads(line)))
-            except (ValueError, TypeError, KeyError, AttributeError):
+            except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 self.unreadable += 1
         if not line.endswith("\n"):  # a killed process wrote half of it: what comes next starts on a line of its own
             file.write("\n")

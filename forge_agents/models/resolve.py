@@ -294,7 +294,7 @@ def safetensors_header(path: Path) -> dict[str, Any]:
             entries = json.loads(header)
             entries.pop("__metadata__", None)
             promised = 8 + header_size + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise ModelNotFoundError(f"{path} is not a safetensors file; copy or download the model again") from None
     if promised != size or size == 0:
         raise ModelNotFoundError(
@@ -315,7 +315,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise ModelNotFoundError(f"{path} is missing, so {path.parent} is not a complete model folder") from None
-    except (OSError, ValueError) as cause:
+    except (OSError, ValueError, RecursionError) as cause:
         raise ModelNotFoundError(f"{path} cannot be read ({cause}); copy or download the model again") from cause
     if not isinstance(content, dict):
         raise ModelNotFoundError(f"{path} holds a {type(content).__name__}; expected a JSON object")

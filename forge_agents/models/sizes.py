@@ -90,7 +90,7 @@ class ModelSize:
         path = folder / "config.json"
         try:
             return cls.from_config(json.loads(path.read_bytes()))
-        except (OSError, ValueError, KeyError, TypeError) as cause:
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as cause:
             raise ModelNotFoundError(f"{path} does not say how large the model is: {cause!r}") from cause
 
     @classmethod

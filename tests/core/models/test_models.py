@@ -94,9 +94,10 @@ def test_half_written_weights_are_named(tiny_llama: Path, tmp_path: Path, kept: 
         models.resolve(folder)
 
 
-def test_a_file_that_is_not_safetensors_is_named(tiny_llama: Path, tmp_path: Path):
+@pytest.mark.parametrize("header", [b"oops", b"[" * 100_000, b'{"a": {"data_offsets": []}}'])
+def test_a_file_that_is_not_safetensors_is_named(tiny_llama: Path, tmp_path: Path, header: bytes):
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
-    (folder / "model.safetensors").write_bytes((4).to_bytes(8, "little") + b"oops")
+    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(ModelNotFoundError, match="not a safetensors file"):
         models.resolve(folder)
 
@@ -168,7 +169,7 @@ def test_weights_in_another_format_say_so(tiny_llama: Path, tmp_path: Path):
         models.resolve(folder)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]"])
+@pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000])
 def test_a_broken_config_is_named(tiny_llama: Path, tmp_path: Path, content: str):
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     (folder / "config.json").write_text(content)

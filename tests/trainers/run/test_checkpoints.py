@@ -1,5 +1,6 @@
 import asyncio
 import json
+import math
 import os
 import random
 import shutil
@@ -290,13 +291,16 @@ def test_a_damaged_reward_is_told(tmp_path):
         {"step": 1, "policies": ["hero"], "files": {"../../secret": [6, 0]}},
         {"step": 1, "policies": ["hero"], "files": {"hero/pipe": [6, 0]}},
         {"step": 1, "policies": ["hero"], "score": "best"},
+        {"step": 1, "policies": ["hero"], "score": 10**400},
+        {"step": math.inf, "policies": ["hero"]},
+        "[" * 100_000,
     ],
 )
 def test_a_mark_that_leads_out_of_its_folder_is_damaged(tmp_path, mark):
     folder = tmp_path / "checkpoints" / "step-000001"
     (folder / "hero").mkdir(parents=True)
     os.mkfifo(folder / "hero" / "pipe")
-    (folder / "experiment.json").write_text(json.dumps(mark))
+    (folder / "experiment.json").write_text(mark if isinstance(mark, str) else json.dumps(mark))
     kept = Checkpoints(tmp_path / "checkpoints", keep=1)
     assert kept.best() is None
     with pytest.raises(RunFolderError):

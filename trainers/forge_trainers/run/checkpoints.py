@@ -73,13 +73,14 @@ class _Mark:
     def read(cls, folder: Path) -> _Mark:
         """Raises ValueError where the file does not say what it should."""
         check_plain_files(folder)
-        found = json.loads((folder / CHECKPOINT_MARK).read_text())
+        text = (folder / CHECKPOINT_MARK).read_text()
         try:
+            found = json.loads(text)
             mark = cls(**{**found, "step": int(found["step"]), "policies": [str(name) for name in found["policies"]]})
             paths = {name: PurePosixPath(name) for name in (*mark.policies, *mark.files)}  # they are opened
             odd = [n for n, p in paths.items() if not p.parts or p.is_absolute() or ".." in p.parts or "\0" in n]
             math.isfinite(mark.score or 0.0)
-        except (KeyError, TypeError, RecursionError) as cause:
+        except (ArithmeticError, KeyError, TypeError, RecursionError) as cause:
             raise ValueError(f"{CHECKPOINT_MARK} is damaged: {cause!r}") from cause
         if odd:
             raise ValueError(f"{CHECKPOINT_MARK} is damaged: {odd[0][:80]!r} does not stay in the folder")
