@@ -30,10 +30,10 @@ set_parsing_settings(docstring_parse_attribute_docstrings=True)
 class _ValueLoader(BoundedLoader):
     """jsonargparse reads the texts in a settings file as YAML once more. Its own loader, in C, has no bounds."""
 
-    yaml_implicit_resolvers = _loaders_dumpers.get_yaml_default_loader().yaml_implicit_resolvers
+    yaml_implicit_resolvers = _loaders_dumpers.get_yaml_default_loader().yaml_implicit_resolvers  # type: ignore[no-untyped-call]
 
 
-_loaders_dumpers.yaml_default_loader = _ValueLoader
+_loaders_dumpers.yaml_default_loader = _ValueLoader  # type: ignore[assignment]
 
 
 class _Formatter(DefaultHelpFormatter):
