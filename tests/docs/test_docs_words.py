@@ -168,8 +168,14 @@ def test_an_example_in_a_sentence_takes_its_options(page, words, load_example, m
         module.main(words[1:])
 
 
+def test_scripts_that_the_docs_name_exist():
+    pages = (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *RECIPES)
+    named = {path for page in pages for path in re.findall(r"python ((?:[\w-]+/)+\w+\.py)", page.read_text("utf-8"))}
+    assert len(named) > 10 and [path for path in sorted(named) if not (ROOT / path).exists()] == []
+
+
 def test_commands_in_sentences_are_found():
-    assert len(in_sentences("forge-agents")) > 30 and len(in_sentences("python examples/")) > 5
+    assert len(in_sentences("forge-agents")) > 30 and len([*in_sentences("python examples/"), *TYPED]) > 5
     assert len({page for page, _ in TYPED}) >= len(RECIPES) - 3, "two recipes have commands of other kinds"
 
 
