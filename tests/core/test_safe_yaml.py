@@ -1,5 +1,8 @@
 """YAML of strangers is read within bounds, and ordinary YAML as PyYAML reads it."""
 
+import re
+from pathlib import Path
+
 import pytest
 import yaml
 
@@ -69,3 +72,10 @@ def test_a_file_that_is_too_large_is_not_read_whole(tmp_path):
         file.truncate(1 << 40)
     with pytest.raises(ValueError, match=r"config.yaml has more than 10 MB"):
         safe_yaml.read(tmp_path / "config.yaml")
+
+
+def test_no_other_module_loads_yaml():
+    root = Path(__file__).resolve().parents[2]
+    files = [file for name in ("forge_agents", "envs", "trainers", "verifiers") for file in (root / name).rglob("*.py")]
+    calls = {file.name for file in files if re.search(r"(?<!safe_)yaml\.\w*load\w*\(", file.read_text())}
+    assert calls == {"safe_yaml.py", "run_folder.py"}, "the latter reads only what it has just written"

@@ -3,13 +3,15 @@ import dataclasses
 import json
 import os
 import tracemalloc
+from zipfile import ZipFile
 
+import numpy as np
 import pytest
 
 import forge_agents as fa
 from forge_agents.errors import MissingExtraError, RunFolderError
 from forge_agents.types import Episode, Trajectory
-from forge_trainers.records.run_folder import RunFolder, check_resumable, hashes_of_models
+from forge_trainers.records.run_folder import RunFolder, check_resumable, hashes_of_models, read_arrays
 
 
 def test_metrics_are_kept_by_step_and_nan_is_null(tmp_path):
@@ -196,6 +198,21 @@ def test_training_refuses_a_pipe_among_its_files(tmp_path):
     os.mkfifo(tmp_path / "league/hero-000001")
     with pytest.raises(RunFolderError, match="hero-000001 is not a file"):
         RunFolder(tmp_path, {})
+
+
+def test_arrays_that_stand_for_more_than_their_file_are_refused(tmp_path):
+    file = tmp_path / "league.npz"
+    assert read_arrays(file) is None
+    np.savez(file, names=np.array(["a"]), empty=np.zeros((0, 3)))
+    assert {name: value.shape for name, value in read_arrays(file).items()} == {"names": (1,), "empty": (0, 3)}
+    np.savez_compressed(file, names=np.zeros(1_000_000))
+    with pytest.raises(ValueError, match="stands for more"):
+        read_arrays(file)
+    header = b"{'descr': '<f8', 'fortran_order': False, 'shape': (10000000000000000,), }"
+    with ZipFile(file, "w") as parts:
+        parts.writestr("names.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header)
+    with pytest.raises(ValueError, match="no memory holds"):
+        read_arrays(file)
 
 
 def test_a_run_folder_may_be_a_link_and_hold_links_that_no_run_follows(tmp_path):

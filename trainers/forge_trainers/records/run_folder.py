@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from concurrent.futures import Future
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 import yaml
@@ -493,11 +493,23 @@ def saved_reward(folder: Path) -> dict[str, np.ndarray]:
 
 
 def read_arrays(file: Path) -> dict[str, np.ndarray] | None:
-    """What ``np.savez`` wrote; None where there is no such file."""
+    """Read what ``np.savez`` wrote; None if there is no such file. Memory is bounded by the size of the file.
+
+    Raises:
+        ValueError, BadZipFile: The file is damaged, or holds compressed or overlapping parts, which stand for more.
+        OSError: The file cannot be read.
+    """
     if not file.exists():
         return None
-    with np.load(file, allow_pickle=False) as saved:
-        return dict(saved)
+    size = file.stat().st_size
+    with ZipFile(file) as parts:
+        if sum(part.file_size for part in parts.infolist()) > size:
+            raise ValueError(f"{file.name} has {size} bytes and stands for more; np.savez does not compress")
+    try:
+        with np.load(file, allow_pickle=False) as saved:
+            return dict(saved)
+    except MemoryError as cause:
+        raise ValueError(f"{file.name} names an array that no memory holds") from cause
 
 
 def dump_batch(batch: EpisodeBatch, file: str | os.PathLike[str], facts: Mapping[str, Any]) -> Path:

@@ -37,7 +37,7 @@ from forge_agents.policy import (
 from forge_agents.rollout.players import Served
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import EpisodeGroup
-from forge_trainers.records.run_folder import write_atomically
+from forge_trainers.records.run_folder import read_arrays, write_atomically
 from forge_trainers.rl.pipeline import window
 from forge_trainers.rl.rewards import JudgedGroup
 from forge_trainers.rl.tasks import Task, TaskSampler
@@ -388,9 +388,8 @@ class LeagueSeating(Seating):
         named = {one.name for one in self.standings.opponents}
         try:
             for file in (self._folder / "checkpoints").glob("*/league.npz"):  # drafts, too
-                with np.load(file, allow_pickle=False) as saved:
-                    named |= set(saved["names"].tolist())
-        except (OSError, ValueError, BadZipFile):  # one is being moved or is damaged: next time
+                named |= set((read_arrays(file) or {})["names"].tolist())
+        except (OSError, ValueError, KeyError, BadZipFile):  # one is being moved or is damaged: next time
             return
         snapshot = re.compile(rf"(\.unfinished-|\.replaced-)?{re.escape(self._league.policy.name)}-\d{{6,}}")
         for path in self._snapshots.iterdir():
