@@ -1,12 +1,12 @@
-"""The imports as a drawing: which room stands on which floor, and what it rests on.
+"""The layers of the packages, checked against the imports of their modules.
 
-    python docs/_house.py             # draws
-    python docs/_house.py --write     # puts the drawing into docs/architecture.md
+    python docs/_house.py             # prints the layers, and imports that break them
+    python docs/_house.py --write     # puts the layers into docs/concepts.md
 
-In: the source, read and never run. Out: text. A room imports rooms of lower floors, never of its own or a higher one,
-and no modules import each other in a circle; tests/docs/test_house.py fails where one does. Imports inside functions
-and for types alone count, and so do names that a package hands on, ``fa.NAME``. The packages' own ``__init__``
-pages, which hand them on when they are first used, and ``__main__`` do not.
+A package imports packages of lower layers only, and modules do not import each other in a circle:
+tests/docs/test_house.py fails otherwise. The source is parsed, not executed. Imports inside functions and for types
+alone count, and so do names that a package re-exports, ``fa.NAME``. The top-level ``__init__`` modules, which import
+these names on first use, and ``__main__`` do not count.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "docs" / "architecture.md"
-BEGIN, END = "<!-- drawn by docs/_house.py -->\n", "<!-- end of the drawing -->"
+PAGE = ROOT / "docs" / "concepts.md"
+BEGIN, END = "<!-- written by docs/_house.py -->\n", "<!-- end of the layers -->"
 SOURCES = {"forge_agents": "", "forge_envs": "envs", "forge_verifiers": "verifiers", "forge_trainers": "trainers"}
-FLOORS = (
+LAYERS = (
     "forge_agents",
     "models runtime sandbox",
     "envs weights",
@@ -48,132 +48,119 @@ FLOORS = (
     "forge_trainers.forecast",
     "cli",
 )
-"""Rooms from the ground up; those of forge_agents without its name. A package's own name stands for its modules that
-lie in no room."""
+"""Packages by layer, lowest first; those of forge_agents without its name. A top-level name stands for the modules that
+lie directly in it."""
 
 Graph = dict[str, set[str]]
 
 
 def modules() -> dict[str, Path]:
     """The source files by module name."""
-    found = {}
+    files = {}
     for package, folder in SOURCES.items():
         root = ROOT / folder
         for file in sorted((root / package).rglob("*.py")):
             name = ".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
             if "templates" not in file.parts and name.removesuffix(".__main__") not in SOURCES:
-                found[name] = file
-    return found
+                files[name] = file
+    return files
 
 
-def imported(file: Path, known: Mapping[str, Path]) -> Iterator[str]:
-    """What a module imports of our own, wherever in it the import stands, and what packages hand on to it."""
+def imported(file: Path, sources: Mapping[str, Path]) -> Iterator[str]:
+    """The project's modules that a module imports, at any place in it, also by a re-exported name."""
     nodes = list(ast.walk(ast.parse(file.read_text(encoding="utf-8"))))
-    called = {}  # packages, by what the module calls them
+    packages = {}  # top-level packages by their local name
     for node in nodes:
         names = []
         if isinstance(node, ast.ImportFrom) and node.module:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-            names = [name if name in known else handed_on(node.module).get(name, node.module) for name in names]
+            names = [name if name in sources else reexports(node.module).get(name, node.module) for name in names]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-            called |= {alias.asname or alias.name: alias.name for alias in node.names if alias.name in SOURCES}
-        yield from (name for name in names if name in known)
+            packages |= {alias.asname or alias.name: alias.name for alias in node.names if alias.name in SOURCES}
+        yield from (name for name in names if name in sources)
     for node in nodes:
-        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in called:
-            package = called[node.value.id]
-            if home := handed_on(package).get(f"{package}.{node.attr}"):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in packages:
+            package = packages[node.value.id]
+            if home := reexports(package).get(f"{package}.{node.attr}"):
                 yield home
 
 
 @cache
-def handed_on(package: str) -> Mapping[str, str]:
-    """The modules of the names that a package's own ``__init__`` imports for types, and hands on when they are used."""
+def reexports(package: str) -> Mapping[str, str]:
+    """Modules by the names that a top-level ``__init__`` imports for type checkers and re-exports on first use."""
     if package not in SOURCES:
         return {}
     tree = ast.parse((ROOT / SOURCES[package] / package / "__init__.py").read_text(encoding="utf-8"))
-    found = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module)
-    return {f"{package}.{alias.asname or alias.name}": str(node.module) for node in found for alias in node.names}
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module)
+    return {f"{package}.{alias.asname or alias.name}": str(node.module) for node in imports for alias in node.names}
 
 
 @cache
 def module_graph() -> Graph:
     """Imports between modules."""
-    known = modules()
-    return {name: set(imported(file, known)) - {name} for name, file in known.items()}
+    sources = modules()
+    return {name: set(imported(file, sources)) - {name} for name, file in sources.items()}
 
 
-def room_of(module: str) -> str:
-    """The folder that a module lies in; the package for one that lies in none."""
+def package_of(module: str) -> str:
+    """The package that a module lies in; the top-level name if it lies directly in that."""
     package, *rest = module.split(".")
-    is_room = len(rest) > 1 or (rest and (ROOT / SOURCES[package] / package / rest[0]).is_dir())
-    return f"{package}.{rest[0]}" if is_room else package
+    is_package = len(rest) > 1 or (rest and (ROOT / SOURCES[package] / package / rest[0]).is_dir())
+    return f"{package}.{rest[0]}" if is_package else package
 
 
-def room_graph(graph: Graph) -> Graph:
-    """Imports between rooms."""
-    found: Graph = defaultdict(set)
-    for module, others in graph.items():
-        found[room_of(module)] |= {room_of(other) for other in others} - {room_of(module)}
-    return dict(found)
-
-
-def floors() -> dict[str, int]:
-    """The floor of each room, from 0, the ground."""
+def layers() -> dict[str, int]:
+    """The layer of each package; 0 is the lowest."""
     return {
         name if name.partition(".")[0] in SOURCES else f"forge_agents.{name}": number
-        for number, names in enumerate(FLOORS)
+        for number, names in enumerate(LAYERS)
         for name in names.split()
     }
 
 
-def faults(graph: Graph) -> list[str]:
-    """What is wrong with the house, a line each."""
-    at = floors()
-    rooms = {room_of(module) for module in graph}
-    found = [f"{room} stands on no floor; add it to FLOORS" for room in sorted(rooms - at.keys())]
-    found += [f"there is no room {room}; take it out of FLOORS" for room in sorted(at.keys() - rooms)]
+def violations(graph: Graph) -> list[str]:
+    """Imports that break the layers, and packages without a layer, a line each."""
+    layer = layers()
+    packages = {package_of(module) for module in graph}
+    lines = [f"{package} has no layer; add it to LAYERS" for package in sorted(packages - layer.keys())]
+    lines += [f"there is no package {package}; remove it from LAYERS" for package in sorted(layer.keys() - packages)]
     for module, others in sorted(graph.items()):
         for other in sorted(others):
-            here, there = room_of(module), room_of(other)
-            if here != there and at.get(there, -1) >= at.get(here, len(FLOORS)):
-                found.append(f"{module} imports {other}: {there} does not stand below {here}")
+            upper, lower = package_of(module), package_of(other)
+            if upper != lower and layer.get(lower, -1) >= layer.get(upper, len(LAYERS)):
+                lines.append(f"{module} imports {other}: {lower} is not in a layer below {upper}")
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
-        found.append("modules import each other in a circle: " + " -> ".join(reversed(error.args[1])))
-    return found
+        lines.append("modules import each other in a circle: " + " -> ".join(reversed(error.args[1])))
+    return lines
 
 
-def drawing() -> str:
-    """The house, top floor first: a line for each room, with the rooms that it imports."""
-    graph = module_graph()
-    arrows, at = room_graph(graph), floors()
-    lines = ["floor  room                  imports"]
-    for number in reversed(range(len(FLOORS))):
-        for room in sorted(room for room, floor in at.items() if floor == number):
-            below = sorted(arrows.get(room, ()), key=lambda name: (-at[name], name))
-            names = " ".join(_short(name) for name in below) or "-"
-            lines.append(f"{number:5}  {_short(room):20}  {names}")
-    return "\n".join(lines)
+def listing() -> str:
+    """The layers, highest first, a line each."""
+    by_layer: dict[int, list[str]] = defaultdict(list)
+    for package, number in layers().items():
+        by_layer[number].append(_short(package))
+    return "\n".join(f"{number:2}  {'  '.join(sorted(by_layer[number]))}" for number in sorted(by_layer, reverse=True))
 
 
-def _short(room: str) -> str:
-    """As FLOORS writes it; the package alone is its ground floor."""
-    package, _, name = room.partition(".")
-    return name if package == "forge_agents" and name else f"{package.removeprefix('forge_')}.{name}".strip(".")
+def _short(package: str) -> str:
+    """A package as LAYERS writes it, without ``forge_``."""
+    top, _, name = package.partition(".")
+    return name if top == "forge_agents" and name else f"{top.removeprefix('forge_')}.{name}".strip(".")
 
 
 def written(page: str) -> str:
-    """`page` with today's drawing between its marks."""
+    """`page` with the present layers between its marks."""
     before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}```text\n{drawing()}\n```\n{END}{rest.partition(END)[2]}"
+    return f"{before}{BEGIN}```text\n{listing()}\n```\n{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="into docs/architecture.md")
+    parser.add_argument("--write", action="store_true", help="into docs/concepts.md")
     if parser.parse_args().write:
         PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
-    print(drawing())
-    print("\n".join(faults(module_graph())))
+    print(listing())
+    print("\n".join(violations(module_graph())))

@@ -31,6 +31,8 @@ REFERENCE = {
     "trainers/forge_trainers/losses": "What a loss of your own is given and gives back.",
 }
 """Packages with public names, and what is said of them."""
+ENVIRONMENTS = "api/forge_envs.md"
+"""The page of the built-in environments."""
 
 
 # ---- hooks that mkdocs calls
@@ -54,6 +56,7 @@ def on_files(files: Any, config: Any) -> Any:
 
     for package, about in REFERENCE.items():
         files.append(File.generated(config, _api_page(package), content=reference(package, about)))
+    files.append(File.generated(config, ENVIRONMENTS, content=environments()))
     files.append(File.generated(config, "errors.md", content=errors_page()))
     for page, source in recipes().items():
         files.append(File.generated(config, page, content=recipe(source)))
@@ -70,7 +73,7 @@ def navigation(nav: list[Any]) -> list[Any]:
         "Results": [path.relative_to(docs).as_posix() for path in sorted(docs.glob("results/**/*.md"))],
         "Recipes": list(recipes()),
         "Decisions": [f"decisions/{path.name}" for path in sorted(docs.glob("decisions/*.md"))],
-        "Reference": [*(_api_page(package) for package in REFERENCE), "errors.md"],
+        "Reference": [*(_api_page(package) for package in REFERENCE), ENVIRONMENTS, "errors.md"],
     }
     for title, pages in found.items():
         sections[title] += [page for page in pages if page not in named]
@@ -109,6 +112,16 @@ def reference(package: str, about: str) -> str:
             lines += [f"- `{name}` is [described here][{path}]", ""]
         else:
             lines += [f"::: {path}", "    options:", f"      heading: {name}", f"      toc_label: {name}", ""]
+    return "\n".join(lines)
+
+
+def environments() -> str:
+    """A page with the rules, rewards and arguments of each built-in environment, from the docstring of its class."""
+    source = (ROOT / "envs" / "forge_envs" / "__init__.py").read_text(encoding="utf-8")
+    lines = ["# forge_envs", "", "Rules, rewards and constructor arguments of the built-in environments.", ""]
+    for module, name in dict.fromkeys(re.findall(r'entry_point="([\w.]+):([A-Z]\w+)"', source)):
+        lines += [f"::: {module}.{name}", "    options:", f"      heading: {name}", f"      toc_label: {name}"]
+        lines += ["      members: false", ""]
     return "\n".join(lines)
 
 

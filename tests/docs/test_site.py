@@ -103,6 +103,15 @@ def test_the_reference_has_every_public_name(site):
     assert set(site.documented("trainers/forge_trainers")) == set(forge_trainers.__all__)
 
 
+def test_the_reference_has_every_built_in_environment(site):
+    from forge_agents.envs import registry
+
+    classes = {registry.spec(env_id).entry_point for env_id in registry.list_envs() if env_id.startswith("forge/")}
+    listed = re.findall(r"^::: ([\w.]+)\.(\w+)$", site.environments(), re.MULTILINE)
+    assert len(listed) == len(set(listed)) >= 18
+    assert {f"{module}:{name}" for module, name in listed} == {place for place in classes if re.search(":[A-Z]", place)}
+
+
 def test_the_reference_has_what_a_loop_or_a_loss_of_ones_own_imports(site):
     """What the two examples import of ours, by module; elsewhere a reader would have to open the source."""
     described = {package: set(site.documented(package)) for package in site.REFERENCE}

@@ -1,4 +1,4 @@
-"""Every expert earns what docs/worlds.md says of it, at every level, and by what its own seat reads."""
+"""Every expert earns what docs/built-in-environments.md says of it, at every level, and by what its own seat reads."""
 
 import asyncio
 import re
@@ -13,7 +13,7 @@ from forge_agents.envs import registry
 from forge_agents.rollout.players import player_for
 from forge_envs.experts import kuhn_poker, tic_tac_toe
 
-PAGE = (Path(__file__).parents[2] / "docs" / "worlds.md").read_text().partition("## Experts")[2].partition("\n## ")[0]
+PAGE = (Path(__file__).parents[2] / "docs" / "built-in-environments.md").read_text().partition("## Experts")[2].partition("\n## ")[0]
 PROMISED = {
     f"forge/{name}-v0": [float(figure) for figure in figures.split(", ")]
     for name, figures in re.findall(r"^\| `(\w+)` \|.*\| ([\d., -]+) \|$", PAGE, re.MULTILINE)

@@ -25,7 +25,7 @@ print(json.dumps(list(zip([t.agent for t in group.trajectories], reward(group.tr
 
 
 def test_every_example_is_described_and_named_in_the_docs():
-    listed = (EXAMPLES.parent / "docs" / "examples.md").read_text()
+    listed = (EXAMPLES.parent / "docs" / "index.md").read_text()
     for path in sorted(EXAMPLES.iterdir()):
         if path.is_file():
             assert f"examples/{path.name}" in listed, path.name

@@ -1,6 +1,6 @@
 r"""Answers of several kinds in many styles, and a table of who reads them: our rules, and math-verify.
 
-``python tests/verifiers/answer_styles.py`` prints the table of docs/verifiers.md. A *right* text finally states the
+``python tests/verifiers/rules/answer_styles.py`` prints a table of accuracy. A *right* text finally states the
 gold answer; a *wrong* one states another, two of them, or denies the right one. The texts were written before either
 side was run on them.
 """
