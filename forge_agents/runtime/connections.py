@@ -28,6 +28,7 @@ REQUEST_S = 30.0
 does not read, and for a client to show a token."""
 IDLE_S = 300
 """Seconds for which a connection with a token stays open without a request, because a program may compute meanwhile."""
+_BACKLOG = 128
 _LOG_EVERY_S = 60.0
 _HEAD_END = re.compile(rb"\n\r?\n")
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -177,7 +178,7 @@ def http_settings() -> dict[str, Any]:
         "h11_max_incomplete_event_size": MAX_HEADER_BYTES,
         "ws": "none",
         "loop": "asyncio",
-        "backlog": 128,
+        "backlog": _BACKLOG,
         "proxy_headers": False,
         "log_level": "warning",
         "access_log": False,
@@ -187,6 +188,9 @@ def http_settings() -> dict[str, Any]:
 
 
 def _max_open() -> int:
-    """Connections of this process: half of the files that it may open, because the rest of it opens files, too."""
+    """Connections of this process: half of the files that it may open, because the rest of it opens files, too.
+
+    asyncio accepts a whole backlog before any of these connections begins.
+    """
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 1 << 30 if soft == resource.RLIM_INFINITY else max(8, soft // 2)
+    return 1 << 30 if soft == resource.RLIM_INFINITY else max(8, soft // 2 - _BACKLOG)

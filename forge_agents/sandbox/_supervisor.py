@@ -244,7 +244,9 @@ class Run:
                 self.listener = listener
                 poll.register(listener, select.POLLIN)
         elif event & select.POLLIN:
+            started = time.process_time()
             isolation.answer_mapping(descriptor, self._granted)
+            self.usage.sampled_cpu_s += time.process_time() - started  # it works for the program
         else:  # no process is left that has the filter
             poll.unregister(descriptor)
 
