@@ -15,9 +15,7 @@ import os
 import re
 import secrets
 import shlex
-import shutil
 import ssl
-import subprocess
 import sys
 import tempfile
 import threading
@@ -36,7 +34,7 @@ from forge_agents.programs.containers import Image, free_for_all, without_links
 from forge_agents.programs.context import client_variables, running_program
 from forge_agents.programs.gateway import Session
 from forge_agents.runtime.waits import LoopThread, await_chain, stack
-from forge_agents.sandbox.sandbox import CommandLine, Sandbox, SandboxError, SandboxResult
+from forge_agents.sandbox.sandbox import CommandLine, Sandbox, SandboxError, SandboxResult, remove_folder
 
 AnyProgram: TypeAlias = Callable[[Any, Any], Any] | Sequence[str] | str
 """A function ``(task, client)``, async or not, or the words of a command line."""
@@ -329,7 +327,7 @@ class _Command:
                 container=ends,
             )
         except BaseException:
-            shutil.rmtree(self._made, ignore_errors=True)
+            remove_folder(self._made)
             raise
         self._done: SandboxResult | None = None
         self._thread = threading.Thread(target=self._run, args=(session,), name="program", daemon=True)
@@ -352,7 +350,7 @@ class _Command:
     def stop(self) -> None:
         self._command.stop()
         self._thread.join(5)  # it may be writing what the command left
-        _remove(self._made)
+        remove_folder(self._made)
         if self._contained and self._made.exists():
             warnings.warn(
                 f"{self._made} cannot be removed: it holds files of a user that the container ran as; "
@@ -366,18 +364,6 @@ class _Command:
         self._thread.join(5)
         said = (self._done.stderr or self._done.stdout) if self._done else ""
         return f"process {self._command.pid}, {self._shown}{_last(said)}"
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder, also where folders in it may not be written, as those of Go's modules."""
-    # not shutil.rmtree, which calls itself for each folder in a folder: a program may have made a thousand
-    at = str(folder)
-    own = ["find", at, "-type", "d", "!", "-perm", "-700", "-exec", "chmod", "u+rwx", "{}", ";"]  # follows no links
-    for words in (["rm", "-rf", "--", at], own, ["rm", "-rf", "--", at]):
-        with contextlib.suppress(FileNotFoundError):  # small images lack one
-            subprocess.run(words, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
-        if not folder.exists():
-            return
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:

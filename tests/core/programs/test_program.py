@@ -770,8 +770,9 @@ def test_a_folder_is_removed_with_folders_in_it_that_may_not_be_written():
         for path, _, _ in [*os.walk(folder)]:
             os.chown(path, 65534, 65534)
         nobody = "import os; os.setuid(65534); "
-    words = "from forge_agents.programs.running import _remove; from pathlib import Path; "
-    subprocess.run([sys.executable, "-c", f"{words}{nobody}_remove(Path({str(folder)!r}))"], check=True, timeout=60)
+    words = "from forge_agents.sandbox.sandbox import remove_folder; from pathlib import Path; "
+    words = f"{words}{nobody}remove_folder(Path({str(folder)!r}))"
+    subprocess.run([sys.executable, "-c", words], check=True, timeout=60)
     assert not (folder / "work").exists()
     shutil.rmtree(folder, ignore_errors=True)  # where it lies belongs to another
 

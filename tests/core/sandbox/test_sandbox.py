@@ -333,3 +333,18 @@ def test_children_and_limits_end_without_namespaces(no_namespaces, code, limit, 
     result = Sandbox(limits=limits, allow_weaker=True, python=other_python() or "").run(code)
     assert result.limit in (limit, "cpu_s" if limit == "processes" else limit), result
     assert not with_command(folder.name)
+
+
+@linux
+@pytest.mark.skipif(other_python() is None, reason="no interpreter that ordinary users may run")
+def test_deep_and_locked_folders_are_removed_without_namespaces(no_namespaces, monkeypatch):
+    with tempfile.TemporaryDirectory(prefix="forge-test-") as folder:
+        Path(folder).chmod(0o711)
+        monkeypatch.setattr("tempfile.tempdir", folder)
+        code = (
+            "import os\nos.mkdir('locked'); open('locked/file', 'w').close(); os.umask(0o777); os.mkdir('shut')\n"
+            "os.umask(0)\nfor _ in range(3000): os.mkdir('d'); os.chdir('d')\nprint('made')"
+        )
+        box = Sandbox(limits=LIMITS, allow_weaker=True, python=other_python() or "")
+        assert box.run(code, collect=True).stdout == "made\n"
+        assert list(Path(folder).iterdir()) == []
