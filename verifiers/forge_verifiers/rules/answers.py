@@ -142,7 +142,7 @@ def same_text(read: Stated, gold: str) -> bool:
 
 # Marks.
 
-_BOX = re.compile(r"\\+f?boxe?d?\s*\{|\\.|[{}]", re.DOTALL)
+_BOX = re.compile(r"(?<!\\)\\+f?boxe?d?\s*\{|\\.|[{}]", re.DOTALL)
 _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _HASHES = re.compile(r"(?:^|(?<=\s))####[ \t]*([^\s#](?:(?!\s####)[^\n])*)", re.MULTILINE)
 _LINK = re.compile(

@@ -29,7 +29,8 @@ _MARKUP = re.compile(
     r"|[*_`$\"“”«»{}]"
 )
 _BOX = re.compile(
-    r"\\+f?boxe?d?\s*\{((?:[^{}]|\{[^{}]*\})*)\}|\\+boxed\s+(\w)\b|<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE
+    r"(?<!\\)\\+f?boxe?d?\s*\{((?:[^{}]|\{[^{}]*\})*)\}|(?<!\\)\\+boxed\s+(\w)\b|<answer>(.*?)</answer>",
+    re.DOTALL | re.IGNORECASE,
 )
 _QUOTED = re.compile(r"['\u2018]([(\[]?[A-Za-z][)\]]?)['\u2019]")
 _ALL_BUT = re.compile(r"\b(?:anything|everything|all|any)\s+but\b", re.IGNORECASE)
