@@ -179,15 +179,15 @@ def test_a_run_that_is_solved_ends_well_saved_and_exported_with_the_reason(tmp_p
 
     with trainer(tmp_path, played, max_empty_steps=4) as run:
         result = run.fit(Duel, steps=200)
-    assert result.steps == 6 and result.reason.startswith("solved: all 64 episodes of the last 4 steps")
+    assert result.steps == 8 and result.reason.startswith("solved: all 96 episodes of the last 6 steps")
     assert "p0 of t 1, the highest seen is 1" in result.reason
-    assert result.export.is_dir() and (tmp_path / "checkpoints/step-000006/experiment.json").exists()
-    assert ending_of(tmp_path) == {"step": 6, "ending": "solved", "reason": result.reason}
-    assert "solved: all 64" in capsys.readouterr().out
+    assert result.export.is_dir() and (tmp_path / "checkpoints/step-000008/experiment.json").exists()
+    assert ending_of(tmp_path) == {"step": 8, "ending": "solved", "reason": result.reason}
+    assert "solved: all 96" in capsys.readouterr().out
 
     with trainer(tmp_path, played, max_empty_steps=4) as again:  # with other seeds, and it knows what was earned before
-        assert again.fit(Duel, steps=200).steps == 10
-    assert again.asked[0] == (6, 0)
+        assert again.fit(Duel, steps=200).steps == 14
+    assert again.asked[0] == (8, 0)
 
 
 class Learning:
@@ -337,6 +337,7 @@ MIXED = [group(*(1.0, 0.0) * 4)]
         ([[group(0.5, 0.0)], *[HALF] * 9], {"t": None}, ("plateau", 4)),  # the highest seen, and nobody knows
         ([*[[group(1.0, 1.0)]] * 31, MIXED, *[[group(1.0, 1.0)]] * 31], {"t": 1.0}, (None, 63)),  # a task of small p
         ([[group(1.0, 1.0)]] * 40, {"t": 1.0}, ("solved", 32)),  # few episodes a step: proof takes longer
+        ([[group(*(1.0,) * 8, seed=n) for n in range(2)]] * 20, {"t": 1.0}, ("solved", 12)),  # few tasks a step, too
         ([FULL] * 9, {"t": None, "other": None}, (None, 9)),  # another environment was not drawn yet
         ([*[FULL] * 4, [group(*(0.0,) * 8, env_id="other")]], {"t": 1.0, "other": 1.0}, ("flat", 5)),
         ([*[FULL] * 2, MIXED, *[FULL] * 9], {"t": None}, ("solved", 6)),  # a curriculum: harder tasks came
@@ -375,7 +376,7 @@ IDLE = [idle_group(seed=n) for n in range(8)]
         ([IDLE] * 9, {"t": 1.0}, ("broken", 3)),
         ([MIXED, *[IDLE] * 9], {"t": 1.0}, ("broken", 4)),  # also after steps that were learned from
         ([[*IDLE, *FULL[:1]]] * 6, {"t": 1.0}, (None, 6)),  # few episodes prove nothing, however many end at once
-        ([[*IDLE, *FULL[:1]]] * 9, {"t": 1.0}, ("solved", 8)),  # until 64 episodes were played
+        ([[*IDLE, *FULL[:1]]] * 30, {"t": 1.0}, ("solved", 24)),  # until 24 groups were played
         ([[*FULL, idle_group(env_id="u")]] * 9, {"t": 1.0, "u": 1.0}, ("flat", 3)),  # nothing is known of u
         ([[*FULL[:2], *[group(*(1.0,) * 8, error=BROKEN)] * 6]] * 9, {"t": 1.0}, ("flat", 3)),  # most episodes failed
     ],
@@ -516,17 +517,17 @@ def test_a_plateau_that_nobody_calls_the_top_ends_well_and_says_so(tmp_path):
 
     with trainer(tmp_path, played, max_empty_steps=4) as run:
         result = run.fit(Duel, steps=200)
-    assert result.steps == 5 and result.export.is_dir()
-    assert result.reason.startswith("plateau: all 64 episodes of the last 4 steps earned the highest reward seen")
+    assert result.steps == 7 and result.export.is_dir()
+    assert result.reason.startswith("plateau: all 96 episodes of the last 6 steps earned the highest reward seen")
     assert "max_reward" in result.reason and "solved" not in result.reason
     assert ending_of(tmp_path)["ending"] == "plateau"
 
 
 def test_what_the_reason_counts_was_judged():
     endings = Endings(1)
-    items, samples = judged([*FULL, *UNSURE[:2]])
+    items, samples = judged([*FULL * 3, *UNSURE[:2]])
     found = endings.after(0, items, samples, {"team"}, {"t": 1.0})
-    assert found.reason.startswith("solved: all 64 episodes of the last 1 steps (16 more have no reward) earned")
+    assert found.reason.startswith("solved: all 192 episodes of the last 1 steps (16 more have no reward) earned")
 
 
 def test_an_environments_words_are_shown_and_steer_nothing(tmp_path, capsys):
@@ -550,7 +551,7 @@ def test_a_run_on_a_reward_that_never_gives_its_highest_score_ends_well(tmp_path
         return [group(*((0.0, 1.0) * 2 if step == 0 else (1.0,) * 4), seed=10 * step + n) for n in range(4)]
 
     with trainer(tmp_path, played, reward=sure, max_empty_steps=4) as run:
-        assert run.fit(Duel, steps=200).reason.startswith("plateau: all 64 episodes")
+        assert run.fit(Duel, steps=200).reason.startswith("plateau: all 96 episodes")
 
 
 @pytest.mark.parametrize(("most", "known"), [(3, 3.0), (2.5, 2.5), (np.float32(2), 2.0), ("much", None), (print, None)])

@@ -29,9 +29,9 @@ Seat: TypeAlias = tuple[str, str]
 
 _UNTRAINED = "no step had anything to learn from, so the weights are those that training began with"
 _MOST_IDLE = 1024
-_PROOF = 64
-"""Episodes in a row at the top that count as solved. By the rule of three, with 95 % confidence fewer than 3 in 64
-episodes would have earned less."""
+_PROOF = {"episodes": 64, "groups": 24}
+"""Episodes and groups in a row at the top that count as solved. By the rule of three, with 95 % confidence fewer than 3
+in 64 episodes would earn less. Episodes of a group share their task, so enough tasks must have been seen, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,7 @@ class Endings:
     def begin(self) -> None:
         """Begin a session: steps that taught nothing are counted from here."""
         self._played, self._unplayed = False, 0
-        self._steps = self._episodes = self._lost = self._abstained = self._failed = 0
+        self._steps = self._groups = self._episodes = self._lost = self._abstained = self._failed = 0
         self._levels: dict[Seat, Counter[float]] = {}
         """Of those steps, groups by the reward of their best sibling."""
         self._sampled = 0
@@ -150,6 +150,7 @@ class Endings:
         own = {agent: rewards for agent, rewards in item.rewards_of(trained).items() if any(agent in a for a in acted)}
         if not taught:
             scored = [bool(a) and not any(np.isnan(own[agent][at]) for agent in own) for at, a in enumerate(acted)]
+            self._groups += any(scored)
             self._episodes += sum(scored)
             self._abstained += sum(map(bool, acted)) - sum(scored)
         for agent, rewards in own.items():
@@ -182,7 +183,7 @@ class Endings:
             and self._abstained + self._failed < self._episodes
             and all(_reaches(min(levels), self._top(seat, tops.get(seat[0]))) for seat, levels in self._levels.items())
         ):
-            if self._episodes < _PROOF:
+            if self._episodes < _PROOF["episodes"] or self._groups < _PROOF["groups"]:
                 return None
             return self._at_the_top(tops, best)
         counts = samples.counts
