@@ -61,8 +61,7 @@ def measured_trainer(name: str, seed: int, control: bool, folder: Path) -> type[
             result = super().fit(env, steps=CONTROL_STEPS if control else steps, env_args=env_args)
             after = self.evaluate(env, episodes=EPISODES, env_args=env_args)
             ends = {"before": [before.reward, before.ci], "after": [after.reward, after.ci]}
-            curve = [[row["step"], row["reward/mean"]] for row in result.metrics]
-            record = {"arm": arm, "seed": seed, **ends, "curve": curve}
+            record = {"arm": arm, "seed": seed, **ends}
             (folder / arm / "result.json").write_text(json.dumps(record))
             return result
 

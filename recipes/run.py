@@ -137,9 +137,9 @@ def update(rows: list[Row], out: Path, machine: str) -> None:
     records.sort(key=lambda record: (record["recipe"], record["arm"], record["seed"]))
     RESULTS.write_text(json.dumps(records, indent=1) + "\n")
     for name in {row.recipe for row in measured}:
+        draw(name, out)
         page = ROOT / "recipes" / name / "README.md"
         page.write_text(TABLE.sub(lambda _, name=name: results_of(name, records), page.read_text()))
-        draw(name, out)
     index = ROOT / "recipes" / "README.md"
     index.write_text(TABLE.sub(lambda _: overview(records), index.read_text()))
 
@@ -155,22 +155,26 @@ def results_of(name: str, records: list[dict[str, Any]]) -> str:
         shown = [_change(cells[seed]) if seed in cells else "not run" for seed in seeds]
         lines.append(f"| {arm} | " + " | ".join([*shown, _expected(intervals)]) + " |")
     measured = sorted({f"{record['date']}, {record['machine']}" for record in mine})
-    return "\n".join(lines) + f"\n\nHeld-out reward before and after training. Measured {'; '.join(measured)}.\n"
+    lines += ["", f"Held-out reward before and after training. Measured {'; '.join(measured)}."]
+    if (ROOT / "docs" / "results" / f"{name}.png").exists():
+        lines += ["", f"![held-out reward by step](../../docs/results/{name}.png)"]
+    return "\n".join(lines) + "\n"
 
 
 def overview(records: list[dict[str, Any]]) -> str:
     """The table of all recipes: the first arm's mean over its seeds."""
     lines = ["| recipe | before | after | seeds | control |", "|---|---|---|---|---|"]
     for recipe in Recipe.load_all():
-        first = [r for r in records if r["recipe"] == recipe.name and r["arm"] == next(iter(recipe.expect))]
-        controls = [r for r in records if r["recipe"] == recipe.name and r["arm"].endswith("control")]
+        arm = next(iter(recipe.expect))
+        first = [r for r in records if (r["recipe"], r["arm"]) == (recipe.name, arm)]
+        controls = [r for r in records if r["recipe"] == recipe.name and r["arm"] in ("control", f"{arm}-control")]
+        link = f"[{recipe.name}]({recipe.name}/README.md)"
         if not first:
-            lines.append(f"| [{recipe.name}]({recipe.name}/README.md) | not run on the present code | | | |")
+            lines.append(f"| {link} | not run on the present code | | | |")
             continue
         means = [_mean([record[when] for record in first]) for when in ("before", "after")]
-        ends = [_mean([record[when] for record in controls]) for when in ("before", "after")]
-        link = f"[{recipe.name}]({recipe.name}/README.md)"
-        lines.append(f"| {link} | {means[0]} | {means[1]} | {len(first)} | {' to '.join(ends)} |")
+        ends = " to ".join(_mean([record[when] for record in controls]) for when in ("before", "after"))
+        lines.append(f"| {link} | {means[0]} | {means[1]} | {len(first)} | {ends if controls else 'none'} |")
     return "\n".join(lines) + "\n"
 
 

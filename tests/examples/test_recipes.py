@@ -107,6 +107,18 @@ def test_tables_of_all_pages_are_made_from_the_recorded_results(recipes):
         assert recipes.results_of(name, records) in (ROOT / "recipes" / name / "README.md").read_text()
 
 
+def test_overview_shows_the_control_of_the_first_arm(recipes, monkeypatch):
+    expect = {"one": {}, "two": {}, "one-control": {}, "two-control": {}}
+    toys = [make(recipes, name="a", expect=expect), make(recipes, name="b", expect={"gold": {}, "mean": {}})]
+    monkeypatch.setattr(recipes.Recipe, "load_all", classmethod(lambda cls: toys))
+    values = {"one": (0.1, 0.9), "one-control": (0.1, 0.2), "two-control": (-3.0, -3.0)}
+    records = [{"recipe": "a", "arm": arm, "seed": 0, "before": b, "after": a} for arm, (b, a) in values.items()]
+    records += [{"recipe": "b", "arm": "gold", "seed": seed, "before": 0.2, "after": 0.4} for seed in (0, 1)]
+    rows = recipes.overview(records).splitlines()[2:]
+    assert rows[0] == "| [a](a/README.md) | 0.100 | 0.900 | 1 | 0.100 to 0.200 |"
+    assert rows[1] == "| [b](b/README.md) | 0.200 | 0.400 | 2 | none |"
+
+
 def test_update_replaces_old_results_of_the_same_seed_and_keeps_the_rest(recipes, tmp_path, monkeypatch):
     folder = tmp_path / "recipes" / "relay"
     folder.mkdir(parents=True)
@@ -190,7 +202,7 @@ def test_documented_example_is_measured_around_its_training(documented, tmp_path
 
         def fit(self, env, steps, env_args):
             calls.append(("fit", env, steps, env_args))
-            return SimpleNamespace(metrics=[{"step": 1, "reward/mean": 0.5}])
+            return SimpleNamespace(metrics=[])
 
     code = (
         "import forge_agents as fa\n"
@@ -212,6 +224,6 @@ def test_documented_example_is_measured_around_its_training(documented, tmp_path
         (3, 0.0, out / "toy-control/r"), held_out, ("fit", "my/Game-v0", 2, {"n": 2}), held_out,
     ]  # fmt: skip
     result = json.loads((tmp_path / "out/toy/result.json").read_text())
-    assert result == {"arm": "toy", "seed": 3, "before": [0.5, 0.1], "after": [1.0, 0.1], "curve": [[1, 0.5]]}
+    assert result == {"arm": "toy", "seed": 3, "before": [0.5, 0.1], "after": [1.0, 0.1]}
     assert json.loads((tmp_path / "out/toy-control/result.json").read_text())["arm"] == "toy-control"
     assert documented.fa.GRPOTrainer is Trainer
