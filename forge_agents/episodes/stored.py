@@ -65,7 +65,7 @@ def digest(row: Any) -> Digest:
     try:
         if "trajectories" in row or "lineup" in row:
             return _storable(_of_episode(row) if "trajectories" in row else _of_record(row))
-    except (KeyError, TypeError, ValueError, AttributeError) as cause:
+    except (ArithmeticError, KeyError, TypeError, ValueError, AttributeError) as cause:
         raise ValueError(f"an episode with a damaged field ({type(cause).__name__}: {cause})") from cause
     raise ValueError("neither an episode of a training run nor a record of a benchmark")
 

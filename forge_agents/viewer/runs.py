@@ -137,7 +137,7 @@ class Run:
         row = self.index.row(n)
         try:
             return shown_episode(n, row, self._pieces.of)
-        except (KeyError, TypeError, ValueError, AttributeError) as cause:
+        except (ArithmeticError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as cause:
             raise RunFolderError(
                 f"episode {n} of {self.name} was written by another version ({type(cause).__name__}: {cause})"
             ) from cause

@@ -197,6 +197,8 @@ DEEP = "[" * 500 + "]" * 500
         ("league.json", [f'{{"rating": 1, "opponents": [{{"name": {DEEP}}}]}}']),
         ("ending.json", [f'{{"step": {HUGE}, "reason": "r"}}']),
         ("ending.json", ['{"step": 3, "ending": "\\ud800"}']),
+        ("episodes.jsonl", [f'{{"trajectories": {{}}, "env_id": "e", "seed": {seed}}}' for seed in ("1e999", HUGE)]),
+        ("episodes.jsonl", [json.dumps({**episode(step=1, seed=1, words="w", reward=1.0), "step": math.inf})]),
         ("board.json", [f'{{"kind": "forge-agents benchmark", "format": 3, "players": {DEEP}}}']),
         ("board.json", [f'{{"kind": "forge-agents benchmark", "format": {"[" * 100_000}']),
         ("board.json", ['{"kind": "forge-agents benchmark", "format": 99, "provenance": []}']),
