@@ -20,6 +20,7 @@ from typing import Any
 import hypothesis
 import pytest
 
+from forge_agents import imports
 from forge_agents.runtime.processes import with_variable
 from forge_agents.testing._processes import command_of
 
@@ -92,6 +93,7 @@ def _worlds_of_the_test() -> Iterator[None]:
     before = list(sys.path)
     yield
     sys.path[:] = before
+    imports._user_folders.clear()
     for name in ("my_world", "my_reward"):
         sys.modules.pop(name, None)
     if registry := sys.modules.get("forge_agents.envs.registry"):

@@ -25,6 +25,11 @@ T = TypeVar("T")
 Command: TypeAlias = Callable[[Sequence[str]], int]
 COMMANDS: dict[str, Command] = {}
 """By name, in the order in which help lists them."""
+WITH_USER_MODULES = ("train", "sft", "eval", "simulate", "play", "bench", "list", "check")
+"""Commands in whose words or files users name modules of their own; only these look for modules in the current folder.
+
+The others work on runs, which may be a stranger's.
+"""
 EXAMPLES: dict[str, tuple[str, ...]] = {}
 """Command lines that the help of each command shows, by its name."""
 

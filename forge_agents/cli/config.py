@@ -7,18 +7,18 @@ for nothing.
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, _loaders_dumpers, set_parsing_settings
 
-from forge_agents.cli import completion
+from forge_agents.cli import completion, keys
 from forge_agents.cli.schema import check_entries, fitted, fitted_flags, name_entries
 from forge_agents.cli.yaml_file import YamlFile, as_text
 from forge_agents.errors import did_you_mean
 from forge_agents.files import user_path
+from forge_agents.imports import add_user_folder
 from forge_agents.safe_yaml import BoundedLoader
 from forge_agents.settings import field_hints
 
@@ -45,6 +45,8 @@ class _Formatter(DefaultHelpFormatter):
 
 _READ = ("data", "eval_data", "model", "tasks", "eval_tasks")
 """Keys whose values may be files or folders that are read."""
+_FLAGS_ONLY = ("config", "help", "print_config", "send_key")
+"""Flags that are no keys of files."""
 _OWNERS = {"policies": "train", "warm_start": "train", "policy": "sft", "players": "bench"}
 """Commands by keys that their files have, and no others'."""
 _ONCE = {"--into": "--out", "--static": "--out"}
@@ -61,6 +63,7 @@ class Parser(ArgumentParser):
 
     def __init__(self, *, examples: Sequence[str] = (), **kwargs: Any) -> None:
         self.settings_kind: type | None = None
+        self.settings_files: list[Mapping[str, Any]] = []
         epilog = "\n  ".join(("examples:", *examples)) if examples else None
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, epilog=epilog, **kwargs)
 
@@ -90,6 +93,7 @@ class Parser(ArgumentParser):
                 given.append(f"--config={as_text(files[-1])}" if is_file else word)
             flags = fitted_flags(given, kind, options)
             check_entries(files, flags, kind)
+            self.settings_files = files
         except (ValueError, OSError) as cause:
             self.error(f"{cause.filename}: {cause.strerror}" if isinstance(cause, OSError) else str(cause))
         return flags
@@ -98,7 +102,7 @@ class Parser(ArgumentParser):
         """The settings of a file, as its fields hold them."""
         file = YamlFile(user_path(name))
         known = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
-        also = [*{name.partition(".")[0] for name in known if name not in ("config", "help", "print_config")}]
+        also = [*{name.partition(".")[0] for name in known if name not in _FLAGS_ONLY}]
         _refuse_other_commands(file, kind, also)
         values = fitted(file.values, kind, also=also, place=file.place)
         _find_beside(file.path, values)
@@ -132,6 +136,13 @@ def _refuse_other_commands(file: YamlFile, kind: type, also: Sequence[str]) -> N
 def add_fields(parser: Parser, kind: type) -> None:
     """Let `parser` take the fields of dataclass `kind`, nested ones with dots, and ``--config FILE`` with the same."""
     parser.add_argument("--config", action="config", help="YAML file with the same keys; flags override it.")
+    parser.add_argument(
+        keys.FLAG,
+        nargs="+",
+        type=str,
+        default=[],
+        help="VARIABLE@HOST for each API key that the YAML file may send to a host other than its provider's.",
+    )
     parser.add_class_arguments(kind, as_group=False)
     parser.settings_kind = kind
 
@@ -139,12 +150,15 @@ def add_fields(parser: Parser, kind: type) -> None:
 def built(parser: Parser, kind: Callable[..., T], values: Any) -> T:
     """What `kind` makes of parsed values; what the dataclasses themselves refuse is told as a wrong flag is."""
     values.pop("config", None)
+    agreed = values.pop("send_key")
     if isinstance(kind, type):
         name_entries(values, kind)
     try:
-        return kind(**parser.instantiate(values))
+        settings = kind(**parser.instantiate(values))
+        keys.check(settings, parser.settings_files, agreed)
     except (TypeError, ValueError) as cause:
         parser.error(str(cause))
+    return settings
 
 
 def _find_beside(file: Path, values: dict[str, Any]) -> None:
@@ -152,9 +166,7 @@ def _find_beside(file: Path, values: dict[str, Any]) -> None:
     folder = file.parent.resolve()
     if folder == Path.cwd():
         return
-    here = [at for at, entry in enumerate(sys.path) if entry in ("", str(Path.cwd()))]
-    if str(folder) not in sys.path:
-        sys.path.insert(min(here, default=len(sys.path)), str(folder))  # a namesake in this folder is not meant
+    add_user_folder(folder)
 
     def look(values: dict[str, Any]) -> None:
         for key, value in values.items():

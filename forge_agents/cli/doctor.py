@@ -199,7 +199,7 @@ def _run(probe: Probe) -> Check:
     """Run the probe as ``python -m forge_agents.cli.doctor FUNCTION``; its last line of output is JSON."""
     started = time.perf_counter()
     process = subprocess.Popen(
-        [sys.executable, "-m", "forge_agents.cli.doctor", probe.function],
+        [sys.executable, "-P", "-m", "forge_agents.cli.doctor", probe.function],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

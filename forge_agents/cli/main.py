@@ -10,9 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from forge_agents.cli.commands import COMMANDS
+from forge_agents.cli.commands import COMMANDS, WITH_USER_MODULES
 from forge_agents.cli.completion import asked, complete
 from forge_agents.errors import ForgeError, did_you_mean
+from forge_agents.imports import add_user_folder
 from forge_agents.page import visible
 
 
@@ -34,8 +35,8 @@ def main(words: Sequence[str] | None = None) -> int:
     if command is None:
         print(f"forge-agents: no command {words[0]!r}.{did_you_mean(words[0], COMMANDS)}\n{_help()}", file=sys.stderr)
         return 2
-    if str(Path.cwd()) not in sys.path:
-        sys.path.append(str(Path.cwd()))  # modules beside the configuration: environments, rewards, losses
+    if words[0] in WITH_USER_MODULES:
+        add_user_folder(Path.cwd())
     try:
         return command(words[1:])
     except KeyboardInterrupt as stopped:

@@ -234,7 +234,7 @@ def command(config: ServeConfig, folder: Path, name: str, more: Sequence[str] = 
     }
     words = [f"--{key}={value}" for key, value in options.items() if value is not None]
     flags = ["--disable-fastapi-docs", "--disable-uvicorn-access-log", *["--enforce-eager"] * _eager(config, folder)]
-    return [sys.executable, "-m", _SERVER, *words, *flags, *more]
+    return [sys.executable, "-P", "-m", _SERVER, *words, *flags, *more]
 
 
 def _eager(config: ServeConfig, folder: Path) -> bool:

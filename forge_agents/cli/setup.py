@@ -77,7 +77,7 @@ def misfits() -> list[str]:
     print(f"tries {', '.join(there)} beside torch", flush=True)
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _TRY, *there],
+            [sys.executable, "-P", "-c", _TRY, *there],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -158,7 +158,7 @@ def _commands(to_install: list[str], to_remove: list[str]) -> list[list[str]]:
     here: list[str] = []
     yes = ["--yes"]
     if importlib.util.find_spec("pip") and not caller:
-        tool = [sys.executable, "-m", "pip"]
+        tool = [sys.executable, "-P", "-m", "pip"]
     elif uv := caller or shutil.which("uv", path=folders):
         tool, here, yes = [uv, "pip"], ["--python", sys.executable], []
     else:

@@ -28,7 +28,7 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from forge_agents.credentials import is_secret_variable
+from forge_agents.credentials import is_secret_variable, shown_command, without_secrets
 from forge_agents.envs.env import writable
 from forge_agents.programs.containers import Image, free_for_all, without_links
 from forge_agents.programs.context import client_variables, running_program
@@ -125,7 +125,8 @@ def check(program: object, sandbox: Sandbox | None = None, image: Image | None =
         raise ValueError("the program is an empty command line; give its words, or an image= that has its own")
     bare = _FIND.sub("", _QUOTED.sub("", program)).split() if isinstance(program, str) else []
     if shell := next(filter(_SHELL.fullmatch, bare), ""):
-        raise ValueError(f'no shell reads the program, but {shell} is for one; give ["sh", "-c", {program!r:.200}]')
+        shown = without_secrets(str(program))[:200]
+        raise ValueError(f'no shell reads the program, but {shell} is for one; give ["sh", "-c", {shown!r}]')
 
 
 def takes(function: Callable[..., Any], what: str, *given: str) -> None:
@@ -299,11 +300,11 @@ class _Command:
         image = shut_in if isinstance(shut_in, Image) else None
         sandbox = shut_in if isinstance(shut_in, Sandbox) else None
         self._contained = image is not None
-        self._shown = shlex.join([image.name, *words] if image else words)[:200]
+        self._shown = shown_command([image.name, *words] if image else words)[:200]
         self._made = Path(tempfile.mkdtemp(prefix="forge-program-"))
         self._folder = self._made / "work" if image else self._made
         # a model may run commands there, and what they print is kept
-        harmless = {name: value for name, value in os.environ.items() if not is_secret_variable(name)}
+        harmless = {name: value for name, value in os.environ.items() if not is_secret_variable(name, value)}
         inherited = {} if sandbox else harmless
         told = client_variables(session, inherited.get("NO_PROXY") or inherited.get("no_proxy") or "")
         try:

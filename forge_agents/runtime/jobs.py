@@ -42,8 +42,6 @@ class Job:
     """By role, what errors call the hosts beside their number; a role that is missing has nothing better."""
     pids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """By role, ids of host processes that run on this machine."""
-    by_ip: bool = False
-    """Hosts know each other by address, not by name."""
 
 
 def start_job(config: Hosts, env: Mapping[str, str], *, gpus_per_node: int | None) -> Job:
@@ -124,7 +122,7 @@ def gpus_of_processes(config: Hosts, gpus: Sequence[str]) -> dict[tuple[str, int
 def _host_process(address: str, log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
     with log.open("wb") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "forge_agents.runtime.host_process", "--address", address, "--end-with-stdin"],
+            [sys.executable, "-P", "-m", "forge_agents.runtime.host_process", "--address", address, "--end-with-stdin"],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=output,
@@ -166,7 +164,7 @@ def _slurm(config: Hosts, gpus_per_node: int | None) -> Job:
 
     job = SlurmJob(
         config.counts,
-        python_exe=sys.executable,
+        python_exe=f"{sys.executable} -P",
         job_name="forge-agents",
         slurm_args=config.slurm_args,
         time_limit=config.time_limit or None,
@@ -176,7 +174,7 @@ def _slurm(config: Hosts, gpus_per_node: int | None) -> Job:
         gpus_per_node=gpus_per_node,
         job_start_timeout=math.ceil(config.start_timeout_s),
     )
-    return _of_scheduler(job, config, by_ip=False)
+    return _of_scheduler(job, config)
 
 
 def _kubernetes(config: Hosts) -> Job:
@@ -190,10 +188,10 @@ def _kubernetes(config: Hosts) -> Job:
     job = KubernetesJob(config.namespace, timeout=math.ceil(config.start_timeout_s))
     for role, count in config.counts.items():
         job.add_mesh(role, count)
-    return _of_scheduler(job, config, by_ip=True)
+    return _of_scheduler(job, config)
 
 
-def _of_scheduler(job: Any, config: Hosts, *, by_ip: bool) -> Job:
+def _of_scheduler(job: Any, config: Hosts) -> Job:
     """Waits here until the job runs; nothing else is to be done meanwhile."""
     try:
         state = job.state(cached_path=None)
@@ -206,7 +204,7 @@ def _of_scheduler(job: Any, config: Hosts, *, by_ip: bool) -> Job:
     except BaseException:  # Ctrl-C in the queue
         job.kill()
         raise
-    return Job(meshes={role: getattr(state, role) for role in config.counts}, end=job.kill, by_ip=by_ip)
+    return Job(meshes={role: getattr(state, role) for role in config.counts}, end=job.kill)
 
 
 def _listen(config: Hosts) -> None:

@@ -19,11 +19,14 @@ from importlib.metadata import version
 from typing import Any
 
 from forge_agents.errors import HostError, StallError
-from forge_agents.runtime import _monarch
+from forge_agents.runtime import starts
 from forge_agents.runtime.host_process import HostFacts, Warden, facts_here
 from forge_agents.runtime.hosts import ENVS, HERE, ON_GPUS, ROLES, Hosts, Seat, parse_cores
+from forge_agents.runtime.interfaces import own_address
 from forge_agents.runtime.jobs import LOOPBACK, Job, start_job
+from forge_agents.runtime.processes import bootstrap_command
 
+_EVERYWHERE = "0.0.0.0"  # noqa: S104  # hosts are other machines, and each has a secret
 _TICK_S = 1.0
 _END_S = 5.0
 _MAX_GREETED = 256
@@ -88,6 +91,12 @@ class Spot:
         return {(str(host), gpu) for host, gpus in zip(self.hosts, self.gpus_by_host, strict=True) for gpu in gpus}
 
     @property
+    def on_one_machine(self) -> bool:
+        """Whether all hosts are one machine: they share a kernel, process ids and the user."""
+        places = {host.facts.place.partition("/")[2] for host in self.hosts if host.facts is not None}
+        return len(self.hosts) == 1 or len(places) == 1
+
+    @property
     def lost(self) -> str:
         """What was seen of the end of one of the hosts; empty while all live."""
         return next((host.lost for host in self.hosts if host.lost), "")
@@ -119,15 +128,11 @@ class Layout:
         self._planned: dict[tuple[str, str, int], Spot] = {}
         self._job: Job | None = None
         self._server: asyncio.Server | None = None
+        self._line_address = ("", 0)
         self._greeted: dict[str, asyncio.Future[asyncio.StreamReader]] = {}
         self._lines: list[asyncio.StreamWriter] = []
         self._num_greeted = 0
         self._tasks: list[asyncio.Task[None]] = []
-
-    @property
-    def by_ip(self) -> bool:
-        """Whether ranks of a learner find each other by address, not by name."""
-        return self._job is not None and self._job.by_ip
 
     def suppose(self, gpus: int, *, gpu_bytes: int = 0, here: int | None = None) -> None:
         """Take the hosts that are asked for as given, without reaching one, to `rehearse` on them.
@@ -184,7 +189,13 @@ class Layout:
                 Host(name=f"{role}-{i}", role=role, number=i, machine=machines.slice(hosts=slice(i, i + 1)))
                 for i in range(self.config.counts[role])
             ]
-        self._server = await asyncio.start_server(self._greet, self._bind(), 0)
+        bound = self._bind()
+        self._server = await asyncio.start_server(self._greet, bound, 0)
+        port = self._server.sockets[0].getsockname()[1]
+        self._line_address = (self._reached_at() if bound == _EVERYWHERE else bound, port)
+        if not self._all_here():
+            where = "all interfaces" if bound == _EVERYWHERE else bound
+            starts.say(f"the controller listens on {where}, port {port}, for its hosts, which must know a secret")
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*(self._meet(role, env) for role in self._job.meshes))
@@ -208,18 +219,16 @@ class Layout:
 
     async def _station(self, host: Host, env: Mapping[str, str]) -> None:
         """Start the host's warden and take up its line."""
-        assert self._server is not None
         secret = secrets.token_hex(16)
         line = self._greeted[secret] = asyncio.get_running_loop().create_future()
         try:
-            command = _monarch.default_bootstrap_cmd().with_env({**env, "OMP_NUM_THREADS": "1"})
+            command = bootstrap_command({**env, "OMP_NUM_THREADS": "1"})
             name = host.name.replace("-", "_")
             procs = host.machine.spawn_procs(
                 per_host={"rank": 1}, name=f"warden_{name}_{secret[:6]}", bootstrap_command=command
             )
             warden = procs.flatten("rank").spawn("warden", Warden)
-            address = (self._reached_at(), self._server.sockets[0].getsockname()[1])
-            facts: HostFacts = await warden.report.call_one(address, secret)
+            facts: HostFacts = await warden.report.call_one(self._line_address, secret)
             reader = await line
         except (RuntimeError, ValueError, OSError) as cause:
             said = " ".join(str(cause).split())[:300]
@@ -504,7 +513,15 @@ class Layout:
             await asyncio.to_thread(job.end)
 
     def _bind(self) -> str:
-        return "127.0.0.1" if self._all_here() else self._reached_at() if self.config.address else "0.0.0.0"  # noqa: S104  # hosts are other machines; a secret is asked for
+        """The address to listen on: of one interface, unless neither this machine's name nor a route tells which."""
+        if self._all_here() or self.config.address:
+            return self._reached_at()
+        workers = [one for addresses in self.config.workers.values() for one in addresses if not one.startswith("ipc")]
+        first = workers[0].partition("://")[2].rpartition(":")[0] if workers else "localhost"
+        try:
+            return own_address(first)
+        except HostError:
+            return _EVERYWHERE
 
     def _reached_at(self) -> str:
         if self._all_here():

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_agents.errors import ActorDiedError, HostError, StallError
 from forge_agents.runtime import processes as _processes
+from forge_agents.runtime import starts
 from forge_agents.runtime import waits as _waits
 from forge_agents.runtime.hosts import ENVS, Hosts, Seat
 from forge_agents.runtime.processes import place
-from forge_agents.runtime.starts import machine
 
 if TYPE_CHECKING:
     from forge_agents.runtime._monarch import ProcMesh
@@ -101,8 +101,6 @@ def spawn_procs(
         raise ValueError(f"procs={procs} for {name!r}; a mesh needs at least one process")
     if threads is not None and threads < 1:
         raise ValueError(f"threads={threads} for {name!r}; give at least 1, or None for the default")
-    from forge_agents.runtime._monarch import default_bootstrap_cmd
-
     with _placing:
         layout = _layout()
         spot = layout.spot(role, procs, name)
@@ -112,9 +110,9 @@ def spawn_procs(
         number = at["hosts"] if spot.elsewhere else 0
         host = spot.hosts[number].name if spot.elsewhere else ""
         variables = {_processes.MESH_VARIABLE: logs.name, **own_variables(spot.gpus_by_host[number], env, threads)}
-        found = default_bootstrap_cmd().with_env({**_processes.variables(host), **variables})
-        found.args = ["-c", program] if program else found.args
-        return found
+        if spot.on_one_machine:
+            variables |= _processes.LOOPBACK_ONLY
+        return _processes.bootstrap_command({**_processes.variables(host), **variables}, program)
 
     whole: ProcMesh = spot.machines.spawn_procs(
         per_host={"rank": spot.each},
@@ -186,13 +184,26 @@ async def end_hosts(config: Hosts) -> None:
 
 
 async def exchange_addresses(procs: ProcMesh, timeout_s: float, *, who: str) -> None:
-    """Tell the ranks of a mesh what torch.distributed reads from the environment; rank 0's host is the master."""
-    from monarch.spmd import setup_torch_elastic_env_async  # type: ignore[import-untyped,unused-ignore]
-    from monarch.tools.network import AddrType  # type: ignore[import-untyped,unused-ignore]
+    """Prepare the ranks of a mesh for `ranks.join`: each learns its number and where all of them meet."""
+    from forge_agents.runtime.ranks import RankSetup
 
-    by = AddrType.IPv4 if _layout().by_ip else None
-    telling = setup_torch_elastic_env_async(_spawned[id(procs)].whole, use_ipaddr=by)
-    await with_deadline(telling, timeout_s, who=who, what="exchange of addresses")
+    entry = _spawned[id(procs)]
+    hosts, each = entry.spot.hosts, entry.spot.each
+    size = each * len(hosts)
+    setup = procs.spawn("rank_setup", RankSetup)
+
+    async def ask(rank: int, name: str, *args: Any) -> Any:
+        return await getattr(setup.slice(rank=rank), name).call_one(*args)
+
+    async def prepare() -> None:
+        rendezvous = f"file://{entry.logs / 'rendezvous'}"
+        if not entry.spot.on_one_machine:
+            rendezvous, interface = await ask(0, "listen", await ask(size - 1, "hostname"))
+            place = rendezvous.removeprefix("tcp://")
+            starts.say(f"ranks of {who} meet at {place} ({interface}), open to whoever reaches that interface")
+        await asyncio.gather(*(ask(rank, "set_variables", rank, size, each, rendezvous) for rank in range(size)))
+
+    await with_deadline(prepare(), timeout_s, who=who, what="exchange of addresses")
 
 
 def rehearse(meshes: Sequence[tuple[str, str, int]]) -> list[Seat]:
@@ -291,7 +302,7 @@ def where(procs: ProcMesh, *, threads: int | None = None) -> str:
     spot = _spawned[id(procs)].spot
     gpus = f"{len(spot.gpus)} GPU{'s' * (len(spot.gpus) != 1)}" * bool(spot.gpus)
     if not spot.elsewhere:
-        return gpus or machine(threads)
+        return gpus or starts.machine(threads)
     others = f"{len(spot.hosts)} other host{'s' * (len(spot.hosts) != 1)}"
     return f"{gpus} each of {others}" if gpus else others
 

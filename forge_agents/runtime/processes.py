@@ -25,8 +25,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
+
+from forge_agents.imports import extend_path, path_variables
 
 RUN_VARIABLE = "FORGE_AGENTS_RUN"
 """Environment variable that marks every process of one controller; its value is the controller's token."""
@@ -34,6 +37,9 @@ MESH_VARIABLE = "FORGE_AGENTS_MESH"
 """Environment variable that marks every process of one mesh, and what these start."""
 HOST_VARIABLE = "FORGE_AGENTS_HOST"
 """Environment variable of processes on another host than the controller's: that host's name in the run."""
+
+LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+"""Variables of processes whose ranks are all on one machine: gloo and NCCL listen on its loopback interface."""
 
 _DONE = ".done"
 """Ends the name of a file beside a process's log: it is about to end, and has done what it does then."""
@@ -112,15 +118,6 @@ def _make_own(folder: Path) -> None:
         folder.chmod(0o700)
 
 
-def _python_path() -> str:
-    """Import paths of this process, so that what it can import, its actors can."""
-    entries = [Path(entry).resolve() for entry in sys.path]
-    installed = (sys.prefix, sys.base_prefix)
-    ours = [str(entry) for entry in entries if not str(entry).startswith(installed) and entry.is_dir()]
-    inherited = [entry for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry]
-    return os.pathsep.join(dict.fromkeys(ours + inherited))
-
-
 def is_ours(pid: int) -> bool:
     """Whether a process of this controller still runs under that id (ids are reused)."""
     return environment(pid).get(RUN_VARIABLE) == _token()
@@ -166,10 +163,25 @@ async def kill_after(grace_s: float, pids: Sequence[int], folder: Path) -> None:
         await asyncio.sleep(0.02)
 
 
+def bootstrap_command(environment: Mapping[str, str], program: str = "") -> Any:
+    """Return how Monarch starts a process, which never imports modules of the current folder for being there.
+
+    Args:
+        environment: Variables in addition to those of its host.
+        program: Python source to run, with Monarch's own main program somewhere in it; empty runs that alone.
+    """
+    from forge_agents.runtime._monarch import default_bootstrap_cmd
+
+    command = default_bootstrap_cmd().with_env(dict(environment))
+    command.args = ["-P", *(["-c", program] if program else command.args)]
+    return command
+
+
 def begin(folder: str, cores: frozenset[int]) -> None:
     """Runs first in every spawned process: what it prints goes to a file; its id is noted beside it."""
     from forge_agents.runtime._monarch import current_rank
 
+    extend_path()
     for thread in Path("/proc/self/task").iterdir() if cores else ():
         with contextlib.suppress(ProcessLookupError):  # the thread has ended
             os.sched_setaffinity(int(thread.name), cores)
@@ -191,7 +203,7 @@ def begin(folder: str, cores: frozenset[int]) -> None:
 
 def variables(host: str) -> dict[str, str]:
     """What every process of this run finds in its environment; those on another host also its name."""
-    variables = {RUN_VARIABLE: _token(), "PYTHONPATH": _python_path(), **waiting()}
+    variables = {RUN_VARIABLE: _token(), **path_variables(), **waiting()}
     return {**variables, HOST_VARIABLE: host} if host else variables
 
 

@@ -43,6 +43,7 @@ QUIET_AND_LOCAL = {
     "VLLM_HOST_IP": "127.0.0.1",  # its process group of one binds to loopback
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # two engines would bind to the same cores
     "HF_HUB_OFFLINE": "1",  # models are folders here
+    "PYTHONSAFEPATH": "1",  # vLLM starts `python -m vllm...`, which would find ./vllm.py first
 }
 """What every vLLM that we start has in its environment."""
 
@@ -53,6 +54,8 @@ ENVIRONMENT = {
 }
 """Must exist before the actor's Python starts."""
 
+_COLLECTIVE_TIMEOUT_S = 600.0
+"""Timeout of collectives between an engine's ranks, in seconds; torch's default for NCCL."""
 _RELOADING = "vllm.model_executor.model_loader.reload.layerwise"
 """The logger of what replaces weights."""
 
@@ -98,6 +101,10 @@ def _built(config: EngineConfig) -> Any:
     _forbid_after_blanks()
     _count_no_ranks()
     logging.getLogger(_RELOADING).addFilter(_is_news)
+    if config.tp > 1:  # vLLM would have torch listen on all interfaces
+        from forge_agents.runtime.ranks import join
+
+        join(current_platform.dist_backend, _COLLECTIVE_TIMEOUT_S)
     engine = LLMEngine.from_engine_args(
         EngineArgs(
             model=config.model,

@@ -110,7 +110,8 @@ def test_the_only_policy_takes_every_seat(config):
 
 def test_endpoints_and_people_take_seats_by_name(config):
     server = {"url": "http://127.0.0.1:1/v1", "model": "m", "api_key_env": "KEY", "sampling": {"max_tokens": 9}}
-    run = read(config(endpoints={"server": server}, seats={"asker": "team", "answerer": "server", "c": "human"}))
+    file = config(endpoints={"server": server}, seats={"asker": "team", "answerer": "server", "c": "human"})
+    run = read(file, "--send_key", "KEY@127.0.0.1:1")
     assert run.idle == ("rival is declared and sits in no seat.",)
     assert run.seated == {
         "asker": run.policies["team"],
@@ -222,3 +223,68 @@ def test_a_fraction_in_the_place_of_a_count_is_named():
     for given, error in ((1.5, ValueError), (True, TypeError)):
         with pytest.raises(error, match=f"^max_staleness={given} must be a whole number"):
             fa.GRPOConfig(max_staleness=given)
+
+
+ENDPOINT = {"url": "https://api.openai.com/v1", "model": "m", "api_key_env": "OPENAI_API_KEY"}
+
+
+@pytest.fixture
+def bench_file(tmp_path):
+    def write(**endpoint):
+        file = tmp_path / "bench.yaml"
+        settings = {"suite": "core-v1", "players": {"a": "random"}, "endpoints": {"rival": {**ENDPOINT, **endpoint}}}
+        file.write_text(yaml.safe_dump(settings))
+        return str(file)
+
+    return write
+
+
+def read_bench(*words):
+    return parse(BenchConfig, words, prog="forge-agents bench", description="d")
+
+
+def test_a_key_goes_to_its_provider_and_the_console_says_so(bench_file, capsys):
+    read_bench(bench_file())
+    assert capsys.readouterr().err == "key    OPENAI_API_KEY goes to api.openai.com\n"
+    read_bench(bench_file(url="http://127.0.0.1:8000/v1", api_key_env="FORGE_AGENTS_TOKEN"))
+    assert "FORGE_AGENTS_TOKEN goes to 127.0.0.1:8000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "endpoint",
+    [
+        {"url": "https://stranger.example/v1"},
+        {"url": "http://api.openai.com/v1"},
+        {"url": "https://api.openai.com:8443/v1"},
+        {"url": "https://api.openai.com.stranger.example/v1"},
+        {"api_key_env": "AWS_SECRET_ACCESS_KEY"},
+        {"url": "http://127.0.0.1:8000/v1"},
+        {"url": "https://stranger.example/v1", "api_key_env": "FORGE_AGENTS_TOKEN"},
+    ],
+)
+def test_a_file_sends_a_key_elsewhere_only_if_the_user_agrees(endpoint, bench_file, capsys):
+    file = bench_file(**endpoint)
+    variable = endpoint.get("api_key_env", "OPENAI_API_KEY")
+    host = endpoint.get("url", ENDPOINT["url"]).split("/")[2]
+    for words in ([], ["--send_key", f"{variable}@other.example"], ["--send_key", f"OTHER@{host}"]):
+        with pytest.raises(SystemExit):
+            read_bench(file, *words)
+        assert f"variable {variable} to {host}. Add --send_key {variable}@{host} if that is what you want" in " ".join(
+            capsys.readouterr().err.split()
+        )
+    assert read_bench(file, "--send_key", "OTHER@other.example", f"{variable}@{host}").endpoints["rival"]
+    assert f"key    {variable} goes to {host}" in capsys.readouterr().err
+
+
+def test_a_file_cannot_agree_for_the_user(bench_file, capsys):
+    file = Path(bench_file(url="https://stranger.example/v1"))
+    file.write_text(file.read_text() + "send_key: [OPENAI_API_KEY@stranger.example]\n")
+    with pytest.raises(SystemExit):
+        read_bench(str(file))
+    assert "send_key" in capsys.readouterr().err
+
+
+def test_a_key_that_the_user_names_on_the_command_line_is_agreed_to(bench_file, capsys):
+    file = bench_file(url="https://stranger.example/v1", api_key_env="")
+    assert read_bench(file, "--endpoints.rival.api_key_env", "RIVAL_KEY").endpoints["rival"].api_key_env == "RIVAL_KEY"
+    assert "RIVAL_KEY goes to stranger.example" in capsys.readouterr().err

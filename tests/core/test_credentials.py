@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from forge_agents.credentials import HIDDEN, is_secret, is_secret_variable, without_secrets
+from forge_agents.credentials import HIDDEN, is_secret, is_secret_variable, shown_command, without_secrets
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,55 @@ def test_long_texts_are_searched_quickly():
     started = time.process_time()
     for part in ("a", "://", "sk-", "eyJ", "token ", "api_key = ", "bearer  ", "://a:", "x@"):
         without_secrets(part * 50_000)
+        without_secrets("://" + part.replace("/", "") * 50_000)
     assert time.process_time() - started < 5
 
 
-def test_variables_of_accounts_are_known_by_their_names():
-    assert all(map(is_secret_variable, ("HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "PGPASS_PWD")))
-    assert not any(map(is_secret_variable, ("TOKENIZERS_PARALLELISM", "MAX_TOKENS", "PATH", "KEYBOARD")))
+@pytest.mark.parametrize(
+    "name",
+    ["HF_TOKEN", "AWS_SECRET_ACCESS_KEY", "WANDB_API_KEY", "PGPASS_PWD", "SSH_AUTH_SOCK", "DOCKER_AUTH_CONFIG",
+     "NPM_AUTH", "DATABASE_URL", "TEST_DB_URI", "REDIS_URL", "SENTRY_DSN", "SLACK_WEBHOOK_URL", "XAUTHORITY", "NETRC",
+     "AZURE_STORAGE_CONNECTION_STRING", "GPG_AGENT_INFO", "KRB5CCNAME", "GOOGLE_APPLICATION_CREDENTIALS"],
+)  # fmt: skip
+def test_variables_of_accounts_are_known_by_their_names(name):
+    assert is_secret_variable(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["TOKENIZERS_PARALLELISM", "MAX_TOKENS", "PATH", "KEYBOARD", "PWD", "OLDPWD", "GIT_AUTHOR_NAME", "LS_COLORS",
+     "VIRTUAL_ENV", "OPENAI_BASE_URL", "DISPLAY", "AUTHOR", "CONNECTIONS"],
+)  # fmt: skip
+def test_ordinary_variables_are_no_secrets(name):
+    assert not is_secret_variable(name, "/usr/bin:/bin")
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["postgres://me:hunter2@db/x", "redis://:hunter2@cache:6379/0", "https://me:p@ss@proxy:3128", "sk-proj-abc1234567"],
+)
+def test_variables_are_secrets_by_their_values(value):
+    assert is_secret_variable("SETTING", value)
+    assert "hunter2" not in without_secrets(value) and "ss@" not in without_secrets(value)
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["crew", "--api-key", "hunter2"], "crew --api-key '(hidden)'"),
+        (["crew", "--api-key=hunter2"], "crew '--api-key=(hidden)'"),
+        (["env", "PGPASSWORD=hunter2", "crew"], "env 'PGPASSWORD=(hidden)' crew"),
+        (["env", "DOCKER_AUTH_CONFIG={}", "crew"], "env 'DOCKER_AUTH_CONFIG=(hidden)' crew"),
+        (["crew", "-H", "Authorization: Bearer hunter2hunter2"], "crew -H 'Authorization: Bearer (hidden)'"),
+        (["crew", "postgres://me:hunter2@db"], "crew 'postgres://(hidden)@db'"),
+        (["crew", "--secret", "plain words", "--max_tokens", "5"], "crew --secret '(hidden)' --max_tokens 5"),
+        (["python", "crew.py", "--model", "qwen", "--seed=3"], "python crew.py --model qwen --seed=3"),
+    ],
+)
+def test_a_command_line_is_shown_without_credentials(words, shown):
+    assert shown_command(words) == shown
+
+
+def test_a_command_line_is_shown_without_values_of_secret_variables(monkeypatch):
+    monkeypatch.setenv("CREW_KEY", "swordfish")
+    assert shown_command(["crew", "-k", "swordfish"]) == "crew -k '(hidden)'"

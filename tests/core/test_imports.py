@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import gc
 import importlib
+import os
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from forge_agents import imports
 from forge_agents.imports import without_collections
 
 
@@ -31,3 +35,31 @@ def test_an_import_that_fails_leaves_the_collector_as_it_was(collecting: bool):
     with pytest.raises(ModuleNotFoundError), without_collections():
         importlib.import_module("forge_agents.no_such_module")
     assert gc.isenabled() == collecting
+
+
+def test_user_folders_join_the_path_last_when_a_module_of_the_user_is_named(tmp_path: Path):
+    for name in ("current", "of_the_file"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "my_world.py").write_text(f"WHERE = {name!r}")
+        imports.add_user_folder(tmp_path / name)
+    before = list(sys.path)
+    assert importlib.util.find_spec("my_world") is None
+    assert imports.user_module("my_world").WHERE == "of_the_file"
+    assert sys.path == [*before, str(tmp_path / "of_the_file"), str(tmp_path / "current")]
+
+
+def test_a_child_process_searches_folders_in_the_same_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    first, last, named = (tmp_path / name for name in ("first", "last", "named"))
+    for folder in (first, last, named):
+        folder.mkdir()
+    monkeypatch.setattr(sys, "path", [str(first), sys.prefix, str(last)])
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    imports.add_user_folder(named)
+    variables = imports.path_variables()
+    assert variables["PYTHONPATH"] == str(first)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    sys.path[:] = [str(first), sys.prefix]
+    imports.extend_path()
+    assert sys.path == [str(first), sys.prefix, str(last), str(named)]
+    assert os.environ["PYTHONPATH"] == str(first)

@@ -58,7 +58,7 @@ START_S = 120.0
 MEMORY_MB = 4096
 """Address space, most of which the libraries only reserve."""
 _PROGRAM = "from forge_envs.adapters.scoring import serve; serve()"
-_COMMAND = (sys.executable, "-c", _PROGRAM)
+_COMMAND = (sys.executable, "-P", "-c", _PROGRAM)
 _KEPT = ("PATH", "HOME", "LANG", "LD_LIBRARY_PATH")
 
 

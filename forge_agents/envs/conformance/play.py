@@ -230,7 +230,7 @@ def other_process(create: Callable[[], AnyEnv], spec: EnvSpec, seeds: range) -> 
     hash_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"
     try:
         child = subprocess.run(
-            [sys.executable, "-m", __name__],
+            [sys.executable, "-P", "-m", __name__],
             input=question,
             capture_output=True,
             timeout=OTHER_PROCESS_S,

@@ -244,7 +244,7 @@ def _about(packed: bytes) -> dict[str, Any]:
     It is no actor: what a run plays is looked at before its hosts are there, and where these need TCP, nobody may have
     used Monarch before.
     """
-    command = [sys.executable, "-c", _DESCRIBE, *sys.path]
+    command = [sys.executable, "-P", "-c", _DESCRIBE, *sys.path]
     try:
         done = subprocess.run(
             command, input=packed, stdout=subprocess.PIPE, timeout=START_TIMEOUT_S, start_new_session=True, check=False

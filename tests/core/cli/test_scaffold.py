@@ -9,6 +9,7 @@ from forge_agents.cli import main as cli
 from forge_agents.cli import scaffold
 from forge_agents.envs.registry import UnknownIdError
 from forge_agents.errors import ForgeError
+from forge_agents.imports import add_user_folder
 from forge_agents.policy import Random
 from forge_agents.rollout.rollout import Rollout
 
@@ -49,7 +50,7 @@ def test_a_runs_file_finds_what_it_names_beside_itself_from_any_folder(folder, t
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
-    sys.path.append(str(elsewhere))  # as the command line does; what lies there is not meant
+    add_user_folder(elsewhere)  # as the command line does; what lies there is not meant
     for name in ("my_world", "my_reward"):
         (elsewhere / f"{name}.py").write_text("raise AssertionError('a namesake was imported')")
     (elsewhere / "chats.jsonl").write_text("")

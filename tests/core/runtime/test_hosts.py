@@ -567,7 +567,7 @@ def test_what_is_submitted_to_slurm_is_what_was_asked_for(tmp_path: Path) -> Non
         "--constraint=h100",
     } <= asked
     assert any(line.startswith("--job-name=forge-agents") for line in asked)
-    assert f"srun {sys.executable} -c" in script and "run_worker_loop_forever" in script
+    assert f"srun {sys.executable} -P -c" in script and "run_worker_loop_forever" in script
     assert (tmp_path / "calls").read_text().splitlines()[-1] == "scancel 77"  # nothing is left in the queue
 
 

@@ -272,6 +272,37 @@ asyncio.run(main())
 """
 
 
+IN_CURRENT_FOLDER = """
+import asyncio, os
+from pathlib import Path
+from forge_agents.imports import add_user_folder, user_module
+from forge_agents.runtime import mesh
+
+async def main():
+    async with mesh.session():
+        add_user_folder(Path.cwd())
+        probe = mesh.spawn_procs("pair", threads=1).spawn("probe", user_module("probe_actors").Probe)
+        print(await mesh.call_all(probe, 1, "pid", timeout_s=300, who="pair"), flush=True)
+
+asyncio.run(main())
+"""
+
+
+def test_children_take_the_users_modules_from_the_current_folder_but_no_library(tmp_path: Path) -> None:
+    folder, marker = tmp_path / "current", tmp_path / "imported"
+    (folder / "monarch").mkdir(parents=True)
+    (folder / "probe_actors.py").write_text(ACTORS)
+    for name in ("monarch/__init__.py", "psutil.py", "cloudpickle.py", "forge_agents.py"):
+        (folder / name).write_text(f"open({str(marker)!r}, 'a').write(__name__)")
+    script = tmp_path / "controller.py"
+    script.write_text(IN_CURRENT_FOLDER)
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=folder, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert not marker.exists()
+
+
 @pytest.mark.parametrize("ending", ["return", "exception", "SIGINT", "SIGTERM", "SIGKILL"])
 def test_no_process_outlives_the_controller(ending: str, tmp_path: Path) -> None:
     (tmp_path / "probe_actors.py").write_text(ACTORS)

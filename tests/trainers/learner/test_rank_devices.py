@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from forge_agents.testing._processes import free_port
+from forge_agents.runtime.ranks import RENDEZVOUS_VARIABLE
 
 pytestmark = pytest.mark.slow
 
@@ -114,9 +114,8 @@ asyncio.run(main())
 def test_each_rank_works_on_its_own_device_whatever_thread_asks(tiny_llama: Path, tmp_path: Path) -> None:
     script = tmp_path / "rank.py"
     script.write_text(RANK)
-    port = free_port()
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
-    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "PYTHONPATH": path}
+    shared = {"WORLD_SIZE": "2", RENDEZVOUS_VARIABLE: f"file://{tmp_path}/rendezvous", "PYTHONPATH": path}
     ranks = [
         subprocess.Popen(
             [sys.executable, str(script), str(rank), str(tmp_path), str(tiny_llama)],

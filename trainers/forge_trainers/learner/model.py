@@ -88,7 +88,7 @@ class Ranks:
 def join_ranks(config: LearnerConfig) -> Ranks:
     """Set threads, join the process group and lay out the mesh.
 
-    One rank by itself needs no environment. Several need RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    One rank by itself needs no environment. Several need what `forge_agents.runtime.ranks.RankSetup` sets.
 
     Raises:
         ValueError: The parallel degrees do not multiply to the number of ranks.
@@ -104,11 +104,7 @@ def join_ranks(config: LearnerConfig) -> Ranks:
         if world_size == 1:
             dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         else:
-            timeout = math.ceil(config.collective_timeout_s)
-            titan.dist_utils.init_distributed(
-                titan.CommConfig(init_timeout_seconds=timeout, trace_buf_size=0),
-                enable_cpu_backend=titan.DEVICE_TYPE != "cpu",  # what ranks tell each other needs no device
-            )
+            titan.join_ranks(config.collective_timeout_s)
     world_size = dist.get_world_size()
     shard = shards_of(config, world_size)
     parallelism = titan.ParallelismConfig(

@@ -9,14 +9,17 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch._utils
+import torch.distributed
 
 from forge_agents.imports import without_collections
+from forge_agents.runtime.ranks import join
 
 
 def _import_with_the_device_that_exists() -> str:
@@ -114,7 +117,6 @@ with _without_what_takes_long():
     from torchtitan.components.optimizer import default_adamw
     from torchtitan.config import (
         TORCH_DTYPE_MAP,
-        CommConfig,
         CompileConfig,
         DebugConfig,
         ParallelismConfig,
@@ -148,3 +150,15 @@ with _without_what_takes_long():
     from torchtitan.protocols.model_spec import ModelSpec
     from torchtitan.protocols.module import Module
     from torchtitan.tools import utils as device_utils
+
+
+def join_ranks(timeout_s: float) -> None:
+    """Make the process group of a learner's ranks.
+
+    TorchTitan's own `init_distributed` has torch listen on all network interfaces. What else it sets is set here.
+    """
+    torch.autograd.set_multithreading_enabled(False)  # recomputing in the backward pass needs this thread's mesh
+    os.environ |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "TORCH_FR_BUFFER_SIZE": "0"}  # no flight recorder
+    backend = torch.distributed.Backend.default_device_backend_map[DEVICE_TYPE]
+    # what ranks tell each other needs no device
+    join(backend if DEVICE_TYPE == "cpu" else f"{DEVICE_TYPE}:{backend},cpu:gloo", timeout_s)

@@ -9,7 +9,6 @@ advantage, o a sequence of |o| loss tokens.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args, get_type_hints
 
 from forge_agents.errors import did_you_mean
+from forge_agents.imports import user_module
 
 if TYPE_CHECKING:
     import torch
@@ -243,7 +243,7 @@ def find_loss(name: str) -> Loss:
         home = module  # a script's own is there already; importing it would run it again
     if module and home != module:
         try:
-            importlib.import_module(module)
+            user_module(module)
         except ImportError as cause:
             raise ValueError(f"loss {name!r} cannot be imported ({cause}); write 'package.module:name'") from cause
         ours = home.startswith(f"{_PACKAGE}.")  # a function of ours under another name, which anybody may register

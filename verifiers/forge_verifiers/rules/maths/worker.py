@@ -68,7 +68,7 @@ class _Worker:
     def _start(self) -> None:
         self.stop()
         program = f"import sys; sys.path[:] = {sys.path!r}; exec(open({str(_PROGRAM)!r}).read())"
-        command = [sys.executable, "-c", program]
+        command = [sys.executable, "-P", "-c", program]
         environment = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
         self._process = subprocess.Popen(
             command,

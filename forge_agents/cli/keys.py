@@ -1,0 +1,95 @@
+"""API keys that a settings file names: which variable goes to which host, and whether the user has agreed to it.
+
+A file may come from a stranger, who could have any secret of the environment sent to a server of theirs.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from forge_agents.page import visible
+
+FLAG = "--send_key"
+_LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_HOSTS: Mapping[str, tuple[str, ...]] = {
+    "ANTHROPIC_API_KEY": ("api.anthropic.com",),
+    "CEREBRAS_API_KEY": ("api.cerebras.ai",),
+    "DEEPSEEK_API_KEY": ("api.deepseek.com",),
+    "FIREWORKS_API_KEY": ("api.fireworks.ai",),
+    "GEMINI_API_KEY": ("generativelanguage.googleapis.com",),
+    "GROQ_API_KEY": ("api.groq.com",),
+    "HF_TOKEN": ("router.huggingface.co",),
+    "MISTRAL_API_KEY": ("api.mistral.ai",),
+    "NVIDIA_API_KEY": ("integrate.api.nvidia.com",),
+    "OPENAI_API_KEY": ("api.openai.com",),
+    "OPENROUTER_API_KEY": ("openrouter.ai",),
+    "TOGETHER_API_KEY": ("api.together.xyz", "api.together.ai"),
+    "XAI_API_KEY": ("api.x.ai",),
+}
+"""Hosts of the providers that issue the key of a variable with that name."""
+_OURS = "FORGE_AGENTS_TOKEN"
+"""Token of ``forge-agents serve``, which listens on the loopback interface."""
+
+
+def check(settings: Any, files: Sequence[Mapping[str, Any]], agreed: Sequence[str]) -> None:
+    """Print to which host each API key of the settings goes.
+
+    Args:
+        settings: A dataclass, with endpoints anywhere in it.
+        files: Content of the settings files.
+        agreed: What the user has given for `FLAG`, each ``VARIABLE@HOST`` or ``VARIABLE@HOST:PORT``.
+
+    Raises:
+        ValueError: A file has a key sent to a host that is neither its provider's nor agreed to.
+    """
+    of_files = {variable for file in files for variable in _variables(file)}
+    sent = dict.fromkeys((variable, url) for url, variable in _endpoints(settings))
+    for variable, url in sent:
+        host = urlsplit(url).netloc
+        if variable in of_files and not _is_providers(variable, url) and f"{variable}@{host}" not in agreed:
+            raise ValueError(
+                visible(
+                    f"the settings file sends the value of your environment variable {variable} to {host}. Add "
+                    f"{FLAG} {variable}@{host} if that is what you want"
+                )
+            )
+    for variable, url in sent:
+        sys.stderr.write(visible(f"key    {variable} goes to {urlsplit(url).netloc}") + "\n")
+
+
+def _is_providers(variable: str, url: str) -> bool:
+    parts = urlsplit(url)
+    if variable == _OURS and parts.hostname in _LOOPBACK:
+        return True
+    return parts.scheme == "https" and parts.port in (None, 443) and parts.hostname in _HOSTS.get(variable, ())
+
+
+def _endpoints(settings: Any) -> Iterator[tuple[str, str]]:
+    """Return address and variable of each endpoint with a key, whatever class holds it."""
+    if is_dataclass(settings):
+        variable = getattr(settings, "api_key_env", "")
+        url = getattr(settings, "url", "") or getattr(settings, "endpoint", "")
+        if variable and url:
+            yield url, variable
+        settings = [getattr(settings, field.name) for field in fields(settings)]
+    if isinstance(settings, Mapping):
+        settings = settings.values()
+    elif not isinstance(settings, list | tuple):
+        return
+    for each in settings:
+        yield from _endpoints(each)
+
+
+def _variables(values: Any) -> Iterator[str]:
+    """Return what a file gives for ``api_key_env``, anywhere in it."""
+    if isinstance(values, Mapping):
+        if isinstance(variable := values.get("api_key_env"), str):
+            yield variable
+        values = list(values.values())
+    if isinstance(values, list | tuple):
+        for each in values:
+            yield from _variables(each)
