@@ -22,7 +22,7 @@ def interface_of(address: str) -> str:
     """
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address.partition("%")[0] == address for entry in addresses):
-            return name
+            return str(name)
     raise HostError(f"no network interface of {socket.gethostname()} has the address {address}; see `ip address`")
 
 
@@ -31,7 +31,7 @@ def own_address(other: str) -> str:
     if chosen := os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
         for entry in psutil.net_if_addrs().get(chosen, ()):
             if entry.family in (socket.AF_INET, socket.AF_INET6):
-                return entry.address
+                return str(entry.address)
         raise HostError(f"GLOO_SOCKET_IFNAME={chosen!r}: {socket.gethostname()} has no such interface with an address")
     ours = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
     for address in _resolved(socket.gethostname()):
@@ -48,7 +48,7 @@ def own_address(other: str) -> str:
 
 def _resolved(host: str) -> list[str]:
     try:
-        return [entry[4][0] for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
+        return [str(entry[4][0]) for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)]
     except OSError:
         return []
 

@@ -1,6 +1,6 @@
 """Listening sockets of each kind of run: which addresses and ports its processes open, and who can reach them.
 
-    python tests/perf/ports_table.py [--kinds train ranks tp hosts view serve serve-vllm program]
+    python tests/perf/ports_table.py [--kinds train ranks hosts view serve serve-vllm program]
 
 Starts each kind with a tiny random model, reads the sockets of all its processes several times a second until it ends,
 and prints a Markdown table. Exits with 1 if a TCP or UDP socket accepts data from beyond the loopback interface.
@@ -32,9 +32,8 @@ ENV = "forge/Relay-v0"
 ENV_ARGS = {"tool": False, "partial_credit": 1.0}
 KINDS: Mapping[str, str] = {
     "train": "training, one process per role",
-    "ranks": "training, learner of two ranks",
-    "tp": "training, engine of two ranks (`engine.tp`)",
-    "hosts": "training, `mesh.kind: process`, a host for the learner's two ranks each and one for the engine",
+    "ranks": "training, learner of two ranks, engine of two ranks (`engine.tp`)",
+    "hosts": "training, `mesh.kind: process`: two hosts of the learner's ranks, one of the engine",
     "view": "`forge-agents view`",
     "serve": "`forge-agents serve` of a run's policies",
     "serve-vllm": "`forge-agents serve` of a model (vLLM's own server)",
@@ -144,6 +143,7 @@ def train(folder: Path, *, learner_procs: int = 1, tp: int = 1, mesh: Any = None
     import forge_agents as fa
 
     config = fa.GRPOConfig(
+        start_timeout_s=_TIMEOUT_S,
         groups_per_step=1,
         group_size=2,
         learner_procs=learner_procs,
@@ -170,6 +170,7 @@ def train_program(folder: Path) -> None:
     script.write_text(_PROGRAM)
     program = fa.Program([sys.executable, str(script)], tasks=[{"question": "2"}], reward=lambda *_: 1.0)
     config = fa.GRPOConfig(
+        start_timeout_s=_TIMEOUT_S,
         groups_per_step=1,
         group_size=2,
         learner=fa.LearnerConfig(threads=1, compute_dtype="float32"),
@@ -233,15 +234,12 @@ def start(kind: str, folder: Path) -> None:
     if kind == "train":
         train(folder / kind)
     elif kind == "ranks":
-        train(folder / kind, learner_procs=2)
-    elif kind == "tp":
-        train(folder / kind, tp=2)
+        train(folder / kind, learner_procs=2, tp=2)
     elif kind == "hosts":
         train_on_hosts(folder / kind)
     elif kind == "program":
         train_program(folder)
     elif kind == "view":
-        (folder / "empty").mkdir()
         command_until_it_listens("view", str(_trained(folder)), "--port", str(port), port=port)
     elif kind == "serve":
         command_until_it_listens("serve", str(_trained(folder)), "--port", str(port), port=port)

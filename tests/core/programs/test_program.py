@@ -330,6 +330,12 @@ def test_a_command_that_exits_with_another_status_says_so_where_an_episode_is_sh
     assert played(["sh", "-c", CURL]).program_error == ""
 
 
+def test_an_error_shows_a_command_line_without_credentials():
+    words = [sys.executable, "-c", "import time; time.sleep(600)", "--api-key", "hunter2", "postgres://me:hunter2@db"]
+    message = played(words, timeout_s=1.0).error.message
+    assert "--api-key '(hidden)'" in message and "hunter2" not in message
+
+
 def test_a_command_line_that_names_files_of_our_own_folder_is_told_what_to_write(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CREW", str(tmp_path))
@@ -863,6 +869,9 @@ def test_a_command_line_is_not_told_the_secrets_of_the_run(monkeypatch):
     secret = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "ANTHROPIC_AUTH_TOKEN", "DB_PASSWORD")
     for name in (*secret, "RIVAL_KEY", "DB_PASS", "MYSQL_PWD", "GH_PAT", "GPG_PASSPHRASE", "SSHPASS", "APIKEY_2"):
         monkeypatch.setenv(name, "do-not-tell")
+    for name in ("DATABASE_URL", "SSH_AUTH_SOCK", "DOCKER_AUTH_CONFIG", "NPM_AUTH"):
+        monkeypatch.setenv(name, "do-not-tell")
+    monkeypatch.setenv("SETTING", "postgres://me:do-not-tell@db/x")
     for name in ("PLAIN", "MAX_TOKENS", "TOKENIZERS_PARALLELISM", "KEYBOARD"):
         monkeypatch.setenv(name, f"told-{name}")
     script = COMMAND.replace("sys.exit", "import os; print(*os.environ.values()); sys.exit")
