@@ -1,14 +1,15 @@
 """How the ranks of a learner or an engine meet: rendezvous, network interfaces and the check of who has connected.
 
 On one machine the ranks meet at a file in a folder that only this user can read, and gloo and NCCL listen on the
-loopback interface. On several machines the first rank listens on one interface. torch.distributed has no passwords: who
-reaches that interface reaches the ranks.
+loopback interface. On several machines the first rank listens on one interface. torch.distributed has no passwords: any
+process that can connect to that interface can take part.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import re
 import socket
 import time
 from datetime import timedelta
@@ -23,6 +24,8 @@ RENDEZVOUS_VARIABLE = "FORGE_AGENTS_RENDEZVOUS"
 _PEER_TRIES = 20
 _PEER_WAIT_S = 0.05
 _ESTABLISHED = "01"
+_LOOPBACK = re.compile(r"[0-9A-F]{6}7F:|0{24}01000000:|0{16}FFFF0000[0-9A-F]{6}7F:")
+"""Begins a local address 127.0.0.0/8, ::1 or ::ffff:127.0.0.0/104 in the kernel's digits."""
 _listening: list[socket.socket] = []
 """The first rank's socket, from `RankSetup.listen` until `join`."""
 
@@ -119,7 +122,7 @@ def _check_users_of_groups() -> None:
 
 
 def check_users(before: frozenset[str] = frozenset()) -> None:
-    """See that this process's TCP connections on this machine are with processes of the same user, or root.
+    """See that this process's TCP connections on the loopback interface are with processes of the same user, or root.
 
     Args:
         before: Inodes of sockets that are not looked at.
@@ -132,7 +135,11 @@ def check_users(before: frozenset[str] = frozenset()) -> None:
         mine = _own_sockets() - before
         rows = _tcp_rows()
         users = {(local, remote): int(user) for local, remote, _, user, _ in rows}
-        ends = [(remote, local) for local, remote, state, _, inode in rows if inode in mine and state == _ESTABLISHED]
+        ends = [
+            (remote, local)
+            for local, remote, state, _, inode in rows
+            if inode in mine and state == _ESTABLISHED and _LOOPBACK.match(local)
+        ]
         strangers = {users[end] for end in ends if end in users} - {os.geteuid(), 0}
         if strangers:
             raise PermissionError(

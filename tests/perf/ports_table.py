@@ -26,7 +26,7 @@ from typing import Any
 import psutil
 
 _POLL_S = 0.1
-_TIMEOUT_S = 900.0
+_TIMEOUT_S = 3000.0
 _ANSWER_S = 300.0
 ENV = "forge/Relay-v0"
 ENV_ARGS = {"tool": False, "partial_credit": 1.0}

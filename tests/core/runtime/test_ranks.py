@@ -107,6 +107,28 @@ def test_connections_are_told_by_the_user_at_the_other_end(user: int) -> None:
                 ranks.check_users(before)
 
 
+@pytest.mark.parametrize(
+    ("local", "remote", "user", "refused"),
+    [
+        ("0100007F:1F90", "0100007F:A000", "1000", "user 1000 of this machine"),
+        ("00000000000000000000000001000000:1F90", "00000000000000000000000001000000:A000", "1000", "user 1000"),
+        ("0100007F:1F90", "0100007F:A000", "", "does not say which user is at the other end of 1 connections"),
+        ("0100007F:1F90", "0100007F:A000", str(os.geteuid()), ""),
+        ("0500000A:1F90", "0600000A:A000", "", ""),
+    ],
+    ids=["another user", "another user over IPv6", "an unknown user", "the same user", "another machine"],
+)
+def test_only_connections_on_the_loopback_interface_are_looked_at(
+    local: str, remote: str, user: str, refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [(local, remote, "01", str(os.geteuid()), "7")] + [(remote, local, "01", user, "8")] * bool(user)
+    monkeypatch.setattr(ranks, "_tcp_rows", lambda: rows)
+    monkeypatch.setattr(ranks, "_own_sockets", lambda: {"7"})
+    monkeypatch.setattr(ranks, "_PEER_WAIT_S", 0.0)
+    with pytest.raises(PermissionError, match=refused) if refused else contextlib.nullcontext():
+        ranks.check_users()
+
+
 LISTENS = """
 if sys.argv[1] == "0":
     ranks._listening.append(socket.create_server(("127.0.0.1", int(sys.argv[3].rpartition(":")[2]))))
