@@ -36,6 +36,10 @@ _NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _open: set[Connection] = set()
 """Connections of all servers of this process."""
 _log = logging.getLogger(__name__)
+_quiet = logging.getLogger(f"{__name__}.http")
+"""Without uvicorn's warnings of requests that are no HTTP, which any stranger can cause without end. It is no child of
+uvicorn's loggers, because uvicorn's settings reset their children."""
+_quiet.setLevel(logging.ERROR)
 
 
 class Connection(H11Protocol):
@@ -46,6 +50,7 @@ class Connection(H11Protocol):
 
     def __init__(self, config: Any, server_state: Any, app_state: dict[str, Any], _loop: Any = None) -> None:
         super().__init__(config, server_state, {**app_state, "connection": self}, _loop)
+        self.logger = _quiet
         self.trusted = False
         self.opened = time.monotonic()
         self._unread = False

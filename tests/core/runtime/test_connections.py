@@ -166,3 +166,18 @@ def test_failures_to_accept_are_logged_once_a_minute(caplog):
         loop.call_exception_handler({"message": "another", "exception": ValueError("bad")})
     assert "another" in caplog.records[-1].getMessage()
     loop.close()
+
+
+def test_requests_of_strangers_that_are_no_http_write_no_log(address, caplog):
+    with caplog.at_level(logging.INFO):
+        for request in (b"\x16\x03\x01\x00", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100 + b"\r\n\r\n"):
+            with connect(address) as stranger:
+                stranger.sendall(request)
+                stranger.shutdown(socket.SHUT_WR)
+                assert closed(stranger)
+        upgrade = "/ HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+        with connect(address) as stranger:
+            stranger.sendall(f"GET {upgrade}".encode())
+            assert b" 401 " in stranger.recv(4096)
+    assert [record for record in caplog.records if record.name.startswith(("uvicorn", "forge_agents"))] == []
+    assert not connections._quiet.name.startswith("uvicorn")  # whose settings reset the children of its loggers
