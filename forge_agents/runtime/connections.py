@@ -131,7 +131,7 @@ class Connection(H11Protocol):
             self.transport.abort()
 
     def _fits(self, connections: set[Any], most: int) -> bool:
-        """Whether this connection may stay. The oldest one without a token makes room for it."""
+        """Return whether this connection may stay. The oldest connection without a token makes room for it."""
         if len(connections) <= most:
             return True
         strangers = (other for other in connections if isinstance(other, Connection) and not other.trusted)
@@ -166,7 +166,7 @@ class _Failures:
             loop.default_exception_handler(context)
         elif time.monotonic() - self._logged >= _LOG_EVERY_S:
             self._logged = time.monotonic()
-            _log.warning("the server can accept no connection (%s); it tries again each second", error.strerror)
+            _log.warning("the server cannot accept connections (%s) and tries again each second", error.strerror)
 
 
 def trust(scope: MutableMapping[str, Any]) -> None:

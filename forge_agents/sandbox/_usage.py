@@ -73,9 +73,10 @@ class Usage:
     def _sample(self, pid: str, times: dict[str, float], elapsed: float, *, running: bool) -> None:
         """Add the process's time since the last look to the estimate.
 
-        The kernel adds the time of a child to nobody if its parent ignores SIGCHLD. Of children that live shorter than
-        the time between two looks only a share is ever seen. Each is therefore charged the whole interval, times the
-        share of its life that it had a processor, which is right on average.
+        If a parent ignores SIGCHLD, the kernel adds the time of its children to no process. A child that lives shorter
+        than the interval between two looks is seen with a probability of its life over the interval. A new process
+        is therefore charged the whole interval, times the share of its life that it had a processor. On average the
+        sum is right.
         """
         try:
             spent = time.clock_gettime((~int(pid) << 3) | 2)  # clock_getcpuclockid of another process
@@ -123,7 +124,7 @@ class Usage:
         return any(b"/dev/zero (deleted)" in self.read(f"{pid}/maps") for pid in tree)
 
     def grant(self, tree: Callable[[], list[str]], num_bytes: int, max_bytes: int) -> bool:
-        """Whether the program may map `num_bytes` more of shared anonymous memory; counts them if so."""
+        """Return whether the program may map `num_bytes` more of shared anonymous memory, and count them if so."""
         if self.shared_bytes + num_bytes > max_bytes and not self._maps_shared(tree()):
             self.shared_bytes = 0
         granted = self.shared_bytes + num_bytes <= max_bytes

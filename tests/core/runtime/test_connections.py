@@ -160,7 +160,7 @@ def test_failures_to_accept_are_logged_once_a_minute(caplog):
         for _ in range(2048):
             loop.call_exception_handler(failure)
         assert [record.getMessage() for record in caplog.records] == [
-            "the server can accept no connection (Too many open files); it tries again each second"
+            "the server cannot accept connections (Too many open files) and tries again each second"
         ]
         assert caplog.records[0].exc_info is None
         loop.call_exception_handler({"message": "another", "exception": ValueError("bad")})
