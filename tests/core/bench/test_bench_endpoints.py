@@ -27,7 +27,7 @@ def test_the_documented_yaml_gives_an_endpoint_all_that_it_can_have(tmp_path, mo
     (block,) = re.findall(r"```yml\n(.*?)```", (DOCS / "benchmark.md").read_text(), re.DOTALL)
     file = tmp_path / "bench.yaml"
     file.write_text(block)
-    config = read(str(file), "--endpoints.rival.max_requests", "500")
+    config = read(str(file), "--send_key", "RIVAL_KEY@api.example.org", "--endpoints.rival.max_requests", "500")
     told = yaml.safe_load(block)["endpoints"]["rival"]
     rival = config.endpoints["rival"]
     assert rival == fa.Endpoint(**{**told, "sampling": fa.Sampling(**told["sampling"])}, max_requests=500)
