@@ -8,12 +8,24 @@ from __future__ import annotations
 import atexit
 import contextlib
 import functools
+import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge_agents.errors import HostError
+from forge_agents.runtime.exposure import warn_of_other_users
+from forge_agents.runtime.private_folder import log_suffix, private_folder
+from forge_agents.runtime.private_sockets import use_private_sockets
+
+os.environ.setdefault("MONARCH_LOG_SUFFIX", log_suffix())
+# Where Monarch looks for the files of `use_certificate`, at each connection by TLS.
+_CERTIFICATE, _KEY = "tls.crt", "tls.key"
+for _part, _file in (("CA", _CERTIFICATE), ("CERT", _CERTIFICATE), ("KEY", _KEY)):
+    os.environ[f"HYPERACTOR_TLS_{_part}"] = str(private_folder() / _file)
 # Monarch reads these once, when it is first imported; with its own default, a death is noticed after 8 to 10 s.
 os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "1s")
 # Large messages (weights between hosts) exceed its default of 10 MB or so.
@@ -63,13 +75,14 @@ if TYPE_CHECKING:
     def concurrent_endpoint(method: Callable[..., Any]) -> Any:
         """A method that other processes may call; every call is its own task."""
 
+    SOCKETS_ARE_PRIVATE: bool
+    """Whether no other user of this machine can connect to Monarch's Unix sockets."""
+
     attach_to_workers: Any
     configure: Any
     current_rank: Any
     """Where in its mesh the current call runs."""
     current_size: Any
-    default_bootstrap_cmd: Any
-    """How Monarch starts a process."""
     enable_transport: Any
     invoke_main: Any
     """The program of a process that Monarch starts; ends with SystemExit."""
@@ -80,6 +93,7 @@ if TYPE_CHECKING:
 
 else:
     with _without_notice():
+        from monarch import _rust_bindings
         from monarch._rust_bindings.monarch_hyperactor.supervision import SupervisionError
         from monarch._src.actor import config as _monarch_config
         from monarch._src.actor.bootstrap_main import invoke_main
@@ -91,7 +105,6 @@ else:
             concurrent_endpoint,
             current_rank,
             current_size,
-            default_bootstrap_cmd,
             enable_transport,
             endpoint,
             run_worker_loop_forever,
@@ -100,10 +113,12 @@ else:
         )
         from monarch.config import configure
 
+    SOCKETS_ARE_PRIVATE = use_private_sockets(_rust_bindings.__file__)
     # Monarch would put "[actor=<root>] " before each log message, once per handler, in the user's own loggers, too.
     _monarch_config.prefix_python_logs_with_actor = False
 
 __all__ = [
+    "SOCKETS_ARE_PRIVATE",
     "Actor",
     "ActorError",
     "ProcMesh",
@@ -123,13 +138,39 @@ __all__ = [
     "run_worker_loop_forever",
     "start_runtime",
     "this_host",
+    "use_certificate",
 ]
+
+
+PROGRAM = "from forge_agents.runtime._monarch import run_process; run_process()"
+"""Python that a process runs which Monarch starts."""
+
+
+def default_bootstrap_cmd() -> Any:
+    """Monarch's command of a new process, with `PROGRAM` as the process's program."""
+    from monarch._src.actor.host_mesh import default_bootstrap_cmd as command_of_monarch
+
+    command = command_of_monarch()
+    command.args = ["-c", PROGRAM]
+    return command
+
+
+def run_process() -> None:
+    """Run this process for Monarch until it ends; its sockets are private, because this module is imported first."""
+    multiprocessing.set_start_method("forkserver", force=True)  # as in Monarch's own program
+    invoke_main()
 
 
 def start_runtime() -> Any:
     """Start Monarch's client in this process, without its notice. Returns this machine as a mesh of one host."""
+    _warn_of_other_users()
     with _without_notice():
         return this_host()
+
+
+def _warn_of_other_users() -> None:
+    if not SOCKETS_ARE_PRIVATE:
+        warn_of_other_users()
 
 
 def on_unhandled_fault(hook: Callable[[Any], None]) -> None:
@@ -141,8 +182,36 @@ def on_unhandled_fault(hook: Callable[[Any], None]) -> None:
 
 def attach(name: str, addresses: Sequence[str]) -> Any:
     """The hosts that listen there, as a mesh with dimension ``hosts``; it connects in the background."""
+    _warn_of_other_users()
     with _without_notice():
         return attach_to_workers(name=name, ca="trust_all_connections", workers=list(addresses))
+
+
+def use_certificate(folder: str | Path) -> None:
+    """Use the certificate of a run for connections by TLS, in both directions.
+
+    Args:
+        folder: Holds ``tls.crt``, a certificate that signs itself and names every host, and its key ``tls.key``. Both
+            are copied to this process's private folder.
+
+    Raises:
+        HostError: A file is missing, or other users may read the key.
+    """
+    certificate, key = Path(folder, _CERTIFICATE), Path(folder, _KEY)
+    try:
+        if key.stat().st_mode & 0o077:
+            raise HostError(
+                f"other users may read or write {key}, the key of the run's certificate; run chmod 600 on it"
+            )
+        for file in (certificate, key):
+            copy = os.open(private_folder() / file.name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+            with os.fdopen(copy, "wb") as output:
+                output.write(file.read_bytes())
+    except OSError as cause:
+        raise HostError(
+            f"the certificate of the run cannot be read: {cause}; {folder} should hold {_CERTIFICATE} and {_KEY}, as "
+            "docs/hosts.md makes them"
+        ) from cause
 
 
 def new_host_address(address: str) -> str:

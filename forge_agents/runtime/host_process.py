@@ -18,7 +18,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from forge_agents.runtime._monarch import Actor, concurrent_endpoint, run_worker_loop_forever
+from forge_agents.runtime._monarch import Actor, concurrent_endpoint, run_worker_loop_forever, use_certificate
+from forge_agents.runtime.exposure import warn_of_open_ports
 from forge_agents.runtime.processes import gpu_bytes, kill_marked, place, visible_gpus
 
 _BEAT_S = 1.0
@@ -30,13 +31,26 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m forge_agents.runtime.host_process", description=__doc__)
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--port", type=int, help="listen on all interfaces, as the name this machine has")
-    where.add_argument("--address", help="listen there: tcp://HOST:PORT or ipc://PATH")
+    where.add_argument("--address", help="listen there: tls://HOST:PORT, tcp://HOST:PORT or ipc://PATH")
+    parser.add_argument(
+        "--certificate", metavar="FOLDER", help="folder with the run's tls.crt and tls.key; needed for tls addresses"
+    )
     parser.add_argument("--end-with-stdin", action="store_true", help="end when the standard input ends")
     chosen = parser.parse_args()
     if chosen.end_with_stdin:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
     name = socket.getfqdn() if chosen.address is None else ""
     address = chosen.address or f"tcp://{name}:{chosen.port}@tcp://0.0.0.0:{chosen.port}"
+    if chosen.certificate and chosen.address is None:
+        address = f"tls://{name}:{chosen.port}"
+    url = next((part for part in address.split("@") if "://" in part), address)  # an identity may come first
+    if url.startswith("tls://") != bool(chosen.certificate):
+        parser.error(
+            f"{url} with --certificate={chosen.certificate}; tls:// addresses, and no others, need a certificate"
+        )
+    if chosen.certificate:
+        use_certificate(chosen.certificate)
+    warn_of_open_ports([url])
     run_worker_loop_forever(address=address, ca="trust_all_connections")
 
 

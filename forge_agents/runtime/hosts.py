@@ -30,7 +30,7 @@ _SLURM_ONLY: Mapping[str, Any] = {"partition": "", "account": "", "qos": "", "ti
 _OWN_FIELDS: Mapping[str, Mapping[str, Any]] = {
     "slurm": _SLURM_ONLY,
     "kubernetes": {"namespace": "default"},
-    "attach": {"workers": {}},
+    "attach": {"workers": {}, "certificate": ""},
 }
 """Fields that only one kind reads, with their defaults."""
 
@@ -62,6 +62,9 @@ class Hosts:
     workers: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Of "attach": by role, where host processes listen, as "tcp://node1:26600";
     ``python -m forge_agents.runtime.host_process --port 26600`` starts one."""
+    certificate: str = ""
+    """Of "attach": folder with the certificate of the run, ``tls.crt``, and its key ``tls.key``. Hosts with addresses
+    as "tls://node1:26600" let in only processes that have this key, and traffic is encrypted."""
     address: str = ""
     """Where hosts reach this process, as "tcp://node0:26601"; empty: this machine's name and a free port. Not read by
     "local" and "process"."""
@@ -131,6 +134,14 @@ class Hosts:
             raise ValueError("address of the mesh has no effect with kind='process': its hosts are on this machine")
         if self.address:
             _check_address(self.address, "address")
+        addresses = [self.address] if self.address else []
+        addresses += [address for workers in self.workers.values() for address in workers]
+        schemes = {address.partition(":")[0] for address in addresses}
+        if ("tls" in schemes) != bool(self.certificate) or (self.certificate and schemes != {"tls"}):
+            raise ValueError(
+                f"certificate={self.certificate!r} of the mesh does not fit the addresses {', '.join(addresses)}; with "
+                "a certificate, write all addresses as 'tls://node1:26600', and without one none of them"
+            )
 
     @property
     def counts(self) -> dict[str, int]:
@@ -196,6 +207,6 @@ def parse_cores(text: str) -> frozenset[int]:
 
 
 def _check_address(address: str, name: str) -> None:
-    known = r"tcp://[^\s:/]+:\d+" if name == "address" else r"tcp://[^\s:/]+:\d+|ipc://\S+"
+    known = r"t(cp|ls)://[^\s:/]+:\d+" if name == "address" else r"t(cp|ls)://[^\s:/]+:\d+|ipc://\S+"
     if not re.fullmatch(known, address):
         raise ValueError(f"{name} of the mesh holds {address!r}; write an address as 'tcp://node1:26600'")

@@ -20,10 +20,11 @@ from typing import Any
 
 from forge_agents.errors import HostError
 from forge_agents.runtime import _monarch
+from forge_agents.runtime.exposure import warn_of_open_ports
 from forge_agents.runtime.hosts import ON_GPUS, Hosts
 from forge_agents.runtime.processes import seeing, visible_gpus
 
-LOOPBACK = ("ipc://", "tcp://127.0.0.1:", "tcp://localhost:")
+LOOPBACK = ("ipc://", "tcp://127.0.0.1:", "tcp://localhost:", "tls://127.0.0.1:", "tls://localhost:")
 """How addresses begin that only this machine reaches."""
 _PROCESS_END_S = 2.0
 _AFTERWARDS_S = 60.0
@@ -144,6 +145,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _attached(config: Hosts) -> Job:
     addresses = {role: workers[: config.counts[role]] for role, workers in config.workers.items()}
+    warn_of_open_ports(address for workers in addresses.values() for address in workers)
+    if config.certificate:
+        _monarch.use_certificate(config.certificate)
     if config.address or not all(one.startswith(LOOPBACK) for role in addresses.values() for one in role):
         _listen(config)
     return Job(
@@ -193,6 +197,7 @@ def _kubernetes(config: Hosts) -> Job:
 
 def _of_scheduler(job: Any, config: Hosts) -> Job:
     """Waits here until the job runs; nothing else is to be done meanwhile."""
+    warn_of_open_ports([f"the TCP ports of {config.kind} hosts"])  # Monarch's jobs have no other transport
     try:
         state = job.state(cached_path=None)
     except (RuntimeError, OSError, ValueError) as cause:
@@ -209,7 +214,7 @@ def _of_scheduler(job: Any, config: Hosts) -> Job:
 
 def _listen(config: Hosts) -> None:
     try:
-        _monarch.enable_transport(config.address or "tcp")
+        _monarch.enable_transport(config.address or ("tls" if config.certificate else "tcp"))
     except RuntimeError as cause:
         raise HostError(
             f"kind={config.kind!r} of the mesh needs Monarch on TCP, and this process uses it otherwise already; start "

@@ -1,0 +1,121 @@
+"""The private folder of a run on one machine: Monarch's sockets and its log, which no other user can reach."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import functools
+import os
+import pwd
+import shutil
+import stat
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+FOLDER_VARIABLE = "FORGE_AGENTS_PRIVATE"
+"""Environment variable with the private folder of the process that started this one on the same machine."""
+LONGEST_NAME = 24
+"""Most bytes that a socket's name may have, so that its path fits into a socket's address."""
+_PREFIX = "forge-agents-private-"
+_MAX_SOCKET_PATH = 107
+_LOCK = "lock"
+_LOG_NAME = "monarch"
+_LOGS_OF_MONARCH = Path("/tmp")  # noqa: S108  # Monarch's choice
+"""Holds a folder for each user, by name, in which Monarch 0.7 opens its log."""
+_LOG_BYTES = 8 << 20
+"""Size at which the log is moved to ``monarch.log.1``, where it replaces the one before."""
+_LOG_CHECK_S = 20.0
+_YOUNG_S = 60.0
+"""A folder that changed within this time may belong to a process that is about to lock it."""
+_UP = "/.." * 16
+"""Leads from any folder to the root: the root's parent is the root."""
+
+
+@functools.cache
+def private_folder() -> Path:
+    """Folder of mode 0700 for this process and those it starts.
+
+    The first process of a run on a machine makes it, and removes it at its end. It also removes folders that earlier
+    runs of this user left behind because they were killed.
+    """
+    inherited = os.environ.get(FOLDER_VARIABLE, "")
+    if inherited and is_private(inherited):
+        return Path(inherited)
+    parent = tempfile.gettempdir()
+    if len(os.fsencode(parent)) + len(_PREFIX) + LONGEST_NAME + 10 > _MAX_SOCKET_PATH:
+        parent = "/tmp"  # noqa: S108  # mkdtemp makes a folder of mode 0700
+    _remove_abandoned(Path(parent))
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    lock = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # held until this process ends
+    os.environ[FOLDER_VARIABLE] = str(folder)
+    owner = os.getpid()
+    atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == owner else None)
+    threading.Thread(target=_rotate, args=(folder / f"{_LOG_NAME}.log",), name="monarch-log", daemon=True).start()
+    return folder
+
+
+def is_private(folder: str | Path) -> bool:
+    """Whether a path is a folder, not a link to one, that this user owns and no other user may enter."""
+    return _is_own(folder, shared=0)
+
+
+def log_suffix() -> str:
+    """Value of ``MONARCH_LOG_SUFFIX`` that makes Monarch write its log to the private folder.
+
+    Monarch 0.7 appends its log to ``/tmp/USER/monarch_log_SUFFIX.log``, and follows whatever links other users put
+    there. A suffix that leads to the private folder is safe if other users can change neither ``/tmp/USER`` nor the
+    folder ``monarch_log_`` in it. Otherwise the suffix is too long for a file's name, so that Monarch logs to the
+    standard error stream.
+    """
+    try:
+        beginning = _LOGS_OF_MONARCH / pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return "x" * 256
+    for folder in (beginning, beginning / "monarch_log_"):
+        with contextlib.suppress(OSError):
+            folder.mkdir(mode=0o700)
+        if not _is_own(folder, shared=0o055):  # others may look into it
+            return "x" * 256
+    return f"{_UP}{private_folder()}/{_LOG_NAME}"
+
+
+def _is_own(folder: str | Path, *, shared: int) -> bool:
+    """Whether a path is a folder of this user, with no rights for others but those in `shared`."""
+    try:
+        status = os.lstat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077 & ~shared
+
+
+def _remove_abandoned(parent: Path) -> None:
+    """Remove private folders of this user whose owner has ended without removing them."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError):
+            if not is_private(folder) or time.time() - folder.stat().st_mtime < _YOUNG_S:
+                continue
+            lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+            finally:
+                os.close(lock)
+
+
+def _rotate(log: Path) -> None:
+    """Keep the log small. Its writers append to an open file, so its contents are moved and not the file."""
+    while True:
+        time.sleep(_LOG_CHECK_S)
+        with contextlib.suppress(OSError):
+            rotate(log)
+
+
+def rotate(log: Path) -> None:
+    """Move the contents of a log that has grown to 8 MiB to ``FILE.1``."""
+    if log.stat().st_size >= _LOG_BYTES:
+        shutil.copyfile(log, f"{log}.1")
+        os.truncate(log, 0)

@@ -1,0 +1,127 @@
+"""Makes Monarch's Unix sockets files in a private folder, in place of abstract names that every local user can reach.
+
+Monarch 0.7 runs code for any process that connects to one of its sockets. It binds them to abstract names, which have
+no owner and no permissions, are listed in ``/proc/net/unix``, and are shared with every container on the host's
+network. Monarch has no setting for this, so `use_private_sockets` redirects the calls of ``bind`` in Monarch's shared
+library: an abstract name becomes a path in a folder of mode 0700. Peers learn the path from the bound socket.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import mmap
+import os
+import secrets
+import socket
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from forge_agents.runtime.private_folder import LONGEST_NAME, private_folder
+
+_LINK_MAP = 2  # RTLD_DI_LINKMAP in <dlfcn.h>
+_STRTAB, _SYMTAB, _RELA, _RELASZ, _JMPREL, _PLTRELSZ, _RELACOUNT = 5, 6, 7, 8, 23, 2, 0x6FFFFFF9  # DT_... in <elf.h>
+_POINTER = ctypes.sizeof(ctypes.c_void_p)
+_BIND = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, use_errno=True)
+
+
+class _LinkMap(ctypes.Structure):
+    """Beginning of ``struct link_map`` in <link.h>."""
+
+    _fields_ = (("base", ctypes.c_size_t), ("name", ctypes.c_char_p), ("dynamic", ctypes.c_size_t))
+
+
+@functools.cache
+def use_private_sockets(library: str) -> bool:
+    """Bind the Unix sockets of a loaded library in a private folder. Call this before the library binds any.
+
+    Args:
+        library: Path of the shared library.
+
+    Returns:
+        Whether the library's calls of ``bind`` were found and redirected; False on other systems than 64-bit Linux.
+    """
+    if sys.platform != "linux" or _POINTER != 8:
+        return False
+    address = ctypes.cast(_libc().bind, ctypes.c_void_p).value
+    slots = [slot for slot in _slots(library, b"bind") if _word(slot) == address]
+    replacement = ctypes.cast(_redirect, ctypes.c_void_p).value
+    assert replacement is not None
+    return bool(slots) and all(_write(slot, replacement) for slot in slots)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+@_BIND
+def _redirect(descriptor: int, address: int, length: int) -> int:
+    """``bind(2)`` as the library calls it, from any thread: no Unix socket is left that other users may connect to."""
+    try:
+        given = ctypes.string_at(address, length)
+        if length >= 2 and struct.unpack_from("=H", given)[0] == socket.AF_UNIX:
+            os.fchmod(descriptor, 0o600)  # the mode that the path gets
+            if given[2:3] == b"\0" or length == 2:
+                given = given[:2] + _path(given[3:]) + b"\0"
+        result: int = _libc().bind(descriptor, given, len(given))
+    except OSError as error:
+        ctypes.set_errno(error.errno or errno.EACCES)
+        return -1
+    return result
+
+
+def _path(name: bytes) -> bytes:
+    """The path that stands for an abstract name."""
+    safe = name if name.isalnum() and len(name) <= LONGEST_NAME else secrets.token_hex(LONGEST_NAME // 2).encode()
+    return os.fsencode(private_folder() / os.fsdecode(safe))
+
+
+def _slots(library: str, function: bytes) -> Iterator[int]:
+    """Addresses of the pointers through which a loaded library calls a function of another one."""
+    handle, found = ctypes.CDLL(library)._handle, ctypes.POINTER(_LinkMap)()
+    if ctypes.CDLL(None).dlinfo(ctypes.c_void_p(handle), _LINK_MAP, ctypes.byref(found)):
+        return
+    base, dynamic = found.contents.base, dict[int, int]()
+    for at in range(found.contents.dynamic, sys.maxsize, 2 * _POINTER):
+        if not (tag := _word(at)):
+            break
+        dynamic[tag] = _word(at + _POINTER)
+    # the loader has added the base to addresses, except where it keeps the section read-only
+    place = {tag: value + (base if value < base else 0) for tag, value in dynamic.items()}
+    skipped = 24 * dynamic.get(_RELACOUNT, 0)  # relative relocations come first and name no function
+    for table, size, start in ((_RELA, _RELASZ, skipped), (_JMPREL, _PLTRELSZ, 0)):
+        for entry in range(place.get(table, 0) + start, place.get(table, 0) + dynamic.get(size, 0), 24):  # Elf64_Rela
+            symbol = place[_SYMTAB] + 24 * (_word(entry + 8) >> 32)  # Elf64_Sym
+            name = place[_STRTAB] + ctypes.c_uint32.from_address(symbol).value
+            if ctypes.string_at(name, len(function) + 1) == function + b"\0":
+                yield base + _word(entry)
+
+
+def _word(address: int) -> int:
+    return ctypes.c_uint64.from_address(address).value
+
+
+def _write(slot: int, value: int) -> bool:
+    """Store a pointer on a page that the loader may have made read-only, and leave the page as it was."""
+    page = slot - slot % mmap.PAGESIZE
+    if _is_writable(page):
+        ctypes.c_uint64.from_address(slot).value = value
+        return True
+    for protection in (mmap.PROT_READ | mmap.PROT_WRITE, mmap.PROT_READ):
+        if _libc().mprotect(ctypes.c_void_p(page), ctypes.c_size_t(mmap.PAGESIZE), protection):
+            return False
+        if protection & mmap.PROT_WRITE:
+            ctypes.c_uint64.from_address(slot).value = value
+    return True
+
+
+def _is_writable(address: int) -> bool:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(end, 16) for end in line.split(maxsplit=1)[0].split("-"))
+        if first <= address < last:
+            return line.split()[1][1] == "w"
+    return False
