@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import ipaddress
 import math
 import os
 import shlex
+import socket
 import subprocess
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,9 +27,11 @@ from forge_agents.settings import settings_class
 FOLDER = "/work"
 """Where the episode's folder is in a container."""
 _ENGINES = ("docker", "podman")
+_BACKLOG = 128
+_IP_FREEBIND = 15  # <linux/in.h>
 _ANSWER_S = 60.0
 """In which an engine has to say whether it has an image."""
-_Network = Literal["host", "models"]
+_Network = Literal["bridge", "models", "host"]
 
 
 @settings_class
@@ -40,9 +44,11 @@ class Container:
     podman, whichever has the image."""
     arguments: Sequence[str] = ()
     """More of them for its ``run``, behind ours, as ``("--gpus=all", "--volume=/data:/data:ro")``."""
-    network: _Network = "host"
-    """"host": this machine's, because the gateway listens on its loopback; what else listens there is in reach, and so
-    is the internet. "models": a loopback of its own, on which only the gateway answers; with podman run by root."""
+    network: _Network = "bridge"
+    """Network of the container. "bridge" (default): the engine's own, with the internet; of this machine, the container
+    reaches the gateway, and servers that listen on all interfaces. "models": a loopback on which only the gateway
+    answers, and no internet; needs podman run by root. "host": this machine's network, with all that listens on its
+    loopback. Programs in such a container can also connect to abstract Unix sockets of this machine's programs."""
     memory_mb: int | None = None
     """MiB of memory, swap included; None: as the engine is set."""
     cpus: float | None = None
@@ -56,7 +62,7 @@ class Container:
         object.__setattr__(self, "arguments", tuple(self.arguments))
         if self.network not in get_args(_Network):
             guess = did_you_mean(str(self.network), get_args(_Network))
-            raise ValueError(f"network={self.network!r} of a container is neither 'host' nor 'models'.{guess}")
+            raise ValueError(f"network={self.network!r} of a container is none of {get_args(_Network)}.{guess}")
         for name in ("memory_mb", "cpus", "processes"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -82,7 +88,18 @@ class Image:
         """
         return _engine(self.name, self.container)
 
-    def run(self, words: Sequence[str], called: str, folder: Path, variables: Iterable[str]) -> list[str]:
+    def host_address(self) -> str:
+        """Address at which a container on the engine's own network reaches this machine.
+
+        Empty if the gateway's port on the container's loopback leads to this machine's loopback.
+
+        Raises:
+            NotReadyError: The engine offers neither; says what to do.
+        """
+        engine = self.engine()
+        return _host_address(engine) if self.container.network == "bridge" else ""
+
+    def run(self, words: Sequence[str], called: str, folder: Path, variables: Iterable[str], port: int) -> list[str]:
         """The command line that runs it once.
 
         Args:
@@ -90,8 +107,12 @@ class Image:
             called: What the container is called, by which it is ended.
             folder: Of the host, at `FOLDER` in the container, and where `words` start.
             variables: Names of those that it gets from the engine's client: on a command line all users read values.
+            port: Port of the gateway on this machine's loopback.
         """
         most = self.container
+        network = "host"  # with "models", the one in which the engine's client runs
+        if most.network == "bridge":
+            network = "bridge" if self.host_address() else f"pasta:-T,{port}"
         limits = [] if most.memory_mb is None else [f"--memory={most.memory_mb}m", f"--memory-swap={most.memory_mb}m"]
         limits += [] if most.cpus is None else [f"--cpus={most.cpus}"]
         limits += [] if most.processes is None else [f"--pids-limit={most.processes}"]
@@ -99,7 +120,7 @@ class Image:
             *self.engine(),
             *("run", "--interactive", f"--name={called}"),  # --rm has podman's docker interface forget the status
             "--pull=never",  # or every episode at once would look for what is missing
-            "--network=host",  # with "models", the one in which the engine's client runs
+            f"--network={network}",
             "--log-driver=none",  # what it prints is kept here, and only the end of it
             f"--ulimit=fsize={FREE_FILE_MB << 20}",
             f"--volume={folder}:{FOLDER}:Z",  # Z: where SELinux would forbid it
@@ -132,6 +153,51 @@ def _engine(image: str, container: Container) -> tuple[str, ...]:
         f"no container engine has the image {image!r}. {'; '.join(said)}. Build or pull it there, as by "
         f"`{shown_command(named[-1])} pull {image}`, or name your engine: container=fa.Container(engine=...)"
     )
+
+
+@functools.lru_cache
+def _host_address(engine: tuple[str, ...]) -> str:
+    """As `Image.host_address`."""
+    podman = Path(engine[0]).name.startswith("podman")
+    if podman and not _problem(*engine, "info", "--format", "{{.Host.Security.Rootless}}", says="true"):
+        if not _problem(*engine, "info", "--format", "{{.Host.Pasta.Executable}}", says="pasta"):
+            return ""
+        problem = "podman without root has no pasta, which leads from a container to one port of this machine"
+    else:
+        name, configured = ("podman", ".Subnets") if podman else ("bridge", ".IPAM.Config")
+        answer = _answer(*engine, "network", "inspect", name, "--format", "{{(index " + configured + " 0).Gateway}}")
+        problem = f"the network {name!r} has no address of this machine: {answer!r:.100}"
+        with contextlib.suppress(ValueError):
+            return str(ipaddress.IPv4Address(answer))
+    raise NotReadyError(
+        f"{shlex.join(engine)}: a container cannot be given a network of its own: {problem}. Mend that, or choose "
+        "network='models' or network='host' for fa.Container; with 'host', programs in the container reach all that "
+        "listens on this machine's loopback, and its abstract Unix sockets"
+    )
+
+
+def _answer(*words: str) -> str:
+    """What a command of an engine prints, or why it failed."""
+    try:
+        asked = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as cause:
+        return str(cause)
+    return " ".join((asked.stderr if asked.returncode else asked.stdout).split())
+
+
+def listen_at(address: str) -> socket.socket:
+    """A socket for connections to an address of this machine, which may not exist until the first container runs."""
+    asking = socket.socket()
+    try:
+        asking.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)
+        asking.bind((address, 0))
+        asking.listen(_BACKLOG)
+    except OSError:
+        asking.close()
+        raise
+    return asking
 
 
 _OURS = ("info", "--format", "{{.Host.ServiceIsRemote}} {{.Host.Security.Rootless}}")

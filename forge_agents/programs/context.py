@@ -62,17 +62,18 @@ _lock = threading.Lock()
 _installed: list[bool] = []
 
 
-def client_variables(session: Session, no_proxy: str = "") -> dict[str, str]:
+def client_variables(session: Session, no_proxy: str = "", address: tuple[str, int] | None = None) -> dict[str, str]:
     """Environment variables by which clients find the gateway and the key of an episode.
 
     Args:
         no_proxy: The value of ``NO_PROXY`` so far.
+        address: IP address and port where the gateway answers this program; None: those of `session`.
     """
-    base = session.url.removesuffix("/v1")
-    direct = ",".join(filter(None, [no_proxy, "127.0.0.1"]))
+    base = f"http://{address[0]}:{address[1]}" if address else session.url.removesuffix("/v1")
+    direct = ",".join(filter(None, [no_proxy, address[0] if address else "127.0.0.1"]))
     return {
-        "OPENAI_BASE_URL": session.url,
-        "OPENAI_API_BASE": session.url,  # LangChain's and LiteLLM's name
+        "OPENAI_BASE_URL": f"{base}/v1",
+        "OPENAI_API_BASE": f"{base}/v1",  # LangChain's and LiteLLM's name
         "OPENAI_API_KEY": session.token,
         "ANTHROPIC_BASE_URL": base,
         "ANTHROPIC_API_KEY": session.token,

@@ -174,6 +174,8 @@ class Session:
         """Answer at `asking`, too, until the session is closed: as in a network namespace whence no way leads here."""
         with self._lock:
             if not self._closed:
+                if self._gateway._hosts:  # no foreign name resolves to an address that is written out
+                    self._gateway._hosts.add(asking.getsockname()[0])
                 self._also.append(self._gateway._serve(asking, self._refused))
                 return
         asking.close()
@@ -379,7 +381,7 @@ class Gateway:
 
         _may_open(_OPEN_FILES)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._hosts = _HOSTS if host in ("::1", *_HOSTS) else ()
+        self._hosts = set(_HOSTS) if host in ("::1", *_HOSTS) else set[str]()
         try:
             self._socket = socket.create_server((host, port), family=family, backlog=128)
         except (OSError, OverflowError) as cause:
@@ -501,7 +503,7 @@ class Gateway:
         hosts = given.get(b"host", [])
         host = hosts[0].decode("latin-1") if len(hosts) == 1 else ""
         # a foreign name that resolves to loopback
-        if self._hosts and not {host, host.rpartition(":")[0]} & {*self._hosts}:
+        if self._hosts and not {host, host.rpartition(":")[0]} & self._hosts:
             raise RefusedError("this server answers on loopback names only", status=403, code="forbidden")
         keys = [_key(value) for value in given.get(b"authorization", [])]
         keys += given.get(b"x-api-key", [])

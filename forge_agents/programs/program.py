@@ -162,7 +162,7 @@ class Program(TurnEnv):
         self._running: Running | None = None
         self._question: Question | None = None
         if self._image is not None:
-            self._image.engine()
+            self._image.host_address()  # finds the engine, too
 
     @property
     def num_training_tasks(self) -> int | None:

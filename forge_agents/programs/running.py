@@ -30,7 +30,7 @@ from typing import Any, Protocol, TypeAlias
 
 from forge_agents.credentials import is_secret_variable, shown_command, without_secrets
 from forge_agents.envs.env import writable
-from forge_agents.programs.containers import Image, free_for_all, without_links
+from forge_agents.programs.containers import Image, free_for_all, listen_at, without_links
 from forge_agents.programs.context import client_variables, running_program
 from forge_agents.programs.gateway import Session
 from forge_agents.runtime.waits import LoopThread, await_chain, stack
@@ -306,12 +306,18 @@ class _Command:
         # a model may run commands there, and what they print is kept
         harmless = {name: value for name, value in os.environ.items() if not is_secret_variable(name, value)}
         inherited = {} if sandbox else harmless
-        told = client_variables(session, inherited.get("NO_PROXY") or inherited.get("no_proxy") or "")
+        address: tuple[str, int] | None = None
         try:
+            if image is not None and (host_address := image.host_address()):
+                asking = listen_at(host_address)
+                address = asking.getsockname()
+                session.listen(asking)
+            told = client_variables(session, inherited.get("NO_PROXY") or inherited.get("no_proxy") or "", address)
             ends: list[list[str]] = []
             if image is not None:
                 called = f"forge-program-{secrets.token_hex(8)}"
-                words, ends = image.run(words, called, self._folder, told), image.ends(called)
+                words = image.run(words, called, self._folder, told, session.port)
+                ends = image.ends(called)
                 self._folder.mkdir()
             if sandbox is None:
                 _write(self._folder, files)

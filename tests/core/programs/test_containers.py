@@ -37,6 +37,7 @@ said = ask(json.load(sys.stdin)["question"])
 def engines(tmp_path, monkeypatch):
     """Makes engines of scripts: one has the images of a name, runs words here, and notes how it is asked."""
     containers._engine.cache_clear()
+    containers._host_address.cache_clear()
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
 
@@ -47,7 +48,8 @@ def engines(tmp_path, monkeypatch):
 echo "$@" >> {tmp_path}/{name}-asked
 case "$1" in
 image) [ "$3" = "{has}" ] || {{ echo "no such image: $3" >&2; exit 1; }} ;;
-info) echo "not known here" >&2; exit 1 ;;
+info) case "$3" in *$KNOWN*) [ -n "$KNOWN" ] && echo "$SAYS" && exit ;; esac; echo "not known here" >&2; exit 1 ;;
+network) [ -z "$NO_BRIDGE" ] && echo 127.0.0.2 ;;
 run)
     for word in "$@"; do
         shift
@@ -66,6 +68,7 @@ esac
 
     yield make
     containers._engine.cache_clear()
+    containers._host_address.cache_clear()
 
 
 def played(program, said="solved", **options):
@@ -80,18 +83,18 @@ def test_an_engine_is_told_all_by_name_and_the_token_stands_on_no_command_line(e
     asked = engines("docker", "my/crew:1")
     most = fa.Container(memory_mb=512, cpus=1.5, processes=99, arguments=["--gpus=all"])
     image = Image(name="my/crew:1", container=most)
-    assert image.run(["python", "a.py"], "x", Path("/a/f"), ["OPENAI_API_KEY"]) == [
-        "docker", "run", "--interactive", "--name=x", "--pull=never", "--network=host", "--log-driver=none",
+    assert image.run(["python", "a.py"], "x", Path("/a/f"), ["OPENAI_API_KEY"], 1234) == [
+        "docker", "run", "--interactive", "--name=x", "--pull=never", "--network=bridge", "--log-driver=none",
         "--ulimit=fsize=1073741824", "--volume=/a/f:/work:Z", "--workdir=/work", "--env=OPENAI_API_KEY",
         "--memory=512m", "--memory-swap=512m", "--cpus=1.5", "--pids-limit=99", "--gpus=all", "my/crew:1",
         "python", "a.py",
     ]  # fmt: skip
-    assert asked() == ["image inspect my/crew:1"]
+    assert asked() == ["image inspect my/crew:1", "network inspect bridge --format {{(index .IPAM.Config 0).Gateway}}"]
     script = ASKS.replace("said =", "print(sys.argv[1:], os.getcwd() == os.environ.get('PWD'));")
     episode = played([sys.executable, "-c", script, "an argument"], image="my/crew:1")
     assert episode.error is None and episode.trajectories["agent"].info["result"]["stdout"] == "['an argument'] True\n"
-    ran, _, ended = "\n".join(asked()[1:]).rpartition("\n")
-    assert " --env=OPENAI_API_KEY " in ran and "fa-" not in ran and "127.0.0.1" not in ran
+    ran, _, ended = "\n".join(asked()[2:]).rpartition("\n")
+    assert " --env=OPENAI_API_KEY " in ran and "fa-" not in ran and "127.0.0." not in ran
     called = re.search(r"--name=(forge-program-\w+)", ran)
     assert ended == f"rm --force --volumes {called[1]}"
 
@@ -101,10 +104,51 @@ def test_an_image_is_run_by_the_first_engine_that_has_it(engines):
     assert Image(name="my/crew:1", container=fa.Container()).engine() == ("podman",)
     assert Image(name="my/crew:1", container=fa.Container()).engine() == ("podman",)
     assert docker() == podman() == ["image inspect my/crew:1"]
+    assert Image(name="my/crew:1", container=fa.Container()).host_address() == "127.0.0.2"
+    assert podman()[-1] == "network inspect podman --format {{(index .Subnets 0).Gateway}}"
     with pytest.raises(NotReadyError, match=r"docker: no such image: my/crew:1\. Build or pull it there, as by `doc"):
         fa.Program(image="my/crew:1", container=fa.Container(engine="docker"))
     with pytest.raises(NotReadyError, match="podman: it is no podman that root runs here.*or take network='host'"):
         fa.Program(image="my/crew:1", container=fa.Container(network="models"))
+
+
+def test_a_container_has_no_host_network_unless_asked(engines):
+    engines("docker", "my/crew:1")
+    for container in (fa.Container(), fa.Container(network="bridge")):
+        words = Image(name="my/crew:1", container=container).run([], "x", Path("/a"), [], 1234)
+        assert [word for word in words if "network" in word] == ["--network=bridge"]
+    words = Image(name="my/crew:1", container=fa.Container(network="host")).run([], "x", Path("/a"), [], 1234)
+    assert [word for word in words if "network" in word] == ["--network=host"]
+
+
+def test_a_program_on_the_engines_network_asks_at_the_hosts_address_there(engines):
+    engines("docker", "my/crew:1")
+    script = ASKS.replace("said =", "print(os.environ['OPENAI_BASE_URL'], os.environ['NO_PROXY']);")
+    episode = played([sys.executable, "-c", script], image="my/crew:1")
+    assert episode.error is None
+    assert re.fullmatch(
+        r"http://127\.0\.0\.2:\d+/v1 \S*127\.0\.0\.2\n", episode.trajectories["agent"].info["result"]["stdout"]
+    )
+
+
+def test_podman_without_root_gets_one_port_of_the_host_through_pasta(engines, monkeypatch):
+    engines("podman", "my/crew:1")
+    image = Image(name="my/crew:1", container=fa.Container())
+    monkeypatch.setenv("SAYS", "true /usr/bin/pasta")
+    monkeypatch.setenv("KNOWN", "Host")
+    assert image.host_address() == ""
+    assert "--network=pasta:-T,1234" in image.run([], "x", Path("/a"), [], 1234)
+    containers._host_address.cache_clear()
+    monkeypatch.setenv("KNOWN", "Rootless")
+    with pytest.raises(NotReadyError, match="podman without root has no pasta.*network='models' or network='host'"):
+        fa.Program(image="my/crew:1")
+
+
+def test_an_engine_without_a_bridge_is_an_error_before_the_first_episode(engines, monkeypatch):
+    engines("docker", "my/crew:1")
+    monkeypatch.setenv("NO_BRIDGE", "1")
+    with pytest.raises(NotReadyError, match="the network 'bridge' has no address of this machine: ''.*network='host'"):
+        fa.Program(image="my/crew:1")
 
 
 def test_without_an_engine_an_image_is_refused_before_any_episode(engines, monkeypatch, tmp_path):
@@ -216,7 +260,7 @@ def left(crew, within_s=60.0):
     return names
 
 
-@pytest.mark.parametrize("network", ["host", "models"])
+@pytest.mark.parametrize("network", ["bridge", "host", "models"])
 def test_a_program_in_an_image_is_judged_by_its_status_and_files_and_may_be_alone_with_the_models(crew, network):
     if network == "models" and (not crew["container"].engine.startswith("podman") or os.geteuid()):
         pytest.skip("a network of its own is made with podman and by root")

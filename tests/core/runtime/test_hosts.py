@@ -705,7 +705,7 @@ def test_a_dry_run_of_each_example_has_every_process_with_gpu_environment_and_co
     for own in [*found.values()][1:]:
         for number, line in enumerate(own):
             assert f"rank 0, GPU {number}: " in line and f" CUDA_VISIBLE_DEVICES={number} " in line
-            assert "VLLM_ENABLE_V1_MULTIPROCESSING=0" in line and line.endswith("-m monarch._src.actor.bootstrap_main")
+            assert "VLLM_ENABLE_V1_MULTIPROCESSING=0" in line and line.endswith("run_process()'")
 
 
 def test_a_dry_run_refuses_what_does_not_fit_its_hosts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -820,7 +820,7 @@ def test_a_dry_run_refuses_ranks_that_cannot_share_a_model_and_says_what_it_cann
     ):
         assert main([*words, *wrong]) == 1
         told = capsys.readouterr()
-        assert why in told.err and "bootstrap_main" not in told.out
+        assert why in told.err and "run_process" not in told.out
 
     def doubts(*more: str) -> list[str]:
         assert main([*words, *more]) == 0
