@@ -210,7 +210,7 @@ def use_certificate(folder: str | Path) -> None:
     except OSError as cause:
         raise HostError(
             f"the certificate of the run cannot be read: {cause}; {folder} should hold {_CERTIFICATE} and {_KEY}, as "
-            "docs/hosts.md makes them"
+            "docs/hardware.md makes them"
         ) from cause
 
 

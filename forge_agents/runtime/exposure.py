@@ -32,7 +32,7 @@ def warn_of_other_users() -> None:
         warnings.warn(
             f"any user of this machine can run code as you while this run lasts: its sockets could not be made private "
             f"on this system, and users {', '.join(map(str, users))} have processes here. Use a machine, a virtual "
-            "machine or a container with a network of its own; see docs/hosts.md",
+            "machine or a container with a network of its own; see docs/hardware.md",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -44,7 +44,7 @@ def warn_of_open_ports(addresses: Iterable[str]) -> None:
         warnings.warn(
             f"{', '.join(reachable[:3])}{' and others' if len(reachable) > 3 else ''}: any machine or user that can "
             "connect to these ports can run code as you. Keep hosts in a network of their own, or use tls:// "
-            "addresses with a certificate of the run; see docs/hosts.md",
+            "addresses with a certificate of the run; see docs/hardware.md",
             RuntimeWarning,
             stacklevel=2,
         )

@@ -48,7 +48,7 @@ def use_private_sockets(library: str) -> bool:
         return False
     address = ctypes.cast(_libc().bind, ctypes.c_void_p).value
     slots = [slot for slot in _slots(library, b"bind") if _word(slot) == address]
-    replacement = ctypes.cast(_redirect, ctypes.c_void_p).value
+    replacement = ctypes.cast(_CALLBACK, ctypes.c_void_p).value
     assert replacement is not None
     return bool(slots) and all(_write(slot, replacement) for slot in slots)
 
@@ -58,7 +58,6 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-@_BIND
 def _redirect(descriptor: int, address: int, length: int) -> int:
     """``bind(2)`` as the library calls it, from any thread: no Unix socket is left that other users may connect to."""
     try:
@@ -72,6 +71,10 @@ def _redirect(descriptor: int, address: int, length: int) -> int:
         ctypes.set_errno(error.errno or errno.EACCES)
         return -1
     return result
+
+
+_CALLBACK = _BIND(_redirect)
+"""`_redirect` for C; it must exist as long as the library may call it."""
 
 
 def _path(name: bytes) -> bytes:

@@ -264,7 +264,7 @@ asyncio.run(run())
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """As docs/hosts.md makes it."""
+    """As docs/hardware.md makes it."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl makes the certificate")
     folder = tmp_path / "certificate"
