@@ -1,9 +1,10 @@
-"""Makes Monarch's Unix sockets files in a private folder, in place of abstract names that every local user can reach.
+"""Makes Monarch's Unix sockets files that only this user can reach, in place of names that every local user can.
 
-Monarch 0.7 runs code for any process that connects to one of its sockets. It binds them to abstract names, which have
-no owner and no permissions, are listed in ``/proc/net/unix``, and are shared with every container on the host's
-network. Monarch has no setting for this, so `use_private_sockets` redirects the calls of ``bind`` in Monarch's shared
-library: an abstract name becomes a path in a folder of mode 0700. Peers learn the path from the bound socket.
+Monarch 0.7 runs code for any process that connects to one of its sockets. It binds most of them to abstract names,
+which have no owner and no permissions, are listed in ``/proc/net/unix``, and are shared with every container on the
+host's network. Others lie in folders that other users may enter. Monarch has no setting for this, so
+`use_private_sockets` redirects two functions that Monarch's shared library calls: ``bind``, where an abstract name
+becomes a path in the private folder, and ``mkdir``. Peers learn the path from the bound socket.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from forge_agents.runtime.private_folder import LONGEST_NAME, private_folder
 
 _LINK_MAP = 2  # RTLD_DI_LINKMAP in <dlfcn.h>
 _STRTAB, _SYMTAB, _RELA, _RELASZ, _JMPREL, _PLTRELSZ, _RELACOUNT = 5, 6, 7, 8, 23, 2, 0x6FFFFFF9  # DT_... in <elf.h>
 _POINTER = ctypes.sizeof(ctypes.c_void_p)
+_MKDIR = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_char_p, ctypes.c_uint, use_errno=True)
 _BIND = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_uint, use_errno=True)
 
 
@@ -36,21 +39,27 @@ class _LinkMap(ctypes.Structure):
 
 @functools.cache
 def use_private_sockets(library: str) -> bool:
-    """Bind the Unix sockets of a loaded library in a private folder. Call this before the library binds any.
+    """Bind the Unix sockets of a loaded library in private folders. Call this before the library binds any.
 
     Args:
         library: Path of the shared library.
 
     Returns:
-        Whether the library's calls of ``bind`` were found and redirected; False on other systems than 64-bit Linux.
+        Whether the library's calls were found and redirected; False on other systems than 64-bit Linux.
     """
-    if sys.platform != "linux" or _POINTER != 8:
-        return False
-    address = ctypes.cast(_libc().bind, ctypes.c_void_p).value
-    slots = [slot for slot in _slots(library, b"bind") if _word(slot) == address]
-    replacement = ctypes.cast(_CALLBACK, ctypes.c_void_p).value
-    assert replacement is not None
-    return bool(slots) and all(_write(slot, replacement) for slot in slots)
+    return (
+        sys.platform == "linux"
+        and _POINTER == 8
+        and all(_redirect(library, name, callback) for name, callback in (("bind", _BOUND), ("mkdir", _MADE)))
+    )
+
+
+def _redirect(library: str, name: str, callback: Any) -> bool:
+    """Let a library call `callback` in place of a function of the C library."""
+    address = ctypes.cast(getattr(_libc(), name), ctypes.c_void_p).value
+    replacement = ctypes.cast(callback, ctypes.c_void_p).value
+    slots = [slot for slot in _slots(library, name.encode()) if _word(slot) == address]
+    return replacement is not None and bool(slots) and all(_write(slot, replacement) for slot in slots)
 
 
 @functools.cache
@@ -58,7 +67,7 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-def _redirect(descriptor: int, address: int, length: int) -> int:
+def _bind(descriptor: int, address: int, length: int) -> int:
     """``bind(2)`` as the library calls it, from any thread: no Unix socket is left that other users may connect to."""
     try:
         given = ctypes.string_at(address, length)
@@ -73,8 +82,14 @@ def _redirect(descriptor: int, address: int, length: int) -> int:
     return result
 
 
-_CALLBACK = _BIND(_redirect)
-"""`_redirect` for C; it must exist as long as the library may call it."""
+def _mkdir(path: bytes, mode: int) -> int:
+    """``mkdir(2)`` as the library calls it: no other user may enter its folders, in which it binds sockets, too."""
+    result: int = _libc().mkdir(path, mode & 0o700)
+    return result
+
+
+_BOUND, _MADE = _BIND(_bind), _MKDIR(_mkdir)
+"""For C; they must exist as long as the library may call them."""
 
 
 def _path(name: bytes) -> bytes:

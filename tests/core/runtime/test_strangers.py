@@ -99,6 +99,7 @@ def test_sockets_and_log_of_monarch_are_in_private_folders() -> None:
         for name in state["sockets"]:
             assert name.startswith("/"), "an abstract name"
             assert Path(name).stat().st_mode & 0o077 == 0, f"{name} lets others in"
+            assert private_folder.is_private(Path(name).parent), f"others may replace {name}"
         folder = Path(state["folder"])
         assert private_folder.is_private(folder)
         assert [Path(log).resolve() for log in state["logs"]] == [(folder / "monarch.log").resolve()]
