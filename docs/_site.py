@@ -252,13 +252,19 @@ def raised_messages() -> dict[str, dict[str, list[str]]]:
 
 def _exceptions(tree: ast.Module, known: set[str]) -> Iterator[tuple[str, ast.Call]]:
     """Calls that make an exception, with its class: a known one, one that is raised, or what a function returns."""
+    makers = {
+        node.name: ast.unparse(node.returns).rpartition(".")[2]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.returns
+    }
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and (name := _last_name(node.func)) in known:
             if not any(isinstance(given, ast.Call) and _last_name(given.func) in known for given in node.args):
                 yield name, node  # one that carries another says no more than that
         elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-            name = _last_name(node.exc.func)  # of a library, as HTTPException; functions begin with small letters
-            if name not in known and name[:1].isupper():
+            name = _last_name(node.exc.func)
+            name = makers.get(name, name)
+            if name not in known and name[:1].isupper():  # of a library, as HTTPException
                 yield name, node.exc
         elif isinstance(node, ast.FunctionDef) and node.returns:
             for name in known.intersection(ast.unparse(node.returns).split(" | ")):
