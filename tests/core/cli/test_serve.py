@@ -92,8 +92,8 @@ def test_a_model_without_a_chat_template_needs_one(run, tmp_path):
 def test_the_server_is_vllms_own_with_our_settings(run):
     config = ServeConfig(checkpoint=str(run), max_model_len=256, kv_cache_gb=0.5, enforce_eager=True)
     words = command(config, run / "export", "guess", ["--enable-auto-tool-choice"])
-    assert words[:3] == [sys.executable, "-m", "forge_agents.serving._server"]
-    assert words[3] == f"--model={run / 'export'}"
+    assert words[:4] == [sys.executable, "-P", "-m", "forge_agents.serving._server"]
+    assert words[4] == f"--model={run / 'export'}"
     settings = {"host": "127.0.0.1", "served-model-name": "guess", "dtype": "float32", "max-model-len": "256",
                 "kv-cache-memory-bytes": "500000000", "middleware": "forge_agents.cli.serve.RequireToken"}  # fmt: skip
     assert {f"--{key}={value}" for key, value in settings.items()} < set(words)

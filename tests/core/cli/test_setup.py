@@ -61,7 +61,7 @@ def with_pip(monkeypatch: pytest.MonkeyPatch, has: bool) -> None:
 def test_what_is_missing_is_installed_once_without_its_dependencies(here: Environment, capsys):
     assert cli.main(["setup"]) == 0
     (command,) = here.ran
-    assert command[:4] == [sys.executable, "-m", "pip", "install"]
+    assert command[:5] == [sys.executable, "-P", "-m", "pip", "install"]
     assert {"--no-deps", "--require-hashes"} < set(command) and command[-1] == str(setup.PINNED)
     told = capsys.readouterr().out
     assert STORE in told and MODEL in told and "runs  " in told
@@ -87,7 +87,7 @@ def test_builds_that_do_not_fit_a_cpu_build_of_torch_are_removed(here: Environme
     here.packages |= {"torchvision": "0.28.0", "torchaudio": "2.11.0", **setup.pinned()}
     here.broken = ("torchvision", "torchcodec")
     assert cli.main(["setup"]) == 0
-    assert [command[3:] for command in here.ran] == [["uninstall", "--yes", "torchvision"]]
+    assert [command[4:] for command in here.ran] == [["uninstall", "--yes", "torchvision"]]
     assert "torchaudio" in here.packages, "it imports, so it stays"
 
 
