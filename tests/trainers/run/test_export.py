@@ -92,12 +92,13 @@ def test_a_private_file_does_not_become_part_of_an_export(tiny_llama: Path, tmp_
     assert not (tmp_path / "export").exists()
 
 
-def test_a_run_with_links_out_of_it_is_not_exported(run: Path, tmp_path: Path) -> None:
-    (run / "checkpoints").rename(run / "private")
-    (run / "checkpoints").symlink_to(run / "private")
+def test_a_run_with_links_out_of_it_is_not_exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    (run / "checkpoints").rename(elsewhere / "checkpoints")
+    (run / "checkpoints").symlink_to(elsewhere / "checkpoints")
     with pytest.raises(RunFolderError, match="checkpoints is a link"):
         export_checkpoint(run)
     (run / "checkpoints").unlink()
-    (run / "private").rename(run / "checkpoints")
-    (run.parent / "linked").symlink_to(run)  # the run folder itself may be a link
-    assert same(export_checkpoint(run.parent / "linked"), run / "model-1")
+    (elsewhere / "checkpoints").rename(run / "checkpoints")
+    (elsewhere / "linked").symlink_to(run)  # the run folder itself may be a link
+    assert same(export_checkpoint(elsewhere / "linked"), run / "model-1")
