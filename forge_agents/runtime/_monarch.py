@@ -69,6 +69,11 @@ if TYPE_CHECKING:
     class SupervisionError(RuntimeError):
         """An actor's process ended."""
 
+    class Channel:
+        """Opens ports that take messages."""
+
+        open: Any
+
     def endpoint(method: Callable[..., Any]) -> Any:
         """A method that other processes may call; one at a time, in order."""
 
@@ -87,6 +92,8 @@ if TYPE_CHECKING:
     invoke_main: Any
     """The program of a process that Monarch starts; ends with SystemExit."""
     run_worker_loop_forever: Any
+    send: Any
+    """Calls an endpoint and has the answer sent to a given port."""
     shutdown_context: Any
     this_host: Any
     """This machine, as a mesh of one host."""
@@ -100,6 +107,7 @@ else:
         from monarch.actor import (
             Actor,
             ActorError,
+            Channel,
             ProcMesh,
             attach_to_workers,
             concurrent_endpoint,
@@ -108,6 +116,7 @@ else:
             enable_transport,
             endpoint,
             run_worker_loop_forever,
+            send,
             shutdown_context,
             this_host,
         )
@@ -122,6 +131,7 @@ __all__ = [
     "Actor",
     "ActorError",
     "ProcMesh",
+    "ReplyPort",
     "SupervisionError",
     "attach",
     "concurrent_endpoint",
@@ -159,6 +169,24 @@ def run_process() -> None:
     """Run this process for Monarch until it ends; its sockets are private, because this module is imported first."""
     multiprocessing.set_start_method("forkserver", force=True)  # as in Monarch's own program
     invoke_main()
+
+
+class ReplyPort:
+    """Receives the answers of one actor, for one call at a time.
+
+    Monarch 0.7 opens a port for each call, and the process that answers keeps 350 bytes for every port. Endpoints that
+    are called at every step therefore answer to the same port each time. A call does not fail when the actor's process
+    ends: the caller must watch the process by other means. After a call that was given up, its answer may still
+    arrive, so the port must not be used again.
+    """
+
+    def __init__(self) -> None:
+        self._port, self._receiver = Channel.open()
+
+    def call(self, endpoint: Any, *args: Any) -> Any:
+        """Call an endpoint of an actor mesh of one. Returns a Monarch future of its answer."""
+        send(endpoint, args, {}, port=self._port, selection="choose")
+        return self._receiver.recv()
 
 
 def start_runtime() -> Any:

@@ -26,7 +26,7 @@ from forge_agents.serving.memory import check_head_size
 from forge_agents.types import Completion
 
 if TYPE_CHECKING:
-    from forge_agents.runtime._monarch import ProcMesh
+    from forge_agents.runtime._monarch import ProcMesh, ReplyPort
     from forge_agents.runtime.pulse import Pulse
     from forge_agents.serving.config import EngineConfig
     from forge_agents.weights.store import WeightStoreRef
@@ -55,6 +55,7 @@ class Engine:
         actor: Any,
         facts: EngineInfo,
         pulse: Pulse,
+        ports: Mapping[str, ReplyPort] | None = None,
         silence_s: float = SILENCE_S,
     ) -> None:
         self.name = name
@@ -64,6 +65,8 @@ class Engine:
         self._silence_s = silence_s
         self._procs = procs
         self._actor = actor
+        self._ports = ports or {}
+        """By endpoint. For endpoints that are called often, and of which one call at a time is under way."""
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[Completion]] = {}
         self._outbox: list[Request] = []
@@ -108,6 +111,7 @@ class Engine:
             Exception: What vLLM raised.
         """
         # Monarch loads here, not when this module is imported
+        from forge_agents.runtime._monarch import ReplyPort
         from forge_agents.runtime.pulse import Pulse
         from forge_agents.serving._actor import EngineActor
 
@@ -136,7 +140,10 @@ class Engine:
             pulse.end()
             await mesh.stop(procs, at_once=True)  # as in `stop`, and nothing of it is worth a wait
             raise
-        return cls(config, name=name, procs=procs, actor=actor, facts=facts, pulse=pulse, silence_s=silence_s)
+        ports = {endpoint: ReplyPort() for endpoint in ("add", "poll")}
+        return cls(
+            config, name=name, procs=procs, actor=actor, facts=facts, pulse=pulse, ports=ports, silence_s=silence_s
+        )
 
     @property
     def max_model_len(self) -> int:
@@ -287,13 +294,15 @@ class Engine:
             task.cancel()
         if healthy:
             with contextlib.suppress(StallError, ActorDiedError):
-                await mesh.with_deadline(self._actor.close.call_one(), timeout_s, who=self.name, what="close")
+                await mesh.with_deadline(self._actor.close.choose(), timeout_s, who=self.name, what="close")
         await mesh.stop(self._procs, timeout_s=timeout_s, at_once=not healthy)  # it may be reading weights
 
     async def _call(self, endpoint: str, *args: Any, timeout_s: float, what: str) -> Any:
         if self._dead is not None:
             raise self._copy_of_end()
-        call = getattr(self._actor, endpoint).call_one(*args)
+        method = getattr(self._actor, endpoint)
+        port = self._ports.get(endpoint)
+        call = method.choose(*args) if port is None else port.call(method, *args)
         return await mesh.with_deadline(call, timeout_s, who=self.name, what=what)
 
     async def _together(self, endpoint: str, *args: Any, timeout_s: float, what: str) -> Any:

@@ -14,6 +14,7 @@ import inspect
 import warnings
 from collections.abc import Callable
 from contextvars import ContextVar
+from types import SimpleNamespace
 from typing import Any
 
 from forge_agents.errors import MissingExtraError
@@ -60,10 +61,26 @@ async def client(store_name: str, index: Any, where: str) -> Any:
     if not IS_0_1:
         return await torchstore.client(store_name)
     if store_name not in _clients:
-        strategy = await index.get_controller_strategy.call_one()
-        _clients[store_name] = Client(controller=index, strategy=strategy)
+        single_index = _SingleActor(index)
+        strategy = await single_index.get_controller_strategy.call_one()
+        strategy.storage_volumes = _SingleActor(strategy.storage_volumes)
+        _clients[store_name] = Client(controller=single_index, strategy=strategy)
         _clients[store_name].near = where == place()
     return _clients[store_name]
+
+
+class _SingleActor:
+    """A mesh of one actor, whose endpoints TorchStore calls by ``choose``: see `forge_agents.runtime.mesh.call_all`."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def slice(self, **coordinates: int) -> _SingleActor:
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        choose = getattr(self._actor, name).choose
+        return SimpleNamespace(call=choose, call_one=choose)
 
 
 def transport(several_hosts: bool) -> str:

@@ -231,6 +231,27 @@ def test_a_worker_that_dies_is_replaced(text, how):
     env.close()
 
 
+def test_a_worker_is_replaced_after_its_last_call_but_not_within_an_episode(monkeypatch):
+    workers.use(max_workers=1)
+    monkeypatch.setattr(workers, "_MAX_CALLS", 4)
+    env = started()  # two calls: build and reset
+    first = pid_of(env)
+    for _ in range(3):
+        env.step("x")
+    assert env.terminations == {"a": True}
+    env.reset(seed=2)
+    assert pid_of(env) == first
+    env.close()
+    assert gone_within(first, 30)
+    env = started()
+    second = pid_of(env)
+    env.close()  # after three calls
+    env = started()
+    assert second != first and pid_of(env) == second
+    env.close()
+    workers.use(max_workers=2)
+
+
 def test_a_worker_that_hangs_is_killed_with_its_children(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "time", Standing(lambda: written(tmp_path / "pid")))
     env = started("t/Hasty-v0")
@@ -394,7 +415,7 @@ def test_a_worker_in_use_is_waited_for_however_long_its_episode_lasts(monkeypatc
     monkeypatch.setattr(pool, "_check_patience", lambda *args: (checks.append(1), check(*args)))
     held = pool.borrow("one that plays for hours")
     held._procs = "stub"
-    held._actor = SimpleNamespace(do=SimpleNamespace(call_one=lambda *_: Answer()))
+    held._actor = SimpleNamespace(do=SimpleNamespace(choose=lambda *_: Answer()))
 
     async def main():
         waiting = asyncio.ensure_future(pool.borrow_async("another"))

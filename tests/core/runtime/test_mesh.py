@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,9 @@ import pytest
 
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.runtime import mesh, processes
+from forge_agents.runtime._monarch import ReplyPort
 from forge_agents.runtime.pulse import Pulse
-from forge_agents.testing._processes import runs
+from forge_agents.testing._processes import allocated_bytes, runs
 
 ACTORS = """
 import asyncio, ctypes, os
@@ -176,6 +177,44 @@ def test_an_endpoints_exception_arrives_as_itself_at_once(probe_class: Any) -> N
             assert "probe_actors.py" in caught.value.__notes__[0]
 
     asyncio.run(main())
+
+
+NUM_CALLS = 2000
+AT_ONCE = 100
+
+
+def test_calls_of_all_ranks_keep_no_memory_in_the_caller(probe_class: Any) -> None:
+    async def main() -> int:
+        async with mesh.session():
+            probe = mesh.spawn_procs("probe", threads=1).spawn("probe", probe_class)
+
+            async def call() -> None:
+                assert await mesh.call_all(probe, 1, "nap", 0, timeout_s=300, who="probe") == ["rested"]
+
+            await call_often(call, NUM_CALLS)  # until buffers have their size
+            before = allocated_bytes()
+            await call_often(call, NUM_CALLS)
+            return allocated_bytes() - before
+
+    assert asyncio.run(main()) < 400 * NUM_CALLS  # 1,100 bytes a call with `call_one` of a new mesh
+
+
+def test_a_reply_port_raises_what_the_endpoint_raised_and_serves_the_next_call(probe_class: Any) -> None:
+    async def main() -> None:
+        async with mesh.session():
+            probe = mesh.spawn_procs("probe", threads=1).spawn("probe", probe_class)
+            port = ReplyPort()
+            with pytest.raises(LookupError, match="rank 0 has no such thing"):
+                await mesh.with_deadline(port.call(probe.fail_on, 0), 60, who="probe", what="failure")
+            assert await mesh.with_deadline(port.call(probe.nap, 0), 60, who="probe", what="nap") == "rested"
+
+    asyncio.run(main())
+
+
+async def call_often(call: Callable[[], Awaitable[None]], count: int) -> None:
+    """Call `count` times, as often at once as a busy machine needs to be done soon."""
+    for _ in range(count // AT_ONCE):
+        await asyncio.gather(*(call() for _ in range(AT_ONCE)))
 
 
 def test_a_killed_process_is_named_and_the_others_go_on(probe_class: Any) -> None:
