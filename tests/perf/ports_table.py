@@ -194,7 +194,7 @@ print(urllib.request.urlopen(request, timeout=60).read().decode())
 
 
 def command_until_it_listens(*words: str, port: int) -> None:
-    """Run a command of ours until its port accepts a connection, plus a moment, then end it as Ctrl-C does."""
+    """Run a command of ours until its port accepts a connection, plus a moment, then end it."""
     run = subprocess.Popen([sys.executable, "-m", "forge_agents", *words])
     deadline = time.monotonic() + _ANSWER_S
     try:
@@ -206,8 +206,12 @@ def command_until_it_listens(*words: str, port: int) -> None:
             raise RuntimeError(f"{words[0]} did not listen on port {port}")
         time.sleep(20 * _POLL_S)
     finally:
-        run.send_signal(signal.SIGINT)
-        run.wait(60)
+        run.send_signal(signal.SIGTERM)  # background jobs of a shell ignore SIGINT
+        try:
+            run.wait(60)
+        except subprocess.TimeoutExpired:
+            run.kill()
+            raise
 
 
 def main() -> int:
