@@ -60,6 +60,9 @@ class Connection(H11Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the time for a token, and close another connection where there are too many."""
         super().connection_made(transport)
+        for other in list(_open):  # a copy, because servers of other threads change it
+            if other.loop.is_closed():  # its server ended before it did
+                _open.discard(other)
         _open.add(self)
         self.loop.call_later(REQUEST_S, self._give_up_stranger)
         if self._fits(self.connections, MAX_CONNECTIONS) and self._fits(_open, _max_open()):
@@ -134,7 +137,7 @@ class Connection(H11Protocol):
         """Return whether this connection may stay. The oldest connection without a token makes room for it."""
         if len(connections) <= most:
             return True
-        strangers = (other for other in connections if isinstance(other, Connection) and not other.trusted)
+        strangers = (other for other in list(connections) if isinstance(other, Connection) and not other.trusted)
         oldest = min(strangers, key=lambda other: other.opened, default=self)
         _open.discard(oldest)
         oldest.connections.discard(oldest)

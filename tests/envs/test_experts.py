@@ -13,7 +13,8 @@ from forge_agents.envs import registry
 from forge_agents.rollout.players import player_for
 from forge_envs.experts import kuhn_poker, tic_tac_toe
 
-PAGE = (Path(__file__).parents[2] / "docs" / "built-in-environments.md").read_text().partition("## Experts")[2].partition("\n## ")[0]
+PAGE = (Path(__file__).parents[2] / "docs" / "built-in-environments.md").read_text().partition("## Experts")[2]
+PAGE = PAGE.partition("\n## ")[0]
 PROMISED = {
     f"forge/{name}-v0": [float(figure) for figure in figures.split(", ")]
     for name, figures in re.findall(r"^\| `(\w+)` \|.*\| ([\d., -]+) \|$", PAGE, re.MULTILINE)

@@ -119,7 +119,9 @@ def test_ctrl_c_ends_the_part_that_is_tried(tmp_path: Path):
     )
     says = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"
     (tmp_path / "hangs.py").write_text(f"import os, time\n{says}\ntime.sleep(60)\n")
-    started = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL, cwd=tmp_path)
+    started = subprocess.Popen(
+        [sys.executable, "-c", code], stderr=subprocess.DEVNULL, env={**os.environ, "PYTHONPATH": str(tmp_path)}
+    )
     deadline = time.monotonic() + 30
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
         assert time.monotonic() < deadline

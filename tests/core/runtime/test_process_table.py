@@ -39,6 +39,7 @@ def test_processes_that_end_while_they_are_read_have_ended(monkeypatch, child):
     assert processes.with_variable("FORGE_AGENTS_MESH", "a-mark-of-this-test") == []
     monkeypatch.setattr(processes, "with_variable", lambda name, value: [Vanishing(os.getpid())])
     processes.kill_marked("a-mark-of-this-test")
+    psutil.process_iter.cache_clear()  # it keeps the processes of this test for later calls
 
 
 def test_marked_processes_are_found_and_killed(child):

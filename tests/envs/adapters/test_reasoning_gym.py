@@ -176,7 +176,7 @@ def test_a_scorer_that_breaks_its_limits_scores_zero_and_the_next_one_is_scored(
         "    while answer == 'endless': pass\n    print('[1.0, {}]', flush=True)\n"
     )
     scorer = scoring._Scorer()
-    monkeypatch.setattr(scoring, "_COMMAND", (*scoring._COMMAND[:2], program))
+    monkeypatch.setattr(scoring, "_COMMAND", (*scoring._COMMAND[:-1], program))
     assert "broke its limits" in scorer.ask("endless")[1]["error"]
     assert scorer.ask("quick") == (1.0, {})
     scorer._end()

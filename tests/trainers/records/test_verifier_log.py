@@ -99,7 +99,7 @@ def test_what_is_no_run_with_verifiers_is_said(tmp_path):
     with pytest.raises(RunFolderError, match="no step"):
         fa.verifier_history(tmp_path)
     (tmp_path / "verifiers.jsonl").write_text('{"step": 1}\n')
-    with pytest.raises(RunFolderError, match="no report"):
+    with pytest.raises(RunFolderError, match="not a report"):
         fa.verifier_history(tmp_path)
 
 
