@@ -70,6 +70,9 @@ def read_run(folder: Path, export: Path, *, also: Sequence[str] = ()) -> Trained
         return None
     try:
         found = {name: _policy(row) for name, row in settings["policies"].items()}
+        for name, policy in found.items():
+            if name != policy.name:  # a folder of the export is called so, and `name` of a policy is checked
+                raise ValueError(f"policies has {name!r} with name {policy.name!r}; both must be the same")
         had = (settings.get("trainer") or {}).get("engine") or {}
         engine = EngineConfig(**{name: had[name] for name in ("max_model_len", "dtype") if name in had})
         sits = {str(name): str(policy) for name, policy in (settings.get("seats") or {}).items()}
