@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import sys
+import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -45,12 +46,11 @@ def path_variables() -> dict[str, str]:
     Folders that this process searches before the installed packages go to ``PYTHONPATH``. `extend_path` adds the
     others in the child. The child should be started with ``-P``: without it, Python searches the current folder first.
     """
-    installed = (sys.prefix, sys.base_prefix)
     first, last = list[str](), list[str]()
     folders = first
     for entry in sys.path:
         folder = Path(entry).resolve()
-        if str(folder).startswith(installed):
+        if _is_installed(folder):
             folders = last
         elif folder.is_dir():
             folders.append(str(folder))
@@ -58,6 +58,15 @@ def path_variables() -> dict[str, str]:
     last += [folder for folder in _user_folders if folder not in first]
     paths = {"PYTHONPATH": first, _LAST_FOLDERS: last}
     return {name: os.pathsep.join(dict.fromkeys(folders)) for name, folders in paths.items()}
+
+
+def _is_installed(folder: Path) -> bool:
+    """Whether a folder belongs to Python's library or to installed packages, and not just to the same prefix.
+
+    With Python in ``/usr``, a user's project may well be in ``/usr/src``.
+    """
+    roots = {Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
+    return folder.name in ("site-packages", "dist-packages") or any(map(folder.is_relative_to, roots))
 
 
 def extend_path() -> None:

@@ -6,6 +6,7 @@ import gc
 import importlib
 import os
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -52,14 +53,17 @@ def test_a_child_process_searches_folders_in_the_same_order(tmp_path: Path, monk
     first, last, named = (tmp_path / name for name in ("first", "last", "named"))
     for folder in (first, last, named):
         folder.mkdir()
-    monkeypatch.setattr(sys, "path", [str(first), sys.prefix, str(last)])
+    installed = sysconfig.get_path("purelib")
+    monkeypatch.setattr(sys, "path", [str(first), installed, str(last)])
+    monkeypatch.setattr(sys, "prefix", str(tmp_path))  # as a project in /usr/src of a Python in /usr
+    monkeypatch.setattr(sys, "base_prefix", str(tmp_path))
     monkeypatch.delenv("PYTHONPATH", raising=False)
     imports.add_user_folder(named)
     variables = imports.path_variables()
     assert variables["PYTHONPATH"] == str(first)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    sys.path[:] = [str(first), sys.prefix]
+    sys.path[:] = [str(first), installed]
     imports.extend_path()
-    assert sys.path == [str(first), sys.prefix, str(last), str(named)]
+    assert sys.path == [str(first), installed, str(last), str(named)]
     assert os.environ["PYTHONPATH"] == str(first)
