@@ -191,10 +191,12 @@ def test_calls_of_all_ranks_keep_no_memory_in_the_caller(probe_class: Any) -> No
             async def call() -> None:
                 assert await mesh.call_all(probe, 1, "nap", 0, timeout_s=300, who="probe") == ["rested"]
 
-            await call_often(call, NUM_CALLS)  # until buffers have their size
-            before = allocated_bytes()
-            await call_often(call, NUM_CALLS)
-            return allocated_bytes() - before
+            growth = []
+            for _ in range(4):  # what a call keeps is kept in each round; buffers grow in some
+                before = allocated_bytes()
+                await call_often(call, NUM_CALLS)
+                growth.append(allocated_bytes() - before)
+            return min(growth)
 
     assert asyncio.run(main()) < 400 * NUM_CALLS  # 1,100 bytes a call with `call_one` of a new mesh
 
