@@ -33,7 +33,7 @@ LAYERS = (
     "bench episodes",
     "testing",
     "forge_envs.adapters forge_envs.games forge_envs.teams",
-    "forge_envs.experts forge_verifiers.core",
+    "forge_envs.oracles forge_verifiers.core",
     "forge_verifiers.code forge_verifiers.combiners forge_verifiers.rules",
     "forge_verifiers.judge forge_verifiers.report",
     "forge_verifiers.models",

@@ -103,7 +103,7 @@ def run(arm, asked):
     config = fa.GRPOConfig(
         seed=asked.seed,
         groups_per_step=2,
-        refills=0,
+        max_resamples=0,
         learner=fa.LearnerConfig(lr=asked.lr, warmup_steps=2),
         engine=fa.EngineConfig(max_model_len=640, enforce_eager=True),
         eval_every=asked.eval_every,

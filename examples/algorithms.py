@@ -22,7 +22,7 @@ from forge_trainers.records.plots import draw_arms
 
 ENV_ID = "forge/AlphabetSort-v0"
 ENV_ARGS = {"num_names": 3, "num_added": 1, "turns": 2}
-ARMS = {"grpo": "GRPO", "rloo": "RLOO", "dapo": "DAPO with refills", "sft": "SFT, then GRPO",
+ARMS = {"grpo": "GRPO", "rloo": "RLOO", "dapo": "DAPO with max_resamples", "sft": "SFT, then GRPO",
         "control": "control, learning rate 0"}  # fmt: skip
 CONTROL_SHARE = 0.4
 """Of the steps: the control need not go all the way."""
@@ -64,7 +64,7 @@ def run(arm, seed, steps, folder, asked):
         sorter = imitate(sorter, seed, folder / "sft")
     config = fa.GRPOConfig(
         seed=seed,
-        refills=1 if arm == "dapo" else 0,
+        max_resamples=1 if arm == "dapo" else 0,
         learner=fa.LearnerConfig(
             loss=arm if arm in ("rloo", "dapo") else "grpo", lr=0.0 if arm == "control" else asked.lr, warmup_steps=2
         ),

@@ -62,7 +62,7 @@ def run(staleness, seed, asked, *, learns=True):
     shutil.rmtree(folder, ignore_errors=True)  # begun and not finished: what it was before is measured at the start
     config = fa.GRPOConfig(
         seed=seed,
-        refills=0,  # every arm plays as much
+        max_resamples=0,  # every arm plays as much
         groups_per_step=task.groups,
         max_staleness=staleness,
         learner=fa.LearnerConfig(lr=lr, warmup_steps=2, correction=asked.correction),

@@ -95,7 +95,7 @@ def train(model, folder, steps):
     config = fa.GRPOConfig(
         groups_per_step=6,
         group_size=8,
-        refills=0,
+        max_resamples=0,
         learner=fa.LearnerConfig(lr=2e-5),
         engine=fa.EngineConfig(max_model_len=1024, enforce_eager=True),
     )

@@ -1,8 +1,8 @@
-"""Who plays the worlds: their experts, SmolLM2-135M, and the same after imitating the experts, on two suites.
+"""Who plays the worlds: their oracles, SmolLM2-135M, and the same after imitating the oracles, on two suites.
 
     python examples/benchmark_worlds.py [--games 48] [--seeds 8] [--out runs/benchmark/reports] [--minutes 60]
 
-Without --trained, a model imitates games of all ten worlds' experts first. Then each player sits in every seat beside
+Without --trained, a model imitates games of all ten worlds' oracles first. Then each player sits in every seat beside
 itself and beside each other: `teams-v1` asks who does well with partners that it never met, `duels-v1` against rivals.
 Each suite becomes a report (Markdown, JSON and one HTML file) in --out, worlds.md there sums them up. Run it again
 after a kill: nothing is played twice.
@@ -22,12 +22,12 @@ ENGINE = fa.EngineConfig(max_model_len=4096)
 ABOUT = """\
 # Worlds: `python examples/benchmark_worlds.py`
 
-SmolLM2-135M-Instruct, the same after imitating games of the worlds' experts, and these experts, in every seat beside
+SmolLM2-135M-Instruct, the same after imitating games of the worlds' oracles, and these oracles, in every seat beside
 themselves and each other."""
 
 
 def imitated(model, folder, games):
-    """A model after games of every world's expert, seen once; benchmarks never play their seeds."""
+    """A model after games of every world's oracle, seen once; benchmarks never play their seeds."""
     if not (folder / "export").exists():
         worlds = [world for suite in SUITES for world in fa.suite(suite)]
         shown = [episode for world in worlds for episode in fa.demonstrations(world, games)]
@@ -41,7 +41,7 @@ def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="smollm2-135m-instruct", help="the model before it imitates")
     parser.add_argument("--trained", default="", help="folder or name of the trained model; by default one imitates")
-    parser.add_argument("--games", type=int, default=48, help="of each world's expert, which are imitated")
+    parser.add_argument("--games", type=int, default=48, help="of each world's oracle, which are imitated")
     parser.add_argument("--seeds", type=int, default=8, help="of every suite")
     parser.add_argument("--minutes", type=float, default=60.0, help="of playing, after which no episode is begun")
     parser.add_argument("--folder", type=Path, default=Path("runs/benchmark-worlds"), help="of what was played")
@@ -53,7 +53,7 @@ def main(words=None):
     players = {
         "smollm2": fa.Policy(args.model, sampling=SAMPLING),
         "trained": fa.Policy(trained, sampling=SAMPLING),
-        "expert": fa.Expert(),
+        "oracle": fa.Oracle(),
     }
     suites = dict.fromkeys(SUITES, (args.seeds, True))
     reports = play(players, args.folder, args.out, suites=suites, minutes=args.minutes, engine=ENGINE)

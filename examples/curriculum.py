@@ -36,7 +36,7 @@ def run(arm, practised, seed, asked):
     team = fa.Policy(asked.model, name="team", sampling=fa.Sampling(max_tokens=16))
     config = fa.GRPOConfig(
         seed=seed,
-        refills=0,  # every arm plays as much
+        max_resamples=0,  # every arm plays as much
         learner=fa.LearnerConfig(lr=lr, warmup_steps=2),
         engine=fa.EngineConfig(max_model_len=256),
         checkpoint_every=steps,

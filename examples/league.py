@@ -57,8 +57,8 @@ def taught(asked):
     """The folder of such a model after it has imitated minimax."""
     folder = asked.out / "taught"
     if not (folder / "export").exists():
-        chance, expert = fa.Random(), fa.Expert(name="player")
-        pairs = [{"player_1": one, "player_2": two} for one, two in ((chance, expert), (expert, chance))]
+        chance, oracle = fa.Random(), fa.Oracle(name="player")
+        pairs = [{"player_1": one, "player_2": two} for one, two in ((chance, oracle), (oracle, chance))]
         rollouts = [Rollout(make_env=partial(fa.make, GAME), env_id=GAME, seats=seats) for seats in pairs]
 
         async def play():
@@ -89,7 +89,7 @@ def train(arm, model, seed, asked, *, control=False):
     config = fa.GRPOConfig(
         seed=seed,
         group_size=16,
-        refills=0,  # both arms play as many games
+        max_resamples=0,  # both arms play as many games
         credit=fa.Credit(by=("seed", "role"), scale="none"),
         learner=learner,
         engine=fa.EngineConfig(max_model_len=128, threads=1),
@@ -98,7 +98,7 @@ def train(arm, model, seed, asked, *, control=False):
         checkpoint_every=asked.eval_every,
         max_empty_steps=asked.steps,  # a policy that has collapsed is a result
     )
-    league = fa.League(player, snapshot_every=5, opponents="pfsp", pool=8, held_out=(fa.Expert(),), **ARMS[arm])
+    league = fa.League(player, snapshot_every=5, opponents="pfsp", pool=8, held_out=(fa.Oracle(),), **ARMS[arm])
     with fa.GRPOTrainer(league, config=config, out_dir=folder) as trainer:
         before = trainer.evaluate(GAME, episodes=asked.episodes)
         rows = trainer.fit(GAME, steps=asked.control_steps if control else asked.steps).metrics

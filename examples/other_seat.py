@@ -1,7 +1,7 @@
 """Does an agent that learned beside a fixed user serve other users as well as one whose user learned with it?
 
 In forge/ServiceDesk-v0@1 a customer tells an agent what it wants. Both are 135M models that have imitated games of the
-world's expert. In one arm the agent learns and the customer, a user simulator as it is usually had, stays as it is; in
+world's oracle. In one arm the agent learns and the customer, a user simulator as it is usually had, stays as it is; in
 the other both learn, each its own weights. Then each agent serves three customers on held-out seeds: the fixed one, the
 one that learned with the other arm's agent, and the world's script.
 
@@ -28,7 +28,7 @@ ENGINE = fa.EngineConfig(max_model_len=1024)
 
 def seated(agent, customer):
     """Who sits where; at level 1 nobody asks the supervisor."""
-    return {"customer": customer, "agent": agent, "supervisor": fa.Expert()}
+    return {"customer": customer, "agent": agent, "supervisor": fa.Oracle()}
 
 
 def trained(arm, start, seed, asked, folder):
@@ -42,7 +42,7 @@ def trained(arm, start, seed, asked, folder):
         learner = fa.LearnerConfig(lr=asked.lr, warmup_steps=2)
         config = fa.GRPOConfig(
             seed=seed,
-            refills=0,  # both arms play as much
+            max_resamples=0,  # both arms play as much
             groups_per_step=asked.groups,
             learner=learner,
             engine=ENGINE,
@@ -61,7 +61,7 @@ def trained(arm, start, seed, asked, folder):
 def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--games", type=int, default=60, help="of the expert, which are imitated")
+    parser.add_argument("--games", type=int, default=60, help="of the oracle, which are imitated")
     parser.add_argument("--epochs", type=int, default=1, help="how often each is")
     parser.add_argument("--steps", type=int, default=8, help="optimiser steps of each arm")
     parser.add_argument("--groups", type=int, default=4, help="seeds a step, eight games each")
@@ -80,7 +80,7 @@ def main(words=None):
             still = replace(start, name="agent", trainable=False)
             agents = {"imitation alone": still}
             agents |= {f"beside a {arm} customer": pair["agent"] for arm, pair in pairs.items()}
-            customers = {arm: pair["customer"] for arm, pair in pairs.items()} | {"script": fa.Expert()}
+            customers = {arm: pair["customer"] for arm, pair in pairs.items()} | {"script": fa.Oracle()}
             found = {}
             for what, agent in agents.items():
                 for whom, customer in customers.items():

@@ -59,7 +59,7 @@ def run(arm, seed, asked):
     shutil.rmtree(folder, ignore_errors=True)
     config = fa.GRPOConfig(
         seed=seed,
-        refills=0,  # every arm plays as much
+        max_resamples=0,  # every arm plays as much
         credit=fa.Credit(by=ARMS[arm]),
         learner=fa.LearnerConfig(lr=asked.lr, warmup_steps=2),
         engine=fa.EngineConfig(max_model_len=256),

@@ -55,7 +55,7 @@ def run(folder, args, *, steps, lr):
     team = fa.Policy(args.model, name="team", sampling=fa.Sampling(temperature=0.7, max_tokens=24))
     config = fa.GRPOConfig(
         seed=args.seed,
-        refills=0,  # every arm plays as much
+        max_resamples=0,  # every arm plays as much
         learner=fa.LearnerConfig(lr=lr, warmup_steps=2),
         engine=fa.EngineConfig(max_model_len=512),
     )

@@ -4,7 +4,7 @@ A 135M model plays both seats of forge/Relay-v0 without the tool: the asker calc
 down. ``--share role`` trains a policy for each seat, ``--share all`` one for both; ``--kind lora`` trains adapters on
 one frozen model, which one engine and one learner hold once, ``--kind full`` all weights. The control has learning rate
 0 and must not move. All are measured on the same held-out seeds. ``--world`` takes another game of two seats; where a
-policy can do nothing there at first, ``--games`` of the world's expert are imitated before, the same for all arms.
+policy can do nothing there at first, ``--games`` of the world's oracle are imitated before, the same for all arms.
 
     python examples/two_policies.py [--kind lora full] [--share role all] [--seeds 0 1 2] [--out runs/two_policies]
     python examples/two_policies.py --world forge/Codewords-v0@1 --games 96 --lr 8e-5 --kind full [...]
@@ -45,7 +45,7 @@ def run(kind, share, seed, asked, *, control=False):
         return json.loads(saved.read_text())
     config = fa.GRPOConfig(
         seed=seed,
-        refills=0,  # every arm plays as much
+        max_resamples=0,  # every arm plays as much
         learner=fa.LearnerConfig(lr=lr, warmup_steps=2),
         engine=fa.EngineConfig(max_model_len=asked.max_model_len, enforce_eager=True),
         groups_per_step=asked.groups,
@@ -87,7 +87,7 @@ def label(result):
 def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world", default=RELAY, help="a game of two seats, with its level")
-    parser.add_argument("--games", type=int, default=0, help="of the world's expert, which are imitated; 0: none")
+    parser.add_argument("--games", type=int, default=0, help="of the world's oracle, which are imitated; 0: none")
     parser.add_argument("--epochs", type=int, default=4, help="how often each is")
     parser.add_argument("--kind", nargs="+", choices=list(RATES), default=list(RATES))
     parser.add_argument("--share", nargs="+", choices=["role", "all"], default=["role", "all"])

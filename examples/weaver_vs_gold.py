@@ -186,7 +186,7 @@ class Task:
     max_tokens: int
     max_model_len: int
     games: int = 0
-    """Of the world's expert, which are imitated before, the same for all arms."""
+    """Of the world's oracle, which are imitated before, the same for all arms."""
     epochs: int = 2
     """How often each is."""
 
@@ -245,7 +245,7 @@ def run(arm, seed, folder, single, asked):
     verifiers = task.verifiers(asked.model)
     config = fa.GRPOConfig(
         seed=seed,
-        refills=0,  # every arm plays as much
+        max_resamples=0,  # every arm plays as much
         learner=fa.LearnerConfig(lr=task.lr, warmup_steps=2),
         engine=fa.EngineConfig(max_model_len=task.max_model_len),
         eval_every=asked.eval_every,

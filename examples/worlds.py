@@ -1,7 +1,7 @@
-"""A team learns a world that it cannot play at first: it imitates games of the world's expert, then plays for itself.
+"""A team learns a world that it cannot play at first: it imitates games of the world's oracle, then plays for itself.
 
-One policy sits in every seat of a team world (`forge-agents list` shows which have an expert). Untrained it earns next
-to nothing in most of them. After the expert's games it earns a little, and from there GRPO goes on. The control has
+One policy sits in every seat of a team world (`forge-agents list` shows which have an oracle). Untrained it earns next
+to nothing in most of them. After the oracle's games it earns a little, and from there GRPO goes on. The control has
 learning rate 0 and must not move. All are measured on the same held-out seeds.
 
     python examples/worlds.py [forge/Codewords-v0@1] [--seeds 0 1 2] [--games 96] [--steps 20] [--out runs/worlds]
@@ -50,7 +50,7 @@ def run(seed, asked, out):
     with fa.GRPOTrainer(team, config=config, out_dir=folder / "trained") as first:
         results["trained"] = measured(first, asked.steps, asked)
         if asked.control_steps:
-            with first.again(folder / "control", config=still) as second:
+            with first.fork(folder / "control", config=still) as second:
                 results["control"] = measured(second, asked.control_steps, asked)
     for arm, result in results.items():
         result |= {"arm": arm, "seed": seed}
@@ -59,7 +59,7 @@ def run(seed, asked, out):
 
 
 def imitated(team, seed, asked, folder):
-    """The model after the expert's games."""
+    """The model after the oracle's games."""
     if not (folder / "export").exists():
         config = fa.SFTConfig(seed=seed, batch_size=16, learner=fa.LearnerConfig(lr=2e-5))
         with fa.SFTTrainer(team, config, out_dir=folder) as trainer:
@@ -81,7 +81,7 @@ def main(words=None):
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("world", nargs="?", default="forge/Codewords-v0@1", help="environment, with its level")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--games", type=int, default=96, help="of the expert, which are imitated; 0: none")
+    parser.add_argument("--games", type=int, default=96, help="of the oracle, which are imitated; 0: none")
     parser.add_argument("--epochs", type=int, default=2, help="how often each is")
     parser.add_argument("--steps", type=int, default=20, help="optimiser steps of each run")
     parser.add_argument("--control-steps", type=int, default=2, help="of the control; 0: none")

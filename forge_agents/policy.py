@@ -1,4 +1,4 @@
-"""Who sits in a seat: language models, endpoints, people, random and scripted players, experts.
+"""Who sits in a seat: language models, endpoints, people, random and scripted players, oracles.
 
 In: what a user declares. Out: `seat_policies`, which answers who decides for an agent. Waits for nothing: declaring a
 policy loads no weights; `forge_agents.rollout.players` brings it to life.
@@ -399,15 +399,15 @@ class Random:
 
 @settings_class
 @dataclass(frozen=True, kw_only=True)
-class Expert:
-    """Plays what the environment's own expert says: the script that it was registered with, where it was with one.
+class Oracle:
+    """Plays what the environment's own oracle says: the script that it was registered with, where it was with one.
 
     Each seat of each episode gets a player of its own, which reads what the seat reads and no more.
     """
 
-    name: str = "expert"
+    name: str = "oracle"
     seed: int = 0
-    """Of its random choices, mixed with the episode's seed; most experts make none."""
+    """Of its random choices, mixed with the episode's seed; most oracles make none."""
     shared: bool = False
     """As of `Random`: whether the siblings of a group meet the same choices."""
 
@@ -453,17 +453,17 @@ def _check_name(name: str) -> None:
         raise ValueError(f"policy name {name!r} must be letters, digits, '-' or '_' (it names files and weights)")
 
 
-AnyPolicy: TypeAlias = Policy | Endpoint | Human | Random | Expert | Scripted
-WORDS: Mapping[str, AnyPolicy] = MappingProxyType({"random": Random(), "human": Human(), "expert": Expert()})
+AnyPolicy: TypeAlias = Policy | Endpoint | Human | Random | Oracle | Scripted
+WORDS: Mapping[str, AnyPolicy] = MappingProxyType({"random": Random(), "human": Human(), "oracle": Oracle()})
 """Whom a word names, wherever players are named."""
-Seats: TypeAlias = AnyPolicy | Mapping[str, AnyPolicy] | Callable[[str, int], AnyPolicy]
+PolicyMapping: TypeAlias = AnyPolicy | Mapping[str, AnyPolicy] | Callable[[str, int], AnyPolicy]
 """One policy for all seats, a policy per seat, or a function ``(agent, episode_seed) -> policy``."""
 
 
 _ANSWERS = "; a function that answers what a player sees is fa.Scripted(function)"
 
 
-def seat_policies(seats: Seats, agents: Sequence[str], seed: int) -> dict[str, AnyPolicy]:
+def seat_policies(seats: PolicyMapping, agents: Sequence[str], seed: int) -> dict[str, AnyPolicy]:
     """Who decides for each of `agents` in the episodes with `seed`.
 
     Raises:
@@ -495,7 +495,7 @@ def seat_policies(seats: Seats, agents: Sequence[str], seed: int) -> dict[str, A
     for agent, policy in chosen.items():
         if not isinstance(policy, AnyPolicy):
             raise TypeError(
-                f"seat {agent!r} holds {_what(policy)}; use fa.Policy, fa.Endpoint, fa.Human, fa.Random, fa.Expert or "
+                f"seat {agent!r} holds {_what(policy)}; use fa.Policy, fa.Endpoint, fa.Human, fa.Random, fa.Oracle or "
                 f"fa.Scripted{_ANSWERS if callable(policy) or callable(seats) else ''}"
             )
     return chosen
@@ -521,7 +521,7 @@ def _takes_two(function: Callable[..., object]) -> bool:
     return True
 
 
-def declared_policies(seats: Seats, agents: Sequence[str]) -> dict[str, AnyPolicy]:
+def declared_policies(seats: PolicyMapping, agents: Sequence[str]) -> dict[str, AnyPolicy]:
     """Every policy of `seats` by name; for a function, those of a few probed episode seeds.
 
     Raises:
@@ -538,7 +538,7 @@ def declared_policies(seats: Seats, agents: Sequence[str]) -> dict[str, AnyPolic
     return by_name
 
 
-def named_apart(seats: Seats) -> Seats:
+def named_apart(seats: PolicyMapping) -> PolicyMapping:
     """`seats` with a name of its own for every model that was given none, unless it is the only one.
 
     So seats share weights only where they hold the same object or policies of one given name.
@@ -562,7 +562,7 @@ def named_apart(seats: Seats) -> Seats:
     return {agent: named.get(id(policy), policy) for agent, policy in seats.items()}
 
 
-def players_of(seats: Seats, agents: Sequence[str]) -> dict[str, list[AnyPolicy]]:
+def players_of(seats: PolicyMapping, agents: Sequence[str]) -> dict[str, list[AnyPolicy]]:
     """Who may sit in each seat; for a function, in the episodes of a few probed seeds.
 
     Raises:
@@ -583,6 +583,6 @@ def players_of(seats: Seats, agents: Sequence[str]) -> dict[str, list[AnyPolicy]
     return found
 
 
-def _probed(seats: Seats) -> range:
+def _probed(seats: PolicyMapping) -> range:
     """Episode seeds for which a function is asked."""
     return range(64) if callable(seats) and not isinstance(seats, AnyPolicy) else range(1)

@@ -52,7 +52,7 @@ OTHER_NAMES: Mapping[str, tuple[tuple[str, str], ...] | str] = {
     "max_prompt_length": (("EngineConfig", "max_model_len"),),
     "scale_rewards": (("Credit", "scale"),),
     "adv_estimator": (("GRPOConfig", "credit"),),
-    "report_to": (("GRPOConfig", "log_to"), ("OfflineConfig", "log_to")),
+    "report_to": (("GRPOConfig", "tracker"), ("OfflineConfig", "tracker")),
     "save_steps": (("GRPOConfig", "checkpoint_every"), ("OfflineConfig", "checkpoint_every")),
     "save_total_limit": (("GRPOConfig", "keep_checkpoints"), ("OfflineConfig", "keep_checkpoints")),
     "eval_steps": (("GRPOConfig", "eval_every"), ("OfflineConfig", "eval_every")),
@@ -92,9 +92,9 @@ OTHER_NAMES: Mapping[str, tuple[tuple[str, str], ...] | str] = {
     "total_training_steps": "Give the number of optimizer steps as `steps`.",
     "output_dir": "The folder of a run is `out_dir`.",
     "args": "The settings of a trainer are `config`.",
-    "reward_funcs": "The reward of a run is `reward`; several rewards by name are `fa.Columns`.",
+    "reward_funcs": "The reward of a run is `reward`; several rewards by name are `fa.MultiReward`.",
     "reward_fn": "The reward of a run is `reward`.",
-    "reward_weights": "Several rewards with weights are `fa.Columns(rewards, weights)`.",
+    "reward_weights": "Several rewards with weights are `fa.MultiReward(rewards, weights)`.",
     "train_dataset": "What is learned is the first argument of `fit`: an environment, or a dataset for fine-tuning.",
 }
 """Names of TRL, verl, OpenRLHF, PEFT and transformers: by each, the class and setting that mean the same here, or what

@@ -11,14 +11,14 @@ from forge_agents.envs.registry import register, register_suite
 register(
     "forge/KuhnPoker-v0",
     entry_point="forge_envs.games.poker:KuhnPoker",
-    expert="forge_envs.experts.kuhn_poker:Expert",
+    oracle="forge_envs.oracles.kuhn_poker:Oracle",
     max_turns=3,
     tags=("2p", "zero-sum", "hidden-information"),
 )
 register(
     "forge/Relay-v0",
     entry_point="forge_envs.teams.relay:Relay",
-    expert="forge_envs.experts.relay:Expert",
+    oracle="forge_envs.oracles.relay:Oracle",
     tags=("2p", "cooperative", "tool"),
     levels=[
         {"max_number": 9},
@@ -32,7 +32,7 @@ register(
 register(
     "forge/ToolRelay-v0",  # a Relay in which a small model calls the calculator now and then, untrained
     entry_point="forge_envs.teams.relay:Relay",
-    expert="forge_envs.experts.relay:Expert",
+    oracle="forge_envs.oracles.relay:Oracle",
     tags=("2p", "cooperative", "tool"),
     levels=[{"max_number": most} for most in (9, 99, 999, 9_999, 99_999)],
     max_number=99,
@@ -45,7 +45,7 @@ register(
 register(
     "forge/AlphabetSort-v0",
     entry_point="forge_envs.games.alphabet_sort:AlphabetSort",
-    expert="forge_envs.experts.alphabet_sort:expert",
+    oracle="forge_envs.oracles.alphabet_sort:oracle",
     tags=("1p", "multi-turn"),
     levels=[
         {"num_names": names, "num_added": added, "turns": turns}
@@ -61,7 +61,7 @@ register(
 register(
     "forge/TreasureHunt-v0",
     entry_point="forge_envs.teams.treasure_hunt:TreasureHunt",
-    expert="forge_envs.experts.treasure_hunt:Expert",
+    oracle="forge_envs.oracles.treasure_hunt:Oracle",
     tags=("2p", "cooperative"),
     levels=[
         {"size": size, "rocks": rocks}
@@ -82,7 +82,7 @@ register(
 register(
     "forge/TicTacToe-v0",
     entry_point="forge_envs.adapters.pettingzoo:tic_tac_toe",
-    expert="forge_envs.experts.tic_tac_toe:expert",
+    oracle="forge_envs.oracles.tic_tac_toe:oracle",
     max_turns=9,
     tags=("2p", "zero-sum", "board", "pettingzoo"),
 )
@@ -106,7 +106,7 @@ register(
 register(
     "forge/Library-v0",
     entry_point="forge_envs.teams.library:Library",
-    expert="forge_envs.experts.library:Expert",
+    oracle="forge_envs.oracles.library:Oracle",
     tags=("2p", "cooperative", "hidden-information", "tool"),
     levels=[
         {"hops": hops, "towns": towns} for hops, towns in ((1, 4), (1, 20), (2, 12), (3, 20), (4, 40), (6, 60))
@@ -115,14 +115,14 @@ register(
 register(
     "forge/Tables-v0",
     entry_point="forge_envs.teams.tables:Tables",
-    expert="forge_envs.experts.tables:Expert",
+    oracle="forge_envs.oracles.tables:Oracle",
     tags=("2p", "cooperative", "tool"),
     levels=[{"level": level, "orders": orders} for level, orders in enumerate((20, 20, 40, 60, 80, 120), 1)],
 )
 register(
     "forge/Codewords-v0",
     entry_point="forge_envs.games.codewords:Codewords",
-    expert="forge_envs.experts.codewords:Expert",
+    oracle="forge_envs.oracles.codewords:Oracle",
     tags=("2p", "cooperative", "hidden-information"),
     levels=[
         {"groups": groups, "size": size, "others": others, "near": near, "traps": traps, "spare": spare}
@@ -135,7 +135,7 @@ register(
 register(
     "forge/CodewordsDuel-v0",
     entry_point="forge_envs.games.codewords:Codewords",
-    expert="forge_envs.experts.codewords:Expert",
+    oracle="forge_envs.oracles.codewords:Oracle",
     tags=("4p", "zero-sum", "hidden-information"),
     teams=2,
     groups=2,
@@ -148,7 +148,7 @@ register(
 register(
     "forge/Village-v0",
     entry_point="forge_envs.games.village:Village",
-    expert="forge_envs.experts.village:Expert",
+    oracle="forge_envs.oracles.village:Oracle",
     tags=("5p", "hidden-information"),
     levels=[
         {"seats": seats, "wolves": wolves, "seer": seer, "healer": healer, "days": days}
@@ -161,7 +161,7 @@ register(
 register(
     "forge/Fireworks-v0",
     entry_point="forge_envs.games.fireworks:Fireworks",
-    expert="forge_envs.experts.fireworks:Expert",
+    oracle="forge_envs.oracles.fireworks:Oracle",
     tags=("2p", "cooperative", "hidden-information"),
     levels=[
         {"seats": seats, "colours": colours, "ranks": ranks, "hand": hand, "hints": hints, "fuses": fuses}
@@ -174,7 +174,7 @@ register(
 register(
     "forge/Commons-v0",
     entry_point="forge_envs.teams.commons:Commons",
-    expert="forge_envs.experts.commons:expert",
+    oracle="forge_envs.oracles.commons:oracle",
     tags=("3p", "mixed-motive"),
     levels=[
         {"seats": seats, "regrowth": regrowth}
@@ -184,7 +184,7 @@ register(
 register(
     "forge/Kitchen-v0",
     entry_point="forge_envs.teams.kitchen:Kitchen",
-    expert="forge_envs.experts.kitchen:Expert",
+    oracle="forge_envs.oracles.kitchen:Oracle",
     tags=("2p", "cooperative"),
     levels=[
         {"layout": layout, "onions": onions, "orders": orders, "rounds": rounds}
@@ -198,7 +198,7 @@ _DESK = {"kinds": 3, "knows_numbers": False, "rules": 3, "approvals": False, "cu
 register(
     "forge/ServiceDesk-v0",
     entry_point="forge_envs.teams.service_desk:ServiceDesk",
-    expert="forge_envs.experts.service_desk:Expert",
+    oracle="forge_envs.oracles.service_desk:Oracle",
     tags=("3p", "cooperative", "hidden-information", "tool"),
     levels=[
         {"kinds": 1, "knows_numbers": True, "rules": 0, "approvals": False, "customers": 2, "examples": True},
@@ -212,7 +212,7 @@ register(
 register(
     "forge/Repair-v0",
     entry_point="forge_envs.teams.repair:Repair",
-    expert="forge_envs.experts.repair:Expert",
+    oracle="forge_envs.oracles.repair:Oracle",
     tags=("3p", "cooperative", "hidden-information", "tool"),
     isolation="process",  # it runs code, which takes its time
     levels=[

@@ -110,7 +110,7 @@ def _member(name: str, agent: object, given: object, sampling: Sampling | None) 
 def _checked(what: str, player: object) -> AnyPolicy:
     if not isinstance(player, AnyPolicy):
         raise TypeError(
-            f"{what} is a {type(player).__name__}; use fa.Policy, fa.Endpoint, fa.Human, fa.Random, fa.Expert, "
+            f"{what} is a {type(player).__name__}; use fa.Policy, fa.Endpoint, fa.Human, fa.Random, fa.Oracle, "
             'fa.Scripted, words such as "random" or a model\'s name, or a mapping from agent to one of these'
         )
     return player
@@ -140,7 +140,7 @@ def _named_team(name: str, team: Team, taken: set[str]) -> Team:
 def read_player(words: str, sampling: Sampling | None = None) -> Player:
     """A player from words.
 
-    ``random``; ``human``; ``expert``; ``package.module:function``, a scripted player; ``http://host:port/v1#model``, a
+    ``random``; ``human``; ``oracle``; ``package.module:function``, a scripted player; ``http://host:port/v1#model``, a
     model behind an endpoint; anything else is a model: a built-in name, a Hugging Face id, a folder, or the folder of a
     run, which stands for what it exported: one model, or a team with a model for each of the run's agents. The folder
     in a run that holds the exported models stands for the same.
@@ -220,7 +220,7 @@ def _agents_of(run: Path) -> Iterator[tuple[str, str]]:
         settings: Any = safe_yaml.read(run / "config.yaml")
     except (OSError, ValueError):
         return
-    seats = settings.get("seats") if isinstance(settings, dict) else None
+    seats = settings.get("policy_mapping") if isinstance(settings, dict) else None
     for agent, name in seats.items() if isinstance(seats, dict) else ():
         if isinstance(agent, str) and isinstance(name, str):
             yield agent, name

@@ -21,11 +21,11 @@ from typing import Any
 import forge_agents
 from forge_agents.bench.code import code_at, described
 from forge_agents.bench.entrants import Player, Team
-from forge_agents.envs.experts import expert_of
+from forge_agents.envs.oracles import oracle_of
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.files import user_path
 from forge_agents.models.resolve import resolve
-from forge_agents.policy import Endpoint, Expert, Policy, Random, Sampling, Scripted
+from forge_agents.policy import Endpoint, Oracle, Policy, Random, Sampling, Scripted
 from forge_agents.serving.config import EngineConfig
 
 _PACKAGES = (
@@ -57,10 +57,10 @@ def player_facts(
 
     Args:
         engine: What would serve it if it is a model.
-        specs: What it would play if it is an expert.
+        specs: What it would play if it is an oracle.
 
     Raises:
-        ValueError: It is an expert, and one of `specs` has none.
+        ValueError: It is an oracle, and one of `specs` has none.
     """
     engine = engine or EngineConfig()
     if isinstance(player, Team):
@@ -85,10 +85,10 @@ def player_facts(
         facts |= {name: price for name in _PRICES if (price := getattr(player, name))}
     elif isinstance(player, Random):
         facts["seed"] = player.seed
-    elif isinstance(player, Expert):
+    elif isinstance(player, Oracle):
         for spec in specs:
-            expert_of(spec, spec.id)
-        facts |= {"seed": player.seed, "code": digest({spec.id: code_at(spec.load_expert()) for spec in specs})}
+            oracle_of(spec, spec.id)
+        facts |= {"seed": player.seed, "code": digest({spec.id: code_at(spec.load_oracle()) for spec in specs})}
     elif isinstance(player, Scripted):
         name = getattr(player.fn, "__qualname__", type(player.fn).__name__)
         facts |= {"function": name, "code": digest(described(player.fn))}

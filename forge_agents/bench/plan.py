@@ -50,7 +50,7 @@ class BenchLimits:
     """Currency units, at the prices of the endpoints, after which no episode is begun; None sets no limit."""
     max_seconds: float | None = None
     """Seconds after which no episode is begun; None sets no limit."""
-    max_live_episodes: int = 64
+    max_concurrent_episodes: int = 64
     """Episodes at once."""
 
     def __post_init__(self) -> None:
@@ -58,8 +58,10 @@ class BenchLimits:
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ValueError(f"{name}={value} allows nothing; give a number above 0, or None for no limit")
-        if self.max_live_episodes < 1:
-            raise ValueError(f"max_live_episodes={self.max_live_episodes}; at least 1 episode must be under way")
+        if self.max_concurrent_episodes < 1:
+            raise ValueError(
+                f"max_concurrent_episodes={self.max_concurrent_episodes}; at least 1 episode must be under way"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,7 @@ class BenchConfig:
     """One benchmark."""
 
     players: dict[str, str | dict[str, str]] = field(default_factory=dict)
-    """By name: random, human, expert, package.module:function, http://host:port/v1#model, a run's folder or a model; or
+    """By name: random, human, oracle, package.module:function, http://host:port/v1#model, a run's folder or a model; or
     one of these for each agent."""
     cross_play: list[str] = field(default_factory=list)
     """More players in the same words, called by the ends of these; several can follow on a command line."""

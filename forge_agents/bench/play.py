@@ -36,7 +36,7 @@ from forge_agents.envs import registry
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.errors import BudgetError, ModelNotFoundError, did_you_mean
 from forge_agents.models.resolve import resolve
-from forge_agents.policy import WORDS, Expert, Human, Policy, Random, Sampling
+from forge_agents.policy import WORDS, Human, Oracle, Policy, Random, Sampling
 from forge_agents.rollout.players import Served
 from forge_agents.rollout.rollout import Rollout
 from forge_agents.runtime import starts
@@ -97,7 +97,7 @@ def benchmark(
 
     Raises:
         UnknownIdError: No such suite or environment.
-        ValueError, TypeError: Players or numbers that make no sense, or an expert where an environment has none.
+        ValueError, TypeError: Players or numbers that make no sense, or an oracle where an environment has none.
         RunFolderError: `out_dir` cannot be used, or another benchmark writes there.
         ActorDiedError, StallError: An engine is gone. What was played is kept: call again to go on.
     """
@@ -121,7 +121,7 @@ def benchmark(
     limits, engine = limits or BenchLimits(), engine or EngineConfig()
     everyone = [policy for player in named.values() for policy in policies_of(player)]
     if human := any(isinstance(policy, Human) for policy in everyone):  # one terminal, and no bar across it
-        limits = replace(limits, max_live_episodes=1)
+        limits = replace(limits, max_concurrent_episodes=1)
     specs = [registry.spec(id_) for id_ in arguments]
     facts = {name: _facts(player, engine, specs, players[name]) for name, player in named.items()}
     worlds = worlds_of(arguments)
@@ -179,7 +179,7 @@ def _facts(
 
     Raises:
         ModelNotFoundError: There is no such model; the message names a player in words that is near.
-        ValueError: An expert in an environment that has none.
+        ValueError: An oracle in an environment that has none.
     """
     try:
         return player_facts(player, engine, specs)
@@ -244,7 +244,7 @@ class _Run:
             with self.bar.starts():
                 served = await stack.enter_async_context(_fleet(models, engine))
             begun = time.monotonic()
-            lanes = min(self.limits.max_live_episodes, len(queue))
+            lanes = min(self.limits.max_concurrent_episodes, len(queue))
             await all_or_first_error(self._lane(queue, served) for _ in range(lanes))
             self.play_seconds = time.monotonic() - begun
             if not self.stopped:
@@ -298,7 +298,7 @@ class _Run:
     async def _episode(self, match: Match, served: Mapping[str, Served]) -> Episode:
         seats = {seat: policy_at(self.players[name], seat) for seat, name in match.lineup.items()}
         for seat, player in seats.items():
-            if isinstance(player, Random | Expert):  # it draws anew in each sample of a seed
+            if isinstance(player, Random | Oracle):  # it draws anew in each sample of a seed
                 seats[seat] = replace(player, seed=player.seed + 1_000_003 * match.sample)
         rollout = Rollout(
             make_env=match.world.make,

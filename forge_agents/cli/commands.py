@@ -83,7 +83,7 @@ def init(words: Sequence[str]) -> int:
     "train",
     "forge-agents train train.yaml",
     "forge-agents train train.yaml --steps 200 --trainer.learner.lr 1e-5 --out_dir runs/second",
-    "forge-agents train train.yaml --trainer.log_to wandb",
+    "forge-agents train train.yaml --trainer.tracker wandb",
     "forge-agents train --env forge/Relay-v0 --policies.team.model smollm2-135m-instruct",
     "forge-agents train train.yaml --seeds 3 --out_dir runs/population",
     "forge-agents train examples/slurm/train.yaml --dry-run",
@@ -148,7 +148,7 @@ def _trained_player(run: fa.RunConfig, result: fa.FitResult) -> Path:
     """What a benchmark takes as the trained player: one model, or the run's folder for a team with several models."""
     folders = {name: result.export / name for name, policy in run.policies.items() if policy.trainable}
     exported = {name: folder for name, folder in folders.items() if folder.is_dir()}
-    agents = run.seats.values() if isinstance(run.seats, dict) else ()
+    agents = run.policy_mapping.values() if isinstance(run.policy_mapping, dict) else ()
     if len(exported) > 1 and agents and set(agents) <= exported.keys():
         return result.out_dir
     return next(iter(exported.values()), result.export)
@@ -410,7 +410,7 @@ def export(words: Sequence[str]) -> int:
     "forge-agents play forge/Relay-v0 --endpoint http://127.0.0.1:8000/v1 --endpoint_model mine --api_key_env KEY",
     "forge-agents play forge/LeducPoker-v0 --opponent human --seed 3",
     "forge-agents play forge/Relay-v0 --env_args.max_number 9",
-    "forge-agents play forge/Fireworks-v0@2 --opponent expert",
+    "forge-agents play forge/Fireworks-v0@2 --opponent oracle",
     "forge-agents play forge/Relay-v0 --watch true --model smollm2-135m-instruct",
 )
 def play(words: Sequence[str]) -> int:
@@ -516,12 +516,12 @@ def list_environments(words: Sequence[str]) -> int:
     ids = _named_ids(chosen.names) if chosen.names else registry.list_envs()
     specs = [one for one in map(registry.spec, ids) if chosen.tag is None or chosen.tag in one.tags]
     rows = [
-        (one.id, ", ".join(one.tags), str(one.max_turns or ""), str(len(one.levels) or ""), "expert" * bool(one.expert))
+        (one.id, ", ".join(one.tags), str(one.max_turns or ""), str(len(one.levels) or ""), "oracle" * bool(one.oracle))
         for one in specs
     ]
     console = Console()
     if console.is_terminal:
-        table = Table(Column("id", overflow="fold"), "tags", "turns", "levels", "expert", title="environments")
+        table = Table(Column("id", overflow="fold"), "tags", "turns", "levels", "oracle", title="environments")
         for row in rows:
             table.add_row(*row)
         console.print(table)

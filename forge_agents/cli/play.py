@@ -14,7 +14,7 @@ from forge_agents.envs import registry
 from forge_agents.episodes.play import play
 from forge_agents.errors import PlayerLeftError, did_you_mean
 from forge_agents.page import visible
-from forge_agents.policy import AnyPolicy, Endpoint, Expert, Human, Policy, Random, Sampling
+from forge_agents.policy import AnyPolicy, Endpoint, Human, Oracle, Policy, Random, Sampling
 from forge_agents.rollout.rollout import PlayableEnv, close
 from forge_agents.rollout.terminal import Terminal, terminal
 from forge_agents.settings import settings_class
@@ -42,9 +42,9 @@ class PlayConfig:
     """What the server calls its model."""
     api_key_env: str = ""
     """Environment variable with the server's key."""
-    opponent: Literal["random", "human", "expert"] | None = None
+    opponent: Literal["random", "human", "oracle"] | None = None
     """Who takes all other seats where neither model nor endpoint does: random moves (the default), people at the same
-    terminal, or the environment's expert."""
+    terminal, or the environment's oracle."""
     sampling: Sampling = field(default_factory=Sampling)
     """How the model's or the server's answers are drawn."""
     seed: int = 0
@@ -68,8 +68,8 @@ class PlayConfig:
             return Endpoint(
                 self.endpoint, self.endpoint_model, api_key_env=self.api_key_env, sampling=self.sampling
             )
-        if self.opponent == "expert":
-            return Expert(seed=self.seed)
+        if self.opponent == "oracle":
+            return Oracle(seed=self.seed)
         return Human(name="other") if self.opponent == "human" else Random(seed=self.seed)
 
 

@@ -75,7 +75,7 @@ def read_run(folder: Path, export: Path, *, also: Sequence[str] = ()) -> Trained
                 raise ValueError(f"policies has {name!r} with name {policy.name!r}; both must be the same")
         had = (settings.get("trainer") or {}).get("engine") or {}
         engine = EngineConfig(**{name: had[name] for name in ("max_model_len", "dtype") if name in had})
-        sits = {str(name): str(policy) for name, policy in (settings.get("seats") or {}).items()}
+        sits = {str(name): str(policy) for name, policy in (settings.get("policy_mapping") or {}).items()}
     except (AttributeError, KeyError, TypeError, ValueError) as cause:
         raise RunFolderError(
             visible(f"{folder / 'config.yaml'} holds no policies as this version writes them ({cause}); serve ")

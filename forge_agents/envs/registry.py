@@ -86,7 +86,7 @@ def register(
     levels: Iterable[Mapping[str, Any]] = (),
     isolation: Isolation = "none",
     step_timeout_s: float = 60.0,
-    expert: str | Callable[..., Any] | None = None,
+    oracle: str | Callable[..., Any] | None = None,
     **kwargs: Any,
 ) -> Callable[[E], E]: ...
 
@@ -101,7 +101,7 @@ def register(
     levels: Iterable[Mapping[str, Any]] = (),
     isolation: Isolation = "none",
     step_timeout_s: float = 60.0,
-    expert: str | Callable[..., Any] | None = None,
+    oracle: str | Callable[..., Any] | None = None,
     **kwargs: Any,
 ) -> EnvSpec: ...
 
@@ -115,7 +115,7 @@ def register(
     levels: Iterable[Mapping[str, Any]] = (),
     isolation: Isolation = "none",
     step_timeout_s: float = 60.0,
-    expert: str | Callable[..., Any] | None = None,
+    oracle: str | Callable[..., Any] | None = None,
     **kwargs: Any,
 ) -> EnvSpec | Callable[[Any], Any]:
     """Make an environment available by id.
@@ -133,8 +133,8 @@ def register(
         isolation: ``"process"`` for an environment that is slow, or may crash or hang: it then lives in a worker
             process (`forge_agents.envs.workers.env`), and a failure costs one episode.
         step_timeout_s: Seconds that one call may take there.
-        expert: Who plays it well, ``"package.module:Name"``, imported when it first plays, or the factory itself: see
-            `forge_agents.envs.experts.ExpertFactory`. It plays where `forge_agents.Expert` takes a seat.
+        oracle: Who plays it well, ``"package.module:Name"``, imported when it first plays, or the factory itself: see
+            `forge_agents.envs.oracles.OracleFactory`. It plays where `forge_agents.Oracle` takes a seat.
         **kwargs: Default constructor arguments, and wrappers as in `make`.
 
     Raises:
@@ -156,7 +156,7 @@ def register(
             levels=steps,
             isolation=isolation,
             step_timeout_s=step_timeout_s,
-            expert=expert,
+            oracle=oracle,
         )
         with _lock:
             old = _specs.get(id)
@@ -286,10 +286,10 @@ def list_envs(tag: str | None = None) -> list[str]:
     return sorted(id_ for id_, s in _specs.items() if tag is None or tag in s.tags)
 
 
-def ids_with_experts() -> list[str]:
-    """Ids of the registered environments that have an expert, sorted."""
+def ids_with_oracles() -> list[str]:
+    """Ids of the registered environments that have an oracle, sorted."""
     _load_plugins()
-    return sorted(id_ for id_, s in _specs.items() if s.expert is not None)
+    return sorted(id_ for id_, s in _specs.items() if s.oracle is not None)
 
 
 def provide(namespace: str, *, entry_point: str, package: str, extra: str = "") -> None:

@@ -42,19 +42,19 @@ class EnvSpec:
     """``"process"``: the environment lives in a worker process, because it is slow, or may crash or hang."""
     step_timeout_s: float = 60.0
     """Seconds that one call may take in a worker process; then the worker is replaced and the episode fails."""
-    expert: str | Callable[..., Any] | None = field(default=None, repr=False)
-    """Who plays it well: ``"package.module:Name"`` of a `forge_agents.envs.experts.ExpertFactory`, or the factory; None
+    oracle: str | Callable[..., Any] | None = field(default=None, repr=False)
+    """Who plays it well: ``"package.module:Name"`` of a `forge_agents.envs.oracles.OracleFactory`, or the factory; None
     where nobody does."""
 
     def __post_init__(self) -> None:
         split_id(self.id)
-        for name in ("entry_point", "expert"):
+        for name in ("entry_point", "oracle"):
             point = getattr(self, name)
             if isinstance(point, str) and not re.fullmatch(r"[\w.]+:[\w.]+", point):
                 raise ValueError(f"{name} of {self.id} is {point!r}; write 'package.module:Class'")
-        if not (self.expert is None or isinstance(self.expert, str) or callable(self.expert)):
+        if not (self.oracle is None or isinstance(self.oracle, str) or callable(self.oracle)):
             raise TypeError(
-                f"expert of {self.id} is {type(self.expert).__name__}; give a factory (agent, settings, rng) -> player"
+                f"oracle of {self.id} is {type(self.oracle).__name__}; give a factory (agent, settings, rng) -> player"
             )
         check_max_turns(self.max_turns, self.id)
         if self.isolation not in get_args(Isolation) or not self.step_timeout_s > 0:
@@ -89,10 +89,10 @@ class EnvSpec:
         """The class or factory, imported if need be."""
         return self._loaded("entry point", self.entry_point)
 
-    def load_expert(self) -> Callable[..., Any]:
-        """The expert's factory, imported if need be; there must be one."""
-        assert self.expert is not None
-        return self._loaded("expert", self.expert)
+    def load_oracle(self) -> Callable[..., Any]:
+        """The oracle's factory, imported if need be; there must be one."""
+        assert self.oracle is not None
+        return self._loaded("oracle", self.oracle)
 
     def _loaded(self, what: str, point: str | Callable[..., Any]) -> Callable[..., Any]:
         if not isinstance(point, str):

@@ -1,4 +1,4 @@
-"""`demonstrations`: games of an environment's expert, which a policy imitates before it plays.
+"""`demonstrations`: games of an environment's oracle, which a policy imitates before it plays.
 
 In: an environment's id, a number of games. Out: episodes, on seeds that nothing else plays. Waits for the environment.
 """
@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 
 from forge_agents.envs import registry
-from forge_agents.envs.experts import expert_of
+from forge_agents.envs.oracles import oracle_of
 from forge_agents.envs.seeds import BENCHMARKS_FROM, DEMONSTRATIONS_FROM
 from forge_agents.errors import did_you_mean
-from forge_agents.policy import Expert
+from forge_agents.policy import Oracle
 from forge_agents.rollout.rollout import Rollout, seats_of
 from forge_agents.runtime.interrupts import LoopRunner
 from forge_agents.runtime.waits import all_or_first_error
@@ -36,7 +36,7 @@ def demonstrations(
     env_args: Mapping[str, Any] | None = None,
     seats: Collection[str] = (),
 ) -> list[Episode]:
-    """Games of an environment's expert in all seats, for `forge_agents.SFTTrainer.fit`.
+    """Games of an environment's oracle in all seats, for `forge_agents.SFTTrainer.fit`.
 
     The same arguments give the same games, fewer of them the first. No training, evaluation or benchmark plays their
     seeds.
@@ -48,21 +48,21 @@ def demonstrations(
         seats: Whose part is kept; empty: everybody's. All play.
 
     Returns:
-        Episodes with ``policy`` "expert" everywhere; one that failed twice has its `error`.
+        Episodes with ``policy`` "oracle" everywhere; one that failed twice has its `error`.
 
     Raises:
         UnknownIdError, ArgumentError: No such environment, or arguments that it does not take.
-        ValueError: It has no expert or no such seat, or there are no games.
+        ValueError: It has no oracle or no such seat, or there are no games.
     """
     if games < 1 or seed < 0:
         raise ValueError(f"games={games} must be at least 1 and seed={seed} at least 0")
     spec, make = registry.spec(env_id), partial(registry.make, env_id, **(env_args or {}))
-    expert_of(spec, spec.id)
+    oracle_of(spec, spec.id)
     known = seats_of(make, spec.id) if seats else ()
     for seat in seats:
         if seat not in known:
             raise ValueError(f"{spec.id} has no seat {seat!r}; it has {', '.join(known)}.{did_you_mean(seat, known)}")
-    rollout = Rollout(make_env=make, env_id=spec.id, seats=Expert(), max_turns=spec.max_turns or 1000)
+    rollout = Rollout(make_env=make, env_id=spec.id, seats=Oracle(), max_turns=spec.max_turns or 1000)
     limit = asyncio.Semaphore(_AT_ONCE)
 
     async def play() -> list[Episode]:

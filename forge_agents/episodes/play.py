@@ -17,10 +17,10 @@ from typing import Any, SupportsIndex, TypeVar
 from pettingzoo import AECEnv, ParallelEnv
 
 from forge_agents.envs import registry
-from forge_agents.envs.experts import expert_of
+from forge_agents.envs.oracles import oracle_of
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.errors import NotReadyError, PlayerLeftError
-from forge_agents.policy import Expert, Policy, Seats, declared_policies, named_apart, seat_policies
+from forge_agents.policy import Oracle, Policy, PolicyMapping, declared_policies, named_apart, seat_policies
 from forge_agents.rollout import rollout
 from forge_agents.rollout.players import Served
 from forge_agents.rollout.rollout import PlayableEnv
@@ -102,7 +102,7 @@ def _asked(policy: Policy) -> str:
 
 def play(
     env: str | EnvSpec | PlayableEnv | Callable[..., PlayableEnv],
-    seats: Seats,
+    seats: PolicyMapping,
     *,
     seed: int = 0,
     env_args: Mapping[str, Any] | None = None,
@@ -129,7 +129,7 @@ def play(
     Raises:
         UnknownIdError, ArgumentError: No such environment, or arguments that it does not take.
         TypeError, ValueError: What is no environment or no player, a seat without a player, a player for a seat that
-            does not exist, an expert where the environment has none, or engines that do not serve a model.
+            does not exist, an oracle where the environment has none, or engines that do not serve a model.
         ModelNotFoundError: There is no such model.
         StallError, ActorDiedError: An engine did not start in time, is gone or does not answer.
         BudgetError: An endpoint's budget is spent.
@@ -146,8 +146,8 @@ def play(
         chosen = seat_policies(named_apart(seat_policies(seats, agents, seed)), agents, seed)
         models = {agent: policy for agent, policy in chosen.items() if isinstance(policy, Policy)}
         declared_policies(models, list(models))  # each has its own name; other players may share one
-        if any(isinstance(policy, Expert) for policy in chosen.values()):
-            expert_of(spec, env_id)  # refused before an engine starts
+        if any(isinstance(policy, Oracle) for policy in chosen.values()):
+            oracle_of(spec, env_id)  # refused before an engine starts
         most, draw = max_turns or (spec and spec.max_turns) or 1000, f"{env_id}/{seed}"
 
         def one(served: Mapping[str, Served]) -> Coroutine[Any, Any, Episode]:

@@ -20,16 +20,16 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 
 from forge_agents.envs.env import CONVERSATION, writable
-from forge_agents.envs.experts import Seat, expert_of
+from forge_agents.envs.oracles import Seat, oracle_of
 from forge_agents.envs.thoughts import split_response, whole
 from forge_agents.errors import EndpointError, StallError
 from forge_agents.policy import (
     AnyPolicy,
     Context,
     Endpoint,
-    Expert,
     Human,
     KeepThoughts,
+    Oracle,
     Policy,
     Random,
     Sampling,
@@ -488,7 +488,7 @@ def _human(agent: str, instructions: str) -> Player:
     return decide
 
 
-def _draws(policy: Random | Expert, agent: str, episode_seed: int, sibling: int) -> list[int]:
+def _draws(policy: Random | Oracle, agent: str, episode_seed: int, sibling: int) -> list[int]:
     """What the random choices of a seat in an episode follow from."""
     own = [] if policy.shared or not sibling else [sibling]
     return [policy.seed, episode_seed, zlib.crc32(agent.encode()), *own]
@@ -508,8 +508,8 @@ def _random(policy: Random, agent: str, episode_seed: int, sibling: int) -> Play
     return decide
 
 
-def _expert(seat: Seat, agent: str, draws: list[int]) -> Player:
-    """The environment's own expert, made when the seat first decides: its failure is the episode's."""
+def _oracle(seat: Seat, agent: str, draws: list[int]) -> Player:
+    """The environment's own oracle, made when the seat first decides: its failure is the episode's."""
     seated: list[Callable[[str], str]] = []
 
     async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
@@ -517,7 +517,7 @@ def _expert(seat: Seat, agent: str, draws: list[int]) -> Player:
             seated.append(seat(agent, info, random.Random(repr(draws))))
         action = seated[0](observation)
         if not isinstance(action, str):
-            raise TypeError(f"the expert returned {type(action).__name__} for {agent!r}; return a str")
+            raise TypeError(f"the oracle returned {type(action).__name__} for {agent!r}; return a str")
         return _said(action)
 
     return decide
@@ -559,10 +559,10 @@ def player_for(
         draw: Names the episode among all that are ever played; see `ModelPlayer`.
         sibling: The episode's place in its group, from 0.
         compact: What the environment says of turns that a conversation has no room for.
-        spec: The environment's `EnvSpec`, which names its expert.
+        spec: The environment's `EnvSpec`, which names its oracle.
 
     Raises:
-        ValueError: A model without an engine, or an expert where the environment has none.
+        ValueError: A model without an engine, or an oracle where the environment has none.
     """
     if isinstance(policy, Policy):
         if policy.name not in served:
@@ -586,7 +586,7 @@ def player_for(
         return _human(agent, instructions)
     if isinstance(policy, Random):
         return _random(policy, agent, episode_seed, sibling)
-    if isinstance(policy, Expert):
-        seat = expert_of(spec, getattr(spec, "id", "an environment without an id"))
-        return _expert(seat, agent, _draws(policy, agent, episode_seed, sibling))
+    if isinstance(policy, Oracle):
+        seat = oracle_of(spec, getattr(spec, "id", "an environment without an id"))
+        return _oracle(seat, agent, _draws(policy, agent, episode_seed, sibling))
     return _scripted(policy, agent)

@@ -32,7 +32,7 @@ from forge_agents.errors import (
     UnknownIdError,
     did_you_mean,
 )
-from forge_agents.policy import AnyPolicy, Random, Seats, seat_policies
+from forge_agents.policy import AnyPolicy, PolicyMapping, Random, seat_policies
 from forge_agents.rollout.conversation import ASK_FOR_NOTES, Branches
 from forge_agents.rollout.players import ContextFullError, Decision, Player, Served, player_for
 from forge_agents.runtime.waits import all_or_first_error
@@ -186,7 +186,7 @@ async def play(
     Raises:
         ActorDiedError, StallError: An engine is gone or does not answer.
         BudgetError: An endpoint's budget is spent.
-        ValueError: A model has no engine, or the environment no expert.
+        ValueError: A model has no engine, or the environment no oracle.
     """
     started = time.perf_counter()
     seats: dict[str, _Seat] = {}
@@ -506,7 +506,7 @@ class Rollout:
     make_env: Callable[[], PlayableEnv]
     """A fresh environment per episode."""
     env_id: str
-    seats: Seats
+    seats: PolicyMapping
     served: Mapping[str, Served] = field(default_factory=dict)
     max_turns: int = 1000
     retries: int = 1

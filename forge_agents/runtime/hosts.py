@@ -82,7 +82,7 @@ class Hosts:
     """Of "kubernetes": where the pods are."""
     start_timeout_s: float = 600.0
     """Deadline for hosts to be there; time in a queue counts."""
-    silence_s: float = 30.0
+    heartbeat_timeout_s: float = 30.0
     """Seconds after which a host that says nothing counts as lost. One whose connection ends is lost at once."""
 
     def __post_init__(self) -> None:
@@ -100,7 +100,7 @@ class Hosts:
                     raise ValueError(f"{name} of the mesh gives {role} {count}; give at least 1, or leave the role out")
         for cores in self.cpus.values():
             parse_cores(cores)
-        for name in ("start_timeout_s", "silence_s"):
+        for name in ("start_timeout_s", "heartbeat_timeout_s"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"{name}={getattr(self, name)} of the mesh must be positive and finite")
         self._check_kind()

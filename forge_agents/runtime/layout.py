@@ -269,14 +269,14 @@ class Layout:
         hearing, silent_s = asyncio.ensure_future(beats()), 0.0
         try:
             # counted in turns of this loop: while the controller's own thread is busy, nobody falls silent
-            while silent_s < self.config.silence_s:
+            while silent_s < self.config.heartbeat_timeout_s:
                 await asyncio.wait({hearing}, timeout=_TICK_S)
                 if hearing.done():
                     break
                 silent_s, heard = (0.0 if heard else silent_s + _TICK_S), False
         finally:
             hearing.cancel()
-        why = "its connection ended" if hearing.done() else f"it said nothing for {self.config.silence_s:g} s"
+        why = "its connection ended" if hearing.done() else f"it said nothing for {self.config.heartbeat_timeout_s:g} s"
         self.lose(host, f"host {host} is lost: {why}")
 
     def lose(self, host: Host, why: str) -> None:

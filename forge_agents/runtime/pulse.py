@@ -54,12 +54,12 @@ class Pulse:
 
     Args:
         name: Said in errors; what the mesh was spawned under.
-        silence_s: A process that says nothing for longer counts as dead, from `started` on: a process that loads big
+        heartbeat_timeout_s: A process that says nothing for longer is dead, from `started` on: one that loads big
             libraries may be silent for long.
     """
 
-    def __init__(self, procs: ProcMesh, size: int, *, name: str, silence_s: float) -> None:
-        self._name, self._silence_s = name, silence_s
+    def __init__(self, procs: ProcMesh, size: int, *, name: str, heartbeat_timeout_s: float) -> None:
+        self._name, self._heartbeat_timeout_s = name, heartbeat_timeout_s
         self._procs, self._size = procs, size
         self._silence_counts = False
         self._holds = 0
@@ -86,7 +86,7 @@ class Pulse:
     def also(self, sign: Callable[[], Awaitable[object]], what: str) -> None:
         """From now on `sign` counts as well: an actor may end, or hang, in a process that lives.
 
-        It has `silence_s` each time, and more where the controller's own thread was held meanwhile.
+        It has `heartbeat_timeout_s` each time, and more where the controller's own thread was held meanwhile.
 
         Args:
             sign: Asks the actor for something short, again and again.
@@ -151,7 +151,7 @@ class Pulse:
         self.end()
 
     async def _feel(self, actors: Any) -> None:
-        within = self._silence_s + _HOLD_S
+        within = self._heartbeat_timeout_s + _HOLD_S
         while True:
             try:
                 await mesh.call_all(actors, self._size, "hold", _HOLD_S, timeout_s=within, who=self._name)
@@ -167,7 +167,7 @@ class Pulse:
         while True:
             try:
                 await mesh.with_deadline(
-                    sign(), self._silence_s, who=self._name, what=what, progress=lambda: self._holds
+                    sign(), self._heartbeat_timeout_s, who=self._name, what=what, progress=lambda: self._holds
                 )
             except StallError as error:
                 self._tell(self._silent(error))
@@ -187,11 +187,11 @@ class Pulse:
         while True:
             before = time.monotonic()
             await asyncio.sleep(_BEAT_S)
-            self._holds += time.monotonic() - before > _BEAT_S + self._silence_s / 4
+            self._holds += time.monotonic() - before > _BEAT_S + self._heartbeat_timeout_s / 4
 
     def _silent(self, error: StallError) -> StallError:
-        words = f"{self._name} gave no sign of life for silence_s={self._silence_s:g} s"
-        why = f"it hangs, or its machine is too busy; if so, raise silence_s. {error}"
+        words = f"{self._name} gave no sign of life for heartbeat_timeout_s={self._heartbeat_timeout_s:g} s"
+        why = f"it hangs, or its machine is too busy; if so, raise heartbeat_timeout_s. {error}"
         silent = StallError(f"{words}: {why}", self._name)
         silent.picture = error.picture
         return silent

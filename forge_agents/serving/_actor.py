@@ -35,9 +35,11 @@ _LINGER_S = 0.002
 class EngineActor(Actor):
     """Serves one model. The controller talks to it through `forge_agents.serving.Engine`."""
 
-    def __init__(self, config: EngineConfig, store: WeightStoreRef | None, weights_name: str, silence_s: float) -> None:
+    def __init__(
+        self, config: EngineConfig, store: WeightStoreRef | None, weights_name: str, heartbeat_timeout_s: float
+    ) -> None:
         self._config = config
-        self._silence_s = silence_s
+        self._heartbeat_timeout_s = heartbeat_timeout_s
         self._store = store
         self._weights_name = weights_name
         self._subscribers: dict[str, Subscriber] = {}
@@ -87,7 +89,7 @@ class EngineActor(Actor):
         With them the seconds in which the engine has had something to do.
         """
         still_s = self._running().still_s
-        if still_s > self._silence_s:
+        if still_s > self._heartbeat_timeout_s:
             self._fail(f"no step for {still_s:.0f} s, and it has work")
             self._running()
         try:

@@ -35,7 +35,7 @@ _POLL_S = 5.0
 """The actor answers at least this often."""
 _MOVE_S = 120.0
 _INFO_S = 30.0
-SILENCE_S = 60.0
+HEARTBEAT_TIMEOUT_S = 60.0
 """An actor that is silent for longer counts as dead, where nothing else is said."""
 
 
@@ -56,13 +56,13 @@ class Engine:
         facts: EngineInfo,
         pulse: Pulse,
         ports: Mapping[str, ReplyPort] | None = None,
-        silence_s: float = SILENCE_S,
+        heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     ) -> None:
         self.name = name
         self.facts = facts
         """Its state when it had started."""
         self._config = config
-        self._silence_s = silence_s
+        self._heartbeat_timeout_s = heartbeat_timeout_s
         self._procs = procs
         self._actor = actor
         self._ports = ports or {}
@@ -91,7 +91,7 @@ class Engine:
         store: WeightStoreRef | None = None,
         weights_name: str | None = None,
         role: Literal["engines", "judges"] = "engines",
-        silence_s: float = SILENCE_S,
+        heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
         timeout_s: float = 300.0,
     ) -> Engine:
         """Start a process and build the engine in it.
@@ -101,7 +101,7 @@ class Engine:
             store: Where `load_weights` finds new weights; None for a model that never changes.
             weights_name: What the publisher calls them; None for `name`.
             role: Whose host it starts on; see `Hosts`.
-            silence_s: An engine that says nothing, or has requests and takes no step, for longer counts as dead.
+            heartbeat_timeout_s: An engine that says nothing, or takes no step with requests, for longer is dead.
             timeout_s: Deadline. Eager engines of small models take some 10 s, compiled ones 40 s the first time.
 
         Raises:
@@ -124,14 +124,16 @@ class Engine:
         config = replace(config, enforce_eager=config.eager)  # as this process sees it, in every process
         env, threads, tp = _vllm.environment(config), config.threads, config.tp
         procs = mesh.spawn_procs(name, procs=tp, role=role, env=env, threads=threads)
-        pulse = Pulse(procs, tp, name=name, silence_s=silence_s)
+        pulse = Pulse(procs, tp, name=name, heartbeat_timeout_s=heartbeat_timeout_s)
         what = f"{label(Path(config.model))}, {'not ' * (not config.compiled)}compiled{f', {tp} ranks' * (tp > 1)}"
         try:
             on = mesh.where(procs, threads=threads and threads * tp)
             with starts.starting("engine", name, what, on=on):
                 if tp > 1:
                     await pulse.guard(mesh.exchange_addresses(procs, timeout_s, who=name))
-                ranks: Any = procs.spawn("engine", EngineActor, config, store, weights_name or name, silence_s)
+                ranks: Any = procs.spawn(
+                    "engine", EngineActor, config, store, weights_name or name, heartbeat_timeout_s
+                )
                 ready = mesh.call_all(ranks, tp, "start", timeout_s=timeout_s, who=name)
                 facts, *_ = await pulse.guard(ready)
                 actor = ranks.slice(rank=0) if tp > 1 else ranks
@@ -142,7 +144,14 @@ class Engine:
             raise
         ports = {endpoint: ReplyPort() for endpoint in ("add", "poll")}
         return cls(
-            config, name=name, procs=procs, actor=actor, facts=facts, pulse=pulse, ports=ports, silence_s=silence_s
+            config,
+            name=name,
+            procs=procs,
+            actor=actor,
+            facts=facts,
+            pulse=pulse,
+            ports=ports,
+            heartbeat_timeout_s=heartbeat_timeout_s,
         )
 
     @property
@@ -335,7 +344,7 @@ class Engine:
         try:
             while self._outbox:
                 batch, self._outbox = self._outbox, []
-                await self._call("add", batch, timeout_s=self._silence_s, what="receipt of requests")
+                await self._call("add", batch, timeout_s=self._heartbeat_timeout_s, what="receipt of requests")
         except Exception as error:  # noqa: BLE001  # the boundary: nobody else hears of it, and who waits would for ever
             self._fail_all(f"{self.name} takes no requests any more: {_told(error)}")
         finally:
@@ -346,7 +355,7 @@ class Engine:
             while True:
                 answers: list[Answer]
                 answers, busy_s = await self._call(
-                    "poll", _POLL_S, timeout_s=self._silence_s + _POLL_S, what="sign of life"
+                    "poll", _POLL_S, timeout_s=self._heartbeat_timeout_s + _POLL_S, what="sign of life"
                 )
                 self.busy.seconds += busy_s - self._busy_s
                 self._busy_s = busy_s
@@ -366,7 +375,7 @@ class Engine:
         now = time.monotonic()
         if answered or not self._waiting:
             self._last_answer = now
-        elif (silent_s := now - self._last_answer) > self._config.answer_timeout_s + self._silence_s:
+        elif (silent_s := now - self._last_answer) > self._config.answer_timeout_s + self._heartbeat_timeout_s:
             raise StallError(
                 f"{self.name} answered none of {len(self._waiting)} requests for {silent_s:.0f} s, although "
                 f"answer_timeout_s={self._config.answer_timeout_s:g} ends each. Look at {mesh.log_advice(self.name)}",
@@ -402,7 +411,7 @@ class Engine:
 
     async def _abort(self, request_id: int) -> None:
         with contextlib.suppress(StallError, ActorDiedError, RuntimeError):  # `_receive` reports a dead engine
-            await self._call("abort", [request_id], timeout_s=self._silence_s, what="abort")
+            await self._call("abort", [request_id], timeout_s=self._heartbeat_timeout_s, what="abort")
 
     def _spawn(self, coroutine: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(coroutine)

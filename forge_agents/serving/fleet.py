@@ -27,7 +27,7 @@ from forge_agents.runtime.turns import Turn, no_turns
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.serving import memory, shares
 from forge_agents.serving.config import EngineConfig
-from forge_agents.serving.engine import SILENCE_S
+from forge_agents.serving.engine import HEARTBEAT_TIMEOUT_S
 from forge_agents.serving.replicas import Adapted, Replicas, names_of
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ async def start_engines(
     adapters: Mapping[str, Mapping[str, LoRA]] | None = None,
     store: WeightStoreRef | None = None,
     faults: Faults | None = None,
-    silence_s: float = SILENCE_S,
+    heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     timeout_s: float = 300.0,
     turn: Turn = no_turns,
 ) -> dict[str, Replicas]:
@@ -64,7 +64,7 @@ async def start_engines(
             name=name,
             store=store,
             faults=shared,
-            silence_s=silence_s,
+            heartbeat_timeout_s=heartbeat_timeout_s,
             timeout_s=timeout_s,
             turn=turn,
         )

@@ -20,7 +20,7 @@ from forge_agents.runtime.faults import Faults
 from forge_agents.runtime.turns import Turn, no_turns
 from forge_agents.runtime.waits import Busy, all_or_first_error, waiting
 from forge_agents.serving._wire import EngineInfo
-from forge_agents.serving.engine import SILENCE_S, Engine
+from forge_agents.serving.engine import HEARTBEAT_TIMEOUT_S, Engine
 from forge_agents.serving.routing import Router, router_class
 from forge_agents.types import Completion
 
@@ -61,7 +61,7 @@ class Replicas:
         faults: Faults,
         router: Router,
         *,
-        silence_s: float,
+        heartbeat_timeout_s: float,
         start_s: float,
         turn: Turn = no_turns,
     ) -> None:
@@ -69,7 +69,7 @@ class Replicas:
         self.answers = 0
         """Completions so far."""
         self._config, self._store, self._faults, self._router = config, store, faults, router
-        self._silence_s, self._start_s, self._turn = silence_s, start_s, turn
+        self._heartbeat_timeout_s, self._start_s, self._turn = heartbeat_timeout_s, start_s, turn
         self._living: list[Engine] = []
         """Engines whose processes have not been seen to end, on their way in and out as well."""
         self._replicas = [_Replica(each) for each in names_of(name, config.replicas)]
@@ -87,7 +87,7 @@ class Replicas:
         name: str = "engine",
         store: WeightStoreRef | None = None,
         faults: Faults | None = None,
-        silence_s: float = SILENCE_S,
+        heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
         timeout_s: float = 300.0,
         router: Router | None = None,
         turn: Turn = no_turns,
@@ -103,7 +103,16 @@ class Replicas:
             turn: What starts and requests run in, where others use the same GPUs; they `sleep` and `wake` the engines.
         """
         router = router or router_class(config.routing)(config.max_num_seqs)
-        self = cls(config, name, store, faults or Faults(), router, silence_s=silence_s, start_s=timeout_s, turn=turn)
+        self = cls(
+            config,
+            name,
+            store,
+            faults or Faults(),
+            router,
+            heartbeat_timeout_s=heartbeat_timeout_s,
+            start_s=timeout_s,
+            turn=turn,
+        )
         try:
             await all_or_first_error(map(self._fill, self._replicas))
         except BaseException:
@@ -298,7 +307,7 @@ class Replicas:
                 name=replica.name,
                 store=store,
                 weights_name=self.name,
-                silence_s=self._silence_s,
+                heartbeat_timeout_s=self._heartbeat_timeout_s,
                 timeout_s=self._start_s,
             )
             engine.busy = replica.busy

@@ -14,7 +14,7 @@ from numbers import Real
 import numpy as np
 
 from forge_agents.envs import registry
-from forge_agents.policy import Seats
+from forge_agents.policy import PolicyMapping
 from forge_agents.rollout.rollout import Rollout
 from forge_agents.types import Episode
 
@@ -22,7 +22,7 @@ _SURE = 1.96
 """Standard errors by which two means must differ: 95 %."""
 
 
-def check_levels(id: str, players: Seats, *, episodes: int = 100, seed: int = 0) -> list[float]:  # noqa: A002
+def check_levels(id: str, players: PolicyMapping, *, episodes: int = 100, seed: int = 0) -> list[float]:  # noqa: A002
     """Hold the levels of an environment to their order, with players that do not learn.
 
     Args:
@@ -56,7 +56,7 @@ def check_levels(id: str, players: Seats, *, episodes: int = 100, seed: int = 0)
     return means
 
 
-async def _rewards(env_id: str, players: Seats, seeds: range) -> np.ndarray:
+async def _rewards(env_id: str, players: PolicyMapping, seeds: range) -> np.ndarray:
     """float64 ``[seeds]``."""
     rollout = Rollout(make_env=partial(registry.make, env_id), env_id=env_id, seats=players)
     most = getattr(registry.make(env_id), "max_reward", None)  # of a level with more turns it is more

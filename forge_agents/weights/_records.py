@@ -1,7 +1,7 @@
 """The store's values under the name of one set of weights, and notes of those who read them.
 
 In: a store's client. Out: values. Waits for the store, in which one part of the bytes travels at most, and for readers,
-always with its `silence_s` as a deadline.
+always with its `heartbeat_timeout_s` as a deadline.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Records:
     def __init__(self, ref: WeightStoreRef, weights_name: str) -> None:
         self.weights_name = weights_name
         self._ref = ref
-        self._timeout_s = ref.silence_s
+        self._timeout_s = ref.heartbeat_timeout_s
         self._me = Process(place=place(), pid=os.getpid())
 
     async def _put(self, client: Any, key: str, value: object) -> None:

@@ -31,7 +31,7 @@ class WeightStoreRef:
     """TorchStore's name for it, unique in the run."""
     place: str
     """Who can share memory with its volume."""
-    silence_s: float = 60.0
+    heartbeat_timeout_s: float = 60.0
     """Seconds after which a store that does not answer counts as dead."""
     index: Any = field(default=None, compare=False, repr=False)
     """TorchStore's actor that knows what is where; None where TorchStore finds it by `store_name`."""
@@ -41,7 +41,9 @@ class WeightStoreRef:
         from forge_agents.weights import _torchstore
 
         connecting = _torchstore.client(self.store_name, self.index, self.place)
-        return await mesh.with_deadline(connecting, self.silence_s, who=self.name, what="connection to the store")
+        return await mesh.with_deadline(
+            connecting, self.heartbeat_timeout_s, who=self.name, what="connection to the store"
+        )
 
 
 class WeightStore:
@@ -54,30 +56,32 @@ class WeightStore:
         self._stopped = False
 
     @classmethod
-    async def start(cls, *, name: str = "weights", silence_s: float = 60.0, timeout_s: float = 60.0) -> WeightStore:
+    async def start(
+        cls, *, name: str = "weights", heartbeat_timeout_s: float = 60.0, timeout_s: float = 60.0
+    ) -> WeightStore:
         """Start the volume's process, on the store's host.
 
         Args:
             name: Said in errors.
-            silence_s: Seconds after which a store that does not answer counts as dead.
+            heartbeat_timeout_s: Seconds after which a store that does not answer counts as dead.
             timeout_s: Seconds until a start counts as stalled.
         """
         from forge_agents.runtime.pulse import Pulse
         from forge_agents.weights import _torchstore
 
         volume_mesh = mesh.spawn_procs(name, role="store", threads=1)
-        pulse = Pulse(volume_mesh, 1, name=name, silence_s=silence_s)
+        pulse = Pulse(volume_mesh, 1, name=name, heartbeat_timeout_s=heartbeat_timeout_s)
         store_name = f"{name}-{os.getpid()}-{next(_counter)}"
         try:
             what = f"TorchStore, weights go {_torchstore.transport(mesh.several_hosts())}"
             with starts.starting("store", name, what, on=mesh.where(volume_mesh)):
                 starting = _torchstore.initialize(store_name, volume_mesh)
-                index = await pulse.guard(
-                    mesh.with_deadline(starting, timeout_s, who=name, what="start of the store")
-                )
+                index = await pulse.guard(mesh.with_deadline(starting, timeout_s, who=name, what="start of the store"))
             pulse.started()
             place = mesh.place_of(volume_mesh)
-            ref = WeightStoreRef(name=name, store_name=store_name, place=place, silence_s=silence_s, index=index)
+            ref = WeightStoreRef(
+                name=name, store_name=store_name, place=place, heartbeat_timeout_s=heartbeat_timeout_s, index=index
+            )
             client = await pulse.guard(ref.client())
             first = mesh.with_deadline(client.put(_SIGN, 0), timeout_s, who=name, what="first answer of the store")
             await pulse.guard(first)

@@ -11,7 +11,7 @@ from forge_agents.cli.config import parse
 RUN = {
     "env": "forge/Relay-v0",
     "policies": {"team": {"model": "m", "sampling": {"temperature": 0.7}}, "rival": {"model": "n", "trainable": False}},
-    "seats": {"asker": "team", "answerer": "rival"},
+    "policy_mapping": {"asker": "team", "answerer": "rival"},
     "trainer": {"group_size": 4, "credit": {"scale": "none"}},
 }
 
@@ -69,7 +69,7 @@ def test_a_policys_learner_settings_override_the_trainers(config):
         ({"lr": "high"}, "lr is high; expected a number"),
         ({"lr": -1}, "policy 'team': lr=-1.0"),
         ({"threads": 2}, "policies.team.learner.threads is no setting"),
-        ({"loss": "gspo"}, "policy 'team': learner.loss='gspo' has refills=0"),
+        ({"loss": "gspo"}, "policy 'team': learner.loss='gspo' has max_resamples=0"),
     ],
 )
 def test_learner_settings_of_a_policy_that_do_not_hold_are_refused(config, capsys, learner, message):
@@ -85,7 +85,7 @@ def test_learner_settings_of_a_policy_that_do_not_hold_are_refused(config, capsy
         ({"trainer": {"keep_best": "maybe"}}, "trainer.keep_best is maybe; expected true or false."),
         ({"policies": {"team": "m"}}, "policies is m; expected a mapping of settings."),
         ({"policies": {"team": {"model": "m", "lora": 8}}}, "policies.lora is 8; expected a mapping of settings or"),
-        ({"seats": ["team"]}, "seats is ['team']; expected a text or a mapping."),
+        ({"policy_mapping": ["team"]}, "policy_mapping is ['team']; expected a text or a mapping."),
     ],
 )
 def test_value_of_another_kind_is_refused_in_plain_words(config, capsys, settings, message):
@@ -104,13 +104,13 @@ def test_learner_settings_of_a_frozen_policy_are_refused(config, capsys):
 
 
 def test_the_only_policy_takes_every_seat(config):
-    run = read(config(policies={"team": {"model": "m"}}, seats=""))
+    run = read(config(policies={"team": {"model": "m"}}, policy_mapping=""))
     assert run.seated == fa.Policy("m", name="team")
 
 
 def test_endpoints_and_people_take_seats_by_name(config):
     server = {"url": "http://127.0.0.1:1/v1", "model": "m", "api_key_env": "KEY", "sampling": {"max_tokens": 9}}
-    file = config(endpoints={"server": server}, seats={"asker": "team", "answerer": "server", "c": "human"})
+    file = config(endpoints={"server": server}, policy_mapping={"asker": "team", "answerer": "server", "c": "human"})
     run = read(file, "--send_key", "KEY@127.0.0.1:1")
     assert run.idle == ("rival is declared and sits in no seat.",)
     assert run.seated == {
@@ -128,9 +128,9 @@ def test_endpoints_and_people_take_seats_by_name(config):
         ({"trainer": {"group_sise": 3}}, (), "'trainer.group_size'"),
         ({}, ("--trainer.grop_size", "3"), "'--trainer.group_size'"),
         ({}, ("--step", "3"), "'--steps'"),
-        ({"seats": {"asker": "tem", "answerer": "rival"}}, (), "Did you mean 'team'"),
+        ({"policy_mapping": {"asker": "tem", "answerer": "rival"}}, (), "Did you mean 'team'"),
         ({"policies": {}}, (), "policies is empty"),
-        ({"seats": ""}, (), "2 policies; say who sits where"),
+        ({"policy_mapping": ""}, (), "2 policies; say who sits where"),
         ({"endpoints": {"team": {"url": "http://h", "model": "m"}}}, (), "'team' names a policy and an endpoint"),
         ({"endpoints": {"server": {"url": "h", "model": "m"}}}, (), "no HTTP address"),
         ({}, ("--trainer.group_size", "1"), "set group_size >= 2"),

@@ -41,7 +41,7 @@ def test_a_function_that_answers_is_told_from_one_that_chooses_policies(given):
 
 
 @pytest.mark.parametrize(
-    ("word", "meant"), [("random", r"fa\.Random\(\)"), ("expert", r"fa\.Expert\(\)"), ("m", r"fa\.Policy\('m'\)")]
+    ("word", "meant"), [("random", r"fa\.Random\(\)"), ("oracle", r"fa\.Oracle\(\)"), ("m", r"fa\.Policy\('m'\)")]
 )
 def test_a_word_for_a_player_is_answered_with_what_to_write(word, meant):
     with pytest.raises(TypeError, match=f"got str '{word}': write {meant}"):

@@ -15,7 +15,7 @@ from forge_agents.settings import OTHER_NAMES, field_hints
 
 CLASSES = {
     fa.Sampling: {}, fa.LoRA: {}, fa.Policy: {"model": "m"}, fa.Endpoint: {"url": "http://h", "model": "m"},
-    fa.Random: {}, fa.Expert: {}, fa.Human: {}, fa.EngineConfig: {}, fa.Hosts: {}, fa.LearnerConfig: {},
+    fa.Random: {}, fa.Oracle: {}, fa.Human: {}, fa.EngineConfig: {}, fa.Hosts: {}, fa.LearnerConfig: {},
     fa.GRPOConfig: {}, fa.SFTConfig: {}, fa.Credit: {}, fa.Overlong: {"max_tokens": 9, "cache_tokens": 3},
     fa.Curriculum: {"env": "x/Y-v0"}, fa.League: {"policy": fa.Policy("m")}, fa.WarmStart: {"data": "d"},
     fa.SFTRunConfig: {"policy": fa.Policy("m"), "data": "d"},
@@ -135,8 +135,8 @@ def test_what_a_trainer_sets_in_its_learner_is_refused(config, setting):
         (lambda: fa.GRPOConfig(learner=fa.LearnerConfig(lora=fa.LoRA())), r"learner\.lora=.*Policy\(lora="),
         (lambda: fa.GRPOConfig(engine=fa.EngineConfig(seed=3)), r"engine\.seed=3 has no effect"),
         (lambda: fa.GRPOConfig(engine=fa.EngineConfig(adapters={"a": fa.LoRA()})), r"engine\.adapters"),
-        (lambda: fa.GRPOConfig(learner={"lr_min_share": 0.1}), "set lr_decay to 'linear'"),
-        (lambda: fa.SFTConfig(learner={"lr_decay_share": 0.2}), "set lr_decay to 'linear'"),
+        (lambda: fa.GRPOConfig(learner={"lr_min_ratio": 0.1}), "set lr_decay to 'linear'"),
+        (lambda: fa.SFTConfig(learner={"lr_decay_ratio": 0.2}), "set lr_decay to 'linear'"),
         (lambda: fa.GRPOConfig(learner={"memory_budget": 0.2}), "activation_checkpointing='memory_budget'"),
         (lambda: fa.GRPOConfig(learner={"kl": "k1"}), "set kl_coef above 0"),
         (lambda: fa.GRPOConfig(learner={"length_constant": 64}), "set loss='dr_grpo'"),
@@ -158,7 +158,7 @@ def test_settings_that_another_one_switches_on_are_taken():
     fa.GRPOConfig(learner={"loss": "dr_grpo", "length_constant": 64})
     fa.GRPOConfig(max_staleness=1, learner={"correction_high": 2.0})
     fa.GRPOConfig(learner={"loss": "gspo", "correction_high": 3.0})
-    fa.GRPOConfig(learner={"lr_decay": "cosine", "lr_min_share": 0.1, "lr_decay_share": 0.5})
+    fa.GRPOConfig(learner={"lr_decay": "cosine", "lr_min_ratio": 0.1, "lr_decay_ratio": 0.5})
     fa.SFTConfig(learner={"kl_coef": 0.1, "kl": "k1"})
     fa.Credit(baseline="rae", by=("role",), scale="batch_std", rae_decay=0.5)
     fa.Credit(turns="to_go", discount=0.5)

@@ -27,7 +27,7 @@ def test_models_play_on_one_engine_and_what_was_played_is_not_repeated(tiny_llam
             {"forge/KuhnPoker-v0": {}, "forge/Kitchen-v0": {"rounds": 2}},
             episodes=4,
             exploitability_samples=4,
-            limits=fa.BenchLimits(max_live_episodes=live),
+            limits=fa.BenchLimits(max_concurrent_episodes=live),
             engine=SMALL,
             out_dir=tmp_path / folder,
             progress=False,

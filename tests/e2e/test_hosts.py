@@ -92,7 +92,7 @@ def test_what_is_on_a_killed_host_is_lost_at_once_and_starts_again_on_another(ru
 
     async def start(name: str, role: str, procs: int = 1) -> tuple[Any, Pulse, list[int]]:
         on = mesh.spawn_procs(name, role=role, procs=procs, threads=1)
-        pulse = Pulse(on, procs, name=name, silence_s=300)
+        pulse = Pulse(on, procs, name=name, heartbeat_timeout_s=300)
         pids = await mesh.call_all(on.spawn("resident", resident), procs, "pid", timeout_s=300, who=name)
         return on, pulse, pids
 
@@ -289,10 +289,10 @@ def test_a_run_on_three_hosts_continues_when_the_engines_is_killed_and_then_the_
     faults = [json.loads(line) for line in (tmp_path / "run" / "faults.jsonl").read_text().splitlines()]
     noticed = [(row["who"], row["time"]) for row in faults if row["event"] == "noticed"]
     # by the end of their hosts, not by their silence
-    assert noticed[0][0] == "team" and noticed[0][1] - reward.struck[0] < config.silence_s / 2
+    assert noticed[0][0] == "team" and noticed[0][1] - reward.struck[0] < config.heartbeat_timeout_s / 2
     lost = {who: time_ - reward.struck[1] for who, time_ in noticed[1:]}
     assert {"team-learner", "weights"} <= set(lost)
-    assert max(lost["team-learner"], lost["weights"]) < config.silence_s / 2
+    assert max(lost["team-learner"], lost["weights"]) < config.heartbeat_timeout_s / 2
     assert sorted(row["who"] for row in faults if row["event"] == "recovered") == sorted(who for who, _ in noticed)
 
 

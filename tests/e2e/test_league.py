@@ -48,7 +48,7 @@ def trained(policy, folder, steps):
     config = fa.GRPOConfig(
         group_size=4,
         groups_per_step=2,
-        refills=0,
+        max_resamples=0,
         checkpoint_every=2,
         keep_episodes=8,
         seed=1,

@@ -18,7 +18,7 @@ SMALL = [
     "--trainer.engine.enforce_eager=true",
     "--trainer.engine.kv_cache_gb=0.1",
     "--trainer.engine.threads=1",
-    "--trainer.log_to=tensorboard",
+    "--trainer.tracker=tensorboard",
 ]
 
 TEMPLATES = {

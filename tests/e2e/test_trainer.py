@@ -49,7 +49,7 @@ def config(**changes):
         "group_size": 8,
         "groups_per_step": 4,
         "checkpoint_every": 2,
-        "refills": 0,
+        "max_resamples": 0,
         "seed": 1,
         "learner": fa.LearnerConfig(lr=3e-3, threads=1, compute_dtype="float32"),
         "engine": fa.EngineConfig(enforce_eager=True, kv_cache_gb=0.1, max_model_len=512, threads=1),
@@ -126,8 +126,8 @@ def test_a_team_learns_and_the_control_does_not(trainer_of, tiny_llama, tmp_path
     assert any(not np.array_equal(start[k].float().numpy(), trained[k].float().numpy()) for k in start)
 
     with pytest.raises(ValueError, match=r"max_staleness=1 is not that of the processes that run, 0"):
-        first.again(tmp_path / "control", config=config(max_staleness=1))
-    engine, second = first._processes.engines["team"].pids, first.again(
+        first.fork(tmp_path / "control", config=config(max_staleness=1))
+    engine, second = first._processes.engines["team"].pids, first.fork(
         tmp_path / "control", config=config(learner=learner(0.0))
     )
     still_before, still, still_after = run(second)
@@ -196,7 +196,7 @@ def test_a_temperature_that_moves_is_the_learners_too_and_goes_on_in_a_run_that_
 
 def test_siblings_that_never_differ_end_the_run_with_the_reason(trainer_of, tmp_path):
     trainer = trainer_of(tmp_path, reward=lambda ts: np.zeros(len(ts)), max_empty_steps=2)
-    with pytest.raises(EmptyBatchError, match="2 steps in a row.*'flat': 4"):
+    with pytest.raises(EmptyBatchError, match="2 steps in a row.*'zero_variance': 4"):
         trainer.fit(Letters, steps=10)
 
 
@@ -209,7 +209,7 @@ def test_groups_with_a_broken_environment_are_dropped_and_counted(trainer_of, tm
 
     row = trainer_of(tmp_path, groups_per_step=8).fit(Fragile, steps=1).metrics[0]
     assert row["groups/failed"] > 0 and row["groups/used"] > 0
-    assert row["groups/failed"] + row["groups/used"] + row["groups/flat"] == 8
+    assert row["groups/failed"] + row["groups/used"] + row["groups/zero_variance"] == 8
     assert "fragile" in (tmp_path / "episodes.jsonl").read_text()
 
 
@@ -303,7 +303,7 @@ def test_a_game_in_30_lines_and_an_array_game_in_two_functions_keep_the_contract
     assert fa.check_env("my/TicTacToe-v0", episodes=2).ok
 
     team = fa.Policy(str(tiny_llama), name="team", sampling=fa.Sampling(max_tokens=12))
-    trainer = trainer_of(tmp_path, policy=team, fresh=True, group_size=4, groups_per_step=3, refills=None)
+    trainer = trainer_of(tmp_path, policy=team, fresh=True, group_size=4, groups_per_step=3, max_resamples=None)
     hinted = trainer.fit("my/Hint-v0", steps=1).metrics[-1]
     placed = trainer.fit("my/TicTacToe-v0", steps=2).metrics[-1]
     for version, row in enumerate((hinted, placed), 1):

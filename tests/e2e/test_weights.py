@@ -279,7 +279,7 @@ def test_two_ranks_publish_their_shards_together(
 
 def test_a_store_whose_actor_ends_in_a_process_that_lives_is_named(run: Any, writers: ModuleType) -> None:
     async def main() -> None:
-        hollow = await WeightStore.start(name="hollow store", silence_s=12)
+        hollow = await WeightStore.start(name="hollow store", heartbeat_timeout_s=12)
         await Publisher(hollow.ref, "any").publish(some_weights(0), 0)
         folder = mesh.log_folder("hollow store")
         assert folder is not None
@@ -312,7 +312,7 @@ def test_a_store_that_dies_is_named_at_once(run: Any) -> None:
         await asyncio.sleep(0)
         os.kill(int((folder / "0.pid").read_text()), signal.SIGKILL)
         with pytest.raises(ActorDiedError, match="doomed store died"):
-            await asyncio.wait_for(held, doomed.ref.silence_s / 2)
+            await asyncio.wait_for(held, doomed.ref.heartbeat_timeout_s / 2)
         with pytest.raises(ActorDiedError, match="doomed store died"):  # by Monarch, within its 30 s; no stall
             await publisher.publish(some_weights(1), 1)
         await doomed.stop()

@@ -1,4 +1,4 @@
-"""Playing a game by functions or by experts."""
+"""Playing a game by functions or by oracles."""
 
 import forge_agents as fa
 
@@ -15,19 +15,19 @@ def play(env, team, seed):
     return rewards[env.possible_agents[0]]
 
 
-def with_expert(env_id, expert):
-    """The id of the same environment, in this process, with another expert."""
+def with_oracle(env_id, oracle):
+    """The id of the same environment, in this process, with another oracle."""
     spec = fa.spec(env_id)
-    new = f"tests/{spec.name.partition('/')[2]}-{expert.__name__}-v0"
-    fa.register(new, entry_point=spec.entry_point, levels=spec.levels, tags=spec.tags, expert=expert, **spec.kwargs)
+    new = f"tests/{spec.name.partition('/')[2]}-{oracle.__name__}-v0"
+    fa.register(new, entry_point=spec.entry_point, levels=spec.levels, tags=spec.tags, oracle=oracle, **spec.kwargs)
     return new
 
 
-def shown(env_id, seed, expert=None, level=None, **arguments):
-    """Play an episode by the environment's expert, or `expert`. Returns environment and the reward that all got."""
-    env_id = with_expert(env_id, expert) if expert is not None else env_id
+def shown(env_id, seed, oracle=None, level=None, **arguments):
+    """Play an episode by the environment's oracle, or `oracle`. Returns environment and the reward that all got."""
+    env_id = with_oracle(env_id, oracle) if oracle is not None else env_id
     env = fa.make(env_id if level is None else f"{env_id}@{level}", **arguments)
-    episode = fa.play(env, fa.Expert(), seed=seed)
+    episode = fa.play(env, fa.Oracle(), seed=seed)
     assert episode.error is None, episode.error
     (reward,) = set(episode.rewards.values())
     return env, reward

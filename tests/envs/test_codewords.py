@@ -2,23 +2,23 @@ import re
 
 import numpy as np
 import pytest
-from team_play import play, shown, with_expert
+from team_play import play, shown, with_oracle
 
 import forge_agents as fa
 from forge_agents.testing import check_env, check_levels
-from forge_envs.experts.codewords import KIND, THEME, Expert
 from forge_envs.games.codewords import KINDS, Codewords
+from forge_envs.oracles.codewords import KIND, THEME, Oracle
 
 NAME = "forge/Codewords-v0"
 
 
-class ByTheme(Expert):
+class ByTheme(Oracle):
     """Gives clues by theme."""
 
     sorts = THEME
 
 
-class Slips(Expert):
+class Slips(Oracle):
     def guesser(self, seen):
         board = re.search(r"Board: (.+)\.", seen)[1].split(", ")
         return self.rng.choice(board) if self.rng.random() < 0.5 else super().guesser(seen)
@@ -58,7 +58,7 @@ def test_a_clue_that_also_goes_with_other_words_finds_less():
 
 
 def test_each_level_is_harder_for_a_team_that_slips():
-    means = check_levels(with_expert(NAME, Slips), fa.Expert(), episodes=60)
+    means = check_levels(with_oracle(NAME, Slips), fa.Oracle(), episodes=60)
     assert means[0] > 0.5 > means[-1]
 
 
@@ -72,7 +72,7 @@ def test_what_knows_nothing_earns_next_to_nothing(say):
         rewards = [play(Codewords(**fa.spec(f"forge/Codewords-v0@{level}").kwargs), lambda s, _: say(s), n)
                    for n in range(30)]  # fmt: skip
         assert sum(rewards) <= 1
-    copies = {"master": fa.Expert(), "guesser": fa.Scripted(lambda seen: seen)}
+    copies = {"master": fa.Oracle(), "guesser": fa.Scripted(lambda seen: seen)}
     after = [fa.play(NAME, copies, seed=seed).rewards["guesser"] for seed in range(30)]
     assert sum(after) < 6, "a guesser that copies the board after good clues"
 
@@ -144,9 +144,9 @@ def test_of_two_teams_one_wins_and_words_of_the_other_team_help_it(met):
     assert [env.infos[seat]["success"] for seat in ("red_master", "blue_master")] == [reward > 0, reward < 0]
 
 
-def test_experts_win_against_who_says_nothing_and_share_with_their_like():
+def test_oracles_win_against_who_says_nothing_and_share_with_their_like():
     mute = fa.Scripted(lambda seen: "")
-    blue = {seat: fa.Expert() if "blue" in seat else mute for seat in begun(teams=2).possible_agents}
+    blue = {seat: fa.Oracle() if "blue" in seat else mute for seat in begun(teams=2).possible_agents}
     assert all(fa.play("forge/CodewordsDuel-v0", blue, seed=n).rewards["blue_master"] == 1 for n in range(5))
 
 

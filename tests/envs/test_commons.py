@@ -3,12 +3,12 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.testing import check_env, check_levels
-from forge_envs.experts.commons import lake, leaving
+from forge_envs.oracles.commons import lake, leaving
 from forge_envs.teams.commons import Commons, _wanted
 
 
 def take(share):
-    """The expert, who leaves such a share of what the lake holds."""
+    """The oracle, who leaves such a share of what the lake holds."""
     return lambda seen, agent: leaving(share)(seen)
 
 

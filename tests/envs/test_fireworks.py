@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
-from team_play import play, with_expert
+from team_play import play, with_oracle
 
 import forge_agents as fa
 from forge_agents.testing import check_env, check_levels
-from forge_envs.experts.fireworks import Expert
 from forge_envs.games.fireworks import COLOURS, Fireworks
+from forge_envs.oracles.fireworks import Oracle
 
 
-class Slips(Expert):
+class Slips(Oracle):
     def __call__(self, seen):
         cards = seen.rpartition("Your cards: ")[2].count(",") + 1
         return f"play {self.rng.randrange(cards) + 1}" if self.rng.random() < 0.1 else super().__call__(seen)
@@ -89,7 +89,7 @@ def test_after_the_last_card_everybody_moves_once_more():
 
 
 def test_each_level_is_harder_for_a_team_that_slips():
-    means = check_levels(with_expert("forge/Fireworks-v0", Slips), fa.Expert(), episodes=20)
+    means = check_levels(with_oracle("forge/Fireworks-v0", Slips), fa.Oracle(), episodes=20)
     assert means[0] > 0.6 and means[-1] < 0.3
 
 

@@ -1,15 +1,15 @@
 import pytest
-from team_play import shown, with_expert
+from team_play import shown, with_oracle
 
 import forge_agents as fa
 from forge_agents.testing import check_env, check_levels
-from forge_envs.experts.kitchen import Expert
+from forge_envs.oracles.kitchen import Oracle
 from forge_envs.teams.kitchen import LAYOUTS, STEPS, Kitchen
 
 NAME = "forge/Kitchen-v0"
 
 
-class Slips(Expert):
+class Slips(Oracle):
     """Goes anywhere in three rounds of ten."""
 
     slips = 0.3
@@ -104,7 +104,7 @@ def test_cooks_who_plan_serve_all_given_time(level):
 
 
 def test_levels_are_a_ladder_for_cooks_who_slip():
-    means = check_levels(with_expert(NAME, Slips), fa.Expert(), episodes=24)
+    means = check_levels(with_oracle(NAME, Slips), fa.Oracle(), episodes=24)
     assert means[0] > 0.9 and means[-1] < 0.6
 
 
@@ -126,7 +126,7 @@ def test_what_knows_nothing_serves_nothing(say):
 
 
 def test_who_cooks_alone_beside_one_who_stands_is_slower_or_fails_where_both_are_needed():
-    alone = {"ann": fa.Expert(), "ben": fa.Scripted(lambda seen: "wait")}
+    alone = {"ann": fa.Oracle(), "ben": fa.Scripted(lambda seen: "wait")}
     for layout, least in (("room", 1), ("wall", 0)):
         games = (fa.play(NAME, alone, seed=seed, env_args={"layout": layout}) for seed in range(6))
         assert max(game.rewards["ann"] for game in games) == least

@@ -1,20 +1,20 @@
 import pytest
-from team_play import shown, with_expert
+from team_play import shown, with_oracle
 
 import forge_agents as fa
 from forge_agents.testing import check_env, check_levels
-from forge_envs.experts.library import Expert
+from forge_envs.oracles.library import Oracle
 from forge_envs.teams.library import GOODS, RIVERS, Library, read_answer
 
 NAME = "forge/Library-v0"
 
 
-class Uncited(Expert):
+class Uncited(Oracle):
     def found(self):
         return self.thing
 
 
-class Hasty(Expert):
+class Hasty(Oracle):
     """Tells the first thing that it finds."""
 
     def searcher(self, seen):
@@ -22,7 +22,7 @@ class Hasty(Expert):
         return self.found() if self.pages else said
 
 
-class Tired(Expert):
+class Tired(Oracle):
     """Now and then gives up, and forgets what it found."""
 
     def searcher(self, seen):
@@ -101,7 +101,7 @@ def test_what_knows_nothing_earns_next_to_nothing(say):
 
 
 def test_each_level_is_harder_for_a_team_that_sometimes_gives_up():
-    means = check_levels(with_expert(NAME, Tired), fa.Expert(), episodes=40)
+    means = check_levels(with_oracle(NAME, Tired), fa.Oracle(), episodes=40)
     assert means[0] > 0.6 and means[-1] == pytest.approx(0.75**6, abs=0.2)
 
 

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from team_play import play, shown, with_expert
+from team_play import play, shown, with_oracle
 
 import forge_agents as fa
 from forge_agents.sandbox import Sandbox, SandboxUnavailable
 from forge_agents.testing import check_env, check_levels
-from forge_envs.experts.repair import Expert
+from forge_envs.oracles.repair import Oracle
 from forge_envs.teams import hidden_tests, repair, repair_tasks, signs
 from forge_envs.teams.repair import Repair
 from forge_envs.teams.repair_tasks import FAULTS, draw
@@ -49,7 +49,7 @@ def quick(monkeypatch):
 NAME = "forge/Repair-v0"
 
 
-class Nods(Expert):
+class Nods(Oracle):
     """The tester ships what it did not test; now and then the planner does not see a fault."""
 
     overlooks = 0.35
@@ -119,7 +119,7 @@ def test_what_knows_nothing_earns_nothing(say, quick):
 
 
 def test_each_level_is_harder_for_a_planner_that_overlooks_faults(quick):
-    means = check_levels(with_expert(NAME, Nods), fa.Expert(), episodes=30)
+    means = check_levels(with_oracle(NAME, Nods), fa.Oracle(), episodes=30)
     assert means[0] > 0.5 and means[-1] < 0.6
 
 
@@ -149,9 +149,9 @@ def test_edits_are_bounded_and_told(quick):
     assert env.edits == 2
 
 
-def test_the_expert_calls_in_the_form_of_its_instructions(quick):
-    here = with_expert(NAME, Expert)
-    games = [fa.play(f"{here}@2", fa.Expert(), seed=2, env_args={"tool_format": form}) for form in ("plain", "hermes")]
+def test_the_oracle_calls_in_the_form_of_its_instructions(quick):
+    here = with_oracle(NAME, Oracle)
+    games = [fa.play(f"{here}@2", fa.Oracle(), seed=2, env_args={"tool_format": form}) for form in ("plain", "hermes")]
     assert [game.rewards["editor"] for game in games] == [1.0, 1.0]
     plain, hermes = ([turn.action for turn in game.trajectories["editor"].turns] for game in games)
     assert plain[0].startswith("CALL edit(")
@@ -160,8 +160,8 @@ def test_the_expert_calls_in_the_form_of_its_instructions(quick):
 
 @pytest.mark.parametrize("plan", ["fix it", "[1, 2]", '{"a": 1}', "[[" * 5000, '[["parts", 99, "x"]]'])
 def test_an_editor_that_cannot_read_a_plan_plays_on(quick, plan):
-    team = {"planner": fa.Scripted(lambda seen: plan), "editor": fa.Expert(), "tester": fa.Expert()}
-    assert fa.play(f"{with_expert(NAME, Expert)}@1", team, seed=2).error is None
+    team = {"planner": fa.Scripted(lambda seen: plan), "editor": fa.Oracle(), "tester": fa.Oracle()}
+    assert fa.play(f"{with_oracle(NAME, Oracle)}@1", team, seed=2).error is None
 
 
 def test_a_machine_without_a_sandbox_is_told_at_reset(monkeypatch):
@@ -175,7 +175,7 @@ def test_a_machine_without_a_sandbox_is_told_at_reset(monkeypatch):
 
 def test_weak_signs_tell_good_work_from_bad(quick):
     good, nods = (
-        fa.play(f"{with_expert(NAME, expert)}@2", fa.Expert(), seed=2).trajectories for expert in (Expert, SeesNothing)
+        fa.play(f"{with_oracle(NAME, oracle)}@2", fa.Oracle(), seed=2).trajectories for oracle in (Oracle, SeesNothing)
     )
     assert [repair.saw_tests_pass(each["tester"]) for each in (good, nods)] == [1, 0]
     assert repair.edited_little(good["editor"]) == 1 and repair.edited_little(nods["editor"]) is None

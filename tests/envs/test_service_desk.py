@@ -1,11 +1,11 @@
 import re
 
 import pytest
-from team_play import shown, with_expert
+from team_play import shown, with_oracle
 
 import forge_agents as fa
 from forge_agents.testing import check_env, check_levels
-from forge_envs.experts.service_desk import Expert
+from forge_envs.oracles.service_desk import Oracle
 from forge_envs.teams import service_desk, signs
 from forge_envs.teams.service_desk import ServiceDesk
 
@@ -13,7 +13,7 @@ NAME = "forge/ServiceDesk-v0"
 PLAYERS = {"customer": fa.Scripted(service_desk.customer), "supervisor": fa.Scripted(service_desk.supervisor)}
 
 
-class Rash(Expert):
+class Rash(Oracle):
     """Does not ask."""
 
     def serve(self, seen):
@@ -21,7 +21,7 @@ class Rash(Expert):
         return self.do() if said.startswith("supervisor:") else said
 
 
-class Overlooks(Expert):
+class Overlooks(Oracle):
     """Does not see, now and then, that a rule applies."""
 
     chance = 0.4
@@ -34,7 +34,7 @@ class Blind(Overlooks):
     chance = 1.0
 
 
-class Lax(Expert):
+class Lax(Oracle):
     """The supervisor takes nobody to be under review."""
 
     def __call__(self, seen):
@@ -85,7 +85,7 @@ def test_what_knows_nothing_earns_nothing(say):
 
 
 def test_each_level_is_harder_for_an_agent_that_overlooks_rules():
-    means = check_levels(with_expert(NAME, Overlooks), fa.Expert(), episodes=20)
+    means = check_levels(with_oracle(NAME, Overlooks), fa.Oracle(), episodes=20)
     assert means[:2] == [1, 1] and means[-1] < 0.6
 
 
@@ -120,7 +120,7 @@ def test_tools_take_whatever_is_written():
 
 
 def test_weak_signs_tell_good_work_from_bad():
-    seats = fa.play(f"{NAME}@3", fa.Expert(), seed=2).trajectories
+    seats = fa.play(f"{NAME}@3", fa.Oracle(), seed=2).trajectories
     good = seats["agent"]
     marks = (signs.calls_work, signs.calls_differ, signs.ends_in_words, service_desk.looked_first)
     assert [mark(good) for mark in marks] == [1, 1, 1, 1]

@@ -1,22 +1,22 @@
 import pytest
-from team_play import shown, with_expert
+from team_play import shown, with_oracle
 
 import forge_agents as fa
 from forge_agents.testing import check_env, check_levels
-from forge_envs.experts.tables import Expert, query_for
+from forge_envs.oracles.tables import Oracle, query_for
 from forge_envs.teams.tables import Tables
 
 NAME = "forge/Tables-v0"
 
 
-class Knows(Expert):
+class Knows(Oracle):
     """The questions of the first three levels."""
 
     def query(self, question):
         return query_for(question, levels=3)
 
 
-class Slips(Expert):
+class Slips(Oracle):
     """The analyst, `times` times, tells something else than it found."""
 
     times = 1
@@ -78,7 +78,7 @@ def test_what_knows_nothing_earns_next_to_nothing(say):
 
 
 def test_levels_are_harder_for_who_guesses_and_for_who_knows_little():
-    assert check_levels(with_expert(NAME, Knows), fa.Expert(), episodes=25) == [1, 1, 1, 0, 0, 0]
+    assert check_levels(with_oracle(NAME, Knows), fa.Oracle(), episodes=25) == [1, 1, 1, 0, 0, 0]
 
 
 @pytest.mark.parametrize(

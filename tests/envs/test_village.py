@@ -1,14 +1,14 @@
 import numpy as np
 import pytest
-from team_play import with_expert
+from team_play import with_oracle
 
 import forge_agents as fa
 from forge_agents.testing import check_env, check_levels
-from forge_envs.experts.village import Expert
 from forge_envs.games.village import NAMES, Village
+from forge_envs.oracles.village import Oracle
 
 
-class Doubts(Expert):
+class Doubts(Oracle):
     """A villager now and then does what comes to its mind."""
 
     def villager(self, seen, asked, others):
@@ -92,20 +92,20 @@ def test_nobody_wins_when_the_days_are_over_and_wolves_when_they_are_as_many():
 
 def test_a_village_that_listens_wins_often_and_one_that_does_not_seldom():
     seeds = range(40)
-    assert village_wins("forge/Village-v0@1", fa.Expert(), seeds) > 0.6
+    assert village_wins("forge/Village-v0@1", fa.Oracle(), seeds) > 0.6
     for idle in (lambda seen: "", lambda seen: seen, lambda seen: "anna"):
 
-        class Idle(Expert):
+        class Idle(Oracle):
             def __call__(self, seen, idle=idle):
                 return super().__call__(seen) if ", a wolf" in seen else idle(seen)
 
-        assert village_wins(f"{with_expert('forge/Village-v0', Idle)}@1", fa.Expert(), seeds) < 0.35
+        assert village_wins(f"{with_oracle('forge/Village-v0', Idle)}@1", fa.Oracle(), seeds) < 0.35
         both = [fa.play("forge/Village-v0", fa.Scripted(idle), seed=seed).rewards for seed in range(20)]
         assert sum(sum(rewards.values()) for rewards in both) / 100 < 0.35
 
 
 def test_each_level_is_harder_for_a_village_that_doubts():
-    means = check_levels(with_expert("forge/Village-v0", Doubts), fa.Expert(), episodes=40)
+    means = check_levels(with_oracle("forge/Village-v0", Doubts), fa.Oracle(), episodes=40)
     assert means[0] > 0.55 and means[-1] < 0.45
 
 

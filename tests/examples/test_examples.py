@@ -244,9 +244,9 @@ def test_the_benchmark_of_all_suites_writes_a_report_each_and_one_overview(load_
     assert "| core-v1, incomplete | 3 |" in module.overview(stopped, "0.0")
 
 
-def test_the_benchmark_of_worlds_has_their_experts_beside_models(load_example, tmp_path, monkeypatch):
+def test_the_benchmark_of_worlds_has_their_oracles_beside_models(load_example, tmp_path, monkeypatch):
     module = load_example("benchmark_worlds")
-    assert all(fa.spec(world).expert for suite in module.SUITES for world in fa.suite(suite))
+    assert all(fa.spec(world).oracle for suite in module.SUITES for world in fa.suite(suite))
     monkeypatch.setattr(module, "SUITES", ("short-v0",))
     monkeypatch.setitem(registry._suites, "short-v0", (("forge/Tables-v0@1",), SuiteDefaults()))
     monkeypatch.setattr(fa, "Policy", lambda *_, **__: fa.Random(), raising=False)
@@ -408,7 +408,7 @@ def test_each_agent_meets_each_customer_as_it_learned(load_example, tmp_path, mo
         (run.policies["agent"].model, getattr(run.policies["customer"], "model", run.policies["customer"].name))
         for run in meetings
     ]
-    assert met == [(one, other) for one in (start, alone, agent) for other in (start, customer, "expert")]
+    assert met == [(one, other) for one in (start, alone, agent) for other in (start, customer, "oracle")]
     assert not any(run.learners for run in meetings) and len(NoEngine.made) == 22
 
 
@@ -424,7 +424,7 @@ def test_the_league_and_the_mirror_differ_in_whom_they_meet_and_are_judged_by_mi
     made = {run.folder.name: run for run in NoEngine.made}
     assert list(made) == ["league-0", "league-1", "mirror-0", "mirror-1", "control"]
     assert [run.policies.self_play for run in NoEngine.made] == [0.35, 0.35, 1.0, 1.0, 0.35]
-    assert {run.policies.held_out for run in NoEngine.made} == {(fa.Expert(),)}
+    assert {run.policies.held_out for run in NoEngine.made} == {(fa.Oracle(),)}
     assert [run.config.learner.lr > 0 for run in NoEngine.made] == [True] * 4 + [False]
     assert [run.done for run in NoEngine.made] == [4] * 4 + [2]
     curve = json.loads((tmp_path / "mirror-1/result.json").read_text())["curve"]

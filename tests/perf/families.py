@@ -69,7 +69,7 @@ def measure(family: str, *, lora: fa.LoRA | None) -> tuple[str, ...]:
     with tempfile.TemporaryDirectory(prefix=f"{family}-") as folder:
         model, out = tiny_model(Path(folder, "model"), family=family), Path(folder, "run")  # type: ignore[arg-type]
         config = fa.GRPOConfig(
-            group_size=8, groups_per_step=4, refills=0, checkpoint_every=100, keep_episodes=32, seed=1,
+            group_size=8, groups_per_step=4, max_resamples=0, checkpoint_every=100, keep_episodes=32, seed=1,
             learner=fa.LearnerConfig(lr=3e-3, threads=1, compute_dtype="float32"),
             engine=fa.EngineConfig(enforce_eager=True, kv_cache_gb=0.1, max_model_len=512, threads=1),
         )  # fmt: skip

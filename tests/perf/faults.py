@@ -35,7 +35,7 @@ from perf_common import kill_marked
 MARK = "FORGE_AGENTS_FAULTS"
 ENV = "faults/Letters-v0"
 GROUPS, SIBLINGS = 2, 4
-SILENCE_S = 30.0
+HEARTBEAT_TIMEOUT_S = 30.0
 BLOCK_S, STEP_S = 60.0, 8.0
 SESSION_S = 3600.0
 START_S = 900.0
@@ -325,7 +325,7 @@ def _child(name: str, folder: Path) -> None:
     config = fa.GRPOConfig(
         group_size=SIBLINGS,
         groups_per_step=GROUPS,
-        refills=0,
+        max_resamples=0,
         keep_episodes=GROUPS * SIBLINGS,
         checkpoint_every=2,
         eval_every=2,
@@ -341,7 +341,7 @@ def _child(name: str, folder: Path) -> None:
             tp=2 if name.endswith("2-engine-ranks") else 1,
         ),
         max_staleness=2 if name.startswith("ahead") else 0,
-        silence_s=SILENCE_S,
+        heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
         block_timeout_s=BLOCK_S,
         stage_timeout_s=3 * BLOCK_S if name == "code" else 600.0,
         max_respawns=len(MACHINERY),

@@ -139,7 +139,7 @@ def train(out: Path, model: Path, steps: int) -> None:
     config = fa.GRPOConfig(
         group_size=4,
         groups_per_step=2,
-        refills=0,
+        max_resamples=0,
         checkpoint_every=2,
         eval_every=3,
         eval_episodes=4,

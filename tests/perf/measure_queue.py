@@ -19,7 +19,7 @@ DEADLINE_S = 1800
 GROUP_SIZE = 8
 NEW_TOKENS = 4
 LIVE = 512
-"""As `GRPOConfig.max_live_episodes` has it by default."""
+"""As `GRPOConfig.max_concurrent_episodes` has it by default."""
 EVERY_S = 0.25
 PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 

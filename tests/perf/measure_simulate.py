@@ -36,7 +36,7 @@ SKIP = 1
 """First steps that do not count: memory is new and caches are cold."""
 SEEDS = 5
 """Simulated runs whose mean is the prediction."""
-STAGES = ("collect", "judge", "learn", "sync")
+STAGES = ("collect", "score", "learn", "sync")
 IDLE = {"engines": "engine_busy_s", "learner": "learner_busy_s"}
 COMPARED = ("collect", "learn", "sync")
 """Columns of the table: predicted for measured seconds."""

@@ -54,7 +54,7 @@ def train(folder: Path, layout: Mapping[str, int], seed: int, steps: int) -> dic
     procs, replicas, tp = (layout.get(name, 1) for name in ("learner_procs", "replicas", "tp"))
     config = fa.GRPOConfig(
         seed=seed,
-        refills=0,
+        max_resamples=0,
         checkpoint_every=steps,
         learner_procs=procs,
         learner=fa.LearnerConfig(lr=3e-3, threads=1, compute_dtype="float32", dp_shard=procs),

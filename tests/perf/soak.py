@@ -120,7 +120,7 @@ def train(options: argparse.Namespace) -> None:
     config = fa.GRPOConfig(
         group_size=4,
         groups_per_step=2,
-        refills=0,
+        max_resamples=0,
         checkpoint_every=50,
         eval_every=50,
         eval_episodes=4,

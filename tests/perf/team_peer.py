@@ -70,7 +70,7 @@ def ours(asked: argparse.Namespace, model: str) -> dict[str, Any]:
 
     sampling = fa.Sampling(temperature=1.0, max_tokens=TOKENS)
     config = fa.GRPOConfig(
-        seed=asked.seed, groups_per_step=GROUPS, group_size=SIBLINGS, refills=0,
+        seed=asked.seed, groups_per_step=GROUPS, group_size=SIBLINGS, max_resamples=0,
         learner=fa.LearnerConfig(lr=asked.lr), engine=fa.EngineConfig(max_model_len=256),
     )  # fmt: skip
     team = {agent: fa.Policy(model, name=agent, sampling=sampling) for agent in AGENTS}

@@ -69,7 +69,7 @@ async def greedy(folder: Path, tp: int, tokens: int) -> list[Completion]:
         tp=tp,
     )
     async with mesh.session():
-        engine = await Engine.start(config, name=f"engine of {tp}", silence_s=START_S, timeout_s=START_S)
+        engine = await Engine.start(config, name=f"engine of {tp}", heartbeat_timeout_s=START_S, timeout_s=START_S)
         sampling = fa.Sampling(temperature=0.0, max_tokens=tokens)
         asking = (engine.generate(tokenizer.encode(text), sampling, timeout_s=START_S) for text in PROMPTS)
         found = await asyncio.gather(*asking)

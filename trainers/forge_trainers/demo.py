@@ -98,7 +98,7 @@ def demo(config: DemoConfig | None = None) -> bool:
             trained = _run(first, config, began, steps=config.steps)
             _save(trained, folder / "trained", "trained", config.seed)
             if config.control_steps:
-                with first.again(folder / "control", config=settings(config, lr=0.0)) as second:
+                with first.fork(folder / "control", config=settings(config, lr=0.0)) as second:
                     # before, both are the same model on the same seeds
                     control = _run(second, config, began, steps=config.control_steps, before=trained.before)
                     _save(control, folder / "control", "control", config.seed)
@@ -124,7 +124,7 @@ def settings(config: DemoConfig, lr: float | None = None) -> GRPOConfig:
         learner=learner if lr is None else replace(learner, lr=lr),
         engine=config.engine,
         checkpoint_every=20,
-        refills=0,  # the control plays as much
+        max_resamples=0,  # the control plays as much
     )
 
 

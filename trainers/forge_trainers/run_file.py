@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, fields, make_dataclass, replace
 from typing import TYPE_CHECKING, Any, cast, get_type_hints
 
 from forge_agents.envs import registry
-from forge_agents.envs.experts import expert_of
+from forge_agents.envs.oracles import oracle_of
 from forge_agents.errors import did_you_mean
 from forge_agents.files import user_path
 from forge_agents.imports import imported
-from forge_agents.policy import WORDS, AnyPolicy, Endpoint, Expert, Policy, Seats
+from forge_agents.policy import WORDS, AnyPolicy, Endpoint, Oracle, Policy, PolicyMapping
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.settings import settings_class
 from forge_trainers.learner.config import ONE_FOR_ALL, LearnerConfig
@@ -62,8 +62,8 @@ class RunLeague(LeagueConfig):
     """A league, as YAML and flags say it."""
 
     anchors: tuple[str, ...] = ()
-    """Fixed opponents beside the start model, by the names that `seats` could use: policies with trainable: false,
-    endpoints, "random", "expert"."""
+    """Fixed opponents beside the start model, by names that `policy_mapping` could use: policies with trainable: false,
+    endpoints, "random", "oracle"."""
     held_out: tuple[str, ...] = ()
     """Opponents that only evaluations meet, by such names; none: the anchors."""
 
@@ -88,12 +88,12 @@ class RunConfig:
     """Models by name."""
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
     """OpenAI-compatible servers by name; never trained."""
-    seats: str | dict[str, str] = ""
+    policy_mapping: str | dict[str, str] = ""
     """Who sits in every seat, or by seat: the name of a policy or an endpoint, "random" for random play, "human" for a
-    person at the terminal, "expert" for the environment's own expert. Empty: the only policy."""
+    person at the terminal, "oracle" for the environment's own oracle. Empty: the only policy."""
     league: RunLeague | None = None
-    """Self-play: the policy that `seats` names plays against snapshots of itself and anchors. null: the seats are as
-    they are."""
+    """Self-play: the policy that `policy_mapping` names plays against its snapshots and anchors. null: the agents stay
+    as they are."""
     warm_start: dict[str, WarmStart] = field(default_factory=dict)
     """What policies, by name, learn from conversations or episodes before they play."""
     reward: str | None = None
@@ -123,16 +123,18 @@ class RunConfig:
             raise ValueError(f"{min(both)!r} names a policy and an endpoint; give each its own name")
         object.__setattr__(self, "policies", named)
         object.__setattr__(self, "endpoints", servers)
-        if not self.seats:
+        if not self.policy_mapping:
             if len(named) + len(servers) > 1:
                 raise ValueError(
-                    f"seats is empty and there are {len(named) + len(servers)} policies; say who sits where"
+                    f"policy_mapping is empty and there are {len(named) + len(servers)} policies; say who sits where"
                 )
-            object.__setattr__(self, "seats", next(iter(named)))
+            object.__setattr__(self, "policy_mapping", next(iter(named)))
         known = tuple(self._players)
         for name in self._sitting:
             if name not in known:
-                raise ValueError(f"seats names {name!r}, known are {', '.join(known)}.{did_you_mean(name, known)}")
+                raise ValueError(
+                    f"policy_mapping names {name!r}, known are {', '.join(known)}.{did_you_mean(name, known)}"
+                )
         if self.league is not None:
             self._declared_league(self.league)
         for name in self.warm_start:
@@ -173,14 +175,14 @@ class RunConfig:
         return self.env if isinstance(self.env, str) else "+".join(self.env)
 
     @property
-    def seated(self) -> Seats | League:
+    def seated(self) -> PolicyMapping | League:
         """The seats with their policies, or the league."""
         if self.league is not None:
             return self._declared_league(self.league)
         players = self._players
-        if isinstance(self.seats, dict):
-            return {seat: players[name] for seat, name in self.seats.items()}
-        return players[self.seats]
+        if isinstance(self.policy_mapping, dict):
+            return {seat: players[name] for seat, name in self.policy_mapping.items()}
+        return players[self.policy_mapping]
 
     @property
     def models(self) -> dict[str, Policy]:
@@ -201,7 +203,7 @@ class RunConfig:
 
     @property
     def _sitting(self) -> tuple[str, ...]:
-        return tuple(self.seats.values()) if isinstance(self.seats, dict) else (self.seats,)
+        return tuple(self.policy_mapping.values()) if isinstance(self.policy_mapping, dict) else (self.policy_mapping,)
 
     @property
     def _taking_part(self) -> tuple[str, ...]:
@@ -214,10 +216,10 @@ class RunConfig:
 
     def _declared_league(self, league: RunLeague) -> League:
         players = self._players
-        if isinstance(self.seats, dict):
-            raise ValueError("a league seats everybody itself; let seats name the policy that learns")  # noqa: TRY004
-        if not isinstance(player := players[self.seats], Policy):
-            what = f"seats names {self.seats}: {type(player).__name__}"
+        if isinstance(self.policy_mapping, dict):
+            raise ValueError("a league seats everybody itself; let policy_mapping name the policy that learns")  # noqa: TRY004
+        if not isinstance(player := players[self.policy_mapping], Policy):
+            what = f"policy_mapping names {self.policy_mapping}: {type(player).__name__}"
             raise ValueError(f"a league needs a policy that learns, and {what}")  # noqa: TRY004
         settings = {one.name: getattr(league, one.name) for one in fields(LeagueConfig)}
         for what in ("anchors", "held_out"):
@@ -239,16 +241,20 @@ class RunConfig:
 
     @property
     def _players(self) -> dict[str, AnyPolicy]:
-        """Whom `seats` may name."""
+        """Whom `policy_mapping` may name."""
         return {**WORDS, **self.endpoints, **self.policies}
 
     def of_seeds(self, count: int) -> list[RunConfig]:
         """So many runs like this one, of the seeds from its own on, each in a folder of ``out_dir``; one: itself."""
         first, folder = self.trainer.seed, user_path(self.out_dir)
-        return [self] if count == 1 else [
-            replace(self, out_dir=str(folder / f"seed-{seed}"), trainer=replace(self.trainer, seed=seed))
-            for seed in range(first, first + count)
-        ]
+        return (
+            [self]
+            if count == 1
+            else [
+                replace(self, out_dir=str(folder / f"seed-{seed}"), trainer=replace(self.trainer, seed=seed))
+                for seed in range(first, first + count)
+            ]
+        )
 
     def warmed_up(self, *, train: bool = True) -> RunConfig:
         """This run with the models that `warm_start` makes, in folders below ``out_dir/warm-start``.
@@ -259,7 +265,7 @@ class RunConfig:
         if not self.warm_start:
             return self
         if train:
-            self._check_experts()
+            self._check_oracles()
         from forge_trainers.offline.sft import SFTTrainer  # the learner's parts load here, not when settings are read
 
         warm = dict(self.policies)
@@ -275,20 +281,20 @@ class RunConfig:
             warm[name] = replace(warm[name], model=str(export.absolute()))
         return replace(self, policies=warm)
 
-    def _check_experts(self) -> None:
-        """Raises ValueError where an expert is to play and there is none: before a warm start takes its time."""
-        plays = any(isinstance(self._players[name], Expert) for name in self._taking_part)
+    def _check_oracles(self) -> None:
+        """Raises ValueError where an oracle is to play and there is none: before a warm start takes its time."""
+        plays = any(isinstance(self._players[name], Oracle) for name in self._taking_part)
         imitated = (plan.data for plan in self.warm_start.values() if plan.games)
         for env_id in (*(self._env_ids if plays else ()), *imitated):
-            expert_of(registry.spec(env_id), env_id)
+            oracle_of(registry.spec(env_id), env_id)
 
     def _seats_of(self, name: str, plan: WarmStart) -> tuple[str, ...]:
         """The seats whose games policy `name` imitates: of the run's own environment those that it will sit in."""
-        if plan.games is None or isinstance(self.seats, str):
+        if plan.games is None or isinstance(self.policy_mapping, str):
             return ()
         if registry.spec(plan.data).name not in [registry.spec(env_id).name for env_id in self._env_ids]:
             return ()
-        return tuple(seat for seat, who in self.seats.items() if who == name)
+        return tuple(seat for seat, who in self.policy_mapping.items() if who == name)
 
     def rehearsal(self, *, gpus_per_host: int | None = None) -> list[str]:
         """A line for each process that this run starts with: where, with which GPU, environment and command.
@@ -306,9 +312,7 @@ class RunConfig:
             registry.spec(env_id)
         from forge_trainers.run.rehearsal import rehearsal  # knows Monarch, which takes a second to load
 
-        return rehearsal(
-            self.models, self.trainer, self.mesh, gpus_per_host=gpus_per_host, judges=self.judges
-        )
+        return rehearsal(self.models, self.trainer, self.mesh, gpus_per_host=gpus_per_host, judges=self.judges)
 
     @property
     def judges(self) -> list[OwnEngine]:

@@ -226,7 +226,7 @@ def _packed(spec: EnvSpec) -> bytes:
             f"cannot import {target}; put the environment into a module and register 'package.module:Class'"
         )
     try:
-        return pickle.dumps(replace(spec, entry_point=target, expert=None))  # who plays lives here
+        return pickle.dumps(replace(spec, entry_point=target, oracle=None))  # who plays lives here
     except (pickle.PicklingError, AttributeError, TypeError) as cause:
         raise ForgeError(
             f"{spec.id} plays in worker processes, and an argument of it cannot be sent there ({cause}); give "

@@ -4,7 +4,7 @@
 import { h, note, number, seconds } from "./dom.js";
 import { figure, paint } from "./chart.js";
 
-const WHO = { evaluate: "held-out episodes", save: "checkpoint of the step before", collect: "engines and environments", judge: "reward and verifiers", refill: "groups in the place of some that teach nothing", learn: "learners", sync: "weights to engines" };
+const WHO = { evaluate: "held-out episodes", save: "checkpoint of the step before", collect: "engines and environments", score: "reward and verifiers", resample: "groups resampled by dynamic sampling", learn: "learners", sync: "weights to engines" };
 const PARTS = { collect: "engines", learn: "learner" };  // of idle/PART, a share of the step
 const LANE = 40;  // pixels
 

@@ -92,7 +92,7 @@ def test_a_limit_of_cost_stops_cleanly_and_counts_failed_episodes(serve_chat, tm
     part = play(
         tmp_path,
         {"dear": serve_chat(passive).endpoint_with(price_in=price, price_out=price)},
-        limits=fa.BenchLimits(max_cost=4.5, max_live_episodes=1),
+        limits=fa.BenchLimits(max_cost=4.5, max_concurrent_episodes=1),
     )
     assert part.stopped == "max_cost=4.5 was reached" and 4.5 <= part.spent["dear"].cost < 8 and part.missing == 1
     answers = iter(range(10_000))
@@ -100,7 +100,7 @@ def test_a_limit_of_cost_stops_cleanly_and_counts_failed_episodes(serve_chat, tm
     broken = play(
         tmp_path,
         {"dear": moody.endpoint_with(price_in=price, price_out=price, retries=0)},
-        limits=fa.BenchLimits(max_cost=1.5, max_live_episodes=1),
+        limits=fa.BenchLimits(max_cost=1.5, max_concurrent_episodes=1),
     )
     assert broken.stopped == "max_cost=1.5 was reached" and len(broken.records) == 2
     assert all(record.error for record in broken.records) and broken.spent["dear"].cost == 0

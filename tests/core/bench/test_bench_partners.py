@@ -124,7 +124,7 @@ def test_a_failed_seed_is_compared_with_nothing(tmp_path):
             raise ValueError("not yet")
         return "right"
 
-    report = meet(tmp_path, stumbles, right, limits=fa.BenchLimits(max_live_episodes=1))
+    report = meet(tmp_path, stumbles, right, limits=fa.BenchLimits(max_concurrent_episodes=1))
     failed = {record.seed for record in report.records if record.error}
     first, second = report.summary.teamwork
     assert len(failed) == 1 and first.alone.n == first.crossed.n == first.gap.n == first.share.n == 7
@@ -226,7 +226,7 @@ def test_a_run_stands_for_what_it_exported(tmp_path):
     assert read_player(str(one / "export")) == fa.Policy(str(one / "export"))
     with pytest.raises(ValueError, match=r"stands for 2 models, and .*config.yaml does not say which agents they play"):
         read_player(str(team))
-    (team / "config.yaml").write_text("seats: {p0: asker, p1: answerer, p2: frozen, p3: asker}\n")
+    (team / "config.yaml").write_text("policy_mapping: {p0: asker, p1: answerer, p2: frozen, p3: asker}\n")
     found = read_player(str(team), fa.Sampling(max_tokens=9))
     models = {agent: policy.model for agent, policy in found.policies.items()}
     asker, answerer = str(team / "export/asker"), str(team / "export/answerer")
@@ -247,7 +247,7 @@ def test_models_of_a_checkpoint_that_was_exported_are_a_team(tmp_path):
     for name in ("asker", "answerer"):
         (tmp_path / "export-step-000002" / name).mkdir(parents=True)
         (tmp_path / "export-step-000002" / name / "config.json").write_text("{}")
-    (tmp_path / "config.yaml").write_text("seats: {p0: asker, p1: answerer}\n")
+    (tmp_path / "config.yaml").write_text("policy_mapping: {p0: asker, p1: answerer}\n")
     team = read_player(str(tmp_path / "export-step-000002"))
     assert team.policies["p1"].model == str(tmp_path / "export-step-000002/answerer")
 

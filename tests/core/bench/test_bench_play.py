@@ -61,7 +61,7 @@ def test_each_player_takes_each_seat_against_each_other_on_the_same_seeds(tmp_pa
 
 def test_the_same_seed_gives_the_same_report_however_many_episodes_run_at_once(tmp_path):
     one = play(tmp_path / "a")
-    two = play(tmp_path / "b", limits=fa.BenchLimits(max_live_episodes=1))
+    two = play(tmp_path / "b", limits=fa.BenchLimits(max_concurrent_episodes=1))
     assert without_timing(one) == without_timing(two)
     assert without_timing(one) != without_timing(play(tmp_path / "c", seed=1))
 
@@ -130,7 +130,7 @@ def test_a_killed_benchmark_goes_on_where_it_was(tmp_path):
 
 @pytest.mark.parametrize("limits", [{"max_episodes": 7}, {"max_seconds": 1e-9}])
 def test_a_limit_stops_cleanly_and_the_next_call_goes_on(tmp_path, limits):
-    part = play(tmp_path, limits=fa.BenchLimits(**limits, max_live_episodes=2))
+    part = play(tmp_path, limits=fa.BenchLimits(**limits, max_concurrent_episodes=2))
     name = next(iter(limits))
     assert not part.complete and part.stopped.startswith(f"{name}=") and part.missing == 54 - len(part.records)
     assert len(part.records) == limits.get("max_episodes", 0)
@@ -165,7 +165,9 @@ def test_a_hopeless_benchmark_stops(tmp_path):
     def broken(observation):
         raise OSError("gone")
 
-    report = play(tmp_path, {"broken": fa.Scripted(broken)}, episodes=200, limits=fa.BenchLimits(max_live_episodes=4))
+    report = play(
+        tmp_path, {"broken": fa.Scripted(broken)}, episodes=200, limits=fa.BenchLimits(max_concurrent_episodes=4)
+    )
     assert "32 episodes of broken in a row failed" in report.stopped and "OSError: gone" in report.stopped
     assert report.missing >= 200 - 32 - 4
 
@@ -290,7 +292,7 @@ def test_a_spent_budget_of_an_endpoint_stops_cleanly(tmp_path):
             raise BudgetError("max_requests=9 is spent")
         return passive(observation)
 
-    report = play(tmp_path, {"pays": fa.Scripted(pays)}, limits=fa.BenchLimits(max_live_episodes=1))
+    report = play(tmp_path, {"pays": fa.Scripted(pays)}, limits=fa.BenchLimits(max_concurrent_episodes=1))
     assert report.stopped == "max_requests=9 is spent" and 0 < len(report.records) < 6
     assert not any(record.error for record in report.records)
 
@@ -356,7 +358,7 @@ def test_models_draw_the_same_whatever_runs_at_once(sampled, tmp_path):
     sampled, asked = sampled
     one = play(tmp_path / "a", sampled)
     assert len(set(asked)) == len(asked) > 24, "every turn of every seat of every episode draws for itself"
-    two = play(tmp_path / "b", sampled, limits=fa.BenchLimits(max_live_episodes=1))
+    two = play(tmp_path / "b", sampled, limits=fa.BenchLimits(max_concurrent_episodes=1))
     assert without_timing(one) == without_timing(two)
     first, second = one.summary.cells
     assert first.tokens == first.decisions and first.tokens.value > 0
@@ -366,7 +368,7 @@ def test_models_draw_the_same_whatever_runs_at_once(sampled, tmp_path):
 
 def test_a_limit_of_tokens_counts_what_models_write(sampled, tmp_path):
     sampled, _ = sampled
-    part = play(tmp_path, sampled, limits=fa.BenchLimits(max_tokens=10, max_live_episodes=1))
+    part = play(tmp_path, sampled, limits=fa.BenchLimits(max_tokens=10, max_concurrent_episodes=1))
     written = sum(seat.tokens for record in part.records for seat in record.seats.values())
     assert part.stopped == "max_tokens=10 was reached" and 10 <= written <= 12
     assert play(tmp_path, sampled).complete
@@ -383,7 +385,7 @@ def test_an_interrupted_benchmark_keeps_what_was_played(tmp_path):
 
     players = {"stops": fa.Scripted(stops), "random": fa.Random()}
     with pytest.raises(KeyboardInterrupt, match="keeps what was played: run it again"):
-        play(tmp_path, players, limits=fa.BenchLimits(max_live_episodes=1))
+        play(tmp_path, players, limits=fa.BenchLimits(max_concurrent_episodes=1))
     rest = play(tmp_path, players)
     assert rest.complete and rest.timing["reused"] > 0
 
@@ -405,14 +407,14 @@ def test_teams_meet_as_teams(tmp_path):
     (world,) = worlds_of({"forge/CodewordsDuel-v0": {}})
     assert world.sides == (("red_master", "red_guesser"), ("blue_master", "blue_guesser"))
     assert len(lineups(["a", "b"], world.sides)) == 4
-    players = {"expert": fa.Expert(), "random": fa.Random()}
+    players = {"oracle": fa.Oracle(), "random": fa.Random()}
     report = play(tmp_path, players, "forge/CodewordsDuel-v0", episodes=6)
-    expert, random = report.summary.cells
-    assert (expert.reward.value, random.reward.value, expert.success.value) == (1, -1, 1)
+    oracle, random = report.summary.cells
+    assert (oracle.reward.value, random.reward.value, oracle.success.value) == (1, -1, 1)
     (best, worst) = (next(m for m in report.summary.meetings if (m.player, m.other) == pair)
-                     for pair in (("expert", "random"), ("random", "expert")))  # fmt: skip
+                     for pair in (("oracle", "random"), ("random", "oracle")))  # fmt: skip
     assert set(best.seats) == set(world.seats) and worst.seats["blue_guesser"].value == -1
-    assert {bound.player: bound.reward.value for bound in report.summary.bounds} == {"expert": -1, "random": 1}
+    assert {bound.player: bound.reward.value for bound in report.summary.bounds} == {"oracle": -1, "random": 1}
     again = fa.Report.load(report.save(tmp_path / "board.json"))
     assert again.worlds[0].sides == world.sides
 
@@ -473,5 +475,5 @@ def test_pairs_have_partners_and_one_of_two_like_pairs_wins(tmp_path):
     assert (good.crossed.value, bad.crossed.value, good.alone.value) == (4.0, -4.0, 0.0)
     halves = iter(["good", "good", "bad", "bad"] * 8)
     alone = play(tmp_path / "alone", {"mixed": fa.Scripted(lambda seen: next(halves))}, "bench/Pairs-v0", episodes=4,
-                 limits=fa.BenchLimits(max_live_episodes=1))  # fmt: skip
+                 limits=fa.BenchLimits(max_concurrent_episodes=1))  # fmt: skip
     assert alone.summary.cells[0].success.value == 0.5, "of two pairs of one player one won"

@@ -123,7 +123,7 @@ def run_folder(folder, seats):
     for name in set(seats.values()):
         (folder / "export" / name).mkdir(parents=True)
         (folder / "export" / name / "config.json").write_text("{}")
-    (folder / "config.yaml").write_text(yaml.safe_dump({"env": ["bench/Signal-v0"], "seats": seats}))
+    (folder / "config.yaml").write_text(yaml.safe_dump({"env": ["bench/Signal-v0"], "policy_mapping": seats}))
     return str(folder)
 
 
@@ -160,11 +160,11 @@ def test_a_run_that_plays_other_agents_is_refused(tmp_path):
 def test_a_command_line_gives_a_policy_for_each_agent(tmp_path, capsys):
     config = tmp_path / "bench.yaml"
     config.write_text(
-        "players:\n  crew: {sender: random, receiver: expert}\n  lone: random\nsuite: bench/Signal-v0\nepisodes: 2\n"
+        "players:\n  crew: {sender: random, receiver: oracle}\n  lone: random\nsuite: bench/Signal-v0\nepisodes: 2\n"
     )
     assert BenchConfig(players={"crew": {"sender": "random", "receiver": "random"}}).entrants()["crew"].name == "crew"
     assert cli.main(["bench", "--config", str(config), "--out_dir", str(tmp_path / "out")]) != 0
-    assert "expert" in capsys.readouterr().err  # it was read: bench/Signal-v0 has no expert
+    assert "oracle" in capsys.readouterr().err  # it was read: bench/Signal-v0 has no oracle
 
 
 def test_agents_of_a_program_are_partners_unless_it_says_otherwise(tmp_path):

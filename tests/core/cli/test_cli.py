@@ -43,7 +43,7 @@ def test_list_shows_environments_by_tag(capsys):
     text = capsys.readouterr().out
     assert "KuhnPoker" in text and "Relay" not in text
     has = {line.split("\t")[0]: line.split("\t")[4] for line in text.splitlines() if "\t" in line}
-    assert has["forge/KuhnPoker-v0"] == "expert" and has["forge/LeducPoker-v0"] == ""
+    assert has["forge/KuhnPoker-v0"] == "oracle" and has["forge/LeducPoker-v0"] == ""
 
 
 def test_check_of_an_unknown_id_fails_with_a_suggestion(capsys):

@@ -64,7 +64,7 @@ def test_training_ends_with_what_comes_next(monkeypatch, tmp_path, capsys):
     run = tmp_path / "run"
     (run / "export/hero").mkdir(parents=True)  # a folder for each policy where several learned
     words = ["--env", "forge/Relay-v0", "--policies.hero.model", "m", "--policies.idle.model", "m"]
-    words += ["--seats.asker", "hero", "--seats.answerer", "idle", "--out_dir", str(run)]
+    words += ["--policy_mapping.asker", "hero", "--policy_mapping.answerer", "idle", "--out_dir", str(run)]
     assert cli.main(["train", *words]) == 0
     assert capsys.readouterr().out.splitlines()[3:] == [
         f"next   forge-agents eval {' '.join(words)}",
@@ -80,7 +80,7 @@ def test_training_of_a_policy_for_each_agent_ends_with_a_benchmark_of_the_team(m
     for name in ("asker", "answerer"):
         (tmp_path / "export" / name).mkdir(parents=True)
     words = ["--env", "forge/Relay-v0", "--policies.asker.model", "m", "--policies.answerer.model", "m"]
-    words += ["--seats.asker", "asker", "--seats.answerer", "answerer", "--out_dir", str(tmp_path)]
+    words += ["--policy_mapping.asker", "asker", "--policy_mapping.answerer", "answerer", "--out_dir", str(tmp_path)]
     assert cli.main(["train", *words]) == 0
     assert f"--players.trained {tmp_path} --players.random random" in capsys.readouterr().out
 
@@ -115,8 +115,8 @@ def test_a_pipe_gets_one_whole_line_for_each_environment(capsys):
     lines = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
     listed = [line[0] for line in lines if len(line) == 5]
     assert listed == registry.list_envs()
-    assert ["forge/KuhnPoker-v0", "2p, zero-sum, hidden-information", "3", "", "expert"] in lines
-    assert ["forge/Library-v0", "2p, cooperative, hidden-information, tool", "", "6", "expert"] in lines
+    assert ["forge/KuhnPoker-v0", "2p, zero-sum, hidden-information", "3", "", "oracle"] in lines
+    assert ["forge/Library-v0", "2p, cooperative, hidden-information, tool", "", "6", "oracle"] in lines
 
 
 @pytest.mark.parametrize("words", [["-c", "import forge_agents"], ["-m", "forge_agents.cli.main", "--help"]])

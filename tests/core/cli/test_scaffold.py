@@ -33,7 +33,8 @@ def test_every_template_is_a_world_a_reward_and_settings_that_fit(folder):
     assert (folder / "README.md").read_text().count(run.env) >= 1
     if folder.name != "sft":  # its world is the team's
         assert fa.check_env(run.env, episodes=1).ok
-    assert set(run.policies) <= {run.seats} if isinstance(run.seats, str) else set(run.seats.values())
+    mapping = run.policy_mapping
+    assert set(run.policies) <= {mapping} if isinstance(mapping, str) else set(mapping.values())
     for name, plan in run.warm_start.items():
         assert name in run.policies and (folder / plan.data).exists()
     rollout = Rollout(make_env=lambda: fa.make(run.env), env_id=run.env, seats=Random())
@@ -89,7 +90,7 @@ def test_a_model_that_the_file_names_is_found_beside_it_and_a_hubs_name_is_left_
 
     (tmp_path / "file/mine").mkdir(parents=True)
     (tmp_path / "file/train.yaml").write_text(
-        "env: forge/Relay-v0\nseats: {a: own, b: hub}\n"
+        "env: forge/Relay-v0\npolicy_mapping: {a: own, b: hub}\n"
         "policies: {own: {model: mine}, hub: {model: smollm2-135m-instruct}}\n"
         "trainer: {engine: {model: ''}}\n"  # as --print_config says that it is filled in
     )

@@ -314,7 +314,7 @@ def settings(tiny_llama, **more):
     }
     seats = {"planner": "hero", "coder": "rival", "gpt-4o": "rival", "rival": "hero", "other": "random"}
     engine = {"max_model_len": 64, "dtype": "float32", "tp": 8}
-    return {"policies": policies, "seats": seats, "trainer": {"engine": engine}, **more}
+    return {"policies": policies, "policy_mapping": seats, "trainer": {"engine": engine}, **more}
 
 
 def write_settings(folder, content):

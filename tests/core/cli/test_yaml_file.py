@@ -59,8 +59,11 @@ def test_booleans_may_be_yes_no_on_and_off(run, word, value):
 
 
 def test_names_may_be_words_that_yaml_reads_as_booleans(run):
-    found = run("env: e\npolicies:\n  on: {model: m}\n  no: {model: n, trainable: no}\nseats: {a: on, no: no}\n")
-    assert sorted(found.policies) == ["no", "on"] and found.seats == {"a": "on", "no": "no"}
+    found = run(
+        "env: e\npolicies:\n  on: {model: m}\n  no: {model: n, trainable: no}\n"
+        "policy_mapping: {a: on, no: no}\n"
+    )
+    assert sorted(found.policies) == ["no", "on"] and found.policy_mapping == {"a": "on", "no": "no"}
     assert found.policies["no"].trainable is False
 
 
@@ -149,7 +152,7 @@ def test_a_byte_order_mark_an_empty_file_and_merge_keys_are_read(run, tmp_path):
     (tmp_path / "empty.yaml").write_text("# nothing\n")
     assert YamlFile(tmp_path / "empty.yaml").values == {}
     anchored = f"{RUN}    sampling: &s {{temperature: 0.5}}\n"
-    merged = run(f"{anchored}  rival:\n    model: n\n    sampling: {{<<: *s, top_p: 0.5}}\nseats: team\n")
+    merged = run(f"{anchored}  rival:\n    model: n\n    sampling: {{<<: *s, top_p: 0.5}}\npolicy_mapping: team\n")
     assert merged.policies["rival"].sampling == fa.Sampling(temperature=0.5, top_p=0.5)
 
 

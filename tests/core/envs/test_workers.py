@@ -193,15 +193,15 @@ def test_a_simultaneous_game_takes_turns_there():
     assert episode.trajectories["right"].instructions == "You are right."
 
 
-def test_its_expert_lives_here():
+def test_its_oracle_lives_here():
     made = []
 
-    def expert(agent, settings, rng):
+    def oracle(agent, settings, rng):
         made.append((agent, settings["deadly"], os.getpid()))
         return lambda seen: f"I read {seen}"
 
-    fa.register("t/Taught-v0", entry_point="moody_game:Moody", isolation="process", expert=expert)
-    episode = fa.play("t/Taught-v0", fa.Expert(), seed=1)
+    fa.register("t/Taught-v0", entry_point="moody_game:Moody", isolation="process", oracle=oracle)
+    episode = fa.play("t/Taught-v0", fa.Oracle(), seed=1)
     assert episode.rewards == {"a": 3.0} and made == [("a", (), os.getpid())]
     assert all(turn.action == f"I read {turn.observation}" for turn in episode.turns)
 

@@ -1,4 +1,4 @@
-"""Games of an environment's expert, on seeds that nothing else plays."""
+"""Games of an environment's oracle, on seeds that nothing else plays."""
 
 import asyncio
 
@@ -14,7 +14,7 @@ def test_the_same_arguments_give_the_same_games_and_more_of_them_go_on():
     games = fa.demonstrations(LEVEL, 5, seed=2)
     assert [e.turns for e in games] == [e.turns for e in fa.demonstrations(LEVEL, 7, seed=2)[:5]]
     assert {tuple(e.rewards.values()) for e in games} == {(1.0, 1.0)} and {e.env_id for e in games} == {LEVEL}
-    assert {t.policy for e in games for t in e.trajectories.values()} == {"expert"}
+    assert {t.policy for e in games for t in e.trajectories.values()} == {"oracle"}
     assert not {e.seed for e in games} & {e.seed for e in fa.demonstrations(LEVEL, 5)}
 
 

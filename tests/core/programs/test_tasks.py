@@ -74,8 +74,8 @@ def test_training_goes_through_all_tasks_before_any_comes_again():
         seeds = [task.seed for step in range(40) for task in sampler.tasks(seed, step, 8)]
         assert len(set(seeds)) == 320 and max(seeds) < HELD_OUT_FROM
         assert set(drawn(tasks, seeds[:160]).values()) == set(drawn(tasks, seeds[160:]).values()) == {1}
-        refill = [task.seed for task in sampler.tasks(seed, 0, 8, refill=1)]
-        assert not set(refill) & set(seeds) and max(refill) < HELD_OUT_FROM
+        resample = [task.seed for task in sampler.tasks(seed, 0, 8, resample=1)]
+        assert not set(resample) & set(seeds) and max(resample) < HELD_OUT_FROM
     assert [t.seed for t in sampler.tasks(0, 3, 8)] == [t.seed for t in TaskSampler("my/Epochs-v0").tasks(0, 3, 8)]
     assert sampler.tasks(0, 0, 8) != sampler.tasks(7, 0, 8)
     plain = [task.seed for task in TaskSampler("my/Drawn-v0").tasks(0, 0, 8)]

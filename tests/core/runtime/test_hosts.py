@@ -45,7 +45,7 @@ from forge_agents.runtime.processes import gpu_bytes, visible_gpus
         ({"cpus": {"engines": "3-1"}}, "cpus '3-1' of the mesh"),
         ({"gpus": {"envs": 1}}, "gpus of the mesh names 'envs'; its roles are learner"),
         ({"cpus": {"env": "0"}}, "cpus of the mesh names 'env'.*Did you mean 'envs'"),
-        ({"silence_s": 0.0}, "silence_s=0.0 of the mesh must be positive"),
+        ({"heartbeat_timeout_s": 0.0}, "heartbeat_timeout_s=0.0 of the mesh must be positive"),
     ],
 )
 def test_what_cannot_be_is_refused(settings: dict[str, Any], said: str) -> None:

@@ -242,7 +242,7 @@ def test_a_crash_names_its_signal_its_place_and_what_was_printed_last(probe_clas
     async def main() -> None:
         async with mesh.session():
             procs = mesh.spawn_procs("crasher", threads=1)
-            pulse = Pulse(procs, 1, name="crasher", silence_s=60)
+            pulse = Pulse(procs, 1, name="crasher", heartbeat_timeout_s=60)
             probe = procs.spawn("probe", probe_class)
             await mesh.with_deadline(probe.pid.call_one(), 30, who="crasher", what="pid")
             with pytest.raises(ActorDiedError) as caught:
@@ -274,7 +274,7 @@ def test_a_process_that_ends_before_anybody_looks_is_noticed_at_once() -> None:
             (pid,) = mesh.pids(procs)
             os.kill(pid, signal.SIGKILL)  # it has not loaded an actor yet
             await asyncio.to_thread(wait_for, lambda: not runs(pid))
-            pulse = Pulse(procs, 1, name="brief", silence_s=60)
+            pulse = Pulse(procs, 1, name="brief", heartbeat_timeout_s=60)
             error = await asyncio.wait_for(pulse.lost(), 30)
             assert isinstance(error, ActorDiedError) and "brief died" in str(error)
             assert mesh.ended(procs) == [pid]

@@ -25,15 +25,15 @@ def test_a_silent_process_is_told_with_the_setting_that_bears_with_it(monkeypatc
     monkeypatch.setattr(mesh, "call_all", call_all)
 
     async def heard():
-        pulse = Pulse(types.SimpleNamespace(spawn=lambda *args: None), 1, name="hero-learner", silence_s=60)
+        pulse = Pulse(types.SimpleNamespace(spawn=lambda *args: None), 1, name="hero-learner", heartbeat_timeout_s=60)
         await asyncio.wait_for(starting.wait(), 20)  # may be silent meanwhile
         assert pulse.error is None
         pulse.started()
         return await asyncio.wait_for(pulse.lost(), 20)
 
     error = asyncio.run(heard())
-    assert str(error).startswith("hero-learner gave no sign of life for silence_s=60 s: ")
-    assert "raise silence_s" in str(error)
+    assert str(error).startswith("hero-learner gave no sign of life for heartbeat_timeout_s=60 s: ")
+    assert "raise heartbeat_timeout_s" in str(error)
     assert (error.who, error.picture, asked[0]) == ("hero-learner", {"stack": "learning"}, 62)
 
 
@@ -49,8 +49,8 @@ def living_processes(monkeypatch):
     monkeypatch.setattr(mesh, "call_all", call_all)
     monkeypatch.setattr("forge_agents.runtime.pulse._HOLD_S", 0.01)
     monkeypatch.setattr("forge_agents.runtime.pulse._BEAT_S", 0.01)
-    return lambda silence_s: Pulse(
-        types.SimpleNamespace(spawn=lambda *args: None), 1, name="weights", silence_s=silence_s
+    return lambda heartbeat_timeout_s: Pulse(
+        types.SimpleNamespace(spawn=lambda *args: None), 1, name="weights", heartbeat_timeout_s=heartbeat_timeout_s
     )
 
 
@@ -69,7 +69,7 @@ def test_an_actor_that_hangs_in_a_process_that_lives_is_told_by_what_it_owes(liv
 
     error = asyncio.run(heard())
     assert isinstance(error, StallError)
-    assert str(error).startswith("weights gave no sign of life for silence_s=0.2 s: ")
+    assert str(error).startswith("weights gave no sign of life for heartbeat_timeout_s=0.2 s: ")
     assert "weights did not finish answer of the store within 0.2 s" in str(error)
     assert error.who == "weights"
     assert len(asked) == 4  # it answered three times before

@@ -23,7 +23,10 @@ def started(monkeypatch):
 
     async def engines(folders, configs, *, adapters, store, timeout_s):
         asked.update(adapters=adapters, store=store)
-        return {name: Replicas(configs[name], name, store, None, None, silence_s=1.0, start_s=1.0) for name in folders}
+        return {
+            name: Replicas(configs[name], name, store, None, None, heartbeat_timeout_s=1.0, start_s=1.0)
+            for name in folders
+        }
 
     monkeypatch.setattr(fleet, "start_engines", engines)
     monkeypatch.setattr(fleet.models, "resolve", Path)

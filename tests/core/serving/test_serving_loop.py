@@ -379,7 +379,9 @@ def test_a_late_answer_is_named_and_an_engine_that_answers_nobody_is_dead(monkey
         actor = SlowActor()
         facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
         config = EngineConfig(answer_timeout_s=60.0)
-        engine = Engine(config, name="hero", procs=None, actor=actor, facts=facts, pulse=Beating(), silence_s=60.0)
+        engine = Engine(
+            config, name="hero", procs=None, actor=actor, facts=facts, pulse=Beating(), heartbeat_timeout_s=60.0
+        )
         waiting = [asyncio.ensure_future(engine.generate([1], Sampling())) for _ in range(3)]
         for number in range(2):  # answers of others keep the last one waiting
             clock[0] += 100.0

@@ -73,7 +73,7 @@ def write_lines(file: Path, rows) -> Path:
 def metrics(steps: int, start: int = 0) -> list[dict[str, Any]]:
     return [
         {"step": step, "reward/mean": step / 10, "reward/ci": 0.05, "learner/loss": None if step == 1 else -0.1,
-         "time/collect_s": 3.0, "time/judge_s": 0.5, "time/learn_s": 1.0, "time/sync_s": 0.5, "time/step_s": 5.0}
+         "time/collect_s": 3.0, "time/score_s": 0.5, "time/learn_s": 1.0, "time/sync_s": 0.5, "time/step_s": 5.0}
         for step in range(start, start + steps)
     ]  # fmt: skip
 

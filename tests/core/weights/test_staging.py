@@ -63,7 +63,7 @@ def test_what_is_published_through_buffers_is_what_was_given(monkeypatch: pytest
     from forge_agents.weights import Publisher, versions
 
     class Store:
-        name, place, silence_s = "weights", "elsewhere", 5.0
+        name, place, heartbeat_timeout_s = "weights", "elsewhere", 5.0
 
         def __init__(self) -> None:
             self.values: dict[str, Any] = {}

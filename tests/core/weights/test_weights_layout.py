@@ -245,7 +245,7 @@ def test_pages_that_cannot_be_had_are_reported_not_touched() -> None:
 class SlowStore:
     """A store elsewhere, and its client: each part that it moves takes a while."""
 
-    name, place, silence_s = "weights", "elsewhere", 0.3
+    name, place, heartbeat_timeout_s = "weights", "elsewhere", 0.3
 
     def __init__(self) -> None:
         self.store_name = f"{os.getpid()}-{id(self)}"
@@ -279,7 +279,7 @@ class SharedStore(SlowStore):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self.place, self.silence_s = place(), 20.0
+        self.place, self.heartbeat_timeout_s = place(), 20.0
         self._random = random.Random(seed)
 
     async def _rest(self) -> None:
@@ -375,7 +375,7 @@ def test_two_publishers_of_one_name_are_told_and_nobody_reads_a_mixture(monkeypa
         seen.append(version)
 
     async def main(store: Any) -> None:
-        store.silence_s = 0.05
+        store.heartbeat_timeout_s = 0.05
 
         async def write(first: int) -> None:
             publisher = Publisher(store, "hero", dtype=torch.float32)
@@ -427,7 +427,7 @@ def test_a_reader_slower_than_the_writer_is_waited_for_as_long_as_it_gets_on(mon
         await subscriber._hold.begin(store, "slot0")  # and does not get on
         started = time.monotonic()
         await write(last + 1)
-        assert time.monotonic() - started > store.silence_s
+        assert time.monotonic() - started > store.heartbeat_timeout_s
         assert [key for key in store.values if "hold" in key] == []
 
     asyncio.run(main())
@@ -521,28 +521,34 @@ def test_a_writer_that_gets_on_is_waited_for_however_long_it_takes_and_one_that_
     async def main() -> None:
         nonlocal publisher, pause_s
         store: Any = SlowStore()
-        store.put_s, store.get_s, store.silence_s = 0.0, 0.0, 0.6  # twice what is waited for below, for busy machines
+        store.put_s, store.get_s, store.heartbeat_timeout_s = (
+            0.0,
+            0.0,
+            0.6,
+        )  # twice what is waited for below, for busy machines
         with ThreadPoolExecutor(1) as thread:
             publisher = Publisher(store, "hero", dtype=torch.float32, thread=thread)
             await publisher.publish(slowly, 1)
-            assert await waits(store, slot_held_s=2 * store.silence_s) > 2 * store.silence_s  # before its first byte
+            assert (
+                await waits(store, slot_held_s=2 * store.heartbeat_timeout_s) > 2 * store.heartbeat_timeout_s
+            )  # before its first byte
             pause_s = 0.2
-            assert await waits(store) > 2 * store.silence_s  # while tensors are made
+            assert await waits(store) > 2 * store.heartbeat_timeout_s  # while tensors are made
             pause_s, store.put_s = 0.0, 0.3
-            assert await waits(store) > 2 * store.silence_s  # while parts travel
+            assert await waits(store) > 2 * store.heartbeat_timeout_s  # while parts travel
             assert taken == [2, 2, 2]
             pause_s, store.put_s = 0.02, 0.0
             free.clear()
             writing = asyncio.ensure_future(publisher.publish(slowly, 3))
-            await asyncio.sleep(store.silence_s)  # it answers, and makes no more tensors
+            await asyncio.sleep(store.heartbeat_timeout_s)  # it answers, and makes no more tensors
             started = time.monotonic()
             with pytest.raises(StallError, match=r"process \d+, which was writing version 3, has not got on for \d s"):
                 await Subscriber(store, "hero").fetch(lambda tensors, version: None)
-            assert store.silence_s < time.monotonic() - started < 30  # a busy machine takes its time
+            assert store.heartbeat_timeout_s < time.monotonic() - started < 30  # a busy machine takes its time
             store.values["hero.beat"] = Note(who=Process(place="another rank's", pid=1), beats=1)
             waiting = asyncio.ensure_future(Subscriber(store, "hero").fetch(lambda tensors, version: None))
             for beats in range(2, 8):  # the first rank has done its part, another has not
-                await asyncio.sleep(store.silence_s / 4)
+                await asyncio.sleep(store.heartbeat_timeout_s / 4)
                 store.values["hero.beat"] = Note(who=Process(place="another rank's", pid=1), beats=beats)
             assert not waiting.done()
             with pytest.raises(StallError, match="has not got on for [12345] s"):
@@ -583,10 +589,10 @@ def test_a_version_whose_writer_ended_in_the_middle_is_named_and_the_next_writer
         with pytest.raises(StallError, match=r"'hero' have no whole version: process \d+, .* version 2, has") as seen:
             await subscriber.fetch(lambda tensors, version: taken.append(version))
         assert seen.value.who == "writer of hero" and re.search(r"has not got on for \d+ s", str(seen.value))
-        assert time.monotonic() - started > store.silence_s
+        assert time.monotonic() - started > store.heartbeat_timeout_s
         left = store.values["hero.index"]
         store.values["hero.index"] = Index(stamp=1, write=Write(version=2, writer=Process(place=place(), pid=pid)))
-        store.silence_s = 60.0
+        store.heartbeat_timeout_s = 60.0
         with pytest.raises(StallError, match="ended in the middle"):  # at once
             await subscriber.fetch(lambda tensors, version: taken.append(version))
         store.values["hero.index"] = left
@@ -619,7 +625,7 @@ def test_a_version_reaches_each_host_once_however_many_read_it_there(monkeypatch
 
     async def main() -> None:
         store: Any = Counting()
-        store.put_s, store.get_s, store.silence_s = 0.0, 0.02, 20.0
+        store.put_s, store.get_s, store.heartbeat_timeout_s = 0.0, 0.02, 20.0
         publisher = Publisher(store, "hero", dtype=torch.float32)
         readers = {host: [on(host, store) for _ in range(3)] for host in ("a", "b")}
         seen: list[float] = []
@@ -660,7 +666,7 @@ def test_who_pulls_for_a_host_waits_for_those_who_read_there_and_is_told_from_on
     async def main() -> None:
         store: Any = SlowStore()
         store.put_s = store.get_s = 0.0
-        store.silence_s = 20.0
+        store.heartbeat_timeout_s = 20.0
         publisher = Publisher(store, "hero", dtype=torch.float32)
         slow, quick = Subscriber(store, "hero"), Subscriber(store, "hero")
         await publisher.publish({"w": torch.full((300,), 1.0)}, 1)
@@ -684,7 +690,7 @@ def test_who_pulls_for_a_host_waits_for_those_who_read_there_and_is_told_from_on
         await quick.lend(load)
         await reading
         assert done == ["slow", "quick"]
-        store.silence_s = 0.2
+        store.heartbeat_timeout_s = 0.2
         await publisher.publish({"w": torch.full((300,), 3.0)}, 3)
         late = Subscriber(store, "hero")
         lock = _landing._lock(late._landing._name)

@@ -58,7 +58,9 @@ def test_the_settings_that_the_docs_give_fit(section: str, model: str, gpus: int
     text = PAGE.read_text().partition(f"\n## {section}\n")[2]
     settings = text.partition("```yaml\n")[2].partition("```")[0]
     file = tmp_path / "train.yaml"
-    file.write_text(f"policies: {{team: {{model: tiny-random}}}}\nseats: team\nenv: forge/Relay-v0\n{settings}")
+    file.write_text(
+        f"policies: {{team: {{model: tiny-random}}}}\npolicy_mapping: team\nenv: forge/Relay-v0\n{settings}"
+    )
     run: Any = parse(fa.RunConfig, [str(file)], prog="train", description="")
     found = fit_gpus(run.trainer, model, Gpus(count=gpus), policies=run.models, hosts=run.mesh)
     assert not found.changes and found.used == gpus
@@ -330,7 +332,7 @@ def test_a_model_is_named_by_its_shape_or_as_a_policy_names_it(tiny_llama: Path)
 
 def test_the_command_says_yes_or_no(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "train.yaml"
-    file.write_text("policies: {team: {model: smollm2-135m-instruct}}\nseats: team\nenv: forge/Relay-v0\n")
+    file.write_text("policies: {team: {model: smollm2-135m-instruct}}\npolicy_mapping: team\nenv: forge/Relay-v0\n")
     assert main(["simulate", str(file), "--gpus", "2", "--model", "0.6b"]) == 0
     assert "it fits into 2 GPUs of 80 GB" in capsys.readouterr().out
     assert main(["simulate", str(file), "--gpus", "8", "--model", "0.6b", "--json"]) == 0
@@ -383,7 +385,7 @@ def test_an_adapter_is_advised_for_each_policy_that_learns_all_weights(
     policies = "{a: {model: tiny-random}, b: {model: tiny-random}, c: {model: tiny-random, lora: {rank: 4}}}"
     config = tmp_path / "train.yaml"
     config.write_text(
-        f"env: forge/Relay-v0\npolicies: {policies}\nseats: {{asker: a, answerer: b}}\n"
+        f"env: forge/Relay-v0\npolicies: {policies}\npolicy_mapping: {{asker: a, answerer: b}}\n"
         "trainer: {engine: {max_model_len: 2048}}\n"
     )
     assert main(["simulate", str(config), "--gpus", "4", "--gpu_gb", "80", "--model", "32b"]) == 1
@@ -408,7 +410,8 @@ def test_judges_and_the_models_of_a_league_are_counted_and_rehearsed(
     monkeypatch.syspath_prepend(str(tmp_path))
     file = tmp_path / "train.yaml"
     file.write_text(
-        "policies: {team: {model: tiny-random}}\nseats: team\nenv: forge/KuhnPoker-v0\nreward: my_judge:reward\n"
+        "policies: {team: {model: tiny-random}}\npolicy_mapping: team\n"
+        "env: forge/KuhnPoker-v0\nreward: my_judge:reward\n"
         "league: {anchors: [random]}\n"
     )
     assert main(["simulate", str(file), "--gpus", "8", "--model", "0.6b", "--json"]) == 0
@@ -435,7 +438,8 @@ def test_a_model_that_the_reward_loads_here_is_in_the_table(
     monkeypatch.syspath_prepend(str(tmp_path))
     file = tmp_path / "train.yaml"
     file.write_text(
-        "policies: {team: {model: tiny-random}}\nseats: team\nenv: forge/KuhnPoker-v0\nreward: my_grader:reward\n"
+        "policies: {team: {model: tiny-random}}\npolicy_mapping: team\n"
+        "env: forge/KuhnPoker-v0\nreward: my_grader:reward\n"
     )
     for gpus, more in (("2", ()), ("16", ()), ("16", ("--mesh.kind", "slurm", "--mesh.hosts", '{"learner": 1}'))):
         assert main(["simulate", str(file), "--gpus", gpus, "--model", "0.6b", "--json", *more]) == 0
@@ -545,7 +549,7 @@ def test_the_table_says_whose_each_process_is(
     adapter = "{model: tiny-random, lora: {rank: 4}}"
     file.write_text(
         f"env: forge/Relay-v0\npolicies: {{hero: {adapter}, hero-2: {adapter}, hero-2-1: {{model: tiny-random}}}}\n"
-        "seats: {asker: hero, answerer: hero-2, third: hero-2-1}\n"
+        "policy_mapping: {asker: hero, answerer: hero-2, third: hero-2-1}\n"
         "trainer: {engine: {max_model_len: 512, replicas: 2}}\n"
     )
     words = ["simulate", str(file), "--gpus", "8"]
@@ -590,7 +594,8 @@ def test_snapshots_of_a_league_have_the_model_of_their_policy(
 ) -> None:
     file = tmp_path / "train.yaml"
     file.write_text(
-        "policies: {team: {model: tiny-random}}\nseats: team\nenv: forge/KuhnPoker-v0\nleague: {anchors: [random]}\n"
+        "policies: {team: {model: tiny-random}}\npolicy_mapping: team\n"
+        "env: forge/KuhnPoker-v0\nleague: {anchors: [random]}\n"
         "trainer: {engine: {max_model_len: 512}}\n"
     )
     assert main(["simulate", str(file), "--gpus", "8", "--model", "team=0.6b", "--json"]) == 0

@@ -31,8 +31,8 @@ TRUE = StageTimes(
     learner=LearnerTimes(step_s=0.4, position_s=0.003, loss_token_s=0.001, microbatch_s=0.3, cores=1.5),
     publish_s=0.2,
     fetch_s=0.3,
-    judge_s=0.02,
-    judge_trajectory_s=0.01,
+    score_s=0.02,
+    score_trajectory_s=0.01,
     cache_block=128,
 )
 CORES = 2.0
@@ -110,8 +110,8 @@ def written(folder, run, *, steps=4, stages=TRUE, cores=CORES):
         passes_s = slower * (0.003 * work.positions + 0.001 * work.loss_tokens + 0.3 * passes)
         metrics.append({
             "step": step + 1,
-            **{f"time/{name}_s": getattr(took, f"{name}_s") for name in ("collect", "judge", "learn", "sync", "step")},
-            **dict.fromkeys(("groups/flat", "groups/failed", "groups/abstained"), 0.0),
+            **{f"time/{name}_s": getattr(took, f"{name}_s") for name in ("collect", "score", "learn", "sync", "step")},
+            **dict.fromkeys(("groups/zero_variance", "groups/failed", "groups/abstained"), 0.0),
             "groups/used": float(plan.groups_per_step),
             **{f"learner/{name}": float(getattr(work, name)) for name in ("positions", "loss_tokens")},
             "learner/microbatches": float(passes),
@@ -165,7 +165,7 @@ def test_a_run_of_known_times_gives_them_back(found):
     assert learner.step_s == pytest.approx(0.4, rel=0.05)
     assert learner.cores == pytest.approx(1.5)
     assert found.stages.publish_s + found.stages.fetch_s == pytest.approx(0.5, rel=0.02)
-    assert found.stages.judge_s + 24 * found.stages.judge_trajectory_s == pytest.approx(0.26, rel=0.02)
+    assert found.stages.score_s + 24 * found.stages.score_trajectory_s == pytest.approx(0.26, rel=0.02)
     assert found.workload.used_share == 1.0
     assert found.stages.cache_block == 128
 
@@ -279,7 +279,7 @@ def test_a_larger_run_is_predicted_from_a_small_one(folders, tmp_path):
     predicted = fa.simulate(larger, measured=[folders["sync"]], hardware=hardware)
     assert predicted.step_s == pytest.approx(real.step_s, rel=0.1)
     assert predicted.step_s == pytest.approx(
-        predicted.collect_s + predicted.judge_s + predicted.learn_s + predicted.sync_s
+        predicted.collect_s + predicted.score_s + predicted.learn_s + predicted.sync_s
     )
     assert (predicted.steps, predicted.gpus, predicted.cost) == (40, 0, 0.0)
     assert predicted.hours == pytest.approx(40 * predicted.step_s / 3600)

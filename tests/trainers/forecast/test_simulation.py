@@ -25,14 +25,14 @@ STAGES = StageTimes(
     learner=LearnerTimes(step_s=0.5, position_s=0.01, loss_token_s=0.02, microbatch_s=0.25, cores=1.0),
     publish_s=0.25,
     fetch_s=0.5,
-    judge_s=0.125,
-    judge_trajectory_s=0.25,
+    score_s=0.125,
+    score_trajectory_s=0.25,
 )
 PLAN = Plan(
     group_size=2, groups_per_step=2, max_staleness=0, trained=frozenset("p"), homes={"p": "e"}, max_tokens={"p": 10}
 )
 COLLECT_S = (0.1 + 4 * 0.01 + 4 * 30 * 0.001) + 9 * (0.1 + 4 * 0.01)
-JUDGE_S = 0.125 + 4 * 0.25
+SCORE_S = 0.125 + 4 * 0.25
 LEARN_S = 0.5 + 0.01 * 2 * (30 + 2 * 10) + 0.02 * 40 + 0.25
 SYNC_S = 0.25 + 0.5
 
@@ -47,9 +47,9 @@ def replace(plan=PLAN, **changes):
 def test_a_synchronous_step_is_the_sum_of_its_stages():
     for step in simulate(PLAN, STAGES, ONE, steps=3):
         assert step.collect_s == pytest.approx(COLLECT_S)
-        assert (step.judge_s, step.sync_s) == (pytest.approx(JUDGE_S), pytest.approx(SYNC_S))
+        assert (step.score_s, step.sync_s) == (pytest.approx(SCORE_S), pytest.approx(SYNC_S))
         assert step.learn_s == pytest.approx(LEARN_S)
-        assert step.step_s == pytest.approx(COLLECT_S + JUDGE_S + LEARN_S + SYNC_S)
+        assert step.step_s == pytest.approx(COLLECT_S + SCORE_S + LEARN_S + SYNC_S)
         assert step.engine_busy_s == pytest.approx(COLLECT_S + 0.5)
         assert step.learner_busy_s == pytest.approx(LEARN_S + 0.25)
         assert step.ages == {0: 40}
@@ -59,7 +59,7 @@ def test_a_synchronous_step_is_the_sum_of_its_stages():
 def test_an_overlapped_step_is_the_longer_of_the_two(position_s, slower):
     stages = dataclasses.replace(
         STAGES, learner=LearnerTimes(step_s=0.0, position_s=position_s), publish_s=0.0, fetch_s=0.0,
-        judge_s=0.0, judge_trajectory_s=0.0,
+        score_s=0.0, score_trajectory_s=0.0,
     )  # fmt: skip
     steps = simulate(replace(max_staleness=1, max_num_seqs=4), stages, ONE, steps=6)  # no room for two collections
     expected = max(COLLECT_S, 100 * position_s)
@@ -73,8 +73,8 @@ def test_an_overlapped_step_takes_the_sum_where_one_core_does_both():
     stages = dataclasses.replace(STAGES, learner=LearnerTimes(step_s=0.0, position_s=0.01), fetch_s=0.0, publish_s=0.0)
     free = simulate(replace(max_staleness=1, max_num_seqs=4), stages, ONE, steps=8)[2:6]
     shared = simulate(replace(max_staleness=1, max_num_seqs=4, cores=1.0), stages, ONE, steps=8)[2:6]
-    assert sum(step.step_s for step in free) == pytest.approx(2 * (COLLECT_S + 1.0 + JUDGE_S))  # two steps at a time
-    assert sum(step.step_s for step in shared) == pytest.approx(4 * (COLLECT_S + 1.0 + JUDGE_S))
+    assert sum(step.step_s for step in free) == pytest.approx(2 * (COLLECT_S + 1.0 + SCORE_S))  # two steps at a time
+    assert sum(step.step_s for step in shared) == pytest.approx(4 * (COLLECT_S + 1.0 + SCORE_S))
 
 
 def test_a_full_batch_makes_the_rest_wait():
@@ -109,7 +109,7 @@ def test_every_pass_over_a_batch_takes_the_learner_as_long():
 
 
 def test_live_episodes_are_limited():
-    run = SimulatedRun(replace(max_live_episodes=1), STAGES, ONE)
+    run = SimulatedRun(replace(max_concurrent_episodes=1), STAGES, ONE)
     run.play(run.draw(0, 2))
     assert run.env.now == pytest.approx(4 * (0.1 + 0.01 + 0.03 + 9 * 0.11))
 
@@ -118,9 +118,9 @@ def test_groups_that_teach_nothing_are_replaced_and_else_not_learned():
     nothing = dataclasses.replace(ONE, used_share=0.0)
     (step,) = simulate(PLAN, STAGES, nothing, steps=1)
     assert (step.learn_s, step.ages) == (0.0, {})
-    (refilled,) = simulate(replace(refills=2), STAGES, nothing, steps=1)
-    assert refilled.judge_s == pytest.approx(3 * JUDGE_S + 2 * COLLECT_S)
-    assert refilled.tokens == 3 * 40
+    (resampled,) = simulate(replace(max_resamples=2), STAGES, nothing, steps=1)
+    assert resampled.score_s == pytest.approx(3 * SCORE_S + 2 * COLLECT_S)
+    assert resampled.tokens == 3 * 40
 
 
 def test_an_environment_thinks_on_the_controllers_thread_unless_it_is_isolated():
@@ -253,8 +253,8 @@ def worlds(draw):
         max_staleness=draw(st.integers(0, 3)),
         replicas=draw(st.integers(1, 3)),
         max_num_seqs=draw(st.integers(1, 5)),
-        max_live_episodes=draw(st.integers(1, 6)),
-        refills=draw(st.integers(0, 2)),
+        max_concurrent_episodes=draw(st.integers(1, 6)),
+        max_resamples=draw(st.integers(0, 2)),
         cores=draw(st.sampled_from([1.0, 2.0, math.inf])),
         affine=draw(st.booleans()),
         max_tokens={"p": 20},
@@ -357,7 +357,7 @@ def test_smaller_groups_are_alike_more_often():
 def test_of_two_versions_one_lets_a_slow_group_come_late():
     slow = dataclasses.replace(TURN, response_tokens=100)
     played = {step: [[((TURN,),)], [((slow if step == 1 else TURN,),)]] for step in range(5)}
-    stages = dataclasses.replace(STAGES, judge_s=0.0, judge_trajectory_s=0.0)
+    stages = dataclasses.replace(STAGES, score_s=0.0, score_trajectory_s=0.0)
     one, two = (simulate(replace(max_staleness=staleness), stages, ONE, steps=5, played=played) for staleness in (1, 2))
     assert one[1].collect_s > 2.0 > two[1].collect_s
     assert [step.tokens for step in one] == [20, 110, 20, 20, 20]

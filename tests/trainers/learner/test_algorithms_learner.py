@@ -95,7 +95,7 @@ def without_advantage(batch: EpisodeBatch, trajectories: list[int]) -> torch.Ten
     "changes", [{"loss": "dapo"}, {"loss": "grpo"}, {"loss": "gspo"}, {"loss": "gspo", "correction": "ratio"},
                 {"loss": "dr_grpo", "max_tokens_per_microbatch": 100}, {"loss": "cispo", "sequence": "turn"}], ids=str
 )  # fmt: skip
-def test_trajectories_without_advantage_are_not_computed_and_count_in_the_denominator(
+def test_trajectories_without_advantage_are_not_computed_and_count_in_the_loss_normalization(
     tiny_llama: Path, random_batch: Batches, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
 ):
     class Kept(LearnerCore):

@@ -696,7 +696,7 @@ def test_parallel_degrees_must_divide_the_model(
         check_degrees(config(model, **degrees), ModelSize.of(model))
 
 
-def test_experts_of_another_type_than_bfloat16_compute_in_it(tiny_models: Callable[..., Path], random_batch: Batches):
+def test_oracles_of_another_type_than_bfloat16_compute_in_it(tiny_models: Callable[..., Path], random_batch: Batches):
     batch = random_batch()
     model = tiny_models(family="qwen3_moe")
     exact, rough = (LearnerCore(config(model, compute_dtype=dtype)) for dtype in ("float32", "bfloat16"))

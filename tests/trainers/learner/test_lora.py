@@ -235,7 +235,7 @@ def test_an_adapter_needs_layers_and_a_policy_that_learns(tiny_llama: Path):
 def test_a_runs_file_sets_adapters(tiny_llama: Path, tmp_path: Path):
     file = tmp_path / "run.yaml"
     file.write_text(
-        f"env: forge/Relay-v0\nseats: {{asker: a, answerer: b}}\npolicies:\n"
+        f"env: forge/Relay-v0\npolicy_mapping: {{asker: a, answerer: b}}\npolicies:\n"
         f"  a: {{model: {tiny_llama}, lora: {{rank: 4, alpha: 8, targets: [q_proj, o_proj]}}}}\n"
         f"  b: {{model: {tiny_llama}}}\n"
     )

@@ -74,7 +74,7 @@ files.create_stream = noted("checkpoint", files.create_stream)
 
 
 class Store:
-    name, place, silence_s, kept = "store", "elsewhere", 60.0, {}
+    name, place, heartbeat_timeout_s, kept = "store", "elsewhere", 60.0, {}
 
     async def client(self):
         return self

@@ -37,7 +37,7 @@ def test_rates_are_torchtitans(decay: str, warmup: int, share: float, floor: flo
         wanted.append(adamw.param_groups[0]["lr"])
         adamw.step()
         titans.step()
-    found = rates(total, warmup_steps=warmup, lr_decay=decay, lr_decay_share=share, lr_min_share=floor)
+    found = rates(total, warmup_steps=warmup, lr_decay=decay, lr_decay_ratio=share, lr_min_ratio=floor)
     assert found == pytest.approx(wanted, rel=1e-12)
 
 
@@ -50,11 +50,11 @@ def test_a_linear_rate_falls_in_equal_parts_to_one_step_before_zero():
 
 
 def test_the_last_share_of_the_run_decays():
-    assert rates(10, lr_decay="linear", lr_decay_share=0.4) == pytest.approx([1] * 7 + [0.75, 0.5, 0.25])
+    assert rates(10, lr_decay="linear", lr_decay_ratio=0.4) == pytest.approx([1] * 7 + [0.75, 0.5, 0.25])
 
 
 def test_a_cosine_falls_to_its_floor():
-    found = rates(9, lr_decay="cosine", lr_min_share=0.1, warmup_steps=1)
+    found = rates(9, lr_decay="cosine", lr_min_ratio=0.1, warmup_steps=1)
     half = [0.5 * (1 + math.cos(math.pi * i / 8)) for i in range(8)]
     assert found == pytest.approx([1, *(0.1 + 0.9 * share for share in half)])
 
@@ -99,8 +99,8 @@ def test_a_longer_run_goes_on_at_the_longer_schedules_rate(
     ("changes", "message"),
     [
         ({"lr_decay": "step"}, "lr_decay='step'"),
-        ({"lr_decay_share": 0.0}, "lr_decay_share"),
-        ({"lr_min_share": 1.5}, "lr_min_share"),
+        ({"lr_decay_ratio": 0.0}, "lr_decay_ratio"),
+        ({"lr_min_ratio": 1.5}, "lr_min_ratio"),
         ({"warmup_steps": -1}, "warmup_steps"),
     ],
 )

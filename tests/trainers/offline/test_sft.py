@@ -270,7 +270,7 @@ def test_one_file_warms_up_and_then_plays(tiny_llama, tmp_path, starts):
         f"""
 env: forge/Relay-v0
 policies: {{hero: {{model: {tiny_llama}}}, rival: {{model: {tiny_llama}}}}}
-seats: {{a: hero, b: rival}}
+policy_mapping: {{a: hero, b: rival}}
 out_dir: {tmp_path / "run"}
 warm_start:
   hero: {{data: {data}, steps: 2, trainer: {{batch_size: 4, learner: {{lr: 0.001, threads: 1}}}}}}
@@ -302,13 +302,13 @@ def taught(monkeypatch):
     return found
 
 
-def test_a_file_and_the_command_line_take_games_of_an_expert(tiny_llama, tmp_path, taught, capsys):
+def test_a_file_and_the_command_line_take_games_of_an_oracle(tiny_llama, tmp_path, taught, capsys):
     words = ["--policy.model", str(tiny_llama), "--policy.name", "hero", "--out_dir", str(tmp_path)]
     assert cli.main(["sft", "--data", "forge/Relay-v0@1", "--games", "3", "--trainer.seed", "5", *words]) == 0
     shown = fa.demonstrations("forge/Relay-v0@1", 3, seed=5)
     assert [game.turns for game in taught["hero"]] == [game.turns for game in shown]
     assert cli.main(["sft", "--data", "forge/Debate-v0", "--games", "3", *words]) == 1
-    assert "forge/Debate-v0 has no expert" in capsys.readouterr().err
+    assert "forge/Debate-v0 has no oracle" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main(["sft", "--data", "forge/Relay-v0", "--games", "0", *words])
     assert "games=0 shows nothing" in capsys.readouterr().err
@@ -321,7 +321,7 @@ def test_a_policy_warms_up_in_the_seats_that_it_will_play(tiny_llama, tmp_path, 
     def run(**changed):
         model = fa.Policy(str(tiny_llama))
         plan = {"env": "forge/Codewords-v0@3", "policies": {"one": model, "two": model}, "out_dir": str(tmp_path),
-                "seats": {"master": "one", "guesser": "two"}}  # fmt: skip
+                "policy_mapping": {"master": "one", "guesser": "two"}}  # fmt: skip
         return fa.RunConfig(**plan | changed)
 
     games = fa.WarmStart(data="forge/Codewords-v0@1", games=2, env_args={"others": 5})
@@ -332,9 +332,13 @@ def test_a_policy_warms_up_in_the_seats_that_it_will_play(tiny_llama, tmp_path, 
     taught.clear()
     for wrong in (
         run(warm_start={"one": games, "two": fa.WarmStart(data="forge/Debate-v0", games=1)}),
-        run(env="forge/Debate-v0", seats={"pro": "one", "con": "two", "judge": "expert"}, warm_start={"one": games}),
+        run(
+            env="forge/Debate-v0",
+            policy_mapping={"pro": "one", "con": "two", "judge": "oracle"},
+            warm_start={"one": games},
+        ),
     ):
-        with pytest.raises(ValueError, match="forge/Debate-v0 has no expert"):
+        with pytest.raises(ValueError, match="forge/Debate-v0 has no oracle"):
             wrong.warmed_up()
     assert not taught, "it is told before anything is learned"
 

@@ -418,7 +418,7 @@ def test_calls_that_were_written_anew_are_the_models_own_where_it_reads_their_na
     assert "add" in renderer._tokenizer.decode(item.ids[item.mask])
 
 
-def test_games_of_an_expert_are_learned_in_every_seat_and_what_earns_little_is_counted(read):
+def test_games_of_an_oracle_are_learned_in_every_seat_and_what_earns_little_is_counted(read):
     games = fa.demonstrations("forge/Commons-v0@1", 6)
     learned = read(games, room=5000)
     assert learned.counts == {"learned": 12, "rendered from text": 12}
@@ -431,12 +431,12 @@ def test_games_of_an_expert_are_learned_in_every_seat_and_what_earns_little_is_c
     assert read([failed, *games[1:]], room=5000).counts["failed"] == 1
 
 
-def test_beside_a_policy_that_learns_an_expert_is_not_learned(read):
+def test_beside_a_policy_that_learns_an_oracle_is_not_learned(read):
     def seat(name, policy):
         turn = Turn(agent=name, index=0, observation="o", action=name, reward=0.0)
         return Trajectory(agent=name, policy=policy, turns=(turn,))
 
-    both = Episode(env_id="e", seed=0, trajectories={"a": seat("a", "hero"), "b": seat("b", "expert")})
+    both = Episode(env_id="e", seed=0, trajectories={"a": seat("a", "hero"), "b": seat("b", "oracle")})
     (item,) = read([both]).items
     assert item.ids[item.mask].tolist() == ids("a", END)
     with pytest.raises(ValueError, match="1 other policies"):

@@ -123,7 +123,7 @@ def test_verifiers_of_an_ensemble_show_what_they_were_made_with():
 def test_players_and_several_rewards_show_their_parts(module):
     scripted = fa.Scripted(module().helper, name="rival")
     assert describe(scripted)["fn"]["function"] == "graded_reward:helper"
-    columns = describe(fa.Columns({"a": module().reward, "b": fv.Exact()}, {"a": 0.2}))
+    columns = describe(fa.MultiReward({"a": module().reward, "b": fv.Exact()}, {"a": 0.2}))
     assert columns["weights"] == {"a": 0.2, "b": 1.0} and columns["rewards"]["b"]["class"].endswith(":Exact")
 
 

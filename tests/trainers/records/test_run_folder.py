@@ -235,7 +235,7 @@ def test_a_call_of_which_nothing_came_leaves_no_folder(tmp_path):
     refused(tmp_path / "runs" / "refused")
     assert not list(tmp_path.iterdir())
     with pytest.raises(MissingExtraError, match="wandbb"):
-        RunFolder(tmp_path / "runs" / "refused", {"a": 1}, log_to="wandbb")
+        RunFolder(tmp_path / "runs" / "refused", {"a": 1}, tracker="wandbb")
     assert not list(tmp_path.iterdir())
 
     folder = RunFolder(tmp_path / "runs" / "kept", {"a": 1})

@@ -47,7 +47,7 @@ def wandb(monkeypatch):
 
 def test_curves_go_to_wandb_and_a_resumed_run_goes_on_in_its_own(wandb, tmp_path):
     for step in range(2):
-        run = RunFolder(tmp_path / "guess", {"trainer": {"seed": 3}}, log_to="wandb")
+        run = RunFolder(tmp_path / "guess", {"trainer": {"seed": 3}}, tracker="wandb")
         run.log(step, {"reward/mean": 0.5})
         run.close()
     first, second = wandb.runs
@@ -61,7 +61,7 @@ def test_curves_go_to_wandb_and_a_resumed_run_goes_on_in_its_own(wandb, tmp_path
 
 
 def test_a_tracker_that_fails_costs_its_curve_and_not_the_run(wandb, tmp_path, caplog):
-    run = RunFolder(tmp_path, {}, log_to="wandb")
+    run = RunFolder(tmp_path, {}, tracker="wandb")
 
     def refuse(row):
         raise ConnectionError("no route")
@@ -76,7 +76,7 @@ def test_a_tracker_that_fails_costs_its_curve_and_not_the_run(wandb, tmp_path, c
 
 def test_a_tracker_that_hangs_costs_its_curves_and_not_the_run(wandb, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(trackers, "TRACKER_TIMEOUT_S", 0.01)
-    run, answered = RunFolder(tmp_path, {}, log_to="wandb"), threading.Event()
+    run, answered = RunFolder(tmp_path, {}, tracker="wandb"), threading.Event()
     take = wandb.runs[0].log
     monkeypatch.setattr(wandb.runs[0], "log", lambda row: answered.wait(30) and take(row))
     with caplog.at_level(logging.WARNING):
@@ -96,7 +96,7 @@ def test_a_tracker_that_hangs_costs_its_curves_and_not_the_run(wandb, tmp_path, 
 def test_a_tracker_that_hangs_at_the_end_is_named_and_left(hangs, wandb, tmp_path, caplog, monkeypatch):
     monkeypatch.setattr(trackers, "TRACKER_TIMEOUT_S", 0.01 if hangs == "log" else 30)
     monkeypatch.setattr(trackers, "CLOSE_TIMEOUT_S", 0.02)
-    run, answered = RunFolder(tmp_path, {}, log_to="wandb"), threading.Event()
+    run, answered = RunFolder(tmp_path, {}, tracker="wandb"), threading.Event()
     monkeypatch.setattr(wandb.runs[0], hangs, lambda *row: answered.wait(30))
     with caplog.at_level(logging.WARNING):
         run.log(0, {"x": 0.0})
@@ -111,8 +111,8 @@ def test_a_tracker_that_does_not_open_is_named_before_anything_starts(wandb, tmp
     monkeypatch.setattr(trackers, "OPEN_TIMEOUT_S", 0.02)
     answered = threading.Event()
     monkeypatch.setattr(wandb, "init", lambda **given: answered.wait(30))
-    with pytest.raises(StallError, match=r"wandb did not open within 0\.02 s\. .* leave out log_to=wandb") as error:
-        RunFolder(tmp_path / "run", {}, log_to="wandb")
+    with pytest.raises(StallError, match=r"wandb did not open within 0\.02 s\. .* leave out tracker=wandb") as error:
+        RunFolder(tmp_path / "run", {}, tracker="wandb")
     answered.set()
     assert error.value.who == "wandb" and not (tmp_path / "run").exists()
     RunFolder(tmp_path / "run", {}).close()  # the folder is free
@@ -121,7 +121,7 @@ def test_a_tracker_that_does_not_open_is_named_before_anything_starts(wandb, tmp
 def test_what_a_tracker_says_when_it_cannot_open_is_told(wandb, tmp_path, monkeypatch):
     monkeypatch.setattr(wandb, "init", lambda **given: (_ for _ in ()).throw(TimeoutError("run init timed out")))
     with pytest.raises(TimeoutError, match="run init timed out"):
-        RunFolder(tmp_path, {}, log_to="wandb")
+        RunFolder(tmp_path, {}, tracker="wandb")
 
 
 def test_mlflow_gets_parameters_once_and_finite_metrics_by_step(monkeypatch, tmp_path):
@@ -174,23 +174,23 @@ def test_mlflow_gets_parameters_once_and_finite_metrics_by_step(monkeypatch, tmp
 
 def test_a_tracker_that_is_not_installed_names_its_extra_before_anything_starts(monkeypatch, tmp_path):
     monkeypatch.setattr(trackers.importlib.util, "find_spec", lambda name: None)
-    told = r"log_to=mlflow needs a package: pip install 'forge-agents-rl\[mlflow\]'"
+    told = r"tracker=mlflow needs a package: pip install 'forge-agents-rl\[mlflow\]'"
     with pytest.raises(MissingExtraError, match=told):
-        RunFolder(tmp_path, {}, log_to="mlflow")
+        RunFolder(tmp_path, {}, tracker="mlflow")
     RunFolder(tmp_path, {}).close()  # the folder is free again
 
 
 def test_a_tracker_that_nobody_knows_is_refused():
-    told = r"log_to='wandbb' is none of tensorboard, .*\bmlflow\b.*\. Did you mean 'wandb'"
+    told = r"tracker='wandbb' is none of tensorboard, .*\bmlflow\b.*\. Did you mean 'wandb'"
     for config in (GRPOConfig, SFTConfig):
         with pytest.raises(ValueError, match=told):
-            config(log_to="wandbb")
+            config(tracker="wandbb")
 
 
 PROGRAM = """
 from forge_trainers.records.run_folder import RunFolder
 
-run = RunFolder("real", {"trainer": {"seed": 3}}, log_to="wandb")
+run = RunFolder("real", {"trainer": {"seed": 3}}, tracker="wandb")
 run.log(0, {"reward/mean": 0.5})
 run.close()
 """
@@ -205,7 +205,7 @@ def test_wandb_itself_takes_the_curves_without_a_network(tmp_path):
 
 
 def test_event_files_that_cannot_be_written_cost_their_curve_and_not_the_run(tmp_path, caplog):
-    run = RunFolder(tmp_path, {}, log_to="tensorboard")
+    run = RunFolder(tmp_path, {}, tracker="tensorboard")
     (tmp_path / "tensorboard").write_text("in the way")
     for step in range(2):
         run.log(step, {"reward/mean": 0.5})
@@ -215,7 +215,7 @@ def test_event_files_that_cannot_be_written_cost_their_curve_and_not_the_run(tmp
 
 
 def test_event_files_hold_every_curve_and_one_chart_of_all_policies(tmp_path):
-    run = RunFolder(tmp_path, {"policies": {"red": {}, "blue": {}}}, log_to="tensorboard")
+    run = RunFolder(tmp_path, {"policies": {"red": {}, "blue": {}}}, tracker="tensorboard")
     metrics = {"reward/red": 0.25, "reward/blue": 0.75, "curriculum/success/my/Sums-v0@1": 1.0, "nan": float("nan")}
     for step in range(2):
         run.log(step, metrics)
@@ -275,7 +275,7 @@ def mlflow(monkeypatch, tmp_path):
 
 
 def test_mlflow_takes_names_of_environments_agents_and_policies(mlflow, tmp_path, caplog):
-    run = RunFolder(tmp_path, {}, log_to="mlflow")
+    run = RunFolder(tmp_path, {}, tracker="mlflow")
     names = ["curriculum/success/my/Sums-v0@1", "eval/env/my/Sums-v0@2", "reward/player #1", "reward/a:b", "é", "/x//y"]
     metrics = {name: float(number) for number, name in enumerate(names)}
     run.log(0, metrics | {"eval/reward": 9.0, "eval/reward/red": 8.0})
@@ -285,7 +285,7 @@ def test_mlflow_takes_names_of_environments_agents_and_policies(mlflow, tmp_path
 
 
 def test_one_refused_metric_costs_itself_and_is_named_and_no_row_is_lost(mlflow, tmp_path, caplog):
-    run = RunFolder(tmp_path, {}, log_to="mlflow")
+    run = RunFolder(tmp_path, {}, tracker="mlflow")
     odd = {"text": "x", "none": None, "yes": True, "tensor": np.float32(4)}
     run.log(0, {"good": 1.0, "refused": 2.0, "better": 3.0, **odd})
     run.close()
@@ -296,7 +296,7 @@ def test_one_refused_metric_costs_itself_and_is_named_and_no_row_is_lost(mlflow,
 
 
 def test_a_full_disk_is_told_in_one_message(tmp_path, caplog, capfd):
-    run = RunFolder(tmp_path, {"policies": {}}, log_to="tensorboard")
+    run = RunFolder(tmp_path, {"policies": {}}, tracker="tensorboard")
     run.log(0, {"reward/mean": 0.5})
     (tmp_path / "metrics.jsonl").unlink()
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
@@ -309,7 +309,7 @@ def test_a_full_disk_is_told_in_one_message(tmp_path, caplog, capfd):
 
 
 def test_event_files_on_a_full_disk_cost_a_line_a_step_without_a_traceback(tmp_path, caplog, capfd):
-    run = RunFolder(tmp_path, {}, log_to="tensorboard")
+    run = RunFolder(tmp_path, {}, tracker="tensorboard")
     run._curves._file = Path("/dev/full").open("wb", buffering=0)  # noqa: SIM115  # the run closes it
     for step in range(2):
         run.log(step, {"reward/mean": 0.5})

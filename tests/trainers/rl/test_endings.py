@@ -21,7 +21,7 @@ from forge_agents.policy import seat_policies
 from forge_agents.types import EpisodeError, EpisodeGroup
 from forge_trainers.rl.credit import Credit
 from forge_trainers.rl.endings import Endings, most_of, where_it_failed
-from forge_trainers.rl.rewards import Columns, EnvTurnReward, env_reward, judge
+from forge_trainers.rl.rewards import EnvTurnReward, MultiReward, env_reward, judge
 from forge_trainers.rl.seating import check_trainable, seats_at
 from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.rl.trainer import GRPOTrainer
@@ -30,13 +30,13 @@ from forge_verifiers.rules.text import Exact
 
 
 def trainer(folder, played, **settings):
-    """A trainer whose groups of a step are `played(step)`, or of a refill what `played` made of the step."""
+    """A trainer whose groups of a step are `played(step)`, or of a resample what `played` made of the step."""
 
     class Played(GRPOTrainer):
         asked: list
 
-        async def _play_groups(self, sampler, step, put=None, *, count=0, refill=0, **_):
-            self.asked.append((step, refill))
+        async def _play_groups(self, sampler, step, put=None, *, count=0, resample=0, **_):
+            self.asked.append((step, resample))
             groups = played(step)
             for number, one in enumerate(groups if put else ()):
                 self._announce_failure(one)
@@ -44,7 +44,7 @@ def trainer(folder, played, **settings):
             return groups
 
     reward = settings.pop("reward", None)
-    config = {"groups_per_step": 4, "checkpoint_every": 100, "refills": 0} | settings
+    config = {"groups_per_step": 4, "checkpoint_every": 100, "max_resamples": 0} | settings
     seats = {"p0": TEAM, "p1": fa.Random(name="rival")}
     made = Played(seats, reward, fa.GRPOConfig(**config), folder)
     made._processes, made.asked = Processes(), []
@@ -61,7 +61,7 @@ def test_the_best_checkpoint_is_that_of_the_trained_policys_reward(tmp_path):
     async def play_held_out(tasks, play, processes):
         return [group([-1.0, 1.0, 0.0][run._next_step - 1], seed=n) for n in range(4)]
 
-    config = fa.GRPOConfig(groups_per_step=1, eval_every=1, keep_checkpoints=1, refills=0)
+    config = fa.GRPOConfig(groups_per_step=1, eval_every=1, keep_checkpoints=1, max_resamples=0)
     with Evaluated({"p0": TEAM, "p1": fa.Random(name="rival")}, config=config, out_dir=tmp_path) as run:
         run._processes = Processes()
         run._seating.play_held_out = play_held_out
@@ -239,11 +239,11 @@ def test_a_run_that_is_flat_elsewhere_says_where_after_saving(tmp_path):
     with trainer(tmp_path, played, max_empty_steps=3) as run, pytest.raises(EmptyBatchError) as caught:
         run.fit(Duel, steps=200)
     said = str(caught.value)
-    assert "3 steps in a row had no group to learn from" in said and "'flat': 4" in said
+    assert "3 steps in a row had no group to learn from" in said and "'zero_variance': 4" in said
     assert "p0 of t 0.25, the highest seen is 0.75" in said and "p1" not in said
     assert (tmp_path / "export").is_dir() and str(tmp_path / "export") in said
     assert (tmp_path / "checkpoints/step-000004/experiment.json").exists()
-    assert ending_of(tmp_path)["ending"] == "flat"
+    assert ending_of(tmp_path)["ending"] == "uninformative"
     with trainer(tmp_path, played, max_empty_steps=3) as again, pytest.raises(EmptyBatchError):
         again.fit(Duel, steps=200)
     assert again.asked[0] == (4, 0) and ending_of(tmp_path)["step"] == 7
@@ -261,15 +261,15 @@ def test_a_step_in_which_every_episode_fails_ends_the_run_and_says_where_in_the_
     def played(step):
         return [group(0.0, 0.0, seed=n, error=BROKEN, end="error") for n in range(4)]
 
-    with trainer(tmp_path, played, refills=3) as run, pytest.raises(EmptyBatchError) as caught:
+    with trainer(tmp_path, played, max_resamples=3) as run, pytest.raises(EmptyBatchError) as caught:
         run.fit(Duel, steps=5)
     place = "step: KeyError: 'gold' at /home/me/my_env.py:12 in act"
     assert f"step 1: all 8 episodes failed (8 in step: KeyError). First: {place}" in str(caught.value)
     assert "forge-agents check" in str(caught.value)
-    assert run.asked == [(0, 0)], "nothing is refilled where nothing can be played"
+    assert run.asked == [(0, 0)], "nothing is resampled where nothing can be played"
     out = capsys.readouterr().out
     assert out.count(place) == 2, "once at once, once at the end"
-    assert out.index(place) < out.index("train 1/5") and "used 0  flat 0  failed 4  out of context 0%" in out
+    assert out.index(place) < out.index("train 1/5") and "used 0  zero-variance 0  failed 4  out of context 0%" in out
     assert (tmp_path / "checkpoints/step-000001/experiment.json").exists() and ending_of(tmp_path)["ending"] == "broken"
 
 
@@ -329,17 +329,17 @@ MIXED = [group(*(1.0, 0.0) * 4)]
         ([[group(2.0, 0.0)], *[DOUBLE] * 9], {"t": None}, ("plateau", 4)),
         ([[group(2.0, 0.0)], *[DOUBLE] * 9], {"t": 2.0}, ("solved", 4)),
         ([[*FULL, *UNSURE[:1]]] * 9, {"t": 1.0}, ("solved", 3)),  # one that nobody could judge
-        ([[*FULL[:1], *UNSURE]] * 60, {"t": 1.0}, ("flat", 3)),  # most could not be judged
-        ([FULL] * 9, {"t": 2.0}, ("flat", 3)),  # the environment pays more
-        ([HALF] * 9, {"t": None}, ("flat", 3)),  # never anything else, and less than 1
+        ([[*FULL[:1], *UNSURE]] * 60, {"t": 1.0}, ("uninformative", 3)),  # most could not be judged
+        ([FULL] * 9, {"t": 2.0}, ("uninformative", 3)),  # the environment pays more
+        ([HALF] * 9, {"t": None}, ("uninformative", 3)),  # never anything else, and less than 1
         ([HALF] * 9, {"t": 0.5}, ("solved", 3)),
-        ([MIXED, *[HALF] * 9], {"t": None}, ("flat", 4)),  # more has been earned
+        ([MIXED, *[HALF] * 9], {"t": None}, ("uninformative", 4)),  # more has been earned
         ([[group(0.5, 0.0)], *[HALF] * 9], {"t": None}, ("plateau", 4)),  # the highest seen, and nobody knows
         ([*[[group(1.0, 1.0)]] * 31, MIXED, *[[group(1.0, 1.0)]] * 31], {"t": 1.0}, (None, 63)),  # a task of small p
         ([[group(1.0, 1.0)]] * 40, {"t": 1.0}, ("solved", 32)),  # few episodes a step: proof takes longer
         ([[group(*(1.0,) * 8, seed=n) for n in range(2)]] * 20, {"t": 1.0}, ("solved", 12)),  # few tasks a step, too
         ([FULL] * 9, {"t": None, "other": None}, (None, 9)),  # another environment was not drawn yet
-        ([*[FULL] * 4, [group(*(0.0,) * 8, env_id="other")]], {"t": 1.0, "other": 1.0}, ("flat", 5)),
+        ([*[FULL] * 4, [group(*(0.0,) * 8, env_id="other")]], {"t": 1.0, "other": 1.0}, ("uninformative", 5)),
         ([*[FULL] * 2, MIXED, *[FULL] * 9], {"t": None}, ("solved", 6)),  # a curriculum: harder tasks came
         ([[*FULL, group(1.0, 1.0, error=BROKEN)]] * 9, {"t": None}, ("solved", 3)),  # a failure now and then
     ],
@@ -377,8 +377,12 @@ IDLE = [idle_group(seed=n) for n in range(8)]
         ([MIXED, *[IDLE] * 9], {"t": 1.0}, ("broken", 4)),  # also after steps that were learned from
         ([[*IDLE, *FULL[:1]]] * 6, {"t": 1.0}, (None, 6)),  # few episodes prove nothing, however many end at once
         ([[*IDLE, *FULL[:1]]] * 30, {"t": 1.0}, ("solved", 24)),  # until 24 groups were played
-        ([[*FULL, idle_group(env_id="u")]] * 9, {"t": 1.0, "u": 1.0}, ("flat", 3)),  # nothing is known of u
-        ([[*FULL[:2], *[group(*(1.0,) * 8, error=BROKEN)] * 6]] * 9, {"t": 1.0}, ("flat", 3)),  # most episodes failed
+        ([[*FULL, idle_group(env_id="u")]] * 9, {"t": 1.0, "u": 1.0}, ("uninformative", 3)),  # nothing is known of u
+        (
+            [[*FULL[:2], *[group(*(1.0,) * 8, error=BROKEN)] * 6]] * 9,
+            {"t": 1.0},
+            ("uninformative", 3),
+        ),  # most episodes failed
     ],
 )
 def test_only_episodes_with_sampled_tokens_prove_success(steps, tops, wanted):
@@ -489,7 +493,7 @@ def test_the_most_that_a_reward_can_be():
     verifier = Exact()
     assert most_of(env_reward, 3.0) == most_of(EnvTurnReward(), 3.0) == 3.0
     assert most_of(verifier, 3.0) == 1.0 and most_of(0.25 * verifier, None) == 0.25
-    assert most_of(lambda ts: np.ones(len(ts)), 3.0) is None and most_of(Columns({"a": verifier}), 3.0) is None
+    assert most_of(lambda ts: np.ones(len(ts)), 3.0) is None and most_of(MultiReward({"a": verifier}), 3.0) is None
     graded = fa.Rule(lambda t: 0.9, name="graded")
     assert most_of(fa.EnvReward(low=-1, high=3) + 0.2 * verifier, 1.0) == pytest.approx(0.7)
     assert most_of(fa.EnvReward() + 0.2 * verifier, None) is None
@@ -568,7 +572,7 @@ def unlucky(step):
 def test_a_run_of_one_group_a_step_survives_a_seed_that_fails(tmp_path, capsys):
     with trainer(tmp_path, unlucky, groups_per_step=1) as run:
         assert run.fit(Duel, steps=9).steps == 9
-    assert capsys.readouterr().out.count("used 0  flat 0  failed 1") == 3
+    assert capsys.readouterr().out.count("used 0  zero-variance 0  failed 1") == 3
 
 
 def test_a_run_that_breaks_on_its_way_ends_after_the_steps_that_it_waits(tmp_path):
@@ -625,7 +629,7 @@ def test_the_stages_of_steps_are_all_of_the_time(tmp_path, monkeypatch):
         run._seating.play_held_out = play_held_out
         rows = run.fit(Duel, steps=3).metrics
     stages = [{name for name in row if name.startswith("time/")} - {"time/step_s"} for row in rows]
-    always = {f"time/{stage}_s" for stage in ("collect", "judge", "learn", "sync")}
+    always = {f"time/{stage}_s" for stage in ("collect", "score", "learn", "sync")}
     assert [stage - always for stage in stages] == [set(), {"time/save_s"}, {"time/evaluate_s", "time/save_s"}]
     assert all(always <= stage for stage in stages)
     for row, own in zip(rows, stages, strict=True):
@@ -654,14 +658,14 @@ def test_playing_in_the_place_of_flat_groups_is_no_judging(tmp_path):
 
     def played(step):
         asked.append(step)
-        if len(asked) > 1:  # a refill
+        if len(asked) > 1:  # a resample
             time.sleep(0.05)
             return [group(0.0, 1.0, seed=9)]
         return [group(0.0, 1.0, seed=n) for n in range(3)] + [group(0.5, 0.5, seed=3)]
 
-    with trainer(tmp_path, played, refills=1) as run:
+    with trainer(tmp_path, played, max_resamples=1) as run:
         (row,) = run.fit(Duel, steps=1).metrics
-    assert row["groups/refilled"] == 1 and row["time/refill_s"] > 0.045 and row["time/judge_s"] < 0.045
+    assert row["groups/resampled"] == 1 and row["time/resample_s"] > 0.045 and row["time/score_s"] < 0.045
 
 
 def test_who_asks_to_stop_in_the_last_step_gets_what_was_learned(tmp_path):

@@ -122,7 +122,7 @@ class Trainer(GRPOTrainer):
 
 
 def trainer(folder, *, kind=Trainer, dies_at=None, reward=None, **settings):
-    own = {"group_size": 3, "groups_per_step": 2, "refills": 0, "eval_episodes": 5, "preflight": False}
+    own = {"group_size": 3, "groups_per_step": 2, "max_resamples": 0, "eval_episodes": 5, "preflight": False}
     made = kind(TEAM, reward, fa.GRPOConfig(**own | settings), folder)
     made._processes = Processes(dies_at)
     return made
@@ -212,7 +212,7 @@ def test_held_out_rewards_of_zero_sum_self_play_rank_no_checkpoint(tmp_path, cap
             return await super()._evaluation(sampler) | {"eval/reward": [0.0, 0.2, 0.1][version]}
 
     fa.register("tests/Rivals-v0", entry_point=Rivals, tags=tags)
-    settings = {"group_size": 3, "groups_per_step": 2, "refills": 0, "eval_episodes": 4, "preflight": False}
+    settings = {"group_size": 3, "groups_per_step": 2, "max_resamples": 0, "eval_episodes": 4, "preflight": False}
     config = fa.GRPOConfig(**settings, eval_every=1, checkpoint_every=1)
     with Falls({"a": TEAM, "b": opponent}, reward, config, tmp_path) as run:
         run._processes = Processes(None)
@@ -285,7 +285,7 @@ REWARDS = {
     "rule": lambda: high,
     "function": lambda: lambda trajectory: high.grade(trajectory) * 3,
     "sum": lambda: 2.0 * high + weak("first", 0),
-    "columns": lambda: fa.Columns({"high": high, "first": weak("first", 0)}),
+    "columns": lambda: fa.MultiReward({"high": high, "first": weak("first", 0)}),
     "ensemble": lambda: fv.Ensemble([high, weak("first", 0), weak("second", 1)]),
 }
 

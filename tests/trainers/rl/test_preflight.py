@@ -157,7 +157,7 @@ def in_words(trajectory):
         (by_episode, ["shape (2,) for 4 trajectories", "return one number each", line_of(by_episode, "def")]),
         (returns_nothing, [f"returns_nothing(one) at {__file__}", "fails: ValueError", "return one number each"]),
         (in_words, ["returned no number", "'good'", "or None to abstain"]),
-        (fa.Columns({"good": scores_one, "other": by_episode}), ["reward scores_one"]),
+        (fa.MultiReward({"good": scores_one, "other": by_episode}), ["reward scores_one"]),
         (0.5 * fa.Rule(lambda t: 7.0, name="seven"), ["reward seven", "with 7.0; scale scores to [0, 1]"]),
         (fa.EnvReward(high=0.5), ["reward env_reward", "EnvReward(low=0, high=1)"]),
         (fa.Ensemble([fa.EnvReward(high=0.5), lambda trajectory: 1.0]), ["pays", "EnvReward(low=0, high=1)"]),
@@ -516,7 +516,7 @@ def _shapes(folder):
 def test_a_tracker_that_is_missing_is_told_before_a_folder_is_made(tried, monkeypatch, tmp_path):
     monkeypatch.setattr("forge_trainers.records.trackers.importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"\[mlflow\]"):
-        tried(log_to="mlflow")
+        tried(tracker="mlflow")
     assert not (tmp_path / "run").exists()
 
 
@@ -531,14 +531,14 @@ def test_a_league_is_tried_with_its_policy_in_every_seat(tried, tiny_llama):
     assert {t.policy for t in asked} == {"hero"} and len(asked) == 4
 
 
-def test_an_expert_is_refused_where_there_is_none_and_sits_in_its_own_seat_elsewhere(tried, tiny_llama):
+def test_an_oracle_is_refused_where_there_is_none_and_sits_in_its_own_seat_elsewhere(tried, tiny_llama):
     team = fa.Policy(str(tiny_llama), name="team")
     asked = []
-    for seats in ({"p0": team, "p1": fa.Expert()}, fa.League(team, anchors=(fa.Expert(),))):
-        with pytest.raises(ValueError, match="World has no expert.*forge/Codewords-v0"):
+    for seats in ({"p0": team, "p1": fa.Oracle()}, fa.League(team, anchors=(fa.Oracle(),))):
+        with pytest.raises(ValueError, match="World has no oracle.*forge/Codewords-v0"):
             tried(seats=seats)
         assert not World.seeds
-        fa.register("preflight/World-v0", entry_point=World, expert=lambda *_: lambda seen: asked.append(seen) or "x")
+        fa.register("preflight/World-v0", entry_point=World, oracle=lambda *_: lambda seen: asked.append(seen) or "x")
         tried("preflight/World-v0", seats=seats)
         World.seeds.clear()
     assert asked == ["Now."] * 2, "a league's policy sits everywhere"

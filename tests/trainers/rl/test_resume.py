@@ -58,7 +58,7 @@ def run(folder, *, staleness, killed_in=None, slow=()):
     rules = [fa.Rule(lambda t, power=power: abs(t.reward) ** power, name=f"r{power}") for power in (1, 2, 3)]
     ensemble = fa.Ensemble(rules, max_rows=10_000)
     config = fa.GRPOConfig(
-        groups_per_step=SIZE, checkpoint_every=3, max_staleness=staleness, refills=0, keep_episodes=99
+        groups_per_step=SIZE, checkpoint_every=3, max_staleness=staleness, max_resamples=0, keep_episodes=99
     )
     trainer = Played({"p0": TEAM, "p1": fa.Random(name="rival")}, ensemble, config, folder)
     trainer._processes = Learns()

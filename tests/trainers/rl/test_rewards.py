@@ -20,8 +20,8 @@ from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Baselines, Credit
 from forge_trainers.rl.evaluation import EvalResult
 from forge_trainers.rl.rewards import (
-    Columns,
     EnvTurnReward,
+    MultiReward,
     engines_of,
     env_reward,
     group_spread,
@@ -105,7 +105,7 @@ def test_groups_that_teach_nothing_are_counted_by_reason():
     broken = EpisodeError(where="step", kind="X", message="m")
     groups = [group((0, 0), (1, 0)), group((1, 0), (1, 5)), group((0, 0), (1, 0), error=broken)]
     lessons = credit_groups(judged(groups), Credit(), {"hero"})
-    assert lessons.counts == {"used": 1, "flat": 1, "failed": 1, "abstained": 0, "too_long": 0}
+    assert lessons.counts == {"used": 1, "zero_variance": 1, "failed": 1, "abstained": 0, "too_long": 0}
 
 
 def test_a_sample_too_long_for_its_learner_is_dropped_and_counted_and_its_siblings_learn():
@@ -114,7 +114,7 @@ def test_a_sample_too_long_for_its_learner_is_dropped_and_counted_and_its_siblin
     lessons = credit_groups(items, Credit(scale="none"), {"hero"}, room={"hero": 3})
     assert [(len(s.token_ids), s.advantages[-1]) for s in lessons.samples["hero"]] == [(3, -0.5)]
     assert lessons.too_long == 3
-    assert lessons.counts == {"used": 1, "too_long": 1, "flat": 0, "failed": 0, "abstained": 0}
+    assert lessons.counts == {"used": 1, "too_long": 1, "zero_variance": 0, "failed": 0, "abstained": 0}
     assert credit_groups(items, Credit(), {"hero"}, room={"hero": 4}).too_long == 0
 
 
@@ -178,7 +178,7 @@ class Forfeits(fa.TurnEnv):
         fv.Gate(fv.Length(high=100, name="check"), fv.Length(high=4, slack=4)),
         lambda completion: max(0.0, 1 - max(len(completion) - 4, 0) / 4),
         lambda trajectory: None if not trajectory.turns else float(trajectory.turns[-1].action != "forfeit"),
-        Columns({"length": fv.Length(high=4, slack=4), "hero only": fv.Seat("hero", lambda trajectory: None)}),
+        MultiReward({"length": fv.Length(high=4, slack=4), "hero only": fv.Seat("hero", lambda trajectory: None)}),
     ],
     ids=["rule", "ensemble", "sum", "gate", "completion", "trajectory", "columns"],
 )
@@ -202,8 +202,7 @@ def with_policy(items, name):
 
     def sampled(one):
         turns = (
-            dataclasses.replace(turn("a", 0, 0.0), agent=old.agent, action=old.action, policy=name)
-            for old in one.turns
+            dataclasses.replace(turn("a", 0, 0.0), agent=old.agent, action=old.action, policy=name) for old in one.turns
         )
         return dataclasses.replace(one, policy=name, turns=tuple(turns))
 
@@ -220,7 +219,7 @@ def with_policy(items, name):
 
 def test_parts_that_do_not_apply_are_left_out_of_columns():
     """Of four episodes the first two are about sums, the last two about code."""
-    columns = Columns(
+    columns = MultiReward(
         {"sums": scores_of(0.0, 1.0, None, None), "code": scores_of(None, None, 1.0, 0.0)}, weights={"code": 2.0}
     )
     episodes = tuple(
@@ -232,7 +231,7 @@ def test_parts_that_do_not_apply_are_left_out_of_columns():
     lessons = credit_groups(items, Credit(scale="none"), {"hero"})
     assert advantages(lessons) == {(0, 0): {"a": -0.5}, (0, 1): {"a": 0.5}, (0, 2): {"a": 1.0}, (0, 3): {"a": -1.0}}
     assert lessons.abstained == 0
-    nothing = Columns({"sums": scores_of(None, 1.0, 1.0, 1.0), "code": scores_of(None, None, None, None)})
+    nothing = MultiReward({"sums": scores_of(None, 1.0, 1.0, 1.0), "code": scores_of(None, None, None, None)})
     assert np.isnan(nothing(groups[0].trajectories)).tolist() == [True, False, False, False]
     assert credit_groups(judged(groups, nothing), Credit(), {"hero"}).abstained == 1
 
@@ -243,7 +242,7 @@ def test_a_group_counts_as_abstained_only_if_nothing_is_left_to_compare():
         return {fate: n for fate, n in credit_groups(items, Credit(), {"hero"}).counts.items() if n}
 
     assert counts(None, 1, 1.0, 1, None, 1) == {"abstained": 1}
-    assert counts(None, 1, 1.0, 1, 1.0, 1) == {"flat": 1}
+    assert counts(None, 1, 1.0, 1, 1.0, 1) == {"zero_variance": 1}
     assert counts(None, 1, 1.0, 1, 2.0, 1) == {"used": 1}
 
 
@@ -285,7 +284,7 @@ def test_policies_that_play_nowhere_are_told(caplog):
     items = judged([group((0, 0), (1, 0))])
     with pytest.raises(TypeError, match="trainable='hero' is one text"):
         credit_groups(items, Credit(), "hero")
-    assert credit_groups(items, Credit(), {"hreo"}).counts["flat"] == 1
+    assert credit_groups(items, Credit(), {"hreo"}).counts["zero_variance"] == 1
     assert "(hreo) plays in these 1 groups, only hero, rival" in caplog.text
     caplog.clear()
     credit_groups(items, Credit(), {"hero", "absent"})
@@ -326,7 +325,7 @@ class Assessing:
 def test_a_group_within_the_noise_of_its_reward_is_flat():
     groups = [group((0.5, 0), (0.52, 0)), group((0, 0), (1, 0), seed=1)]
     lessons = credit_groups(judged(groups, Assessing(noise=0.1)), Credit(noise_multiple=1.0), {"hero"})
-    assert lessons.counts == {"used": 1, "flat": 1, "failed": 0, "abstained": 0, "too_long": 0}
+    assert lessons.counts == {"used": 1, "zero_variance": 1, "failed": 0, "abstained": 0, "too_long": 0}
     assert credit_groups(judged(groups, Assessing(noise=0.1)), Credit(), {"hero"}).counts["used"] == 2
 
 
@@ -487,7 +486,7 @@ def test_the_environments_reward_may_be_credited_turn_by_turn():
     samples = credit_groups(judged(groups, EnvTurnReward()), credit, {"hero"}).samples["hero"]
     returns = [[1.0, 0.0], [0.5, 1.0]]
     assert [[s.advantages[2], s.advantages[4]] for s in samples] == [[r - 0.625 for r in own] for own in returns]
-    assert credit_groups(judged(groups), credit, {"hero"}).counts["flat"] == 1
+    assert credit_groups(judged(groups), credit, {"hero"}).counts["zero_variance"] == 1
 
 
 def test_running_means_are_of_trained_roles_and_groups_that_count():
@@ -505,23 +504,25 @@ def test_groups_that_teach_nothing_are_replaced(tmp_path):
     class Trainer(GRPOTrainer):
         _running = SimpleNamespace(room={}, answers=0)
 
-        async def _play_groups(self, sampler, step, put=None, *, count=0, refill=0):
-            asked.append((step, count, refill))
-            return [group((0, 0), (int(refill == 2), 0), seed=10 * refill + i) for i in range(count)]
+        async def _play_groups(self, sampler, step, put=None, *, count=0, resample=0):
+            asked.append((step, count, resample))
+            return [group((0, 0), (int(resample == 2), 0), seed=10 * resample + i) for i in range(count)]
 
     first = [group((0, 0), (1, 0)), group((0, 0), (0, 0), seed=1), group((0, 0), (0, 0), seed=2)]
-    for refills, wanted in ((0, []), (1, [(7, 2, 1)]), (9, [(7, 2, 1), (7, 2, 2)])):
-        trainer = Trainer(Policy("m"), config=GRPOConfig(groups_per_step=3, refills=refills), out_dir=tmp_path)
+    for max_resamples, wanted in ((0, []), (1, [(7, 2, 1)]), (9, [(7, 2, 1), (7, 2, 2)])):
+        trainer = Trainer(
+            Policy("m"), config=GRPOConfig(groups_per_step=3, max_resamples=max_resamples), out_dir=tmp_path
+        )
         asked.clear()
         found, playing_s = asyncio.run(trainer._judge_groups(None, 7, list(first), {"hero"}))
         assert asked == wanted
-        assert credit_groups(found, Credit(), {"hero"}).counts["used"] == (3 if refills == 9 else 1)
+        assert credit_groups(found, Credit(), {"hero"}).counts["used"] == (3 if max_resamples == 9 else 1)
         assert len(found) == 3 + 2 * len(wanted) and (playing_s > 0) == bool(wanted)
 
 
 @pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "rloo"])
-@pytest.mark.parametrize("denominator", [None, "sampled", "used"])
-def test_flat_groups_count_in_the_denominator_where_the_loss_or_the_config_says_so(loss, denominator):
+@pytest.mark.parametrize("loss_normalization", [None, "sampled", "used"])
+def test_flat_groups_count_in_the_loss_normalization_where_the_loss_or_the_config_says_so(loss, loss_normalization):
     """One group of two teaches; a flat one of two, of three tokens a sibling, does not."""
     flat = group((1, 0), (1, 0), seed=1)
     longer = dataclasses.replace(turn("a", 0, 1), response_ids=(3, 3, 3), logprobs=(-1.0,) * 3)
@@ -529,11 +530,11 @@ def test_flat_groups_count_in_the_denominator_where_the_loss_or_the_config_says_
     flat = dataclasses.replace(
         flat, episodes=tuple(dataclasses.replace(e, trajectories=e.trajectories | trajectories) for e in flat.episodes)
     )
-    config = GRPOConfig(learner=LearnerConfig(loss=loss), denominator=denominator)
+    config = GRPOConfig(learner=LearnerConfig(loss=loss), loss_normalization=loss_normalization)
     items = judged([group((0, 0), (1, 0)), flat])
     whole = credit_groups(items, config.credit_rule, {"hero"})
     found = credit_groups(items, config.credit_rule, {"hero"}, size_of=config.size_of)
-    counts_all = denominator == "sampled" or (denominator is None and loss != "dapo")
+    counts_all = loss_normalization == "sampled" or (loss_normalization is None and loss != "dapo")
     share = (2 / 8 if loss == "dapo" else 1 / 2) if counts_all else 1.0
     assert [s.advantages[-1] for s in found.samples["hero"]] == pytest.approx(
         [share * s.advantages[-1] for s in whole.samples["hero"]]
@@ -563,14 +564,14 @@ def test_a_learner_that_gets_flat_groups_takes_the_same_step(tiny_llama, random_
 
 
 def test_dapo_refills_by_default():
-    assert GRPOConfig().max_refills == 3 and GRPOConfig(refills=0).max_refills == 0
-    assert {name: GRPOConfig(learner=LearnerConfig(loss=name)).max_refills for name in ("grpo", "gspo", "rloo")} == {
+    assert GRPOConfig().resamples == 3 and GRPOConfig(max_resamples=0).resamples == 0
+    assert {name: GRPOConfig(learner=LearnerConfig(loss=name)).resamples for name in ("grpo", "gspo", "rloo")} == {
         "grpo": 0,
         "gspo": 0,
         "rloo": 0,
     }
-    with pytest.raises(ValueError, match="denominator='all' must be one of"):
-        GRPOConfig(denominator="all")
+    with pytest.raises(ValueError, match="loss_normalization='all' must be one of"):
+        GRPOConfig(loss_normalization="all")
 
 
 def test_columns_are_credited_apart_and_added():
@@ -579,16 +580,18 @@ def test_columns_are_credited_apart_and_added():
 
     pairs = [(1.0, 0.0), (0.0, 10.0), (1.0, 10.0), (0.0, 0.0)]
     groups = [EpisodeGroup(env_id="t", seed=0, episodes=tuple(two_turns(*pair) for pair in pairs))]
-    columns = Columns({"format": of(0), "answer": of(1)}, weights={"answer": 2.0})
+    columns = MultiReward({"format": of(0), "answer": of(1)}, weights={"answer": 2.0})
     items = judged(groups, columns)
     assert items[0].rewards["a"].tolist() == [1.0, 20.0, 21.0, 0.0] == columns(groups[0].trajectories).tolist()
     samples = credit_groups(items, Credit(), {"hero"}).samples["hero"]
     unit = 1 / np.std([0, 0, 1, 1], ddof=1) / 2  # both columns have the same standard scores
     assert [s.advantages[2] for s in samples] == pytest.approx([-unit, unit, 3 * unit, -3 * unit], rel=1e-6)
-    flat = Columns({"a": of(0), "b": lambda ts: np.ones(len(ts))})
+    flat = MultiReward({"a": of(0), "b": lambda ts: np.ones(len(ts))})
     one_flat = credit_groups(judged(groups, flat), Credit(), {"hero"})
     assert [s.advantages[2] for s in one_flat.samples["hero"]] == pytest.approx([unit, -unit, unit, -unit], rel=1e-6)
-    unsure = credit_groups(judged(groups, Columns({"a": of(0), "b": lambda ts: [None] * len(ts)})), Credit(), {"hero"})
+    unsure = credit_groups(
+        judged(groups, MultiReward({"a": of(0), "b": lambda ts: [None] * len(ts)})), Credit(), {"hero"}
+    )
     assert [s.advantages[2] for s in unsure.samples["hero"]] == pytest.approx([unit, -unit, unit, -unit], rel=1e-6)
     running = Baselines()
     credit_groups(items, Credit(baseline="rae", scale="none"), {"hero"}, running)
@@ -611,7 +614,7 @@ def test_columns_keep_what_their_rewards_learn():
 
     old, new = Learning(), Learning()
     old.seen = 7
-    Columns({"x": new, "y": env_reward}).load_state_dict(Columns({"x": old, "y": env_reward}).state_dict())
+    MultiReward({"x": new, "y": env_reward}).load_state_dict(MultiReward({"x": old, "y": env_reward}).state_dict())
     assert new.seen == 7
 
 
@@ -624,12 +627,12 @@ def test_columns_keep_what_their_rewards_learn():
         ({"a": env_reward}, {"a": float("nan")}),
         ({"a": env_reward}, {"a": None}),
         ({"a": env_reward}, {"a": "1"}),
-        ({"a": Columns({"b": env_reward})}, None),
+        ({"a": MultiReward({"b": env_reward})}, None),
     ],
 )
 def test_columns_without_sense_are_refused(rewards, weights):
-    with pytest.raises(ValueError, match="no reward|must be finite|is Columns, too"):
-        Columns(rewards, weights)
+    with pytest.raises(ValueError, match="no reward|must be finite|is MultiReward, too"):
+        MultiReward(rewards, weights)
 
 
 @pytest.mark.parametrize(
@@ -639,7 +642,7 @@ def test_columns_are_no_part_of_a_verifier(use):
     """As a function, their sum would be compared as a whole, and what their verifiers learn would not be saved."""
     verifier = fv.Rule(lambda trajectory: 1.0, name="one")
     with pytest.raises(ArgumentError, match="compares each of its rewards apart"):
-        use(Columns({"a": verifier}), verifier)
+        use(MultiReward({"a": verifier}), verifier)
 
 
 def test_siblings_that_lack_a_seat_keep_their_places():
@@ -669,14 +672,14 @@ def test_an_infinite_score_is_an_abstention_told_and_counted(bad, caplog):
 
     items = judged([group((0, 0), (1, 1)), group((0, 0), (1, 1), seed=1), group((0, 0), (1, 1), seed=2)], overflows)
     lessons = credit_groups(items, Credit(), {"hero"})
-    assert lessons.counts == {"used": 2, "abstained": 1, "failed": 0, "flat": 0, "too_long": 0}
+    assert lessons.counts == {"used": 2, "abstained": 1, "failed": 0, "zero_variance": 0, "too_long": 0}
     assert "reward overflows returned 1 infinite scores" in caplog.text
     items = judged([group((0, 0), (1, 1))], Assessing(turns=lambda t: [bad if t.reward == 0 else 1.0]))
     assert np.isnan(items[0].turns["a"][0]).all()
     assert sum(credit_groups(items, Credit(), {"hero"}).counts.values()) == 1
 
 
-def test_samples_without_room_count_in_no_denominator():
+def test_samples_without_room_count_in_no_loss_normalization():
     """One group teaches, one is flat, one is too long: a sample is divided by the four that are left."""
     items = judged([group((0, 0), (1, 0)), group((1, 0), (1, 0), seed=1), group((0, 0), (1, 0), seed=2)])
     items[2] = with_turn(items[2], [0, 1], prompt_ids=(1, 2, 4))
@@ -698,7 +701,7 @@ def test_a_function_of_one_trajectory_is_a_reward_and_what_it_fails_on_is_told(t
         asyncio.run(judge([group((0.0, 0.0))], trainer.reward))
     with pytest.raises(ArgumentError, match=r"reward <lambda>\(a, b\) at .* takes a, b, whatever that is; name its"):
         GRPOTrainer(Policy("nowhere"), reward=lambda a, b: 0.0, out_dir=tmp_path / "run")
-    columns = Columns({"worth": worth, "env": env_reward}, {"env": 2.0})
+    columns = MultiReward({"worth": worth, "env": env_reward}, {"env": 2.0})
     assert columns(group((1.0, 2.0)).trajectories).tolist() == [5.0, 5.5]
 
 
@@ -709,7 +712,7 @@ def test_engines_that_judges_start_are_found_wherever_a_reward_holds_them_and_ea
     served = fv.Judge(Endpoint("http://localhost", "m"), "Is it kind?", name="served")
     ensemble = fv.Ensemble([first, beside, served, fv.Rule(lambda t: True, name="rule")], "mean")
     gated = fv.Gate(lambda t: True, ensemble + second)
-    for reward in (gated, Columns({"env": env_reward, "judged": gated})):
+    for reward in (gated, MultiReward({"env": env_reward, "judged": gated})):
         assert engines_of(reward) == [first.own_engine, second.own_engine]
     assert engines_of(env_reward) == []
 
@@ -728,7 +731,7 @@ def test_judges_that_a_function_names_are_found_and_whatever_else_it_asks_is_not
 
     reward.judges = [polite, graded]
     wrapped = GRPOTrainer(Policy("nowhere"), reward=reward, out_dir=tmp_path).reward
-    for given in (reward, wrapped, partial(reward), fv.Rule(reward), Columns({"a": reward, "b": env_reward})):
+    for given in (reward, wrapped, partial(reward), fv.Rule(reward), MultiReward({"a": reward, "b": env_reward})):
         assert (engines_of(given), models_of(given)) == ([polite.own_engine], [graded.own_model])
 
     class Panel:

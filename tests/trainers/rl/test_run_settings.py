@@ -66,7 +66,7 @@ def fit(
     folder, *, steps=2, env=Duel, env_args=None, reward=reward, rival=None, lora=None, model="tiny-random", **settings
 ):
     team = fa.Policy(model, name="team", lora=lora)
-    config = fa.GRPOConfig(groups_per_step=2, refills=0, checkpoint_every=1, preflight=False, **settings)
+    config = fa.GRPOConfig(groups_per_step=2, max_resamples=0, checkpoint_every=1, preflight=False, **settings)
     with Played({"p0": team, "p1": rival or fa.Random(name="rival")}, reward, config, folder) as trainer:
         trainer.fit(env, steps=steps, env_args=env_args)
     return yaml.safe_load((folder / "config.yaml").read_text())

@@ -118,7 +118,7 @@ def test_groups_of_an_environment_that_breaks_are_dropped_and_counted(where):
     with pytest.warns(RuntimeWarning, match="boom") if where == "close" else contextlib.nullcontext():
         judged = asyncio.run(run())
     counts = credit_groups(judged, Credit(), {"scripted"}).counts
-    assert (counts["failed"], counts["flat"]) == ((0, 2) if where == "close" else (1, 1))
+    assert (counts["failed"], counts["zero_variance"]) == ((0, 2) if where == "close" else (1, 1))
     assert judged[0].rewards["a"].tolist() == [1.0] * 4 and summarise(judged)["reward/mean"] == 1.0
     assert Coin.made == (9 if where == "close" else 1 + 4 + 8), "what failed was played again in a fresh environment"
 

@@ -40,7 +40,7 @@ def samples(*versions: int, policies: tuple[str, ...] = ("hero",)) -> StepSample
         )
         for version in versions
     ]
-    counts = {"used": 3, "failed": 1, "abstained": 0, "flat": 1}
+    counts = {"used": 3, "failed": 1, "abstained": 0, "zero_variance": 1}
     return StepSamples(samples=dict.fromkeys(policies, samples), counts=counts, advantages={})
 
 
@@ -72,8 +72,8 @@ def test_groups_ages_and_learners_are_reported(tmp_path: Path):
         "groups/used": 3.0,
         "groups/failed": 1.0,
         "groups/abstained": 0.0,
-        "groups/flat": 1.0,
-        "groups/flat_share": 0.25,
+        "groups/zero_variance": 1.0,
+        "groups/zero_variance_fraction": 0.25,
         "dropped/abstained": 4.0,
         "dropped/too_long": 2.0,
         "dropped/bad_logprobs": 0.01,
@@ -90,9 +90,11 @@ def test_groups_ages_and_learners_are_reported(tmp_path: Path):
 
 
 def test_a_step_without_lessons_reports_none(tmp_path: Path):
-    nothing = StepSamples(samples={}, counts={"used": 0, "failed": 2, "abstained": 0, "flat": 0}, advantages={})
+    nothing = StepSamples(
+        samples={}, counts={"used": 0, "failed": 2, "abstained": 0, "zero_variance": 0}, advantages={}
+    )
     found = run(nothing, {"hero": Learner()}, tmp_path)
-    assert found["staleness/max"] == found["staleness/0"] == 0 and np.isnan(found["groups/flat_share"])
+    assert found["staleness/max"] == found["staleness/0"] == 0 and np.isnan(found["groups/zero_variance_fraction"])
 
 
 def test_samples_older_than_the_bound_or_newer_than_the_learner_are_refused(tmp_path: Path):

@@ -50,11 +50,11 @@ def test_overrides_are_taken_before_what_follows_from_staleness():
         ({"temperature": 0.5}, ValueError, "set the policy's sampling.temperature"),
         ({"threads": 2}, ValueError, "share the host's cores"),
         ({"num_minibatches": 9}, ValueError, "more than groups_per_step=8"),
-        ({"lr_min_share": 0.1}, ValueError, "policy 'red': learner.lr_min_share=0.1 has no effect"),
+        ({"lr_min_ratio": 0.1}, ValueError, "policy 'red': learner.lr_min_ratio=0.1 has no effect"),
         ({"correction": "truncate", "clip_high": 0.3}, ValueError, "learner.clip_high=0.3 has no effect"),
         ({"correction": "none", "clip_low": 0.3}, ValueError, "learner.clip_low=0.3 has no effect"),
         ({"sequence": "turn"}, ValueError, "learner.sequence='turn' has no effect: loss='dapo'"),
-        ({"loss": "grpo"}, ValueError, "refills=0 and the trainer's loss 'dapo' refills=3"),
+        ({"loss": "grpo"}, ValueError, "max_resamples=0 and the trainer's loss 'dapo' max_resamples=3"),
     ],
 )
 def test_overrides_that_cannot_hold_are_refused_by_name(
@@ -83,12 +83,12 @@ def test_clips_and_sequences_that_act_are_taken(learner: dict[str, Any]):
 
 
 def test_what_an_override_switches_off_is_not_held_against_the_policy():
-    config = fa.GRPOConfig(learner=fa.LearnerConfig(lr_decay="linear", lr_min_share=0.1))
+    config = fa.GRPOConfig(learner=fa.LearnerConfig(lr_decay="linear", lr_min_ratio=0.1))
     assert config.learner_of(policy(learner={"lr_decay": "none"})).lr_decay == "none"
 
 
 def test_a_loss_of_its_own_needs_common_credit_and_normalization():
-    config = fa.GRPOConfig(refills=0, denominator="used")
+    config = fa.GRPOConfig(max_resamples=0, loss_normalization="used")
     assert config.learner_of(policy(learner={"loss": "grpo"})).loss == "grpo"
     with pytest.raises(ValueError, match="credit="):
         config.learner_of(policy(learner={"loss": "dr_grpo"}))

@@ -67,10 +67,10 @@ def test_a_part_of_a_lap_is_told_apart(monkeypatch):
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     watch = Stopwatch()
     now[0] = 3.0
-    watch.lap("judge")
-    watch.part("refill", "judge", 2.0)
+    watch.lap("score")
+    watch.part("resample", "score", 2.0)
     now[0] = 4.0
-    watch.lap("judge")
-    assert watch.times == {"time/judge_s": 2.0, "time/refill_s": 2.0, "time/step_s": 4.0}
-    watch.part("refill", "judge", 9.0)  # it began before anybody waited
-    assert watch.times == {"time/judge_s": 0.0, "time/refill_s": 4.0, "time/step_s": 4.0}
+    watch.lap("score")
+    assert watch.times == {"time/score_s": 2.0, "time/resample_s": 2.0, "time/step_s": 4.0}
+    watch.part("resample", "score", 9.0)  # it began before anybody waited
+    assert watch.times == {"time/score_s": 0.0, "time/resample_s": 4.0, "time/step_s": 4.0}

@@ -100,12 +100,12 @@ def test_who_sits_where():
 
 
 def test_evaluations_meet_held_out_opponents_and_training_does_not():
-    expert = fa.Expert()
-    league = fa.League(HERO, anchors=(RANDOM,), held_out=(expert, RANDOM), self_play=0.0)
-    assert {m.opponent for m in evaluation_matches(league, AGENTS, 4)} == {"expert", "random"}
-    assert league.fixed == (RANDOM, expert), "each once"
+    oracle = fa.Oracle()
+    league = fa.League(HERO, anchors=(RANDOM,), held_out=(oracle, RANDOM), self_play=0.0)
+    assert {m.opponent for m in evaluation_matches(league, AGENTS, 4)} == {"oracle", "random"}
+    assert league.fixed == (RANDOM, oracle), "each once"
     seating = seating_of(league, fa.GRPOConfig(), Path())
-    assert set(seating.declared({"duel": AGENTS})) == {"hero", "hero-opponent", "random", "expert"}
+    assert set(seating.declared({"duel": AGENTS})) == {"hero", "hero-opponent", "random", "oracle"}
     met = {m.opponent for key in range(50) for m in draw_matches(seating.standings, league, AGENTS, 4, key=(key,))}
     assert met == {"hero-000000", "random"}
 
@@ -196,8 +196,8 @@ def test_a_file_declares_a_league(tmp_path, capsys):
     )
     for words, said in (
         (["--league.anchors", "[randm]"], "Did you mean 'random'"),
-        (["--seats", "random"], "a league needs a policy that learns"),
-        (["--seats", "{p0: hero, p1: hero}"], "a league seats everybody itself"),
+        (["--policy_mapping", "random"], "a league needs a policy that learns"),
+        (["--policy_mapping", "{p0: hero, p1: hero}"], "a league seats everybody itself"),
     ):
         with pytest.raises(SystemExit):
             run_config(tmp_path, *words, text=league)
@@ -254,7 +254,7 @@ def season(folder, steps, *, pool=3, resume=False):
             learner.version = first
         for step in range(first, steps):
             tasks = [Task(env_id="duel", seed=100 * step + i, agents=AGENTS, number=i) for i in range(6)]
-            groups = await league.play(tasks, play, processes, step=step, refill=0)
+            groups = await league.play(tasks, play, processes, step=step, resample=0)
             learner.version += 1
             rows.append(await league.record(step, await judge(groups, env_reward, timeout_s=10), processes))
             if (step + 1) % 4 == 0:
@@ -358,7 +358,7 @@ def test_a_process_answers_while_a_snapshot_is_packed(tmp_path, tiny_llama, monk
     monkeypatch.setattr(Publisher, "_pack", lambda *_: packed_by.append(threading.current_thread()))
 
     class Store:  # keeps what it is given
-        name, place, silence_s = "weights", "elsewhere", 10.0
+        name, place, heartbeat_timeout_s = "weights", "elsewhere", 10.0
         values: ClassVar = {}
 
         async def client(self):

@@ -47,9 +47,9 @@ TO_MEASURE = (
 """What makes a folder that can be read."""
 CPU_BLOCK, GPU_BLOCK = 128, 16
 """Tokens of a block of vLLM's prefix cache."""
-_EVERY_STEP = ("time/step_s", "groups/used", "groups/flat", "groups/failed", "groups/abstained")
+_EVERY_STEP = ("time/step_s", "groups/used", "groups/zero_variance", "groups/failed", "groups/abstained")
 """What is read of a row of metrics."""
-_SYNCHRONOUS = ("time/collect_s", "time/judge_s", "time/learn_s", "time/sync_s")
+_SYNCHRONOUS = ("time/collect_s", "time/score_s", "time/learn_s", "time/sync_s")
 """And of one in which stages do not overlap."""
 _PRIOR_ENGINE = (1 / 3, 1 / 3, 1 / 3)
 """Of a collection: iterations, sampled tokens, prompt tokens."""
@@ -153,8 +153,10 @@ def plan_of(
         engine_ranks=tp,
         max_num_seqs=engine["max_num_seqs"],
         affine=getattr(router_class(engine.get("routing", "prefix")), "keeps_conversations", False),
-        max_live_episodes=trainer["max_live_episodes"],
-        refills=find_loss(learner["loss"]).refills if trainer["refills"] is None else trainer["refills"],
+        max_concurrent_episodes=trainer["max_concurrent_episodes"],
+        max_resamples=find_loss(learner["loss"]).max_resamples
+        if trainer["max_resamples"] is None
+        else trainer["max_resamples"],
         max_tokens_per_microbatch=learner["max_tokens_per_microbatch"] or LEAST_MICROBATCH,
         share_prefixes=not on_gpu if share is None else share,
         learners=learners,
@@ -354,7 +356,7 @@ def _measured(runs: Sequence[MeasuredRun], core_share: float, scaling: float) ->
     publish_s, fetch_s = _fit(
         [((1.0, loads[run.plan.replicas]), row["time/sync_s"]) for run in alone for row in run.rows], _PRIOR_SYNC
     )
-    judge_s, judge_trajectory_s = _judge_times(alone)
+    score_s, score_trajectory_s = _judge_times(alone)
     stages = StageTimes(
         engine=EngineTimes(
             iteration_s=1e-3, sequence_s=1e-4, prompt_token_s=1e-5, cores=_usable(first.plan), scaling=scaling
@@ -362,8 +364,8 @@ def _measured(runs: Sequence[MeasuredRun], core_share: float, scaling: float) ->
         learner=_learner_times(alone, scaling),
         publish_s=publish_s,
         fetch_s=fetch_s,
-        judge_s=judge_s,
-        judge_trajectory_s=judge_trajectory_s,
+        score_s=score_s,
+        score_trajectory_s=score_trajectory_s,
         cache_block=GPU_BLOCK if first.on_gpu else CPU_BLOCK,
     )
     found = Measured(
@@ -410,7 +412,7 @@ def _workload(runs: Sequence[MeasuredRun]) -> Workload:
 
 def _fates(row: Mapping[str, Any]) -> tuple[float, float, float]:
     """Groups that taught something, those that could not, and those whose siblings were alike."""
-    return row["groups/used"], row["groups/failed"] + row["groups/abstained"], row["groups/flat"]
+    return row["groups/used"], row["groups/failed"] + row["groups/abstained"], row["groups/zero_variance"]
 
 
 def _learner_times(runs: Sequence[MeasuredRun], scaling: float) -> LearnerTimes:
@@ -429,7 +431,9 @@ def _learner_times(runs: Sequence[MeasuredRun], scaling: float) -> LearnerTimes:
             rows.append(((own["positions"], loss_tokens, own["microbatches"]), passes_s * faster))
             fixed.append((row["time/learn_s"] - passes_s) * faster)
     if not rows:
-        raise ValueError("no measured step learned anything; see groups/flat and groups/failed in metrics.jsonl")
+        raise ValueError(
+            "no measured step learned anything; see groups/zero_variance and groups/failed in metrics.jsonl"
+        )
     position_s, loss_token_s, microbatch_s = _fit(rows, _PRIOR_LEARNER)
     return LearnerTimes(
         step_s=float(np.mean(fixed)),
@@ -462,13 +466,13 @@ def _learners(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _judge_times(runs: Sequence[MeasuredRun]) -> tuple[float, ...]:
-    """Of steps without refills."""
+    """Of steps without max_resamples."""
     rows: list[tuple[tuple[float, ...], float]] = []
     for run in runs:
         agents = np.mean([len({t.agent for turns in rounds for t in turns}) for g in run.groups for rounds in g])
         size = run.plan.group_size * float(agents)
-        played = [(sum(_fates(row)), row["time/judge_s"]) for row in run.rows]
-        rows += [((1.0, count * size), judge_s) for count, judge_s in played if count <= run.plan.groups_per_step]
+        played = [(sum(_fates(row)), row["time/score_s"]) for row in run.rows]
+        rows += [((1.0, count * size), score_s) for count, score_s in played if count <= run.plan.groups_per_step]
     return _fit(rows, _PRIOR_JUDGE) if rows else (0.0, 0.0)
 
 

@@ -40,7 +40,7 @@ class Prediction:
     step_s: float
     """The four stages together, as ``time/step_s``."""
     collect_s: float
-    judge_s: float
+    score_s: float
     learn_s: float
     sync_s: float
     engines_idle: float
@@ -80,7 +80,7 @@ class Prediction:
         rows = {
             "step": f"{self.step_s:.2f} s",
             "  collect": f"{self.collect_s:.2f} s",
-            "  judge": f"{self.judge_s:.2f} s",
+            "  judge": f"{self.score_s:.2f} s",
             "  learn": f"{self.learn_s:.2f} s",
             "  sync": f"{self.sync_s:.2f} s",
             "engines idle": f"{self.engines_idle:.0%}",
@@ -216,7 +216,7 @@ def planned(run: RunConfig, found: Measured, where: Hardware) -> Plan:
             f"the measured runs played {', '.join(sorted(found.run.env_ids))}, this one plays "
             f"{', '.join(sorted(env_ids))}; how long episodes are is only known of what was played"
         )
-    seated = set(run.seats.values()) if isinstance(run.seats, dict) else {run.seats}
+    seated = set(run.policy_mapping.values()) if isinstance(run.policy_mapping, dict) else {run.policy_mapping}
     policies = {name: dataclasses.asdict(policy) for name, policy in run.policies.items() if name in seated}
     if set(policies) != set(found.run.plan.homes):
         raise ValueError(
@@ -303,7 +303,7 @@ def _predict(
     spent_s = looked_at[-1].ends_s - before.ends_s
     hours = (run.steps * spent_s / steps + _evaluations_s(run, plan, found)) / 3600
     ages = sum((Counter(row.ages) for row in looked_at), Counter[int]())
-    stages = ("step_s", "collect_s", "judge_s", "learn_s", "sync_s")
+    stages = ("step_s", "collect_s", "score_s", "learn_s", "sync_s")
     means: dict[str, Any] = {name: float(np.mean([getattr(row, name) for row in looked_at])) for name in stages}
 
     def idle(busy_s: Iterable[float]) -> float:
@@ -333,7 +333,7 @@ def _evaluations_s(run: RunConfig, plan: Plan, found: Measured) -> float:
 
     def play_s(episodes: int, groups: int) -> float:
         own = SimulatedRun(plan, found.stages, found.workload, seed=run.trainer.seed)
-        own.play([*own.draw(0, groups), *own.draw(0, episodes, size=1, refill=1)])
+        own.play([*own.draw(0, groups), *own.draw(0, episodes, size=1, resample=1)])
         return float(own.env.now)
 
     episodes, groups = run.trainer.eval_episodes, run.trainer.groups_per_step

@@ -218,9 +218,9 @@ class StageTimes:
     """Learner to store."""
     fetch_s: float = 0.0
     """Store to one live engine."""
-    judge_s: float = 0.0
+    score_s: float = 0.0
     """One call of the reward."""
-    judge_trajectory_s: float = 0.0
+    score_trajectory_s: float = 0.0
     """Beside it, each trajectory."""
     cache_block: int = 0
     """Tokens of a block of the engines' prefix cache; 0: nothing is cached."""
@@ -246,9 +246,9 @@ class Plan:
     max_num_seqs: int = 64
     affine: bool = True
     """Conversations go back to the replica that holds them."""
-    max_live_episodes: int = 512
+    max_concurrent_episodes: int = 512
     """Of one step's collection, as in the trainer."""
-    refills: int = 0
+    max_resamples: int = 0
     max_tokens_per_microbatch: int = 2048
     share_prefixes: bool = True
     learner_speed: float = 1.0
@@ -274,7 +274,7 @@ class SimulatedStep:
     """What one step took, as the trainer's stopwatch tells it."""
 
     collect_s: float
-    judge_s: float
+    score_s: float
     learn_s: float
     sync_s: float
     ends_s: float
@@ -291,7 +291,7 @@ class SimulatedStep:
     @property
     def step_s(self) -> float:
         """The stages together."""
-        return self.collect_s + self.judge_s + self.learn_s + self.sync_s
+        return self.collect_s + self.score_s + self.learn_s + self.sync_s
 
 
 @dataclass(slots=True)
@@ -356,7 +356,7 @@ class SimulatedRun:
             for home in sorted(set(plan.homes.values()))
         }
         self._controller = simpy.Resource(self.env, 1)
-        self._live = simpy.Resource(self.env, plan.max_live_episodes)
+        self._live = simpy.Resource(self.env, plan.max_concurrent_episodes)
         self.steps: list[SimulatedStep] = []
         self.version = 0
         """Of the learner's weights."""
@@ -397,7 +397,7 @@ class SimulatedRun:
             self.steps.append(
                 SimulatedStep(
                     collect_s=collected - begun,
-                    judge_s=judged - collected,
+                    score_s=judged - collected,
                     learn_s=learned - judged,
                     sync_s=synced - learned,
                     ends_s=synced,
@@ -415,9 +415,9 @@ class SimulatedRun:
         self.env.run(self.env.all_of([group.done for group in played]))
         return [asked for group in played for asked in group.requests]
 
-    def draw(self, step: int, count: int, *, refill: int = 0, size: int | None = None) -> list[list[Rounds]]:
-        """Groups of a step or a refill, of `size` siblings or as many as planned."""
-        rng = np.random.default_rng([self._seed, step, refill])
+    def draw(self, step: int, count: int, *, resample: int = 0, size: int | None = None) -> list[list[Rounds]]:
+        """Groups of a step or a resample, of `size` siblings or as many as planned."""
+        rng = np.random.default_rng([self._seed, step, resample])
         return [self.workload.draw(rng, size or self.plan.group_size, self.plan.max_tokens) for _ in range(count)]
 
     def _begin(self, drawn: Sequence[Sequence[Rounds]], step: int) -> list[_Group]:
@@ -488,7 +488,7 @@ class SimulatedRun:
 
     def _judge(self, groups: Sequence[_Group]) -> simpy.Event:
         agents = sum(len({t.agent for turns in r for t in turns}) for group in groups for r in group.siblings)
-        return self.cores.start(self.stages.judge_s + self.stages.judge_trajectory_s * agents).done
+        return self.cores.start(self.stages.score_s + self.stages.score_trajectory_s * agents).done
 
     def _judged(
         self, step: int, taken: simpy.Process, before: simpy.Event
@@ -500,11 +500,11 @@ class SimulatedRun:
         yield before
         yield self._judge(groups)
         used = [group for group in groups if rng.random() < share]
-        for refill in range(1, plan.refills + 1):
+        for resample in range(1, plan.max_resamples + 1):
             missing = plan.groups_per_step - len(used)
             if missing <= 0:
                 break
-            more = self._begin(self.draw(step, missing, refill=refill), step)
+            more = self._begin(self.draw(step, missing, resample=resample), step)
             yield self.env.all_of([group.done for group in more])
             yield self._judge(more)
             used += [group for group in more if rng.random() < share]

@@ -74,7 +74,7 @@ class Learner:
         store: WeightStoreRef | None = None,
         weights_name: str | None = None,
         world_size: int = 1,
-        silence_s: float = 60.0,
+        heartbeat_timeout_s: float = 60.0,
         timeout_s: float = 600.0,
     ) -> Learner:
         """Start the learner's processes and load the model.
@@ -85,7 +85,7 @@ class Learner:
             store: Where `publish` puts weights; None where it is not called.
             weights_name: What the published weights are called; None for `name`.
             world_size: Number of ranks, one process each.
-            silence_s: A rank that says nothing for longer counts as dead, and with it the learner.
+            heartbeat_timeout_s: A rank that says nothing for longer counts as dead, and with it the learner.
             timeout_s: Deadline of the start.
 
         Raises:
@@ -96,7 +96,12 @@ class Learner:
         """
         whose = weights_name or name
         started = await cls.start_together(
-            {whose: config}, name=name, store=store, world_size=world_size, silence_s=silence_s, timeout_s=timeout_s
+            {whose: config},
+            name=name,
+            store=store,
+            world_size=world_size,
+            heartbeat_timeout_s=heartbeat_timeout_s,
+            timeout_s=timeout_s,
         )
         return started[whose]
 
@@ -108,7 +113,7 @@ class Learner:
         name: str = "learner",
         store: WeightStoreRef | None = None,
         world_size: int = 1,
-        silence_s: float = 60.0,
+        heartbeat_timeout_s: float = 60.0,
         timeout_s: float = 600.0,
         turn: Turn = no_turns,
     ) -> dict[str, Learner]:
@@ -138,7 +143,7 @@ class Learner:
         from forge_trainers.learner.actor import LearnerActor
 
         procs = mesh.spawn_procs(name, procs=world_size, role="learner", threads=first.threads)
-        pulse = Pulse(procs, world_size, name=name, silence_s=silence_s)
+        pulse = Pulse(procs, world_size, name=name, heartbeat_timeout_s=heartbeat_timeout_s)
         what = models.label(Path(first.model)) + (f", {world_size} processes" if world_size > 1 else "")
         try:
             on = mesh.where(procs, threads=first.threads and first.threads * world_size)

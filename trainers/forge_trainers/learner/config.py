@@ -38,10 +38,10 @@ class LearnerConfig:
     lr_decay: Literal["none", "linear", "cosine", "sqrt"] = "none"
     """How the learning rate falls towards the end of the run; "none" holds it at `lr`. "sqrt" is one minus the square
     root of the progress."""
-    lr_decay_share: float = 1.0
+    lr_decay_ratio: float = 1.0
     """Share of the run's steps, its last ones, in which the learning rate falls, above 0 and at most 1; before them it
     is `lr`. 1: it falls as soon as it has risen."""
-    lr_min_share: float = 0.0
+    lr_min_ratio: float = 0.0
     """Share of `lr` that it falls to, in [0, 1]; reached one step after the last."""
     weight_decay: float = 0.0
     """AdamW's decoupled weight decay."""
@@ -167,8 +167,8 @@ class LearnerConfig:
                 f"betas={self.betas} with optimizer_state_dtype='bfloat16': a moment of eight bits that is to lose "
                 f"less than 1/256 a step keeps its value; take betas of at most {_LARGEST_ROUNDED_BETA}, or float32"
             )
-        _require(0 < self.lr_decay_share <= 1, self, "lr_decay_share", "above 0 and at most 1")
-        _require(0 <= self.lr_min_share <= 1, self, "lr_min_share", "in [0, 1]")
+        _require(0 < self.lr_decay_ratio <= 1, self, "lr_decay_ratio", "above 0 and at most 1")
+        _require(0 <= self.lr_min_ratio <= 1, self, "lr_min_ratio", "in [0, 1]")
         _require(self.max_grad_norm > 0, self, "max_grad_norm", "above 0; inf switches clipping off")
         _require(self.clip_low is None or 0 <= self.clip_low <= 1, self, "clip_low", "in [0, 1]; 0.2 is usual")
         _require(self.clip_high is None or self.clip_high >= 0, self, "clip_high", ">= 0; 0.2 is usual")

@@ -139,7 +139,7 @@ def learning_rate(config: LearnerConfig, step: int, total: int | None) -> float:
         return config.lr * (step + 1) / config.warmup_steps
     if not decays or total is None:
         return config.lr
-    decay = min(round(total * config.lr_decay_share), total - config.warmup_steps)
+    decay = min(round(total * config.lr_decay_ratio), total - config.warmup_steps)
     progress = max(0, step - total + decay) / max(1, decay)  # 1 would be reached one step after the last
     left = {"linear": 1 - progress, "sqrt": 1 - math.sqrt(progress), "cosine": (1 + math.cos(math.pi * progress)) / 2}
-    return config.lr * (config.lr_min_share + (1 - config.lr_min_share) * left[config.lr_decay])
+    return config.lr * (config.lr_min_ratio + (1 - config.lr_min_ratio) * left[config.lr_decay])

@@ -27,7 +27,7 @@ Reduction: TypeAlias = Literal["token", "sequence_mean", "sequence_sum", "consta
 each sequence, then over sequences. ``sequence_sum``: sum over each sequence, mean over sequences. ``constant``: the
 same, divided by `LearnerConfig.length_constant`."""
 
-Denominator: TypeAlias = Literal["sampled", "used"]
+LossNormalization: TypeAlias = Literal["sampled", "used"]
 """Which trajectories count in that mean. ``sampled``: also those that teach nothing because siblings earn the same, so
 that a step that teaches little is a small one. ``used``: those that teach."""
 
@@ -114,9 +114,9 @@ class Loss:
     """What is done about samples of another policy where `LearnerConfig` says nothing. None: the loss's own ratio to
     the sampler, and "truncate" where samples are of older versions of the weights, which a clip range around the
     sampler would take from the gradient."""
-    denominator: Denominator = "used"
+    loss_normalization: LossNormalization = "used"
     """Which trajectories count in its mean where `GRPOConfig` says nothing."""
-    refills: int = 0
+    max_resamples: int = 0
     """Times a step replaces groups that teach nothing where `GRPOConfig` says nothing."""
 
     def __post_init__(self) -> None:
@@ -124,10 +124,11 @@ class Loss:
             raise ValueError(f"loss name {self.name!r} must be a word of letters, digits and underscores")
         if self.reduction not in get_args(Reduction):
             raise ValueError(f"reduction={self.reduction!r} of loss {self.name!r} must be one of {get_args(Reduction)}")
-        if self.denominator not in get_args(Denominator) or self.refills < 0:
+        if self.loss_normalization not in get_args(LossNormalization) or self.max_resamples < 0:
             raise ValueError(
-                f"denominator={self.denominator!r}, refills={self.refills} of loss {self.name!r}: one of "
-                f"{get_args(Denominator)}, and at least 0"
+                f"loss_normalization={self.loss_normalization!r}, max_resamples={self.max_resamples} of loss "
+                f"{self.name!r}: one of "
+                f"{get_args(LossNormalization)}, and at least 0"
             )
         clip: Any = self.clip
         if not (isinstance(clip, tuple | list) and len(clip) == 2):
@@ -164,8 +165,8 @@ def register_loss(
     sequence_ratio: bool = False,
     credit: Any = None,
     correction: Correction | None = _RATIO,
-    denominator: Denominator = "used",
-    refills: int = 0,
+    loss_normalization: LossNormalization = "used",
+    max_resamples: int = 0,
 ) -> Callable[[LossFunction], LossFunction]:
     """Give a policy loss a name that `LearnerConfig` knows.
 
@@ -190,8 +191,8 @@ def register_loss(
             sequence_ratio=sequence_ratio,
             credit=credit or {},
             correction=correction,
-            denominator=denominator,
-            refills=refills,
+            loss_normalization=loss_normalization,
+            max_resamples=max_resamples,
         )
         add_loss(loss)
         return function
@@ -282,7 +283,7 @@ def clipped_surrogate(ratio_S: torch.Tensor, inputs: TokenInputs) -> TokenLoss:
     return TokenLoss(-plain_S.minimum(limited_S), (limited_S < plain_S).float())
 
 
-@register_loss("grpo", reduction="sequence_mean", clip=(0.2, 0.2), correction=None, denominator="sampled")
+@register_loss("grpo", reduction="sequence_mean", clip=(0.2, 0.2), correction=None, loss_normalization="sampled")
 def grpo(inputs: TokenInputs) -> TokenLoss:
     """``1/G sum_i 1/|o_i| sum_t -min(r A, clip(r) A)`` (GRPO, arXiv 2402.03300, eq. 3)."""
     return clipped_surrogate(inputs.log_ratio_S.exp(), inputs)
@@ -294,14 +295,14 @@ def grpo(inputs: TokenInputs) -> TokenLoss:
     clip=(0.2, 0.2),
     correction=None,
     credit={"scale": "none"},
-    denominator="sampled",
+    loss_normalization="sampled",
 )
 def dr_grpo(inputs: TokenInputs) -> TokenLoss:
     """``1/G sum_i 1/C sum_t -min(r A, clip(r) A)`` with a constant C and ``A = R - mean(R)`` (arXiv 2503.20783)."""
     return clipped_surrogate(inputs.log_ratio_S.exp(), inputs)
 
 
-@register_loss("dapo", reduction="token", clip=(0.2, 0.28), correction=None, refills=3)
+@register_loss("dapo", reduction="token", clip=(0.2, 0.28), correction=None, max_resamples=3)
 def dapo(inputs: TokenInputs) -> TokenLoss:
     """``1/sum_i |o_i| sum_i sum_t -min(r A, clip(r, 1 - low, 1 + high) A)`` (DAPO, arXiv 2503.14476, eq. 8).
 
@@ -316,7 +317,7 @@ def dapo(inputs: TokenInputs) -> TokenLoss:
     clip=(3e-4, 4e-4),
     sequence_ratio=True,
     correction=Correction(how="truncate", level="geometric", high=2.0),
-    denominator="sampled",
+    loss_normalization="sampled",
 )
 def gspo(inputs: TokenInputs) -> TokenLoss:
     """``1/G sum_i -min(s_i A, clip(s_i) A)``, ``s_i = exp(1/|o_i| sum_t log r)`` (GSPO, arXiv 2507.18071, eq. 5 and 7).
@@ -348,7 +349,7 @@ def cispo(inputs: TokenInputs) -> TokenLoss:
     reduction="sequence_sum",
     clip=(1.0, float("inf")),
     credit={"baseline": "leave_one_out", "scale": "none"},
-    denominator="sampled",
+    loss_normalization="sampled",
 )
 def rloo(inputs: TokenInputs) -> TokenLoss:
     """``1/G sum_i -(R_i - mean of the others' R) log p(o_i)``: REINFORCE (RLOO, arXiv 2402.14740).

@@ -46,7 +46,7 @@ class OfflineConfig:
     """Steps between checkpoints; the last step is always saved."""
     keep_checkpoints: int = 2
     """Newest checkpoints kept on disk."""
-    log_to: Tracker = "tensorboard"
+    tracker: Tracker = "tensorboard"
     """Where curves go beside ``metrics.jsonl``: "tensorboard", "wandb" or "mlflow"."""
     seed: int = 0
     """Of the order of the data and of the held-out share."""
@@ -54,19 +54,19 @@ class OfflineConfig:
     """Deadline for the learner to start."""
     stage_timeout_s: float = 1800.0
     """Deadline of each step, measurement and export."""
-    silence_s: float = 60.0
+    heartbeat_timeout_s: float = 60.0
     """Seconds after which a learner that says nothing counts as dead."""
 
     def __post_init__(self) -> None:
         refuse_ineffective(self.learner)
         check_at_least(self, 1, "batch_size", "learner_procs", "checkpoint_every", "keep_checkpoints")
         check_at_least(self, 0, "eval_every", "seed")
-        check_deadlines(self, "start_timeout_s", "stage_timeout_s", "silence_s")
+        check_deadlines(self, "start_timeout_s", "stage_timeout_s", "heartbeat_timeout_s")
         if self.too_long not in ("error", "drop"):
             raise ValueError(f"too_long={self.too_long!r} is neither 'error' nor 'drop'")
         if not 0 <= self.eval_share <= 0.9:
             raise ValueError(f"eval_share={self.eval_share} is outside [0, 0.9]")
-        check_tracker(self.log_to)
+        check_tracker(self.tracker)
         if self.learner.num_iterations * self.learner.num_minibatches > 1:
             raise ValueError(
                 f"learner.num_iterations={self.learner.num_iterations} and learner.num_minibatches="
@@ -119,7 +119,7 @@ class WarmStart:
     """A JSONL file of conversations, or the folder of a run, whose episodes are learned; with `games`, an environment's
     id."""
     games: int | None = None
-    """Games of the expert of the environment that `data` names, which are learned. null: `data` is a file or folder."""
+    """Games of the oracle of the environment that `data` names, which are learned. null: `data` is a file or folder."""
     env_args: dict[str, Any] = field(default_factory=dict)
     """Arguments of that environment."""
     eval_data: str | None = None
@@ -135,7 +135,7 @@ class WarmStart:
         if self.games is not None and self.games < 1:
             raise ValueError(f"games={self.games} shows nothing; set at least 1, or null where data is a file")
         if self.env_args and self.games is None:
-            raise ValueError(f"env_args={self.env_args} are of games of an expert; say how many with games")
+            raise ValueError(f"env_args={self.env_args} are of games of an oracle; say how many with games")
 
     def dataset(self, seats: Collection[str] = ()) -> str | list[Episode]:
         """What `fit` learns: `data`, or the games, which are played now; of them the part of `seats`, empty: all."""

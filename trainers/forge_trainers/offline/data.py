@@ -22,7 +22,7 @@ from forge_agents.envs.thoughts import whole
 from forge_agents.episodes.stored import EPISODES, load_episodes
 from forge_agents.files import user_path
 from forge_agents.jsonl import json_objects
-from forge_agents.policy import Expert, KeepThoughts
+from forge_agents.policy import KeepThoughts, Oracle
 from forge_agents.rollout.conversation import Conversation, Messages
 from forge_agents.rollout.rendering import ControlTokenError, Renderer
 from forge_agents.types import Episode, EpisodeGroup, Heard, Trajectory, Turn
@@ -41,7 +41,7 @@ with ``prompt`` and ``completion``, each a text or such a list, of which only th
 hold the thought before its answer under ``reasoning_content``, ``reasoning`` or ``thinking``. A row may have a
 ``system`` prompt. An answer with ``weight``, ``loss``, ``train`` or ``loss_mask`` of 0 is read and not learned. Other
 keys that may change what is learned are refused, metadata are ignored. Of an episode the trajectories of the policy
-that learns are taken, and of one that experts alone played all; a trajectory given itself always is.
+that learns are taken, and of one that oracles alone played all; a trajectory given itself always is.
 """
 
 T = TypeVar("T", bound="Content")
@@ -340,7 +340,7 @@ def _items_of_file(path: Path) -> Iterator[tuple[str, Any]]:
         return
     if not path.is_file():
         raise ValueError(
-            f"{path} is neither a JSONL file nor the folder of a run; of an environment's expert, "
+            f"{path} is neither a JSONL file nor the folder of a run; of an environment's oracle, "
             "fa.demonstrations(id, games) has the games, and so has `games` beside `data: id` in a file"
         )
     yield from json_objects(path)
@@ -402,7 +402,7 @@ def _trajectories(source: str, thing: Any, policy: str, counts: Counter[str]) ->
     if episode.error is not None:
         counts["failed"] += 1
         return []
-    shown = all(t.policy == Expert.name for t in episode.trajectories.values())
+    shown = all(t.policy == Oracle.name for t in episode.trajectories.values())
     own = [t for t in episode.trajectories.values() if (shown or t.policy == policy) and t.turns]
     if not own:
         counts["other policies"] += 1

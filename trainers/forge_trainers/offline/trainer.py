@@ -234,10 +234,10 @@ class OfflineTrainer(ABC, Generic[T]):
     ) -> FitResult:
         config = self.config
         self._check_resumable(described)
-        check_installed(config.log_to)
+        check_installed(config.tracker)
         with starts.shown() as say:
             self._checkpoints.check_room([(self.policy, config.learner)], say)
-        with RunFolder(self.out_dir, described, log_to=config.log_to) as run:
+        with RunFolder(self.out_dir, described, tracker=config.tracker) as run:
             try:
                 self._keep_digest(data.digest)
                 return await self._session(run, data.counts, learned, held_out, steps)
@@ -329,7 +329,7 @@ class OfflineTrainer(ABC, Generic[T]):
                     dataclasses.replace(placed[f"{name}-learner"], max_sample_tokens=settings.max_sample_tokens),
                     name=f"{name}-learner",
                     world_size=config.learner_procs,
-                    silence_s=config.silence_s,
+                    heartbeat_timeout_s=config.heartbeat_timeout_s,
                     timeout_s=config.start_timeout_s,
                 )
                 await self._look_at_start(learner, items)

@@ -169,7 +169,7 @@ class RunFolder:
         path: Created where absent.
         config: Resolved settings, JSON-safe; written to ``config.yaml`` where there is none. Where the folder holds
             other settings, `keep_settings` replaces them.
-        log_to: Where curves go beside ``metrics.jsonl``.
+        tracker: Where curves go beside ``metrics.jsonl``.
 
     Raises:
         RunFolderError: The folder cannot be written, holds links, or another process trains in it.
@@ -178,7 +178,7 @@ class RunFolder:
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], config: Mapping[str, Any], *, log_to: Tracker = "tensorboard"
+        self, path: str | os.PathLike[str], config: Mapping[str, Any], *, tracker: Tracker = "tensorboard"
     ) -> None:
         self.path = user_path(path)
         self._odd: set[str] = set()
@@ -206,7 +206,7 @@ class RunFolder:
         elif (before := written.read_text(errors="replace")) != self._settings:
             self.changed = _changes(before, self._settings)
         try:
-            self._tracker, self._curves = log_to, open_tracker(log_to, self.path, config)
+            self._tracker, self._curves = tracker, open_tracker(tracker, self.path, config)
             self._tracking: Future[None] | None = None
         except BaseException:
             self._lock.close()

@@ -21,7 +21,7 @@ from forge_agents.errors import DISTRIBUTION, MissingExtraError, StallError, did
 from forge_agents.runtime.waits import begin_in_thread
 
 Tracker: TypeAlias = Literal["tensorboard", "wandb", "mlflow"]
-"""Names that `GRPOConfig.log_to` takes."""
+"""Names that `GRPOConfig.tracker` takes."""
 
 PROJECT = "forge-agents"
 """The project or experiment, where ``WANDB_PROJECT`` or ``MLFLOW_EXPERIMENT_NAME`` say nothing."""
@@ -45,14 +45,14 @@ def check_tracker(tracker: str) -> None:
     """Raise ValueError unless there is such a tracker."""
     if tracker not in get_args(Tracker):
         raise ValueError(
-            f"log_to={tracker!r} is none of {', '.join(get_args(Tracker))}.{did_you_mean(tracker, get_args(Tracker))}"
+            f"tracker={tracker!r} is none of {', '.join(get_args(Tracker))}.{did_you_mean(tracker, get_args(Tracker))}"
         )
 
 
 def check_installed(tracker: Tracker) -> None:
     """Raise MissingExtraError, which names the command that installs it, unless the tracker's package is there."""
     if importlib.util.find_spec(tracker) is None and tracker != "tensorboard":
-        raise MissingExtraError(f"log_to={tracker} needs a package: pip install '{DISTRIBUTION}[{tracker}]'")
+        raise MissingExtraError(f"tracker={tracker} needs a package: pip install '{DISTRIBUTION}[{tracker}]'")
 
 
 class Curves(Protocol):
@@ -86,7 +86,7 @@ def open_tracker(tracker: Tracker, folder: Path, config: Mapping[str, Any]) -> C
             raise
         raise StallError(
             f"{tracker} did not open within {OPEN_TIMEOUT_S:g} s. See that its server can be reached and that it asks "
-            f"for nothing ({_SETTINGS[tracker]}), or leave out log_to={tracker}",
+            f"for nothing ({_SETTINGS[tracker]}), or leave out tracker={tracker}",
             who=tracker,
         ) from late
 

@@ -13,7 +13,7 @@ from forge_agents.policy import Policy
 from forge_agents.settings import settings_class
 from forge_agents.types import Trajectory, total_tokens
 from forge_trainers.learner.config import LearnerConfig
-from forge_trainers.losses.registry import Denominator, find_loss
+from forge_trainers.losses.registry import LossNormalization, find_loss
 from forge_trainers.records.trackers import Tracker, check_tracker
 from forge_trainers.rl.credit import Credit, imported_credit
 from forge_trainers.run.config import ProcessConfig, check_at_least, check_deadlines
@@ -31,17 +31,17 @@ class GRPOConfig(ProcessConfig):
     """Siblings per group: episodes with one seed. At least 2 where `credit` compares them with each other."""
     groups_per_step: int = 8
     """Groups, so seeds, per optimiser step."""
-    refills: int | None = None
+    max_resamples: int | None = None
     """Times a step may replace groups that teach nothing, and failed ones, by groups with other seeds, played on the
     present weights (DAPO's dynamic sampling, arXiv 2503.14476, eq. 11). 0 learns from what is left. None: as the
     learner's loss brings it, 3 for "dapo" and 0 for the others."""
-    denominator: Denominator | None = None
+    loss_normalization: LossNormalization | None = None
     """Which trajectories count in the mean that a loss is: "sampled", also those of groups whose siblings earn the same
     (GRPO as published), or "used", those that teach. None: as the learner's loss brings it."""
     credit: Credit | str | None = None
     """How rewards become advantages: a `Credit`, or "package.module:name" of one or of a subclass, which is imported.
     None: as the learner's loss was published."""
-    max_live_episodes: int = 512
+    max_concurrent_episodes: int = 512
     """Episodes in flight at once."""
     max_turns: int = 64
     """Decisions after which an episode is cut off, where its environment sets no limit."""
@@ -65,7 +65,7 @@ class GRPOConfig(ProcessConfig):
     is then written at every evaluation, see `eval_every`, that is the best so far."""
     keep_episodes: int = 4
     """Episodes of each step written to ``episodes.jsonl``."""
-    log_to: Tracker = "tensorboard"
+    tracker: Tracker = "tensorboard"
     """Where curves go beside ``metrics.jsonl``: "tensorboard" writes files in the run's folder; "wandb" and "mlflow"
     are extras to install, and read their own environment variables."""
     max_logprob_gap: float = 0.2
@@ -95,15 +95,17 @@ class GRPOConfig(ProcessConfig):
         super().__post_init__()
         if isinstance(self.credit, str):
             object.__setattr__(self, "credit", imported_credit(self.credit))
-        check_tracker(self.log_to)
+        check_tracker(self.tracker)
         if self.group_size < 2 and self.credit_rule.needs_siblings:
             raise ValueError(f"group_size={self.group_size} gives every advantage 0; set group_size >= 2")
-        check_at_least(self, 1, "groups_per_step", "max_live_episodes", "max_turns", "eval_episodes")
+        check_at_least(self, 1, "groups_per_step", "max_concurrent_episodes", "max_turns", "eval_episodes")
         self._check_minibatches(self.learner)
         check_at_least(self, 1, "checkpoint_every", "keep_checkpoints", "max_empty_steps")
-        check_at_least(self, 0, "refills", "max_skipped_steps", "eval_every", "keep_episodes")
-        if self.denominator not in (None, *get_args(Denominator)):
-            raise ValueError(f"denominator={self.denominator!r} must be one of {get_args(Denominator)}, or None")
+        check_at_least(self, 0, "max_resamples", "max_skipped_steps", "eval_every", "keep_episodes")
+        if self.loss_normalization not in (None, *get_args(LossNormalization)):
+            raise ValueError(
+                f"loss_normalization={self.loss_normalization!r} must be one of {get_args(LossNormalization)}, or None"
+            )
         if self.exploitability_samples < 0 or (self.exploitability_samples and not self.eval_every):
             raise ValueError(
                 f"exploitability_samples={self.exploitability_samples} with eval_every={self.eval_every}: at least 0, "
@@ -125,8 +127,8 @@ class GRPOConfig(ProcessConfig):
         self._check_minibatches(settings)
         for name, of_loss, of_trainer in (
             ("credit", self._credit(settings), self.credit_rule),
-            ("refills", self._refills(settings), self.max_refills),
-            ("denominator", self._denominator(settings), self._denominator(self.learner)),
+            ("max_resamples", self._refills(settings), self.resamples),
+            ("loss_normalization", self._loss_normalization(settings), self._loss_normalization(self.learner)),
         ):
             if of_loss != of_trainer:
                 raise ValueError(
@@ -149,12 +151,12 @@ class GRPOConfig(ProcessConfig):
         return self.credit or (Credit(**own) if isinstance(own, Mapping) else own)
 
     def _refills(self, learner: LearnerConfig) -> int:
-        return find_loss(learner.loss).refills if self.refills is None else self.refills
+        return find_loss(learner.loss).max_resamples if self.max_resamples is None else self.max_resamples
 
-    def _denominator(self, learner: LearnerConfig) -> tuple[Denominator, str]:
+    def _loss_normalization(self, learner: LearnerConfig) -> tuple[LossNormalization, str]:
         """Loss normalization, and the unit in which trajectories are counted for it."""
         loss = find_loss(learner.loss)
-        rule = self.denominator or loss.denominator
+        rule = self.loss_normalization or loss.loss_normalization
         unit = "tokens" if loss.reduction == "token" else learner.sequence
         return (rule, unit) if rule == "sampled" else (rule, "")
 
@@ -164,14 +166,14 @@ class GRPOConfig(ProcessConfig):
         return self._credit(self.learner)
 
     @property
-    def max_refills(self) -> int:
-        """`refills`, or those of the learner's loss."""
+    def resamples(self) -> int:
+        """`max_resamples`, or those of the learner's loss."""
         return self._refills(self.learner)
 
     @property
     def size_of(self) -> Callable[[Trajectory], int] | None:
-        """What a trajectory that teaches nothing adds to the denominator of the learner's loss; None: nothing."""
-        rule = self.denominator or find_loss(self.learner.loss).denominator
+        """What a trajectory that teaches nothing adds to the loss normalization; None: nothing."""
+        rule = self.loss_normalization or find_loss(self.learner.loss).loss_normalization
         return self._size if rule == "sampled" else None
 
     def _size(self, trajectory: Trajectory) -> int:

@@ -38,11 +38,12 @@ in 64 episodes would earn less. Episodes of a group share their task, so enough 
 class Ending:
     """Why a run ends before its steps are done."""
 
-    kind: Literal["solved", "plateau", "flat", "broken"]
+    kind: Literal["solved", "plateau", "uninformative", "broken"]
     """``solved``: every episode earns the most there is. ``plateau``: every episode earns the highest reward that was
-    seen, and nobody knows whether more can be earned. ``flat``: siblings earn the same, or no group counts, for other
-    reasons. ``broken``: every episode failed, or nothing was sampled, in the first step of a session or in as many in a
-    row as are waited for; or trained policies never had a turn in as many, or in the whole run."""
+    seen, and nobody knows whether more can be earned. ``uninformative``: siblings earn the same, or
+    no group counts for other reasons. ``broken``: every episode failed, or nothing was sampled, in the first step of a
+    session or in as many in a row as are waited for; or trained policies never had a turn in as many, or in the whole
+    run."""
     reason: str
     """What was seen and what to do about it."""
 
@@ -188,7 +189,7 @@ class Endings:
             return self._at_the_top(tops, best)
         counts = samples.counts
         advice = {
-            "flat": "Siblings earn the same, so there is nothing to compare: change the difficulty, the temperature or "
+            "zero_variance": "Siblings earn the same, so nothing can be compared: change difficulty, temperature or "
             "group_size. If this is all that can be earned, say so with the environment's max_reward",
             "failed": "Episodes fail: see the errors in episodes.jsonl",
             "too_long": "Samples are longer than the learner takes: raise learner.max_sample_tokens, or end episodes",
@@ -196,7 +197,7 @@ class Endings:
         }
         cause = max(advice, key=lambda fate: counts[fate])
         return Ending(
-            kind="flat",
+            kind="uninformative",
             reason=f"{self._steps} steps in a row had no group to learn from; groups of the last: {dict(counts)}. "
             + (f"Best of each group: {best}. " if best else "")
             + (f"{_capitalized(without_turns(self._idle))}. " if idle else "")

@@ -24,7 +24,7 @@ from forge_agents.envs.env import TextGame
 from forge_agents.envs.seeds import HELD_OUT_FROM
 from forge_agents.errors import PreflightError
 from forge_agents.models import resolve as models
-from forge_agents.policy import AnyPolicy, Expert, Policy, Random, Scripted
+from forge_agents.policy import AnyPolicy, Oracle, Policy, Random, Scripted
 from forge_agents.rollout.conversation import Conversation
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime.mesh import about_to_divide, with_deadline
@@ -162,7 +162,7 @@ class Preflight:
     async def _group(self, env_id: str, seed: int, until: float) -> EpisodeGroup | None:
         agents = self.sampler.seats[env_id]
         seats = {
-            agent: policy if isinstance(policy, Scripted | Expert) else Random(name=policy.name)
+            agent: policy if isinstance(policy, Scripted | Oracle) else Random(name=policy.name)
             for agent, policy in self.seated(agents, seed).items()
         }
         task = Task(env_id=env_id, seed=seed, agents=agents, number=0)

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgedGroup:
     """A group and what its agents earned."""
@@ -80,7 +81,7 @@ class EnvTurnReward:
         return Assessment(scores=env_reward(trajectories), turns=turns)
 
 
-class Columns:
+class MultiReward:
     """Rewards whose advantages are added, each found among its own kind (GDPO, arXiv 2601.05242).
 
     Summing the rewards first makes (format 1, answer 0) indistinguishable from (format 0, answer 1), and the reward
@@ -101,9 +102,13 @@ class Columns:
         self, rewards: Mapping[str, Callable[[Sequence[Trajectory]], Any]], weights: Mapping[str, float] | None = None
     ) -> None:
         if not rewards or not isinstance(rewards, Mapping):
-            raise ValueError(f"Columns got no reward by name but {reprlib.repr(rewards)}; give a dict of at least one")
-        if nested := [name for name, reward in rewards.items() if isinstance(reward, Columns)]:
-            raise ValueError(f"reward {nested[0]!r} of Columns is Columns, too; give all rewards to one of them")
+            raise ValueError(
+                f"MultiReward got no reward by name but {reprlib.repr(rewards)}; give a dict of at least one"
+            )
+        if nested := [name for name, reward in rewards.items() if isinstance(reward, MultiReward)]:
+            raise ValueError(
+                f"reward {nested[0]!r} of MultiReward is MultiReward, too; give all rewards to one of them"
+            )
         if not all(name in rewards and _is_weight(weight) for name, weight in (weights or {}).items()):
             raise ValueError(f"weights={weights} must be finite numbers of the rewards {', '.join(rewards)} only")
         self._rewards = {name: reward_of(reward) for name, reward in rewards.items()}
@@ -139,7 +144,7 @@ def _is_weight(value: Any) -> bool:
 
 def parts_of(reward: Any) -> Iterator[tuple[Any, bool]]:
     """What a reward of ours asks in the end, each with whether an ensemble asks it; anything else is its own part."""
-    if isinstance(reward, Columns):
+    if isinstance(reward, MultiReward):
         yield from itertools.chain.from_iterable(map(parts_of, reward.parts().values()))
         return
     panel = getattr(reward, "verifiers", ()) if isinstance(reward, Composable) else ()
@@ -153,9 +158,9 @@ def parts_of(reward: Any) -> Iterator[tuple[Any, bool]]:
 
 
 def held_by(reward: Any) -> Iterator[Any]:
-    """A reward and all that it holds: parts of sums and `Columns`, and verifiers of ensembles."""
+    """A reward and all that it holds: parts of sums and `MultiReward`, and verifiers of ensembles."""
     yield reward
-    parts = getattr(reward, "parts", None) if isinstance(reward, Columns | Composable) else None
+    parts = getattr(reward, "parts", None) if isinstance(reward, MultiReward | Composable) else None
     held = [*parts().values()] if callable(parts) else []
     held += getattr(reward, "verifiers", ()) if isinstance(reward, Composable) else ()
     for part in held:
@@ -206,7 +211,7 @@ def _owned(reward: Any, what: str) -> list[Any]:
 async def judge(
     groups: Sequence[EpisodeGroup], reward: Reward | None = None, *, timeout_s: float = 1800.0
 ) -> list[JudgedGroup]:
-    """Score every trajectory of `groups` in one call of `reward`, or one of each reward in `Columns`.
+    """Score every trajectory of `groups` in one call of `reward`, or one of each reward in `MultiReward`.
 
     Args:
         groups: Played, failed episodes and all.
@@ -223,7 +228,7 @@ async def judge(
         TypeError, ValueError: It returned something that is not one number per trajectory.
     """
     reward = env_reward if reward is None else reward_of(reward)
-    if isinstance(reward, Columns):
+    if isinstance(reward, MultiReward):
         found = {name: await judge(groups, part, timeout_s=timeout_s) for name, part in reward.parts().items()}
         return [
             _joined({name: (reward.weights[name], items[at]) for name, items in found.items()})
@@ -375,11 +380,11 @@ def group_spread(judged: Sequence[JudgedGroup], wanted: int) -> dict[str, float]
     """How much siblings differ: what there is to learn from.
 
     Args:
-        judged: Groups of a step, its refills included.
-        wanted: Groups of a step without refills.
+        judged: Groups of a step, its max_resamples included.
+        wanted: Groups of a step without max_resamples.
 
     Returns:
-        ``groups/refilled``, how many more were played because others taught nothing;
+        ``groups/resampled``, how many more were played because others taught nothing;
         ``groups/reward_std``, the mean over groups and agents of the standard deviation of the rewards that are not
         NaN; NaN where every group failed or abstained.
     """
@@ -390,7 +395,7 @@ def group_spread(judged: Sequence[JudgedGroup], wanted: int) -> dict[str, float]
         if not item.group.failed and not np.isnan(rewards).all()
     ]
     spread = float(np.mean(spreads)) if spreads else float("nan")
-    return {"groups/reward_std": spread, "groups/refilled": float(len(judged) - wanted)}
+    return {"groups/reward_std": spread, "groups/resampled": float(len(judged) - wanted)}
 
 
 def rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:

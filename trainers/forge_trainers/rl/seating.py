@@ -22,13 +22,13 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from forge_agents.envs.experts import expert_of
+from forge_agents.envs.oracles import oracle_of
 from forge_agents.models import resolve as models
 from forge_agents.policy import (
     AnyPolicy,
-    Expert,
+    Oracle,
     Policy,
-    Seats,
+    PolicyMapping,
     declared_policies,
     named_apart,
     players_of,
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from forge_trainers.rl.config import GRPOConfig
     from forge_trainers.run.processes import Processes
 
-PlayGroup: TypeAlias = Callable[[Task, Seats, Mapping[str, Served]], Coroutine[Any, Any, EpisodeGroup]]
+PlayGroup: TypeAlias = Callable[[Task, PolicyMapping, Mapping[str, Served]], Coroutine[Any, Any, EpisodeGroup]]
 """Plays one group of a task with these seats and engines."""
 
 
@@ -103,7 +103,7 @@ def check_trainable(models: Mapping[str, Policy], max_staleness: int = 0) -> Non
             )
 
 
-def seats_at(seats: Seats, step: int) -> Seats:
+def seats_at(seats: PolicyMapping, step: int) -> PolicyMapping:
     """The seats as they sample in a step of training."""
 
     def at(policy: AnyPolicy) -> AnyPolicy:
@@ -114,7 +114,7 @@ def seats_at(seats: Seats, step: int) -> Seats:
     return at(seats) if isinstance(seats, AnyPolicy) else lambda agent, seed: at(seats(agent, seed))
 
 
-def seating_of(seats: Seats | League, config: GRPOConfig, folder: Path) -> Seating:
+def seating_of(seats: PolicyMapping | League, config: GRPOConfig, folder: Path) -> Seating:
     """Who sits where, of what a user gave the trainer."""
     return LeagueSeating(seats, config, folder) if isinstance(seats, League) else Seating(seats)
 
@@ -126,7 +126,7 @@ class Seating:
         ValueError: A policy that is to learn samples in a way that the learner cannot compute.
     """
 
-    def __init__(self, seats: Seats) -> None:
+    def __init__(self, seats: PolicyMapping) -> None:
         self._seats = seats = named_apart(seats)
         if isinstance(seats, Mapping):
             check_trainable({one.name: one for one in seats.values() if isinstance(one, Policy)})
@@ -169,21 +169,21 @@ class Seating:
         several = all(len(agents) > 1 for agents in sampler.seats.values())
         return zero_sum and several and self.roles(sampler.seats).keys() <= set(trained)
 
-    def check_experts(self, sampler: TaskSampler, declared: Mapping[str, AnyPolicy]) -> None:
-        """Raises ValueError where an expert may sit in an environment that has none."""
-        experts = {name for name, policy in declared.items() if isinstance(policy, Expert)}
-        for env_id, agents in sampler.seats.items() if experts else ():
-            if experts & self.roles({env_id: agents}).keys():
-                expert_of(sampler.specs[env_id], env_id)
+    def check_oracles(self, sampler: TaskSampler, declared: Mapping[str, AnyPolicy]) -> None:
+        """Raises ValueError where an oracle may sit in an environment that has none."""
+        oracles = {name for name, policy in declared.items() if isinstance(policy, Oracle)}
+        for env_id, agents in sampler.seats.items() if oracles else ():
+            if oracles & self.roles({env_id: agents}).keys():
+                oracle_of(sampler.specs[env_id], env_id)
 
     def settings(self) -> dict[str, Any]:
         """What config.yaml says of it beside the policies."""
         return {}
 
     async def play(
-        self, tasks: Sequence[Task], group: PlayGroup, processes: Processes, *, step: int, refill: int
+        self, tasks: Sequence[Task], group: PlayGroup, processes: Processes, *, step: int, resample: int
     ) -> list[EpisodeGroup]:
-        """The groups of a step, or of its refill."""
+        """The groups of a step, or of its resample."""
         return await self.play_held_out(tasks, group, processes)
 
     async def play_held_out(self, tasks: Sequence[Task], group: PlayGroup, processes: Processes) -> list[EpisodeGroup]:
@@ -198,7 +198,7 @@ class Seating:
         """Take note of a step that is over. Returns metrics."""
         return {}
 
-    def _of(self, agents: Sequence[str]) -> Seats:
+    def _of(self, agents: Sequence[str]) -> PolicyMapping:
         """The policies of an environment's own seats."""
         return {agent: self._seats[agent] for agent in agents} if isinstance(self._seats, Mapping) else self._seats
 
@@ -258,11 +258,11 @@ class LeagueSeating(Seating):
         return {"league": self._league.settings()}
 
     async def play(
-        self, tasks: Sequence[Task], group: PlayGroup, processes: Processes, *, step: int, refill: int
+        self, tasks: Sequence[Task], group: PlayGroup, processes: Processes, *, step: int, resample: int
     ) -> list[EpisodeGroup]:
         """Opponents are drawn for the step, groups of one snapshot after those of another."""
         async with self._one_at_a_time:
-            key = (self._config.seed, step, refill)
+            key = (self._config.seed, step, resample)
             matches = draw_matches(self.standings, self._league, tasks[0].agents, len(tasks), key=key)
             return await self._play(tasks, matches, group, processes)
 

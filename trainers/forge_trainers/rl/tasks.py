@@ -19,7 +19,7 @@ from forge_agents.envs import registry
 from forge_agents.envs.seeds import HELD_OUT_FROM
 from forge_agents.envs.spec import split_level
 from forge_agents.errors import ArgumentError
-from forge_agents.policy import Seats
+from forge_agents.policy import PolicyMapping
 from forge_agents.rollout.players import Served
 from forge_agents.rollout.rollout import Rollout, seats_of
 from forge_agents.runtime.hosts import ENVS, Hosts
@@ -128,7 +128,9 @@ class TaskSampler:
         """A fresh environment."""
         return self._makers[env_id]()
 
-    def rollout(self, task: Task, seats: Seats, served: Mapping[str, Served], *, max_turns: int = 64) -> Rollout:
+    def rollout(
+        self, task: Task, seats: PolicyMapping, served: Mapping[str, Served], *, max_turns: int = 64
+    ) -> Rollout:
         """What plays siblings of `task`: ``await sampler.rollout(...).group(task.seed, size)``.
 
         Args:
@@ -145,18 +147,18 @@ class TaskSampler:
             max_turns=self._max_turns.get(task.env_id) or max_turns,
         )
 
-    def tasks(self, seed: int, step: int, count: int, *, refill: int = 0) -> list[Task]:
-        """The groups of one step or refill: a function of the arguments, so a resumed run plays what it would have.
+    def tasks(self, seed: int, step: int, count: int, *, resample: int = 0) -> list[Task]:
+        """The groups of one step or resample: a function of the arguments, so a resumed run plays what it would have.
 
         In a curriculum also of what was recorded, which a checkpoint keeps.
         """
-        rng = np.random.default_rng([seed, step, refill])
+        rng = np.random.default_rng([seed, step, resample])
         shares = self._shares if self.curriculum is None else self._practice.shares(self.curriculum)
         picks = rng.choice(len(self.env_ids), size=count, p=shares)
         seeds = rng.choice(HELD_OUT_FROM, size=count)
         ids = [self.env_ids[pick] for pick in picks]
         drawn = [(env_id, int(own)) for env_id, own in zip(ids, seeds, strict=True)]
-        if not refill:
+        if not resample:
             drawn = [
                 (env_id, self._listed(env_id, seed, step * count + place) if env_id in self._num_tasks else own)
                 for place, (env_id, own) in enumerate(drawn)

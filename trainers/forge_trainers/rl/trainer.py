@@ -25,7 +25,7 @@ from typing import Any, TypeAlias, TypeVar
 from forge_agents.errors import ActorDiedError, EmptyBatchError, ModelNotFoundError, NotReadyError, StallError
 from forge_agents.files import user_path
 from forge_agents.page import visible
-from forge_agents.policy import AnyPolicy, Policy, Seats
+from forge_agents.policy import AnyPolicy, Policy, PolicyMapping
 from forge_agents.rollout.players import Served
 from forge_agents.runtime import starts
 from forge_agents.runtime.hosts import Hosts
@@ -115,7 +115,7 @@ class GRPOTrainer:
     @named_arguments
     def __init__(
         self,
-        policies: Seats | League,
+        policies: PolicyMapping | League,
         reward: Reward | None = None,
         config: GRPOConfig | None = None,
         out_dir: str | os.PathLike[str] = "runs/default",
@@ -131,7 +131,7 @@ class GRPOTrainer:
             if isinstance(policy, Policy):
                 self.config.learner_of(policy)  # refuses overrides that do not hold
         self._processes: Processes | None = None
-        self._live = asyncio.Semaphore(self.config.max_live_episodes)
+        self._live = asyncio.Semaphore(self.config.max_concurrent_episodes)
         self._scoring = asyncio.Lock()
         """Held while the reward is asked, by a step of training or an evaluation: it may have a state."""
         self._weights, self._synced = Background(), True  # engines start with the weights that learners start with
@@ -237,7 +237,7 @@ class GRPOTrainer:
         """Export the trained weights in Hugging Face format; one subfolder per policy where several are trained."""
         return self._loop.run(self._export(user_path(folder)))
 
-    def again(
+    def fork(
         self, out_dir: str | os.PathLike[str], *, reward: Reward | None = None, config: GRPOConfig | None = None
     ) -> GRPOTrainer:
         """A trainer of the same policies from where they began, such as a control, which takes over the engines.
@@ -263,10 +263,10 @@ class GRPOTrainer:
             if (asked := getattr(made.config, name)) != (had := getattr(self.config, name)):
                 raise ValueError(
                     f"{name}={asked!r} is not that of the processes that run, {had!r}; set it alike, or make another "
-                    "trainer instead of again()"
+                    "trainer instead of fork()"
                 )
         if self._processes is not None:
-            self._loop.run(self._processes.begin_again(made.config, made.out_dir))
+            self._loop.run(self._processes.fork(made.config, made.out_dir))
             made._processes, made._synced = self._processes, False
             made._loop, self._loop = self._loop, made._loop
             made._loop.pass_on(made._stop, made._checkpoints.standing)
@@ -304,10 +304,10 @@ class GRPOTrainer:
 
     async def _judge(self, batch: Batch[EpisodeGroup, Judged]) -> list[JudgedGroup]:
         """Those groups with their rewards, and others in place of some that teach nothing: see `_judge_groups`."""
-        judged, refilled_s = await self._running.unless_a_learner_dies(batch.judged)
-        self._watch.lap("judge")
-        if refilled_s:
-            self._watch.part("refill", "judge", refilled_s)
+        judged, resampled_s = await self._running.unless_a_learner_dies(batch.judged)
+        self._watch.lap("score")
+        if resampled_s:
+            self._watch.part("resample", "score", resampled_s)
         return judged
 
     def _credit(self, judged: Sequence[JudgedGroup]) -> StepSamples:
@@ -315,7 +315,7 @@ class GRPOTrainer:
         rule, room, size_of = self.config.credit_rule, self._running.room, self.config.size_of
         trained = self._running.learners.keys()
         samples = credit_groups(judged, rule, trained, self._baselines, room=room, size_of=size_of)
-        self._watch.lap("judge")
+        self._watch.lap("score")
         return samples
 
     def _pack(self, samples: StepSamples) -> dict[str, EpisodeBatch]:
@@ -378,7 +378,7 @@ class GRPOTrainer:
         with starts.shown() as say:
             say(f"{', '.join(sampler.env_ids)} with {', '.join(policies) or 'no model'}; {self.out_dir}")
             if learn:
-                check_installed(self.config.log_to)
+                check_installed(self.config.tracker)
                 learning = [(one, self.config.learner_of(one)) for one in policies.values() if one.trainable]
                 self._checkpoints.check_room(learning, say)
             self._tried = await Preflight(
@@ -396,7 +396,7 @@ class GRPOTrainer:
             return over
         await self._preflight(sampler, self.reward, learn=True)
         settings = self._settings(sampler, steps)
-        run = RunFolder(self.out_dir, settings, log_to=self.config.log_to)
+        run = RunFolder(self.out_dir, settings, tracker=self.config.tracker)
         with run, stalls_recorded(self.out_dir):
             while True:
                 try:
@@ -420,7 +420,7 @@ class GRPOTrainer:
             steps=steps,
             hosts=self._hosts,
         )
-        return record_rates(settings, rates) | {"seats": self._sitting(sampler)} | self._seating.settings()
+        return record_rates(settings, rates) | {"policy_mapping": self._sitting(sampler)} | self._seating.settings()
 
     def _check_resumable(self, sampler: TaskSampler, *, part: bool = False) -> None:
         """Refuse what the run in `out_dir` cannot go on with, before anything starts.
@@ -544,7 +544,7 @@ class GRPOTrainer:
             self._say(remark)
         export, curve = await self._export(self.out_dir / "export"), run.plot_rewards(self._running.learners)
         self._checkpoints.exported()
-        if ending is not None and ending.kind == "flat":
+        if ending is not None and ending.kind == "uninformative":
             raise EmptyBatchError(
                 f"{ending.reason}. What was learned before is in {export}; the same run goes on with new seeds"
             )
@@ -584,19 +584,19 @@ class GRPOTrainer:
         put: Put[EpisodeGroup] | None = None,
         *,
         count: int = 0,
-        refill: int = 0,
+        resample: int = 0,
         only: Collection[int] | None = None,
     ) -> list[EpisodeGroup]:
-        """Play groups of one step: all, or `only` some, or `count` of its refill. `put` hears of each when it ends."""
+        """Play groups of one step: all, or `only` some, or `count` of its resample. `put` hears when each ends."""
         config = self.config
         await self._weights.done()  # samples of the weights before would be older than the pipeline reckons
-        tasks = sampler.tasks(config.seed, step, count or config.groups_per_step, refill=refill)
+        tasks = sampler.tasks(config.seed, step, count or config.groups_per_step, resample=resample)
         tasks = [task for task in tasks if only is None or task.number in only]
         if not tasks:
             return []
-        where = f"{config.seed}/{step}/{refill}"  # a resumed run samples what it would have
+        where = f"{config.seed}/{step}/{resample}"  # a resumed run samples what it would have
         group = self._group(sampler, config.group_size, where, put, step)
-        return await self._seating.play(tasks, group, self._running, step=step, refill=refill)
+        return await self._seating.play(tasks, group, self._running, step=step, resample=resample)
 
     async def _judge_groups(
         self, sampler: TaskSampler, step: int, groups: list[EpisodeGroup], trainable: Collection[str]
@@ -604,15 +604,15 @@ class GRPOTrainer:
         """Judged groups, those that replace the ones that teach nothing, and for how long these were played."""
         config, judged = self.config, await judge(groups, self.reward, timeout_s=self.config.stage_timeout_s)
         playing_s = 0.0
-        for refill in range(1, config.max_refills + 1):
+        for resample in range(1, config.resamples + 1):
             # Without `_baselines`, whose running means may take in a step's rewards only once.
             found = credit_groups(judged, config.credit_rule, trainable, room=self._running.room)
             missing = config.groups_per_step - found.counts["used"]
             if not missing or nothing_played(judged, trainable):
                 break
-            playing = self._play_groups(sampler, step, count=missing, refill=refill)
+            playing = self._play_groups(sampler, step, count=missing, resample=resample)
             started = time.perf_counter()
-            more = await self._while_it_plays(playing, f"refill of step {step + 1}")
+            more = await self._while_it_plays(playing, f"resample of step {step + 1}")
             playing_s += time.perf_counter() - started
             judged += await judge(more, self.reward, timeout_s=config.stage_timeout_s)
         return judged, playing_s
@@ -627,7 +627,7 @@ class GRPOTrainer:
     ) -> PlayGroup:
         """Plays `size` siblings of a task, of a step of training or none; `where` and the task name what is sampled."""
 
-        async def play(task: Task, seats: Seats, served: Mapping[str, Served]) -> EpisodeGroup:
+        async def play(task: Task, seats: PolicyMapping, served: Mapping[str, Served]) -> EpisodeGroup:
             seats = seats if step is None else seats_at(seats, step)
             rollout = sampler.rollout(task, seats, served, max_turns=self.config.max_turns)
             group = await rollout.group(task.seed, size, limit=self._live, draw=f"{where}/{task.number}")
@@ -641,9 +641,9 @@ class GRPOTrainer:
     async def _while_it_plays(self, playing: Awaitable[T], what: str) -> T:
         """What is played; many long episodes may take long, as long as engines answer."""
         what = f"{what} (no engine has answered meanwhile: stage_timeout_s)"
-        silence_s = self.config.stage_timeout_s
+        heartbeat_timeout_s = self.config.stage_timeout_s
         return await with_deadline(
-            playing, silence_s, progress=lambda: self._running.answers, who="episodes", what=what
+            playing, heartbeat_timeout_s, progress=lambda: self._running.answers, who="episodes", what=what
         )
 
     async def _sync(self, published: Callable[[], None] = lambda: None) -> None:
@@ -749,7 +749,7 @@ class GRPOTrainer:
     def _models(self, sampler: TaskSampler, *, part: bool = False) -> dict[str, Policy]:
         declared = self._seating.declared(sampler.seats, part=part)
         models = {name: policy for name, policy in declared.items() if isinstance(policy, Policy)}
-        self._seating.check_experts(sampler, declared)
+        self._seating.check_oracles(sampler, declared)
         check_trainable(models, self.config.max_staleness)
         for policy in models.values():
             self.config.learner_of(policy)  # refuses overrides that do not hold
@@ -835,6 +835,6 @@ class GRPOTrainer:
     def _leave(self) -> None:
         """The next call starts anew, maybe in another loop."""
         self._processes = None
-        self._live, self._weights = asyncio.Semaphore(self.config.max_live_episodes), Background()
+        self._live, self._weights = asyncio.Semaphore(self.config.max_concurrent_episodes), Background()
         self._scoring = asyncio.Lock()
         self._next_step, self._synced = None, True

@@ -53,18 +53,18 @@ class StepSamples:
     bad_logprobs: Mapping[str, float] = field(default_factory=dict)
     """By policy: share of the sampled tokens that are masked because their log-probability is none."""
     shares: Mapping[str, float] = field(default_factory=dict)
-    """By policy: share of the loss's denominator that `samples` make up; their advantages are multiplied with it."""
+    """By policy: share of the loss normalization that `samples` make up; their advantages are multiplied with it."""
 
     def metrics(self, learners: Collection[str]) -> dict[str, float]:
-        """``groups/FATE``, ``dropped/...`` and each learner's ``denominator_share``."""
-        judged = self.counts["used"] + self.counts["flat"]
+        """``groups/FATE``, ``dropped/...`` and each learner's ``normalization_fraction``."""
+        judged = self.counts["used"] + self.counts["zero_variance"]
         return {
             **{f"groups/{fate}": float(count) for fate, count in self.counts.items()},
-            "groups/flat_share": self.counts["flat"] / judged if judged else float("nan"),
+            "groups/zero_variance_fraction": self.counts["zero_variance"] / judged if judged else float("nan"),
             "dropped/abstained": float(self.abstained),
             "dropped/too_long": float(self.too_long),
             "dropped/bad_logprobs": max(self.bad_logprobs.values(), default=0.0),
-            **{f"{_prefix(name, learners)}/denominator_share": share for name, share in self.shares.items()},
+            **{f"{_prefix(name, learners)}/normalization_fraction": share for name, share in self.shares.items()},
         }
 
 
@@ -89,7 +89,7 @@ def credit_groups(
         trainable: Policies that learn.
         baselines: Running means that `credit` may keep, brought up to date.
         room: Tokens of the longest sample that each policy's learner takes; a policy that is absent has no limit.
-        size_of: What a trajectory adds to the denominator of the loss, where those that teach nothing count, too. A
+        size_of: What a trajectory adds to the loss normalization, where those that teach nothing count, too. A
             learner divides by what it gets, so samples are made smaller instead. None: only what teaches counts.
 
     Raises:
@@ -98,7 +98,7 @@ def credit_groups(
     from forge_trainers.batch.packing import samples_from
 
     _check_names(judged, trainable)
-    counts: Counter[str] = Counter(used=0, failed=0, abstained=0, too_long=0, flat=0)
+    counts: Counter[str] = Counter(used=0, failed=0, abstained=0, too_long=0, zero_variance=0)
     rows, columns, silent = _rows_of(judged, trainable)
     assigned: list[tuple[float, dict[int, np.ndarray]]] = []  # weight, and the advantages of rows, of each part
     for weight, scored in columns.values():
@@ -132,7 +132,7 @@ def credit_groups(
     lost = {*overlong} - used
     unheard = silent.groups - failed - used - lost
     flat = len(judged) - len(failed) - len(used) - len(lost) - len(unheard)
-    counts.update(used=len(used), failed=len(failed), abstained=len(unheard), too_long=len(lost), flat=flat)
+    counts.update(used=len(used), failed=len(failed), abstained=len(unheard), too_long=len(lost), zero_variance=flat)
     for name, share in shares.items():
         if share < 1.0:
             samples[name] = [replace(sample, advantage=share * sample.advantages) for sample in samples[name]]

@@ -55,7 +55,7 @@ class ProcessConfig:
     stage_timeout_s: float = 1800.0
     """Deadline of each stage of a step: judging, learning, weight return; of collecting, the longest time without an
     answer of an engine, so that many long episodes may take longer."""
-    silence_s: float = 60.0
+    heartbeat_timeout_s: float = 60.0
     """Seconds after which an engine, a learner or the weight store that says nothing counts as dead."""
     max_respawns: int = 8
     """Dead processes that a session may replace; one more death, or two at one place, end it with
@@ -70,7 +70,7 @@ class ProcessConfig:
                 f"colocate=True lets engines and learner compute in turns, and max_staleness={self.max_staleness} at "
                 "the same time; set one of them back"
             )
-        check_deadlines(self, "start_timeout_s", "stage_timeout_s", "silence_s")
+        check_deadlines(self, "start_timeout_s", "stage_timeout_s", "heartbeat_timeout_s")
 
     @property
     def learning(self) -> LearnerConfig:

@@ -22,7 +22,7 @@ _SHOWN = (
     ("held-out", "eval/reward", "{:.3f}"),
     ("held-out env", "eval/env_reward", "{:.3f}"),
     ("used", "groups/used", "{:.0f}"),
-    ("flat", "groups/flat", "{:.0f}"),
+    ("zero-variance", "groups/zero_variance", "{:.0f}"),
     ("failed", "groups/failed", "{:.0f}"),
     ("out of context", "out_of_context", "{:.0%}"),
     ("loss", "train/loss", "{:.4f}"),

@@ -64,7 +64,7 @@ def _unread(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
     """Settings that others switch off, with what switches them on."""
     if learner.lr_decay == "none":
         falls = "lr_decay='none' holds the learning rate; set lr_decay to 'linear', 'cosine' or 'sqrt'"
-        yield from ((name, falls) for name in ("lr_decay_share", "lr_min_share"))
+        yield from ((name, falls) for name in ("lr_decay_ratio", "lr_min_ratio"))
     if learner.activation_checkpointing != "memory_budget":
         yield "memory_budget", "it is read with activation_checkpointing='memory_budget'; set that"
     if not learner.kl_coef:

@@ -189,14 +189,11 @@ class Processes:
         answer_timeout_s = min(config.engine.answer_timeout_s, config.stage_timeout_s / 2)
         self.engines = await start_engines(
             paths,
-            {
-                name: replace(own, seed=config.seed, answer_timeout_s=answer_timeout_s)
-                for name, own in settings.items()
-            },
+            {name: replace(own, seed=config.seed, answer_timeout_s=answer_timeout_s) for name, own in settings.items()},
             adapters=adapters,
             store=self.store.ref,
             faults=self.faults,
-            silence_s=config.silence_s,
+            heartbeat_timeout_s=config.heartbeat_timeout_s,
             timeout_s=config.start_timeout_s,
             turn=turn,
         )
@@ -274,7 +271,7 @@ class Processes:
         await self._stop_learners(at_once=True)
         return True
 
-    async def begin_again(self, config: ProcessConfig, folder: Path) -> None:
+    async def fork(self, config: ProcessConfig, folder: Path) -> None:
         """Serve another run of the same policies: learners stop, engines keep the weights that they have.
 
         Args:
@@ -329,7 +326,7 @@ class Processes:
                     name=name,
                     store=self.store.ref,  # of this moment: a new one may have taken its place
                     world_size=self.config.learner_procs,
-                    silence_s=self.config.silence_s,
+                    heartbeat_timeout_s=self.config.heartbeat_timeout_s,
                     timeout_s=self.config.start_timeout_s,
                     turn=self._learning,
                 )
@@ -429,7 +426,9 @@ class Processes:
 
 async def _start_store(config: ProcessConfig, faults: Faults) -> WeightStore:
     def start() -> Coroutine[Any, Any, WeightStore]:
-        return WeightStore.start(name=_STORE, silence_s=config.silence_s, timeout_s=config.start_timeout_s)
+        return WeightStore.start(
+            name=_STORE, heartbeat_timeout_s=config.heartbeat_timeout_s, timeout_s=config.start_timeout_s
+        )
 
     return await faults.outlive(_STORE, start)
 

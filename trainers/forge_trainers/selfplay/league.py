@@ -67,7 +67,7 @@ class League(LeagueConfig):
     anchors: tuple[AnyPolicy, ...] = field(default=(), kw_only=True)
     """Fixed opponents that never leave, beside the start model, which is always one."""
     held_out: tuple[AnyPolicy, ...] = field(default=(), kw_only=True)
-    """Opponents that only evaluations meet, such as a game's expert; without any these are the anchors, without those
+    """Opponents that only evaluations meet, such as a game's oracle; without any these are the anchors, without those
     the start model."""
 
     def __post_init__(self) -> None:
@@ -138,7 +138,7 @@ def draw_matches(
     Args:
         agents: The seats, at least two.
         count: Groups to play.
-        key: Seeds the draw: seed of the run, step, refill.
+        key: Seeds the draw: seed of the run, step, resample.
     """
     if len(agents) < 2:
         raise ValueError(f"a league needs an opponent's seat; the environment has {', '.join(agents)} alone")

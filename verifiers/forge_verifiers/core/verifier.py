@@ -191,9 +191,7 @@ def checked(raw: object, name: str, n: int, score_range: tuple[float, float] = (
     except (TypeError, ValueError) as error:
         raise ScoreError(f"verifier {name!r} returned no numbers: {error}; use NaN to abstain") from error
     if scores.shape != (n,):
-        raise ScoreError(
-            f"verifier {name!r} returned shape {scores.shape} for {n} trajectories; return one score each"
-        )
+        raise ScoreError(f"verifier {name!r} returned shape {scores.shape} for {n} trajectories; return one score each")
     outside = (scores < low - _ROUNDING) | (scores > high + _ROUNDING)
     if outside.any():
         at = int(np.flatnonzero(outside)[0])
@@ -320,7 +318,7 @@ class Sum(Nested):
 
     Its range is [0, sum of the weights], which may be larger than [0, 1]; for a mean, write ``0.5 * a + 0.5 * b``.
     A term that abstains is left out, so it adds nothing; where all terms abstain the sum does, too. To compare each
-    term only among the episodes that have it, use `forge_agents.Columns` instead. A term that failed on a trajectory
+    term only among the episodes that have it, use `forge_agents.MultiReward`. A term that failed on a trajectory
     adds what it adds for the other episodes of the group on average, so that no policy gains by a failure.
 
     Args:

@@ -1,4 +1,4 @@
-"""The expert of `forge_envs.teams.service_desk`.
+"""The oracle of `forge_envs.teams.service_desk`.
 
 In: for the agent the policy, what customers say and what tools answer. Out: calls and messages. Waits for nothing.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import re
 
-from forge_envs.experts.script import Script, read
+from forge_envs.oracles.script import Script, read
 from forge_envs.teams import service_desk
 
 _RULES = (
@@ -25,7 +25,7 @@ _RULES = (
 """The rules of policies: which wishes they are about, and which fact they compare with their number."""
 
 
-class Expert(Script):
+class Oracle(Script):
     """The agent looks the customer up and holds the wish to the policy; the others are the functions of the world."""
 
     rules: tuple[tuple[str, str], ...] = ()

@@ -1,4 +1,4 @@
-"""The expert of `forge_envs.teams.library`.
+"""The oracle of `forge_envs.teams.library`.
 
 In: a question, then the results of searches; for the writer the note. Out: searches, notes, answers. Waits for nothing.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from forge_envs.experts.script import Script, read
+from forge_envs.oracles.script import Script, read
 
 _QUESTIONS = (
     (r"In which year was (.+) born\?", "year"),
@@ -34,7 +34,7 @@ _SAYS = {
 """How a page says what is asked of its thing."""
 
 
-class Expert(Script):
+class Oracle(Script):
     """The searcher takes the question apart and looks up one thing after the other; the writer repeats the note."""
 
     def searcher(self, seen: str) -> str:

@@ -1,4 +1,4 @@
-"""The expert of `forge_envs.teams.kitchen`.
+"""The oracle of `forge_envs.teams.kitchen`.
 
 In: the map, what both hold, the pot. Out: a direction, or wait. Waits for nothing.
 """
@@ -10,14 +10,14 @@ from collections import deque
 from collections.abc import Set as AbstractSet
 from typing import TypeAlias
 
-from forge_envs.experts.script import Script
+from forge_envs.oracles.script import Script
 from forge_envs.teams.kitchen import STEPS
 
 Square: TypeAlias = "tuple[int, int]"
 _FLOOR = ".AB"
 
 
-class Expert(Script):
+class Oracle(Script):
     """Walks to what is needed next, and now and then anywhere where all is as it was a moment ago.
 
     Two of a kind would stand in each other's way for ever.

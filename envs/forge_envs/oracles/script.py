@@ -1,6 +1,6 @@
-"""What experts have in common: their seat, the world's settings, random numbers of their own.
+"""What oracles have in common: their seat, the world's settings, random numbers of their own.
 
-In: as `forge_agents.envs.experts.ExpertFactory` says. Out: a player. Waits for nothing.
+In: as `forge_agents.envs.oracles.OracleFactory` says. Out: a player. Waits for nothing.
 """
 
 from __future__ import annotations

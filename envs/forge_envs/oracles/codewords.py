@@ -1,4 +1,4 @@
-"""The expert of `forge_envs.games.codewords`.
+"""The oracle of `forge_envs.games.codewords`.
 
 In: for a master the board and whose its words are, for a guesser the board and the clue. Out: clues, words. Waits for
 nothing.
@@ -6,14 +6,14 @@ nothing.
 
 from __future__ import annotations
 
-from forge_envs.experts.script import Script, read
 from forge_envs.games.codewords import KINDS
+from forge_envs.oracles.script import Script, read
 
 KIND = {word: kind for kinds in KINDS.values() for kind, words in kinds.items() for word in words.split()}
 THEME = {word: theme for theme, kinds in KINDS.items() for words in kinds.values() for word in words.split()}
 
 
-class Expert(Script):
+class Oracle(Script):
     """The master names the kind that most of its words are of, the guesser the words of that kind or theme."""
 
     sorts = KIND

@@ -1,4 +1,4 @@
-"""The expert of `forge_envs.teams.tables`.
+"""The oracle of `forge_envs.teams.tables`.
 
 In: a question, then the result of a query; for the reviewer also an answer. Out: queries, answers, verdicts. Waits for
 nothing.
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 
-from forge_envs.experts.script import Script
+from forge_envs.oracles.script import Script
 from forge_envs.teams.tables import ALL, MOST, QUESTIONS
 
 
-class Expert(Script):
+class Oracle(Script):
     """The analyst writes the query that its question asks for, the reviewer writes it, too, and compares."""
 
     def answer(self, seen: str) -> str:

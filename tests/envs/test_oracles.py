@@ -1,4 +1,4 @@
-"""Every expert earns what docs/built-in-environments.md says of it, at every level, and by what its own seat reads."""
+"""Every oracle earns what docs/built-in-environments.md says of it, at every level, and by what its own seat reads."""
 
 import asyncio
 import re
@@ -11,9 +11,9 @@ import forge_agents as fa
 from forge_agents.bench.exploitability import exploitability
 from forge_agents.envs import registry
 from forge_agents.rollout.players import player_for
-from forge_envs.experts import kuhn_poker, tic_tac_toe
+from forge_envs.oracles import kuhn_poker, tic_tac_toe
 
-PAGE = (Path(__file__).parents[2] / "docs" / "built-in-environments.md").read_text().partition("## Experts")[2]
+PAGE = (Path(__file__).parents[2] / "docs" / "built-in-environments.md").read_text().partition("## Oracles")[2]
 PAGE = PAGE.partition("\n## ")[0]
 PROMISED = {
     f"forge/{name}-v0": [float(figure) for figure in figures.split(", ")]
@@ -31,19 +31,19 @@ def earned(episode):
     return float(np.mean(list(episode.rewards.values())))
 
 
-def test_the_page_names_every_expert_and_every_level():
-    ids = [id_ for id_ in registry.ids_with_experts() if id_.startswith("forge/")]
+def test_the_page_names_every_oracle_and_every_level():
+    ids = [id_ for id_ in registry.ids_with_oracles() if id_.startswith("forge/")]
     assert sorted(PROMISED) == ids
     assert all(len(PROMISED[id_]) in (1, len(fa.spec(id_).levels)) for id_ in ids)
 
 
 @pytest.mark.parametrize("id_", [id_ for id_ in PROMISED if id_ != "forge/Repair-v0"])  # that one needs a sandbox
-def test_an_expert_keeps_its_promise_at_every_level(id_):
+def test_an_oracle_keeps_its_promise_at_every_level(id_):
     """Over a few seeds, so within chance of what is promised; exactly, where that is all that there is."""
     count = len(fa.spec(id_).levels)
     levels = [f"{id_}@{level}" for level in range(1, count + 1)] or [id_]
     for level, promised in zip(levels, PROMISED[id_] * (count or 1), strict=False):
-        games = [fa.play(level, fa.Expert(), seed=seed) for seed in range(SEEDS)]
+        games = [fa.play(level, fa.Oracle(), seed=seed) for seed in range(SEEDS)]
         most = getattr(fa.make(level), "max_reward", None) or 1.0
         rewards = [earned(game) / most for game in games]
         # as if one game more had been won by half: six without a win prove little
@@ -56,7 +56,7 @@ def said_again(episode, spec):
     """Fails where a player of one seat, told what this seat read and nothing else, says anything else."""
     for agent, trajectory in episode.trajectories.items():
         player = player_for(
-            fa.Expert(), agent=agent, episode_seed=episode.seed, instructions="", served={}, spec=spec
+            fa.Oracle(), agent=agent, episode_seed=episode.seed, instructions="", served={}, spec=spec
         )
 
         async def say(player=player, turns=trajectory.turns):
@@ -65,15 +65,15 @@ def said_again(episode, spec):
         assert asyncio.run(say()) == [turn.action for turn in trajectory.turns], f"{agent} of {episode.env_id}"
 
 
-def test_the_expert_of_kuhn_poker_cannot_be_exploited():
+def test_the_oracle_of_kuhn_poker_cannot_be_exploited():
     assert exploitability("forge/KuhnPoker-v0", lambda agent, seen, legal: kuhn_poker.chances(seen)) < 1e-9
 
 
-def test_the_expert_of_tic_tac_toe_never_loses():
+def test_the_oracle_of_tic_tac_toe_never_loses():
     assert tic_tac_toe.value("." * 9) == 0
     for seat in ("player_1", "player_2"):
         other = "player_2" if seat == "player_1" else "player_1"
-        games = [fa.play("forge/TicTacToe-v0", {seat: fa.Expert(), other: fa.Random()}, seed=n) for n in range(12)]
+        games = [fa.play("forge/TicTacToe-v0", {seat: fa.Oracle(), other: fa.Random()}, seed=n) for n in range(12)]
         rewards = [game.rewards[seat] for game in games]
         assert min(rewards) >= 0 and sum(rewards) >= 6
 
@@ -83,8 +83,8 @@ _MARKS = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama": '{"name"'
 
 @pytest.mark.parametrize("tool_format", _MARKS)
 @pytest.mark.parametrize("id_", ["forge/Tables-v0@3", "forge/ServiceDesk-v0@6", "forge/Library-v0@2"])
-def test_experts_call_as_their_instructions_say_and_read_what_comes_back(id_, tool_format):
-    games = [fa.play(id_, fa.Expert(), seed=seed, env_args={"tool_format": tool_format}) for seed in range(4)]
+def test_oracles_call_as_their_instructions_say_and_read_what_comes_back(id_, tool_format):
+    games = [fa.play(id_, fa.Oracle(), seed=seed, env_args={"tool_format": tool_format}) for seed in range(4)]
     assert [earned(game) for game in games] == [1.0] * 4
     seats = [trajectory for game in games for trajectory in game.trajectories.values()]
     calls = [turn.action for seat in seats for turn in seat.turns if turn.tool_calls]
@@ -92,9 +92,9 @@ def test_experts_call_as_their_instructions_say_and_read_what_comes_back(id_, to
     assert all(text.startswith(_MARKS[tool_format]) for text in calls)
 
 
-def test_the_expert_of_the_service_desk_knows_orders_by_number_where_there_are_rules_too():
+def test_the_oracle_of_the_service_desk_knows_orders_by_number_where_there_are_rules_too():
     settings = {"knows_numbers": True, "rules": 4}
-    games = [fa.play("forge/ServiceDesk-v0", fa.Expert(), seed=seed, env_args=settings) for seed in range(12)]
+    games = [fa.play("forge/ServiceDesk-v0", fa.Oracle(), seed=seed, env_args=settings) for seed in range(12)]
     assert [earned(game) for game in games] == [1.0] * 12
 
 
@@ -102,27 +102,27 @@ _ODD = ["", "I do not know.", "[1, 2]", '{"a": 1}', "[[" * 2000, "sure \u2028 CA
 
 
 @pytest.mark.parametrize("id_", [id_ for id_ in PROMISED if id_ != "forge/Repair-v0"])
-def test_an_expert_plays_on_beside_whoever_says_odd_things(id_):
+def test_an_oracle_plays_on_beside_whoever_says_odd_things(id_):
     level = f"{id_}@2" if fa.spec(id_).levels else id_
     seats = fa.make(level).possible_agents
     for seat in seats:
         for odd in _ODD:
-            team = dict.fromkeys(seats, fa.Expert()) | {seat: fa.Scripted(lambda _, odd=odd: odd)}
+            team = dict.fromkeys(seats, fa.Oracle()) | {seat: fa.Scripted(lambda _, odd=odd: odd)}
             assert fa.play(level, team, seed=3).error is None, (seat, odd)
 
 
-def test_experts_read_their_own_facts_and_not_what_partners_say_of_them():
+def test_oracles_read_their_own_facts_and_not_what_partners_say_of_them():
     def again(seen):
         return f"take 1 {seen}"  # says what it read, as small models do
 
     for level in (1, 2, 3):
         seats = fa.make(f"forge/Commons-v0@{level}").possible_agents
-        team = dict.fromkeys(seats, fa.Expert()) | {seats[-1]: fa.Scripted(again)}
-        quiet = dict.fromkeys(seats, fa.Expert()) | {seats[-1]: fa.Scripted(lambda seen: "take 1")}
+        team = dict.fromkeys(seats, fa.Oracle()) | {seats[-1]: fa.Scripted(again)}
+        quiet = dict.fromkeys(seats, fa.Oracle()) | {seats[-1]: fa.Scripted(lambda seen: "take 1")}
         found = [fa.play(f"forge/Commons-v0@{level}", each, seed=3).rewards[seats[0]] for each in (team, quiet)]
         assert found[0] == found[1]
     rows = fa.Scripted(lambda seen: "./././. go east")
-    assert fa.play("forge/TreasureHunt-v0@2", {"left": fa.Expert(), "right": rows}, seed=3).error is None
+    assert fa.play("forge/TreasureHunt-v0@2", {"left": fa.Oracle(), "right": rows}, seed=3).error is None
     says = fa.Scripted(lambda seen: "I have two complaints")
-    loud = {"customer": says, "agent": fa.Expert(), "supervisor": fa.Expert()}
+    loud = {"customer": says, "agent": fa.Oracle(), "supervisor": fa.Oracle()}
     assert fa.play("forge/ServiceDesk-v0@1", loud, seed=3).error is None

@@ -10,7 +10,7 @@ import forge_agents as fa
 from forge_agents.bench.entrants import read_player
 from forge_agents.bench.fingerprints import player_facts
 from forge_agents.envs import registry
-from forge_agents.envs.experts import expert_of
+from forge_agents.envs.oracles import oracle_of
 from forge_agents.errors import ForgeError
 from forge_agents.rollout import Rollout
 
@@ -72,8 +72,8 @@ def _registered(monkeypatch):
     fa.list_envs()
     monkeypatch.setattr(registry, "_specs", dict(registry._specs))
     monkeypatch.setattr(Knows, "made", [])
-    fa.register("t/Turns-v0", entry_point=Turns, levels=[{"top": 5}, {"top": 50}], expert=Knows, sharp=True)
-    fa.register("t/AtOnce-v0", entry_point=AtOnce, expert=Knows)
+    fa.register("t/Turns-v0", entry_point=Turns, levels=[{"top": 5}, {"top": 50}], oracle=Knows, sharp=True)
+    fa.register("t/AtOnce-v0", entry_point=AtOnce, oracle=Knows)
     fa.register("t/Alone-v0", entry_point=Turns)
 
 
@@ -86,15 +86,15 @@ def _registered(monkeypatch):
 )  # fmt: skip
 def test_each_seat_of_each_episode_has_a_player_of_its_own_that_reads_what_it_reads(env_id, arguments):
     for seed in range(3):
-        episode = fa.play(env_id, fa.Expert(), seed=seed, env_args=arguments)
+        episode = fa.play(env_id, fa.Oracle(), seed=seed, env_args=arguments)
         assert episode.rewards == dict.fromkeys(SEATS, 2.0), episode
-        assert {trajectory.policy for trajectory in episode.trajectories.values()} == {"expert"}
+        assert {trajectory.policy for trajectory in episode.trajectories.values()} == {"oracle"}
     assert [agent for agent, *_ in Knows.made].count("ben") == 3
 
 
 def test_it_is_told_the_arguments_with_defaults_and_without_wrappers():
     for id_ in ("t/Turns-v0", "t/Turns-v0@1"):
-        fa.play(id_, fa.Expert(), env_args={"reward_scale": 0.5})
+        fa.play(id_, fa.Oracle(), env_args={"reward_scale": 0.5})
     told = [settings for _, settings, _ in Knows.made]
     assert told == [{"top": 100, "sharp": True}] * 3 + [{"top": 5, "sharp": True}] * 3
 
@@ -102,7 +102,7 @@ def test_it_is_told_the_arguments_with_defaults_and_without_wrappers():
 def test_its_random_numbers_follow_from_seed_seat_and_sibling():
     def drawn(sibling_count=1, **given):
         Knows.made.clear()
-        rollout = Rollout(make_env=lambda: fa.make("t/Turns-v0"), env_id="t/Turns-v0", seats=fa.Expert(**given))
+        rollout = Rollout(make_env=lambda: fa.make("t/Turns-v0"), env_id="t/Turns-v0", seats=fa.Oracle(**given))
         asyncio.run(rollout.group(3, sibling_count))
         return sorted(number for *_, number in Knows.made)
 
@@ -114,56 +114,56 @@ def test_its_random_numbers_follow_from_seed_seat_and_sibling():
 @pytest.mark.parametrize(
     "wrong",
     [
-        lambda tmp: fa.play("t/Alone-v0", fa.Expert()),
-        lambda tmp: fa.play(Turns, {"ann": fa.Expert(), "ben": fa.Random(), "cat": fa.Random()}),
-        lambda tmp: fa.benchmark({"best": "expert"}, ["t/Turns-v0", "t/Alone-v0"], episodes=1, out_dir=tmp),
+        lambda tmp: fa.play("t/Alone-v0", fa.Oracle()),
+        lambda tmp: fa.play(Turns, {"ann": fa.Oracle(), "ben": fa.Random(), "cat": fa.Random()}),
+        lambda tmp: fa.benchmark({"best": "oracle"}, ["t/Turns-v0", "t/Alone-v0"], episodes=1, out_dir=tmp),
         lambda tmp: fa.demonstrations("t/Alone-v0", 2),
     ],
 )  # fmt: skip
 def test_an_environment_without_one_is_refused_before_anything_is_played(wrong, tmp_path, monkeypatch):
     monkeypatch.setattr(Turns, "setup", lambda self, rng: pytest.fail("it was played"))
-    with pytest.raises(ValueError, match=r"(t/Alone-v0|Turns) has no expert.*t/AtOnce-v0, t/Turns-v0.*expert=\.\.\.\)"):
+    with pytest.raises(ValueError, match=r"(t/Alone-v0|Turns) has no oracle.*t/AtOnce-v0, t/Turns-v0.*oracle=\.\.\.\)"):
         wrong(tmp_path)
     assert not any(tmp_path.iterdir())
 
 
 def test_it_is_imported_when_it_first_plays_and_a_failure_is_told():
-    fa.register("t/Late-v0", entry_point=Turns, expert="no_such_module:Expert")
-    fa.register("t/Wrong-v0", entry_point=Turns, expert="forge_envs.experts.library:Expart")
-    assert fa.make("t/Late-v0").spec.expert == "no_such_module:Expert"
-    with pytest.raises(ForgeError, match="the expert 'no_such_module:Expert' of t/Late-v0 cannot be imported"):
-        fa.play("t/Late-v0", fa.Expert())
-    with pytest.raises(ForgeError, match="expert .*Expart.*Did you mean 'Expert'"):
-        fa.play("t/Wrong-v0", fa.Expert())
-    with pytest.raises(ValueError, match="expert of t/Odd-v0 is 'somewhere'; write"):
-        fa.register("t/Odd-v0", entry_point=Turns, expert="somewhere")
-    with pytest.raises(TypeError, match="expert of t/Odd-v0 is int"):
-        fa.register("t/Odd-v0", entry_point=Turns, expert=3)
+    fa.register("t/Late-v0", entry_point=Turns, oracle="no_such_module:Oracle")
+    fa.register("t/Wrong-v0", entry_point=Turns, oracle="forge_envs.oracles.library:Expart")
+    assert fa.make("t/Late-v0").spec.oracle == "no_such_module:Oracle"
+    with pytest.raises(ForgeError, match="the oracle 'no_such_module:Oracle' of t/Late-v0 cannot be imported"):
+        fa.play("t/Late-v0", fa.Oracle())
+    with pytest.raises(ForgeError, match="oracle .*Expart.*Did you mean 'Oracle'"):
+        fa.play("t/Wrong-v0", fa.Oracle())
+    with pytest.raises(ValueError, match="oracle of t/Odd-v0 is 'somewhere'; write"):
+        fa.register("t/Odd-v0", entry_point=Turns, oracle="somewhere")
+    with pytest.raises(TypeError, match="oracle of t/Odd-v0 is int"):
+        fa.register("t/Odd-v0", entry_point=Turns, oracle=3)
 
 
 def test_one_that_fails_is_data_and_one_that_says_no_text_is_told():
-    fa.register("t/Mute-v0", entry_point=Turns, expert=lambda agent, settings, rng: lambda seen: None)
-    fa.register("t/Broken-v0", entry_point=Turns, expert=lambda agent: "too few arguments")
+    fa.register("t/Mute-v0", entry_point=Turns, oracle=lambda agent, settings, rng: lambda seen: None)
+    fa.register("t/Broken-v0", entry_point=Turns, oracle=lambda agent: "too few arguments")
     for id_, said in (("t/Mute-v0", "returned NoneType for 'ann'"), ("t/Broken-v0", "takes 1 positional argument")):
         with pytest.warns(RuntimeWarning, match="failed in policy"):
-            assert said in fa.play(id_, fa.Expert()).error.message
+            assert said in fa.play(id_, fa.Oracle()).error.message
 
 
 def test_the_word_names_it_and_its_code_belongs_to_its_fingerprint(tmp_path):
-    assert read_player("expert") == fa.Expert()
-    report = fa.benchmark({"best": "expert", "random": "random"}, "t/Turns-v0", episodes=2, samples=2, out_dir=tmp_path)
+    assert read_player("oracle") == fa.Oracle()
+    report = fa.benchmark({"best": "oracle", "random": "random"}, "t/Turns-v0", episodes=2, samples=2, out_dir=tmp_path)
     alone = [record for record in report.records if set(record.lineup.values()) == {"best"}]
     assert len(alone) == 4 and all({seat.reward for seat in record.seats.values()} == {2.0} for record in alone)
     assert len({number for *_, number in Knows.made}) == 2 * 2 * len(SEATS), "samples draw anew, line-ups do not"
     spec = fa.spec("t/Turns-v0")
-    other = replace(spec, expert=random.Random)
+    other = replace(spec, oracle=random.Random)
     prints = [
-        player_facts(fa.Expert(seed=seed), specs=[one])["fingerprint"]
+        player_facts(fa.Oracle(seed=seed), specs=[one])["fingerprint"]
         for seed, one in ((0, spec), (0, replace(spec)), (1, spec), (0, other))
     ]
     assert report.players["best"]["fingerprint"] == prints[0] == prints[1] and len(set(prints)) == 3
 
 
-def test_every_registered_expert_can_be_imported():
-    ids = [id_ for id_ in registry.ids_with_experts() if id_.startswith("forge/")]
-    assert len(ids) >= 15 and all(expert_of(fa.spec(id_), id_) for id_ in ids)
+def test_every_registered_oracle_can_be_imported():
+    ids = [id_ for id_ in registry.ids_with_oracles() if id_.startswith("forge/")]
+    assert len(ids) >= 15 and all(oracle_of(fa.spec(id_), id_) for id_ in ids)

@@ -1,4 +1,4 @@
-"""The expert of `forge_envs.games.alphabet_sort`.
+"""The oracle of `forge_envs.games.alphabet_sort`.
 
 In: names. Out: all of them so far, sorted. Waits for nothing.
 """
@@ -9,10 +9,10 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from forge_agents.envs.experts import Player
+from forge_agents.envs.oracles import Player
 
 
-def expert(agent: str, settings: Mapping[str, Any], rng: random.Random) -> Player:
+def oracle(agent: str, settings: Mapping[str, Any], rng: random.Random) -> Player:
     """Remembers the names of earlier turns."""
     names: list[str] = []
 

@@ -1,4 +1,4 @@
-"""The expert of `forge_envs.games.fireworks`.
+"""The oracle of `forge_envs.games.fireworks`.
 
 In: the piles, the others' cards, what hints say of one's own. Out: a move. Waits for nothing.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 
-from forge_envs.experts.script import Script, read
+from forge_envs.oracles.script import Script, read
 
 _CARD = re.compile(r"(\w+) (\d) \(knows")
 
 
-class Expert(Script):
+class Oracle(Script):
     """A hint means: play the first card that it shows, unless that cannot fit."""
 
     def answer(self, seen: str) -> str:

@@ -1,4 +1,4 @@
-"""The expert of `forge_envs.teams.commons`.
+"""The oracle of `forge_envs.teams.commons`.
 
 In: what the lake has and holds, and the seasons left. Out: how many fish to take. Waits for nothing.
 """
@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from forge_agents.envs.experts import Player
+from forge_agents.envs.oracles import Player
 
 _LAKE = re.compile(r"Seasons left: (\d+). The lake has (\d+) fish and holds (\d+) \((\d+) seats\)")
 
 
-def expert(agent: str, settings: Mapping[str, Any], rng: random.Random) -> Player:
+def oracle(agent: str, settings: Mapping[str, Any], rng: random.Random) -> Player:
     """Leaves what grows back to all that the lake holds, which is the best that seats alike can do."""
     return leaving(1 / settings["regrowth"])
 

@@ -1,4 +1,4 @@
-"""The expert of `forge_envs.teams.relay`.
+"""The oracle of `forge_envs.teams.relay`.
 
 In: the question, or a message. Out: a call of the calculator where there is one, a number. Waits for nothing.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 
 from forge_agents.tools import ToolCall, render_tool_call
-from forge_envs.experts.script import Script
+from forge_envs.oracles.script import Script
 from forge_envs.teams.relay import OPERATORS
 
 
-class Expert(Script):
+class Oracle(Script):
     """The asker asks the calculator, or calculates itself where there is none, and both tell the number."""
 
     asked = False

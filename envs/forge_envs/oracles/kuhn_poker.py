@@ -1,17 +1,17 @@
-"""The expert of `forge_envs.games.poker.KuhnPoker`.
+"""The oracle of `forge_envs.games.poker.KuhnPoker`.
 
 In: a card and the moves so far. Out: a move. Waits for nothing.
 """
 
 from __future__ import annotations
 
-from forge_envs.experts.script import Script, read
+from forge_envs.oracles.script import Script, read
 
 _BOLD = {"bet": {"Jack": 1 / 3, "King": 1.0}, "call": {"Queen": 1 / 3, "King": 1.0}}
 """How often a card bets after the other's check, and calls a bet; never where it is not named."""
 
 
-class Expert(Script):
+class Oracle(Script):
     """An equilibrium of Kuhn, "A Simplified Two-Person Poker" (1950): the one in which who begins never bets."""
 
     def answer(self, seen: str) -> str:

@@ -1,4 +1,4 @@
-"""The expert of `forge_envs.teams.repair`.
+"""The oracle of `forge_envs.teams.repair`.
 
 In: for the planner the manual and the modules, for the editor the plan, for the tester the tests' results. Out: calls,
 a plan of lines, SHIP. Waits for nothing.
@@ -12,14 +12,14 @@ import json
 import re
 from typing import TypeAlias
 
-from forge_envs.experts.script import Script, read
+from forge_envs.oracles.script import Script, read
 from forge_envs.teams.repair_tasks import FORMS
 
 Edit: TypeAlias = "tuple[str, int, str]"
 """Module, number of a line, and what is to stand there."""
 
 
-class Expert(Script):
+class Oracle(Script):
     """The planner writes every function of the manual and compares it with the module; the others carry out."""
 
     module = ""
@@ -69,7 +69,7 @@ class Expert(Script):
 
 
 def _edits(plan: str) -> list[Edit]:
-    """What a plan says to do; nothing where another than an expert wrote it in a form of its own."""
+    """What a plan says to do; nothing where another than an oracle wrote it in a form of its own."""
     try:
         edits = json.loads(plan)
         return [(str(module), int(line), str(text)) for module, line, text in edits]

@@ -1,4 +1,4 @@
-"""The expert of `forge_envs.games.village`.
+"""The oracle of `forge_envs.games.village`.
 
 In: who lives, what was said, and what the own role knows. Out: names, and by day what was looked up. Waits for nothing.
 """
@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 
-from forge_envs.experts.script import Script, read
+from forge_envs.oracles.script import Script, read
 
 _LOOKED = re.compile(r"\w+ is (?:a|no) wolf")
 
 
-class Expert(Script):
+class Oracle(Script):
     """Wolves play at random; the others vote by what was told.
 
     The seer tells what it looked up; whom it cleared, and itself, nobody suspects, and the rest are voted out in turn.

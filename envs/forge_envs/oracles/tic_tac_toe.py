@@ -1,4 +1,4 @@
-"""The expert of tic-tac-toe, `forge_envs.adapters.pettingzoo.tic_tac_toe`.
+"""The oracle of tic-tac-toe, `forge_envs.adapters.pettingzoo.tic_tac_toe`.
 
 In: a board, one's own signs X, free squares by their numbers. Out: a square. Waits for nothing.
 """
@@ -10,12 +10,12 @@ import random
 from collections.abc import Mapping
 from typing import Any
 
-from forge_agents.envs.experts import Player
+from forge_agents.envs.oracles import Player
 
 _LINES = ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6))
 
 
-def expert(agent: str, settings: Mapping[str, Any], rng: random.Random) -> Player:
+def oracle(agent: str, settings: Mapping[str, Any], rng: random.Random) -> Player:
     """Draws a move from the best: it never loses."""
 
     def play(seen: str) -> str:

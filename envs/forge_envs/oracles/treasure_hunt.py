@@ -1,4 +1,4 @@
-"""The expert of `forge_envs.teams.treasure_hunt`.
+"""The oracle of `forge_envs.teams.treasure_hunt`.
 
 In: half of the map, and what the partner wrote. Out: that half, for the partner, and a move. Waits for nothing.
 """
@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections import deque
 
-from forge_envs.experts.script import Script, read
+from forge_envs.oracles.script import Script, read
 from forge_envs.teams.treasure_hunt import DIRECTIONS
 
 
-class Expert(Script):
+class Oracle(Script):
     """Tells its half of the map; from the second round on both know all of it and walk the same shortest way."""
 
     heard: tuple[str, ...] = ()
