@@ -413,7 +413,7 @@ def test_what_cannot_be_predicted_is_refused(folders, run, hardware, told):
 
 def test_policies_must_be_those_that_were_measured(found):
     solo = fa.Policy("smollm2-135m-instruct", name="solo")
-    other = dataclasses.replace(config(), policies={"solo": solo}, seats="solo")
+    other = dataclasses.replace(config(), policies={"solo": solo}, policy_mapping="solo")
     with pytest.raises(ValueError, match="had the policies team, this one has solo"):
         planned(other, found, fa.Hardware())
     frozen = dataclasses.replace(config().policies["team"], trainable=False)
