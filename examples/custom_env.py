@@ -46,7 +46,7 @@ class Meeting(fa.ParallelTurnEnv):
 def play_at_random(episodes):
     """Mean reward of random play."""
     env_id = "example/Meeting-v0"
-    rollout = Rollout(make_env=lambda: fa.make(env_id), env_id=env_id, seats=fa.Random(seed=0))
+    rollout = Rollout(make_env=lambda: fa.make(env_id), env_id=env_id, policies=fa.Random(seed=0))
     groups = [asyncio.run(rollout.group(seed, 1)) for seed in range(episodes)]
     return sum(group.episodes[0].rewards["left"] for group in groups) / episodes
 

@@ -22,7 +22,7 @@ def play(rival, episodes):
     rewards, errors = [], []
     for seat, other in (("p0", "p1"), ("p1", "p0")):
         seats = {seat: rival, other: fa.Random(seed=0)}
-        rollout = Rollout(make_env=lambda: fa.make(ENV_ID), env_id=ENV_ID, seats=seats)
+        rollout = Rollout(make_env=lambda: fa.make(ENV_ID), env_id=ENV_ID, policies=seats)
         for seed in range(episodes):
             episode = asyncio.run(rollout.group(seed, 1)).episodes[0]
             if episode.error is None:

@@ -59,7 +59,7 @@ def taught(asked):
     if not (folder / "export").exists():
         chance, oracle = fa.Random(), fa.Oracle(name="player")
         pairs = [{"player_1": one, "player_2": two} for one, two in ((chance, oracle), (oracle, chance))]
-        rollouts = [Rollout(make_env=partial(fa.make, GAME), env_id=GAME, seats=seats) for seats in pairs]
+        rollouts = [Rollout(make_env=partial(fa.make, GAME), env_id=GAME, policies=seats) for seats in pairs]
 
         async def play():
             return [(await rollouts[seed % 2].group(seed, 1)).episodes[0] for seed in range(asked.games)]

@@ -21,6 +21,7 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -54,21 +55,22 @@ async def train(team: fa.Policy, seed: int, steps: int, episodes: int, out: Path
         Fleet.start({team.name: team}, fa.EngineConfig(max_model_len=CONTEXT), store=store.ref),
         Learner.start(settings, name="learner", store=store.ref, weights_name=team.name),
     )
-    rollout = Rollout(make_env=lambda: fa.make(ENV, **ENV_ARGS), env_id=ENV, seats=team, served=fleet.served)
+    make_env = partial(fa.make, ENV, **ENV_ARGS)
+    rollout = Rollout(make_env=make_env, env_id=ENV, policies=team, engines=fleet.policy_engines)
     try:
         before = await evaluate(rollout, episodes)
         print(f"held-out reward before: {before:.3f}", flush=True)
         for step in range(steps):
             started = time.perf_counter()
             seeds_B = np.random.default_rng([seed, step]).choice(HELD_OUT_FROM, size=B)
-            groups = await play(rollout, seeds_B.tolist(), siblings=G, draw=f"{seed}/{step}")
+            groups = await play(rollout, seeds_B.tolist(), siblings=G, rng_key=f"{seed}/{step}")
             failed = sum(len(group.failed) for group in groups)
             row = {"step": step + 1, "reward": mean_reward(groups), "failed": failed}
             samples = credited(groups)
             if samples:  # else every group earned the same throughout: nothing says which way to go
                 learned = await learner.train_step(pack(samples))
                 version = await learner.publish()
-                await fleet.samplers[team.name].load_weights(version)
+                await fleet.policy_engines[team.name].load_weights(version)
                 row |= {"loss": learned["loss"], "gap": learned["logprob_gap_mean"], "version": version}
             row["seconds"] = time.perf_counter() - started
             report(row, out / "metrics.jsonl")
@@ -82,13 +84,13 @@ async def train(team: fa.Policy, seed: int, steps: int, episodes: int, out: Path
         await store.stop()
 
 
-async def play(rollout: Rollout, seeds: Sequence[int], *, siblings: int, draw: str) -> list[fa.EpisodeGroup]:
+async def play(rollout: Rollout, seeds: Sequence[int], *, siblings: int, rng_key: str) -> list[fa.EpisodeGroup]:
     """Play a group of siblings for each seed, all at once: the engine batches whatever asks at the same time.
 
     `draw` names the groups: what is sampled follows from the name and the weights, so a run can be repeated.
     """
     return await all_or_first_error(
-        rollout.group(seed, siblings, draw=f"{draw}/{number}") for number, seed in enumerate(seeds)
+        rollout.group(seed, siblings, rng_key=f"{rng_key}/{number}") for number, seed in enumerate(seeds)
     )
 
 
@@ -120,7 +122,7 @@ def credited(groups: Sequence[fa.EpisodeGroup]) -> list[Sample]:
 async def evaluate(rollout: Rollout, episodes: int) -> float:
     """Mean reward on seeds that training never sees, the same before and after."""
     seeds = range(HELD_OUT_FROM, HELD_OUT_FROM + episodes)
-    return mean_reward(await play(rollout, seeds, siblings=1, draw="held-out"))
+    return mean_reward(await play(rollout, seeds, siblings=1, rng_key="held-out"))
 
 
 def mean_reward(groups: Sequence[fa.EpisodeGroup]) -> float:

@@ -85,7 +85,7 @@ async def train_table(seed, steps, *, lr=6.0, entropy=0.01, groups=8, siblings=8
             Rollout(
                 make_env=lambda: fa.make(GAME),
                 env_id=GAME,
-                seats={agent: players[name] for agent, name in match.players(AGENTS, "player").items()},
+                policies={agent: players[name] for agent, name in match.players(AGENTS, "player").items()},
             ).group(int(rng.integers(2**31)), siblings)
             for match in matches
         )

@@ -26,7 +26,7 @@ def teacher(observation, agent):
 def demonstrations(episodes):
     """Trajectories of the script; seeds are its own, and training draws others."""
     rollout = Rollout(
-        make_env=lambda: fa.make(ENV_ID, **ENV_ARGS), env_id=ENV_ID, seats=fa.Scripted(teacher, name="teacher")
+        make_env=lambda: fa.make(ENV_ID, **ENV_ARGS), env_id=ENV_ID, policies=fa.Scripted(teacher, name="teacher")
     )
     played = [asyncio.run(rollout.group(seed, 1)).episodes[0] for seed in range(episodes)]
     return [trajectory for episode in played for trajectory in episode.trajectories.values()]

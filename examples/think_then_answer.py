@@ -60,7 +60,7 @@ def teacher(observation, plain=False):
 def demonstrations(seed, count, plain=False):
     """The teacher's trajectories, of the same questions with and without thoughts; training and tests draw others."""
     script = fa.Scripted(lambda observation: teacher(observation, plain), name="teacher")
-    rollout = Rollout(make_env=lambda: fa.make(ENV_ID), env_id=ENV_ID, seats=script)
+    rollout = Rollout(make_env=lambda: fa.make(ENV_ID), env_id=ENV_ID, policies=script)
     groups = [asyncio.run(rollout.group(2**30 + count * seed + number, 1)) for number in range(count)]
     return [group.episodes[0].trajectories["adder"] for group in groups]
 

@@ -24,7 +24,7 @@ from forge_agents.envs.seeds import BENCHMARKS_FROM
 from forge_agents.envs.spec import AnyEnv
 from forge_agents.policy import Endpoint, Sampling
 from forge_agents.programs.program import Program
-from forge_agents.rollout.rollout import PlayableEnv, asked
+from forge_agents.rollout.rollout import PlayableEnv, inspect_env
 from forge_agents.serving.config import EngineConfig
 from forge_agents.settings import settings_class
 
@@ -221,7 +221,8 @@ def worlds_of(arguments: Mapping[str, Mapping[str, Any]]) -> list[World]:
     worlds = []
     for id_, kwargs in arguments.items():
         spec = registry.spec(id_)
-        seats, sides, together, program, most = asked(functools.partial(registry.make, id_, **kwargs), id_, _shape)
+        make = functools.partial(registry.make, id_, **kwargs)
+        seats, sides, together, program, most = inspect_env(make, id_, _shape)
         if max(map(len, sides), default=1) > 1 and {**spec.kwargs, **kwargs}.get("role_shuffle"):
             raise ValueError(
                 f"role_shuffle deals the seats of {id_} anew, whose sides are {sides}: leave it out, a benchmark gives "

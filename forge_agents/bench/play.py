@@ -37,7 +37,7 @@ from forge_agents.envs.spec import EnvSpec
 from forge_agents.errors import BudgetError, ModelNotFoundError, did_you_mean
 from forge_agents.models.resolve import resolve
 from forge_agents.policy import WORDS, Human, Oracle, Policy, Random, Sampling
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rollout import Rollout
 from forge_agents.runtime import starts
 from forge_agents.runtime.interrupts import LoopRunner
@@ -267,7 +267,7 @@ class _Run:
             "episode_seconds": round(sum(record.seconds for record in records), 3),
         }
 
-    async def _lane(self, queue: deque[tuple[str, Match]], served: Mapping[str, Served]) -> None:
+    async def _lane(self, queue: deque[tuple[str, Match]], served: Mapping[str, PolicyEngine]) -> None:
         """One episode after another."""
         while queue and not self.stopped:
             self.stopped = self._limit_met()
@@ -295,7 +295,7 @@ class _Run:
                 if self.failed_in_a_row[name] >= _HOPELESS and not self.stopped:
                     self.stopped = f"{_HOPELESS} episodes of {name} in a row failed, the last with {record.error}"
 
-    async def _episode(self, match: Match, served: Mapping[str, Served]) -> Episode:
+    async def _episode(self, match: Match, served: Mapping[str, PolicyEngine]) -> Episode:
         seats = {seat: policy_at(self.players[name], seat) for seat, name in match.lineup.items()}
         for seat, player in seats.items():
             if isinstance(player, Random | Oracle):  # it draws anew in each sample of a seed
@@ -303,13 +303,13 @@ class _Run:
         rollout = Rollout(
             make_env=match.world.make,
             env_id=match.world.id,
-            seats=seats,
-            served=served,
+            policies=seats,
+            engines=served,
             max_turns=match.world.max_turns or 1000,
         )
         # models' draws follow from the episode alone: the same whatever else the engine does, and of nobody else
         draw = f"{match.world.id}/{match.seed}/{match.sample}/{'/'.join(match.lineup.values())}"
-        return (await rollout.group(match.seed, 1, draw=draw)).episodes[0]
+        return (await rollout.group(match.seed, 1, rng_key=draw)).episodes[0]
 
     def _limit_met(self) -> str:
         """Which limit forbids to begin another episode; empty where none does."""
@@ -383,7 +383,7 @@ def _unnamed(config: EngineConfig, players: Iterable[object]) -> EngineConfig:
 
 
 @contextlib.asynccontextmanager
-async def _fleet(models: Mapping[str, Policy], config: EngineConfig) -> AsyncIterator[Mapping[str, Served]]:
+async def _fleet(models: Mapping[str, Policy], config: EngineConfig) -> AsyncIterator[Mapping[str, PolicyEngine]]:
     if not models:
         yield {}
         return
@@ -391,6 +391,6 @@ async def _fleet(models: Mapping[str, Policy], config: EngineConfig) -> AsyncIte
 
     fleet = await Fleet.start(models, config)
     try:
-        yield fleet.served
+        yield fleet.policy_engines
     finally:
         await fleet.stop()

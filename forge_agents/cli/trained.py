@@ -169,7 +169,7 @@ async def _serve(run: TrainedRun, engine: EngineConfig, host: str, port: int, to
         fleet = await Fleet.start(run.policies, engine, tuned=run.adapters)
         try:
             with Gateway(host=host, port=port) as gateway:
-                standing = Standing(gateway, run.names, run.policies, fleet.served, token=token)
+                standing = Standing(gateway, run.names, run.policies, fleet.policy_engines, token=token)
                 say(f"answering on {gateway.url}")
                 try:
                     await standing.failed

@@ -19,7 +19,7 @@ from forge_agents.envs.oracles import oracle_of
 from forge_agents.envs.seeds import BENCHMARKS_FROM, DEMONSTRATIONS_FROM
 from forge_agents.errors import did_you_mean
 from forge_agents.policy import Oracle
-from forge_agents.rollout.rollout import Rollout, seats_of
+from forge_agents.rollout.rollout import Rollout, agents_of
 from forge_agents.runtime.interrupts import LoopRunner
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import Episode
@@ -34,7 +34,7 @@ def demonstrations(
     *,
     seed: int = 0,
     env_args: Mapping[str, Any] | None = None,
-    seats: Collection[str] = (),
+    agents: Collection[str] = (),
 ) -> list[Episode]:
     """Games of an environment's oracle in all seats, for `forge_agents.SFTTrainer.fit`.
 
@@ -45,7 +45,7 @@ def demonstrations(
         env_id: An id, ``id@2`` at its second level.
         seed: Chooses the games' seeds, at least 0.
         env_args: Arguments of the environment.
-        seats: Whose part is kept; empty: everybody's. All play.
+        agents: Agents whose trajectories are kept; empty (default) keeps all. All play.
 
     Returns:
         Episodes with ``policy`` "oracle" everywhere; one that failed twice has its `error`.
@@ -58,11 +58,12 @@ def demonstrations(
         raise ValueError(f"games={games} must be at least 1 and seed={seed} at least 0")
     spec, make = registry.spec(env_id), partial(registry.make, env_id, **(env_args or {}))
     oracle_of(spec, spec.id)
-    known = seats_of(make, spec.id) if seats else ()
-    for seat in seats:
-        if seat not in known:
-            raise ValueError(f"{spec.id} has no seat {seat!r}; it has {', '.join(known)}.{did_you_mean(seat, known)}")
-    rollout = Rollout(make_env=make, env_id=spec.id, seats=Oracle(), max_turns=spec.max_turns or 1000)
+    possible = agents_of(make, spec.id) if agents else ()
+    for agent in agents:
+        if agent not in possible:
+            names, hint = ", ".join(possible), did_you_mean(agent, possible)
+            raise ValueError(f"{spec.id} has no agent {agent!r}; it has {names}.{hint}")
+    rollout = Rollout(make_env=make, env_id=spec.id, policies=Oracle(), max_turns=spec.max_turns or 1000)
     limit = asyncio.Semaphore(_AT_ONCE)
 
     async def play() -> list[Episode]:
@@ -71,10 +72,10 @@ def demonstrations(
 
     with contextlib.closing(LoopRunner()) as loop:
         episodes = loop.run(play())
-    if not seats:
+    if not agents:
         return episodes
     return [
-        replace(one, trajectories={seat: part for seat, part in one.trajectories.items() if seat in seats})
+        replace(one, trajectories={agent: part for agent, part in one.trajectories.items() if agent in agents})
         for one in episodes
     ]
 

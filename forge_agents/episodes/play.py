@@ -22,7 +22,7 @@ from forge_agents.envs.spec import EnvSpec
 from forge_agents.errors import NotReadyError, PlayerLeftError
 from forge_agents.policy import Oracle, Policy, PolicyMapping, declared_policies, named_apart, seat_policies
 from forge_agents.rollout import rollout
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rollout import PlayableEnv
 from forge_agents.runtime import starts
 from forge_agents.runtime.interrupts import LoopRunner
@@ -59,7 +59,9 @@ class Engines:
     def __exit__(self, *exc: object) -> None:
         self._loop.close()
 
-    def run(self, policies: Iterable[Policy], game: Callable[[Mapping[str, Served]], Coroutine[Any, Any, T]]) -> T:
+    def run(
+        self, policies: Iterable[Policy], game: Callable[[Mapping[str, PolicyEngine]], Coroutine[Any, Any, T]]
+    ) -> T:
         """Run ``game(served)`` to its end; `served` has what players of `policies` need, by their names.
 
         Of several threads one plays after the other.
@@ -81,7 +83,7 @@ class Engines:
                     f"policy {policy.name!r} plays {model}, and these engines serve {', '.join(self._models)}; "
                     "name it in fa.Engines(...), or leave out engines= and it gets one of its own"
                 )
-            served[policy.name] = self._fleet.served[model]
+            served[policy.name] = self._fleet.policy_engines[model]
         with self._turn:
             return self._loop.run(game(served))
 
@@ -150,9 +152,9 @@ def play(
             oracle_of(spec, env_id)  # refused before an engine starts
         most, draw = max_turns or (spec and spec.max_turns) or 1000, f"{env_id}/{seed}"
 
-        def one(served: Mapping[str, Served]) -> Coroutine[Any, Any, Episode]:
+        def one(served: Mapping[str, PolicyEngine]) -> Coroutine[Any, Any, Episode]:
             return rollout.play(
-                game, chosen, seed=seed, env_id=env_id, served=served, max_turns=most, draw=draw, watch=watch
+                game, chosen, seed=seed, env_id=env_id, engines=served, max_turns=most, rng_key=draw, watch=watch
             )
 
         with contextlib.nullcontext(engines) if engines else Engines(*models.values()) as running:

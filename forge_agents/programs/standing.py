@@ -15,7 +15,7 @@ from forge_agents.errors import ActorDiedError, LateAnswerError, StallError
 from forge_agents.policy import Policy, Sampling
 from forge_agents.programs.calls import Call, RefusedError, Reply, reply_to, shown
 from forge_agents.programs.gateway import Gateway, Question, Session, _Histories, _Waiting
-from forge_agents.rollout.players import ContextFullError, ModelPlayer, Served
+from forge_agents.rollout.players import ContextFullError, ModelPlayer, PolicyEngine
 
 _HELD_TOKENS = 20_000_000
 """Of all conversations that are remembered, prompts counted whole: some hundred megabytes."""
@@ -54,7 +54,7 @@ class Standing(Session):
         gateway: The server.
         models: Policies by the names that programs ask for.
         policies: The policies, by name.
-        served: Their engines and renderers, by policy name.
+        engines: Their engines and renderers, by policy name.
         token: What requests must bring; empty makes one.
     """
 
@@ -65,12 +65,12 @@ class Standing(Session):
         gateway: Gateway,
         models: Mapping[str, str],
         policies: Mapping[str, Policy],
-        served: Mapping[str, Served],
+        engines: Mapping[str, PolicyEngine],
         *,
         token: str = "",
     ) -> None:
         super().__init__(gateway, models, token=token)
-        self._policies, self._served = policies, served
+        self._policies, self._policy_engines = policies, engines
         self._engines = asyncio.get_running_loop()
         self._known: _Histories[tuple[_Talk, int]] = _Histories()
         self._talks: dict[_Talk, None] = {}  # by their last answer, the oldest first
@@ -125,8 +125,8 @@ class Standing(Session):
         number, self._number = self._number, self._number + 1
         told = Question(seat=seat, call=call, number=number, after=after, new=new).conversation()
         told.pop("asked", None)  # `own` has them
-        draw = str(call.asked["seed"]) if "seed" in call.asked else None
-        decision = await talk.player.decide("", {CONVERSATION: told}, own=own, draw=draw)
+        rng_key = str(call.asked["seed"]) if "seed" in call.asked else None
+        decision = await talk.player.decide("", {CONVERSATION: told}, own=own, rng_key=rng_key)
         at, talk.decided = talk.decided, talk.decided + 1  # nothing was awaited since the player took note of it
         decision = decision.published(told["tools"])
         reply = reply_to(call, number, decision.action, decision.about())
@@ -136,9 +136,9 @@ class Standing(Session):
         return reply
 
     def _player(self, seat: str) -> ModelPlayer:
-        policy, live = self._policies[seat], self._served[seat]
+        policy, live = self._policies[seat], self._policy_engines[seat]
         return ModelPlayer(
-            live.engine,
+            live,
             live.renderer,
             policy.sampling,
             "",

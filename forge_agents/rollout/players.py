@@ -136,7 +136,7 @@ class ModelPlayer:
         constrain: Sample among the legal actions only.
         keep_thoughts: Which of its thoughts the model reads again.
         tools: Schemas of the tools that the seat may call.
-        draw: Names this seat of this episode: what is sampled follows from it and the turn, whatever else the engine
+        rng_key: Names this seat of this episode: what is sampled follows from it and the turn, whatever else the engine
             does. None: from the engine's own stream of random numbers.
         context: What is done when a conversation does not fit the engine's context any more.
         compact: Asked in a "window" for what takes the place of turns that are left out.
@@ -152,12 +152,12 @@ class ModelPlayer:
         constrain: bool = False,
         keep_thoughts: KeepThoughts = "all",
         tools: Sequence[Mapping[str, Any]] = (),
-        draw: str | None = None,
+        rng_key: str | None = None,
         context: Context = "end",
         compact: Compact | None = None,
     ) -> None:
         self._engine, self._renderer, self._sampling = engine, renderer, sampling
-        self._constrain, self._draw, self._decisions, self._compact = constrain, draw, 0, compact
+        self._constrain, self._rng_key, self._decisions, self._compact = constrain, rng_key, 0, compact
         self._tools = tools
         self._told = (("system", instructions),) if instructions else ()
         self._begun = Conversation(
@@ -172,13 +172,13 @@ class ModelPlayer:
         self._calls = 0
 
     async def decide(
-        self, observation: str, info: Mapping[str, Any], *, own: Sampling | None = None, draw: str | None = None
+        self, observation: str, info: Mapping[str, Any], *, own: Sampling | None = None, rng_key: str | None = None
     ) -> Decision:
         """Ask the engine, in the conversation that `forge_agents.envs.env.CONVERSATION` names, or the main one.
 
         Args:
             own: How this answer is drawn, where nobody learns from it; None: as the policy says.
-            draw: What it follows from, in place of the player's own.
+            rng_key: What it follows from, in place of the player's own.
 
         Raises:
             ContextFullError: There is no room for an answer, whatever is left out.
@@ -199,15 +199,15 @@ class ModelPlayer:
             number = talk.to_leave_out(heard)
             if number is None:
                 raise self._no_room(prompt_ids)
-            first = None if draw is None else f"{draw}/notes"
+            first = None if rng_key is None else f"{rng_key}/notes"
             notes = await self._notes(talk, first) if talk.context == "summarise" else None
             prompt_ids, compaction = await self._shortened(talk, number, heard, notes)
         if (room := talk.room(prompt_ids)) < 1:
             raise self._no_room(prompt_ids)
         legal = info.get("legal_actions") if self._constrain and told is None else None
-        sampling = self._sampling if told is None else _as_wished(own or self._sampling, told, self._engine)
+        sampling = self._sampling if told is None else requested_sampling(own or self._sampling, told, self._engine)
         tools = self._tools if told is None else told.get("tools", self._tools)
-        done = await self._answer(prompt_ids, sampling, room, tuple(legal or ()), tools=tools, draw=draw)
+        done = await self._answer(prompt_ids, sampling, room, tuple(legal or ()), tools=tools, rng_key=rng_key)
         talk.answered(heard, done.thought, self._answer_of(done, sampling), prompt_ids, done.response_ids)
         if told is None:
             self._main = len(self._held)
@@ -226,20 +226,20 @@ class ModelPlayer:
         choices: tuple[str, ...] = (),
         *,
         tools: Sequence[Mapping[str, Any]] = (),
-        draw: str | None = None,
+        rng_key: str | None = None,
     ) -> Decision:
         """What the model says, in at most `room` tokens."""
         started = time.perf_counter()
-        if draw is None and self._draw is not None:
-            draw = f"{self._draw}/{self._decisions}"
+        if rng_key is None and self._rng_key is not None:
+            rng_key = f"{self._rng_key}/{self._decisions}"
         self._decisions += 1
         limit = len(prompt_ids) + room
         if choices:  # one of them is an answer, also where the template has opened a thought
-            done = await self._sample(prompt_ids, wanted, limit, draw, choices)
+            done = await self._sample(prompt_ids, wanted, limit, rng_key, choices)
             thought, written, answer = "", "", self._renderer.text(done.token_ids, *wanted.stop)
         else:
             ask = self._respond if wanted.max_thought_tokens is None else self._think_and_answer
-            done = await ask(prompt_ids, wanted, limit, draw)
+            done = await ask(prompt_ids, wanted, limit, rng_key)
             thought, written, answer = self._renderer.sections(done.token_ids, *wanted.stop)
         beside, calls = self._renderer.calls(done.token_ids, tools) if tools else ("", ())
         may_stop = wanted.stop and done.finish_reason == "stop"
@@ -263,13 +263,18 @@ class ModelPlayer:
         return self._renderer.parse(decision.response_ids, *wanted.stop)[1] if decision.tool_calls else decision.action
 
     async def _sample(
-        self, prompt_ids: tuple[int, ...], wanted: Sampling, limit: int, draw: str | None, choices: tuple[str, ...] = ()
+        self,
+        prompt_ids: tuple[int, ...],
+        wanted: Sampling,
+        limit: int,
+        rng_key: str | None,
+        choices: tuple[str, ...] = (),
     ) -> Completion:
         """What the engine answers, in as many tokens as there is room for: `limit` with those of the prompt."""
         room = limit - len(prompt_ids)
         asked: dict[str, Any] = {"choices": choices} if choices else {}
-        if draw is not None:
-            asked["seed"] = seed_of(draw)
+        if rng_key is not None:
+            asked["seed"] = sampling_seed(rng_key)
         if self._renderer.stop_ids:
             asked["stop_token_ids"] = self._renderer.stop_ids
         sampling = replace(wanted, max_tokens=min(wanted.max_tokens, room), max_thought_tokens=None)
@@ -278,10 +283,10 @@ class ModelPlayer:
         return replace(done, finish_reason="context") if no_room else done
 
     async def _respond(
-        self, prompt_ids: tuple[int, ...], wanted: Sampling, limit: int, draw: str | None
+        self, prompt_ids: tuple[int, ...], wanted: Sampling, limit: int, rng_key: str | None
     ) -> Completion:
         """As `_sample`, but texts of `stop` that stand in a thought end nothing."""
-        done = await self._sample(prompt_ids, wanted, limit, draw)
+        done = await self._sample(prompt_ids, wanted, limit, rng_key)
         stopped = wanted.stop and done.finish_reason == "stop"
         if not stopped or not (tag := self._renderer.stopped_thinking(done.token_ids)):
             return done
@@ -290,18 +295,18 @@ class ModelPlayer:
             if left < 1 or len(so_far) >= limit:
                 return replace(done, finish_reason="length" if left < 1 else "context")
             more = replace(wanted, stop=stop, max_tokens=left)
-            name = None if draw is None else f"{draw}/{part}"
+            name = None if rng_key is None else f"{rng_key}/{part}"
             done = _joined(done, (), await self._sample(so_far, more, limit, name))
             if done.finish_reason != "stop" or self._renderer.closing(done.token_ids):  # the turn ended in the thought
                 return done
         return done
 
     async def _think_and_answer(
-        self, prompt_ids: tuple[int, ...], wanted: Sampling, limit: int, draw: str | None
+        self, prompt_ids: tuple[int, ...], wanted: Sampling, limit: int, rng_key: str | None
     ) -> Completion:
         """A thought within its budget, closed where it is not at its end by then, and the answer within its own."""
         thinking = replace(wanted, max_tokens=wanted.max_thought_tokens or wanted.max_tokens)
-        done = await self._respond(prompt_ids, thinking, limit, draw)
+        done = await self._respond(prompt_ids, thinking, limit, rng_key)
         closed = self._renderer.closing(done.token_ids)
         at = len(done.token_ids) if closed else self._renderer.thought_length(done.token_ids)
         left = wanted.max_tokens - (len(done.token_ids) - at)
@@ -312,17 +317,17 @@ class ModelPlayer:
         so_far = (*prompt_ids, *done.token_ids, *closed)
         if len(so_far) >= limit:
             return replace(done, finish_reason="context")
-        answering, name = replace(wanted, max_tokens=left), None if draw is None else f"{draw}/answer"
+        answering, name = replace(wanted, max_tokens=left), None if rng_key is None else f"{rng_key}/answer"
         more = await self._sample(so_far, answering, limit, name)
         return _joined(done, closed, more)
 
-    async def _notes(self, talk: Conversation, draw: str | None) -> Decision | None:
+    async def _notes(self, talk: Conversation, rng_key: str | None) -> Decision | None:
         """The model's notes on all that it has read and said; None where there is no room left to ask for them."""
         prompt_ids = talk.ask_for_notes()
         room = min(talk.max_notes, self._engine.max_model_len - len(prompt_ids))
         # what ends an answer, such as a line's end, does not end notes
         free = replace(self._sampling, max_tokens=max(talk.max_notes, 1), max_thought_tokens=None, stop=())
-        return await self._answer(prompt_ids, free, room, draw=draw) if room > 0 else None
+        return await self._answer(prompt_ids, free, room, rng_key=rng_key) if room > 0 else None
 
     async def _shortened(
         self, talk: Conversation, number: int, heard: Messages, notes: Decision | None
@@ -349,7 +354,7 @@ class ModelPlayer:
         )
 
 
-def _as_wished(own: Sampling, told: Mapping[str, Any], owner: object) -> Sampling:
+def requested_sampling(own: Sampling, told: Mapping[str, Any], owner: object) -> Sampling:
     """How an answer is drawn: as the policy says, with the limits that its conversation sets.
 
     Args:
@@ -405,9 +410,9 @@ def _first(done: Completion, count: int) -> Completion:
     )
 
 
-def seed_of(draw: str) -> int:
-    """The sampling seed, 32 bits, of a draw with this name."""
-    return int.from_bytes(hashlib.sha256(draw.encode()).digest()[:4], "big")
+def sampling_seed(rng_key: str) -> int:
+    """The sampling seed, 32 bits, of a rng_key with this name."""
+    return int.from_bytes(hashlib.sha256(rng_key.encode()).digest()[:4], "big")
 
 
 def with_calls(text: str, calls: Sequence[ToolCall]) -> str:
@@ -444,7 +449,7 @@ class EndpointPlayer:
         if told := info.get(CONVERSATION):
             before = [] if told["after"] is None else self._held[told["after"]]
             messages = [*before, *(Message(role=m["role"], content=m["content"]) for m in told["messages"])]
-            sampling = _as_wished(sampling, told, self._endpoint)
+            sampling = requested_sampling(sampling, told, self._endpoint)
         elif self._main is not None:
             messages = [*self._held[self._main], messages[-1]]
         client = await client_of(self._endpoint)
@@ -488,15 +493,15 @@ def _human(agent: str, instructions: str) -> Player:
     return decide
 
 
-def _draws(policy: Random | Oracle, agent: str, episode_seed: int, sibling: int) -> list[int]:
+def _draws(policy: Random | Oracle, agent: str, episode_seed: int, episode_index: int) -> list[int]:
     """What the random choices of a seat in an episode follow from."""
-    own = [] if policy.shared or not sibling else [sibling]
+    own = [] if policy.shared or not episode_index else [episode_index]
     return [policy.seed, episode_seed, zlib.crc32(agent.encode()), *own]
 
 
-def _random(policy: Random, agent: str, episode_seed: int, sibling: int) -> Player:
+def _random(policy: Random, agent: str, episode_seed: int, episode_index: int) -> Player:
     """Uniform over `info["legal_actions"]`, or a short random text."""
-    rng = np.random.default_rng(_draws(policy, agent, episode_seed, sibling))
+    rng = np.random.default_rng(_draws(policy, agent, episode_seed, episode_index))
 
     async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
         legal = info.get("legal_actions")
@@ -530,34 +535,54 @@ def _scripted(policy: Scripted, agent: str) -> Player:
     return decide
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A policy's engine and renderer."""
+@dataclass(frozen=True, eq=False)
+class PolicyEngine:
+    """What samples for one policy: an engine, or one of its adapters, and the renderer of its prompts."""
 
-    engine: Generator
+    engine: Any
+    """A `Generator`, such as an `EngineClient`."""
     renderer: Renderer
+    adapter: str = ""
+    """Name of the adapter in the engine; empty for the model's own weights."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Maximum number of tokens of prompt and response together."""
+        return int(self.engine.max_model_len)
+
+    async def generate(self, prompt_ids: tuple[int, ...], sampling: Sampling, **options: Any) -> Completion:
+        """Complete a prompt with this policy's weights; see `EngineClient.generate`."""
+        if self.adapter:
+            options["adapter"] = self.adapter
+        completion: Completion = await self.engine.generate(prompt_ids, sampling, **options)
+        return completion
+
+    async def load_weights(self, version: int | None = None, *, timeout_s: float = 120.0) -> dict[str, float]:
+        """Load published weights of this policy; see `EngineClient.load_weights`."""
+        timings: dict[str, float] = await self.engine.load_weights(version, adapter=self.adapter, timeout_s=timeout_s)
+        return timings
 
 
-def player_for(
+def make_player(
     policy: AnyPolicy,
     *,
     agent: str,
     episode_seed: int,
     instructions: str,
-    served: Mapping[str, Served],
+    engines: Mapping[str, PolicyEngine],
     tools: Sequence[Mapping[str, Any]] = (),
-    draw: str | None = None,
-    sibling: int = 0,
+    rng_key: str | None = None,
+    episode_index: int = 0,
     compact: Compact | None = None,
     spec: object = None,
 ) -> Player:
     """A fresh player of `policy` for one seat of one episode.
 
     Args:
-        served: Engines of the model policies, by policy name.
+        engines: Engines of the model policies, by policy name.
         tools: Schemas of the tools that the seat may call.
-        draw: Names the episode among all that are ever played; see `ModelPlayer`.
-        sibling: The episode's place in its group, from 0.
+        rng_key: Names the episode among all that are ever played; see `ModelPlayer`.
+        episode_index: The episode's place in its group, from 0.
         compact: What the environment says of turns that a conversation has no room for.
         spec: The environment's `EnvSpec`, which names its oracle.
 
@@ -565,18 +590,18 @@ def player_for(
         ValueError: A model without an engine, or an oracle where the environment has none.
     """
     if isinstance(policy, Policy):
-        if policy.name not in served:
-            raise ValueError(f"policy {policy.name!r} has no engine; running engines: {', '.join(served) or 'none'}")
-        live = served[policy.name]
+        if policy.name not in engines:
+            raise ValueError(f"policy {policy.name!r} has no engine; running engines: {', '.join(engines) or 'none'}")
+        engine = engines[policy.name]
         return ModelPlayer(
-            live.engine,
-            live.renderer,
+            engine,
+            engine.renderer,
             policy.sampling,
             instructions,
             constrain=policy.constrain_actions,
             keep_thoughts=policy.keep_thoughts,
             tools=tools,
-            draw=None if draw is None else f"{draw}/{agent}",
+            rng_key=None if rng_key is None else f"{rng_key}/{agent}",
             context=policy.context,
             compact=compact,
         ).decide
@@ -585,8 +610,8 @@ def player_for(
     if isinstance(policy, Human):
         return _human(agent, instructions)
     if isinstance(policy, Random):
-        return _random(policy, agent, episode_seed, sibling)
+        return _random(policy, agent, episode_seed, episode_index)
     if isinstance(policy, Oracle):
         seat = oracle_of(spec, getattr(spec, "id", "an environment without an id"))
-        return _oracle(seat, agent, _draws(policy, agent, episode_seed, sibling))
+        return _oracle(seat, agent, _draws(policy, agent, episode_seed, episode_index))
     return _scripted(policy, agent)

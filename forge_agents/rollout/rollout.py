@@ -34,7 +34,7 @@ from forge_agents.errors import (
 )
 from forge_agents.policy import AnyPolicy, PolicyMapping, Random, seat_policies
 from forge_agents.rollout.conversation import ASK_FOR_NOTES, Branches
-from forge_agents.rollout.players import ContextFullError, Decision, Player, Served, player_for
+from forge_agents.rollout.players import ContextFullError, Decision, Player, PolicyEngine, make_player
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import EndReason, Episode, EpisodeError, EpisodeGroup, Heard, Trajectory, Turn, Where
 
@@ -120,9 +120,9 @@ class _Seat:
 
     def turn(self, draft: _Draft) -> Turn:
         said: dict[str, Any] = {"agent": self.agent, "policy": self.policy, "index": draft.index}
-        decided, notes = _decided(draft.decision), draft.decision.notes
+        decided, notes = decision_fields(draft.decision), draft.decision.notes
         if notes is not None:
-            decided["notes"] = Turn(**said, observation=ASK_FOR_NOTES, reward=0.0, **_decided(notes))
+            decided["notes"] = Turn(**said, observation=ASK_FOR_NOTES, reward=0.0, **decision_fields(notes))
         return Turn(
             **said,
             observation=draft.observation,
@@ -161,22 +161,22 @@ async def play(
     *,
     seed: int,
     env_id: str = "",
-    served: Mapping[str, Served] | None = None,
+    engines: Mapping[str, PolicyEngine] | None = None,
     max_turns: int = 1000,
-    draw: str | None = None,
-    sibling: int = 0,
+    rng_key: str | None = None,
+    episode_index: int = 0,
     watch: Callable[[Turn], object] | None = None,
 ) -> Episode:
     """Play one episode to its end.
 
     Args:
         env: A PettingZoo environment; it is reset with `seed`. In a parallel one all live agents decide at once.
-        served: Engines of the model policies, by policy name.
+        engines: Engines of the model policies, by policy name.
         max_turns: Decisions after which the episode is cut off, whatever the environment says; a round that has begun
             is played.
-        draw: Names the episode, so that what models sample in it follows from the name and the turn; None samples
+        rng_key: Names the episode, so that what models sample in it follows from the name and the turn; None samples
             from the engines' own streams of random numbers.
-        sibling: Its place in its group, from 0.
+        episode_index: Its place in its group, from 0.
         watch: Told each turn as it is decided, before the environment hears of it: rewards and infos come later.
 
     Returns:
@@ -203,15 +203,15 @@ async def play(
             async def compact(left_out: Sequence[tuple[str, str]]) -> str:
                 return str(await _guard("observe", env, _compact, env, agent, left_out))
 
-            player = player_for(
+            player = make_player(
                 policies[agent],
                 agent=agent,
                 episode_seed=seed,
                 instructions=instructions,
-                served=served or {},
+                engines=engines or {},
                 tools=tools,
-                draw=draw,
-                sibling=sibling,
+                rng_key=rng_key,
+                episode_index=episode_index,
                 compact=compact,
                 spec=getattr(env, "spec", None),
             )
@@ -478,7 +478,8 @@ def _heard(observation: str, told: Mapping[str, Any]) -> Heard:
     return Heard(messages=() if alone else messages, only_results=bool(told.get("only_results")))
 
 
-def _decided(decision: Decision) -> dict[str, Any]:
+def decision_fields(decision: Decision) -> dict[str, Any]:
+    """The fields of a `Turn` that come from the player's decision."""
     return dict(zip(_DECIDED, _decided_of(decision), strict=True))
 
 
@@ -506,8 +507,8 @@ class Rollout:
     make_env: Callable[[], PlayableEnv]
     """A fresh environment per episode."""
     env_id: str
-    seats: PolicyMapping
-    served: Mapping[str, Served] = field(default_factory=dict)
+    policies: PolicyMapping
+    engines: Mapping[str, PolicyEngine] = field(default_factory=dict)
     max_turns: int = 1000
     retries: int = 1
     """How often a failed episode is played again, each time in a fresh environment."""
@@ -515,13 +516,13 @@ class Rollout:
     """Identities of the environments in play."""
 
     async def group(
-        self, seed: int, size: int, *, limit: asyncio.Semaphore | None = None, draw: str | None = None
+        self, seed: int, size: int, *, limit: asyncio.Semaphore | None = None, rng_key: str | None = None
     ) -> EpisodeGroup:
         """Play `size` siblings with one seed and the same opponents.
 
         Args:
             limit: Bounds how many episodes live at once.
-            draw: Names the group, so that what models sample follows from the name, the sibling and the turn and not
+            rng_key: Names the group, so that what models sample follows from the name, the episode and the turn and not
                 from what engines did before; None samples from the engines' own streams of random numbers.
 
         Raises:
@@ -533,21 +534,21 @@ class Rollout:
             raise ValueError(f"group of {size} episodes is empty; ask for at least 1")
         limit = limit or asyncio.Semaphore(size)
         episodes = await all_or_first_error(
-            self._episode(seed, limit, sibling, None if draw is None else f"{draw}/{sibling}")
-            for sibling in range(size)
+            self._episode(seed, limit, episode_index, None if rng_key is None else f"{rng_key}/{episode_index}")
+            for episode_index in range(size)
         )
         return EpisodeGroup(env_id=self.env_id, seed=seed, episodes=tuple(episodes))
 
-    async def _episode(self, seed: int, limit: asyncio.Semaphore, sibling: int, draw: str | None) -> Episode:
+    async def _episode(self, seed: int, limit: asyncio.Semaphore, episode_index: int, rng_key: str | None) -> Episode:
         async with limit:
             attempt = 0
             while True:
-                episode = await self._attempt(seed, sibling, None if draw is None else f"{draw}/{attempt}")
+                episode = await self._attempt(seed, episode_index, None if rng_key is None else f"{rng_key}/{attempt}")
                 if episode.error is None or attempt == self.retries:
                     return episode
                 attempt += 1
 
-    async def _attempt(self, seed: int, sibling: int, draw: str | None) -> Episode:
+    async def _attempt(self, seed: int, episode_index: int, rng_key: str | None) -> Episode:
         try:
             env = await _guard("make", None, self.make_env)
         except _FailureError as failed:
@@ -562,13 +563,13 @@ class Rollout:
         try:
             return await play(
                 env,
-                seat_policies(self.seats, env.possible_agents, seed),
+                seat_policies(self.policies, env.possible_agents, seed),
                 seed=seed,
                 env_id=self.env_id,
-                served=self.served,
+                engines=self.engines,
                 max_turns=self.max_turns,
-                draw=draw,
-                sibling=sibling,
+                rng_key=rng_key,
+                episode_index=episode_index,
             )
         finally:
             beside = getattr(env, "off_loop", None)  # closing a worker's environment may take as long as a step
@@ -578,16 +579,18 @@ class Rollout:
                 self._live.discard(id(env))
 
 
-def seats_of(make_env: Callable[[], PlayableEnv], env_id: str) -> tuple[str, ...]:
+def agents_of(make_env: Callable[[], PlayableEnv], env_id: str) -> tuple[str, ...]:
     """The possible agents of an environment, which is made, and closed, to ask it.
 
     Raises:
         Exception: What its constructor raised each time.
     """
-    return asked(make_env, env_id, lambda env: tuple(env.possible_agents))
+    return inspect_env(make_env, env_id, lambda env: tuple(env.possible_agents))
 
 
-def asked(make_env: Callable[[], PlayableEnv], env_id: str, read: Callable[[PlayableEnv], T], *, tries: int = 2) -> T:
+def inspect_env(
+    make_env: Callable[[], PlayableEnv], env_id: str, read: Callable[[PlayableEnv], T], *, tries: int = 2
+) -> T:
     """What `read` finds in an environment, which is made, and closed, for that.
 
     Raises:
@@ -599,7 +602,7 @@ def asked(make_env: Callable[[], PlayableEnv], env_id: str, read: Callable[[Play
     except Exception:
         if tries <= 1:
             raise
-        return asked(make_env, env_id, read, tries=tries - 1)
+        return inspect_env(make_env, env_id, read, tries=tries - 1)
     close(env, env_id)
     return found
 

@@ -17,7 +17,7 @@ from forge_agents.errors import HostError, ModelNotFoundError
 from forge_agents.models import resolve as models
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA, Policy
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime import mesh
 from forge_agents.runtime.faults import Faults
@@ -28,7 +28,7 @@ from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.serving import memory, shares
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.engine import HEARTBEAT_TIMEOUT_S
-from forge_agents.serving.replicas import Adapted, Replicas, names_of
+from forge_agents.serving.replicas import Replicas, names_of
 
 if TYPE_CHECKING:
     from forge_agents.weights.store import WeightStoreRef
@@ -192,10 +192,8 @@ class Fleet:
 
     engines: Mapping[str, Replicas]
     """By name."""
-    samplers: Mapping[str, Adapted]
-    """What samples for each policy, and loads its new weights: an engine, or an adapter in one; by policy name."""
-    served: Mapping[str, Served]
-    """What players need, by policy name."""
+    policy_engines: Mapping[str, PolicyEngine]
+    """By policy name, the engine, or the adapter in one, that samples for it."""
     planned: Sequence[tuple[str, str, int]] = ()
     """Meshes that share GPUs, whose places are kept until the end."""
 
@@ -240,9 +238,11 @@ class Fleet:
             mesh.unplan(planned)
             raise
         own = {name for adapted in adapters.values() for name in adapted}
-        samplers = {name: engines[home].adapted(name if name in own else "") for name, home in homes.items()}
-        served = {name: Served(sampler, renderers[name]) for name, sampler in samplers.items()}
-        return cls(engines=engines, samplers=samplers, served=served, planned=planned)
+        served = {
+            name: PolicyEngine(engines[home], renderers[name], name if name in own else "")
+            for name, home in homes.items()
+        }
+        return cls(engines=engines, policy_engines=served, planned=planned)
 
     async def stop(self) -> None:
         """Stop every engine."""

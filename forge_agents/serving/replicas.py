@@ -171,10 +171,6 @@ class Replicas:
         self._router.answered(prompt_ids, completion.token_ids, self._replicas.index(replica))
         return completion
 
-    def adapted(self, adapter: str) -> Adapted:
-        """The engines as one of their adapters samples; "" is the model without one."""
-        return Adapted(self, adapter)
-
     async def load_weights(
         self, version: int | None = None, *, adapter: str = "", timeout_s: float = 120.0
     ) -> dict[str, float]:
@@ -371,26 +367,6 @@ class Replicas:
         """Wake those who wait for an engine or a store."""
         self._changed.set()
         self._changed = asyncio.Event()
-
-
-class Adapted:
-    """The face of engines for a policy that is one of their adapters; from `Replicas.adapted`."""
-
-    def __init__(self, engines: Replicas, adapter: str) -> None:
-        self._engines, self._adapter = engines, adapter
-
-    @property
-    def max_model_len(self) -> int:
-        """Tokens of prompt and response together."""
-        return self._engines.max_model_len
-
-    async def generate(self, prompt_ids: Sequence[int], sampling: Sampling, **options: Any) -> Completion:
-        """As `Replicas.generate`, by the adapter."""
-        return await self._engines.generate(prompt_ids, sampling, adapter=self._adapter, **options)
-
-    async def load_weights(self, version: int | None = None, *, timeout_s: float = 120.0) -> dict[str, float]:
-        """As `Replicas.load_weights`, of the adapter."""
-        return await self._engines.load_weights(version, adapter=self._adapter, timeout_s=timeout_s)
 
 
 def names_of(name: str, replicas: int) -> list[str]:

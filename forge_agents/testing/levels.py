@@ -58,7 +58,7 @@ def check_levels(id: str, players: PolicyMapping, *, episodes: int = 100, seed: 
 
 async def _rewards(env_id: str, players: PolicyMapping, seeds: range) -> np.ndarray:
     """float64 ``[seeds]``."""
-    rollout = Rollout(make_env=partial(registry.make, env_id), env_id=env_id, seats=players)
+    rollout = Rollout(make_env=partial(registry.make, env_id), env_id=env_id, policies=players)
     most = getattr(registry.make(env_id), "max_reward", None)  # of a level with more turns it is more
     scale = float(most) if isinstance(most, Real) and 0 < float(most) < math.inf else 1.0
     return np.array([_reward((await rollout.group(seed, 1)).episodes[0]) for seed in seeds]) / scale

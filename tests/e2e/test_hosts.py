@@ -164,7 +164,7 @@ def test_environments_play_on_hosts_of_their_own_and_after_these_here(run: Any, 
         """The hosts of as many episodes at once, or their errors."""
         guest = fa.Scripted(lambda *_: seconds, name="guest")
         rollout = Rollout(
-            make_env=lambda: source.make("hosts/Whereabouts-v0"), env_id="hosts/Whereabouts-v0", seats=guest
+            make_env=lambda: source.make("hosts/Whereabouts-v0"), env_id="hosts/Whereabouts-v0", policies=guest
         )
         found = []
         for episode in (await rollout.group(0, episodes)).episodes:

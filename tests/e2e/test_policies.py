@@ -102,7 +102,7 @@ def said_by(trainer: fa.GRPOTrainer) -> dict[str, list[Completion]]:
     async def ask(engine: Any) -> list[Completion]:
         return await asyncio.gather(*(engine.generate(tuple(prompt), GREEDY) for prompt in PROMPTS))
 
-    return {name: trainer._loop.run(ask(one.engine)) for name, one in trainer._running.served.items()}
+    return {name: trainer._loop.run(ask(one)) for name, one in trainer._running.policy_engines.items()}
 
 
 def test_adapter_and_full_policy_learn_with_settings_of_their_own(tiny_llama: Path, tmp_path: Path):

@@ -15,7 +15,7 @@ import torch
 import forge_agents as fa
 from forge_agents.errors import ActorDiedError
 from forge_agents.policy import Sampling
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.rollout.rollout import play
 from forge_agents.runtime.faults import Faults
@@ -58,12 +58,12 @@ async def crew(task: Any, client: Any) -> float:
 
 async def programs(engines: Replicas, model: Path) -> list[list[tuple[int, ...]]]:
     """What two programs at once are answered, call by call."""
-    served = {"hero": Served(engines, Renderer.of(model))}
+    served = {"hero": PolicyEngine(engines, Renderer.of(model))}
     hero = fa.Policy(str(model), name="hero", sampling=Sampling(max_tokens=40))
     envs = [fa.Program(crew) for _ in range(2)]
     try:
         episodes = await asyncio.gather(
-            *(play(env, {"agent": hero}, seed=0, served=served, draw=str(at)) for at, env in enumerate(envs))
+            *(play(env, {"agent": hero}, seed=0, engines=served, rng_key=str(at)) for at, env in enumerate(envs))
         )
     finally:
         for env in envs:

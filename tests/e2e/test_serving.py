@@ -19,7 +19,7 @@ import torch
 import forge_agents as fa
 from forge_agents.errors import ActorDiedError, ModelNotFoundError, StallError, UnknownIdError
 from forge_agents.policy import Sampling
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.rollout.rollout import play
 from forge_agents.runtime import mesh
@@ -223,10 +223,10 @@ def test_a_thought_is_closed_at_its_budget_stays_with_its_seat_and_is_trained(
     sampling = Sampling(temperature=1.2, max_tokens=7, max_thought_tokens=11)
     policy = fa.Policy(str(tiny_llama), name="hero", sampling=sampling, keep_thoughts="none")
     seats = dict.fromkeys(Telling.possible_agents, policy)
-    served = {"hero": Served(engine, Renderer(tokenizer))}
-    episode = run(play(Telling(), seats, seed=0, served=served, draw="a thought"))
+    served = {"hero": PolicyEngine(engine, Renderer(tokenizer))}
+    episode = run(play(Telling(), seats, seed=0, engines=served, rng_key="a thought"))
     assert episode.error is None and len(episode.turns) == 4
-    again = run(play(Telling(), seats, seed=0, served=served, draw="a thought"))
+    again = run(play(Telling(), seats, seed=0, engines=served, rng_key="a thought"))
     assert [turn.response_ids for turn in again.turns] == [turn.response_ids for turn in episode.turns]
     put = 0
     for agent, trajectory in episode.trajectories.items():

@@ -10,7 +10,7 @@ import pytest
 import forge_agents as fa
 from forge_agents.bench.exploitability import exploitability
 from forge_agents.envs import registry
-from forge_agents.rollout.players import player_for
+from forge_agents.rollout.players import make_player
 from forge_envs.oracles import kuhn_poker, tic_tac_toe
 
 PAGE = (Path(__file__).parents[2] / "docs" / "built-in-environments.md").read_text().partition("## Oracles")[2]
@@ -55,8 +55,8 @@ def test_an_oracle_keeps_its_promise_at_every_level(id_):
 def said_again(episode, spec):
     """Fails where a player of one seat, told what this seat read and nothing else, says anything else."""
     for agent, trajectory in episode.trajectories.items():
-        player = player_for(
-            fa.Oracle(), agent=agent, episode_seed=episode.seed, instructions="", served={}, spec=spec
+        player = make_player(
+            fa.Oracle(), agent=agent, episode_seed=episode.seed, instructions="", engines={}, spec=spec
         )
 
         async def say(player=player, turns=trajectory.turns):

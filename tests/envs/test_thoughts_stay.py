@@ -30,7 +30,7 @@ def leaks(env_id, seed):
         answer = calls.choice([" ".join(calls.sample(words, min(3, len(words)))), "offer 3", "I pass.", "bet", "check"])
         return f"<think>{marker(agent)}\nCALL look()</think> {answer}"
 
-    rollout = Rollout(make_env=lambda: fa.make(env_id), env_id=env_id, seats=fa.Scripted(say), max_turns=60)
+    rollout = Rollout(make_env=lambda: fa.make(env_id), env_id=env_id, policies=fa.Scripted(say), max_turns=60)
     (episode,) = asyncio.run(rollout.group(seed, 1)).episodes
     assert episode.error is None, episode.error
     assert all(turn.thought.startswith(marker(turn.agent)) and "think" not in turn.action for turn in episode.turns)

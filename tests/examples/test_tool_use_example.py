@@ -20,7 +20,7 @@ def trainer(asker):
     def evaluate(env_id, episodes):
         echo = Scripted(lambda text: text, name="echo")
         rollout = Rollout(
-            make_env=lambda: fa.make(env_id), env_id=env_id, seats={"asker": Scripted(asker), "answerer": echo}
+            make_env=lambda: fa.make(env_id), env_id=env_id, policies={"asker": Scripted(asker), "answerer": echo}
         )
         return [asyncio.run(rollout.group(seed, 1)).episodes[0] for seed in range(episodes)]
 

@@ -18,7 +18,7 @@ from perf_common import PROMPTS, THREADS, Options, Story, goal, in_child, median
 
 if TYPE_CHECKING:
     from forge_agents.policy import Policy
-    from forge_agents.rollout.players import Generator, Served
+    from forge_agents.rollout.players import Generator, PolicyEngine
     from forge_agents.serving import EngineConfig
     from forge_agents.serving._wire import Answer, Request
 
@@ -99,7 +99,7 @@ def _benchmark(options: Options, *, seed: int, asked: list[Request]) -> dict[str
     plain = playing._fleet
 
     @contextlib.asynccontextmanager
-    async def heard(models: Mapping[str, Policy], config: EngineConfig) -> AsyncIterator[Mapping[str, Served]]:
+    async def heard(models: Mapping[str, Policy], config: EngineConfig) -> AsyncIterator[Mapping[str, PolicyEngine]]:
         async with plain(models, config) as served:
             yield {name: replace(one, engine=_Heard(one.engine, asked)) for name, one in served.items()}
 

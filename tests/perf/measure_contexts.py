@@ -24,7 +24,7 @@ import forge_agents as fa
 from forge_agents.bench.records import tokens_of
 from forge_agents.models.resolve import resolve
 from forge_agents.rollout.conversation import ASK_FOR_NOTES
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.rollout.rollout import Rollout
 from forge_agents.types import Completion, VersionSpan
@@ -112,10 +112,12 @@ def measured(groups: Sequence[fa.EpisodeGroup], seconds: float) -> dict[str, Any
     }
 
 
-async def play(policy: fa.Policy, served: Mapping[str, Served], arguments: argparse.Namespace) -> list[fa.EpisodeGroup]:
+async def play(
+    policy: fa.Policy, served: Mapping[str, PolicyEngine], arguments: argparse.Namespace
+) -> list[fa.EpisodeGroup]:
     """One episode of each seed, all at once."""
-    room = Rollout(make_env=lambda: Doors(arguments.turns), env_id="Doors", seats=policy, served=served)
-    return await asyncio.gather(*(room.group(seed, 1, draw=f"doors/{seed}") for seed in range(arguments.episodes)))
+    room = Rollout(make_env=lambda: Doors(arguments.turns), env_id="Doors", policies=policy, engines=served)
+    return await asyncio.gather(*(room.group(seed, 1, rng_key=f"doors/{seed}") for seed in range(arguments.episodes)))
 
 
 def main() -> None:
@@ -135,7 +137,7 @@ def main() -> None:
             started = time.perf_counter()
             if engines is None:
                 tokenizer = AutoTokenizer.from_pretrained(resolve(arguments.model))
-                served = {policy.name: Served(Reader(tokenizer, arguments.context), Renderer(tokenizer))}
+                served = {policy.name: PolicyEngine(Reader(tokenizer, arguments.context), Renderer(tokenizer))}
                 groups = asyncio.run(play(policy, served, arguments))
             else:
                 groups = engines.run([policy], lambda served, policy=policy: play(policy, served, arguments))

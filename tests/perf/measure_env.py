@@ -22,7 +22,7 @@ from pettingzoo import AECEnv
 from forge_agents import make
 from forge_agents.envs.env import Outcome, TurnEnv
 from forge_agents.policy import AnyPolicy, Policy, Sampling, Scripted
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rollout import Rollout
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import Completion, VersionSpan
@@ -147,7 +147,7 @@ def _steps(episodes: int) -> dict[str, float]:
         return sum(_bare_loop(env, lambda _: "on", 1) for _ in range(episodes))
 
     async def rolled() -> int:  # returns a number: asyncio.run writes out the result of what it runs (Python 3.11)
-        rollout = Rollout(make_env=Empty, env_id="perf/Empty", seats=Scripted(lambda _: "on"))
+        rollout = Rollout(make_env=Empty, env_id="perf/Empty", policies=Scripted(lambda _: "on"))
         group = await rollout.group(1, episodes)
         return sum(len(t.turns) for episode in group.episodes for t in episode.trajectories.values())
 
@@ -170,8 +170,8 @@ def _first_free(observation: str) -> str:
     return observation.rpartition("Free: ")[2].partition(",")[0]
 
 
-async def _play_all(episodes: int, seats: Any, served: dict[str, Served]) -> int:
-    rollout = Rollout(make_env=lambda: make(GAME), env_id=GAME, seats=seats, served=served)
+async def _play_all(episodes: int, seats: Any, served: dict[str, PolicyEngine]) -> int:
+    rollout = Rollout(make_env=lambda: make(GAME), env_id=GAME, policies=seats, engines=served)
     groups = await all_or_first_error(rollout.group(seed, 1) for seed in range(episodes))
     failed = [episode.error for group in groups for episode in group.failed]
     if failed:
@@ -267,7 +267,7 @@ async def _held(episodes: int) -> int:
     first, second = _Held((0, 1), episodes, released), _Held((2, 3), episodes, released)
     renderer: Any = _Hundred()
     seats: dict[str, AnyPolicy] = {"player_1": Policy("x", name="x"), "player_2": Policy("o", name="o")}
-    served = {"x": Served(first, renderer), "o": Served(second, renderer)}
+    served = {"x": PolicyEngine(first, renderer), "o": PolicyEngine(second, renderer)}
     playing = asyncio.ensure_future(_play_all(episodes, seats, served))
     await asyncio.wait_for(first.all_wait.wait(), 300)
     gc.collect()

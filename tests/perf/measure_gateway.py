@@ -31,7 +31,7 @@ from typing import Any
 from perf_common import cpu_seconds
 
 import forge_agents as fa
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rollout import play
 
 
@@ -152,7 +152,7 @@ async def _arms(asked: argparse.Namespace, programs: int, policy: Any, engine: A
             wall, cpu = time.perf_counter(), [cpu_seconds(pid) for pid in pids]
             episodes = await asyncio.gather(
                 *(
-                    play(env, {"agent": policy}, seed=0, served=served, draw=f"{lap}/{n}", max_turns=10**6)
+                    play(env, {"agent": policy}, seed=0, engines=served, rng_key=f"{lap}/{n}", max_turns=10**6)
                     for n, env in enumerate(envs)
                 )
             )
@@ -185,7 +185,7 @@ async def _arms(asked: argparse.Namespace, programs: int, policy: Any, engine: A
 
 
 @contextlib.asynccontextmanager
-async def _engine(model: str, programs: int, tokens: int) -> AsyncIterator[tuple[fa.Policy, Served]]:
+async def _engine(model: str, programs: int, tokens: int) -> AsyncIterator[tuple[fa.Policy, PolicyEngine]]:
     from forge_agents.models.resolve import resolve
     from forge_agents.rollout.rendering import Renderer
     from forge_agents.runtime import mesh
@@ -196,7 +196,7 @@ async def _engine(model: str, programs: int, tokens: int) -> AsyncIterator[tuple
         config = EngineConfig(model=str(folder), max_model_len=1024, max_num_seqs=programs, kv_cache_gb=2.0)
         engine = await Engine.start(config, name="engine", timeout_s=600)
         policy = fa.Policy(str(folder), name="perf", sampling=fa.Sampling(max_tokens=tokens))
-        yield policy, Served(engine, Renderer.of(folder))
+        yield policy, PolicyEngine(engine, Renderer.of(folder))
         await engine.stop()
 
 

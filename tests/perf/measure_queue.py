@@ -49,7 +49,7 @@ def run(options: Options) -> dict[str, float]:
 
 
 async def _run(options: Options) -> dict[str, float]:
-    from forge_agents.rollout.players import Served
+    from forge_agents.rollout.players import PolicyEngine
     from forge_agents.rollout.rendering import Renderer
     from forge_agents.runtime import mesh
     from forge_agents.serving import Engine, EngineConfig
@@ -58,7 +58,7 @@ async def _run(options: Options) -> dict[str, float]:
     config = EngineConfig(model=options.model, max_model_len=512, kv_cache_gb=1.0, enforce_eager=options.quick)
     async with mesh.session():
         engine = await Engine.start(config, name="engine", timeout_s=600)
-        served = {"perf": Served(engine, Renderer.of(Path(options.model)))}
+        served = {"perf": PolicyEngine(engine, Renderer.of(Path(options.model)))}
         folder = mesh.log_folder("engine")
         assert folder is not None
         pids = {"controller": os.getpid(), "engine": int((folder / "0.pid").read_text())}
@@ -94,7 +94,7 @@ async def _play(options: Options, served: Any, episodes: int) -> None:
 
     async def group(number: int) -> None:
         prompt = f"{options.prompts[number % len(options.prompts)]} Chapter {number}."
-        rollout = Rollout(make_env=lambda: Story(prompt), env_id="perf/Story", seats=seats, served=served)
+        rollout = Rollout(make_env=lambda: Story(prompt), env_id="perf/Story", policies=seats, engines=served)
         played = await rollout.group(number, GROUP_SIZE, limit=limit)
         if played.failed:
             raise RuntimeError(f"an episode failed: {played.failed[0].error}")

@@ -108,14 +108,14 @@ def run_actor(options: Options) -> dict[str, dict[str, float]]:
 
 
 async def _run_actor(options: Options) -> dict[str, dict[str, float]]:
-    from forge_agents.rollout.players import Served
+    from forge_agents.rollout.players import PolicyEngine
     from forge_agents.rollout.rendering import Renderer
     from forge_agents.runtime import mesh
     from forge_agents.serving import Engine
 
     async with mesh.session():
         engine = await Engine.start(_config(options), name="engine", timeout_s=600)
-        served = {POLICY: Served(engine, Renderer.of(Path(options.model)))}
+        served = {POLICY: PolicyEngine(engine, Renderer.of(Path(options.model)))}
         found = {}
         for most in _lengths(options):
             rows = []

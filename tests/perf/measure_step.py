@@ -119,7 +119,7 @@ async def _step(options: Options, processes: Any, pids: dict[str, int]) -> dict[
 
     clock = StageClock(pids)
     with clock.stage("generate"):
-        groups = await play_all(options, processes.served, options.step_tokens)
+        groups = await play_all(options, processes.policy_engines, options.step_tokens)
     with clock.stage("score"):
         judged = await judge(groups, env_reward, timeout_s=60)
         samples = credit_groups(judged, Credit(), [POLICY]).samples[POLICY]

@@ -33,7 +33,7 @@ from forge_agents.runtime.processes import with_variable
 from forge_agents.runtime.waits import all_or_first_error
 
 if TYPE_CHECKING:
-    from forge_agents.rollout.players import Served
+    from forge_agents.rollout.players import PolicyEngine
     from forge_agents.types import EpisodeGroup
 
 RUN_FILE = Path(__file__).with_name("run.py")
@@ -114,12 +114,12 @@ def policy(options: Options, max_tokens: int) -> Policy:
     return Policy(options.model, name=POLICY, sampling=Sampling(max_tokens=max_tokens))
 
 
-async def play_all(options: Options, served: Mapping[str, Served], max_tokens: int) -> list[EpisodeGroup]:
+async def play_all(options: Options, served: Mapping[str, PolicyEngine], max_tokens: int) -> list[EpisodeGroup]:
     """Every prompt with all its siblings, all alive at once."""
     seats = policy(options, max_tokens)
 
     def rollout(prompt: str) -> Rollout:
-        return Rollout(make_env=lambda: Story(prompt), env_id="perf/Story", seats=seats, served=served)
+        return Rollout(make_env=lambda: Story(prompt), env_id="perf/Story", policies=seats, engines=served)
 
     return await all_or_first_error(
         rollout(prompt).group(seed, options.siblings) for seed, prompt in enumerate(options.prompts)

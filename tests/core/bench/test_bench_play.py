@@ -19,7 +19,7 @@ from forge_agents.bench.fingerprints import player_facts
 from forge_agents.bench.plan import lineups, seeds_of, worlds_of
 from forge_agents.envs.seeds import BENCHMARKS_FROM
 from forge_agents.errors import BudgetError, ModelNotFoundError, RunFolderError, UnknownIdError
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.types import Completion
 
 KUHN = "forge/KuhnPoker-v0"
@@ -348,7 +348,7 @@ def sampled(monkeypatch, tiny_llama):
 
     @contextlib.asynccontextmanager
     async def fleet(models, config):
-        yield {name: Served(Sampler(asked), Words()) for name in models}
+        yield {name: PolicyEngine(Sampler(asked), Words()) for name in models}
 
     monkeypatch.setattr(playing, "_fleet", fleet)
     return {"one": fa.Policy(str(tiny_llama)), "two": fa.Policy(str(tiny_llama))}, asked

@@ -19,7 +19,7 @@ from forge_agents.bench.exploitability import (
     model_strategy,
 )
 from forge_agents.errors import ForgeError, LateAnswerError
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.types import Completion
 
@@ -86,7 +86,7 @@ def equilibrium(prompt, text):
 
 
 def test_exact_probabilities_make_the_table_of_all_twelve_information_sets(kuhn, renderer):
-    served = Served(Engine(renderer, equilibrium), renderer)
+    served = PolicyEngine(Engine(renderer, equilibrium), renderer)
     found = asyncio.run(model_strategy(kuhn, POLICY, served))
     assert len(found.table) == 12 and found.illegal == 0
     queen = InformationSet(
@@ -98,7 +98,7 @@ def test_exact_probabilities_make_the_table_of_all_twelve_information_sets(kuhn,
 
 def test_earlier_actions_are_in_the_prompt(kuhn, renderer):
     engine = Engine(renderer, equilibrium)
-    asyncio.run(model_strategy(kuhn, POLICY, Served(engine, renderer)))
+    asyncio.run(model_strategy(kuhn, POLICY, PolicyEngine(engine, renderer)))
     again = [prompt for prompt in engine.prompts if "you check, opponent bet" in prompt]
     assert len(again) == 3
     for prompt in again:
@@ -108,7 +108,7 @@ def test_earlier_actions_are_in_the_prompt(kuhn, renderer):
 
 def test_free_answers_are_what_the_game_makes_of_them(kuhn, renderer):
     engine = Engine(renderer, equilibrium, wording="I {}!")
-    value, illegal = asyncio.run(model_exploitability(kuhn, POLICY, Served(engine, renderer), samples=200))
+    value, illegal = asyncio.run(model_exploitability(kuhn, POLICY, PolicyEngine(engine, renderer), samples=200))
     assert value == pytest.approx(0, abs=0.04) and illegal == 0
     again = [prompt for prompt in engine.prompts if "you check, opponent bet" in prompt]
     assert len(again) == 600 and all("I check!" in prompt for prompt in again), "it goes on from its own words"
@@ -118,16 +118,16 @@ def test_illegal_answers_are_counted_apart(kuhn, renderer):
     def half(prompt, text):
         return 0.5 if text == "umm" else equilibrium(prompt, text) / 2
 
-    found = asyncio.run(model_strategy(kuhn, POLICY, Served(Engine(renderer, half), renderer), samples=200))
+    found = asyncio.run(model_strategy(kuhn, POLICY, PolicyEngine(Engine(renderer, half), renderer), samples=200))
     assert found.illegal == pytest.approx(0.5, abs=0.05)
     assert exploitability(kuhn, found.table) == pytest.approx(0, abs=0.06)
-    mute = Served(Engine(renderer, lambda prompt, text: float(text == "umm")), renderer)
+    mute = PolicyEngine(Engine(renderer, lambda prompt, text: float(text == "umm")), renderer)
     found = asyncio.run(model_strategy(kuhn, POLICY, mute, samples=4))
     assert found.illegal == 1 and exploitability(kuhn, found.table) == pytest.approx(11 / 24), "nothing said: even play"
 
 
 def test_the_same_weights_give_the_same_samples(kuhn, renderer):
-    served = Served(Engine(renderer, equilibrium), renderer)
+    served = PolicyEngine(Engine(renderer, equilibrium), renderer)
     first, second = (asyncio.run(model_strategy(kuhn, POLICY, served, samples=16)) for _ in range(2))
     assert first == second
 
@@ -181,13 +181,13 @@ def test_actions_that_begin_alike_are_told_apart_further_on(pennies, renderer):
         whole = next(word for word in chances if word.endswith(left))
         return chances[whole]
 
-    found = asyncio.run(model_strategy(pennies, POLICY, Served(Engine(renderer, chance), renderer)))
+    found = asyncio.run(model_strategy(pennies, POLICY, PolicyEngine(Engine(renderer, chance), renderer)))
     assert all(row == pytest.approx(chances) for row in found.table.values())
     assert exploitability(pennies, found.table) == pytest.approx(0.4)
 
 
 def test_what_cannot_be_told_is_refused(pennies, renderer):
-    served = Served(Engine(renderer, lambda prompt, text: 0.5), renderer)
+    served = PolicyEngine(Engine(renderer, lambda prompt, text: 0.5), renderer)
     with pytest.raises(ForgeError, match="'heads' is the beginning of another"):
         asyncio.run(model_strategy("model-strategy-test/Beginning-v0", POLICY, served))
     with pytest.raises(ValueError, match="samples=-1"):
@@ -197,7 +197,7 @@ def test_what_cannot_be_told_is_refused(pennies, renderer):
 
 
 def test_exact_probabilities_are_of_no_policy_that_counts_what_it_wrote(kuhn, renderer):
-    served = Served(Engine(renderer, equilibrium), renderer)
+    served = PolicyEngine(Engine(renderer, equilibrium), renderer)
     for shaping in ({"bad_words": ("bet",)}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.5}):
         counting = fa.Policy("some-model", name="hero", sampling=fa.Sampling(**shaping))
         with pytest.raises(ForgeError, match=f"{next(iter(shaping))} of policy 'hero' follow .*; give samples="):
@@ -208,7 +208,7 @@ def test_exact_probabilities_are_of_no_policy_that_counts_what_it_wrote(kuhn, re
 
 
 def test_metrics_of_training_name_policies_where_there_are_several(renderer):
-    served = Served(Engine(renderer, equilibrium), renderer)
+    served = PolicyEngine(Engine(renderer, equilibrium), renderer)
     one = asyncio.run(exploited([KUHN], {"hero": POLICY}, {"hero": served}, samples=20))
     assert set(one) == {"eval/exploitability", "eval/illegal"} and 0 <= one["eval/exploitability"] < 0.3
     two = asyncio.run(exploited([KUHN], {"a": POLICY, "b": POLICY}, {"a": served, "b": served}, samples=1))
@@ -236,7 +236,7 @@ def test_benchmarks_measure_the_exploitability_of_models_once(monkeypatch, rende
     @contextlib.asynccontextmanager
     async def fleet(models, config):
         started.append(set(models))
-        yield {name: Served(Playing(renderer, equilibrium), renderer) for name in models}
+        yield {name: PolicyEngine(Playing(renderer, equilibrium), renderer) for name in models}
 
     def play(samples, **more):
         return fa.benchmark(
@@ -267,7 +267,7 @@ def test_what_a_killed_benchmark_has_measured_is_kept(monkeypatch, renderer, tin
     @contextlib.asynccontextmanager
     async def fleet(models, config):
         started.append(set(models))
-        yield {name: Served(Mortal(name in alive, renderer, equilibrium), renderer) for name in models}
+        yield {name: PolicyEngine(Mortal(name in alive, renderer, equilibrium), renderer) for name in models}
 
     class Mortal(Playing):
         def __init__(self, lives, *more):
@@ -311,7 +311,7 @@ class Slow(Engine):
 
 
 def test_a_late_answer_costs_itself_and_is_told(kuhn, renderer, caplog):
-    served = Served(Slow(renderer, equilibrium), renderer)
+    served = PolicyEngine(Slow(renderer, equilibrium), renderer)
     found = asyncio.run(model_strategy(kuhn, POLICY, served, samples=200))
     assert found.illegal == 0 and exploitability(kuhn, found.table) == pytest.approx(0, abs=0.06)
     assert "hero gave 600 of 2400 free answers too late" in caplog.text
@@ -321,6 +321,6 @@ def test_a_probe_that_hears_nothing_measures_nothing_and_ends_nothing(renderer, 
     late, full = Slow(renderer, equilibrium), Engine(renderer, equilibrium)
     late.nth, full.max_model_len = 1, 8
     for engine in (late, full):
-        found = asyncio.run(exploited([KUHN], {"hero": POLICY}, {"hero": Served(engine, renderer)}, samples=3))
+        found = asyncio.run(exploited([KUHN], {"hero": POLICY}, {"hero": PolicyEngine(engine, renderer)}, samples=3))
         assert all(math.isnan(value) for value in found.values())
     assert caplog.text.count("hero gave none of 36 free answers") == 2

@@ -37,7 +37,7 @@ def test_every_template_is_a_world_a_reward_and_settings_that_fit(folder):
     assert set(run.policies) <= {mapping} if isinstance(mapping, str) else set(mapping.values())
     for name, plan in run.warm_start.items():
         assert name in run.policies and (folder / plan.data).exists()
-    rollout = Rollout(make_env=lambda: fa.make(run.env), env_id=run.env, seats=Random())
+    rollout = Rollout(make_env=lambda: fa.make(run.env), env_id=run.env, policies=Random())
     group = asyncio.run(rollout.group(seed=0, size=2))
     scores = run.load_reward()(group.trajectories)
     assert len(scores) == len(group.trajectories) and all(0 <= score <= 1.2 for score in scores)

@@ -3,7 +3,7 @@ import asyncio
 import pytest
 
 import forge_agents as fa
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rollout import play
 from forge_agents.types import Completion, VersionSpan
 
@@ -60,8 +60,8 @@ class Tokens:
 
 def asked(policy):
     engine = Engine()
-    served = {policy.name: Served(engine, Tokens())}
-    episode = asyncio.run(play(Listed(), {"a": policy}, seed=0, served=served))
+    served = {policy.name: PolicyEngine(engine, Tokens())}
+    episode = asyncio.run(play(Listed(), {"a": policy}, seed=0, engines=served))
     assert episode.error is None
     return engine.asked
 

@@ -8,7 +8,7 @@ from pettingzoo.utils.conversions import parallel_to_aec
 import forge_agents as fa
 from forge_agents.envs.wrappers import InvalidAction
 from forge_agents.errors import UnknownIdError
-from forge_agents.rollout.rollout import Rollout, play, seats_of
+from forge_agents.rollout.rollout import Rollout, agents_of, play
 
 
 class OddError(Exception):
@@ -91,7 +91,7 @@ class Rounds(Broken, fa.ParallelTurnEnv):
 
 def group_of(make, size=1, seats=None, **more):
     seats = seats or fa.Scripted(lambda seen: "x")
-    return asyncio.run(Rollout(make_env=make, env_id="t/It-v0", seats=seats, **more).group(seed=1, size=size))
+    return asyncio.run(Rollout(make_env=make, env_id="t/It-v0", policies=seats, **more).group(seed=1, size=size))
 
 
 IN_TURNS = {
@@ -204,9 +204,9 @@ def test_seats_are_asked_for_twice_and_a_close_that_fails_is_a_warning():
         return Turns("make" if len(made) == 1 else "close")
 
     with pytest.warns(RuntimeWarning, match="boom"):
-        assert seats_of(make, "t/It-v0") == ("a", "b")
+        assert agents_of(make, "t/It-v0") == ("a", "b")
     with pytest.raises(RuntimeError, match="boom"):
-        seats_of(lambda: Turns("make"), "t/It-v0")
+        agents_of(lambda: Turns("make"), "t/It-v0")
 
 
 @pytest.mark.parametrize("where", ["make", "reset", "observe", "step", "close"])

@@ -102,7 +102,7 @@ def test_it_is_told_the_arguments_with_defaults_and_without_wrappers():
 def test_its_random_numbers_follow_from_seed_seat_and_sibling():
     def drawn(sibling_count=1, **given):
         Knows.made.clear()
-        rollout = Rollout(make_env=lambda: fa.make("t/Turns-v0"), env_id="t/Turns-v0", seats=fa.Oracle(**given))
+        rollout = Rollout(make_env=lambda: fa.make("t/Turns-v0"), env_id="t/Turns-v0", policies=fa.Oracle(**given))
         asyncio.run(rollout.group(3, sibling_count))
         return sorted(number for *_, number in Knows.made)
 

@@ -7,7 +7,7 @@ from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, see
 from pettingzoo.utils.conversions import aec_to_parallel, parallel_to_aec, turn_based_aec_to_parallel
 
 import forge_agents as fa
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rollout import play
 from forge_agents.testing import check_env
 from forge_agents.types import Completion, VersionSpan
@@ -220,7 +220,7 @@ def test_seats_decide_at_once_and_their_token_streams_stay_apart():
         def take_seats(self, rng):
             return self.possible_agents[:2]
 
-    episode = run(Two(), dict.fromkeys(Auction.possible_agents, model), served={"m": Served(engine, Tokens())})
+    episode = run(Two(), dict.fromkeys(Auction.possible_agents, model), engines={"m": PolicyEngine(engine, Tokens())})
     assert episode.error is None and episode.end_reason == "terminated"
     assert list(episode.trajectories) == ["player_0", "player_1"], "an agent without a seat has no trajectory"
     assert [(t.agent, t.index) for t in episode.turns][:4] == [
@@ -267,7 +267,7 @@ def test_limits_and_failures_are_the_episodes():
     full = Engine(together=3)
     full.max_model_len = 2
     model = fa.Policy("m", name="m")
-    episode = run(Auction(), dict.fromkeys(everyone, model), served={"m": Served(full, Tokens())})
+    episode = run(Auction(), dict.fromkeys(everyone, model), engines={"m": PolicyEngine(full, Tokens())})
     assert episode.end_reason == "context" and len(episode.turns) == 3
 
 

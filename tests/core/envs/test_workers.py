@@ -352,7 +352,7 @@ def test_a_group_plays_a_lost_episode_again():
 
     died = []
     rollout = Rollout(
-        make_env=lambda: fa.make("t/Moody-v0"), env_id="t/Moody-v0", seats=fa.Scripted(text), max_turns=9
+        make_env=lambda: fa.make("t/Moody-v0"), env_id="t/Moody-v0", policies=fa.Scripted(text), max_turns=9
     )
     group = asyncio.run(rollout.group(seed=0, size=3))
     assert [episode.error for episode in group.episodes] == [None] * 3
@@ -575,7 +575,7 @@ def test_a_close_that_fails_is_a_warning_has_an_end_and_holds_nobody_up(how, sai
 
         watching = asyncio.ensure_future(watch())
         rollout = Rollout(
-            make_env=lambda: fa.make("t/Hasty-v0", at_close=how), env_id="t", seats=fa.Scripted(lambda *_: "x")
+            make_env=lambda: fa.make("t/Hasty-v0", at_close=how), env_id="t", policies=fa.Scripted(lambda *_: "x")
         )
         group = await rollout.group(seed=1, size=1)
         watching.cancel()
@@ -590,7 +590,7 @@ def test_a_close_that_fails_is_a_warning_has_an_end_and_holds_nobody_up(how, sai
 
 def test_an_exception_that_no_future_can_carry_arrives():
     rollout = Rollout(
-        make_env=lambda: fa.make("t/Moody-v0"), env_id="t", seats=fa.Scripted(lambda *_: "stop"), retries=0
+        make_env=lambda: fa.make("t/Moody-v0"), env_id="t", policies=fa.Scripted(lambda *_: "stop"), retries=0
     )
     (failed,) = asyncio.run(asyncio.wait_for(rollout.group(seed=1, size=1), 60)).failed
     assert "StopIteration(no more)" in failed.error.message

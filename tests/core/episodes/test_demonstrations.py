@@ -27,7 +27,7 @@ def test_nothing_else_plays_their_seeds():
 
 def test_the_part_of_some_seats_is_kept_and_arguments_reach_the_environment():
     (whole,), (part,) = (
-        fa.demonstrations("forge/Codewords-v0", 1, env_args={"groups": 3}, seats=seats) for seats in ((), ["guesser"])
+        fa.demonstrations("forge/Codewords-v0", 1, env_args={"groups": 3}, agents=seats) for seats in ((), ["guesser"])
     )
     assert list(part.trajectories) == ["guesser"] and part.trajectories["guesser"] == whole.trajectories["guesser"]
     assert set(whole.trajectories) == {"master", "guesser"} and "Clue: " in part.turns[0].observation
@@ -37,8 +37,8 @@ def test_the_part_of_some_seats_is_kept_and_arguments_reach_the_environment():
 def test_what_shows_nothing_is_refused():
     with pytest.raises(ValueError, match="games=0"):
         fa.demonstrations(LEVEL, 0)
-    with pytest.raises(ValueError, match="no seat 'gueser'.*Did you mean 'guesser'"):
-        fa.demonstrations(LEVEL, 1, seats=["gueser"])
+    with pytest.raises(ValueError, match="no agent 'gueser'.*Did you mean 'guesser'"):
+        fa.demonstrations(LEVEL, 1, agents=["gueser"])
     with pytest.raises(KeyError, match="no forge/Codewords-v0@9"):
         fa.demonstrations("forge/Codewords-v0@9", 1)
 

@@ -13,7 +13,7 @@ from rich.console import Console
 import forge_agents as fa
 from forge_agents.errors import ModelNotFoundError, NotReadyError
 from forge_agents.rollout import players
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.terminal import Terminal
 from forge_agents.runtime.starts import starting
 from forge_agents.serving.fleet import Fleet
@@ -75,10 +75,10 @@ def fleets(monkeypatch):
 
     class Up:
         def __init__(self, policies):
-            self.served = {name: Served(Engine(), Words()) for name in policies}
+            self.policy_engines = {name: PolicyEngine(Engine(), Words()) for name in policies}
 
         async def stop(self):
-            starts.extend(["stop"] if self.served else [])
+            starts.extend(["stop"] if self.policy_engines else [])
 
     async def start(policies, config):
         if "missing" in policies:

@@ -13,9 +13,9 @@ from forge_agents.programs.calls import reply_to
 from forge_agents.programs.gateway import Question, _Histories
 from forge_agents.programs.protocols import PROTOCOLS
 from forge_agents.rollout.conversation import Branches
-from forge_agents.rollout.players import ModelPlayer, Served
+from forge_agents.rollout.players import ModelPlayer, PolicyEngine
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.rollout.rollout import _decided, play
+from forge_agents.rollout.rollout import decision_fields, play
 from forge_agents.types import Completion, Trajectory, Turn, VersionSpan
 from forge_trainers.batch.packing import samples_from
 
@@ -110,7 +110,7 @@ def test_whatever_a_program_does_to_its_history_each_sampled_token_is_trained_on
         histories.answered(mark, reply.said, len(calls[seat]))
         message = CHAT.written(call, reply, 0)["choices"][0]["message"]
         conversations.append((seat, [*messages, message]))
-        fields = _decided(decision)
+        fields = decision_fields(decision)
         fields["branch"], forked_from = branches[seat].place(asked.conversation())
         assert forked_from in (None, after)
         turns[seat].append(Turn(agent=seat, index=number, observation="", reward=0.0, **fields))
@@ -198,7 +198,7 @@ def test_calls_side_by_side_that_are_given_up_and_sent_again_are_trained_once_ea
     kept, sampling = ("all", "turn", "none")[seed], fa.Sampling(max_tokens=99)
     policy = fa.Policy("tiny", name="p", keep_thoughts=kept, sampling=sampling)
     env = fa.Program(program, seats=("a", "b"))
-    episode = asyncio.run(play(env, dict.fromkeys("ab", policy), seed=0, served={"p": Served(engine, renderer)}))
+    episode = asyncio.run(play(env, dict.fromkeys("ab", policy), seed=0, engines={"p": PolicyEngine(engine, renderer)}))
     assert episode.error is None, episode.error
     assert episode.rewards == {"a": 1.0, "b": 2.0} and len(heard) > 5
     trained = []

@@ -586,7 +586,7 @@ def test_a_gateway_that_dies_loses_its_episodes_which_are_played_once_more(fails
         rollout = Rollout(
             make_env=lambda: fa.Program(survives, timeout_s=600.0),
             env_id="-",
-            seats=fa.Scripted(lambda seen: "-"),
+            policies=fa.Scripted(lambda seen: "-"),
             retries=retries,
         )
         return asyncio.run(rollout.group(0, 1)).episodes[0]
@@ -612,7 +612,7 @@ def test_an_episode_leaves_the_loop_where_it_may_wait_for_its_program_and_nowher
             return await super().off_loop(where, noted)
 
     asked = []
-    rollout = Rollout(make_env=lambda: Noted(crew, **CREW), env_id="-", seats=fa.Scripted(lambda seen: "solved"))
+    rollout = Rollout(make_env=lambda: Noted(crew, **CREW), env_id="-", policies=fa.Scripted(lambda seen: "solved"))
     episode = asyncio.run(rollout.group(0, 1)).episodes[0]
     assert episode.error is None and len(episode.turns) == 2
     assert [where for where, thread in asked if thread == "beside"] == ["reset", "step", "step"]
@@ -644,7 +644,7 @@ def test_an_engine_that_dies_is_no_data_and_its_programs_end(kind, tmp_path):
     rollout = Rollout(
         make_env=lambda: fa.Program(program, tasks=[{"question": "-"}], timeout_s=600.0),
         env_id="-",
-        seats=fa.Scripted(decide),
+        policies=fa.Scripted(decide),
     )
     with pytest.raises(ActorDiedError, match="engine m died"):  # the run replaces it and plays the group again
         asyncio.run(rollout.group(0, 1))
@@ -795,7 +795,7 @@ def test_a_command_that_prints_without_end_fills_neither_disk_nor_memory(monkeyp
 
 def test_wishes_about_sampling_are_not_followed_silently():
     from forge_agents.policy import Sampling
-    from forge_agents.rollout.players import _as_wished
+    from forge_agents.rollout.players import requested_sampling
 
     class Engine:
         pass
@@ -804,16 +804,16 @@ def test_wishes_about_sampling_are_not_followed_silently():
     told = {"asked": {"temperature": 0.2}, "max_tokens": 20, "stop": ["b", "a"]}
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")  # as where another module has changed the filters between two answers
-        wished, again = (_as_wished(own, told, engine) for _ in range(2))
+        wished, again = (requested_sampling(own, told, engine) for _ in range(2))
     assert wished == again
     assert ["asks for temperature=0.2 and is answered as the policy" in str(one.message) for one in seen] == [True]
     assert (wished.temperature, wished.max_tokens, wished.stop) == (1.0, 20, ("a", "b"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         asked = {"temperature": 1, "presence_penalty": 0, "logit_bias": {}}
-        assert _as_wished(own, {"asked": asked, "max_tokens": 90}, engine) == own
+        assert requested_sampling(own, {"asked": asked, "max_tokens": 90}, engine) == own
     with pytest.warns(RuntimeWarning, match="asks for a seed, which is not followed"):
-        assert _as_wished(own, {"asked": {"seed": 7}}, engine) == own
+        assert requested_sampling(own, {"asked": {"seed": 7}}, engine) == own
 
 
 @pytest.mark.parametrize(

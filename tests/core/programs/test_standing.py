@@ -14,7 +14,7 @@ from forge_agents.programs import standing as module
 from forge_agents.programs.gateway import Gateway
 from forge_agents.programs.standing import Standing
 from forge_agents.rollout import rollout
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime.waits import LoopThread
 from forge_agents.types import Completion, VersionSpan
@@ -71,7 +71,7 @@ def serve(renderer):
         own = fa.Policy("tiny", name="p", **policy)
 
         async def make():
-            served = {"p": Served(engine, renderer)}
+            served = {"p": PolicyEngine(engine, renderer)}
             opened.append(Standing(gateway, dict.fromkeys(("p", "planner", "gpt-4o"), "p"), {"p": own}, served))
             return opened[-1]
 
@@ -131,7 +131,7 @@ def test_a_program_reads_the_same_prompts_as_in_training(renderer, serve, keep_t
     policy = fa.Policy("tiny", name="p", keep_thoughts=keep_thoughts)
     env = fa.Program(program, seats=("planner",))
     episode = asyncio.run(
-        rollout.play(env, {"planner": policy}, seed=0, served={"p": Served(trained, renderer)}, max_turns=64)
+        rollout.play(env, {"planner": policy}, seed=0, engines={"p": PolicyEngine(trained, renderer)}, max_turns=64)
     )
     assert episode.error is None and episode.rewards == {"planner": 1.0}, episode
     turns = episode.turns
@@ -341,8 +341,8 @@ def test_a_programs_conversation_goes_on_where_its_context_is_full_as_its_policy
     engine.max_model_len = 700
     policy = fa.Policy("tiny", name="p", context=context, sampling=fa.Sampling(max_tokens=20))
     env = fa.Program(long_talk, seats=("planner",))
-    served = {"p": Served(engine, renderer)}
-    episode = asyncio.run(rollout.play(env, {"planner": policy}, seed=0, served=served, max_turns=64))
+    served = {"p": PolicyEngine(engine, renderer)}
+    episode = asyncio.run(rollout.play(env, {"planner": policy}, seed=0, engines=served, max_turns=64))
     assert episode.error is None and max(map(len, engine.read)) < 700
     turns = episode.turns
     left_out = [turn.compaction.how for turn in turns if turn.compaction]

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 import forge_agents as fa
 from forge_agents.rollout.conversation import ASK_FOR_NOTES, Branches, _joined
-from forge_agents.rollout.players import ModelPlayer, Served
+from forge_agents.rollout.players import ModelPlayer, PolicyEngine
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.rollout.rollout import _decided, play
+from forge_agents.rollout.rollout import decision_fields, play
 from forge_agents.types import Completion, Heard, Trajectory, Turn, VersionSpan
 from forge_trainers.batch.packing import samples_from
 from forge_trainers.offline.config import SFTConfig
@@ -68,7 +68,7 @@ def played(tokenizer, keep_thoughts, turns):
         for number, (*_, called) in enumerate(turns):
             decision = await player.decide(f"observed {number}", {"tool_calls": calls} if calls else {})
             calls += called
-            fields = _decided(decision)
+            fields = decision_fields(decision)
             made.append(Turn(agent="a", index=number, observation="", reward=0.0, **fields))
         return made
 
@@ -194,8 +194,8 @@ def long_game(tokenizer, turns, texts, *, limit, notes="", compact=None, max_tok
     engine = Told(tokenizer, texts, notes=notes, max_model_len=limit)
     game = Long(turns, compact)
     policy = fa.Policy("m", sampling=fa.Sampling(max_tokens=max_tokens), **choices)
-    served = {"policy": Served(engine, Renderer(tokenizer))}
-    return engine, game, asyncio.run(play(game, {"a": policy}, seed=0, served=served))
+    served = {"policy": PolicyEngine(engine, Renderer(tokenizer))}
+    return engine, game, asyncio.run(play(game, {"a": policy}, seed=0, engines=served))
 
 
 LONG = st.lists(
@@ -475,7 +475,7 @@ class Cutting:
 def thinking(tokenizer, text, **budget):
     """What a player with budgets for thought and answer comes to, and what its engine was asked."""
     engine = Cutting(tokenizer, text)
-    player = ModelPlayer(engine, Renderer(tokenizer), fa.Sampling(**budget), "", draw="d")
+    player = ModelPlayer(engine, Renderer(tokenizer), fa.Sampling(**budget), "", rng_key="d")
     return asyncio.run(player.decide("Hi", {})), engine
 
 
@@ -486,7 +486,7 @@ def test_a_thought_that_has_used_up_its_budget_is_closed_and_nothing_is_learned_
     closed = tuple(tokenizer.encode("\n</think>\n\n", add_special_tokens=False))
     assert second == (*prompt, *said.response_ids[:17], *closed) and (first, left) == (17, 20) and seed != other
     assert said.response_ids[17 : 17 + len(closed)] == closed
-    turn = Turn(agent="a", index=0, observation="", reward=0.0, **_decided(said))
+    turn = Turn(agent="a", index=0, observation="", reward=0.0, **decision_fields(said))
     (sample,) = samples_from(Trajectory(agent="a", policy="p", turns=(turn,)), [2.0], 0)
     mask = [False] * len(prompt) + [True] * 17 + [False] * len(closed) + [True] * 7
     assert sample.loss_mask.tolist() == mask and sample.bad_logprobs == 0

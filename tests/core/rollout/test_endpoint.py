@@ -16,7 +16,7 @@ from forge_agents.errors import BudgetError, EndpointError, StallError
 from forge_agents.policy import declared_policies
 from forge_agents.rollout import endpoint
 from forge_agents.rollout.endpoint import EndpointClient, client_of
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rollout import Rollout, play
 from forge_agents.types import Completion, Message, VersionSpan
 
@@ -46,7 +46,7 @@ class Count(fa.TurnEnv):
 def group(endpoint, size=1, *, retries=0):
     """Siblings of `Count`: the endpoint in seat a, a script in seat b."""
     seats = {"a": endpoint, "b": fa.Scripted(lambda o: "1")}
-    rollout = Rollout(make_env=Count, env_id="t", seats=seats, retries=retries)
+    rollout = Rollout(make_env=Count, env_id="t", policies=seats, retries=retries)
     return asyncio.run(rollout.group(0, size))
 
 
@@ -121,7 +121,7 @@ class One:
 def test_an_endpoint_sits_beside_a_served_model_and_needs_no_engine(serve_chat):
     server = serve_chat(lambda request: "3")
     seats = {"a": fa.Policy("m", name="hero"), "b": server.endpoint_with(sampling=fa.Sampling(stop=["!"]))}
-    rollout = Rollout(make_env=Count, env_id="t", seats=seats, served={"hero": Served(One(), One())})
+    rollout = Rollout(make_env=Count, env_id="t", policies=seats, engines={"hero": PolicyEngine(One(), One())})
     found = asyncio.run(rollout.group(0, 3))
     assert not found.failed and all(episode.rewards == {"a": 2.0, "b": 6.0} for episode in found.episodes)
     hero, rival = found.episodes[0].trajectories.values()

@@ -73,7 +73,7 @@ def test_the_end_of_the_input_ends_the_episode_as_data_and_is_not_asked_again(te
     terminal.keys.write(b"check\n")
     terminal.keys.close()
     seats = {"p0": fa.Human(), "p1": fa.Scripted(lambda seen: "bet")}
-    rollout = Rollout(make_env=lambda: fa.make("forge/KuhnPoker-v0"), env_id="k", seats=seats, retries=1)
+    rollout = Rollout(make_env=lambda: fa.make("forge/KuhnPoker-v0"), env_id="k", policies=seats, retries=1)
     episode = asyncio.run(rollout.group(2, 1)).episodes[0]
     assert (episode.error.where, episode.error.kind) == ("policy", "PlayerLeftError")
     assert episode.error.message == "the person in seat 'p0' left: the input has ended"

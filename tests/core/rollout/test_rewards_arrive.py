@@ -14,7 +14,7 @@ from pettingzoo.utils.conversions import parallel_to_aec
 
 import forge_agents as fa
 from forge_agents.envs.wrappers import InvalidAction, TimeLimit
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rollout import play
 from forge_agents.types import Completion, VersionSpan
 
@@ -126,7 +126,7 @@ def check(env, game, *, max_turns, room, breaks_players=0):
     seats = {}
     for place, seat in enumerate(game.possible_agents):  # a model in the first seat, functions elsewhere
         seats[seat] = fa.Policy("m", name="m") if place == 0 and room else fa.Scripted(say)
-    episode = asyncio.run(play(env, seats, seed=1, served={"m": Served(engine, engine)}, max_turns=max_turns))
+    episode = asyncio.run(play(env, seats, seed=1, engines={"m": PolicyEngine(engine, engine)}, max_turns=max_turns))
     paid = {seat: game.paid[seat] for seat in game.possible_agents}
     assert episode.rewards == pytest.approx(paid), (episode.end_reason, episode.error)
     return episode

@@ -5,7 +5,7 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.errors import ActorDiedError, ArgumentError, LateAnswerError
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rollout import Rollout, play
 from forge_agents.types import Completion, VersionSpan
 
@@ -80,7 +80,7 @@ def test_turns_carry_their_own_rewards_in_global_order():
 def test_a_models_tokens_flow_unchanged():
     engine = Echo()
     model = fa.Policy("m", name="m")
-    episode = run(Count(), {"a": model, "b": model}, served={"m": Served(engine, Digits())})
+    episode = run(Count(), {"a": model, "b": model}, engines={"m": PolicyEngine(engine, Digits())})
     first, second = episode.trajectories["a"].turns
     assert (first.prompt_ids, first.response_ids, first.logprobs) == ((1, 2), (7,), (-0.5,))
     assert second.prompt_ids == (1, 2, 7, 9)
@@ -102,7 +102,7 @@ def test_an_empty_response_is_an_empty_action():
             return fa.Outcome(done=len(self.said) == 4)
 
     model = fa.Policy("m", name="m")
-    episode = run(Tolerant(), {"a": model, "b": model}, served={"m": Served(Silent(), Blank())})
+    episode = run(Tolerant(), {"a": model, "b": model}, engines={"m": PolicyEngine(Silent(), Blank())})
     assert [t.action for t in episode.turns] == [""] * 4 and episode.error is None
 
 
@@ -256,7 +256,7 @@ def test_a_dead_engine_is_no_data():
 
     model = fa.Policy("m", name="m")
     with pytest.raises(ActorDiedError, match="engine m died"):
-        run(Count(), {"a": model, "b": model}, served={"m": Served(Dead(), Digits())})
+        run(Count(), {"a": model, "b": model}, engines={"m": PolicyEngine(Dead(), Digits())})
 
 
 def test_a_late_answer_costs_its_episode():
@@ -265,7 +265,7 @@ def test_a_late_answer_costs_its_episode():
             raise LateAnswerError("m had 3 of at most 64 tokens")
 
     model = fa.Policy("m", name="m")
-    episode = run(Count(), {"a": model, "b": model}, served={"m": Served(Slow(), Digits())})
+    episode = run(Count(), {"a": model, "b": model}, engines={"m": PolicyEngine(Slow(), Digits())})
     assert (episode.error.where, episode.error.kind) == ("policy", "LateAnswerError")
     assert "3 of at most 64 tokens" in episode.error.message
 
@@ -278,7 +278,7 @@ def test_turn_limit_truncates():
 
 def test_a_full_context_ends_the_episode():
     model = fa.Policy("m", name="m")
-    episode = run(Count(), {"a": model, "b": model}, served={"m": Served(Echo(max_model_len=4), Digits())})
+    episode = run(Count(), {"a": model, "b": model}, engines={"m": PolicyEngine(Echo(max_model_len=4), Digits())})
     assert episode.end_reason == "context" and len(episode.turns) == 2
 
 
@@ -290,7 +290,8 @@ def test_response_is_limited_to_the_room_left():
 
     engine = Asked(max_model_len=5)
     model = fa.Policy("m", name="m", sampling=fa.Sampling(max_tokens=64))
-    run(Count(), {"a": model, "b": fa.Scripted(lambda o: "1")}, served={"m": Served(engine, Digits())}, max_turns=1)
+    policies = {"a": model, "b": fa.Scripted(lambda o: "1")}
+    run(Count(), policies, engines={"m": PolicyEngine(engine, Digits())}, max_turns=1)
     assert engine.max_tokens == 3
 
 
@@ -312,7 +313,7 @@ def test_random_siblings_play_their_own_moves_unless_they_share_them():
             return fa.Outcome(done=len(self.said) == 4)
 
     def moves(player, size=5):
-        group = asyncio.run(Rollout(make_env=Echoes, env_id="t", seats=player).group(seed=5, size=size))
+        group = asyncio.run(Rollout(make_env=Echoes, env_id="t", policies=player).group(seed=5, size=size))
         return [tuple(turn.action for turn in episode.turns) for episode in group.episodes]
 
     own, alone = moves(fa.Random()), run(Echoes(), {"a": fa.Random(), "b": fa.Random()})
@@ -338,7 +339,7 @@ def test_siblings_share_the_seed_and_retry_in_a_fresh_environment():
         made.append(Flaky())
         return made[-1]
 
-    rollout = Rollout(make_env=make, env_id="t", seats=fa.Scripted(lambda o: "1"))
+    rollout = Rollout(make_env=make, env_id="t", policies=fa.Scripted(lambda o: "1"))
     group = asyncio.run(rollout.group(seed=11, size=3))
     assert len(made) == 4 and not group.failed
     assert len({e.turns[0].observation for e in group.episodes}) == 1
@@ -348,13 +349,13 @@ def test_siblings_that_would_share_one_environment_are_refused():
     only = Count()
 
     async def main():
-        rollout = Rollout(make_env=lambda: only, env_id="t", seats=fa.Scripted(lambda o: "1"))
+        rollout = Rollout(make_env=lambda: only, env_id="t", policies=fa.Scripted(lambda o: "1"))
         one_by_one = await rollout.group(seed=1, size=2, limit=asyncio.Semaphore(1))
         assert [len(episode.turns) for episode in one_by_one.episodes] == [4, 4]
         with pytest.raises(TypeError, match=r"send asyncio\.Semaphore\(4\)"):
             await rollout.group(seed=1, size=2, limit=4)
-        served = {"m": Served(Echo(), Digits())}
-        rollout = Rollout(make_env=lambda: only, env_id="t", seats=fa.Policy("m", name="m"), served=served)
+        served = {"m": PolicyEngine(Echo(), Digits())}
+        rollout = Rollout(make_env=lambda: only, env_id="t", policies=fa.Policy("m", name="m"), engines=served)
         with pytest.raises(ArgumentError, match="make_env of t returned one Count for two episodes"):
             await rollout.group(seed=1, size=2)
         assert len((await rollout.group(seed=1, size=1)).episodes[0].turns) == 4
@@ -367,7 +368,7 @@ def test_an_episode_that_keeps_failing_is_reported():
         def setup(self, rng):
             raise RuntimeError("always")
 
-    group = asyncio.run(Rollout(make_env=Broken, env_id="t", seats=fa.Random()).group(seed=1, size=2))
+    group = asyncio.run(Rollout(make_env=Broken, env_id="t", policies=fa.Random()).group(seed=1, size=2))
     assert len(group.failed) == 2
 
 
@@ -383,8 +384,8 @@ def test_many_live_episodes_keep_to_the_limit():
             live -= 1
             return await super().generate(prompt_ids, sampling)
 
-    served = {"m": Served(Watched(), Digits())}
-    rollout = Rollout(make_env=Count, env_id="t", seats=fa.Policy("m", name="m"), served=served)
+    served = {"m": PolicyEngine(Watched(), Digits())}
+    rollout = Rollout(make_env=Count, env_id="t", policies=fa.Policy("m", name="m"), engines=served)
 
     async def main():
         return await rollout.group(seed=1, size=50, limit=asyncio.Semaphore(7))
@@ -401,12 +402,12 @@ def test_what_a_model_samples_follows_from_the_name_of_its_group():
             seeds.append(seed)
             return await super().generate(prompt_ids, sampling)
 
-    served = {"m": Served(Seeded(), Digits())}
-    rollout = Rollout(make_env=Count, env_id="t", seats=fa.Policy("m", name="m"), served=served)
+    served = {"m": PolicyEngine(Seeded(), Digits())}
+    rollout = Rollout(make_env=Count, env_id="t", policies=fa.Policy("m", name="m"), engines=served)
 
     def asked(draw):
         seeds.clear()
-        asyncio.run(rollout.group(seed=1, size=2, draw=draw))
+        asyncio.run(rollout.group(seed=1, size=2, rng_key=draw))
         return sorted(seeds)
 
     first = asked("0/7/0/3")

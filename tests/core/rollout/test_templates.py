@@ -10,7 +10,7 @@ import pytest
 import forge_agents as fa
 from forge_agents.models.tiny import _byte_vocab
 from forge_agents.rollout.conversation import ASK_FOR_NOTES
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.rollout.rollout import play
 from forge_agents.types import Completion, VersionSpan
@@ -91,9 +91,9 @@ def test_engine_is_told_of_an_end_that_is_not_the_tokenizers(family):
             return await super().generate(prompt_ids, sampling, **asked)
 
     renderer = Renderer(tokenizer)
-    served = {"policy": Served(Records(renderer, ENDS[name]), renderer)}
+    served = {"policy": PolicyEngine(Records(renderer, ENDS[name]), renderer)}
     policy = fa.Policy("m", sampling=fa.Sampling(max_tokens=110))
-    asyncio.run(play(Long(), {"a": policy}, seed=0, served=served, max_turns=2))
+    asyncio.run(play(Long(), {"a": policy}, seed=0, engines=served, max_turns=2))
     end_id = tokenizer.encode(ENDS[name], add_special_tokens=False)[-1]
     assert told and set(told) == {() if end_id == tokenizer.eos_token_id else (end_id,)}
 
@@ -145,8 +145,8 @@ def test_each_sampled_token_is_trained_once_behind_the_prompt_that_was_read(fami
     renderer = Renderer(tokenizer)
     engine = Says(renderer, ENDS[name])
     policy = fa.Policy("m", keep_thoughts=keep_thoughts, context=context, sampling=fa.Sampling(max_tokens=110))
-    served = {"policy": Served(engine, renderer)}
-    episode = asyncio.run(play(Long(), {"a": policy}, seed=0, served=served))
+    served = {"policy": PolicyEngine(engine, renderer)}
+    episode = asyncio.run(play(Long(), {"a": policy}, seed=0, engines=served))
     assert episode.error is None and episode.end_reason == ("context" if context == "end" else "terminated")
     turns = episode.trajectories["a"].turns
     assert all(turn.action.startswith("word") and "hidden" not in turn.action for turn in turns[:-1])

@@ -46,8 +46,8 @@ def test_who_never_changes_shares_an_engine_by_model(started, tmp_path):
     one, two = policies(tmp_path / "m", "a", "b"), policies(tmp_path / "n", "c")
     found, _ = started(one | two)
     assert found.engines.keys() == {"a", "c"}
-    assert found.samplers.keys() == found.served.keys() == {"a", "b", "c"}
-    assert found.served["b"].renderer.path == tmp_path / "m"
+    assert found.policy_engines.keys() == {"a", "b", "c"}
+    assert found.policy_engines["b"].renderer.path == tmp_path / "m"
 
 
 def test_who_may_change_has_an_engine_and_adapters_share_one(started, tmp_path):
@@ -56,8 +56,8 @@ def test_who_may_change_has_an_engine_and_adapters_share_one(started, tmp_path):
     found, asked = started(whole | adapted, store=object())
     assert found.engines.keys() == {"a", "b", "x"}  # in one engine b would load what a has learned
     assert {name: set(own) for name, own in asked["adapters"].items()} == {"a": set(), "b": set(), "x": {"x", "y"}}
-    assert [found.samplers[name]._adapter for name in "abxy"] == ["", "", "x", "y"]
-    assert found.samplers["y"]._engines is found.engines["x"]
+    assert [found.policy_engines[name].adapter for name in "abxy"] == ["", "", "x", "y"]
+    assert found.policy_engines["y"].engine is found.engines["x"]
 
 
 @pytest.mark.parametrize("name", ["adapters", "adapter_folders"])

@@ -12,6 +12,7 @@ import pytest
 
 from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError, UnknownIdError
 from forge_agents.policy import Sampling
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.runtime.faults import Faults
 from forge_agents.runtime.turns import Turns
 from forge_agents.serving import EngineConfig, Replicas
@@ -443,7 +444,7 @@ def test_a_negative_limit_is_refused() -> None:
 def test_a_successor_holds_every_adapter_and_each_player_asks_its_own() -> None:
     async def main() -> None:
         both = await replicas(1)
-        hero, rival = both.adapted("hero"), both.adapted("rival")
+        hero, rival = (PolicyEngine(both, Any, name) for name in ("hero", "rival"))
         assert hero.max_model_len == 64
         for _ in range(2):
             await hero.load_weights(1)
@@ -451,7 +452,7 @@ def test_a_successor_holds_every_adapter_and_each_player_asks_its_own() -> None:
         Played.started[0].die()
         await moments()
         assert Played.started[1].loaded == ["hero", "rival"]
-        asked = [asyncio.ensure_future(one.generate([1], Sampling())) for one in (hero, rival, both)]
+        asked = [asyncio.ensure_future(one.generate((1,), Sampling())) for one in (hero, rival, both)]
         await moments()
         assert Played.started[1].adapters == ["hero", "rival", ""]
         Played.started[1].finish()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import forge_agents as fa
 from forge_agents.models.tiny import _byte_vocab
-from forge_agents.rollout.players import Served, with_calls
+from forge_agents.rollout.players import PolicyEngine, with_calls
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.rollout.rollout import play
 from forge_agents.tools import parse_tool_calls
@@ -207,8 +207,8 @@ def test_a_family_calls_in_its_own_grammar_and_the_environment_reads_one_form(sp
     engine = Told(tokenizer, said)
     policy = fa.Policy("m", name="m", keep_thoughts=keep_thoughts)
     seats = {"guest": policy, "other": fa.Scripted(lambda o: "thanks")}
-    served = {"m": Served(engine, Renderer(tokenizer))}
-    episode = asyncio.run(play(Desk(), seats, seed=0, served=served))
+    served = {"m": PolicyEngine(engine, Renderer(tokenizer))}
+    episode = asyncio.run(play(Desk(), seats, seed=0, engines=served))
     assert episode.error is None
     first, second, third = episode.trajectories["guest"].turns
     assert first.tool_calls == (BOOK,) and first.action == str(BOOK) and "Oslo" in first.thought
@@ -234,7 +234,7 @@ def test_a_thought_that_is_not_finished_calls_nothing(speaking):
     tokenizer = speaking("qwen3.5")
     engine = Told(tokenizer, [f"<think>maybe {CALLS['qwen3.5']}"])
     seats = {"guest": fa.Policy("m", name="m"), "other": fa.Scripted(lambda o: "thanks")}
-    episode = asyncio.run(play(Desk(), seats, seed=0, served={"m": Served(engine, Renderer(tokenizer))}))
+    episode = asyncio.run(play(Desk(), seats, seed=0, engines={"m": PolicyEngine(engine, Renderer(tokenizer))}))
     (turn,) = episode.trajectories["guest"].turns
     assert turn.tool_calls == () and turn.action == "" and "Rome" in turn.thought
 

@@ -62,7 +62,7 @@ def groups_of(env_id, wins, seed=0):
     env.reset(seed=seed)
     answers = iter([str(env.shown) if won else "none" for won in wins])
     me = fa.Scripted(lambda _: next(answers), name="me")
-    rollout = Rollout(make_env=lambda: fa.make(env_id), env_id=env_id, seats=me)
+    rollout = Rollout(make_env=lambda: fa.make(env_id), env_id=env_id, policies=me)
     return asyncio.run(judge([asyncio.run(rollout.group(seed, len(wins)))]))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import forge_agents as fa
 import forge_verifiers as fv
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.types import Completion, VersionSpan
 from forge_trainers.rl.rewards import env_reward
 from forge_trainers.rl.trainer import GRPOTrainer
@@ -102,7 +102,7 @@ class Processes(fake_processes.Processes):
     def __init__(self, dies_at):
         super().__init__()
         self.learners, self.engine = {"team": Learner(dies_at)}, Engine()
-        self.served = {"team": Served(self.engine, Digits())}
+        self.policy_engines = {"team": PolicyEngine(self.engine, Digits())}
 
     async def sync(self, published):
         published()

@@ -45,7 +45,7 @@ def test_each_environment_gets_the_policies_of_its_own_seats(tmp_path, by_seat):
     async def play(task, seats, served):
         return seats
 
-    played = asyncio.run(seating.play_held_out(sampler.held_out(3), play, SimpleNamespace(served={})))
+    played = asyncio.run(seating.play_held_out(sampler.held_out(3), play, SimpleNamespace(policy_engines={})))
     if by_seat:
         assert played == [{agent: everyone[agent] for agent in agents} for agents in SEATS.values()]
     else:

@@ -95,7 +95,7 @@ class Carrying(Stores):
         super().__init__()
         self.config = SimpleNamespace(stage_timeout_s=600.0)
         self.killed = asyncio.get_running_loop().create_future()
-        self.learners, self.samplers, self.waits = {"hero": self}, {"hero": self}, 0
+        self.learners, self.policy_engines, self.waits = {"hero": self}, {"hero": self}, 0
 
     async def publish(self, timeout_s):
         return 3

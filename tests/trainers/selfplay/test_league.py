@@ -235,7 +235,7 @@ def season(folder, steps, *, pool=3, resume=False):
         return await load("store")
 
     served = {"hero": "engine", "hero-opponent": "engine 2"}
-    processes = SimpleNamespace(served=served, learners={"hero": learner}, with_store=with_store)
+    processes = SimpleNamespace(policy_engines=served, learners={"hero": learner}, with_store=with_store)
     saved = sorted((folder / "checkpoints").glob("step-*")) if resume else []
     games = []
 
@@ -346,7 +346,7 @@ def test_an_evaluation_meets_every_anchor_from_every_seat_in_every_environment(t
         return group(episode(tuple(seats[agent].name for agent in AGENTS), (1, -1)))
 
     tasks = [Task(env_id=f"duel-{i % 2}", seed=i, agents=AGENTS, number=i) for i in range(16)]
-    asyncio.run(league.play_held_out(tasks, play, SimpleNamespace(served={"hero": "engine"})))
+    asyncio.run(league.play_held_out(tasks, play, SimpleNamespace(policy_engines={"hero": "engine"})))
     names = [pair for anchor in ("random", "other") for pair in (("hero", anchor), (anchor, "hero"))]
     assert games == {(f"duel-{n}", *pair): 2 for n in range(2) for pair in names}
 

@@ -9,7 +9,7 @@ import forge_verifiers as fv
 from forge_agents.envs.thoughts import in_think_tags, split_response
 from forge_agents.rollout.players import ModelPlayer
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.rollout.rollout import _decided
+from forge_agents.rollout.rollout import decision_fields
 from forge_agents.types import Completion, Trajectory, Turn, VersionSpan
 
 GPT_OSS = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>"
@@ -110,7 +110,8 @@ def test_format_scores_what_a_model_sampled(tiny_llama, opened):
         tokenizer.chat_template = tokenizer.chat_template + "{% if add_generation_prompt %}<think>\n{% endif %}"
     text = "6 * 7</think><answer>42</answer>" if opened else "<think>6 * 7</think><answer>42</answer>"
     player = ModelPlayer(Engine(tokenizer, text), Renderer(tokenizer), fa.Sampling(max_tokens=200), "")
-    turn = Turn(agent="a", index=0, observation="", reward=0.0, **_decided(asyncio.run(player.decide("6 * 7?", {}))))
+    decision = asyncio.run(player.decide("6 * 7?", {}))
+    turn = Turn(agent="a", index=0, observation="", reward=0.0, **decision_fields(decision))
     assert (turn.thought, turn.action) == ("6 * 7", "<answer>42</answer>")
     assert turn.response == "<think>6 * 7</think><answer>42</answer>"
     assert fv.Format().score([Trajectory(agent="a", policy="p", turns=(turn,))]).tolist() == [1.0]

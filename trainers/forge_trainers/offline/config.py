@@ -144,7 +144,7 @@ class WarmStart:
         from forge_agents.episodes.demonstrations import demonstrations  # nothing is played when settings are read
 
         seed = self.trainer.seed
-        return demonstrations(self.data, self.games, seed=seed, env_args=self.env_args, seats=seats)
+        return demonstrations(self.data, self.games, seed=seed, env_args=self.env_args, agents=seats)
 
 
 @settings_class

@@ -34,7 +34,7 @@ from forge_agents.policy import (
     players_of,
     seat_policies,
 )
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.types import EpisodeGroup
 from forge_trainers.records.run_folder import read_arrays, write_atomically
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from forge_trainers.rl.config import GRPOConfig
     from forge_trainers.run.processes import Processes
 
-PlayGroup: TypeAlias = Callable[[Task, PolicyMapping, Mapping[str, Served]], Coroutine[Any, Any, EpisodeGroup]]
+PlayGroup: TypeAlias = Callable[[Task, PolicyMapping, Mapping[str, PolicyEngine]], Coroutine[Any, Any, EpisodeGroup]]
 """Plays one group of a task with these seats and engines."""
 
 
@@ -188,7 +188,7 @@ class Seating:
 
     async def play_held_out(self, tasks: Sequence[Task], group: PlayGroup, processes: Processes) -> list[EpisodeGroup]:
         """The groups of an evaluation."""
-        return await all_or_first_error(group(task, self._of(task.agents), processes.served) for task in tasks)
+        return await all_or_first_error(group(task, self._of(task.agents), processes.policy_engines) for task in tasks)
 
     def measured(self, judged: Sequence[JudgedGroup]) -> Sequence[JudgedGroup]:
         """What the mean reward is taken over."""
@@ -332,7 +332,7 @@ class LeagueSeating(Seating):
         turns.sort(key=lambda name: name != self._loaded)  # the one that sits in the engine already goes first
         played: dict[int, EpisodeGroup] = {}
         for name in turns:
-            served = dict(processes.served)
+            served = dict(processes.policy_engines)
             if name:
                 await processes.with_store(partial(self._load, name, snapshots[name], processes))
                 served[name] = served[self._league.engine]

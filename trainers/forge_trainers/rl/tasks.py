@@ -20,8 +20,8 @@ from forge_agents.envs.seeds import HELD_OUT_FROM
 from forge_agents.envs.spec import split_level
 from forge_agents.errors import ArgumentError
 from forge_agents.policy import PolicyMapping
-from forge_agents.rollout.players import Served
-from forge_agents.rollout.rollout import Rollout, seats_of
+from forge_agents.rollout.players import PolicyEngine
+from forge_agents.rollout.rollout import Rollout, agents_of
 from forge_agents.runtime.hosts import ENVS, Hosts
 from forge_trainers.rl.curriculum import Curriculum, Practice
 from forge_trainers.rl.rewards import JudgedGroup
@@ -122,14 +122,14 @@ class TaskSampler:
         """Number of training tasks of environments that have a list of them."""
         self.isolated: set[str] = set()
         """Those that play in worker processes."""
-        self.seats = {name: seats_of(partial(self._probe, name), name) for name in self.env_ids}
+        self.seats = {name: agents_of(partial(self._probe, name), name) for name in self.env_ids}
 
     def make(self, env_id: str) -> AECEnv[str, Any, Any]:
         """A fresh environment."""
         return self._makers[env_id]()
 
     def rollout(
-        self, task: Task, seats: PolicyMapping, served: Mapping[str, Served], *, max_turns: int = 64
+        self, task: Task, seats: PolicyMapping, served: Mapping[str, PolicyEngine], *, max_turns: int = 64
     ) -> Rollout:
         """What plays siblings of `task`: ``await sampler.rollout(...).group(task.seed, size)``.
 
@@ -142,8 +142,8 @@ class TaskSampler:
         return Rollout(
             make_env=partial(self.make, task.env_id),
             env_id=task.env_id,
-            seats=seats,
-            served=served,
+            policies=seats,
+            engines=served,
             max_turns=self._max_turns.get(task.env_id) or max_turns,
         )
 

@@ -26,7 +26,7 @@ from forge_agents.errors import ActorDiedError, EmptyBatchError, ModelNotFoundEr
 from forge_agents.files import user_path
 from forge_agents.page import visible
 from forge_agents.policy import AnyPolicy, Policy, PolicyMapping
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.runtime import starts
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.runtime.interrupts import Interrupt, LoopRunner
@@ -627,10 +627,10 @@ class GRPOTrainer:
     ) -> PlayGroup:
         """Plays `size` siblings of a task, of a step of training or none; `where` and the task name what is sampled."""
 
-        async def play(task: Task, seats: PolicyMapping, served: Mapping[str, Served]) -> EpisodeGroup:
+        async def play(task: Task, seats: PolicyMapping, served: Mapping[str, PolicyEngine]) -> EpisodeGroup:
             seats = seats if step is None else seats_at(seats, step)
             rollout = sampler.rollout(task, seats, served, max_turns=self.config.max_turns)
-            group = await rollout.group(task.seed, size, limit=self._live, draw=f"{where}/{task.number}")
+            group = await rollout.group(task.seed, size, limit=self._live, rng_key=f"{where}/{task.number}")
             self._announce_failure(group)
             if put is not None:
                 put(task.number, group)
@@ -662,7 +662,7 @@ class GRPOTrainer:
             from forge_agents.bench.exploitability import exploited
 
             trained = {name: self._models(sampler)[name] for name in self._running.learners}
-            asking = exploited(sampler.env_ids, trained, self._running.served, samples=samples)
+            asking = exploited(sampler.env_ids, trained, self._running.policy_engines, samples=samples)
             found |= await self._while_it_plays(asking, "exploitability")
         return found
 

@@ -19,7 +19,7 @@ from forge_agents.errors import ActorDiedError, ModelNotFoundError, RespawnLimit
 from forge_agents.models import families
 from forge_agents.models import resolve as models
 from forge_agents.policy import LoRA, Policy
-from forge_agents.rollout.players import Served
+from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime import mesh
 from forge_agents.runtime import waits as _waits
@@ -30,7 +30,7 @@ from forge_agents.runtime.waits import all_or_first_error
 from forge_agents.serving import Replicas
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.fleet import check_named_by_policies, homes_of, start_engines
-from forge_agents.serving.replicas import Adapted, names_of
+from forge_agents.serving.replicas import names_of
 from forge_agents.weights import WeightStore
 from forge_trainers.learner.client import Learner, LearnerConfig
 from forge_trainers.learner.degrees import shards_of
@@ -62,10 +62,8 @@ class Processes:
     hosts: Hosts
     engines: Mapping[str, Replicas] = field(default_factory=dict)
     """By the name of the first policy that each serves."""
-    samplers: dict[str, Adapted] = field(default_factory=dict)
-    """What samples for each policy: an engine, or an adapter in one."""
-    served: dict[str, Served] = field(default_factory=dict)
-    """What players need of it."""
+    policy_engines: dict[str, PolicyEngine] = field(default_factory=dict)
+    """By policy name, the engine, or the adapter in one, that samples for it."""
     learners: dict[str, Learner] = field(default_factory=dict)
     """Empty until `start_learners`, and again once one was lost."""
     _learning: Turn = no_turns
@@ -157,8 +155,8 @@ class Processes:
             await mesh.shutdown_all()
             raise
         for name, policy in policies.items():
-            sampler = started.engines[homes[name]].adapted("" if policy.lora is None else name)
-            started.samplers[name], started.served[name] = sampler, Served(sampler, renderers[name])
+            adapter = "" if policy.lora is None else name
+            started.policy_engines[name] = PolicyEngine(started.engines[homes[name]], renderers[name], adapter)
         started._store_watch = asyncio.ensure_future(started._watch_store())
         _waits.report("run", started.picture)
         return started
@@ -348,7 +346,7 @@ class Processes:
                 busy.discard(name)
                 if not busy:
                     published()
-                await self.samplers[name].load_weights(version, timeout_s=self.config.stage_timeout_s)
+                await self.policy_engines[name].load_weights(version, timeout_s=self.config.stage_timeout_s)
 
             await self.with_store(by)
 
