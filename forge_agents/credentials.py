@@ -55,7 +55,7 @@ _ASSIGNED = re.compile(
 
 def is_secret_variable(name: str, value: str = "") -> bool:
     """Return whether an environment variable may hold a credential, by its name and by its value."""
-    return bool(_VARIABLE.search(name)) or without_secrets(value) != value
+    return bool(_VARIABLE.search(name)) or redact(value) != value
 
 
 def is_secret(name: Any, value: Any) -> bool:
@@ -68,14 +68,14 @@ def is_secret(name: Any, value: Any) -> bool:
     )
 
 
-def without_secrets(text: str) -> str:
+def redact(text: str) -> str:
     """Return `text` with ``(hidden)`` in the place of each credential that is known by its form."""
     for pattern in (_ASSIGNED, _SCHEME):
         text = pattern.sub(rf"\1{HIDDEN}", text)
     return _TEXTS.sub(HIDDEN, text)
 
 
-def shown_command(words: Sequence[str]) -> str:
+def redact_command(words: Sequence[str]) -> str:
     """Return a command line as a shell takes it, with ``(hidden)`` in the place of each credential.
 
     Hidden are the value of a flag or variable whose name is that of a credential, the value of such a variable of this
@@ -91,6 +91,6 @@ def shown_command(words: Sequence[str]) -> str:
             elif value and (is_secret_variable(name) or is_secret(name.lstrip("-"), value)):
                 yield f"{name}{equals}{HIDDEN}"
             else:
-                yield without_secrets(re.sub("|".join(map(re.escape, ours)), HIDDEN, word) if ours else word)
+                yield redact(re.sub("|".join(map(re.escape, ours)), HIDDEN, word) if ours else word)
 
     return shlex.join(shown())

@@ -50,7 +50,7 @@ class StallError(ForgeError, TimeoutError):
     def __init__(self, message: str, who: str = "") -> None:
         super().__init__(message)
         self.who = who
-        self.picture: Mapping[str, Any] = {}
+        self.snapshot: Mapping[str, Any] = {}
         """What the process that waited was doing then, JSON-safe; empty where nobody looked."""
 
 

@@ -139,7 +139,7 @@ def foreign_entry(entries: Iterable[Path], root: Path) -> Path | None:
 
 
 @contextlib.contextmanager
-def whole_file(path: str | os.PathLike[str]) -> Iterator[TextIO]:
+def atomic_writer(path: str | os.PathLike[str]) -> Iterator[TextIO]:
     """A text file to write that takes its name when the block ends, so that no reader sees half of it.
 
     An error in the block leaves an existing file as it was. The file's permissions are what the umask allows.
@@ -156,14 +156,14 @@ def whole_file(path: str | os.PathLike[str]) -> Iterator[TextIO]:
         raise
 
 
-def write_whole(path: str | os.PathLike[str], text: str) -> Path:
-    """Write a text file with `whole_file`, and return its path."""
-    with whole_file(path) as file:
+def write_atomic(path: str | os.PathLike[str], text: str) -> Path:
+    """Write a text file with `atomic_writer`, and return its path."""
+    with atomic_writer(path) as file:
         file.write(text)
     return user_path(path)
 
 
-def is_flat(value: Any) -> bool:
+def is_shallow(value: Any) -> bool:
     """Whether at most 100 lists and objects lie within each other: what copies a value calls itself for each."""
     level = [value]
     for _ in range(_MOST_DEPTH + 1):
@@ -173,7 +173,7 @@ def is_flat(value: Any) -> bool:
     return False
 
 
-class Sums:
+class Checksums:
     """Size and CRC-32, chunk by chunk, of a file that is written from its beginning to its end.
 
     Taken on the way, so that what is written need not be read again for its sum.
@@ -200,7 +200,7 @@ class Sums:
         return [self.size, *self._crcs]
 
 
-def damaged(folder: Path, files: Mapping[str, list[int]], *, chunk_bytes: int) -> str:
+def find_damage(folder: Path, files: Mapping[str, list[int]], *, chunk_bytes: int) -> str:
     """What is wrong with the first file that is not as it was written; empty where all are. Several threads read.
 
     Args:

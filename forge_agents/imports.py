@@ -21,7 +21,7 @@ _user_folders: list[str] = []
 
 
 def add_user_folder(folder: Path) -> None:
-    """Have `user_module` look in `folder`, too.
+    """Have `import_user_module` look in `folder`, too.
 
     A folder may hold a stranger's run, so it comes onto the import path only when a module of the user's is named, and
     then behind everything that is installed. The folder that was added last is searched before the others.
@@ -30,7 +30,7 @@ def add_user_folder(folder: Path) -> None:
     _user_folders[:] = [name, *(other for other in _user_folders if other != name)]
 
 
-def user_module(name: str) -> ModuleType:
+def import_user_module(name: str) -> ModuleType:
     """Import a module that the user has named.
 
     Raises:
@@ -75,7 +75,7 @@ def extend_path() -> None:
     sys.path += [folder for folder in folders if folder and folder not in sys.path]
 
 
-def imported(place: str, what: str) -> Any:
+def import_object(place: str, what: str) -> Any:
     """The object at "package.module:name".
 
     Args:
@@ -87,7 +87,7 @@ def imported(place: str, what: str) -> Any:
     """
     module, _, name = place.partition(":")
     try:
-        return getattr(user_module(module), name)
+        return getattr(import_user_module(module), name)
     except (ImportError, AttributeError, ValueError) as cause:
         near = did_you_mean(name, vars(sys.modules[module])) if module in sys.modules else ""
         raise ValueError(
@@ -96,7 +96,7 @@ def imported(place: str, what: str) -> Any:
 
 
 @contextmanager
-def without_collections() -> Iterator[None]:
+def without_garbage_collection() -> Iterator[None]:
     """Nobody looks for garbage inside the block: what thousands of modules define lives on."""
     collecting = gc.isenabled()
     gc.disable()

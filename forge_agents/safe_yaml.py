@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from forge_agents.page import visible
+from forge_agents.display import visible
 
 _MAX_BYTES = 10_000_000
 _MAX_PARTS = 100_000

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
-from forge_agents.page import visible
+from forge_agents.display import visible
 
 if TYPE_CHECKING:
     import numpy as np

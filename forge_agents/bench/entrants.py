@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from forge_agents import safe_yaml
 from forge_agents.errors import did_you_mean
 from forge_agents.files import user_path
-from forge_agents.imports import user_module
+from forge_agents.imports import import_user_module
 from forge_agents.policy import WORDS, AnyPolicy, Endpoint, Policy, Sampling, Scripted
 
 
@@ -160,7 +160,7 @@ def read_player(words: str, sampling: Sampling | None = None) -> Player:
     if not colon:
         return _model_or_run(words, sampling)
     try:
-        home = user_module(module)
+        home = import_user_module(module)
     except ImportError as error:
         raise ValueError(f"player {words!r}: {module} cannot be imported: {error}") from None
     if not hasattr(home, function):

@@ -39,9 +39,9 @@ from forge_agents.models.resolve import resolve
 from forge_agents.policy import WORDS, Human, Oracle, Policy, Random, Sampling
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rollout import Rollout
-from forge_agents.runtime import starts
+from forge_agents.runtime import startup
 from forge_agents.runtime.interrupts import LoopRunner
-from forge_agents.runtime.waits import all_or_first_error
+from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.serving.config import EngineConfig
 from forge_agents.types import Episode
 
@@ -142,7 +142,7 @@ def benchmark(
             players=named, facts=facts, plan=plan, log=log, searched=searched, limits=limits, bar=bar, engine=engine
         )
         kept = f"stopped; {log.path} keeps what was played: run it again to go on"
-        with contextlib.closing(LoopRunner(standing=lambda: kept)) as loop:
+        with contextlib.closing(LoopRunner(status=lambda: kept)) as loop:
             loop.run(run.play())
         timing = run.timing()
         report = Report(
@@ -348,7 +348,7 @@ class _Bar(bars.Progress):
         """Shows engines that start: above the bar, or by themselves where there is none."""
         if not self._shown:
             return contextlib.nullcontext()
-        return starts.shown(None if self.disable else self._line)
+        return startup.show(None if self.disable else self._line)
 
     def _line(self, text: str) -> None:
         self.print(text, markup=False, highlight=False, soft_wrap=True)

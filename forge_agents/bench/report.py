@@ -23,9 +23,9 @@ from forge_agents.bench.records import Record, Spent, priced, spent_by_player
 from forge_agents.bench.statistics import CONFIDENCE, POWER, gap_found, smallest_p
 from forge_agents.bench.summary import Pair, Summary, overall, partners_of, summarise
 from forge_agents.bench.tables import Document, Section, interval, number
-from forge_agents.credentials import HIDDEN, is_secret, without_secrets
+from forge_agents.credentials import HIDDEN, is_secret, redact
 from forge_agents.errors import ForgeError
-from forge_agents.files import is_flat, user_path, write_whole
+from forge_agents.files import is_shallow, user_path, write_atomic
 
 FORMAT = 3
 """Of the JSON file. Raised whenever what a field means changes."""
@@ -107,7 +107,7 @@ class Report:
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the report as JSON, all or nothing. Read it again with `load`."""
-        return write_whole(path, json.dumps(self.as_json(), indent=1, allow_nan=False) + "\n")
+        return write_atomic(path, json.dumps(self.as_json(), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:
@@ -155,12 +155,12 @@ class Report:
         """The report as Markdown; with `path` also written there."""
         text = tables.as_markdown(self.document())
         if path is not None:
-            write_whole(path, text)
+            write_atomic(path, text)
         return text
 
     def html(self, path: str | os.PathLike[str]) -> Path:
         """Write the report as one HTML file that loads nothing from elsewhere and runs no script."""
-        return write_whole(path, tables.as_html(self.document()))
+        return write_atomic(path, tables.as_html(self.document()))
 
 
 def _read(path: Path) -> Any:
@@ -178,7 +178,7 @@ def _read(path: Path) -> Any:
         log = " It looks like a log of episodes: run the benchmark again with its folder as out_dir."
         hint = log if path.suffix == ".jsonl" else ""
         raise ReportError(f"{path} is no whole JSON file ({error}); it may be cut off.{hint}") from None
-    if not is_flat(facts):
+    if not is_shallow(facts):
         raise ReportError(f"{path} holds values nested more than 100 deep; a report has fewer levels")
     return facts
 
@@ -240,7 +240,7 @@ def _check_whole(report: Report) -> None:
 def _public(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of an environment without credentials."""
     return {
-        name: HIDDEN if is_secret(name, value) else without_secrets(value) if isinstance(value, str) else value
+        name: HIDDEN if is_secret(name, value) else redact(value) if isinstance(value, str) else value
         for name, value in arguments.items()
     }
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from forge_agents.bench.statistics import Interval
-from forge_agents.page import printable, standalone_page
+from forge_agents.display import printable, standalone_page
 
 _WIDEST = 160
 _STYLE = """

@@ -191,7 +191,7 @@ def sft(words: Sequence[str]) -> int:
 )
 def import_(words: Sequence[str]) -> int:
     """Make training data of recorded conversations: forge-agents import TRACES --out chats.jsonl [--pairs SCORE]"""
-    from forge_agents.page import printable
+    from forge_agents.display import printable
     from forge_agents.programs.traces import import_traces
 
     parser = _parser("import")
@@ -470,7 +470,7 @@ def leaderboard(words: Sequence[str]) -> int:
     from forge_agents.bench import tables
     from forge_agents.bench.report import board
     from forge_agents.bench.report import leaderboard as merge
-    from forge_agents.files import write_whole
+    from forge_agents.files import write_atomic
 
     parser = _parser("leaderboard")
     parser.add_argument("reports", nargs="+", type=str, help="Files that bench wrote, of one suite and one seed.")
@@ -484,7 +484,7 @@ def leaderboard(words: Sequence[str]) -> int:
             parser.error("--suites writes its own page, in Markdown; leave --out, --html and --markdown away")
         found = board(*chosen.reports)
         tables.show(found)
-        print(f"page   {write_whole(chosen.suites, tables.as_markdown(found))}")
+        print(f"page   {write_atomic(chosen.suites, tables.as_markdown(found))}")
         return 0
     _show(merge(*chosen.reports), chosen.out, html=chosen.html, markdown=chosen.markdown)
     return 0
@@ -683,8 +683,9 @@ def list_models(words: Sequence[str]) -> int:
             print(f"  {f'plays; does not learn: {family.why_not}' if family.why_not else 'plays and learns'}")
         print("\nWhatever else vLLM serves plays, too.")
     for name in chosen:
-        folder = models.settings_of(name)
-        print("\n".join((name, *(f"  {what:9}{said}" for what, said in families.described(families.known(folder))))))
+        folder = models.config_folder(name)
+        described = families.describe(families.inspect_model(folder))
+        print("\n".join((name, *(f"  {what:9}{text}" for what, text in described))))
     return 0
 
 

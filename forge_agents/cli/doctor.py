@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 from forge_agents.errors import DISTRIBUTION
 from forge_agents.files import CACHE_VARIABLE, cache_folder
 from forge_agents.models import resolve as models
-from forge_agents.runtime.processes import death
+from forge_agents.runtime.deaths import death
 
 if TYPE_CHECKING:
     import torch

@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from forge_agents.page import visible
+from forge_agents.display import visible
 
 FLAG = "--send_key"
 _LOOPBACK = ("127.0.0.1", "localhost", "::1")

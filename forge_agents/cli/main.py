@@ -12,9 +12,9 @@ from pathlib import Path
 
 from forge_agents.cli.commands import COMMANDS, WITH_USER_MODULES
 from forge_agents.cli.completion import asked, complete
+from forge_agents.display import visible
 from forge_agents.errors import ForgeError, did_you_mean
 from forge_agents.imports import add_user_folder
-from forge_agents.page import visible
 
 
 def main(words: Sequence[str] | None = None) -> int:

@@ -10,10 +10,10 @@ import warnings
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from forge_agents.display import visible
 from forge_agents.envs import registry
 from forge_agents.episodes.play import play
 from forge_agents.errors import PlayerLeftError, did_you_mean
-from forge_agents.page import visible
 from forge_agents.policy import AnyPolicy, Endpoint, Human, Oracle, Policy, Random, Sampling
 from forge_agents.rollout.rollout import PlayableEnv, close
 from forge_agents.rollout.terminal import Terminal, terminal

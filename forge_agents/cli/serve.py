@@ -30,14 +30,14 @@ from typing import Any, TypeAlias
 from rich.console import Console
 
 from forge_agents.cli.trained import TrainedRun, read_run, serve_run
+from forge_agents.display import visible
 from forge_agents.errors import ModelNotFoundError, did_you_mean
 from forge_agents.files import user_path
-from forge_agents.models.resolve import label, resolve
-from forge_agents.page import visible
+from forge_agents.models.resolve import display_name, resolve
 from forge_agents.programs.gateway import error_body, invalid_key
-from forge_agents.runtime import starts
-from forge_agents.runtime.interrupts import interrupted, say_stopping
-from forge_agents.runtime.processes import visible_gpus
+from forge_agents.runtime import startup
+from forge_agents.runtime.interrupts import interrupted, print_stopping
+from forge_agents.runtime.machine import visible_gpus
 from forge_agents.serving._vllm import QUIET_AND_LOCAL
 from forge_agents.serving.config import is_too_small_to_compile
 from forge_agents.serving.memory import check_head_size
@@ -165,7 +165,7 @@ def serve(config: ServeConfig, more: Sequence[str] = (), say: Callable[[str], No
     sys.stdout.flush()
     environment = {**os.environ, **QUIET_AND_LOCAL, _HANDED_ON: token}
     environment.pop("VLLM_API_KEY", None)  # one token, checked in one place
-    what = f"{label(folder)}, {'not ' * _eager(config, folder)}compiled"
+    what = f"{display_name(folder)}, {'not ' * _eager(config, folder)}compiled"
     return _run(command(config, folder, name, more), environment, name, what)
 
 
@@ -175,7 +175,7 @@ def _run(words: Sequence[str], environment: Mapping[str, str], name: str, what: 
     Ctrl-C in its own would have it and its engines show a hundred lines of where they were.
     """
     # lines, and no spinner: vLLM writes, too
-    view = starts.shown(Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print)
+    view = startup.show(Console(stderr=True, markup=False, highlight=False, soft_wrap=True).print)
     before = signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     with tempfile.TemporaryDirectory(prefix="forge-agents-serve-") as folder:
         answers, grace_s = Path(folder, "answers"), 0.0
@@ -187,7 +187,7 @@ def _run(words: Sequence[str], environment: Mapping[str, str], name: str, what: 
             preexec_fn=partial(ctypes.CDLL(None).prctl, _PDEATHSIG, signal.SIGTERM),  # noqa: PLW1509
         )
         try:
-            with contextlib.suppress(ChildProcessError), view, starts.starting("server", name, what):
+            with contextlib.suppress(ChildProcessError), view, startup.track("server", name, what):
                 while not answers.exists():
                     if server.poll() is not None:
                         raise ChildProcessError
@@ -195,7 +195,7 @@ def _run(words: Sequence[str], environment: Mapping[str, str], name: str, what: 
                 grace_s = _END_S
             return server.wait()
         except KeyboardInterrupt:
-            say_stopping()
+            print_stopping()
             raise interrupted("the server is stopped" if grace_s else "stopped before the server answered") from None
         finally:
             _end(server, grace_s)

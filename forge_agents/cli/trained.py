@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from forge_agents import safe_yaml
+from forge_agents.display import visible
 from forge_agents.errors import ModelNotFoundError, RunFolderError
 from forge_agents.files import check_plain_files
 from forge_agents.models import resolve as models
-from forge_agents.page import visible
 from forge_agents.policy import LoRA, Policy, Sampling
 from forge_agents.programs.gateway import Gateway
 from forge_agents.programs.standing import Standing
-from forge_agents.runtime import starts
+from forge_agents.runtime import startup
 from forge_agents.runtime.interrupts import LoopRunner
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.fleet import Fleet
@@ -89,7 +89,7 @@ def read_run(folder: Path, export: Path, *, also: Sequence[str] = ()) -> Trained
             raise ModelNotFoundError(f"{export} holds no model of the policy {name}, which has learned; export it anew")
         if found[name].lora is not None and (own / "adapter").is_dir() and not _why_not(found[name]):
             adapters[name] = own / "adapter"
-            models.check_own_files(own)
+            models.check_contained_files(own)
         else:  # the adapter is in the exported weights, too
             found[name] = replace(found[name], model=str(own), lora=None)
     missing = {name: why for name, policy in found.items() if not policy.trainable and (why := _why_not(policy))}
@@ -141,7 +141,7 @@ def serve_run(run: TrainedRun, engine: EngineConfig, *, host: str, port: int, to
         SystemExit: SIGTERM, with status 143; the same.
         ActorDiedError: An engine is gone for good.
     """
-    with contextlib.closing(LoopRunner(standing=lambda: "the server is stopped")) as runner:
+    with contextlib.closing(LoopRunner(status=lambda: "the server is stopped")) as runner:
         if runner.run(_until_terminated(_serve(run, engine, host, port, token))):
             sys.exit(128 + signal.SIGTERM)
     return 0
@@ -165,7 +165,7 @@ async def _until_terminated(work: Coroutine[Any, Any, None]) -> bool:
 
 
 async def _serve(run: TrainedRun, engine: EngineConfig, host: str, port: int, token: str) -> None:
-    with starts.shown() as say:
+    with startup.show() as say:
         fleet = await Fleet.start(run.policies, engine, tuned=run.adapters)
         try:
             with Gateway(host=host, port=port) as gateway:

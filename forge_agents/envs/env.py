@@ -21,7 +21,7 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from forge_agents.envs.spec import EnvSpec, check_max_turns
 from forge_agents.errors import did_you_mean
-from forge_agents.files import is_flat
+from forge_agents.files import is_shallow
 
 HOOKS = (
     "instructions", "tool_schemas", "secrets", "swap_secrets", "legal_actions", "refusal", "about_answer", "compact",
@@ -129,7 +129,7 @@ def as_json(value: Any) -> Any:
             return str(value)
         except (ValueError, RecursionError):  # Python writes no number of more than 4300 digits
             return f"a value of type {type(value).__name__} that cannot be written ({cause})"
-    return plain if is_flat(plain) else text
+    return plain if is_shallow(plain) else text
 
 
 def _plain(value: Any) -> Any:

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, TypeVar, cast, overload
 
 from forge_agents.envs.spec import AnyEnv, EnvSpec, Isolation, split_id, split_level
 from forge_agents.errors import DISTRIBUTION, ArgumentError, MissingExtraError, UnknownIdError, did_you_mean
-from forge_agents.imports import user_module
+from forge_agents.imports import import_user_module
 
 E = TypeVar("E", bound=Callable[..., Any])
 
@@ -387,7 +387,7 @@ def _without_module(id_: str) -> str:
     if not colon:
         return id_
     try:
-        user_module(module)
+        import_user_module(module)
     except ModuleNotFoundError as cause:
         raise UnknownIdError(
             f"{id_!r} names the module {module!r}: {cause}. Run the command in the module's folder, put the module "

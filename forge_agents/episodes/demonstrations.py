@@ -21,7 +21,7 @@ from forge_agents.errors import did_you_mean
 from forge_agents.policy import Oracle
 from forge_agents.rollout.rollout import Rollout, agents_of
 from forge_agents.runtime.interrupts import LoopRunner
-from forge_agents.runtime.waits import all_or_first_error
+from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.types import Episode
 
 _NUM_SEEDS = BENCHMARKS_FROM - DEMONSTRATIONS_FROM

@@ -24,7 +24,7 @@ from forge_agents.policy import Oracle, Policy, PolicyMapping, declared_policies
 from forge_agents.rollout import rollout
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rollout import PlayableEnv
-from forge_agents.runtime import starts
+from forge_agents.runtime import startup
 from forge_agents.runtime.interrupts import LoopRunner
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.fleet import Fleet
@@ -88,7 +88,7 @@ class Engines:
             return self._loop.run(game(served))
 
     async def _start(self) -> None:
-        with starts.shown():
+        with startup.show():
             self._fleet = await Fleet.start(self._models, self._config)
 
     async def _stop(self) -> None:

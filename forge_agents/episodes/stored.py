@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, overload
 
+from forge_agents.display import visible
 from forge_agents.envs.env import writable
 from forge_agents.errors import RunFolderError, did_you_mean
 from forge_agents.files import check_plain_files, user_path
-from forge_agents.page import visible
 from forge_agents.types import Episode, total_tokens
 
 EPISODES = "episodes.jsonl"

@@ -32,12 +32,12 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Dialect:
+class ChatFormat:
     """How conversations look in a chat template."""
 
     name: str
     marks: tuple[str, ...]
-    """Texts that all occur in the template, and in no template of a dialect further up in `DIALECTS`."""
+    """Texts that all occur in the template, and in no template of a dialect further up in `CHAT_FORMATS`."""
     calls: str = ""
     """How the model writes a call of a tool: ``"hermes"`` (JSON in ``<tool_call>``), ``"xml"`` (``<function=NAME>`` in
     ``<tool_call>``), ``"llama"`` (JSON, behind ``<|python_tag|>`` or not), ``"mistral"`` (``[TOOL_CALLS]``),
@@ -57,7 +57,7 @@ class Known:
     """None where the architecture is not in `FAMILIES`."""
     unlearnable: str
     """Why the learner does not train it, as an error says it; empty where it does."""
-    dialect: Dialect | None
+    chat_format: ChatFormat | None
     """None without a chat template, or with one that bears no known marks."""
     has_template: bool
     """Whether it can hold a conversation."""
@@ -70,7 +70,7 @@ class Known:
     def renderer(self) -> str:
         """The `renderers` package's name for this model; empty where it has no renderer of its own for it."""
         known = self.dialect is not None and self.family is not None
-        return self.dialect.renderers.get(self.family.name, "") if known else ""  # type: ignore[union-attr]
+        return self.chat_format.renderers.get(self.family.name, "") if known else ""  # type: ignore[union-attr]
 
 
 _MLA = "its values have another size than its queries, which packed attention on CPU does not compute"
@@ -118,32 +118,32 @@ FAMILIES = (
 """Families that are known by name; vLLM serves more."""
 
 _QWEN3 = {"qwen3": "qwen3", "qwen3_moe": "qwen3"}
-DIALECTS = (
-    Dialect(name="harmony", marks=("<|channel|>", "<|start|>"), calls="harmony", renderers={"gpt_oss": "gpt-oss"}),
-    Dialect(name="llama-3", marks=("<|start_header_id|>",), calls="llama", renderers={"llama": "llama-3"}),
-    Dialect(name="minimax", marks=("]~b]",), calls="minimax"),
-    Dialect(name="glm", marks=("[gMASK]", "<arg_key>"), calls="glm", renderers={"glm4_moe": "glm-4.5"}),
-    Dialect(name="kimi", marks=("<|im_middle|>",), calls="kimi", renderers={"deepseek_v3": "kimi-k2"}),
-    Dialect(
+CHAT_FORMATS = (
+    ChatFormat(name="harmony", marks=("<|channel|>", "<|start|>"), calls="harmony", renderers={"gpt_oss": "gpt-oss"}),
+    ChatFormat(name="llama-3", marks=("<|start_header_id|>",), calls="llama", renderers={"llama": "llama-3"}),
+    ChatFormat(name="minimax", marks=("]~b]",), calls="minimax"),
+    ChatFormat(name="glm", marks=("[gMASK]", "<arg_key>"), calls="glm", renderers={"glm4_moe": "glm-4.5"}),
+    ChatFormat(name="kimi", marks=("<|im_middle|>",), calls="kimi", renderers={"deepseek_v3": "kimi-k2"}),
+    ChatFormat(
         name="deepseek", marks=("<\uff5cUser\uff5c>",), calls="deepseek", renderers={"deepseek_v3": "deepseek-v3"}
     ),
-    Dialect(name="qwen3.5", marks=("<|im_start|>", "<function="), calls="xml", renderers={"qwen3_5": "qwen3.5"}),
-    Dialect(name="qwen3", marks=("<|im_start|>", "<tool_call>", "<think>"), calls="hermes", renderers=_QWEN3),
-    Dialect(name="qwen2.5", marks=("<|im_start|>", "<tool_call>"), calls="hermes", renderers=_QWEN3),
-    Dialect(name="chatml", marks=("<|im_start|>",)),
-    Dialect(name="mistral", marks=("[INST]", "[TOOL_CALLS]"), calls="mistral"),
-    Dialect(name="llama-2", marks=("[INST]",)),
-    Dialect(name="gemma", marks=("<start_of_turn>",)),
-    Dialect(name="phi", marks=("<|assistant|>",)),
+    ChatFormat(name="qwen3.5", marks=("<|im_start|>", "<function="), calls="xml", renderers={"qwen3_5": "qwen3.5"}),
+    ChatFormat(name="qwen3", marks=("<|im_start|>", "<tool_call>", "<think>"), calls="hermes", renderers=_QWEN3),
+    ChatFormat(name="qwen2.5", marks=("<|im_start|>", "<tool_call>"), calls="hermes", renderers=_QWEN3),
+    ChatFormat(name="chatml", marks=("<|im_start|>",)),
+    ChatFormat(name="mistral", marks=("[INST]", "[TOOL_CALLS]"), calls="mistral"),
+    ChatFormat(name="llama-2", marks=("[INST]",)),
+    ChatFormat(name="gemma", marks=("<start_of_turn>",)),
+    ChatFormat(name="phi", marks=("<|assistant|>",)),
 )
 """Dialects, the more particular first."""
 
-SWITCHES = ("enable_thinking", "thinking")
+REASONING_SWITCHES = ("enable_thinking", "thinking")
 """What templates call the question whether the model should think: most, and DeepSeek's and Granite's."""
 _THOUGHTS = ("<think>", "<|channel|>", "[THINK]", "reasoning_content")
 
 
-def known(folder: Path) -> Known:
+def inspect_model(folder: Path) -> Known:
     """What is known of the model in `folder`.
 
     Raises:
@@ -151,7 +151,7 @@ def known(folder: Path) -> Known:
     """
     config, template = read_json(folder / "config.json"), chat_template(folder)
     try:
-        check_learnable(config)
+        check_trainable(config)
         unlearnable = ""
     except ValueError as cause:
         unlearnable = str(cause)
@@ -159,16 +159,16 @@ def known(folder: Path) -> Known:
         architecture=architecture_of(config),
         family=_family(architecture_of(config)),
         unlearnable=unlearnable,
-        dialect=dialect_of(template),
+        dialect=chat_format_of(template),
         has_template=bool(template),
         thinks=any(mark in template for mark in _THOUGHTS),
-        switch=any(re.search(rf"\b{name}\b", template) for name in SWITCHES),
+        switch=any(re.search(rf"\b{name}\b", template) for name in REASONING_SWITCHES),
     )
 
 
-def dialect_of(template: str) -> Dialect | None:
+def chat_format_of(template: str) -> ChatFormat | None:
     """The dialect that a chat template writes; None where it bears no known marks."""
-    return next((dialect for dialect in DIALECTS if all(mark in template for mark in dialect.marks)), None)
+    return next((each for each in CHAT_FORMATS if all(mark in template for mark in each.marks)), None)
 
 
 def chat_template(folder: Path) -> str:
@@ -188,7 +188,7 @@ def chat_template(folder: Path) -> str:
     return ""
 
 
-LEARNABLE = tuple(name for family in FAMILIES if not family.why_not for name in family.architectures)
+TRAINABLE = tuple(name for family in FAMILIES if not family.why_not for name in family.architectures)
 """Architectures that the learner trains."""
 
 
@@ -209,15 +209,15 @@ _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
 """Options that TorchTitan's blocks do not compute; any other value would train a different model in silence."""
 
 
-def check_learnable(config: Mapping[str, Any]) -> None:
+def check_trainable(config: Mapping[str, Any]) -> None:
     """Raise ValueError for a model that the learner does not train, with the reason and what is known."""
     architecture = architecture_of(config)
-    if architecture not in LEARNABLE:
+    if architecture not in TRAINABLE:
         family = _family(architecture)
         why = f" ({family.models}): {family.why_not}" if family is not None else ""
         raise ValueError(
             f"architecture {(architecture or '(none named)')!r} cannot be trained{why}. It may play, frozen, if vLLM "
-            f"serves it. Trained are {', '.join(LEARNABLE)}.{did_you_mean(architecture, LEARNABLE)}"
+            f"serves it. Trained are {', '.join(TRAINABLE)}.{did_you_mean(architecture, TRAINABLE)}"
         )
     required = (*_REQUIRED, *(_REQUIRED_OF_EXPERTS if num_experts(config) else ()))
     if missing := [key for key in required if not isinstance(config.get(key), int)]:
@@ -263,17 +263,17 @@ _CALLS = {
 }
 
 
-def described(model: Known) -> Iterator[tuple[str, str]]:
+def describe(model: Known) -> Iterator[tuple[str, str]]:
     """What a person asks of a model, and the answers."""
     yield "computes", f"{model.architecture or 'nothing named'} ({model.family.models if model.family else 'unknown'})"
     yield "learns", f"no: {model.unlearnable}" if model.unlearnable else "yes"
     if not model.has_template:
         yield "talks", "not: it has no chat template"
         return
-    yield "talks", model.dialect.name if model.dialect else "in a dialect of its own"
+    yield "talks", model.chat_format.name if model.dialect else "in a dialect of its own"
     switched = ", as Policy.thinking says" if model.switch else ""
     yield "thinks", f"yes{switched}" if model.thinks else "not by its template"
-    calls = model.dialect.calls if model.dialect else ""
+    calls = model.chat_format.calls if model.dialect else ""
     yield "tools", f"calls them by {_CALLS.get(calls, calls)}" if calls else "not by its template"
 
 

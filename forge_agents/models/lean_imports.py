@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from forge_agents.files import cache_folder, write_whole
-from forge_agents.imports import without_collections
+from forge_agents.files import cache_folder, write_atomic
+from forge_agents.imports import without_garbage_collection
 
 _UNUSED = ("is_scipy_available", "is_sklearn_available")
 """SciPy is for losses of models that see, scikit-learn for one curve of drafts."""
@@ -24,7 +24,7 @@ _UNUSED = ("is_scipy_available", "is_sklearn_available")
 @contextmanager
 def lean_transformers() -> Iterator[None]:
     """What transformers loads meanwhile does without SciPy and scikit-learn: more than a second of imports."""
-    with without_collections():
+    with without_garbage_collection():
         _import_transformers()
         import transformers.utils
 
@@ -39,7 +39,7 @@ def lean_transformers() -> Iterator[None]:
 
 
 @contextmanager
-def without_sound() -> Iterator[None]:
+def without_scipy_signal() -> Iterator[None]:
     """What vLLM loads meanwhile does without SciPy's signals, half a second of imports to change a sound's rate."""
     name = "scipy.signal"
     if name in sys.modules:
@@ -79,7 +79,7 @@ def packages_distributions(ask: Callable[[], Mapping[str, list[str]]]) -> Mappin
             return dict(kept["packages"])
     said = ask()
     with contextlib.suppress(OSError):  # then it is asked again next time
-        write_whole(file, json.dumps({"places": places, "packages": said}))
+        write_atomic(file, json.dumps({"places": places, "packages": said}))
     return said
 
 

@@ -136,7 +136,7 @@ def download(model: str, ignore: Sequence[str] = ()) -> Path:
     return folder
 
 
-def settings_of(model: str) -> Path:
+def config_folder(model: str) -> Path:
     """A folder with the model's settings and tokenizer; its weights are not fetched for it.
 
     Raises:
@@ -146,7 +146,7 @@ def settings_of(model: str) -> Path:
     return folder if folder.is_dir() else download(model, ignore=("*.safetensors",))
 
 
-def here(model: str) -> Path | None:
+def local_folder(model: str) -> Path | None:
     """The folder of a model that is on this machine, whole or not; None for any other. No hub is asked."""
     if is_builtin(model):
         return _built_in(model.casefold())
@@ -165,7 +165,7 @@ def check_complete(folder: Path) -> None:
     Raises:
         ModelNotFoundError: Names the file that is missing, unreadable, half-written or elsewhere.
     """
-    check_own_files(folder)
+    check_contained_files(folder)
     read_json(folder / "config.json")
     tokenizers = ("tokenizer.json", "tokenizer.model", "vocab.json", "tekken.json")
     if not any((folder / name).is_file() for name in tokenizers):
@@ -189,7 +189,7 @@ def check_complete(folder: Path) -> None:
         safetensors_header(shard)
 
 
-def check_own_files(folder: Path) -> None:
+def check_contained_files(folder: Path) -> None:
     """Refuse a model folder with links out of it: what they lead to would become part of what is exported from it.
 
     Links within the folder are allowed, and in the hub cache links to the files of the same model. Names that begin
@@ -207,7 +207,7 @@ def check_own_files(folder: Path) -> None:
 
 
 @contextmanager
-def without_its_code(folder: Path) -> Iterator[dict[str, Any]]:
+def no_remote_code(folder: Path) -> Iterator[dict[str, Any]]:
     """The arguments of transformers' ``from_pretrained`` for a folder whose Python code, if any, must not run.
 
     By default transformers asks on the terminal whether to run it.
@@ -267,7 +267,7 @@ def weight_count(folder: Path) -> int:
     return sum(math.prod(entry["shape"]) for entry in entries)
 
 
-def label(folder: Path) -> str:
+def display_name(folder: Path) -> str:
     """What a person calls the model in `folder`: its hub id where it is in the hub's cache, else the folder's name."""
     cached = folder.parent.parent.name if folder.parent.name == "snapshots" else ""
     return cached.removeprefix("models--").replace("--", "/") or folder.name

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from forge_agents.credentials import shown_command
+from forge_agents.credentials import redact_command
 from forge_agents.errors import NotReadyError, did_you_mean
 from forge_agents.sandbox.sandbox import FREE_FILE_MB
 from forge_agents.settings import settings_class
@@ -148,10 +148,10 @@ def _engine(image: str, container: Container) -> tuple[str, ...]:
             problem = "it is no podman that root runs here, which network='models' needs; or take network='host'"
         if not problem:
             return engine
-        said.append(f"{shown_command(engine)}: {problem}")
+        said.append(f"{redact_command(engine)}: {problem}")
     raise NotReadyError(
         f"no container engine has the image {image!r}. {'; '.join(said)}. Build or pull it there, as by "
-        f"`{shown_command(named[-1])} pull {image}`, or name your engine: container=fa.Container(engine=...)"
+        f"`{redact_command(named[-1])} pull {image}`, or name your engine: container=fa.Container(engine=...)"
     )
 
 

@@ -27,7 +27,8 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeAlias, TypeVar
 from forge_agents.errors import NotReadyError, did_you_mean
 from forge_agents.programs.calls import Call, RefusedError, Reply, Said, as_text, reply_to, shown
 from forge_agents.programs.protocols import PROTOCOLS, THREAD_UNSUPPORTED, Protocol
-from forge_agents.runtime.waits import LoopThread, waiting
+from forge_agents.runtime.stalls import waiting
+from forge_agents.runtime.threads import LoopThread
 
 if TYPE_CHECKING:
     from uvicorn import Config, Server

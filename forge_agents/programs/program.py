@@ -37,8 +37,8 @@ from forge_agents.programs.running import (
     with_causes,
 )
 from forge_agents.programs.tasks import AnyTasks, Tasks
-from forge_agents.runtime.waits import in_thread
-from forge_agents.sandbox.sandbox import Sandbox, checked_path
+from forge_agents.runtime.threads import in_thread
+from forge_agents.sandbox.sandbox import Sandbox, validate_path
 
 T = TypeVar("T")
 MAX_CALLS = 64
@@ -304,7 +304,7 @@ class Program(TurnEnv):
         files: Any = {} if self._files is None else self._files(self._task)
         if not isinstance(files, Mapping) or not all(isinstance(data, bytes) for data in files.values()):
             raise ForgeError(f"files= of {self} returned {files!r:.200}; return bytes by relative path")
-        self._given = files = {checked_path(name): data for name, data in files.items()}
+        self._given = files = {validate_path(name): data for name, data in files.items()}
         self._session = gateway().open(self.models)
         task = copy.deepcopy(self._task)
         self._running = started(self._program, task, self._session, self._image or self._sandbox, files)

@@ -28,12 +28,13 @@ from numbers import Real
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 
-from forge_agents.credentials import is_secret_variable, shown_command, without_secrets
+from forge_agents.credentials import is_secret_variable, redact, redact_command
 from forge_agents.envs.env import writable
 from forge_agents.programs.containers import Image, free_for_all, listen_at, without_links
 from forge_agents.programs.context import client_variables, running_program
 from forge_agents.programs.gateway import Session
-from forge_agents.runtime.waits import LoopThread, await_chain, stack
+from forge_agents.runtime.stalls import await_chain, stack
+from forge_agents.runtime.threads import LoopThread
 from forge_agents.sandbox.sandbox import CommandLine, Sandbox, SandboxError, SandboxResult, remove_folder
 
 AnyProgram: TypeAlias = Callable[[Any, Any], Any] | Sequence[str] | str
@@ -125,7 +126,7 @@ def check(program: object, sandbox: Sandbox | None = None, image: Image | None =
         raise ValueError("the program is an empty command line; give its words, or an image= that has its own")
     bare = _FIND.sub("", _QUOTED.sub("", program)).split() if isinstance(program, str) else []
     if shell := next(filter(_SHELL.fullmatch, bare), ""):
-        shown = without_secrets(str(program))[:200]
+        shown = redact(str(program))[:200]
         raise ValueError(f'no shell reads the program, but {shell} is for one; give ["sh", "-c", {shown!r}]')
 
 
@@ -300,7 +301,7 @@ class _Command:
         image = shut_in if isinstance(shut_in, Image) else None
         sandbox = shut_in if isinstance(shut_in, Sandbox) else None
         self._contained = image is not None
-        self._shown = shown_command([image.name, *words] if image else words)[:200]
+        self._shown = redact_command([image.name, *words] if image else words)[:200]
         self._made = Path(tempfile.mkdtemp(prefix="forge-program-"))
         self._folder = self._made / "work" if image else self._made
         # a model may run commands there, and what they print is kept

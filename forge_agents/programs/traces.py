@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 from forge_agents.envs.thoughts import whole
 from forge_agents.errors import did_you_mean
-from forge_agents.files import user_path, whole_file
+from forge_agents.files import atomic_writer, user_path
 from forge_agents.jsonl import UnreadableJsonError, json_values
 from forge_agents.programs.calls import RefusedError, Said, as_text
 from forge_agents.programs.logs import Exchange, exchange_in
@@ -39,7 +39,7 @@ from forge_agents.programs.spans import (
     score_in,
     some,
 )
-from forge_agents.repeats import overlap, text_after
+from forge_agents.repeated_prompts import overlap, text_after
 from forge_agents.row_keys import is_learned, marks_of
 
 Source: TypeAlias = str | os.PathLike[str]
@@ -137,7 +137,7 @@ def import_traces(
         raise ValueError(f"{target} exists; give another --out, or remove it")
     reader = _Reader(sources, model, pairs, say)
     rows = answers = 0
-    with whole_file(target) as file:
+    with atomic_writer(target) as file:
         for row, count in _rows(reader) if pairs is None else _pairs(reader):
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
             rows, answers = rows + 1, answers + count

@@ -30,10 +30,10 @@ from forge_agents.envs.thoughts import (
 )
 from forge_agents.errors import ForgeError
 from forge_agents.models import resolve as models
-from forge_agents.models.families import SWITCHES
+from forge_agents.models.families import REASONING_SWITCHES
 from forge_agents.models.lean_imports import lean_transformers
 from forge_agents.policy import Thinking
-from forge_agents.runtime import starts
+from forge_agents.runtime import startup
 from forge_agents.tools.native import CallReader, reader_for
 from forge_agents.types import ToolCall
 
@@ -112,13 +112,13 @@ class Renderer:
         self._structure = self._role_tokens()
         self._special = tuple(sorted(special | self._structure, key=lambda token: (-len(token), token)))
         if thinking != "auto":
-            asked = [self._written(_PROBE, dict.fromkeys(SWITCHES, on)) for on in (True, False)]
+            asked = [self._written(_PROBE, dict.fromkeys(REASONING_SWITCHES, on)) for on in (True, False)]
             if asked[0] == asked[1]:
                 raise ValueError(
                     f"thinking={thinking!r}, but the chat template of {tokenizer.name_or_path!r} has no switch for it "
-                    f"({' or '.join(SWITCHES)}); leave thinking='auto'"
+                    f"({' or '.join(REASONING_SWITCHES)}); leave thinking='auto'"
                 )
-            self._asked = dict.fromkeys(SWITCHES, thinking == "on")
+            self._asked = dict.fromkeys(REASONING_SWITCHES, thinking == "on")
 
     @classmethod
     def of(cls, folder: Path, *, thinking: Thinking = "auto") -> Renderer:
@@ -455,10 +455,10 @@ _LAYOUTS = (_as_given, _taking_turns, _as_user("tool"), _as_user("system"), _as_
 @functools.lru_cache(maxsize=8)  # a tokenizer takes seconds to load
 def _renderer(folder: Path, thinking: Thinking, files: tuple[tuple[str, int], ...]) -> Renderer:
     known = "transformers" in sys.modules
-    said = contextlib.nullcontext() if known else starts.starting("library", "transformers", "for the tokenizer")
+    said = contextlib.nullcontext() if known else startup.track("library", "transformers", "for the tokenizer")
     with said, lean_transformers():
         from transformers import AutoTokenizer
 
-    with models.without_its_code(folder) as arguments:
+    with models.no_remote_code(folder) as arguments:
         tokenizer = AutoTokenizer.from_pretrained(folder, **arguments)
     return Renderer(tokenizer, thinking=thinking)

@@ -35,7 +35,7 @@ from forge_agents.errors import (
 from forge_agents.policy import AnyPolicy, PolicyMapping, Random, seat_policies
 from forge_agents.rollout.conversation import ASK_FOR_NOTES, Branches
 from forge_agents.rollout.players import ContextFullError, Decision, Player, PolicyEngine, make_player
-from forge_agents.runtime.waits import all_or_first_error
+from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.types import EndReason, Episode, EpisodeError, EpisodeGroup, Heard, Trajectory, Turn, Where
 
 T = TypeVar("T")

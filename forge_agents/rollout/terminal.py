@@ -13,8 +13,8 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from forge_agents.display import visible
 from forge_agents.errors import PlayerLeftError
-from forge_agents.page import visible
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -4,7 +4,7 @@ In: which roles run, and on which hosts (`hosts`). Out: meshes of actors. Waits 
 end, each with a deadline.
 
 `mesh` starts and ends processes where `layout` places them, on hosts that `jobs` asks for; `host_process` is what
-runs there. `processes` knows how they ended, `pulse` sees it happen, `faults` counts it and says when it is too
+runs there. `processes` knows how they ended, `heartbeat` sees it happen, `faults` counts it and says when it is too
 often. `waits` is who waits for whom, `interrupts` what Ctrl-C does.
 `_monarch` is the door to Monarch.
 """

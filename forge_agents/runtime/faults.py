@@ -51,7 +51,7 @@ class Faults:
         self._all: list[Fault] = []
         self._places: set[str] = set()
 
-    def begin(self, file: Path | None) -> None:
+    def reset(self, file: Path | None) -> None:
         """Count anew, for another run, whose faults go to `file`."""
         self._file = file
         self._all.clear()
@@ -62,7 +62,7 @@ class Faults:
         """In the order they were noticed."""
         return tuple(self._all)
 
-    def noticed(self, who: str, cause: ActorDiedError | StallError) -> Fault:
+    def record(self, who: str, cause: ActorDiedError | StallError) -> Fault:
         """Count a death before something is started in its place.
 
         Raises:
@@ -85,7 +85,7 @@ class Faults:
         _log.warning("%s is started again: %s", who, cause)
         return fault
 
-    async def outlive(self, who: str, start: Callable[[], Awaitable[T]]) -> T:
+    async def start_with_retries(self, who: str, start: Callable[[], Awaitable[T]]) -> T:
         """What `start` starts under the name `who`; it is tried again where that dies on the way."""
         died: list[Fault] = []
         while True:
@@ -94,7 +94,7 @@ class Faults:
             except ActorDiedError as error:
                 if error.who != who:
                     raise
-                died.append(self.noticed(who, error))
+                died.append(self.record(who, error))
             else:
                 for fault in died:
                     self.recovered(fault)

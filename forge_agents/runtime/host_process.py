@@ -20,7 +20,8 @@ from pathlib import Path
 
 from forge_agents.runtime._monarch import Actor, concurrent_endpoint, run_worker_loop_forever, use_certificate
 from forge_agents.runtime.exposure import warn_of_open_ports
-from forge_agents.runtime.processes import gpu_bytes, kill_marked, place, visible_gpus
+from forge_agents.runtime.machine import gpu_bytes, memory_domain, visible_gpus
+from forge_agents.runtime.processes import kill_marked
 
 _BEAT_S = 1.0
 _CONNECT_S = 30.0
@@ -83,7 +84,7 @@ def facts_here() -> HostFacts:
         hostname=socket.gethostname(),
         gpus=gpus,
         cores=frozenset(os.sched_getaffinity(0)),
-        place=place(),
+        place=memory_domain(),
         gpu_bytes=gpu_bytes(gpus),
     )
 

@@ -176,7 +176,7 @@ class Hosts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seat:
+class ProcessSlot:
     """Where one process would be."""
 
     name: str

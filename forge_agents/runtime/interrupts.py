@@ -34,7 +34,7 @@ def interrupted(reason: str) -> KeyboardInterrupt:
     return error
 
 
-def say_stopping() -> None:
+def print_stopping() -> None:
     """Acknowledge Ctrl-C at once."""
     start = "\n" * sys.stderr.isatty()  # after the ^C that a terminal shows
     sys.stderr.write(f"{start}SIGINT: stopping, and ending what was started; once more does not wait for it\n")
@@ -70,9 +70,9 @@ class LoopRunner:
     def __init__(
         self,
         on_close: Callable[[], Coroutine[Any, Any, None]] = _nothing,
-        standing: Callable[[], str] = lambda: "stopped",
+        status: Callable[[], str] = lambda: "stopped",
     ) -> None:
-        self._on_close, self._standing = on_close, standing
+        self._on_close, self._status = on_close, status
         self._others: frozenset[int] = frozenset()
         self._runner: asyncio.Runner | None = None
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
@@ -99,11 +99,11 @@ class LoopRunner:
             with contextlib.suppress(KeyboardInterrupt):
                 self.close()
             mesh.kill_all(except_for=self._others)
-            raise interrupted(str(stopped) or self._standing()) from None
+            raise interrupted(str(stopped) or self._status()) from None
 
-    def pass_on(self, on_close: Callable[[], Coroutine[Any, Any, None]], standing: Callable[[], str]) -> None:
+    def hand_over(self, on_close: Callable[[], Coroutine[Any, Any, None]], status: Callable[[], str]) -> None:
         """From now on somebody else owns what runs in it."""
-        self._on_close, self._standing = on_close, standing
+        self._on_close, self._status = on_close, status
 
     def close(self) -> None:
         """Await `on_close` and end the loop. Safe to call twice. What Ctrl-C does not let end is killed."""
@@ -165,7 +165,7 @@ class LoopRunner:
                 if future.done():  # the work's own
                     raise
                 if not Interrupt.pass_on(signal.SIGINT):
-                    say_stopping()
+                    print_stopping()
                     self._cancel()
                     concurrent.futures.wait([future], timeout=_CANCEL_S)  # the next call need not wait for it
                     raise
@@ -195,7 +195,7 @@ def _told_at_once(stop: Callable[[], None]) -> contextlib.AbstractContextManager
 
     def on_signal(*_: object) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        say_stopping()
+        print_stopping()
         stop()
 
     return _on_sigint(on_signal)
@@ -232,17 +232,17 @@ class Interrupt:
     @classmethod
     def pass_on(cls, number: signal.Signals) -> bool:
         """Tell those in other threads of a signal that came to the main one. Returns whether one heard its first."""
-        fresh = [one for one in cls._in_threads if not one.asked]
+        fresh = [one for one in cls._in_threads if not one.requested]
         for one in fresh:
             one._on_signal(number, None)
         return bool(fresh)
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         """Whether a signal has come."""
         return self._asked_by is not None
 
-    def stop_if_asked(self, steps: int, folder: Path) -> None:
+    def stop_if_requested(self, steps: int, folder: Path) -> None:
         """End the program where a signal has come; `steps` are saved in `folder`.
 
         Raises:

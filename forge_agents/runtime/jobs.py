@@ -22,7 +22,7 @@ from forge_agents.errors import HostError
 from forge_agents.runtime import _monarch
 from forge_agents.runtime.exposure import warn_of_open_ports
 from forge_agents.runtime.hosts import ON_GPUS, Hosts
-from forge_agents.runtime.processes import seeing, visible_gpus
+from forge_agents.runtime.machine import gpu_variables, visible_gpus
 
 LOOPBACK = ("ipc://", "tcp://127.0.0.1:", "tcp://localhost:", "tls://127.0.0.1:", "tls://localhost:")
 """How addresses begin that only this machine reaches."""
@@ -84,7 +84,7 @@ def _processes(config: Hosts, env: Mapping[str, str]) -> Job:
         for role, count in config.counts.items():
             workers[role] = tuple(_monarch.new_host_address(f"ipc://{folder}/{role}-{i}") for i in range(count))
             for number, address in enumerate(workers[role]):
-                seen = seeing(gpus.get((role, number), ()))
+                seen = gpu_variables(gpus.get((role, number), ()))
                 started.append(_host_process(address, folder / f"{role}-{number}.log", {**env, **seen}))
     except BaseException:
         end()

@@ -23,15 +23,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from forge_agents.errors import ActorDiedError, HostError, StallError
+from forge_agents.runtime import deaths as _deaths
 from forge_agents.runtime import processes as _processes
-from forge_agents.runtime import starts
-from forge_agents.runtime import waits as _waits
-from forge_agents.runtime.hosts import ENVS, Hosts, Seat
-from forge_agents.runtime.processes import place
+from forge_agents.runtime import stalls as _stalls
+from forge_agents.runtime import startup
+from forge_agents.runtime.hosts import ENVS, Hosts, ProcessSlot
+from forge_agents.runtime.machine import gpu_variables, memory_domain
+from forge_agents.runtime.threads import all_or_first_error
 
 if TYPE_CHECKING:
     from forge_agents.runtime._monarch import ProcMesh
-    from forge_agents.runtime.layout import Layout, Spot
+    from forge_agents.runtime.cluster import Cluster, Spot
 
 T = TypeVar("T")
 
@@ -52,7 +54,7 @@ class _Spawned:
     whole: ProcMesh
     """The same as it was spawned: hosts and the processes of each."""
     role: str
-    layout: Layout
+    layout: Cluster
     spot: Spot
     logs: Path
     """Folder with ``RANK.log`` (what the process printed) and ``RANK.pid``, on the hosts of the processes. Its name
@@ -63,7 +65,7 @@ _spawned: dict[int, _Spawned] = {}
 """By `id` of their mesh, in the order of their start. Threads of environments' calls read and write it, too: each does
 so in one step, `tuple(_spawned.values())` or a look-up."""
 _placing = threading.Lock()
-_hosts: list[Layout] = []
+_hosts: list[Cluster] = []
 """The one layout of a run that was launched, or none: everything is on this host."""
 _dividing: list[object] = []
 """A mark of each run that is about to divide GPUs."""
@@ -110,7 +112,7 @@ def spawn_procs(
     def command(at: Any) -> Any:
         number = at["hosts"] if spot.elsewhere else 0
         host = spot.hosts[number].name if spot.elsewhere else ""
-        variables = {_processes.MESH_VARIABLE: logs.name, **own_variables(spot.gpus_by_host[number], env, threads)}
+        variables = {_processes.MESH_VARIABLE: logs.name, **mesh_variables(spot.gpus_by_host[number], env, threads)}
         if spot.on_one_machine:
             variables |= _processes.LOOPBACK_ONLY
         return _processes.bootstrap_command({**_processes.variables(host), **variables}, program)
@@ -127,7 +129,7 @@ def spawn_procs(
     return mesh
 
 
-def own_variables(gpus: Sequence[str], env: Mapping[str, str] | None, threads: int | None) -> dict[str, str]:
+def mesh_variables(gpus: Sequence[str], env: Mapping[str, str] | None, threads: int | None) -> dict[str, str]:
     """What the processes of one mesh find in their environment beside what all of the run find.
 
     Args:
@@ -136,7 +138,7 @@ def own_variables(gpus: Sequence[str], env: Mapping[str, str] | None, threads: i
     found = dict(env or {})
     if threads is not None:
         found |= dict.fromkeys(_THREAD_VARIABLES, str(threads))
-    return found | _processes.seeing(gpus)
+    return found | gpu_variables(gpus)
 
 
 async def launch_hosts(
@@ -153,7 +155,7 @@ async def launch_hosts(
         StallError: A host did not answer in time.
     """
     from forge_agents.runtime import _monarch
-    from forge_agents.runtime.layout import Layout, processes_by_role
+    from forge_agents.runtime.cluster import Cluster, processes_by_role
 
     if busy := [layout.config.kind for layout in _hosts if layout.config.kind != "local"]:
         raise HostError(
@@ -162,7 +164,7 @@ async def launch_hosts(
         )
     _hosts.clear()
     _monarch.on_unhandled_fault(_note_fault)
-    layout = Layout(config, _host, processes_by_role(meshes))
+    layout = Cluster(config, _host, processes_by_role(meshes))
     await layout.launch(_processes.variables, meshes)
     _hosts.append(layout)
     _monarch.leave_quietly()
@@ -201,26 +203,26 @@ async def exchange_addresses(procs: ProcMesh, timeout_s: float, *, who: str) -> 
         if not entry.spot.on_one_machine:
             rendezvous, interface = await ask(0, "listen", await ask(size - 1, "hostname"))
             place = rendezvous.removeprefix("tcp://")
-            starts.say(f"ranks of {who} meet at {place} ({interface}), open to whoever reaches that interface")
+            startup.say(f"ranks of {who} meet at {place} ({interface}), open to whoever reaches that interface")
         await asyncio.gather(*(ask(rank, "set_variables", rank, size, each, rendezvous) for rank in range(size)))
 
     await with_deadline(prepare(), timeout_s, who=who, what="exchange of addresses")
 
 
-def rehearse(meshes: Sequence[tuple[str, str, int]]) -> list[Seat]:
-    """Where meshes of that name, role and number of processes would be; see `Layout.rehearse`."""
+def preview_placement(meshes: Sequence[tuple[str, str, int]]) -> list[ProcessSlot]:
+    """Where meshes of that name, role and number of processes would be; see `Cluster.rehearse`."""
     with _placing:
         return _layout().rehearse(meshes)
 
 
-def rehearse_on(
+def preview_placement_on(
     config: Hosts,
     meshes: Sequence[tuple[str, str, int]],
     *,
     gpus_per_host: int,
     gpu_bytes: int = 0,
     here: int | None = None,
-) -> list[Seat]:
+) -> list[ProcessSlot]:
     """Where meshes would be on hosts that nobody has asked for yet.
 
     Args:
@@ -233,32 +235,32 @@ def rehearse_on(
     Raises:
         HostError: The hosts have fewer GPUs than are asked for, or than a mesh needs.
     """
-    from forge_agents.runtime.layout import Layout, processes_by_role
+    from forge_agents.runtime.cluster import Cluster, processes_by_role
 
-    layout = Layout(config, lambda: None, processes_by_role(meshes))
+    layout = Cluster(config, lambda: None, processes_by_role(meshes))
     layout.suppose(gpus_per_host, gpu_bytes=gpu_bytes, here=here)
     layout.check_gpus()
     return layout.rehearse(meshes)
 
 
-def gpus_here() -> list[Seat]:
+def local_gpus() -> list[ProcessSlot]:
     """A seat on each GPU that this process sees, for what it has there itself."""
     return _layout().gpus_here()
 
 
-def plan(meshes: Sequence[tuple[str, str, int]]) -> None:
-    """Keep the places that `rehearse` says for these meshes; see `Layout.plan`."""
+def reserve(meshes: Sequence[tuple[str, str, int]]) -> None:
+    """Keep the places that `rehearse` says for these meshes; see `Cluster.plan`."""
     with _placing:
         _layout().plan(meshes)
 
 
-def unplan(meshes: Sequence[tuple[str, str, int]]) -> None:
+def unreserve(meshes: Sequence[tuple[str, str, int]]) -> None:
     """Give back the places of meshes that come no more, if they were planned."""
     with _placing:
         _layout().unplan(meshes)
 
 
-def beside(name: str, role: str, procs: int) -> list[str]:
+def gpu_neighbors(name: str, role: str, procs: int) -> list[str]:
     """Names of other meshes on the GPUs that this one would get; empty where it would have them alone, or none."""
     with _placing:
         places = {(seat.host, seat.gpu) for seat in _layout().rehearse([(name, role, procs)]) if seat.gpu}
@@ -273,7 +275,7 @@ def running_on(places: Set[tuple[str, str]]) -> list[str]:
 
 
 @contextlib.contextmanager
-def about_to_divide() -> Iterator[None]:
+def dividing_gpus() -> Iterator[None]:
     """Inside the block a run is about to divide the GPUs, and `beside` says so of each."""
     mark = object()
     _dividing.append(mark)
@@ -283,18 +285,18 @@ def about_to_divide() -> Iterator[None]:
         _dividing.remove(mark)
 
 
-def several_hosts() -> bool:
+def has_remote_hosts() -> bool:
     """Whether the run has other hosts than the controller's."""
     return bool(_layout().hosts)
 
 
-def place_of(procs: ProcMesh) -> str:
+def memory_domain_of(procs: ProcMesh) -> str:
     """Who shares memory with a mesh's first process."""
     first = _spawned[id(procs)].spot.hosts[0]
-    return first.facts.place if first.warden is not None and first.facts is not None else place()
+    return first.facts.place if first.warden is not None and first.facts is not None else memory_domain()
 
 
-def where(procs: ProcMesh, *, threads: int | None = None) -> str:
+def hardware_of(procs: ProcMesh, *, threads: int | None = None) -> str:
     """On what a mesh computes, in words: ``2 CPU cores``, ``1 of 2 CPU cores``, ``1 GPU each of 2 other hosts``.
 
     Args:
@@ -303,7 +305,7 @@ def where(procs: ProcMesh, *, threads: int | None = None) -> str:
     spot = _spawned[id(procs)].spot
     gpus = f"{len(spot.gpus)} GPU{'s' * (len(spot.gpus) != 1)}" * bool(spot.gpus)
     if not spot.elsewhere:
-        return gpus or starts.machine(threads)
+        return gpus or startup.machine(threads)
     others = f"{len(spot.hosts)} other host{'s' * (len(spot.hosts) != 1)}"
     return f"{gpus} each of {others}" if gpus else others
 
@@ -341,7 +343,7 @@ async def with_deadline(
     """
     task, seen = asyncio.ensure_future(_plain(awaitable)), progress()
     try:
-        with _waits.waiting(who, what, timeout_s):
+        with _stalls.waiting(who, what, timeout_s):
             while not (await asyncio.wait({task}, timeout=timeout_s))[0]:
                 before, seen = seen, progress()
                 if seen == before:
@@ -359,13 +361,13 @@ async def with_deadline(
 
 
 def _stall(who: str, what: str, timeout_s: float) -> StallError:
-    meanwhile = _waits.summary(without=who)
+    meanwhile = _stalls.summary(without=who)
     error = StallError(
-        f"{who} did not finish {what} within {timeout_s:g} s. Look at {log_advice(who)}; raise the timeout if the "
+        f"{who} did not finish {what} within {timeout_s:g} s. Look at {log_hint(who)}; raise the timeout if the "
         f"work is just slow{'. Waited for meanwhile: ' * bool(meanwhile)}{meanwhile}",
         who,
     )
-    error.picture = _waits.picture()
+    error.snapshot = _stalls.snapshot()
     return error
 
 
@@ -391,7 +393,7 @@ async def call_all(mesh: Any, n: int, endpoint_name: str, *args: Any, timeout_s:
         endpoint = getattr(_rank_meshes(mesh, n)[rank], endpoint_name)
         return await with_deadline(endpoint.choose(*args), timeout_s, who=who, what=f"{endpoint_name} (rank {rank})")
 
-    return await _waits.all_or_first_error(one(rank) for rank in range(n))
+    return await all_or_first_error(one(rank) for rank in range(n))
 
 
 _meshes_by_rank: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
@@ -414,10 +416,10 @@ def as_local_error(error: BaseException, *, who: str, what: str) -> BaseExceptio
             inner.add_note(f"raised by {who} during {what}:\n{error.exception_formatted}")
         return inner
     if isinstance(error, SupervisionError):
-        reason = _processes.named(" ".join(str(error).split()))
-        return ActorDiedError(f"{who} died during {what}: {reason}. Look at {log_advice(who)}", who)
+        reason = _deaths.name_signals(" ".join(str(error).split()))
+        return ActorDiedError(f"{who} died during {what}: {reason}. Look at {log_hint(who)}", who)
     if type(error) is RuntimeError and "error spawning" in str(error):  # Monarch's, where the process is gone
-        return ActorDiedError(f"{who} died while it was started. Look at {log_advice(who)}", who)
+        return ActorDiedError(f"{who} died while it was started. Look at {log_hint(who)}", who)
     return error
 
 
@@ -522,12 +524,12 @@ async def session() -> AsyncIterator[None]:
         await shutdown_all()
 
 
-def room(role: str) -> int:
+def capacity(role: str) -> int:
     """Processes of a role that the hosts should have at once, one a core of theirs but at least four a host."""
     return _layout().room(role)
 
 
-def end_seen(mesh: ProcMesh) -> str:
+def failure_of(mesh: ProcMesh) -> str:
     """What was seen of the end of a mesh's hosts or, on this machine, processes; empty while all live."""
     entry = _spawned.get(id(mesh))
     if entry is None:
@@ -555,12 +557,12 @@ def ended(mesh: ProcMesh) -> list[int]:
     return [pid for pid in _pids(entry) if not _processes.is_ours(pid)]
 
 
-def death(mesh: ProcMesh, pid: int, status: int | None) -> _processes.Death:
+def death(mesh: ProcMesh, pid: int, status: int | None) -> _deaths.Death:
     """What is known of the end of one of a mesh's processes."""
     entry = _spawned.get(id(mesh))
     noted = None if entry is None else _pids(entry).get(pid)
     log = None if noted is None else noted.with_suffix(".log")
-    return _processes.death(status, log)
+    return _deaths.death(status, log)
 
 
 def log_folder(name: str) -> Path | None:
@@ -568,7 +570,7 @@ def log_folder(name: str) -> Path | None:
     return next((s.logs for s in reversed(tuple(_spawned.values())) if s.name == name), None)
 
 
-def log_advice(who: str) -> str:
+def log_hint(who: str) -> str:
     """Where to read what `who` printed, for an error's text; from now on its logs are kept after it is stopped."""
     _in_trouble.add(who)
     entry = next((s for s in reversed(tuple(_spawned.values())) if s.name == who), None)
@@ -598,15 +600,15 @@ def _forget(task: asyncio.Future[Any]) -> None:
         task.exception()
 
 
-def _layout() -> Layout:
+def _layout() -> Cluster:
     return _hosts[-1] if _hosts else _this_host_alone()
 
 
 @functools.cache
-def _this_host_alone() -> Layout:
-    from forge_agents.runtime.layout import Layout
+def _this_host_alone() -> Cluster:
+    from forge_agents.runtime.cluster import Cluster
 
-    return Layout(Hosts(), _host)
+    return Cluster(Hosts(), _host)
 
 
 @functools.cache

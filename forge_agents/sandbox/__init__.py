@@ -14,9 +14,9 @@ from forge_agents.sandbox.sandbox import (
     SandboxLimits,
     SandboxResult,
     SandboxUnavailable,
-    checked_path,
+    validate_path,
 )
 
 __all__ = [
-    "Guarantees", "Sandbox", "SandboxError", "SandboxLimits", "SandboxResult", "SandboxUnavailable", "checked_path",
+    "Guarantees", "Sandbox", "SandboxError", "SandboxLimits", "SandboxResult", "SandboxUnavailable", "validate_path",
 ]

@@ -236,7 +236,7 @@ class Sandbox:
             **self._limits(),
             "code": code,
             "stdin": stdin,
-            "files": {checked_path(name): bytes(data) for name, data in files.items()},
+            "files": {validate_path(name): bytes(data) for name, data in files.items()},
             "collect": collect,
             "python": interpreter["python"],
             "readable": readable,
@@ -393,7 +393,7 @@ _PIPES: dict[str, Any] = {
 }
 
 
-def checked_path(name: str) -> str:
+def validate_path(name: str) -> str:
     """A relative path that stays where it starts.
 
     Raises:

@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from forge_agents.runtime._monarch import Actor, concurrent_endpoint
-from forge_agents.runtime.processes import resident_bytes
+from forge_agents.runtime.machine import resident_bytes
 from forge_agents.serving import _vllm
 from forge_agents.serving._loop import EngineThread, follow
 from forge_agents.serving._wire import Answer, EngineInfo, Request

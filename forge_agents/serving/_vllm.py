@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 from forge_agents.errors import ModelNotFoundError
 from forge_agents.models import resolve as models
-from forge_agents.models.lean_imports import lean_transformers, without_sound
+from forge_agents.models.lean_imports import lean_transformers, without_scipy_signal
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA, Sampling
-from forge_agents.runtime.processes import available_bytes
+from forge_agents.runtime.machine import available_bytes
 from forge_agents.serving import memory
 from forge_agents.serving._wire import Request
 from forge_agents.types import Completion, FinishReason, VersionSpan
@@ -86,7 +86,7 @@ def build(config: EngineConfig) -> Any:
 
 
 def _built(config: EngineConfig) -> Any:
-    with without_sound():
+    with without_scipy_signal():
         from vllm import EngineArgs, LLMEngine
     from vllm.platforms import current_platform
 

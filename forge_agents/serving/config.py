@@ -13,7 +13,7 @@ from typing import Literal
 from forge_agents.errors import ModelNotFoundError
 from forge_agents.models.resolve import weight_bytes
 from forge_agents.policy import LoRA
-from forge_agents.runtime.processes import visible_gpus
+from forge_agents.runtime.machine import visible_gpus
 from forge_agents.serving.routing import router_class
 from forge_agents.settings import settings_class
 

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from forge_agents.errors import ActorDiedError, ForgeError, LateAnswerError, StallError
-from forge_agents.models.resolve import label
+from forge_agents.models.resolve import display_name
 from forge_agents.policy import Sampling
-from forge_agents.runtime import mesh, starts
-from forge_agents.runtime import waits as _waits
+from forge_agents.runtime import mesh, startup
+from forge_agents.runtime import stalls as _stalls
+from forge_agents.runtime.threads import BusyTime
 from forge_agents.serving import _vllm
 from forge_agents.serving._wire import Answer, EngineInfo, Request
 from forge_agents.serving.memory import check_head_size
@@ -27,7 +28,7 @@ from forge_agents.types import Completion
 
 if TYPE_CHECKING:
     from forge_agents.runtime._monarch import ProcMesh, ReplyPort
-    from forge_agents.runtime.pulse import Pulse
+    from forge_agents.runtime.heartbeat import Heartbeat
     from forge_agents.serving.config import EngineConfig
     from forge_agents.weights.store import WeightStoreRef
 
@@ -54,7 +55,7 @@ class Engine:
         procs: ProcMesh,
         actor: Any,
         facts: EngineInfo,
-        pulse: Pulse,
+        heartbeat: Heartbeat,
         ports: Mapping[str, ReplyPort] | None = None,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     ) -> None:
@@ -72,13 +73,13 @@ class Engine:
         self._outbox: list[Request] = []
         self._sending = False
         self._last_answer = time.monotonic()
-        self.busy = _waits.Busy()
+        self.busy = BusyTime()
         """Counts the seconds in which the engine has had something to do, as it tells them with its answers."""
         self._busy_s = 0.0
         self._dead: ActorDiedError | None = None
         self._death = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._pulse = pulse
+        self._heartbeat = heartbeat
         self._spawn(self._receive())
         self._spawn(self._await_end())
 
@@ -112,34 +113,35 @@ class Engine:
         """
         # Monarch loads here, not when this module is imported
         from forge_agents.runtime._monarch import ReplyPort
-        from forge_agents.runtime.pulse import Pulse
+        from forge_agents.runtime.heartbeat import Heartbeat
         from forge_agents.serving._actor import EngineActor
 
         _vllm.expected_shapes(config.model)  # a half-written model is cheaper to find here
         for lora in config.adapters.values():  # and so is an adapter that does not fit
             _vllm.adapter_shapes(config.model, lora)
         _vllm.check_ranks(config)
-        if not any(seat.gpu for seat in mesh.rehearse([(name, role, config.tp)])):
-            check_head_size(Path(config.model), label(Path(config.model)))
+        if not any(seat.gpu for seat in mesh.preview_placement([(name, role, config.tp)])):
+            check_head_size(Path(config.model), display_name(Path(config.model)))
         config = replace(config, enforce_eager=config.eager)  # as this process sees it, in every process
         env, threads, tp = _vllm.environment(config), config.threads, config.tp
         procs = mesh.spawn_procs(name, procs=tp, role=role, env=env, threads=threads)
-        pulse = Pulse(procs, tp, name=name, heartbeat_timeout_s=heartbeat_timeout_s)
-        what = f"{label(Path(config.model))}, {'not ' * (not config.compiled)}compiled{f', {tp} ranks' * (tp > 1)}"
+        heartbeat = Heartbeat(procs, tp, name=name, heartbeat_timeout_s=heartbeat_timeout_s)
+        compiled = "compiled" if config.compiled else "not compiled"
+        what = f"{display_name(Path(config.model))}, {compiled}{f', {tp} ranks' * (tp > 1)}"
         try:
-            on = mesh.where(procs, threads=threads and threads * tp)
-            with starts.starting("engine", name, what, on=on):
+            on = mesh.hardware_of(procs, threads=threads and threads * tp)
+            with startup.track("engine", name, what, on=on):
                 if tp > 1:
-                    await pulse.guard(mesh.exchange_addresses(procs, timeout_s, who=name))
+                    await heartbeat.guard(mesh.exchange_addresses(procs, timeout_s, who=name))
                 ranks: Any = procs.spawn(
                     "engine", EngineActor, config, store, weights_name or name, heartbeat_timeout_s
                 )
                 ready = mesh.call_all(ranks, tp, "start", timeout_s=timeout_s, who=name)
-                facts, *_ = await pulse.guard(ready)
+                facts, *_ = await heartbeat.guard(ready)
                 actor = ranks.slice(rank=0) if tp > 1 else ranks
-            pulse.started()
+            heartbeat.start_timeout()
         except BaseException:
-            pulse.end()
+            heartbeat.end()
             await mesh.stop(procs, at_once=True)  # as in `stop`, and nothing of it is worth a wait
             raise
         ports = {endpoint: ReplyPort() for endpoint in ("add", "poll")}
@@ -149,7 +151,7 @@ class Engine:
             procs=procs,
             actor=actor,
             facts=facts,
-            pulse=pulse,
+            heartbeat=heartbeat,
             ports=ports,
             heartbeat_timeout_s=heartbeat_timeout_s,
         )
@@ -236,7 +238,7 @@ class Engine:
             self._spawn(self._send())
         try:
             if timeout_s is None:  # the engine gives the request up in time, or `_receive` the engine
-                with _waits.waiting(self.name, "a completion", self._config.answer_timeout_s):
+                with _stalls.waiting(self.name, "a completion", self._config.answer_timeout_s):
                     return await future
             return await mesh.with_deadline(future, timeout_s, who=self.name, what="a completion")
         except (StallError, asyncio.CancelledError):
@@ -298,7 +300,7 @@ class Engine:
         """End the engine and its process; requests in flight fail. Twice is no error."""
         healthy = self._dead is None
         self._fail_all(f"{self.name} was stopped")
-        self._pulse.end()
+        self._heartbeat.end()
         for task in tuple(self._tasks):
             task.cancel()
         if healthy:
@@ -317,9 +319,9 @@ class Engine:
     async def _together(self, endpoint: str, *args: Any, timeout_s: float, what: str) -> Any:
         """`_call`, of what all ranks do: it breaks off in one a moment before the end of another is seen."""
         try:
-            return await self._pulse.guard(self._call(endpoint, *args, timeout_s=timeout_s, what=what))
+            return await self._heartbeat.guard(self._call(endpoint, *args, timeout_s=timeout_s, what=what))
         except (ActorDiedError, StallError) as error:
-            if (lost := self._pulse.error) is None:
+            if (lost := self._heartbeat.error) is None:
                 raise
             raise ActorDiedError(str(lost), self.name, getattr(lost, "place", "")) from error
 
@@ -365,7 +367,7 @@ class Engine:
         except (StallError, ActorDiedError) as error:
             self._fail_all(str(error))
         except Exception as error:  # noqa: BLE001  # the same; a RuntimeError is the actor's word on a failed step
-            self._fail_all(f"{self.name} has failed: {_told(error)}. Look at {mesh.log_advice(self.name)}")
+            self._fail_all(f"{self.name} has failed: {_told(error)}. Look at {mesh.log_hint(self.name)}")
 
     def _check_progress(self, answered: bool) -> None:
         """Raise StallError where requests wait and none was answered for longer than the engine allows the longest.
@@ -378,12 +380,12 @@ class Engine:
         elif (silent_s := now - self._last_answer) > self._config.answer_timeout_s + self._heartbeat_timeout_s:
             raise StallError(
                 f"{self.name} answered none of {len(self._waiting)} requests for {silent_s:.0f} s, although "
-                f"answer_timeout_s={self._config.answer_timeout_s:g} ends each. Look at {mesh.log_advice(self.name)}",
+                f"answer_timeout_s={self._config.answer_timeout_s:g} ends each. Look at {mesh.log_hint(self.name)}",
                 self.name,
             )
 
     async def _await_end(self) -> None:
-        error = await self._pulse.lost()
+        error = await self._heartbeat.lost()
         self._fail_all(str(error), getattr(error, "place", ""))
 
     def _resolve(self, answer: Answer) -> None:

@@ -20,11 +20,11 @@ from forge_agents.policy import LoRA, Policy
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime import mesh
+from forge_agents.runtime.colocation import DeviceAccess, unshared
 from forge_agents.runtime.faults import Faults
-from forge_agents.runtime.hosts import Seat
-from forge_agents.runtime.processes import visible_gpus
-from forge_agents.runtime.turns import Turn, no_turns
-from forge_agents.runtime.waits import all_or_first_error
+from forge_agents.runtime.hosts import ProcessSlot
+from forge_agents.runtime.machine import visible_gpus
+from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.serving import memory, shares
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.engine import HEARTBEAT_TIMEOUT_S
@@ -43,7 +43,7 @@ async def start_engines(
     faults: Faults | None = None,
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     timeout_s: float = 300.0,
-    turn: Turn = no_turns,
+    device_access: DeviceAccess = unshared,
 ) -> dict[str, Replicas]:
     """Start engines for each model folder, all at once; where one fails, the others are stopped.
 
@@ -66,7 +66,7 @@ async def start_engines(
             faults=shared,
             heartbeat_timeout_s=heartbeat_timeout_s,
             timeout_s=timeout_s,
-            turn=turn,
+            device_access=device_access,
         )
         for name, folder in folders.items()
     )
@@ -104,7 +104,7 @@ def with_own_threads(config: EngineConfig, engines: int) -> EngineConfig:
     With all cores for each, threads wait for each other: on two cores two engines took four times as long.
     """
     processes = engines * config.tp
-    if config.threads is not None or processes < 2 or visible_gpus() or mesh.several_hosts():
+    if config.threads is not None or processes < 2 or visible_gpus() or mesh.has_remote_hosts():
         return config
     return replace(config, threads=max(1, len(os.sched_getaffinity(0)) // processes))
 
@@ -123,8 +123,8 @@ def shared(
         HostError: They do not fit.
     """
     meshes = _meshes(folders, config)
-    seats = mesh.rehearse(meshes) if len(meshes) > 1 and visible_gpus() else []
-    on: dict[tuple[str, str], list[Seat]] = defaultdict(list)
+    seats = mesh.preview_placement(meshes) if len(meshes) > 1 and visible_gpus() else []
+    on: dict[tuple[str, str], list[ProcessSlot]] = defaultdict(list)
     for seat in seats:
         if seat.gpu:
             on[seat.host, seat.gpu].append(seat)
@@ -232,10 +232,10 @@ class Fleet:
         planned = _meshes(folders, config) if any(own != config for own in configs.values()) else []
         try:
             if planned:
-                mesh.plan(planned)  # whatever starts first
+                mesh.reserve(planned)  # whatever starts first
             engines = await start_engines(folders, configs, adapters=adapters, store=store, timeout_s=timeout_s)
         except BaseException:
-            mesh.unplan(planned)
+            mesh.unreserve(planned)
             raise
         own = {name for adapted in adapters.values() for name in adapted}
         served = {
@@ -247,4 +247,4 @@ class Fleet:
     async def stop(self) -> None:
         """Stop every engine."""
         await asyncio.gather(*(engine.stop() for engine in self.engines.values()))
-        mesh.unplan(self.planned)
+        mesh.unreserve(self.planned)

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from forge_agents.errors import ActorDiedError, StallError, UnknownIdError
 from forge_agents.policy import Sampling
 from forge_agents.runtime import mesh
+from forge_agents.runtime.colocation import DeviceAccess, unshared
 from forge_agents.runtime.faults import Faults
-from forge_agents.runtime.turns import Turn, no_turns
-from forge_agents.runtime.waits import Busy, all_or_first_error, waiting
+from forge_agents.runtime.stalls import waiting
+from forge_agents.runtime.threads import BusyTime, all_or_first_error
 from forge_agents.serving._wire import EngineInfo
 from forge_agents.serving.engine import HEARTBEAT_TIMEOUT_S, Engine
 from forge_agents.serving.routing import Router, router_class
@@ -42,7 +43,7 @@ class _Replica:
     name: str
     engine: Engine | None = None
     watcher: asyncio.Task[None] | None = None
-    busy: Busy = field(default_factory=Busy)
+    busy: BusyTime = field(default_factory=BusyTime)
 
 
 class Replicas:
@@ -63,13 +64,13 @@ class Replicas:
         *,
         heartbeat_timeout_s: float,
         start_s: float,
-        turn: Turn = no_turns,
+        device_access: DeviceAccess = unshared,
     ) -> None:
         self.name = name
         self.answers = 0
         """Completions so far."""
         self._config, self._store, self._faults, self._router = config, store, faults, router
-        self._heartbeat_timeout_s, self._start_s, self._turn = heartbeat_timeout_s, start_s, turn
+        self._heartbeat_timeout_s, self._start_s, self._device_access = heartbeat_timeout_s, start_s, device_access
         self._living: list[Engine] = []
         """Engines whose processes have not been seen to end, on their way in and out as well."""
         self._replicas = [_Replica(each) for each in names_of(name, config.replicas)]
@@ -90,7 +91,7 @@ class Replicas:
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
         timeout_s: float = 300.0,
         router: Router | None = None,
-        turn: Turn = no_turns,
+        device_access: DeviceAccess = unshared,
     ) -> Replicas:
         """Start ``config.replicas`` engines, as `Engine.start`; where one fails to start, the others are stopped.
 
@@ -100,7 +101,8 @@ class Replicas:
             store: Where `load_weights` finds new weights; None for a model that never changes.
             faults: Counts deaths; None allows `Faults`'s usual number.
             router: Who picks; None: what ``config.routing`` says.
-            turn: What starts and requests run in, where others use the same GPUs; they `sleep` and `wake` the engines.
+            device_access: What starts and requests run in, where others use the same GPUs; they `sleep` and `wake`
+                the engines.
         """
         router = router or router_class(config.routing)(config.max_num_seqs)
         self = cls(
@@ -111,7 +113,7 @@ class Replicas:
             router,
             heartbeat_timeout_s=heartbeat_timeout_s,
             start_s=timeout_s,
-            turn=turn,
+            device_access=device_access,
         )
         try:
             await all_or_first_error(map(self._fill, self._replicas))
@@ -281,7 +283,7 @@ class Replicas:
                 continue
             engine = replica.engine
             try:
-                async with self._turn():
+                async with self._device_access():
                     return replica, await work(engine)
             except ActorDiedError as error:
                 if self._failure is not None:
@@ -293,11 +295,11 @@ class Replicas:
 
     async def _fill(self, replica: _Replica) -> None:
         """Start an engine in a place, and keep one there."""
-        await self._faults.outlive(replica.name, lambda: self._start_engine(replica))
+        await self._faults.start_with_retries(replica.name, lambda: self._start_engine(replica))
 
     async def _start_engine(self, replica: _Replica) -> None:
         store = self._store
-        async with self._turn():
+        async with self._device_access():
             engine = await Engine.start(
                 self._config,
                 name=replica.name,
@@ -331,7 +333,7 @@ class Replicas:
                     await engine.use_store(self._store)
                     store = self._store
                 for adapter in tuple(self._loaded):
-                    async with self._turn():
+                    async with self._device_access():
                         await engine.load_weights(adapter=adapter, timeout_s=self._start_s)
             except (ActorDiedError, StallError, UnknownIdError) as error:
                 if isinstance(error, (ActorDiedError, StallError)) and error.who == engine.name:
@@ -355,7 +357,7 @@ class Replicas:
         replica.engine = None
         stopping = asyncio.ensure_future(self._end(engine))
         try:
-            fault = self._faults.noticed(replica.name, cause)
+            fault = self._faults.record(replica.name, cause)
             await self._fill(replica)
             self._faults.recovered(fault)
             await stopping

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from forge_agents.errors import did_you_mean
-from forge_agents.imports import user_module
+from forge_agents.imports import import_user_module
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -126,7 +126,7 @@ def router_class(routing: str) -> Callable[[int], Router]:
             raise ValueError(f"routing={routing!r} is none of {known} and no 'package.module:Class'.{near}")
         return ROUTERS[routing]
     try:
-        found = getattr(user_module(module), name)
+        found = getattr(import_user_module(module), name)
     except (ImportError, AttributeError, ValueError) as cause:
         raise ValueError(f"routing={routing!r} cannot be imported ({cause}); write 'package.module:Class'") from cause
     if not (isinstance(found, type) and all(callable(getattr(found, method, None)) for method in ("pick", "answered"))):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from forge_agents.sandbox import Sandbox, SandboxResult, checked_path
+from forge_agents.sandbox import Sandbox, SandboxResult, validate_path
 from forge_agents.tools import Tool, tool
 
 _LAST_OF_ERROR = 1500
@@ -49,7 +49,7 @@ class Workspace:
         Raises:
             ValueError: The path leaves the folder, is a folder or lies below a file, or a limit would be broken.
         """
-        name, limits = checked_path(path), self.sandbox.limits
+        name, limits = validate_path(path), self.sandbox.limits
         for other in self._files:
             if other.startswith(f"{name}/") or name.startswith(f"{other}/"):
                 raise ValueError(f"{path!r} cannot be a file beside {other!r}")
@@ -92,7 +92,7 @@ class Workspace:
         Args:
             path: Such as notes.txt or data/table.csv.
         """
-        name = checked_path(path)
+        name = validate_path(path)
         if name not in self._files:
             raise ValueError(f"there is no file {path!r}; files: {', '.join(sorted(self._files)) or 'none'}")
         return self._files[name].decode("utf-8", "replace")

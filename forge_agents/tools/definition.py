@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Any, overload
 
 from forge_agents.errors import did_you_mean
-from forge_agents.runtime.waits import begin_in_thread
+from forge_agents.runtime.threads import begin_in_thread
 from forge_agents.tools.arguments import wrong_arguments
 from forge_agents.types import ToolCall
 

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from forge_agents.errors import did_you_mean
-from forge_agents.files import is_flat
+from forge_agents.files import is_shallow
 from forge_agents.tools.arguments import argument_schemas, referred
 from forge_agents.tools.definition import Tool, ToolResult
 from forge_agents.types import ToolCall
@@ -108,7 +108,7 @@ def _json_at(text: str, start: int) -> tuple[Any, int]:
         json.dumps(value, ensure_ascii=False).encode()  # lone surrogates, from \ud800 escapes
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
-    if not is_flat(value):
+    if not is_shallow(value):
         raise ValueError("nested too deeply")
     return value, end
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from forge_agents.errors import ForgeError, MissingExtraError
-from forge_agents.runtime.waits import LoopThread
+from forge_agents.runtime.threads import LoopThread
 from forge_agents.tools import Tool
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from forge_agents.errors import MissingExtraError
-from forge_agents.files import is_flat
-from forge_agents.models.families import dialect_of
+from forge_agents.files import is_shallow
+from forge_agents.models.families import chat_format_of
 from forge_agents.tools.formats import MAX_CALLS
 from forge_agents.types import ToolCall
 
@@ -49,7 +49,7 @@ def reader_for(tokenizer: Any) -> CallReader | None:
     Raises:
         MissingExtraError: The package that knows the grammar is missing.
     """
-    dialect = dialect_of(str(tokenizer.chat_template))
+    dialect = chat_format_of(str(tokenizer.chat_template))
     grammar = dialect.calls if dialect else ""
     if grammar not in _LIBRARY and grammar not in _PARSERS:
         return None
@@ -104,6 +104,6 @@ def _call(found: Any) -> ToolCall:
         json.dumps(dict(arguments), allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         return ToolCall(name=name, error=f"the arguments cannot be read ({type(error).__name__})")
-    if not is_flat(dict(arguments)):
+    if not is_shallow(dict(arguments)):
         return ToolCall(name=name, error="the arguments cannot be read (nested too deeply)")
     return ToolCall(name=name, arguments=arguments)

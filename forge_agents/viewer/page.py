@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_agents.errors import RunFolderError
-from forge_agents.files import write_whole
+from forge_agents.files import write_atomic
 from forge_agents.viewer.index import MOST_ROWS, SORTS, Query
 from forge_agents.viewer.runs import Run, find_runs
 
@@ -61,7 +61,7 @@ def save_page(runs: Sequence[str | os.PathLike[str]], target: str | os.PathLike[
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>'
     tail = f'<script type="application/json" id="data">{text}</script>\n<script type="module">{script}</script>'
     page = re.sub(r"<(link rel=\"stylesheet\"|script)[^>]*>(</script>)?\n", "", static_text("index.html"))
-    return write_whole(target, page.replace("</head>", f"{head}\n</head>").replace("</body>", f"{tail}\n</body>"))
+    return write_atomic(target, page.replace("</head>", f"{head}\n</head>").replace("</body>", f"{tail}\n</body>"))
 
 
 def _without_imports(script: str) -> str:

@@ -17,7 +17,7 @@ from forge_agents import safe_yaml
 from forge_agents.bench.report import Report, ReportError
 from forge_agents.episodes.stored import finite, number, whole_lines
 from forge_agents.errors import RunFolderError, did_you_mean
-from forge_agents.files import check_plain_files, is_flat, user_path
+from forge_agents.files import check_plain_files, is_shallow, user_path
 from forge_agents.viewer.episodes import Pieces, shown_episode
 from forge_agents.viewer.index import EpisodeIndex
 
@@ -269,7 +269,7 @@ def _json(file: Path) -> Any:
         value = json.loads(file.read_text(encoding="utf-8", errors="replace"))
     except (ValueError, RecursionError):
         return None
-    return value if is_flat(value) else None
+    return value if is_shallow(value) else None
 
 
 def _yaml(file: Path) -> Any:

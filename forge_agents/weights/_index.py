@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import psutil
 
-from forge_agents.runtime.processes import place
+from forge_agents.runtime.machine import memory_domain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +34,7 @@ class Process:
 
     def has_ended(self) -> bool:
         """Whether it is known to have ended; one at another place may have."""
-        return self.place == place() and not psutil.pid_exists(self.pid)
+        return self.place == memory_domain() and not psutil.pid_exists(self.pid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

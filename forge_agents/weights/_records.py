@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge_agents.runtime import mesh
-from forge_agents.runtime.processes import place
+from forge_agents.runtime.machine import memory_domain
 from forge_agents.weights._index import Process
 from forge_agents.weights.store import WeightStoreRef
 
@@ -30,7 +30,7 @@ class Records:
         self.weights_name = weights_name
         self._ref = ref
         self._timeout_s = ref.heartbeat_timeout_s
-        self._me = Process(place=place(), pid=os.getpid())
+        self._me = Process(place=memory_domain(), pid=os.getpid())
 
     async def _put(self, client: Any, key: str, value: object) -> None:
         await self._wait(client.put(f"{self.weights_name}.{key}", value), f"put of {self.weights_name}.{key}")

@@ -15,7 +15,7 @@ from weakref import WeakValueDictionary
 
 import torch
 
-from forge_agents.runtime.processes import available_bytes
+from forge_agents.runtime.machine import available_bytes
 
 _ATTRIBUTE = "_forge_segment"
 

@@ -18,12 +18,12 @@ from types import SimpleNamespace
 from typing import Any
 
 from forge_agents.errors import MissingExtraError
-from forge_agents.imports import without_collections
+from forge_agents.imports import without_garbage_collection
 from forge_agents.runtime._monarch import endpoint
-from forge_agents.runtime.processes import place
+from forge_agents.runtime.machine import memory_domain
 
 try:  # after Monarch's settings
-    with without_collections():
+    with without_garbage_collection():
         import torch
         import torchstore  # type: ignore[import-untyped,unused-ignore]
 
@@ -65,7 +65,7 @@ async def client(store_name: str, index: Any, where: str) -> Any:
         strategy = await single_index.get_controller_strategy.call_one()
         strategy.storage_volumes = _SingleActor(strategy.storage_volumes)
         _clients[store_name] = Client(controller=single_index, strategy=strategy)
-        _clients[store_name].near = where == place()
+        _clients[store_name].near = where == memory_domain()
     return _clients[store_name]
 
 
@@ -130,7 +130,7 @@ if IS_0_1:
             self.handle: SegmentHandle | None = None
             self.part = (0, 0)
             self.value: torch.Tensor | None = None
-            self.reader_place = place()
+            self.reader_place = memory_domain()
 
         def allocate(self, tensor_like: Any) -> None:
             """Nothing to prepare."""
@@ -140,7 +140,7 @@ if IS_0_1:
             if tensor is None:
                 return
             segment = segment_of(tensor)
-            if segment is not None and self.reader_place == place():
+            if segment is not None and self.reader_place == memory_domain():
                 self.handle, start = segment.handle, int(tensor.storage_offset())
                 self.part = (start, start + tensor.numel())
             else:  # without the segment, which must not travel, and without the memory around a part

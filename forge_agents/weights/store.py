@@ -10,11 +10,11 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from forge_agents.runtime import mesh, starts
+from forge_agents.runtime import mesh, startup
 
 if TYPE_CHECKING:
     from forge_agents.runtime._monarch import ProcMesh
-    from forge_agents.runtime.pulse import Pulse
+    from forge_agents.runtime.heartbeat import Heartbeat
 
 _counter = itertools.count()
 _SIGN = "sign-of-life"
@@ -49,9 +49,9 @@ class WeightStoreRef:
 class WeightStore:
     """The controller's side of the store. Make one with `start`."""
 
-    def __init__(self, ref: WeightStoreRef, volume_mesh: ProcMesh, pulse: Pulse) -> None:
+    def __init__(self, ref: WeightStoreRef, volume_mesh: ProcMesh, heartbeat: Heartbeat) -> None:
         self.ref = ref
-        self.pulse = pulse
+        self.heartbeat = heartbeat
         self._volume_mesh = volume_mesh
         self._stopped = False
 
@@ -66,38 +66,39 @@ class WeightStore:
             heartbeat_timeout_s: Seconds after which a store that does not answer counts as dead.
             timeout_s: Seconds until a start counts as stalled.
         """
-        from forge_agents.runtime.pulse import Pulse
+        from forge_agents.runtime.heartbeat import Heartbeat
         from forge_agents.weights import _torchstore
 
         volume_mesh = mesh.spawn_procs(name, role="store", threads=1)
-        pulse = Pulse(volume_mesh, 1, name=name, heartbeat_timeout_s=heartbeat_timeout_s)
+        heartbeat = Heartbeat(volume_mesh, 1, name=name, heartbeat_timeout_s=heartbeat_timeout_s)
         store_name = f"{name}-{os.getpid()}-{next(_counter)}"
         try:
-            what = f"TorchStore, weights go {_torchstore.transport(mesh.several_hosts())}"
-            with starts.starting("store", name, what, on=mesh.where(volume_mesh)):
+            what = f"TorchStore, weights go {_torchstore.transport(mesh.has_remote_hosts())}"
+            with startup.track("store", name, what, on=mesh.hardware_of(volume_mesh)):
                 starting = _torchstore.initialize(store_name, volume_mesh)
-                index = await pulse.guard(mesh.with_deadline(starting, timeout_s, who=name, what="start of the store"))
-            pulse.started()
-            place = mesh.place_of(volume_mesh)
+                in_time = mesh.with_deadline(starting, timeout_s, who=name, what="start of the store")
+                index = await heartbeat.guard(in_time)
+            heartbeat.start_timeout()
+            place = mesh.memory_domain_of(volume_mesh)
             ref = WeightStoreRef(
                 name=name, store_name=store_name, place=place, heartbeat_timeout_s=heartbeat_timeout_s, index=index
             )
-            client = await pulse.guard(ref.client())
+            client = await heartbeat.guard(ref.client())
             first = mesh.with_deadline(client.put(_SIGN, 0), timeout_s, who=name, what="first answer of the store")
-            await pulse.guard(first)
+            await heartbeat.guard(first)
         except BaseException:
-            pulse.end()
+            heartbeat.end()
             await mesh.stop(volume_mesh, at_once=True)
             raise
-        pulse.also(lambda: _answer(client), "answer of the store")
-        return cls(ref, volume_mesh, pulse)
+        heartbeat.add_probe(lambda: _answer(client), "answer of the store")
+        return cls(ref, volume_mesh, heartbeat)
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
         """Free all weights and end the volume's process. Twice is no error."""
         if self._stopped:
             return
         self._stopped = True
-        self.pulse.end()
+        self.heartbeat.end()
         await mesh.stop(self._volume_mesh, timeout_s=timeout_s)
 
 

@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 from forge_agents.errors import ForgeError, StallError, UnknownIdError, did_you_mean
-from forge_agents.runtime.processes import place
+from forge_agents.runtime.machine import memory_domain
 from forge_agents.weights import _segments
 from forge_agents.weights._index import Entry, Index, Write
 from forge_agents.weights._landing import Landing, Pull
@@ -226,7 +226,7 @@ class Publisher(Records):
         """The slot's memory: shared with the volume where it can be, else private and sent in messages."""
         if not self._fits(slot, num_bytes):
             self._buffers.pop(slot, None)
-            segment = _segments.try_create(num_bytes) if self._ref.place == place() else None
+            segment = _segments.try_create(num_bytes) if self._ref.place == memory_domain() else None
             buffer_B = torch.empty(num_bytes, dtype=torch.uint8) if segment is None else segment.tensor()
             self._buffers[slot] = buffer_B
         return self._buffers[slot]

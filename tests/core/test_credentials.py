@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from forge_agents.credentials import HIDDEN, is_secret, is_secret_variable, shown_command, without_secrets
+from forge_agents.credentials import HIDDEN, is_secret, is_secret_variable, redact, redact_command
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_key_that_looks_generated_is_secret():
      "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.abcdefgh", "xoxb-123456789-abcdef"],
 )  # fmt: skip
 def test_key_of_a_known_form_is_hidden_within_a_text(secret):
-    assert without_secrets(f"curl -H 'x: {secret}' host") == f"curl -H 'x: {HIDDEN}' host"
+    assert redact(f"curl -H 'x: {secret}' host") == f"curl -H 'x: {HIDDEN}' host"
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_key_of_a_known_form_is_hidden_within_a_text(secret):
     ],
 )
 def test_credential_behind_its_name_is_hidden(text, shown):
-    assert without_secrets(text) == shown
+    assert redact(text) == shown
 
 
 @pytest.mark.parametrize(
@@ -59,14 +59,14 @@ def test_credential_behind_its_name_is_hidden(text, shown):
      "task-12345678", "http://127.0.0.1:8000/v1", "risk-12345678", "scikit-learn-1.2.3"],
 )  # fmt: skip
 def test_ordinary_text_is_left(text):
-    assert without_secrets(text) == text
+    assert redact(text) == text
 
 
 def test_long_texts_are_searched_quickly():
     started = time.process_time()
     for part in ("a", "://", "sk-", "eyJ", "token ", "api_key = ", "bearer  ", "://a:", "x@"):
-        without_secrets(part * 50_000)
-        without_secrets("://" + part.replace("/", "") * 50_000)
+        redact(part * 50_000)
+        redact("://" + part.replace("/", "") * 50_000)
     assert time.process_time() - started < 5
 
 
@@ -95,7 +95,7 @@ def test_ordinary_variables_are_no_secrets(name):
 )
 def test_variables_are_secrets_by_their_values(value):
     assert is_secret_variable("SETTING", value)
-    assert "hunter2" not in without_secrets(value) and "ss@" not in without_secrets(value)
+    assert "hunter2" not in redact(value) and "ss@" not in redact(value)
 
 
 @pytest.mark.parametrize(
@@ -112,9 +112,9 @@ def test_variables_are_secrets_by_their_values(value):
     ],
 )
 def test_a_command_line_is_shown_without_credentials(words, shown):
-    assert shown_command(words) == shown
+    assert redact_command(words) == shown
 
 
 def test_a_command_line_is_shown_without_values_of_secret_variables(monkeypatch):
     monkeypatch.setenv("CREW_KEY", "swordfish")
-    assert shown_command(["crew", "-k", "swordfish"]) == "crew -k '(hidden)'"
+    assert redact_command(["crew", "-k", "swordfish"]) == "crew -k '(hidden)'"

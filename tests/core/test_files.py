@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from forge_agents.files import whole_file, write_whole
+from forge_agents.files import atomic_writer, write_atomic
 from forge_agents.programs.traces import import_traces
 from forge_trainers.records.run_folder import RunFolder
 
@@ -21,7 +21,7 @@ def umask():
 @pytest.mark.parametrize(("mask", "mode"), [(0o077, 0o600), (0o027, 0o640), (0o022, 0o644)])
 def test_files_have_the_permissions_that_the_umask_allows(umask, tmp_path, mask, mode):
     umask(mask)
-    write_whole(tmp_path / "new" / "report.json", "{}")
+    write_atomic(tmp_path / "new" / "report.json", "{}")
     call = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
     (tmp_path / "chats.jsonl").write_text(json.dumps(call) + "\n")
     import_traces([tmp_path / "chats.jsonl"], tmp_path / "new" / "rows.jsonl")
@@ -40,10 +40,10 @@ def test_files_have_the_permissions_that_the_umask_allows(umask, tmp_path, mask,
 
 
 def test_an_error_while_writing_leaves_the_old_file_and_no_draft(tmp_path):
-    write_whole(tmp_path / "a.txt", "old")
+    write_atomic(tmp_path / "a.txt", "old")
 
     def fail():
-        with whole_file(tmp_path / "a.txt") as file:
+        with atomic_writer(tmp_path / "a.txt") as file:
             file.write("new")
             raise KeyError
 
@@ -55,5 +55,5 @@ def test_an_error_while_writing_leaves_the_old_file_and_no_draft(tmp_path):
 def test_a_replaced_link_is_replaced_and_not_written_through(tmp_path):
     (tmp_path / "mine").write_text("mine")
     (tmp_path / "report.html").symlink_to(tmp_path / "mine")
-    write_whole(tmp_path / "report.html", "new")
+    write_atomic(tmp_path / "report.html", "new")
     assert (tmp_path / "mine").read_text() == "mine" and not (tmp_path / "report.html").is_symlink()

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from forge_agents import imports
-from forge_agents.imports import without_collections
+from forge_agents.imports import without_garbage_collection
 
 
 @pytest.fixture(params=[True, False])
@@ -25,15 +25,15 @@ def collecting(request: pytest.FixtureRequest) -> Iterator[bool]:
 
 
 def test_inside_nobody_collects_and_afterwards_who_did_before(collecting: bool):
-    with without_collections():
-        with without_collections():
+    with without_garbage_collection():
+        with without_garbage_collection():
             assert not gc.isenabled()
         assert not gc.isenabled()
     assert gc.isenabled() == collecting
 
 
 def test_an_import_that_fails_leaves_the_collector_as_it_was(collecting: bool):
-    with pytest.raises(ModuleNotFoundError), without_collections():
+    with pytest.raises(ModuleNotFoundError), without_garbage_collection():
         importlib.import_module("forge_agents.no_such_module")
     assert gc.isenabled() == collecting
 
@@ -45,7 +45,7 @@ def test_user_folders_join_the_path_last_when_a_module_of_the_user_is_named(tmp_
         imports.add_user_folder(tmp_path / name)
     before = list(sys.path)
     assert importlib.util.find_spec("my_world") is None
-    assert imports.user_module("my_world").WHERE == "of_the_file"
+    assert imports.import_user_module("my_world").WHERE == "of_the_file"
     assert sys.path == [*before, str(tmp_path / "of_the_file"), str(tmp_path / "current")]
 
 

@@ -9,7 +9,7 @@ import yaml
 import forge_agents as fa
 from forge_agents.cli import main as cli
 from forge_agents.cli.config import parse
-from forge_agents.files import user_path, write_whole
+from forge_agents.files import user_path, write_atomic
 from forge_agents.jsonl import json_objects
 from forge_agents.models import resolve as models
 from forge_trainers.records.run_folder import RunFolder
@@ -55,12 +55,12 @@ def test_run_folders_data_and_models_are_found_there(home, tiny_llama, monkeypat
     assert (home / "run" / "config.yaml").exists()
     with pytest.raises(Exception, match=str(home / "run")):
         fa.load_episodes("~/run")
-    write_whole("$HOME/rows.jsonl", json.dumps({"a": 1}))
+    write_atomic("$HOME/rows.jsonl", json.dumps({"a": 1}))
     assert [row for _, row in json_objects("~/rows.jsonl")] == [{"a": 1}]
     (home / "model").symlink_to(tiny_llama)
     monkeypatch.setenv("MODELS", str(home))
     assert models.resolve("~/model") == models.resolve("$MODELS/model") == home / "model"
-    assert models.here("$MODELS/model") == home / "model"
+    assert models.local_folder("$MODELS/model") == home / "model"
 
 
 def test_a_settings_file_and_what_it_names_are_found_there(home, tmp_path):

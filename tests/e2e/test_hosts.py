@@ -22,7 +22,8 @@ import forge_agents as fa
 from forge_agents.envs.workers import env as workers
 from forge_agents.errors import ActorDiedError, HostError, StallError
 from forge_agents.runtime import mesh
-from forge_agents.runtime.processes import environment, place
+from forge_agents.runtime.machine import memory_domain
+from forge_agents.runtime.processes import environment
 from forge_agents.testing._processes import ended_within, free_port, runs
 from forge_agents.types import Trajectory
 from forge_trainers.rl.tasks import TaskSampler
@@ -86,15 +87,15 @@ class Resident(Actor):
 
 
 def test_what_is_on_a_killed_host_is_lost_at_once_and_starts_again_on_another(run: Any, import_actors: Any) -> None:
-    from forge_agents.runtime.pulse import Pulse
+    from forge_agents.runtime.heartbeat import Heartbeat
 
     resident = import_actors("host_residents", ACTORS).Resident
 
-    async def start(name: str, role: str, procs: int = 1) -> tuple[Any, Pulse, list[int]]:
+    async def start(name: str, role: str, procs: int = 1) -> tuple[Any, Heartbeat, list[int]]:
         on = mesh.spawn_procs(name, role=role, procs=procs, threads=1)
-        pulse = Pulse(on, procs, name=name, heartbeat_timeout_s=300)
+        heartbeat = Heartbeat(on, procs, name=name, heartbeat_timeout_s=300)
         pids = await mesh.call_all(on.spawn("resident", resident), procs, "pid", timeout_s=300, who=name)
-        return on, pulse, pids
+        return on, heartbeat, pids
 
     async def main() -> list[int]:
         config = fa.Hosts(kind="process", hosts={"learner": 2, "engines": 1})
@@ -107,7 +108,7 @@ def test_what_is_on_a_killed_host_is_lost_at_once_and_starts_again_on_another(ru
         await mesh.exchange_addresses(ranks, 300, who="ranks")
         _, replica_pulse, (replica,) = await start("replica", "engines")
         assert host_of(replica) == "engines-0"
-        assert mesh.place_of(ranks) != place()
+        assert mesh.memory_domain_of(ranks) != memory_domain()
 
         kill_host("learner-1")
         error = await mesh.with_deadline(ranks_pulse.lost(), 60, who="ranks", what="its end")  # its silence: 300

@@ -286,7 +286,7 @@ def test_a_store_whose_actor_ends_in_a_process_that_lives_is_named(run: Any, wri
         procs = mesh.spawn_procs("reader", threads=1)
         reader = procs.spawn("writer", writers.Writer, hollow.ref, "any", 2)
         await mesh.call_all(reader, 1, "ask_on", timeout_s=60, who="reader")
-        held = asyncio.ensure_future(hollow.pulse.guard(asyncio.sleep(600)))
+        held = asyncio.ensure_future(hollow.heartbeat.guard(asyncio.sleep(600)))
         await mesh.stop(procs)  # asked: it ends before its answers come, and so does the actor that sends them
         with pytest.raises((ActorDiedError, StallError), match="hollow store .*answer of the store") as caught:
             await asyncio.wait_for(held, 60)
@@ -308,7 +308,7 @@ def test_a_store_that_dies_is_named_at_once(run: Any) -> None:
         await publisher.publish(some_weights(0), 0)
         folder = mesh.log_folder("doomed store")
         assert folder is not None
-        held = asyncio.ensure_future(doomed.pulse.guard(asyncio.sleep(600)))
+        held = asyncio.ensure_future(doomed.heartbeat.guard(asyncio.sleep(600)))
         await asyncio.sleep(0)
         os.kill(int((folder / "0.pid").read_text()), signal.SIGKILL)
         with pytest.raises(ActorDiedError, match="doomed store died"):

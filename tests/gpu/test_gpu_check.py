@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from forge_agents.runtime.processes import visible_gpus
+from forge_agents.runtime.machine import visible_gpus
 from forge_trainers.gpu_check import gpu_check
 
 pytestmark = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from forge_agents.runtime.processes import visible_gpus
+from forge_agents.runtime.machine import visible_gpus
 from forge_trainers.batch.layout import Span
 
 pytestmark = [

@@ -24,7 +24,7 @@ from forge_agents.envs.env import Outcome, TurnEnv
 from forge_agents.policy import AnyPolicy, Policy, Sampling, Scripted
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rollout import Rollout
-from forge_agents.runtime.waits import all_or_first_error
+from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.types import Completion, VersionSpan
 
 SEATS = ("player_0", "player_1")

@@ -85,10 +85,10 @@ def _record(name: str, found: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_learner(options: Options) -> dict[str, Any]:
-    from forge_agents.runtime.processes import keep_few_products, keep_freed_memory, total_bytes
+    from forge_agents.runtime.machine import keep_freed_memory, limit_matmul_cache, total_bytes
 
     keep_freed_memory()  # as the learner's actor does; the bare passes profit alike
-    keep_few_products()
+    limit_matmul_cache()
     from forge_agents.models.sizes import ModelSize
     from forge_trainers.learner.config import LearnerConfig
     from forge_trainers.learner.core import LearnerCore

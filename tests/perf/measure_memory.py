@@ -54,10 +54,10 @@ def run_full(options: Options) -> dict[str, float]:
 
 
 def _run(options: Options, mode: Literal["none", "selective", "full"]) -> dict[str, float]:
-    from forge_agents.runtime.processes import keep_few_products, keep_freed_memory
+    from forge_agents.runtime.machine import keep_freed_memory, limit_matmul_cache
 
     keep_freed_memory()  # as the learner's actor does
-    keep_few_products()
+    limit_matmul_cache()
     from forge_trainers.learner.config import LearnerConfig
     from forge_trainers.learner.core import LearnerCore
 

@@ -88,7 +88,7 @@ async def _run(options: Options) -> dict[str, float]:
 async def _play(options: Options, served: Any, episodes: int) -> None:
     """All groups exist at once; `LIVE` episodes play at the same time."""
     from forge_agents.rollout.rollout import Rollout
-    from forge_agents.runtime.waits import all_or_first_error
+    from forge_agents.runtime.threads import all_or_first_error
 
     seats, limit = policy(options, NEW_TOKENS), asyncio.Semaphore(LIVE)
 

@@ -30,7 +30,7 @@ from forge_agents.envs.env import Outcome, TurnEnv
 from forge_agents.policy import Policy, Sampling
 from forge_agents.rollout.rollout import Rollout
 from forge_agents.runtime.processes import with_variable
-from forge_agents.runtime.waits import all_or_first_error
+from forge_agents.runtime.threads import all_or_first_error
 
 if TYPE_CHECKING:
     from forge_agents.rollout.players import PolicyEngine

@@ -12,7 +12,7 @@ import pytest
 from forge_agents.cli.main import main
 from forge_agents.errors import HostError
 from forge_agents.models.sizes import ModelSize
-from forge_agents.runtime.processes import visible_gpus
+from forge_agents.runtime.machine import visible_gpus
 from forge_agents.serving.memory import OVERHEAD_BYTES
 from forge_trainers import gpu_check
 from forge_trainers.gpu_check import Way, expected_bytes, placement_of, row, table, ways

@@ -24,7 +24,7 @@ from forge_agents.models.resolve import resolve, weight_bytes
 from forge_agents.models.sizes import ModelSize
 from forge_agents.runtime import mesh
 from forge_agents.runtime.hosts import Hosts
-from forge_agents.runtime.processes import gpu_bytes, visible_gpus
+from forge_agents.runtime.machine import gpu_bytes, visible_gpus
 from forge_trainers.demo import ENV_ARGS, ENV_ID, DemoConfig, settings, team
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.trainer import GRPOTrainer
@@ -122,7 +122,7 @@ def placement_of(way: Way, model: str, gpus: Sequence[int]) -> Placement:
     engines, learners = computing({policy.name: policy}, {policy.name: resolve(model)}, config)
     parts = parts_of(engines, learners, ranks=config.learner_procs, tp=config.engine.tp)
     many = len(gpus)
-    rehearse = partial(mesh.rehearse_on, Hosts(), gpus_per_host=many, gpu_bytes=min(gpus), here=many)
+    rehearse = partial(mesh.preview_placement_on, Hosts(), gpus_per_host=many, gpu_bytes=min(gpus), here=many)
     return place(parts, config.engine, rehearse, turns=config.colocate)
 
 

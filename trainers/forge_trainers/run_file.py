@@ -13,7 +13,7 @@ from forge_agents.envs import registry
 from forge_agents.envs.oracles import oracle_of
 from forge_agents.errors import did_you_mean
 from forge_agents.files import user_path
-from forge_agents.imports import imported
+from forge_agents.imports import import_object
 from forge_agents.policy import WORDS, AnyPolicy, Endpoint, Oracle, Policy, PolicyMapping
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.settings import settings_class
@@ -326,4 +326,4 @@ class RunConfig:
 
     def load_reward(self) -> Any:
         """The reward object, or None for the environment's own."""
-        return None if self.reward is None else imported(self.reward, "reward")
+        return None if self.reward is None else import_object(self.reward, "reward")

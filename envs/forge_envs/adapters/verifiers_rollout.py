@@ -20,7 +20,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from forge_agents.errors import StallError
-from forge_agents.runtime.waits import LoopThread
+from forge_agents.runtime.threads import LoopThread
 from forge_envs.adapters.contained import Randomness
 
 T = TypeVar("T")

@@ -32,9 +32,9 @@ from forge_agents.envs.spec import EnvSpec
 from forge_agents.envs.workers.process import NOT_SHARED, STATE
 from forge_agents.errors import ActorDiedError, ForgeError, StallError
 from forge_agents.runtime import mesh
+from forge_agents.runtime.deaths import describe_exit
 from forge_agents.runtime.hosts import ENVS
-from forge_agents.runtime.processes import how_it_ended
-from forge_agents.runtime.waits import in_thread
+from forge_agents.runtime.threads import in_thread
 
 T = TypeVar("T")
 
@@ -257,7 +257,7 @@ def _about(packed: bytes) -> dict[str, Any]:
             f"to import and build the environment took longer than {START_TIMEOUT_S:g} s, so its process was killed"
         ) from None
     if done.returncode:
-        raise WorkerDiedError(f"the process that imports and builds the environment {how_it_ended(done.returncode)}")
+        raise WorkerDiedError(f"the process that imports and builds the environment {describe_exit(done.returncode)}")
     ok, answer = pickle.loads(done.stdout)  # noqa: S301  # ours
     if not ok:
         raise answer
@@ -302,7 +302,7 @@ class Worker:
     @property
     def alive(self) -> bool:
         """Whether it runs, or was not needed yet."""
-        return not self._over and (self._procs is None or not mesh.end_seen(self._procs))
+        return not self._over and (self._procs is None or not mesh.failure_of(self._procs))
 
     @property
     def useful(self) -> bool:
@@ -374,7 +374,7 @@ class Worker:
             try:
                 packed: bytes = answer.get(min(_LOOK_S, max(0.05, timeout_s - waited)))
             except TimeoutError:
-                if why := mesh.end_seen(self._procs):
+                if why := mesh.failure_of(self._procs):
                     seen_at = min(seen_at, waited)
                     if waited >= seen_at + _NAMED_S * (why == mesh.ENDED):
                         raise ActorDiedError(f"{self.name} died during {what}: {why}", self.name) from None
@@ -387,7 +387,7 @@ class Worker:
                 cause = mesh.as_local_error(error, who=self.name, what=what)
                 if not isinstance(cause, ActorDiedError):  # its process could not begin
                     words = f"{self.name} died during {what}: {type(cause).__name__}: {cause}"
-                    cause = ActorDiedError(f"{words}. Look at {mesh.log_advice(self.name)}", self.name)
+                    cause = ActorDiedError(f"{words}. Look at {mesh.log_hint(self.name)}", self.name)
                 raise cause from None
             else:
                 return packed
@@ -415,7 +415,7 @@ class Pool:
     @property
     def max_workers(self) -> int:
         """Processes at once; fewer once a host is lost."""
-        return self._limit or mesh.room(ENVS)
+        return self._limit or mesh.capacity(ENVS)
 
     @property
     def workers(self) -> tuple[Worker, ...]:

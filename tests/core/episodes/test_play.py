@@ -15,7 +15,7 @@ from forge_agents.errors import ModelNotFoundError, NotReadyError
 from forge_agents.rollout import players
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.terminal import Terminal
-from forge_agents.runtime.starts import starting
+from forge_agents.runtime.startup import track
 from forge_agents.serving.fleet import Fleet
 from forge_agents.types import Completion, VersionSpan
 
@@ -85,12 +85,12 @@ def fleets(monkeypatch):
             raise ModelNotFoundError("no such model")
         starts.extend([("start", list(policies), config.enforce_eager)] if policies else [])
         for name in policies:
-            with starting("engine", name, "as a real one says it", on="here"):
+            with track("engine", name, "as a real one says it", on="here"):
                 pass
         return Up(policies)
 
     monkeypatch.setattr(Fleet, "start", start)
-    monkeypatch.setattr("forge_agents.runtime.starts._remember", lambda *_: None)  # of no real start
+    monkeypatch.setattr("forge_agents.runtime.startup._remember", lambda *_: None)  # of no real start
     return starts
 
 

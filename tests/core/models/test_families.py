@@ -6,7 +6,7 @@ import pytest
 
 from forge_agents.errors import ModelNotFoundError
 from forge_agents.models import resolve
-from forge_agents.models.families import DIALECTS, FAMILIES, dialect_of, known
+from forge_agents.models.families import CHAT_FORMATS, FAMILIES, chat_format_of, inspect_model
 
 
 def model(folder, architecture, template=None, file="tokenizer_config.json"):
@@ -14,11 +14,11 @@ def model(folder, architecture, template=None, file="tokenizer_config.json"):
     if template is not None:
         text = template if file.endswith("jinja") else json.dumps({"chat_template": template})
         (folder / file).write_text(text)
-    return known(folder)
+    return inspect_model(folder)
 
 
 def test_the_packaged_model_is_a_llama_that_talks_chatml():
-    found = known(resolve.resolve("smollm2-135m-instruct"))
+    found = inspect_model(resolve.resolve("smollm2-135m-instruct"))
     assert (found.family.name, found.dialect.name, found.thinks, found.renderer) == ("llama", "chatml", False, "")
 
 
@@ -49,16 +49,16 @@ def test_of_several_templates_that_for_tools_counts(tmp_path):
 def test_what_is_unknown_is_none_and_no_guess(tmp_path):
     found = model(tmp_path, "NovelForCausalLM")
     assert (found.architecture, found.family, found.dialect) == ("NovelForCausalLM", None, None)
-    assert dialect_of("{{ messages }}") is None
+    assert chat_format_of("{{ messages }}") is None
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelNotFoundError, match="config.json"):
-        known(tmp_path)
+        inspect_model(tmp_path)
 
 
 def test_no_dialect_hides_another():
-    for i, dialect in enumerate(DIALECTS):
+    for i, dialect in enumerate(CHAT_FORMATS):
         text = " ".join(dialect.marks)
-        assert dialect_of(text) is dialect, f"one before number {i}"
+        assert chat_format_of(text) is dialect, f"one before number {i}"
     architectures = [name for family in FAMILIES for name in family.architectures]
     assert len(architectures) == len(set(architectures))
 
@@ -66,7 +66,7 @@ def test_no_dialect_hides_another():
 def test_every_renderer_named_exists():
     library = pytest.importorskip("renderers.base", reason="comes with forge-agents-rl[verifiers]")
     library._populate_registry()
-    named = {renderer for dialect in DIALECTS for renderer in dialect.renderers.values()}
+    named = {renderer for dialect in CHAT_FORMATS for renderer in dialect.renderers.values()}
     assert named <= library.RENDERER_REGISTRY.keys()
 
 

@@ -85,10 +85,10 @@ assert importlib.metadata.packages_distributions is asked and import_utils.PACKA
 
 def test_only_inside_the_block_there_are_no_signals_of_scipys(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(sys.modules, "scipy.signal", raising=False)
-    with lean_imports.without_sound(), pytest.raises(ImportError):
+    with lean_imports.without_scipy_signal(), pytest.raises(ImportError):
         importlib.import_module("scipy.signal")
     assert "scipy.signal" not in sys.modules
     loaded = ModuleType("scipy.signal")
     monkeypatch.setitem(sys.modules, "scipy.signal", loaded)
-    with lean_imports.without_sound():
+    with lean_imports.without_scipy_signal():
         assert importlib.import_module("scipy.signal") is loaded  # who has it keeps it

@@ -119,7 +119,7 @@ def test_a_model_with_a_link_out_of_its_folder_is_refused(tiny_llama: Path, tmp_
     entry.parent.mkdir(exist_ok=True)
     entry.unlink(missing_ok=True)
     entry.symlink_to(tmp_path / "private")
-    for load in (models.resolve, models.check_own_files):
+    for load in (models.resolve, models.check_contained_files):
         with pytest.raises(ModelNotFoundError, match=f"{entry.name} is a link out of the model's folder; put a copy"):
             load(folder)
     entry.unlink()
@@ -157,7 +157,7 @@ def test_an_index_that_names_files_elsewhere_is_refused(tiny_llama: Path, tmp_pa
 def test_every_place_that_loads_a_model_refuses_its_code():
     files = [file for name in ("forge_agents", "envs", "trainers", "verifiers") for file in (ROOT / name).rglob("*.py")]
     calls = [call for file in files for call in re.findall(r"\.from_pretrained\([^)]*\)", file.read_text())]
-    assert len(calls) == 3 and all("**arguments" in call for call in calls)  # of models.without_its_code
+    assert len(calls) == 3 and all("**arguments" in call for call in calls)  # of models.no_remote_code
     engine = (ROOT / "forge_agents/serving/_vllm.py").read_text()
     assert engine.count("EngineArgs(") == engine.count("trust_remote_code=False") == 1
 

@@ -16,7 +16,7 @@ from forge_agents.programs.standing import Standing
 from forge_agents.rollout import rollout
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.runtime.waits import LoopThread
+from forge_agents.runtime.threads import LoopThread
 from forge_agents.types import Completion, VersionSpan
 
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'

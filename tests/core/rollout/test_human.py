@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 import forge_agents as fa
+from forge_agents.display import visible
 from forge_agents.errors import PlayerLeftError
-from forge_agents.page import visible
 from forge_agents.rollout import players
 from forge_agents.rollout.rollout import Rollout, play
 from forge_agents.rollout.terminal import Terminal

@@ -13,8 +13,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from forge_agents.runtime import mesh, processes
-from forge_agents.runtime.processes import death, is_ours, kill_after, named, oom_kills, variables
+from forge_agents.runtime import deaths, mesh, processes
+from forge_agents.runtime.deaths import death, name_signals, oom_kills
+from forge_agents.runtime.processes import is_ours, kill_after, variables
 
 DIES = """
 import faulthandler, os, signal, sys
@@ -61,16 +62,16 @@ def test_an_end_says_what_it_mostly_comes_from(tmp_path: Path, monkeypatch: pyte
     assert "an instruction that this processor does not have" in death(-signal.SIGILL, None).meaning
     assert death(1, None).meaning == death(None, None).meaning == death(-signal.SIGSEGV, None).meaning == ""
     counter = tmp_path / "memory.events"
-    monkeypatch.setattr(processes, "_COUNTERS", (str(tmp_path / "absent"), str(counter)))
+    monkeypatch.setattr(deaths, "_COUNTERS", (str(tmp_path / "absent"), str(counter)))
     counter.write_text("low 0\noom 7\noom_kill 2\noom_group_kill 0\n")
-    processes._oom_kills_before.cache_clear()
+    deaths.oom_kills_before.cache_clear()
     try:
         assert oom_kills() == (0, 2)
         assert "so somebody else killed it" in death(-signal.SIGKILL, None).meaning
         counter.write_text("oom 8\noom_kill 3\n")
         assert "by the kernel, which has killed for want of memory" in death(-signal.SIGKILL, None).meaning
     finally:
-        processes._oom_kills_before.cache_clear()
+        deaths.oom_kills_before.cache_clear()
 
 
 def test_of_a_librarys_own_thread_the_stacks_of_all_threads_are_the_place(tmp_path: Path) -> None:
@@ -105,7 +106,7 @@ def test_nothing_is_said_of_what_nobody_saw(tmp_path: Path) -> None:
     assert death(None, tmp_path / "elsewhere.log").how == "ended"
     assert not death(None, None).known and death(0, None).known
     assert death(-250, None).how == "was ended by signal 250"
-    assert named("Killed(sig=9)") == "Killed(SIGKILL)"
+    assert name_signals("Killed(sig=9)") == "Killed(SIGKILL)"
 
 
 @pytest.mark.parametrize("ended_its_work", [True, False])
@@ -153,6 +154,6 @@ def test_the_folder_of_logs_is_nobody_else_s(tmp_path, monkeypatch):
 
 def test_the_peak_of_a_process_is_not_its_parent_s():
     held = b"x" * 400_000_000
-    code = "from forge_agents.runtime.processes import resident_bytes; print(*resident_bytes())"
+    code = "from forge_agents.runtime.machine import resident_bytes; print(*resident_bytes())"
     now, peak = map(int, subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.split())
     assert now <= peak < 300_000_000 < len(held)

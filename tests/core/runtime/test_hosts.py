@@ -16,13 +16,13 @@ import pytest
 import forge_agents as fa
 from forge_agents.envs.workers import env as workers
 from forge_agents.errors import HostError
-from forge_agents.runtime import layout as layout_module
+from forge_agents.runtime import cluster as cluster_module
 from forge_agents.runtime import mesh
+from forge_agents.runtime.cluster import Cluster, Host, gpus_to_ask_for
 from forge_agents.runtime.host_process import HostFacts
 from forge_agents.runtime.hosts import parse_cores
 from forge_agents.runtime.jobs import Job, gpus_of_processes
-from forge_agents.runtime.layout import Host, Layout, gpus_to_ask_for
-from forge_agents.runtime.processes import gpu_bytes, visible_gpus
+from forge_agents.runtime.machine import gpu_bytes, visible_gpus
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ class Machines:
         return Machines(self.role, self.numbers[hosts])
 
 
-def laid_out(has: int = 8, wants: dict[str, int] | None = None, **settings: Any) -> Layout:
+def laid_out(has: int = 8, wants: dict[str, int] | None = None, **settings: Any) -> Cluster:
     config = fa.Hosts(**{"kind": "process", **settings})
-    layout = Layout(config, lambda: "here", wants)
+    layout = Cluster(config, lambda: "here", wants)
     layout._here.facts = HostFacts(
         hostname="head", gpus=tuple(map(str, range(has))), cores=frozenset({0, 1}), place="head"
     )
@@ -295,7 +295,7 @@ def test_ranks_of_an_engine_are_on_one_host() -> None:
     ]
 
 
-def with_gpus(layout: Layout, *gpus: tuple[str, ...]) -> Layout:
+def with_gpus(layout: Cluster, *gpus: tuple[str, ...]) -> Cluster:
     """The same hosts, with these GPUs one after the other."""
     for host, own in zip(layout.hosts, gpus, strict=True):
         host.facts = replace(host.facts, gpus=own)  # type: ignore[type-var]
@@ -370,8 +370,8 @@ def test_a_planned_place_on_a_lost_host_is_none() -> None:
 
 
 def test_processes_count_gpus_as_the_program_does_that_says_their_memory() -> None:
-    assert mesh.own_variables((), None, 2).keys().isdisjoint({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
-    found = mesh.own_variables(("1", "3"), {"A": "b"}, None)
+    assert mesh.mesh_variables((), None, 2).keys().isdisjoint({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
+    found = mesh.mesh_variables(("1", "3"), {"A": "b"}, None)
     assert found == {"A": "b", "CUDA_VISIBLE_DEVICES": "1,3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
@@ -572,7 +572,7 @@ def test_what_is_submitted_to_slurm_is_what_was_asked_for(tmp_path: Path) -> Non
 
 
 def test_slurm_is_asked_for_the_gpus_that_processes_take_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout_module, "version", lambda name: "2.13.0")
+    monkeypatch.setattr(cluster_module, "version", lambda name: "2.13.0")
     meshes = [("weights", "store", 1), ("hero-learner", "learner", 8), *((f"hero-{i}", "engines", 2) for i in range(3))]
     two_and_two = {"kind": "slurm", "hosts": {"learner": 2, "engines": 2}}
 
@@ -583,7 +583,7 @@ def test_slurm_is_asked_for_the_gpus_that_processes_take_there(monkeypatch: pyte
     assert asked(gpus={"engines": 8}) == 8
     assert asked(slurm_args=("--gres=gpu:h100:8",)) is None
     assert gpus_to_ask_for(fa.Hosts(kind="slurm", hosts={"engines": 1}), meshes) == 6
-    monkeypatch.setattr(layout_module, "version", lambda name: "2.13.0+cpu")
+    monkeypatch.setattr(cluster_module, "version", lambda name: "2.13.0+cpu")
     assert asked() is None and asked(gpus={"learner": 4}) == 4
 
 
@@ -797,11 +797,11 @@ def test_who_has_the_gpus_that_the_next_mesh_would_get(monkeypatch: pytest.Monke
         for number, (name, role) in enumerate([("hero-learner", "learner"), ("hero", "engines")])
     }
     monkeypatch.setattr(mesh, "_spawned", taken)
-    assert mesh.beside("judge", "judges", 1) == ["hero"]  # no GPU is left: it goes to the engines'
+    assert mesh.gpu_neighbors("judge", "judges", 1) == ["hero"]  # no GPU is left: it goes to the engines'
     layout._here.facts = replace(layout._here.facts, gpus=("0", "1", "2"))  # type: ignore[type-var]
-    assert mesh.beside("judge", "judges", 1) == []
+    assert mesh.gpu_neighbors("judge", "judges", 1) == []
     layout._here.facts = replace(layout._here.facts, gpus=())  # type: ignore[type-var]
-    assert mesh.beside("judge", "judges", 1) == []
+    assert mesh.gpu_neighbors("judge", "judges", 1) == []
 
 
 def test_a_dry_run_refuses_ranks_that_cannot_share_a_model_and_says_what_it_cannot_look_at(

@@ -17,7 +17,7 @@ def test_the_first_signal_asks_and_the_second_interrupts():
     said = []
     with Interrupt(said.append) as interrupt:
         os.kill(os.getpid(), signal.SIGINT)
-        assert interrupt.asked and "SIGINT" in said[0]
+        assert interrupt.requested and "SIGINT" in said[0]
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -87,10 +87,10 @@ def test_inside_a_running_loop_the_work_moves_to_a_thread():
 def test_a_run_that_was_asked_to_stop_says_which_step_is_saved_and_ends_as_the_signal_would(number, error):
     said = []
     with Interrupt(said.append) as interrupt:
-        interrupt.stop_if_asked(3, Path("runs/x"))
+        interrupt.stop_if_requested(3, Path("runs/x"))
         os.kill(os.getpid(), number)
         with pytest.raises(error) as ended:
-            interrupt.stop_if_asked(3, Path("runs/x"))
+            interrupt.stop_if_requested(3, Path("runs/x"))
     told = said[-1] if error is SystemExit else str(ended.value)
     assert "after step 3, saved in runs/x; run it again" in told
     assert error is KeyboardInterrupt or ended.value.code == 143
@@ -109,8 +109,8 @@ def test_ctrl_c_in_a_notebook_reaches_the_thread_that_works(listens):
             try:
                 for _ in range(500):
                     await asyncio.sleep(0.01)
-                    if listens and interrupt.asked:
-                        interrupt.stop_if_asked(3, Path("runs/x"))
+                    if listens and interrupt.requested:
+                        interrupt.stop_if_requested(3, Path("runs/x"))
             except asyncio.CancelledError:
                 seen.append("cancelled")
                 raise

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from forge_agents.runtime import processes
-from forge_agents.runtime.processes import available_bytes, total_bytes
+from forge_agents.runtime import machine
+from forge_agents.runtime.machine import available_bytes, total_bytes
 
 GB = 1_000_000_000
 
@@ -23,9 +23,9 @@ def group(folder: Path, *, limit: str, used: int, version: int = 2, inactive: in
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    _, (_, *version_1) = two = processes._MEMORY_LIMITS
-    monkeypatch.setattr(processes, "_MEMORY_LIMITS", ((tmp_path, *two[0][1:]), (tmp_path / "memory", *version_1)))
-    monkeypatch.setattr(processes, "_GROUPS", tmp_path / "groups")
+    _, (_, *version_1) = two = machine._MEMORY_LIMITS
+    monkeypatch.setattr(machine, "_MEMORY_LIMITS", ((tmp_path, *two[0][1:]), (tmp_path / "memory", *version_1)))
+    monkeypatch.setattr(machine, "_GROUPS", tmp_path / "groups")
     return tmp_path
 
 

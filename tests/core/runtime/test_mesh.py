@@ -19,7 +19,7 @@ import pytest
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.runtime import mesh, processes
 from forge_agents.runtime._monarch import ReplyPort
-from forge_agents.runtime.pulse import Pulse
+from forge_agents.runtime.heartbeat import Heartbeat
 from forge_agents.testing._processes import allocated_bytes, runs
 
 ACTORS = """
@@ -242,11 +242,11 @@ def test_a_crash_names_its_signal_its_place_and_what_was_printed_last(probe_clas
     async def main() -> None:
         async with mesh.session():
             procs = mesh.spawn_procs("crasher", threads=1)
-            pulse = Pulse(procs, 1, name="crasher", heartbeat_timeout_s=60)
+            heartbeat = Heartbeat(procs, 1, name="crasher", heartbeat_timeout_s=60)
             probe = procs.spawn("probe", probe_class)
             await mesh.with_deadline(probe.pid.call_one(), 30, who="crasher", what="pid")
             with pytest.raises(ActorDiedError) as caught:
-                await asyncio.wait_for(pulse.guard(probe.crash.call_one(signal.SIGILL)), 30)
+                await asyncio.wait_for(heartbeat.guard(probe.crash.call_one(signal.SIGILL)), 30)
             said = str(caught.value)
             assert "was ended by SIGILL in crash (" in said and "/probe_actors.py:" in said
             assert said.endswith("It printed last:\npid asked\nabout to crash")
@@ -274,8 +274,8 @@ def test_a_process_that_ends_before_anybody_looks_is_noticed_at_once() -> None:
             (pid,) = mesh.pids(procs)
             os.kill(pid, signal.SIGKILL)  # it has not loaded an actor yet
             await asyncio.to_thread(wait_for, lambda: not runs(pid))
-            pulse = Pulse(procs, 1, name="brief", heartbeat_timeout_s=60)
-            error = await asyncio.wait_for(pulse.lost(), 30)
+            heartbeat = Heartbeat(procs, 1, name="brief", heartbeat_timeout_s=60)
+            error = await asyncio.wait_for(heartbeat.lost(), 30)
             assert isinstance(error, ActorDiedError) and "brief died" in str(error)
             assert mesh.ended(procs) == [pid]
 
@@ -316,13 +316,13 @@ asyncio.run(main())
 IN_CURRENT_FOLDER = """
 import asyncio, os
 from pathlib import Path
-from forge_agents.imports import add_user_folder, user_module
+from forge_agents.imports import add_user_folder, import_user_module
 from forge_agents.runtime import mesh
 
 async def main():
     async with mesh.session():
         add_user_folder(Path.cwd())
-        probe = mesh.spawn_procs("pair", threads=1).spawn("probe", user_module("probe_actors").Probe)
+        probe = mesh.spawn_procs("pair", threads=1).spawn("probe", import_user_module("probe_actors").Probe)
         print(await mesh.call_all(probe, 1, "pid", timeout_s=300, who="pair"), flush=True)
 
 asyncio.run(main())

@@ -148,8 +148,8 @@ def test_user_mistakes_are_named():
             Sandbox(folders=(path,))
     for path in ("/abs", "../up", "a/../../b", "", "x\0"):
         with pytest.raises(ValueError, match="must be relative"):
-            sandbox.checked_path(path)
-    assert sandbox.checked_path("./a//b") == "a/b"
+            sandbox.validate_path(path)
+    assert sandbox.validate_path("./a//b") == "a/b"
 
 
 @held

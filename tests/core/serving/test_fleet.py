@@ -9,9 +9,9 @@ import pytest
 import forge_agents as fa
 from forge_agents.errors import HostError
 from forge_agents.models.sizes import SHAPES, ModelSize
+from forge_agents.runtime.cluster import Cluster
 from forge_agents.runtime.host_process import HostFacts
-from forge_agents.runtime.hosts import Seat
-from forge_agents.runtime.layout import Layout
+from forge_agents.runtime.hosts import ProcessSlot
 from forge_agents.serving import Fleet, Replicas, fleet
 from forge_trainers.run.placement import Part, place
 
@@ -86,7 +86,7 @@ def on_gpus(monkeypatch, tiny_llama):
 
         def rehearse(meshes):
             return [
-                Seat(name=name, role=role, rank=0, host="here", gpu=str(next(seats)), gpu_bytes=size)
+                ProcessSlot(name=name, role=role, rank=0, host="here", gpu=str(next(seats)), gpu_bytes=size)
                 for name, role, _ in meshes
             ]
 
@@ -124,7 +124,7 @@ def test_a_large_and_a_small_model_share_a_gpu_as_a_run_shares_it(on_gpus, tmp_p
         folders[name] = tmp_path / name
     found = on_gpus.all(gpus=1, folders=folders, max_model_len=2048)
     parts = [Part(name=name, ranks=1, size=ModelSize.of(folder)) for name, folder in folders.items()]
-    placed = place(parts, fa.EngineConfig(max_model_len=2048), fleet.mesh.rehearse)
+    placed = place(parts, fa.EngineConfig(max_model_len=2048), fleet.mesh.preview_placement)
     assert found == placed.engines
     large, little = (own.gpu_memory_utilization for own in found.values())
     assert large > 0.8 and little < 0.2 and large + little == pytest.approx(0.95, abs=1e-3)
@@ -141,7 +141,7 @@ def test_what_was_said_of_a_shared_gpu_stays_and_too_many_engines_are_refused(on
 
 
 def test_engines_that_share_gpus_have_their_places_until_the_fleet_ends(started, tmp_path, monkeypatch):
-    layout = Layout(fa.Hosts(), lambda: "here")
+    layout = Cluster(fa.Hosts(), lambda: "here")
     layout._here.facts = HostFacts(
         hostname="node", gpus=("0", "1"), cores=frozenset({0}), place="", gpu_bytes=(80_000_000_000,) * 2
     )

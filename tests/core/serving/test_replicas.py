@@ -13,8 +13,8 @@ import pytest
 from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError, UnknownIdError
 from forge_agents.policy import Sampling
 from forge_agents.rollout.players import PolicyEngine
+from forge_agents.runtime.colocation import Colocation
 from forge_agents.runtime.faults import Faults
-from forge_agents.runtime.turns import Turns
 from forge_agents.serving import EngineConfig, Replicas
 from forge_agents.serving import replicas as module
 from forge_agents.serving.routing import LeastLoaded
@@ -466,10 +466,10 @@ class Shared:
     """A GPU for engines and a learner in turns, which looks who is there."""
 
     def __init__(self, dies: str) -> None:
-        self.turns, self._dies = Turns("engines", 5.0), dies
+        self.turns, self._dies = Colocation("engines", 5.0), dies
         self.hero: Any = None
-        self.playing = self.turns.share("engines", leave=self._leave, come=self._come)
-        self.learning = self.turns.share("learner", leave=self._learner_leaves, come=self._learner_comes)
+        self.playing = self.turns.register("engines", offload=self._leave, onload=self._come)
+        self.learning = self.turns.register("learner", offload=self._learner_leaves, onload=self._learner_comes)
 
     async def _leave(self) -> None:
         if self._dies == "while they leave":
@@ -499,7 +499,7 @@ class Shared:
 def test_engines_that_share_gpus_are_gone_when_the_learner_comes_and_come_back_when_it_has_left(dies: str) -> None:
     async def main() -> None:
         shared = Shared(dies)
-        shared.hero = await replicas(2, turn=shared.playing)
+        shared.hero = await replicas(2, device_access=shared.playing)
         await shared.play()
         for _ in range(3):
             if dies == "before":

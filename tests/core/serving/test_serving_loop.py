@@ -13,7 +13,7 @@ import pytest
 
 from forge_agents.errors import ActorDiedError, LateAnswerError, StallError
 from forge_agents.policy import Sampling
-from forge_agents.runtime.pulse import Pulse
+from forge_agents.runtime.heartbeat import Heartbeat
 from forge_agents.serving import Engine, EngineConfig, _vllm
 from forge_agents.serving import engine as engine_module
 from forge_agents.serving._loop import EngineThread
@@ -259,7 +259,7 @@ class FakeActor:
 
 
 class Beating:
-    """The pulse of a process that lives on."""
+    """The heartbeat of a process that lives on."""
 
     async def lost(self) -> ActorDiedError:
         return await asyncio.Event().wait()  # type: ignore[return-value]
@@ -272,7 +272,7 @@ def test_a_failed_engine_fails_every_waiting_request_by_name() -> None:
     async def main() -> None:
         actor = FakeActor()
         facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
-        engine = Engine(EngineConfig(), name="hero", procs=None, actor=actor, facts=facts, pulse=Beating())
+        engine = Engine(EngineConfig(), name="hero", procs=None, actor=actor, facts=facts, heartbeat=Beating())
         waiting = [asyncio.ensure_future(engine.generate([1, 2], Sampling(), timeout_s=60)) for _ in range(50)]
         await asyncio.sleep(0.1)
         assert sum(actor.batches) == 50
@@ -289,8 +289,8 @@ def test_a_failed_engine_fails_every_waiting_request_by_name() -> None:
     asyncio.run(main())
 
 
-class OfTwoRanks(Pulse):
-    """The pulse of an engine's two processes, of which nothing was seen yet."""
+class OfTwoRanks(Heartbeat):
+    """The heartbeat of an engine's two processes, of which nothing was seen yet."""
 
     def __init__(self) -> None:
         self._name, self._size, self._tasks = "hero", 2, []
@@ -302,15 +302,15 @@ class OfTwoRanks(Pulse):
 )
 def test_an_update_that_breaks_off_because_another_rank_ended_is_the_engines_death(end: Any) -> None:
     async def main() -> None:
-        actor, pulse = FakeActor(), OfTwoRanks()
+        actor, heartbeat = FakeActor(), OfTwoRanks()
 
         async def load_weights(version: int | None, adapter: str) -> None:
-            asyncio.get_running_loop().call_later(0.01, pulse._tell, end)  # is seen a moment later
+            asyncio.get_running_loop().call_later(0.01, heartbeat._tell, end)  # is seen a moment later
             raise RuntimeError("gloo: Connection closed by peer")
 
         actor.load_weights = Call(load_weights)  # type: ignore[attr-defined]
         facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
-        engine = Engine(EngineConfig(), name="hero", procs=None, actor=actor, facts=facts, pulse=pulse)
+        engine = Engine(EngineConfig(), name="hero", procs=None, actor=actor, facts=facts, heartbeat=heartbeat)
         with pytest.raises(ActorDiedError, match=str(end)) as caught:  # and not what gloo says, which ends a run
             await engine.load_weights(2)
         assert (caught.value.who, caught.value.place) == ("hero", getattr(end, "place", ""))
@@ -332,7 +332,7 @@ def test_whatever_comes_back_instead_of_an_answer_nobody_waits_for_ever(where: s
         else:
             actor.add = Call(refuse)
         facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
-        engine = Engine(EngineConfig(), name="hero", procs=None, actor=actor, facts=facts, pulse=Beating())
+        engine = Engine(EngineConfig(), name="hero", procs=None, actor=actor, facts=facts, heartbeat=Beating())
         with pytest.raises(ActorDiedError, match="hero .*KeyError: 'Answer'"):
             await engine.generate([1], Sampling())
         await engine.stop()
@@ -360,7 +360,7 @@ def test_an_engine_s_own_clock_says_how_busy_it_was() -> None:
     async def main() -> None:
         actor = SlowActor()
         facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
-        engine = Engine(EngineConfig(), name="hero", procs=None, actor=actor, facts=facts, pulse=Beating())
+        engine = Engine(EngineConfig(), name="hero", procs=None, actor=actor, facts=facts, heartbeat=Beating())
         for busy_s in (1.5, 1.5, 2.0):
             actor.busy_s = busy_s
             async with asyncio.timeout(60):
@@ -380,7 +380,7 @@ def test_a_late_answer_is_named_and_an_engine_that_answers_nobody_is_dead(monkey
         facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
         config = EngineConfig(answer_timeout_s=60.0)
         engine = Engine(
-            config, name="hero", procs=None, actor=actor, facts=facts, pulse=Beating(), heartbeat_timeout_s=60.0
+            config, name="hero", procs=None, actor=actor, facts=facts, heartbeat=Beating(), heartbeat_timeout_s=60.0
         )
         waiting = [asyncio.ensure_future(engine.generate([1], Sampling())) for _ in range(3)]
         for number in range(2):  # answers of others keep the last one waiting

@@ -24,7 +24,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forge_agents.errors import ForgeError, StallError, UnknownIdError
-from forge_agents.runtime.processes import place
+from forge_agents.runtime.machine import memory_domain
 from forge_agents.weights import versions
 from forge_agents.weights._index import Entry, Index, Process, Write
 from forge_agents.weights._records import Note
@@ -54,7 +54,7 @@ def test_ranks_share_the_bytes_evenly() -> None:
 
 
 def write_of(version: int) -> Write:
-    return Write(version=version, writer=Process(place=place(), pid=os.getpid()))
+    return Write(version=version, writer=Process(place=memory_domain(), pid=os.getpid()))
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=20), st.integers(1, 4))
@@ -226,7 +226,7 @@ def test_between_places_the_store_sends_bytes_and_no_descriptor() -> None:
     assert segment is not None
     bytes_B = segment.tensor()
     bytes_B.fill_(7)
-    for reader, local in ((place(), True), ("another machine", False)):
+    for reader, local in ((memory_domain(), True), ("another machine", False)):
         buffer = _torchstore.SharedBuffer()
         buffer.reader_place = reader
         asyncio.run(buffer.write_from(bytes_B))
@@ -279,7 +279,7 @@ class SharedStore(SlowStore):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self.place, self.heartbeat_timeout_s = place(), 20.0
+        self.place, self.heartbeat_timeout_s = memory_domain(), 20.0
         self._random = random.Random(seed)
 
     async def _rest(self) -> None:
@@ -591,7 +591,8 @@ def test_a_version_whose_writer_ended_in_the_middle_is_named_and_the_next_writer
         assert seen.value.who == "writer of hero" and re.search(r"has not got on for \d+ s", str(seen.value))
         assert time.monotonic() - started > store.heartbeat_timeout_s
         left = store.values["hero.index"]
-        store.values["hero.index"] = Index(stamp=1, write=Write(version=2, writer=Process(place=place(), pid=pid)))
+        writer = Process(place=memory_domain(), pid=pid)
+        store.values["hero.index"] = Index(stamp=1, write=Write(version=2, writer=writer))
         store.heartbeat_timeout_s = 60.0
         with pytest.raises(StallError, match="ended in the middle"):  # at once
             await subscriber.fetch(lambda tensors, version: taken.append(version))
@@ -616,7 +617,7 @@ def test_a_version_reaches_each_host_once_however_many_read_it_there(monkeypatch
 
     def on(host: str, store: Any) -> Subscriber:
         with monkeypatch.context() as there:
-            there.setattr(_records, "place", lambda: f"{host} of {os.getpid()}")
+            there.setattr(_records, "memory_domain", lambda: f"{host} of {os.getpid()}")
             return Subscriber(store, "hero")
 
     def value(tensors: Any) -> float:
@@ -786,7 +787,7 @@ def test_a_part_of_a_segment_travels_as_its_place() -> None:
     part_B = _segments.part_of(whole_B, 30, 50)
     assert _segments.segment_of(part_B) is segment and part_B.tolist() == list(range(30, 50))
     assert _segments.segment_of(_segments.part_of(torch.zeros(9), 2, 4)) is None
-    for reader in (place(), "another machine"):
+    for reader in (memory_domain(), "another machine"):
         buffer = _torchstore.SharedBuffer()
         buffer.reader_place = reader
         asyncio.run(buffer.write_from(part_B))

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from forge_agents.runtime.processes import keep_few_products
+from forge_agents.runtime.machine import limit_matmul_cache
 from forge_trainers.batch.layout import Span
 from forge_trainers.learner import attention
 from forge_trainers.learner.attention import attend, plan_attention
@@ -86,7 +86,7 @@ def test_products_of_a_long_row_of_many_lengths_fit_into_what_onednn_keeps(monke
     """Where they do not, each is compiled anew in every layer."""
     monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "0")
     del os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]
-    keep_few_products()
+    limit_matmul_cache()
     draw, blocks, size = random.Random(1), [], 0
     while size < 16_384:
         blocks.append((draw.randrange(150, 300), tuple(draw.randrange(8, 120) for _ in range(8))))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from forge_agents.models.families import FAMILIES, known
+from forge_agents.models.families import FAMILIES, inspect_model
 from forge_agents.models.tiny import tiny_model
 from forge_agents.policy import LoRA
 from forge_agents.types import EpisodeBatch
@@ -105,7 +105,7 @@ def test_what_was_learned_is_exported_for_transformers(
 
 
 def test_every_family_that_is_trained_is_tried_here(tiny_models: Callable[..., Path]):
-    tried = {known(tiny_models(family=family)).family for family, _ in CASES}
+    tried = {inspect_model(tiny_models(family=family)).family for family, _ in CASES}
     assert tried == {family for family in FAMILIES if not family.why_not}
 
 

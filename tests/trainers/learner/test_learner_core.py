@@ -159,15 +159,15 @@ def test_a_checkpoint_knows_the_sums_of_its_files_without_reading_them(
     assert bytes_read() - before < 0.05 * written
     assert sums.keys() == files.keys() and max(map(len, sums.values())) > 40
     for name, path in files.items():
-        own = sums_of_files.Sums()
+        own = sums_of_files.Checksums()
         own.add(path.read_bytes())
         assert sums[name] == own.all
-    assert sums_of_files.damaged(tmp_path / "step-1", sums, chunk_bytes=100_000) == ""
+    assert sums_of_files.find_damage(tmp_path / "step-1", sums, chunk_bytes=100_000) == ""
     (file,) = (tmp_path / "step-1").glob("*.distcp")
     content = bytearray(file.read_bytes())
     content[250_000] ^= 1
     file.write_bytes(content)
-    found = sums_of_files.damaged(tmp_path / "step-1", sums, chunk_bytes=100_000)
+    found = sums_of_files.find_damage(tmp_path / "step-1", sums, chunk_bytes=100_000)
     assert found.startswith(f"{file.name} has CRC-32 ") and "from byte 200000 on" in found
 
 

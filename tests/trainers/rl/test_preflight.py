@@ -19,8 +19,8 @@ import forge_verifiers as fv
 from forge_agents.envs.seeds import HELD_OUT_FROM
 from forge_agents.errors import MissingExtraError, PreflightError, RunFolderError
 from forge_agents.runtime import mesh
+from forge_agents.runtime.cluster import Cluster
 from forge_agents.runtime.host_process import HostFacts
-from forge_agents.runtime.layout import Layout
 from forge_trainers.rl import preflight
 from forge_trainers.rl.trainer import GRPOTrainer
 from forge_trainers.run import checkpoints
@@ -274,14 +274,14 @@ def test_a_function_that_names_its_judges_is_not_asked_before_they_can_start(tri
 
 def test_a_judge_that_a_function_does_not_name_has_no_gpu_before_a_run_has_divided_them(tried, monkeypatch):
     facts = HostFacts(hostname="here", gpus=("0",), cores=frozenset({0}), place="", gpu_bytes=(80_000_000_000,))
-    layout = Layout(fa.Hosts(), lambda: "here")
+    layout = Cluster(fa.Hosts(), lambda: "here")
     layout._here.facts = facts
     monkeypatch.setattr(mesh, "_layout", lambda: layout)
     judge = fv.Judge("tiny-random", "Is it polite?")
     said = tried(reward=judge.score)
     assert "would take 90% of a GPU that it shares with what a run is about to start" in said
     assert "my_reward.judges = [my_judge]" in said
-    assert mesh.beside("judge", "judges", 1) == []
+    assert mesh.gpu_neighbors("judge", "judges", 1) == []
 
 
 def test_a_slow_reward_goes_on_while_engines_start_and_is_over_before_it_is_asked_again(tried, monkeypatch):

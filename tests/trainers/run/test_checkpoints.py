@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError
-from forge_agents.files import Sums
+from forge_agents.files import Checksums
 from forge_trainers.records.run_folder import saved_reward
 from forge_trainers.rl.credit import Baselines
 from forge_trainers.run.checkpoints import Checkpoints, ProcessRandomness
@@ -33,7 +33,7 @@ class Learner:
         (folder / "value.json").write_text(json.dumps(value))
         if self.error is not None:
             raise self.error
-        sums = Sums()
+        sums = Checksums()
         sums.add((folder / "value.json").read_bytes())
         return {"value.json": sums.all}
 

@@ -14,10 +14,10 @@ import pytest
 import forge_agents as fa
 from forge_agents.errors import HostError
 from forge_agents.models.sizes import SHAPES, ModelSize
-from forge_agents.runtime import mesh, starts
+from forge_agents.runtime import mesh, startup
+from forge_agents.runtime.cluster import Cluster
 from forge_agents.runtime.host_process import HostFacts
-from forge_agents.runtime.hosts import Seat
-from forge_agents.runtime.layout import Layout
+from forge_agents.runtime.hosts import ProcessSlot
 from forge_agents.serving.memory import OVERHEAD_BYTES, adapter_weights, fixed_bytes, kv_bytes
 from forge_trainers.learner.memory import learner_bytes
 from forge_trainers.run import placement
@@ -35,8 +35,8 @@ from forge_trainers.run.placement import (
 H100 = 80_000_000_000
 
 
-def on(gpus: int, wants: dict[str, int], each: int = H100) -> Callable[[Any], list[Seat]]:
-    layout = Layout(fa.Hosts(), lambda: "here", wants)
+def on(gpus: int, wants: dict[str, int], each: int = H100) -> Callable[[Any], list[ProcessSlot]]:
+    layout = Cluster(fa.Hosts(), lambda: "here", wants)
     ids = tuple(map(str, range(gpus)))
     layout._here.facts = HostFacts(
         hostname="node", gpus=ids, cores=frozenset({0}), place="", gpu_bytes=(each,) * gpus
@@ -160,10 +160,11 @@ def test_engines_that_share_a_gpu_have_what_each_needs_and_even_parts_of_the_res
     learner = fa.LearnerConfig(lora=fa.LoRA(), activation_checkpointing="full")
     seats = [("learner", "0"), ("small", "0"), ("large", "1"), ("other", "1")]
 
-    def seated(meshes: Any) -> list[Seat]:
+    def seated(meshes: Any) -> list[ProcessSlot]:
         names = {name: role for name, role, _ in meshes}
         return [
-            Seat(name=name, role=names[name], rank=0, host="node", gpu=gpu, gpu_bytes=H100) for name, gpu in seats
+            ProcessSlot(name=name, role=names[name], rank=0, host="node", gpu=gpu, gpu_bytes=H100)
+            for name, gpu in seats
         ]
 
     found = place(
@@ -272,7 +273,7 @@ def test_on_a_cpu_learners_share_half_of_the_hosts_memory(
         assert (own.max_tokens_per_microbatch, own.loss_chunk_tokens) == decided
         assert own.activation_checkpointing == "none"
 
-    def elsewhere(meshes: Any) -> list[Seat]:
+    def elsewhere(meshes: Any) -> list[ProcessSlot]:
         return [replace(seat, host="learner-0 (node)") for seat in rehearse(meshes)]
 
     for own in place(parts, fa.EngineConfig(), elsewhere).learners.values():
@@ -286,7 +287,7 @@ def test_a_start_without_gpus_takes_passes_by_the_hosts_memory(
     said: list[str] = []
     layout = on(0, {"learner": 1, "engines": 1}).__self__  # type: ignore[attr-defined]
     monkeypatch.setattr(mesh, "_layout", lambda: layout)
-    monkeypatch.setattr(starts, "say", said.append)
+    monkeypatch.setattr(startup, "say", said.append)
     monkeypatch.setattr(placement, "total_bytes", lambda: gigabytes * 10**9)
     folder = Path(placement.models.resolve("smollm2-135m-instruct"))
     learner, engine = fa.LearnerConfig(model=str(folder)), fa.EngineConfig(max_num_seqs=3)
@@ -363,7 +364,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         said: list[str] = []
         layout = on(gpus, wants).__self__  # type: ignore[attr-defined]
         monkeypatch.setattr(mesh, "_layout", lambda: layout)
-        monkeypatch.setattr(starts, "say", said.append)
+        monkeypatch.setattr(startup, "say", said.append)
         monkeypatch.setattr(placement, "available_bytes", lambda: 1 << 50)
         monkeypatch.setattr(placement.models, "resolve", Path)
         learner = fa.LearnerConfig(model=str(folder), max_sample_tokens=2048, share_prefixes=share_prefixes)

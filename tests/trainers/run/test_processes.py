@@ -9,7 +9,7 @@ import pytest
 
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.policy import Policy
-from forge_agents.runtime.hosts import Hosts, Seat
+from forge_agents.runtime.hosts import Hosts, ProcessSlot
 from forge_agents.serving.config import EngineConfig
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.offline.config import SFTConfig
@@ -128,7 +128,7 @@ class Starting:
     def __init__(self, context=8192, **settings):
         self.config = ProcessConfig(learner=LearnerConfig(**settings), engine=EngineConfig(max_model_len=context))
         self.policies = {"hero": Policy("hero"), "rival": Policy("rival")}
-        self.store = SimpleNamespace(pulse=SimpleNamespace(error=None))
+        self.store = SimpleNamespace(heartbeat=SimpleNamespace(error=None))
         self.folder, self.learners, self._lost, self._placed = Path("run"), {}, [], {}
 
     async def _start_learners(self, configs):
@@ -207,7 +207,7 @@ def test_learners_take_what_their_engine_holds(monkeypatch, caplog, limit, taken
 )
 def test_a_learner_starts_beside_an_engine_unless_they_share_a_gpu(engine, learner, shared):
     def seat(role, gpu, rank=0, host="here"):
-        return Seat(name=role, role=role, rank=rank, host=host, gpu=gpu, gpu_bytes=0)
+        return ProcessSlot(name=role, role=role, rank=rank, host=host, gpu=gpu, gpu_bytes=0)
 
     elsewhere = seat("learner", engine, rank=1, host="there")
     assert _share_gpus([seat("store", ""), seat("learner", learner), seat("engines", engine), elsewhere]) is shared

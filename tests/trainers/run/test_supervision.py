@@ -3,8 +3,8 @@ import time
 
 import pytest
 
-from forge_agents.runtime.turns import Turns
-from forge_agents.runtime.waits import Busy
+from forge_agents.runtime.colocation import Colocation
+from forge_agents.runtime.threads import BusyTime
 from forge_trainers.learner.client import Learner, LearnerConfig
 from forge_trainers.run.supervision import Stopwatch
 
@@ -12,7 +12,7 @@ from forge_trainers.run.supervision import Stopwatch
 def test_parts_are_idle_for_what_they_were_not_busy(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    engines, learner = Busy(), Busy()
+    engines, learner = BusyTime(), BusyTime()
     watch = Stopwatch(lambda: {"engines": engines.seconds, "learner": learner.seconds})
     engines.seconds, now[0] = 6.0, 6.0
     watch.lap("collect")
@@ -42,13 +42,13 @@ def test_a_learner_that_waits_for_its_turn_on_a_gpu_is_idle(monkeypatch):
         return [{"version": 1.0, "step_s": 1.0}]
 
     async def play():
-        turns = Turns("gpu", 60)
-        engines = turns.share("engines", leave=waits_for_engines, come=goes)
-        learners = turns.share("learner", leave=goes, come=goes)
-        about = {"config": LearnerConfig(), "procs": None, "actors": None, "world_size": 1, "pulse": None}
+        turns = Colocation("gpu", 60)
+        engines = turns.register("engines", offload=waits_for_engines, onload=goes)
+        learners = turns.register("learner", offload=goes, onload=goes)
+        about = {"config": LearnerConfig(), "procs": None, "actors": None, "world_size": 1, "heartbeat": None}
         about["max_sample_tokens"] = 8
-        busy = Busy()
-        pair = [Learner("learner", whose=whose, turn=learners, busy=busy, **about) for whose in ("a", "b")]
+        busy = BusyTime()
+        pair = [Learner("learner", whose=whose, device_access=learners, busy=busy, **about) for whose in ("a", "b")]
         for one in pair:
             one._tell = computes
         async with engines():

@@ -61,7 +61,7 @@ def test_an_engine_starts_as_its_run_has_placed_it(monkeypatch):
         started.append((config.gpu_memory_utilization, settings["name"], settings["role"]))
 
     monkeypatch.setattr(Engine, "start", start)
-    monkeypatch.setattr(mesh, "beside", lambda name, *_: [] if name == "judge-2" else ["hero"])
+    monkeypatch.setattr(mesh, "gpu_neighbors", lambda name, *_: [] if name == "judge-2" else ["hero"])
     judge = Judge("tiny-random", "Is it polite?", engine=EngineConfig(max_model_len=512))
     chat = judge.own_engine
     assert (chat.name, chat.model, chat.config.max_model_len) == ("judge", "tiny-random", 512)
@@ -75,7 +75,7 @@ def test_an_engine_starts_as_its_run_has_placed_it(monkeypatch):
 
 
 def test_an_engine_that_would_crowd_others_out_of_a_gpu_says_so(monkeypatch):
-    monkeypatch.setattr(mesh, "beside", lambda *where: ["hero", "hero-learner"])
+    monkeypatch.setattr(mesh, "gpu_neighbors", lambda *where: ["hero", "hero-learner"])
     chat = EngineChat("tiny-random", None, name="judge", timeout_s=1.0, start_timeout_s=1.0)
     with pytest.raises(HostError, match=r"would take 90% of a GPU .* hero, hero-learner.*gpus: {judges: 1}") as told:
         asyncio.run(chat.start())

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from forge_agents.errors import EmptyBatchError
-from forge_agents.imports import without_collections
+from forge_agents.imports import without_garbage_collection
 from forge_agents.types import EpisodeBatch, Trajectory, Turn
 
-with without_collections():
+with without_garbage_collection():
     import torch
     from tensordict import TensorDict
 

@@ -19,7 +19,7 @@ from forge_agents.models import resolve as models
 from forge_agents.models.sizes import SHAPES, ModelSize
 from forge_agents.policy import LoRA, Policy
 from forge_agents.runtime import mesh
-from forge_agents.runtime.hosts import Hosts, Seat
+from forge_agents.runtime.hosts import Hosts, ProcessSlot
 from forge_agents.settings import settings_class
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.memory import RECOMPUTED
@@ -66,7 +66,7 @@ class Gpus:
 
     def rehearse(
         self, meshes: Sequence[tuple[str, str, int]], *, hosts: Hosts | None = None, share: bool = False
-    ) -> list[Seat]:
+    ) -> list[ProcessSlot]:
         """Where processes would be: as a run places them on one host, or on those that `hosts` describes.
 
         On several hosts that nobody describes they come one after the other, a GPU each, an engine's ranks on one host;
@@ -80,26 +80,29 @@ class Gpus:
         if hosts.kind == "local" and self.count > self.per_host:
             return self._one_after_the_other(meshes, share=share)
         here = self.count if hosts.kind == "local" else self.per_host
-        found = mesh.rehearse_on(hosts, meshes, gpus_per_host=self.per_host, gpu_bytes=each, here=here)
+        found = mesh.preview_placement_on(hosts, meshes, gpus_per_host=self.per_host, gpu_bytes=each, here=here)
         used = len({(seat.host, seat.gpu) for seat in found if seat.gpu})
         if used > self.count:
             raise HostError(f"the processes are on {used} GPUs of the mesh's hosts, and there are {self.count}")
         return [replace(seat, host="host 0") if hosts.kind == "local" else seat for seat in found]
 
-    def here(self, hosts: Hosts | None = None) -> list[Seat]:
+    def here(self, hosts: Hosts | None = None) -> list[ProcessSlot]:
         """A seat on each GPU that the controller's process sees."""
         hosts = hosts or Hosts()
         many, host = min(self.count, self.per_host), "host 0"
         if hosts.kind != "local":
-            (seat,) = mesh.rehearse_on(hosts, [("", "controller", 1)], gpus_per_host=self.per_host, here=self.per_host)
+            (seat,) = mesh.preview_placement_on(
+                hosts, [("", "controller", 1)], gpus_per_host=self.per_host, here=self.per_host
+            )
             many, host = self.per_host, seat.host
         each = int(self.memory_gb * 1e9)
         return [
-            Seat(name="", role="controller", rank=0, host=host, gpu=str(gpu), gpu_bytes=each) for gpu in range(many)
+            ProcessSlot(name="", role="controller", rank=0, host=host, gpu=str(gpu), gpu_bytes=each)
+            for gpu in range(many)
         ]
 
-    def _one_after_the_other(self, meshes: Sequence[tuple[str, str, int]], *, share: bool) -> list[Seat]:
-        seats: list[Seat] = []
+    def _one_after_the_other(self, meshes: Sequence[tuple[str, str, int]], *, share: bool) -> list[ProcessSlot]:
+        seats: list[ProcessSlot] = []
         at = 0
         for name, role, ranks in meshes:
             if ranks > self.count:
@@ -120,7 +123,8 @@ class Gpus:
             for rank in range(ranks):
                 host, gpu = divmod(at % self.count if share else at, self.per_host)
                 size = int(self.memory_gb * 1e9)
-                seats.append(Seat(name=name, role=role, rank=rank, host=f"host {host}", gpu=str(gpu), gpu_bytes=size))
+                slot = ProcessSlot(name=name, role=role, rank=rank, host=f"host {host}", gpu=str(gpu), gpu_bytes=size)
+                seats.append(slot)
                 at += 1
         if not share and at > self.count:
             raise HostError(f"the processes want {at} GPUs, one each, and there are {self.count}")
@@ -225,7 +229,7 @@ class _Model:
     def of_policy(cls, model: str) -> _Model:
         """Of a model as `Policy` takes it; of one on the hub only the settings are fetched."""
         try:
-            folder = models.settings_of(model)
+            folder = models.config_folder(model)
         except ModelNotFoundError:
             folder = models.resolve(model)  # in the hub's cache, or built in by another name; or it says what is near
         return cls(size=ModelSize.of(Path(folder)), dtype=models.dtype_of(Path(folder)))

@@ -3,7 +3,7 @@
 In: endpoint calls of the controller's `Learner`. Out: metrics, weights in the store. Waits for the other ranks.
 
 All that touches the model or waits for other ranks runs on one thread, whose current device is the rank's, so that the
-process still answers its pulse and the store's messages.
+process still answers its heartbeat and the store's messages.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, TypeVar
 
-from forge_agents.imports import without_collections
+from forge_agents.imports import without_garbage_collection
 
-with without_collections():
+with without_garbage_collection():
     import torch
 
     from forge_agents.runtime._monarch import Actor, concurrent_endpoint
-    from forge_agents.runtime.processes import keep_few_products, keep_freed_memory
+    from forge_agents.runtime.machine import keep_freed_memory, limit_matmul_cache
     from forge_agents.weights import Publisher, WeightStoreRef
     from forge_trainers.learner.config import LearnerConfig
     from forge_trainers.learner.core import LearnerCore
@@ -50,7 +50,7 @@ class LearnerActor(Actor):
         self, configs: Mapping[str, LearnerConfig], name: str, store: WeightStoreRef | None, losses: Mapping[str, Loss]
     ) -> None:
         keep_freed_memory()
-        keep_few_products()
+        limit_matmul_cache()
         for asked, loss in losses.items():
             add_loss(loss, asked=asked)  # one that the user registered is not known in this process
         self._configs = configs

@@ -40,9 +40,9 @@ from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.tensor import DTensor
 
 from forge_agents.errors import RunFolderError
-from forge_agents.files import Sums
+from forge_agents.files import Checksums
 from forge_agents.models import families
-from forge_agents.models.resolve import check_own_files
+from forge_agents.models.resolve import check_contained_files
 
 _log = logging.getLogger(__name__)
 _NONSENSE = (AssertionError, AttributeError, IndexError, KeyError, TypeError)
@@ -57,7 +57,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.index.
 class _SummedFile(io.BufferedWriter):
     """A new file whose sums are taken on the way."""
 
-    def __init__(self, path: str | os.PathLike[str], sums: Sums) -> None:
+    def __init__(self, path: str | os.PathLike[str], sums: Checksums) -> None:
         super().__init__(io.FileIO(path, "wb"))
         self._sums = sums
 
@@ -70,11 +70,11 @@ class _SummingFileSystem(FileSystem):
     """Files that are only ever written, and their sums by name."""
 
     def __init__(self) -> None:
-        self.sums: dict[str, Sums] = {}
+        self.sums: dict[str, Checksums] = {}
 
     def create_stream(self, path: str | os.PathLike[str], mode: str) -> Any:
         assert mode == "wb"
-        sums = self.sums[Path(path).name] = Sums()
+        sums = self.sums[Path(path).name] = Checksums()
         return _SummedFile(path, sums)
 
     def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
@@ -321,7 +321,7 @@ def export(
         ModelNotFoundError: A link in the model's folder leads out of it.
         RunFolderError: The folder cannot be written.
     """
-    check_own_files(model_folder)
+    check_contained_files(model_folder)
     whole = {}
     for name, value in state:
         full = value.full_tensor() if isinstance(value, DTensor) else value

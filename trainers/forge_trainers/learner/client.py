@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.models import resolve as models
-from forge_agents.runtime import mesh, starts
-from forge_agents.runtime.turns import Turn, no_turns
-from forge_agents.runtime.waits import Busy, in_thread
+from forge_agents.runtime import mesh, startup
+from forge_agents.runtime.colocation import DeviceAccess, unshared
+from forge_agents.runtime.threads import BusyTime, in_thread
 from forge_agents.types import EpisodeBatch
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.rates import with_rate
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from forge_agents.runtime._monarch import ProcMesh
-    from forge_agents.runtime.pulse import Pulse
+    from forge_agents.runtime.heartbeat import Heartbeat
     from forge_agents.weights import WeightStoreRef
 
 __all__ = ["Learner", "LearnerConfig"]
@@ -44,9 +44,9 @@ class Learner:
         actors: Any,
         world_size: int,
         max_sample_tokens: int,
-        pulse: Pulse,
-        turn: Turn = no_turns,
-        busy: Busy | None = None,
+        heartbeat: Heartbeat,
+        device_access: DeviceAccess = unshared,
+        busy: BusyTime | None = None,
     ) -> None:
         self.name = name
         self.config = config
@@ -61,9 +61,9 @@ class Learner:
         self._procs = procs
         self._actors = actors
         self._whose = whose
-        self._pulse = pulse
-        self._turn = turn
-        self._busy = busy or Busy()
+        self._heartbeat = heartbeat
+        self._device_access = device_access
+        self._busy = busy or BusyTime()
 
     @classmethod
     async def start(
@@ -115,7 +115,7 @@ class Learner:
         world_size: int = 1,
         heartbeat_timeout_s: float = 60.0,
         timeout_s: float = 600.0,
-        turn: Turn = no_turns,
+        device_access: DeviceAccess = unshared,
     ) -> dict[str, Learner]:
         """As `start`, for learners in one set of processes: their adapters share one copy of the model.
 
@@ -124,7 +124,7 @@ class Learner:
 
         Args:
             configs: By what their published weights are called. Several need adapters of one shape on one model.
-            turn: What its work runs in, where others use the same GPUs; they `park` and `unpark` it.
+            device_access: What its work runs in, where others use the same GPUs; they `park` and `unpark` it.
 
         Raises:
             ValueError: The learners cannot share a model. Otherwise as `start`.
@@ -139,26 +139,27 @@ class Learner:
         folder = await mesh.with_deadline(found, timeout_s, who=name, what="finding its model")  # it may be on a hub
         configs = {whose: with_rate(replace(config, model=str(folder))) for whose, config in configs.items()}
         # torch and Monarch load here, not when this module is imported
-        from forge_agents.runtime.pulse import Pulse
+        from forge_agents.runtime.heartbeat import Heartbeat
         from forge_trainers.learner.actor import LearnerActor
 
         procs = mesh.spawn_procs(name, procs=world_size, role="learner", threads=first.threads)
-        pulse = Pulse(procs, world_size, name=name, heartbeat_timeout_s=heartbeat_timeout_s)
-        what = models.label(Path(first.model)) + (f", {world_size} processes" if world_size > 1 else "")
+        heartbeat = Heartbeat(procs, world_size, name=name, heartbeat_timeout_s=heartbeat_timeout_s)
+        what = models.display_name(Path(first.model)) + (f", {world_size} processes" if world_size > 1 else "")
         try:
-            on = mesh.where(procs, threads=first.threads and first.threads * world_size)
-            with starts.starting("learner", name, what, on=on):
+            on = mesh.hardware_of(procs, threads=first.threads and first.threads * world_size)
+            with startup.track("learner", name, what, on=on):
                 if world_size > 1:
-                    await pulse.guard(mesh.exchange_addresses(procs, timeout_s, who=name))
+                    await heartbeat.guard(mesh.exchange_addresses(procs, timeout_s, who=name))
                 losses = {config.loss: find_loss(config.loss) for config in configs.values()}
                 actors = procs.spawn("learner", LearnerActor, configs, name, store, losses)
-                room, *_ = await pulse.guard(mesh.call_all(actors, world_size, "build", timeout_s=timeout_s, who=name))
-            pulse.started()
+                building = mesh.call_all(actors, world_size, "build", timeout_s=timeout_s, who=name)
+                room, *_ = await heartbeat.guard(building)
+            heartbeat.start_timeout()
         except BaseException:
-            pulse.end()
+            heartbeat.end()
             await mesh.stop(procs, at_once=True)  # a rank may wait for another that is gone
             raise
-        busy = Busy()
+        busy = BusyTime()
         return {
             whose: cls(
                 name,
@@ -168,8 +169,8 @@ class Learner:
                 actors=actors,
                 world_size=world_size,
                 max_sample_tokens=room[whose],
-                pulse=pulse,
-                turn=turn,
+                heartbeat=heartbeat,
+                device_access=device_access,
                 busy=busy,
             )
             for whose, config in configs.items()
@@ -177,7 +178,7 @@ class Learner:
 
     async def lost(self) -> ActorDiedError | StallError:
         """Wait until a rank dies or falls silent; returns what was seen of it."""
-        return await self._pulse.lost()
+        return await self._heartbeat.lost()
 
     async def set_total_steps(self, total: int, *, timeout_s: float = 60.0) -> None:
         """Say how many optimiser steps the run has, for a learning rate that falls; see `LearnerCore`."""
@@ -271,13 +272,13 @@ class Learner:
 
     async def stop(self, *, timeout_s: float = 10.0, at_once: bool = False) -> None:
         """End the processes; `at_once` where they may be publishing, see `mesh.stop`. Twice is no error."""
-        at_once = at_once or self._pulse.error is not None
-        self._pulse.end()
+        at_once = at_once or self._heartbeat.error is not None
+        self._heartbeat.end()
         await mesh.stop(self._procs, timeout_s=timeout_s, at_once=at_once)
 
     async def _call(self, endpoint: str, *args: Any, timeout_s: float) -> list[Any]:
         """What every rank answers to what it computes on its device."""
-        async with self._turn():
+        async with self._device_access():
             return await self._tell(endpoint, *args, timeout_s=timeout_s)
 
     async def _tell(self, endpoint: str, *args: Any, timeout_s: float) -> list[Any]:
@@ -285,7 +286,7 @@ class Learner:
         calling = mesh.call_all(
             self._actors, self.world_size, endpoint, self._whose, *args, timeout_s=timeout_s, who=self.name
         )
-        return await self._pulse.guard(calling)
+        return await self._heartbeat.guard(calling)
 
 
 def _absolute(folder: str | Path) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from forge_agents.runtime.processes import resident_bytes
+from forge_agents.runtime.machine import resident_bytes
 from forge_trainers.learner import titan
 
 _PERCENT = {"ratio_p1": 1, "ratio_p50": 50, "ratio_p99": 99}

@@ -222,7 +222,7 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
         ValueError: The architecture is not supported.
     """
     hf_config = read_config(config.model)
-    families.check_learnable(hf_config)
+    families.check_trainable(hf_config)
     check_weights(Path(config.model))
     check_degrees(config, ModelSize.from_config(hf_config))
     max_seq_len = int(min(config.max_sample_tokens or math.inf, hf_config["max_position_embeddings"]))
@@ -450,7 +450,7 @@ def spec_from_config(
     Raises:
         ValueError: The architecture or one of its options is not supported; the message lists what is.
     """
-    families.check_learnable(config)
+    families.check_trainable(config)
     name = config["architectures"][0]
     is_llama = name == "LlamaForCausalLM"
     dim, vocab_size = config["hidden_size"], config["vocab_size"]

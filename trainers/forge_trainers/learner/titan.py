@@ -18,7 +18,7 @@ from typing import Any
 import torch._utils
 import torch.distributed
 
-from forge_agents.imports import without_collections
+from forge_agents.imports import without_garbage_collection
 from forge_agents.runtime.ranks import join
 
 
@@ -101,7 +101,7 @@ def _without_what_takes_long() -> Iterator[None]:
     """
     torch.compile = _compiled_when_called  # type: ignore[assignment]
     try:
-        with without_collections():
+        with without_garbage_collection():
             yield
     finally:
         torch.compile = _compile

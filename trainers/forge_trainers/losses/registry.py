@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args, get_type_hints
 
 from forge_agents.errors import did_you_mean
-from forge_agents.imports import user_module
+from forge_agents.imports import import_user_module
 
 if TYPE_CHECKING:
     import torch
@@ -244,7 +244,7 @@ def find_loss(name: str) -> Loss:
         home = module  # a script's own is there already; importing it would run it again
     if module and home != module:
         try:
-            user_module(module)
+            import_user_module(module)
         except ImportError as cause:
             raise ValueError(f"loss {name!r} cannot be imported ({cause}); write 'package.module:name'") from cause
         ours = home.startswith(f"{_PACKAGE}.")  # a function of ours under another name, which anybody may register

@@ -13,7 +13,7 @@ from typing import Any
 from forge_agents.envs.thoughts import whole
 from forge_agents.errors import did_you_mean
 from forge_agents.programs.protocols import text_of
-from forge_agents.repeats import overlap, text_after
+from forge_agents.repeated_prompts import overlap, text_after
 from forge_agents.row_keys import LEARN_KEYS, is_learned, refusal
 from forge_agents.types import Message
 

@@ -22,7 +22,7 @@ from forge_agents.files import user_path
 from forge_agents.models import resolve as models
 from forge_agents.policy import Policy
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.runtime import mesh, starts
+from forge_agents.runtime import mesh, startup
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.runtime.interrupts import Interrupt, LoopRunner
 from forge_agents.settings import named_arguments
@@ -235,7 +235,7 @@ class OfflineTrainer(ABC, Generic[T]):
         config = self.config
         self._check_resumable(described)
         check_installed(config.tracker)
-        with starts.shown() as say:
+        with startup.show() as say:
             self._checkpoints.check_room([(self.policy, config.learner)], say)
         with RunFolder(self.out_dir, described, tracker=config.tracker) as run:
             try:
@@ -249,7 +249,7 @@ class OfflineTrainer(ABC, Generic[T]):
     ) -> FitResult:
         """Train to the end of the run."""
         config = self.config
-        with starts.shown():
+        with startup.show():
             learner = await self._started([*learned, *held_out])
         first = self._next_step
         await learner.set_total_steps(steps)
@@ -280,12 +280,12 @@ class OfflineTrainer(ABC, Generic[T]):
                 metrics |= watch.times
                 run.log(step + 1, metrics)
                 display.step(step, metrics)
-                ending = interrupt.asked or last
+                ending = interrupt.requested or last
                 if ending or (step + 1) % config.checkpoint_every == 0:
                     await self._checkpoints.start(step + 1, {self.policy.name: learner})
                 if ending:
                     await self._checkpoints.finish()
-                    interrupt.stop_if_asked(step + 1, self.out_dir)
+                    interrupt.stop_if_requested(step + 1, self.out_dir)
         export = await self._export(self.out_dir / "export")
         curve = run.plot("loss", self.curves)
         return FitResult(

@@ -24,7 +24,7 @@ import numpy as np
 
 from forge_agents.bench.code import described
 from forge_agents.bench.fingerprints import digest
-from forge_agents.credentials import HIDDEN, is_secret, without_secrets
+from forge_agents.credentials import HIDDEN, is_secret, redact
 
 _MAX_DEPTH = 12
 _MAX_ITEMS = 64
@@ -162,7 +162,7 @@ def _is_flag(value: Any) -> bool:
 
 
 def _text(text: str) -> str:
-    text = without_secrets(text)
+    text = redact(text)
     if len(text) <= _MAX_TEXT:
         return text
     return f"{text[:_MAX_TEXT]}... ({len(text)} characters, hash {_hash_of(text.encode('utf-8', 'replace'))})"

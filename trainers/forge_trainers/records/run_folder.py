@@ -24,14 +24,14 @@ import yaml
 
 from forge_agents import safe_yaml
 from forge_agents.bench.fingerprints import provenance
+from forge_agents.display import visible
 from forge_agents.episodes.stored import EPISODES
 from forge_agents.errors import ForgeError, RunFolderError
 from forge_agents.files import check_contained, check_plain_files, user_path
 from forge_agents.models import resolve as models
 from forge_agents.models.fingerprint import sampled_hash
-from forge_agents.page import visible
 from forge_agents.policy import Policy
-from forge_agents.runtime.waits import begin_in_thread
+from forge_agents.runtime.threads import begin_in_thread
 from forge_agents.types import Episode, EpisodeBatch
 from forge_trainers.records import trackers
 from forge_trainers.records.plots import draw_curve, picture
@@ -147,7 +147,7 @@ def hashes_of_models(policies: Mapping[str, Policy]) -> dict[str, str]:
     hashes: dict[str, str] = {}
     for name, policy in policies.items():
         with contextlib.suppress(ForgeError, OSError):
-            if (folder := models.here(policy.model)) is not None:
+            if (folder := models.local_folder(policy.model)) is not None:
                 models.check_complete(folder)
                 hashes[name] = sampled_hash(folder)
     return hashes

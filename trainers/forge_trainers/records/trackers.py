@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol, TypeAlias, get_args
 
 from forge_agents.errors import DISTRIBUTION, MissingExtraError, StallError, did_you_mean
-from forge_agents.runtime.waits import begin_in_thread
+from forge_agents.runtime.threads import begin_in_thread
 
 Tracker: TypeAlias = Literal["tensorboard", "wandb", "mlflow"]
 """Names that `GRPOConfig.tracker` takes."""

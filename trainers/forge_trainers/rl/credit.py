@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from forge_agents.imports import imported
+from forge_agents.imports import import_object
 from forge_agents.settings import settings_class
 
 Key: TypeAlias = Literal["seed", "role", "turn"]
@@ -282,7 +282,7 @@ def imported_credit(place: str) -> Credit:
     Raises:
         ValueError: It cannot be imported, or is something else.
     """
-    found = imported(place, "credit")
+    found = import_object(place, "credit")
     try:
         rule = found() if isinstance(found, type) and issubclass(found, Credit) else found
     except TypeError as cause:

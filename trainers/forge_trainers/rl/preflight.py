@@ -27,8 +27,8 @@ from forge_agents.models import resolve as models
 from forge_agents.policy import AnyPolicy, Oracle, Policy, Random, Scripted
 from forge_agents.rollout.conversation import Conversation
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.runtime.mesh import about_to_divide, with_deadline
-from forge_agents.runtime.waits import in_thread
+from forge_agents.runtime.mesh import dividing_gpus, with_deadline
+from forge_agents.runtime.threads import in_thread
 from forge_agents.types import Episode, EpisodeGroup, Reward, Trajectory, Turn
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.endings import raised_in, where_it_failed, where_it_raised, without_turns
@@ -256,7 +256,7 @@ class Preflight:
             self.say(f"preflight: not asked, because they need a model or a sandbox: {names}")
 
         def ask() -> None:
-            with about_to_divide():  # a function may ask a judge that it does not name
+            with dividing_gpus():  # a function may ask a judge that it does not name
                 for part, within in due:
                     _try(part, trajectories, within=within, say=self.say)
 

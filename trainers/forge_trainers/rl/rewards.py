@@ -18,7 +18,7 @@ import numpy as np
 
 from forge_agents.errors import ArgumentError
 from forge_agents.runtime.mesh import with_deadline
-from forge_agents.runtime.waits import in_thread
+from forge_agents.runtime.threads import in_thread
 from forge_agents.types import EpisodeGroup, Reward, Trajectory, total_tokens
 from forge_verifiers.core.verifier import (
     Assessment,

@@ -35,7 +35,7 @@ from forge_agents.policy import (
     seat_policies,
 )
 from forge_agents.rollout.players import PolicyEngine
-from forge_agents.runtime.waits import all_or_first_error
+from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.types import EpisodeGroup
 from forge_trainers.records.run_folder import read_arrays, write_atomically
 from forge_trainers.rl.pipeline import window

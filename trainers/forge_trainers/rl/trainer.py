@@ -22,16 +22,16 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
+from forge_agents.display import visible
 from forge_agents.errors import ActorDiedError, EmptyBatchError, ModelNotFoundError, NotReadyError, StallError
 from forge_agents.files import user_path
-from forge_agents.page import visible
 from forge_agents.policy import AnyPolicy, Policy, PolicyMapping
 from forge_agents.rollout.players import PolicyEngine
-from forge_agents.runtime import starts
+from forge_agents.runtime import startup
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.runtime.interrupts import Interrupt, LoopRunner
 from forge_agents.runtime.mesh import with_deadline
-from forge_agents.runtime.waits import all_or_first_error
+from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.settings import named_arguments
 from forge_agents.types import EpisodeBatch, EpisodeGroup, Reward
 from forge_trainers.learner.config import LearnerConfig
@@ -269,8 +269,8 @@ class GRPOTrainer:
             self._loop.run(self._processes.fork(made.config, made.out_dir))
             made._processes, made._synced = self._processes, False
             made._loop, self._loop = self._loop, made._loop
-            made._loop.pass_on(made._stop, made._checkpoints.standing)
-            self._loop.pass_on(self._stop, self._checkpoints.standing)
+            made._loop.hand_over(made._stop, made._checkpoints.standing)
+            self._loop.hand_over(self._stop, self._checkpoints.standing)
             self._leave()
         return made
 
@@ -375,7 +375,7 @@ class GRPOTrainer:
         if running or not self.config.preflight:
             return
         policies = self._models(sampler, part=not learn)
-        with starts.shown() as say:
+        with startup.show() as say:
             say(f"{', '.join(sampler.env_ids)} with {', '.join(policies) or 'no model'}; {self.out_dir}")
             if learn:
                 check_installed(self.config.tracker)
@@ -462,7 +462,7 @@ class GRPOTrainer:
         if not (done := self._checkpoints.finished(steps, trained)):
             return None
         self._over = True
-        with starts.shown() as say:
+        with startup.show() as say:
             say(f"{self.out_dir} has done {done} steps already: set steps above {done} to train on, or another out_dir")
         shown = curve if curve.exists() else None
         return FitResult(steps=done, metrics=read_rows(rows), out_dir=self.out_dir, export=export, curve=shown)
@@ -482,7 +482,7 @@ class GRPOTrainer:
             run.keep_settings()
             tops = self._tops(sampler)
             display = Display("train", steps, first, processes.learners)
-            watching = starts.shown(display.say), Watchdog(self.config.block_timeout_s)
+            watching = startup.show(display.say), Watchdog(self.config.block_timeout_s)
             with display, watching[0], Interrupt(display.say) as interrupt, watching[1]:
                 self._announce_seats(display.say, sampler, processes, steps)
                 if first:
@@ -500,13 +500,13 @@ class GRPOTrainer:
                     metrics |= sampler.record(record.judged, processes.learners, tops)
                     evaluated = (ending is None or ending.well) and self._evaluates_after(step, over)
                     if evaluated:
-                        if not (over or interrupt.asked):
+                        if not (over or interrupt.requested):
                             pipeline.batch(step + 1)  # both are played on these weights: the next ones come after both
                         metrics |= await processes.unless_a_learner_dies(self._evaluation(sampler))
                         self._watch.lap("evaluate")
                     self._log(run, step, record.judged, record.samples, metrics)
                     display.step(step, metrics)
-                    last = over or interrupt.asked
+                    last = over or interrupt.requested
                     if await self._save(step, last, self._score(sampler, metrics)):
                         self._watch.lap("save")
                     if ending is not None:
@@ -514,7 +514,7 @@ class GRPOTrainer:
                         run.end(step + 1, ending.kind, ending.reason)
                         break
                     if last and not over:
-                        interrupt.stop_if_asked(step + 1, self.out_dir)
+                        interrupt.stop_if_requested(step + 1, self.out_dir)
             await self._weights.done()
             return await self._result(run, max(first, self._next_step or 0), ending)
         finally:
@@ -710,7 +710,7 @@ class GRPOTrainer:
             raise ValueError("no seat holds a trainable policy; give at least one fa.Policy(..., trainable=True)")
         begins = self._next_step is None and (learn or self._checkpoints.any() or not self._synced)
         first_evaluation = self._processes is None and not learn and any(one.trainable for one in policies.values())
-        with starts.shown():
+        with startup.show():
             if self._processes is None:
                 self._processes = await Processes.start(
                     policies,
@@ -731,7 +731,7 @@ class GRPOTrainer:
             if self._next_step or self._processes.faults.all:  # engines may be ahead of a learner that died
                 self._synced = False
         if first_evaluation:
-            with starts.shown() as say:
+            with startup.show() as say:
                 done = self._next_step
                 weights = f"the weights after step {done}" if done else "the start models, since there is no checkpoint"
                 say(f"{self.out_dir}: evaluates {weights}")

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from forge_agents.errors import DivergedError, ForgeError, MismatchError
-from forge_agents.runtime.waits import all_or_first_error
+from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.types import EpisodeBatch, Trajectory
 from forge_trainers.records.run_folder import dump_batch
 from forge_trainers.rl.config import GRPOConfig

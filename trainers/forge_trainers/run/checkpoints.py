@@ -26,11 +26,11 @@ import numpy as np
 
 from forge_agents import safe_yaml
 from forge_agents.errors import ActorDiedError, ForgeError, RunFolderError, StallError
-from forge_agents.files import CHUNK_BYTES, Sums, check_contained, check_plain_files, damaged, user_path
+from forge_agents.files import CHUNK_BYTES, Checksums, check_contained, check_plain_files, find_damage, user_path
 from forge_agents.models import resolve as models
 from forge_agents.policy import LoRA, Policy
 from forge_agents.runtime.mesh import with_deadline
-from forge_agents.runtime.waits import all_or_first_error
+from forge_agents.runtime.threads import all_or_first_error
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.memory import moment_bytes
 from forge_trainers.records.run_folder import CHECKPOINT_MARK, checkpoint_marks, read_arrays
@@ -261,7 +261,7 @@ class Checkpoints:
             try:
                 mark = _Mark.read(folder)
                 parts = {name: sums for name, sums in mark.files.items() if "/" not in name}
-                if damaged(folder, parts, chunk_bytes=mark.chunk_bytes):
+                if find_damage(folder, parts, chunk_bytes=mark.chunk_bytes):
                     return
                 states = {name: read_arrays(folder / f"{name}.npz") for name in self._parts}
             except _DAMAGES:
@@ -422,7 +422,7 @@ class Checkpoints:
             draft.mkdir(parents=True)
             sums: dict[str, list[int]] = {}
             for name, part in self._parts.items():
-                whole, own_sums = io.BytesIO(), Sums()
+                whole, own_sums = io.BytesIO(), Checksums()
                 np.savez(whole, allow_pickle=False, **part.state_dict())
                 own_sums.add(whole.getbuffer())
                 (draft / f"{name}.npz").write_bytes(whole.getbuffer())
@@ -504,7 +504,7 @@ def _checked(folder: Path) -> _Mark:
     """
     mark = _Mark.read(folder)
     try:
-        wrong = damaged(folder, mark.files, chunk_bytes=mark.chunk_bytes)
+        wrong = find_damage(folder, mark.files, chunk_bytes=mark.chunk_bytes)
     except TypeError as cause:
         raise ValueError(f"{CHECKPOINT_MARK} is damaged: {cause!r}") from cause
     if wrong:

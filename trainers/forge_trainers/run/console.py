@@ -14,7 +14,7 @@ from rich.constrain import Constrain
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-from forge_agents.page import visible
+from forge_agents.display import visible
 
 _SHOWN = (
     ("reward", "reward/mean", "{:.3f}"),

@@ -20,9 +20,9 @@ from forge_agents.errors import HostError, ModelNotFoundError
 from forge_agents.models import resolve as models
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LORA_TARGETS, LoRA
-from forge_agents.runtime import mesh, starts
-from forge_agents.runtime.hosts import HERE, Seat
-from forge_agents.runtime.processes import available_bytes, total_bytes
+from forge_agents.runtime import mesh, startup
+from forge_agents.runtime.hosts import HERE, ProcessSlot
+from forge_agents.runtime.machine import available_bytes, total_bytes
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.memory import (
     OVERHEAD_BYTES,
@@ -74,7 +74,7 @@ class Part:
 class Placed:
     """One process and what it is expected to take."""
 
-    seat: Seat
+    seat: ProcessSlot
     bytes: int
     """Of its GPU."""
     parts: Mapping[str, int]
@@ -197,7 +197,7 @@ def place_here(
     asked = {name: settings for name, (settings, _) in learners.items()}
     as_it_is = dict.fromkeys(engines, engine), asked
     meshes = [(name, "learner", ranks) for name in learners] + [(name, "engines", engine.tp) for name in engines]
-    seats = mesh.rehearse(meshes)
+    seats = mesh.preview_placement(meshes)
     on_gpus = any(seat.gpu for seat in seats)
     for name in dict.fromkeys(seat.name for seat in seats if not seat.gpu):
         if name in engines:
@@ -208,33 +208,33 @@ def place_here(
         parts = checked_parts(engines, learners, ranks=ranks, engine=engine)
     except ModelNotFoundError as error:
         if on_gpus:
-            starts.say(f"whether it fits into the GPUs is not known: {error}")
+            startup.say(f"whether it fits into the GPUs is not known: {error}")
         return as_it_is
     if not on_gpus:  # nothing is divided, and learners still take passes by the host's memory
         check_caches(parts, engine)
-        placement = place(parts, engine, mesh.rehearse)
+        placement = place(parts, engine, mesh.preview_placement)
         for line in placement.chosen(asked):
-            starts.say(line)
+            startup.say(line)
         return as_it_is[0], placement.learners
     own = by_own_name(judges, taken=(part.name for part in parts))
     counted, doubts = judges_of(own)
     parts += counted
-    beside, unknown = held_on(held, mesh.gpus_here())
+    beside, unknown = held_on(held, mesh.local_gpus())
     doubts += unknown
-    placement = place(parts, engine, mesh.rehearse, turns=turns, beside=beside)
+    placement = place(parts, engine, mesh.preview_placement, turns=turns, beside=beside)
     there = mesh.running_on({(one.seat.host, one.seat.gpu) for one in placement.processes if one.seat.gpu})
     doubts += [f"not counted: {name}, which runs already on a GPU of this run" for name in there if name not in own]
-    mesh.plan([(part.name, part.role, part.ranks) for part in parts])  # whatever starts first
+    mesh.reserve([(part.name, part.role, part.ranks) for part in parts])  # whatever starts first
     for part in counted:
         own[part.name].place(part.name, placement.engines[part.name])
     if any(settings.sleeps for settings in placement.engines.values()):
-        starts.say("engines and learner do not fit side by side and take turns; that has not been run by us on a GPU")
+        startup.say("engines and learner do not fit side by side and take turns; that has not been run by us on a GPU")
     if any(own.share_prefixes for own, _ in learners.values()):
-        starts.say("learner.share_prefixes: attention over shared prefixes has not been run by us on a GPU")
-    if not mesh.several_hosts():
+        startup.say("learner.share_prefixes: attention over shared prefixes has not been run by us on a GPU")
+    if not mesh.has_remote_hosts():
         doubts += host_doubts(parts, placement, free=available_bytes())
     for line in (*placement.lines(), *placement.chosen(asked), *placement.doubts, *doubts):
-        starts.say(line)
+        startup.say(line)
     return placement.engines, placement.learners
 
 
@@ -359,7 +359,7 @@ def judges_of(judges: Mapping[str, OwnEngine]) -> tuple[list[Part], list[str]]:
     return parts, doubts
 
 
-def held_on(models_held: Iterable[OwnModel], here: Sequence[Seat]) -> tuple[list[Placed], list[str]]:
+def held_on(models_held: Iterable[OwnModel], here: Sequence[ProcessSlot]) -> tuple[list[Placed], list[str]]:
     """What the controller's process itself has on its GPUs, one for each, and what of it is not counted.
 
     Args:
@@ -444,7 +444,7 @@ def check_caches(parts: Iterable[Part], engine: EngineConfig) -> None:
 def place(
     parts: Sequence[Part],
     engine: EngineConfig,
-    rehearse: Callable[[Sequence[tuple[str, str, int]]], list[Seat]],
+    rehearse: Callable[[Sequence[tuple[str, str, int]]], list[ProcessSlot]],
     *,
     turns: bool = False,
     beside: Sequence[Placed] = (),
@@ -454,7 +454,7 @@ def place(
     Args:
         parts: What runs.
         engine: Settings of every engine but judges'.
-        rehearse: Says where meshes go, as `mesh.rehearse`.
+        rehearse: Says where meshes go, as `mesh.preview_placement`.
         turns: Engines sleep while learners compute, and the other way round, where they do not fit side by side.
         beside: What is on GPUs anyway, and stays; see `held_on`.
 
@@ -484,11 +484,11 @@ def _recomputing(part: Part, how: Literal["none", "selective", "full"]) -> Part:
 def _place(
     parts: Sequence[Part],
     engine: EngineConfig,
-    rehearse: Callable[[Sequence[tuple[str, str, int]]], list[Seat]],
+    rehearse: Callable[[Sequence[tuple[str, str, int]]], list[ProcessSlot]],
     beside: Sequence[Placed],
 ) -> Placement:
     seats = rehearse([(part.name, part.role, part.ranks) for part in parts])
-    on: dict[tuple[str, str], list[Seat]] = defaultdict(list)
+    on: dict[tuple[str, str], list[ProcessSlot]] = defaultdict(list)
     for seat in seats:
         on[seat.host, seat.gpu].append(seat)
     held = {(one.seat.host, one.seat.gpu): one for one in beside}
@@ -519,7 +519,7 @@ def _place(
     )
 
 
-def _on_cpu_here(parts: Sequence[Part], seats: Sequence[Seat]) -> dict[str, int]:
+def _on_cpu_here(parts: Sequence[Part], seats: Sequence[ProcessSlot]) -> dict[str, int]:
     """Bytes of memory for each rank of learners that compute on this host's CPU, by the learner's name.
 
     All of them together have half of the host's; engines, environments and whatever else runs have the other.
@@ -534,7 +534,7 @@ def _on_cpu_here(parts: Sequence[Part], seats: Sequence[Seat]) -> dict[str, int]
 def _filled(
     part: Part,
     learner: LearnerConfig,
-    alone: Mapping[tuple[str, str], Sequence[Seat]],
+    alone: Mapping[tuple[str, str], Sequence[ProcessSlot]],
     on_cpu: Mapping[str, int],
 ) -> LearnerConfig:
     """A learner's settings, with larger passes where its ranks have GPUs alone; an engine takes what is left of one.
@@ -563,7 +563,7 @@ def _told(
 
 
 def _rooms(
-    gpu: str, total: int, sitting: Sequence[tuple[Seat, Part]], engine: EngineConfig, held: Placed | None
+    gpu: str, total: int, sitting: Sequence[tuple[ProcessSlot, Part]], engine: EngineConfig, held: Placed | None
 ) -> dict[str, int]:
     """Bytes of a GPU that each engine on it may take: what it needs, and an even part of what nobody does.
 
@@ -668,7 +668,7 @@ def _learner(part: Part, config: LearnerConfig) -> Mapping[str, int]:
     return learner_bytes(part.size, config, ranks=part.ranks, sharing=part.sharing)
 
 
-def _doubts(parts: Sequence[Part], seats: Sequence[Seat]) -> list[str]:
+def _doubts(parts: Sequence[Part], seats: Sequence[ProcessSlot]) -> list[str]:
     """Of learners whose longest sample nobody limited: that it may be more than the microbatch that was counted."""
     found = []
     for part in parts:
@@ -688,7 +688,7 @@ def _doubts(parts: Sequence[Part], seats: Sequence[Seat]) -> list[str]:
     return found
 
 
-def _placed(seat: Seat, part: Part, engines: Mapping[str, EngineConfig], room: int) -> Placed:
+def _placed(seat: ProcessSlot, part: Part, engines: Mapping[str, EngineConfig], room: int) -> Placed:
     found: Mapping[str, int]
     if part.learner is not None:
         found = _learner(part, part.learner)

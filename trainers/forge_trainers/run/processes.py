@@ -22,11 +22,11 @@ from forge_agents.policy import LoRA, Policy
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime import mesh
-from forge_agents.runtime import waits as _waits
+from forge_agents.runtime import stalls as _stalls
+from forge_agents.runtime.colocation import Colocation, DeviceAccess, unshared
 from forge_agents.runtime.faults import Fault, Faults
-from forge_agents.runtime.hosts import Hosts, Seat
-from forge_agents.runtime.turns import Turn, Turns, no_turns
-from forge_agents.runtime.waits import all_or_first_error
+from forge_agents.runtime.hosts import Hosts, ProcessSlot
+from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.serving import Replicas
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.fleet import check_named_by_policies, homes_of, start_engines
@@ -66,7 +66,7 @@ class Processes:
     """By policy name, the engine, or the adapter in one, that samples for it."""
     learners: dict[str, Learner] = field(default_factory=dict)
     """Empty until `start_learners`, and again once one was lost."""
-    _learning: Turn = no_turns
+    _learning: DeviceAccess = unshared
     """What learners compute in, where they share GPUs with engines."""
     _placed: Mapping[str, LearnerConfig] = field(default_factory=dict)
     """By policy, what its learner leaves to memory, decided."""
@@ -107,7 +107,7 @@ class Processes:
         }
         for name, policy in policies.items():
             if policy.trainable:  # nor what nobody can train
-                families.check_learnable(models.read_json(paths[name] / "config.json"))
+                families.check_trainable(models.read_json(paths[name] / "config.json"))
         homes, adapters = homes_of(policies, paths)
         faults = Faults(max_respawns=config.max_respawns, file=folder / _FAULTS)
         hosts, together = hosts or Hosts(), _together(policies, paths)
@@ -130,7 +130,7 @@ class Processes:
                 held=held,
                 turns=config.colocate,
             )
-            seats = mesh.rehearse(meshes)
+            seats = mesh.preview_placement(meshes)
             store = await _start_store(config, faults)
             placed = {name: learners[_learner_name(names)] for names in together for name in names}
             started = cls(
@@ -142,7 +142,7 @@ class Processes:
                 hosts=hosts,
                 _placed=placed,
             )
-            playing = started._take_turns() if any(own.sleeps for own in settings.values()) else no_turns
+            playing = started._take_turns() if any(own.sleeps for own in settings.values()) else unshared
             own = {home: settings[names_of(home, config.engine.replicas)[0]] for home in adapters}
             engines = started._start_engines(own, {home: paths[home] for home in adapters}, adapters, playing)
             if learn and not _share_gpus(seats):
@@ -158,21 +158,21 @@ class Processes:
             adapter = "" if policy.lora is None else name
             started.policy_engines[name] = PolicyEngine(started.engines[homes[name]], renderers[name], adapter)
         started._store_watch = asyncio.ensure_future(started._watch_store())
-        _waits.report("run", started.picture)
+        _stalls.register("run", started.snapshot)
         return started
 
-    def _take_turns(self) -> Turn:
+    def _take_turns(self) -> DeviceAccess:
         """Let engines and learners use their GPUs one after the other. Returns the engines' turn."""
-        turns = Turns("engines", self.config.stage_timeout_s)
-        self._learning = turns.share(
+        turns = Colocation("engines", self.config.stage_timeout_s)
+        self._learning = turns.register(
             "learner",
-            leave=lambda: all_or_first_error(one.park() for each in self._resident.values() for one in each),
-            come=lambda: all_or_first_error(one.unpark() for each in self._resident.values() for one in each),
+            offload=lambda: all_or_first_error(one.park() for each in self._resident.values() for one in each),
+            onload=lambda: all_or_first_error(one.unpark() for each in self._resident.values() for one in each),
         )
-        return turns.share(
+        return turns.register(
             "engines",
-            leave=lambda: all_or_first_error(one.sleep() for one in self.engines.values()),
-            come=lambda: all_or_first_error(one.wake() for one in self.engines.values()),
+            offload=lambda: all_or_first_error(one.sleep() for one in self.engines.values()),
+            onload=lambda: all_or_first_error(one.wake() for one in self.engines.values()),
         )
 
     async def _start_engines(
@@ -180,7 +180,7 @@ class Processes:
         settings: Mapping[str, EngineConfig],
         paths: Mapping[str, Path],
         adapters: Mapping[str, Mapping[str, LoRA]],
-        turn: Turn,
+        device_access: DeviceAccess,
     ) -> None:
         config = self.config
         # A late answer fails its episode, before the stage that waits for it fails the run.
@@ -193,7 +193,7 @@ class Processes:
             faults=self.faults,
             heartbeat_timeout_s=config.heartbeat_timeout_s,
             timeout_s=config.start_timeout_s,
-            turn=turn,
+            device_access=device_access,
         )
 
     def busy_s(self) -> dict[str, float]:
@@ -220,7 +220,7 @@ class Processes:
 
         Where one fails to start, the others are stopped.
         """
-        if (ended := self.store.pulse.error) is not None:  # with the learner's host
+        if (ended := self.store.heartbeat.error) is not None:  # with the learner's host
             await self._mend_store(self.store, ended)
         together: dict[object, dict[str, LearnerConfig]] = {}
         for name, policy in self.policies.items():
@@ -265,7 +265,7 @@ class Processes:
         """
         if error.who not in {learner.name for learner in self.learners.values()}:
             return False
-        self._lost.append(self.faults.noticed(error.who, error))
+        self._lost.append(self.faults.record(error.who, error))
         await self._stop_learners(at_once=True)
         return True
 
@@ -279,7 +279,7 @@ class Processes:
         await self._stop_learners()
         learner = replace(config.learner, threads=config.learner.threads or self.config.learner.threads)
         self.config, self.folder = replace(config, engine=self.config.engine, learner=learner), folder
-        self.faults.begin(folder / _FAULTS)
+        self.faults.reset(folder / _FAULTS)
         self._lost.clear()
 
     async def _stop_learners(self, *, at_once: bool = False) -> None:
@@ -326,12 +326,12 @@ class Processes:
                     world_size=self.config.learner_procs,
                     heartbeat_timeout_s=self.config.heartbeat_timeout_s,
                     timeout_s=self.config.start_timeout_s,
-                    turn=self._learning,
+                    device_access=self._learning,
                 )
                 self._resident[name] = [*started.values()]
             return started
 
-        return await self.faults.outlive(name, start)
+        return await self.faults.start_with_retries(name, start)
 
     async def sync(self, published: Callable[[], None] = lambda: None) -> None:
         """Carry every learner's weights to its engine. `published` is called when all learners may go on.
@@ -368,7 +368,7 @@ class Processes:
         with contextlib.suppress(RespawnLimitError):  # the next `sync` raises it
             while True:
                 store = self.store
-                error = await store.pulse.lost()
+                error = await store.heartbeat.lost()
                 with contextlib.suppress(ActorDiedError, StallError):  # of the next store, or of a learner
                     await self._mend_store(store, error)
 
@@ -384,7 +384,7 @@ class Processes:
         async with self._mending:
             if self.store is not broken:
                 return
-            fault = self.faults.noticed(broken.ref.name, cause)
+            fault = self.faults.record(broken.ref.name, cause)
             await broken.stop()
             self.store = store = await _start_store(self.config, self.faults)
             for learner in tuple(self.learners.values()):
@@ -400,7 +400,7 @@ class Processes:
         """Completions of all engines so far."""
         return sum(engine.answers for engine in self.engines.values())
 
-    def picture(self) -> dict[str, Any]:
+    def snapshot(self) -> dict[str, Any]:
         """Who runs, with what to do, at which version; for the file that a stall leaves."""
         return {
             "engines": {name: {"pids": e.pids, "unfinished": e.unfinished} for name, e in self.engines.items()},
@@ -410,7 +410,7 @@ class Processes:
 
     async def stop(self) -> None:
         """Stop every process."""
-        _waits.report("run", None)
+        _stalls.register("run", None)
         watching = () if self._store_watch is None else (self._store_watch,)
         for task in (*watching, *self._mends):
             task.cancel()
@@ -428,7 +428,7 @@ async def _start_store(config: ProcessConfig, faults: Faults) -> WeightStore:
             name=_STORE, heartbeat_timeout_s=config.heartbeat_timeout_s, timeout_s=config.start_timeout_s
         )
 
-    return await faults.outlive(_STORE, start)
+    return await faults.start_with_retries(_STORE, start)
 
 
 def computing(
@@ -499,7 +499,7 @@ def meshes_of(
     ]
 
 
-def _share_gpus(seats: Iterable[Seat]) -> bool:
+def _share_gpus(seats: Iterable[ProcessSlot]) -> bool:
     """Whether a learner has a GPU of an engine: vLLM measures what is free there while it starts."""
     on: dict[str, set[tuple[str, str]]] = {"learner": set(), "engines": set()}
     for seat in seats:

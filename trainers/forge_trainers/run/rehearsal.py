@@ -48,7 +48,7 @@ def rehearsal(
     """
     from forge_agents.runtime._monarch import default_bootstrap_cmd
 
-    found = {name: models.here(policy.model) for name, policy in policies.items()}
+    found = {name: models.local_folder(policy.model) for name, policy in policies.items()}
     paths = {name: folder or Path(policies[name].model) for name, folder in found.items()}
     meshes = meshes_of(policies, paths, config)
     _, learners = computing(policies, paths, config)
@@ -65,7 +65,7 @@ def rehearsal(
     order = [name for name, *_ in meshes]
     others = _USUAL if gpus_per_host is None else gpus_per_host
     try:
-        seats = mesh.rehearse_on(hosts, first, gpus_per_host=others, here=gpus_per_host)
+        seats = mesh.preview_placement_on(hosts, first, gpus_per_host=others, here=gpus_per_host)
     except HostError as error:
         if gpus_per_host is None and hosts.kind == "local":
             raise HostError(f"{error}. With --gpus_per_host a dry run takes this machine to have so many") from error
@@ -84,7 +84,7 @@ def rehearsal(
             env = _vllm.environment(engine) if seat.role in ("engines", "judges") else {}
             threads = {"learner": config.learner.threads, "store": 1}.get(seat.role, engine.threads)
             where = f", GPU {seat.gpu}" * bool(seat.gpu)
-            variables = mesh.own_variables(gpus, env, threads)
+            variables = mesh.mesh_variables(gpus, env, threads)
             shown = " ".join(filter(None, (_shell(variables), shlex.join(words))))
             lines.append(f"  {seat.name} rank {seat.rank}{where}: {shown}")
     lines += ["judges and workers of environments start when they are first asked for something", *doubts]

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError
-from forge_agents.runtime import waits as _waits
+from forge_agents.runtime import stalls as _stalls
 
 
 class Stopwatch:
@@ -71,7 +71,7 @@ def stalls_recorded(folder: Path) -> Iterator[None]:
     try:
         yield
     except (StallError, ActorDiedError, RespawnLimitError) as error:
-        picture = getattr(error, "picture", None) or _waits.picture()
+        picture = getattr(error, "snapshot", None) or _stalls.snapshot()
         found = {"error": f"{type(error).__name__}: {error}", **picture}
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"stall-{len(tuple(folder.glob('stall-*.json')))}.json"
@@ -126,7 +126,7 @@ class Watchdog:
                 signal.pthread_kill(self._owner.ident, signal.SIGUSR2)
             else:
                 reported = beat
-                place = _waits.stack(sys._current_frames().get(self._owner.ident))[-1:]
+                place = _stalls.stack(sys._current_frames().get(self._owner.ident))[-1:]
                 sys.stderr.write(f"the controller's thread is held for over {self._limit_s:g} s at {place}\n")
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
@@ -135,10 +135,10 @@ class Watchdog:
             return
         self._beat = time.monotonic()  # what cleans up has its own time
         error = StallError(
-            f"{_waits.stack(frame)[-1]} held the controller's thread for {held_s:.0f} s and block_timeout_s="
+            f"{_stalls.stack(frame)[-1]} held the controller's thread for {held_s:.0f} s and block_timeout_s="
             f"{self._limit_s:g}; nothing else could go on meanwhile. Mend it, register the environment with "
             "isolation='process', or raise block_timeout_s",
             "controller",
         )
-        error.picture = _waits.picture()
+        error.snapshot = _stalls.snapshot()
         raise error

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from forge_agents.errors import ActorDiedError, HostError, ModelNotFoundError, StallError
 from forge_agents.policy import Endpoint, Sampling
-from forge_agents.runtime.waits import LoopThread
+from forge_agents.runtime.threads import LoopThread
 from forge_agents.types import Message
 from forge_verifiers.judge.prompts import Reply, shares_of
 
@@ -291,7 +291,8 @@ class EngineChat:
         folder = models.resolve(self._model)
         self._renderer = Renderer.of(folder)
         config = replace(self._placed or self.config, model=str(folder))
-        others = [] if config.gpu_memory_utilization is not None else mesh.beside(self._name, "judges", config.tp)
+        divides = config.gpu_memory_utilization is None
+        others = mesh.gpu_neighbors(self._name, "judges", config.tp) if divides else []
         if others:
             raise HostError(
                 f"the engine of {self._name} would take {USUAL_SHARE:.0%} of a GPU that it shares with "

@@ -148,7 +148,7 @@ class TextModel:
         import transformers
 
         folder = models.resolve(self._name)
-        with models.without_its_code(folder) as arguments:
+        with models.no_remote_code(folder) as arguments:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **arguments)
             model, loading = getattr(transformers, self._auto_class).from_pretrained(
                 folder, use_safetensors=True, dtype="auto", output_loading_info=True, **arguments

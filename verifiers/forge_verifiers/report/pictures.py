@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from forge_agents.page import printable
+from forge_agents.display import printable
 
 Floats = NDArray[np.float64]
 _INK, _QUIET, _GOOD, _BAD, _FIRST = "#1f2933", "#9aa5b1", "#0b7a75", "#c2410c", "#2f5d9b"

@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 import forge_verifiers.combiners as combiners
+from forge_agents.display import printable, standalone_page
 from forge_agents.errors import RunFolderError
-from forge_agents.page import printable, standalone_page
 from forge_verifiers.combiners.base import rate_errors
 from forge_verifiers.core.verifier import Cost, under
 from forge_verifiers.report.pictures import accuracy_figure, calibration_figure, correlation_figure, drift_figure

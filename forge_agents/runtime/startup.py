@@ -25,9 +25,9 @@ from rich.console import Console
 from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task, TaskID, TextColumn
 from rich.text import Text
 
-from forge_agents.files import cache_folder, write_whole
-from forge_agents.page import visible
-from forge_agents.runtime.processes import visible_gpus
+from forge_agents.display import visible
+from forge_agents.files import cache_folder, write_atomic
+from forge_agents.runtime.machine import visible_gpus
 
 _KEPT = 5
 """Starts of one kind that are remembered, and the median of which is told."""
@@ -74,7 +74,7 @@ _views: list[View] = []
 
 
 @contextlib.contextmanager
-def starting(role: str, name: str, what: str, *, on: str = "") -> Iterator[None]:
+def track(role: str, name: str, what: str, *, on: str = "") -> Iterator[None]:
     """Inside the block something starts. How long it took is remembered where it ended well.
 
     Args:
@@ -100,7 +100,7 @@ def starting(role: str, name: str, what: str, *, on: str = "") -> Iterator[None]
 
 
 @contextlib.contextmanager
-def shown(say: Callable[[str], None] | None = None) -> Iterator[Callable[[str], None]]:
+def show(say: Callable[[str], None] | None = None) -> Iterator[Callable[[str], None]]:
     """Show what starts inside the block: on the error stream, by a spinner where that is a terminal.
 
     Args:
@@ -259,7 +259,7 @@ def _remember(kind: str, seconds: float) -> None:
     own[kind] = [*before, round(seconds, 2)][-_KEPT:]
     all_of_them[_hardware()] = dict(list(own.items())[-_KINDS:])
     with contextlib.suppress(OSError):  # it is an estimate, and not worth a start that went well
-        write_whole(_file(), json.dumps(dict(list(all_of_them.items())[-_KINDS:])))
+        write_atomic(_file(), json.dumps(dict(list(all_of_them.items())[-_KINDS:])))
 
 
 def _remembered() -> dict[str, dict[str, list[float]]]:

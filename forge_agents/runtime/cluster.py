@@ -19,9 +19,9 @@ from importlib.metadata import version
 from typing import Any
 
 from forge_agents.errors import HostError, StallError
-from forge_agents.runtime import starts
+from forge_agents.runtime import startup
 from forge_agents.runtime.host_process import HostFacts, Warden, facts_here
-from forge_agents.runtime.hosts import ENVS, HERE, ON_GPUS, ROLES, Hosts, Seat, parse_cores
+from forge_agents.runtime.hosts import ENVS, HERE, ON_GPUS, ROLES, Hosts, ProcessSlot, parse_cores
 from forge_agents.runtime.interfaces import own_address
 from forge_agents.runtime.jobs import LOOPBACK, Job, start_job
 from forge_agents.runtime.processes import bootstrap_command
@@ -110,7 +110,7 @@ class Spot:
             host.gpu_users.subtract(gpus)
 
 
-class Layout:
+class Cluster:
     """The hosts of this process's run.
 
     Args:
@@ -195,7 +195,7 @@ class Layout:
         self._line_address = (self._reached_at() if bound == _EVERYWHERE else bound, port)
         if not self._all_here():
             where = "all interfaces" if bound == _EVERYWHERE else bound
-            starts.say(f"the controller listens on {where}, port {port}, for its hosts, which must know a secret")
+            startup.say(f"the controller listens on {where}, port {port}, for its hosts, which must know a secret")
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.gather(*(self._meet(role, env) for role in self._job.meshes))
@@ -362,13 +362,13 @@ class Layout:
         """Names of the meshes that have one of these places, host and GPU, by plan."""
         return [name for (name, *_), spot in self._planned.items() if not places.isdisjoint(spot.places)]
 
-    def rehearse(self, meshes: Sequence[tuple[str, str, int]]) -> list[Seat]:
+    def rehearse(self, meshes: Sequence[tuple[str, str, int]]) -> list[ProcessSlot]:
         """Where meshes would be if they were spawned now, one after the other.
 
         Raises:
             HostError: A mesh needs more GPUs than there are.
         """
-        seats: list[Seat] = []
+        seats: list[ProcessSlot] = []
         taken: list[Spot] = []
         try:
             for name, role, procs in meshes:
@@ -378,19 +378,19 @@ class Layout:
                     gpu, facts = gpus[rank % spot.each] if gpus else "", host.facts
                     sizes = dict(zip(facts.gpus, facts.gpu_bytes, strict=False)) if facts is not None else {}
                     size = sizes.get(gpu, 0)
-                    seats.append(Seat(name=name, role=role, rank=rank, host=str(host), gpu=gpu, gpu_bytes=size))
+                    seats.append(ProcessSlot(name=name, role=role, rank=rank, host=str(host), gpu=gpu, gpu_bytes=size))
         finally:
             for spot in taken:
                 spot.give_back()
         return seats
 
-    def gpus_here(self) -> list[Seat]:
+    def gpus_here(self) -> list[ProcessSlot]:
         """A seat on each GPU that the controller's own process sees."""
         facts = self._here.facts
         assert facts is not None
         sizes = dict(zip(facts.gpus, facts.gpu_bytes, strict=False))
         return [
-            Seat(name="", role="controller", rank=0, host=str(self._here), gpu=gpu, gpu_bytes=sizes.get(gpu, 0))
+            ProcessSlot(name="", role="controller", rank=0, host=str(self._here), gpu=gpu, gpu_bytes=sizes.get(gpu, 0))
             for gpu in facts.gpus
         ]
 
@@ -564,7 +564,7 @@ def gpus_to_ask_for(config: Hosts, meshes: Sequence[tuple[str, str, int]]) -> in
         return None
     each = [*config.gpus.values()]
     if not version("torch").endswith("+cpu"):
-        layout = Layout(config, lambda: None, processes_by_role(meshes))
+        layout = Cluster(config, lambda: None, processes_by_role(meshes))
         layout.suppose(_MANY_GPUS, here=0)
         places = {(seat.host, seat.gpu) for seat in layout.rehearse(meshes) if seat.gpu}
         each += collections.Counter(host for host, _ in places).values()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from forge_agents.errors import StallError
-from forge_agents.runtime.turns import Turns
+from forge_agents.runtime.colocation import Colocation
 
 CAPACITY = 80
 NEEDS = {"engines": 70, "learner": 60}
@@ -24,9 +24,9 @@ class Gpu:
         self.held = {"engines": NEEDS["engines"], "learner": KEEPS}
         self.events: list[str] = []
         self.breaks = ""
-        self.turns = Turns("engines", timeout_s)
+        self.turns = Colocation("engines", timeout_s)
         self.side = {
-            name: self.turns.share(name, leave=lambda n=name: self.leave(n), come=lambda n=name: self.come(n))
+            name: self.turns.register(name, offload=lambda n=name: self.leave(n), onload=lambda n=name: self.come(n))
             for name in NEEDS
         }
 

@@ -10,20 +10,20 @@ import pytest
 from rich.console import Console
 
 from forge_agents.files import CACHE_VARIABLE
-from forge_agents.runtime import starts
+from forge_agents.runtime import startup
 
 
 @pytest.fixture(autouse=True)
 def memory(tmp_path, monkeypatch):
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "cache"))
-    return tmp_path / "cache" / "starts.json"
+    return tmp_path / "cache" / "startup.json"
 
 
 @pytest.fixture
 def clock(monkeypatch):
     """``clock(seconds)`` lets so many pass."""
     now = [1000.0]
-    monkeypatch.setattr(starts, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(startup, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def passes(seconds):
         now[0] += seconds
@@ -32,7 +32,7 @@ def clock(monkeypatch):
 
 
 def test_a_start_is_told_as_lines_where_there_is_no_terminal(clock, capsys):
-    with starts.shown(), starts.starting("engine", "team", "tiny, not compiled", on="2 CPU cores"):
+    with startup.show(), startup.track("engine", "team", "tiny, not compiled", on="2 CPU cores"):
         assert capsys.readouterr().err == "starting engine team: tiny, not compiled, on 2 CPU cores (first time here)\n"
         clock(12.3)
     told = capsys.readouterr()
@@ -41,14 +41,14 @@ def test_a_start_is_told_as_lines_where_there_is_no_terminal(clock, capsys):
 
 def test_the_median_of_the_last_five_is_told_and_failed_starts_do_not_count(clock, capsys):
     for seconds in (100, 8, 50, 9, 10, 11):
-        with starts.starting("engine", "other", "tiny", on="here"):
+        with startup.track("engine", "other", "tiny", on="here"):
             clock(seconds)
-    with starts.shown(), contextlib.suppress(KeyError), starts.starting("engine", "team", "tiny", on="here"):
+    with startup.show(), contextlib.suppress(KeyError), startup.track("engine", "team", "tiny", on="here"):
         clock(500)
         raise KeyError
     assert capsys.readouterr().err == "starting engine team: tiny, on here (usually 10 s here)\n"  # of 8 9 10 11 50
-    assert starts.usual_s("engine tiny on here") == 10
-    assert starts.usual_s("engine tiny on elsewhere") is None and starts.usual_s("learner tiny on here") is None
+    assert startup.usual_s("engine tiny on here") == 10
+    assert startup.usual_s("engine tiny on elsewhere") is None and startup.usual_s("learner tiny on here") is None
 
 
 @pytest.mark.parametrize(
@@ -61,22 +61,22 @@ def test_the_median_of_the_last_five_is_told_and_failed_starts_do_not_count(cloc
 def test_a_file_that_holds_something_else_is_made_anew(text, memory, clock):
     memory.parent.mkdir()
     memory.write_text(text)
-    with starts.starting("store", "weights", "x", on="here"):
+    with startup.track("store", "weights", "x", on="here"):
         clock(3)
-    assert starts.usual_s("store x on here") == 3
-    assert list(json.loads(memory.read_text())) == [starts._hardware()]
+    assert startup.usual_s("store x on here") == 3
+    assert list(json.loads(memory.read_text())) == [startup._hardware()]
 
 
 def test_a_cache_that_cannot_be_written_costs_the_memory_and_nothing_else(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
-    with starts.starting("store", "weights", "x", on="here"):
+    with startup.track("store", "weights", "x", on="here"):
         pass
-    assert starts.usual_s("store x on here") is None
+    assert startup.usual_s("store x on here") is None
 
 
 def test_what_takes_long_is_told_again(monkeypatch, capsys):
-    monkeypatch.setattr(starts, "_LINE_S", 0.05)
+    monkeypatch.setattr(startup, "_LINE_S", 0.05)
     again, said = threading.Event(), []
 
     def say(text):
@@ -84,7 +84,7 @@ def test_what_takes_long_is_told_again(monkeypatch, capsys):
         if "is starting for" in text:
             again.set()
 
-    with starts.shown(say), starts.starting("learner", "team-learner", "tiny", on="here"):
+    with startup.show(say), startup.track("learner", "team-learner", "tiny", on="here"):
         assert again.wait(20)
     assert re.fullmatch(r"learner team-learner is starting for \d+\.\d s \(first time here\)", said[1])
     assert said[0].startswith("starting learner team-learner") and "is ready after" in said[-1]
@@ -92,10 +92,10 @@ def test_what_takes_long_is_told_again(monkeypatch, capsys):
 
 def test_the_innermost_view_shows_what_starts_and_nobody_else(capsys):
     told = []
-    with starts.shown(), starts.shown(told.append), starts.starting("engine", "judge", "x", on="here"):
+    with startup.show(), startup.show(told.append), startup.track("engine", "judge", "x", on="here"):
         pass
     assert len(told) == 2 and capsys.readouterr().err == ""
-    with starts.starting("engine", "judge", "x", on="here"):
+    with startup.track("engine", "judge", "x", on="here"):
         pass
     assert len(told) == 2 and capsys.readouterr().err == ""
 
@@ -103,8 +103,8 @@ def test_the_innermost_view_shows_what_starts_and_nobody_else(capsys):
 def test_a_terminal_gets_a_spinner_and_keeps_a_line(monkeypatch, tmp_path, clock):
     file = (tmp_path / "said").open("w+")
     console = Console(file=file, force_terminal=True, width=100, _environ={"TERM": "xterm"})
-    monkeypatch.setattr(starts, "Console", lambda **_: console)
-    with starts.shown() as say, starts.starting("engine", "team", "[bold]a\x1b]0;title", on="here"):
+    monkeypatch.setattr(startup, "Console", lambda **_: console)
+    with startup.show() as say, startup.track("engine", "team", "[bold]a\x1b]0;title", on="here"):
         say("[i]beside")
         clock(7)
     file.seek(0)
@@ -117,11 +117,11 @@ def test_a_terminal_gets_a_spinner_and_keeps_a_line(monkeypatch, tmp_path, clock
 @pytest.mark.parametrize(("gpus", "told"), [("0", "1 GPU"), ("0,1", "2 GPUs")])
 def test_the_machine_is_its_gpus_where_there_are_some(monkeypatch, gpus, told):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-    assert starts.machine() == starts.machine(1) == told
+    assert startup.machine() == startup.machine(1) == told
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(starts.os, "sched_getaffinity", lambda _: {0, 1, 2})
-    assert starts.machine() == starts.machine(3) == starts.machine(4) == "3 CPU cores"
-    assert starts.machine(1) == "1 of 3 CPU cores"
+    monkeypatch.setattr(startup.os, "sched_getaffinity", lambda _: {0, 1, 2})
+    assert startup.machine() == startup.machine(3) == startup.machine(4) == "3 CPU cores"
+    assert startup.machine(1) == "1 of 3 CPU cores"
 
 
 def test_ctrl_c_before_the_watcher_runs_stays_ctrl_c(monkeypatch):
@@ -129,5 +129,5 @@ def test_ctrl_c_before_the_watcher_runs_stays_ctrl_c(monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(threading.Thread, "start", interrupted)
-    with pytest.raises(KeyboardInterrupt), starts.shown(print), starts.starting("engine", "team", "m"):
+    with pytest.raises(KeyboardInterrupt), startup.show(print), startup.track("engine", "team", "m"):
         pass

@@ -1,6 +1,6 @@
 """Sees that a mesh's processes live, whatever their other actors are busy with.
 
-In: a mesh. Out: the error of the first process that died or fell silent. Waits for their pulse, with a deadline.
+In: a mesh. Out: the error of the first process that died or fell silent. Waits for their heartbeat, with a deadline.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _NOTICE_S = 3.0
 """A process's end is seen within this time."""
 
 
-class PulseActor(Actor):
+class HeartbeatActor(Actor):
     """Beside a process's other actors, and answered for by none of them."""
 
     @concurrent_endpoint
@@ -46,7 +46,7 @@ class PulseActor(Actor):
         await asyncio.sleep(seconds)
 
 
-class Pulse:
+class Heartbeat:
     """The controller's finger on all processes of a mesh.
 
     Where a process runs on this machine the kernel tells of its end at once; elsewhere Monarch does, mostly within two
@@ -64,7 +64,7 @@ class Pulse:
         self._silence_counts = False
         self._holds = 0
         self._lost: asyncio.Future[ActorDiedError | StallError] = asyncio.get_running_loop().create_future()
-        actors: Any = procs.spawn("pulse", PulseActor)
+        actors: Any = procs.spawn("heartbeat", HeartbeatActor)
         loop = asyncio.get_running_loop()
         self._elsewhere = mesh.on_lost_host(
             procs, lambda why: _call_in(loop, self._tell, ActorDiedError(f"{name} died: {why}", name))
@@ -79,11 +79,11 @@ class Pulse:
         """What was seen of the processes' end; None while all live."""
         return self._lost.result() if self._lost.done() and not self._lost.cancelled() else None
 
-    def started(self) -> None:
+    def start_timeout(self) -> None:
         """From now on silence counts."""
         self._silence_counts = True
 
-    def also(self, sign: Callable[[], Awaitable[object]], what: str) -> None:
+    def add_probe(self, sign: Callable[[], Awaitable[object]], what: str) -> None:
         """From now on `sign` counts as well: an actor may end, or hang, in a process that lives.
 
         It has `heartbeat_timeout_s` each time, and more where the controller's own thread was held meanwhile.
@@ -134,7 +134,7 @@ class Pulse:
             return
         end = mesh.death(self._procs, pid, status)
         meaning = f" ({end.meaning})" if end.meaning else ""
-        words = f"{self._name} died: process {pid} {end.how}{meaning}. Look at {mesh.log_advice(self._name)}"
+        words = f"{self._name} died: process {pid} {end.how}{meaning}. Look at {mesh.log_hint(self._name)}"
         if end.last_lines:
             words += f". It printed last:\n{end.last_lines}"
         error = ActorDiedError(words, self._name, end.place)
@@ -193,7 +193,7 @@ class Pulse:
         words = f"{self._name} gave no sign of life for heartbeat_timeout_s={self._heartbeat_timeout_s:g} s"
         why = f"it hangs, or its machine is too busy; if so, raise heartbeat_timeout_s. {error}"
         silent = StallError(f"{words}: {why}", self._name)
-        silent.picture = error.picture
+        silent.snapshot = error.snapshot
         return silent
 
     async def _watch_processes(self) -> None:

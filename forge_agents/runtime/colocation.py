@@ -16,14 +16,14 @@ from typing import TypeAlias
 from forge_agents.runtime.mesh import with_deadline
 
 Move: TypeAlias = Callable[[], Awaitable[object]]
-Turn: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
+DeviceAccess: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
 """Opens a block in which one side computes."""
 
-no_turns: Turn = contextlib.nullcontext
+unshared: DeviceAccess = contextlib.nullcontext
 """Of who has its devices for itself."""
 
 
-class Turns:
+class Colocation:
     """Lets whoever is asked for something compute, alone on the devices.
 
     A side stays where it is until the other one is asked for something. It leaves when its work in progress is done:
@@ -41,13 +41,13 @@ class Turns:
         self._changing = asyncio.Lock()
         self._left = asyncio.Event()
 
-    def share(self, side: str, *, leave: Move, come: Move) -> Turn:
+    def register(self, side: str, *, offload: Move, onload: Move) -> DeviceAccess:
         """Name a side. Returns what its work runs in.
 
         Args:
             leave: Takes its memory off the devices; twice is no error.
         """
-        self._sides[side] = (leave, come)
+        self._sides[side] = (offload, onload)
         return lambda: self._of(side)
 
     @contextlib.asynccontextmanager

@@ -10,14 +10,14 @@ import time
 import pytest
 
 from forge_agents.errors import StallError
-from forge_agents.runtime import mesh
-from forge_agents.runtime import waits as _waits
-from forge_agents.runtime.waits import in_thread
+from forge_agents.runtime import mesh, threads
+from forge_agents.runtime import stalls as _stalls
+from forge_agents.runtime.threads import in_thread
 
 
 @pytest.fixture(autouse=True)
 def _no_shared_picture(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_waits, "_last", None)
+    monkeypatch.setattr(_stalls, "_last", None)
 
 
 async def never_answers() -> None:
@@ -26,8 +26,8 @@ async def never_answers() -> None:
 
 def test_a_stall_names_what_else_was_waited_for_and_carries_a_picture() -> None:
     async def main() -> StallError:
-        _waits.report("engines", lambda: {"team": 3})
-        _waits.report("broken", lambda: 1 / 0)
+        _stalls.register("engines", lambda: {"team": 3})
+        _stalls.register("broken", lambda: 1 / 0)
         turns = [
             asyncio.ensure_future(mesh.with_deadline(never_answers(), 30, who="team", what="a completion"))
             for _ in range(3)
@@ -36,8 +36,8 @@ def test_a_stall_names_what_else_was_waited_for_and_carries_a_picture() -> None:
             with pytest.raises(StallError) as caught:
                 await mesh.with_deadline(asyncio.gather(*turns), 0.1, who="episodes", what="collection of step 4")
         finally:
-            _waits.report("engines", None)
-            _waits.report("broken", None)
+            _stalls.register("engines", None)
+            _stalls.register("broken", None)
             await asyncio.gather(*turns, return_exceptions=True)
         return caught.value
 
@@ -45,13 +45,13 @@ def test_a_stall_names_what_else_was_waited_for_and_carries_a_picture() -> None:
     assert "episodes did not finish collection of step 4 within 0.1 s" in str(error)
     assert "Waited for meanwhile: team: a completion (3 x, up to 0." in str(error)
     assert error.who == "episodes"
-    picture = json.loads(json.dumps(error.picture))
+    picture = json.loads(json.dumps(error.snapshot))
     assert picture["engines"] == {"team": 3}
     assert picture["broken"] == "ZeroDivisionError: division by zero"
     assert [(wait["who"], wait["timeout_s"]) for wait in picture["waits"]] == [("team", 30)] * 3
     stalled = next(task for task in picture["tasks"] if "never_answers" in str(task["stack"]))
     assert stalled["count"] == 3
-    assert any("test_waits.py" in line for stack in picture["threads"].values() for line in stack)
+    assert any("test_stalls.py" in line for stack in picture["threads"].values() for line in stack)
 
 
 def test_waits_are_forgotten_when_they_end() -> None:
@@ -61,7 +61,7 @@ def test_waits_are_forgotten_when_they_end() -> None:
             await mesh.with_deadline(never_answers(), 0.01, who="team", what="a completion")
 
     asyncio.run(main())
-    assert _waits.summary() == ""
+    assert _stalls.summary() == ""
 
 
 def test_a_call_that_never_returns_is_left_behind() -> None:
@@ -94,7 +94,7 @@ def test_a_thread_is_kept_for_the_next_call_unless_it_did_not_survive_a_fork(mon
             seen.add(thread)
 
     asyncio.run(asyncio.wait_for(main(), 60))
-    lost = _waits._Helper()
+    lost = threads._Helper()
     monkeypatch.setattr(type(lost), "alive", property(lambda helper: helper is not lost))
-    _waits._idle.append(lost)
+    threads._idle.append(lost)
     assert asyncio.run(asyncio.wait_for(in_thread(divmod, 7, 2, name="sum"), 60)) == (3, 1)

@@ -6,7 +6,7 @@ import pytest
 
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.runtime import mesh
-from forge_agents.runtime.pulse import Pulse
+from forge_agents.runtime.heartbeat import Heartbeat
 
 
 def test_a_silent_process_is_told_with_the_setting_that_bears_with_it(monkeypatch):
@@ -17,7 +17,7 @@ def test_a_silent_process_is_told_with_the_setting_that_bears_with_it(monkeypatc
         starting.set()
         await asyncio.sleep(0)
         error = StallError(f"{who} did not finish {endpoint} (rank 0) within {timeout_s:g} s", who)
-        error.picture = {"stack": "learning"}
+        error.snapshot = {"stack": "learning"}
         raise error
 
     for name, answer in {"on_lost_host": False, "pids": (), "ended": ()}.items():
@@ -25,16 +25,17 @@ def test_a_silent_process_is_told_with_the_setting_that_bears_with_it(monkeypatc
     monkeypatch.setattr(mesh, "call_all", call_all)
 
     async def heard():
-        pulse = Pulse(types.SimpleNamespace(spawn=lambda *args: None), 1, name="hero-learner", heartbeat_timeout_s=60)
+        procs = types.SimpleNamespace(spawn=lambda *args: None)
+        heartbeat = Heartbeat(procs, 1, name="hero-learner", heartbeat_timeout_s=60)
         await asyncio.wait_for(starting.wait(), 20)  # may be silent meanwhile
-        assert pulse.error is None
-        pulse.started()
-        return await asyncio.wait_for(pulse.lost(), 20)
+        assert heartbeat.error is None
+        heartbeat.start_timeout()
+        return await asyncio.wait_for(heartbeat.lost(), 20)
 
     error = asyncio.run(heard())
     assert str(error).startswith("hero-learner gave no sign of life for heartbeat_timeout_s=60 s: ")
     assert "raise heartbeat_timeout_s" in str(error)
-    assert (error.who, error.picture, asked[0]) == ("hero-learner", {"stack": "learning"}, 62)
+    assert (error.who, error.snapshot, asked[0]) == ("hero-learner", {"stack": "learning"}, 62)
 
 
 @pytest.fixture
@@ -47,9 +48,9 @@ def living_processes(monkeypatch):
     for name, answer in {"on_lost_host": False, "pids": (), "ended": ()}.items():
         monkeypatch.setattr(mesh, name, lambda *args, answer=answer: answer)
     monkeypatch.setattr(mesh, "call_all", call_all)
-    monkeypatch.setattr("forge_agents.runtime.pulse._HOLD_S", 0.01)
-    monkeypatch.setattr("forge_agents.runtime.pulse._BEAT_S", 0.01)
-    return lambda heartbeat_timeout_s: Pulse(
+    monkeypatch.setattr("forge_agents.runtime.heartbeat._HOLD_S", 0.01)
+    monkeypatch.setattr("forge_agents.runtime.heartbeat._BEAT_S", 0.01)
+    return lambda heartbeat_timeout_s: Heartbeat(
         types.SimpleNamespace(spawn=lambda *args: None), 1, name="weights", heartbeat_timeout_s=heartbeat_timeout_s
     )
 
@@ -62,10 +63,10 @@ def test_an_actor_that_hangs_in_a_process_that_lives_is_told_by_what_it_owes(liv
         await asyncio.sleep(60 if len(asked) > 3 else 0)
 
     async def heard():
-        pulse = living_processes(0.2)
-        pulse.started()
-        pulse.also(answer, "answer of the store")
-        return await asyncio.wait_for(pulse.lost(), 20)
+        heartbeat = living_processes(0.2)
+        heartbeat.start_timeout()
+        heartbeat.add_probe(answer, "answer of the store")
+        return await asyncio.wait_for(heartbeat.lost(), 20)
 
     error = asyncio.run(heard())
     assert isinstance(error, StallError)
@@ -77,15 +78,15 @@ def test_an_actor_that_hangs_in_a_process_that_lives_is_told_by_what_it_owes(liv
 
 @pytest.mark.parametrize("error", [ActorDiedError("weights died", "weights"), KeyError("sign-of-life")])
 def test_an_actor_that_gives_an_error_instead_of_what_it_owes_is_lost(living_processes, monkeypatch, error):
-    monkeypatch.setattr("forge_agents.runtime.pulse._NOTICE_S", 0.01)
+    monkeypatch.setattr("forge_agents.runtime.heartbeat._NOTICE_S", 0.01)
 
     async def answer():
         raise error
 
     async def heard():
-        pulse = living_processes(20)
-        pulse.also(answer, "answer of the store")
-        return await asyncio.wait_for(pulse.lost(), 20)
+        heartbeat = living_processes(20)
+        heartbeat.add_probe(answer, "answer of the store")
+        return await asyncio.wait_for(heartbeat.lost(), 20)
 
     lost = asyncio.run(heard())
     assert (type(lost), lost.who) == (ActorDiedError, "weights")
@@ -108,13 +109,13 @@ def test_code_that_holds_the_controllers_thread_makes_nobody_silent(living_proce
         time.sleep(1)
 
     async def heard():
-        pulse = living_processes(0.5)
-        pulse.also(answer, "answer of the store")
+        heartbeat = living_processes(0.5)
+        heartbeat.add_probe(answer, "answer of the store")
         await asyncio.wait(
-            [asyncio.ensure_future(pulse.lost()), asyncio.ensure_future(heard_again.wait())],
+            [asyncio.ensure_future(heartbeat.lost()), asyncio.ensure_future(heard_again.wait())],
             return_when=asyncio.FIRST_COMPLETED,
         )
-        pulse.end()
-        return pulse.error
+        heartbeat.end()
+        return heartbeat.error
 
     assert asyncio.run(heard()) is None
