@@ -1,6 +1,6 @@
 #!/bin/sh
 # Create .venv, install the pinned list of $KIND (cpu or gpu) and this project into it, and complete it as anybody's
-# environment is completed: `forge-agents setup`. Called by the Makefile.
+# environment is completed: `forge-agents doctor --fix`. Called by the Makefile.
 #
 # Reads KIND, PYTHON, TORCH_INDEX and pip's and uv's own settings. Nothing is resolved: every package is installed
 # with --no-deps, because the pins inside some packages contradict each other (docs/decisions/packaging.md).
@@ -88,7 +88,7 @@ if ! $venv_python -c 'import torch' 2>/dev/null; then
 fi
 
 install --no-deps --no-build-isolation --editable . || die "this project could not be installed; the lines above say why"
-retry .venv/bin/forge-agents setup || die "the installation could not be completed; the lines above say why"
+retry .venv/bin/forge-agents doctor --fix || die "the installation could not be completed; the lines above say why"
 
 # Every engine and learner is a new process that imports torch or vLLM: compiled once, those starts take half the time,
 # also where PYTHONDONTWRITEBYTECODE is set. Some packages ship templates that do not compile; they are not imported.

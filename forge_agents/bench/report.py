@@ -616,8 +616,8 @@ def board(*reports: Report | str | os.PathLike[str]) -> Document:
         bars={},
         sections=[_standings(title, report) for title, report in merged.items()],
         facts=[
-            "This page: forge-agents leaderboard REPORT.json ... --suites PAGE",
-            "A report's tables of every environment: forge-agents leaderboard REPORT.json --html PAGE",
+            "This page: forge-agents bench merge REPORT.json ... --suites PAGE",
+            "A report's tables of every environment: forge-agents bench merge REPORT.json --html PAGE",
         ],
     )
 

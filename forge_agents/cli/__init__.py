@@ -1,8 +1,4 @@
-"""The command line.
+"""The command line: `main` finds the command, and each module below registers the commands of one group.
 
-In: words that a user typed. Out: text, files, an exit status. Waits for: whatever the command starts.
-
-Start at `main`, which finds the command and turns errors into lines and statuses. ``commands`` holds all of them, with
-the examples of their help; what takes more than a screen has a module of its own: ``play``, ``serve``, ``doctor``,
-``scaffold`` (init and new-env). ``config`` reads dataclasses from YAML and flags, ``completion`` answers the shell.
+`registry` holds the commands, `config` reads dataclasses from YAML and flags, and `completion` answers the shell.
 """

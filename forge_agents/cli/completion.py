@@ -1,7 +1,4 @@
-"""Completion of command lines in bash, zsh and fish, by argcomplete.
-
-In: what the shell says of a line that is being written. Out: the words that fit, to the shell. Waits for nothing.
-"""
+"""Completion of command lines in bash, zsh and fish, by argcomplete."""
 
 from __future__ import annotations
 
@@ -15,45 +12,45 @@ if TYPE_CHECKING:
 
 SHELLS = ("bash", "zsh", "fish")
 _TAKES_AN_ID = ("play", "check")
-"""Commands whose words are environment ids."""
+"""Commands whose positional arguments are environment ids."""
 
 
 def script(shell: str) -> str:
-    """What a shell must run once to complete ``forge-agents``."""
+    """Return the code that a shell must run once to complete ``forge-agents``."""
     from argcomplete.shell_integration import shellcode
 
     return str(shellcode(["forge-agents"], shell=shell))
 
 
-def asked() -> bool:
-    """Whether the shell asks for completions instead of running a command."""
+def completion_requested() -> bool:
+    """Return whether the shell asks for completions instead of running a command."""
     return "_ARGCOMPLETE" in os.environ
 
 
 def complete(commands: Mapping[str, Callable[[Sequence[str]], int]]) -> None:
-    """Answer the shell and end the process; a command's own parser answers for its options.
+    """Answer the shell and end the process; a command's parser completes its options.
 
     Args:
         commands: Functions by name; each builds its parser and parses.
     """
     from argcomplete.lexers import split_line
 
-    _, begun, _, before, _ = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))
-    if len(before) < 2 or before[1] not in commands:
-        _choose(commands)
+    _, prefix, _, words, _ = split_line(os.environ["COMP_LINE"], int(os.environ["COMP_POINT"]))
+    if len(words) < 2 or words[1] not in commands:
+        _complete_from(commands)
         return
-    os.environ["_ARGCOMPLETE"] = "2"  # the words of the command's parser begin behind its name
-    if before[1] in _TAKES_AN_ID and not begun.startswith("-") and not before[-1].startswith("-"):
+    os.environ["_ARGCOMPLETE"] = "2"  # the command's parser skips the program's and the command's name
+    if words[1] in _TAKES_AN_ID and not prefix.startswith("-") and not words[-1].startswith("-"):
         from forge_agents.envs import registry
 
-        _choose(registry.list_envs())
+        _complete_from(registry.list_envs())
         return
-    commands[before[1]]([])
+    commands[words[1]]([])
 
 
 def offer_values(parser: ArgumentParser) -> None:
-    """Let the options of `parser` offer the values that their types name."""
-    for action in parser._actions:  # argparse has no public way to its options
+    """Let the options of `parser` complete the values that their types name."""
+    for action in parser._actions:  # argparse has no public access to options
         hint = getattr(action, "_typehint", None)
         if hint is not None:
             values = _values(hint)
@@ -61,7 +58,7 @@ def offer_values(parser: ArgumentParser) -> None:
 
 
 def _values(hint: object) -> list[str]:
-    """``Literal["a", "b"] | None``: a, b. Nothing where any text will do."""
+    """Return the choices of a type, such as "a" and "b" for ``Literal["a", "b"] | None``; empty for free text."""
     if hint is bool:
         return ["true", "false"]
     if get_origin(hint) is Literal:
@@ -69,7 +66,7 @@ def _values(hint: object) -> list[str]:
     return [value for part in get_args(hint) if get_origin(hint) in (Union, UnionType) for value in _values(part)]
 
 
-def _choose(words: Collection[str]) -> None:
+def _complete_from(words: Collection[str]) -> None:
     import argparse
 
     import argcomplete

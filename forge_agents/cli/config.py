@@ -49,8 +49,6 @@ _FLAGS_ONLY = ("config", "help", "print_config", "send_key")
 """Flags that are no keys of files."""
 _OWNERS = {"policies": "train", "warm_start": "train", "policy": "sft", "players": "bench"}
 """Commands by keys that their files have, and no others'."""
-_ONCE = {"--into": "--out", "--static": "--out"}
-"""Flags by what they are called now."""
 
 
 class Parser(ArgumentParser):
@@ -69,7 +67,7 @@ class Parser(ArgumentParser):
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
         """As jsonargparse's; where the shell asks, words are completed instead."""
-        if completion.asked():
+        if completion.completion_requested():
             completion.offer_values(self)
         if args and isinstance(args[0], list):
             words = [self._named(word) for word in args[0]]
@@ -112,7 +110,6 @@ class Parser(ArgumentParser):
         """``--out`` is what a command writes, whatever its option is called here or was called before."""
         flag, equals, value = word.partition("=")
         known = self._option_string_actions
-        flag = _ONCE.get(flag, flag) if flag not in known else flag
         return ("--out_dir" if flag == "--out" not in known and "--out_dir" in known else flag) + equals + value
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:

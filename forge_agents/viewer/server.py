@@ -156,7 +156,7 @@ def _told(status: int) -> Any:
 
 
 def _verifier_report(run: Run) -> str:
-    """What ``forge-agents verifiers report`` writes."""
+    """What ``forge-agents view RUN --verifiers`` writes."""
     import forge_agents as fa
 
     history = fa.verifier_history(run.folder)

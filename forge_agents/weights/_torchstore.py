@@ -31,7 +31,9 @@ try:  # after Monarch's settings
 except ModuleNotFoundError as cause:
     if cause.name != "torchstore":
         raise
-    raise MissingExtraError("weights travel through torchstore; run `forge-agents setup`, which installs it") from cause
+    raise MissingExtraError(
+        "weights travel through torchstore; run `forge-agents doctor --fix`, which installs it"
+    ) from cause
 
 IS_0_1 = not hasattr(torchstore, "put_batch")
 _clients: dict[str, Any] = {}

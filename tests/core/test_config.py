@@ -5,7 +5,6 @@ import yaml
 
 import forge_agents as fa
 from forge_agents.bench.plan import BenchConfig
-from forge_agents.cli import main as cli
 from forge_agents.cli.config import parse
 
 RUN = {
@@ -195,12 +194,6 @@ def test_every_example_is_a_valid_run(file):
 def test_what_a_command_writes_is_out_everywhere(config, flag):
     assert read(config(), *flag).out_dir == "runs/mine"
     assert parse(BenchConfig, flag, prog="forge-agents bench", description="d").out_dir == "runs/mine"
-
-
-@pytest.mark.parametrize("flag", ["--out", "--into"])
-def test_what_was_called_otherwise_is_still_understood(flag, tmp_path):
-    assert cli.main(["new-env", f"once-{flag.strip('-')}", flag, str(tmp_path)]) == 0
-    assert (tmp_path / f"once-{flag.strip('-')}").is_dir()
 
 
 @pytest.mark.parametrize(

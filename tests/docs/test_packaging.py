@@ -192,10 +192,10 @@ def test_an_installed_wheel_works_in_an_environment_of_its_own(built: Path, tmp_
 
     assert "cache" in run(str(python), "-c", USED)
     command = str(python.with_name("forge-agents"))
-    assert "setup" in run(command, "--help")
+    assert "doctor" in run(command, "--help")
     assert "forge/Relay-v0" in run(command, "list")
     assert "train.yaml" in run(command, "init", "team")
-    assert "nothing to do" in run(command, "setup")
+    assert "nothing to do" in run(command, "doctor", "--fix")
     assert {"README.md", "train.yaml", "my_world.py", "my_reward.py"} == {
         path.name for path in (tmp_path / "team").iterdir()
     }

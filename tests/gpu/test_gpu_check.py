@@ -1,4 +1,4 @@
-"""On a machine with GPUs: `forge-agents gpu-check`, and what it must show."""
+"""On a machine with GPUs: `forge-agents doctor --gpu`, and what it must show."""
 
 from __future__ import annotations
 

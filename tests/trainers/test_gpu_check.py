@@ -49,7 +49,7 @@ def test_a_row_has_the_bandwidth_of_the_weights_and_the_memory_that_was_expected
 
 def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert main(["gpu-check"]) == 1
+    assert main(["doctor", "--gpu"]) == 1
     assert "there is no GPU here to check" in capsys.readouterr().err
 
 

@@ -1,4 +1,4 @@
-"""What the GPUs of this machine do with a short run: ``forge-agents gpu-check``.
+"""What the GPUs of this machine do with a short run: ``forge-agents doctor --gpu``.
 
 In: a model. Out: a table and JSON: for each way to place learner and engines, what its last step took, and beside the
 memory that was expected of learner, engine and GPU what they took. Waits for those runs, each of three steps.

@@ -11,7 +11,7 @@ from forge_agents.bench.plan import BenchConfig, lineups
 from forge_agents.bench.report import ReportError, leaderboard
 from forge_agents.bench.statistics import difference, ratio
 from forge_agents.cli import main as cli
-from forge_agents.cli.commands import _listed
+from forge_agents.cli.evaluation import join_lists
 
 SIDES = "bench/Sides-v0"
 
@@ -278,7 +278,7 @@ def test_players_without_names_are_called_by_what_tells_them_apart():
     ],
 )
 def test_a_list_of_words_ends_at_the_next_flag(words, found):
-    assert _listed(words, ("--cross_play", "--partners")) == found
+    assert join_lists(words, ("--cross_play", "--partners")) == found
 
 
 def test_the_command_takes_a_suite_and_players_as_they_come(tmp_path, capsys):

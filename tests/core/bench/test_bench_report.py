@@ -187,7 +187,7 @@ def test_an_environment_that_pays_nobody_is_named(tmp_path):
 
 def test_a_page_of_suites_is_written_alone(capsys):
     with pytest.raises(SystemExit):
-        cli.main(["leaderboard", "a.json", "--suites", "b.md", "--html", "c.html"])
+        cli.main(["bench", "merge", "a.json", "--suites", "b.md", "--html", "c.html"])
     assert "leave --out, --html and --markdown away" in capsys.readouterr().err
 
 
@@ -403,12 +403,12 @@ def test_the_commands_write_reports_and_merge_them(tmp_path, capsys):
         assert cli.main([*words, "--html", str(tmp_path / f"{name}.html")]) == 0
     boards = [str(tmp_path / name / "board.json") for name in "ab"]
     out = ["--out", str(tmp_path / "all.json"), "--markdown", str(tmp_path / "x.md")]
-    assert cli.main(["leaderboard", *boards, *out]) == 0
+    assert cli.main(["bench", "merge", *boards, *out]) == 0
     assert list(fa.Report.load(tmp_path / "all.json").players) == ["a", "b"] and (tmp_path / "x.md").exists()
     capsys.readouterr()
     assert cli.main(["bench", "--players.a", "random", "--suite", "core-v9", "--out_dir", str(tmp_path)]) == 1
     assert "Did you mean 'core-v1'" in capsys.readouterr().err
-    assert cli.main(["leaderboard", boards[0], str(tmp_path / "none.json")]) == 1
+    assert cli.main(["bench", "merge", boards[0], str(tmp_path / "none.json")]) == 1
     assert "none.json cannot be read" in capsys.readouterr().err
 
 
@@ -431,7 +431,7 @@ def test_a_board_has_every_suite_with_its_best_player_first(report, tmp_path, ca
     assert "4 seeds from seed 0, 1 sample, seats swapped" in page.sections[1].note
     assert [warning.partition(":")[0] for warning in page.warnings] == [TOE] and "INCOMPLETE" in page.warnings[0]
     files = [str(found.save(tmp_path / f"{n}.json")) for n, found in enumerate((other, report))]
-    assert cli.main(["leaderboard", *files, "--suites", str(tmp_path / "all.md")]) == 0
+    assert cli.main(["bench", "merge", *files, "--suites", str(tmp_path / "all.md")]) == 0
     assert (tmp_path / "all.md").read_text() == as_markdown(board(*files)) != "" and not capsys.readouterr().err
 
 

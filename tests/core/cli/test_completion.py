@@ -25,7 +25,7 @@ def completions(line, tmp_path):
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("forge-agents le", ["leaderboard"]),
+        ("forge-agents simu", ["simulate"]),
         ("forge-agents train --trainer.learner.clip_l", ["--trainer.learner.clip_low"]),
         ("forge-agents play forge/KuhnPoker-v0 --opponent h", ["human"]),
         ("forge-agents bench --swap_seats f", ["false"]),
@@ -40,7 +40,7 @@ def test_the_shell_is_offered_what_fits(line, offered, tmp_path):
 
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_shell_gets_a_script_of_its_own(shell, capsys):
-    assert cli.main(["completion", shell]) == 0
+    assert cli.main(["--completion", shell]) == 0
     said = capsys.readouterr().out
     assert said.strip() == script(shell).strip() and "forge-agents" in said and "_ARGCOMPLETE" in said
 
@@ -51,10 +51,10 @@ def test_bash_completes_a_line(tmp_path):
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m forge_agents.cli.main "$@"\n')
     program.chmod(0o755)
     asked = (
-        'eval "$(forge-agents completion bash)"; COMP_LINE="forge-agents lead"; COMP_POINT=17; '
-        'COMP_WORDS=(forge-agents lead); COMP_CWORD=1; compopt() { :; }; _python_argcomplete forge-agents; '
+        'eval "$(forge-agents --completion bash)"; COMP_LINE="forge-agents simu"; COMP_POINT=17; '
+        'COMP_WORDS=(forge-agents simu); COMP_CWORD=1; compopt() { :; }; _python_argcomplete forge-agents; '
         'echo "${COMPREPLY[0]}"'
     )
     found = dict(os.environ, PATH=f"{tmp_path}:{os.environ['PATH']}")
     done = subprocess.run(["bash", "-c", asked], env=found, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.strip() == "leaderboard"
+    assert done.stdout.strip() == "simulate"

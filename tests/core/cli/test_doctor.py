@@ -14,8 +14,8 @@ from forge_agents.models import resolve as models
 PARTS = ("python", "C compiler", "model cache")
 
 
-def probe(function: str, *, deadline_s: float = 60) -> Probe:
-    return Probe(name="part", function=function, deadline_s=deadline_s, fix="the usual advice")
+def probe(function: str, *, timeout_s: float = 60) -> Probe:
+    return Probe(name="part", function=function, timeout_s=timeout_s, fix="the usual advice")
 
 
 def check(function: str, **options: float) -> Check:
@@ -41,25 +41,25 @@ def test_a_missing_library_is_named_and_reinstalled():
 @pytest.mark.parametrize(
     ("said", "cure"),
     [
-        ("No module named 'torchstore'", "forge-agents setup"),
-        ("RuntimeError: operator torchvision::nms does not exist", "forge-agents setup"),
+        ("No module named 'torchstore'", "forge-agents doctor --fix"),
+        ("RuntimeError: operator torchvision::nms does not exist", "forge-agents doctor --fix"),
         ("No module named 'vllm'", "pip install 'forge-agents-rl[cpu]' or"),
     ],
 )
 def test_what_pip_leaves_out_has_a_cure_of_its_own(said: str, cure: str):
-    assert cure in next(fix for text, fix in doctor.KNOWN_TROUBLE if text in said)
+    assert cure in next(fix for text, fix in doctor.KNOWN_FAILURES if text in said)
 
 
 def test_the_built_in_model_is_looked_for(monkeypatch: pytest.MonkeyPatch):
     assert doctor.built_in_model().startswith("SmolLM2-135M-Instruct")
     monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(models.ModelNotFoundError, match="run `forge-agents setup`"):
+    with pytest.raises(models.ModelNotFoundError, match="run `forge-agents doctor --fix`"):
         doctor.built_in_model()
 
 
 def test_a_part_that_hangs_is_a_finding():
     started = time.monotonic()
-    found = check("signal:pause", deadline_s=1.5)
+    found = check("signal:pause", timeout_s=1.5)
     assert (found.detail, found.fix) == ("no result within 2 s", "the usual advice")
     assert time.monotonic() - started < 60
 
@@ -69,7 +69,7 @@ def test_a_part_that_crashes_is_a_finding():
 
 
 def test_a_part_that_says_nothing_is_a_finding():
-    assert check("sys:exit").detail == "it ended without an answer"
+    assert check("sys:exit").detail == "the process ended without a result"
 
 
 def test_later_parts_are_tried_after_a_failure():
@@ -97,7 +97,7 @@ def test_the_exit_status_tells(monkeypatch: pytest.MonkeyPatch, capsys, probes: 
     assert doctor.main() == status
     printed = capsys.readouterr().out
     assert ("the usual advice" in printed) == bool(status)
-    assert f"{len(PARTS) + len(probes)} parts: {len(PARTS)} work, {len(probes)} failed" in printed
+    assert f"{len(PARTS) + len(probes)} parts: {len(PARTS)} passed, {len(probes)} failed" in printed
 
 
 def test_what_mends_several_parts_is_said_once(monkeypatch: pytest.MonkeyPatch, capsys):
@@ -115,7 +115,7 @@ def test_ctrl_c_ends_the_part_that_is_tried(tmp_path: Path):
         "import signal\n"
         "from forge_agents.cli.doctor import Probe, _run\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # what runs in the background ignores it
-        "_run(Probe(name='x', function='hangs:here', deadline_s=60, fix='none'))\n"
+        "_run(Probe(name='x', function='hangs:here', timeout_s=60, fix='none'))\n"
     )
     says = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"
     (tmp_path / "hangs.py").write_text(f"import os, time\n{says}\ntime.sleep(60)\n")

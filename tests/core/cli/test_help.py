@@ -13,7 +13,7 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.cli import main as cli
-from forge_agents.cli.commands import EXAMPLES
+from forge_agents.cli.registry import COMMANDS, EXAMPLES, GROUPS
 from forge_trainers.records.run_folder import FitResult
 
 
@@ -31,13 +31,21 @@ def test_every_command_has_help_and_examples_whose_options_there_are(command, ca
         assert f"--{group}" in shown
 
 
+def test_every_command_is_listed_in_one_group_of_the_help(capsys):
+    listed = [name for names in GROUPS.values() for name in names]
+    assert sorted(listed) == sorted(COMMANDS) and len(listed) <= 15
+    assert cli.main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name}" in shown for name in listed) and max(map(len, shown.splitlines())) <= 100
+
+
 def test_a_benchmark_ends_with_what_comes_next(tmp_path, capsys):
     words = ["bench", "--suite", "forge/KuhnPoker-v0", "--episodes", "2", "--out_dir", str(tmp_path)]
     assert cli.main([*words, "--players.a", "random", "--limits.max_episodes", "1"]) == 1
     assert f"next   forge-agents {' '.join(words)} --players.a random" in capsys.readouterr().out
     assert cli.main([*words, "--players.a", "random"]) == 0
     said = capsys.readouterr().out
-    assert f"next   forge-agents leaderboard {tmp_path}/board.json OTHER.json --html all.html" in said
+    assert f"next   forge-agents bench merge {tmp_path}/board.json OTHER.json --html all.html" in said
 
 
 class Trained:

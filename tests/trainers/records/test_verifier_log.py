@@ -104,16 +104,16 @@ def test_what_is_no_run_with_verifiers_is_said(tmp_path):
 
 
 def test_the_command_prints_the_table_and_writes_the_page(run, capsys):
-    assert cli.main(["verifiers", "report", str(run)]) == 0
+    assert cli.main(["view", "--verifiers", str(run)]) == 0
     out = capsys.readouterr().out
     assert "judge3" in out and "version 3" in out and "verifiers.html" in out
     text = (run / "verifiers.html").read_text()
     assert "judge3" in text and "Steps 0 to 2" in text
-    assert cli.main(["verifiers", "report", str(run), "--out", str(run / "a/b.html")]) == 0
+    assert cli.main(["view", "--verifiers", str(run), "--out", str(run / "a/b.html")]) == 0
     assert (run / "a/b.html").exists()
 
 
 def test_the_command_says_where_there_are_no_verifiers(tmp_path, capsys):
     RunFolder(tmp_path, {}).close()
-    assert cli.main(["verifiers", "report", str(tmp_path)]) == 1
+    assert cli.main(["view", "--verifiers", str(tmp_path)]) == 1
     assert "has no verifiers" in capsys.readouterr().err

@@ -1,0 +1,42 @@
+"""Commands that hand a trained model on: ``export`` and ``serve``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from forge_agents.cli.registry import command, make_parser, parse_settings, print_next
+
+
+@command("export", "forge-agents export runs/guess", "forge-agents export runs/guess --checkpoint newest --out guess")
+def export(argv: Sequence[str]) -> int:
+    """Write a checkpoint as a Hugging Face model."""
+    import forge_agents as fa
+
+    parser = make_parser("export")
+    parser.add_argument("run", type=str, help="Folder of a training run.")
+    parser.add_argument("--checkpoint", type=str, default="best", help="best, newest, or a name such as step-000020.")
+    parser.add_argument("--out", type=str, default="", help="New folder (default: RUN/export-step-NNNNNN).")
+    options = parser.parse_args(list(argv))
+    folder = fa.export_checkpoint(options.run, checkpoint=options.checkpoint, out=options.out or None, say=print)
+    models = [folder] if (folder / "config.json").exists() else sorted(folder.iterdir())
+    print("\n".join(f"model  {model}" for model in models))
+    print_next(f"forge-agents serve {models[0]}")
+    return 0
+
+
+@command(
+    "serve",
+    "forge-agents serve runs/guess",
+    "forge-agents serve runs/duel --policy rival --port 8001",
+    "FORGE_AGENTS_TOKEN=$(cat token) forge-agents serve smollm2-135m-instruct --kv_cache_gb 4",
+    "forge-agents serve runs/guess -- --enable-auto-tool-choice --tool-call-parser hermes",
+)
+def serve(argv: Sequence[str]) -> int:
+    """Serve a run or a model over the OpenAI protocol."""
+    from forge_agents.cli.config import with_flag
+    from forge_agents.cli.serve import ServeConfig
+    from forge_agents.cli.serve import serve as run_server
+
+    end = argv.index("--") if "--" in argv else len(argv)
+    config = parse_settings("serve", ServeConfig, with_flag("--checkpoint", argv[:end]))
+    return 1 if run_server(config, argv[end + 1 :]) else 0

@@ -1,0 +1,186 @@
+"""Commands that need no training: ``simulate`` predicts a run, ``doctor`` tests the installation."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from forge_agents.cli.registry import command, make_parser
+
+if TYPE_CHECKING:
+    import forge_agents as fa
+    from forge_agents.cli.config import Parser
+
+
+@command(
+    "simulate",
+    "forge-agents simulate train.yaml --measured runs/measured",
+    "forge-agents simulate train.yaml --measured runs/measured runs/async --trainer.max_staleness 1 --json",
+    "forge-agents simulate train.yaml --measured runs/measured --gpus 64 --learner_gpus 16",
+    "forge-agents simulate train.yaml --measured runs/measured --gpus 512 --sweep --price_per_gpu_hour 2.5",
+    "forge-agents simulate train.yaml --gpus 8 --model 8b",
+    "forge-agents simulate train.yaml --gpus 8 --model solver=8b critic=0.6b",
+    "forge-agents simulate train.yaml --gpus 8 --model",
+)
+def simulate(argv: Sequence[str]) -> int:
+    """Predict time and cost of a run, or whether it fits into GPUs."""
+    from rich.console import Console
+
+    import forge_agents as fa
+    from forge_agents.cli.config import add_fields, built, with_flag
+
+    parser = make_parser("simulate")
+    add_fields(parser, fa.RunConfig)
+    parser.add_argument(
+        "--measured", nargs="+", type=str, default=[], help="Folders of short measured runs (default: out_dir)."
+    )
+    parser.add_class_arguments(fa.Hardware, as_group=False)
+    parser.add_argument("--simulated_steps", type=int, default=8, help="Number of warm steps to average over.")
+    parser.add_argument("--sweep", action="store_true", help="Show every split of the GPUs that was tried.")
+    parser.add_argument("--json", action="store_true", help="Print JSON.")
+    parser.add_argument(
+        "--model",
+        nargs="*",
+        type=str,
+        help="Report whether the run fits into --gpus instead; needs no measured run. One model for every policy "
+        "(0.6b, 8b, 32b, 70b, 30b-a3b, or any model name), POLICY=MODEL for some of them, or no value for the models "
+        "of the file.",
+    )
+    parser.add_argument("--gpu_gb", type=float, default=80.0, help="Memory of each GPU in GB (1e9 bytes).")
+    parser.add_argument("--host_gb", type=float, help="Free memory of each host in GB (default: not checked).")
+    chosen = parser.parse_args(with_flag("--config", argv))
+    measured, steps, sweep, as_json = (chosen.pop(n) for n in ("measured", "simulated_steps", "sweep", "json"))
+    model, gpu_gb, host_gb = (chosen.pop(name) for name in ("model", "gpu_gb", "host_gb"))
+    models = _parse_models(parser, model)
+    if models is not None and not chosen.gpus:
+        parser.error("--model needs --gpus, the number of GPUs to fit the run into (at least 1)")
+    timing = {"measured": measured, "sweep": sweep, "learner_gpus": chosen.learner_gpus}
+    if models is not None and (unused := [name for name, value in timing.items() if value]):
+        parser.error(f"--model only checks memory and cannot be combined with --{unused[0]}")
+    for name, value in (("gpu_gb", gpu_gb), ("host_gb", host_gb)):
+        if models is None and value != parser.get_default(name):
+            parser.error(f"--{name} needs --model")
+    if sweep and not chosen.gpus:
+        parser.error("--sweep needs --gpus, the number of GPUs to split")
+
+    def both(**values: object) -> tuple[fa.RunConfig, fa.Hardware]:
+        machine = {field.name: values.pop(field.name) for field in fields(fa.Hardware)}
+        return fa.RunConfig(**values), fa.Hardware(**machine)  # type: ignore[arg-type]
+
+    run, hardware = built(parser, both, chosen)
+    if models is not None:
+        gpus = fa.Gpus(count=hardware.gpus, memory_gb=gpu_gb, per_host=hardware.gpus_per_host, host_gb=host_gb)
+        return _report_fit(run, models, gpus, as_json=as_json)
+    prediction = fa.simulate(run, measured=measured, hardware=hardware, steps=steps)
+    if as_json:
+        print(json.dumps(prediction.json()))
+        return 0
+    console = Console()
+    if sweep:
+        console.print(prediction.splits_table())
+    console.print(prediction.table())
+    for assumption in prediction.assumptions:
+        console.print(f"assumed: {assumption}", highlight=False)
+    return 0
+
+
+def _parse_models(parser: Parser, words: Sequence[str] | None) -> str | dict[str, str] | None:
+    """Parse ``--model``: one model for all policies, or a model per policy. None if the flag is absent."""
+    if words is None:
+        return None
+    if len(words) == 1 and "=" not in words[0]:
+        return words[0]
+    models: dict[str, str] = {}
+    for word in words:
+        name, equals, model = word.partition("=")
+        if not (name and equals and model):
+            parser.error(f"--model {' '.join(words)}: give one model for all policies, or POLICY=MODEL for some")
+        if name in models:
+            parser.error(f"--model gives {name} two models, {models[name]} and {model}; give one")
+        models[name] = model
+    return models
+
+
+def _report_fit(run: fa.RunConfig, model: str | dict[str, str], gpus: fa.Gpus, *, as_json: bool) -> int:
+    """Print whether a run fits into GPUs, and what to change. Returns 0 if it fits as it is."""
+    from rich.console import Console
+
+    import forge_agents as fa
+
+    policies = run.models
+    if isinstance(model, dict):
+        model = run.with_snapshots(model)
+    fit = fa.fit_gpus(run.trainer, model, gpus, policies=policies, hosts=run.mesh, judges=run.judges, held=run.held)
+    if as_json:
+        print(json.dumps(fit.json()))
+        return int(bool(fit.changes))
+    if fit.changes:
+        fully_trained = [name for name, policy in policies.items() if policy.trainable and policy.lora is None]
+        print(f"the run does not fit with these settings: {fit.problem}")
+        print("it fits with " + ", ".join(_as_setting(key, value, fully_trained) for key, value in fit.changes.items()))
+    Console().print(fit.table())
+    print("this project measured none of these sizes on a GPU")
+    for doubt in fit.placement.doubts:
+        print(doubt)
+    if fit.changes:
+        return 1
+    print(f"it fits into {gpus.count} GPU{'s' * (gpus.count != 1)} of {gpus.memory_gb:g} GB")
+    if fit.used < gpus.count:
+        print(
+            f"the run uses {fit.used} of them; trainer.learner_procs and trainer.engine.replicas set the numbers of "
+            "processes"
+        )
+    return 0
+
+
+def _as_setting(key: str, value: Any, fully_trained: Sequence[str]) -> str:
+    """Return a change in the words of a run's file; an adapter is set for every policy that trains all weights."""
+    if key == "Policy.lora":
+        from forge_agents.policy import LORA_TARGETS
+
+        targets = f", targets: [{', '.join(value.targets)}]" * (value.targets != LORA_TARGETS)
+        adapter = f"{{rank: {value.rank}, alpha: {value.alpha:g}{targets}}}"
+        return ", ".join(f"policies.{policy}.lora: {adapter}" for policy in fully_trained)
+    return f"trainer.{key}: {value}"
+
+
+@command(
+    "doctor",
+    "forge-agents doctor",
+    "forge-agents doctor --fix --dry-run",
+    "forge-agents doctor --gpu --model Qwen/Qwen3-0.6B --out_dir runs/check",
+)
+def doctor(argv: Sequence[str]) -> int:
+    """Test the installation, complete it (--fix), or measure the GPUs (--gpu)."""
+    parser = make_parser("doctor")
+    parser.add_argument("--fix", action="store_true", help="Install and remove what pip and uv cannot resolve.")
+    parser.add_argument("--dry-run", action="store_true", help="Print what --fix would do.")
+    parser.add_argument(
+        "--gpu",
+        action="store_true",
+        help="Train three steps on the GPUs of this machine in every possible layout; report speed and memory.",
+    )
+    parser.add_argument("--model", type=str, help="Model of --gpu (default: smollm2-135m-instruct).")
+    parser.add_argument("--out_dir", type=str, help="Folder for the runs of --gpu (default: a new one in runs/).")
+    options = parser.parse_args(list(argv))
+    if options.fix and options.gpu:
+        parser.error("--fix and --gpu are separate tasks; give one of them")
+    if options.dry_run and not options.fix:
+        parser.error("--dry-run needs --fix")
+    for name in ("model", "out_dir"):
+        if getattr(options, name) is not None and not options.gpu:
+            parser.error(f"--{name} needs --gpu")
+    if options.fix:
+        from forge_agents.cli import setup
+
+        return setup.main(dry_run=options.dry_run)
+    if options.gpu:
+        import forge_agents as fa
+
+        fa.gpu_check(options.model or "smollm2-135m-instruct", options.out_dir or "")
+        return 0
+    from forge_agents.cli import doctor as checks
+
+    return checks.main()

@@ -1,0 +1,209 @@
+"""Commands that start and train: ``demo``, ``init``, ``train``, ``sft`` and ``import``."""
+
+from __future__ import annotations
+
+import copy
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from forge_agents.cli.registry import command, make_parser, parse_settings, print_next, repeat
+from forge_agents.files import check_contained, user_path
+
+if TYPE_CHECKING:
+    import forge_agents as fa
+
+_MAX_MESSAGES = 20
+"""Number of unreadable rows that ``import`` reports one by one."""
+
+
+@command("demo", "forge-agents demo", "forge-agents demo --seed 1 --control_steps 0")
+def demo(argv: Sequence[str]) -> int:
+    """Train two agents end to end, with a control run."""
+    import forge_agents as fa
+
+    return 0 if fa.demo(parse_settings("demo", fa.DemoConfig, argv)) else 1
+
+
+@command(
+    "init",
+    "forge-agents init my-team",
+    "forge-agents init my-duel --template duel",
+    "forge-agents init word-duel --template env",
+)
+def init(argv: Sequence[str]) -> int:
+    """Create a folder from a template."""
+    from forge_agents.cli.scaffold import ENV, TEMPLATES, create
+
+    descriptions = "; ".join(f"{name}: {description}" for name, description in TEMPLATES.items()) + "."
+    parser = make_parser("init")
+    parser.add_argument("dir", nargs="?", type=str, default=".", help="New or empty folder (default: this one).")
+    parser.add_argument("--template", choices=sorted(TEMPLATES), default="team", help=descriptions)
+    options = parser.parse_args(list(argv))
+    root = create(options.dir, options.template)
+    print(f"wrote  {', '.join(str(root / file.name) for file in sorted(root.iterdir()))}")
+    then = "pip install -e . && pytest" if options.template == ENV else "forge-agents train train.yaml"
+    print_next(then if options.dir == "." else f"cd {root} && {then}")
+    return 0
+
+
+@command(
+    "train",
+    "forge-agents train train.yaml",
+    "forge-agents train train.yaml --steps 200 --trainer.learner.lr 1e-5 --out_dir runs/second",
+    "forge-agents train train.yaml --trainer.tracker wandb",
+    "forge-agents train --env forge/Relay-v0 --policies.team.model smollm2-135m-instruct",
+    "forge-agents train train.yaml --seeds 3 --out_dir runs/population",
+    "forge-agents train examples/slurm/train.yaml --dry-run",
+    "forge-agents train train.yaml --dry-run --gpus_per_host 8",
+)
+def train(argv: Sequence[str]) -> int:
+    """Train policies with GRPO."""
+    import forge_agents as fa
+    from forge_agents.cli.config import add_fields, built, with_flag
+
+    parser = make_parser("train")
+    add_fields(parser, fa.RunConfig)
+    parser.add_argument("--dry-run", action="store_true", help="Only print which processes the run would start.")
+    parser.add_argument(
+        "--gpus_per_host",
+        type=int,
+        help="GPUs per host for --dry-run, where mesh.gpus sets none (default: the GPUs of this machine, and 8 on "
+        "every other host).",
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=1, help="Number of runs with consecutive seeds, each in a subfolder of out_dir."
+    )
+    chosen = parser.parse_args(with_flag("--config", argv))
+    dry_run, gpus_per_host, seeds = (chosen.pop(name) for name in ("dry_run", "gpus_per_host", "seeds"))
+    if seeds < 1:
+        parser.error(f"--seeds is {seeds}; it must be at least 1")
+    if gpus_per_host is not None and not dry_run:
+        parser.error("--gpus_per_host needs --dry-run")
+    if gpus_per_host is not None and gpus_per_host < 0:
+        parser.error(f"--gpus_per_host is {gpus_per_host}; it must be at least 0")
+    run = built(parser, fa.RunConfig, chosen)
+    if dry_run:
+        print("\n".join(run.rehearsal(gpus_per_host=gpus_per_host)))
+        return 0
+    check_contained(user_path(run.out_dir))  # a warm start and several seeds write to its subfolders
+    run = run.warmed_up()
+    for name in run.warm_start:
+        print(f"{name} starts from {run.policies[name].model}")
+    for message in run.idle:
+        print(message)
+    models = []
+    for seeded, reward in zip(run.of_seeds(seeds), _copies(run.load_reward(), seeds), strict=True):
+        with fa.GRPOTrainer(seeded.seated, reward, seeded.trainer, seeded.out_dir, seeded.mesh) as trainer:
+            result = trainer.fit(seeded.played, steps=seeded.steps, env_args=seeded.env_args)
+        print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")
+        models.append(_trained_player(run, result))
+    bench = f"{_python_path(argv)}forge-agents bench"
+    if seeds > 1:
+        print_next(
+            f"{bench} {shlex.join([run.suite, '--cross_play', *map(str, models)])}",
+            f"forge-agents view {run.out_dir}",
+        )
+    else:
+        print_next(
+            repeat("eval", argv),
+            f"{bench} --players.trained {models[0]} --players.random random --suite {run.suite}",
+            f"forge-agents view {run.out_dir}",
+        )
+    return 0
+
+
+def _trained_player(run: fa.RunConfig, result: fa.FitResult) -> Path:
+    """Return the benchmark's player: one exported model, or the run's folder if each agent has a policy of its own."""
+    folders = {name: result.export / name for name, policy in run.policies.items() if policy.trainable}
+    exported = {name: folder for name, folder in folders.items() if folder.is_dir()}
+    agents = run.policy_mapping.values() if isinstance(run.policy_mapping, dict) else ()
+    if len(exported) > 1 and agents and set(agents) <= exported.keys():
+        return result.out_dir
+    return next(iter(exported.values()), result.export)
+
+
+def _copies(reward: Any, count: int) -> list[Any]:
+    """Return one reward per run: an ensemble learns from its run and must not be shared with another."""
+    try:
+        return [reward] if count == 1 else [copy.deepcopy(reward) for _ in range(count)]
+    except Exception as cause:
+        raise ValueError(
+            f"the reward cannot be copied for each seed ({cause}). Start one run per seed, with --trainer.seed and "
+            "--out_dir"
+        ) from cause
+
+
+def _python_path(argv: Sequence[str]) -> str:
+    """Return an assignment of PYTHONPATH for commands that do not read the run's file but need the modules next to it.
+
+    Empty if the file is in the current folder.
+    """
+    folder = Path(argv[0]).parent if argv and not argv[0].startswith("-") else Path()
+    return "" if folder == Path() else f"PYTHONPATH={shlex.quote(str(folder))} "
+
+
+@command(
+    "sft",
+    "forge-agents sft sums.yaml",
+    "forge-agents sft --data chats.jsonl --policy.model smollm2-135m-instruct --out_dir runs/sft --epochs 3",
+    "forge-agents sft --data forge/Codewords-v0@1 --games 96 --policy.model smollm2-135m-instruct",
+)
+def sft(argv: Sequence[str]) -> int:
+    """Fine-tune a policy on conversations or episodes."""
+    import forge_agents as fa
+
+    run = parse_settings("sft", fa.SFTRunConfig, argv)
+    with fa.SFTTrainer(run.policy, run.trainer, run.out_dir, run.mesh) as trainer:
+        result = trainer.fit(run.dataset(), eval_dataset=run.eval_data, epochs=run.epochs, steps=run.steps)
+    print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")
+    print_next(f"forge-agents train CONFIG.yaml --policies.{run.policy.name}.model {result.export}")
+    return 0
+
+
+@command(
+    "import",
+    "forge-agents import traces.jsonl --out chats.jsonl",
+    "forge-agents import day1.json day2.json --model planner --out planner.jsonl",
+    "forge-agents import traces.jsonl --pairs helpful --out pairs.jsonl",
+)
+def import_(argv: Sequence[str]) -> int:
+    """Convert recorded traffic to training data."""
+    from forge_agents.display import printable
+    from forge_agents.programs.traces import import_traces
+
+    parser = make_parser("import")
+    parser.add_argument(
+        "traces", nargs="+", type=str, help="JSON files of OpenTelemetry spans, requests with responses, or chats."
+    )
+    parser.add_argument("--out", type=str, required=True, help="New JSONL file.")
+    parser.add_argument("--model", type=str, help="Convert only the calls of the model or agent with this name.")
+    parser.add_argument(
+        "--pairs",
+        type=str,
+        help="Name of a score in the recordings. If given, pairs of the best and the worst answer to each prompt are "
+        "written (for DPO).",
+    )
+    options = parser.parse_args(list(argv))
+    messages = 0
+
+    def report(line: str) -> None:
+        nonlocal messages
+        messages += 1
+        if messages <= _MAX_MESSAGES:
+            print(printable(line), file=sys.stderr)
+
+    try:
+        result = import_traces(options.traces, options.out, model=options.model, pairs=options.pairs, say=report)
+    finally:
+        if messages > _MAX_MESSAGES:
+            print(f"and {messages - _MAX_MESSAGES} more", file=sys.stderr)
+    content = "pairs" if options.pairs else f"conversations with {result.answers} answers"
+    print(f"wrote  {result.rows} {content} to {options.out}")
+    for reason, count in result.left_out.items():
+        print(f"  left out: {count} {printable(reason)}")
+    if not options.pairs:
+        print_next(f"forge-agents sft --data {shlex.quote(options.out)} --policy.model MODEL --out_dir runs/sft")
+    return 0
