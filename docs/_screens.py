@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-import forge_agents as fa
+from forge_agents.bench import Report
 from forge_agents.viewer import save_page
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def main(words: Sequence[str] | None = None) -> None:
                 page = browser.new_page(viewport=size, color_scheme=theme)
                 take(page, viewer + address.format(episode=episode), shown, asked.out / f"{name}.png")
         if asked.board:
-            board = fa.Report.load(asked.board).html(Path(folder) / "board.html").absolute().as_uri()
+            board = Report.load(asked.board).html(Path(folder) / "board.html").absolute().as_uri()
             take(browser.new_page(viewport=size), board, "table", asked.out / "benchmark.png")
         browser.close()
 

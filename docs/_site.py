@@ -25,6 +25,7 @@ REFERENCE = {
     "forge_agents/serving": "Engines, below the trainer.",
     "forge_agents/weights": "Weights by version, from learners to engines.",
     "forge_agents/sandbox": "Where code that a model wrote runs.",
+    "forge_agents/programs": "Limits of the containers that programs run in.",
     "forge_agents/tools": "Tools, and how calls are written.",
     "verifiers/forge_verifiers": "Verifiers and what makes one reward of them.",
     "trainers/forge_trainers": "The parts of a loop of your own, after play: rewards, credit, batches, learners.",

@@ -14,6 +14,7 @@ from math import gcd
 from pathlib import Path
 
 import forge_agents as fa
+from forge_agents.bench import BenchLimits
 
 SUITES = {"core-v1": (16, True), "reasoning-v1": (8, True), "tools-v1": (3, False), "text-games-v1": (1, True)}
 """Seeds, and whether two players swap seats, which in the teams of three of tools-v1 quadruples the games."""
@@ -115,7 +116,7 @@ def play(players, folder, out, *, suites=None, seeds=None, minutes=30.0, engine=
             episodes=seeds or number,
             swap_seats=swap_seats,
             exploitability_samples=EXPLOITABILITY_SAMPLES if suite == "core-v1" else 0,
-            limits=fa.BenchLimits(max_seconds=left),
+            limits=BenchLimits(max_seconds=left),
             engine=engine,
             out_dir=folder,
         )

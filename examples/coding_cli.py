@@ -11,6 +11,7 @@ import argparse
 import re
 
 import forge_agents as fa
+from forge_agents.sandbox import Sandbox
 
 # in the folder of the episode; the model's name is the seat's
 START = """
@@ -35,7 +36,7 @@ def runs(task, result):
     file = result.folder / "sum.py"
     if file.is_symlink() or not file.is_file() or file.stat().st_size > 10_000:
         return 0.0
-    return float(fa.Sandbox().run(file.read_text(errors="replace")).stdout.split() == [str(a + b)])
+    return float(Sandbox().run(file.read_text(errors="replace")).stdout.split() == [str(a + b)])
 
 
 command = ["/bin/sh", "-c", START]

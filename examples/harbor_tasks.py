@@ -15,6 +15,7 @@ from pathlib import Path
 from posixpath import join, normpath
 
 import forge_agents as fa
+from forge_agents.sandbox import Sandbox, SandboxLimits
 
 SIZES = {"cpu_s": 600, "memory_mb": 4096, "processes": 64, "open_files": 256, "file_mb": 128}
 READS = ("/usr", "/bin", "/sbin", sys.prefix, sys.base_prefix)
@@ -65,8 +66,8 @@ class Task:
 
     def run(self, script, files):
         """Run a script of the task by bash, on these files."""
-        limits = fa.SandboxLimits(**self.limits, disk_mb=512, files=20_000)
-        box = fa.Sandbox(limits=limits, import_paths=READS, folders=folders(self.places))
+        limits = SandboxLimits(**self.limits, disk_mb=512, files=20_000)
+        box = Sandbox(limits=limits, import_paths=READS, folders=folders(self.places))
         return box.run(TEST, stdin=script, files={**files, **self.begin}, collect=True)
 
     def paid(self, left):
@@ -86,7 +87,7 @@ def folders(places):
 
 def register(folder, agent, reads=()):
     """Make an environment of a folder of tasks and the words of an agent. Returns the tasks, and those left out."""
-    fa.Sandbox().require()
+    Sandbox().require()
     tasks, left_out = {}, {}
     for path in sorted(Path(folder).glob("*/task.toml")):
         try:
@@ -96,7 +97,7 @@ def register(folder, agent, reads=()):
     if not tasks:
         raise ValueError(f"no task of {folder} runs here: {left_out or 'none has a task.toml'}")
     places = {place for task in tasks.values() for place in task.places}
-    limits = fa.SandboxLimits(**SIZES, disk_mb=256, files=10_000)
+    limits = SandboxLimits(**SIZES, disk_mb=256, files=10_000)
     fa.register(
         "my/Harbor-v0",
         entry_point=fa.Program,
@@ -104,7 +105,7 @@ def register(folder, agent, reads=()):
         tasks=list(tasks),
         files=lambda name: tasks[name].start | tasks[name].begin,
         reward=lambda name, result: tasks[name].paid(inside(result.folder)),
-        sandbox=fa.Sandbox(limits=limits, import_paths=(*READS, *reads), folders=folders(places)),
+        sandbox=Sandbox(limits=limits, import_paths=(*READS, *reads), folders=folders(places)),
     )
     return list(tasks), left_out
 

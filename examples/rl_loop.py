@@ -27,7 +27,7 @@ from pathlib import Path
 import numpy as np
 
 import forge_agents as fa
-from forge_agents.rollout import Rollout, all_or_first_error
+from forge_agents.rollout import EpisodeGroup, Rollout, all_or_first_error
 from forge_agents.serving import Fleet
 from forge_agents.weights import WeightStore
 from forge_trainers import Learner, Sample, pack, samples_from
@@ -84,7 +84,7 @@ async def train(team: fa.Policy, seed: int, steps: int, episodes: int, out: Path
         await store.stop()
 
 
-async def play(rollout: Rollout, seeds: Sequence[int], *, siblings: int, rng_key: str) -> list[fa.EpisodeGroup]:
+async def play(rollout: Rollout, seeds: Sequence[int], *, siblings: int, rng_key: str) -> list[EpisodeGroup]:
     """Play a group of siblings for each seed, all at once: the engine batches whatever asks at the same time.
 
     `draw` names the groups: what is sampled follows from the name and the weights, so a run can be repeated.
@@ -94,7 +94,7 @@ async def play(rollout: Rollout, seeds: Sequence[int], *, siblings: int, rng_key
     )
 
 
-def credited(groups: Sequence[fa.EpisodeGroup]) -> list[Sample]:
+def credited(groups: Sequence[EpisodeGroup]) -> list[Sample]:
     """Samples to learn from: each trajectory's tokens, and how much better it was than its siblings.
 
     GRPO (arXiv 2402.03300): ``A_i = (r_i - mean(r)) / std(r)`` over the G siblings of one seed, seat by seat, for a
@@ -125,7 +125,7 @@ async def evaluate(rollout: Rollout, episodes: int) -> float:
     return mean_reward(await play(rollout, seeds, siblings=1, rng_key="held-out"))
 
 
-def mean_reward(groups: Sequence[fa.EpisodeGroup]) -> float:
+def mean_reward(groups: Sequence[EpisodeGroup]) -> float:
     """Over all trajectories that did not fail; NaN where all did."""
     rewards = [t.reward for g in groups for e in g.episodes if e.error is None for t in e.trajectories.values()]
     return float(np.mean(rewards)) if rewards else float("nan")

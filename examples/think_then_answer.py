@@ -102,7 +102,7 @@ def run(arm, asked):
         after = trainer.evaluate(ENV_ID, episodes=2 * asked.episodes)
     before = json.loads(first.read_text())
     curve = [[0, before[0]]] + [[row["step"], row["eval/reward"]] for row in rows if "eval/reward" in row]
-    columns = {"thoughts": "thought_tokens", "tokens": "tokens", "seconds": "time/step_s"}
+    columns = {"thoughts": "reasoning_tokens", "tokens": "tokens", "seconds": "time/step_s"}
     return {"arm": arm, "seed": asked.seed, "before": before, "after": [after.reward, after.ci], "curve": curve,
             **{name: [row[column] for row in rows] for name, column in columns.items()}}  # fmt: skip
 

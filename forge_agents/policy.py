@@ -1,7 +1,6 @@
-"""Who sits in a seat: language models, endpoints, people, random and scripted players, oracles.
+"""Players: language models, endpoints, people, random and scripted policies, and their assignment to agents.
 
-In: what a user declares. Out: `seat_policies`, which answers who decides for an agent. Waits for nothing: declaring a
-policy loads no weights; `forge_agents.rollout.players` brings it to life.
+Declaring a policy loads no weights. `forge_agents.rollout.players` makes the object that acts in an episode.
 """
 
 from __future__ import annotations
@@ -21,13 +20,13 @@ from forge_agents.errors import did_you_mean
 from forge_agents.settings import settings_class
 
 Thinking: TypeAlias = Literal["auto", "on", "off"]
-"""Whether a model is asked to think before it answers."""
+"""Reasoning switch of the chat template."""
 
-KeepThoughts: TypeAlias = Literal["all", "turn", "none"]
-"""Which of its own thoughts a model reads again."""
+KeepReasoning: TypeAlias = Literal["all", "turn", "none"]
+"""Part of its own earlier reasoning that a model reads again."""
 
-Context: TypeAlias = Literal["end", "window", "summarise"]
-"""What is done when a conversation does not fit the model's context any more."""
+Context: TypeAlias = Literal["end", "window", "summarize"]
+"""Handling of a conversation that outgrows the model's context."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -36,107 +35,102 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 @settings_class
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """How tokens are drawn from a model."""
+    """Sampling of tokens from a model."""
 
     temperature: float = 1.0
-    """Logits are divided by it; 0 is greedy. Range [0, 5]."""
-    temperature_from: float | None = None
-    """What a training begins with. The temperature moves from it to `temperature` in equal steps; evaluations, and all
-    else that is not a step of training, sample at `temperature`. Range (0, 5]. None: `temperature` throughout."""
+    """Divisor of the logits, in [0, 5]. 0 is greedy."""
+    initial_temperature: float | None = None
+    """Temperature of the first training step, in (0, 5]. It changes linearly to `temperature` over `temperature_steps`
+    steps. Evaluations always use `temperature`. None: `temperature` from the start."""
     temperature_steps: int = 0
-    """Steps of training after which `temperature` is reached, at least 1 where `temperature_from` is set."""
+    """Number of training steps until `temperature` is reached. At least 1 if `initial_temperature` is set."""
     top_p: float = 1.0
-    """Smallest set of tokens whose probability reaches it is kept. Range (0, 1]."""
+    """Nucleus sampling: cumulative probability of the tokens that are kept, in (0, 1]."""
     top_k: int = 0
-    """So many of the most probable tokens are kept; 0 keeps every token."""
+    """Number of most probable tokens that are kept. 0 keeps all."""
     min_p: float = 0.0
-    """Tokens are kept whose probability is at least this share of the most probable one's. Range [0, 1]."""
+    """Minimum probability of a kept token, relative to the most probable token, in [0, 1]."""
     presence_penalty: float = 0.0
-    """Subtracted from the logits of tokens that the response holds already. Range [-2, 2]."""
+    """Amount subtracted from the logits of tokens that the response already contains, in [-2, 2]."""
     frequency_penalty: float = 0.0
-    """Subtracted as often as the response holds a token. Range [-2, 2]."""
+    """Amount subtracted from a token's logit for each occurrence in the response, in [-2, 2]."""
     repetition_penalty: float = 1.0
-    """Logits of tokens that prompt or response hold are divided by it where they are positive, and multiplied where
-    they are negative. Range (0, 10]."""
+    """Factor for tokens that the prompt or the response contains, in (0, 10]: positive logits are divided by it,
+    negative ones multiplied."""
     bad_words: tuple[str, ...] = ()
-    """Texts that a response may not hold, at most 64, as the tokenizer spells them at the beginning of a text and after
-    a blank; spelled in other tokens they may still come."""
+    """Texts that a response must not contain, at most 64. They are blocked as the tokenizer encodes them at the start
+    of a text and after a space; other tokenizations are not blocked."""
     max_tokens: int = 64
-    """Most tokens of one response, or of its answer where thoughts have a budget of their own; at least 1."""
-    max_thought_tokens: int | None = None
-    """Most tokens of the thought before an answer, tags included, at least 1. A thought that has used them up is closed
-    with tokens that are not sampled, nor learned from. None: thought and answer share `max_tokens`."""
+    """Maximum number of tokens of a response, or of its answer if `max_reasoning_tokens` is set. At least 1."""
+    max_reasoning_tokens: int | None = None
+    """Maximum number of tokens of the reasoning before an answer, tags included. At least 1. Reasoning that reaches the
+    limit is closed with tokens that are not trained on. None: reasoning and answer share `max_tokens`."""
     stop: tuple[str, ...] = ()
-    """Texts that end a response; the end-of-turn token always does. In a thought they are texts like any other; those
-    of an `Endpoint` are its server's affair. The text is no part of the answer. Its tokens are: the learner sees them,
-    and a model's next prompt goes on behind them."""
+    """Texts that end a response, in addition to the end-of-turn token. They do not apply within reasoning; for an
+    `Endpoint` the server decides. The stop text is removed from the answer, but its tokens are trained on and stay in
+    the model's next prompt."""
 
     def __post_init__(self) -> None:
-        for name, low, high, usual in (
+        for name, low, high, default in (
             ("temperature", 0, 5, "1.0 samples the model's own distribution"),
             ("top_k", 0, math.inf, "0 keeps every token"),
             ("min_p", 0, 1, "0 keeps every token"),
             ("presence_penalty", -2, 2, "0 is none"),
             ("frequency_penalty", -2, 2, "0 is none"),
         ):
-            if not (math.isfinite(getattr(self, name)) and low <= getattr(self, name) <= high):
-                raise ValueError(f"{name}={getattr(self, name)} is outside [{low}, {high}]; {usual}")
+            value = getattr(self, name)
+            if not (math.isfinite(value) and low <= value <= high):
+                raise ValueError(f"{name}={value} is outside [{low}, {high}]; {default}")
         if not 0 < self.top_p <= 1:
             raise ValueError(f"top_p={self.top_p} is outside (0, 1]; 1.0 keeps every token")
         if not 0 < self.repetition_penalty <= 10:
             raise ValueError(f"repetition_penalty={self.repetition_penalty} is outside (0, 10]; 1.0 is none")
-        if self.temperature_from is not None and not 0 < self.temperature_from <= 5:
-            raise ValueError(f"temperature_from={self.temperature_from} is outside (0, 5]; None keeps `temperature`")
-        if (self.temperature_from is None) != (self.temperature_steps == 0) or self.temperature_steps < 0:
-            raise ValueError(
-                f"temperature_from={self.temperature_from}, temperature_steps={self.temperature_steps}: set both, a "
-                "temperature to begin with and the steps of training in which it moves, or neither"
-            )
-        _check_room(self)
+        self._check_schedule()
+        for name, text in (("max_tokens", "response"), ("max_reasoning_tokens", "reasoning")):
+            limit = getattr(self, name)
+            if limit is not None and limit < 1:
+                raise ValueError(f"{name}={limit} leaves no room for a {text}; set at least 1")
         for name in ("stop", "bad_words"):
-            given: object = getattr(self, name)
-            if isinstance(given, str):
-                raise TypeError(f"{name}={given!r} is one text; write {name}=({given!r},)")
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-            if not all(isinstance(text, str) and text for text in getattr(self, name)):
-                raise ValueError(f"{name}={given!r} holds what is no text, or an empty one; leave it out")
-        if len(self.bad_words) > _MOST_BAD_WORDS:
-            raise ValueError(f"bad_words holds {len(self.bad_words)} texts; engines take at most {_MOST_BAD_WORDS}")
+            object.__setattr__(self, name, _texts(name, getattr(self, name)))
+        if len(self.bad_words) > _MAX_BAD_WORDS:
+            raise ValueError(f"bad_words has {len(self.bad_words)} texts; engines accept at most {_MAX_BAD_WORDS}")
+
+    def _check_schedule(self) -> None:
+        initial, steps = self.initial_temperature, self.temperature_steps
+        if initial is not None and not 0 < initial <= 5:
+            raise ValueError(f"initial_temperature={initial} is outside (0, 5]; None keeps `temperature`")
+        if (initial is None) != (steps == 0) or steps < 0:
+            raise ValueError(
+                f"initial_temperature={initial}, temperature_steps={steps}: set both, the first temperature and the "
+                "number of training steps until `temperature` is reached, or neither"
+            )
 
     @property
-    def shaping(self) -> dict[str, Any]:
-        """What bends the distribution beside the temperature, by name: only what is set."""
-        return {name: getattr(self, name) for name, none in _NO_SHAPE.items() if getattr(self, name) != none}
+    def logit_settings(self) -> dict[str, Any]:
+        """Settings other than the temperature that change the distribution, without those at their defaults."""
+        return {name: getattr(self, name) for name, off in _LOGIT_DEFAULTS.items() if getattr(self, name) != off}
 
     def at_step(self, step: int) -> Sampling:
-        """How a step of training samples, counted from 0: at its own temperature, which does not move."""
-        if self.temperature_from is None:
+        """Return the sampling of training step `step`, counted from 0, with a constant temperature."""
+        if self.initial_temperature is None:
             return self
-        left = max(0.0, 1 - step / self.temperature_steps)
-        now = self.temperature + left * (self.temperature_from - self.temperature)
-        return replace(self, temperature=now, temperature_from=None, temperature_steps=0)
+        remaining = max(0.0, 1 - step / self.temperature_steps)
+        temperature = self.temperature + remaining * (self.initial_temperature - self.temperature)
+        return replace(self, temperature=temperature, initial_temperature=None, temperature_steps=0)
 
 
-def _check_room(sampling: Sampling) -> None:
-    for name, what in (("max_tokens", "response"), ("max_thought_tokens", "thought")):
-        most = getattr(sampling, name)
-        if most is not None and most < 1:
-            raise ValueError(f"{name}={most} leaves no room for a {what}; set at least 1")
+def _texts(name: str, value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        raise TypeError(f"{name}={value!r} is a single text; write {name}=({value!r},)")
+    texts = tuple(value)  # type: ignore[arg-type]
+    if not all(isinstance(text, str) and text for text in texts):
+        raise ValueError(f"{name}={value!r} must contain only non-empty texts; remove the others")
+    return texts
 
 
-def _check_asked(sampling: Sampling) -> None:
-    """Raise ValueError where an endpoint cannot be asked to sample so."""
-    for name, why in (
-        ("temperature_from", "the temperature of an endpoint does not move; a policy's does"),
-        ("max_thought_tokens", "the API has no budget for thoughts; max_tokens is for thought and answer"),
-    ):
-        if getattr(sampling, name) is not None:
-            raise ValueError(f"{name}={getattr(sampling, name)}: {why}")
-
-
-_MOST_BAD_WORDS = 64
-"""Two spellings each; vLLM takes 128."""
-_NO_SHAPE = {
+_MAX_BAD_WORDS = 64
+"""Each text has two tokenizations, and vLLM accepts 128."""
+_LOGIT_DEFAULTS = {
     "top_p": 1.0,
     "top_k": 0,
     "min_p": 0.0,
@@ -155,48 +149,48 @@ _MAX_RANK = 512
 @settings_class
 @dataclass(frozen=True, kw_only=True)
 class LoRA:
-    """A low-rank adapter (arXiv 2106.09685): the model stays as it is, and what is learned is added to its layers.
+    """A low-rank adapter (arXiv 2106.09685) that is trained while the model's weights stay fixed.
 
-    A layer's weight W becomes ``W + alpha / rank * B A`` with A of ``[rank, in]`` and B of ``[out, rank]``; B starts at
-    zero.
+    A layer's weight W becomes ``W + alpha / rank * B A`` with A of shape ``[rank, in]`` and B of shape ``[out, rank]``.
+    B starts at zero.
     """
 
     rank: int = 16
-    """Rows of A, 1 to 512."""
+    """Rank of the adapter, 1 to 512."""
     alpha: float = 32.0
-    """Scale of what is added, before it is divided by `rank`; above 0."""
+    """Scale of the update before the division by `rank`. Above 0."""
     targets: tuple[str, ...] = LORA_TARGETS
-    """Layers that get an adapter: "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj". Keys and
-    values get theirs together or not at all."""
+    """Layers with an adapter: "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj". "k_proj" and
+    "v_proj" must be given together."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.rank <= _MAX_RANK:
             raise ValueError(f"rank={self.rank} of a LoRA adapter must lie between 1 and {_MAX_RANK}; 16 is usual")
         if not 0 < self.alpha < math.inf:
             raise ValueError(f"alpha={self.alpha} of a LoRA adapter must be positive; twice the rank is usual")
-        given: object = self.targets
-        if isinstance(given, str):
-            raise TypeError(f"targets={given!r} is one text; write targets=({given!r},)")
+        targets: object = self.targets
+        if isinstance(targets, str):
+            raise TypeError(f"targets={targets!r} is a single text; write targets=({targets!r},)")
         object.__setattr__(self, "targets", tuple(self.targets))
         if not self.targets:
             raise ValueError("targets=() of a LoRA adapter leaves nothing to train; name at least one layer")
         for target in self.targets:
             if target not in LORA_TARGETS:
                 raise ValueError(
-                    f"target {target!r} of a LoRA adapter is unknown; known are {', '.join(LORA_TARGETS)}."
+                    f"target {target!r} of a LoRA adapter is unknown; choose from {', '.join(LORA_TARGETS)}."
                     f"{did_you_mean(str(target), LORA_TARGETS)}"
                 )
         if ("k_proj" in self.targets) != ("v_proj" in self.targets):
             raise ValueError(
-                f"targets={self.targets} of a LoRA adapter: TorchTitan gives k_proj and v_proj their adapters "
-                "together; name both or neither"
+                f"targets={self.targets} of a LoRA adapter: TorchTitan adapts k_proj and v_proj together; name both or "
+                "neither"
             )
 
 
 @settings_class
 @dataclass(frozen=True)
 class Policy:
-    """A language model that decides for a seat.
+    """A language model that acts for an agent.
 
     Args:
         model: A built-in name (`smollm2-135m-instruct`), a Hugging Face id or a local folder.
@@ -204,41 +198,41 @@ class Policy:
 
     model: str
     name: str = field(default="", kw_only=True)
-    """Unique among the policies of a run: its weights, metrics and checkpoints carry it. Empty: "policy", or in a
-    trainer whose seats hold several that were given no name, that of the first seat each of them sits in."""
+    """Name of the policy, unique within a run. Weights, metrics and checkpoints carry it. Default: "policy", or if a
+    trainer has several unnamed policies, the name of the first agent that each of them plays."""
     sampling: Sampling = field(default_factory=Sampling, kw_only=True)
     trainable: bool = field(default=True, kw_only=True)
     """Whether a trainer updates the weights."""
     lora: LoRA | None = field(default=None, kw_only=True)
-    """What a trainer updates instead of the weights: an adapter. Policies with adapters on one model share an engine,
-    and a learner where their adapters have one shape. None: all weights are trained."""
+    """Adapter that is trained instead of the weights. Policies with adapters on the same model share an engine, and a
+    learner if their adapters have the same shape. None: all weights are trained."""
     learner: Mapping[str, Any] | None = field(default=None, kw_only=True, hash=False)
-    """Learner settings of this policy alone, by the names of `fa.LearnerConfig`'s fields, such as ``{"lr": 3e-4}``.
-    They override the trainer's; all other fields stay as the trainer has them. An `fa.LearnerConfig` overrides the
-    fields in which it differs from the defaults. None (default): the trainer's settings."""
+    """Learner settings of this policy, by the names of `fa.LearnerConfig`'s fields, such as ``{"lr": 3e-4}``. They
+    override the trainer's settings. An `fa.LearnerConfig` overrides the fields in which it differs from the defaults.
+    None (default): the trainer's settings."""
     constrain_actions: bool = field(default=False, kw_only=True)
-    """Whether the engine may only write one of the environment's legal actions, where it lists them. For play and
-    benchmarks: the sampler's log-probabilities are then those of the constrained distribution, which the learner does
-    not compute, so a trainer refuses a trainable policy that sets it. `max_tokens` has to hold the longest action."""
+    """Whether the engine may generate only legal actions, if the environment lists them. For play and benchmarks only:
+    the log-probabilities are those of the constrained distribution, which the learner does not compute, so a trainer
+    rejects a trainable policy with this setting. `max_tokens` must be large enough for the longest action."""
 
     thinking: Thinking = field(default="auto", kw_only=True)
-    """Whether the model is asked to think before it answers: "on", "off", or "auto", which leaves it to the chat
-    template. A template without a switch for it is refused unless "auto"."""
-    keep_thoughts: KeepThoughts = field(default="all", kw_only=True)
-    """Which of its own thoughts the model reads again: "all"; those of the "turn", that is since it was last told
-    anything but the results of its own tool calls; or "none". Where a thought is dropped the prompt is written anew,
-    and what follows is a training sample of its own."""
+    """Reasoning before the answer: "on", "off", or "auto" (default), which is the chat template's default. "on" and
+    "off" require a template with such a switch."""
+    keep_reasoning: KeepReasoning = field(default="all", kw_only=True)
+    """Earlier reasoning of its own that the model reads again: "all" (default), "turn" (since the last message other
+    than a result of its own tool calls), or "none". When reasoning is dropped, the prompt is rendered again, and the
+    following turns form a separate training sample."""
     context: Context = field(default="end", kw_only=True)
-    """What is done when the conversation does not fit the model's context any more: "end" ends the episode. "window"
-    goes on with the instructions, the first observation and the last turns that fit; what is left out is replaced by a
-    mark, or by what the environment's `compact` says. "summarise" asks the policy for notes first, which take the place
-    of what is left out and are trained with the turn that they were written for."""
+    """Handling of a conversation that no longer fits the model's context. "end" (default) ends the episode. "window"
+    continues with the instructions, the first observation and the last turns that fit; the omitted turns are replaced
+    by a marker, or by the text of the environment's `compact`. "summarize" first asks the policy for notes, which
+    replace the omitted turns and are trained with the turn that follows."""
 
     def __post_init__(self) -> None:
-        for choice, kind in (("thinking", Thinking), ("keep_thoughts", KeepThoughts), ("context", Context)):
-            known = get_args(kind)
-            if getattr(self, choice) not in known:
-                raise ValueError(f"{choice}={getattr(self, choice)!r} is unknown; choose one of {', '.join(known)}")
+        for name, kind in (("thinking", Thinking), ("keep_reasoning", KeepReasoning), ("context", Context)):
+            choices = get_args(kind)
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}={getattr(self, name)!r} is unknown; choose one of {', '.join(choices)}")
         if not self.model:
             raise ValueError("model='' names no model; pass a built-in name, a Hugging Face id or a folder")
         object.__setattr__(self, "_named", bool(self.name))
@@ -246,7 +240,7 @@ class Policy:
         _check_name(self.name)
         if self.lora is not None and not self.trainable:
             raise ValueError(
-                f"policy {self.name!r} has a LoRA adapter and trainable=False, so the adapter would stay zero; drop "
+                f"policy {self.name!r} has a LoRA adapter and trainable=False, so the adapter would stay zero; remove "
                 "lora=, or set trainable=True"
             )
         if self.learner is not None:
@@ -254,21 +248,21 @@ class Policy:
             if not self.trainable:
                 raise ValueError(
                     f"policy {self.name!r} has learner={self.learner} and trainable=False, so these settings would "
-                    "have no effect; drop learner=, or set trainable=True"
+                    "have no effect; remove learner=, or set trainable=True"
                 )
 
     @property
     def named(self) -> bool:
-        """Whether whoever made it gave it its name."""
+        """Whether `name` was set by the user."""
         return bool(self.__dict__["_named"])
 
 
 def _overrides(settings: object, name: str) -> dict[str, Any]:
-    """Settings that override others, by name: a mapping as it is, of a dataclass what differs from its defaults."""
+    """Return learner settings as a mapping. Of a dataclass, fields at their defaults are left out."""
     if isinstance(settings, Mapping):
         return dict(settings)
     if is_dataclass(settings) and not isinstance(settings, type):
-        values = ((one.name, getattr(settings, one.name), one.default) for one in fields(settings))
+        values = ((item.name, getattr(settings, item.name), item.default) for item in fields(settings))
         return {key: value for key, value, default in values if value != default}
     raise TypeError(
         f"learner={settings!r:.60} of policy {name!r} must be a mapping of learner settings such as "
@@ -279,98 +273,111 @@ def _overrides(settings: object, name: str) -> dict[str, Any]:
 @settings_class
 @dataclass(frozen=True)
 class Endpoint:
-    """A language model behind an OpenAI-compatible server: plays a seat, never trained, or answers a judge's questions.
+    """A language model behind an OpenAI-compatible server, for playing an agent or judging. It is never trained.
 
-    All episodes of a run share its connections, its places and its budgets. A run is one event loop: a trainer's life,
-    a benchmark, a call of ``asyncio.run``.
+    All episodes of a run share its connections and its budgets. A run is one event loop: the lifetime of a trainer, a
+    benchmark, or a call of ``asyncio.run``.
 
     Args:
-        url: Base of the API, such as ``http://127.0.0.1:8000/v1``; without user, password or query.
-        model: What the server calls the model.
+        url: Base URL of the API, such as ``http://127.0.0.1:8000/v1``, without user, password or query.
+        model: Name of the model on the server.
     """
 
     url: str
     model: str
     name: str = field(default="endpoint", kw_only=True)
-    """Unique among the policies of a run."""
+    """Unique name among the policies of a run."""
     api_key_env: str = field(default="", kw_only=True)
-    """Environment variable that holds the key, read when the first question is asked; empty where none is needed."""
+    """Environment variable with the API key, read at the first request. Empty if the server needs no key."""
     sampling: Sampling = field(default_factory=Sampling, kw_only=True)
-    """How a seat's answers are drawn; judges ask greedily. Settings at their default are not sent, `max_tokens` apart,
-    and a setting that the server refuses by name is left out, which one line on the console says."""
+    """Sampling of an agent's answers; judges are greedy. Settings at their defaults are not sent, except `max_tokens`.
+    A setting that the server rejects by name is left out, and the console says so once."""
     concurrency: int = field(default=8, kw_only=True)
-    """Requests under way at the same time; more wait."""
+    """Maximum number of concurrent requests."""
     retries: int = field(default=4, kw_only=True)
-    """Number of times that a request is sent again after 408, 409, 429, 5xx, such an error with status 200, or a lost
-    connection, within `timeout_s`."""
+    """Number of retries within `timeout_s` after status 408, 409, 429 or 5xx, after such an error in a response with
+    status 200, or after a lost connection."""
     timeout_s: float = field(default=60.0, kw_only=True)
-    """Seconds for one answer, its retries and the waits between them included."""
+    """Time limit for an answer in seconds, retries and the waits between them included."""
     max_requests: int | None = field(default=None, kw_only=True)
-    """Answers that a run may ask for; one more is a `BudgetError`. None: any number."""
+    """Maximum number of answers in a run. Another request raises `BudgetError`. None: no limit."""
     max_total_tokens: int | None = field(default=None, kw_only=True)
-    """Tokens, read and written as the server counts them, after which no more is asked: a `BudgetError`. What is under
-    way then is finished. None: any number."""
+    """Token budget of a run: prompt and completion tokens as the server counts them. Once it is used up, a new request
+    raises `BudgetError`; current requests finish. None: no limit."""
     price_in: float = field(default=0.0, kw_only=True)
-    """Currency units per million tokens read, for the costs that a benchmark shows and limits; 0: nothing is paid."""
+    """Price of a million prompt tokens in any currency, for the costs that a benchmark shows and limits."""
     price_out: float = field(default=0.0, kw_only=True)
-    """Currency units per million tokens written; 0: nothing is paid."""
+    """Price of a million completion tokens."""
 
     def __post_init__(self) -> None:
         try:
             parts = urlsplit(self.url)
         except ValueError:
             parts = urlsplit("")
-        if "@" in parts.netloc or parts.query or parts.fragment:  # not shown: it may be a secret
+        if "@" in parts.netloc or parts.query or parts.fragment:  # not printed: the URL may contain a secret
             raise ValueError(
-                "url holds a user, a password or a query; give the API's base alone, the key in an environment "
-                "variable and the variable's name as api_key_env="
+                "url contains a user, a password or a query; give only the base of the API, put the key into an "
+                "environment variable and pass the variable's name as api_key_env="
             )
         if parts.scheme not in ("http", "https") or not parts.netloc:
-            raise ValueError(f"url={self.url!r} is no HTTP address; give the API's base, e.g. http://127.0.0.1:8000/v1")
+            raise ValueError(
+                f"url={self.url!r} is not an HTTP address; give the base of the API, e.g. http://127.0.0.1:8000/v1"
+            )
         if not self.model:
-            raise ValueError("model='' names no model; give the name that the server knows it by")
+            raise ValueError("model='' names no model; give the model's name on the server")
         _check_name(self.name)
-        if self.api_key_env and not _VARIABLE.fullmatch(self.api_key_env):  # not shown: it may be the key itself
-            raise ValueError("api_key_env is no name of an environment variable; give the name, not the key")
+        if self.api_key_env and not _VARIABLE.fullmatch(self.api_key_env):  # not printed: it may be the key itself
+            raise ValueError("api_key_env is not the name of an environment variable; give the name, not the key")
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
         if self.concurrency < 1 or self.retries < 0:
             raise ValueError(
-                f"concurrency={self.concurrency}, retries={self.retries}: at least 1 request at a time, retries >= 0"
+                f"concurrency={self.concurrency}, retries={self.retries}: concurrency must be at least 1, retries at "
+                "least 0"
             )
         if not 0 < self.timeout_s < math.inf:
-            raise ValueError(f"timeout_s={self.timeout_s} must be positive and finite: no wait goes without a deadline")
-        _check_asked(self.sampling)
-        for budget in ("max_requests", "max_total_tokens"):
-            limit = getattr(self, budget)
+            raise ValueError(f"timeout_s={self.timeout_s} must be positive and finite: every wait has a timeout")
+        for name, reason in (
+            ("initial_temperature", "an endpoint has a constant temperature; only a trained policy has a schedule"),
+            ("max_reasoning_tokens", "the API has no separate limit for reasoning; max_tokens covers both"),
+        ):
+            if getattr(self.sampling, name) is not None:
+                raise ValueError(f"{name}={getattr(self.sampling, name)}: {reason}")
+        for name in ("max_requests", "max_total_tokens"):
+            limit = getattr(self, name)
             if limit is not None and limit < 1:
-                raise ValueError(f"{budget}={limit} allows nothing; give at least 1, or None for any number")
+                raise ValueError(f"{name}={limit} allows no request; set at least 1, or None for no limit")
         if not (0 <= self.price_in < math.inf and 0 <= self.price_out < math.inf):
             raise ValueError(
-                f"price_in={self.price_in}, price_out={self.price_out}: give what a million tokens cost, at least 0"
+                f"price_in={self.price_in}, price_out={self.price_out}: give the price of a million tokens, at least 0"
             )
 
     def api_key(self) -> str:
-        """The key; empty where none is needed.
+        """Return the API key, or an empty text if the server needs none.
 
         Raises:
-            ValueError: Its environment variable is not set, or holds what no key is.
+            ValueError: The environment variable is not set, or its value cannot be a key.
         """
         if not self.api_key_env:
             return ""
         key = os.environ.get(self.api_key_env, "").strip()
         if not key:
             raise ValueError(
-                f"environment variable {self.api_key_env!r} is not set; it must hold the key of {self.model} at "
+                f"environment variable {self.api_key_env!r} is not set; it must contain the key of {self.model} at "
                 f"{self.url}"
             )
-        if not (key.isascii() and key.isprintable() and " " not in key):  # no header can carry it
-            raise ValueError(f"environment variable {self.api_key_env!r} holds blanks or characters that no key has")
+        if not (key.isascii() and key.isprintable() and " " not in key):  # no HTTP header can carry it
+            raise ValueError(
+                f"environment variable {self.api_key_env!r} contains spaces or characters that a key cannot have"
+            )
         return key
 
 
 @settings_class
 @dataclass(frozen=True, kw_only=True)
 class Human:
-    """A person in the terminal: sees what the seat sees, types its actions; Ctrl-D leaves."""
+    """A person at the terminal, who sees the agent's observations and types its actions. Ctrl-D ends the episode."""
 
     name: str = "human"
 
@@ -381,17 +388,17 @@ class Human:
 @settings_class
 @dataclass(frozen=True, kw_only=True)
 class Random:
-    """Plays a uniformly random legal action where the environment lists them, and random letters elsewhere.
+    """A uniformly random choice among the legal actions if the environment lists them, otherwise random letters.
 
-    Where such letters turn out to be illegal, a `RuntimeWarning` names the environment and the agent.
+    If such letters are illegal, a `RuntimeWarning` names the environment and the agent.
     """
 
     name: str = "random"
     seed: int = 0
-    """Mixed with the episode's seed, so a repeated episode repeats its moves."""
+    """Random seed, combined with the episode's seed, so a repeated episode has the same actions."""
     shared: bool = False
-    """Whether the siblings of a group meet the same draws, so that they differ by what the others do alone. Otherwise
-    each draws its own; the first of them, as an episode that is played by itself."""
+    """Whether all episodes of a group use the same random numbers, so that they differ only by the other players'
+    actions. Default: each episode has its own; the first of a group has those of an episode that is played alone."""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -400,16 +407,16 @@ class Random:
 @settings_class
 @dataclass(frozen=True, kw_only=True)
 class Oracle:
-    """Plays what the environment's own oracle says: the script that it was registered with, where it was with one.
+    """The scripted policy that the environment was registered with, if it has one.
 
-    Each seat of each episode gets a player of its own, which reads what the seat reads and no more.
+    Each agent of each episode has its own instance, which reads only this agent's observations.
     """
 
     name: str = "oracle"
     seed: int = 0
-    """Of its random choices, mixed with the episode's seed; most oracles make none."""
+    """Random seed, combined with the episode's seed. Most scripted policies are deterministic."""
     shared: bool = False
-    """As of `Random`: whether the siblings of a group meet the same choices."""
+    """Whether all episodes of a group use the same random numbers, as for `Random`."""
 
     def __post_init__(self) -> None:
         _check_name(self.name)
@@ -418,10 +425,10 @@ class Oracle:
 @settings_class
 @dataclass(frozen=True)
 class Scripted:
-    """Plays what a function says.
+    """A function as a player.
 
     Args:
-        fn: Called as ``fn(observation)`` or, if it takes two arguments, ``fn(observation, agent)``; returns the action.
+        fn: Called as ``fn(observation)`` or, if it takes two arguments, ``fn(observation, agent)``. Returns the action.
     """
 
     fn: Callable[..., str]
@@ -433,7 +440,7 @@ class Scripted:
             raise TypeError(f"Scripted takes a function observation -> action, got {type(self.fn).__name__}")
 
     def __call__(self, observation: str, agent: str) -> str:
-        """The action for `observation`. Raises TypeError where the function returns anything but text."""
+        """Return the action for `observation`. Raises TypeError if the function does not return a str."""
         action = self.fn(observation, agent) if self._takes_agent else self.fn(observation)
         if not isinstance(action, str):
             raise TypeError(
@@ -443,7 +450,6 @@ class Scripted:
 
     @cached_property
     def _takes_agent(self) -> bool:
-        """Whether the function takes two arguments."""
         arguments = inspect.signature(self.fn).parameters.values()
         return sum(p.default is p.empty and p.kind < p.VAR_POSITIONAL for p in arguments) > 1
 
@@ -454,82 +460,82 @@ def _check_name(name: str) -> None:
 
 
 AnyPolicy: TypeAlias = Policy | Endpoint | Human | Random | Oracle | Scripted
-WORDS: Mapping[str, AnyPolicy] = MappingProxyType({"random": Random(), "human": Human(), "oracle": Oracle()})
-"""Whom a word names, wherever players are named."""
+KEYWORDS: Mapping[str, AnyPolicy] = MappingProxyType({"random": Random(), "human": Human(), "oracle": Oracle()})
+"""Players that a word selects on the command line and in YAML files."""
 PolicyMapping: TypeAlias = AnyPolicy | Mapping[str, AnyPolicy] | Callable[[str, int], AnyPolicy]
-"""One policy for all seats, a policy per seat, or a function ``(agent, episode_seed) -> policy``."""
+"""One policy for all agents, a policy per agent, or a function ``(agent, episode_seed) -> policy``."""
 
 
-_ANSWERS = "; a function that answers what a player sees is fa.Scripted(function)"
+_FUNCTION_HINT = "; to use a function of observations as a player, wrap it: fa.Scripted(function)"
+_PROBED_SEEDS = range(64)
+"""Episode seeds for which a policy-mapping function is evaluated to list its policies."""
 
 
-def seat_policies(seats: PolicyMapping, agents: Sequence[str], seed: int) -> dict[str, AnyPolicy]:
-    """Who decides for each of `agents` in the episodes with `seed`.
+def resolve_policies(policies: PolicyMapping, agents: Sequence[str], seed: int) -> dict[str, AnyPolicy]:
+    """Return the policy of each agent in the episodes with `seed`.
 
     Raises:
-        ValueError: A seat without a policy, or a policy for a seat that does not exist.
-        TypeError: Something that is not a policy.
+        ValueError: An agent has no policy, or a policy was given for an unknown agent.
+        TypeError: A value is not a policy.
     """
-    if isinstance(seats, Mapping):
-        missing = [agent for agent in agents if agent not in seats]
-        extra = [seat for seat in seats if seat not in agents]
-        if extra:
+    if isinstance(policies, Mapping):
+        missing = [agent for agent in agents if agent not in policies]
+        unknown = [agent for agent in policies if agent not in agents]
+        if unknown:
             raise ValueError(
-                f"no seat {extra[0]!r}; the seats are {', '.join(agents)}.{did_you_mean(extra[0], agents)}"
+                f"no agent {unknown[0]!r}; the agents are {', '.join(agents)}.{did_you_mean(unknown[0], agents)}"
             )
         if missing:
             raise ValueError(
-                f"seat {missing[0]!r} has no policy; policies were given for {', '.join(seats) or 'no seat'}"
+                f"agent {missing[0]!r} has no policy; policies were given for {', '.join(policies) or 'no agent'}"
             )
-        chosen = {agent: seats[agent] for agent in agents}
-    elif isinstance(seats, AnyPolicy):
-        chosen = dict.fromkeys(agents, seats)
-    elif callable(seats):
-        if isinstance(seats, type):
-            raise TypeError(f"seats must be a policy, a mapping or a function, got {_what(seats)}")
-        if not _takes_two(seats):
-            raise TypeError(f"seats is a function that does not take (agent, seed), which choose a policy{_ANSWERS}")
-        chosen = {agent: seats(agent, seed) for agent in agents}
+        resolved = {agent: policies[agent] for agent in agents}
+    elif isinstance(policies, AnyPolicy):
+        resolved = dict.fromkeys(agents, policies)
+    elif callable(policies) and not isinstance(policies, type):
+        if not _accepts_agent_and_seed(policies):
+            raise TypeError(f"a policy mapping must be a function (agent, seed) that returns a policy{_FUNCTION_HINT}")
+        resolved = {agent: policies(agent, seed) for agent in agents}
     else:
-        raise TypeError(f"seats must be a policy, a mapping or a function, got {_what(seats)}")
-    for agent, policy in chosen.items():
+        raise TypeError(f"expected a policy, a mapping from agent to policy or a function, got {_describe(policies)}")
+    for agent, policy in resolved.items():
         if not isinstance(policy, AnyPolicy):
             raise TypeError(
-                f"seat {agent!r} holds {_what(policy)}; use fa.Policy, fa.Endpoint, fa.Human, fa.Random, fa.Oracle or "
-                f"fa.Scripted{_ANSWERS if callable(policy) or callable(seats) else ''}"
+                f"the policy of agent {agent!r} is {_describe(policy)}; use fa.Policy, fa.Endpoint, fa.Human, "
+                f"fa.Random, fa.Oracle or fa.Scripted{_FUNCTION_HINT if callable(policy) or callable(policies) else ''}"
             )
-    return chosen
+    return resolved
 
 
-def _what(given: object) -> str:
-    """What was given where a policy was expected."""
-    if isinstance(given, type):
-        return f"the class {given.__name__}: write {given.__name__}()"
-    if not isinstance(given, str):
-        return type(given).__name__
-    meant = f"fa.{given.title()}()" if given in WORDS else f"fa.Policy({given!r}) for the model"
-    return f"str {given!r}: write {meant}"
+def _describe(value: object) -> str:
+    """Describe a value that is not a policy, with the expression that was probably meant."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}: write {value.__name__}()"
+    if not isinstance(value, str):
+        return type(value).__name__
+    expression = f"fa.{value.title()}()" if value in KEYWORDS else f"fa.Policy({value!r}) for the model"
+    return f"str {value!r}: write {expression}"
 
 
-def _takes_two(function: Callable[..., object]) -> bool:
+def _accepts_agent_and_seed(function: Callable[..., object]) -> bool:
     try:
         inspect.signature(function).bind("agent", 0)
     except TypeError:
         return False
-    except ValueError:  # it does not say what it takes
+    except ValueError:  # built-ins have no signature
         pass
     return True
 
 
-def declared_policies(seats: PolicyMapping, agents: Sequence[str]) -> dict[str, AnyPolicy]:
-    """Every policy of `seats` by name; for a function, those of a few probed episode seeds.
+def policies_by_name(policies: PolicyMapping, agents: Sequence[str]) -> dict[str, AnyPolicy]:
+    """Return all policies by name. A function is evaluated for a few episode seeds.
 
     Raises:
-        ValueError: Two different policies under one name, or an endpoint whose key is not set.
+        ValueError: Two different policies have the same name, or the key of an endpoint is not set.
     """
     by_name: dict[str, AnyPolicy] = {}
-    for seed in _probed(seats):
-        for policy in seat_policies(seats, agents, seed).values():
+    for seed in _seeds_to_probe(policies):
+        for policy in resolve_policies(policies, agents, seed).values():
             if by_name.setdefault(policy.name, policy) != policy:
                 raise ValueError(f"two different policies are called {policy.name!r}; give each its own name=")
     for policy in by_name.values():
@@ -538,51 +544,51 @@ def declared_policies(seats: PolicyMapping, agents: Sequence[str]) -> dict[str, 
     return by_name
 
 
-def named_apart(seats: PolicyMapping) -> PolicyMapping:
-    """`seats` with a name of its own for every model that was given none, unless it is the only one.
+def with_unique_names(policies: PolicyMapping) -> PolicyMapping:
+    """Return the mapping with unnamed models named after the first agent they play, unless there is only one model.
 
-    So seats share weights only where they hold the same object or policies of one given name.
+    Agents share weights only if they have the same policy object, or policies with the same explicit name.
     """
-    if not isinstance(seats, Mapping):
-        return seats
-    unnamed = {id(p): agent for agent, p in reversed(list(seats.items())) if isinstance(p, Policy) and not p.named}
-    taken = {p.name for p in seats.values() if id(p) not in unnamed}
-    if len(unnamed) + ("policy" in taken) < 2:
-        return seats
-    named: dict[int, AnyPolicy] = {}
-    for agent, policy in seats.items():
-        if isinstance(policy, Policy) and id(policy) in unnamed and id(policy) not in named:
+    if not isinstance(policies, Mapping):
+        return policies
+    unnamed = {id(p): agent for agent, p in reversed(list(policies.items())) if isinstance(p, Policy) and not p.named}
+    used = {p.name for p in policies.values() if id(p) not in unnamed}
+    if len(unnamed) + ("policy" in used) < 2:
+        return policies
+    renamed: dict[int, AnyPolicy] = {}
+    for agent, policy in policies.items():
+        if isinstance(policy, Policy) and id(policy) in unnamed and id(policy) not in renamed:
             base = name = re.sub(r"[^A-Za-z0-9_-]+|^[_-]+", "-", agent).strip("-") or "policy"
             number = 1
-            while name in taken:
+            while name in used:
                 number += 1
                 name = f"{base}-{number}"
-            taken.add(name)
-            named[id(policy)] = replace(policy, name=name)
-    return {agent: named.get(id(policy), policy) for agent, policy in seats.items()}
+            used.add(name)
+            renamed[id(policy)] = replace(policy, name=name)
+    return {agent: renamed.get(id(policy), policy) for agent, policy in policies.items()}
 
 
-def players_of(seats: PolicyMapping, agents: Sequence[str]) -> dict[str, list[AnyPolicy]]:
-    """Who may sit in each seat; for a function, in the episodes of a few probed seeds.
+def candidate_policies(policies: PolicyMapping, agents: Sequence[str]) -> dict[str, list[AnyPolicy]]:
+    """Return the policies that each agent may have. A function is evaluated for a few episode seeds.
 
     Raises:
-        ValueError: A function gives several models without a name: nobody knows which of them are one.
+        ValueError: A function returns several models without a name, so it is unclear which of them share weights.
     """
-    found: dict[str, list[AnyPolicy]] = {agent: [] for agent in agents}
-    for seed in _probed(seats):
-        for agent, policy in seat_policies(seats, agents, seed).items():
-            if not any(policy is other for other in found[agent]):
-                found[agent].append(policy)
-    each = [policy for policies in found.values() for policy in policies]
-    unnamed = {id(policy) for policy in each if isinstance(policy, Policy) and not policy.named}
-    if not isinstance(seats, Mapping) and len(unnamed) > 1:
+    candidates: dict[str, list[AnyPolicy]] = {agent: [] for agent in agents}
+    seeds = _seeds_to_probe(policies)
+    for seed in seeds:
+        for agent, policy in resolve_policies(policies, agents, seed).items():
+            if not any(policy is other for other in candidates[agent]):
+                candidates[agent].append(policy)
+    every = [policy for group in candidates.values() for policy in group]
+    unnamed = {id(policy) for policy in every if isinstance(policy, Policy) and not policy.named}
+    if not isinstance(policies, Mapping) and len(unnamed) > 1:
         raise ValueError(
-            f"the function that gives seats their policies made {len(unnamed)} of fa.Policy without a name in "
-            f"{len(_probed(seats))} episodes; make each once, outside of it, with its own name="
+            f"the policy-mapping function returned {len(unnamed)} different fa.Policy objects without a name in "
+            f"{len(seeds)} episodes; create each of them once, outside the function, with its own name="
         )
-    return found
+    return candidates
 
 
-def _probed(seats: PolicyMapping) -> range:
-    """Episode seeds for which a function is asked."""
-    return range(64) if callable(seats) and not isinstance(seats, AnyPolicy) else range(1)
+def _seeds_to_probe(policies: PolicyMapping) -> range:
+    return _PROBED_SEEDS if callable(policies) and not isinstance(policies, AnyPolicy) else range(1)

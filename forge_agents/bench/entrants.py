@@ -12,7 +12,7 @@ from forge_agents import safe_yaml
 from forge_agents.errors import did_you_mean
 from forge_agents.files import user_path
 from forge_agents.imports import import_user_module
-from forge_agents.policy import WORDS, AnyPolicy, Endpoint, Policy, Sampling, Scripted
+from forge_agents.policy import KEYWORDS, AnyPolicy, Endpoint, Policy, Sampling, Scripted
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,8 @@ def read_player(words: str, sampling: Sampling | None = None) -> Player:
         ValueError: The function cannot be imported, the address names no model, or the run exported none.
     """
     sampling = sampling or Sampling()
-    if words in WORDS:
-        return WORDS[words]
+    if words in KEYWORDS:
+        return KEYWORDS[words]
     if words.startswith(("http://", "https://")):
         url, _, model = words.partition("#")
         if not model:

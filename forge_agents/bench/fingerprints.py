@@ -75,7 +75,7 @@ def player_facts(
             "sampling": _sampling_facts(player.sampling),
             "constrain_actions": player.constrain_actions,
             **({"thinking": player.thinking} if player.thinking != "auto" else {}),
-            **({"keep_thoughts": player.keep_thoughts} if player.keep_thoughts != "all" else {}),
+            **({"keep_reasoning": player.keep_reasoning} if player.keep_reasoning != "all" else {}),
             **({"context": player.context} if player.context != "end" else {}),
             "dtype": engine.dtype,
             "max_model_len": engine.max_model_len,
@@ -100,7 +100,7 @@ def player_facts(
 def _sampling_facts(sampling: Sampling) -> dict[str, Any]:
     """How it draws outside of training."""
     always = {name: getattr(sampling, name) for name in ("temperature", "top_p", "max_tokens", "stop")}
-    return always | sampling.shaping
+    return always | sampling.logit_settings
 
 
 def code_of(spec: EnvSpec) -> str:

@@ -36,7 +36,7 @@ from forge_agents.envs import registry
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.errors import BudgetError, ModelNotFoundError, did_you_mean
 from forge_agents.models.resolve import resolve
-from forge_agents.policy import WORDS, Human, Oracle, Policy, Random, Sampling
+from forge_agents.policy import KEYWORDS, Human, Oracle, Policy, Random, Sampling
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rollout import Rollout
 from forge_agents.runtime import startup
@@ -184,7 +184,7 @@ def _facts(
     try:
         return player_facts(player, engine, specs)
     except ModelNotFoundError as error:
-        near = did_you_mean(given, WORDS) if isinstance(given, str) else ""
+        near = did_you_mean(given, KEYWORDS) if isinstance(given, str) else ""
         raise ModelNotFoundError(f"player {player.name!r}: {error}{near}") from None
 
 

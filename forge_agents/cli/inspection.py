@@ -47,9 +47,9 @@ def view(argv: Sequence[str]) -> int:
 
 
 def _report_verifiers(run: str, out: str) -> int:
-    import forge_agents as fa
+    from forge_trainers.records.run_folder import verifier_history
 
-    history = fa.verifier_history(run)
+    history = verifier_history(run)
     report = history[-1].report
     print(report.table())
     print(report.html(out or user_path(run) / "verifiers.html", history))

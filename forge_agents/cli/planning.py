@@ -12,6 +12,7 @@ from forge_agents.cli.registry import command, make_parser
 if TYPE_CHECKING:
     import forge_agents as fa
     from forge_agents.cli.config import Parser
+    from forge_trainers.forecast.fit import Gpus
 
 
 @command(
@@ -30,13 +31,15 @@ def simulate(argv: Sequence[str]) -> int:
 
     import forge_agents as fa
     from forge_agents.cli.config import add_fields, built, with_flag
+    from forge_trainers.forecast.fit import Gpus
+    from forge_trainers.forecast.simulate import Hardware
 
     parser = make_parser("simulate")
     add_fields(parser, fa.RunConfig)
     parser.add_argument(
         "--measured", nargs="+", type=str, default=[], help="Folders of short measured runs (default: out_dir)."
     )
-    parser.add_class_arguments(fa.Hardware, as_group=False)
+    parser.add_class_arguments(Hardware, as_group=False)
     parser.add_argument("--simulated_steps", type=int, default=8, help="Number of warm steps to average over.")
     parser.add_argument("--sweep", action="store_true", help="Show every split of the GPUs that was tried.")
     parser.add_argument("--json", action="store_true", help="Print JSON.")
@@ -65,13 +68,13 @@ def simulate(argv: Sequence[str]) -> int:
     if sweep and not chosen.gpus:
         parser.error("--sweep needs --gpus, the number of GPUs to split")
 
-    def both(**values: object) -> tuple[fa.RunConfig, fa.Hardware]:
-        machine = {field.name: values.pop(field.name) for field in fields(fa.Hardware)}
-        return fa.RunConfig(**values), fa.Hardware(**machine)  # type: ignore[arg-type]
+    def both(**values: object) -> tuple[fa.RunConfig, Hardware]:
+        machine = {field.name: values.pop(field.name) for field in fields(Hardware)}
+        return fa.RunConfig(**values), Hardware(**machine)  # type: ignore[arg-type]
 
     run, hardware = built(parser, both, chosen)
     if models is not None:
-        gpus = fa.Gpus(count=hardware.gpus, memory_gb=gpu_gb, per_host=hardware.gpus_per_host, host_gb=host_gb)
+        gpus = Gpus(count=hardware.gpus, memory_gb=gpu_gb, per_host=hardware.gpus_per_host, host_gb=host_gb)
         return _report_fit(run, models, gpus, as_json=as_json)
     prediction = fa.simulate(run, measured=measured, hardware=hardware, steps=steps)
     if as_json:
@@ -103,16 +106,16 @@ def _parse_models(parser: Parser, words: Sequence[str] | None) -> str | dict[str
     return models
 
 
-def _report_fit(run: fa.RunConfig, model: str | dict[str, str], gpus: fa.Gpus, *, as_json: bool) -> int:
+def _report_fit(run: fa.RunConfig, model: str | dict[str, str], gpus: Gpus, *, as_json: bool) -> int:
     """Print whether a run fits into GPUs, and what to change. Returns 0 if it fits as it is."""
     from rich.console import Console
 
-    import forge_agents as fa
+    from forge_trainers.forecast.fit import fit_gpus
 
     policies = run.models
     if isinstance(model, dict):
         model = run.with_snapshots(model)
-    fit = fa.fit_gpus(run.trainer, model, gpus, policies=policies, hosts=run.mesh, judges=run.judges, held=run.held)
+    fit = fit_gpus(run.trainer, model, gpus, policies=policies, hosts=run.mesh, judges=run.judges, held=run.held)
     if as_json:
         print(json.dumps(fit.json()))
         return int(bool(fit.changes))
@@ -177,9 +180,9 @@ def doctor(argv: Sequence[str]) -> int:
 
         return setup.main(dry_run=options.dry_run)
     if options.gpu:
-        import forge_agents as fa
+        from forge_trainers.gpu_check import gpu_check
 
-        fa.gpu_check(options.model or "smollm2-135m-instruct", options.out_dir or "")
+        gpu_check(options.model or "smollm2-135m-instruct", options.out_dir or "")
         return 0
     from forge_agents.cli import doctor as checks
 

@@ -14,6 +14,7 @@ from forge_agents.files import check_contained, user_path
 
 if TYPE_CHECKING:
     import forge_agents as fa
+    from forge_trainers.records.run_folder import FitResult
 
 _MAX_MESSAGES = 20
 """Number of unreadable rows that ``import`` reports one by one."""
@@ -22,9 +23,9 @@ _MAX_MESSAGES = 20
 @command("demo", "forge-agents demo", "forge-agents demo --seed 1 --control_steps 0")
 def demo(argv: Sequence[str]) -> int:
     """Train two agents end to end, with a control run."""
-    import forge_agents as fa
+    from forge_trainers.demo import DemoConfig, demo
 
-    return 0 if fa.demo(parse_settings("demo", fa.DemoConfig, argv)) else 1
+    return 0 if demo(parse_settings("demo", DemoConfig, argv)) else 1
 
 
 @command(
@@ -115,7 +116,7 @@ def train(argv: Sequence[str]) -> int:
     return 0
 
 
-def _trained_player(run: fa.RunConfig, result: fa.FitResult) -> Path:
+def _trained_player(run: fa.RunConfig, result: FitResult) -> Path:
     """Return the benchmark's player: one exported model, or the run's folder if each agent has a policy of its own."""
     folders = {name: result.export / name for name, policy in run.policies.items() if policy.trainable}
     exported = {name: folder for name, folder in folders.items() if folder.is_dir()}
@@ -154,8 +155,9 @@ def _python_path(argv: Sequence[str]) -> str:
 def sft(argv: Sequence[str]) -> int:
     """Fine-tune a policy on conversations or episodes."""
     import forge_agents as fa
+    from forge_trainers.offline.config import SFTRunConfig
 
-    run = parse_settings("sft", fa.SFTRunConfig, argv)
+    run = parse_settings("sft", SFTRunConfig, argv)
     with fa.SFTTrainer(run.policy, run.trainer, run.out_dir, run.mesh) as trainer:
         result = trainer.fit(run.dataset(), eval_dataset=run.eval_data, epochs=run.epochs, steps=run.steps)
     print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")

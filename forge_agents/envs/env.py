@@ -38,7 +38,7 @@ instructions and observation; ``after``, which of the agent's decisions of this 
 or None where they begin a conversation; ``only_results``, whether they are results of its own tool calls; ``tools``,
 the schemas of those that this answer may call, where these are others than the seat's; and, where they are wished
 for, ``max_tokens`` (less than the policy's own counts), ``stop`` (more texts that end the answer) and ``asked`` (other
-wishes about sampling, which are not followed). `Turn.heard` keeps the messages.
+wishes about sampling, which are not followed). `Turn.new_messages` keeps the messages.
 """
 
 
@@ -174,7 +174,7 @@ class TextGame(Forkable):
     max_reward: float | None = None
     """The most that a seat can earn in an episode, where that is known: a trainer whose episodes all earn it has solved
     the game and ends."""
-    hears_thoughts: bool = False
+    observes_reasoning: bool = False
     """Whether actions arrive with the thought before them, as ``<think>``, thought, ``</think>``, answer. Otherwise a
     game is given answers alone, so that nobody reads what another seat thought."""
     max_action_chars: int = 4096

@@ -20,7 +20,7 @@ from forge_agents.envs import registry
 from forge_agents.envs.oracles import oracle_of
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.errors import NotReadyError, PlayerLeftError
-from forge_agents.policy import Oracle, Policy, PolicyMapping, declared_policies, named_apart, seat_policies
+from forge_agents.policy import Oracle, Policy, PolicyMapping, policies_by_name, resolve_policies, with_unique_names
 from forge_agents.rollout import rollout
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rollout import PlayableEnv
@@ -145,9 +145,9 @@ def play(
     env_id = spec.id if spec else type(game).__name__
     try:
         agents = game.possible_agents
-        chosen = seat_policies(named_apart(seat_policies(seats, agents, seed)), agents, seed)
+        chosen = resolve_policies(with_unique_names(resolve_policies(seats, agents, seed)), agents, seed)
         models = {agent: policy for agent, policy in chosen.items() if isinstance(policy, Policy)}
-        declared_policies(models, list(models))  # each has its own name; other players may share one
+        policies_by_name(models, list(models))  # each has its own name; other players may share one
         if any(isinstance(policy, Oracle) for policy in chosen.values()):
             oracle_of(spec, env_id)  # refused before an engine starts
         most, draw = max_turns or (spec and spec.max_turns) or 1000, f"{env_id}/{seed}"
@@ -194,7 +194,7 @@ def _made(env: Any, arguments: Mapping[str, Any]) -> PlayableEnv:
     made = env(**arguments) if callable(env) else env
     if not isinstance(made, AECEnv | ParallelEnv):
         raise TypeError(
-            "a game is an environment's id, an fa.EnvSpec, a PettingZoo environment, or a class or factory of one, got "
+            "a game is an environment's id, an EnvSpec, a PettingZoo environment, or a class or factory of one, got "
             f"{type(made).__name__}; fa.wrap makes text games of array environments"
         )
     return made

@@ -89,7 +89,7 @@ def _of_episode(row: Mapping[str, Any]) -> Digest:
     counted = {a for a, t in trajectories.items() if t.get("policy") in learners} or set(trajectories)
     paid = row.get("rewards") or {}
     error = row.get("error") or {}
-    said = (str(turn.get(part, "")) for turn in turns for part in ("observation", "thought", "action"))
+    said = (str(turn.get(part, "")) for turn in turns for part in ("observation", "reasoning", "action"))
     left_out = (str(turn["compaction"]["text"]) for turn in turns if turn.get("compaction"))
     return Digest(
         step=int(row["step"]) if row.get("step") is not None else None,
@@ -135,7 +135,7 @@ def _of_record(row: Mapping[str, Any]) -> Digest:
 def total_reward(trajectory: Mapping[str, Any]) -> float:
     """What the environment gave an agent in all."""
     earned = (number(turn.get("reward")) or 0.0 for turn in trajectory["turns"])
-    return math.fsum((number(trajectory.get("early_reward")) or 0.0, *earned))
+    return math.fsum((number(trajectory.get("initial_reward")) or 0.0, *earned))
 
 
 def _mean(values: Iterable[Any]) -> float | None:
@@ -183,8 +183,8 @@ def whole_lines(file: IO[bytes], num_bytes: float = math.inf) -> Iterator[tuple[
 # ---- a run's episodes as a table
 
 _OF_A_TURN = (
-    "agent", "policy", "observation", "thought", "thought_tokens", "action", "reward", "finish_reason", "terminated",
-    "truncated", "generate_s", "branch", "forked_from",
+    "agent", "policy", "observation", "reasoning", "reasoning_tokens", "action", "reward", "finish_reason",
+    "terminated", "truncated", "generate_s", "branch", "forked_from",
 )
 
 
@@ -275,7 +275,7 @@ class EpisodeTable(Sequence[dict[str, Any]]):
         """A record per turn, one after another; raises as `episode`.
 
         Keys: ``episode``, ``step``, ``env_id``, ``seed`` as in the episode's record; ``turn``, ``agent``, ``policy``,
-        ``observation``, ``thought``, ``thought_tokens``, ``action``, ``reward``, ``finish_reason``, ``terminated``,
+        ``observation``, ``reasoning``, ``reasoning_tokens``, ``action``, ``reward``, ``finish_reason``, ``terminated``,
         ``truncated``, ``generate_s``, ``branch``, ``forked_from`` as in `Turn`; ``tokens`` that a model sampled;
         ``advantage`` of each of them, None where nothing was learned.
         """

@@ -1,7 +1,9 @@
-"""Programs that ask models over HTTP, as they are: each is an environment whose turns are its calls.
+"""Unmodified programs that call models over HTTP, as PettingZoo environments: each model call is a turn.
 
-In: a program (a function or a command line), tasks, who sits behind which model's name. Out: a PettingZoo environment.
-Waits for: the program's next call, with a deadline. Start at `program`, the environment; `gateway` is the server that
-programs talk to, `protocols` how they ask, `calls` what is asked and answered, `running` starts and ends them. `traces`
-reads calls that were recorded elsewhere, as `spans` finds them in what exporters write.
+Start at `program`, the environment. `gateway` is the HTTP server that programs talk to, `protocols` translates the APIs
+of OpenAI and Anthropic, and `running` starts and stops programs. `traces` imports calls that were recorded elsewhere.
 """
+
+from forge_agents.programs.containers import Container
+
+__all__ = ["Container"]

@@ -132,7 +132,7 @@ class Reply:
     """The text of `Call.stop` that ended it; empty where none did, or nobody knows."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    thought_tokens: int = 0
+    reasoning_tokens: int = 0
     """Among those of the completion."""
     logprobs: tuple[tuple[int, float], ...] | None = None
     """Id and log-probability of each token behind the thought; None where nobody asked or no model sampled."""
@@ -353,6 +353,6 @@ def reply_to(call: Call, number: int, action: str, about: Mapping[str, Any]) -> 
         stopped_by=stopped if (stopped := about.get("stopped_by")) in call.stop else "",
         prompt_tokens=about.get("prompt_tokens") or 0,
         completion_tokens=about.get("completion_tokens") or 0,
-        thought_tokens=about.get("thought_tokens") or 0,
+        reasoning_tokens=about.get("reasoning_tokens") or 0,
         logprobs=tuple(zip(ids, logprobs, strict=True)) if call.logprobs and ids else None,
     )

@@ -151,7 +151,7 @@ def _engine(image: str, container: Container) -> tuple[str, ...]:
         said.append(f"{redact_command(engine)}: {problem}")
     raise NotReadyError(
         f"no container engine has the image {image!r}. {'; '.join(said)}. Build or pull it there, as by "
-        f"`{redact_command(named[-1])} pull {image}`, or name your engine: container=fa.Container(engine=...)"
+        f"`{redact_command(named[-1])} pull {image}`, or name your engine: container=Container(engine=...)"
     )
 
 
@@ -171,7 +171,7 @@ def _host_address(engine: tuple[str, ...]) -> str:
             return str(ipaddress.IPv4Address(answer))
     raise NotReadyError(
         f"{shlex.join(engine)}: a container cannot be given a network of its own: {problem}. Mend that, or choose "
-        "network='models' or network='host' for fa.Container; with 'host', programs in the container reach all that "
+        "network='models' or network='host' for Container; with 'host', programs in the container reach all that "
         "listens on this machine's loopback, and its abstract Unix sockets"
     )
 

@@ -207,7 +207,7 @@ class Program(TurnEnv):
 
         Args:
             agent: Who decides.
-            about: ``finish_reason``, ``stopped_by``, ``prompt_tokens``, ``completion_tokens``, ``thought_tokens``,
+            about: ``finish_reason``, ``stopped_by``, ``prompt_tokens``, ``completion_tokens``, ``reasoning_tokens``,
                 ``notes_tokens``, ``token_ids``, ``logprobs``, ``tool_calls``.
         """
         self._about = dict(about)

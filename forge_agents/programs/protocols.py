@@ -327,7 +327,7 @@ def _chat_call(call: AskedCall) -> dict[str, Any]:
 
 def _chat_usage(reply: Reply) -> dict[str, Any]:
     read, wrote = reply.prompt_tokens, reply.completion_tokens
-    details = {"reasoning_tokens": reply.thought_tokens}
+    details = {"reasoning_tokens": reply.reasoning_tokens}
     counts = {"prompt_tokens": read, "completion_tokens": wrote, "total_tokens": read + wrote}
     return counts | {"completion_tokens_details": details}
 
@@ -414,7 +414,7 @@ def _write_responses(call: Call, reply: Reply, created: int) -> dict[str, Any]:
         "input_tokens": reply.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
         "output_tokens": reply.completion_tokens,
-        "output_tokens_details": {"reasoning_tokens": reply.thought_tokens},
+        "output_tokens_details": {"reasoning_tokens": reply.reasoning_tokens},
         "total_tokens": reply.prompt_tokens + reply.completion_tokens,
     }
     return {

@@ -113,7 +113,7 @@ def check(program: object, sandbox: Sandbox | None = None, image: Image | None =
         if callable(program):
             raise TypeError("image= runs a command line; a function runs in this process, with all its rights")
         if sandbox is not None:
-            raise TypeError("sandbox= and image= exclude each other; container=fa.Container(...) has an image's limits")
+            raise TypeError("sandbox= and image= exclude each other; container=Container(...) has an image's limits")
     if callable(program):
         if sandbox is not None:
             raise TypeError("sandbox= shuts a command line in; a function runs in this process, with all its rights")
@@ -362,7 +362,7 @@ class _Command:
         if self._contained and self._made.exists():
             warnings.warn(
                 f"{self._made} cannot be removed: it holds files of a user that the container ran as; "
-                f'fa.Container(arguments=("--user={os.getuid()}:{os.getgid()}",)) runs it as you',
+                f'Container(arguments=("--user={os.getuid()}:{os.getgid()}",)) runs it as you',
                 RuntimeWarning,
                 stacklevel=2,
             )

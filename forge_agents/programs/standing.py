@@ -142,7 +142,7 @@ class Standing(Session):
             live.renderer,
             policy.sampling,
             "",
-            keep_thoughts=policy.keep_thoughts,
+            keep_reasoning=policy.keep_reasoning,
             context=policy.context,
         )
 

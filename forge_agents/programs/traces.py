@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from forge_agents.envs.thoughts import whole
+from forge_agents.envs.reasoning import whole
 from forge_agents.errors import did_you_mean
 from forge_agents.files import atomic_writer, user_path
 from forge_agents.jsonl import UnreadableJsonError, json_values

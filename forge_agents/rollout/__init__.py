@@ -6,5 +6,6 @@ environments, each with a deadline. Start at `rollout`, which plays a game; `pla
 
 from forge_agents.rollout.rollout import Rollout
 from forge_agents.runtime.threads import all_or_first_error
+from forge_agents.types import EpisodeGroup
 
-__all__ = ["Rollout", "all_or_first_error"]
+__all__ = ["EpisodeGroup", "Rollout", "all_or_first_error"]

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from forge_agents.policy import Context, KeepThoughts
+from forge_agents.policy import Context, KeepReasoning
 from forge_agents.rollout.rendering import Renderer
 
 ASK_FOR_NOTES = (
@@ -39,7 +39,7 @@ class Conversation:
     """What one model has heard and said in one seat, and how much of it the model reads again.
 
     A prompt is the stream so far and what is heard now, unless something that the stream holds is to be dropped:
-    thoughts, by `keep_thoughts`, or turns for which there is no room. Then it is written anew: what was heard first,
+    thoughts, by `keep_reasoning`, or turns for which there is no room. Then it is written anew: what was heard first,
     what stands in place of the turns that are left out, and the turns that are kept. Those whose thoughts are dropped
     are rendered from their text; of the others the tokens are taken as they were sampled.
 
@@ -49,7 +49,7 @@ class Conversation:
         limit: Tokens of prompt and response that the model has room for.
         max_tokens: Most tokens of an answer.
         context: What is done when the room is used up.
-        keep_thoughts: Which thoughts the model reads again.
+        keep_reasoning: Which thoughts the model reads again.
     """
 
     def __init__(
@@ -59,12 +59,12 @@ class Conversation:
         limit: int,
         max_tokens: int,
         context: Context = "end",
-        keep_thoughts: KeepThoughts = "all",
+        keep_reasoning: KeepReasoning = "all",
     ) -> None:
-        self._renderer, self._limit, self.context, self._keep_thoughts = renderer, limit, context, keep_thoughts
+        self._renderer, self._limit, self.context, self._keep_reasoning = renderer, limit, context, keep_reasoning
         self._wanted = 1 if context == "end" else min(max_tokens, limit // _ANSWER_SHARE)
         self.max_notes = self._reserve = 0
-        if context == "summarise":  # kept free, so that there is room to ask and to write when the rest is full
+        if context == "summarize":  # kept free, so that there is room to ask and to write when the rest is full
             self.max_notes = limit // _NOTES_SHARE
             self._reserve = len(renderer.extend((), (), ASK_FOR_NOTES)) + self.max_notes
         self._said: tuple[_Said, ...] = ()
@@ -81,7 +81,7 @@ class Conversation:
         """
         if not self._said:
             return self._renderer.begin(heard)
-        kept = self._keep_thoughts == "all" or (self._keep_thoughts == "turn" and only_results)
+        kept = self._keep_reasoning == "all" or (self._keep_reasoning == "turn" and only_results)
         if kept or not self._thoughts_held:
             return self._renderer.go_on(*self._stream, heard)
         self._thoughts_held, self._thoughtless = False, len(self._said)

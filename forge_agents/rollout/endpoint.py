@@ -46,7 +46,7 @@ class ChatReply:
     finish_reason: Literal["stop", "length"]
     usage: Usage | None
     """As the server counts; None where it does not say."""
-    thought: str = ""
+    reasoning: str = ""
     """What the model thought before, where the server tells it apart (``reasoning_content``, ``reasoning``)."""
     tool_calls: tuple[ToolCall, ...] = ()
     """Calls that the server tells apart from the text."""
@@ -224,7 +224,7 @@ def _fields(sampling: Sampling, optional: Mapping[str, Mapping[str, Any]]) -> di
     temperature stays.
     """
     fields = {name: dict(more) for name, more in optional.items()}
-    fields |= {name: {name: value} for name, value in sampling.shaping.items()}
+    fields |= {name: {name: value} for name, value in sampling.logit_settings.items()}
     if sampling.stop:
         fields["stop"] = {"stop": list(sampling.stop)}
     if sampling.temperature != Sampling.temperature:
@@ -268,7 +268,7 @@ def read_reply(body: str, who: str, quote: Callable[[str], str]) -> ChatReply:
         text=writable(text),
         finish_reason="length" if cut else "stop",
         usage=counts,
-        thought=thought,
+        reasoning=thought,
         tool_calls=tuple(calls),
         logprobs=logprobs,
     )

@@ -21,14 +21,14 @@ import numpy as np
 
 from forge_agents.envs.env import CONVERSATION, writable
 from forge_agents.envs.oracles import Seat, oracle_of
-from forge_agents.envs.thoughts import split_response, whole
+from forge_agents.envs.reasoning import split_response, whole
 from forge_agents.errors import EndpointError, StallError
 from forge_agents.policy import (
     AnyPolicy,
     Context,
     Endpoint,
     Human,
-    KeepThoughts,
+    KeepReasoning,
     Oracle,
     Policy,
     Random,
@@ -52,10 +52,10 @@ class Decision:
     """
 
     action: str
-    thought: str = ""
-    reasoning_text: str = ""
+    reasoning: str = ""
+    raw_reasoning: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
-    thought_tokens: int = 0
+    reasoning_tokens: int = 0
     prompt_ids: tuple[int, ...] = ()
     response_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -75,31 +75,31 @@ class Decision:
             "finish_reason": self.finish_reason,
             "prompt_tokens": usage.prompt_tokens,
             "completion_tokens": usage.completion_tokens,
-            "thought_tokens": self.thought_tokens,
+            "reasoning_tokens": self.reasoning_tokens,
             "notes_tokens": 0 if self.notes is None else len(self.notes.response_ids),
             "stopped_by": self.stopped_by,
             # a thought is its seat's own affair, whoever can decode it
-            "token_ids": list(self.response_ids[self.thought_tokens :]),
-            "logprobs": list(self.logprobs[self.thought_tokens :]),
+            "token_ids": list(self.response_ids[self.reasoning_tokens :]),
+            "logprobs": list(self.logprobs[self.reasoning_tokens :]),
             "tool_calls": [asdict(call) for call in self.tool_calls],
         }
 
     def published(self, tools: Sequence[Mapping[str, Any]]) -> Decision:
         """As an environment hears it: calls of `tools`, given as schemas, in their one form, whoever read them."""
-        calls, thought = self.tool_calls, writable(self.thought)  # half an emoji, from an endpoint
-        written = writable(self.reasoning_text)
+        calls, thought = self.tool_calls, writable(self.reasoning)  # half an emoji, from an endpoint
+        written = writable(self.raw_reasoning)
         action = writable(with_calls(self.action, calls))
         if tools and not calls:
             calls = tuple(parse_tool_calls(action, tools=tools))
-        if (action, thought, written, calls) == (self.action, self.thought, self.reasoning_text, self.tool_calls):
+        if (action, thought, written, calls) == (self.action, self.reasoning, self.raw_reasoning, self.tool_calls):
             return self  # most are: a copy costs 2 us
-        return replace(self, action=action, thought=thought, reasoning_text=written, tool_calls=calls)
+        return replace(self, action=action, reasoning=thought, raw_reasoning=written, tool_calls=calls)
 
 
 def _said(text: str) -> Decision:
     """The decision of a player that no model makes, from all of its text."""
     thought, written, answer = split_response(text)
-    return Decision(action=answer, thought=thought, reasoning_text=written)
+    return Decision(action=answer, reasoning=thought, raw_reasoning=written)
 
 
 Player: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Decision]]
@@ -134,7 +134,7 @@ class ModelPlayer:
 
     Args:
         constrain: Sample among the legal actions only.
-        keep_thoughts: Which of its thoughts the model reads again.
+        keep_reasoning: Which of its thoughts the model reads again.
         tools: Schemas of the tools that the seat may call.
         rng_key: Names this seat of this episode: what is sampled follows from it and the turn, whatever else the engine
             does. None: from the engine's own stream of random numbers.
@@ -150,7 +150,7 @@ class ModelPlayer:
         instructions: str,
         *,
         constrain: bool = False,
-        keep_thoughts: KeepThoughts = "all",
+        keep_reasoning: KeepReasoning = "all",
         tools: Sequence[Mapping[str, Any]] = (),
         rng_key: str | None = None,
         context: Context = "end",
@@ -163,9 +163,9 @@ class ModelPlayer:
         self._begun = Conversation(
             renderer,
             limit=engine.max_model_len,
-            max_tokens=sampling.max_tokens + (sampling.max_thought_tokens or 0),
+            max_tokens=sampling.max_tokens + (sampling.max_reasoning_tokens or 0),
             context=context,
-            keep_thoughts=keep_thoughts,
+            keep_reasoning=keep_reasoning,
         )
         self._held: list[Conversation] = []  # as it stood after each decision
         self._main: int | None = None  # the last decision of the conversation that an environment need not name
@@ -200,7 +200,7 @@ class ModelPlayer:
             if number is None:
                 raise self._no_room(prompt_ids)
             first = None if rng_key is None else f"{rng_key}/notes"
-            notes = await self._notes(talk, first) if talk.context == "summarise" else None
+            notes = await self._notes(talk, first) if talk.context == "summarize" else None
             prompt_ids, compaction = await self._shortened(talk, number, heard, notes)
         if (room := talk.room(prompt_ids)) < 1:
             raise self._no_room(prompt_ids)
@@ -208,7 +208,7 @@ class ModelPlayer:
         sampling = self._sampling if told is None else requested_sampling(own or self._sampling, told, self._engine)
         tools = self._tools if told is None else told.get("tools", self._tools)
         done = await self._answer(prompt_ids, sampling, room, tuple(legal or ()), tools=tools, rng_key=rng_key)
-        talk.answered(heard, done.thought, self._answer_of(done, sampling), prompt_ids, done.response_ids)
+        talk.answered(heard, done.reasoning, self._answer_of(done, sampling), prompt_ids, done.response_ids)
         if told is None:
             self._main = len(self._held)
         self._held.append(talk)
@@ -238,16 +238,16 @@ class ModelPlayer:
             done = await self._sample(prompt_ids, wanted, limit, rng_key, choices)
             thought, written, answer = "", "", self._renderer.text(done.token_ids, *wanted.stop)
         else:
-            ask = self._respond if wanted.max_thought_tokens is None else self._think_and_answer
+            ask = self._respond if wanted.max_reasoning_tokens is None else self._think_and_answer
             done = await ask(prompt_ids, wanted, limit, rng_key)
             thought, written, answer = self._renderer.sections(done.token_ids, *wanted.stop)
         beside, calls = self._renderer.calls(done.token_ids, tools) if tools else ("", ())
         may_stop = wanted.stop and done.finish_reason == "stop"
         return Decision(
             action=beside if calls else answer,
-            thought=thought,
-            reasoning_text=written,
-            thought_tokens=self._renderer.thought_length(done.token_ids) if thought else 0,
+            reasoning=thought,
+            raw_reasoning=written,
+            reasoning_tokens=self._renderer.thought_length(done.token_ids) if thought else 0,
             tool_calls=calls,
             prompt_ids=prompt_ids,
             response_ids=done.token_ids,
@@ -277,7 +277,7 @@ class ModelPlayer:
             asked["seed"] = sampling_seed(rng_key)
         if self._renderer.stop_ids:
             asked["stop_token_ids"] = self._renderer.stop_ids
-        sampling = replace(wanted, max_tokens=min(wanted.max_tokens, room), max_thought_tokens=None)
+        sampling = replace(wanted, max_tokens=min(wanted.max_tokens, room), max_reasoning_tokens=None)
         done = await self._engine.generate(prompt_ids, sampling, **asked)
         no_room = done.finish_reason == "length" and sampling.max_tokens < wanted.max_tokens
         return replace(done, finish_reason="context") if no_room else done
@@ -305,7 +305,7 @@ class ModelPlayer:
         self, prompt_ids: tuple[int, ...], wanted: Sampling, limit: int, rng_key: str | None
     ) -> Completion:
         """A thought within its budget, closed where it is not at its end by then, and the answer within its own."""
-        thinking = replace(wanted, max_tokens=wanted.max_thought_tokens or wanted.max_tokens)
+        thinking = replace(wanted, max_tokens=wanted.max_reasoning_tokens or wanted.max_tokens)
         done = await self._respond(prompt_ids, thinking, limit, rng_key)
         closed = self._renderer.closing(done.token_ids)
         at = len(done.token_ids) if closed else self._renderer.thought_length(done.token_ids)
@@ -326,7 +326,7 @@ class ModelPlayer:
         prompt_ids = talk.ask_for_notes()
         room = min(talk.max_notes, self._engine.max_model_len - len(prompt_ids))
         # what ends an answer, such as a line's end, does not end notes
-        free = replace(self._sampling, max_tokens=max(talk.max_notes, 1), max_thought_tokens=None, stop=())
+        free = replace(self._sampling, max_tokens=max(talk.max_notes, 1), max_reasoning_tokens=None, stop=())
         return await self._answer(prompt_ids, free, room, rng_key=rng_key) if room > 0 else None
 
     async def _shortened(
@@ -344,7 +344,7 @@ class ModelPlayer:
         if notes and talk.room(prompt_ids) < 1:  # bytes that are no text take more tokens as the text in their place
             text = left_out(number)
             prompt_ids = talk.leave_out(number, text, heard)
-        how: Literal["window", "summarise", "compact"] = "summarise" if talk.context == "summarise" else "window"
+        how: Literal["window", "summarize", "compact"] = "summarize" if talk.context == "summarize" else "window"
         return prompt_ids, Compaction(how="compact" if told else how, turns=number, text=text)
 
     def _no_room(self, prompt_ids: tuple[int, ...]) -> ContextFullError:
@@ -462,16 +462,16 @@ class EndpointPlayer:
             if error.status in (400, 413, 422) and is_too_long(str(error)):
                 raise ContextFullError(str(error)) from None
             raise
-        thought, written, answer = split_response(reply.text.strip(), opening="" if reply.thought else None)
-        if reply.thought:
-            written = whole(reply.thought, "", cut=reply.finish_reason == "length" and not reply.text) + written
+        thought, written, answer = split_response(reply.text.strip(), opening="" if reply.reasoning else None)
+        if reply.reasoning:
+            written = whole(reply.reasoning, "", cut=reply.finish_reason == "length" and not reply.text) + written
         calls = reply.tool_calls if (told or {}).get("tools", self._tools) else ()
         self._main = self._main if told else len(self._held)
         self._held.append([*messages, Message(role="assistant", content=with_calls(answer, calls))])
         return Decision(
             action=answer,
-            thought="\n\n".join(filter(None, (reply.thought, thought))),
-            reasoning_text=written,
+            reasoning="\n\n".join(filter(None, (reply.reasoning, thought))),
+            raw_reasoning=written,
             tool_calls=calls,
             finish_reason=reply.finish_reason,
             usage=reply.usage,
@@ -599,7 +599,7 @@ def make_player(
             policy.sampling,
             instructions,
             constrain=policy.constrain_actions,
-            keep_thoughts=policy.keep_thoughts,
+            keep_reasoning=policy.keep_reasoning,
             tools=tools,
             rng_key=None if rng_key is None else f"{rng_key}/{agent}",
             context=policy.context,

@@ -19,14 +19,14 @@ from typing import Any, TypeAlias
 
 from cachetools import LRUCache, cached
 
-from forge_agents.envs.thoughts import (
+from forge_agents.envs.reasoning import (
     answer_at,
     closing,
     continued,
     is_tag,
-    opens_thought,
+    opens_reasoning,
+    split_reasoning,
     split_response,
-    split_thought,
 )
 from forge_agents.errors import ForgeError
 from forge_agents.models import resolve as models
@@ -162,7 +162,7 @@ class Renderer:
                 continue
             if token == self._tokenizer.eos_token:
                 raise ControlTokenError(f"an answer holds the end-of-turn token {token!r}; remove it")
-            if token in self._structure and any(token in part for part in split_thought(text)):
+            if token in self._structure and any(token in part for part in split_reasoning(text)):
                 raise ControlTokenError(
                     f"an answer holds the control token {token!r}, which the chat template writes between messages; "
                     "remove it, or write it with a space in between"
@@ -173,7 +173,7 @@ class Renderer:
     def _without_control_tokens(self, text: str) -> list[str]:
         """`text`, cut within each control token of its thought and its answer, so that the pieces are read as text."""
         cuts = {0, len(text)}
-        thought, answer = split_thought(text, opened=bool(self._opening))
+        thought, answer = split_reasoning(text, opened=bool(self._opening))
         for part, begin in ((thought, text.find(thought)), (answer, text.rfind(answer))):
             for token in self._special:
                 if token in part and not _is_call_mark(token):
@@ -189,7 +189,7 @@ class Renderer:
 
     def parse(self, response_ids: Sequence[int], *stop: str) -> tuple[str, str]:
         """Thought and answer of what the model wrote, as `text` has it."""
-        return split_thought(self.text(response_ids, *stop), opened=bool(self._opening))
+        return split_reasoning(self.text(response_ids, *stop), opened=bool(self._opening))
 
     def sections(self, response_ids: Sequence[int], *stop: str) -> tuple[str, str, str]:
         """`parse`, with the reasoning as the model wrote it between the two; see `split_response`."""
@@ -288,7 +288,7 @@ class Renderer:
     @functools.cached_property
     def _opening(self) -> str:
         """The tag of a thought that the template has opened for the model, which prompts end with; empty if none."""
-        return opens_thought(self._probed)
+        return opens_reasoning(self._probed)
 
     @functools.cached_property
     def _probed(self) -> str:
@@ -363,7 +363,7 @@ class Renderer:
         with contextlib.suppress(TemplateError):
             answered = self._written(_ANSWERED)
         header = answered.partition(_MARK)[0].removeprefix(asked) if answered.startswith(asked) else ""
-        if split_thought(f"{header}{_MARK}")[1].strip() != _MARK:  # it is more than blanks and an empty thought
+        if split_reasoning(f"{header}{_MARK}")[1].strip() != _MARK:  # it is more than blanks and an empty thought
             raise ValueError(
                 f"the chat template of {self._tokenizer.name_or_path!r} writes {header!r} before an answer, and leaves "
                 "it out of a prompt, so the model would be trained without it; let the template write it at its end "

@@ -22,7 +22,7 @@ from pettingzoo import AECEnv, ParallelEnv
 
 from forge_agents.envs.env import CONVERSATION, as_json, hook, writable
 from forge_agents.envs.foreign import unpaid_reward
-from forge_agents.envs.thoughts import heard
+from forge_agents.envs.reasoning import heard
 from forge_agents.errors import (
     ActorDiedError,
     ArgumentError,
@@ -32,11 +32,11 @@ from forge_agents.errors import (
     UnknownIdError,
     did_you_mean,
 )
-from forge_agents.policy import AnyPolicy, PolicyMapping, Random, seat_policies
+from forge_agents.policy import AnyPolicy, PolicyMapping, Random, resolve_policies
 from forge_agents.rollout.conversation import ASK_FOR_NOTES, Branches
 from forge_agents.rollout.players import ContextFullError, Decision, Player, PolicyEngine, make_player
 from forge_agents.runtime.threads import all_or_first_error
-from forge_agents.types import EndReason, Episode, EpisodeError, EpisodeGroup, Heard, Trajectory, Turn, Where
+from forge_agents.types import EndReason, Episode, EpisodeError, EpisodeGroup, NewMessages, Trajectory, Turn, Where
 
 T = TypeVar("T")
 PlayableEnv: TypeAlias = "AECEnv[str, Any, Any] | ParallelEnv[str, Any, Any]"
@@ -69,7 +69,7 @@ class _Draft:
     decision: Decision
     branch: int
     forked_from: int | None
-    heard: Heard | None
+    new_messages: NewMessages | None
     reward: float = 0.0
     terminated: bool = False
     truncated: bool = False
@@ -99,7 +99,7 @@ class _Seat:
     tools: Sequence[Mapping[str, Any]] = ()
     watch: Callable[[Turn], object] | None = None
     drafts: list[_Draft] = field(default_factory=list)
-    early_reward: float = 0.0
+    initial_reward: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
     branches: Branches = field(default_factory=Branches)
     unlisted: bool = False
@@ -128,7 +128,7 @@ class _Seat:
             observation=draft.observation,
             branch=draft.branch,
             forked_from=draft.forked_from,
-            heard=draft.heard,
+            new_messages=draft.new_messages,
             reward=draft.reward,
             terminated=draft.terminated,
             truncated=draft.truncated,
@@ -141,7 +141,7 @@ class _Seat:
         if self.drafts:
             self.drafts[-1].reward += reward
         else:
-            self.early_reward += reward
+            self.initial_reward += reward
 
     def record(self, result: _StepResult) -> None:
         self.add_reward(result.reward)
@@ -328,7 +328,7 @@ def _step(
     if decision is not None and callable(tell):
         tell(acting, decision.about())
     accounts = dict(env._cumulative_rewards)
-    env.step(None if decision is None else heard(env, decision.thought, decision.action))
+    env.step(None if decision is None else heard(env, decision.reasoning, decision.action))
     if decision is not None and (why := unpaid_reward(env, acting, accounts)):
         raise _FailureError("reward", ValueError(why))
     for agent in list(reported):
@@ -414,7 +414,7 @@ def _round(
     env: ParallelEnv[str, Any, Any], decisions: Mapping[str, Decision]
 ) -> tuple[dict[str, _StepResult], dict[str, float], Views]:
     """What those who acted are told, what others earn (who left earlier, or join now), and who decides next."""
-    actions = {agent: heard(env, decision.thought, decision.action) for agent, decision in decisions.items()}
+    actions = {agent: heard(env, decision.reasoning, decision.action) for agent, decision in decisions.items()}
     observations, rewards, terminated, truncated, infos = env.step(actions)
     results = {
         agent: _StepResult.of(
@@ -471,11 +471,11 @@ def _compact(env: PlayableEnv, agent: str, left_out: Sequence[tuple[str, str]]) 
     return "" if tell is None else writable(str(tell(agent, left_out) or ""))
 
 
-def _heard(observation: str, told: Mapping[str, Any]) -> Heard:
+def _heard(observation: str, told: Mapping[str, Any]) -> NewMessages:
     """What a conversation goes on with, as the environment says it."""
     messages = tuple((str(each["role"]), writable(str(each["content"]))) for each in told["messages"])
     alone = bool(observation) and messages == (("user", observation),)
-    return Heard(messages=() if alone else messages, only_results=bool(told.get("only_results")))
+    return NewMessages(messages=() if alone else messages, only_results=bool(told.get("only_results")))
 
 
 def decision_fields(decision: Decision) -> dict[str, Any]:
@@ -488,7 +488,7 @@ def _trajectory(agent: str, seat: _Seat, env_id: str, seed: int) -> Trajectory:
         agent=agent,
         policy=seat.policy,
         turns=tuple(map(seat.turn, seat.drafts)),
-        early_reward=seat.early_reward,
+        initial_reward=seat.initial_reward,
         instructions=seat.instructions,
         env_id=env_id,
         seed=seed,
@@ -563,7 +563,7 @@ class Rollout:
         try:
             return await play(
                 env,
-                seat_policies(self.policies, env.possible_agents, seed),
+                resolve_policies(self.policies, env.possible_agents, seed),
                 seed=seed,
                 env_id=self.env_id,
                 engines=self.engines,

@@ -401,7 +401,7 @@ def add(engine: Any, name: str, request: Request) -> None:
     try:
         params = SamplingParams(
             temperature=asked.temperature,
-            **{name: list(value) if isinstance(value, tuple) else value for name, value in asked.shaping.items()},
+            **{name: list(v) if isinstance(v, tuple) else v for name, v in asked.logit_settings.items()},
             max_tokens=asked.max_tokens,
             seed=request.seed,
             stop=list(asked.stop),

@@ -189,7 +189,7 @@ class Engine:
 
         Args:
             prompt_ids: At least one token id, and room left in the context.
-            sampling: How tokens are drawn; `temperature` counts, wherever a schedule is. `max_thought_tokens` is no
+            sampling: How tokens are drawn; `temperature` counts, wherever a schedule is. `max_reasoning_tokens` is no
                 business of an engine: a player asks twice.
             seed: Makes this request's tokens repeatable, whatever else the engine does at the time.
             stop_token_ids: Tokens that end the response beside the model's own end-of-turn tokens.

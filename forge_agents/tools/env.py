@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from forge_agents.envs.env import Observation, Outcome, TurnEnv, writable
-from forge_agents.envs.thoughts import split_thought
+from forge_agents.envs.reasoning import split_reasoning
 from forge_agents.errors import did_you_mean
 from forge_agents.tools import (
     FORMATS,
@@ -130,7 +130,7 @@ class ToolEnv(TurnEnv):
     def _play(self, agent: str, action: str) -> Outcome:
         left = self.calls_left(agent)
         offered = list(self.tools(agent)) if left > 0 else []
-        said = split_thought(action)[1]  # a game that hears thoughts runs none of what is weighed in them
+        said = split_reasoning(action)[1]  # a game that hears thoughts runs none of what is weighed in them
         calls = parse_tool_calls(said, tools=offered)[:left] if offered else []
         self._shown.pop(agent, None)
         if not calls:

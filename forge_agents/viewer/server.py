@@ -157,9 +157,9 @@ def _told(status: int) -> Any:
 
 def _verifier_report(run: Run) -> str:
     """What ``forge-agents view RUN --verifiers`` writes."""
-    import forge_agents as fa
+    from forge_trainers.records.run_folder import verifier_history
 
-    history = fa.verifier_history(run.folder)
+    history = verifier_history(run.folder)
     with tempfile.TemporaryDirectory() as folder:
         return history[-1].report.html(Path(folder) / "report.html", history).read_text(encoding="utf-8")
 

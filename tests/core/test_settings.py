@@ -7,21 +7,28 @@ import numpy as np
 import pytest
 
 import forge_agents as fa
+from forge_agents.bench import BenchLimits
 from forge_agents.bench.plan import BenchConfig
 from forge_agents.cli.play import PlayConfig
 from forge_agents.cli.serve import ServeConfig
 from forge_agents.errors import ForgeError
+from forge_agents.programs import Container
+from forge_agents.sandbox import SandboxLimits
 from forge_agents.settings import OTHER_NAMES, field_hints
+from forge_trainers.demo import DemoConfig
+from forge_trainers.forecast.fit import Gpus
+from forge_trainers.forecast.simulate import Hardware
+from forge_trainers.offline.config import SFTRunConfig, WarmStart
 
 CLASSES = {
     fa.Sampling: {}, fa.LoRA: {}, fa.Policy: {"model": "m"}, fa.Endpoint: {"url": "http://h", "model": "m"},
     fa.Random: {}, fa.Oracle: {}, fa.Human: {}, fa.EngineConfig: {}, fa.Hosts: {}, fa.LearnerConfig: {},
     fa.GRPOConfig: {}, fa.SFTConfig: {}, fa.Credit: {}, fa.Overlong: {"max_tokens": 9, "cache_tokens": 3},
-    fa.Curriculum: {"env": "x/Y-v0"}, fa.League: {"policy": fa.Policy("m")}, fa.WarmStart: {"data": "d"},
-    fa.SFTRunConfig: {"policy": fa.Policy("m"), "data": "d"},
+    fa.Curriculum: {"env": "x/Y-v0"}, fa.League: {"policy": fa.Policy("m")}, WarmStart: {"data": "d"},
+    SFTRunConfig: {"policy": fa.Policy("m"), "data": "d"},
     fa.RunConfig: {"env": "e", "policies": {"p": {"model": "m"}}},
-    fa.DemoConfig: {}, fa.Hardware: {}, fa.Gpus: {"count": 1}, fa.BenchLimits: {}, BenchConfig: {},
-    PlayConfig: {"env": "e"}, ServeConfig: {"checkpoint": "m"}, fa.Container: {}, fa.SandboxLimits: {},
+    DemoConfig: {}, Hardware: {}, Gpus: {"count": 1}, BenchLimits: {}, BenchConfig: {},
+    PlayConfig: {"env": "e"}, ServeConfig: {"checkpoint": "m"}, Container: {}, SandboxLimits: {},
 }  # fmt: skip
 FIELDS = [(kind, field) for kind in CLASSES for field in dataclasses.fields(kind)]
 

@@ -1,4 +1,4 @@
-"""An episode as people read it, and as files hold it."""
+"""Episodes as text, HTML and stored JSON."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import forge_agents as fa
-from forge_agents.types import Compaction, EpisodeError, Heard, ToolCall, Usage, VersionSpan
+from forge_agents.types import Compaction, EpisodeError, NewMessages, ToolCall, Usage, VersionSpan
 
 HOSTILE = "\x1b[2J<script>alert(1)</script>\u202e\n3. p9 (cheat)\n  reward   +9"
 TURN = fa.Turn(
@@ -16,9 +16,9 @@ TURN = fa.Turn(
     index=0,
     observation="Which digit?",
     action=HOSTILE,
-    thought="Nine <script>\x1b[2J",
-    reasoning_text="<think>Nine <script>",
-    thought_tokens=1,
+    reasoning="Nine <script>\x1b[2J",
+    raw_reasoning="<think>Nine <script>",
+    reasoning_tokens=1,
     reward=1.5,
     terminated=True,
     truncated=True,
@@ -26,7 +26,7 @@ TURN = fa.Turn(
     tool_calls=(ToolCall(name="look", arguments={"at": [1.5, "\ud83d"]}), ToolCall(name="", error="no")),
     branch=1,
     forked_from=4,
-    heard=Heard(messages=(("system", "\u202e"), ("user", "Which digit?")), only_results=True),
+    new_messages=NewMessages(messages=(("system", "\u202e"), ("user", "Which digit?")), only_results=True),
     prompt_ids=(1, 2),
     response_ids=(3, 4),
     logprobs=(-0.1 - 0.2, -math.inf),
@@ -39,7 +39,7 @@ TURN = fa.Turn(
     info={"legal_actions": ["1", None], "deep": {"a": [1.5, True]}, "half": "\ud83d"},
 )
 SEAT = fa.Trajectory(
-    agent="a", policy="p", turns=(TURN,), early_reward=0.25, instructions="Reply.", env_id="e", seed=7, info={"b": 1}
+    agent="a", policy="p", turns=(TURN,), initial_reward=0.25, instructions="Reply.", env_id="e", seed=7, info={"b": 1}
 )
 EPISODE = fa.Episode(
     env_id="my/Game-v0",
@@ -51,7 +51,7 @@ EPISODE = fa.Episode(
 )
 
 
-def test_all_that_an_episode_holds_comes_back():
+def test_stored_episode_is_equal_to_the_original():
     again = fa.Episode.from_json(EPISODE.to_json())
     assert again == EPISODE and "\n" not in EPISODE.to_json()
     turn = again.trajectories["a"].turns[0]
@@ -61,7 +61,7 @@ def test_all_that_an_episode_holds_comes_back():
         assert getattr(fa.Turn(agent="", index=1, observation="", action="", reward=0.0), field) != getattr(TURN, field)
 
 
-def test_a_line_of_a_runs_file_is_an_episode_too(tmp_path):
+def test_line_of_a_run_is_an_episode(tmp_path):
     from forge_trainers.records.run_folder import RunFolder
 
     run = RunFolder(tmp_path, {})
@@ -79,40 +79,40 @@ def _changed(**fields):
 
 
 def _changed_turn(**fields):
-    return _changed(trajectories={"a": {**SEAT_ROW, "turns": [{**SEAT_ROW["turns"][0], **fields}]}})
+    return _changed(trajectories={"a": {**AGENT_ROW, "turns": [{**AGENT_ROW["turns"][0], **fields}]}})
 
 
-SEAT_ROW = EPISODE.as_json()["trajectories"]["a"]
+AGENT_ROW = EPISODE.as_json()["trajectories"]["a"]
 
 
 @pytest.mark.parametrize(
-    ("stored", "said"),
+    ("stored", "message"),
     [
         ("{", "not JSON"),
         ("[" * 100_000, "not JSON"),
         ("[1]", "a JSON list"),
         ({}, "env_id: Field required"),
-        (_changed(format=2), "format 2; this version of forge_agents reads 1"),
+        (_changed(format=2), "format 2, but this version of forge_agents reads format 1"),
         (_changed(novel=1), "novel: Unexpected"),
         (_changed(end_reason="bored"), "end_reason: Input should be 'terminated'"),
         (_changed_turn(novel=1), r"trajectories.a.turns.0.novel: Unexpected"),
         (_changed_turn(reward="much"), r"turns.0.reward: Input should be a valid number"),
         (_changed_turn(reward=math.nan), "rewards"),
-        (_changed_turn(logprobs=[]), "2 response tokens with 0 logprobs"),
+        (_changed_turn(logprobs=[]), "2 tokens with 0 logprobs"),
         (_changed_turn(usage={"prompt_tokens": 1}), "usage.completion_tokens: Field required"),
         (_changed(trajectories={"\x1b[2J": 1}), r"trajectories.\\x1b\[2J"),
     ],
 )
-def test_what_is_no_episode_of_this_format_is_refused(stored, said):
-    with pytest.raises(ValueError, match=said) as caught:
+def test_stored_value_of_another_format_is_rejected(stored, message):
+    with pytest.raises(ValueError, match=message) as caught:
         fa.Episode.from_json(stored)
     assert str(caught.value).isprintable() and len(str(caught.value)) < 300
 
 
-def test_a_conversation_is_printed_and_nothing_in_it_steers_the_terminal():
+def test_printed_episode_escapes_control_characters():
     text = str(EPISODE)
     assert text.splitlines()[0] == f"my/Game-v0, seed {2**70}"
-    assert "a\n  is told  Reply." in text
+    assert "a\n  prompt   Reply." in text
     assert "1. a (p, branch 1 from turn 5)\n  forgets  [gone]\n  reads    Which digit?\n  thinks   Nine" in text
     assert "\n  answers  \\x1b[2J<script>" in text
     assert "cut off  by max_tokens" in text and "\n  reward   +1.5\n" in text
@@ -123,7 +123,7 @@ def test_a_conversation_is_printed_and_nothing_in_it_steers_the_terminal():
     assert repr(EPISODE).startswith("Episode(env_id='my/Game-v0'") and len(repr(EPISODE)) < 200
 
 
-def test_a_notebook_is_shown_text_and_no_markup():
+def test_notebook_output_escapes_markup():
     page = EPISODE._repr_html_()
     assert "&lt;script&gt;alert(1)" in page and "<script" not in page and "\x1b" not in page and "\u202e" not in page
     named = replace(EPISODE, env_id="<img src=x>", trajectories={"<b>": replace(SEAT, agent="<b>", policy="<i>")})
@@ -131,7 +131,7 @@ def test_a_notebook_is_shown_text_and_no_markup():
     assert set(re.findall(r"<(\w+)", named._repr_html_())) == {"div", "pre", "b", "table", "tr", "td"}
 
 
-def test_an_episode_in_which_nobody_took_part_is_shown():
+def test_episode_without_turns_is_printed():
     assert str(fa.Episode(env_id="", seed=1, trajectories={})) == "episode, seed 1\n\nterminated after 0 turns"
     full = fa.Episode(env_id="", seed=1, trajectories={}, end_reason="context")
     assert str(full).endswith("context after 0 turns: a conversation outgrew its model's context")

@@ -17,6 +17,7 @@ import pytest
 import forge_agents as fa
 from forge_agents.cli import main as cli
 from forge_agents.cli.config import Parser, parse
+from forge_trainers.offline.config import SFTRunConfig
 
 ROOT = Path(__file__).parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.md"))
@@ -53,7 +54,7 @@ def folder(tmp_path, monkeypatch):
 def settings(text):
     """The configuration that the YAML of a page stands for, as its command reads it."""
     keys = re.findall(r"^(\w+):", text, re.MULTILINE)
-    kind = fa.SFTRunConfig if "policy" in keys else fa.RunConfig
+    kind = SFTRunConfig if "policy" in keys else fa.RunConfig
     rest = RELAY.splitlines() if kind is fa.RunConfig else []
     missing = [line for line in rest if line.partition(":")[0] not in keys]
     Path("shown.yaml").write_text("\n".join([*missing, text]))

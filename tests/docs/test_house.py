@@ -65,8 +65,8 @@ def test_imports_in_functions_and_for_types_count(tmp_path: Path):
         "if TYPE_CHECKING:\n    from forge_agents.serving import fleet\n"
         "def f():\n    import forge_agents.errors\n    from forge_agents.types import Turn\n"
         "def g():\n    import forge_agents as fa\n    fa.GRPOTrainer, fa.no_such_name\n"
-        "    from forge_agents import verifier_history\n"
+        "    from forge_agents import benchmark\n"
     )
     modules = set(house["imported"](file, house["modules"]()))
-    reexported = {"forge_trainers.rl.trainer", "forge_trainers.records.run_folder"}
+    reexported = {"forge_trainers.rl.trainer", "forge_agents.bench.play"}
     assert modules == {"forge_agents.serving.fleet", "forge_agents.errors", "forge_agents.types"} | reexported

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import forge_agents as fa
+from forge_agents.bench import BenchLimits, Report
 from forge_agents.serving import EngineConfig
 
 SMALL = EngineConfig(enforce_eager=True, kv_cache_gb=0.05, threads=1, max_model_len=512, max_num_seqs=16)
@@ -21,13 +22,13 @@ def test_models_play_on_one_engine_and_what_was_played_is_not_repeated(tiny_llam
         "legal": fa.Policy(str(tiny_llama), sampling=fa.Sampling(max_tokens=8), constrain_actions=True),
     }
 
-    def measure(folder: str = "first", live: int = 64) -> fa.Report:
+    def measure(folder: str = "first", live: int = 64) -> Report:
         return fa.benchmark(
             players,
             {"forge/KuhnPoker-v0": {}, "forge/Kitchen-v0": {"rounds": 2}},
             episodes=4,
             exploitability_samples=4,
-            limits=fa.BenchLimits(max_concurrent_episodes=live),
+            limits=BenchLimits(max_concurrent_episodes=live),
             engine=SMALL,
             out_dir=tmp_path / folder,
             progress=False,

@@ -220,8 +220,8 @@ def test_a_thought_is_closed_at_its_budget_stays_with_its_seat_and_is_trained(
     tokenizer = AutoTokenizer.from_pretrained(tiny_llama)
     tokenizer.chat_template += "{% if add_generation_prompt %}{{ '<think>\n' }}{% endif %}"
     closed = tuple(b"\n</think>\n\n")
-    sampling = Sampling(temperature=1.2, max_tokens=7, max_thought_tokens=11)
-    policy = fa.Policy(str(tiny_llama), name="hero", sampling=sampling, keep_thoughts="none")
+    sampling = Sampling(temperature=1.2, max_tokens=7, max_reasoning_tokens=11)
+    policy = fa.Policy(str(tiny_llama), name="hero", sampling=sampling, keep_reasoning="none")
     seats = dict.fromkeys(Telling.possible_agents, policy)
     served = {"hero": PolicyEngine(engine, Renderer(tokenizer))}
     episode = run(play(Telling(), seats, seed=0, engines=served, rng_key="a thought"))
@@ -232,7 +232,7 @@ def test_a_thought_is_closed_at_its_budget_stays_with_its_seat_and_is_trained(
     for agent, trajectory in episode.trajectories.items():
         others = [turn for turn in episode.turns if turn.agent != agent]
         for turn in trajectory.turns:
-            assert turn.thought and turn.thought_tokens <= len(turn.response_ids) <= 11 + len(closed) + 7
+            assert turn.reasoning and turn.reasoning_tokens <= len(turn.response_ids) <= 11 + len(closed) + 7
             for read in (other.prompt_ids for other in others):
                 assert not any(read[at : at + 9] == turn.response_ids[:9] for at in range(len(read)))
         for sample, turn in zip(samples_from(trajectory, [1.0, 1.0], 0), trajectory.turns, strict=True):

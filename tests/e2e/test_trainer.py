@@ -180,7 +180,7 @@ def test_a_sampler_at_another_temperature_ends_the_run_and_its_batch_is_kept(tra
 def test_a_temperature_that_moves_is_the_learners_too_and_goes_on_in_a_run_that_is_resumed(
     trainer_of, team, tmp_path, monkeypatch
 ):
-    sampling = dataclasses.replace(team.sampling, temperature=1.2, temperature_from=1.8, temperature_steps=2)
+    sampling = dataclasses.replace(team.sampling, temperature=1.2, initial_temperature=1.8, temperature_steps=2)
     moving = dataclasses.replace(team, sampling=sampling)
     trainer = trainer_of(tmp_path, policy=moving, max_logprob_gap=1e-3)
     with monkeypatch.context() as patched:
@@ -315,7 +315,7 @@ def test_mistakes_are_found_before_anything_starts(team, tmp_path):
     trainer = fa.GRPOTrainer(team, config=config(), out_dir=tmp_path)
     with pytest.raises(UnknownIdError, match="KuhnPoker"):
         trainer.fit("forge/KuhnPokr-v0", steps=1)
-    with pytest.raises(ValueError, match="no seat 'lft'.*'left'"):
+    with pytest.raises(ValueError, match="no agent 'lft'.*'left'"):
         fa.GRPOTrainer({"lft": team, "right": team}, config=config(), out_dir=tmp_path).fit(Letters, steps=1)
     with pytest.raises(ValueError, match="no seat holds a trainable policy"):
         fa.GRPOTrainer(fa.Random(), config=config(), out_dir=tmp_path).fit(Letters, steps=1)

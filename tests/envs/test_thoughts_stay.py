@@ -33,7 +33,7 @@ def leaks(env_id, seed):
     rollout = Rollout(make_env=lambda: fa.make(env_id), env_id=env_id, policies=fa.Scripted(say), max_turns=60)
     (episode,) = asyncio.run(rollout.group(seed, 1)).episodes
     assert episode.error is None, episode.error
-    assert all(turn.thought.startswith(marker(turn.agent)) and "think" not in turn.action for turn in episode.turns)
+    assert all(turn.reasoning.startswith(marker(turn.agent)) and "think" not in turn.action for turn in episode.turns)
     found = set()
     for reader, seat in episode.trajectories.items():
         read = [seat.instructions, str(seat.info), *(turn.observation + str(turn.info) for turn in seat.turns)]

@@ -11,9 +11,11 @@ from types import SimpleNamespace
 import pytest
 
 import forge_agents as fa
+from forge_agents.bench import Report
 from forge_agents.envs import registry
 from forge_agents.envs.registry import SuiteDefaults
 from forge_agents.sandbox.sandbox import _why_no_namespaces
+from forge_trainers.losses import list_losses
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NOTEBOOK = EXAMPLES / "first_steps.ipynb"
@@ -213,14 +215,14 @@ def test_the_thinker_is_shown_the_additions_and_only_its_answer_is_heard(load_ex
     assert [t.reward for t in (*thinking, *plain)] == [1.0] * 8
     said = [[(t.turns[0].observation, t.turns[0].action) for t in shown] for shown in (thinking, plain)]
     assert said[0] == said[1] and len(set(said[0])) == 4, "both are shown the same questions"
-    assert all(t.turns[0].thought.count("=") == 4 for t in thinking) and not any(t.turns[0].thought for t in plain)
+    assert all(t.turns[0].reasoning.count("=") == 4 for t in thinking) and not any(t.turns[0].reasoning for t in plain)
     assert {t.turns[0].observation for t in module.demonstrations(4, 4)}.isdisjoint(dict(said[0]))
 
 
 def test_the_benchmark_writes_its_reports_and_goes_on(load_example, tmp_path, capsys):
     module = load_example("benchmark")
     module.main(["--episodes", "4", "--out", str(tmp_path)])
-    report = fa.Report.load(tmp_path / "board.json")
+    report = Report.load(tmp_path / "board.json")
     assert report.complete and {"cautious", "random"} <= set(report.players)
     assert all((tmp_path / f"board.{kind}").stat().st_size for kind in ("md", "html"))
     assert module.cautious("You hold K. Legal: call, fold") == "call"
@@ -292,7 +294,7 @@ def test_the_loss_pulls_where_a_clip_would_not_and_fades(load_example, capsys):
     pulls = module.curve([0.5, 1.0, 1.25, 2.0])
     assert pulls[1] == pytest.approx(1.0) and pulls[2] == pytest.approx(0.948, abs=1e-3)
     assert 0 < pulls[0] < 0.1 and 0 < pulls[3] < 0.2
-    assert "tempered" in fa.list_losses()
+    assert "tempered" in list_losses()
 
 
 def test_the_notebook_runs_cell_by_cell(tmp_path):

@@ -27,7 +27,7 @@ from forge_agents.rollout.conversation import ASK_FOR_NOTES
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.rollout.rollout import Rollout
-from forge_agents.types import Completion, VersionSpan
+from forge_agents.types import Completion, EpisodeGroup, VersionSpan
 from forge_trainers import samples_from
 
 COLOURS = ("red", "blue", "green", "white", "black", "brown", "pink", "grey")
@@ -93,7 +93,7 @@ class Reader:
         return Completion(token_ids=ids, logprobs=logprobs, finish_reason="stop", versions=(span,))
 
 
-def measured(groups: Sequence[fa.EpisodeGroup], seconds: float) -> dict[str, Any]:
+def measured(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, Any]:
     """What the episodes of one policy came to, as means of an episode."""
     played = [trajectory for group in groups for trajectory in group.trajectories]
     turns = [turn for trajectory in played for turn in trajectory.turns]
@@ -114,7 +114,7 @@ def measured(groups: Sequence[fa.EpisodeGroup], seconds: float) -> dict[str, Any
 
 async def play(
     policy: fa.Policy, served: Mapping[str, PolicyEngine], arguments: argparse.Namespace
-) -> list[fa.EpisodeGroup]:
+) -> list[EpisodeGroup]:
     """One episode of each seed, all at once."""
     room = Rollout(make_env=lambda: Doors(arguments.turns), env_id="Doors", policies=policy, engines=served)
     return await asyncio.gather(*(room.group(seed, 1, rng_key=f"doors/{seed}") for seed in range(arguments.episodes)))
@@ -129,7 +129,7 @@ def main() -> None:
     parser.add_argument("--reader", action="store_true", help="no engine; see Reader")
     arguments = parser.parse_args()
     sampling = fa.Sampling(temperature=0.7, max_tokens=24)
-    policies = [fa.Policy(arguments.model, sampling=sampling, context=c) for c in ("end", "window", "summarise")]
+    policies = [fa.Policy(arguments.model, sampling=sampling, context=c) for c in ("end", "window", "summarize")]
     config = fa.EngineConfig(enforce_eager=True, max_model_len=arguments.context)
     rows = {}
     with contextlib.nullcontext() if arguments.reader else fa.Engines(policies[0], config=config) as engines:

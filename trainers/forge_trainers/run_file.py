@@ -14,7 +14,7 @@ from forge_agents.envs.oracles import oracle_of
 from forge_agents.errors import did_you_mean
 from forge_agents.files import user_path
 from forge_agents.imports import import_object
-from forge_agents.policy import WORDS, AnyPolicy, Endpoint, Oracle, Policy, PolicyMapping
+from forge_agents.policy import KEYWORDS, AnyPolicy, Endpoint, Oracle, Policy, PolicyMapping
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.settings import settings_class
 from forge_trainers.learner.config import ONE_FOR_ALL, LearnerConfig
@@ -242,7 +242,7 @@ class RunConfig:
     @property
     def _players(self) -> dict[str, AnyPolicy]:
         """Whom `policy_mapping` may name."""
-        return {**WORDS, **self.endpoints, **self.policies}
+        return {**KEYWORDS, **self.endpoints, **self.policies}
 
     def of_seeds(self, count: int) -> list[RunConfig]:
         """So many runs like this one, of the seeds from its own on, each in a folder of ``out_dir``; one: itself."""

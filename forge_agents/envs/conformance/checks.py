@@ -512,7 +512,7 @@ def _must_not_hear(env: AnyEnv, reader: str, seed: int) -> None:
             if thinker != reader and _marker(thinker) in text:
                 raise BreachError(
                     f"seed {seed}: {reader!r} reads in {method} what {thinker!r} thought",
-                    "let hears_thoughts be False, or pass on the answer alone: split_thought tells them apart",
+                    "let observes_reasoning be False, or pass on the answer alone: split_reasoning tells them apart",
                     "act" if method == "info" else method,
                 )
 

@@ -26,8 +26,8 @@ from typing import Any, TypeAlias
 from forge_agents.envs import registry
 from forge_agents.envs.env import TextGame, hook
 from forge_agents.envs.foreign import turn_based
+from forge_agents.envs.reasoning import heard, split_reasoning, whole
 from forge_agents.envs.spec import AnyEnv, EnvSpec
-from forge_agents.envs.thoughts import heard, split_thought, whole
 
 ODD_ACTIONS = (
     "",
@@ -123,7 +123,9 @@ def play(
         rng = random.Random(f"{seed}/{count}")
         action = None if over else _choose(env, agent, observation, info, rng)
         yield agent, str(observation), float(reward), terminated, truncated, repr(sorted(info.items())), str(action)
-        env.step(action if action is None or think is None else heard(env, *split_thought(whole(think(agent), action))))
+        if action is not None and think is not None:
+            action = heard(env, *split_reasoning(whole(think(agent), action)))
+        env.step(action)
 
 
 def _choose(env: AnyEnv, agent: str, observation: str, info: Mapping[str, Any], rng: random.Random) -> str:

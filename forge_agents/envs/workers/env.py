@@ -75,7 +75,7 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         self._packed = _packed(spec)
         self._about = _about(self._packed)
         self.metadata, self.render_mode = self._about["metadata"], self._about["render_mode"]
-        self.hears_thoughts: bool = self._about["hears_thoughts"]
+        self.observes_reasoning: bool = self._about["observes_reasoning"]
         self.possible_agents = list(self._about["possible_agents"])
         self.sides: Sequence[Sequence[str]] = self._about["sides"]
         self.agents: list[str] = []

@@ -81,7 +81,7 @@ class Environments:
             "possible_agents": agents,
             "metadata": dict(env.metadata),
             "render_mode": getattr(env, "render_mode", None),
-            "hears_thoughts": hook(env, "hears_thoughts") is True,
+            "observes_reasoning": hook(env, "observes_reasoning") is True,
             "sides": sides_of(env),
             "observation_spaces": {agent: env.observation_space(agent) for agent in agents},
             "action_spaces": {agent: env.action_space(agent) for agent in agents},

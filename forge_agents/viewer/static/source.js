@@ -80,7 +80,7 @@ class Inside {
 
 function said(episode) {
   if (episode.problem) return episode.problem.toLowerCase();
-  const turns = episode.turns.map((turn) => `${turn.observation}\n${turn.thought ?? ""}\n${turn.action}`);
+  const turns = episode.turns.map((turn) => `${turn.observation}\n${turn.reasoning ?? ""}\n${turn.action}`);
   const agents = episode.agents.map((agent) => agent.policy);
   const error = episode.error ? [episode.error.kind, episode.error.message] : [];
   return [episode.env, ...turns, ...agents, ...error].join("\n").toLowerCase();

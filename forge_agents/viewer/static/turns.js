@@ -115,7 +115,7 @@ function turnNode(turn, place, row, colour, most, before) {
     turn.left_out ? h("details", {}, h("summary", {}, "left out before"), text(turn.left_out)) : null,
     h("div", { class: turn.result ? "heard result" : "heard" },
       h("span", { class: "label" }, turn.result ? "tool result" : "observation"), text(turn.observation)),
-    turn.thought ? h("details", { class: "thought" }, h("summary", {}, turn.thought_tokens ? `thought, ${plural(turn.thought_tokens, "token")}` : "thought"), text(turn.thought)) : null,
+    turn.reasoning ? h("details", { class: "reasoning" }, h("summary", {}, turn.reasoning_tokens ? `reasoning, ${plural(turn.reasoning_tokens, "token")}` : "reasoning"), text(turn.reasoning)) : null,
     h("div", { class: "said" }, h("span", { class: "label" }, turn.calls.length ? "tool call" : "action"),
       turn.calls.map((call) => call.name ? h("code", { class: "call" }, `${call.name}(${Object.entries(call.arguments).map(([k, v]) => `${k}=${JSON.stringify(v)}`).join(", ")})`) : null),
       colour === "none" || !turn.ids.length ? text(turn.action) : tokens(turn, colour, most)),

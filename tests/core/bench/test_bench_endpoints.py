@@ -5,6 +5,7 @@ import pytest
 import yaml
 
 import forge_agents as fa
+from forge_agents.bench import BenchLimits, Report
 from forge_agents.bench.entrants import named_players
 from forge_agents.bench.fingerprints import player_facts
 from forge_agents.bench.plan import BenchConfig
@@ -59,7 +60,7 @@ def test_an_endpoint_with_a_key_plays_from_the_shell(serve_chat, tmp_path, monke
     assert {request["max_tokens"] for request in server.requests} == {7}
     written = [path.read_text() for path in tmp_path.iterdir()] + [capsys.readouterr().out]
     assert len(written) == 3 and not any("sesame" in text for text in written)
-    assert list(fa.Report.load(tmp_path / "board.json").players) == ["random", "rival"]
+    assert list(Report.load(tmp_path / "board.json").players) == ["random", "rival"]
 
 
 def play(folder, players, **more):
@@ -80,7 +81,7 @@ def test_a_report_says_what_every_player_read_sampled_and_cost(serve_chat, tmp_p
     assert (dear.prompt_tokens, dear.tokens) == (10 * asked["dear"], 2 * asked["dear"])
     assert dear.cost == pytest.approx(asked["dear"] * (10 * 100 + 2 * 2000) / 1e6)
     assert (report.spent["free"].cost, report.spent["random"].tokens) == (0, 0)
-    again = fa.Report.load(report.save(tmp_path / "board.json"))
+    again = Report.load(report.save(tmp_path / "board.json"))
     assert again.spent == report.spent and again.as_json()["spent"]["dear"]["cost"] == dear.cost
     row = f"| dear | {dear.prompt_tokens:,} | {dear.tokens:,} | {dear.cost:.4f} |"
     assert row in again.markdown() and "| free | " in again.markdown()
@@ -92,7 +93,7 @@ def test_a_limit_of_cost_stops_cleanly_and_counts_failed_episodes(serve_chat, tm
     part = play(
         tmp_path,
         {"dear": serve_chat(passive).endpoint_with(price_in=price, price_out=price)},
-        limits=fa.BenchLimits(max_cost=4.5, max_concurrent_episodes=1),
+        limits=BenchLimits(max_cost=4.5, max_concurrent_episodes=1),
     )
     assert part.stopped == "max_cost=4.5 was reached" and 4.5 <= part.spent["dear"].cost < 8 and part.missing == 1
     answers = iter(range(10_000))
@@ -100,7 +101,7 @@ def test_a_limit_of_cost_stops_cleanly_and_counts_failed_episodes(serve_chat, tm
     broken = play(
         tmp_path,
         {"dear": moody.endpoint_with(price_in=price, price_out=price, retries=0)},
-        limits=fa.BenchLimits(max_cost=1.5, max_concurrent_episodes=1),
+        limits=BenchLimits(max_cost=1.5, max_concurrent_episodes=1),
     )
     assert broken.stopped == "max_cost=1.5 was reached" and len(broken.records) == 2
     assert all(record.error for record in broken.records) and broken.spent["dear"].cost == 0
@@ -108,6 +109,6 @@ def test_a_limit_of_cost_stops_cleanly_and_counts_failed_episodes(serve_chat, tm
 
 def test_a_limit_of_cost_without_prices_is_refused(tmp_path):
     with pytest.raises(ValueError, match="max_cost=1 and no player has a price"):
-        play(tmp_path, {"random": fa.Random()}, limits=fa.BenchLimits(max_cost=1))
+        play(tmp_path, {"random": fa.Random()}, limits=BenchLimits(max_cost=1))
     with pytest.raises(ValueError, match="max_cost=0 allows nothing"):
-        fa.BenchLimits(max_cost=0)
+        BenchLimits(max_cost=0)

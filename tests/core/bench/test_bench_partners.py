@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 import forge_agents as fa
+from forge_agents.bench import BenchLimits, Report
 from forge_agents.bench.entrants import called, read_player
 from forge_agents.bench.plan import BenchConfig, lineups
 from forge_agents.bench.report import ReportError, leaderboard
@@ -93,7 +94,7 @@ def test_partners_measure_the_others_and_do_not_meet_each_other(tmp_path):
     assert row == replace(everybody.summary.teamwork[0], p_adjusted=row.p_value)
     assert ("left1", "right2") not in matrix(report) and matrix(report)["right2", "right2"] == 1
     assert "Partners: left1, right2, each counting alike" in report.markdown()
-    again = fa.Report.load(report.save(tmp_path / "board.json"))
+    again = Report.load(report.save(tmp_path / "board.json"))
     assert again.summary == report.summary
     with pytest.raises(ReportError, match="partners: .*'left1', 'right2'.* in"):
         leaderboard(report, everybody)
@@ -124,7 +125,7 @@ def test_a_failed_seed_is_compared_with_nothing(tmp_path):
             raise ValueError("not yet")
         return "right"
 
-    report = meet(tmp_path, stumbles, right, limits=fa.BenchLimits(max_concurrent_episodes=1))
+    report = meet(tmp_path, stumbles, right, limits=BenchLimits(max_concurrent_episodes=1))
     failed = {record.seed for record in report.records if record.error}
     first, second = report.summary.teamwork
     assert len(failed) == 1 and first.alone.n == first.crossed.n == first.gap.n == first.share.n == 7
@@ -284,7 +285,7 @@ def test_a_list_of_words_ends_at_the_next_flag(words, found):
 def test_the_command_takes_a_suite_and_players_as_they_come(tmp_path, capsys):
     words = ["bench", SIDES, "--cross_play", f"{__name__}:left", f"{__name__}:right", "--partners", "right"]
     assert cli.main([*words, "--episodes", "8", "--out_dir", str(tmp_path)]) == 0
-    report = fa.Report.load(tmp_path / "board.json")
+    report = Report.load(tmp_path / "board.json")
     assert list(report.players) == ["left", "right"] and report.settings["partners"] == ["right"]
     assert "With partners" in capsys.readouterr().out
     assert cli.main(["bench", SIDES, "--cross_play", '["random"]', "--episodes", "1", f"--out_dir={tmp_path}"]) == 0

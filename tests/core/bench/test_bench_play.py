@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import forge_agents as fa
+from forge_agents.bench import BenchLimits, Report
 from forge_agents.bench import play as playing
 from forge_agents.bench.entrants import read_player
 from forge_agents.bench.fingerprints import player_facts
@@ -61,7 +62,7 @@ def test_each_player_takes_each_seat_against_each_other_on_the_same_seeds(tmp_pa
 
 def test_the_same_seed_gives_the_same_report_however_many_episodes_run_at_once(tmp_path):
     one = play(tmp_path / "a")
-    two = play(tmp_path / "b", limits=fa.BenchLimits(max_concurrent_episodes=1))
+    two = play(tmp_path / "b", limits=BenchLimits(max_concurrent_episodes=1))
     assert without_timing(one) == without_timing(two)
     assert without_timing(one) != without_timing(play(tmp_path / "c", seed=1))
 
@@ -89,6 +90,8 @@ import os
 import sys
 import time
 import forge_agents as fa
+from forge_agents.bench import BenchLimits
+from forge_agents.bench import Report
 
 def slow(observation):
     time.sleep(float(os.environ.get("SLOW_S", "0")))
@@ -130,7 +133,7 @@ def test_a_killed_benchmark_goes_on_where_it_was(tmp_path):
 
 @pytest.mark.parametrize("limits", [{"max_episodes": 7}, {"max_seconds": 1e-9}])
 def test_a_limit_stops_cleanly_and_the_next_call_goes_on(tmp_path, limits):
-    part = play(tmp_path, limits=fa.BenchLimits(**limits, max_concurrent_episodes=2))
+    part = play(tmp_path, limits=BenchLimits(**limits, max_concurrent_episodes=2))
     name = next(iter(limits))
     assert not part.complete and part.stopped.startswith(f"{name}=") and part.missing == 54 - len(part.records)
     assert len(part.records) == limits.get("max_episodes", 0)
@@ -139,7 +142,7 @@ def test_a_limit_stops_cleanly_and_the_next_call_goes_on(tmp_path, limits):
 
 
 def test_a_limit_that_is_just_enough_is_no_limit(tmp_path):
-    assert play(tmp_path, limits=fa.BenchLimits(max_episodes=54)).complete
+    assert play(tmp_path, limits=BenchLimits(max_episodes=54)).complete
 
 
 def test_failed_episodes_are_counted_apart_and_played_again(tmp_path):
@@ -166,7 +169,7 @@ def test_a_hopeless_benchmark_stops(tmp_path):
         raise OSError("gone")
 
     report = play(
-        tmp_path, {"broken": fa.Scripted(broken)}, episodes=200, limits=fa.BenchLimits(max_concurrent_episodes=4)
+        tmp_path, {"broken": fa.Scripted(broken)}, episodes=200, limits=BenchLimits(max_concurrent_episodes=4)
     )
     assert "32 episodes of broken in a row failed" in report.stopped and "OSError: gone" in report.stopped
     assert report.missing >= 200 - 32 - 4
@@ -246,7 +249,7 @@ def test_mistakes_are_explained(tmp_path):
     with pytest.raises(ValueError, match="episodes=0"):
         play(tmp_path, episodes=0)
     with pytest.raises(ValueError, match="max_tokens=0 allows nothing"):
-        fa.BenchLimits(max_tokens=0)
+        BenchLimits(max_tokens=0)
     with pytest.raises(ModelNotFoundError, match="no-such-model"):
         play(tmp_path, {"x": "no-such-model"})
 
@@ -292,7 +295,7 @@ def test_a_spent_budget_of_an_endpoint_stops_cleanly(tmp_path):
             raise BudgetError("max_requests=9 is spent")
         return passive(observation)
 
-    report = play(tmp_path, {"pays": fa.Scripted(pays)}, limits=fa.BenchLimits(max_concurrent_episodes=1))
+    report = play(tmp_path, {"pays": fa.Scripted(pays)}, limits=BenchLimits(max_concurrent_episodes=1))
     assert report.stopped == "max_requests=9 is spent" and 0 < len(report.records) < 6
     assert not any(record.error for record in report.records)
 
@@ -358,7 +361,7 @@ def test_models_draw_the_same_whatever_runs_at_once(sampled, tmp_path):
     sampled, asked = sampled
     one = play(tmp_path / "a", sampled)
     assert len(set(asked)) == len(asked) > 24, "every turn of every seat of every episode draws for itself"
-    two = play(tmp_path / "b", sampled, limits=fa.BenchLimits(max_concurrent_episodes=1))
+    two = play(tmp_path / "b", sampled, limits=BenchLimits(max_concurrent_episodes=1))
     assert without_timing(one) == without_timing(two)
     first, second = one.summary.cells
     assert first.tokens == first.decisions and first.tokens.value > 0
@@ -368,7 +371,7 @@ def test_models_draw_the_same_whatever_runs_at_once(sampled, tmp_path):
 
 def test_a_limit_of_tokens_counts_what_models_write(sampled, tmp_path):
     sampled, _ = sampled
-    part = play(tmp_path, sampled, limits=fa.BenchLimits(max_tokens=10, max_concurrent_episodes=1))
+    part = play(tmp_path, sampled, limits=BenchLimits(max_tokens=10, max_concurrent_episodes=1))
     written = sum(seat.tokens for record in part.records for seat in record.seats.values())
     assert part.stopped == "max_tokens=10 was reached" and 10 <= written <= 12
     assert play(tmp_path, sampled).complete
@@ -385,7 +388,7 @@ def test_an_interrupted_benchmark_keeps_what_was_played(tmp_path):
 
     players = {"stops": fa.Scripted(stops), "random": fa.Random()}
     with pytest.raises(KeyboardInterrupt, match="keeps what was played: run it again"):
-        play(tmp_path, players, limits=fa.BenchLimits(max_concurrent_episodes=1))
+        play(tmp_path, players, limits=BenchLimits(max_concurrent_episodes=1))
     rest = play(tmp_path, players)
     assert rest.complete and rest.timing["reused"] > 0
 
@@ -415,7 +418,7 @@ def test_teams_meet_as_teams(tmp_path):
                      for pair in (("oracle", "random"), ("random", "oracle")))  # fmt: skip
     assert set(best.seats) == set(world.seats) and worst.seats["blue_guesser"].value == -1
     assert {bound.player: bound.reward.value for bound in report.summary.bounds} == {"oracle": -1, "random": 1}
-    again = fa.Report.load(report.save(tmp_path / "board.json"))
+    again = Report.load(report.save(tmp_path / "board.json"))
     assert again.worlds[0].sides == world.sides
 
 
@@ -475,5 +478,5 @@ def test_pairs_have_partners_and_one_of_two_like_pairs_wins(tmp_path):
     assert (good.crossed.value, bad.crossed.value, good.alone.value) == (4.0, -4.0, 0.0)
     halves = iter(["good", "good", "bad", "bad"] * 8)
     alone = play(tmp_path / "alone", {"mixed": fa.Scripted(lambda seen: next(halves))}, "bench/Pairs-v0", episodes=4,
-                 limits=fa.BenchLimits(max_concurrent_episodes=1))  # fmt: skip
+                 limits=BenchLimits(max_concurrent_episodes=1))  # fmt: skip
     assert alone.summary.cells[0].success.value == 0.5, "of two pairs of one player one won"

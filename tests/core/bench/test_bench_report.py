@@ -8,6 +8,7 @@ from importlib.util import find_spec
 import pytest
 
 import forge_agents as fa
+from forge_agents.bench import BenchLimits, Report
 from forge_agents.bench.fingerprints import _commit, code_of, player_facts, provenance
 from forge_agents.bench.records import EpisodeLog, Record
 from forge_agents.bench.report import ReportError, board, leaderboard
@@ -38,7 +39,7 @@ def report(tmp_path_factory):
 
 def test_a_saved_report_comes_back_whole(report, tmp_path):
     path = report.save(tmp_path / "new" / "board.json")
-    again = fa.Report.load(path)
+    again = Report.load(path)
     assert again.as_json() == report.as_json() and again.summary == again.summary
     facts = json.loads(path.read_text())
     assert facts["format"] == 3 and facts["complete"] and facts["settings"]["episodes"] == 4
@@ -58,7 +59,7 @@ def test_a_report_of_the_first_format_is_read_and_shown_anew(report, tmp_path):
     del facts["settings"]["exploitability_samples"]
     path = tmp_path / "first.json"
     path.write_text(json.dumps(facts))
-    old = fa.Report.load(path)
+    old = Report.load(path)
     assert old.summary.cells == report.summary.cells and old.markdown() == report.markdown()
     assert old.html(tmp_path / "a.html").read_text() == report.html(tmp_path / "b.html").read_text()
     assert list(leaderboard(old, report).players) == list(report.players)
@@ -106,7 +107,7 @@ def test_a_value_that_cannot_be_shown_makes_a_report_damaged(report, tmp_path, p
     inner[place[-1]] = value
     (tmp_path / "board.json").write_text(json.dumps(facts))
     with pytest.raises(ReportError, match="damaged report"):
-        fa.Report.load(tmp_path / "board.json")
+        Report.load(tmp_path / "board.json")
 
 
 @pytest.mark.parametrize(
@@ -125,18 +126,18 @@ def test_what_is_no_whole_report_is_refused(text, match, tmp_path):
     path = tmp_path / "bad.json"
     path.write_text(text)
     with pytest.raises(ReportError, match=match):
-        fa.Report.load(path)
+        Report.load(path)
 
 
 def test_files_that_are_missing_binary_or_logs_are_explained(report, tmp_path):
     with pytest.raises(ReportError, match="cannot be read"):
-        fa.Report.load(tmp_path / "nothing.json")
+        Report.load(tmp_path / "nothing.json")
     (tmp_path / "b.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ReportError, match="cannot be read"):
-        fa.Report.load(tmp_path / "b.json")
+        Report.load(tmp_path / "b.json")
     (tmp_path / "episodes.jsonl").write_text('{"a": 1}\n{"a"')
     with pytest.raises(ReportError, match="log of episodes"):
-        fa.Report.load(tmp_path / "episodes.jsonl")
+        Report.load(tmp_path / "episodes.jsonl")
 
 
 def test_a_damaged_report_is_refused(report, tmp_path):
@@ -144,7 +145,7 @@ def test_a_damaged_report_is_refused(report, tmp_path):
     facts["episodes"][0]["env"] = "forge/Other-v0"
     (tmp_path / "a.json").write_text(json.dumps(facts))
     with pytest.raises(ReportError, match="not in its suite"):
-        fa.Report.load(tmp_path / "a.json")
+        Report.load(tmp_path / "a.json")
 
 
 @pytest.mark.parametrize(
@@ -235,7 +236,7 @@ def test_hostile_texts_stay_texts(report, tmp_path):
     row["episodes"][0]["error"] = HOSTILE
     row["environments"][0]["kwargs"] = {"x": HOSTILE}
     (tmp_path / "h.json").write_text(json.dumps(row))
-    hostile = fa.Report.load(tmp_path / "h.json")
+    hostile = Report.load(tmp_path / "h.json")
     page = Page()
     text = hostile.html(tmp_path / "h.html").read_text()
     page.feed(text)
@@ -355,7 +356,7 @@ def test_a_models_fingerprint_is_of_its_weights_and_sampling_not_of_its_place(ti
     assert mine["fingerprint"] == moved["fingerprint"] and str(tmp_path) not in json.dumps(moved)
     hot = player_facts(fa.Policy(str(copy), sampling=fa.Sampling(temperature=2.0)))
     assert mine["sampling"].keys() == {"temperature", "top_p", "max_tokens", "stop"}  # as boards of before have it
-    moving = fa.Sampling(temperature_from=2.0, temperature_steps=9)  # in training only
+    moving = fa.Sampling(initial_temperature=2.0, temperature_steps=9)  # in training only
     assert player_facts(fa.Policy(str(copy), sampling=moving))["fingerprint"] == mine["fingerprint"]
     few = player_facts(fa.Policy(str(copy), sampling=fa.Sampling(top_k=3)))
     assert few["sampling"]["top_k"] == 3 and few["fingerprint"] != mine["fingerprint"]
@@ -404,7 +405,7 @@ def test_the_commands_write_reports_and_merge_them(tmp_path, capsys):
     boards = [str(tmp_path / name / "board.json") for name in "ab"]
     out = ["--out", str(tmp_path / "all.json"), "--markdown", str(tmp_path / "x.md")]
     assert cli.main(["bench", "merge", *boards, *out]) == 0
-    assert list(fa.Report.load(tmp_path / "all.json").players) == ["a", "b"] and (tmp_path / "x.md").exists()
+    assert list(Report.load(tmp_path / "all.json").players) == ["a", "b"] and (tmp_path / "x.md").exists()
     capsys.readouterr()
     assert cli.main(["bench", "--players.a", "random", "--suite", "core-v9", "--out_dir", str(tmp_path)]) == 1
     assert "Did you mean 'core-v1'" in capsys.readouterr().err
@@ -421,7 +422,7 @@ def test_suites_of_other_libraries_name_games_that_exist():
 def test_a_board_has_every_suite_with_its_best_player_first(report, tmp_path, capsys):
     other = play(tmp_path, {"random": fa.Random(), "first": fa.Scripted(first_free)}, suite=[TOE])
     part = play(tmp_path, {"first": fa.Scripted(first_free), "late": fa.Random(seed=3)}, suite=[TOE],
-                limits=fa.BenchLimits(max_episodes=1))  # fmt: skip
+                limits=BenchLimits(max_episodes=1))  # fmt: skip
     page = board(other, report, part)
     assert [section.title for section in page.sections] == [f"{KUHN}+{SORT}", TOE]
     rows = {row[0]: row for row in page.sections[1].rows}
@@ -447,7 +448,7 @@ def test_what_a_report_says_of_itself_is_shown_as_text(report, tmp_path):
     facts["provenance"]["commit"] = facts["timing"]["date"] = facts["settings"]["suite"] = HOSTILE
     path = tmp_path / "hostile.json"
     path.write_text(json.dumps(facts))
-    for text in (as_markdown(board(path)), fa.Report.load(path).markdown()):
+    for text in (as_markdown(board(path)), Report.load(path).markdown()):
         assert "<script" not in text and "](http" not in text.replace("\\]", "") and "\u202e" not in text
 
 

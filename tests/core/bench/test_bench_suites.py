@@ -3,6 +3,7 @@ import json
 import pytest
 
 import forge_agents as fa
+from forge_agents.bench import Report
 from forge_agents.bench.plan import BenchConfig, BenchSampling
 from forge_agents.cli import main as cli
 from forge_agents.envs import registry
@@ -31,7 +32,7 @@ def test_a_suite_is_played_as_it_says_where_the_caller_says_nothing(short, tmp_p
     assert {name: report.settings[name] for name in own} == own and report.planned == 2
     assert report.settings["suite_defaults"] == {**own, "max_tokens": 9}
     assert "Differs from the suite" not in report.markdown()
-    again = fa.Report.load(report.save(tmp_path / "board.json"))
+    again = Report.load(report.save(tmp_path / "board.json"))
     assert again.settings == report.settings
 
 
@@ -60,7 +61,7 @@ def test_the_command_takes_from_the_suite_what_is_not_said(short, tmp_path, serv
     words = ["bench", "--suite", short, "--players.a", f"{server.url}#stub", "--sampling.temperature", "0.5"]
     assert cli.main([*words, "--out_dir", str(tmp_path)]) == 0
     assert {(r["max_tokens"], r["temperature"]) for r in server.requests} == {(9, 0.5)}
-    assert fa.Report.load(tmp_path / "board.json").settings["seed"] == 5
+    assert Report.load(tmp_path / "board.json").settings["seed"] == 5
     config = BenchConfig(players={"a": "http://h/v1#m"}, suite=short, sampling=BenchSampling(max_tokens=3))
     assert config.entrants()["a"].sampling.max_tokens == 3
     with pytest.raises(ValueError, match="max_tokens=0 leaves no room"):
@@ -99,12 +100,12 @@ def test_suites_and_ids_mix_in_one_list(short, tmp_path):
 
 def test_what_the_command_saves_is_saved_in_python_too(short, tmp_path):
     report = play(tmp_path / "python", short)
-    assert fa.Report.load(tmp_path / "python" / "board.json").settings == report.settings
+    assert Report.load(tmp_path / "python" / "board.json").settings == report.settings
     words = ["bench", "--suite", short, "--players.random", "random", "--out_dir", str(tmp_path / "command")]
     assert cli.main([*words, "--json", str(tmp_path / "other.json")]) == 0
     found = {name: {file.name for file in (tmp_path / name).iterdir()} for name in ("python", "command")}
     assert found["python"] == found["command"] == {"episodes.jsonl", "board.json"}
-    assert fa.Report.load(tmp_path / "other.json").settings == report.settings
+    assert Report.load(tmp_path / "other.json").settings == report.settings
 
 
 @pytest.mark.parametrize(
@@ -162,7 +163,7 @@ def test_a_suite_of_a_module_is_played_by_its_name(own_module, tmp_path):
 def test_bench_takes_a_suite_or_an_environment_of_a_module(own_module, suite, tmp_path):
     words = ["bench", suite.format(own_module), "--players.r", "random", "--episodes", "1", "--out_dir", str(tmp_path)]
     assert cli.main(words) == 0
-    assert fa.Report.load(tmp_path / "board.json").complete
+    assert Report.load(tmp_path / "board.json").complete
 
 
 def test_list_and_check_take_suites_also_of_a_module(own_module, capsys):

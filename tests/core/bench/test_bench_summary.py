@@ -113,7 +113,7 @@ def test_without_swapped_seats_a_seat_is_not_taken_for_skill(tmp_path):
 
 def episode(rewards, infos):
     trajectories = {
-        seat: fa.Trajectory(agent=seat, policy=seat, turns=(), early_reward=reward, info=infos.get(seat, {}))
+        seat: fa.Trajectory(agent=seat, policy=seat, turns=(), initial_reward=reward, info=infos.get(seat, {}))
         for seat, reward in rewards.items()
     }
     return fa.Episode(env_id="bench/Two-v0", seed=1, trajectories=trajectories)

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 import forge_agents as fa
+from forge_agents.bench import Report
 from forge_agents.bench import play as playing
 from forge_agents.bench.entrants import Team, named_players
 from forge_agents.bench.plan import BenchConfig, worlds_of
@@ -78,7 +79,7 @@ def test_a_mapping_from_agent_to_policy_is_one_player(tmp_path):
     assert success == {"team": 1.0, "deaf": 0.0}
     assert report.players["deaf"]["type"] == "Team" and set(report.players["deaf"]["agents"]) == {"sender", "receiver"}
     assert "Team: sender Scripted echo" in report.markdown()
-    assert fa.Report.load(report.save(tmp_path / "board.json")).summary.overall == report.summary.overall
+    assert Report.load(report.save(tmp_path / "board.json")).summary.overall == report.summary.overall
 
 
 def test_a_team_takes_every_agent_of_a_game_of_rivals(tmp_path):

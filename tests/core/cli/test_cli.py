@@ -134,9 +134,14 @@ def test_the_facade_imports_nothing_heavy():
 def test_every_public_name_exists():
     import forge_agents as fa
 
-    assert sorted(fa.__all__) == sorted(set(fa.__all__))
+    assert sorted(fa.__all__) == sorted(set(fa.__all__)) and len(fa.__all__) <= 55
     for name in fa.__all__:
         assert getattr(fa, name) is not None
+
+
+def test_the_facade_leaks_no_other_name():
+    code = "import forge_agents as fa; print(dir(fa) == sorted(fa.__all__), [n for n in vars(fa) if n[0] != '_'])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "True []"
 
 
 def test_a_misspelt_name_suggests_the_nearest():

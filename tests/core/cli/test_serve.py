@@ -308,7 +308,7 @@ POLICY = {"name": "hero", "sampling": {"max_tokens": 9, "stop": ["!"]}, "trainab
 
 def settings(tiny_llama, **more):
     policies = {
-        "hero": {**POLICY, "model": str(tiny_llama), "keep_thoughts": "none"},
+        "hero": {**POLICY, "model": str(tiny_llama), "keep_reasoning": "none"},
         "rival": {**POLICY, "model": str(tiny_llama), "name": "rival", "lora": {"rank": 4}},
         "fixed": {**POLICY, "model": str(tiny_llama), "name": "fixed", "trainable": False},
     }
@@ -330,7 +330,7 @@ def test_a_run_is_served_as_its_policies_were_trained(duel, tiny_llama):
     assert found.adapters == {"rival": duel / "export" / "rival" / "adapter"}
     hero, rival, fixed = (found.policies[name] for name in ("hero", "rival", "fixed"))
     assert (hero.model, rival.model, fixed.model) == (str(duel / "export" / "hero"), *[str(tiny_llama)] * 2)
-    assert (hero.keep_thoughts, hero.sampling.max_tokens, hero.sampling.stop) == ("none", 9, ("!",))
+    assert (hero.keep_reasoning, hero.sampling.max_tokens, hero.sampling.stop) == ("none", 9, ("!",))
     assert hero.lora is None and rival.lora.rank == 4
     # a seat comes before a policy of the same name, and whoever is no model is not asked
     assert found.names == {

@@ -11,7 +11,7 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.envs import registry
-from forge_agents.envs.thoughts import split_thought
+from forge_agents.envs.reasoning import split_reasoning
 from forge_agents.errors import UnknownIdError
 from forge_agents.testing import ConformanceError, check_env
 
@@ -230,7 +230,7 @@ class _Uncopied(list):
 class _Gossiping(Good):
     """Hears thoughts, and tells what was said."""
 
-    hears_thoughts = True
+    observes_reasoning = True
 
     def setup(self, rng):
         super().setup(rng)
@@ -255,7 +255,7 @@ class _Noting(_Gossiping):
 
 class _Discreet(_Gossiping):
     def act(self, agent, action):
-        return super().act(agent, split_thought(action)[1])
+        return super().act(agent, split_reasoning(action)[1])
 
 
 class _Crowded(Good):

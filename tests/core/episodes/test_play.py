@@ -121,7 +121,7 @@ def test_what_it_makes_it_closes_and_what_it_is_given_stays_open():
     assert Count.closed == before
     fa.play(Count, fa.Random())
     assert Count.closed == before + 1
-    with pytest.raises(ValueError, match="seat 'b' has no policy"):
+    with pytest.raises(ValueError, match="agent 'b' has no policy"):
         fa.play(Count, {"a": fa.Random()})
     assert Count.closed == before + 2
 
@@ -225,7 +225,7 @@ def test_engines_that_run_already_play_many_games(fleets):
         (lambda: fa.play("forge/Relay-v0", fa.Random(), env_args={"n": 1}), TypeError, "It takes: max_number"),
         (lambda: fa.play(KUHN, fa.Random), TypeError, r"the class Random: write Random\(\)"),
         (lambda: fa.play(KUHN, "random"), TypeError, "got str 'random'"),
-        (lambda: fa.play(KUHN, {"p0": fa.Random(), "p9": fa.Random()}), ValueError, "no seat 'p9'"),
+        (lambda: fa.play(KUHN, {"p0": fa.Random(), "p9": fa.Random()}), ValueError, "no agent 'p9'"),
         (lambda: fa.play(KUHN, {"p0": TEAM, "p1": replace(TEAM, model="n")}), ValueError, "two different policies"),
         (lambda: fa.play(KUHN, fa.Random(), max_turns=0), ValueError, "max_turns=0 plays nothing"),
         (lambda: fa.play(KUHN, fa.Random(), seed=-1), ValueError, "seed=-1 is no seed"),

@@ -16,9 +16,10 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.errors import NotReadyError
-from forge_agents.programs import containers
+from forge_agents.programs import Container, containers
 from forge_agents.programs.containers import Image
 from forge_agents.rollout.rollout import play
+from forge_agents.sandbox import Sandbox
 
 ASKS = """
 import json, os, sys, time, urllib.request
@@ -81,7 +82,7 @@ def played(program, said="solved", **options):
 
 def test_an_engine_is_told_all_by_name_and_the_token_stands_on_no_command_line(engines):
     asked = engines("docker", "my/crew:1")
-    most = fa.Container(memory_mb=512, cpus=1.5, processes=99, arguments=["--gpus=all"])
+    most = Container(memory_mb=512, cpus=1.5, processes=99, arguments=["--gpus=all"])
     image = Image(name="my/crew:1", container=most)
     assert image.run(["python", "a.py"], "x", Path("/a/f"), ["OPENAI_API_KEY"], 1234) == [
         "docker", "run", "--interactive", "--name=x", "--pull=never", "--network=bridge", "--log-driver=none",
@@ -101,23 +102,23 @@ def test_an_engine_is_told_all_by_name_and_the_token_stands_on_no_command_line(e
 
 def test_an_image_is_run_by_the_first_engine_that_has_it(engines):
     docker, podman = engines("docker", "another"), engines("podman", "my/crew:1")
-    assert Image(name="my/crew:1", container=fa.Container()).engine() == ("podman",)
-    assert Image(name="my/crew:1", container=fa.Container()).engine() == ("podman",)
+    assert Image(name="my/crew:1", container=Container()).engine() == ("podman",)
+    assert Image(name="my/crew:1", container=Container()).engine() == ("podman",)
     assert docker() == podman() == ["image inspect my/crew:1"]
-    assert Image(name="my/crew:1", container=fa.Container()).host_address() == "127.0.0.2"
+    assert Image(name="my/crew:1", container=Container()).host_address() == "127.0.0.2"
     assert podman()[-1] == "network inspect podman --format {{(index .Subnets 0).Gateway}}"
     with pytest.raises(NotReadyError, match=r"docker: no such image: my/crew:1\. Build or pull it there, as by `doc"):
-        fa.Program(image="my/crew:1", container=fa.Container(engine="docker"))
+        fa.Program(image="my/crew:1", container=Container(engine="docker"))
     with pytest.raises(NotReadyError, match="podman: it is no podman that root runs here.*or take network='host'"):
-        fa.Program(image="my/crew:1", container=fa.Container(network="models"))
+        fa.Program(image="my/crew:1", container=Container(network="models"))
 
 
 def test_a_container_has_no_host_network_unless_asked(engines):
     engines("docker", "my/crew:1")
-    for container in (fa.Container(), fa.Container(network="bridge")):
+    for container in (Container(), Container(network="bridge")):
         words = Image(name="my/crew:1", container=container).run([], "x", Path("/a"), [], 1234)
         assert [word for word in words if "network" in word] == ["--network=bridge"]
-    words = Image(name="my/crew:1", container=fa.Container(network="host")).run([], "x", Path("/a"), [], 1234)
+    words = Image(name="my/crew:1", container=Container(network="host")).run([], "x", Path("/a"), [], 1234)
     assert [word for word in words if "network" in word] == ["--network=host"]
 
 
@@ -133,7 +134,7 @@ def test_a_program_on_the_engines_network_asks_at_the_hosts_address_there(engine
 
 def test_podman_without_root_gets_one_port_of_the_host_through_pasta(engines, monkeypatch):
     engines("podman", "my/crew:1")
-    image = Image(name="my/crew:1", container=fa.Container())
+    image = Image(name="my/crew:1", container=Container())
     monkeypatch.setenv("SAYS", "true /usr/bin/pasta")
     monkeypatch.setenv("KNOWN", "Host")
     assert image.host_address() == ""
@@ -161,8 +162,8 @@ def test_without_an_engine_an_image_is_refused_before_any_episode(engines, monke
     ("options", "error", "says"),
     [
         ({"program": lambda task, client: 1, "image": "a"}, TypeError, "image= runs a command line"),
-        ({"image": "a", "sandbox": fa.Sandbox()}, TypeError, "exclude each other"),
-        ({"program": "true", "container": fa.Container()}, TypeError, "name it, image="),
+        ({"image": "a", "sandbox": Sandbox()}, TypeError, "exclude each other"),
+        ({"program": "true", "container": Container()}, TypeError, "name it, image="),
         ({"image": "--privileged"}, ValueError, "no name of an image"),
         ({}, ValueError, "or an image= that has its own"),
     ],
@@ -183,7 +184,7 @@ def test_what_makes_no_sense_with_an_image_is_refused(options, error, says):
 )
 def test_settings_of_a_container_are_checked(settings, error, says):
     with pytest.raises(error, match=says):
-        fa.Container(**settings)
+        Container(**settings)
 
 
 def test_links_and_pipes_that_a_container_leaves_lead_no_reward_elsewhere(tmp_path):
@@ -227,7 +228,7 @@ def _container(image):
                 _forget(engine, image)
                 break
         else:
-            return fa.Container(engine=engine, arguments=arguments)
+            return Container(engine=engine, arguments=arguments)
     return "; ".join(why)
 
 

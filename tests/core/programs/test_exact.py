@@ -90,11 +90,11 @@ def as_parts(content):
 
 
 @settings(max_examples=80, deadline=None)
-@given(steps=STEPS, keep_thoughts=st.sampled_from(["all", "turn", "none"]))
-def test_whatever_a_program_does_to_its_history_each_sampled_token_is_trained_once(renderer, steps, keep_thoughts):
+@given(steps=STEPS, keep_reasoning=st.sampled_from(["all", "turn", "none"]))
+def test_whatever_a_program_does_to_its_history_each_sampled_token_is_trained_once(renderer, steps, keep_reasoning):
     engine = Says(renderer._tokenizer)
     players = {
-        seat: ModelPlayer(engine, renderer, fa.Sampling(), "", keep_thoughts=keep_thoughts) for seat in "ab"
+        seat: ModelPlayer(engine, renderer, fa.Sampling(), "", keep_reasoning=keep_reasoning) for seat in "ab"
     }
     turns, branches, calls = {"a": [], "b": []}, {"a": Branches(), "b": Branches()}, {"a": [], "b": []}
     histories, conversations = _Histories(), [("", [])]
@@ -116,7 +116,7 @@ def test_whatever_a_program_does_to_its_history_each_sampled_token_is_trained_on
         turns[seat].append(Turn(agent=seat, index=number, observation="", reward=0.0, **fields))
         if last == seat and what in ("go on", "reword"):
             assert after is not None
-            if keep_thoughts == "all":  # nothing that was sampled is tokenised again
+            if keep_reasoning == "all":  # nothing that was sampled is tokenised again
                 prompt, said = engine.read[calls[seat][after]]
                 assert decision.prompt_ids[: len(prompt) + len(said)] == prompt + said
         calls[seat].append(number)
@@ -125,7 +125,7 @@ def test_whatever_a_program_does_to_its_history_each_sampled_token_is_trained_on
     for seat, its in turns.items():
         told = Trajectory(agent=seat, policy=seat, turns=tuple(its))
         samples = samples_from(told, [1.0] * len(its), 0) if its else []
-        if keep_thoughts == "all":  # a branch is one stream
+        if keep_reasoning == "all":  # a branch is one stream
             assert len(samples) == len({turn.branch for turn in its})
         for sample in samples:
             first = {}
@@ -196,7 +196,7 @@ def test_calls_side_by_side_that_are_given_up_and_sent_again_are_trained_once_ea
 
     engine = SaysAnything(renderer._tokenizer, random.Random(seed))
     kept, sampling = ("all", "turn", "none")[seed], fa.Sampling(max_tokens=99)
-    policy = fa.Policy("tiny", name="p", keep_thoughts=kept, sampling=sampling)
+    policy = fa.Policy("tiny", name="p", keep_reasoning=kept, sampling=sampling)
     env = fa.Program(program, seats=("a", "b"))
     episode = asyncio.run(play(env, dict.fromkeys("ab", policy), seed=0, engines={"p": PolicyEngine(engine, renderer)}))
     assert episode.error is None, episode.error

@@ -736,7 +736,7 @@ def test_parts_of_a_message_are_read_or_refused_by_name():
 
 
 def test_tokens_of_a_thought_are_counted_apart():
-    about = {"completion_tokens": 9, "thought_tokens": 6}
+    about = {"completion_tokens": 9, "reasoning_tokens": 6}
     of = {path: protocol.read(BODIES[path]) for path, protocol in PROTOCOLS.items()}
     told = {path: PROTOCOLS[path].written(of[path], reply_to(of[path], 0, "Hi", about), 0)["usage"] for path in of}
     assert told["/v1/chat/completions"]["completion_tokens_details"] == {"reasoning_tokens": 6}

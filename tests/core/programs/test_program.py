@@ -29,6 +29,7 @@ from forge_agents.errors import ActorDiedError, ForgeError
 from forge_agents.programs.gateway import gateway
 from forge_agents.rollout.players import Decision
 from forge_agents.rollout.rollout import Rollout, play
+from forge_agents.sandbox import Sandbox, SandboxLimits
 from forge_agents.sandbox.sandbox import _why_no_namespaces
 from forge_agents.testing._processes import ended_within
 
@@ -516,7 +517,7 @@ def test_all_tokens_that_are_sampled_count_thoughts_and_notes_too():
             plain(task, client)
 
     notes = Decision(action="", response_ids=(1,) * 5, logprobs=(-1.0,) * 5)
-    first = Decision(action="", response_ids=(1,) * 4, logprobs=(-1.0,) * 4, thought_tokens=3, notes=notes)
+    first = Decision(action="", response_ids=(1,) * 4, logprobs=(-1.0,) * 4, reasoning_tokens=3, notes=notes)
     env = fa.Program(endless, max_sampled_tokens=10)
     env.reset(seed=0)
     for about, over in ((first.about(), False), ({"completion_tokens": 1}, True)):
@@ -732,6 +733,8 @@ def test_commands_do_not_outlive_the_process_that_runs_their_episodes(tmp_path):
     ours = f"""
 import os, sys
 import forge_agents as fa
+from forge_agents.sandbox import Sandbox
+from forge_agents.sandbox import SandboxLimits
 fa.Program([sys.executable, "-c", {script!r}, {str(tmp_path / "left")!r}], tasks=[{{"question": "-"}}]).reset(seed=0)
 os.kill(os.getpid(), 9)
 """
@@ -930,7 +933,7 @@ def test_a_command_that_is_shut_in_reaches_the_models_and_nothing_else(outside):
         kept.update({str(path.relative_to(finished.folder)): path.read_text() for path in left})
         return float(finished.exit_status == 0)
 
-    box = fa.Sandbox(import_paths=(str(folder / "code"),), folders=("/app",))
+    box = Sandbox(import_paths=(str(folder / "code"),), folders=("/app",))
     given = {"tasks": [{"question": "Well?"}], "files": lambda task: {"app/asked": task["question"].encode()}}
     episode = played(words, **given, sandbox=box, reward=judged)
     result = episode.trajectories["agent"].info["result"]
@@ -954,7 +957,7 @@ def test_a_command_that_is_shut_in_reaches_the_models_and_nothing_else(outside):
     ],
 )  # fmt: skip
 def test_what_a_command_that_is_shut_in_uses_is_limited_and_told(does, limits, limit):
-    box = fa.Sandbox(limits=fa.SandboxLimits(**limits))
+    box = Sandbox(limits=SandboxLimits(**limits))
     words = ["python", "-c", COMMAND.replace("sys.exit", f"\nimport time\n{does}\nsys.exit")]
     episode = played(words, tasks=[{"question": "-"}], sandbox=box)
     result = episode.trajectories["agent"].info["result"]
@@ -967,9 +970,9 @@ def test_where_a_command_cannot_be_shut_in_it_does_not_run(monkeypatch):
 
     monkeypatch.setattr(sandbox, "_why_no_namespaces", lambda: "user namespaces do not work here")
     with pytest.raises(sandbox.SandboxUnavailable, match="A command line is shut in by user namespaces or not at all"):
-        fa.Program("true", sandbox=fa.Sandbox(allow_weaker=True)).reset(seed=0)
+        fa.Program("true", sandbox=Sandbox(allow_weaker=True)).reset(seed=0)
     with pytest.raises(TypeError, match="a function runs in this process"):
-        fa.Program(plain, sandbox=fa.Sandbox())
+        fa.Program(plain, sandbox=Sandbox())
 
 
 def test_a_command_that_cannot_be_started_leaves_nothing(monkeypatch, tmp_path):

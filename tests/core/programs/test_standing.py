@@ -125,10 +125,10 @@ def program(task, client):
     return 1.0
 
 
-@pytest.mark.parametrize("keep_thoughts", ["all", "turn", "none"])
-def test_a_program_reads_the_same_prompts_as_in_training(renderer, serve, keep_thoughts):
+@pytest.mark.parametrize("keep_reasoning", ["all", "turn", "none"])
+def test_a_program_reads_the_same_prompts_as_in_training(renderer, serve, keep_reasoning):
     trained, served = Says(renderer), Says(renderer)
-    policy = fa.Policy("tiny", name="p", keep_thoughts=keep_thoughts)
+    policy = fa.Policy("tiny", name="p", keep_reasoning=keep_reasoning)
     env = fa.Program(program, seats=("planner",))
     episode = asyncio.run(
         rollout.play(env, {"planner": policy}, seed=0, engines={"p": PolicyEngine(trained, renderer)}, max_turns=64)
@@ -141,12 +141,12 @@ def test_a_program_reads_the_same_prompts_as_in_training(renderer, serve, keep_t
     assert [len(turn.tool_calls) for turn in turns] == [1, 0, 0, 0, 0, 0, 0]
     assert [turn.info.get("tool_calls", 0) for turn in turns] == [1] * 7
 
-    session = serve(served, keep_thoughts=keep_thoughts)
+    session = serve(served, keep_reasoning=keep_reasoning)
     with OpenAI(base_url=session.url, api_key=session.token, max_retries=0) as client:
         assert program(None, client) == 1.0
     assert served.read == trained.read
     # what a server that renders messages would have read: the thought and the tokens of the answer are not in them
-    assert len(served.read[1]) > 0 and ("one and one" in renderer.text(served.read[1])) == (keep_thoughts != "none")
+    assert len(served.read[1]) > 0 and ("one and one" in renderer.text(served.read[1])) == (keep_reasoning != "none")
 
 
 def test_wishes_are_followed_and_limits_only_shrink(renderer, serve):
@@ -335,7 +335,7 @@ def long_talk(task, client):
     return 1.0
 
 
-@pytest.mark.parametrize("context", ["end", "window", "summarise"])
+@pytest.mark.parametrize("context", ["end", "window", "summarize"])
 def test_a_programs_conversation_goes_on_where_its_context_is_full_as_its_policy_says(renderer, serve, context):
     engine = Says(renderer, ["<think>hm</think>fine"])
     engine.max_model_len = 700
@@ -351,6 +351,6 @@ def test_a_programs_conversation_goes_on_where_its_context_is_full_as_its_policy
         return
     assert episode.end_reason == "terminated" and episode.rewards == {"planner": 1.0}
     assert left_out and set(left_out) == {context} and {turn.branch for turn in turns if turn.compaction} == {0}
-    assert all((turn.notes is not None) == (context == "summarise") for turn in turns if turn.compaction)
+    assert all((turn.notes is not None) == (context == "summarize") for turn in turns if turn.compaction)
     last = renderer.text(engine.read[-2])  # the first and the last that were said, and a mark between them
     assert "Be brief." in last and "<0>" in last and "<7>" in last and "<1>" not in last and "left out here" in last

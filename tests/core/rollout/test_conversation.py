@@ -11,7 +11,7 @@ from forge_agents.rollout.conversation import ASK_FOR_NOTES, Branches, _joined
 from forge_agents.rollout.players import ModelPlayer, PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.rollout.rollout import decision_fields, play
-from forge_agents.types import Completion, Heard, Trajectory, Turn, VersionSpan
+from forge_agents.types import Completion, NewMessages, Trajectory, Turn, VersionSpan
 from forge_trainers.batch.packing import samples_from
 from forge_trainers.offline.config import SFTConfig
 from forge_trainers.offline.data import read_demonstrations
@@ -58,10 +58,10 @@ class Told:
         return Completion(token_ids=ids, logprobs=logprobs, finish_reason=finish, versions=(span,))
 
 
-def played(tokenizer, keep_thoughts, turns):
+def played(tokenizer, keep_reasoning, turns):
     """The engine and the trajectory of a player that says each of `turns`."""
     engine = Told(tokenizer, [(thought + answer, ended) for thought, answer, ended, _ in turns])
-    player = ModelPlayer(engine, Renderer(tokenizer), fa.Sampling(), "Be brief.", keep_thoughts=keep_thoughts)
+    player = ModelPlayer(engine, Renderer(tokenizer), fa.Sampling(), "Be brief.", keep_reasoning=keep_reasoning)
 
     async def play():
         made, calls = [], 0
@@ -83,8 +83,8 @@ def test_the_learner_sees_the_tokens_of_a_stop_text_and_the_game_does_not(tokeni
         return [await player.decide(text, {}) for text in ("one", "two")]
 
     first, second = asyncio.run(play())
-    assert (first.thought, first.action, second.action) == ("hm", "up", "down")
-    assert tokenizer.decode(first.response_ids[first.thought_tokens :]) == "up END"
+    assert (first.reasoning, first.action, second.action) == ("hm", "up", "down")
+    assert tokenizer.decode(first.response_ids[first.reasoning_tokens :]) == "up END"
     assert len(first.logprobs) == len(first.response_ids)
     sampled = (*first.prompt_ids, *first.response_ids)
     assert second.prompt_ids[: len(sampled)] == sampled
@@ -106,20 +106,20 @@ def trained(samples):
 
 
 @settings(max_examples=60, deadline=None)
-@given(turns=TURNS, keep_thoughts=st.sampled_from(["all", "turn", "none"]))
-def test_every_sampled_token_is_trained_once_after_the_prompt_that_the_engine_read(tokenizer, turns, keep_thoughts):
-    engine, trajectory = played(tokenizer, keep_thoughts, turns)
+@given(turns=TURNS, keep_reasoning=st.sampled_from(["all", "turn", "none"]))
+def test_every_sampled_token_is_trained_once_after_the_prompt_that_the_engine_read(tokenizer, turns, keep_reasoning):
+    engine, trajectory = played(tokenizer, keep_reasoning, turns)
     samples = samples_from(trajectory, [1.0] * len(turns), 0, number=0)
     assert [token[:3] for token in trained(samples)] == engine.sampled
     for prompt, turn in zip(engine.prompts, trajectory.turns, strict=True):
         read = [*prompt, *turn.response_ids]
         assert sum(list(sample.token_ids[: len(read)]) == read for sample in samples) >= 1
     for turn in trajectory.turns:
-        assert bool(turn.thought_tokens) == bool(turn.thought)
-        if turn.thought:
-            assert Renderer(tokenizer).text(turn.response_ids[turn.thought_tokens :]) == turn.action
-    dropped = [n for n in range(1, len(turns)) if keep_thoughts == "none" or not turns[n - 1][3]]
-    if keep_thoughts == "all":
+        assert bool(turn.reasoning_tokens) == bool(turn.reasoning)
+        if turn.reasoning:
+            assert Renderer(tokenizer).text(turn.response_ids[turn.reasoning_tokens :]) == turn.action
+    dropped = [n for n in range(1, len(turns)) if keep_reasoning == "none" or not turns[n - 1][3]]
+    if keep_reasoning == "all":
         assert len(samples) == 1
         return
     for number in dropped:
@@ -212,7 +212,7 @@ LONG = st.lists(
 @settings(max_examples=80, deadline=None)
 @given(
     turns=LONG,
-    chosen=st.tuples(st.sampled_from(["all", "turn", "none"]), st.sampled_from(["end", "window", "summarise"])),
+    chosen=st.tuples(st.sampled_from(["all", "turn", "none"]), st.sampled_from(["end", "window", "summarize"])),
     notes=st.sampled_from(["so far so good", "<think>hidden</think>brief", "<think>hid", "", "ab " * 80, (255,) * 200]),
     compact=st.sampled_from([None, "the game goes on"]),
     limit=st.integers(500, 900),
@@ -220,8 +220,8 @@ LONG = st.lists(
 def test_in_a_full_context_every_sampled_token_is_still_trained_once(  # noqa: PLR0917  # drawn by name
     tokenizer, turns, chosen, notes, compact, limit
 ):
-    keep_thoughts, context = chosen
-    choices = {"keep_thoughts": keep_thoughts, "context": context}
+    keep_reasoning, context = chosen
+    choices = {"keep_reasoning": keep_reasoning, "context": context}
     shapes, texts = [(0, False, None), *(shape for shape, *_ in turns[1:])], [text for _, *text in turns]
     engine, game, episode = long_game(
         tokenizer, shapes, texts, limit=limit, notes=notes, compact=compact, **choices
@@ -241,7 +241,7 @@ def test_in_a_full_context_every_sampled_token_is_still_trained_once(  # noqa: P
     for turn in played:
         text = tokenizer.decode(turn.prompt_ids)
         assert "<0>" in text and turn.observation in text.rpartition("user")[2]
-        assert turn.notes is None or turn.compaction.how == "summarise"
+        assert turn.notes is None or turn.compaction.how == "summarize"
         if context == "end":
             assert turn.compaction is None and turn.notes is None
         if turn.compaction:
@@ -252,7 +252,7 @@ def test_in_a_full_context_every_sampled_token_is_still_trained_once(  # noqa: P
     )
 
 
-@pytest.mark.parametrize("context", ["window", "summarise"])
+@pytest.mark.parametrize("context", ["window", "summarize"])
 def test_what_does_not_fit_is_left_out_from_the_first_turn_on(tokenizer, context):
     turns, texts = [(40, False, None)] * 12, [(f"say {n}.", True) for n in range(12)]
     engine, _, episode = long_game(tokenizer, turns, texts, limit=800, notes="all well", context=context)
@@ -267,8 +267,8 @@ def test_what_does_not_fit_is_left_out_from_the_first_turn_on(tokenizer, context
         seen = [n for n in range(turn.index + 1) if f"<{n}>" in text]
         assert seen == [0, *range(number, turn.index + 1)]
         assert [n for n in range(turn.index) if f"say {n}." in text] == [*range(number, turn.index)]
-        assert ("all well" in text) == (context == "summarise")
-        assert (turn.notes is not None and turn.notes.observation == ASK_FOR_NOTES) == (context == "summarise")
+        assert ("all well" in text) == (context == "summarize")
+        assert (turn.notes is not None and turn.notes.observation == ASK_FOR_NOTES) == (context == "summarize")
         roles = [role for role in ("system", "user", "assistant") if f"<|im_start|>{role}" in text]
         assert roles == ["system", "user", "assistant"] and text.startswith("<|im_start|>system\nBe brief.")
     again = fa.Episode.from_json(episode.to_json())
@@ -296,28 +296,28 @@ def test_what_was_left_out_is_told_also_where_nothing_new_was_heard():
 
 def test_notes_that_say_nothing_leave_the_mark_of_a_window(tokenizer):
     turns, texts = [(60, False, None)] * 9, [("yes", True)] * 9
-    _, _, episode = long_game(tokenizer, turns, texts, limit=700, notes="<think>hm</think>", context="summarise")
+    _, _, episode = long_game(tokenizer, turns, texts, limit=700, notes="<think>hm</think>", context="summarize")
     turn = next(turn for turn in episode.turns if turn.compaction)
-    assert turn.compaction.how == "summarise" and turn.compaction.text.endswith("left out here.]")
-    assert turn.notes.thought == "hm" and turn.notes.action == ""
+    assert turn.compaction.how == "summarize" and turn.compaction.text.endswith("left out here.]")
+    assert turn.notes.reasoning == "hm" and turn.notes.action == ""
 
 
 def test_notes_that_grow_when_they_are_read_again_do_not_end_the_game(tokenizer):
     turns, texts = [(60, False, None)] * 9, [("yes", True)] * 9
     _, _, episode = long_game(
-        tokenizer, turns, texts, limit=1600, max_tokens=10, notes=(255,) * 300, context="summarise"
+        tokenizer, turns, texts, limit=1600, max_tokens=10, notes=(255,) * 300, context="summarize"
     )  # 200 bytes that are no text become 600
     assert episode.end_reason == "terminated"
 
 
 def test_notes_have_an_eighth_of_the_context(tokenizer):
     turns, texts = [(60, False, None)] * 9, [("yes", True)] * 9
-    _, _, episode = long_game(tokenizer, turns, texts, limit=800, notes="x" * 500, context="summarise")
+    _, _, episode = long_game(tokenizer, turns, texts, limit=800, notes="x" * 500, context="summarize")
     turn = next(turn for turn in episode.turns if turn.compaction)
     assert turn.notes.action == "x" * 100 and f"\n{'x' * 100}\n[Here" in tokenizer.decode(turn.prompt_ids)
 
 
-@pytest.mark.parametrize("context", ["end", "window", "summarise"])
+@pytest.mark.parametrize("context", ["end", "window", "summarize"])
 def test_an_observation_longer_than_the_context_ends_the_episode(tokenizer, context):
     turns, texts = [(5, False, None), (5, False, None), (2000, False, None)], [("yes", True)] * 3
     _, _, episode = long_game(tokenizer, turns, texts, limit=800, context=context)
@@ -330,7 +330,7 @@ def test_an_answer_has_room_where_turns_can_be_left_out(tokenizer):
     turns, texts = [(50, False, None)] * 14, [("y" * 90, True)] * 14
     ended = long_game(tokenizer, turns, texts, limit=700, max_tokens=100)[2]
     assert ended.end_reason == "context" or ended.turns[-1].finish_reason == "context"
-    for context in ("window", "summarise"):
+    for context in ("window", "summarize"):
         episode = long_game(tokenizer, turns, texts, limit=700, max_tokens=100, context=context)[2]
         assert episode.end_reason == "terminated"
         assert {turn.action for turn in episode.turns} == {"y" * 90}, "none was cut off"
@@ -359,7 +359,7 @@ def test_everybodys_conversations_are_numbered(tokenizer):
     policy = fa.Scripted(lambda observation, agent: observation[:3])
     episode = asyncio.run(play(Long(turns), {"a": policy}, seed=0))
     assert [turn.branch for turn in episode.turns] == [0, 1, 0, 1, 2]
-    assert [turn.heard for turn in episode.turns] == [None, Heard(), None, Heard(), Heard()]
+    assert [turn.new_messages for turn in episode.turns] == [None, NewMessages(), None, NewMessages(), NewMessages()]
     assert fa.Episode.from_json(episode.to_json()) == episode
     turns[2] = (0, False, None)
     game = Long(turns)
@@ -381,30 +381,31 @@ THOUGHT = "<think>\nhidden\n</think>\n\n"
         min_size=2,
         max_size=12,
     ),
-    chosen=st.tuples(st.sampled_from(["all", "turn", "none"]), st.sampled_from(["end", "window", "summarise"])),
+    chosen=st.tuples(st.sampled_from(["all", "turn", "none"]), st.sampled_from(["end", "window", "summarize"])),
     notes=st.sampled_from(["so far so good", f"{THOUGHT}brief", ""]),
     limit=st.integers(500, 900),
 )
 def test_an_episode_rendered_from_its_text_is_what_a_model_that_said_the_same_would_have_read(
     tokenizer, turns, chosen, notes, limit
 ):
-    keep_thoughts, context = chosen
+    keep_reasoning, context = chosen
     shapes = [(0, False, None), *(shape for shape, _ in turns[1:])]
     texts = [(text, not text.endswith("hidd")) for _, text in turns]
     _, _, episode = long_game(
-        tokenizer, shapes, texts, limit=limit, notes=notes, max_tokens=120, keep_thoughts=keep_thoughts, context=context
+        tokenizer, shapes, texts, limit=limit, notes=notes, max_tokens=120, keep_reasoning=keep_reasoning,
+        context=context
     )
     played = takewhile(lambda turn: turn.finish_reason == "stop", episode.turns)  # until the context cuts an answer
     trajectory = replace(episode.trajectories["a"], turns=tuple(played))
 
     def untold(turn):
-        cut = turn.action == "" and turn.thought == "hidd"
+        cut = turn.action == "" and turn.reasoning == "hidd"
         notes = None if turn.notes is None else untold(turn.notes)
         none = dict.fromkeys(("prompt_ids", "response_ids", "logprobs", "versions"), ())
         return replace(turn, **none, notes=notes, finish_reason="length" if cut else "scripted")
 
     text = replace(trajectory, turns=tuple(map(untold, trajectory.turns)))
-    read = {"policy": "policy", "room": 10_000, "keep_thoughts": keep_thoughts}
+    read = {"policy": "policy", "room": 10_000, "keep_reasoning": keep_reasoning}
     found = read_demonstrations([text], Renderer(tokenizer), SFTConfig(), **read)
     assert found.counts["rendered from text"] == 1
     own = read_demonstrations([trajectory], Renderer(tokenizer), SFTConfig(), **read)
@@ -442,8 +443,8 @@ def test_choices_that_there_are_not_are_refused():
         fa.Policy("m", context="forget")
     with pytest.raises(ValueError, match="thinking='maybe' is unknown; choose one of auto, on, off"):
         fa.Policy("m", thinking="maybe")
-    with pytest.raises(ValueError, match="keep_thoughts='some' is unknown; choose one of all, turn, none"):
-        fa.Policy("m", keep_thoughts="some")
+    with pytest.raises(ValueError, match="keep_reasoning='some' is unknown; choose one of all, turn, none"):
+        fa.Policy("m", keep_reasoning="some")
 
 
 class Cutting:
@@ -480,8 +481,8 @@ def thinking(tokenizer, text, **budget):
 
 
 def test_a_thought_that_has_used_up_its_budget_is_closed_and_nothing_is_learned_from_that(tokenizer):
-    said, engine = thinking(tokenizer, "<think>abcdefghijanswer", max_tokens=20, max_thought_tokens=17)
-    assert (said.thought, said.action, said.finish_reason) == ("abcdefghij", "answer", "stop")
+    said, engine = thinking(tokenizer, "<think>abcdefghijanswer", max_tokens=20, max_reasoning_tokens=17)
+    assert (said.reasoning, said.action, said.finish_reason) == ("abcdefghij", "answer", "stop")
     (prompt, first, seed), (second, left, other) = engine.asked
     closed = tuple(tokenizer.encode("\n</think>\n\n", add_special_tokens=False))
     assert second == (*prompt, *said.response_ids[:17], *closed) and (first, left) == (17, 20) and seed != other
@@ -509,7 +510,7 @@ def test_a_thought_that_has_used_up_its_budget_is_closed_and_nothing_is_learned_
     ],
 )
 def test_thought_and_answer_have_budgets_of_their_own(tokenizer, text, budgets, asked, action, finish):  # noqa: PLR0917
-    said, engine = thinking(tokenizer, text, max_thought_tokens=budgets[0], max_tokens=budgets[1])
+    said, engine = thinking(tokenizer, text, max_reasoning_tokens=budgets[0], max_tokens=budgets[1])
     assert [most for _, most, _ in engine.asked] == asked
     assert (said.action, said.finish_reason) == (action, finish)
     put = len("\n</think>\n\n") if text == "<think>" + "a" * 40 else 0
@@ -532,21 +533,21 @@ def test_thought_and_answer_have_budgets_of_their_own(tokenizer, text, budgets, 
 def test_a_stop_text_in_a_thought_ends_nothing(tokenizer, text, most, asked, thought, action, finish):  # noqa: PLR0917
     said, engine = thinking(tokenizer, text, stop=(";",), max_tokens=most)
     assert [left for _, left, _ in engine.asked] == asked
-    assert (said.thought, said.action, said.finish_reason) == (thought, action, finish)
+    assert (said.reasoning, said.action, said.finish_reason) == (thought, action, finish)
     assert len({seed for *_, seed in engine.asked}) == len(asked)  # no two parts are drawn alike
     told = tokenizer.decode(said.response_ids).removesuffix(tokenizer.eos_token)
     assert text.startswith(told) and len(said.logprobs) == len(said.response_ids)
 
 
 def test_a_stop_text_in_a_thought_spends_its_budget_and_no_answers(tokenizer):
-    budgets = {"max_tokens": 4, "max_thought_tokens": 14}
+    budgets = {"max_tokens": 4, "max_reasoning_tokens": 14}
     said, engine = thinking(tokenizer, "<think>a;b;cdefgh</think>yes;", stop=(";",), **budgets)
     assert [left for _, left, _ in engine.asked] == [14, 5, 4]
-    assert (said.thought, said.finish_reason) == ("a;b;cde", "length") and said.action == "fgh<"
+    assert (said.reasoning, said.finish_reason) == ("a;b;cde", "length") and said.action == "fgh<"
 
 
 def test_a_budget_is_at_least_a_token_and_no_endpoints():
-    with pytest.raises(ValueError, match="max_thought_tokens=0 leaves no room for a thought"):
-        fa.Sampling(max_thought_tokens=0)
-    with pytest.raises(ValueError, match="the API has no budget for thoughts"):
-        fa.Endpoint("http://h/v1", "m", sampling=fa.Sampling(max_thought_tokens=9))
+    with pytest.raises(ValueError, match="max_reasoning_tokens=0 leaves no room for a thought"):
+        fa.Sampling(max_reasoning_tokens=0)
+    with pytest.raises(ValueError, match="the API has no separate limit for reasoning"):
+        fa.Endpoint("http://h/v1", "m", sampling=fa.Sampling(max_reasoning_tokens=9))

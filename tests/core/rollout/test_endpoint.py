@@ -13,7 +13,7 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.errors import BudgetError, EndpointError, StallError
-from forge_agents.policy import declared_policies
+from forge_agents.policy import policies_by_name
 from forge_agents.rollout import endpoint
 from forge_agents.rollout.endpoint import EndpointClient, client_of
 from forge_agents.rollout.players import PolicyEngine
@@ -249,7 +249,7 @@ def test_a_thought_is_told_apart_and_not_sent_again(serve_chat, message):
     server = serve_chat(lambda request: {"choices": [{"message": {"role": "assistant", **message}}]})
     episode = group(server.endpoint).episodes[0]
     assert episode.error is None
-    assert [(turn.thought, turn.action) for turn in episode.trajectories["a"].turns] == [("seven", "3")] * 2
+    assert [(turn.reasoning, turn.action) for turn in episode.trajectories["a"].turns] == [("seven", "3")] * 2
     for turn in episode.trajectories["a"].turns:  # rules about form see one whole response, however it was sent
         assert turn.response.replace("\n", "").replace(" ", "") == "<think>seven</think>3"
     assert {"role": "assistant", "content": "3"} in server.requests[1]["messages"]
@@ -258,7 +258,7 @@ def test_a_thought_is_told_apart_and_not_sent_again(serve_chat, message):
 
 def test_a_thought_that_the_limit_cut_off_leaves_an_empty_answer(serve_chat):
     reply = ask(serve_chat(lambda r: {"choices": [{"message": {"content": None, "reasoning": "se"}}]}).endpoint)
-    assert (reply.thought, reply.text) == ("se", "")
+    assert (reply.reasoning, reply.text) == ("se", "")
 
 
 TEXTS = [{"type": "text", "text": "hm"}]
@@ -277,7 +277,8 @@ TEXTS = [{"type": "text", "text": "hm"}]
 def test_answers_in_parts_refusals_and_answers_that_did_not_begin_are_read(serve_chat, message, end, text, thought):
     choice = {"message": {"role": "assistant", **message}, "finish_reason": end}
     reply = ask(serve_chat(lambda request: {"choices": [choice]}).endpoint)
-    assert (reply.text, reply.thought, reply.finish_reason) == (text, thought, "length" if end == "length" else "stop")
+    finish = "length" if end == "length" else "stop"
+    assert (reply.text, reply.reasoning, reply.finish_reason) == (text, thought, finish)
 
 
 def test_refusal_that_names_a_field_by_chance_does_not_change_later_requests(serve_chat, caplog):
@@ -291,7 +292,7 @@ def test_refusal_that_names_a_field_by_chance_does_not_change_later_requests(ser
     async def both():
         client, sampling = EndpointClient(server.endpoint), fa.Sampling(temperature=0.7, top_p=0.9)
         with pytest.raises(EndpointError, match="filtered"):
-            await client.ask([fa.Message(role="user", content="degrees?")], sampling)
+            await client.ask([Message(role="user", content="degrees?")], sampling)
         await client.ask(ASK, sampling)
         await client.close()
 
@@ -405,7 +406,7 @@ def test_a_missing_key_is_said_before_anything_is_played(monkeypatch):
     monkeypatch.delenv("RIVAL_KEY", raising=False)
     endpoint = fa.Endpoint("http://127.0.0.1:1/v1", "m", api_key_env="RIVAL_KEY")
     with pytest.raises(ValueError, match="'RIVAL_KEY' is not set; it must hold the key of m at http://127.0.0.1:1/v1"):
-        declared_policies(endpoint, ["a"])
+        policies_by_name(endpoint, ["a"])
     with pytest.raises(ValueError, match="'RIVAL_KEY' is not set"):
         asyncio.run(play(Count(), {"a": endpoint, "b": endpoint}, seed=0))
     monkeypatch.setenv("RIVAL_KEY", f"Bearer {KEY}")
@@ -419,16 +420,16 @@ def test_a_missing_key_is_said_before_anything_is_played(monkeypatch):
     [
         ("localhost:8000", {}, "no HTTP address"),
         ("http://[::1", {}, "no HTTP address"),
-        (f"https://me:{KEY}@host/v1", {}, "holds a user, a password"),
-        (f"https://host/v1?key={KEY}", {}, "holds a user, a password or a query"),
+        (f"https://me:{KEY}@host/v1", {}, "contains a user, a password"),
+        (f"https://host/v1?key={KEY}", {}, "contains a user, a password or a query"),
         ("http://h/v1", {"model": ""}, "names no model"),
         ("http://h/v1", {"api_key_env": KEY}, "give the name, not the key"),
         ("http://h/v1", {"concurrency": 0}, "concurrency=0"),
         ("http://h/v1", {"retries": -1}, "retries=-1"),
         ("http://h/v1", {"timeout_s": float("inf")}, "timeout_s=inf"),
-        ("http://h/v1", {"max_requests": 0}, "max_requests=0 allows nothing"),
+        ("http://h/v1", {"max_requests": 0}, "max_requests=0 allows no request"),
         ("http://h/v1", {"max_total_tokens": -5}, "max_total_tokens=-5"),
-        ("http://h/v1", {"price_in": -0.1}, "price_in=-0.1, price_out=0.0: give what a million tokens cost"),
+        ("http://h/v1", {"price_in": -0.1}, "price_in=-0.1, price_out=0.0: give the price of a million tokens"),
         ("http://h/v1", {"price_out": float("nan")}, "price_out=nan"),
         ("http://h/v1", {"name": "a b"}, "'a b'"),
     ],

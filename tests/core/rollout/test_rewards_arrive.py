@@ -188,7 +188,7 @@ def test_a_cut_off_pays_the_last_decision_of_each_seat_and_the_trajectory_of_a_s
         ("b", 1.0, True),
         ("a", 2.0, True),
     ]
-    assert episode.trajectories["house"].early_reward == -3.0
+    assert episode.trajectories["house"].initial_reward == -3.0
     assert episode.rewards == {"a": 3.0, "b": 0.0, "house": -3.0}
 
 

@@ -201,7 +201,7 @@ class Listening(Count):
 def together(game):
     class Together(fa.ParallelTurnEnv):
         possible_agents = ["a", "b"]
-        hears_thoughts = game.hears_thoughts
+        observes_reasoning = game.observes_reasoning
 
         def setup(self, rng):
             self.heard = []
@@ -222,7 +222,7 @@ def together(game):
 @pytest.mark.parametrize("make", [lambda game: game(), together])
 def test_an_environment_is_given_answers_and_thoughts_only_if_it_hears_them(make):
     class Hearing(Listening):
-        hears_thoughts = True
+        observes_reasoning = True
 
     thinks = fa.Scripted(lambda o: "<think>I say 1</think> 1")
     says = fa.Scripted(lambda o: "2", name="says")
@@ -230,7 +230,7 @@ def test_an_environment_is_given_answers_and_thoughts_only_if_it_hears_them(make
         env = make(game)
         episode = run(env, {"a": thinks, "b": says})
         assert episode.error is None and env.heard[:2] == [first, "2"]
-        assert [(turn.thought, turn.action) for turn in episode.turns[:2]] == [("I say 1", "1"), ("", "2")]
+        assert [(turn.reasoning, turn.action) for turn in episode.turns[:2]] == [("I say 1", "1"), ("", "2")]
 
 
 def test_nan_reward_is_an_error_of_the_episode():

@@ -138,13 +138,13 @@ class Long(fa.TurnEnv):
 
 
 @pytest.mark.parametrize(
-    ("keep_thoughts", "context"), [("all", "end"), ("all", "summarise"), ("turn", "window"), ("none", "summarise")]
+    ("keep_reasoning", "context"), [("all", "end"), ("all", "summarize"), ("turn", "window"), ("none", "summarize")]
 )
-def test_each_sampled_token_is_trained_once_behind_the_prompt_that_was_read(family, keep_thoughts, context):
+def test_each_sampled_token_is_trained_once_behind_the_prompt_that_was_read(family, keep_reasoning, context):
     name, tokenizer = family
     renderer = Renderer(tokenizer)
     engine = Says(renderer, ENDS[name])
-    policy = fa.Policy("m", keep_thoughts=keep_thoughts, context=context, sampling=fa.Sampling(max_tokens=110))
+    policy = fa.Policy("m", keep_reasoning=keep_reasoning, context=context, sampling=fa.Sampling(max_tokens=110))
     served = {"policy": PolicyEngine(engine, renderer)}
     episode = asyncio.run(play(Long(), {"a": policy}, seed=0, engines=served))
     assert episode.error is None and episode.end_reason == ("context" if context == "end" else "terminated")

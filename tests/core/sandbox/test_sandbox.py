@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-import forge_agents as fa
 from forge_agents.sandbox import Guarantees, Sandbox, SandboxError, SandboxLimits, SandboxUnavailable, sandbox
 from forge_agents.sandbox.sandbox import _why_no_namespaces
 from forge_agents.testing._processes import with_command
@@ -135,7 +134,7 @@ def test_a_folder_of_the_top_may_hold_what_is_read(tmp_path):
 
 @held
 def test_all_promises_are_kept_here():
-    guarantees = fa.Sandbox().guarantees()
+    guarantees = Sandbox().guarantees()
     assert guarantees.full and guarantees.missing == () and guarantees.reason == ""
     assert "enforced: no network" in str(guarantees)
 

@@ -194,9 +194,9 @@ class Told:
         return Completion(token_ids=ids, logprobs=(-0.5,) * len(ids), finish_reason="stop", versions=(span,))
 
 
-@pytest.mark.parametrize("keep_thoughts", ["all", "turn", "none"])
+@pytest.mark.parametrize("keep_reasoning", ["all", "turn", "none"])
 @pytest.mark.parametrize("family", CALLS)
-def test_a_family_calls_in_its_own_grammar_and_the_environment_reads_one_form(speaking, family, keep_thoughts):
+def test_a_family_calls_in_its_own_grammar_and_the_environment_reads_one_form(speaking, family, keep_reasoning):
     tokenizer, text = speaking(family), CALLS[family]
     begin, end, final = "<think>", "</think>", ""
     if family == "gpt-oss":
@@ -205,13 +205,13 @@ def test_a_family_calls_in_its_own_grammar_and_the_environment_reads_one_form(sp
     draft = text.replace("Rome", "Oslo")
     said = [f"{begin}hidden {draft}{end}{text}", f"{final}CALL book(Bern)", f"{begin}more{end}{final}done"]
     engine = Told(tokenizer, said)
-    policy = fa.Policy("m", name="m", keep_thoughts=keep_thoughts)
+    policy = fa.Policy("m", name="m", keep_reasoning=keep_reasoning)
     seats = {"guest": policy, "other": fa.Scripted(lambda o: "thanks")}
     served = {"m": PolicyEngine(engine, Renderer(tokenizer))}
     episode = asyncio.run(play(Desk(), seats, seed=0, engines=served))
     assert episode.error is None
     first, second, third = episode.trajectories["guest"].turns
-    assert first.tool_calls == (BOOK,) and first.action == str(BOOK) and "Oslo" in first.thought
+    assert first.tool_calls == (BOOK,) and first.action == str(BOOK) and "Oslo" in first.reasoning
     assert "booked Rome for 2" in second.observation and "Oslo" not in second.observation
     assert second.tool_calls == (ToolCall(name="book", arguments={"city": "Bern"}),)
     assert second.action == "CALL book(Bern)"
@@ -224,8 +224,8 @@ def test_a_family_calls_in_its_own_grammar_and_the_environment_reads_one_form(sp
     ]
     assert trained == engine.sampled
     kept = [tokenizer.decode(prompt).count("hidden") for prompt in engine.prompts]
-    assert kept == ([0, 0, 0] if keep_thoughts == "none" else [0, 1, 1])
-    if keep_thoughts == "none" and family != "gpt-oss":
+    assert kept == ([0, 0, 0] if keep_reasoning == "none" else [0, 1, 1])
+    if keep_reasoning == "none" and family != "gpt-oss":
         mark = encoded(tokenizer, text)[0]
         assert engine.prompts[1].count(mark) == 1, "its own call stands whole in a history that is written anew"
 
@@ -236,7 +236,7 @@ def test_a_thought_that_is_not_finished_calls_nothing(speaking):
     seats = {"guest": fa.Policy("m", name="m"), "other": fa.Scripted(lambda o: "thanks")}
     episode = asyncio.run(play(Desk(), seats, seed=0, engines={"m": PolicyEngine(engine, Renderer(tokenizer))}))
     (turn,) = episode.trajectories["guest"].turns
-    assert turn.tool_calls == () and turn.action == "" and "Rome" in turn.thought
+    assert turn.tool_calls == () and turn.action == "" and "Rome" in turn.reasoning
 
 
 def test_calls_that_a_server_tells_apart_are_run(serve_chat):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import forge_agents as fa
 from forge_agents.envs.env import Outcome
-from forge_agents.envs.thoughts import heard
+from forge_agents.envs.reasoning import heard
 from forge_agents.rollout.rollout import play
 from forge_agents.testing import check_env
 from forge_agents.tools import FORMATS, MAX_RESULT_CHARS, ToolCall, render_tool_call, tool
@@ -250,7 +250,7 @@ def test_our_runner_sees_results_as_observations():
 
 def test_a_call_that_is_only_thought_of_does_not_run():
     class Listening(Vault):
-        hears_thoughts = True
+        observes_reasoning = True
 
     env = Listening()
     for answer in ("no", OPEN):

@@ -446,7 +446,7 @@ def hostile_run(folder):
             for turn in trajectory["turns"]:
                 turn["observation"] = turn["finish_reason"] = bad
                 turn["info"] = {bad: [bad], "tool_calls": 1}
-                turn["thought"], turn["tool_calls"] = bad, [{"name": bad, "arguments": {bad: bad}}]
+                turn["reasoning"], turn["tool_calls"] = bad, [{"name": bad, "arguments": {bad: bad}}]
         write_lines(folder / "episodes.jsonl", [row])
     verifier = [{"name": bad, "family": bad, "cost": bad, "weight": 0.5, "last_error": bad} for bad in PAYLOADS]
     write_lines(

@@ -50,11 +50,11 @@ def test_tool_calls_and_their_results_are_marked():
 def test_a_thought_and_its_length_are_shown_beside_the_action():
     row = episode(agents=("a",))
     thinking, other = row["trajectories"]["a"]["turns"]
-    thinking["thought"], thinking["thought_tokens"] = "hm", 7
-    other["thought_tokens"] = "many"
+    thinking["reasoning"], thinking["reasoning_tokens"] = "hm", 7
+    other["reasoning_tokens"] = "many"
     first, second = shown_episode(1, row, pieces)["turns"]
-    assert (first["thought"], first["thought_tokens"]) == ("hm", 7)
-    assert (second["thought"], second["thought_tokens"]) == ("", 0)
+    assert (first["reasoning"], first["reasoning_tokens"]) == ("hm", 7)
+    assert (second["reasoning"], second["reasoning_tokens"]) == ("", 0)
 
 
 def test_turns_of_a_seat_stand_in_a_tree():
@@ -100,7 +100,7 @@ def test_older_rows_without_newer_fields_are_shown():
     for name in ("advantages", "rewards", "duration_s", "end_reason", "error"):
         del row[name]
     for trajectory in row["trajectories"].values():
-        del trajectory["instructions"], trajectory["early_reward"]
+        del trajectory["instructions"], trajectory["initial_reward"]
         for turn in trajectory["turns"]:
             for name in ("logprobs", "versions", "info", "generate_s", "usage", "finish_reason"):
                 del turn[name]

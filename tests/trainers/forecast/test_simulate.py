@@ -14,7 +14,7 @@ from forge_agents.cli import main as cli
 from forge_agents.errors import RunFolderError
 from forge_trainers.forecast.engine import EngineTimes
 from forge_trainers.forecast.measured import measure, plan_of, read_run
-from forge_trainers.forecast.simulate import _engines_beside, _split, _splits, planned
+from forge_trainers.forecast.simulate import Hardware, _engines_beside, _split, _splits, planned
 from forge_trainers.forecast.simulation import (
     LearnerTimes,
     SimulatedRun,
@@ -214,7 +214,7 @@ def test_cores_that_are_worth_less_together_are_found(tmp_path):
     assert found.core_share == pytest.approx(0.7, abs=0.11)
     one_thread = config(engine=fa.EngineConfig(threads=1), learner=fa.LearnerConfig(threads=1))
     quarter = read_run(written(tmp_path / "one", one_thread, stages=weak, cores=1.4), cores=2.0)
-    predicted = simulate(planned(one_thread, found, fa.Hardware(cores=2.0)), found.stages, found.workload, steps=4)[1:]
+    predicted = simulate(planned(one_thread, found, Hardware(cores=2.0)), found.stages, found.workload, steps=4)[1:]
     assert np.mean([step.step_s for step in predicted]) == pytest.approx(quarter.step_s, rel=0.12)
 
 
@@ -275,7 +275,7 @@ def test_a_larger_run_is_predicted_from_a_small_one(folders, tmp_path):
         config(), trainer=fa.GRPOConfig(group_size=8, groups_per_step=6, engine=fa.EngineConfig(max_num_seqs=16))
     )
     real = read_run(written(tmp_path / "larger", larger), cores=CORES)
-    hardware = fa.Hardware(cores=CORES)
+    hardware = Hardware(cores=CORES)
     predicted = fa.simulate(larger, measured=[folders["sync"]], hardware=hardware)
     assert predicted.step_s == pytest.approx(real.step_s, rel=0.1)
     assert predicted.step_s == pytest.approx(
@@ -288,7 +288,7 @@ def test_a_larger_run_is_predicted_from_a_small_one(folders, tmp_path):
 
 
 def test_playing_ahead_on_gpus_hides_the_shorter_stage(folders):
-    hardware = fa.Hardware(gpus=2, learner_gpus=1, price_per_gpu_hour=3.0)
+    hardware = Hardware(gpus=2, learner_gpus=1, price_per_gpu_hour=3.0)
     alone, ahead = (
         fa.simulate(config(max_staleness=k), measured=[folders["sync"]], hardware=hardware) for k in (0, 1)
     )
@@ -305,7 +305,7 @@ def test_playing_ahead_on_gpus_hides_the_shorter_stage(folders):
 
 
 def test_the_fastest_split_is_chosen(folders):
-    found = fa.simulate(config(), measured=[folders["sync"]], hardware=fa.Hardware(gpus=6), steps=3)
+    found = fa.simulate(config(), measured=[folders["sync"]], hardware=Hardware(gpus=6), steps=3)
     assert [one.hours for one in found.splits] == sorted(one.hours for one in found.splits)
     assert {one.learner_gpus for one in found.splits} == {1, 2, 3, 4, 5}
     assert _splits(512, 1)[:5] == [1, 2, 4, 8, 16]
@@ -319,19 +319,19 @@ def test_an_engine_of_two_ranks_takes_two_gpus(folders):
     two = dataclasses.replace(
         config(), trainer=dataclasses.replace(trainer, engine=dataclasses.replace(trainer.engine, tp=2))
     )
-    six, four = fa.Hardware(gpus=6, learner_gpus=2), fa.Hardware(gpus=4, learner_gpus=2)
+    six, four = Hardware(gpus=6, learner_gpus=2), Hardware(gpus=4, learner_gpus=2)
     found = fa.simulate(two, measured=[folders["sync"]], hardware=six, steps=3)
     same = fa.simulate(config(), measured=[folders["sync"]], hardware=four, steps=3)  # two replicas each
     assert (found.step_s, found.engine_gpus) == (same.step_s, 4)
     assert "every engine replica is 2 GPUs of the kind" in " ".join(found.assumptions)
     assert "an engine of 2 ranks is as fast as the measured ones of 1" in found.assumptions
     with pytest.raises(ValueError, match="1 engines of 2 ranks and a learner need 3 at least"):
-        fa.simulate(two, measured=[folders["sync"]], hardware=fa.Hardware(gpus=2), steps=3)
+        fa.simulate(two, measured=[folders["sync"]], hardware=Hardware(gpus=2), steps=3)
 
 
 def test_no_engine_is_on_two_hosts(folders):
     def on(gpus, per_host, learner_gpus, ranks):
-        return _engines_beside(learner_gpus, fa.Hardware(gpus=gpus, gpus_per_host=per_host), ranks)
+        return _engines_beside(learner_gpus, Hardware(gpus=gpus, gpus_per_host=per_host), ranks)
 
     assert (on(16, 8, 1, 3), on(16, 16, 1, 3)) == (4, 5)  # 7 and 8 GPUs hold two of three ranks each
     assert (on(16, 8, 8, 8), on(16, 8, 9, 8), on(20, 8, 8, 4)) == (1, 0, 3)
@@ -339,10 +339,10 @@ def test_no_engine_is_on_two_hosts(folders):
     wide = dataclasses.replace(
         config(), trainer=dataclasses.replace(trainer, engine=dataclasses.replace(trainer.engine, tp=4))
     )
-    found = fa.simulate(wide, measured=[folders["sync"]], hardware=fa.Hardware(gpus=8, gpus_per_host=4), steps=3)
+    found = fa.simulate(wide, measured=[folders["sync"]], hardware=Hardware(gpus=8, gpus_per_host=4), steps=3)
     assert {one.learner_gpus for one in found.splits} == {1, 2, 3, 4}
     with pytest.raises(ValueError, match=r"engine.tp=4: .* no split of 8 GPUs, 2 a host, leaves room for 1 beside"):
-        fa.simulate(wide, measured=[folders["sync"]], hardware=fa.Hardware(gpus=8, gpus_per_host=2), steps=3)
+        fa.simulate(wide, measured=[folders["sync"]], hardware=Hardware(gpus=8, gpus_per_host=2), steps=3)
 
 
 def test_each_learner_has_gpus_of_its_own_as_the_trainer_gives_them():
@@ -357,7 +357,7 @@ def test_each_learner_has_gpus_of_its_own_as_the_trainer_gives_them():
     assert plan(hero=fa.LoRA(), rival=fa.LoRA()).learners == 1
     assert plan(hero=fa.LoRA(), rival=fa.LoRA(rank=4)).learners == 2  # of two shapes: they share an engine alone
     assert all(count % 2 == 0 for count in _splits(16, 2, 2)) and 14 in _splits(16, 2, 2)
-    base, where = plan(hero=None, rival=None), fa.Hardware(gpus=8, learner_scaling=1.0)
+    base, where = plan(hero=None, rival=None), Hardware(gpus=8, learner_scaling=1.0)
     measured = types.SimpleNamespace(run=types.SimpleNamespace(on_gpu=True, plan=base))
     found = _split(base, measured, where, 4)
     assert (found.learner_ranks, found.learner_speed, found.replicas) == (2, 2.0, 2)  # one GPU each was measured
@@ -376,7 +376,7 @@ def test_threads_of_an_engine_are_those_of_all_its_ranks():
 def test_more_gpus_learn_faster_by_the_stated_factor(folders):
     learn_s = [
         fa.simulate(
-            config(), measured=[folders["sync"]], hardware=fa.Hardware(gpus=9, learner_gpus=k, learner_scaling=0.75)
+            config(), measured=[folders["sync"]], hardware=Hardware(gpus=9, learner_gpus=k, learner_scaling=0.75)
         ).learn_s
         for k in (1, 2, 4)
     ]
@@ -408,17 +408,17 @@ def test_evaluations_take_time(folders):
 )
 def test_what_cannot_be_predicted_is_refused(folders, run, hardware, told):
     with pytest.raises(ValueError, match=told):
-        fa.simulate(run(), measured=[folders["sync"]], hardware=fa.Hardware(**hardware))
+        fa.simulate(run(), measured=[folders["sync"]], hardware=Hardware(**hardware))
 
 
 def test_policies_must_be_those_that_were_measured(found):
     solo = fa.Policy("smollm2-135m-instruct", name="solo")
     other = dataclasses.replace(config(), policies={"solo": solo}, policy_mapping="solo")
     with pytest.raises(ValueError, match="had the policies team, this one has solo"):
-        planned(other, found, fa.Hardware())
+        planned(other, found, Hardware())
     frozen = dataclasses.replace(config().policies["team"], trainable=False)
     with pytest.raises(ValueError, match="no learner to simulate"):
-        planned(dataclasses.replace(config(), policies={"team": frozen}), found, fa.Hardware())
+        planned(dataclasses.replace(config(), policies={"team": frozen}), found, Hardware())
 
 
 def test_adapters_of_one_model_share_an_engine():

@@ -14,6 +14,7 @@ from forge_agents.errors import RunFolderError
 from forge_agents.rollout.rendering import Renderer
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.offline import trainer as offline
+from forge_trainers.offline.config import WarmStart
 
 
 @pytest.fixture(autouse=True)
@@ -324,14 +325,14 @@ def test_a_policy_warms_up_in_the_seats_that_it_will_play(tiny_llama, tmp_path, 
                 "policy_mapping": {"master": "one", "guesser": "two"}}  # fmt: skip
         return fa.RunConfig(**plan | changed)
 
-    games = fa.WarmStart(data="forge/Codewords-v0@1", games=2, env_args={"others": 5})
-    run(warm_start={"one": games, "two": fa.WarmStart(data="forge/Relay-v0", games=1)}).warmed_up()
+    games = WarmStart(data="forge/Codewords-v0@1", games=2, env_args={"others": 5})
+    run(warm_start={"one": games, "two": WarmStart(data="forge/Relay-v0", games=1)}).warmed_up()
     assert [list(game.trajectories) for game in taught["one"]] == [["master"]] * 2
     assert {game.env_id for game in taught["one"]} == {"forge/Codewords-v0@1"}
     assert list(taught["two"][0].trajectories) == ["asker", "answerer"], "another game's seats are all imitated"
     taught.clear()
     for wrong in (
-        run(warm_start={"one": games, "two": fa.WarmStart(data="forge/Debate-v0", games=1)}),
+        run(warm_start={"one": games, "two": WarmStart(data="forge/Debate-v0", games=1)}),
         run(
             env="forge/Debate-v0",
             policy_mapping={"pro": "one", "con": "two", "judge": "oracle"},

@@ -15,8 +15,8 @@ from forge_agents.types import (
     Episode,
     EpisodeError,
     EpisodeGroup,
-    Heard,
     Message,
+    NewMessages,
     ToolCall,
     Trajectory,
     Turn,
@@ -34,10 +34,10 @@ def renderer(tiny_llama):
 
 @pytest.fixture
 def read(renderer):
-    def read(data, *, room=200, policy="hero", reward=None, keep_thoughts="all", **settings):
+    def read(data, *, room=200, policy="hero", reward=None, keep_reasoning="all", **settings):
         config = SFTConfig(**settings)
         return read_demonstrations(
-            data, renderer, config, policy=policy, room=room, reward=reward, keep_thoughts=keep_thoughts
+            data, renderer, config, policy=policy, room=room, reward=reward, keep_reasoning=keep_reasoning
         )
 
     return read
@@ -273,9 +273,9 @@ def test_each_branch_that_a_script_played_is_a_conversation(read, renderer):
     asked = (("system", "Doubt."), ("user", "sure?"))
     words = [
         ("one", {}),
-        ("side", {"branch": 1, "forked_from": 5, "heard": Heard()}),
+        ("side", {"branch": 1, "forked_from": 5, "new_messages": NewMessages()}),
         ("two", {}),
-        ("new", {"branch": 2, "heard": Heard(messages=asked)}),
+        ("new", {"branch": 2, "new_messages": NewMessages(messages=asked)}),
     ]
     turns = [
         dataclasses.replace(turn(renderer, (), word, index=5 + i, response=()), **beside)
@@ -303,7 +303,7 @@ def test_an_answer_that_was_cut_off_is_learned_without_an_end(read, renderer):
 def test_turns_that_were_left_out_and_notes_on_them_are_rendered_from_text(read, renderer):
     one, two = (turn(renderer, (), word, index=i, response=()) for i, word in enumerate(("one", "two")))
     notes = dataclasses.replace(one, observation="Notes?", action="it was one")
-    left = Compaction(how="summarise", turns=1, text="[gone: it was one]")
+    left = Compaction(how="summarize", turns=1, text="[gone: it was one]")
     two = dataclasses.replace(two, observation="and?", compaction=left, notes=notes)
     first, anew = read([Trajectory(agent="p0", policy="teacher", turns=(one, two))], room=400).items
     assert bytes(first.ids[first.mask & (first.ids < 256)].tolist()) == b"oneit was one"
@@ -324,7 +324,7 @@ def test_what_a_model_played_is_its_own_where_a_stop_text_ended_it_or_it_was_cho
 def test_thoughts_that_the_policy_does_not_read_again_are_not_in_what_it_learns_from(read, renderer):
     row = chat("uone", "a<think>hm</think>1", "utwo", "a<think>so</think>2", "uthree", "a3")
     (whole,) = read([row]).items
-    apart = read([row], keep_thoughts="none").items
+    apart = read([row], keep_reasoning="none").items
     texts = [renderer._tokenizer.decode(item.ids) for item in (whole, *apart)]
     assert [text.count("<think>") for text in texts] == [2, 1, 1, 0]
     assert "hm" not in texts[2] and "assistant\n1<|im_end|>" in texts[2]

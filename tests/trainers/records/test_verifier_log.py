@@ -8,8 +8,9 @@ import forge_agents as fa
 from forge_agents.cli import main as cli
 from forge_agents.errors import RunFolderError
 from forge_agents.types import Trajectory
-from forge_trainers.records.run_folder import RunFolder
+from forge_trainers.records.run_folder import RunFolder, verifier_history
 from forge_trainers.run.checkpoints import Checkpoints
+from forge_verifiers import Gate
 
 
 def played(seed):
@@ -40,7 +41,7 @@ def run(tmp_path):
 
 
 def test_every_step_is_kept_with_its_reward(run):
-    history = fa.verifier_history(run)
+    history = verifier_history(run)
     assert [(s.step, s.report.version, s.reward) for s in history] == [(0, 1, 0.0), (1, 2, 0.1), (2, 3, 0.2)]
     assert history[-1].report.verifiers[0].family == "x"
     assert history[-1].report.evidence.scores.shape == (64, 4) and history[0].report.evidence is None
@@ -50,17 +51,17 @@ def test_a_resumed_run_forgets_the_steps_it_repeats(run):
     folder = RunFolder(run, {})
     folder.rewind(0)
     folder.close()
-    assert [s.step for s in fa.verifier_history(run)] == [0]
+    assert [s.step for s in verifier_history(run)] == [0]
 
 
 def test_an_ensemble_within_a_reward_is_found(tmp_path):
     inner, folder = ensemble(), RunFolder(tmp_path, {})
-    reward = 0.9 * fa.Gate(fa.Rule(lambda t: True, name="check"), inner) + 0.1 * fa.Rule(lambda t: 1.0, name="one")
+    reward = 0.9 * Gate(fa.Rule(lambda t: True, name="check"), inner) + 0.1 * fa.Rule(lambda t: 1.0, name="one")
     reward(played(0))
     folder.keep_verifiers(0, reward)
     asyncio.run(Checkpoints(tmp_path / "checkpoints", keep=1, parts={"reward": reward}).save(1, {}))
     folder.close()
-    (found,) = fa.verifier_history(tmp_path)
+    (found,) = verifier_history(tmp_path)
     assert [v.name for v in found.report.verifiers] == [v.name for v in inner.verifiers]
     assert found.report.evidence.posterior().tobytes() == inner.report().evidence.posterior().tobytes()
 
@@ -79,28 +80,28 @@ def test_a_reward_that_reports_nothing_leaves_no_log(tmp_path):
 
 def test_without_a_checkpoint_there_are_numbers_and_no_score_rows(run):
     (run / "checkpoints/step-000002/experiment.json").unlink()
-    assert fa.verifier_history(run)[-1].report.evidence is None
+    assert verifier_history(run)[-1].report.evidence is None
 
 
 def test_the_checkpoint_of_other_verifiers_is_left_out(run):
     rows = [json.loads(line) for line in (run / "verifiers.jsonl").read_text().splitlines()]
     rows[-1]["verifiers"][0]["name"] = "renamed"
     (run / "verifiers.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert fa.verifier_history(run)[-1].report.evidence is None
+    assert verifier_history(run)[-1].report.evidence is None
 
 
 def test_what_is_no_run_with_verifiers_is_said(tmp_path):
     with pytest.raises(RunFolderError, match="no run folder"):
-        fa.verifier_history(tmp_path)
+        verifier_history(tmp_path)
     RunFolder(tmp_path, {}).close()
     with pytest.raises(RunFolderError, match=r"has no verifiers.*verifiers\.jsonl"):
-        fa.verifier_history(tmp_path)
+        verifier_history(tmp_path)
     (tmp_path / "verifiers.jsonl").write_text("")
     with pytest.raises(RunFolderError, match="no step"):
-        fa.verifier_history(tmp_path)
+        verifier_history(tmp_path)
     (tmp_path / "verifiers.jsonl").write_text('{"step": 1}\n')
     with pytest.raises(RunFolderError, match="not a report"):
-        fa.verifier_history(tmp_path)
+        verifier_history(tmp_path)
 
 
 def test_the_command_prints_the_table_and_writes_the_page(run, capsys):

@@ -17,7 +17,7 @@ import forge_agents as fa
 from forge_agents.cli import main as cli
 from forge_agents.episodes.stored import digest
 from forge_agents.errors import EmptyBatchError
-from forge_agents.policy import seat_policies
+from forge_agents.policy import resolve_policies
 from forge_agents.types import EpisodeError, EpisodeGroup
 from forge_trainers.rl.credit import Credit
 from forge_trainers.rl.endings import Endings, most_of, where_it_failed
@@ -136,18 +136,19 @@ def test_a_trainer_refuses_what_the_learner_cannot_compute_when_it_is_built(samp
 
 
 def test_a_temperature_that_moves_needs_batches_of_one_step():
-    hero = fa.Policy("m", sampling=fa.Sampling(temperature_from=1.5, temperature_steps=10))
+    hero = fa.Policy("m", sampling=fa.Sampling(initial_temperature=1.5, temperature_steps=10))
     check_trainable({"hero": hero}, 1)
     with pytest.raises(ValueError, match="max_staleness=2 a batch may hold groups of two steps, at two temperatures"):
         check_trainable({"hero": hero}, 2)
 
 
 def test_seats_sample_at_the_temperature_of_their_step():
-    hero = fa.Policy("m", name="hero", sampling=fa.Sampling(temperature=0.5, temperature_from=1.5, temperature_steps=2))
+    sampling = fa.Sampling(temperature=0.5, initial_temperature=1.5, temperature_steps=2)
+    hero = fa.Policy("m", name="hero", sampling=sampling)
     still = fa.Random()
     for seats in (hero, {"a": hero, "b": still}, lambda agent, seed: still if agent == "b" else hero):
         for step, temperature in ((0, 1.5), (1, 1.0), (2, 0.5), (9, 0.5)):
-            found = seat_policies(seats_at(seats, step), ("a", "b"), 7)
+            found = resolve_policies(seats_at(seats, step), ("a", "b"), 7)
             assert found["a"] == replace(hero, sampling=fa.Sampling(temperature=temperature))
             assert found["b"] == (still if seats is not hero else found["a"])
 
@@ -357,7 +358,7 @@ def idle_group(seed=0, env_id="t", reward=1.0, forfeits=("p1",), size=8):
         return dataclasses.replace(
             episode,
             trajectories={
-                "p0": dataclasses.replace(first, turns=(), early_reward=reward, info=info),
+                "p0": dataclasses.replace(first, turns=(), initial_reward=reward, info=info),
                 "p1": dataclasses.replace(second, info=info),
             },
         )

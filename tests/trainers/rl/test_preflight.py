@@ -463,7 +463,7 @@ def test_a_first_prompt_that_fills_the_context_is_told_with_its_parts(tried):
     assert "of max_tokens=16" not in tried(env_args={"told": "x" * 100})
 
 
-@pytest.mark.parametrize(("context", "fits", "fills"), [("window", 430, 470), ("summarise", 20, 180)])
+@pytest.mark.parametrize(("context", "fits", "fills"), [("window", 430, 470), ("summarize", 20, 180)])
 def test_a_long_conversation_that_could_not_go_on_is_told_before_it_is_played(
     tried, tiny_llama, context, fits, fills
 ):

@@ -415,15 +415,15 @@ def test_a_printed_result_is_a_line_and_not_its_episodes():
 
 def test_a_step_says_how_long_answers_and_their_thoughts_are():
     item = judged([group((0, 0), (0, 0))])[0]
-    item = with_turn(item, [0], response_ids=(7,) * 9, logprobs=(-1.0,) * 9, thought_tokens=6, finish_reason="length")
+    item = with_turn(item, [0], response_ids=(7,) * 9, logprobs=(-1.0,) * 9, reasoning_tokens=6, finish_reason="length")
     turns = [turn for trajectory in item.group.trajectories for turn in trajectory.turns]
     found, all_tokens = rates([item.group], 2.0), sum(len(turn.response_ids) for turn in turns)
     thinking = sum(turn.finish_reason == "length" for turn in turns)
     assert found["turns"] == len(turns) and found["tokens_per_s"] == all_tokens / 2
     assert found["response_tokens"] == pytest.approx(all_tokens / len(turns))
-    assert found["thought_tokens"] == pytest.approx(6 * thinking / len(turns))
+    assert found["reasoning_tokens"] == pytest.approx(6 * thinking / len(turns))
     assert found["cut_off"] == pytest.approx(thinking / len(turns))
-    assert rates([], 1.0)["thought_tokens"] == 0.0
+    assert rates([], 1.0)["reasoning_tokens"] == 0.0
 
 
 def test_a_step_says_how_many_episodes_their_program_failed_in():

@@ -61,7 +61,7 @@ def test_a_seed_that_draws_no_tasks_is_refused_before_anything_starts():
 
 def test_a_seat_that_no_environment_has_is_refused(tmp_path):
     everyone = dict.fromkeys(["sorter", "asker", "answerer", "p0", "p1", "p2"], fa.Random())
-    with pytest.raises(ValueError, match=r"no seat 'p2'; the seats are sorter, asker, answerer, p0, p1"):
+    with pytest.raises(ValueError, match=r"no agent 'p2'; the agents are sorter, asker, answerer, p0, p1"):
         seating_of(everyone, GRPOConfig(), tmp_path).declared(SEATS)
 
 
@@ -70,9 +70,9 @@ def test_one_of_a_runs_environments_may_be_evaluated_alone(tmp_path):
     seating = seating_of({"sorter": pupil, "p0": poker, "p1": poker}, GRPOConfig(), tmp_path)
     alone = {"forge/AlphabetSort-v0": ("sorter",)}
     assert seating.declared(alone, part=True) == {"pupil": pupil, "poker": poker}
-    with pytest.raises(ValueError, match="no seat 'p0'; the seats are sorter"):
+    with pytest.raises(ValueError, match="no agent 'p0'; the agents are sorter"):
         seating.declared(alone)
-    with pytest.raises(ValueError, match="seat 'asker' has no policy"):
+    with pytest.raises(ValueError, match="agent 'asker' has no policy"):
         seating.declared({"forge/Relay-v0": ("asker", "answerer")}, part=True)
 
 

@@ -83,7 +83,7 @@ def test_views_show_the_last_turn_all_turns_or_each():
 
 
 def test_thoughts_are_shown_to_who_asks_and_are_cut_before_the_task():
-    thinking = replace(played(("sum?", "4")).turns[0], thought="t" * 30)
+    thinking = replace(played(("sum?", "4")).turns[0], reasoning="t" * 30)
     trajectory = Trajectory(agent="a", policy="p", turns=(thinking, thinking))
     task, thought, answer = Part("task", "sum?"), Part("thought", "t" * 30), Part("answer", "4")
     for view, expected in (("answer", (task, thought, answer)), ("trajectory", (task, thought, answer) * 2)):

@@ -6,7 +6,7 @@ import pytest
 
 import forge_agents as fa
 import forge_verifiers as fv
-from forge_agents.envs.thoughts import in_think_tags, split_response
+from forge_agents.envs.reasoning import in_think_tags, split_response
 from forge_agents.rollout.players import ModelPlayer
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.rollout.rollout import decision_fields
@@ -112,7 +112,7 @@ def test_format_scores_what_a_model_sampled(tiny_llama, opened):
     player = ModelPlayer(Engine(tokenizer, text), Renderer(tokenizer), fa.Sampling(max_tokens=200), "")
     decision = asyncio.run(player.decide("6 * 7?", {}))
     turn = Turn(agent="a", index=0, observation="", reward=0.0, **decision_fields(decision))
-    assert (turn.thought, turn.action) == ("6 * 7", "<answer>42</answer>")
+    assert (turn.reasoning, turn.action) == ("6 * 7", "<answer>42</answer>")
     assert turn.response == "<think>6 * 7</think><answer>42</answer>"
     assert fv.Format().score([Trajectory(agent="a", policy="p", turns=(turn,))]).tolist() == [1.0]
 

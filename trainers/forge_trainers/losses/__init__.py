@@ -5,6 +5,6 @@ Waits for nothing. Start with `registry`, where each loss stands with its equati
 sequences, `policy_loss` what makes a number of logits.
 """
 
-from forge_trainers.losses.registry import TokenInputs, TokenLoss, find_loss
+from forge_trainers.losses.registry import Correction, TokenInputs, TokenLoss, find_loss, list_losses
 
-__all__ = ["TokenInputs", "TokenLoss", "find_loss"]
+__all__ = ["Correction", "TokenInputs", "TokenLoss", "find_loss", "list_losses"]

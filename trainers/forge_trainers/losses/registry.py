@@ -143,7 +143,7 @@ class Loss:
         correction: Any = self.correction
         if not (correction is None or isinstance(correction, Correction)):
             raise TypeError(
-                f"correction={correction!r:.80} of loss {self.name!r} must be an fa.Correction(how=...), or None"
+                f"correction={correction!r:.80} of loss {self.name!r} must be a Correction(how=...), or None"
             )
         hows, levels = (get_args(get_type_hints(Correction)[field]) for field in ("how", "level"))
         if correction is not None and (correction.how not in hows or correction.level not in levels):

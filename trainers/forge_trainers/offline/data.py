@@ -18,14 +18,14 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from forge_agents.envs.thoughts import whole
+from forge_agents.envs.reasoning import whole
 from forge_agents.episodes.stored import EPISODES, load_episodes
 from forge_agents.files import user_path
 from forge_agents.jsonl import json_objects
-from forge_agents.policy import KeepThoughts, Oracle
+from forge_agents.policy import KeepReasoning, Oracle
 from forge_agents.rollout.conversation import Conversation, Messages
 from forge_agents.rollout.rendering import ControlTokenError, Renderer
-from forge_agents.types import Episode, EpisodeGroup, Heard, Trajectory, Turn
+from forge_agents.types import Episode, EpisodeGroup, NewMessages, Trajectory, Turn
 from forge_trainers.offline.rows import RowMessage, RowReader
 from forge_verifiers.core.verifier import reward_of
 
@@ -141,7 +141,7 @@ def read_demonstrations(
     policy: str,
     room: int,
     reward: Reward | None = None,
-    keep_thoughts: KeepThoughts = "all",
+    keep_reasoning: KeepReasoning = "all",
 ) -> Gathered[Demonstration]:
     """Read, filter and tokenise `data`.
 
@@ -158,7 +158,7 @@ def read_demonstrations(
         room: Most tokens of one stream.
         reward: What episodes are filtered by; None is the environment's own reward, and in a run's folder the reward
             that the run trained on.
-        keep_thoughts: Which of its thoughts the model that learns reads again, where text is rendered.
+        keep_reasoning: Which of its thoughts the model that learns reads again, where text is rendered.
 
     Raises:
         ValueError: Nothing is left to learn; a row is malformed, has no answer, or is too long. The message names it.
@@ -174,11 +174,11 @@ def read_demonstrations(
         item
         for source, messages in conversations
         if messages
-        for item in _rendered(source, messages, renderer, keep_thoughts)
+        for item in _rendered(source, messages, renderer, keep_reasoning)
     ]
     _report(reader, counts)
     for one in _best(played, config, counts):
-        items += _streams(one, renderer, keep_thoughts, counts)
+        items += _streams(one, renderer, keep_reasoning, counts)
     return _gathered([item for item in items if _fits((item,), room, config, counts)], counts, policy)
 
 
@@ -190,7 +190,7 @@ def read_pairs(
     policy: str,
     room: int,
     reward: Reward | None = None,
-    keep_thoughts: KeepThoughts = "all",
+    keep_reasoning: KeepReasoning = "all",
 ) -> Gathered[Pair]:
     """Read `data` and pair it.
 
@@ -208,15 +208,15 @@ def read_pairs(
     sides = [(source, reader.sides(source, row)) for source, row in rows]
     pairs = [
         Pair(
-            chosen=_rendered(f"{source}, chosen", both[0], renderer, keep_thoughts),
-            rejected=_rendered(f"{source}, rejected", both[1], renderer, keep_thoughts),
+            chosen=_rendered(f"{source}, chosen", both[0], renderer, keep_reasoning),
+            rejected=_rendered(f"{source}, rejected", both[1], renderer, keep_reasoning),
         )
         for source, both in sides
         if both is not None
     ]
     _report(reader, counts)
     for two in _extremes(played, config, counts):
-        chosen, rejected = (tuple(_streams(one, renderer, keep_thoughts, counts)) for one in two)
+        chosen, rejected = (tuple(_streams(one, renderer, keep_reasoning, counts)) for one in two)
         if chosen and rejected:
             pairs.append(Pair(chosen=chosen, rejected=rejected))
     different = [pair for pair in pairs if [s.content for s in pair.chosen] != [s.content for s in pair.rejected]]
@@ -325,7 +325,7 @@ def _items(data: Dataset) -> Iterator[tuple[str, Any]]:
         if not isinstance(row, Mapping | Episode | EpisodeGroup | Trajectory):
             raise TypeError(
                 f"row {number} is a {type(row).__name__}; expected a mapping with 'messages', or an fa.Episode, "
-                "fa.EpisodeGroup or fa.Trajectory"
+                "EpisodeGroup or Trajectory"
             )
         yield f"row {number}", row
 
@@ -350,7 +350,7 @@ def _items_of_file(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def _rendered(
-    source: str, messages: Sequence[RowMessage], renderer: Renderer, keep_thoughts: KeepThoughts
+    source: str, messages: Sequence[RowMessage], renderer: Renderer, keep_reasoning: KeepReasoning
 ) -> tuple[Demonstration, ...]:
     """The token streams of a row. The messages after the last learned answer are left out."""
     turns: list[Turn] = []
@@ -362,15 +362,15 @@ def _rendered(
             continue
         if not turns and not waiting:
             raise ValueError(f"{source}: it begins with an answer; put the question or the instructions before it")
-        heard = Heard(messages=tuple(waiting), only_results=all(by == "tool" for by, _ in waiting))
+        heard = NewMessages(messages=tuple(waiting), only_results=all(by == "tool" for by, _ in waiting))
         turns.append(
-            Turn(agent="", index=len(turns), observation="", action=message.text, reward=0.0, heard=heard)
+            Turn(agent="", index=len(turns), observation="", action=message.text, reward=0.0, new_messages=heard)
         )
         learned.append(message.learned)
         waiting.clear()
     last = max((number for number, is_learned in enumerate(learned) if is_learned), default=-1)
     spoken = Trajectory(agent="", policy="", turns=tuple(turns[: last + 1]))
-    return _marked(source, _retold(source, spoken, renderer, keep_thoughts), learned)
+    return _marked(source, _retold(source, spoken, renderer, keep_reasoning), learned)
 
 
 def _marked(source: str, trajectory: Trajectory, learned: Sequence[bool] | None = None) -> tuple[Demonstration, ...]:
@@ -457,7 +457,7 @@ def _siblings(played: Sequence[_Played]) -> Iterable[list[int]]:
 
 
 def _streams(
-    one: _Played, renderer: Renderer, keep_thoughts: KeepThoughts, counts: Counter[str]
+    one: _Played, renderer: Renderer, keep_reasoning: KeepReasoning, counts: Counter[str]
 ) -> tuple[Demonstration, ...]:
     """Its own tokens where the learner reads them as what was played, else its text, which is counted.
 
@@ -466,7 +466,7 @@ def _streams(
     trajectory = one.trajectory
     if not all(len(turn.response_ids) and _reads_alike(turn, renderer) for turn in trajectory.turns):
         try:
-            trajectory = _retold(one.source, trajectory, renderer, keep_thoughts)
+            trajectory = _retold(one.source, trajectory, renderer, keep_reasoning)
         except ControlTokenError as cause:
             if not counts["control tokens in a text"]:
                 _log.warning("%s. It is left out, and so is every other episode with one", cause)
@@ -478,27 +478,27 @@ def _streams(
 
 def _reads_alike(turn: Turn, renderer: Renderer) -> bool:
     """Whether the learner's tokenizer reads the tokens of `turn` as what was heard and said."""
-    if renderer.parse(turn.response_ids) == (turn.thought, turn.action):
+    if renderer.parse(turn.response_ids) == (turn.reasoning, turn.action):
         return True
     # what was played is not all that was written where a stop text ended it, where it is one of a game's choices, and
     # where calls were written anew; what was heard tells other tokens than the learner's
     named = [call.name for call in turn.tool_calls if call.name]
     said = renderer.text(turn.response_ids)
-    if (turn.action or turn.thought) not in said and not (named and all(name in said for name in named)):
+    if (turn.action or turn.reasoning) not in said and not (named and all(name in said for name in named)):
         return False
-    messages = turn.heard.messages if turn.heard is not None else ()
+    messages = turn.new_messages.messages if turn.new_messages is not None else ()
     return renderer.reads(turn.prompt_ids, messages[-1][1] if messages else turn.observation)
 
 
-def _retold(source: str, trajectory: Trajectory, renderer: Renderer, keep_thoughts: KeepThoughts) -> Trajectory:
+def _retold(source: str, trajectory: Trajectory, renderer: Renderer, keep_reasoning: KeepReasoning) -> Trajectory:
     """The same in tokens of the model that learns: what it would have read, and how it would have written it."""
 
     def said(turn: Turn, prompt_ids: tuple[int, ...]) -> Turn:
         cut = turn.finish_reason in ("length", "context")
-        ids = renderer.answer(whole(turn.thought, turn.action, cut=cut), cut=cut)
+        ids = renderer.answer(whole(turn.reasoning, turn.action, cut=cut), cut=cut)
         return replace(turn, prompt_ids=prompt_ids, response_ids=ids, logprobs=(0.0,) * len(ids), versions=())
 
-    begun = Conversation(renderer, limit=sys.maxsize, max_tokens=1, keep_thoughts=keep_thoughts)
+    begun = Conversation(renderer, limit=sys.maxsize, max_tokens=1, keep_reasoning=keep_reasoning)
     held: list[Conversation] = []  # as it stood after each turn
     turns: list[Turn] = []
     instructions = (("system", trajectory.instructions),) if trajectory.instructions else ()
@@ -508,16 +508,16 @@ def _retold(source: str, trajectory: Trajectory, renderer: Renderer, keep_though
     try:
         for number, turn in enumerate(trajectory.turns):
             heard: Messages = (("user", turn.observation),)
-            if turn.heard is None:
+            if turn.new_messages is None:
                 counted = turns[-1].info.get("tool_calls") if turns else 0
                 made = counted if isinstance(counted, int) else 0
                 after, only_results, main, calls = main, made > calls, number, made
                 heard = heard if after is not None else (*instructions, *heard)
             else:
-                after, only_results = last.get(turn.branch), turn.heard.only_results
+                after, only_results = last.get(turn.branch), turn.new_messages.only_results
                 if turn.forked_from is not None:
                     after = numbers.get(turn.forked_from, number)
-                heard = turn.heard.messages if turn.heard.messages or not turn.observation else heard
+                heard = turn.new_messages.messages if turn.new_messages.messages or not turn.observation else heard
             last[turn.branch] = number
             if after is not None and after >= number:
                 raise ValueError(f"turn {turn.index} goes on from turn {turn.forked_from}, which is not before it")

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from forge_agents.envs.thoughts import whole
+from forge_agents.envs.reasoning import whole
 from forge_agents.errors import did_you_mean
 from forge_agents.programs.protocols import text_of
 from forge_agents.repeated_prompts import overlap, text_after

@@ -188,7 +188,7 @@ class OfflineTrainer(ABC, Generic[T]):
             policy=self.policy.name,
             room=room,
             reward=reward,
-            keep_thoughts=self.policy.keep_thoughts,
+            keep_reasoning=self.policy.keep_reasoning,
         )
         return found
 

@@ -402,7 +402,7 @@ def rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:
     """Tokens and turns of a step that took `seconds`.
 
     Returns:
-        ``tokens``, ``tokens_per_s``, ``turns``; over turns the mean ``response_tokens``, the mean ``thought_tokens``
+        ``tokens``, ``tokens_per_s``, ``turns``; over turns the mean ``response_tokens``, the mean ``reasoning_tokens``
         among them, and the share ``cut_off``; of episodes the shares ``out_of_context`` and ``program_failed``.
     """
     turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
@@ -413,7 +413,7 @@ def rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:
         "tokens_per_s": tokens / seconds,
         "turns": float(len(turns)),
         "response_tokens": float(np.mean([len(turn.response_ids) for turn in turns])) if turns else 0.0,
-        "thought_tokens": float(np.mean([turn.thought_tokens for turn in turns])) if turns else 0.0,
+        "reasoning_tokens": float(np.mean([turn.reasoning_tokens for turn in turns])) if turns else 0.0,
         "out_of_context": float(np.mean([e.end_reason == "context" for e in episodes])) if episodes else 0.0,
         "program_failed": float(np.mean([bool(e.program_error) for e in episodes])) if episodes else 0.0,
         "cut_off": float(np.mean([turn.finish_reason == "length" for turn in turns])) if turns else 0.0,

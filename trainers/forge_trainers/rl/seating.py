@@ -29,10 +29,10 @@ from forge_agents.policy import (
     Oracle,
     Policy,
     PolicyMapping,
-    declared_policies,
-    named_apart,
-    players_of,
-    seat_policies,
+    candidate_policies,
+    policies_by_name,
+    resolve_policies,
+    with_unique_names,
 )
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.runtime.threads import all_or_first_error
@@ -76,24 +76,24 @@ def check_trainable(models: Mapping[str, Policy], max_staleness: int = 0) -> Non
                 f"policy {name!r} samples with temperature=0, always the most probable token, so siblings would not "
                 "differ and nothing could be learned; training needs a temperature above 0"
             )
-        coldest = min(sampling.temperature, sampling.temperature_from or sampling.temperature)
+        coldest = min(sampling.temperature, sampling.initial_temperature or sampling.temperature)
         if coldest < _COLDEST:
             raise ValueError(
                 f"policy {name!r} samples with temperature={coldest}; vLLM samples no colder than {_COLDEST}, so the "
                 f"learner would compute another distribution; training needs at least {_COLDEST}"
             )
-        if sampling.shaping:
-            given = ", ".join(f"{key}={value!r}" for key, value in sampling.shaping.items())
+        if sampling.logit_settings:
+            given = ", ".join(f"{key}={value!r}" for key, value in sampling.logit_settings.items())
             raise ValueError(
                 f"policy {name!r} samples with {given}; training needs the model's whole distribution, bent by the "
                 "temperature alone. The learner computes each token's probability from all logits of its place, and "
                 "knows neither which tokens the sampler left out there nor what it had counted so far: the gradient "
                 "would be that of another distribution. Leave it out, or set trainable=False"
             )
-        if sampling.temperature_from is not None and window(max_staleness)[1]:
+        if sampling.initial_temperature is not None and window(max_staleness)[1]:
             raise ValueError(
                 f"policy {name!r} moves its temperature, and with max_staleness={max_staleness} a batch may hold "
-                "groups of two steps, at two temperatures; set max_staleness to 0 or 1, or leave out temperature_from"
+                "groups of two steps, at two temperatures; set max_staleness to 0 or 1, or remove initial_temperature"
             )
         if policy.constrain_actions:
             raise ValueError(
@@ -127,7 +127,7 @@ class Seating:
     """
 
     def __init__(self, seats: PolicyMapping) -> None:
-        self._seats = seats = named_apart(seats)
+        self._seats = seats = with_unique_names(seats)
         if isinstance(seats, Mapping):
             check_trainable({one.name: one for one in seats.values() if isinstance(one, Policy)})
         elif isinstance(seats, Policy):
@@ -143,18 +143,18 @@ class Seating:
         agents = dict.fromkeys(agent for each in seats.values() for agent in each)
         if part and isinstance(self._seats, Mapping):
             agents |= dict.fromkeys(self._seats)
-        players_of(self._seats, tuple(agents))  # refuses a function whose policies nobody can tell apart
-        return declared_policies(self._seats, tuple(agents))
+        candidate_policies(self._seats, tuple(agents))  # refuses a function whose policies nobody can tell apart
+        return policies_by_name(self._seats, tuple(agents))
 
     def seated(self, agents: Sequence[str], seed: int) -> Mapping[str, AnyPolicy]:
         """Who sits where in an episode."""
-        return seat_policies(self._of(agents), agents, seed)
+        return resolve_policies(self._of(agents), agents, seed)
 
     def roles(self, seats: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
         """By policy, the seats that it may sit in."""
         found: dict[str, list[str]] = {}
         for agents in seats.values():
-            for agent, policies in players_of(self._of(agents), agents).items():
+            for agent, policies in candidate_policies(self._of(agents), agents).items():
                 for name in {policy.name: None for policy in policies}:
                     if agent not in found.setdefault(name, []):
                         found[name].append(agent)
@@ -238,7 +238,7 @@ class LeagueSeating(Seating):
             raise ValueError(f"environments of a league need the same seats, got {dict(seats)}")
         found: dict[str, AnyPolicy] = {}
         for player in (league.policy, league.frozen(league.engine), *league.fixed):
-            for name, policy in declared_policies(player, agents).items():
+            for name, policy in policies_by_name(player, agents).items():
                 if name in found:
                     raise ValueError(f"two policies of the league are called {name!r}; give each its own name=")
                 found[name] = policy

@@ -99,7 +99,7 @@ def content_key(trajectory: Trajectory) -> bytes:
     log-probabilities, weights versions and timings.
     """
     turns = [
-        (t.observation, t.thought, t.reasoning_text, t.action, t.reward, t.terminated, t.truncated, dict(t.info))
+        (t.observation, t.reasoning, t.raw_reasoning, t.action, t.reward, t.terminated, t.truncated, dict(t.info))
         for t in trajectory.turns
     ]
     content = (
@@ -107,7 +107,7 @@ def content_key(trajectory: Trajectory) -> bytes:
         trajectory.seed,
         trajectory.agent,
         trajectory.instructions,
-        trajectory.early_reward,
+        trajectory.initial_reward,
         dict(trajectory.info),
         turns,
     )

@@ -93,7 +93,7 @@ class Judge(Composable):
         view: What the judge sees: ``"answer"``, the last turn; ``"trajectory"``, all turns at once; ``"turns"``, one
             question for each turn, whose grades are averaged; or a function from a trajectory to a text or None.
         thoughts: Whether it also sees what was thought before each answer, fenced off as such; a function as `view` may
-            always look at `turn.thought`.
+            always look at `turn.reasoning`.
         max_chars: Of longer texts the middle of the history is left out, then the beginning of the answer. The task
             stays as long as it takes at most three quarters of the room.
         engine: Limits of the judge's engine; not for endpoints.

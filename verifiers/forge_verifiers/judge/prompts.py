@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from forge_agents.envs.thoughts import split_thought
+from forge_agents.envs.reasoning import split_reasoning
 from forge_agents.types import Trajectory, Turn
 from forge_verifiers.core.markdown import code_blocks
 from forge_verifiers.core.verifier import Cost
@@ -117,7 +117,7 @@ def defused(text: str, tokens: Sequence[str] = ()) -> str:
 
 def _turn(turn: Turn, thoughts: bool) -> Document:
     seen = (Part("task", turn.observation),) if turn.observation else ()
-    thought = (Part("thought", turn.thought),) if thoughts and turn.thought else ()
+    thought = (Part("thought", turn.reasoning),) if thoughts and turn.reasoning else ()
     return (*seen, *thought, Part("answer", turn.action))
 
 
@@ -314,7 +314,7 @@ class Reasoned:
 
     def grade(self, reply: Reply) -> float | None:
         """1 or 0. A thought before the JSON is passed over, and so is a fence around it."""
-        _, text = split_thought(reply.text)
+        _, text = split_reasoning(reply.text)
         blocks = code_blocks(text) if text.startswith(("```", "~~~")) else []
         answer = _json_in(blocks[0].text if len(blocks) == 1 else text)
         verdict = answer.get("pass") if answer is not None else None

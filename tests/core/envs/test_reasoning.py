@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_agents.envs.thoughts import heard, opens_thought, split_thought, whole
+from forge_agents.envs.reasoning import heard, opens_reasoning, split_reasoning, whole
 
 
 @pytest.mark.parametrize(
@@ -27,31 +27,31 @@ from forge_agents.envs.thoughts import heard, opens_thought, split_thought, whol
     ],
 )
 def test_a_thought_stands_before_the_answer(said, thought, answer):
-    assert split_thought(said) == (thought, answer)
+    assert split_reasoning(said) == (thought, answer)
 
 
 def test_a_prompt_that_opened_a_thought_makes_what_follows_one():
-    assert split_thought("a</think> b", opened=True) == ("a", "b")
-    assert split_thought("a", opened=True) == ("a", "")
-    assert split_thought("<think>a</think> b", opened=True) == ("a", "b")
+    assert split_reasoning("a</think> b", opened=True) == ("a", "b")
+    assert split_reasoning("a", opened=True) == ("a", "")
+    assert split_reasoning("<think>a</think> b", opened=True) == ("a", "b")
 
 
 def test_where_the_prompt_is_not_known_a_closing_tag_tells():
-    assert split_thought("a</think> b", opened=None) == ("a", "b")
-    assert split_thought("a", opened=None) == ("", "a")
-    assert split_thought("The tags <think> and </think>.", opened=None) == ("", "The tags <think> and </think>.")
+    assert split_reasoning("a</think> b", opened=None) == ("a", "b")
+    assert split_reasoning("a", opened=None) == ("", "a")
+    assert split_reasoning("The tags <think> and </think>.", opened=None) == ("", "The tags <think> and </think>.")
 
 
 @pytest.mark.parametrize("end", ["assistant\n<think>\n", "[THINK]"])
 def test_the_end_of_a_prompt_tells_whether_a_thought_is_open(end):
-    assert opens_thought(f"<think>x</think>{end}")
-    assert not opens_thought(f"{end}\n</think>\n\n") and not opens_thought(f"{end} user: hi")
+    assert opens_reasoning(f"<think>x</think>{end}")
+    assert not opens_reasoning(f"{end}\n</think>\n\n") and not opens_reasoning(f"{end} user: hi")
 
 
 @given(st.text().map(str.strip).filter(bool), st.text().map(str.strip))
 def test_what_is_put_together_comes_apart_again(thought, answer):
     if "</think>" not in thought:
-        assert split_thought(whole(thought, answer)) == (thought, answer)
+        assert split_reasoning(whole(thought, answer)) == (thought, answer)
 
 
 _PIECES = st.sampled_from(["<think>", "</think>", "[THINK]", "[/THINK]", "a", " ", "\n", "<|end|>", "◁think▷"])
@@ -59,13 +59,13 @@ _PIECES = st.sampled_from(["<think>", "</think>", "[THINK]", "[/THINK]", "a", " 
 
 @given(st.lists(_PIECES, max_size=12).map("".join), st.sampled_from([True, False, None]))
 def test_any_text_comes_apart_and_an_answer_without_a_thought_is_left_alone(text, opened):
-    thought, answer = split_thought(text, opened=opened)
+    thought, answer = split_reasoning(text, opened=opened)
     assert len(thought) + len(answer) <= len(text) and answer in text
     if opened is False and not text.lstrip().startswith(("<think>", "[THINK]", "◁think▷")):
         assert (thought, answer) == ("", text)
 
 
 def test_only_a_game_that_says_so_hears_thoughts():
-    assert heard(SimpleNamespace(hears_thoughts=True, unwrapped=None), "a", "b") == whole("a", "b")
-    assert heard(SimpleNamespace(hears_thoughts=False, unwrapped=MagicMock()), "a", "b") == "b"
+    assert heard(SimpleNamespace(observes_reasoning=True, unwrapped=None), "a", "b") == whole("a", "b")
+    assert heard(SimpleNamespace(observes_reasoning=False, unwrapped=MagicMock()), "a", "b") == "b"
     assert heard(MagicMock(), "a", "b") == "b"

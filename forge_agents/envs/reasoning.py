@@ -38,7 +38,7 @@ _FINAL = re.compile(r"\s*<\|channel\|>final<\|message\|>")
 """What stands before an answer of gpt-oss."""
 
 
-def split_thought(text: str, *, opened: bool | None = False) -> tuple[str, str]:
+def split_reasoning(text: str, *, opened: bool | None = False) -> tuple[str, str]:
     """The thought and the answer of what somebody said.
 
     A thought stands at the beginning, in the tags of a family of models; several may follow each other. One that is
@@ -69,12 +69,12 @@ def split_response(text: str, *, opening: str | None = "") -> tuple[str, str, st
             is not known.
 
     Returns:
-        Thought and answer as `split_thought` has them, and between them the start of the response up to the answer,
+        Thought and answer as `split_reasoning` has them, and between them the start of the response up to the answer,
         exactly as it was written. A tag that the prompt has opened is part of it. It is empty where no tags were
         written.
     """
     opened = None if opening is None else bool(opening)
-    thought, answer = split_thought(text, opened=opened)
+    thought, answer = split_reasoning(text, opened=opened)
     thoughts, at, _ = _thoughts(text, opened)
     final = _FINAL.match(text, at)
     if not thoughts and final is None:
@@ -107,7 +107,7 @@ def in_think_tags(text: str) -> str:
 
 
 def answer_at(text: str, *, opened: bool = False) -> int:
-    """Where in `text`, which is as in `split_thought`, the answer begins: its end where a thought is not closed."""
+    """Where in `text`, which is as in `split_reasoning`, the answer begins: its end where a thought is not closed."""
     return _thoughts(text, opened)[1]
 
 
@@ -136,7 +136,7 @@ def _thoughts(text: str, opened: bool | None) -> tuple[list[str], int, int | Non
     return thoughts, at, unclosed
 
 
-def opens_thought(text: str) -> str:
+def opens_reasoning(text: str) -> str:
     """The tag with which `text`, the end of a prompt, has opened a thought that a model goes on with; empty if none."""
     opening = re.search(rf"(?:{_OPEN})\Z", text.rstrip())
     return opening[0] if opening else ""
@@ -149,10 +149,10 @@ def is_tag(text: str) -> bool:
 
 def continued(prompt: str, message: str) -> str:
     """What a model writes after `prompt` to say `message`: where the prompt has opened a thought, the rest of it."""
-    opening = opens_thought(prompt)
+    opening = opens_reasoning(prompt)
     if not opening:
         return message
-    thought, answer = split_thought(message)
+    thought, answer = split_reasoning(message)
     return thought if closing(message) else f"{thought}{closing(opening)}{answer}"  # may break off in its thought
 
 
@@ -168,6 +168,6 @@ def whole(thought: str, answer: str, *, cut: bool = False) -> str:
 
 
 def heard(env: Any, thought: str, answer: str) -> str:
-    """What `env` is given of what somebody said: the answer; the thought as well where `env.hears_thoughts` is true."""
+    """The text that `env` gets: the answer, with the reasoning before it if `env.observes_reasoning` is true."""
     # True, and not what any attribute of somebody's game that makes up attributes would be
-    return whole(thought, answer) if thought and hook(env, "hears_thoughts") is True else answer
+    return whole(thought, answer) if thought and hook(env, "observes_reasoning") is True else answer
