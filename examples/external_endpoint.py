@@ -20,7 +20,7 @@ ENV_ID = "forge/KuhnPoker-v0"
 def play(rival, episodes):
     """Rewards of the rival by episode, and the errors."""
     rewards, errors = [], []
-    for seat, other in (("p0", "p1"), ("p1", "p0")):
+    for seat, other in (("player_0", "player_1"), ("player_1", "player_0")):
         seats = {seat: rival, other: fa.Random(seed=0)}
         rollout = Rollout(make_env=lambda: fa.make(ENV_ID), env_id=ENV_ID, policies=seats)
         for seed in range(episodes):

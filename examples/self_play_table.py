@@ -25,7 +25,7 @@ from forge_trainers.rl.rewards import env_reward, judge
 from forge_trainers.selfplay.league import draw_matches, results_of
 from forge_trainers.selfplay.matchmaking import Standings
 
-AGENTS = ("p0", "p1")
+AGENTS = ("player_0", "player_1")
 EVERY = 10
 
 

@@ -151,8 +151,8 @@ register(
     oracle="forge_envs.oracles.village:Oracle",
     tags=("5p", "hidden-information"),
     levels=[
-        {"seats": seats, "wolves": wolves, "seer": seer, "healer": healer, "days": days}
-        for seats, wolves, seer, healer, days in (
+        {"num_players": players, "wolves": wolves, "seer": seer, "healer": healer, "days": days}
+        for players, wolves, seer, healer, days in (
             (6, 1, True, True, 5), (7, 1, True, False, 4), (5, 1, True, False, 3), (7, 2, True, True, 5),
             (7, 2, True, False, 4), (7, 2, False, False, 4),
         )
@@ -164,8 +164,8 @@ register(
     oracle="forge_envs.oracles.fireworks:Oracle",
     tags=("2p", "cooperative", "hidden-information"),
     levels=[
-        {"seats": seats, "colours": colours, "ranks": ranks, "hand": hand, "hints": hints, "fuses": fuses}
-        for seats, colours, ranks, hand, hints, fuses in (
+        {"num_players": players, "colours": colours, "ranks": ranks, "hand": hand, "hints": hints, "fuses": fuses}
+        for players, colours, ranks, hand, hints, fuses in (
             (2, 2, 2, 2, 5, 2), (2, 2, 3, 3, 5, 2), (2, 4, 3, 3, 6, 3), (3, 4, 4, 4, 7, 3), (3, 5, 5, 4, 8, 3),
             (4, 5, 5, 4, 8, 2),
         )
@@ -177,8 +177,8 @@ register(
     oracle="forge_envs.oracles.commons:oracle",
     tags=("3p", "mixed-motive"),
     levels=[
-        {"seats": seats, "regrowth": regrowth}
-        for seats, regrowth in ((2, 3.0), (3, 2.0), (4, 1.6), (5, 1.4), (6, 1.25))
+        {"num_players": players, "regrowth": regrowth}
+        for players, regrowth in ((2, 3.0), (3, 2.0), (4, 1.6), (5, 1.4), (6, 1.25))
     ],
 )
 register(

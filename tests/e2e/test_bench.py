@@ -61,7 +61,7 @@ def test_engines_play_game_after_game_under_a_running_loop(tiny_llama: Path) -> 
     bound = fa.Policy(str(tiny_llama), name="bound", constrain_actions=True)
 
     async def notebook() -> list[fa.Episode]:
-        seats = {"p0": bound, "p1": talker}
+        seats = {"player_0": bound, "player_1": talker}
         with fa.Engines(talker, config=SMALL) as engines:
             return [fa.play("forge/KuhnPoker-v0", seats, seed=seed, engines=engines) for seed in (1, 1, 2)]
 

@@ -26,7 +26,7 @@ def rewards(players, seed, **settings):
 
 
 def mean(player, seeds=range(20), **settings):
-    return float(np.mean([rewards([player] * settings.get("seats", 3), seed, **settings) for seed in seeds]))
+    return float(np.mean([rewards([player] * settings.get("num_players", 3), seed, **settings) for seed in seeds]))
 
 
 def test_the_environment_keeps_the_contract():
@@ -42,7 +42,7 @@ def test_who_leaves_what_grows_back_earns_what_all_could(level):
 
 def test_no_plan_earns_more_than_the_best():
     """All plans of a small lake, with equal shares."""
-    env = Commons(seats=2, regrowth=2.0, seasons=3)
+    env = Commons(num_players=2, regrowth=2.0, seasons=3)
     env.reset(seed=0)
 
     def most(stock, left):
@@ -65,16 +65,16 @@ def test_one_who_takes_more_earns_more_at_the_others_cost():
 
 
 def test_all_take_at_once_and_share_what_is_too_little():
-    env = Commons(seats=3, regrowth=2.0)
+    env = Commons(num_players=3, regrowth=2.0)
     env.reset(seed=0)
     env.stock = env.holds = 10
-    seen, *_ = env.step({"ann": "I take 2", "ben": "take 3!", "cat": "hello\n all"})
-    assert env.stock == 10 and env.infos["cat"]["illegal"] and "illegal" not in env.infos["ann"]
-    assert seen["ann"].splitlines()[:3] == [
+    seen, *_ = env.step({"player_0": "I take 2", "player_1": "take 3!", "player_2": "hello\n all"})
+    assert env.stock == 10 and env.infos["player_2"]["illegal"] and "illegal" not in env.infos["player_0"]
+    assert seen["player_0"].splitlines()[:3] == [
         "ann took 2 and said: I take 2", "ben took 3 and said: take 3!", "cat took 0 and said: hello all",
     ]  # fmt: skip
-    env.step({"ann": "take 4", "ben": "take 4", "cat": "take 4"})
-    assert env.caught == {"ann": 5, "ben": 6, "cat": 3} and env.stock == 0 and env.agents == []
+    env.step({"player_0": "take 4", "player_1": "take 4", "player_2": "take 4"})
+    assert env.caught == {"player_0": 5, "player_1": 6, "player_2": 3} and env.stock == 0 and env.agents == []
 
 
 def test_each_level_is_harder_for_who_leaves_the_same_everywhere():
@@ -91,7 +91,7 @@ def test_what_knows_nothing_earns_little(say):
 
 
 def test_settings_that_make_no_commons_are_told():
-    for wrong in ({"seats": 1}, {"seats": 7}, {"regrowth": 1}, {"seasons": 1}, {"max_message_chars": 0}):
+    for wrong in ({"num_players": 1}, {"num_players": 7}, {"regrowth": 1}, {"seasons": 1}, {"max_message_chars": 0}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
             Commons(**wrong)
 
@@ -107,8 +107,8 @@ def test_a_number_to_take_may_be_written_in_other_ways(text, number):
 
 
 def test_growth_is_what_its_decimals_say():
-    env = Commons(seats=2, regrowth=1.4)
+    env = Commons(num_players=2, regrowth=1.4)
     env.reset(seed=0)
     env.holds, env.stock = 1000, 45
-    env.step({"ann": "nothing", "ben": "nothing"})
+    env.step({"player_0": "nothing", "player_1": "nothing"})
     assert env.stock == 63, "in binary 45 x 1.4 is a little less"

@@ -18,7 +18,7 @@ def dealt(ann, ben, deck=(), **settings):
     """A game with given hands and deck, whose first card is drawn first."""
     env = Fireworks(hand=len(ann), **settings)
     env.reset(seed=0)
-    for seat, cards in (("ann", ann), ("ben", ben)):
+    for seat, cards in (("player_0", ann), ("player_1", ben)):
         for held, card in zip(env.hands[seat], cards, strict=True):
             held.card = card
     env.deck = [*reversed(deck)]
@@ -35,34 +35,35 @@ def test_the_environment_keeps_the_contract(name):
 
 def test_a_seat_sees_the_others_cards_and_what_hints_leave_open_of_its_own():
     env = dealt([R1, B2], [B1, R2], [R1], colours=2, ranks=2)
-    assert env.observe("ann").splitlines() == [
+    assert env.observe("player_0").splitlines() == [
         "Piles: red 0, blue 0. Hints: 6. Fuses: 3. Deck: 1.", "Gone: nothing.",
         "ben: blue 1 (knows ?), red 2 (knows ?)", "Your cards: 1 ?, 2 ?.",
     ]  # fmt: skip
     env.step("I say: hint to BEN  blue")
-    assert env.observe("ben").splitlines()[0] == "ann told ben: blue is card 1."
-    assert env.observe("ben").endswith("Your cards: 1 blue, 2 red.") and "Hints: 5" in env.observe("ann")
+    assert env.observe("player_1").splitlines()[0] == "ann told ben: blue is card 1."
+    assert env.observe("player_1").endswith("Your cards: 1 blue, 2 red.") and "Hints: 5" in env.observe("player_0")
     env.step("play 1")
     assert env.piles == {"red": 0, "blue": 1}
-    assert env.observe("ann").splitlines()[0] == "ben played blue 1, which fits."
-    assert "ben: red 2 (knows red), red 1 (knows ?)" in env.observe("ann"), "the new card is the last"
+    assert env.observe("player_0").splitlines()[0] == "ben played blue 1, which fits."
+    assert "ben: red 2 (knows red), red 1 (knows ?)" in env.observe("player_0"), "the new card is the last"
 
 
 def test_a_hint_says_also_what_the_other_cards_are_not():
     env = dealt([R1], [B1], [R1] * 9, colours=3, ranks=3)
     env.step("hint ben 2"), env.step("play 1")
-    assert "illegal" in env.infos["ann"], "a hint that shows no card"
+    assert "illegal" in env.infos["player_0"], "a hint that shows no card"
     env = dealt([R1, R1], [B1, R2], [R1] * 9, colours=3, ranks=3)
     env.step("hint ben 1")
-    assert env.observe("ben").endswith("Your cards: 1 1, 2 2/3.")
+    assert env.observe("player_1").endswith("Your cards: 1 1, 2 2/3.")
 
 
 def test_cards_that_do_not_fit_burn_fuses_and_the_last_one_burns_all():
     env = dealt([R2, R2], [R1, R2], [R2] * 9, colours=2, ranks=3, fuses=2)
     env.step("play 1")
-    assert env.fuses == 1 and env.gone == [R2] and "which does not fit: a fuse burns" in env.observe("ben")
+    assert env.fuses == 1 and env.gone == [R2] and "which does not fit: a fuse burns" in env.observe("player_1")
     env.step("play 1"), env.step("what?")
-    assert env.rewards == {"ann": 0, "ben": 0} and env.infos["ann"]["score"] == 1 and env.infos["ben"]["fuses"] == 0
+    assert env.rewards == {"player_0": 0, "player_1": 0}
+    assert env.infos["player_0"]["score"] == 1 and env.infos["player_1"]["fuses"] == 0
 
 
 def test_hints_are_used_up_and_regained():
@@ -70,12 +71,12 @@ def test_hints_are_used_up_and_regained():
     env.step("discard 1")
     assert env.fuses == 2, "nothing to regain"
     env.step("hint ann red")
-    assert env.hints == 0 and not any(move.startswith("hint") for move in env.legal_actions("ann"))
+    assert env.hints == 0 and not any(move.startswith("hint") for move in env.legal_actions("player_0"))
     env.step("discard 2")
     assert env.hints == 1 and env.gone == [R2]
     env.step("hint ann 1"), env.step("play 1"), env.step("discard 1")
     env.piles["red"] = 1
-    env.hands["ann"][0].card, env.hints = R2, 0
+    env.hands["player_0"][0].card, env.hints = R2, 0
     env.step("play 1")
     assert env.hints == 1, "a complete pile regains one"
 
@@ -85,7 +86,7 @@ def test_after_the_last_card_everybody_moves_once_more():
     env.step("play 1")
     assert not env.deck and not any(env.terminations.values())
     env.step("play 1"), env.step("play 1")
-    assert env.rewards["ann"] == 0.5 and env.infos["ann"] | {"success": False} == env.infos["ann"]
+    assert env.rewards["player_0"] == 0.5 and env.infos["player_0"] | {"success": False} == env.infos["player_0"]
 
 
 def test_each_level_is_harder_for_a_team_that_slips():
@@ -108,9 +109,10 @@ def test_no_seat_can_tell_its_own_cards_from_what_it_reads():
     hands = set()
     for draw in range(100):
         twin = env.fork()
-        twin.swap_secrets("ann", np.random.default_rng(draw))
-        assert twin.observe("ann") == env.observe("ann") and twin.legal_actions("ann") == env.legal_actions("ann")
-        hands.add(tuple(held.card for held in twin.hands["ann"]))
+        twin.swap_secrets("player_0", np.random.default_rng(draw))
+        assert twin.observe("player_0") == env.observe("player_0")
+        assert twin.legal_actions("player_0") == env.legal_actions("player_0")
+        hands.add(tuple(held.card for held in twin.hands["player_0"]))
         assert sorted([*hands_of(twin), *twin.deck]) == sorted([*hands_of(env), *env.deck])
     assert hands == {(R1, B2, B1), (R1, B1, B2), (R1, B1, B1)}
 
@@ -131,7 +133,7 @@ def test_a_leak_is_found(leak):
 
 
 def test_settings_that_make_no_game_are_told():
-    wrong = ({"seats": 5}, {"colours": len(COLOURS) + 1}, {"ranks": 1}, {"hand": 6}, {"hints": 0}, {"fuses": 0})
+    wrong = ({"num_players": 5}, {"colours": len(COLOURS) + 1}, {"ranks": 1}, {"hand": 6}, {"hints": 0}, {"fuses": 0})
     for settings in wrong:
         with pytest.raises(ValueError, match=f"{next(iter(settings))}=.* must be"):
             Fireworks(**settings)
@@ -148,4 +150,4 @@ def test_settings_that_make_no_game_are_told():
 def test_a_move_may_stand_in_other_words(text, legal):
     env = dealt([R1, B2], [B1, R2], [R1], colours=2, ranks=2)  # where no hint is used up nothing may be discarded
     env.step(text)
-    assert ("illegal" not in env.infos["ann"]) == legal and env.fuses == 3 - (not legal)
+    assert ("illegal" not in env.infos["player_0"]) == legal and env.fuses == 3 - (not legal)

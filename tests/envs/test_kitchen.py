@@ -20,7 +20,7 @@ def cooked(cook, seed, **settings):
     seen, _ = env.reset(seed=seed)
     while env.agents:
         seen, rewards, *_ = env.step({agent: cook(seen[agent], agent) for agent in env.agents})
-    return rewards["ann"] if rewards["ann"] == rewards["ben"] else None
+    return rewards["cook_0"] if rewards["cook_0"] == rewards["cook_1"] else None
 
 
 def begun(layout="O.1P / D.2S", **settings):
@@ -31,7 +31,7 @@ def begun(layout="O.1P / D.2S", **settings):
 
 def steps(env, *pairs):
     for ann, ben in pairs:
-        env.step({"ann": ann, "ben": ben})
+        env.step({"cook_0": ann, "cook_1": ben})
     return env
 
 
@@ -41,18 +41,18 @@ def test_the_environment_keeps_the_contract():
 
 def test_a_soup_from_the_onion_to_the_window():
     env = steps(begun(cooking=1, orders=2), ("west", "west"), ("west", "west"), ("east", "wait"), ("east", "wait"))
-    assert env.hands == {"ann": "", "ben": "dish"}
-    assert env.observe("ann") == (
+    assert env.hands == {"cook_0": "", "cook_1": "dish"}
+    assert env.observe("cook_0") == (
         "O.AP\nDB.S\nann holds nothing, ben holds dish. Pot: cooks for 1 more. Served: 0 of 2. Rounds left: 46."
     )
     steps(env, ("south", "wait"))
-    assert "Pot: ready." in env.observe("ben") and "OB" not in env.observe("ben")
+    assert "Pot: ready." in env.observe("cook_1") and "OB" not in env.observe("cook_1")
     steps(env, ("wait", "north"), ("wait", "east"), ("wait", "east"), ("wait", "wait"))
-    assert env.hands["ben"] == "soup" and env.in_pot == 0
+    assert env.hands["cook_1"] == "soup" and env.in_pot == 0
     steps(env, ("west", "south"), ("wait", "east"))
-    assert env.served == 1 and env.hands["ben"] == "" and env.agents
+    assert env.served == 1 and env.hands["cook_1"] == "" and env.agents
     steps(env, *[("wait", "wait")] * 39)
-    assert env.agents == [] and env.infos["ann"] == {"served": 1, "rounds": 50, "success": False, "forfeits": []}
+    assert env.agents == [] and env.infos["cook_0"] == {"served": 1, "rounds": 50, "success": False, "forfeits": []}
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_a_soup_from_the_onion_to_the_window():
 def test_cooks_do_not_walk_through_each_other(moves, places):
     env = steps(begun(), moves)
     assert tuple(env.places.values()) == places
-    assert ("illegal" in env.infos["ben"]) == (moves[1] == "west or north")
+    assert ("illegal" in env.infos["cook_1"]) == (moves[1] == "west or north")
     meet = steps(begun("O1.2P / D..=S"), ("east", "west"))
     assert [*meet.places.values()] == [(0, 1), (0, 3)]
 
@@ -79,9 +79,9 @@ def test_a_map_is_turned_over_as_a_whole_and_cooks_stay_on_the_side_that_was_dra
     for seed in range(40):
         env = begun(LAYOUTS["wall"], swap=True)
         env.reset(seed=seed)
-        rows = env.observe("ann").split("\n")[:3]
+        rows = env.observe("cook_0").split("\n")[:3]
         bare = tuple(row.replace("A", ".").replace("B", ".") for row in rows)
-        sides = [env.places[cook][1] < 2 for cook in ("ann", "ben")]
+        sides = [env.places[cook][1] < 2 for cook in ("cook_0", "cook_1")]
         assert sides in ([True, False], [False, True])
         seen.setdefault(bare, set()).add(sides[0])
     whole = ("O.=.P", "..=..", "D.=.S")
@@ -91,11 +91,11 @@ def test_a_map_is_turned_over_as_a_whole_and_cooks_stay_on_the_side_that_was_dra
 
 def test_a_counter_hands_things_over_one_at_a_time():
     env = steps(begun(LAYOUTS["wall"]), ("north", "wait"), ("east", "wait"), ("east", "west"))
-    assert env.counters == {(1, 2): "onion"} and "\n.AoB.\n" in env.observe("ben")
+    assert env.counters == {(1, 2): "onion"} and "\n.AoB.\n" in env.observe("cook_1")
     steps(env, ("wait", "west"))
-    assert env.hands == {"ann": "", "ben": "onion"} and env.counters == {}
+    assert env.hands == {"cook_0": "", "cook_1": "onion"} and env.counters == {}
     steps(env, ("east", "west"), ("east", "west"))
-    assert env.hands == {"ann": "onion", "ben": ""}, "laid down while ann, who is first, found nothing; then taken"
+    assert env.hands == {"cook_0": "onion", "cook_1": ""}, "cook_0, who is first, takes it a round later"
 
 
 @pytest.mark.parametrize("level", [1, 2, 3, 4, 5, 6])
@@ -114,7 +114,7 @@ def test_games_of_a_level_begin_in_many_ways(level):
     begins = set()
     for seed in range(60):
         env.reset(seed=seed)
-        begins.add(env.observe("ann"))
+        begins.add(env.observe("cook_0"))
     assert len(begins) >= 40
 
 
@@ -126,10 +126,10 @@ def test_what_knows_nothing_serves_nothing(say):
 
 
 def test_who_cooks_alone_beside_one_who_stands_is_slower_or_fails_where_both_are_needed():
-    alone = {"ann": fa.Oracle(), "ben": fa.Scripted(lambda seen: "wait")}
+    alone = {"cook_0": fa.Oracle(), "cook_1": fa.Scripted(lambda seen: "wait")}
     for layout, least in (("room", 1), ("wall", 0)):
         games = (fa.play(NAME, alone, seed=seed, env_args={"layout": layout}) for seed in range(6))
-        assert max(game.rewards["ann"] for game in games) == least
+        assert max(game.rewards["cook_0"] for game in games) == least
 
 
 @pytest.mark.parametrize(

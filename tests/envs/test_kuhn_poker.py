@@ -8,7 +8,7 @@ from pettingzoo.test import api_test, seed_test
 import forge_agents as fa
 from forge_envs.games.poker import CARDS, KuhnPoker
 
-# Kuhn 1950: every way a hand can go, and p0's chips where p0 holds the higher card and where the lower.
+# Kuhn 1950: every way a hand can go, and player_0's chips where player_0 holds the higher card and where the lower.
 LINES = {
     ("check", "check"): (1, -1),
     ("check", "bet", "call"): (2, -2),
@@ -21,7 +21,7 @@ LINES = {
 def dealt(first, second):
     env = KuhnPoker()
     env.reset(seed=0)
-    env.cards = {"p0": first, "p1": second}
+    env.cards = {"player_0": first, "player_1": second}
     return env
 
 
@@ -39,14 +39,14 @@ def totals(env, actions):
 @pytest.mark.parametrize("cards", list(itertools.permutations(range(3), 2)))
 def test_every_line_of_every_deal_pays_exactly(moves, cards):
     won = totals(dealt(*cards), moves)
-    p0 = LINES[moves][0 if cards[0] > cards[1] else 1]
-    assert won == {"p0": p0, "p1": -p0}
+    player_0 = LINES[moves][0 if cards[0] > cards[1] else 1]
+    assert won == {"player_0": player_0, "player_1": -player_0}
 
 
 def test_the_value_of_the_game_is_minus_one_eighteenth():
     """Kuhn's equilibrium (alpha = 1/3) against itself, over all deals, weighs every line once."""
-    bet_first = {0: 1 / 3, 1: 0.0, 2: 1.0}  # p0 opens with a bet
-    call_after_check = {0: 0.0, 1: 2 / 3, 2: 1.0}  # p0 calls a bet after checking
+    bet_first = {0: 1 / 3, 1: 0.0, 2: 1.0}  # player_0 opens with a bet
+    call_after_check = {0: 0.0, 1: 2 / 3, 2: 1.0}  # player_0 calls a bet after checking
     bet_after_check = {0: 1 / 3, 1: 0.0, 2: 1.0}
     call = {0: 0.0, 1: 1 / 3, 2: 1.0}
     value = 0.0
@@ -58,7 +58,7 @@ def test_the_value_of_the_game_is_minus_one_eighteenth():
             ("bet", "call"): bet_first[a] * call[b],
             ("bet", "fold"): bet_first[a] * (1 - call[b]),
         }
-        value += sum(p * totals(dealt(a, b), moves)["p0"] for moves, p in chances.items()) / 6
+        value += sum(p * totals(dealt(a, b), moves)["player_0"] for moves, p in chances.items()) / 6
     assert value == pytest.approx(-1 / 18)
 
 
@@ -66,26 +66,30 @@ def test_the_value_of_the_game_is_minus_one_eighteenth():
 def test_illegal_text_loses_the_ante_and_is_recorded(text):
     env = dealt(2, 0)
     env.step(text)
-    assert env.terminations == {"p0": True, "p1": True}
-    assert env.rewards == {"p0": -1, "p1": 1}
-    assert (env.infos["p0"]["illegal"], env.infos["p1"]["illegal"]) == (True, False)
+    assert env.terminations == {"player_0": True, "player_1": True}
+    assert env.rewards == {"player_0": -1, "player_1": 1}
+    assert (env.infos["player_0"]["illegal"], env.infos["player_1"]["illegal"]) == (True, False)
 
 
 @pytest.mark.parametrize("text", ["bet", " BET.\n", "I bet!", "bet bet", "**Bet**"])
 def test_a_move_may_stand_in_a_sentence(text):
     env = dealt(2, 0)
     env.step(text)
-    assert env.moves == ["bet"] and env.agent_selection == "p1"
+    assert env.moves == ["bet"] and env.agent_selection == "player_1"
 
 
 def test_seats_read_their_own_card_only_and_the_result_at_the_end():
     env = dealt(2, 0)
-    assert env.observe("p0") == "Your card: King. Moves: none. Your move: check or bet?"
+    assert env.observe("player_0") == "Your card: King. Moves: none. Your move: check or bet?"
     env.step("bet")
-    assert env.observe("p1") == "Your card: Jack. Moves: opponent bet. Your move: call or fold?"
-    assert env.infos["p1"]["legal_actions"] == ["call", "fold"] and "cards" not in env.infos["p1"]
+    assert env.observe("player_1") == "Your card: Jack. Moves: opponent bet. Your move: call or fold?"
+    assert env.infos["player_1"]["legal_actions"] == ["call", "fold"] and "cards" not in env.infos["player_1"]
     env.step("fold")
-    assert env.infos["p1"] == {"cards": {"p0": "King", "p1": "Jack"}, "moves": ["bet", "fold"], "illegal": False}
+    assert env.infos["player_1"] == {
+        "cards": {"player_0": "King", "player_1": "Jack"},
+        "moves": ["bet", "fold"],
+        "illegal": False,
+    }
 
 
 @given(
@@ -95,14 +99,14 @@ def test_any_texts_end_in_a_zero_sum(actions, seed):
     env = KuhnPoker()
     env.reset(seed=seed)
     won = totals(env, actions)
-    assert won["p0"] == -won["p1"] and abs(won["p0"]) in (1, 2)
+    assert won["player_0"] == -won["player_1"] and abs(won["player_0"]) in (1, 2)
 
 
 def test_all_deals_occur_equally_often():
     env, deals = KuhnPoker(), []
     for seed in range(600):
         env.reset(seed=seed)
-        deals.append((env.cards["p0"], env.cards["p1"]))
+        deals.append((env.cards["player_0"], env.cards["player_1"]))
     assert all(60 < deals.count(deal) < 140 for deal in itertools.permutations(range(len(CARDS)), 2))
 
 

@@ -17,16 +17,16 @@ DECK = [0, 0, 1, 1, 2, 2]
 def dealt(first, second, public):
     env = LeducPoker()
     env.reset(seed=0)
-    env.cards, env.public = {"p0": first, "p1": second}, public
+    env.cards, env.public = {"player_0": first, "player_1": second}, public
     return env
 
 
 def won(env, moves):
-    """p0's chips; p1's are the opposite."""
+    """player_0's chips; player_1's are the opposite."""
     for move in moves.split():
         env.step(move)
-    assert env.rewards["p0"] == -env.rewards["p1"] and all(env.terminations.values())
-    return env.rewards["p0"]
+    assert env.rewards["player_0"] == -env.rewards["player_1"] and all(env.terminations.values())
+    return env.rewards["player_0"]
 
 
 @pytest.mark.parametrize(
@@ -52,25 +52,32 @@ def test_lines_pay_what_the_rules_say(cards, moves, chips):
 def test_the_seats_read_what_they_may():
     env = dealt(2, 0, 1)
     env.step("raise")
-    assert env.observe("p1") == (
+    assert env.observe("player_1") == (
         "Your card: Jack. Public card: hidden. Round 1: opponent raise. Paid: you 1, opponent 3. "
         "Your move: call or raise or fold?"
     )
     env.step("raise")
-    assert env.infos["p0"]["legal_actions"] == ["call", "fold"], "two raises are all"
+    assert env.infos["player_0"]["legal_actions"] == ["call", "fold"], "two raises are all"
     env.step("call")
-    assert env.agent_selection == "p0" and "Public card: Queen. Round 1: you raise, opponent raise" in env.observe("p0")
+    assert (
+        env.agent_selection == "player_0"
+        and "Public card: Queen. Round 1: you raise, opponent raise" in env.observe("player_0")
+    )
     env.step("check")
     env.step("check")
-    assert env.infos["p0"]["cards"] == {"p0": "King", "p1": "Jack", "public": "Queen"}
-    assert env.infos["p1"]["moves"] == [["raise", "raise", "call"], ["call", "call"]]
+    assert env.infos["player_0"]["cards"] == {"player_0": "King", "player_1": "Jack", "public": "Queen"}
+    assert env.infos["player_1"]["moves"] == [["raise", "raise", "call"], ["call", "call"]]
 
 
 @pytest.mark.parametrize("text", ["", "fold", "raise or call", "re-raised", "I fold"])
 def test_illegal_text_folds(text):
     env = dealt(2, 0, 1)
     env.step(text)
-    assert env.rewards == {"p0": -1, "p1": 1} and env.infos["p0"]["illegal"] and not env.infos["p1"]["illegal"]
+    assert (
+        env.rewards == {"player_0": -1, "player_1": 1}
+        and env.infos["player_0"]["illegal"]
+        and not env.infos["player_1"]["illegal"]
+    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -79,21 +86,21 @@ def test_illegal_text_folds(text):
     st.integers(0, 99),
 )
 def test_any_texts_end_in_a_zero_sum(actions, seed):
-    env, total, texts = LeducPoker(), dict.fromkeys(("p0", "p1"), 0.0), iter(actions)
+    env, total, texts = LeducPoker(), dict.fromkeys(("player_0", "player_1"), 0.0), iter(actions)
     env.reset(seed=seed)
     for agent in env.agent_iter(12):
         _, reward, terminated, truncated, _ = env.last()
         assert not truncated
         total[agent] += reward
         env.step(None if terminated else next(texts, "?"))
-    assert total["p0"] == -total["p1"] and abs(total["p0"]) <= 13
+    assert total["player_0"] == -total["player_1"] and abs(total["player_0"]) <= 13
 
 
 # ---- the known numbers of the game, from the environment's own moves
 
 
 class Tree:
-    """All deals and lines: who decides on what knowledge, and p0's chips."""
+    """All deals and lines: who decides on what knowledge, and player_0's chips."""
 
     def __init__(self):
         deals = {}
@@ -104,7 +111,7 @@ class Tree:
 
     def node(self, env):
         if any(env.terminations.values()):
-            return env.rewards["p0"]
+            return env.rewards["player_0"]
         agent = env.agent_selection
         children = {}
         for move in env.infos[agent]["legal_actions"]:
@@ -121,7 +128,7 @@ def tree():
 
 def best_response(tree, hero):
     """Chips of the best answer to an opponent that plays every legal move evenly."""
-    sign = 1 if hero == "p0" else -1
+    sign = 1 if hero == "player_0" else -1
     worth, choice = {}, {}
 
     def reach(node, chance, found):
@@ -156,18 +163,18 @@ def best_response(tree, hero):
 
 def test_the_even_player_is_as_exploitable_as_is_known(tree):
     """2.373611 chips, the number that OpenSpiel reports for Leduc poker."""
-    assert (best_response(tree, "p0") + best_response(tree, "p1")) / 2 == pytest.approx(2.3736111, abs=1e-6)
+    assert (best_response(tree, "player_0") + best_response(tree, "player_1")) / 2 == pytest.approx(2.3736111, abs=1e-6)
 
 
 def test_the_value_of_the_game_is_the_known_one(tree):
-    """-0.0856 chips for p0, solved exactly: the sequence form as a linear program (Koller, Megiddo, von Stengel)."""
-    sequences = {"p0": {(): 0}, "p1": {(): 0}}
-    parents = {"p0": {}, "p1": {}}
+    """-0.0856 chips for player_0, solved: the sequence form as a linear program (Koller, Megiddo, von Stengel)."""
+    sequences = {"player_0": {(): 0}, "player_1": {(): 0}}
+    parents = {"player_0": {}, "player_1": {}}
     payoffs = {}
 
     def walk(node, chance, at):
         if not isinstance(node, tuple):
-            pair = sequences["p0"][at["p0"]], sequences["p1"][at["p1"]]
+            pair = sequences["player_0"][at["player_0"]], sequences["player_1"][at["player_1"]]
             payoffs[pair] = payoffs.get(pair, 0.0) + chance * node
             return
         agent, seen, children = node
@@ -177,7 +184,7 @@ def test_the_value_of_the_game_is_the_known_one(tree):
             walk(child, chance, {**at, agent: (seen, move)})
 
     for chance, root in tree.roots:
-        walk(root, chance, {"p0": (), "p1": ()})
+        walk(root, chance, {"player_0": (), "player_1": ()})
 
     def constraints(agent):
         rows, columns, values = [0], [0], [1.0]
@@ -189,9 +196,9 @@ def test_the_value_of_the_game_is_the_known_one(tree):
         return coo_array((values, (rows, columns)), shape=shape)
 
     (i, j), value = zip(*payoffs, strict=True), list(payoffs.values())
-    chips = coo_array((value, (i, j)), shape=(len(sequences["p0"]), len(sequences["p1"])))
-    first, second = constraints("p0"), constraints("p1")
-    # p0's plan x maximises v_0 with F^T v <= A^T x and E x = e.
+    chips = coo_array((value, (i, j)), shape=(len(sequences["player_0"]), len(sequences["player_1"])))
+    first, second = constraints("player_0"), constraints("player_1")
+    # player_0's plan x maximises v_0 with F^T v <= A^T x and E x = e.
     bound = np.zeros(second.shape[0])
     bound[0] = -1.0
     upper = block_array([[-chips.T, second.T]])

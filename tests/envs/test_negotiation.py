@@ -9,15 +9,15 @@ from forge_envs.teams.negotiation import Negotiation, pareto_frontier, points_of
 
 
 def talks(**kwargs):
-    """3 books, 2 hats, 1 ball; alice likes books, bob hats and the ball."""
+    """3 books, 2 hats, 1 ball; player_0 likes books, player_1 hats and the ball."""
     env = Negotiation(**kwargs)
     env.reset(seed=0)
-    env.items, env.values = (3, 2, 1), {"alice": (3, 0, 1), "bob": (0, 3, 4)}
+    env.items, env.values = (3, 2, 1), {"player_0": (3, 0, 1), "player_1": (0, 3, 4)}
     return env
 
 
 def test_the_frontier_by_hand():
-    # Only books go one way without loss; the ball is worth 1 to alice and 4 to bob, a hat 0 and 3.
+    # Only books go one way without loss; the ball is worth 1 to player_0 and 4 to player_1, a hat 0 and 3.
     assert pareto_frontier((3, 2, 1), (3, 0, 1), (0, 3, 4)) == {(9, 10), (10, 6)}
     # Equal values: every way to share out is on it.
     assert pareto_frontier((5, 0, 0), (2, 0, 0), (2, 0, 0)) == {(2 * n, 10 - 2 * n) for n in range(6)}
@@ -29,7 +29,7 @@ def test_the_frontier_is_what_no_deal_beats(seed):
     env = Negotiation()
     env.reset(seed=seed)
     first, second = env.values.values()
-    assert env.infos["alice"]["values"] == list(first)
+    assert env.infos["player_0"]["values"] == list(first)
     frontier = pareto_frontier(env.items, first, second)
     shares = itertools.product(*(range(n + 1) for n in env.items))
     for share in shares:
@@ -61,7 +61,7 @@ def test_all_values_are_found():
         ("take " + "9" * 3000 + " books", None),
         ("mistake 2 books", None),
         ("I take 2 books. You take 1 hat and 1 ball.", (2, 0, 0)),
-        ("I take 2 books and 1 hat; bob gets 1 ball", (2, 1, 0)),
+        ("I take 2 books and 1 hat; player_1 gets 1 ball", (2, 1, 0)),
         ("You take 1 ball, I take 2 books", (2, 0, 0)),
     ],
 )
@@ -72,17 +72,17 @@ def test_offers_are_read(text, taken):
 def test_a_deal_pays_the_share_of_the_surplus():
     env = talks()
     env.step("I take 3 books")
-    assert "offer: partner has 3 books, 0 hats, 0 balls; you have 0 books, 2 hats, 1 ball." in env.observe("bob")
+    assert "offer: partner has 3 books, 0 hats, 0 balls; you have 0 books, 2 hats, 1 ball." in env.observe("player_1")
     env.step("Good, I accept")
-    assert env.rewards == {"alice": 1.0, "bob": 1.0}
-    assert env.infos["bob"]["points"] == {"alice": 9, "bob": 10} and env.infos["bob"]["on_frontier"]
-    assert env.infos["alice"]["deal"] == {"alice": [3, 0, 0], "bob": [0, 2, 1]}
+    assert env.rewards == {"player_0": 1.0, "player_1": 1.0}
+    assert env.infos["player_1"]["points"] == {"player_0": 9, "player_1": 10} and env.infos["player_1"]["on_frontier"]
+    assert env.infos["player_0"]["deal"] == {"player_0": [3, 0, 0], "player_1": [0, 2, 1]}
 
     env = talks(selfish=0.5)
-    env.step("take 1 book, 2 hats")  # alice 3, bob 0 + 4
+    env.step("take 1 book, 2 hats")  # player_0 3, player_1 0 + 4
     env.step("accept")
-    assert env.rewards == pytest.approx({"alice": 0.5 * 7 / 19 + 0.15, "bob": 0.5 * 7 / 19 + 0.2})
-    assert not env.infos["alice"]["on_frontier"]
+    assert env.rewards == pytest.approx({"player_0": 0.5 * 7 / 19 + 0.15, "player_1": 0.5 * 7 / 19 + 0.2})
+    assert not env.infos["player_0"]["on_frontier"]
 
 
 def test_nobody_accepts_an_own_offer_or_none_at_all():
@@ -91,7 +91,7 @@ def test_nobody_accepts_an_own_offer_or_none_at_all():
     env.step("take 2 hats")
     env.step("hm")
     env.step("accept")
-    assert env.rewards == {"alice": 0.0, "bob": 0.0} and env.infos["alice"]["deal"] is None
+    assert env.rewards == {"player_0": 0.0, "player_1": 0.0} and env.infos["player_0"]["deal"] is None
     assert all(env.terminations.values())
 
 
@@ -116,7 +116,7 @@ def test_the_last_offer_is_the_one_accepted():
     env = talks()
     for text in ("take 3 books", "take 3 books", "I accept"):
         env.step(text)
-    assert env.infos["alice"]["deal"] == {"alice": [0, 2, 1], "bob": [3, 0, 0]}
+    assert env.infos["player_0"]["deal"] == {"player_0": [0, 2, 1], "player_1": [3, 0, 0]}
 
 
 @settings(max_examples=40, deadline=None)

@@ -7,6 +7,8 @@ from forge_agents.testing import check_env, check_levels
 from forge_envs.games.village import NAMES, Village
 from forge_envs.oracles.village import Oracle
 
+ANNA, BERT, CLEO, DORA, EMIL, FRED, GINA = PLAYERS = [f"player_{number}" for number in range(7)]
+
 
 class Doubts(Oracle):
     """A villager now and then does what comes to its mind."""
@@ -17,7 +19,7 @@ class Doubts(Oracle):
 
 def begun(roles="wolf seer villager villager villager", seed=0, **settings):
     names = roles.split()
-    env = Village(**{"seats": len(names), "wolves": names.count("wolf"), "seer": "seer" in names,
+    env = Village(**{"num_players": len(names), "wolves": names.count("wolf"), "seer": "seer" in names,
                      "healer": "healer" in names, **settings})  # fmt: skip
     env.reset(seed=seed)
     env.roles = dict(zip(env.possible_agents, names, strict=True))
@@ -37,7 +39,7 @@ def say(env, *texts):
 
 def village_wins(env_id, players, seeds):
     found = [fa.play(env_id, players, seed=seed) for seed in seeds]
-    return sum(episode.trajectories["anna"].info["winner"] == "village" for episode in found) / len(seeds)
+    return sum(episode.trajectories[ANNA].info["winner"] == "village" for episode in found) / len(seeds)
 
 
 def test_the_environment_keeps_the_contract():
@@ -46,48 +48,49 @@ def test_the_environment_keeps_the_contract():
 
 def test_a_night_and_a_day():
     env = begun("wolf seer healer villager villager")
-    assert say(env, "emil", "anna", "dora") == ["anna", "bert", "cleo"]
-    assert env.observe("bert").splitlines()[:3] == [
+    assert say(env, "emil", "anna", "dora") == [ANNA, BERT, CLEO]
+    assert env.observe(BERT).splitlines()[:3] == [
         "Day 1. Alive: anna, bert, cleo, dora.", "Gone: emil (villager).", "Last night emil (villager) died.",
     ]  # fmt: skip
-    assert "anna is a wolf." in env.observe("bert") and "wolf" not in env.observe("dora")
-    assert say(env, *["anna  is a\nwolf"] * 4) == ["bert", "cleo", "dora", "anna"]
-    assert env.observe("dora").count(": anna is a wolf\n") == 4
+    assert "anna is a wolf." in env.observe(BERT) and "wolf" not in env.observe(DORA)
+    assert say(env, *["anna  is a\nwolf"] * 4) == [BERT, CLEO, DORA, ANNA]
+    assert env.observe(DORA).count(": anna is a wolf\n") == 4
     say(env, "I vote for Anna.", "anna")
-    assert "Votes" not in env.observe("dora") and env.votes == {"bert": "anna", "cleo": "anna"}
+    assert "Votes" not in env.observe(DORA) and env.votes == {BERT: ANNA, CLEO: ANNA}
     say(env, "nobody", "bert")
-    assert env.rewards == {"anna": 0, "bert": 1, "cleo": 1, "dora": 1, "emil": 1}, "who is gone wins with its side"
-    assert env.infos["emil"]["winner"] == "village" and env.infos["anna"]["success"] is False
+    assert env.rewards == {ANNA: 0, BERT: 1, CLEO: 1, DORA: 1, EMIL: 1}, "who is gone wins with its side"
+    assert env.infos[EMIL]["winner"] == "village" and env.infos[ANNA]["success"] is False
 
 
 def test_who_is_guarded_lives_and_equal_votes_send_nobody_away():
     env = begun("wolf healer villager villager villager")
     say(env, "cleo", "cleo")
-    assert "Last night nobody died." in env.observe("cleo") and len(env.alive) == 5
+    assert "Last night nobody died." in env.observe(CLEO) and len(env.alive) == 5
     say(env, *["hm"] * 5)
     voters = say(env, "anna", "emil", "anna", "dora or anna", "emil")
     assert "illegal" in env.infos[voters[3]] and "illegal" not in env.infos[voters[0]]
-    assert "So nobody was sent away." in env.observe("dora") and env.phase == "night"
-    assert f"Votes: {voters[0]} for anna, {voters[1]} for emil" in env.observe("dora")
+    assert "So nobody was sent away." in env.observe(DORA) and env.phase == "night"
+    first, second = (NAMES[PLAYERS.index(voter)] for voter in voters[:2])
+    assert f"Votes: {first} for anna, {second} for emil" in env.observe(DORA)
 
 
 def test_wolves_know_each_other_and_what_was_named_and_nobody_else_does():
     env = begun("wolf wolf seer villager villager villager villager")
-    assert "Wolves: anna, bert." in env.observe("anna") and env.legal_actions("bert") == (*NAMES[2:], "nobody")
+    assert "Wolves: anna, bert." in env.observe(ANNA) and env.legal_actions(BERT) == (*NAMES[2:], "nobody")
     say(env, "gina")
-    assert "Named tonight: gina" in env.observe("bert")
-    assert not any("tonight" in env.observe(seat) for seat in NAMES[2:])
+    assert "Named tonight: gina" in env.observe(BERT)
+    assert not any("tonight" in env.observe(seat) for seat in PLAYERS[2:])
     say(env, "anna")
-    assert "expected one of these: cleo" in env.infos["bert"]["illegal"] and env.victim == "gina"
+    assert "expected one of these: cleo" in env.infos[BERT]["illegal"] and env.victim == GINA
 
 
 def test_nobody_wins_when_the_days_are_over_and_wolves_when_they_are_as_many():
     env = begun(days=1)
     say(env, *["nobody"] * 2, *["..."] * 5, *["nobody"] * 5)
-    assert set(env.rewards.values()) == {0} and env.infos["anna"]["winner"] is None
+    assert set(env.rewards.values()) == {0} and env.infos[ANNA]["winner"] is None
     env = begun("wolf wolf villager villager villager")
     say(env, "emil", "emil")
-    assert env.infos["emil"]["winner"] == "wolves" and [env.rewards[n] for n in NAMES[:3]] == [1, 1, 0]
+    assert env.infos[EMIL]["winner"] == "wolves" and [env.rewards[n] for n in PLAYERS[:3]] == [1, 1, 0]
 
 
 def test_a_village_that_listens_wins_often_and_one_that_does_not_seldom():
@@ -111,15 +114,15 @@ def test_each_level_is_harder_for_a_village_that_doubts():
 
 @pytest.mark.parametrize(("role", "seat"), [("wolf", 0), ("seer", 1), ("healer", 2), ("villager", 3)])
 def test_a_seat_knows_what_its_role_lets_it_know_and_no_more(role, seat):
-    env = begun("wolf seer healer villager villager villager wolf", seats=7)
+    env = begun("wolf seer healer villager villager villager wolf", num_players=7)
     say(env, "dora", "gina", "emil")
-    agent, found = NAMES[seat], set()
+    agent, found = PLAYERS[seat], set()
     for draw in range(150):
         twin = env.fork()
         twin.swap_secrets(agent, np.random.default_rng(draw))
         assert twin.observe(agent) == env.observe(agent) and twin.instructions(agent) == env.instructions(agent)
         assert sorted(twin.roles.values()) == sorted(env.roles.values()) and twin.roles[agent] == role
-        found.add(tuple(name for name in NAMES if twin.roles[name] == "wolf"))
+        found.add(tuple(name for name in PLAYERS if twin.roles[name] == "wolf"))
     fixed = {"wolf": 1, "seer": 5, "healer": 15, "villager": 15}[role]
     assert len(found) == fixed, "the pairs that it cannot tell apart"
 
@@ -137,6 +140,7 @@ def test_a_leak_is_found(leak):
 
 
 def test_settings_that_make_no_village_are_told():
-    for wrong in ({"seats": 4}, {"seats": 8}, {"wolves": 3}, {"days": 0}, {"talks": 4}, {"max_message_chars": 0}):
+    cases = ({"num_players": 4}, {"num_players": 8}, {"wolves": 3}, {"days": 0}, {"talks": 4}, {"max_message_chars": 0})
+    for wrong in cases:
         with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
             Village(**wrong)

@@ -36,9 +36,9 @@ def test_the_gradient_raises_what_paid(tables):
     strategy = table.chances
     assert exploitability(tables.GAME, strategy) == pytest.approx(11 / 24)
     seen = "Your card: King. Moves: none. Your move: check or bet?"
-    turn = type("T", (), {"agent": "p0", "observation": seen, "action": "bet"})
+    turn = type("T", (), {"agent": "player_0", "observation": seen, "action": "bet"})
     table.learn([(turn, 1.0)], lr=1.0, entropy=0.0)
-    assert strategy("p0", seen, ("check", "bet"))["bet"] == pytest.approx(1 / (1 + np.exp(-1.0)))
+    assert strategy("player_0", seen, ("check", "bet"))["bet"] == pytest.approx(1 / (1 + np.exp(-1.0)))
 
 
 def test_finished_runs_are_not_repeated(example, tmp_path):

@@ -17,7 +17,7 @@ def episode(*rewards, env_id="t", seed=0, error=None, sampled=True, end="termina
     def one(at, reward):
         own = at == 0 and sampled
         turn = Turn(
-            agent=f"p{at}",
+            agent=f"player_{at}",
             index=at,
             observation="o",
             action="x",
@@ -35,7 +35,7 @@ def episode(*rewards, env_id="t", seed=0, error=None, sampled=True, end="termina
         seed=seed,
         error=error,
         end_reason=end,
-        trajectories={f"p{at}": one(at, reward) for at, reward in enumerate(rewards)},
+        trajectories={f"player_{at}": one(at, reward) for at, reward in enumerate(rewards)},
     )
 
 
@@ -100,7 +100,7 @@ class Processes:
 
 
 class Duel(fa.TurnEnv):
-    possible_agents = ["p0", "p1"]
+    possible_agents = ["player_0", "player_1"]
 
 
 Duel.__name__ = "t"  # its id in the groups here

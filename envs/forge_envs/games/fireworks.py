@@ -15,6 +15,7 @@ from forge_agents.envs.env import Outcome, TurnEnv
 
 COLOURS = ("red", "blue", "green", "white", "amber")
 NAMES = ("ann", "ben", "cat", "dan")
+"""What the texts call ``player_0``, ``player_1``, ..."""
 COPIES = {1: 3, 2: 2, 3: 2, 4: 2, 5: 1}
 """Cards of each colour by rank; of the highest rank in the game there is one."""
 Card: TypeAlias = tuple[str, int]
@@ -53,7 +54,7 @@ class Fireworks(TurnEnv):
     ``score``, ``most``, ``fuses`` and ``success``: whether all piles are complete.
 
     Args:
-        seats: 2 to 4.
+        num_players: 2 to 4.
         colours: 1 to 5.
         ranks: 2 to 5.
         hand: Cards of a seat, 1 to 5; the deck must hold as many for each seat.
@@ -64,20 +65,24 @@ class Fireworks(TurnEnv):
     max_reward = 1.0
 
     def __init__(
-        self, *, seats: int = 2, colours: int = 3, ranks: int = 3, hand: int = 3, hints: int = 6, fuses: int = 3
+        self, *, num_players: int = 2, colours: int = 3, ranks: int = 3, hand: int = 3, hints: int = 6, fuses: int = 3
     ) -> None:
         super().__init__()
-        limits = {"seats": (2, len(NAMES)), "colours": (1, len(COLOURS)), "ranks": (2, len(COPIES))}
+        limits = {"num_players": (2, len(NAMES)), "colours": (1, len(COLOURS)), "ranks": (2, len(COPIES))}
         limits |= {"hand": (1, 5), "hints": (1, 9), "fuses": (1, 9)}
-        given = {"seats": seats, "colours": colours, "ranks": ranks, "hand": hand, "hints": hints, "fuses": fuses}
+        given = {"num_players": num_players, "colours": colours, "ranks": ranks, "hand": hand}
+        given |= {"hints": hints, "fuses": fuses}
         for name, (least, most) in limits.items():
             if not least <= given[name] <= most:
                 raise ValueError(f"{name}={given[name]} must be {least} to {most}")
-        self.possible_agents = NAMES[:seats]
+        self.possible_agents = tuple(f"player_{number}" for number in range(num_players))
+        self._names = dict(zip(self.possible_agents, NAMES, strict=False))
         self._colours, self._ranks = COLOURS[:colours], range(1, ranks + 1)
         self._deck = [(c, r) for c in self._colours for r in self._ranks for _ in range(COPIES[r] if r < ranks else 1)]
-        if seats * hand > len(self._deck):
-            raise ValueError(f"{len(self._deck)} cards are too few for {seats} hands of {hand}; more colours or ranks")
+        if num_players * hand > len(self._deck):
+            raise ValueError(
+                f"{len(self._deck)} cards are too few for {num_players} hands of {hand}; set more colours or ranks"
+            )
         self._hand, self._most_hints, self._most_fuses = hand, hints, fuses
 
     def setup(self, rng: np.random.Generator) -> None:
@@ -100,12 +105,12 @@ class Fireworks(TurnEnv):
 
     def instructions(self, agent: str) -> str:
         return (
-            f"You are {agent} and play Fireworks together. For each colour ({', '.join(self._colours)}) a pile is "
-            f"built from 1 to {self._ranks[-1]}, in order. You see the others' cards and not your own. Your move is "
-            "one of: play N (your card N onto its pile; a wrong card burns a fuse, and without fuses all is lost), "
-            "discard N (regains a hint, and is not allowed while none is used up), hint NAME COLOUR or hint NAME RANK "
-            "(shows a seat which of its cards these are; uses up a hint). Write the move alone, such as: hint "
-            f"{next(seat for seat in self.possible_agents if seat != agent)} 1"
+            f"You are {self._names[agent]} and play Fireworks together. For each colour ({', '.join(self._colours)}) a "
+            f"pile is built from 1 to {self._ranks[-1]}, in order. You see the others' cards and not your own. Your "
+            "move is one of: play N (your card N onto its pile; a wrong card burns a fuse, and without fuses all is "
+            "lost), discard N (regains a hint, and is not allowed while none is used up), hint NAME COLOUR or hint "
+            "NAME RANK (shows a seat which of its cards these are; uses up a hint). Write the move alone, such as: "
+            f"hint {next(name for player, name in self._names.items() if player != agent)} 1"
         )
 
     def observe_text(self, agent: str) -> str:
@@ -126,7 +131,7 @@ class Fireworks(TurnEnv):
     def _shown(self, seat: str) -> str:
         """A hand as the others see it, each card with what its holder knows."""
         cards = (f"{held.card[0]} {held.card[1]} (knows {self._open(held)})" for held in self.hands[seat])
-        return f"{seat}: {', '.join(cards)}"
+        return f"{self._names[seat]}: {', '.join(cards)}"
 
     def _open(self, held: Held) -> str:
         """What hints have left open of a card."""
@@ -144,7 +149,8 @@ class Fireworks(TurnEnv):
         for seat in self.possible_agents if self.hints else ():
             if seat != agent:
                 there = {part for held in self.hands[seat] for part in held.card}
-                found += [f"hint {seat} {part}" for part in (*self._colours, *self._ranks) if part in there]
+                parts = (part for part in (*self._colours, *self._ranks) if part in there)
+                found += [f"hint {self._names[seat]} {part}" for part in parts]
         return tuple(found)
 
     # ---- what seats must not read
@@ -194,8 +200,9 @@ class Fireworks(TurnEnv):
         reward = score / most if self.fuses else 0.0
         return Outcome(rewards=dict.fromkeys(self.agents, reward), done=True, info=told)
 
-    def _hint(self, agent: str, seat: str, what: str) -> None:
+    def _hint(self, agent: str, name: str, what: str) -> None:
         self.hints -= 1
+        seat = next(player for player, known in self._names.items() if known == name)
         touched = []
         for place, held in enumerate(self.hands[seat], 1):
             hit = what in (held.card[0], str(held.card[1]))
@@ -204,7 +211,7 @@ class Fireworks(TurnEnv):
             else:
                 held.colours = {colour for colour in held.colours if (colour == what) == hit}
             touched += [str(place)] * hit
-        self._tell(agent, f"told {seat}: {what} is card {', '.join(touched)}")
+        self._tell(agent, f"told {name}: {what} is card {', '.join(touched)}")
 
     def _lay(self, agent: str, verb: str, place: str) -> None:
         colour, rank = self.hands[agent].pop(int(place) - 1).card
@@ -221,7 +228,7 @@ class Fireworks(TurnEnv):
         self._draw(self.hands[agent])
 
     def _tell(self, agent: str, what: str) -> None:
-        self.moves.append(f"{agent} {what}.")
+        self.moves.append(f"{self._names[agent]} {what}.")
 
 
 def _listed(cards: list[Card]) -> str:

@@ -30,15 +30,15 @@ _SAME = {"check": "call", "bet": "raise"}
 class _Poker(TurnEnv):
     """Two seats with a card each."""
 
-    possible_agents = ("p0", "p1")
+    possible_agents = ("player_0", "player_1")
     cards: dict[str, int]
     over: bool
 
     def _other(self, agent: str) -> str:
-        return "p1" if agent == "p0" else "p0"
+        return "player_1" if agent == "player_0" else "player_0"
 
     def _told(self, agent: str, moves: Sequence[str]) -> str:
-        """Moves that p0 began, as a seat reads them."""
+        """Moves that player_0 began, as a seat reads them."""
         return ", ".join(
             f"{'you' if self.possible_agents[place % 2] == agent else 'opponent'} {move}"
             for place, move in enumerate(moves)
@@ -58,10 +58,10 @@ class _Poker(TurnEnv):
 class KuhnPoker(_Poker):
     """Two seats, zero-sum; the rules of Kuhn, "A Simplified Two-Person Poker" (1950).
 
-    Each player pays an ante of 1 chip and gets one of three cards. p0 may check or bet 1 chip. Facing a bet, a player
-    calls (pays 1 chip, the higher card wins the pot) or folds. After a check p1 may check, too (the higher card wins),
-    or bet, and then p0 calls or folds. Rewards are chips won: +-1 after two checks or a fold, +-2 after a call. The
-    value of the game for p0 is -1/18 chip.
+    Each player pays an ante of 1 chip and gets one of three cards. player_0 may check or bet 1 chip. Facing a bet, a
+    player calls (pays 1 chip, the higher card wins the pot) or folds. After a check player_1 may also check (the higher
+    card wins) or bet, and then player_0 calls or folds. Rewards are chips won: +-1 after two checks or a fold, +-2
+    after a call. The value of the game for player_0 is -1/18 chip.
 
     A text is the move whose word it contains. A text with no move's word, with words of several moves, or with a move
     that is not allowed now is illegal: the player loses the ante, as by folding, and its info says ``"illegal": true``.
@@ -106,7 +106,7 @@ class KuhnPoker(_Poker):
         for first, second in itertools.permutations(range(len(CARDS)), 2):
             game = KuhnPoker()
             game.reset(seed=0)
-            game.cards = {"p0": first, "p1": second}
+            game.cards = {"player_0": first, "player_1": second}
             yield 1 / 6, game
 
     def act(self, agent: str, action: str) -> Outcome:
@@ -129,14 +129,14 @@ class KuhnPoker(_Poker):
 class LeducPoker(_Poker):
     """Two seats, zero-sum; the rules of Southey et al., "Bayes' Bluff" (arXiv:1207.1411).
 
-    Each player pays an ante of 1 chip and gets one of six cards, two of each rank. In each of two rounds p0 speaks
+    Each player pays an ante of 1 chip and gets one of six cards, two of each rank. In both rounds player_0 speaks
     first: call (pay what the other has paid more; nothing to pay is a check), raise (call and pay 2 chips more, 4 in
     the second round; at most two raises a round) or, facing a raise, fold. A round ends when a raise is called or both
     check; then a public card is shown. After the second round a player whose card pairs with the public card wins, else
     the higher card; equal ranks share the pot.
 
     Rewards are chips won, -13 to 13: the winner gets what the other has paid, and the other loses it. The value of the
-    game for p0 is -0.0856 chips.
+    game for player_0 is -0.0856 chips.
 
     A text is the move whose word it contains; "check" and "call" are one word, and so are "bet" and "raise". A text
     with no such word, with words of two moves, or with a move that is not allowed now is illegal: it folds, and the
@@ -147,8 +147,8 @@ class LeducPoker(_Poker):
 
     def setup(self, rng: np.random.Generator) -> None:
         a, b, self.public = (_LEDUC_DECK[i] for i in rng.permutation(len(_LEDUC_DECK))[:3])
-        self.cards = {"p0": a, "p1": b}
-        self.paid = {"p0": 1, "p1": 1}
+        self.cards = {"player_0": a, "player_1": b}
+        self.paid = {"player_0": 1, "player_1": 1}
         self.rounds: list[list[str]] = [[]]
         self.over = False
 
@@ -197,7 +197,7 @@ class LeducPoker(_Poker):
         for (first, second, public), count in deals.items():
             game = LeducPoker()
             game.reset(seed=0)
-            game.cards, game.public = {"p0": first, "p1": second}, public
+            game.cards, game.public = {"player_0": first, "player_1": second}, public
             yield count / deals.total(), game
 
     def act(self, agent: str, action: str) -> Outcome:
@@ -218,11 +218,11 @@ class LeducPoker(_Poker):
         if len(self.rounds) == 2:
             return self._over(self._winner())
         self.rounds.append([])
-        return Outcome(next="p0")
+        return Outcome(next="player_0")
 
     def _winner(self) -> str | None:
         worth = {seat: (card == self.public, card) for seat, card in self.cards.items()}
-        return None if worth["p0"] == worth["p1"] else max(worth, key=lambda seat: worth[seat])
+        return None if worth["player_0"] == worth["player_1"] else max(worth, key=lambda seat: worth[seat])
 
     def _over(self, winner: str | None, illegal: str | None = None) -> Outcome:
         chips = self.paid[self._other(winner)] if winner else 0

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 
 from forge_agents.envs.env import Outcome, TurnEnv
 
 NAMES = ("anna", "bert", "cleo", "dora", "emil", "fred", "gina")
+"""What the texts call ``player_0``, ``player_1``, ..."""
 _NOBODY = "nobody"
 _NAME = re.compile(rf"\b({'|'.join((*NAMES, _NOBODY))})\b", re.IGNORECASE)
 _ASKED = {
@@ -41,7 +43,7 @@ class Village(TurnEnv):
     "wolves" or None), the ``day`` and ``success``.
 
     Args:
-        seats: 5 to 7.
+        num_players: 5 to 7.
         wolves: 1 or 2.
         seer: Whether there is one.
         healer: Whether there is one.
@@ -55,7 +57,7 @@ class Village(TurnEnv):
     def __init__(
         self,
         *,
-        seats: int = 5,
+        num_players: int = 5,
         wolves: int = 1,
         seer: bool = True,
         healer: bool = False,
@@ -64,13 +66,16 @@ class Village(TurnEnv):
         max_message_chars: int = 120,
     ) -> None:
         super().__init__()
-        if not 5 <= seats <= len(NAMES) or wolves not in (1, 2) or days < 1:
-            raise ValueError(f"seats={seats} must be 5 to {len(NAMES)}, wolves={wolves} 1 or 2, days={days} at least 1")
+        if not 5 <= num_players <= len(NAMES) or wolves not in (1, 2) or days < 1:
+            raise ValueError(
+                f"num_players={num_players} must be 5 to {len(NAMES)}, wolves={wolves} 1 or 2, days={days} at least 1"
+            )
         if not 0 <= talks <= 3 or max_message_chars < 1:
             raise ValueError(f"talks={talks} must be 0 to 3 and max_message_chars={max_message_chars} at least 1")
-        self.possible_agents = NAMES[:seats]
+        self.possible_agents = tuple(f"player_{number}" for number in range(num_players))
+        self._names = dict(zip(self.possible_agents, NAMES, strict=False))
         special = ["wolf"] * wolves + ["seer"] * bool(seer) + ["healer"] * bool(healer)
-        self._roles = special + ["villager"] * (seats - len(special))
+        self._roles = special + ["villager"] * (num_players - len(special))
         self._days, self._talks, self._max_message_chars = days, talks, max_message_chars
 
     def setup(self, rng: np.random.Generator) -> str:
@@ -94,28 +99,30 @@ class Village(TurnEnv):
         return (
             f"A village of {len(self._roles)}: {listed}, and only wolves know each other. By night the wolves kill "
             "one; a seer learns whether one seat is a wolf; a healer guards one. By day all speak, then vote whom to "
-            f"send away. You are {agent}, a {self.roles[agent]}. You win with {side}."
+            f"send away. You are {self._names[agent]}, a {self.roles[agent]}. You win with {side}."
         )
 
     def observe_text(self, agent: str) -> str:
-        dead = ", ".join(f"{seat} ({self.roles[seat]})" for seat in self.possible_agents if seat not in self.alive)
-        lines = [f"{'Day' if self.phase in ('talk', 'vote') else 'Night'} {self.day}. Alive: {', '.join(self.alive)}."]
+        gone = [seat for seat in self.possible_agents if seat not in self.alive]
+        dead = ", ".join(f"{self._names[seat]} ({self.roles[seat]})" for seat in gone)
+        time = "Day" if self.phase in ("talk", "vote") else "Night"
+        lines = [f"{time} {self.day}. Alive: {self._listed(self.alive)}."]
         lines += [f"Gone: {dead}."] * bool(dead)
         lines += self.today
-        lines.append(f"You are {agent}, a {self.roles[agent]}. {self._knows(agent)}".rstrip())
+        lines.append(f"You are {self._names[agent]}, a {self.roles[agent]}. {self._knows(agent)}".rstrip())
         asked = self.roles[agent] if self.phase == "night" else self.phase
         return "\n".join([*lines, *([_ASKED[asked]] if agent == self.agent_selection and asked in _ASKED else [])])
 
     def _knows(self, agent: str) -> str:
         """What a seat knows alone, or with the other wolves."""
         if self.roles[agent] == "wolf":
-            wolves = ", ".join(seat for seat in self.possible_agents if self.roles[seat] == "wolf")
-            named = f" Named tonight: {self.victim}." if self.victim and self.phase == "night" else ""
+            wolves = self._listed(seat for seat in self.possible_agents if self.roles[seat] == "wolf")
+            named = f" Named tonight: {self._names[self.victim]}." if self.victim and self.phase == "night" else ""
             return f"Wolves: {wolves}.{named}"
         if self.roles[agent] == "seer" and self.seen:
-            return " ".join(f"{seat} is {'a' if wolf else 'no'} wolf." for seat, wolf in self.seen.items())
+            return " ".join(f"{self._names[seat]} is {'a' if wolf else 'no'} wolf." for seat, wolf in self.seen.items())
         if self.roles[agent] == "healer" and self.guarded:
-            return f"You guarded {self.guarded}."
+            return f"You guarded {self._names[self.guarded]}."
         return ""
 
     def legal_actions(self, agent: str) -> tuple[str, ...] | None:
@@ -124,13 +131,16 @@ class Village(TurnEnv):
         others = [seat for seat in self.alive if seat != agent]
         if self.phase == "night" and self.roles[agent] == "wolf":
             others = [seat for seat in others if self.roles[seat] != "wolf"]
-        return (*others, _NOBODY)
+        return (*(self._names[seat] for seat in others), _NOBODY)
+
+    def _listed(self, players: Iterable[str]) -> str:
+        return ", ".join(self._names[player] for player in players)
 
     # ---- what seats must not read
 
     def secrets(self, agent: str) -> tuple[str, ...]:
         """The others' roles, as they read them."""
-        return tuple(f"You are {seat}, a {self.roles[seat]}" for seat in self.alive if seat != agent)
+        return tuple(f"You are {self._names[seat]}, a {self.roles[seat]}" for seat in self.alive if seat != agent)
 
     def swap_secrets(self, agent: str, rng: np.random.Generator) -> None:
         """Deal the roles anew among those of whom `agent` knows nothing."""
@@ -153,7 +163,7 @@ class Village(TurnEnv):
     def act(self, agent: str, action: str) -> Outcome:
         info: dict[str, dict[str, object]] = {}
         if self.phase == "talk":
-            self.today.append(f"{agent}: {' '.join(action.split())[: self._max_message_chars]}")
+            self.today.append(f"{self._names[agent]}: {' '.join(action.split())[: self._max_message_chars]}")
         else:
             may = self.legal_actions(agent) or ()
             named = {name.casefold() for name in _NAME.findall(action)}
@@ -161,7 +171,7 @@ class Village(TurnEnv):
             if target not in may:
                 info = {agent: {"illegal": f"expected one of these: {', '.join(may)}"}}
             elif target != _NOBODY:
-                self._name(agent, target)
+                self._name(agent, self.possible_agents[NAMES.index(target)])
         self.queue.pop(0)
         if self.queue:
             return Outcome(next=self.queue[0], info=info)
@@ -197,7 +207,7 @@ class Village(TurnEnv):
             votes = Counter(self.votes.get(seat, _NOBODY) for seat in everybody)
             (name, most), *others = votes.most_common()
             gone = "" if name == _NOBODY or any(count == most for _, count in others) else name
-            told = ", ".join(f"{seat} for {whom}" for seat, whom in self.votes.items())
+            told = ", ".join(f"{self._names[seat]} for {self._names[whom]}" for seat, whom in self.votes.items())
             self.today = [f"Votes: {told or 'none'}. So {self._leaves(gone)} was sent away."]
         else:
             self.queue = []
@@ -214,7 +224,7 @@ class Village(TurnEnv):
     def _leaves(self, name: str) -> str:
         """Who is out of the village now, as it is told."""
         self.alive = [seat for seat in self.alive if seat != name]
-        return f"{name} ({self.roles[name]})" if name else _NOBODY
+        return f"{self._names[name]} ({self.roles[name]})" if name else _NOBODY
 
     def _end(self, winner: str | None, info: dict[str, dict[str, object]]) -> Outcome:
         won = {seat: winner == ("wolves" if role == "wolf" else "village") for seat, role in self.roles.items()}

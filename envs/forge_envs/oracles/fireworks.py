@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from forge_envs.games.fireworks import NAMES
 from forge_envs.oracles.script import Script, read
 
 _CARD = re.compile(r"(\w+) (\d) \(knows")
@@ -20,7 +21,8 @@ class Oracle(Script):
         hints = int(read(r"Hints: (\d)", seen))
         own = [part.split(" ", 1)[1] for part in seen.rpartition("Your cards: ")[2].rstrip(".").split(", ")]
         fits = [_fits(known, piles) for known in own]
-        told = re.findall(rf"told {self.agent}: \w+ is card (\d)", seen)
+        name = NAMES[int(self.agent.removeprefix("player_"))]
+        told = re.findall(rf"told {name}: \w+ is card (\d)", seen)
         if told and any(fits[int(told[-1]) - 1]):
             return f"play {told[-1]}"
         if (sure := next((place for place, each in enumerate(fits, 1) if all(each)), None)) is not None:

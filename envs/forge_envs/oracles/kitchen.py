@@ -11,7 +11,7 @@ from collections.abc import Set as AbstractSet
 from typing import TypeAlias
 
 from forge_envs.oracles.script import Script
-from forge_envs.teams.kitchen import STEPS
+from forge_envs.teams.kitchen import NAMES, STEPS
 
 Square: TypeAlias = "tuple[int, int]"
 _FLOOR = ".AB"
@@ -32,7 +32,7 @@ class Oracle(Script):
         rows = seen.partition("\nann holds")[0].split("\n")
         self.map = {(r, c): sign for r, row in enumerate(rows) for c, sign in enumerate(row)}
         at = {sign: square for square, sign in self.map.items() if sign in "AB"}
-        me, other = ("A", "B") if self.agent == "ann" else ("B", "A")
+        me, other = ("A", "B") if self.agent == "cook_0" else ("B", "A")
         free = [way for way, step in STEPS.items() if self.map.get(_beside(at[me], step)) == "."]
         scene = seen.partition("Pot:")[0]
         stuck, self.past = scene in self.past, (*self.past[-2:], scene)
@@ -47,14 +47,14 @@ class Oracle(Script):
     def goals(self, seen: str, near: AbstractSet[Square], far: AbstractSet[Square]) -> set[Square]:
         """What to walk into next, of what one reaches oneself, `near`, and the other, `far`; empty: nothing."""
         held = dict(re.findall(r"(ann|ben) holds (\w+)", seen))
-        mine, its = held.pop(self.agent), next(iter(held.values()))
+        mine, its = held.pop(NAMES[self.agent]), next(iter(held.values()))
         pot = re.search(r"Pot: (\d) of (\d) onions", seen)
         in_pot, wanted = (int(pot[1]), int(pot[2])) if pot else (0, 0)
         full = pot is None
         at = {sign: {square for square in near if self.map[square] == sign} for sign in "ODSP=ods"}
         if mine == "nothing":
             apart = not at["P"]
-            ann_goes = self.agent == "ben" and its == "nothing" and not apart and at["P"] <= far
+            ann_goes = self.agent == "cook_1" and its == "nothing" and not apart and at["P"] <= far
             lying = sum(sign == "o" for sign in self.map.values()) * apart
             if not full and in_pot + lying + (its == "onion" or ann_goes) < wanted:
                 return at["O"] if apart else at["o"] or at["O"]  # what lies there is for who reaches the pot

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 
+from forge_envs.games.village import NAMES
 from forge_envs.oracles.script import Script, read
 
 _LOOKED = re.compile(r"\w+ is (?:a|no) wolf")
@@ -19,11 +20,12 @@ class Oracle(Script):
     """
 
     def answer(self, seen: str) -> str:
-        others = [name for name in read(r"Alive: (.+?)\.\n", seen).split(", ") if name != self.agent]
+        own = NAMES[int(self.agent.removeprefix("player_"))]
+        others = [name for name in read(r"Alive: (.+?)\.\n", seen).split(", ") if name != own]
         asked = seen.rpartition("\n")[2]
         if "Speak" in asked:
             return f"I looked: {', '.join(_LOOKED.findall(seen.rpartition('You are')[2]))}"
-        if wolves := re.search(rf"^You are {self.agent}, a wolf. Wolves: (.+?)\.", seen, re.MULTILINE):
+        if wolves := re.search(rf"^You are {own}, a wolf. Wolves: (.+?)\.", seen, re.MULTILINE):
             return self.rng.choice([name for name in others if name not in wolves[1]])
         return self.villager(seen, asked, others)
 

@@ -15,6 +15,7 @@ import numpy as np
 from forge_agents.envs.env import Outcome, ParallelTurnEnv
 
 NAMES = ("ann", "ben", "cat", "dan", "eve", "fay")
+"""What the texts call ``player_0``, ``player_1``, ..."""
 _TAKE = re.compile(
     r"\btake[\s:*_`\"\u201c\u201d]{1,9}([0-9]{1,3}(?:,[0-9]{3}){1,2}|[0-9]{1,9})(?![\d_]|[.,][0-9]|\s?[%/])",
     re.IGNORECASE,
@@ -40,7 +41,7 @@ class Commons(ParallelTurnEnv):
     ``catch`` by seat, ``best`` (of all seats together), ``seasons`` played, and ``success``: a reward of at least 0.8.
 
     Args:
-        seats: 2 to 6.
+        num_players: 2 to 6.
         regrowth: Above 1, to 4.
         seasons: 2 to 20.
         max_message_chars: Longer texts are cut for the others.
@@ -49,18 +50,20 @@ class Commons(ParallelTurnEnv):
     def __init__(
         self,
         *,
-        seats: int = 3,
+        num_players: int = 3,
         regrowth: float = 2.0,
         seasons: int = 8,
         max_message_chars: int = 120,
     ) -> None:
         super().__init__()
-        if not 2 <= seats <= len(NAMES) or not 1 < regrowth <= 4 or not 2 <= seasons <= 20 or max_message_chars < 1:
+        counts_fit = 2 <= num_players <= len(NAMES) and 2 <= seasons <= 20 and max_message_chars >= 1
+        if not counts_fit or not 1 < regrowth <= 4:
             raise ValueError(
-                f"seats={seats} must be 2 to {len(NAMES)}, regrowth={regrowth} above 1, to 4, seasons={seasons} 2 to "
-                f"20 and max_message_chars={max_message_chars} at least 1"
+                f"num_players={num_players} must be 2 to {len(NAMES)}, regrowth={regrowth} above 1, to 4, "
+                f"seasons={seasons} 2 to 20 and max_message_chars={max_message_chars} at least 1"
             )
-        self.possible_agents = NAMES[:seats]
+        self.possible_agents = tuple(f"player_{number}" for number in range(num_players))
+        self._names = dict(zip(self.possible_agents, NAMES, strict=False))
         self._regrowth, self._seasons, self._max_message_chars = regrowth, seasons, max_message_chars
 
     def setup(self, rng: np.random.Generator) -> None:
@@ -79,10 +82,10 @@ class Commons(ParallelTurnEnv):
 
     def instructions(self, agent: str) -> str:
         return (
-            f"You are {agent}. {len(self.possible_agents)} seats fish in one lake and each wants much for itself. Each "
-            f"season all take fish at once; then what is left grows {self._regrowth:g}-fold, up to what the lake "
-            "holds. An empty lake stays empty. You may talk in the same text; the others read it after the season. "
-            "Write how many you take, such as: take 5"
+            f"You are {self._names[agent]}. {len(self.possible_agents)} seats fish in one lake and each wants much for "
+            f"itself. Each season all take fish at once; then what is left grows {self._regrowth:g}-fold, up to what "
+            "the lake holds. An empty lake stays empty. You may talk in the same text; the others read it after the "
+            "season. Write how many you take, such as: take 5"
         )
 
     def observe_text(self, agent: str) -> str:
@@ -100,7 +103,7 @@ class Commons(ParallelTurnEnv):
         self.stock = min(self.holds, int(left * Fraction(str(self._regrowth))))  # 1.4 times 45 are 63, as told
         self.season += 1
         self.last_season = [
-            f"{seat} took {taken[seat]} and said: {' '.join(text.split())[: self._max_message_chars]}"
+            f"{self._names[seat]} took {taken[seat]} and said: {' '.join(text.split())[: self._max_message_chars]}"
             for seat, text in actions.items()
         ]
         for seat, number in taken.items():

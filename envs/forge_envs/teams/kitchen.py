@@ -14,6 +14,8 @@ import numpy as np
 from forge_agents.envs.env import Outcome, ParallelTurnEnv
 from forge_agents.errors import did_you_mean
 
+NAMES = {"cook_0": "ann", "cook_1": "ben"}
+"""What the texts call the cooks; the map has the initials."""
 LAYOUTS = {
     "booth": "O.1P / D.2S",
     "room": "=O=P= / D.1.S / =.2.=",
@@ -36,7 +38,7 @@ class Kitchen(ParallelTurnEnv):
     at most: onions ``O`` and dishes ``D`` give one; the pot ``P`` takes onions until it has enough, cooks for
     `cooking` rounds, and then fills a dish; the window ``S`` takes soups; a counter ``=`` takes a thing, or gives what
     lies there. Two cooks who step onto one square, or change places, both stay. If both use the same thing in one
-    round, ``ann`` is first.
+    round, ``cook_0`` is first.
 
     Both get the soups served over `orders`. A text that does not hold exactly one of the five words waits, and infos
     say so under ``illegal``. At the end infos hold ``served``, ``rounds`` and ``success``: whether all orders were
@@ -50,10 +52,11 @@ class Kitchen(ParallelTurnEnv):
         rounds: After which the game is over, 1 to 200.
         cooking: Rounds that a soup takes, 0 to 20.
         swap: Whether it is drawn which way round the map lies, who begins on which side, and where of what can be
-            reached from there; otherwise ``ann`` begins at ``1`` and ``ben`` at ``2``.
+            reached from there; otherwise ``cook_0`` begins at ``1`` and ``cook_1`` at
+            ``2``.
     """
 
-    possible_agents = ("ann", "ben")
+    possible_agents = ("cook_0", "cook_1")
     max_reward = 1.0
 
     def __init__(
@@ -95,20 +98,20 @@ class Kitchen(ParallelTurnEnv):
 
     def instructions(self, agent: str) -> str:
         return (
-            f"You are {agent}, one of two cooks, {' and '.join(self.possible_agents)}; on the map you are "
-            f"{agent[0].upper()}. Walk into a thing to use it. O gives an onion, D a dish. P is the pot: bring it "
-            f"{self._onions}, wait until it is ready, and fetch the soup with a dish. S is where soups are served. "
+            f"You are {NAMES[agent]}, one of two cooks, {' and '.join(NAMES.values())}; on the map you are "
+            f"{NAMES[agent][0].upper()}. Walk into a thing to use it. O gives an onion, D a dish. P is the pot: bring "
+            f"it {self._onions}, wait until it is ready, and fetch the soup with a dish. S is where soups are served. "
             "= is a counter: put a thing there, or take it. Hands hold one thing. Answer with one word: north (up), "
             "south (down), west (left), east (right) or wait."
         )
 
     def observe_text(self, agent: str) -> str:
-        at = {place: seat[0].upper() for seat, place in self.places.items()}
+        at = {place: NAMES[seat][0].upper() for seat, place in self.places.items()}
         rows: dict[int, str] = {}
         for square, sign in self._map.items():
             shown = at.get(square) or _SIGNS.get(self.counters.get(square, "")) or (sign if sign not in "12" else ".")
             rows[square[0]] = rows.get(square[0], "") + shown
-        hands = ", ".join(f"{seat} holds {self.hands[seat] or 'nothing'}" for seat in self.possible_agents)
+        hands = ", ".join(f"{name} holds {self.hands[cook] or 'nothing'}" for cook, name in NAMES.items())
         pot = f"{self.in_pot} of {self._onions} onions"
         if self.in_pot == self._onions:
             pot = f"cooks for {self.cooks_for} more" if self.cooks_for else "ready"
@@ -132,8 +135,9 @@ class Kitchen(ParallelTurnEnv):
         ahead = {seat: self._ahead(seat, move) for seat, move in moves.items()}
         walked = {seat: square if self._map.get(square, "#") in ".12" else self.places[seat]
                   for seat, square in ahead.items()}  # fmt: skip
-        ann, ben = self.possible_agents
-        if walked[ann] != walked[ben] and (walked[ann], walked[ben]) != (self.places[ben], self.places[ann]):
+        first, second = self.possible_agents
+        swapped = (walked[first], walked[second]) == (self.places[second], self.places[first])
+        if walked[first] != walked[second] and not swapped:
             self.places = walked
         for seat, square in ahead.items():
             if self._map.get(square, "#") not in ".12":

@@ -20,16 +20,16 @@ TOTAL = 10
 Counts: TypeAlias = tuple[int, ...]
 _TAKE = re.compile(r"\btake\b", re.IGNORECASE)
 _CLAUSE = re.compile(r"[.,;:!?\n\u2013\u2014]|\s-+\s")
-_SUBJECT = re.compile(r"\b(?:i|we|you|partner|alice|bob)\b", re.IGNORECASE)
+_SUBJECT = re.compile(r"\b(?:i|we|you|partner|player_[01])\b", re.IGNORECASE)
 _ITEM = re.compile(rf"(?<![\w.,-])(\d{{1,3}})\s+({'|'.join(ITEMS)})s?\b", re.IGNORECASE | re.ASCII)
 _ACCEPT = re.compile(r"\baccept\b", re.IGNORECASE)
 _NO_ACCEPT = re.compile(
     r"(?:(?:\b(?:not|never|cannot)|n['\u2019]t)\s+(?:(?!(?:and|so|but|then)\b)\S+\s+){0,4}"
-    r"|\b(?:you|partner|alice|bob)\s+(?:(?!(?:and|so|but|then|i)\b)\S+\s+){0,2})$",
+    r"|\b(?:you|partner|player_[01])\s+(?:(?!(?:and|so|but|then|i)\b)\S+\s+){0,2})$",
     re.IGNORECASE,
 )
 """Before "accept": said of what is not accepted, or of what the other should do."""
-_OTHER = re.compile(r"\b(?:you|your|partner|alice|bob)\b", re.IGNORECASE)
+_OTHER = re.compile(r"\b(?:you|your|partner|player_[01])\b", re.IGNORECASE)
 
 
 class Negotiation(TurnEnv):
@@ -53,7 +53,7 @@ class Negotiation(TurnEnv):
         max_message_chars: Longer messages are cut.
     """
 
-    possible_agents = ("alice", "bob")
+    possible_agents = ("player_0", "player_1")
 
     def __init__(self, *, selfish: float = 0.0, max_rounds: int = 5, max_message_chars: int = 200) -> None:
         super().__init__()
@@ -112,15 +112,15 @@ class Negotiation(TurnEnv):
         return self._end(None) if self.count == self._texts else Outcome()
 
     def _end(self, deal: Mapping[str, Counts] | None) -> Outcome:
-        alice, bob = self.possible_agents
-        frontier = pareto_frontier(self.items, self.values[alice], self.values[bob])
+        first, second = self.possible_agents
+        frontier = pareto_frontier(self.items, self.values[first], self.values[second])
         points = {seat: points_of(deal[seat], self.values[seat]) if deal else 0 for seat in self.possible_agents}
         score = sum(points.values()) / max(map(sum, frontier))
         facts = {
             "deal": {seat: list(deal[seat]) for seat in self.possible_agents} if deal else None,
             "points": points,
             "score": score,
-            "on_frontier": (points[alice], points[bob]) in frontier,
+            "on_frontier": (points[first], points[second]) in frontier,
         }
         rewards = {seat: (1 - self._selfish) * score + self._selfish * own / TOTAL for seat, own in points.items()}
         return Outcome(rewards=rewards, done=True, info=dict.fromkeys(self.possible_agents, facts))

@@ -7,7 +7,7 @@ import forge_agents as fa
 class Duel(fa.TurnEnv):
     """The higher number wins the stake, at most 4. Any other word than raise or show loses it."""
 
-    possible_agents = ["p0", "p1"]
+    possible_agents = ["player_0", "player_1"]
 
     def setup(self, rng):
         self.number = {agent: int(n) for agent, n in zip(self.agents, rng.permutation(9)[:2] + 1, strict=True)}

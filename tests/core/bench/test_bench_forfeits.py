@@ -111,7 +111,7 @@ def says_nothing(when):
 
 @pytest.mark.parametrize("when", [8, 1])
 def test_a_lake_outlives_a_season_without_a_number(when):
-    episode = fa.play("forge/Commons-v0@1", {"ann": says_nothing(when), "ben": fa.Oracle()}, seed=1)
-    found = Record.of(episode, key="", sample=0, lineup={"ann": "x", "ben": "y"}).seats
-    assert (found["ann"].invalid, found["ann"].decisions) == (1, 8)
+    episode = fa.play("forge/Commons-v0@1", {"player_0": says_nothing(when), "player_1": fa.Oracle()}, seed=1)
+    found = Record.of(episode, key="", sample=0, lineup={"player_0": "x", "player_1": "y"}).seats
+    assert (found["player_0"].invalid, found["player_0"].decisions) == (1, 8)
     assert not any(seat.forfeit for seat in found.values())

@@ -227,11 +227,13 @@ def test_a_run_stands_for_what_it_exported(tmp_path):
     assert read_player(str(one / "export")) == fa.Policy(str(one / "export"))
     with pytest.raises(ValueError, match=r"stands for 2 models, and .*config.yaml does not say which agents they play"):
         read_player(str(team))
-    (team / "config.yaml").write_text("policy_mapping: {p0: asker, p1: answerer, p2: frozen, p3: asker}\n")
+    (team / "config.yaml").write_text(
+        "policy_mapping: {player_0: asker, player_1: answerer, player_2: frozen, player_3: asker}\n"
+    )
     found = read_player(str(team), fa.Sampling(max_tokens=9))
     models = {agent: policy.model for agent, policy in found.policies.items()}
     asker, answerer = str(team / "export/asker"), str(team / "export/answerer")
-    assert models == {"p0": asker, "p1": answerer, "p3": asker}
+    assert models == {"player_0": asker, "player_1": answerer, "player_3": asker}
     assert all(policy.sampling.max_tokens == 9 for policy in found.policies.values())
     assert read_player(str(team / "export"), fa.Sampling(max_tokens=9)) == found
     assert read_player(str(team / "export/asker")) == fa.Policy(asker)
@@ -248,9 +250,9 @@ def test_models_of_a_checkpoint_that_was_exported_are_a_team(tmp_path):
     for name in ("asker", "answerer"):
         (tmp_path / "export-step-000002" / name).mkdir(parents=True)
         (tmp_path / "export-step-000002" / name / "config.json").write_text("{}")
-    (tmp_path / "config.yaml").write_text("policy_mapping: {p0: asker, p1: answerer}\n")
+    (tmp_path / "config.yaml").write_text("policy_mapping: {player_0: asker, player_1: answerer}\n")
     team = read_player(str(tmp_path / "export-step-000002"))
-    assert team.policies["p1"].model == str(tmp_path / "export-step-000002/answerer")
+    assert team.policies["player_1"].model == str(tmp_path / "export-step-000002/answerer")
 
 
 def test_players_without_names_are_called_by_what_tells_them_apart():

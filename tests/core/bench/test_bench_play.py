@@ -438,7 +438,7 @@ def test_sides_are_known_through_a_process_and_of_no_use_where_seats_are_dealt_a
     assert far.sides == (("red_master", "red_guesser"), ("blue_master", "blue_guesser"))
     with pytest.raises(ValueError, match="role_shuffle deals the seats of forge/CodewordsDuel-v0 anew"):
         worlds_of({"forge/CodewordsDuel-v0": {"role_shuffle": True}})
-    assert worlds_of({"forge/KuhnPoker-v0": {"role_shuffle": True}})[0].sides == (("p0",), ("p1",))
+    assert worlds_of({"forge/KuhnPoker-v0": {"role_shuffle": True}})[0].sides == (("player_0",), ("player_1",))
 
 
 def test_what_a_game_calls_sides_may_be_something_else():

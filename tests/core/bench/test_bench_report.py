@@ -92,7 +92,7 @@ def test_turns_tokens_and_pass_at_k_have_intervals_over_seeds_in_every_form(tmp_
         (("planned",), []),
         (("environments", 0, "kwargs"), 3),
         (("environments", 0, "id"), []),
-        (("episodes", 0, "seats", "p0", "reward"), 10**400),
+        (("episodes", 0, "seats", "player_0", "reward"), 10**400),
         (("settings", "episodes"), {}),
         (("timing",), 3),
         (("provenance", "packages"), 3),

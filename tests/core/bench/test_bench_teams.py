@@ -83,10 +83,13 @@ def test_a_mapping_from_agent_to_policy_is_one_player(tmp_path):
 
 
 def test_a_team_takes_every_agent_of_a_game_of_rivals(tmp_path):
-    bold = {"p0": fa.Scripted(lambda seen: "bet"), "p1": fa.Scripted(lambda seen: "fold")}
+    bold = {"player_0": fa.Scripted(lambda seen: "bet"), "player_1": fa.Scripted(lambda seen: "fold")}
     report = bench(tmp_path, {"bold": bold, "random": "random"}, KUHN)
     played = {tuple(record.lineup.items()) for record in report.records}
-    assert (("p0", "bold"), ("p1", "random")) in played and (("p0", "random"), ("p1", "bold")) in played
+    assert (("player_0", "bold"), ("player_1", "random")) in played and (
+        ("player_0", "random"),
+        ("player_1", "bold"),
+    ) in played
     assert set(report.exploitability[KUHN]) == {"random"}  # its strategy writes illegal moves, and a warning says so
 
 
@@ -94,7 +97,7 @@ def test_exploitability_of_a_scripted_team_follows_its_agents(tmp_path):
     def passive(observation):
         return "call" if "call" in observation else "check"
 
-    same = {"p0": fa.Scripted(passive), "p1": fa.Scripted(passive)}
+    same = {"player_0": fa.Scripted(passive), "player_1": fa.Scripted(passive)}
     found = bench(tmp_path, {"team": same, "one": fa.Scripted(passive)}, KUHN).exploitability[KUHN]
     assert found["team"] == pytest.approx(found["one"]) and found["one"] > 0
 
@@ -102,10 +105,16 @@ def test_exploitability_of_a_scripted_team_follows_its_agents(tmp_path):
 def test_policies_of_a_team_have_engines_of_their_own_and_equal_ones_share(tmp_path, monkeypatch, tiny_llama):
     model = fa.Policy(str(tiny_llama))
     other = fa.Policy(str(tiny_llama), sampling=fa.Sampling(temperature=0.5))
-    players = {"mixed": {"p0": model, "p1": other}, "twin": {"p0": model, "p1": model}, "one": model}
+    players = {
+        "mixed": {"player_0": model, "player_1": other},
+        "twin": {"player_0": model, "player_1": model},
+        "one": model,
+    }
     named = named_players(players)
-    assert [policy.name for policy in named["mixed"].policies.values()] == ["mixed-p0", "mixed-p1"]
-    assert {policy.name for policy in named["twin"].policies.values()} == {"twin-p0"} and named["one"].name == "one"
+    assert [policy.name for policy in named["mixed"].policies.values()] == ["mixed-player_0", "mixed-player_1"]
+    assert {policy.name for policy in named["twin"].policies.values()} == {"twin-player_0"} and named[
+        "one"
+    ].name == "one"
     started = []
 
     @contextlib.asynccontextmanager
@@ -117,7 +126,7 @@ def test_policies_of_a_team_have_engines_of_their_own_and_equal_ones_share(tmp_p
     monkeypatch.setattr(playing, "_fleet", fleet)
     with pytest.raises(InterruptedError):
         bench(tmp_path, players, KUHN)
-    assert sorted(started) == ["mixed-p0", "mixed-p1", "one", "twin-p0"]
+    assert sorted(started) == ["mixed-player_0", "mixed-player_1", "one", "twin-player_0"]
 
 
 def run_folder(folder, seats):
@@ -140,7 +149,11 @@ def test_a_run_with_a_policy_for_each_agent_is_one_player(tmp_path):
     ("player", "error", "said"),
     [
         ({"sender": "random"}, ValueError, "has no policy for agent 'receiver' of bench/Signal-v0, only for sender"),
-        ({"sender": "random", "receiver": "random", "p7": "random"}, ValueError, "'p7', and the agents are sender"),
+        (
+            {"sender": "random", "receiver": "random", "player_7": "random"},
+            ValueError,
+            "'player_7', and the agents are sender",
+        ),
         ({"sender": "random", "receiver": 3}, TypeError, "agent 'receiver' of player 'crew' is a int"),
         ({0: "random"}, TypeError, "its keys must be names of agents"),
         ({}, ValueError, "player 'crew' is an empty mapping"),
@@ -152,7 +165,7 @@ def test_a_mapping_that_makes_no_player_is_refused(tmp_path, player, error, said
 
 
 def test_a_run_that_plays_other_agents_is_refused(tmp_path):
-    run = run_folder(tmp_path / "run", {"p0": "asker", "p1": "answerer"})
+    run = run_folder(tmp_path / "run", {"player_0": "asker", "player_1": "answerer"})
     (tmp_path / "run/export/asker/config.json").write_text(json.dumps({"max_position_embeddings": 64}))
     with pytest.raises(ValueError, match="has no policy for agent 'sender'"):
         playing.check_agents(named_players({"crew": run}), {"bench/Signal-v0": ("sender", "receiver")})

@@ -75,7 +75,7 @@ def last_question(prompt):
 
 
 def equilibrium(prompt, text):
-    """p0 never bets but calls with King and a third of the Queens; p1 bluffs and calls a third of the time."""
+    """player_0 never bets, calls with King and a third of the Queens; player_1 bluffs and calls a third of the time."""
     asked = last_question(prompt)
     card = next(name for name in ("Jack", "Queen", "King") if name in asked)
     first = "Moves: none" in asked
@@ -90,7 +90,7 @@ def test_exact_probabilities_make_the_table_of_all_twelve_information_sets(kuhn,
     found = asyncio.run(model_strategy(kuhn, POLICY, served))
     assert len(found.table) == 12 and found.illegal == 0
     queen = InformationSet(
-        "p1", (), "Your card: Queen. Moves: opponent bet. Your move: call or fold?", ("call", "fold")
+        "player_1", (), "Your card: Queen. Moves: opponent bet. Your move: call or fold?", ("call", "fold")
     )
     assert found.table[queen] == pytest.approx({"call": 1 / 3, "fold": 2 / 3})
     assert exploitability(kuhn, found.table) == pytest.approx(0, abs=1e-9)
@@ -133,9 +133,9 @@ def test_the_same_weights_give_the_same_samples(kuhn, renderer):
 
 
 class Pennies(fa.TurnEnv):
-    """Both name a side unseen; p0 wins where they agree."""
+    """Both name a side unseen; player_0 wins where they agree."""
 
-    possible_agents = ("p0", "p1")
+    possible_agents = ("player_0", "player_1")
     sides = ("heads", "help")
 
     def setup(self, rng):
@@ -160,7 +160,7 @@ class Pennies(fa.TurnEnv):
         if len(self.said) < 2:
             return fa.Outcome()
         won = 1.0 if self.said[0] == self.said[1] else -1.0
-        return fa.Outcome(rewards={"p0": won, "p1": -won}, done=True)
+        return fa.Outcome(rewards={"player_0": won, "player_1": -won}, done=True)
 
 
 class Beginning(Pennies):
@@ -277,18 +277,14 @@ def test_what_a_killed_benchmark_has_measured_is_kept(monkeypatch, renderer, tin
         async def generate(self, prompt_ids, sampling, *, choices=(), top_logprobs=0, seed=None):
             if top_logprobs and not self.lives:
                 raise ForgeError("the engine died")
-            return await super().generate(
-                prompt_ids, sampling, choices=choices, top_logprobs=top_logprobs, seed=seed
-            )
+            return await super().generate(prompt_ids, sampling, choices=choices, top_logprobs=top_logprobs, seed=seed)
 
     monkeypatch.setattr(playing, "_fleet", fleet)
     policy = fa.Policy(str(tiny_llama), sampling=POLICY.sampling, constrain_actions=True)
     players = {"first": policy, "second": replace(policy, sampling=fa.Sampling(temperature=0.5, max_tokens=17))}
 
     def play():
-        return fa.benchmark(
-            players, [KUHN], episodes=1, exploitability_samples=1, out_dir=tmp_path, progress=False
-        )
+        return fa.benchmark(players, [KUHN], episodes=1, exploitability_samples=1, out_dir=tmp_path, progress=False)
 
     with pytest.raises(ForgeError, match="the engine died"):
         play()

@@ -53,8 +53,8 @@ def test_a_person_begins_a_project_and_takes_a_seat(started, tmp_path):
     said, status = ended(started("init", "mine", "--template", "duel"))
     assert status == 0 and "next   cd mine && forge-agents train train.yaml" in said
     child = started("play", "my_world:my/Duel-v0", "--seed", "1", PYTHONPATH=str(tmp_path / "mine"))
-    child.expect_exact("you are p0. Type an action and press Enter")
-    child.expect_exact("p0> ")
+    child.expect_exact("you are player_0. Type an action and press Enter")
+    child.expect_exact("player_0> ")
     child.sendline("show")
     said, status = ended(child)
     assert status == 0 and "terminated after 1 turns" in said
@@ -62,7 +62,7 @@ def test_a_person_begins_a_project_and_takes_a_seat(started, tmp_path):
 
 def test_ctrl_d_leaves_a_game(started):
     child = started("play", "forge/KuhnPoker-v0")
-    child.expect_exact("p0> ")
+    child.expect_exact("player_0> ")
     child.sendeof()
     said, status = ended(child)
     assert status == 0 and "left: the input has ended" in said
@@ -70,18 +70,16 @@ def test_ctrl_d_leaves_a_game(started):
 
 def test_ctrl_c_ends_with_130(started):
     child = started("play", "forge/KuhnPoker-v0")
-    child.expect_exact("p0> ")
+    child.expect_exact("player_0> ")
     child.sendintr()
     _, status = ended(child)
     assert status == 130
 
 
-@pytest.mark.parametrize(
-    ("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)]
-)
+@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
 def test_colour_can_be_switched_off(variables, coloured, started):
     child = started("play", "forge/KuhnPoker-v0", **variables)
-    child.expect_exact("p0> ")
+    child.expect_exact("player_0> ")
     assert bool(re.search(r"\x1b\[[\d;]*3\dm", child.before)) is coloured
     child.sendeof()
     ended(child)

@@ -129,11 +129,11 @@ def test_an_environment_without_one_is_refused_before_anything_is_played(wrong, 
 
 def test_it_is_imported_when_it_first_plays_and_a_failure_is_told():
     fa.register("t/Late-v0", entry_point=Turns, oracle="no_such_module:Oracle")
-    fa.register("t/Wrong-v0", entry_point=Turns, oracle="forge_envs.oracles.library:Expart")
+    fa.register("t/Wrong-v0", entry_point=Turns, oracle="forge_envs.oracles.library:Orakle")
     assert fa.make("t/Late-v0").spec.oracle == "no_such_module:Oracle"
     with pytest.raises(ForgeError, match="the oracle 'no_such_module:Oracle' of t/Late-v0 cannot be imported"):
         fa.play("t/Late-v0", fa.Oracle())
-    with pytest.raises(ForgeError, match="oracle .*Expart.*Did you mean 'Oracle'"):
+    with pytest.raises(ForgeError, match="oracle .*Orakle.*Did you mean 'Oracle'"):
         fa.play("t/Wrong-v0", fa.Oracle())
     with pytest.raises(ValueError, match="oracle of t/Odd-v0 is 'somewhere'; write"):
         fa.register("t/Odd-v0", entry_point=Turns, oracle="somewhere")

@@ -124,7 +124,7 @@ def test_listed_actions_are_told_and_cost_no_copy(monkeypatch):
     copies = []
     monkeypatch.setattr(copy, "deepcopy", lambda *args: copies.append(args))
     env.step("bet")
-    assert env.agent_selection == "p1" and env.env.moves == ["bet"] and copies == []
+    assert env.agent_selection == "player_1" and env.env.moves == ["bet"] and copies == []
 
 
 def test_a_wrapped_array_game_asks_again():
@@ -234,7 +234,11 @@ def test_make_and_register_take_wrappers_by_keyword():
     fa.register("t/Half-v0", entry_point="forge_envs.games.poker:KuhnPoker", max_turns=3, reward_scale=0.5)
     env = started(fa.make("t/Half-v0"))
     env.step("bad")
-    assert env.rewards == {"p0": -0.5, "p1": 0.5} and env.spec.kwargs == {"reward_scale": 0.5} and env.max_turns == 3
+    assert (
+        env.rewards == {"player_0": -0.5, "player_1": 0.5}
+        and env.spec.kwargs == {"reward_scale": 0.5}
+        and env.max_turns == 3
+    )
     assert type(fa.make("t/Half-v0", reward_scale=None)).__name__ == "KuhnPoker"
 
 

@@ -96,7 +96,7 @@ def fleets(monkeypatch):
 
 def test_a_seed_plays_the_same_game_however_it_is_named():
     one = fa.play(KUHN, fa.Random(), seed=3)
-    named = {"p0": fa.Random(), "p1": fa.Random()}
+    named = {"player_0": fa.Random(), "player_1": fa.Random()}
     for env in (fa.spec(KUHN), fa.make(KUHN), lambda: fa.make(KUHN)):
         again = fa.play(env, named, seed=3)
         assert (again.turns, again.env_id, again.error) == (one.turns, KUHN, None)
@@ -148,9 +148,9 @@ def test_an_endpoint_and_a_person_sit_down(serve_chat, monkeypatch):
     os.close(write)
     shown = Terminal(Console(file=io.StringIO(), width=100), read)
     monkeypatch.setattr(players, "terminal", lambda: shown)
-    episode = fa.play(KUHN, {"p0": fa.Human(), "p1": fa.Endpoint(server.url, "stub")})
+    episode = fa.play(KUHN, {"player_0": fa.Human(), "player_1": fa.Endpoint(server.url, "stub")})
     os.close(read)
-    assert [turn.action for turn in episode.turns] == ["bet", "fold"] and episode.rewards["p0"] == 1
+    assert [turn.action for turn in episode.turns] == ["bet", "fold"] and episode.rewards["player_0"] == 1
     assert "Your card" in shown.console.file.getvalue()
 
 
@@ -225,8 +225,12 @@ def test_engines_that_run_already_play_many_games(fleets):
         (lambda: fa.play("forge/Relay-v0", fa.Random(), env_args={"n": 1}), TypeError, "It takes: max_number"),
         (lambda: fa.play(KUHN, fa.Random), TypeError, r"the class Random: write Random\(\)"),
         (lambda: fa.play(KUHN, "random"), TypeError, "got str 'random'"),
-        (lambda: fa.play(KUHN, {"p0": fa.Random(), "p9": fa.Random()}), ValueError, "no agent 'p9'"),
-        (lambda: fa.play(KUHN, {"p0": TEAM, "p1": replace(TEAM, model="n")}), ValueError, "two different policies"),
+        (lambda: fa.play(KUHN, {"player_0": fa.Random(), "player_9": fa.Random()}), ValueError, "no agent 'player_9'"),
+        (
+            lambda: fa.play(KUHN, {"player_0": TEAM, "player_1": replace(TEAM, model="n")}),
+            ValueError,
+            "two different policies",
+        ),
         (lambda: fa.play(KUHN, fa.Random(), max_turns=0), ValueError, "max_turns=0 plays nothing"),
         (lambda: fa.play(KUHN, fa.Random(), seed=-1), ValueError, "seed=-1 is no seed"),
         (lambda: fa.play(KUHN, fa.Random(), seed=None), ValueError, "seed=None is no seed"),

@@ -24,10 +24,12 @@ def run(tmp_path_factory):
     kept = RunFolder(folder, {})
     for step in range(6):
         rival = fa.Random(name="late" if step > 3 else "rival")
-        episode = fa.play(KUHN, {"p0": fa.Scripted(lambda seen: "bet", name="hero"), "p1": rival}, seed=step)
+        episode = fa.play(
+            KUHN, {"player_0": fa.Scripted(lambda seen: "bet", name="hero"), "player_1": rival}, seed=step
+        )
         other = fa.play("forge/Relay-v0", fa.Scripted(lambda seen, said=1 if step == 3 else "7": said), seed=step)
-        learned = {"p0": [0.5] * len(episode.trajectories["p0"].turns)}
-        rewards = [{"p0": 2.0, "p1": math.nan}, {}]
+        learned = {"player_0": [0.5] * len(episode.trajectories["player_0"].turns)}
+        rewards = [{"player_0": 2.0, "player_1": math.nan}, {}]
         kept.keep_episodes(step, [episode, other], rewards, [learned, {}], trained=["hero"])
     kept.close()
     return folder
@@ -35,12 +37,17 @@ def run(tmp_path_factory):
 
 def test_a_record_per_episode_says_what_it_came_to(run):
     table = fa.load_episodes(run)
-    first = fa.play(KUHN, {"p0": fa.Scripted(lambda seen: "bet", name="hero"), "p1": fa.Random(name="rival")}, seed=0)
+    first = fa.play(
+        KUHN, {"player_0": fa.Scripted(lambda seen: "bet", name="hero"), "player_1": fa.Random(name="rival")}, seed=0
+    )
     assert len(table) == 12 and [row["episode"] for row in table] == list(range(12))
     row = table[0]
     assert (row["step"], row["env_id"], row["seed"], row["error"]) == (0, KUHN, 0, "")
-    assert (row["agents"], row["policies"]) == (["p0", "p1"], ["hero", "rival"])
-    assert row["rewards"] == [first.rewards["p0"], first.rewards["p1"]] and row["reward"] == first.rewards["p0"]
+    assert (row["agents"], row["policies"]) == (["player_0", "player_1"], ["hero", "rival"])
+    assert (
+        row["rewards"] == [first.rewards["player_0"], first.rewards["player_1"]]
+        and row["reward"] == first.rewards["player_0"]
+    )
     assert row["trained_rewards"][0] == 2.0 and math.isnan(row["trained_rewards"][1])
     assert table[1]["trained_rewards"] == [None, None]
     assert (row["trained_reward"], row["turns"], row["end_reason"]) == (2.0, len(first.turns), "terminated")
@@ -58,15 +65,15 @@ def test_a_record_per_turn_has_what_was_said_and_learned(run):
         (turn.agent, turn.action, turn.index) for turn in episode.turns
     ]
     assert {(row["episode"], row["step"], row["seed"]) for row in turns} == {(4, 2, 2)}
-    assert {row["agent"]: row["advantage"] for row in turns} == {"p0": 0.5, "p1": None}
+    assert {row["agent"]: row["advantage"] for row in turns} == {"player_0": 0.5, "player_1": None}
 
 
 def test_a_record_per_turn_says_which_turn_its_conversation_left(tmp_path):
-    first, *_ = fa.play(KUHN, fa.Random(), seed=0).trajectories["p0"].turns
+    first, *_ = fa.play(KUHN, fa.Random(), seed=0).trajectories["player_0"].turns
     turns = tuple(dataclasses.replace(first, index=n, branch=n, forked_from=0 if n else None) for n in range(2))
-    of = fa.Trajectory(agent="p0", policy="hero", turns=turns)
+    of = fa.Trajectory(agent="player_0", policy="hero", turns=turns)
     RunFolder(tmp_path / "run", {}).keep_episodes(
-        0, [fa.Episode(env_id=KUHN, seed=0, trajectories={"p0": of})], [{}], [{}], trained=["hero"]
+        0, [fa.Episode(env_id=KUHN, seed=0, trajectories={"player_0": of})], [{}], [{}], trained=["hero"]
     )
     table = fa.load_episodes(tmp_path / "run")
     assert [(row["branch"], row["forked_from"]) for row in table.turns()] == [(0, None), (1, 0)]
@@ -114,7 +121,7 @@ def test_pandas_and_datasets_take_it_as_it_is(run):
     assert frame.error[7] == "policy: TypeError"
     long = frame.explode(["agents", "policies", "rewards"])
     assert (long.policies == "hero").sum() == 6
-    assert set(pandas.DataFrame(table.turns()).agent) == {"p0", "p1", "asker", "answerer"}
+    assert set(pandas.DataFrame(table.turns()).agent) == {"player_0", "player_1", "asker", "answerer"}
     data = datasets.Dataset.from_list(table)
     assert data.num_rows == 12 and data[0]["policies"] == ["hero", "rival"] and data[1] == table[1]
     assert datasets.Dataset.from_list(list(table.turns())).num_rows == sum(row["turns"] for row in table)
@@ -191,8 +198,8 @@ def test_damaged_foreign_and_missing_files_are_named(run, tmp_path):
     record = {"lineup": {"a": "p"}, "seats": {"a": {}}, "env": "e", "seed": 1, "rewards": [1]}
     file.write_text(json.dumps(record) + "\n")
     assert fa.load_episodes(tmp_path)[0]["trained_rewards"] == [None]
-    file.write_text(line.replace('"agent": "p0"', '"agent": "p7"') + "\n")
-    assert {row["agent"] for row in fa.load_episodes(tmp_path).turns()} == {"p7", "p1"}
+    file.write_text(line.replace('"agent": "player_0"', '"agent": "player_7"') + "\n")
+    assert {row["agent"] for row in fa.load_episodes(tmp_path).turns()} == {"player_7", "player_1"}
     file.write_text(json.dumps({**json.loads(line), "format": 9}) + "\n")
     with pytest.raises(RunFolderError, match="format 9; this version"):
         fa.load_episodes(tmp_path).episode(0)

@@ -150,7 +150,7 @@ def test_a_broken_server_fails_the_episode_and_keeps_its_turns(serve_chat):
     server = serve_chat(lambda request: "3" if len(request["messages"]) == 2 else (500, {"error": "on fire"}))
     episode = group(server.endpoint_with(retries=0)).episodes[0]
     assert (episode.error.where, episode.error.kind) == ("policy", "EndpointError")
-    assert episode.error.message == f"stub at {server.url} refused with status 500: '{{\"error\": \"on fire\"}}'"
+    assert episode.error.message == f'stub at {server.url} refused with status 500: \'{{"error": "on fire"}}\''
     assert [turn.agent for turn in episode.turns] == ["a", "b"]
 
 
@@ -459,6 +459,6 @@ def test_a_trainer_starts_no_engine_for_an_endpoint(tmp_path):
     from forge_trainers.rl.tasks import TaskSampler
 
     hero = fa.Policy("m", name="hero")
-    seats = {"p0": hero, "p1": fa.Endpoint("http://127.0.0.1:1/v1", "m")}
+    seats = {"player_0": hero, "player_1": fa.Endpoint("http://127.0.0.1:1/v1", "m")}
     trainer = fa.GRPOTrainer(seats, out_dir=tmp_path)
     assert trainer._models(TaskSampler("forge/KuhnPoker-v0")) == {"hero": hero}

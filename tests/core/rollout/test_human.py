@@ -54,30 +54,30 @@ def run(env_id, seats, **options):
 
 def test_a_person_plays_a_seat(terminal):
     terminal.keys.write(b"bet\n")
-    episode = run("forge/KuhnPoker-v0", {"p0": fa.Human(), "p1": fa.Scripted(lambda seen: "fold")})
-    turn = episode.trajectories["p0"].turns[0]
+    episode = run("forge/KuhnPoker-v0", {"player_0": fa.Human(), "player_1": fa.Scripted(lambda seen: "fold")})
+    turn = episode.trajectories["player_0"].turns[0]
     assert (turn.action, turn.policy, turn.finish_reason, turn.response_ids) == ("bet", "human", "scripted", ())
-    assert episode.rewards == {"p0": 1.0, "p1": -1.0}
+    assert episode.rewards == {"player_0": 1.0, "player_1": -1.0}
     shown = terminal.shown()
     assert "You play Kuhn poker" in shown and turn.observation in shown and "legal: check | bet" in shown
-    assert shown.endswith("p0> ")
+    assert shown.endswith("player_0> ")
 
 
 def test_instructions_are_shown_once(terminal):
     terminal.keys.write(b"check\ncall\n")
-    run("forge/KuhnPoker-v0", {"p0": fa.Human(), "p1": fa.Scripted(lambda seen: "bet")})
-    assert terminal.shown().count("You play Kuhn poker") == 1 and terminal.shown().count("p0 sees") == 2
+    run("forge/KuhnPoker-v0", {"player_0": fa.Human(), "player_1": fa.Scripted(lambda seen: "bet")})
+    assert terminal.shown().count("You play Kuhn poker") == 1 and terminal.shown().count("player_0 sees") == 2
 
 
 def test_the_end_of_the_input_ends_the_episode_as_data_and_is_not_asked_again(terminal):
     terminal.keys.write(b"check\n")
     terminal.keys.close()
-    seats = {"p0": fa.Human(), "p1": fa.Scripted(lambda seen: "bet")}
+    seats = {"player_0": fa.Human(), "player_1": fa.Scripted(lambda seen: "bet")}
     rollout = Rollout(make_env=lambda: fa.make("forge/KuhnPoker-v0"), env_id="k", policies=seats, retries=1)
     episode = asyncio.run(rollout.group(2, 1)).episodes[0]
     assert (episode.error.where, episode.error.kind) == ("policy", "PlayerLeftError")
-    assert episode.error.message == "the person in seat 'p0' left: the input has ended"
-    assert terminal.shown().count("p0 sees") == 2  # the replay asks nothing
+    assert episode.error.message == "the person in seat 'player_0' left: the input has ended"
+    assert terminal.shown().count("player_0 sees") == 2  # the replay asks nothing
 
 
 def test_a_last_line_without_an_end_counts(terminal):

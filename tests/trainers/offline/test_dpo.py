@@ -150,10 +150,10 @@ def test_rows_may_repeat_their_prompt(renderer):
 
 
 def episode(word, reward, *, seed=0):
-    turn = Turn(agent="p0", index=0, observation="look", action=word, reward=reward, policy="hero")
-    own = Trajectory(agent="p0", policy="hero", turns=(turn,), env_id="e", seed=seed)
-    other = dataclasses.replace(own, agent="p1", policy="rival")
-    return Episode(env_id="e", seed=seed, trajectories={"p0": own, "p1": other})
+    turn = Turn(agent="player_0", index=0, observation="look", action=word, reward=reward, policy="hero")
+    own = Trajectory(agent="player_0", policy="hero", turns=(turn,), env_id="e", seed=seed)
+    other = dataclasses.replace(own, agent="player_1", policy="rival")
+    return Episode(env_id="e", seed=seed, trajectories={"player_0": own, "player_1": other})
 
 
 def test_the_best_sibling_is_preferred_to_the_worst(renderer):

@@ -45,7 +45,7 @@ def trainer(folder, played, **settings):
 
     reward = settings.pop("reward", None)
     config = {"groups_per_step": 4, "checkpoint_every": 100, "max_resamples": 0} | settings
-    seats = {"p0": TEAM, "p1": fa.Random(name="rival")}
+    seats = {"player_0": TEAM, "player_1": fa.Random(name="rival")}
     made = Played(seats, reward, fa.GRPOConfig(**config), folder)
     made._processes, made.asked = Processes(), []
     return made
@@ -62,7 +62,7 @@ def test_the_best_checkpoint_is_that_of_the_trained_policys_reward(tmp_path):
         return [group([-1.0, 1.0, 0.0][run._next_step - 1], seed=n) for n in range(4)]
 
     config = fa.GRPOConfig(groups_per_step=1, eval_every=1, keep_checkpoints=1, max_resamples=0)
-    with Evaluated({"p0": TEAM, "p1": fa.Random(name="rival")}, config=config, out_dir=tmp_path) as run:
+    with Evaluated({"player_0": TEAM, "player_1": fa.Random(name="rival")}, config=config, out_dir=tmp_path) as run:
         run._processes = Processes()
         run._seating.play_held_out = play_held_out
         result = run.fit(Duel, steps=3)
@@ -72,7 +72,7 @@ def test_the_best_checkpoint_is_that_of_the_trained_policys_reward(tmp_path):
     kept = sorted(path.name for path in (tmp_path / "checkpoints").glob("step-*"))
     assert kept == ["step-000002", "step-000003"], "the best and the newest"
     rows = [json.loads(line) for line in (tmp_path / "episodes.jsonl").read_text().splitlines()]
-    assert digest(rows[0]).reward == rows[0]["rewards"]["p0"] == 1.0 and rows[0]["trained"] == ["team"]
+    assert digest(rows[0]).reward == rows[0]["rewards"]["player_0"] == 1.0 and rows[0]["trained"] == ["team"]
 
 
 def test_a_run_says_who_sits_where_and_who_shares_a_learner(tmp_path, capsys):
@@ -84,16 +84,16 @@ def test_a_run_says_who_sits_where_and_who_shares_a_learner(tmp_path, capsys):
         return capsys.readouterr().out.splitlines()
 
     one, other = fa.Policy("m"), fa.Policy("m")
-    assert shown(one) == ["p0, p1: policy policy is trained by policy-l"]
-    assert shown({"p0": one, "p1": fa.Random()}) == [
-        "p0: policy policy is trained by policy-l",
-        "p1: policy random is not trained",
+    assert shown(one) == ["player_0, player_1: policy policy is trained by policy-l"]
+    assert shown({"player_0": one, "player_1": fa.Random()}) == [
+        "player_0: policy policy is trained by policy-l",
+        "player_1: policy random is not trained",
     ]
-    assert shown({"p0": one, "p1": other}) == [
-        "p0: policy p0 is trained by p0-l",
-        "p1: policy p1 is trained by p1-l",
+    assert shown({"player_0": one, "player_1": other}) == [
+        "player_0: policy player_0 is trained by player_0-l",
+        "player_1: policy player_1 is trained by player_1-l",
     ]
-    assert shown(fa.League(TEAM))[0] == "p0, p1: policy team is trained by team-l"
+    assert shown(fa.League(TEAM))[0] == "player_0, player_1: policy team is trained by team-l"
     with pytest.raises(ValueError, match="without a name"):
         shown(lambda agent, seed: fa.Policy("m"))
 
@@ -101,12 +101,14 @@ def test_a_run_says_who_sits_where_and_who_shares_a_learner(tmp_path, capsys):
 def test_a_run_says_each_learning_rate_and_warns_of_one_that_is_too_low(tmp_path, capsys, tiny_models):
     model = str(tiny_models(family="llama", dtype="bfloat16"))
     full, low = fa.Policy(model, name="full"), fa.Policy(model, name="low", learner={"lr": 1e-9})
-    run = GRPOTrainer({"p0": full, "p1": low}, out_dir=tmp_path)
+    run = GRPOTrainer({"player_0": full, "player_1": low}, out_dir=tmp_path)
     learners = {name: SimpleNamespace(name=f"{name}-l") for name in ("full", "low")}
     run._announce_seats(print, TaskSampler(Duel), SimpleNamespace(learners=learners), 20)
     first, second, warning = capsys.readouterr().out.splitlines()
-    assert first.startswith("p0: policy full is trained by full-l, lr 2e-05, the default for all weights of a model")
-    assert second == "p1: policy low is trained by low-l, lr 1e-09"
+    assert first.startswith(
+        "player_0: policy full is trained by full-l, lr 2e-05, the default for all weights of a model"
+    )
+    assert second == "player_1: policy low is trained by low-l, lr 1e-09"
     assert warning.startswith("policy low: lr=1e-09 is too low to train all weights")
 
 
@@ -124,7 +126,7 @@ def test_a_run_says_each_learning_rate_and_warns_of_one_that_is_too_low(tmp_path
 def test_a_trainer_refuses_what_the_learner_cannot_compute_when_it_is_built(sampling, said, tmp_path):
     for trainable in (True, False):
         hero = fa.Policy("m", name="hero", sampling=fa.Sampling(**sampling), trainable=trainable)
-        for seats in (hero, {"p0": fa.Random(), "p1": hero}):
+        for seats in (hero, {"player_0": fa.Random(), "player_1": hero}):
             if trainable:
                 with pytest.raises(ValueError, match=f"policy 'hero' samples with .*{said}"):
                     GRPOTrainer(seats, out_dir=tmp_path)
@@ -157,14 +159,16 @@ def test_seats_sample_at_the_temperature_of_their_step():
     "seats",
     [
         fa.Policy("m", constrain_actions=True),
-        {"p0": fa.Random(), "p1": fa.Policy("m", constrain_actions=True)},
+        {"player_0": fa.Random(), "player_1": fa.Policy("m", constrain_actions=True)},
         fa.League(fa.Policy("m", constrain_actions=True)),
     ],
 )
 def test_a_trainer_refuses_constrained_actions_when_it_is_built(seats, tmp_path):
     with pytest.raises(ValueError, match="is trainable and constrains its actions"):
         GRPOTrainer(seats, out_dir=tmp_path)
-    GRPOTrainer({"p0": TEAM, "p1": fa.Policy("m", constrain_actions=True, trainable=False)}, out_dir=tmp_path)
+    GRPOTrainer(
+        {"player_0": TEAM, "player_1": fa.Policy("m", constrain_actions=True, trainable=False)}, out_dir=tmp_path
+    )
 
 
 def ending_of(folder):
@@ -181,7 +185,7 @@ def test_a_run_that_is_solved_ends_well_saved_and_exported_with_the_reason(tmp_p
     with trainer(tmp_path, played, max_empty_steps=4) as run:
         result = run.fit(Duel, steps=200)
     assert result.steps == 8 and result.reason.startswith("solved: all 96 episodes of the last 6 steps")
-    assert "p0 of t 1, the highest seen is 1" in result.reason
+    assert "player_0 of t 1, the highest seen is 1" in result.reason
     assert result.export.is_dir() and (tmp_path / "checkpoints/step-000008/experiment.json").exists()
     assert ending_of(tmp_path) == {"step": 8, "ending": "solved", "reason": result.reason}
     assert "solved: all 96" in capsys.readouterr().out
@@ -210,13 +214,13 @@ class Learning:
 def test_a_run_that_has_done_its_steps_starts_nothing(tmp_path, capsys):
     def again(steps, **seats):
         reward = Learning()
-        run = GRPOTrainer({"p0": TEAM, "p1": fa.Random(name="rival"), **seats}, reward, out_dir=tmp_path)
+        run = GRPOTrainer({"player_0": TEAM, "player_1": fa.Random(name="rival"), **seats}, reward, out_dir=tmp_path)
         return run, run._finished(TaskSampler(Duel), steps), reward
 
     with trainer(tmp_path, lambda step: [group(0.0, 1.0, seed=step)], reward=Learning(), groups_per_step=1) as run:
         first = run.fit(Duel, steps=2)
     (first.export / "config.json").write_text("{}")
-    assert again(3)[1] is None and again(2, p1=fa.Policy("m"))[1] is None
+    assert again(3)[1] is None and again(2, player_1=fa.Policy("m"))[1] is None
     run, result, reward = again(2)
     assert result == dataclasses.replace(first, curve=result.curve) and reward.seen == run.reward.seen == 8
     assert f"{tmp_path} has done 2 steps already: set steps above 2 to train on" in " ".join(
@@ -241,7 +245,7 @@ def test_a_run_that_is_flat_elsewhere_says_where_after_saving(tmp_path):
         run.fit(Duel, steps=200)
     said = str(caught.value)
     assert "3 steps in a row had no group to learn from" in said and "'zero_variance': 4" in said
-    assert "p0 of t 0.25, the highest seen is 0.75" in said and "p1" not in said
+    assert "player_0 of t 0.25, the highest seen is 0.75" in said and "player_1" not in said
     assert (tmp_path / "export").is_dir() and str(tmp_path / "export") in said
     assert (tmp_path / "checkpoints/step-000004/experiment.json").exists()
     assert ending_of(tmp_path)["ending"] == "uninformative"
@@ -349,17 +353,17 @@ def test_solved_is_flat_at_the_top_everywhere_and_often_enough(steps, tops, want
     assert watch(steps, tops=tops) == wanted
 
 
-def idle_group(seed=0, env_id="t", reward=1.0, forfeits=("p1",), size=8):
+def idle_group(seed=0, env_id="t", reward=1.0, forfeits=("player_1",), size=8):
     """Episodes that the rival ended before the team had a turn."""
 
     def ended(episode):
-        first, second = episode.trajectories["p0"], episode.trajectories["p1"]
+        first, second = episode.trajectories["player_0"], episode.trajectories["player_1"]
         info = {"forfeits": list(forfeits), "outcome": "void"}
         return dataclasses.replace(
             episode,
             trajectories={
-                "p0": dataclasses.replace(first, turns=(), initial_reward=reward, info=info),
-                "p1": dataclasses.replace(second, info=info),
+                "player_0": dataclasses.replace(first, turns=(), initial_reward=reward, info=info),
+                "player_1": dataclasses.replace(second, info=info),
             },
         )
 
@@ -396,14 +400,17 @@ def test_a_run_without_a_turn_of_the_policy_fails_and_names_who_ended_the_games(
         run.fit(Duel, steps=200)
     said = str(caught.value)
     assert "no trained policy had a turn in 192 episodes" in said
-    assert "192 by p1 (rival) with an illegal action" in said and "p1 wrote 'x'" in said
+    assert "192 by player_1 (rival) with an illegal action" in said and "player_1 wrote 'x'" in said
     assert not (tmp_path / "export").exists() and ending_of(tmp_path)["ending"] == "broken"
 
 
 def test_a_short_run_without_a_turn_of_the_policy_fails_at_its_end(tmp_path):
     """Its steps are fewer than those that a run waits for."""
     idle = [idle_group(seed=n, forfeits=()) for n in range(4)]
-    with trainer(tmp_path, lambda step: idle) as run, pytest.raises(EmptyBatchError, match="32 by p1 .rival. with the"):
+    with (
+        trainer(tmp_path, lambda step: idle) as run,
+        pytest.raises(EmptyBatchError, match="32 by player_1 .rival. with the"),
+    ):
         run.fit(Duel, steps=1)
     assert not (tmp_path / "export").exists()
 
@@ -452,7 +459,7 @@ def test_an_evaluation_without_a_turn_of_the_policy_has_no_reward(tmp_path, capl
         result = run.evaluate(Duel, episodes=8)
     assert np.isnan(result.reward) and np.isnan(result.by_policy["team"])
     assert "held-out episodes do not measure team: policy team had no turn in 64 episodes" in caplog.text
-    assert "64 by p1 (rival) with an illegal action" in caplog.text
+    assert "64 by player_1 (rival) with an illegal action" in caplog.text
 
 
 def test_one_flat_policy_of_two_ends_nothing():
@@ -461,14 +468,19 @@ def test_one_flat_policy_of_two_ends_nothing():
         one = group(1.0, 1.0, seed=seed).episodes
         second = [
             dataclasses.replace(
-                e.trajectories["p1"],
+                e.trajectories["player_1"],
                 policy="second",
-                turns=(dataclasses.replace(e.trajectories["p0"].turns[0], agent="p1", policy="second", reward=r),),
+                turns=(
+                    dataclasses.replace(
+                        e.trajectories["player_0"].turns[0], agent="player_1", policy="second", reward=r
+                    ),
+                ),
             )
             for e, r in zip(one, (0.0, 1.0), strict=True)
         ]
         siblings = [
-            dataclasses.replace(e, trajectories={**e.trajectories, "p1": t}) for e, t in zip(one, second, strict=True)
+            dataclasses.replace(e, trajectories={**e.trajectories, "player_1": t})
+            for e, t in zip(one, second, strict=True)
         ]
         return EpisodeGroup(env_id="t", seed=seed, episodes=tuple(siblings))
 
@@ -683,7 +695,7 @@ def test_who_asks_to_stop_in_the_last_step_gets_what_was_learned(tmp_path):
 def test_an_evaluation_counts_what_is_in_no_mean_and_fails_where_nothing_is(
     failed, status, tmp_path, monkeypatch, capsys
 ):
-    """The reward abstains from p0's 9 in one episode, which says nothing of how the team plays."""
+    """The reward abstains from player_0's 9 in one episode, which says nothing of how the team plays."""
 
     async def play_held_out(tasks, play, processes):
         rewards = (9.0, 0.0, 1.0, 0.5)

@@ -36,7 +36,7 @@ class EnginesError(Exception):
 class World(fa.TurnEnv):
     """Two seats, a turn each."""
 
-    possible_agents = ["p0", "p1"]
+    possible_agents = ["player_0", "player_1"]
     seeds: list = []
 
     def __init__(self, told="Say something.", seen="Now."):
@@ -57,7 +57,9 @@ class World(fa.TurnEnv):
         return self.seen
 
     def act(self, agent, action):
-        return fa.Outcome() if agent == "p0" else fa.Outcome(rewards={"p0": 1.0, "p1": 0.5}, done=True)
+        return (
+            fa.Outcome() if agent == "player_0" else fa.Outcome(rewards={"player_0": 1.0, "player_1": 0.5}, done=True)
+        )
 
 
 @pytest.fixture
@@ -326,21 +328,22 @@ class BreaksContract(World):
 
 class RewardsNobody(World):
     def act(self, agent, action):
-        return fa.Outcome(rewards={"p00": 1.0})
+        return fa.Outcome(rewards={"player_00": 1.0})
 
 
 @pytest.mark.parametrize(
     ("env", "told"),
-    [(BreaksContract, "returned dict; return an Outcome"), (RewardsNobody, "names 'p00'.*Did you mean 'p0'")],
+    [
+        (BreaksContract, "returned dict; return an Outcome"),
+        (RewardsNobody, "names 'player_00'.*Did you mean 'player_0'"),
+    ],
 )
 def test_an_environment_that_breaks_its_bases_contract_is_refused_whatever_is_played(tried, env, told):
     with pytest.raises(PreflightError, match=told):
         tried(env=env)
 
 
-@pytest.mark.parametrize(
-    ("env", "text"), [(BreaksAtOnce, "self.no_such_thing"), (BreaksByMistake, "no_such_name")]
-)
+@pytest.mark.parametrize(("env", "text"), [(BreaksAtOnce, "self.no_such_thing"), (BreaksByMistake, "no_such_name")])
 def test_an_environment_that_cannot_be_played_is_told_with_its_line(tried, env, text):
     with pytest.raises(PreflightError, match="episodes of random players failed|fails before any decision") as error:
         tried(env=env)
@@ -387,7 +390,7 @@ def test_a_program_that_fails_by_a_mistake_is_refused_and_by_random_words_told(t
 
 
 def test_a_scripted_player_sits_in_its_own_seat(tried, tiny_llama):
-    seats = {"p0": fa.Policy(str(tiny_llama)), "p1": fa.Scripted(lambda a, b, c: "x")}
+    seats = {"player_0": fa.Policy(str(tiny_llama)), "player_1": fa.Scripted(lambda a, b, c: "x")}
     said = tried(seats=seats)
     assert "episodes of random players failed in World, as a model's may: policy: TypeError" in said
     assert "Let the game answer" not in said
@@ -457,16 +460,14 @@ def test_a_first_prompt_that_fills_the_context_is_told_with_its_parts(tried):
     with pytest.raises(PreflightError, match="context of 256 tokens") as error:
         tried(env_args={"told": "x" * 300})
     # bytes are tokens: 300 of instructions and what the template writes around them
-    assert re.search(r"is that of p0 in World: 3\d\d tokens, of which 3[01]\d are instructions", str(error.value))
+    assert re.search(r"is that of player_0 in World: 3\d\d tokens, of which 3[01]\d are instructions", str(error.value))
     said = tried(env_args={"told": "x" * 215})
     assert re.search(r"leaves (\d|1[0-5]|none) of max_tokens=16 for the first answer", said)
     assert "of max_tokens=16" not in tried(env_args={"told": "x" * 100})
 
 
 @pytest.mark.parametrize(("context", "fits", "fills"), [("window", 430, 470), ("summarize", 20, 180)])
-def test_a_long_conversation_that_could_not_go_on_is_told_before_it_is_played(
-    tried, tiny_llama, context, fits, fills
-):
+def test_a_long_conversation_that_could_not_go_on_is_told_before_it_is_played(tried, tiny_llama, context, fits, fills):
     def said(told, context):
         team = fa.Policy(str(tiny_llama), name="team", sampling=fa.Sampling(max_tokens=16), context=context)
         engine = fa.EngineConfig(max_model_len=512)
@@ -534,7 +535,7 @@ def test_a_league_is_tried_with_its_policy_in_every_seat(tried, tiny_llama):
 def test_an_oracle_is_refused_where_there_is_none_and_sits_in_its_own_seat_elsewhere(tried, tiny_llama):
     team = fa.Policy(str(tiny_llama), name="team")
     asked = []
-    for seats in ({"p0": team, "p1": fa.Oracle()}, fa.League(team, anchors=(fa.Oracle(),))):
+    for seats in ({"player_0": team, "player_1": fa.Oracle()}, fa.League(team, anchors=(fa.Oracle(),))):
         with pytest.raises(ValueError, match="World has no oracle.*forge/Codewords-v0"):
             tried(seats=seats)
         assert not World.seeds
@@ -552,15 +553,20 @@ def test_a_running_loop_is_no_obstacle(tried):
 
 
 class EndsAtOnce(World):
-    """The first action of p0 ends the game, as an action of a random player that is illegal."""
+    """The first action of player_0 ends the game, as an action of a random player that is illegal."""
 
     def act(self, agent, action):
-        told = {seat: {"forfeits": ["p0"]} for seat in self.agents}
-        return fa.Outcome(rewards={"p0": -1.0, "p1": 1.0}, done=True, info=told)
+        told = {seat: {"forfeits": ["player_0"]} for seat in self.agents}
+        return fa.Outcome(rewards={"player_0": -1.0, "player_1": 1.0}, done=True, info=told)
 
 
 def test_preflight_names_a_policy_without_a_turn_and_who_ended_the_game(tried, tiny_llama):
-    seats = {"p0": fa.Random(), "p1": fa.Policy(str(tiny_llama), name="team", sampling=fa.Sampling(max_tokens=16))}
+    seats = {
+        "player_0": fa.Random(),
+        "player_1": fa.Policy(str(tiny_llama), name="team", sampling=fa.Sampling(max_tokens=16)),
+    }
     said = " ".join(tried(env=EndsAtOnce, seats=seats).split())
-    assert "preflight: EndsAtOnce: policy team had no turn in 2 episodes, which were ended 2 by p0 (random)" in said
+    assert (
+        "preflight: EndsAtOnce: policy team had no turn in 2 episodes, which were ended 2 by player_0 (random)" in said
+    )
     assert "no turn" not in tried(env=World, seats=seats)

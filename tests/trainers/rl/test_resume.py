@@ -60,7 +60,7 @@ def run(folder, *, staleness, killed_in=None, slow=()):
     config = fa.GRPOConfig(
         groups_per_step=SIZE, checkpoint_every=3, max_staleness=staleness, max_resamples=0, keep_episodes=99
     )
-    trainer = Played({"p0": TEAM, "p1": fa.Random(name="rival")}, ensemble, config, folder)
+    trainer = Played({"player_0": TEAM, "player_1": fa.Random(name="rival")}, ensemble, config, folder)
     trainer._processes = Learns()
     log, first = trainer._log, max([int(p.name[5:]) for p in folder.glob("checkpoints/step-*")], default=0)
 
@@ -144,7 +144,7 @@ def test_a_restart_without_a_checkpoint_begins_with_what_the_reward_knew_at_firs
     reward = fa.Ensemble([fa.Rule(lambda t: t.reward, name=name) for name in "abc"])
     checkpoints = Checkpoints(tmp_path, keep=1, parts={"reward": RewardState(reward)})
     assert asyncio.run(checkpoints.restore({"team": SimpleNamespace()})) == 0
-    reward([episode.trajectories["p0"] for episode in of(0, 0).episodes])
+    reward([episode.trajectories["player_0"] for episode in of(0, 0).episodes])
     assert len(rows(reward)) == 2
     assert asyncio.run(checkpoints.restore({"team": SimpleNamespace()})) == 0
     assert len(rows(reward)) == 0

@@ -15,7 +15,7 @@ fa.register("settings/Duel-v0", entry_point=f"{__name__}:Duel", levels=[{"size":
 
 
 class Duel(fa.TurnEnv):
-    possible_agents = ["p0", "p1"]
+    possible_agents = ["player_0", "player_1"]
 
     def __init__(self, size=1, **kwargs):
         super().__init__(**kwargs)
@@ -67,7 +67,7 @@ def fit(
 ):
     team = fa.Policy(model, name="team", lora=lora)
     config = fa.GRPOConfig(groups_per_step=2, max_resamples=0, checkpoint_every=1, preflight=False, **settings)
-    with Played({"p0": team, "p1": rival or fa.Random(name="rival")}, reward, config, folder) as trainer:
+    with Played({"player_0": team, "player_1": rival or fa.Random(name="rival")}, reward, config, folder) as trainer:
         trainer.fit(env, steps=steps, env_args=env_args)
     return yaml.safe_load((folder / "config.yaml").read_text())
 

@@ -20,7 +20,7 @@ GAMES = {"forge/AlphabetSort-v0": 1.0, "forge/Relay-v0": 1.0, "forge/KuhnPoker-v
 SEATS = {
     "forge/AlphabetSort-v0": ("sorter",),
     "forge/Relay-v0": ("asker", "answerer"),
-    "forge/KuhnPoker-v0": ("p0", "p1"),
+    "forge/KuhnPoker-v0": ("player_0", "player_1"),
 }
 
 
@@ -37,7 +37,9 @@ def test_environments_of_one_run_may_have_other_seats(tmp_path):
 @pytest.mark.parametrize("by_seat", [False, True])
 def test_each_environment_gets_the_policies_of_its_own_seats(tmp_path, by_seat):
     pupil, poker = fa.Policy("model", name="pupil"), fa.Random(name="poker")
-    everyone = {agent: poker if agent in ("p0", "p1") else pupil for agents in SEATS.values() for agent in agents}
+    everyone = {
+        agent: poker if agent in ("player_0", "player_1") else pupil for agents in SEATS.values() for agent in agents
+    }
     seating = seating_of(everyone if by_seat else pupil, GRPOConfig(), tmp_path)
     assert seating.declared(SEATS) == ({"pupil": pupil, "poker": poker} if by_seat else {"pupil": pupil})
     sampler = TaskSampler(GAMES)
@@ -60,17 +62,19 @@ def test_a_seed_that_draws_no_tasks_is_refused_before_anything_starts():
 
 
 def test_a_seat_that_no_environment_has_is_refused(tmp_path):
-    everyone = dict.fromkeys(["sorter", "asker", "answerer", "p0", "p1", "p2"], fa.Random())
-    with pytest.raises(ValueError, match=r"no agent 'p2'; the agents are sorter, asker, answerer, p0, p1"):
+    everyone = dict.fromkeys(["sorter", "asker", "answerer", "player_0", "player_1", "player_2"], fa.Random())
+    with pytest.raises(
+        ValueError, match=r"no agent 'player_2'; the agents are sorter, asker, answerer, player_0, player_1"
+    ):
         seating_of(everyone, GRPOConfig(), tmp_path).declared(SEATS)
 
 
 def test_one_of_a_runs_environments_may_be_evaluated_alone(tmp_path):
     pupil, poker = fa.Policy("model", name="pupil"), fa.Random(name="poker")
-    seating = seating_of({"sorter": pupil, "p0": poker, "p1": poker}, GRPOConfig(), tmp_path)
+    seating = seating_of({"sorter": pupil, "player_0": poker, "player_1": poker}, GRPOConfig(), tmp_path)
     alone = {"forge/AlphabetSort-v0": ("sorter",)}
     assert seating.declared(alone, part=True) == {"pupil": pupil, "poker": poker}
-    with pytest.raises(ValueError, match="no agent 'p0'; the agents are sorter"):
+    with pytest.raises(ValueError, match="no agent 'player_0'; the agents are sorter"):
         seating.declared(alone)
     with pytest.raises(ValueError, match="agent 'asker' has no policy"):
         seating.declared({"forge/Relay-v0": ("asker", "answerer")}, part=True)

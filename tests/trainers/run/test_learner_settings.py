@@ -61,7 +61,7 @@ def test_overrides_that_cannot_hold_are_refused_by_name(
     learner: dict[str, Any], error: type[Exception], message: str, tmp_path: Path
 ):
     with pytest.raises(error) as caught:
-        GRPOTrainer({"p0": policy(learner=learner), "p1": fa.Random()}, out_dir=tmp_path)
+        GRPOTrainer({"player_0": policy(learner=learner), "player_1": fa.Random()}, out_dir=tmp_path)
     assert message in str(caught.value)
     with pytest.raises(error):
         GRPOTrainer(fa.League(policy(learner=learner)), out_dir=tmp_path)
@@ -104,9 +104,9 @@ def test_frozen_policies_and_wrong_kinds_are_refused():
 
 
 def test_two_policies_of_one_name_with_different_settings_are_refused(tmp_path: Path):
-    seats = {"p0": policy(learner={"lr": 1e-4}), "p1": policy(learner={"lr": 1e-5})}
+    seats = {"player_0": policy(learner={"lr": 1e-4}), "player_1": policy(learner={"lr": 1e-5})}
     with pytest.raises(ValueError, match="two different policies are called 'red'"):
-        GRPOTrainer(seats, out_dir=tmp_path)._seating.declared({"t": ("p0", "p1")})
+        GRPOTrainer(seats, out_dir=tmp_path)._seating.declared({"t": ("player_0", "player_1")})
 
 
 def test_adapters_on_one_model_may_differ_in_rates_but_not_in_the_model():

@@ -22,7 +22,7 @@ from forge_trainers.rl.update import credit_groups
 from forge_trainers.selfplay.league import LeagueConfig, Match, draw_matches, evaluation_matches, results_of
 from forge_trainers.selfplay.matchmaking import Standings
 
-AGENTS = ("p0", "p1")
+AGENTS = ("player_0", "player_1")
 HERO = fa.Policy("some-model", name="hero")
 RANDOM = fa.Random()
 
@@ -69,13 +69,13 @@ def test_every_opponent_of_a_step_is_met_from_every_seat_equally_often():
     for step in range(8):
         matches = draw_matches(standings(), settings, AGENTS, 8, key=(3, step, 0))
         met = Counter((match.opponent, match.seat) for match in matches)
-        assert len(matches) == 8 and all(met[name, "p0"] == met[name, "p1"] for name, _ in met)
+        assert len(matches) == 8 and all(met[name, "player_0"] == met[name, "player_1"] for name, _ in met)
 
 
 def test_seats_swap_from_step_to_step_where_a_step_has_one_game():
     settings = LeagueConfig(self_play=0.0, opponents_per_step=1)
     seats = [draw_matches(standings(), settings, AGENTS, 1, key=(0, step, 0))[0].seat for step in range(4)]
-    assert seats == ["p0", "p1", "p0", "p1"]
+    assert seats == ["player_0", "player_1", "player_0", "player_1"]
 
 
 def test_a_draw_follows_from_its_key_and_self_play_takes_its_share():
@@ -89,12 +89,12 @@ def test_a_draw_follows_from_its_key_and_self_play_takes_its_share():
 
 
 def test_who_sits_where():
-    assert Match(opponent="x", seat="p1").players(AGENTS, "hero") == {"p0": "x", "p1": "hero"}
-    assert Match(opponent="", seat="").players(AGENTS, "hero") == {"p0": "hero", "p1": "hero"}
+    assert Match(opponent="x", seat="player_1").players(AGENTS, "hero") == {"player_0": "x", "player_1": "hero"}
+    assert Match(opponent="", seat="").players(AGENTS, "hero") == {"player_0": "hero", "player_1": "hero"}
     assert [(m.opponent, m.seat) for m in evaluation_matches(fa.League(HERO, anchors=(RANDOM,)), AGENTS, 3)] == [
-        ("random", "p0"),
-        ("random", "p1"),
-        ("random", "p0"),
+        ("random", "player_0"),
+        ("random", "player_1"),
+        ("random", "player_0"),
     ]
     assert {m.opponent for m in evaluation_matches(fa.League(HERO), AGENTS, 2)} == {"hero-000000"}
 
@@ -125,12 +125,16 @@ def test_results_are_wins_draws_and_losses_of_the_policy():
 
 def test_the_mean_reward_of_a_league_is_that_against_opponents():
     judged = [
-        JudgedGroup(group=group(episode(("hero", "a"), (1, -1))), rewards={"p0": np.ones(1), "p1": -np.ones(1)}),
-        JudgedGroup(group=group(episode(("hero", "hero"), (5, -5))), rewards={"p0": np.ones(1), "p1": np.ones(1)}),
+        JudgedGroup(
+            group=group(episode(("hero", "a"), (1, -1))), rewards={"player_0": np.ones(1), "player_1": -np.ones(1)}
+        ),
+        JudgedGroup(
+            group=group(episode(("hero", "hero"), (5, -5))), rewards={"player_0": np.ones(1), "player_1": np.ones(1)}
+        ),
     ]
     own = LeagueSeating(fa.League(HERO), fa.GRPOConfig(), Path()).measured(judged)
     found = summarise(own, {"hero"})
-    assert found["reward/mean"] == found["reward/hero"] == 1 and "reward/p1" not in found
+    assert found["reward/mean"] == found["reward/hero"] == 1 and "reward/player_1" not in found
 
 
 def test_what_opponents_sampled_never_enters_the_loss():
@@ -140,7 +144,9 @@ def test_what_opponents_sampled_never_enters_the_loss():
     samples = credit_groups(judged, fa.GRPOConfig().credit_rule, ["hero"])
     assert set(samples.samples) == {"hero"}
     said = [[i for i, m in zip(s.token_ids, s.loss_mask, strict=True) if m] for s in samples.samples["hero"]]
-    assert said == [[0], [0], [7], [7]], "p0's token where the policy has that seat, p1's where it has the other"
+    assert said == [[0], [0], [7], [7]], (
+        "player_0's token where the policy has that seat, player_1's where it has the other"
+    )
 
 
 @pytest.mark.parametrize(
@@ -197,7 +203,7 @@ def test_a_file_declares_a_league(tmp_path, capsys):
     for words, said in (
         (["--league.anchors", "[randm]"], "Did you mean 'random'"),
         (["--policy_mapping", "random"], "a league needs a policy that learns"),
-        (["--policy_mapping", "{p0: hero, p1: hero}"], "a league seats everybody itself"),
+        (["--policy_mapping", "{player_0: hero, player_1: hero}"], "a league seats everybody itself"),
     ):
         with pytest.raises(SystemExit):
             run_config(tmp_path, *words, text=league)
