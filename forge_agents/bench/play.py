@@ -376,9 +376,9 @@ def _unnamed(config: EngineConfig, players: Iterable[object]) -> EngineConfig:
     """
     if not config.model:
         return config
-    from forge_agents.serving.fleet import check_named_by_policies
+    from forge_agents.serving.fleet import check_policy_models
 
-    check_named_by_policies(config, [resolve(player.model) for player in players if isinstance(player, Policy)])
+    check_policy_models(config, [resolve(player.model) for player in players if isinstance(player, Policy)])
     return replace(config, model="")
 
 

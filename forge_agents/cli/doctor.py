@@ -18,18 +18,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forge_agents.errors import DISTRIBUTION
 from forge_agents.files import CACHE_VARIABLE, cache_folder
 from forge_agents.models import resolve as models
 from forge_agents.runtime.deaths import death
-
-if TYPE_CHECKING:
-    import torch
 
 REINSTALL = (
     "install the pinned set again: `make clean`, then `make venv`; in a project of your own, a new environment with "
@@ -279,20 +275,18 @@ def tensor() -> str:
     import torch
 
     from forge_agents.runtime import mesh
-    from forge_agents.weights import Publisher, Subscriber, WeightStore
+    from forge_agents.weights import WeightStore
 
     sent, received = {"weight": torch.arange(4_000_000, dtype=torch.float32)}, {}
-
-    def receive(tensors: Mapping[str, torch.Tensor], version: int) -> None:
-        received.update({name: tensor.clone() for name, tensor in tensors.items()})
 
     async def transfer() -> str:
         async with mesh.session():
             store = await WeightStore.start(timeout_s=60)
             started = time.perf_counter()
-            await Publisher(store.ref, "doctor", dtype=torch.float32).publish(sent, 1)
+            await store.ref.publisher("doctor", dtype=torch.float32).publish(1, sent)
             published = time.perf_counter()
-            await Subscriber(store.ref, "doctor").fetch(receive)
+            async with store.ref.subscriber("doctor").load(1) as weights:
+                received.update({name: tensor.clone() for name, tensor in weights.tensors.items()})
             fetched = time.perf_counter()
             await store.stop()
         publish_ms, fetch_ms = 1e3 * (published - started), 1e3 * (fetched - published)
@@ -309,7 +303,7 @@ def engine_step() -> str:
     from forge_agents.models.tiny import tiny_model
     from forge_agents.policy import Sampling
     from forge_agents.runtime import mesh
-    from forge_agents.serving import Engine, EngineConfig
+    from forge_agents.serving import EngineConfig, EngineProcess
 
     async def sample(model: Path) -> str:
         config = EngineConfig(
@@ -317,7 +311,7 @@ def engine_step() -> str:
         )
         async with mesh.session():
             started = time.perf_counter()
-            engine = await Engine.start(config, name="doctor", timeout_s=150)
+            engine = await EngineProcess.start(config, name="doctor", timeout_s=150)
             ready = time.perf_counter()
             completion = await engine.generate(list(b"hello"), Sampling(max_tokens=8), timeout_s=60)
             took_ms = 1e3 * (time.perf_counter() - ready)

@@ -1,14 +1,9 @@
-"""Served models: vLLM engines in Monarch actors.
-
-In: prompts as tokens, versions of weights. Out: completions. Waits for the engines, with deadlines. Start at `engine`,
-the controller's side of one; `_actor`, `_loop` and `_vllm` are the other side, in the engine's process. `replicas` are
-engines of one model behind a router, `fleet` those of several models.
-"""
+"""Inference engines: vLLM in Monarch actors, replicated, with weights that are replaced while requests run."""
 
 from forge_agents.serving._wire import EngineInfo
+from forge_agents.serving.client import EngineClient
 from forge_agents.serving.config import EngineConfig
-from forge_agents.serving.engine import Engine
 from forge_agents.serving.fleet import Fleet
-from forge_agents.serving.replicas import Replicas
+from forge_agents.serving.process import EngineProcess
 
-__all__ = ["Engine", "EngineConfig", "EngineInfo", "Fleet", "Replicas"]
+__all__ = ["EngineClient", "EngineConfig", "EngineInfo", "EngineProcess", "Fleet"]

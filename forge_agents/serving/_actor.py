@@ -1,7 +1,4 @@
-"""The actor around one engine.
-
-In: batches of requests, weight versions. Out: batches of answers. Waits for the engine's thread.
-"""
+"""The actor around one engine: receives requests, returns answers and loads weights."""
 
 from __future__ import annotations
 
@@ -20,20 +17,15 @@ from forge_agents.serving._loop import EngineThread, follow
 from forge_agents.serving._wire import Answer, EngineInfo, Request
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
-
-    import torch
-
     from forge_agents.serving.config import EngineConfig
-    from forge_agents.weights.store import WeightStoreRef
-    from forge_agents.weights.versions import Subscriber
+    from forge_agents.weights import LoadedWeights, Subscriber, WeightStoreRef
 
-_LINGER_S = 0.002
-"""Answers of one step leave together; later steps wait for the next message."""
+_BATCHING_S = 0.002
+"""Time in which answers of one step are collected for one message."""
 
 
 class EngineActor(Actor):
-    """Serves one model. The controller talks to it through `forge_agents.serving.Engine`."""
+    """Serves one model. The controller calls it through `EngineProcess`."""
 
     def __init__(
         self, config: EngineConfig, store: WeightStoreRef | None, weights_name: str, heartbeat_timeout_s: float
@@ -45,36 +37,37 @@ class EngineActor(Actor):
         self._subscribers: dict[str, Subscriber] = {}
         self._versions = dict.fromkeys(("", *config.adapters), 0)
         self._fetched: dict[str, int] = {}
+        """Versions that came from the store; version 0 of the model's folder is none of them."""
         self._last_update: dict[str, float] = {}
         self._start_s = 0.0
         self._answers: list[Answer] = []
         self._failure: str | None = None
-        self._news = asyncio.Event()
+        self._has_answers = asyncio.Event()
         self._thread: EngineThread | None = None
 
     @concurrent_endpoint
     async def start(self) -> EngineInfo | None:
-        """Build the engine, all ranks together. Only the first is asked for anything else; the others return None."""
+        """Build the engine, on all ranks together. Only the first rank gets further calls; the others return None."""
         if self._config.tp > 1 and int(os.environ["RANK"]) > 0:
             ready: Future[None] = Future()
-            follow(self._config, ready, _end)
+            follow(self._config, ready, _exit)
             await asyncio.wrap_future(ready)
             return None
-        started = time.perf_counter()
+        start = time.perf_counter()
         loop = asyncio.get_running_loop()
         thread = EngineThread(
             self._config,
-            deliver=lambda answers: loop.call_soon_threadsafe(self._take, answers),
-            died=lambda error: loop.call_soon_threadsafe(self._fail, f"{type(error).__name__}: {error}"),
+            deliver=lambda answers: loop.call_soon_threadsafe(self._receive, answers),
+            on_death=lambda error: loop.call_soon_threadsafe(self._fail, f"{type(error).__name__}: {error}"),
         )
         await asyncio.wrap_future(thread.ready)
         self._thread = thread
-        self._start_s = time.perf_counter() - started
+        self._start_s = time.perf_counter() - start
         return self._info()
 
     @concurrent_endpoint
     async def add(self, requests: list[Request]) -> None:
-        """Queue requests; `poll` brings the answers."""
+        """Queue requests; `poll` returns the answers."""
         self._running().add(requests)
 
     @concurrent_endpoint
@@ -84,98 +77,99 @@ class EngineActor(Actor):
 
     @concurrent_endpoint
     async def poll(self, timeout_s: float) -> tuple[list[Answer], float]:
-        """Answers since the last poll, as soon as there is one; none after `timeout_s`: the actor lives.
+        """Answers since the last poll as soon as there are any, or none after `timeout_s` as a heartbeat.
 
-        With them the seconds in which the engine has had something to do.
+        The second value is the number of seconds in which the engine has had work.
         """
-        still_s = self._running().still_s
-        if still_s > self._heartbeat_timeout_s:
-            self._fail(f"no step for {still_s:.0f} s, and it has work")
+        stalled_s = self._running().stalled_s
+        if stalled_s > self._heartbeat_timeout_s:
+            self._fail(f"no step for {stalled_s:.0f} s, although it has work")
             self._running()
         try:
-            await asyncio.wait_for(self._news.wait(), timeout_s)
-            await asyncio.sleep(_LINGER_S)
+            await asyncio.wait_for(self._has_answers.wait(), timeout_s)
+            await asyncio.sleep(_BATCHING_S)
         except TimeoutError:
             return [], self._running().busy_s
         thread = self._running()
-        self._news.clear()
+        self._has_answers.clear()
         answers, self._answers = self._answers, []
         return answers, thread.busy_s
 
     @concurrent_endpoint
     async def load_weights(self, version: int | None, adapter: str) -> dict[str, float]:
-        """Fetch a version from the store and put it into the live engine, between two steps.
+        """Load a version from the store into the running engine, between two steps.
 
-        `adapter` "" are the model's own weights.
+        An empty `adapter` stands for the model's own weights.
         """
-        thread = self._running()
         number = _vllm.adapter_number(self._config, adapter)
         if self._config.adapters and not adapter:
             raise ValueError("this engine serves adapters; the model's own weights must not change under them")
-        lora = self._config.adapters.get(adapter)
-        model = self._config.model
-        expected = _vllm.adapter_shapes(model, lora) if lora else _vllm.expected_shapes(model)
-
-        async def apply(
-            tensors: Mapping[str, torch.Tensor], arrived: int, check: Callable[[], None] = lambda: None
-        ) -> None:
-            _vllm.check_tensors(tensors, expected)
-
-            def load() -> None:
-                if lora:
-                    thread.ranks.together("load_adapter", number, lora, tensors, arrived)
-                else:
-                    thread.ranks.load(tensors, arrived)
-                check()  # before anybody is answered
-
-            try:
-                await asyncio.wrap_future(thread.call(load))
-            except Exception as error:
-                self._fail(f"the weight update broke off half-way: {type(error).__name__}: {error}")
-                raise
-            self._versions[adapter] = self._fetched[adapter] = arrived
-
+        self._running()
+        start = time.perf_counter()
         subscriber = self._subscriber(adapter or self._weights_name)
-        read = subscriber.fetch if lora else subscriber.lend  # an adapter is small, and its copy may start over
-        result = await read(apply, version=version, have=lambda: self._fetched.get(adapter))
+        async with subscriber.load(version, current=lambda: self._fetched.get(adapter)) as weights:
+            if weights.tensors:
+                await self._apply(weights, adapter, number)
+        seconds = time.perf_counter() - start if weights.tensors else weights.fetch_s
         self._last_update = {
-            "version": float(result.version),
-            "seconds": result.seconds,
-            "fetch_s": result.seconds - result.apply_s,
-            "load_s": result.apply_s,
-            "bytes": float(result.bytes),
+            "version": float(weights.version),
+            "seconds": seconds,
+            "fetch_s": weights.fetch_s,
+            "load_s": seconds - weights.fetch_s,
+            "bytes": float(weights.num_bytes),
         }
         return self._last_update
 
+    async def _apply(self, weights: LoadedWeights, adapter: str, number: int) -> None:
+        thread, model, lora = self._running(), self._config.model, self._config.adapters.get(adapter)
+        _vllm.check_tensors(
+            weights.tensors, _vllm.adapter_shapes(model, lora) if lora else _vllm.expected_shapes(model)
+        )
+
+        def load() -> None:
+            if lora:
+                thread.ranks.call("load_adapter", number, lora, weights.tensors, weights.version)
+            else:
+                thread.ranks.load(weights.tensors, weights.version)
+            # Before the next step: a version that was overwritten while it was read must never sample a token.
+            weights.check()
+
+        try:
+            await asyncio.wrap_future(thread.call(load))
+        except Exception as error:
+            self._fail(f"the weight update broke off half-way: {type(error).__name__}: {error}")
+            raise
+        self._versions[adapter] = self._fetched[adapter] = weights.version
+
     @concurrent_endpoint
     async def sleep(self) -> None:
-        """Leave the device, on all ranks."""
-        await self._move("sleep")
+        """Offload the weights, on all ranks."""
+        await self._call_idle("sleep")
 
     @concurrent_endpoint
     async def wake(self) -> None:
-        """Come back to the device."""
-        await self._move("wake")
+        """Load the weights back to the device, on all ranks."""
+        await self._call_idle("wake")
 
-    async def _move(self, name: str) -> None:
+    async def _call_idle(self, name: str) -> None:
         thread = self._running()
 
-        def move() -> None:
+        def work() -> None:
             if thread.unfinished:
                 raise ValueError(f"{thread.unfinished} requests are under way; an engine can only {name} without any")
-            thread.ranks.together(name)
+            thread.ranks.call(name)
 
-        await asyncio.wrap_future(thread.call(move))
+        await asyncio.wrap_future(thread.call(work))
 
     @concurrent_endpoint
     async def use_store(self, store: WeightStoreRef) -> None:
-        """Look for weights there."""
+        """Look for weights in `store` from now on."""
         self._store = store
         self._subscribers.clear()
 
     @concurrent_endpoint
     async def info(self) -> EngineInfo:
-        """State now."""
+        """Current state."""
         return self._info()
 
     def _info(self) -> EngineInfo:
@@ -208,12 +202,10 @@ class EngineActor(Actor):
             await asyncio.to_thread(self._thread.close, 5.0)
 
     def _subscriber(self, weights_name: str) -> Subscriber:
-        from forge_agents.weights import Subscriber
-
         if self._store is None:
-            raise ValueError("this engine was started without a weight store; pass store= to Engine.start")
+            raise ValueError("this engine was started without a weight store; pass store= to its start")
         if weights_name not in self._subscribers:
-            self._subscribers[weights_name] = Subscriber(self._store, weights_name)
+            self._subscribers[weights_name] = self._store.subscriber(weights_name)
         return self._subscribers[weights_name]
 
     def _running(self) -> EngineThread:
@@ -223,24 +215,24 @@ class EngineActor(Actor):
             raise RuntimeError("the engine has not been started")
         return self._thread
 
-    def _take(self, answers: list[Answer]) -> None:
+    def _receive(self, answers: list[Answer]) -> None:
         self._answers += answers
-        self._news.set()
+        self._has_answers.set()
 
     def _fail(self, reason: str) -> None:
         self._failure = self._failure or reason
-        self._news.set()
+        self._has_answers.set()
 
 
-def _end(error: BaseException) -> None:
-    """End this rank's process, which the controller sees at once: the other ranks cannot go on without it."""
+def _exit(error: BaseException) -> None:
+    """End this rank's process, which the controller sees at once: the other ranks cannot continue without it."""
     traceback.print_exception(error)
     sys.stderr.flush()
     os._exit(1)
 
 
 def _device_bytes() -> tuple[int, int]:
-    """What torch has allocated at most on this process's accelerator, and what all processes have there now."""
+    """Peak bytes that torch allocated on this process's accelerator, and bytes in use there by all processes."""
     import torch
 
     if not torch.accelerator.is_available():

@@ -1,10 +1,8 @@
-"""The engine's thread: every call into vLLM happens here, on all ranks of the engine in one order.
+"""The engine's thread: all calls into vLLM, in the same order on all ranks.
 
-In: requests and jobs from any thread. Out: answers, in clumps; the other ranks do the same in silence. Waits for work;
-never while requests are unfinished.
-
-Each rank is a whole vLLM engine, with a scheduler of its own and its part of the model (`external_launcher`). They come
-to the same tokens because each is told the same at the same step. Only the first knows the time and the controller.
+Each rank is a whole vLLM engine with its own scheduler and its part of the model (`external_launcher`). The ranks
+sample the same tokens because each receives the same calls at the same step. Only the first rank reads clocks and talks
+to the controller.
 """
 
 from __future__ import annotations
@@ -27,16 +25,17 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _IDLE = timedelta(days=365)
-"""Ranks wait for the next call as long as nobody asks for anything; the end of the first one ends the wait."""
+"""Timeout of the wait for the next call. The end of the first rank's process ends the wait earlier."""
 _CLOSE = "close"
 
 
 class EngineThread:
-    """Owns a vLLM engine. Jobs run between two steps.
+    """Owns a vLLM engine and runs jobs between its steps.
 
     Args:
-        deliver: Called on this thread with the answers of one step; never with none.
-        died: Called on this thread, once, when a step or the build fails: the engine's state is unknown from then on.
+        config: Settings of the engine.
+        deliver: Called on this thread with the answers of a step, if there are any.
+        on_death: Called on this thread, once, if a step fails: the engine's state is unknown from then on.
     """
 
     def __init__(
@@ -44,49 +43,49 @@ class EngineThread:
         config: EngineConfig,
         *,
         deliver: Callable[[list[Answer]], object],
-        died: Callable[[BaseException], object],
+        on_death: Callable[[BaseException], object],
     ) -> None:
         self.steps = 0
         self.generated_tokens = self.prompt_tokens = self.cached_tokens = 0
         self.engine: Any = None
         self.ranks: Any = None
-        """Of the engine, this process's first."""
         self.ready: Future[None] = Future()
+        """Done when the engine is built."""
         self._config = config
         self._deliver = deliver
-        self._died = died
+        self._on_death = on_death
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._requests: dict[str, Request] = {}
-        self._context = 0
-        self._promised: set[Future[Any]] = set()
+        self._max_model_len = 0
+        self._pending: set[Future[Any]] = set()
         self._lock = threading.Lock()
         self._ended = False
-        self._taken_up: dict[str, float] = {}
-        """When the engine began to work on a request, by name; queued ones are absent."""
-        self._tokens: dict[str, int] = {}
-        """Sampled so far, of those that are worked on."""
+        self._began: dict[str, float] = {}
+        """Time when the engine began to compute a request, by name; queued requests are absent."""
+        self._num_tokens: dict[str, int] = {}
+        """Tokens sampled so far for requests that are computed."""
         self._arrived: dict[str, float] = {}
-        """When each request was queued, by name."""
+        """Time when a request was queued, by name."""
         self._work: tuple[float, float | None] = 0.0, None
-        """Seconds of all steps and jobs that are over, and when the present one began; one value, for two threads."""
+        """Seconds of past steps and jobs, and the start of the present one; one value, because two threads use it."""
         self._starved_since: float | None = None
         self._thread = threading.Thread(target=self._run, name="vllm-engine", daemon=True)
         self._thread.start()
 
     @property
     def unfinished(self) -> int:
-        """Requests in the engine."""
+        """Number of requests in the engine."""
         return len(self._requests)
 
     @property
-    def still_s(self) -> float:
-        """Seconds of the present step or job, or of steps that work on no request; 0 while there is nothing to do."""
+    def stalled_s(self) -> float:
+        """Duration of the present step or job, or of a series of steps that compute no request; 0 if idle."""
         now = time.monotonic()
         return max((now - since for since in (self._work[1], self._starved_since) if since is not None), default=0.0)
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which it had something to do, since the start."""
+        """Seconds in which the engine had work, since the start."""
         before, since = self._work
         return before + (time.monotonic() - since if since is not None else 0.0)
 
@@ -95,7 +94,7 @@ class EngineThread:
         self._jobs.put(lambda: self._add(requests))
 
     def abort(self, request_ids: list[int]) -> None:
-        """Drop requests nobody waits for any more; they are not answered."""
+        """Drop requests; they are not answered."""
         self._jobs.put(lambda: self._abort(request_ids))
 
     def call(self, job: Callable[[], T]) -> Future[T]:
@@ -107,18 +106,18 @@ class EngineThread:
                 future.set_result(job())
             except Exception as error:  # noqa: BLE001  # the boundary: the caller's thread raises it
                 future.set_exception(error)
-            self._promised.discard(future)
+            self._pending.discard(future)
 
         with self._lock:
             if self._ended:
                 future.set_exception(RuntimeError("the engine's thread has ended"))
             else:
-                self._promised.add(future)
+                self._pending.add(future)
                 self._jobs.put(run)
         return future
 
     def close(self, timeout_s: float) -> None:
-        """End the thread after the step that runs."""
+        """End the thread after the present step."""
         self._jobs.put(None)
         self._thread.join(timeout_s)
 
@@ -126,7 +125,7 @@ class EngineThread:
         try:
             self.engine = _vllm.build(self._config)
             self.ranks = Ranks(self.engine, self._config.tp)
-            self._context = _vllm.max_model_len(self.engine)
+            self._max_model_len = _vllm.max_model_len(self.engine)
         except BaseException as error:  # noqa: BLE001  # the boundary: `ready` raises it in the actor
             self.ready.set_exception(error)
             return
@@ -134,24 +133,24 @@ class EngineThread:
         try:
             while self._do_jobs():
                 if self.engine.has_unfinished_requests():
-                    self._begin()
+                    self._start_work()
                     self._step()
             self.ranks.close()
         except BaseException as error:  # noqa: BLE001  # the boundary: every waiting request fails with it
-            self._died(error)
+            self._on_death(error)
         finally:
             with self._lock:
                 self._ended = True
-            for future in tuple(self._promised):
+            for future in tuple(self._pending):
                 if not future.done():
                     future.set_exception(RuntimeError("the engine's thread has ended"))
             _vllm.close(self.engine)
 
-    def _begin(self) -> None:
+    def _start_work(self) -> None:
         self._work = self._work[0], time.monotonic()
 
     def _do_jobs(self) -> bool:
-        """Run all queued jobs, waiting for the first if the engine is idle. False: the thread shall end."""
+        """Run all queued jobs; if the engine is idle, wait for the first. Returns False if the thread should end."""
         wait = not self.engine.has_unfinished_requests()
         while True:
             self._work = self.busy_s, None
@@ -161,48 +160,49 @@ class EngineThread:
                 return True
             if job is None:
                 return False
-            self._begin()
+            self._start_work()
             job()
             wait = False
 
     def _step(self) -> None:
         answers = []
-        outputs = self.ranks.together("step")
+        outputs = self.ranks.call("step")
         for output in outputs:
             arrived = self._arrived.get(output.request_id, 0.0)
             if output.finished and (request := self._forget(output.request_id)) is not None:
-                try:
-                    seconds = time.monotonic() - arrived
-                    completion = _vllm.completion_of(output, request, self._context, seconds=seconds)
-                except ValueError as error:  # this request failed; the others go on
-                    answers.append(Answer(request_id=request.request_id, completion=None, error=str(error)))
-                else:
-                    self.generated_tokens += len(completion.token_ids)
-                    self.prompt_tokens += len(request.prompt_ids)
-                    self.cached_tokens += output.num_cached_tokens or 0
-                    answers.append(Answer(request_id=request.request_id, completion=completion))
+                answers.append(self._answer(request, output, time.monotonic() - arrived))
         self.steps += 1
         answers += self._give_up_late(bool(outputs))
         if answers:
             self._deliver(answers)
 
+    def _answer(self, request: Request, output: Any, seconds: float) -> Answer:
+        try:
+            completion = _vllm.completion_of(output, request, self._max_model_len, seconds=seconds)
+        except ValueError as error:  # only this request failed
+            return Answer(request_id=request.request_id, completion=None, error=str(error))
+        self.generated_tokens += len(completion.token_ids)
+        self.prompt_tokens += len(request.prompt_ids)
+        self.cached_tokens += output.num_cached_tokens or 0
+        return Answer(request_id=request.request_id, completion=completion)
+
     def _give_up_late(self, progress: bool) -> list[Answer]:
-        """End requests that took too long since they were taken up. `progress`: the step that is over ended some."""
+        """End requests that have been computed for too long. `progress`: whether the last step ended some."""
         now, limit_s = time.monotonic(), self._config.answer_timeout_s
-        self._tokens = _vllm.running(self.engine)
-        for name in self._tokens:
-            self._taken_up.setdefault(name, now)
-        if progress or self._tokens or not self._requests:
+        self._num_tokens = _vllm.running(self.engine)
+        for name in self._num_tokens:
+            self._began.setdefault(name, now)
+        if progress or self._num_tokens or not self._requests:
             self._starved_since = None
         elif self._starved_since is None:
             self._starved_since = now
-        late = {name: now - since for name, since in self._taken_up.items() if now - since > limit_s}
+        late = {name: now - since for name, since in self._began.items() if now - since > limit_s}
         answers = []
         for name, seconds in late.items():
-            self.ranks.together("abort", [name])
+            self.ranks.call("abort", [name])
             if (request := self._forget(name)) is not None:
                 error = (
-                    f"had {self._tokens.get(name, 0)} of at most {request.sampling.max_tokens} tokens of an answer "
+                    f"had {self._num_tokens.get(name, 0)} of at most {request.sampling.max_tokens} tokens of an answer "
                     f"{seconds:.0f} s after it began, and answer_timeout_s={limit_s:g}; raise it, lower max_tokens or "
                     "max_num_seqs, or give the engine more threads"
                 )
@@ -210,18 +210,18 @@ class EngineThread:
         return answers
 
     def _forget(self, name: str) -> Request | None:
-        self._taken_up.pop(name, None)
+        self._began.pop(name, None)
         self._arrived.pop(name, None)
         return self._requests.pop(name, None)
 
     def _add(self, requests: list[Request]) -> None:
         refused = []
-        self.ranks.tell([("add", (str(request.request_id), request)) for request in requests])
+        self.ranks.send([("add", (str(request.request_id), request)) for request in requests])
         for request in requests:
             name = str(request.request_id)
             try:
-                self.ranks.do("add", name, request)
-            except ValueError as error:  # vLLM's verdict on this request; the others go on
+                self.ranks.call_here("add", name, request)
+            except ValueError as error:  # vLLM refuses only this request
                 refused.append(Answer(request_id=request.request_id, completion=None, error=str(error)))
             else:
                 self._requests[name], self._arrived[name] = request, time.monotonic()
@@ -231,17 +231,18 @@ class EngineThread:
     def _abort(self, request_ids: list[int]) -> None:
         names = [str(request_id) for request_id in request_ids if str(request_id) in self._requests]
         if names:
-            self.ranks.together("abort", names)
+            self.ranks.call("abort", names)
         for name in names:
             self._forget(name)
 
 
-def follow(config: EngineConfig, ready: Future[None], died: Callable[[BaseException], object]) -> threading.Thread:
-    """Be another rank of an engine, on a thread: build it, then do what the first rank does.
+def follow(config: EngineConfig, ready: Future[None], on_death: Callable[[BaseException], object]) -> threading.Thread:
+    """Run another rank of an engine on a thread: build it, then repeat the first rank's calls.
 
     Args:
-        ready: Told when it is built, or why not.
-        died: Called on that thread when a call fails afterwards.
+        config: Settings of the engine.
+        ready: Done when the engine is built, or has the error.
+        on_death: Called on that thread if a call fails later.
     """
 
     def run() -> None:
@@ -255,7 +256,7 @@ def follow(config: EngineConfig, ready: Future[None], died: Callable[[BaseExcept
         try:
             ranks.follow()
         except BaseException as error:  # noqa: BLE001  # the boundary: this process ends with it
-            died(error)
+            on_death(error)
         finally:
             _vllm.close(engine)
 
@@ -264,11 +265,8 @@ def follow(config: EngineConfig, ready: Future[None], died: Callable[[BaseExcept
     return thread
 
 
-# ---- ranks
-
-
 class Ranks:
-    """All ranks of an engine that has been built on each; on its thread, and first on all of them at the same time."""
+    """All ranks of a built engine. Used on the engine's thread, and created on all ranks at the same time."""
 
     def __init__(self, engine: Any, tp: int) -> None:
         self._engine = engine
@@ -278,78 +276,82 @@ class Ranks:
 
             self._group = dist.new_group(backend="gloo", timeout=_IDLE)
 
-    def tell(self, calls: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
-        """On the first rank: let the others do calls that it is about to `do` itself, whatever becomes of each.
+    def send(self, calls: Sequence[tuple[str, tuple[Any, ...]]]) -> None:
+        """On the first rank: make the others do calls that it does itself with `call_here`, whether they fail or not.
 
         Args:
-            calls: Names of `_vllm`'s functions, and what they are given beside the engine.
+            calls: Names of functions of `_vllm`, with their arguments after the engine.
         """
         if self._group is not None:
             import torch.distributed as dist
 
             dist.broadcast_object_list([list(calls)], src=0, group=self._group)
 
-    def do(self, name: str, *given: Any) -> Any:
-        """Do a call here."""
-        return getattr(_vllm, name)(self._engine, *given)
+    def call_here(self, name: str, *args: Any) -> Any:
+        """Call a function of `_vllm` on this rank."""
+        return getattr(_vllm, name)(self._engine, *args)
 
-    def together(self, name: str, *given: Any) -> Any:
-        """On the first rank: do a call on all."""
-        self.tell([(name, given)])
-        return self.do(name, *given)
+    def call(self, name: str, *args: Any) -> Any:
+        """On the first rank: call a function of `_vllm` on all ranks."""
+        self.send([(name, args)])
+        return self.call_here(name, *args)
 
     def load(self, tensors: Mapping[str, torch.Tensor], version: int) -> None:
-        """On the first rank: replace all weights on all. Tensors go one by one, and each rank keeps its part."""
+        """On the first rank: replace all weights on all ranks. Tensors are sent one by one; each keeps its part."""
         if self._group is None:
-            self.do("load_tensors", tensors, version)
+            self.call_here("load_tensors", tensors, version)
             return
         shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()}
-        self.tell([("load", (shapes, version))])
-        self._load(_Travelling(shapes, self._group, tensors), version)
+        self.send([("load", (shapes, version))])
+        self._load(_BroadcastTensors(shapes, self._group, tensors), version)
 
     def follow(self) -> None:
-        """On the other ranks: do what the first one tells, until it closes.
+        """On the other ranks: repeat the first rank's calls until it closes.
 
         Raises:
-            Exception: Of vLLM, or because the first rank is gone.
+            Exception: Any error of vLLM, or the end of the first rank.
         """
         import torch.distributed as dist
 
         while True:
-            told: list[Any] = [None]
-            dist.broadcast_object_list(told, src=0, group=self._group)
-            for name, given in told[0]:
+            message: list[Any] = [None]
+            dist.broadcast_object_list(message, src=0, group=self._group)
+            for name, args in message[0]:
                 if name == _CLOSE:
                     return
                 if name == "load":
-                    shapes, version = given
-                    self._load(_Travelling(shapes, self._group), version)
+                    shapes, version = args
+                    self._load(_BroadcastTensors(shapes, self._group), version)
                     continue
                 try:
-                    self.do(name, *given)
+                    self.call_here(name, *args)
                 except ValueError:
-                    if name != "add":  # a refused request is refused on all ranks, and the first answers it
+                    if name != "add":  # a refused request is refused on all ranks, and the first one answers it
                         raise
 
     def close(self) -> None:
-        """On the first rank, in good health: end the others."""
-        self.tell([(_CLOSE, ())])
+        """On the first rank, while all is well: end the others."""
+        self.send([(_CLOSE, ())])
 
-    def _load(self, tensors: _Travelling, version: int) -> None:
-        self.do("load_tensors", tensors, version)
+    def _load(self, tensors: _BroadcastTensors, version: int) -> None:
+        self.call_here("load_tensors", tensors, version)
         tensors.finish()
 
 
-class _Travelling(Mapping[str, "torch.Tensor"]):
-    """Tensors that go from the first rank to the others as they are looked through, once and in order.
+class _BroadcastTensors(Mapping[str, "torch.Tensor"]):
+    """Tensors that are sent from the first rank to the others while they are iterated, once and in order.
 
     Args:
-        own: The tensors, on the first rank.
+        shapes: Shape and dtype by name.
+        group: The ranks.
+        source: The tensors, on the first rank.
     """
 
-    def __init__(self, shapes: Mapping[str, Any], group: Any, own: Mapping[str, torch.Tensor] | None = None) -> None:
-        self._shapes, self._group, self._own = shapes, group, own
-        self._left = self._arriving()
+    def __init__(
+        self, shapes: Mapping[str, Any], group: Any, source: Mapping[str, torch.Tensor] | None = None
+    ) -> None:
+        self._shapes, self._group, self._source = shapes, group, source
+        self._remaining = self._broadcast()
 
     def __len__(self) -> int:
         return len(self._shapes)
@@ -358,22 +360,22 @@ class _Travelling(Mapping[str, "torch.Tensor"]):
         return iter(self._shapes)
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        raise TypeError(f"{name} is on its way; look through items()")
+        raise TypeError(f"{name} may not have arrived yet; iterate over items()")
 
     def items(self) -> Any:
         """Names and tensors, each as soon as all ranks have it."""
-        return self._left
+        return self._remaining
 
     def finish(self) -> None:
-        """Take what nobody looked at, so that all ranks stay together."""
-        for _ in self._left:
+        """Receive the tensors that were not iterated, so that all ranks stay in step."""
+        for _ in self._remaining:
             continue
 
-    def _arriving(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def _broadcast(self) -> Iterator[tuple[str, torch.Tensor]]:
         import torch
         import torch.distributed as dist
 
         for name, (shape, dtype) in self._shapes.items():
-            tensor = torch.empty(shape, dtype=dtype) if self._own is None else self._own[name].contiguous()
+            tensor = torch.empty(shape, dtype=dtype) if self._source is None else self._source[name].contiguous()
             dist.broadcast(tensor.view(-1).view(torch.uint8), src=0, group=self._group)
             yield name, tensor

@@ -1,7 +1,4 @@
-"""What an engine needs to know before it starts.
-
-In: the user's choices. Out: `EngineConfig`. Waits for nothing.
-"""
+"""Settings of an inference engine."""
 
 from __future__ import annotations
 
@@ -21,90 +18,83 @@ _CHOICES = {
     "dtype": ("auto", "bfloat16", "float32"),
     "on_update": ("continue", "restart"),
 }
-
-_TOO_SMALL_BYTES = 64_000_000
-"""A tiny model samples 980 tokens a second compiled and 1,130 not; to compile it takes 23 s of a processor."""
+_MIN_COMPILED_BYTES = 64_000_000
+"""A tiny model samples 980 tokens/s compiled and 1,130 tokens/s eagerly; compilation takes 23 s of one processor."""
 
 
 def is_too_small_to_compile(folder: Path) -> bool:
-    """Whether a model decodes about as fast on this machine without the compilation that its engine would wait for."""
-    return not visible_gpus() and 0 < weight_bytes(folder) < _TOO_SMALL_BYTES
+    """Whether a model decodes about as fast on this machine without compilation."""
+    return not visible_gpus() and 0 < weight_bytes(folder) < _MIN_COMPILED_BYTES
 
 
 @settings_class
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
-    """One served model."""
+    """Settings of an inference engine (vLLM)."""
 
     model: str = ""
-    """Folder with a Hugging Face model; its weights count as version 0. A trainer fills in its policy's."""
+    """Folder of a Hugging Face model; its weights are version 0. A trainer sets the model of its policy."""
     dtype: Literal["auto", "bfloat16", "float32"] = "auto"
-    """What the engine computes in; ``auto`` is what the model's config says."""
+    """Data type of the computation. "auto" uses the type in the model's config."""
     max_model_len: int | None = None
-    """Tokens of prompt and response together; None for the model's own limit."""
+    """Maximum number of tokens of prompt and response together. None uses the model's limit."""
     max_num_seqs: int = 64
-    """Sequences decoded at the same time; more wait in the queue."""
+    """Maximum number of sequences that are decoded at once. Further requests wait in a queue."""
     kv_cache_gb: float | None = None
-    """Memory for attention keys and values on each rank, 1e9 bytes. None: on a GPU what `gpu_memory_utilization`
-    leaves; elsewhere 1 GB, less where no more can be used and more where one conversation of `max_model_len` needs
-    it."""
+    """Size of the KV cache on each rank, in 1e9 bytes. None: on a GPU, the memory that `gpu_memory_utilization` leaves.
+    On CPU 1 GB, or more if one conversation of `max_model_len` needs it, or less if no more can be used."""
     gpu_memory_utilization: float | None = None
-    """Share of each of its GPUs' memory that the engine may use, above 0 and at most 1. None: 0.9 of a GPU that it has
-    alone; beside a learner or another engine, what a trainer's placement leaves it."""
+    """Fraction of the memory of each of its GPUs that the engine may use, in (0, 1]. None: 0.9 if the engine has its
+    GPUs alone; otherwise the share that the trainer's placement leaves."""
     enforce_eager: bool | None = None
-    """Skip compilation: the first start of an architecture takes 10 s instead of some 40 (SmolLM2-135M on two
-    cores), later ones, which load what was compiled, hardly less than compiled; decodes at three quarters of the speed.
-    None: where it does not pay, without a GPU and for models of less than 64 MB, which decode as fast without."""
+    """Whether to skip compilation. The first start of an architecture then takes 10 s instead of about 40 s
+    (SmolLM2-135M, two cores), later starts little less than with compilation, and decoding runs at three quarters of
+    the speed. None skips it for models of less than 64 MB on CPU, which decode as fast without."""
     threads: int | None = None
-    """CPU threads; None leaves it to the libraries. A trainer, and players of several models, on one host without
-    accelerator divide the cores among all that compute at the same time."""
+    """Number of CPU threads. None uses the libraries' default. On a host without accelerators, a trainer or several
+    players divide the cores among the processes that compute at the same time."""
     adapters: Mapping[str, LoRA] = field(default_factory=dict)
-    """Adapters that the engine serves beside the model, by name; each is zero until its weights are loaded, and the
-    model's own weights never change then. On CPU such an engine is not compiled. A trainer fills in its policies'."""
+    """LoRA adapters that the engine serves, by name. Each is zero until its weights are loaded, and the model's own
+    weights never change. On CPU such an engine is not compiled. A trainer sets the adapters of its policies."""
     adapter_folders: Mapping[str, str] = field(default_factory=dict)
-    """Where adapters begin, as PEFT writes them, by name; those that are not named begin as zero. For models that are
-    trained already: an export has one in its folder ``adapter``."""
+    """Folders with the first weights of adapters, in PEFT's format, by name. Other adapters begin at zero. An export
+    has one in its folder ``adapter``."""
     answer_timeout_s: float = 600.0
-    """Seconds that the engine may work on one answer, from when it takes the request up: waiting for a place among
-    `max_num_seqs` does not count. A later one fails alone, with `LateAnswerError`, and its episode with it. A trainer
-    allows at most half of its `stage_timeout_s`, so that there is time for the episode's second attempt."""
+    """Maximum time for one response, in seconds, without the time in the queue. A later response fails alone, with
+    `LateAnswerError`, and its episode with it. A trainer allows at most half of its `stage_timeout_s`, which leaves
+    time for a second attempt."""
     seed: int = 0
-    """Of sampling, for requests that bring no seed of their own; a trainer gives it its own `seed`, and requests
-    theirs."""
+    """Random seed of requests without a seed of their own. A trainer sets its own `seed`, and its requests have
+    seeds."""
     prefix_caching: bool = True
-    """Prompts that begin alike share the computed beginning."""
+    """Whether prompts with the same beginning share its computation."""
     replicas: int = 1
-    """Engines that serve the model side by side, a process each, or `tp` processes."""
+    """Number of engines that serve the model. Each is a process, or `tp` processes."""
     tp: int = 1
-    """Tensor-parallel ranks of each engine, a process and a GPU each, on one host; for models that are too large for a
-    GPU. It divides the model's query heads, and divides its key heads or is a multiple of them."""
-    ep: int = 1
-    """Ranks over which whole experts of a mixture are spread: 1, anything else is refused. With `tp` each rank holds a
-    part of every expert. A learner's experts are spread by ``LearnerConfig.ep``."""
-    speculative: str = ""
-    """How tokens are guessed, to be tried several at a time: not at all; anything else is refused. See the decision
-    page 0032, which has what was tried."""
+    """Number of tensor-parallel ranks of each engine, on one host, with one process and one GPU each; for models that
+    are too large for one GPU. It must divide the number of query heads, and divide the number of key heads or be a
+    multiple of it. Each rank holds a part of every expert of a mixture."""
     sleeps: bool = False
-    """Its weights can go to the host's memory while somebody else computes on its GPUs. A trainer that needs it says
-    so; see ``ProcessConfig.colocate``."""
+    """Whether the weights can be offloaded to host memory while another process uses the GPUs. Set by trainers; see
+    ``ProcessConfig.colocate``."""
     routing: str = "prefix"
-    """Which replica answers. "prefix": the one whose cache holds the conversation, a new conversation goes to the one
-    with the fewest requests. "load": always the one with the fewest requests. "package.module:Class" is one of your
-    own; see `forge_agents.serving.routing.Router`."""
+    """Router of requests to replicas. "prefix" (default) returns a conversation to the replica whose cache holds it and
+    sends a new one to the replica with the fewest requests. "load" always picks the replica with the fewest requests.
+    "package.module:Class" is a custom `forge_agents.serving.routing.Router`."""
     on_update: Literal["continue", "restart"] = "continue"
-    """What becomes of an answer that new weights interrupt. "continue": the new weights go on where the old ones were,
-    and each token names its version. "restart": it is asked again when it ends, until one version has written all."""
+    """Treatment of responses that a weight update interrupts. "continue" goes on with the new weights, and each token
+    records its version. "restart" samples the response again until one version has sampled all of it."""
 
     @property
     def eager(self) -> bool:
-        """`enforce_eager`, or what it means for this model here; see `compiled`."""
+        """Value of `enforce_eager`, or its default for this model and machine; see `compiled`."""
         if self.enforce_eager is not None:
             return self.enforce_eager
         return is_too_small_to_compile(Path(self.model))
 
     @property
     def compiled(self) -> bool:
-        """Whether the engine is compiled here: vLLM compiles none that has adapters on CPU, whatever it is told."""
+        """Whether the engine is compiled on this machine. On CPU, vLLM never compiles an engine with adapters."""
         return not self.eager and (not self.adapters or bool(visible_gpus()))
 
     def __post_init__(self) -> None:
@@ -112,37 +102,22 @@ class EngineConfig:
             raise ModelNotFoundError(
                 f"model={self.model!r} is no folder with a config.json; give the folder of a Hugging Face model"
             )
-        for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
-                raise ValueError(f"{name}={getattr(self, name)!r}; choose {' or '.join(map(repr, known))}")
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name}={getattr(self, name)!r}; choose {' or '.join(map(repr, choices))}")
         router_class(self.routing)
         if self.max_model_len is not None and self.max_model_len < 2:
-            raise ValueError(f"max_model_len={self.max_model_len}; a prompt and a response need 2 tokens at least")
+            raise ValueError(f"max_model_len={self.max_model_len}; a prompt and a response need at least 2 tokens")
         for name in ("max_num_seqs", "replicas", "tp"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}; give at least 1")
-        self._refuse_what_does_not_work()
         if self.kv_cache_gb is not None and self.kv_cache_gb <= 0:
-            raise ValueError(f"kv_cache_gb={self.kv_cache_gb}; give a positive size, or None for what fits")
+            raise ValueError(f"kv_cache_gb={self.kv_cache_gb}; give a positive size, or None for the default")
         if self.gpu_memory_utilization is not None and not 0 < self.gpu_memory_utilization <= 1:
             raise ValueError(
-                f"gpu_memory_utilization={self.gpu_memory_utilization} is a share, above 0 and at most 1; 0.9 is usual"
+                f"gpu_memory_utilization={self.gpu_memory_utilization} must be in (0, 1]; 0.9 is usual"
             )
         if not self.answer_timeout_s > 0:
-            raise ValueError(f"answer_timeout_s={self.answer_timeout_s} must be positive: every wait has a deadline")
+            raise ValueError(f"answer_timeout_s={self.answer_timeout_s} must be positive: every wait has a timeout")
         if self.threads is not None and self.threads < 1:
-            raise ValueError(f"threads={self.threads}; give at least 1, or None for the libraries' choice")
-
-    def _refuse_what_does_not_work(self) -> None:
-        if self.ep != 1:
-            raise ValueError(
-                f"ep={self.ep}: engines do not spread whole experts over ranks, because on CPU vLLM 0.32 reads beyond "
-                "those of a rank, and on GPUs it was never run here; leave ep out and set tp, with which each rank "
-                "holds a part of every expert (learner.ep spreads the learner's)"
-            )
-        if self.speculative:
-            raise ValueError(
-                f"speculative={self.speculative!r}: engines do not guess tokens ahead, because on CPU vLLM 0.32 then "
-                "samples, and reports log-probabilities, at a temperature that nobody set; leave speculative out "
-                "(docs/decisions/computation.md)"
-            )
+            raise ValueError(f"threads={self.threads}; give at least 1, or None for the libraries' default")

@@ -1,11 +1,9 @@
-"""Several engines at once: one for each model that plays.
-
-In: policies and engine settings. Out: running engines with their renderers. Waits for every start, with a deadline.
-"""
+"""Several engines at once: one for each model that plays."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,9 +24,9 @@ from forge_agents.runtime.hosts import ProcessSlot
 from forge_agents.runtime.machine import visible_gpus
 from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.serving import memory, shares
+from forge_agents.serving.client import EngineClient, names_of
 from forge_agents.serving.config import EngineConfig
-from forge_agents.serving.engine import HEARTBEAT_TIMEOUT_S
-from forge_agents.serving.replicas import Replicas, names_of
+from forge_agents.serving.process import HEARTBEAT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from forge_agents.weights.store import WeightStoreRef
@@ -44,64 +42,64 @@ async def start_engines(
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     timeout_s: float = 300.0,
     device_access: DeviceAccess = unshared,
-) -> dict[str, Replicas]:
-    """Start engines for each model folder, all at once; where one fails, the others are stopped.
-
-    The rest is as in `Replicas.start`.
+) -> dict[str, EngineClient]:
+    """Start engines for each model folder, all at once; if one fails, the others are stopped.
 
     Args:
         folders: Model folders by engine name.
-        configs: Settings by engine name, `replicas` among them; `model` and `adapters` are replaced. See
-            `check_named_by_policies`.
-        adapters: Adapters that an engine serves, by engine name and their own; None: none.
-        store: Where engines find new weights; None for models that never change.
-        faults: Counts deaths; None allows `Faults`'s usual number for all of them together.
+        configs: Settings by engine name; `model` and `adapters` are replaced. See `check_policy_models`.
+        adapters: Adapters by engine name and their own name.
+        store: Store of new weights; None for models that never change.
+        faults: Counter of deaths; None allows the default number of `Faults` for all engines together.
+        heartbeat_timeout_s: As in `EngineClient.start`.
+        timeout_s: As in `EngineClient.start`.
+        device_access: As in `EngineClient.start`.
     """
-    shared = Faults() if faults is None else faults
-    starts = (
-        Replicas.start(
+    counter = Faults() if faults is None else faults
+    starting = (
+        EngineClient.start(
             replace(configs[name], model=str(folder), adapters=(adapters or {}).get(name, {})),
             name=name,
             store=store,
-            faults=shared,
+            faults=counter,
             heartbeat_timeout_s=heartbeat_timeout_s,
             timeout_s=timeout_s,
             device_access=device_access,
         )
         for name, folder in folders.items()
     )
-    engines = await all_or_first_error(starts, Replicas.stop)
+    engines = await all_or_first_error(starting, EngineClient.stop)
     return dict(zip(folders, engines, strict=True))
 
 
-def check_named_by_policies(config: EngineConfig, folders: Iterable[Path]) -> None:
-    """Refuse what settings of several engines say of one model, which nobody would look at: policies say it.
+def check_policy_models(config: EngineConfig, folders: Iterable[Path]) -> None:
+    """Check that settings of all engines name no model or adapters of their own, which policies decide.
 
     Args:
         config: Settings of all engines.
-        folders: Of the policies' models.
+        folders: Model folders of the policies.
 
     Raises:
-        ValueError: It names another model than the policies do, or adapters.
+        ValueError: `config` names a model that no policy has, or adapters.
     """
-    known = {folder.resolve() for folder in folders}
-    if config.model and Path(config.model).resolve() not in known:
+    policy_folders = {folder.resolve() for folder in folders}
+    if config.model and Path(config.model).resolve() not in policy_folders:
         raise ValueError(
             f"engine.model={config.model!r} is the model of no policy; engines serve those that policies name, "
-            f"{', '.join(map(str, sorted(known)))}: leave it out, or name it in a Policy"
+            f"{', '.join(map(str, sorted(policy_folders)))}: leave it out, or name it in a Policy"
         )
     for name in ("adapters", "adapter_folders"):
-        if given := getattr(config, name):
+        if names := getattr(config, name):
             raise ValueError(
-                f"engine.{name} names {', '.join(given)}; engines serve the adapters of policies, which begin at "
+                f"engine.{name} names {', '.join(names)}; engines serve the adapters of policies, which begin at "
                 "zero or as their run left them: leave it out, and give the Policy its lora"
             )
 
 
-def with_own_threads(config: EngineConfig, engines: int) -> EngineConfig:
-    """`config` with threads where nobody chose them: without a GPU several `engines` of one host divide its cores.
+def with_divided_threads(config: EngineConfig, engines: int) -> EngineConfig:
+    """`config` with a number of threads: without a GPU, several `engines` of one host divide its cores.
 
-    With all cores for each, threads wait for each other: on two cores two engines took four times as long.
+    With all cores for each engine, threads wait for each other: two engines took four times as long on two cores.
     """
     processes = engines * config.tp
     if config.threads is not None or processes < 2 or visible_gpus() or mesh.has_remote_hosts():
@@ -109,58 +107,65 @@ def with_own_threads(config: EngineConfig, engines: int) -> EngineConfig:
     return replace(config, threads=max(1, len(os.sched_getaffinity(0)) // processes))
 
 
-def shared(
+def divide_gpus(
     folders: Mapping[str, Path], config: EngineConfig, adapters: Mapping[str, Mapping[str, LoRA]]
 ) -> dict[str, EngineConfig]:
-    """`config` for each engine, with what it may take of a GPU where several would be on one; as a run divides them.
+    """`config` for each engine, with its part of the memory of GPUs that several engines share.
 
     Args:
         folders: Model folders by engine name.
-        config: Settings of all.
-        adapters: That each serves.
+        config: Settings of all engines.
+        adapters: Adapters by engine name.
 
     Raises:
-        HostError: They do not fit.
+        HostError: The engines do not fit.
     """
     meshes = _meshes(folders, config)
-    seats = mesh.preview_placement(meshes) if len(meshes) > 1 and visible_gpus() else []
-    on: dict[tuple[str, str], list[ProcessSlot]] = defaultdict(list)
-    for seat in seats:
-        if seat.gpu:
-            on[seat.host, seat.gpu].append(seat)
-    most = max(map(len, on.values()), default=1)
+    on_gpu: dict[tuple[str, str], list[ProcessSlot]] = defaultdict(list)
+    for slot in mesh.preview_placement(meshes) if len(meshes) > 1 and visible_gpus() else ():
+        if slot.gpu:
+            on_gpu[slot.host, slot.gpu].append(slot)
+    most = max(map(len, on_gpu.values()), default=1)
     if most == 1:
         return dict.fromkeys(folders, config)
-    try:
-        models_served = {home: _footprint(folder, config, adapters.get(home, {})) for home, folder in folders.items()}
-    except ModelNotFoundError:  # an architecture whose sizes have other names
-        models_served = {}
-    if not models_served or not all(seat.gpu_bytes for seat in seats):
-        share = config.gpu_memory_utilization or round(memory.USUAL_SHARE / most, 4)
-        return dict.fromkeys(folders, replace(config, gpu_memory_utilization=share))
-    home_of = {name: home for home in folders for name in names_of(home, config.replicas)}
-    rooms: dict[str, list[shares.Room]] = defaultdict(list)
-    for (host, gpu), sitting in on.items():
-        total, alone = sitting[0].gpu_bytes, len(sitting) == 1
-        wishes = [
-            shares.wish_of(seat.name, models_served[home_of[seat.name]], config, total, alone=alone) for seat in sitting
-        ]
-        room = wishes[0].taken if alone else int(total * shares.ROOM)
-        if (found := shares.divided(room, wishes)) is None and not alone:
-            needs = shares.said((f"engine {wish.name}", wish.needs) for wish in wishes)
-            if (asked := config.gpu_memory_utilization) is not None:
-                needs = f"gpu_memory_utilization={asked} gives each {total * asked / 1e9:.1f}; {needs}"
-            raise HostError(
-                f"GPU {gpu} of {host} has {total / 1e9:.1f} GB, of which its {len(wishes)} engines may take "
-                f"{room / 1e9:.1f}, and {needs}: let fewer models play at once, lower max_model_len, or take more GPUs"
-            )
-        for name, bytes_ in (found or {}).items():
-            rooms[home_of[name]].append(shares.Room(bytes_, total, shared=not alone))
-    return {home: shares.told(config, models_served[home], rooms[home]) for home in folders}
+    footprints: dict[str, shares.Footprint] = {}
+    with contextlib.suppress(ModelNotFoundError):  # an architecture with other names for its sizes
+        footprints = {name: _footprint(folder, config, adapters.get(name, {})) for name, folder in folders.items()}
+    if not footprints or not all(slot.gpu_bytes for slots in on_gpu.values() for slot in slots):
+        fraction = config.gpu_memory_utilization or round(memory.USUAL_SHARE / most, 4)
+        return dict.fromkeys(folders, replace(config, gpu_memory_utilization=fraction))
+    engine_of = {replica: name for name in folders for replica in names_of(name, config.replicas)}
+    assigned: dict[str, list[shares.MemoryShare]] = defaultdict(list)
+    for (host, gpu), slots in on_gpu.items():
+        needs = {slot.name: footprints[engine_of[slot.name]] for slot in slots}
+        for replica, share in _divide_gpu(f"GPU {gpu} of {host}", slots[0].gpu_bytes, needs, config).items():
+            assigned[engine_of[replica]].append(share)
+    return {name: shares.with_memory_share(config, footprints[name], assigned[name]) for name in folders}
 
 
-def _meshes(folders: Iterable[str], config: EngineConfig) -> list[tuple[str, str, int]]:
-    return [(name, "engines", config.tp) for home in folders for name in names_of(home, config.replicas)]
+def _divide_gpu(
+    gpu: str, total: int, footprints: Mapping[str, shares.Footprint], config: EngineConfig
+) -> dict[str, shares.MemoryShare]:
+    """Divide one GPU of `total` bytes among its engines."""
+    alone = len(footprints) == 1
+    requests = [
+        shares.memory_request(name, footprint, config, total, alone=alone) for name, footprint in footprints.items()
+    ]
+    available = requests[0].reserved if alone else int(total * shares.USABLE_SHARE)
+    divided = shares.divide_memory(available, requests)
+    if divided is None and not alone:
+        needs = shares.describe_needs((f"engine {request.name}", request.needs) for request in requests)
+        if (fraction := config.gpu_memory_utilization) is not None:
+            needs = f"gpu_memory_utilization={fraction} gives each {total * fraction / 1e9:.1f}; {needs}"
+        raise HostError(
+            f"{gpu} has {total / 1e9:.1f} GB, of which its {len(requests)} engines may take {available / 1e9:.1f}, "
+            f"and {needs}: let fewer models play at once, lower max_model_len, or take more GPUs"
+        )
+    return {name: shares.MemoryShare(size, total, shared=not alone) for name, size in (divided or {}).items()}
+
+
+def _meshes(engines: Iterable[str], config: EngineConfig) -> list[tuple[str, str, int]]:
+    return [(replica, "engines", config.tp) for name in engines for replica in names_of(name, config.replicas)]
 
 
 def _footprint(folder: Path, config: EngineConfig, adapters: Mapping[str, LoRA]) -> shares.Footprint:
@@ -169,33 +174,33 @@ def _footprint(folder: Path, config: EngineConfig, adapters: Mapping[str, LoRA])
     )
 
 
-def homes_of(
+def assign_engines(
     policies: Mapping[str, Policy], paths: Mapping[str, Path]
 ) -> tuple[dict[str, str], dict[str, dict[str, LoRA]]]:
-    """Who shares an engine where weights may change: adapters on one model.
+    """Assign policies whose weights may change to engines: adapters on one model share one, others do not.
 
     Returns:
-        The engine of each policy, called by its first policy; and by engine the adapters that it serves.
+        The engine of each policy, called by its first policy; and the adapters that each engine serves.
     """
-    homes: dict[str, str] = {}
+    engine_of: dict[str, str] = {}
     adapters: dict[str, dict[str, LoRA]] = {}
-    shared: dict[Path, str] = {}
+    by_path: dict[Path, str] = {}
     for name, policy in policies.items():
-        home = homes[name] = name if policy.lora is None else shared.setdefault(paths[name], name)
-        adapters.setdefault(home, {}).update({} if policy.lora is None else {name: policy.lora})
-    return homes, adapters
+        engine = engine_of[name] = name if policy.lora is None else by_path.setdefault(paths[name], name)
+        adapters.setdefault(engine, {}).update({} if policy.lora is None else {name: policy.lora})
+    return engine_of, adapters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Engines, one for each model that plays; with a store, one for each policy whose weights may change."""
+    """Engines for all policies: one per model, or with a store one per policy whose weights may change."""
 
-    engines: Mapping[str, Replicas]
-    """By name."""
+    engines: Mapping[str, EngineClient]
+    """By engine name, which is the name of its first policy."""
     policy_engines: Mapping[str, PolicyEngine]
     """By policy name, the engine, or the adapter in one, that samples for it."""
     planned: Sequence[tuple[str, str, int]] = ()
-    """Meshes that share GPUs, whose places are kept until the end."""
+    """Meshes that share GPUs, whose places are reserved until the end."""
 
     @classmethod
     async def start(
@@ -207,42 +212,43 @@ class Fleet:
         tuned: Mapping[str, Path] | None = None,
         timeout_s: float = 300.0,
     ) -> Fleet:
-        """Start an engine for each different model of `policies`, which are by name.
+        """Start the engines of `policies`.
 
         Args:
-            policies: Who plays. An engine is called by the first of its policies. Without a store, those of one model
-                share one, and it samples from that model; with one, adapters on one model do, and nobody else.
-            store: Where engines find new weights, published under the policy's name; None for models that never change.
-            tuned: Without a store: folders of the adapters that policies with `lora` play with, by policy name.
+            policies: Policies by name. Without a store, all policies of one model share an engine that samples from
+                that model. With a store, only adapters on one model share an engine.
+            config: Settings of all engines.
+            store: Store of new weights, published under the policy's name; None for models that never change.
+            tuned: Without a store, folders of the adapters of policies with `lora`, by policy name.
+            timeout_s: Timeout of each start, in seconds.
         """
         paths = {name: models.resolve(policy.model).resolve() for name, policy in policies.items()}
-        check_named_by_policies(config, paths.values())
+        check_policy_models(config, paths.values())
         renderers = {name: Renderer.of(paths[name], thinking=policy.thinking) for name, policy in policies.items()}
-        homes, adapters = homes_of(policies, paths)
+        engine_of, adapters = assign_engines(policies, paths)
         if store is None:
             first = {path: name for name, path in reversed(paths.items())}
-            homes, adapters = {name: first[path] for name, path in paths.items()}, {}
+            engine_of, adapters = {name: first[path] for name, path in paths.items()}, {}
             for name in tuned or {}:
                 if (lora := policies[name].lora) is not None:
-                    adapters.setdefault(homes[name], {})[name] = lora
+                    adapters.setdefault(engine_of[name], {})[name] = lora
             config = replace(config, adapter_folders={name: str(folder) for name, folder in (tuned or {}).items()})
-        folders = {home: paths[home] for home in homes.values()}
-        config = with_own_threads(config, len(_meshes(folders, config)))
-        configs = shared(folders, config, adapters)
-        planned = _meshes(folders, config) if any(own != config for own in configs.values()) else []
+        folders = {engine: paths[engine] for engine in engine_of.values()}
+        config = with_divided_threads(config, len(_meshes(folders, config)))
+        configs = divide_gpus(folders, config, adapters)
+        planned = _meshes(folders, config) if any(each != config for each in configs.values()) else []
         try:
             if planned:
-                mesh.reserve(planned)  # whatever starts first
+                mesh.reserve(planned)  # in this order, whichever starts first
             engines = await start_engines(folders, configs, adapters=adapters, store=store, timeout_s=timeout_s)
         except BaseException:
             mesh.unreserve(planned)
             raise
-        own = {name for adapted in adapters.values() for name in adapted}
-        served = {
-            name: PolicyEngine(engines[home], renderers[name], name if name in own else "")
-            for name, home in homes.items()
+        policy_engines = {
+            name: PolicyEngine(engines[engine], renderers[name], name if name in adapters.get(engine, {}) else "")
+            for name, engine in engine_of.items()
         }
-        return cls(engines=engines, policy_engines=served, planned=planned)
+        return cls(engines=engines, policy_engines=policy_engines, planned=planned)
 
     async def stop(self) -> None:
         """Stop every engine."""

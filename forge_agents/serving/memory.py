@@ -1,7 +1,4 @@
-"""What an engine takes of its device's memory, how large its cache of keys and values is, and what it cannot serve.
-
-In: sizes of a model, an engine's limits. Out: bytes. Waits for nothing but the disk.
-"""
+"""Memory of an engine: weights, activations and KV cache in bytes, and checks of what a model allows."""
 
 from __future__ import annotations
 
@@ -17,41 +14,43 @@ from forge_agents.policy import LoRA
 from forge_agents.serving.config import EngineConfig
 
 OVERHEAD_BYTES = 2_500_000_000
-"""Of a process on a GPU, beside tensors: CUDA's context, libraries' workspaces, CUDA graphs. Assumed, not measured."""
+"""Memory of a GPU process in addition to tensors: CUDA context, workspaces, CUDA graphs. Assumed, not measured."""
 USUAL_SHARE = 0.9
-"""Of a GPU that an engine has alone."""
+"""Fraction of a GPU that an engine uses if it has the GPU alone."""
 ITERATION_TOKENS = 8192
-"""Most that vLLM computes at once on a GPU, where nothing else is said."""
+"""Maximum number of tokens per forward pass on a GPU by vLLM's default."""
 _USUAL_KV_BYTES = 1_000_000_000
 _BLOCK = 128
-"""Tokens of the largest block that vLLM's cache is made of."""
+"""Tokens of the largest block of vLLM's cache."""
 _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Of adapters, as vLLM makes room for them."""
+"""Adapter ranks that vLLM allocates memory for."""
 CPU_HEAD_SIZES = (32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Channels of a head that vLLM 0.32's attention computes on CPU: those that its kernels are compiled for. Its own list,
-`CPUAttentionBackend.get_supported_head_sizes`, is never asked, and leaves out 48."""
-_LONGER = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
-"""With it vLLM takes more than a model's positions."""
+"""Head sizes that the kernels of vLLM 0.32's CPU attention are compiled for. vLLM's own list,
+`CPUAttentionBackend.get_supported_head_sizes`, is never read and lacks 48."""
+_ALLOW_LONG_CONTEXT = "VLLM_ALLOW_LONG_MAX_MODEL_LEN"
+"""Variable with which vLLM accepts more tokens than a model has positions."""
 
 
 def kv_bytes(size: ModelSize, tokens: int, *, item: int = 2, tp: int = 1) -> int:
-    """Bytes of cache that hold `tokens` on one of `tp` ranks, whole blocks and the spare one that vLLM keeps."""
+    """Size of a cache for `tokens` on one of `tp` ranks, in whole blocks with vLLM's spare one."""
     blocks = math.ceil(tokens / _BLOCK) + 2
     return blocks * _BLOCK * size.kv_per_token(tp) * item
 
 
 def usual_kv_bytes(size: ModelSize, *, context: int, sequences: int, item: int = 2, tp: int = 1) -> int:
-    """Cache of an engine whose memory is the host's: a conversation as long as can be, and room for more up to 1 GB."""
+    """Default size of a cache in host memory: at least one full conversation, and up to 1 GB for more."""
     most = kv_bytes(size, context * sequences, item=item, tp=tp)
     return max(kv_bytes(size, context, item=item, tp=tp), min(_USUAL_KV_BYTES, most))
 
 
 def fixed_bytes(size: ModelSize, *, sequences: int, item: int = 2, tp: int = 1) -> Mapping[str, int]:
-    """What one of `tp` ranks of an engine takes beside its cache, by part.
+    """Memory of one of `tp` ranks without its cache, by part.
 
     Args:
-        sequences: Decoded at once: their logits are there whole, in float32, and twice more while they are sampled.
-        tp: Ranks of the engine. Norms, which all of them hold, do not count.
+        size: Size of the model.
+        sequences: Sequences decoded at once. Their logits exist in float32, three times while they are sampled.
+        item: Bytes per number.
+        tp: Number of ranks. Norms, which every rank holds, are not counted.
     """
     return {
         "weights": size.weights * item // tp,
@@ -61,36 +60,38 @@ def fixed_bytes(size: ModelSize, *, sequences: int, item: int = 2, tp: int = 1) 
 
 
 def pass_bytes(size: ModelSize, tokens: int, *, item: int = 2, tp: int = 1) -> int:
-    """What one forward pass over so many tokens holds beside weights, cache and logits."""
-    between = size.hidden * 4 + (size.heads + 2 * size.kv_heads) * size.head_dim // tp + 3 * size.feed_forward // tp
-    return tokens * between * item
+    """Activations of one forward pass over `tokens`."""
+    per_token = size.hidden * 4 + (size.heads + 2 * size.kv_heads) * size.head_dim // tp + 3 * size.feed_forward // tp
+    return tokens * per_token * item
 
 
 def adapter_weights(size: ModelSize, lora: LoRA) -> int:
-    """Weights of an adapter. Experts have none."""
+    """Number of weights of an adapter. Experts have no adapter."""
     attention, kv = size.heads * size.head_dim, size.kv_heads * size.head_dim
-    between = size.plain_channels if size.num_experts else size.feed_forward
-    ends = {
+    feed_forward = size.plain_channels if size.num_experts else size.feed_forward
+    attention_dims = {
         "q_proj": size.hidden + attention,
         "k_proj": size.hidden + kv,
         "v_proj": size.hidden + kv,
         "o_proj": size.hidden + attention,
     }
-    of_layers = (
-        size.layers * ends[name] if name in ends else size.plain_layers * (size.hidden + between)
+    layer_dims = (
+        size.layers * attention_dims[name]
+        if name in attention_dims
+        else size.plain_layers * (size.hidden + feed_forward)
         for name in lora.targets
     )
-    return lora.rank * sum(of_layers)
+    return lora.rank * sum(layer_dims)
 
 
 def adapter_rank(loras: Iterable[LoRA]) -> int:
-    """Of the room that an engine has for each of its adapters: the largest one's, as vLLM rounds it."""
+    """Rank that vLLM allocates for each of these adapters: the largest one, rounded up to a supported rank."""
     largest = max(lora.rank for lora in loras)
     return next(rank for rank in _RANKS if rank >= largest)
 
 
 def served_adapter_weights(size: ModelSize, loras: Sequence[LoRA]) -> int:
-    """Weights that an engine has room for beside its model: for each adapter as if it had what any of them has."""
+    """Number of weights that an engine allocates for adapters: each gets the largest rank and all targets."""
     if not loras:
         return 0
     targets = tuple(sorted({target for lora in loras for target in lora.targets}))
@@ -98,49 +99,35 @@ def served_adapter_weights(size: ModelSize, loras: Sequence[LoRA]) -> int:
 
 
 def item_bytes(dtype: str, config: EngineConfig) -> int:
-    """Bytes of a number in an engine whose model is stored in `dtype`."""
+    """Bytes per number in an engine whose model is stored in `dtype`."""
     return 4 if (dtype if config.dtype == "auto" else config.dtype) == "float32" else 2
 
 
 def engine_bytes(
     size: ModelSize, config: EngineConfig, *, dtype: str, tp: int, adapters: Sequence[LoRA]
 ) -> dict[str, int]:
-    """Bytes of one of `tp` ranks of an engine without its cache, by part.
-
-    Args:
-        size: Of its model.
-        config: Its settings.
-        dtype: What the model is stored in.
-        tp: Ranks.
-        adapters: That it serves beside.
-    """
+    """Memory of one of `tp` ranks of an engine without its cache, by part; `dtype` is the stored model's."""
     item = item_bytes(dtype, config)
-    found = fixed_bytes(size, sequences=config.max_num_seqs, item=item, tp=tp)
-    beside = served_adapter_weights(size, adapters) * item // tp
-    return {**found, **({"adapters": beside} if beside else {})}
+    adapter_bytes = served_adapter_weights(size, adapters) * item // tp
+    return {
+        **fixed_bytes(size, sequences=config.max_num_seqs, item=item, tp=tp),
+        **({"adapters": adapter_bytes} if adapter_bytes else {}),
+    }
 
 
 def check_tp(size: ModelSize, tp: int, model: str) -> None:
-    """See that `tp` ranks of an engine can share the heads of `model`.
-
-    Raises:
-        ValueError: They cannot; the message says how many can.
-    """
+    """Raise ValueError if `tp` ranks cannot share the heads of `model`; the message lists the possible numbers."""
     if not size.divides(tp):
-        could = [str(ranks) for ranks in range(1, size.heads + 1) if size.divides(ranks)]
+        possible = [str(ranks) for ranks in range(1, size.heads + 1) if size.divides(ranks)]
         raise ValueError(
             f"engine.tp={tp} does not divide the {size.heads} query and {size.kv_heads} key heads of {model}; "
-            f"choose {' or '.join(could)}"
+            f"choose {' or '.join(possible)}"
         )
 
 
 def check_context(size: ModelSize, max_model_len: int | None, model: str) -> None:
-    """See that `model` can read so many tokens.
-
-    Raises:
-        ValueError: Its positions end before.
-    """
-    if max_model_len is not None and max_model_len > size.context and not os.environ.get(_LONGER):
+    """Raise ValueError if `model` has fewer positions than `max_model_len`."""
+    if max_model_len is not None and max_model_len > size.context and not os.environ.get(_ALLOW_LONG_CONTEXT):
         raise ValueError(
             f"engine.max_model_len={max_model_len} is more than the {size.context} tokens that {model} has positions "
             "for; lower it, or leave it out"
@@ -148,35 +135,22 @@ def check_context(size: ModelSize, max_model_len: int | None, model: str) -> Non
 
 
 def check_cache(size: ModelSize, config: EngineConfig, model: str, *, dtype: str, tp: int = 1) -> None:
-    """See that the cache that settings ask for holds a conversation; vLLM rounds up to blocks besides.
-
-    Args:
-        dtype: That `model` is stored in.
-
-    Raises:
-        ValueError: It does not.
-    """
+    """Raise ValueError if the configured cache does not hold one conversation; `dtype` is the stored model's."""
     if config.kv_cache_gb is None:
         return
-    context, each = config.max_model_len or size.context, size.kv_per_token(tp) * item_bytes(dtype, config)
-    if (needed := context * each) > config.kv_cache_gb * 1e9:
+    context, per_token = config.max_model_len or size.context, size.kv_per_token(tp) * item_bytes(dtype, config)
+    if (needed := context * per_token) > config.kv_cache_gb * 1e9:
         raise ValueError(
-            f"engine.kv_cache_gb={config.kv_cache_gb:g} holds {int(config.kv_cache_gb * 1e9 // each)} tokens of "
+            f"engine.kv_cache_gb={config.kv_cache_gb:g} holds {int(config.kv_cache_gb * 1e9 // per_token)} tokens of "
             f"{model}, and a conversation may have {context}, which take {needed / 1e9:.2g} GB; raise it, leave it "
             "out, or lower engine.max_model_len"
         )
 
 
 def check_head_size(folder: Path, model: str) -> None:
-    """See that vLLM's attention on CPU computes heads as large as those of `model`; on GPUs it has other attention.
+    """Raise ValueError if vLLM's CPU attention lacks a kernel for the head size of the model in `folder`.
 
-    A model that says its sizes otherwise, or whose keys have a size of their own (MLA), is left to vLLM.
-
-    Args:
-        folder: With its config.json.
-
-    Raises:
-        ValueError: It does not; the message says for which sizes.
+    Models with other names for their sizes, or with separate key sizes (MLA), are left to vLLM.
     """
     try:
         head_dim = ModelSize.of(folder).head_dim

@@ -1,7 +1,4 @@
-"""Which replica answers a prompt.
-
-In: a prompt and how busy the replicas are. Out: one of them. Waits for nothing.
-"""
+"""Routers: which replica of an engine answers a prompt."""
 
 from __future__ import annotations
 
@@ -20,39 +17,35 @@ if TYPE_CHECKING:
 
 
 class Router(Protocol):
-    """Picks replicas, which are numbers here.
+    """Picks replicas, which are numbered.
 
-    It is made with one argument, the requests that a replica works on at the same time. One that sends conversations
-    back to where they were says so to predictions with ``keeps_conversations = True``.
+    Routers are created with one argument, the number of requests that a replica works on at once. A router that
+    returns conversations to the replica that knows them sets ``keeps_conversations = True``, for predictions.
     """
 
     def pick(self, prompt_ids: Sequence[int], loads: Mapping[int, int]) -> int:
-        """One of `loads`, which holds the unfinished requests of every replica that lives; never empty."""
+        """One of the keys of `loads`: the numbers of unfinished requests by live replica; never empty."""
         ...
 
     def answered(self, prompt_ids: Sequence[int], response_ids: Sequence[int], replica: int) -> None:
-        """`replica` has completed `prompt_ids`, and holds keys and values of both."""
+        """Called when `replica` has completed `prompt_ids` and caches the keys and values of both."""
         ...
 
 
 class LeastLoaded:
-    """The replica with the fewest unfinished requests; among equals the one that was asked longest ago.
-
-    Args:
-        room: Of all routers; it makes no difference to this one.
-    """
+    """Picks the replica with the fewest unfinished requests; among equals, the one that was picked longest ago."""
 
     keeps_conversations = False
 
-    def __init__(self, room: int = 0) -> None:
-        self._turn = 0
-        self._asked: dict[int, int] = {}
+    def __init__(self, capacity: int = 0) -> None:
+        self._num_picks = 0
+        self._last_pick: dict[int, int] = {}
 
     def pick(self, prompt_ids: Sequence[int], loads: Mapping[int, int]) -> int:
         """See `Router`."""
-        replica = min(loads, key=lambda replica: (loads[replica], self._asked.get(replica, 0), replica))
-        self._turn += 1
-        self._asked[replica] = self._turn
+        replica = min(loads, key=lambda replica: (loads[replica], self._last_pick.get(replica, 0), replica))
+        self._num_picks += 1
+        self._last_pick[replica] = self._num_picks
         return replica
 
     def answered(self, prompt_ids: Sequence[int], response_ids: Sequence[int], replica: int) -> None:
@@ -60,78 +53,80 @@ class LeastLoaded:
 
 
 class PrefixAffine:
-    """The replica that answered the conversation's last turn, whose cache holds it; a new one goes to the least loaded.
+    """Picks the replica that answered the conversation's last turn; new conversations go to the least loaded one.
 
-    A conversation is known by its tokens: a prompt that begins with an earlier prompt and its response continues it.
-    So siblings, whose first prompts are equal, spread over the replicas, and each stays where it began. A replica
-    whose batch is full is passed over as long as another has room.
+    A prompt continues a conversation if it begins with an earlier prompt and its response. The episodes of a group,
+    whose first prompts are equal, therefore spread over the replicas, and each stays where it began. A replica whose
+    batch is full is skipped if another has room.
 
     Args:
-        room: Requests that a replica works on at the same time.
-        remembered: Conversations; those that were quiet longest are forgotten first.
+        capacity: Number of requests that a replica works on at once.
+        max_conversations: Number of conversations to remember; the least recent are forgotten first.
     """
 
     keeps_conversations = True
 
-    def __init__(self, room: int, *, remembered: int = 65_536) -> None:
-        self._room = room
-        self._remembered = remembered
-        self._homes: OrderedDict[int, int] = OrderedDict()
-        self._others = LeastLoaded()
+    def __init__(self, capacity: int, *, max_conversations: int = 65_536) -> None:
+        self._capacity = capacity
+        self._max_conversations = max_conversations
+        self._replica_of: OrderedDict[int, int] = OrderedDict()
+        """By the hash of prompt and response."""
+        self._fallback = LeastLoaded()
         self._base = secrets.randbits(64) | 1
 
     def pick(self, prompt_ids: Sequence[int], loads: Mapping[int, int]) -> int:
         """See `Router`."""
-        home = self._home(prompt_ids)
-        if home is not None and home in loads and (loads[home] < self._room or min(loads.values()) >= self._room):
-            return home
-        return self._others.pick(prompt_ids, loads)
+        replica = self._find(prompt_ids)
+        if replica in loads and (loads[replica] < self._capacity or min(loads.values()) >= self._capacity):
+            return replica
+        return self._fallback.pick(prompt_ids, loads)
 
     def answered(self, prompt_ids: Sequence[int], response_ids: Sequence[int], replica: int) -> None:
         """See `Router`."""
         key = int(self._hashes((*prompt_ids, *response_ids))[-1])
-        self._homes[key] = replica
-        self._homes.move_to_end(key)
-        if len(self._homes) > self._remembered:
-            self._homes.popitem(last=False)
+        self._replica_of[key] = replica
+        self._replica_of.move_to_end(key)
+        if len(self._replica_of) > self._max_conversations:
+            self._replica_of.popitem(last=False)
 
-    def _home(self, prompt_ids: Sequence[int]) -> int | None:
-        """Who answered the longest beginning of the prompt that is a whole earlier exchange."""
-        if not self._homes:
-            return None
+    def _find(self, prompt_ids: Sequence[int]) -> int:
+        """The replica that answered the longest earlier exchange that `prompt_ids` begins with; -1 if there is none."""
+        if not self._replica_of:
+            return -1
         hashes = reversed(self._hashes(prompt_ids).tolist())
-        return next((self._homes[known] for known in hashes if known in self._homes), None)
+        return next((self._replica_of[key] for key in hashes if key in self._replica_of), -1)
 
     def _hashes(self, token_ids: Sequence[int]) -> NDArray[np.uint64]:
-        """uint64 [T]: a hash of each beginning of T tokens, the sum of a polynomial in a random odd base."""
+        """uint64 [T]: a hash of each of the T prefixes, the sum of a polynomial in a random odd base."""
         powers = np.cumprod(np.full(len(token_ids), self._base, dtype=np.uint64))
         terms = (np.asarray(token_ids, dtype=np.uint64) + np.uint64(1)) * powers
         return np.cumsum(terms, dtype=np.uint64)
 
 
 ROUTERS: Mapping[str, Callable[[int], Router]] = {"prefix": PrefixAffine, "load": LeastLoaded}
-"""By the names that `EngineConfig.routing` takes beside ``package.module:Class``."""
+"""Built-in routers, by the names that `EngineConfig.routing` accepts."""
 
 
 def router_class(routing: str) -> Callable[[int], Router]:
-    """The router called `routing`, or the one of that module.
+    """The built-in router called `routing`, or the class ``package.module:Class``.
 
     Raises:
-        ValueError: There is none, or it is no router.
+        ValueError: The router does not exist or is no router.
     """
     module, _, name = routing.rpartition(":")
     if not module:
         if routing not in ROUTERS:
-            known, near = ", ".join(ROUTERS), did_you_mean(routing, ROUTERS)
-            raise ValueError(f"routing={routing!r} is none of {known} and no 'package.module:Class'.{near}")
+            names, hint = ", ".join(ROUTERS), did_you_mean(routing, ROUTERS)
+            raise ValueError(f"routing={routing!r} is none of {names} and no 'package.module:Class'.{hint}")
         return ROUTERS[routing]
     try:
-        found = getattr(import_user_module(module), name)
+        router = getattr(import_user_module(module), name)
     except (ImportError, AttributeError, ValueError) as cause:
         raise ValueError(f"routing={routing!r} cannot be imported ({cause}); write 'package.module:Class'") from cause
-    if not (isinstance(found, type) and all(callable(getattr(found, method, None)) for method in ("pick", "answered"))):
+    methods = ("pick", "answered")
+    if not (isinstance(router, type) and all(callable(getattr(router, method, None)) for method in methods)):
         raise ValueError(
-            f"routing={routing!r} is {found!r:.80}; give a class with pick(prompt_ids, loads) and "
+            f"routing={routing!r} is {router!r:.80}; give a class with pick(prompt_ids, loads) and "
             "answered(prompt_ids, response_ids, replica)"
         )
-    return found
+    return router

@@ -1,9 +1,4 @@
-"""How engines share a GPU: each gets what it needs, and an even part of what nobody does.
-
-In: engines' sizes and settings, bytes of a GPU. Out: bytes for each, and its settings with them. Waits for nothing.
-
-A run's placement and engines that are served or compared use the same.
-"""
+"""Divides a GPU's memory between engines: each gets what it needs and an equal part of the rest."""
 
 from __future__ import annotations
 
@@ -15,35 +10,34 @@ from forge_agents.policy import LoRA
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.memory import USUAL_SHARE, engine_bytes, item_bytes, kv_bytes
 
-ROOM = 0.95
-"""Share of a GPU's memory that is given away; the rest is the allocator's waste."""
+USABLE_SHARE = 0.95
+"""Fraction of a GPU's memory that is divided; the rest is the allocator's overhead."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """What an engine serves, as its memory follows from it."""
+    """Properties of an engine's model that determine its memory."""
 
     size: ModelSize
     dtype: str
-    """What its model is stored in, which an engine takes unless its settings say otherwise."""
+    """Data type of the stored model, which the engine uses unless its settings name another."""
     tp: int = 1
-    """Ranks."""
+    """Number of ranks."""
     adapters: Sequence[LoRA] = ()
-    """Beside its model."""
 
     def fixed(self, config: EngineConfig) -> dict[str, int]:
         """Bytes of one rank without its cache, by part."""
         return engine_bytes(self.size, config, dtype=self.dtype, tp=self.tp, adapters=self.adapters)
 
     def least_cache(self, config: EngineConfig) -> int:
-        """Bytes of its cache at least: what was said, or one conversation."""
+        """Minimum size of the cache in bytes: the configured size, or one conversation."""
         if config.kv_cache_gb is not None:
             return int(config.kv_cache_gb * 1e9)
         context = config.max_model_len or self.size.context
         return kv_bytes(self.size, context, item=item_bytes(self.dtype, config), tp=self.tp)
 
     def needs(self, config: EngineConfig) -> dict[str, int]:
-        """Bytes of one rank at least, by part."""
+        """Minimum bytes of one rank, by part."""
         cache = "engine.kv_cache_gb"
         if config.kv_cache_gb is None:
             cache = f"one conversation of {config.max_model_len or self.size.context} tokens"
@@ -51,70 +45,76 @@ class Footprint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
-    """One engine's, of one of its GPUs."""
+class MemoryRequest:
+    """Memory that one engine requests on one of its GPUs."""
 
     name: str
-    asked: int | None
-    """Bytes that its settings say; None: what it gets."""
+    configured: int | None
+    """Bytes by the engine's settings; None if it takes what it gets."""
     needs: Mapping[str, int]
-    """At least, by what it is for."""
+    """Minimum bytes, by part."""
 
     @property
     def least(self) -> int:
-        """Bytes without which it does not start."""
+        """Bytes without which the engine does not start."""
         return sum(self.needs.values())
 
     @property
-    def taken(self) -> int:
-        """Bytes that are its own before the rest is divided."""
-        return self.least if self.asked is None else self.asked
+    def reserved(self) -> int:
+        """Bytes that are assigned before the rest is divided."""
+        return self.least if self.configured is None else self.configured
 
 
-def wish_of(name: str, model: Footprint, config: EngineConfig, total: int, *, alone: bool) -> Wish:
-    """What an engine wants of a GPU of `total` bytes, on which it is `alone`."""
+def memory_request(
+    name: str, model: Footprint, config: EngineConfig, total: int, *, alone: bool
+) -> MemoryRequest:
+    """The request of an engine for a GPU of `total` bytes, on which it may be `alone`."""
     share = config.gpu_memory_utilization or (USUAL_SHARE if alone else None)
-    return Wish(name=name, asked=None if share is None else int(total * share), needs=model.needs(config))
+    configured = None if share is None else int(total * share)
+    return MemoryRequest(name=name, configured=configured, needs=model.needs(config))
 
 
-def divided(room: int, wishes: Sequence[Wish]) -> dict[str, int] | None:
-    """Bytes of `room` for each engine by name: what it needs, and an even part of the rest; None: it is too little."""
-    spare = room - sum(wish.taken for wish in wishes)
-    if spare < 0 or any(wish.least > wish.taken for wish in wishes):
+def divide_memory(available: int, requests: Sequence[MemoryRequest]) -> dict[str, int] | None:
+    """Bytes by engine name: what it needs and an equal part of the rest; None if `available` is too little."""
+    spare = available - sum(request.reserved for request in requests)
+    if spare < 0 or any(request.least > request.reserved for request in requests):
         return None
-    even = spare // max(1, sum(wish.asked is None for wish in wishes))
-    return {wish.name: wish.taken + even if wish.asked is None else wish.asked for wish in wishes}
+    even = spare // max(1, sum(request.configured is None for request in requests))
+    return {
+        request.name: request.reserved + even if request.configured is None else request.configured
+        for request in requests
+    }
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
-    """What one rank of an engine may take of its GPU."""
+class MemoryShare:
+    """Memory that one rank of an engine may use on its GPU."""
 
     bytes: int
     total: int
     shared: bool
 
 
-def told(config: EngineConfig, model: Footprint, rooms: Sequence[Room]) -> EngineConfig:
-    """An engine's settings with what it may take, where one of its ranks or replicas, whose `rooms` they are, shares.
+def with_memory_share(config: EngineConfig, model: Footprint, shares: Sequence[MemoryShare]) -> EngineConfig:
+    """`config` with memory limits if one of the engine's ranks or replicas, which have `shares`, shares its GPU.
 
-    That is said in bytes, because vLLM would measure beside processes that come and go. Replicas have the same
-    settings, so the fullest GPU says it for those that have one alone, too.
+    Limits are in bytes, because vLLM's own measurement depends on other processes that start and end. All replicas have
+    the same settings, so the fullest GPU decides.
     """
-    if config.gpu_memory_utilization is not None or not any(room.shared for room in rooms):
+    if config.gpu_memory_utilization is not None or not any(share.shared for share in shares):
         return config
-    share = min(room.bytes / room.total for room in rooms)
-    left = min(room.bytes for room in rooms) - sum(model.fixed(config).values())
+    fraction = min(share.bytes / share.total for share in shares)
+    left = min(share.bytes for share in shares) - sum(model.fixed(config).values())
     return replace(
-        config, gpu_memory_utilization=round(share, 4), kv_cache_gb=config.kv_cache_gb or round(left / 1e9, 3)
+        config, gpu_memory_utilization=round(fraction, 4), kv_cache_gb=config.kv_cache_gb or round(left / 1e9, 3)
     )
 
 
-def said(needs: Iterable[tuple[str, Mapping[str, int]]]) -> str:
-    """Who expects how much, in words."""
+def describe_needs(needs: Iterable[tuple[str, Mapping[str, int]]]) -> str:
+    """Names with the memory that each expects, as text."""
     return "; ".join(
-        f"{name} expects {sum(found.values()) / 1e9:.1f} GB ("
-        + ", ".join(f"{part} {count / 1e9:.1f}" for part, count in found.items() if count >= 5e7)
+        f"{name} expects {sum(parts.values()) / 1e9:.1f} GB ("
+        + ", ".join(f"{part} {count / 1e9:.1f}" for part, count in parts.items() if count >= 5e7)
         + ")"
-        for name, found in needs
+        for name, parts in needs
     )

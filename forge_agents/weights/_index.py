@@ -1,8 +1,4 @@
-"""Which versions of one set of weights exist: the small object in the store that writers change and readers look at.
-
-In: nothing. Out: values without behaviour beyond their own next state. Waits for nothing.
-``docs/decisions/weights.md`` says why a reader that follows this protocol never reads two versions mixed.
-"""
+"""The index of one set of weights: a small object in the store that writers replace and readers check (a seqlock)."""
 
 from __future__ import annotations
 
@@ -15,84 +11,91 @@ from forge_agents.runtime.machine import memory_domain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One version that exists."""
+    """One published version."""
 
     version: int
     slot: int
     stamp: int
-    """No two publications of one publisher have the same, not even of one version."""
-    pages: str = ""
-    """Of its publisher: the bytes lie in keys that no other writes."""
+    """Unique per publication, also when the same version is published again."""
+    publisher: str = ""
+    """Identifier of the publisher. It is part of the keys of the bytes, so two publishers never share a key."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One that writes or reads, as others know it."""
+    """A process that writes or reads weights."""
 
     place: str
     pid: int
 
     def has_ended(self) -> bool:
-        """Whether it is known to have ended; one at another place may have."""
+        """Whether the process is known to have ended. Always False for a process on another host."""
         return self.place == memory_domain() and not psutil.pid_exists(self.pid)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """One version on its way."""
+    """A version that is being written."""
 
     version: int
     writer: Process
-    pages: str = ""
+    publisher: str = ""
     """As in `Entry`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """Which versions exist."""
+    """The versions of one set of weights. Each change is a new `Index` that replaces the last one in the store.
+
+    A write goes through three states: `announce` (no reader may begin to read the slot), `begin_write` (its bytes
+    change from now on; the stamp is odd), `commit` (the version exists; the stamp is even). A reader that finds its
+    entry in the index before and after it read the bytes has read one version: every write in between would have
+    removed the entry, and a stamp is never used twice. ``docs/decisions/weights.md`` has the argument.
+    """
 
     entries: tuple[Entry, ...] = ()
-    """Those that may be read, in the order of publication: the last one is the latest."""
-    leaving: Entry | None = None
-    """One that is still whole, for who reads it already: nobody else may begin to."""
+    """Versions that may be read, in order of publication."""
+    retiring: Entry | None = None
+    """Version that is about to be overwritten. Readers that hold a lease finish reading it; no other may begin."""
     stamp: int = 0
-    """Rises with each change of bytes: odd from a version's first to its last, even while nobody writes."""
+    """Increases with every write; odd while bytes change, also after a writer died."""
     write: Write | None = None
-    """What is being written, or was when its writer ended in the middle."""
+    """The write in progress, or one whose writer died."""
 
     @property
     def versions(self) -> tuple[int, ...]:
-        """Those that may be read."""
+        """Versions that may be read, in order of publication."""
         return tuple(entry.version for entry in self.entries)
 
     def latest(self) -> Entry | None:
-        """What was published last; None before the first."""
+        """The version published last; None before the first."""
         return self.entries[-1] if self.entries else None
 
     def of(self, version: int) -> Entry | None:
-        """Where a version lies; None where it may not be read."""
+        """The entry of a version; None if it may not be read."""
         return next((entry for entry in self.entries if entry.version == version), None)
 
-    def holds(self, entry: Entry) -> bool:
-        """Whether the bytes of an entry are as they were published."""
-        return entry in self.entries or entry == self.leaving
+    def is_intact(self, entry: Entry) -> bool:
+        """Whether the bytes of an entry are unchanged since it was published."""
+        return entry in self.entries or entry == self.retiring
 
-    def announced(self, num_slots: int, write: Write) -> tuple[int, Index]:
-        """A slot to write next, and the index from which on nobody begins to read what lies there."""
-        kept = self.entries[max(0, len(self.entries) - num_slots + 1) :]
-        taken = {entry.slot for entry in kept}
-        slot = next(slot for slot in range(num_slots) if slot not in taken)
-        there = [*self.entries, *([self.leaving] if self.leaving else [])]  # if a writer ended once it was announced
-        leaving = next((entry for entry in there if entry.slot == slot), None)
-        return slot, Index(entries=kept, leaving=leaving, stamp=self.stamp, write=write)
+    def announce(self, num_slots: int, write: Write) -> tuple[int, Index]:
+        """Choose the slot to write next. Returns it with the index that keeps new readers away from it."""
+        remaining = self.entries[max(0, len(self.entries) - num_slots + 1) :]
+        used = {entry.slot for entry in remaining}
+        slot = next(slot for slot in range(num_slots) if slot not in used)
+        # a writer that died after its announcement left its version in `retiring`
+        intact = [*self.entries, *([self.retiring] if self.retiring else [])]
+        retiring = next((entry for entry in intact if entry.slot == slot), None)
+        return slot, Index(entries=remaining, retiring=retiring, stamp=self.stamp, write=write)
 
-    def begun(self) -> Index:
-        """The index before the first byte changes."""
+    def begin_write(self) -> Index:
+        """The index to store before the first byte changes."""
         return Index(entries=self.entries, stamp=self.stamp + 1 + self.stamp % 2, write=self.write)
 
-    def written(self, slot: int) -> Index:
-        """The index once `slot` holds what was being written."""
+    def commit(self, slot: int) -> Index:
+        """The index to store after the last byte was written to `slot`."""
         assert self.write is not None
         others = tuple(entry for entry in self.entries if entry.version != self.write.version)
-        entry = Entry(version=self.write.version, slot=slot, stamp=self.stamp + 1, pages=self.write.pages)
+        entry = Entry(version=self.write.version, slot=slot, stamp=self.stamp + 1, publisher=self.write.publisher)
         return Index(entries=(*others, entry), stamp=self.stamp + 1)

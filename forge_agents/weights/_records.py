@@ -1,8 +1,4 @@
-"""The store's values under the name of one set of weights, and notes of those who read them.
-
-In: a store's client. Out: values. Waits for the store, in which one part of the bytes travels at most, and for readers,
-always with its `heartbeat_timeout_s` as a deadline.
-"""
+"""Reads and writes the store's values of one set of weights, and the leases of readers."""
 
 from __future__ import annotations
 
@@ -13,24 +9,46 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from forge_agents.runtime import mesh
 from forge_agents.runtime.machine import memory_domain
 from forge_agents.weights._index import Process
-from forge_agents.weights.store import WeightStoreRef
 
-RETRY_S, MOST_RETRY_S = 0.005, 0.1
+RETRY_S, MAX_RETRY_S = 0.005, 0.1
+
+
+class StoreRef(Protocol):
+    """The part of `WeightStoreRef` that publishers and subscribers use."""
+
+    @property
+    def name(self) -> str:
+        """Name in error messages."""
+
+    @property
+    def store_name(self) -> str:
+        """Unique name of the store."""
+
+    @property
+    def place(self) -> str:
+        """Host whose processes share memory with the store."""
+
+    @property
+    def heartbeat_timeout_s(self) -> float:
+        """Seconds after which a store that does not answer counts as dead."""
+
+    async def client(self) -> Any:
+        """The store's client of this process."""
 
 
 class Records:
-    """What writers and readers have."""
+    """Access to the keys of one set of weights; every call has the store's heartbeat timeout as its deadline."""
 
-    def __init__(self, ref: WeightStoreRef, weights_name: str) -> None:
+    def __init__(self, ref: StoreRef, weights_name: str) -> None:
         self.weights_name = weights_name
         self._ref = ref
         self._timeout_s = ref.heartbeat_timeout_s
-        self._me = Process(place=memory_domain(), pid=os.getpid())
+        self._process = Process(place=memory_domain(), pid=os.getpid())
 
     async def _put(self, client: Any, key: str, value: object) -> None:
         await self._wait(client.put(f"{self.weights_name}.{key}", value), f"put of {self.weights_name}.{key}")
@@ -39,106 +57,106 @@ class Records:
         return await self._wait(client.get(f"{self.weights_name}.{key}"), f"get of {self.weights_name}.{key}")
 
     async def _has(self, client: Any, key: str) -> bool:
-        found: bool = await self._wait(client.exists(f"{self.weights_name}.{key}"), f"look-up of the {key}")
-        return found
+        exists: bool = await self._wait(client.exists(f"{self.weights_name}.{key}"), f"look-up of {key}")
+        return exists
 
     async def _delete(self, client: Any, key: str) -> None:
-        """A key that may have vanished already."""
-        with contextlib.suppress(KeyError):
-            await self._wait(client.delete(f"{self.weights_name}.{key}"), f"end of {self.weights_name}.{key}")
+        with contextlib.suppress(KeyError):  # it may be gone already
+            await self._wait(client.delete(f"{self.weights_name}.{key}"), f"deletion of {self.weights_name}.{key}")
 
-    async def _keys(self, client: Any, what: str) -> list[str]:
-        """Keys that lie under `what`, without the name of these weights."""
+    async def _keys(self, client: Any, prefix: str) -> list[str]:
+        """Keys under ``prefix.``, without the name of the weights."""
         name = f"{self.weights_name}."
-        found = await self._wait(client.keys(f"{name}{what}"), f"list of keys {name}{what}")
-        return [key.removeprefix(name) for key in found if key.startswith(f"{name}{what}.")]
+        keys = await self._wait(client.keys(f"{name}{prefix}"), f"list of keys {name}{prefix}")
+        return [key.removeprefix(name) for key in keys if key.startswith(f"{name}{prefix}.")]
 
-    async def _wait(self, call: Any, what: str) -> Any:
-        return await mesh.with_deadline(call, self._timeout_s, who=self._ref.name, what=what)
+    async def _wait(self, call: Any, action: str) -> Any:
+        return await mesh.with_deadline(call, self._timeout_s, who=self._ref.name, what=action)
 
-    async def _let_read(
-        self, client: Any, what: str, all_parts: int, got_on: Callable[[], None] = lambda: None
+    async def _await_leases(
+        self, client: Any, prefix: str, num_parts: int, on_progress: Callable[[], None] = lambda: None
     ) -> None:
-        """Wait until there are no notes under `what`, at most as long as all parts may take.
+        """Wait until no lease is left under `prefix`.
 
-        Notes of who has ended, or gets no further, are taken away. `got_on` is called where one of them does.
+        A lease whose owner died, or that was not renewed within the heartbeat timeout, is deleted. The whole wait lasts
+        at most as long as `num_parts` parts may take.
         """
-        begun, seen = time.monotonic(), dict[str, tuple[Note, float]]()
-        while waiting := await self._keys(client, what):
+        start, last_seen = time.monotonic(), dict[str, tuple[LeaseRecord, float]]()
+        while keys := await self._keys(client, prefix):
             now = time.monotonic()
-            for key in waiting:
+            for key in keys:
                 try:
-                    note: Note = await self._get(client, key)
+                    record: LeaseRecord = await self._get(client, key)
                 except KeyError:
                     continue
-                if key not in seen or seen[key][0] != note:
-                    seen[key] = note, now
-                    got_on()
-                stalls = now - seen[key][1] > self._timeout_s or now - begun > self._timeout_s * all_parts
-                if stalls or note.who.has_ended():
+                if key not in last_seen or last_seen[key][0] != record:
+                    last_seen[key] = record, now
+                    on_progress()
+                expired = now - last_seen[key][1] > self._timeout_s or now - start > self._timeout_s * num_parts
+                if expired or record.owner.has_ended():
                     await self._delete(client, key)
             await asyncio.sleep(RETRY_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Note:
-    """Says that somebody reads, or writes, and gets on."""
+class LeaseRecord:
+    """A lease as the store holds it; also the progress report of a writer."""
 
-    who: Process
-    beats: int
-    """Rises while it does."""
+    owner: Process
+    renewals: int
+    """Increases as long as the owner makes progress."""
 
 
-class Hold(Records):
-    """A reader's note, which whoever writes next waits for as long as the reader gets on.
+class Lease(Records):
+    """A reader's lease. The next write waits for it as long as the reader renews it.
 
     Args:
-        what: Under which keys it lies.
+        prefix: Prefix of its key.
     """
 
-    def __init__(self, ref: WeightStoreRef, weights_name: str, what: str) -> None:
+    def __init__(self, ref: StoreRef, weights_name: str, prefix: str) -> None:
         super().__init__(ref, weights_name)
-        self._what, self._name = what, uuid.uuid4().hex
-        self._key = f"{what}.{self._name}"
-        self._beats = 0
+        self._prefix, self._id = prefix, uuid.uuid4().hex
+        self._key = f"{prefix}.{self._id}"
+        self._renewals = 0
         self.held = False
 
-    async def begin(self, client: Any, where: str) -> None:
-        """Leave the note under `where` among its keys."""
-        self._key = f"{self._what}.{where}.{self._name}"
+    async def begin(self, client: Any, suffix: str) -> None:
+        """Take the lease under ``prefix.suffix``."""
+        self._key = f"{self._prefix}.{suffix}.{self._id}"
         await self.renew(client)
 
     async def renew(self, client: Any) -> None:
-        """Leave the note, or say that the reader got on."""
-        self._beats += 1
+        """Take or renew the lease."""
+        self._renewals += 1
         self.held = True
-        await self._put(client, self._key, Note(who=self._me, beats=self._beats))
+        await self._put(client, self._key, LeaseRecord(owner=self._process, renewals=self._renewals))
 
-    async def end(self, client: Any) -> None:
-        """Take the note away, if there is one."""
+    async def release(self, client: Any) -> None:
+        """Give the lease back, if it is held."""
         if self.held:
             self.held = False
             await self._delete(client, self._key)
 
     @contextlib.asynccontextmanager
-    async def beating(self, client: Any) -> AsyncIterator[None]:
-        """Renew the note, if there is one, as long as this process answers."""
+    async def renewing(self, client: Any) -> AsyncIterator[None]:
+        """Renew the lease, if it is held, until the block ends."""
 
-        async def beat() -> None:
+        async def renew() -> None:
             while self.held:
                 await asyncio.sleep(self._timeout_s / 4)
                 await self.renew(client)
 
-        async with alongside(beat()):
+        async with in_background(renew()):
             yield
 
 
 @contextlib.asynccontextmanager
-async def alongside(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-    """Let `work` go on until the end of the block; what it raises is left to who does the same there."""
-    going = asyncio.ensure_future(work)
+async def in_background(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    """Run `work` until the block ends, and ignore its errors: the block meets the same ones."""
+    task = asyncio.ensure_future(work)
     try:
         yield
     finally:
-        going.cancel()
-        await asyncio.gather(going, return_exceptions=True)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

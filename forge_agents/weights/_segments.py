@@ -1,8 +1,6 @@
 """Memory that processes of one host share through file descriptors.
 
-In: a size, or the handle another process sent. Out: a flat uint8 tensor over the shared pages. Waits for nothing.
-
-The pages belong to an anonymous file (memfd): it has no name in /dev/shm and ends with the last process that maps it,
+The pages belong to an anonymous file (memfd). It has no name in /dev/shm and ends with the last process that maps it,
 so a killed process leaves nothing behind and a small /dev/shm does not matter.
 """
 
@@ -22,14 +20,14 @@ _ATTRIBUTE = "_forge_segment"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentHandle:
-    """What another process of the same place needs to map a segment."""
+    """What another process of the host needs to map a segment."""
 
     pid: int
     """A process that holds the segment open."""
     fd: int
-    """Its descriptor there."""
+    """Its descriptor in that process."""
     inode: int
-    """Tells a reused descriptor from the segment that was meant."""
+    """Identifies the segment, since a descriptor number may be reused."""
     num_bytes: int
 
 
@@ -44,16 +42,15 @@ class Segment:
         self._fd = fd
         self.num_bytes = num_bytes
         self.inode = os.fstat(fd).st_ino
-        path = f"/proc/self/fd/{fd}"
-        self._bytes_B = torch.from_file(path, shared=True, size=num_bytes, dtype=torch.uint8)
+        self._bytes_B = torch.from_file(f"/proc/self/fd/{fd}", shared=True, size=num_bytes, dtype=torch.uint8)
 
     @property
     def handle(self) -> SegmentHandle:
-        """What to send to a process of the same place."""
+        """Handle to send to a process of the same host."""
         return SegmentHandle(pid=os.getpid(), fd=self._fd, inode=self.inode, num_bytes=self.num_bytes)
 
     def tensor(self, start: int = 0, end: int | None = None) -> torch.Tensor:
-        """Flat uint8 view of all pages, or of the bytes from `start` to `end`; keeps the segment open."""
+        """Flat uint8 view of the bytes from `start` to `end`; keeps the segment open."""
         bytes_B = self._bytes_B[start:end]
         setattr(bytes_B, _ATTRIBUTE, self)
         return bytes_B
@@ -67,9 +64,9 @@ class Segment:
 
 
 def try_create(num_bytes: int) -> Segment | None:
-    """A new segment of `num_bytes` (at least 1); None where the machine has no such pages to give.
+    """A new segment of `num_bytes` (at least 1); None if the machine lacks the memory.
 
-    The pages are reserved at once, and only if they fit: touching pages that cannot be had would kill the process.
+    The pages are reserved at once, because touching pages that do not exist would kill the process.
     """
     if num_bytes > available_bytes():
         return None
@@ -86,23 +83,23 @@ _opened: WeakValueDictionary[int, Segment] = WeakValueDictionary()
 
 
 def part_of(tensor: torch.Tensor, start: int, end: int) -> torch.Tensor:
-    """Elements `start` to `end` of a flat tensor, without a copy; a segment's part is offered as such."""
+    """Elements `start` to `end` of a flat tensor, without a copy; keeps the segment of a segment's tensor."""
     segment = segment_of(tensor)
     return tensor[start:end] if segment is None else segment.tensor(start, end)
 
 
 def open_segment(handle: SegmentHandle, start: int = 0, end: int | None = None) -> torch.Tensor:
-    """Map another process's segment, of which the bytes from `start` to `end` are wanted; it is mapped once.
+    """Map another process's segment, once per process, and view the bytes from `start` to `end`.
 
     Raises:
-        SegmentGoneError: It is not there any more.
+        SegmentGoneError: The segment no longer exists.
     """
     segment = _opened.get(handle.inode)
     if segment is None:
         try:
             fd = os.open(f"/proc/{handle.pid}/fd/{handle.fd}", os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
-            raise SegmentGoneError(f"process {handle.pid} offers no segment any more: {error}") from error
+            raise SegmentGoneError(f"process {handle.pid} no longer offers the segment: {error}") from error
         status = os.fstat(fd)
         if (status.st_ino, status.st_size) != (handle.inode, handle.num_bytes):
             os.close(fd)
@@ -113,6 +110,6 @@ def open_segment(handle: SegmentHandle, start: int = 0, end: int | None = None) 
 
 
 def segment_of(tensor: torch.Tensor) -> Segment | None:
-    """The segment behind exactly this tensor object, which came from `Segment.tensor`; None for private memory."""
+    """The segment of exactly this tensor object, which came from `Segment.tensor`; None for private memory."""
     segment: Segment | None = getattr(tensor, _ATTRIBUTE, None)
     return segment

@@ -1,10 +1,8 @@
-"""The one door to TorchStore: its actors made to run on this Monarch, and a transport within a host.
+"""TorchStore on our version of Monarch, with shared memory as its transport within a host.
 
-In: nothing. Out: `initialize` and `client` of TorchStore. Waits for nothing itself.
-
-TorchStore 0.1.2 mixes sync and async endpoints in its controller, which Monarch >= 0.2 refuses, and moves tensors
-through messages (0.1 GB/s). Its actors are replaced by subclasses of this module; they are pickled by reference, so
-every process that meets one imports this module and gets the transport as well. Later versions need neither.
+TorchStore 0.1.2 mixes sync and async endpoints in its actors, which Monarch >= 0.2 refuses, and moves tensors through
+messages (0.1 GB/s). Its actors are replaced by subclasses of this module. They are pickled by reference, so every
+process that receives one imports this module and gets the transport as well.
 """
 
 from __future__ import annotations
@@ -26,31 +24,32 @@ try:  # after Monarch's settings
     with without_garbage_collection():
         import torch
         import torchstore  # type: ignore[import-untyped,unused-ignore]
+        import torchstore.controller
+        import torchstore.storage_volume
+        import torchstore.transport.buffers
+        import torchstore.transport.pipe
+        from torchstore.client import LocalClient
 
         from forge_agents.weights._segments import SegmentHandle, open_segment, segment_of
 except ModuleNotFoundError as cause:
-    if cause.name != "torchstore":
+    if (cause.name or "").partition(".")[0] != "torchstore":
         raise
     raise MissingExtraError(
         "weights travel through torchstore; run `forge-agents doctor --fix`, which installs it"
     ) from cause
 
-IS_0_1 = not hasattr(torchstore, "put_batch")
 _clients: dict[str, Any] = {}
-"""Of this process, by the store's name."""
+"""Clients of this process, by the store's name."""
 _near: ContextVar[bool] = ContextVar("near", default=True)
-"""Whether the store that is asked shares memory with this process."""
+"""Whether the store of the current call shares memory with this process."""
 
 
 async def initialize(store_name: str, mesh: Any) -> Any:
-    """Start TorchStore in the one process of `mesh`. Returns what `client` needs beside the name.
+    """Start TorchStore in the one process of `mesh`. Returns its controller actor.
 
-    TorchStore 0.1 puts its index into the controller's process, where nothing can be started again once it has failed;
-    here it is beside the volume, and ends with it.
+    TorchStore puts that actor into the calling process, where it cannot be restarted after a failure. Here it lives
+    next to the volume and ends with it.
     """
-    if not IS_0_1:
-        await torchstore.initialize(num_storage_volumes=1, store_name=store_name, mesh=mesh)
-        return None
     strategy = torchstore.SingletonStrategy()
     volumes = await StorageVolume.spawn(num_volumes=1, mesh=mesh, id_func=strategy.get_volume_id)
     index = mesh.spawn("index", Controller)
@@ -58,16 +57,14 @@ async def initialize(store_name: str, mesh: Any) -> Any:
     return index
 
 
-async def client(store_name: str, index: Any, where: str) -> Any:
-    """TorchStore's client of this process, the same each time. `where`: the place of the store's volume."""
-    if not IS_0_1:
-        return await torchstore.client(store_name)
+async def client(store_name: str, index: Any, volume_place: str) -> Any:
+    """TorchStore's client of this process, created once. `volume_place`: where the store's volume is."""
     if store_name not in _clients:
         single_index = _SingleActor(index)
         strategy = await single_index.get_controller_strategy.call_one()
         strategy.storage_volumes = _SingleActor(strategy.storage_volumes)
         _clients[store_name] = Client(controller=single_index, strategy=strategy)
-        _clients[store_name].near = where == memory_domain()
+        _clients[store_name].near = volume_place == memory_domain()
     return _clients[store_name]
 
 
@@ -86,21 +83,17 @@ class _SingleActor:
 
 
 def transport(several_hosts: bool) -> str:
-    """How weights travel here, in words.
+    """Description of how weights travel.
 
     Args:
-        several_hosts: Whether some of who sends or reads may be on other hosts than the store.
+        several_hosts: Whether a sender or reader may be on another host than the store.
     """
-    if not IS_0_1:
-        return "by TorchStore's own transport, RDMA where there is some (not run by us)"
-    return "through shared memory" + f", to other hosts {_BETWEEN[_rdma]}" * several_hosts
-
-
-_BETWEEN = {False: "in messages", True: "by RDMA (not run by us)"}
+    between = "by RDMA (not run by us)" if _rdma else "in messages"
+    return "through shared memory" + f", to other hosts {between}" * several_hosts
 
 
 def _with_async_endpoints(base: Any) -> Any:
-    """`base`, an actor, with async forms of those endpoints that are sync."""
+    """A subclass of the actor `base` whose sync endpoints are async."""
 
     def as_async(method: Any) -> Any:
         @functools.wraps(method)
@@ -118,74 +111,71 @@ def _with_async_endpoints(base: Any) -> Any:
     return type(base.__name__, (base,), {"__module__": __name__, **changed})
 
 
-if IS_0_1:
-    import torchstore.controller
-    import torchstore.storage_volume
-    import torchstore.transport.buffers
-    import torchstore.transport.pipe
-    from torchstore.client import LocalClient
+class SharedBuffer(torchstore.transport.buffers.TransportBuffer):  # type: ignore[misc,unused-ignore]
+    """Carries a segment's handle if both ends share memory, otherwise the tensor."""
 
-    class SharedBuffer(torchstore.transport.buffers.TransportBuffer):  # type: ignore[misc,unused-ignore]
-        """Carries a segment's handle where both ends share memory, else the tensor itself."""
+    def __init__(self) -> None:
+        self.handle: SegmentHandle | None = None
+        self.part = (0, 0)
+        self.value: torch.Tensor | None = None
+        self.reader_place = memory_domain()
 
-        def __init__(self) -> None:
-            self.handle: SegmentHandle | None = None
-            self.part = (0, 0)
-            self.value: torch.Tensor | None = None
-            self.reader_place = memory_domain()
+    def allocate(self, tensor_like: Any) -> None:
+        """Nothing to prepare."""
 
-        def allocate(self, tensor_like: Any) -> None:
-            """Nothing to prepare."""
+    async def write_from(self, tensor: torch.Tensor | None) -> None:
+        """Runs where the tensor is: in the client on put, in the volume on get."""
+        if tensor is None:
+            return
+        segment = segment_of(tensor)
+        if segment is not None and self.reader_place == memory_domain():
+            self.handle, start = segment.handle, int(tensor.storage_offset())
+            self.part = (start, start + tensor.numel())
+        else:  # a copy, without the segment, which must not travel, and without the memory around a part
+            self.value = tensor.detach().clone()
 
-        async def write_from(self, tensor: torch.Tensor | None) -> None:
-            """Runs where the tensor is: in the client on put, in the volume on get."""
-            if tensor is None:
-                return
-            segment = segment_of(tensor)
-            if segment is not None and self.reader_place == memory_domain():
-                self.handle, start = segment.handle, int(tensor.storage_offset())
-                self.part = (start, start + tensor.numel())
-            else:  # without the segment, which must not travel, and without the memory around a part
-                self.value = tensor.detach().clone()
+    async def read_into(self, tensor: torch.Tensor | None = None) -> torch.Tensor | None:
+        """Runs where the tensor goes: in the volume on put, in the client on get."""
+        source = open_segment(self.handle, *self.part) if self.handle is not None else self.value
+        if tensor is None or source is None:
+            return source
+        return tensor.copy_(source)
 
-        async def read_into(self, tensor: torch.Tensor | None = None) -> torch.Tensor | None:
-            """Runs where the tensor goes: in the volume on put, in the client on get."""
-            source = open_segment(self.handle, *self.part) if self.handle is not None else self.value
-            if tensor is None or source is None:
-                return source
-            return tensor.copy_(source)
+    def update(self, other_buffer: SharedBuffer) -> None:
+        """Take the contents that the volume filled in."""
+        super().update(other_buffer)
+        self.handle, self.part, self.value = other_buffer.handle, other_buffer.part, other_buffer.value
 
-        def update(self, other_buffer: SharedBuffer) -> None:
-            """Take over what the volume filled in."""
-            super().update(other_buffer)
-            self.handle, self.part, self.value = other_buffer.handle, other_buffer.part, other_buffer.value
 
-    Controller = _with_async_endpoints(torchstore.controller.Controller)
-    StorageVolume = _with_async_endpoints(torchstore.storage_volume.StorageVolume)
-    with warnings.catch_warnings():  # `transport` says what comes of it
-        warnings.simplefilter("ignore", DeprecationWarning)  # of the name it asks Monarch by
-        _rdma: bool = torchstore.transport.buffers.rdma_available()
-    _buffer_between: Callable[[Any], Any] = torchstore.transport.pipe.Pipe.create_transport_buffer
+Controller = _with_async_endpoints(torchstore.controller.Controller)
+StorageVolume = _with_async_endpoints(torchstore.storage_volume.StorageVolume)
+with warnings.catch_warnings():  # `transport` reports the result
+    warnings.simplefilter("ignore", DeprecationWarning)  # of the Monarch name that TorchStore uses
+    _rdma: bool = torchstore.transport.buffers.rdma_available()
+_buffer_between: Callable[[Any], Any] = torchstore.transport.pipe.Pipe.create_transport_buffer
 
-    def _buffer(pipe: Any) -> Any:
-        return _buffer_between(pipe) if _rdma and not _near.get() else SharedBuffer()
 
-    torchstore.transport.pipe.Pipe.create_transport_buffer = _buffer
+def _buffer(pipe: Any) -> Any:
+    return _buffer_between(pipe) if _rdma and not _near.get() else SharedBuffer()
 
-    class Client(LocalClient):  # type: ignore[misc,unused-ignore]
-        """Takes shared memory where the store's volume is near, whatever the network is."""
 
-        near = True
+torchstore.transport.pipe.Pipe.create_transport_buffer = _buffer
 
-        async def put(self, *args: Any, **options: Any) -> Any:
-            return await self._telling(super().put(*args, **options))
 
-        async def get(self, *args: Any, **options: Any) -> Any:
-            return await self._telling(super().get(*args, **options))
+class Client(LocalClient):  # type: ignore[misc,unused-ignore]
+    """Uses shared memory if the store's volume is near, whatever the network is."""
 
-        async def _telling(self, call: Any) -> Any:
-            before = _near.set(self.near)
-            try:
-                return await call
-            finally:
-                _near.reset(before)
+    near = True
+
+    async def put(self, *args: Any, **options: Any) -> Any:
+        return await self._with_near(super().put(*args, **options))
+
+    async def get(self, *args: Any, **options: Any) -> Any:
+        return await self._with_near(super().get(*args, **options))
+
+    async def _with_near(self, call: Any) -> Any:
+        before = _near.set(self.near)
+        try:
+            return await call
+        finally:
+            _near.reset(before)

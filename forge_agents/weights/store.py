@@ -1,7 +1,4 @@
-"""The store of weights: one TorchStore volume in a process of its own, and how others reach it.
-
-In: a name. Out: a picklable `WeightStoreRef`. Waits for the volume's process, with a deadline.
-"""
+"""The weight store: one TorchStore volume in its own process, and the reference through which actors reach it."""
 
 from __future__ import annotations
 
@@ -13,31 +10,55 @@ from typing import TYPE_CHECKING, Any
 from forge_agents.runtime import mesh, startup
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    import torch
+
     from forge_agents.runtime._monarch import ProcMesh
     from forge_agents.runtime.heartbeat import Heartbeat
+    from forge_agents.weights.publisher import Publisher
+    from forge_agents.weights.subscriber import Subscriber
 
 _counter = itertools.count()
-_SIGN = "sign-of-life"
-"""What lies in every store beside weights, to be asked for."""
+_PROBE_KEY = "heartbeat"
+"""Key that exists in every store, to test whether it answers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightStoreRef:
-    """How an actor reaches the store; send it in a message or to an actor's constructor."""
+    """Reference to a store, picklable; learners and engines know a transport only by these two methods.
+
+    Another transport is a class with `publisher` and `subscriber`, whose results have ``publish(version, state_dict)``
+    and ``load(version)``, and a `WeightStore` that creates it.
+    """
 
     name: str
-    """As errors call it."""
+    """Name in error messages."""
     store_name: str
-    """TorchStore's name for it, unique in the run."""
+    """TorchStore's name, unique in the run."""
     place: str
-    """Who can share memory with its volume."""
+    """Host whose processes share memory with the volume."""
     heartbeat_timeout_s: float = 60.0
     """Seconds after which a store that does not answer counts as dead."""
     index: Any = field(default=None, compare=False, repr=False)
-    """TorchStore's actor that knows what is where; None where TorchStore finds it by `store_name`."""
+    """TorchStore's controller actor."""
+
+    def publisher(
+        self, weights_name: str, *, dtype: torch.dtype | None = None, thread: Executor | None = None
+    ) -> Publisher:
+        """A publisher of the weights called `weights_name`; see `Publisher`."""
+        from forge_agents.weights.publisher import Publisher
+
+        return Publisher(self, weights_name, dtype=dtype, thread=thread)
+
+    def subscriber(self, weights_name: str) -> Subscriber:
+        """A subscriber to the weights called `weights_name`; see `Subscriber`."""
+        from forge_agents.weights.subscriber import Subscriber
+
+        return Subscriber(self, weights_name)
 
     async def client(self) -> Any:
-        """TorchStore's client of this process, cached there."""
+        """TorchStore's client of this process, which is created once."""
         from forge_agents.weights import _torchstore
 
         connecting = _torchstore.client(self.store_name, self.index, self.place)
@@ -47,7 +68,7 @@ class WeightStoreRef:
 
 
 class WeightStore:
-    """The controller's side of the store. Make one with `start`."""
+    """The controller's side of the store. Create it with `start`."""
 
     def __init__(self, ref: WeightStoreRef, volume_mesh: ProcMesh, heartbeat: Heartbeat) -> None:
         self.ref = ref
@@ -59,12 +80,12 @@ class WeightStore:
     async def start(
         cls, *, name: str = "weights", heartbeat_timeout_s: float = 60.0, timeout_s: float = 60.0
     ) -> WeightStore:
-        """Start the volume's process, on the store's host.
+        """Start the volume's process on the store's host.
 
         Args:
-            name: Said in errors.
+            name: Name in error messages.
             heartbeat_timeout_s: Seconds after which a store that does not answer counts as dead.
-            timeout_s: Seconds until a start counts as stalled.
+            timeout_s: Timeout of the start, in seconds.
         """
         from forge_agents.runtime.heartbeat import Heartbeat
         from forge_agents.weights import _torchstore
@@ -73,28 +94,32 @@ class WeightStore:
         heartbeat = Heartbeat(volume_mesh, 1, name=name, heartbeat_timeout_s=heartbeat_timeout_s)
         store_name = f"{name}-{os.getpid()}-{next(_counter)}"
         try:
-            what = f"TorchStore, weights go {_torchstore.transport(mesh.has_remote_hosts())}"
-            with startup.track("store", name, what, on=mesh.hardware_of(volume_mesh)):
+            details = f"TorchStore, weights go {_torchstore.transport(mesh.has_remote_hosts())}"
+            with startup.track("store", name, details, on=mesh.hardware_of(volume_mesh)):
                 starting = _torchstore.initialize(store_name, volume_mesh)
-                in_time = mesh.with_deadline(starting, timeout_s, who=name, what="start of the store")
-                index = await heartbeat.guard(in_time)
+                index = await heartbeat.guard(
+                    mesh.with_deadline(starting, timeout_s, who=name, what="start of the store")
+                )
             heartbeat.start_timeout()
-            place = mesh.memory_domain_of(volume_mesh)
             ref = WeightStoreRef(
-                name=name, store_name=store_name, place=place, heartbeat_timeout_s=heartbeat_timeout_s, index=index
+                name=name,
+                store_name=store_name,
+                place=mesh.memory_domain_of(volume_mesh),
+                heartbeat_timeout_s=heartbeat_timeout_s,
+                index=index,
             )
             client = await heartbeat.guard(ref.client())
-            first = mesh.with_deadline(client.put(_SIGN, 0), timeout_s, who=name, what="first answer of the store")
-            await heartbeat.guard(first)
+            putting = client.put(_PROBE_KEY, 0)
+            await heartbeat.guard(mesh.with_deadline(putting, timeout_s, who=name, what="first answer of the store"))
         except BaseException:
             heartbeat.end()
             await mesh.stop(volume_mesh, at_once=True)
             raise
-        heartbeat.add_probe(lambda: _answer(client), "answer of the store")
+        heartbeat.add_probe(lambda: _probe(client), "answer of the store")
         return cls(ref, volume_mesh, heartbeat)
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
-        """Free all weights and end the volume's process. Twice is no error."""
+        """Free all weights and end the volume's process. Calling it twice is safe."""
         if self._stopped:
             return
         self._stopped = True
@@ -102,7 +127,7 @@ class WeightStore:
         await mesh.stop(self._volume_mesh, timeout_s=timeout_s)
 
 
-async def _answer(client: Any) -> None:
-    """Ask TorchStore's index, whose errors `get` tells as missing keys, and then the volume."""
-    await client.exists(_SIGN)
-    await client.get(_SIGN)
+async def _probe(client: Any) -> None:
+    """Ask TorchStore's controller, whose errors `get` reports as missing keys, and then the volume."""
+    await client.exists(_PROBE_KEY)
+    await client.get(_PROBE_KEY)

@@ -19,7 +19,7 @@ from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.rollout.rollout import play
 from forge_agents.runtime.faults import Faults
-from forge_agents.serving import EngineConfig, Replicas
+from forge_agents.serving import EngineClient, EngineConfig
 from forge_agents.types import Completion
 from forge_agents.weights import Publisher, WeightStore
 
@@ -40,7 +40,7 @@ def small(model: Path, replicas: int, **changes: Any) -> EngineConfig:
     )
 
 
-async def answers(engines: Replicas, max_tokens: int = 24) -> list[Completion]:
+async def answers(engines: EngineClient, max_tokens: int = 24) -> list[Completion]:
     sampling = Sampling(max_tokens=max_tokens)
     asked = (engines.generate(prompt, sampling, seed=seed) for seed, prompt in enumerate(PROMPTS))
     return await asyncio.gather(*asked)
@@ -56,7 +56,7 @@ async def crew(task: Any, client: Any) -> float:
     return 1.0
 
 
-async def programs(engines: Replicas, model: Path) -> list[list[tuple[int, ...]]]:
+async def programs(engines: EngineClient, model: Path) -> list[list[tuple[int, ...]]]:
     """What two programs at once are answered, call by call."""
     served = {"hero": PolicyEngine(engines, Renderer.of(model))}
     hero = fa.Policy(str(model), name="hero", sampling=Sampling(max_tokens=40))
@@ -85,12 +85,12 @@ def test_neither_a_killed_replica_nor_an_update_costs_a_request_or_mixes_version
         store = await WeightStore.start(name="replica store")
         faults = Faults(max_respawns=2, file=tmp_path / "faults.jsonl")
         asked = small(tiny_llama, 2, on_update="restart")
-        engines = await Replicas.start(asked, name="hero", store=store.ref, faults=faults)
+        engines = await EngineClient.start(asked, name="hero", store=store.ref, faults=faults)
         first = await answers(engines, 200)
         assert set(engines.pids) == {"hero-0", "hero-1"}
 
         new = load_file(tiny_models(family="llama", seed=5) / "model.safetensors")
-        await Publisher(store.ref, "hero", dtype=torch.float32).publish(new, 3)
+        await Publisher(store.ref, "hero", dtype=torch.float32).publish(3, new)
         timings = await engines.load_weights(3)
         assert timings["version"] == 3 and timings["bytes"] == sum(tensor.nbytes for tensor in new.values())
         undisturbed = await answers(engines, 200)
@@ -123,7 +123,7 @@ def test_neither_a_killed_replica_nor_an_update_costs_a_request_or_mixes_version
         assert (tmp_path / "faults.jsonl").read_text().count("\n") == 2
 
         back = load_file(tiny_llama / "model.safetensors")
-        await Publisher(store.ref, "hero", dtype=torch.float32).publish(back, 4)
+        await Publisher(store.ref, "hero", dtype=torch.float32).publish(4, back)
         busy = asyncio.ensure_future(answers(engines, 200))
         await asyncio.sleep(0.05)
         assert all(engines.unfinished.values())

@@ -23,7 +23,7 @@ from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.rollout.rollout import play
 from forge_agents.runtime import mesh
-from forge_agents.serving import Engine, EngineConfig, _vllm
+from forge_agents.serving import EngineConfig, EngineProcess, _vllm
 from forge_agents.types import Completion, VersionSpan
 from forge_agents.weights import Publisher, WeightStore
 from forge_trainers.batch.packing import samples_from
@@ -119,12 +119,12 @@ def store(run: Any) -> WeightStore:
 
 
 @pytest.fixture(scope="module")
-def engine(run: Any, store: WeightStore, tiny_llama: Path) -> Engine:
-    started: Engine = run(Engine.start(small(tiny_llama), name="hero", store=store.ref))
+def engine(run: Any, store: WeightStore, tiny_llama: Path) -> EngineProcess:
+    started: EngineProcess = run(EngineProcess.start(small(tiny_llama), name="hero", store=store.ref))
     return started
 
 
-async def answers(engine: Engine, sampling: Sampling = GREEDY) -> list[Completion]:
+async def answers(engine: EngineProcess, sampling: Sampling = GREEDY) -> list[Completion]:
     return await asyncio.gather(*(engine.generate(prompt, sampling) for prompt in PROMPTS))
 
 
@@ -177,7 +177,7 @@ def reference_logprobs(model: Path, prompt: list[int], response: tuple[int, ...]
     ids=str,
 )
 def test_logprobs_are_those_of_the_distribution_that_was_sampled(
-    run: Any, engine: Engine, tiny_llama: Path, shape: dict[str, Any]
+    run: Any, engine: EngineProcess, tiny_llama: Path, shape: dict[str, Any]
 ) -> None:
     sampling = Sampling(**shape, max_tokens=40)
     if not sampling.temperature:
@@ -213,7 +213,7 @@ class Telling(fa.TurnEnv):
 
 
 def test_a_thought_is_closed_at_its_budget_stays_with_its_seat_and_is_trained(
-    run: Any, engine: Engine, tiny_llama: Path
+    run: Any, engine: EngineProcess, tiny_llama: Path
 ) -> None:
     from transformers import AutoTokenizer
 
@@ -249,7 +249,7 @@ def test_a_thought_is_closed_at_its_budget_stays_with_its_seat_and_is_trained(
     assert put >= 2
 
 
-def test_bad_words_are_not_written(run: Any, engine: Engine) -> None:
+def test_bad_words_are_not_written(run: Any, engine: EngineProcess) -> None:
     letters = tuple(map(chr, range(97, 123)))
 
     async def main() -> None:
@@ -262,7 +262,7 @@ def test_bad_words_are_not_written(run: Any, engine: Engine) -> None:
     run(main())
 
 
-def test_a_seed_repeats_its_tokens_in_any_company(run: Any, engine: Engine) -> None:
+def test_a_seed_repeats_its_tokens_in_any_company(run: Any, engine: EngineProcess) -> None:
     sampling = Sampling(max_tokens=16)
 
     async def main() -> None:
@@ -276,7 +276,7 @@ def test_a_seed_repeats_its_tokens_in_any_company(run: Any, engine: Engine) -> N
     run(main())
 
 
-def test_requests_of_many_tasks_are_decoded_together(run: Any, engine: Engine) -> None:
+def test_requests_of_many_tasks_are_decoded_together(run: Any, engine: EngineProcess) -> None:
     async def main() -> None:
         before = await engine.info()
         sampling = Sampling(temperature=0.0, max_tokens=20)
@@ -286,13 +286,13 @@ def test_requests_of_many_tasks_are_decoded_together(run: Any, engine: Engine) -
         total = sum(len(completion.token_ids) for completion in completions)
         assert after.generated_tokens - before.generated_tokens == total
         assert after.steps - before.steps < 60  # 16 at a time; one by one would take 640
-        assert after.pid == engine.facts.pid
+        assert after.pid == engine.initial_info.pid
         assert after.rss_bytes > 100e6
 
     run(main())
 
 
-def test_a_response_ends_for_the_reason_it_says(run: Any, engine: Engine) -> None:
+def test_a_response_ends_for_the_reason_it_says(run: Any, engine: EngineProcess) -> None:
     async def main() -> None:
         cut = await engine.generate(PROMPTS[0], Sampling(temperature=0.0, max_tokens=5))
         assert (cut.finish_reason, len(cut.token_ids)) == ("length", 5)
@@ -305,7 +305,7 @@ def test_a_response_ends_for_the_reason_it_says(run: Any, engine: Engine) -> Non
     run(main())
 
 
-def test_a_text_ends_a_response(run: Any, engine: Engine) -> None:
+def test_a_text_ends_a_response(run: Any, engine: EngineProcess) -> None:
     async def main() -> None:
         sampled = await engine.generate(PROMPTS[1], Sampling(max_tokens=120), seed=1)
         place, letter = next((i, token) for i, token in enumerate(sampled.token_ids) if 33 <= token < 127)
@@ -321,7 +321,7 @@ def text_of(completion: Completion) -> str:
     return bytes(completion.token_ids[:-1]).decode()
 
 
-def test_a_response_is_one_of_the_choices_and_all_of_them_occur(run: Any, engine: Engine) -> None:
+def test_a_response_is_one_of_the_choices_and_all_of_them_occur(run: Any, engine: EngineProcess) -> None:
     choices = ("raise 1", "raise 10", 'say "no"\n\\', "é")
     sampling = Sampling(max_tokens=40)
 
@@ -337,7 +337,7 @@ def test_a_response_is_one_of_the_choices_and_all_of_them_occur(run: Any, engine
     run(main())
 
 
-def test_a_response_fits_the_schema(run: Any, engine: Engine) -> None:
+def test_a_response_fits_the_schema(run: Any, engine: EngineProcess) -> None:
     schema = {
         "type": "object",
         "properties": {"move": {"enum": ["up", "down"]}, "sure": {"type": "boolean"}},
@@ -358,7 +358,7 @@ def test_a_response_fits_the_schema(run: Any, engine: Engine) -> None:
 
 
 def test_probabilities_of_the_choices_are_those_of_the_model_among_them(
-    run: Any, engine: Engine, tiny_llama: Path
+    run: Any, engine: EngineProcess, tiny_llama: Path
 ) -> None:
     completion = run(
         engine.generate(PROMPTS[2], Sampling(max_tokens=4), choices=["a", "b", "c"], top_logprobs=3, seed=3)
@@ -371,7 +371,7 @@ def test_probabilities_of_the_choices_are_those_of_the_model_among_them(
     assert completion.logprobs[0] == first[completion.token_ids[0]]
 
 
-def test_constraints_that_cannot_be_kept_are_refused_with_the_reason(run: Any, engine: Engine) -> None:
+def test_constraints_that_cannot_be_kept_are_refused_with_the_reason(run: Any, engine: EngineProcess) -> None:
     for constraint, message in (
         ({"choices": ["a", ""]}, "holds an empty text"),
         ({"choices": ["a"], "json_schema": {"type": "object"}}, "both given"),
@@ -395,13 +395,13 @@ def test_constraints_that_cannot_be_kept_are_refused_with_the_reason(run: Any, e
     ],
 )
 def test_prompts_that_cannot_be_served_are_refused_with_the_reason(
-    run: Any, engine: Engine, prompt: list[int], message: str
+    run: Any, engine: EngineProcess, prompt: list[int], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         run(engine.generate(prompt, GREEDY))
 
 
-def test_vllms_refusal_reaches_only_the_request_it_means(run: Any, engine: Engine) -> None:
+def test_vllms_refusal_reaches_only_the_request_it_means(run: Any, engine: EngineProcess) -> None:
     odd_one = Sampling(max_tokens=4)
     object.__setattr__(odd_one, "top_p", 2.0)
 
@@ -416,7 +416,7 @@ def test_vllms_refusal_reaches_only_the_request_it_means(run: Any, engine: Engin
     run(main())
 
 
-def test_a_request_that_is_too_slow_is_named_and_dropped(run: Any, engine: Engine) -> None:
+def test_a_request_that_is_too_slow_is_named_and_dropped(run: Any, engine: EngineProcess) -> None:
     async def main() -> None:
         with pytest.raises(StallError, match="hero did not finish a completion"):
             await engine.generate(PROMPTS[0], Sampling(max_tokens=200), timeout_s=0.02)
@@ -427,7 +427,7 @@ def test_a_request_that_is_too_slow_is_named_and_dropped(run: Any, engine: Engin
 
 
 def test_updates_that_do_not_fit_leave_the_engine_as_it_was(
-    run: Any, store: WeightStore, engine: Engine, tiny_llama: Path
+    run: Any, store: WeightStore, engine: EngineProcess, tiny_llama: Path
 ) -> None:
     async def main() -> None:
         before = tokens_and_logprobs(await answers(engine))
@@ -437,10 +437,10 @@ def test_updates_that_do_not_fit_leave_the_engine_as_it_was(
         good = weights_of(tiny_llama)
         name = next(name for name in good if "down_proj" in name)
         publisher = Publisher(store.ref, "hero", dtype=torch.float32)
-        await publisher.publish({key: tensor for key, tensor in good.items() if key != name}, 1)
+        await publisher.publish(1, {key: tensor for key, tensor in good.items() if key != name})
         with pytest.raises(ValueError, match=r"1 tensors are missing .*down_proj"):
             await engine.load_weights()
-        await publisher.publish({**good, name: good[name].t()}, 2)
+        await publisher.publish(2, {**good, name: good[name].t()})
         with pytest.raises(ValueError, match="has shape"):
             await engine.load_weights(2)
         assert tokens_and_logprobs(await answers(engine)) == before
@@ -450,13 +450,13 @@ def test_updates_that_do_not_fit_leave_the_engine_as_it_was(
 
 
 def test_a_request_in_flight_goes_on_under_new_weights_with_no_stale_keys(
-    run: Any, store: WeightStore, engine: Engine, tiny_models: Callable[..., Path]
+    run: Any, store: WeightStore, engine: EngineProcess, tiny_models: Callable[..., Path]
 ) -> None:
     new = tiny_models(family="llama", seed=1)
     sampling = Sampling(temperature=0.0, max_tokens=200)
 
     async def main() -> None:
-        await Publisher(store.ref, "hero", dtype=torch.float32).publish(weights_of(new), 7)
+        await Publisher(store.ref, "hero", dtype=torch.float32).publish(7, weights_of(new))
         old = (await engine.info()).version
         steps = (await engine.info()).steps
         running = asyncio.ensure_future(engine.generate(PROMPTS[0], sampling))
@@ -511,16 +511,16 @@ def test_after_an_update_an_engine_equals_a_fresh_one_and_can_go_back(  # noqa: 
 
 
 def test_weights_from_the_store_make_an_engine_equal_a_fresh_one(
-    run: Any, store: WeightStore, engine: Engine, bench: Any, tiny_models: Callable[..., Path]
+    run: Any, store: WeightStore, engine: EngineProcess, bench: Any, tiny_models: Callable[..., Path]
 ) -> None:
     new = tiny_models(family="llama", seed=22)
 
     async def main() -> None:
         learner = Publisher(store.ref, "hero", dtype=torch.float32)
-        await learner.publish(weights_of(new), 30)
+        await learner.publish(30, weights_of(new))
         before = tokens_and_logprobs(await answers(engine))
         await engine.load_weights(30)
-        await learner.publish({name: torch.zeros_like(tensor) for name, tensor in weights_of(new).items()}, 31)
+        await learner.publish(31, {name: torch.zeros_like(tensor) for name, tensor in weights_of(new).items()})
         after = await answers(engine)  # not of the pages, which hold the next version
         fresh = await mesh.with_deadline(bench.fresh.call_one(small(new), PROMPTS), 60, who="bench", what="answers")
         assert tokens_and_logprobs(after) == fresh != before
@@ -537,7 +537,7 @@ def test_an_engine_tells_what_it_works_on_from_what_is_queued(run: Any, bench: A
 
 
 def test_two_ranks_are_one_engine_until_one_of_them_dies(
-    run: Any, store: WeightStore, engine: Engine, tiny_llama: Path, tiny_models: Callable[..., Path]
+    run: Any, store: WeightStore, engine: EngineProcess, tiny_llama: Path, tiny_models: Callable[..., Path]
 ) -> None:
     """Equal to one rank before and after an update, in company and after a request that nobody waits for any more."""
 
@@ -549,8 +549,8 @@ def test_two_ranks_are_one_engine_until_one_of_them_dies(
             assert one.logprobs == pytest.approx(other.logprobs, abs=1e-4)
 
     async def main() -> None:
-        pair = await Engine.start(replace(small(tiny_llama), tp=2), name="pair", store=store.ref)
-        await Publisher(store.ref, "hero", dtype=torch.float32).publish(weights_of(tiny_llama), 31)
+        pair = await EngineProcess.start(replace(small(tiny_llama), tp=2), name="pair", store=store.ref)
+        await Publisher(store.ref, "hero", dtype=torch.float32).publish(31, weights_of(tiny_llama))
         await engine.load_weights(31)
         alike(await answers(pair), await answers(engine))
         drawn = [await each.generate([70, 71], Sampling(max_tokens=24), seed=5) for each in (pair, engine)]
@@ -562,14 +562,14 @@ def test_two_ranks_are_one_engine_until_one_of_them_dies(
         with pytest.raises(StallError):
             await pair.generate([5], Sampling(temperature=0.0, max_tokens=200), timeout_s=0.02)
         version = 1
-        await Publisher(store.ref, "pair", dtype=torch.float32).publish(weights_of(other), version)
+        await Publisher(store.ref, "pair", dtype=torch.float32).publish(version, weights_of(other))
         before = await answers(pair)
         timings = await pair.load_weights()
         assert timings["version"] == version
         after = await answers(pair)
         assert [one.token_ids for one in after] != [one.token_ids for one in before]
         assert {span.version for one in after for span in one.versions} == {version}
-        await Publisher(store.ref, "pair", dtype=torch.float32).publish(weights_of(tiny_llama), 2)
+        await Publisher(store.ref, "pair", dtype=torch.float32).publish(2, weights_of(tiny_llama))
         await pair.load_weights()
         alike(await answers(pair), before)
         folder = mesh.log_folder("pair")
@@ -588,9 +588,9 @@ def test_heads_that_vllm_cannot_serve_are_refused_before_a_process_starts(
     run: Any, tiny_llama: Path, tiny_models: Callable[..., Path]
 ) -> None:
     with pytest.raises(ValueError, match=r"tp=3 does not divide the 4 query and 2 key heads.*choose 1 or 2 or 4"):
-        run(Engine.start(replace(small(tiny_llama), tp=3), name="three"))
+        run(EngineProcess.start(replace(small(tiny_llama), tp=3), name="three"))
     with pytest.raises(ValueError, match=r"heads of 16 channels, and on CPU vLLM computes attention for 32, 48, 64"):
-        run(Engine.start(small(tiny_models(settings={"head_dim": 16})), name="narrow"))
+        run(EngineProcess.start(small(tiny_models(settings={"head_dim": 16})), name="narrow"))
     assert mesh.log_folder("three") is mesh.log_folder("narrow") is None
 
 
@@ -601,17 +601,17 @@ def test_a_half_written_model_is_refused_before_a_process_starts(run: Any, tiny_
     for size, message in ((half, f"half-written: {half} bytes arrived of"), (100, "less than its header")):
         (broken / "model.safetensors").write_bytes(whole[:size])
         with pytest.raises(ModelNotFoundError, match=message):
-            run(Engine.start(small(broken), name="broken"))
+            run(EngineProcess.start(small(broken), name="broken"))
         assert mesh.log_folder("broken") is None
 
 
-def test_a_killed_engine_fails_all_its_requests_by_name_and_before_their_deadline(run: Any, engine: Engine) -> None:
+def test_killed_engine_fails_all_requests_before_their_timeout(run: Any, engine: EngineProcess) -> None:
     async def main() -> None:
         waiting = [
             asyncio.ensure_future(engine.generate([65, i], Sampling(max_tokens=240), timeout_s=900)) for i in range(40)
         ]
         await asyncio.sleep(0.05)
-        os.kill(engine.facts.pid, signal.SIGKILL)
+        os.kill(engine.initial_info.pid, signal.SIGKILL)
         outcomes = await asyncio.gather(*waiting, return_exceptions=True)  # long before their own deadline
         deaths = [outcome for outcome in outcomes if isinstance(outcome, ActorDiedError)]
         assert len(deaths) > 20

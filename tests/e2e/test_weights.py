@@ -17,7 +17,7 @@ import torch
 
 from forge_agents.errors import ActorDiedError, StallError, UnknownIdError
 from forge_agents.runtime import mesh
-from forge_agents.weights import FetchResult, Publisher, Subscriber, WeightStore, versions
+from forge_agents.weights import LoadedWeights, Publisher, Subscriber, WeightStore, _layout
 
 WRITERS = """
 import asyncio
@@ -48,26 +48,25 @@ class Writer(Actor):
     @endpoint
     async def publish(self, first, last):
         for version in range(first, last):
-            await self.publisher.publish(filled(version), version)
+            await self.publisher.publish(version, filled(version))
         return os.getpid()
 
     @endpoint
     async def die_in(self, version):
-        await Dying(self.ref, self.name, slots=self.slots).publish(filled(version), version)
+        await Dying(self.ref, self.name, slots=self.slots).publish(version, filled(version))
 
     @endpoint
     async def read_in_place(self):
         found, done = [], asyncio.Event()
         loop = asyncio.get_running_loop()
-        async def apply(tensors, version, check):
+        async with Subscriber(self.ref, self.name).load() as weights:
             def load():  # as an engine's thread does, which is no actor's
-                found.append(sum(float(tensor.float().sum()) for tensor in tensors.values()))
-                check()
-                found.append(version)
+                found.append(sum(float(tensor.float().sum()) for tensor in weights.tensors.values()))
+                weights.check()
+                found.append(weights.version)
                 loop.call_soon_threadsafe(done.set)
             threading.Thread(target=load).start()
             await done.wait()
-        await Subscriber(self.ref, self.name).lend(apply)
         return found
 
     @endpoint
@@ -88,7 +87,7 @@ class Writer(Actor):
         sharded = {name: distribute_tensor(tensor, devices, [Shard(0)]) for name, tensor in whole.items()}
         sharded["plain"] = torch.ones(4)
         for version in (1, 2):
-            timings = await Publisher(self.ref, "sharded", dtype=torch.float32).publish(sharded, version)
+            timings = await Publisher(self.ref, "sharded", dtype=torch.float32).publish(version, sharded)
         dist.destroy_process_group()
         return timings["bytes"]
 """
@@ -105,8 +104,17 @@ def store(run: Any) -> WeightStore:
     return started
 
 
+async def read(subscriber: Subscriber, taken: Any, version: int | None = None, **options: Any) -> LoadedWeights:
+    """Copy a version and give it to `taken` once it is known to be whole."""
+    async with subscriber.load(version, **options) as weights:
+        copies = {name: tensor.clone() for name, tensor in weights.tensors.items()}
+    if copies:
+        taken(copies, weights.version)
+    return weights
+
+
 class Taken:
-    """Remembers what a fetch brought."""
+    """Remembers the tensors of a read."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
@@ -133,16 +141,16 @@ def some_weights(seed: int) -> dict[str, torch.Tensor]:
 def test_what_is_fetched_is_what_was_published(
     run: Any, store: WeightStore, dtype: torch.dtype, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(versions, "PART_BYTES", 500)
+    monkeypatch.setattr(_layout, "PART_BYTES", 500)
     ref = store.ref if where == "shared memory" else dataclasses.replace(store.ref, place="another host")
     name = f"exact-{where.replace(' ', '-')}-{str(dtype).removeprefix('torch.')}"
     publisher, subscriber, taken = Publisher(ref, name, dtype=dtype), Subscriber(ref, name), Taken()
     for version in (4, 5):
         weights = some_weights(version)
-        timings = run(publisher.publish(weights, version))
-        result: FetchResult = run(subscriber.fetch(taken))
+        timings = run(publisher.publish(version, weights))
+        result: LoadedWeights = run(read(subscriber, taken))
         assert result.version == version
-        assert result.bytes == timings["bytes"]
+        assert result.num_bytes == timings["bytes"]
         expected = {k: v.to(dtype) if v.is_floating_point() else v for k, v in weights.items()}
         assert taken.tensors.keys() == expected.keys()
         for key, tensor in expected.items():
@@ -151,40 +159,40 @@ def test_what_is_fetched_is_what_was_published(
 
 
 def test_a_version_the_caller_has_is_not_fetched_again(run: Any, store: WeightStore) -> None:
-    run(Publisher(store.ref, "have").publish(some_weights(0), 3))
+    run(Publisher(store.ref, "have").publish(3, some_weights(0)))
     taken = Taken()
-    result = run(Subscriber(store.ref, "have").fetch(taken, have=lambda: 3))
-    assert (result.version, result.bytes, taken.calls) == (3, 0, 0)
+    result = run(read(Subscriber(store.ref, "have"), taken, current=lambda: 3))
+    assert (result.version, result.num_bytes, taken.calls) == (3, 0, 0)
 
 
 def test_old_versions_are_freed_and_asking_for_one_says_what_exists(run: Any, store: WeightStore) -> None:
     publisher, subscriber = Publisher(store.ref, "ring", slots=3), Subscriber(store.ref, "ring")
     for version in (1, 2, 30, 7, 8):  # numbers need not be consecutive
-        run(publisher.publish(some_weights(version), version))
+        run(publisher.publish(version, some_weights(version)))
     assert run(subscriber.versions()) == (30, 7, 8)
     taken = Taken()
-    assert run(subscriber.fetch(taken, version=30)).version == 30
+    assert run(read(subscriber, taken, version=30)).version == 30
     assert torch.equal(taken.tensors["model.norm.weight"], some_weights(30)["model.norm.weight"].bfloat16())
     with pytest.raises(UnknownIdError, match="no version 2; existing versions: 30, 7, 8"):
-        run(subscriber.fetch(taken, version=2))
+        run(read(subscriber, taken, version=2))
     client = run(store.ref.client())
     assert len([key for key in run(client.keys()) if key.startswith("ring.")]) == 1 + 2 * 3
 
 
 def test_unknown_weights_are_named_with_the_nearest(run: Any, store: WeightStore) -> None:
-    run(Publisher(store.ref, "rival").publish(some_weights(0), 0))
+    run(Publisher(store.ref, "rival").publish(0, some_weights(0)))
     with pytest.raises(UnknownIdError, match=r"no weights 'rivall' have been published; .*Did you mean 'rival'"):
-        run(Subscriber(store.ref, "rivall").fetch(Taken()))
+        run(read(Subscriber(store.ref, "rivall"), Taken()))
 
 
 def test_bad_versions_are_refused(run: Any, store: WeightStore) -> None:
     publisher = Publisher(store.ref, "bad")
     with pytest.raises(ValueError, match="versions count from 0"):
-        run(publisher.publish(some_weights(0), -1))
+        run(publisher.publish(-1, some_weights(0)))
     with pytest.raises(ValueError, match="no tensors"):
-        run(publisher.publish({}, 1))
+        run(publisher.publish(1, {}))
     with pytest.raises(ValueError, match="meta device"):
-        run(publisher.publish({"w": torch.empty(2, device="meta")}, 1))
+        run(publisher.publish(1, {"w": torch.empty(2, device="meta")}))
     with pytest.raises(ValueError, match="slots=0"):
         Publisher(store.ref, "bad", slots=0)
 
@@ -205,7 +213,7 @@ def test_a_reader_never_sees_two_versions_mixed(run: Any, store: WeightStore, wr
             seen.append(version)
 
         while not writing.done():
-            await subscriber.fetch(check)
+            await read(subscriber, check)
         await writing
         await mesh.stop(procs)
         return seen
@@ -228,15 +236,15 @@ def test_a_writer_killed_in_mid_publish_leaves_no_version(run: Any, store: Weigh
             with pytest.raises(ActorDiedError, match="doomed died"):
                 await mesh.with_deadline(writer.die_in.call_one(first + 3), 60, who="doomed", what="publish")
             assert (await subscriber.versions())[-1] == first + 2
-            await subscriber.fetch(taken)
+            await read(subscriber, taken)
             assert all((tensor == float(first + 2)).all() for tensor in taken.tensors.values())
         writer = mesh.spawn_procs("doomed", threads=1).spawn("writer", writers.Writer, store.ref, "only", 1)
         with pytest.raises(ActorDiedError, match="doomed died"):
             await mesh.with_deadline(writer.die_in.call_one(7), 60, who="doomed", what="publish")
-        with pytest.raises(StallError, match="process .*, which was writing version 7, ended in the middle"):
-            await Subscriber(store.ref, "only").fetch(taken)
-        await Publisher(store.ref, "only").publish(some_weights(8), 8)  # of who follows it
-        assert (await Subscriber(store.ref, "only").fetch(taken)).version == 8
+        with pytest.raises(StallError, match="process .*, which was writing version 7, ended before it finished"):
+            await read(Subscriber(store.ref, "only"), taken)
+        await Publisher(store.ref, "only").publish(8, some_weights(8))  # of who follows it
+        assert (await read(Subscriber(store.ref, "only"), taken)).version == 8
 
     run(main())
 
@@ -245,7 +253,7 @@ def test_a_reader_that_is_stopped_at_once_leaves_a_store_that_answers(
     run: Any, store: WeightStore, writers: ModuleType
 ) -> None:
     async def main() -> None:
-        await Publisher(store.ref, "wanted").publish(some_weights(0), 0)
+        await Publisher(store.ref, "wanted").publish(0, some_weights(0))
         procs = mesh.spawn_procs("reader", threads=1)
         reader = procs.spawn("reader", writers.Writer, store.ref, "wanted", 2)
         found = await mesh.with_deadline(reader.read_in_place.call_one(), 60, who="reader", what="reading")
@@ -268,7 +276,7 @@ def test_two_ranks_publish_their_shards_together(
         results = await mesh.call_all(ranks, 2, "publish_shards", str(tmp_path / "init"), 2, timeout_s=120, who="ranks")
         assert results == [5 * 60 + 16.0] * 2
         taken = Taken()
-        await Subscriber(store.ref, "sharded").fetch(taken)
+        await read(Subscriber(store.ref, "sharded"), taken)
         for i in range(5):
             assert torch.equal(taken.tensors[f"w{i}"], torch.arange(15.0).reshape(5, 3) + 100 * i)
         assert torch.equal(taken.tensors["plain"], torch.ones(4))
@@ -280,7 +288,7 @@ def test_two_ranks_publish_their_shards_together(
 def test_a_store_whose_actor_ends_in_a_process_that_lives_is_named(run: Any, writers: ModuleType) -> None:
     async def main() -> None:
         hollow = await WeightStore.start(name="hollow store", heartbeat_timeout_s=12)
-        await Publisher(hollow.ref, "any").publish(some_weights(0), 0)
+        await Publisher(hollow.ref, "any").publish(0, some_weights(0))
         folder = mesh.log_folder("hollow store")
         assert folder is not None
         procs = mesh.spawn_procs("reader", threads=1)
@@ -294,7 +302,7 @@ def test_a_store_whose_actor_ends_in_a_process_that_lives_is_named(run: Any, wri
         assert psutil.pid_exists(int((folder / "0.pid").read_text()))
         await hollow.stop()
         following = await WeightStore.start(name="following store")  # nothing that failed is left in this process
-        await Publisher(following.ref, "any").publish(some_weights(0), 1)
+        await Publisher(following.ref, "any").publish(1, some_weights(0))
         assert await Subscriber(following.ref, "any").versions() == (1,)
         await following.stop()
 
@@ -305,7 +313,7 @@ def test_a_store_that_dies_is_named_at_once(run: Any) -> None:
     async def main() -> None:
         doomed = await WeightStore.start(name="doomed store")
         publisher = Publisher(doomed.ref, "any")
-        await publisher.publish(some_weights(0), 0)
+        await publisher.publish(0, some_weights(0))
         folder = mesh.log_folder("doomed store")
         assert folder is not None
         held = asyncio.ensure_future(doomed.heartbeat.guard(asyncio.sleep(600)))
@@ -314,7 +322,7 @@ def test_a_store_that_dies_is_named_at_once(run: Any) -> None:
         with pytest.raises(ActorDiedError, match="doomed store died"):
             await asyncio.wait_for(held, doomed.ref.heartbeat_timeout_s / 2)
         with pytest.raises(ActorDiedError, match="doomed store died"):  # by Monarch, within its 30 s; no stall
-            await publisher.publish(some_weights(1), 1)
+            await publisher.publish(1, some_weights(1))
         await doomed.stop()
         await doomed.stop()
 

@@ -362,7 +362,7 @@ def _sabotage(trainer: Any, saboteur: Saboteur) -> None:
     from forge_agents.envs.workers import env as workers
     from forge_agents.rollout import rollout
     from forge_agents.runtime import mesh
-    from forge_agents.serving import Engine
+    from forge_agents.serving import EngineProcess
 
     step = [0]
 
@@ -398,7 +398,7 @@ def _sabotage(trainer: Any, saboteur: Saboteur) -> None:
         (trainer._checkpoints, "start", "checkpoint"),
     ):
         before(owner, method, phase)
-    log, play, load = trainer._log, rollout.play, Engine.load_weights
+    log, play, load = trainer._log, rollout.play, EngineProcess.load_weights
 
     def logged(run: Any, at: int, *args: Any) -> None:
         saboteur.note("step", step=at)
@@ -419,7 +419,7 @@ def _sabotage(trainer: Any, saboteur: Saboteur) -> None:
             saboteur.note("load ended", step=step[0], seconds=time.monotonic() - started)
 
     trainer._log, rollout.play = logged, played
-    Engine.load_weights = loaded  # type: ignore[method-assign]
+    EngineProcess.load_weights = loaded  # type: ignore[method-assign]
 
 
 def _serve() -> str:

@@ -159,7 +159,7 @@ class _Replay:
         self._number, self._news = number, threading.Event()
         self._answers: list[Answer] = []
         self._failures: list[BaseException] = []
-        self._thread = EngineThread(_config(options), deliver=self._deliver, died=self._died)
+        self._thread = EngineThread(_config(options), deliver=self._deliver, on_death=self._died)
         self._thread.ready.result(600)
 
     def __call__(self, requests: Sequence[Request]) -> dict[str, float]:

@@ -189,12 +189,12 @@ async def _engine(model: str, programs: int, tokens: int) -> AsyncIterator[tuple
     from forge_agents.models.resolve import resolve
     from forge_agents.rollout.rendering import Renderer
     from forge_agents.runtime import mesh
-    from forge_agents.serving import Engine, EngineConfig
+    from forge_agents.serving import EngineConfig, EngineProcess
 
     folder = resolve(model)
     async with mesh.session():
         config = EngineConfig(model=str(folder), max_model_len=1024, max_num_seqs=programs, kv_cache_gb=2.0)
-        engine = await Engine.start(config, name="engine", timeout_s=600)
+        engine = await EngineProcess.start(config, name="engine", timeout_s=600)
         policy = fa.Policy(str(folder), name="perf", sampling=fa.Sampling(max_tokens=tokens))
         yield policy, PolicyEngine(engine, Renderer.of(folder))
         await engine.stop()

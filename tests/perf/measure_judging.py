@@ -185,7 +185,7 @@ class _Direct:
         self._failures: list[BaseException] = []
         self._wanted = 0
         self._news = threading.Event()
-        self.thread = EngineThread(config, deliver=self._deliver, died=self._died)
+        self.thread = EngineThread(config, deliver=self._deliver, on_death=self._died)
         self.thread.ready.result(600)
 
     def answer(self, requests: list[Request]) -> float:

@@ -52,12 +52,12 @@ async def _run(options: Options) -> dict[str, float]:
     from forge_agents.rollout.players import PolicyEngine
     from forge_agents.rollout.rendering import Renderer
     from forge_agents.runtime import mesh
-    from forge_agents.serving import Engine, EngineConfig
+    from forge_agents.serving import EngineConfig, EngineProcess
 
     episodes = 400 if options.quick else 10_000
     config = EngineConfig(model=options.model, max_model_len=512, kv_cache_gb=1.0, enforce_eager=options.quick)
     async with mesh.session():
-        engine = await Engine.start(config, name="engine", timeout_s=600)
+        engine = await EngineProcess.start(config, name="engine", timeout_s=600)
         served = {"perf": PolicyEngine(engine, Renderer.of(Path(options.model)))}
         folder = mesh.log_folder("engine")
         assert folder is not None

@@ -66,7 +66,7 @@ class RandomRouter:
 async def _run(options: Options, replicas: int) -> dict[str, Any]:
     from forge_agents.policy import Sampling
     from forge_agents.runtime import mesh
-    from forge_agents.serving import EngineConfig, Replicas
+    from forge_agents.serving import EngineClient, EngineConfig
     from forge_agents.serving.routing import PrefixAffine
 
     config = EngineConfig(
@@ -79,7 +79,7 @@ async def _run(options: Options, replicas: int) -> dict[str, Any]:
     )
     conversations = 8 if options.quick else 32
     async with mesh.session():
-        engines = await Replicas.start(config, name="perf", timeout_s=600)
+        engines = await EngineClient.start(config, name="perf", timeout_s=600)
         sampling = Sampling(max_tokens=options.rollout_tokens)
         asked = [[7 + i, *range(20, 60)] for i in range(conversations)]
         await asyncio.gather(*(engines.generate(prompt, Sampling(max_tokens=4)) for prompt in asked))  # warm

@@ -111,10 +111,10 @@ async def _run_actor(options: Options) -> dict[str, dict[str, float]]:
     from forge_agents.rollout.players import PolicyEngine
     from forge_agents.rollout.rendering import Renderer
     from forge_agents.runtime import mesh
-    from forge_agents.serving import Engine
+    from forge_agents.serving import EngineProcess
 
     async with mesh.session():
-        engine = await Engine.start(_config(options), name="engine", timeout_s=600)
+        engine = await EngineProcess.start(_config(options), name="engine", timeout_s=600)
         served = {POLICY: PolicyEngine(engine, Renderer.of(Path(options.model)))}
         found = {}
         for most in _lengths(options):
@@ -150,7 +150,7 @@ def run_direct(options: Options) -> dict[str, dict[str, float]]:
         failures.append(error)
         news.set()
 
-    thread = EngineThread(_config(options), deliver=deliver, died=died)
+    thread = EngineThread(_config(options), deliver=deliver, on_death=died)
     thread.ready.result(600)
     prompts = _prompts(options)
 

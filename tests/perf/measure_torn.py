@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,7 @@ class Writer(Actor):
         import torch
 
         tensors = {f"w{i}": torch.full((NUMBERS,), value_of(self._version)) for i in range(TENSORS)}
-        await self._publisher.publish(tensors, self._version)
+        await self._publisher.publish(self._version, tensors)
         self._version += 1
         self._most_bytes = max(self._most_bytes, _shared_bytes())
 
@@ -139,13 +139,16 @@ class Reader(Actor):
             torn += not all(bool((tensor == value_of(version)).all()) for tensor in tensors.values())
             seen.add(version)
 
-        async def look_in_place(tensors: Any, version: int, check: Callable[[], None]) -> None:
-            await asyncio.to_thread(look, tensors, version)
-            await asyncio.to_thread(check)
-
         for number in range(count):
-            fetched = await (self._subscriber.lend(look_in_place) if number % 2 else self._subscriber.fetch(look))
-            waited = max(waited, fetched.seconds)
+            start = time.perf_counter()
+            async with self._subscriber.load() as weights:
+                if number % 2:
+                    await asyncio.to_thread(look, weights.tensors, weights.version)
+                    await asyncio.to_thread(weights.check)
+                copies = {name: tensor.clone() for name, tensor in weights.tensors.items()}
+            if not number % 2:
+                look(copies, weights.version)
+            waited = max(waited, time.perf_counter() - start)
         return {"torn": torn, "versions_seen": len(seen), "longest_s": waited}
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -71,23 +70,24 @@ class Mover(Actor):
     @concurrent_endpoint
     async def publish(self, version: int) -> float:
         started = time.perf_counter()
-        await self._publisher.publish(self._live, version)
+        await self._publisher.publish(version, self._live)
         return time.perf_counter() - started
 
     @concurrent_endpoint
     async def fetch(self) -> float:
         import torch
 
-        async def apply(tensors: Any, version: int, check: Callable[[], None]) -> None:
+        start = time.perf_counter()
+        async with self._subscriber.load() as weights:
+
             def load() -> None:  # as an engine's thread does
                 with torch.no_grad():
-                    for name, tensor in tensors.items():
+                    for name, tensor in weights.tensors.items():
                         self._live[name].copy_(tensor)
-                check()
+                weights.check()
 
             await asyncio.to_thread(load)
-
-        return (await self._subscriber.lend(apply)).seconds
+        return time.perf_counter() - start
 
     @concurrent_endpoint
     async def memcpy(self) -> float:

@@ -18,7 +18,7 @@ from pathlib import Path
 import forge_agents as fa
 from forge_agents.models import resolve as models
 from forge_agents.runtime import mesh
-from forge_agents.serving import Engine
+from forge_agents.serving import EngineProcess
 from forge_agents.types import Completion
 
 PROMPTS = (
@@ -69,7 +69,9 @@ async def greedy(folder: Path, tp: int, tokens: int) -> list[Completion]:
         tp=tp,
     )
     async with mesh.session():
-        engine = await Engine.start(config, name=f"engine of {tp}", heartbeat_timeout_s=START_S, timeout_s=START_S)
+        engine = await EngineProcess.start(
+            config, name=f"engine of {tp}", heartbeat_timeout_s=START_S, timeout_s=START_S
+        )
         sampling = fa.Sampling(temperature=0.0, max_tokens=tokens)
         asking = (engine.generate(tokenizer.encode(text), sampling, timeout_s=START_S) for text in PROMPTS)
         found = await asyncio.gather(*asking)

@@ -71,30 +71,19 @@ def test_a_model_is_compiled_by_layer_where_it_is_compiled(cpu: SimpleNamespace)
     cpu.Pass()("a graph")
 
 
-def test_no_pass_over_all_logits_counts_the_rank_of_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
-    def counts(logprobs: torch.Tensor, sampled: torch.Tensor) -> torch.Tensor:
-        raise AssertionError("counted")
-
-    sampler = SimpleNamespace(batched_count_greater_than=counts)
-    monkeypatch.setitem(sys.modules, "vllm.v1.sample", SimpleNamespace(sampler=sampler))
-    _vllm._count_no_ranks()
-    ranks = sampler.batched_count_greater_than(torch.zeros(3, 5), torch.zeros(3, 1))
-    assert ranks.tolist() == [0, 0, 0] and ranks.dtype is torch.long
-
-
 def test_layers_without_weights_of_their_own_are_no_news_with_each_version(caplog: pytest.LogCaptureFixture) -> None:
     vllm = importlib.util.find_spec("vllm")
     assert vllm is not None and vllm.origin is not None
-    module = Path(vllm.origin).parent.joinpath(*_vllm._RELOADING.split(".")[1:]).with_suffix(".py").read_text()
+    module = Path(vllm.origin).parent.joinpath(*_vllm._RELOAD_LOGGER.split(".")[1:]).with_suffix(".py").read_text()
     assert "logger = init_logger(__name__)" in module and '"%s: Failed to load weights", layer' in module
-    logger = logging.getLogger(_vllm._RELOADING)
-    logger.addFilter(_vllm._is_news)
+    logger = logging.getLogger(_vllm._RELOAD_LOGGER)
+    logger.addFilter(_vllm._is_relevant)
     try:
         logger.warning("%s: Failed to load weights", "RotaryEmbedding")
         logger.warning("Allocating %.1f MB of device memory", 3.0)
         logger.warning("%s: something else", "RotaryEmbedding")
     finally:
-        logger.removeFilter(_vllm._is_news)
+        logger.removeFilter(_vllm._is_relevant)
     # whose line it is stands before it where an actor has run in this process
     (memory, other) = (record.message for record in caplog.records)
     assert memory.endswith("Allocating 3.0 MB of device memory") and other.endswith("RotaryEmbedding: something else")
@@ -102,8 +91,8 @@ def test_layers_without_weights_of_their_own_are_no_news_with_each_version(caplo
 
 def test_what_was_compiled_stays_below_the_users_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
-    _vllm._keep_compiled()
-    _vllm._keep_compiled()  # of a second engine in the process
+    _vllm._set_compile_cache()
+    _vllm._set_compile_cache()  # of a second engine in the process
     assert Path(os.environ["VLLM_CACHE_ROOT"]).parent == tmp_path
 
 
@@ -112,20 +101,9 @@ def test_what_was_compiled_for_other_threads_is_not_loaded(monkeypatch: pytest.M
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
     for threads in (1, 2, 1):  # as in a process that one with other threads has started
         monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
-        _vllm._keep_compiled()
+        _vllm._set_compile_cache()
         roots.add(Path(os.environ["VLLM_CACHE_ROOT"]))
     assert len(roots) == 2 and {root.parent for root in roots} == {tmp_path}
-
-
-def test_a_models_class_is_looked_at_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Registry:
-        _run_in_subprocess = None  # as vLLM calls what imports all of it once more
-
-    for name in ("vllm", "vllm.model_executor", "vllm.model_executor.models"):
-        monkeypatch.setitem(sys.modules, name, ModuleType(name))
-    monkeypatch.setattr(sys.modules["vllm.model_executor.models"], "registry", Registry, raising=False)
-    _vllm._inspect_here()
-    assert Registry._run_in_subprocess(os.getpid) == os.getpid()
 
 
 @pytest.fixture

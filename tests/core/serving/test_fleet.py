@@ -12,7 +12,7 @@ from forge_agents.models.sizes import SHAPES, ModelSize
 from forge_agents.runtime.cluster import Cluster
 from forge_agents.runtime.host_process import HostFacts
 from forge_agents.runtime.hosts import ProcessSlot
-from forge_agents.serving import Fleet, Replicas, fleet
+from forge_agents.serving import EngineClient, Fleet, fleet
 from forge_trainers.run.placement import Part, place
 
 
@@ -24,7 +24,7 @@ def started(monkeypatch):
     async def engines(folders, configs, *, adapters, store, timeout_s):
         asked.update(adapters=adapters, store=store)
         return {
-            name: Replicas(configs[name], name, store, None, None, heartbeat_timeout_s=1.0, start_s=1.0)
+            name: EngineClient(configs[name], name, store, None, None, heartbeat_timeout_s=1.0, start_timeout_s=1.0)
             for name in folders
         }
 
@@ -90,10 +90,10 @@ def on_gpus(monkeypatch, tiny_llama):
                 for name, role, _ in meshes
             ]
 
-        monkeypatch.setattr(fleet.mesh, "rehearse", rehearse)
+        monkeypatch.setattr(fleet.mesh, "preview_placement", rehearse)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(gpus))))
         folders = folders or {f"model-{i}": tiny_llama for i in range(models)}
-        return fleet.shared(folders, fa.EngineConfig(**settings), {})
+        return fleet.divide_gpus(folders, fa.EngineConfig(**settings), {})
 
     def config(*given, **settings):
         """Of the first."""
@@ -164,12 +164,12 @@ def test_several_engines_of_one_cpu_divide_its_cores(monkeypatch):
     monkeypatch.setattr(fleet.os, "sched_getaffinity", lambda _: set(range(6)))
 
     def threads(engines, **settings):
-        return fleet.with_own_threads(fa.EngineConfig(**settings), engines).threads
+        return fleet.with_divided_threads(fa.EngineConfig(**settings), engines).threads
 
     assert [threads(n) for n in (1, 2, 4, 9)] == [None, 3, 1, 1]
     assert threads(2, threads=5) == 5 and threads(2, tp=2) == 1 and threads(1, tp=2) == 3
-    monkeypatch.setattr(fleet.mesh, "several_hosts", lambda: True)
+    monkeypatch.setattr(fleet.mesh, "has_remote_hosts", lambda: True)
     assert threads(2) is None
-    monkeypatch.setattr(fleet.mesh, "several_hosts", lambda: False)
+    monkeypatch.setattr(fleet.mesh, "has_remote_hosts", lambda: False)
     monkeypatch.setattr(fleet, "visible_gpus", lambda: ("0",))
     assert threads(2) is None

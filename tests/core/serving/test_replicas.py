@@ -1,4 +1,4 @@
-"""Replicas with engines that are played: whom deaths cost what, and how weights roll."""
+"""EngineClient with engines that are played: whom deaths cost what, and how weights roll."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from forge_agents.policy import Sampling
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.runtime.colocation import Colocation
 from forge_agents.runtime.faults import Faults
-from forge_agents.serving import EngineConfig, Replicas
-from forge_agents.serving import replicas as module
+from forge_agents.serving import EngineClient, EngineConfig
+from forge_agents.serving import client as module
 from forge_agents.serving.routing import LeastLoaded
 from forge_agents.types import Completion, VersionSpan
 
@@ -34,7 +34,7 @@ class Played:
 
     def __init__(self, name: str) -> None:
         self.name, self.version, self.max_model_len = name, 0, 64
-        self.facts = SimpleNamespace(pid=len(Played.started))
+        self.initial_info = SimpleNamespace(pid=len(Played.started))
         self.waiting: list[asyncio.Future[Completion]] = []
         self.seeds: list[Any] = []
         self.adapters: list[str] = []
@@ -123,7 +123,7 @@ class Played:
 
 @pytest.fixture(autouse=True)
 def played(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "Engine", Played)
+    monkeypatch.setattr(module, "EngineProcess", Played)
     Played.started, Played.newest, Played.stores_told, Played.broken_starts = [], 1, [], 0
     Played.on_gpu = set()
 
@@ -134,7 +134,7 @@ async def moments(count: int = 20) -> None:
 
 
 def replicas(count: int, **others: Any) -> Any:
-    return Replicas.start(EngineConfig(replicas=count), name="hero", **others)
+    return EngineClient.start(EngineConfig(replicas=count), name="hero", **others)
 
 
 def test_a_dead_engines_requests_are_asked_again_with_their_seed() -> None:
@@ -222,7 +222,7 @@ def test_an_answer_of_two_versions_is_kept_or_asked_again(monkeypatch: Any, on_u
         return Completion(token_ids=(7,) * 3, logprobs=(0.0,) * 3, finish_reason="stop", versions=next(answers))
 
     async def main() -> None:
-        hero = await Replicas.start(EngineConfig(on_update=on_update), name="hero")
+        hero = await EngineClient.start(EngineConfig(on_update=on_update), name="hero")
         monkeypatch.setattr(Played, "generate", generate)
         completion = await hero.generate([1], Sampling(), seed=5)
         assert Played.started[0].seeds == [5] * asked
@@ -326,7 +326,7 @@ def test_an_engine_that_waits_for_weights_tries_again_when_some_are_loaded() -> 
 
 def test_an_engine_that_found_no_weights_looks_again_though_nothing_tells_it_to(monkeypatch: Any) -> None:
     async def main() -> None:
-        monkeypatch.setattr(module, "_LOOK_AGAIN_S", 0.01)
+        monkeypatch.setattr(module, "_RETRY_S", 0.01)
         hero = await replicas(1)
         await hero.load_weights(1)
         Played.newest = None
@@ -379,7 +379,7 @@ def test_a_router_that_picks_nobody_is_named() -> None:
 
     async def main() -> None:
         hero = await replicas(2, router=Lost())
-        with pytest.raises(ValueError, match="router Lost picked -1; the replicas that live are 0, 1"):
+        with pytest.raises(ValueError, match="router Lost picked -1; the live replicas are 0, 1"):
             await hero.generate([1], Sampling())
         await hero.stop()
 
@@ -392,7 +392,7 @@ def test_who_waits_for_an_engine_has_a_deadline() -> None:
         Played.broken_starts = 10**9
         hero._faults = Faults(max_respawns=10**9)
         Played.started[0].die()
-        with pytest.raises(StallError, match="hero did not finish a completion .no engine lives. within"):
+        with pytest.raises(StallError, match="hero did not finish a completion .no engine is live. within"):
             await hero.generate([1], Sampling(), timeout_s=0.05)
         await hero.stop()
 
@@ -432,7 +432,7 @@ def test_a_start_that_dies_at_the_same_place_twice_is_not_tried_a_third_time() -
         raise ActorDiedError("hero died: SIGILL", "hero", "SIGILL in warm-up")
 
     with pytest.raises(RespawnLimitError, match="hero died: SIGILL"):
-        asyncio.run(Faults().outlive("hero", start))
+        asyncio.run(Faults().start_with_retries("hero", start))
     assert len(tries) == 2
 
 

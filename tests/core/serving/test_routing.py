@@ -17,7 +17,7 @@ def test_the_least_loaded_is_picked_and_equals_take_turns() -> None:
 
 
 def test_a_conversation_returns_to_the_replica_that_answered_it() -> None:
-    router = PrefixAffine(room=8)
+    router = PrefixAffine(capacity=8)
     first = [5, 6, 7]
     router.answered(first, [8, 9], 2)
     assert router.pick([*first, 8, 9, 10, 11], {0: 0, 1: 0, 2: 7}) == 2
@@ -28,7 +28,7 @@ def test_a_conversation_returns_to_the_replica_that_answered_it() -> None:
 
 
 def test_siblings_with_one_first_prompt_spread() -> None:
-    router = PrefixAffine(room=8)
+    router = PrefixAffine(capacity=8)
     loads = {0: 0, 1: 0}
     for _ in range(8):
         loads[router.pick([1, 2, 3], loads)] += 1
@@ -38,7 +38,7 @@ def test_siblings_with_one_first_prompt_spread() -> None:
 
 
 def test_a_full_or_dead_home_is_passed_over() -> None:
-    router = PrefixAffine(room=4)
+    router = PrefixAffine(capacity=4)
     router.answered([1, 2], [3], 1)
     prompt = [1, 2, 3, 4]
     assert router.pick(prompt, {0: 3, 1: 4}) == 0
@@ -47,7 +47,7 @@ def test_a_full_or_dead_home_is_passed_over() -> None:
 
 
 def test_what_was_quiet_longest_is_forgotten() -> None:
-    router = PrefixAffine(room=4, remembered=2)
+    router = PrefixAffine(capacity=4, max_conversations=2)
     for conversation in (1, 2, 3):
         router.answered([conversation], [0], 1)
     assert router.pick([2, 0, 5], {0: 0, 1: 3}) == 1
@@ -57,7 +57,7 @@ def test_what_was_quiet_longest_is_forgotten() -> None:
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 200_000), min_size=1, max_size=12), min_size=1, max_size=20), st.data())
 def test_every_conversation_finds_its_home(prompts: list[list[int]], data: st.DataObject) -> None:
-    router = PrefixAffine(room=100)
+    router = PrefixAffine(capacity=100)
     homes = {}
     for prompt in prompts:
         home = data.draw(st.integers(0, 3))

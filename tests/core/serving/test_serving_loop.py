@@ -14,8 +14,8 @@ import pytest
 from forge_agents.errors import ActorDiedError, LateAnswerError, StallError
 from forge_agents.policy import Sampling
 from forge_agents.runtime.heartbeat import Heartbeat
-from forge_agents.serving import Engine, EngineConfig, _vllm
-from forge_agents.serving import engine as engine_module
+from forge_agents.serving import EngineConfig, EngineProcess, _vllm
+from forge_agents.serving import process as engine_module
 from forge_agents.serving._loop import EngineThread
 from forge_agents.serving._wire import Answer, Request
 
@@ -27,8 +27,6 @@ from forge_agents.serving._wire import Answer, Request
         ({"max_model_len": 1}, "max_model_len=1"),
         ({"max_num_seqs": 0}, "max_num_seqs=0"),
         ({"kv_cache_gb": 0.0}, "kv_cache_gb=0"),
-        ({"ep": 2}, r"ep=2: engines do not spread whole experts.*leave ep out and set tp.*learner\.ep"),
-        ({"speculative": "ngram:4"}, r"speculative='ngram:4': engines do not guess.*leave speculative out"),
         ({"threads": 0}, "threads=0"),
         ({"answer_timeout_s": 0.0}, "answer_timeout_s=0"),
     ],
@@ -84,7 +82,7 @@ def test_a_failed_step_ends_the_thread_and_breaks_every_promise(
     monkeypatch.setattr(_vllm, "max_model_len", lambda engine: 8)
     monkeypatch.setattr(_vllm, "add", lambda engine, name, request: fake.requests.append(name))
     deaths: queue.Queue[BaseException] = queue.Queue()
-    thread = EngineThread(EngineConfig(model=str(tmp_path)), deliver=lambda answers: None, died=deaths.put)
+    thread = EngineThread(EngineConfig(model=str(tmp_path)), deliver=lambda answers: None, on_death=deaths.put)
     thread.ready.result(timeout=60)
     assert thread.call(lambda: 42).result(timeout=60) == 42
     with pytest.raises(LookupError):
@@ -124,7 +122,7 @@ def test_a_request_that_vllm_gives_up_fails_alone(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(_vllm, "add", lambda engine, name, request: fake.requests.append(name))
     monkeypatch.setattr(_vllm, "running", lambda engine: {})
     answers: queue.Queue[list[Answer]] = queue.Queue()
-    thread = EngineThread(EngineConfig(model=str(tmp_path)), deliver=answers.put, died=lambda error: None)
+    thread = EngineThread(EngineConfig(model=str(tmp_path)), deliver=answers.put, on_death=lambda error: None)
     thread.ready.result(timeout=60)
     thread.add([Request(request_id=number, prompt_ids=(1,), sampling=Sampling(max_tokens=2)) for number in (0, 1)])
     (failed,), (answered,) = answers.get(timeout=60), answers.get(timeout=60)
@@ -189,7 +187,7 @@ def queueing(
     monkeypatch.setattr(_vllm, "running", lambda engine: dict(engine.working))
     answers: queue.Queue[list[Answer]] = queue.Queue()
     settings = EngineConfig(model=str(tmp_path), answer_timeout_s=10.0)
-    thread = EngineThread(settings, deliver=answers.put, died=lambda error: None)
+    thread = EngineThread(settings, deliver=answers.put, on_death=lambda error: None)
     thread.ready.result(timeout=60)
     return fake, thread, answers
 
@@ -212,7 +210,7 @@ def test_time_in_the_queue_does_not_count_and_one_slow_answer_fails_alone(
     assert late.late and late.completion is None and fake.aborted == ["5"]
     assert "had 12 of at most 99 tokens" in late.error and "answer_timeout_s=10" in late.error
     assert all(answer.completion is not None for answer in found.values())
-    assert thread.unfinished == 0 and thread.still_s == 0
+    assert thread.unfinished == 0 and thread.stalled_s == 0
     thread.close(5)
 
 
@@ -220,13 +218,13 @@ def test_steps_that_work_on_nothing_are_no_progress(tmp_path: Path, monkeypatch:
     fake, thread, _ = queueing(tmp_path, monkeypatch, room=0, seconds=1, slow=set())
     thread.add([Request(request_id=0, prompt_ids=(1,), sampling=Sampling(max_tokens=2))])
     deadline = time.monotonic() + 60
-    while thread.still_s < 100 and time.monotonic() < deadline:
+    while thread.stalled_s < 100 and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert thread.still_s >= 100
+    assert thread.stalled_s >= 100
     fake.room = 1
-    while thread.still_s and time.monotonic() < deadline:
+    while thread.stalled_s and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert thread.still_s == 0
+    assert thread.stalled_s == 0
     thread.close(5)
 
 
@@ -272,7 +270,9 @@ def test_a_failed_engine_fails_every_waiting_request_by_name() -> None:
     async def main() -> None:
         actor = FakeActor()
         facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
-        engine = Engine(EngineConfig(), name="hero", procs=None, actor=actor, facts=facts, heartbeat=Beating())
+        engine = EngineProcess(
+            EngineConfig(), name="hero", procs=None, actor=actor, initial_info=facts, heartbeat=Beating()
+        )
         waiting = [asyncio.ensure_future(engine.generate([1, 2], Sampling(), timeout_s=60)) for _ in range(50)]
         await asyncio.sleep(0.1)
         assert sum(actor.batches) == 50
@@ -310,7 +310,9 @@ def test_an_update_that_breaks_off_because_another_rank_ended_is_the_engines_dea
 
         actor.load_weights = Call(load_weights)  # type: ignore[attr-defined]
         facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
-        engine = Engine(EngineConfig(), name="hero", procs=None, actor=actor, facts=facts, heartbeat=heartbeat)
+        engine = EngineProcess(
+            EngineConfig(), name="hero", procs=None, actor=actor, initial_info=facts, heartbeat=heartbeat
+        )
         with pytest.raises(ActorDiedError, match=str(end)) as caught:  # and not what gloo says, which ends a run
             await engine.load_weights(2)
         assert (caught.value.who, caught.value.place) == ("hero", getattr(end, "place", ""))
@@ -332,7 +334,9 @@ def test_whatever_comes_back_instead_of_an_answer_nobody_waits_for_ever(where: s
         else:
             actor.add = Call(refuse)
         facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
-        engine = Engine(EngineConfig(), name="hero", procs=None, actor=actor, facts=facts, heartbeat=Beating())
+        engine = EngineProcess(
+            EngineConfig(), name="hero", procs=None, actor=actor, initial_info=facts, heartbeat=Beating()
+        )
         with pytest.raises(ActorDiedError, match="hero .*KeyError: 'Answer'"):
             await engine.generate([1], Sampling())
         await engine.stop()
@@ -360,7 +364,9 @@ def test_an_engine_s_own_clock_says_how_busy_it_was() -> None:
     async def main() -> None:
         actor = SlowActor()
         facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
-        engine = Engine(EngineConfig(), name="hero", procs=None, actor=actor, facts=facts, heartbeat=Beating())
+        engine = EngineProcess(
+            EngineConfig(), name="hero", procs=None, actor=actor, initial_info=facts, heartbeat=Beating()
+        )
         for busy_s in (1.5, 1.5, 2.0):
             actor.busy_s = busy_s
             async with asyncio.timeout(60):
@@ -379,8 +385,14 @@ def test_a_late_answer_is_named_and_an_engine_that_answers_nobody_is_dead(monkey
         actor = SlowActor()
         facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
         config = EngineConfig(answer_timeout_s=60.0)
-        engine = Engine(
-            config, name="hero", procs=None, actor=actor, facts=facts, heartbeat=Beating(), heartbeat_timeout_s=60.0
+        engine = EngineProcess(
+            config,
+            name="hero",
+            procs=None,
+            actor=actor,
+            initial_info=facts,
+            heartbeat=Beating(),
+            heartbeat_timeout_s=60.0,
         )
         waiting = [asyncio.ensure_future(engine.generate([1], Sampling())) for _ in range(3)]
         for number in range(2):  # answers of others keep the last one waiting

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,10 +26,10 @@ from hypothesis import strategies as st
 
 from forge_agents.errors import ForgeError, StallError, UnknownIdError
 from forge_agents.runtime.machine import memory_domain
-from forge_agents.weights import versions
+from forge_agents.weights import _layout
 from forge_agents.weights._index import Entry, Index, Process, Write
-from forge_agents.weights._records import Note
-from forge_agents.weights.versions import ALIGN_BYTES, lay_out
+from forge_agents.weights._layout import ALIGN_BYTES, lay_out
+from forge_agents.weights._records import LeaseRecord
 
 shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
 
@@ -62,15 +63,15 @@ def test_a_ring_keeps_the_last_versions_and_its_latest_where_there_is_room(versi
     index = Index()
     for version in versions:
         before = index
-        slot, index = before.announced(num_slots, write_of(version))
-        assert all(before.holds(entry) == index.holds(entry) for entry in before.entries)
+        slot, index = before.announce(num_slots, write_of(version))
+        assert all(before.is_intact(entry) == index.is_intact(entry) for entry in before.entries)
         assert slot not in {entry.slot for entry in index.entries}
         assert 0 <= slot < num_slots
-        assert index.leaving is None or index.leaving.slot == slot
-        index = index.begun()
+        assert index.retiring is None or index.retiring.slot == slot
+        index = index.begin_write()
         assert index.latest() == (before.latest() if num_slots > 1 else None)  # several slots still have the last
         assert index.stamp % 2 == 1 and index.stamp > before.stamp
-        index = index.written(slot)
+        index = index.commit(slot)
         assert index.versions[-1] == version and index.write is None and index.stamp % 2 == 0
         assert index.of(version) == Entry(version=version, slot=slot, stamp=index.stamp)
         assert len(index.entries) <= num_slots
@@ -79,10 +80,10 @@ def test_a_ring_keeps_the_last_versions_and_its_latest_where_there_is_room(versi
 
 def test_a_writer_with_fewer_slots_takes_over() -> None:
     entries = tuple(Entry(version=v, slot=s, stamp=2 * v) for v, s in ((1, 0), (2, 4), (3, 1)))
-    slot, during = Index(entries=entries, stamp=6).announced(2, write_of(4))
-    assert (slot, during.versions, during.leaving, during.begun().stamp) == (0, (3,), entries[0], 7)
-    again = during.begun().announced(2, write_of(4))[1].begun()  # of a writer that ended in the middle
-    assert (again.versions, again.leaving, again.stamp) == ((3,), None, 9)
+    slot, during = Index(entries=entries, stamp=6).announce(2, write_of(4))
+    assert (slot, during.versions, during.retiring, during.begin_write().stamp) == (0, (3,), entries[0], 7)
+    again = during.begin_write().announce(2, write_of(4))[1].begin_write()  # of a writer that ended in the middle
+    assert (again.versions, again.retiring, again.stamp) == ((3,), None, 9)
 
 
 class Pages:
@@ -105,18 +106,18 @@ class Pages:
         while True:
             self.begun += 1
             number = self.begun
-            slot, index = self.index.announced(len(self.slots), write_of(number // 3))  # some versions again and again
+            slot, index = self.index.announce(len(self.slots), write_of(number // 3))  # some versions again and again
             yield
             self.index = index
             yield
             while self.patient and self.notes:
                 yield
-            self.index = index = index.begun()
+            self.index = index = index.begin_write()
             for page in range(3):
                 yield
                 self.slots[slot][page] = number
             yield
-            self.index = index.written(slot)
+            self.index = index.commit(slot)
             self.published[self.index.stamp] = number
 
     def look(self, reader: int) -> Iterator[None]:
@@ -137,7 +138,7 @@ class Pages:
                 yield
                 copied.append(self.slots[entry.slot][page])
             yield
-            if self.index.holds(entry):
+            if self.index.is_intact(entry):
                 assert copied == [self.published[entry.stamp]] * 3
                 self.read += 1
             else:
@@ -242,6 +243,21 @@ def test_pages_that_cannot_be_had_are_reported_not_touched() -> None:
     assert _segments.try_create(1 << 60) is None
 
 
+async def read(subscriber: Any, look: Any, *, version: int | None = None) -> Any:
+    """Copy a version and show it to `look` once it is known to be whole."""
+    start = time.perf_counter()
+    async with subscriber.load(version) as weights:
+        copies = {name: tensor.clone() for name, tensor in weights.tensors.items()}
+    look(copies, weights.version)
+    return SimpleNamespace(version=weights.version, seconds=time.perf_counter() - start)
+
+
+async def lend(subscriber: Any, load: Any) -> None:
+    """Show `load` the pages themselves, and what checks them from a thread."""
+    async with subscriber.load() as weights:
+        await load(weights.tensors, weights.version, weights.check)
+
+
 class SlowStore:
     """A store elsewhere, and its client: each part that it moves takes a while."""
 
@@ -300,25 +316,25 @@ def test_a_transfer_may_take_many_times_the_silence_of_a_dead_store(monkeypatch:
     torch = pytest.importorskip("torch")
     from forge_agents.weights import Publisher, Subscriber
 
-    monkeypatch.setattr(versions, "PART_BYTES", 1 << 10)
+    monkeypatch.setattr(_layout, "PART_BYTES", 1 << 10)
     sent = {"a": torch.arange(2500, dtype=torch.int16), "b": torch.randn(70)}
     got: dict[str, Any] = {}
 
     async def main() -> None:
         store: Any = SlowStore()
         publisher, subscriber = Publisher(store, "hero", dtype=torch.float32), Subscriber(store, "hero")
-        found = await publisher.publish(sent, 1)
+        found = await publisher.publish(1, sent)
         assert found["put_s"] > 0.5  # six parts
         assert [len(v) for k, v in store.values.items() if "part" in k][:-1] == [1 << 10] * 5
-        result = await subscriber.fetch(lambda tensors, _: got.update({n: t.clone() for n, t in tensors.items()}))
+        result = await read(subscriber, lambda tensors, _: got.update({n: t.clone() for n, t in tensors.items()}))
         assert result.version == 1 and result.seconds > 0.5
         store.put_s, store.get_s = 0.0, 60.0
-        await publisher.publish(sent, 2)
+        await publisher.publish(2, sent)
         with pytest.raises(StallError, match=r"weights did not finish get of hero\.slot0\.rank0\.part0"):
-            await subscriber.fetch(lambda tensors, version: None)
+            await read(subscriber, lambda tensors, version: None)
         store.put_s = 60.0
         with pytest.raises(StallError, match=r"did not finish put of hero\.slot0\.rank0\.part0\.\w+ within 0\.3 s"):
-            await publisher.publish(sent, 3)
+            await publisher.publish(3, sent)
 
     asyncio.run(main())
     assert all(torch.equal(got[name], value) for name, value in sent.items())
@@ -331,7 +347,7 @@ def test_readers_beside_a_writer_that_never_rests_take_whole_versions(
     torch = pytest.importorskip("torch")
     from forge_agents.weights import Publisher, Subscriber
 
-    monkeypatch.setattr(versions, "PART_BYTES", 1 << 8)
+    monkeypatch.setattr(_layout, "PART_BYTES", 1 << 8)
     seen: list[int] = []
 
     def look(tensors: Any, version: int) -> None:
@@ -343,20 +359,20 @@ def test_readers_beside_a_writer_that_never_rests_take_whole_versions(
 
         async def write() -> None:
             for version in range(1000):
-                await publisher.publish({f"w{i}": torch.full((40,), float(version)) for i in range(4)}, version)
+                await publisher.publish(version, {f"w{i}": torch.full((40,), float(version)) for i in range(4)})
 
-        async def read() -> None:
+        async def read_again() -> None:
             subscriber = Subscriber(store, "hero")
             for _ in range(8):
-                await subscriber.fetch(look)
+                await read(subscriber, look)
                 await asyncio.sleep(0.002)  # the writer goes on
 
-        await publisher.publish({f"w{i}": torch.zeros(40) for i in range(4)}, 0)
+        await publisher.publish(0, {f"w{i}": torch.zeros(40) for i in range(4)})
         writing = asyncio.ensure_future(write())
-        await asyncio.gather(read(), read())
+        await asyncio.gather(read_again(), read_again())
         assert not writing.done()
         writing.cancel()
-        assert [key for key in store.values if "hold" in key or "wish" in key] == []
+        assert [key for key in store.values if "lease" in key or "request" in key] == []
 
     for seed in range(3):
         asyncio.run(main(SharedStore(seed)))
@@ -367,7 +383,7 @@ def test_two_publishers_of_one_name_are_told_and_nobody_reads_a_mixture(monkeypa
     torch = pytest.importorskip("torch")
     from forge_agents.weights import Publisher, Subscriber
 
-    monkeypatch.setattr(versions, "PART_BYTES", 1 << 8)
+    monkeypatch.setattr(_layout, "PART_BYTES", 1 << 8)
     seen, told = list[int](), list[str]()
 
     def look(tensors: Any, version: int) -> None:
@@ -381,17 +397,17 @@ def test_two_publishers_of_one_name_are_told_and_nobody_reads_a_mixture(monkeypa
             publisher = Publisher(store, "hero", dtype=torch.float32)
             for version in range(first, 20, 2):
                 with contextlib.suppress(ForgeError):
-                    await publisher.publish({f"w{i}": torch.full((40,), float(version)) for i in range(4)}, version)
+                    await publisher.publish(version, {f"w{i}": torch.full((40,), float(version)) for i in range(4)})
                     continue
                 told.append("two")
                 await asyncio.sleep(0)
 
-        async def read() -> None:
+        async def read_again() -> None:
             for _ in range(4):
                 with contextlib.suppress(StallError, UnknownIdError):
-                    await Subscriber(store, "hero").fetch(look)
+                    await read(Subscriber(store, "hero"), look)
 
-        await asyncio.gather(write(0), write(1), read())
+        await asyncio.gather(write(0), write(1), read_again())
 
     for seed in range(3):
         asyncio.run(main(SharedStore(seed)))
@@ -402,7 +418,7 @@ def test_a_reader_slower_than_the_writer_is_waited_for_as_long_as_it_gets_on(mon
     torch = pytest.importorskip("torch")
     from forge_agents.weights import Publisher, Subscriber
 
-    monkeypatch.setattr(versions, "PART_BYTES", 1 << 10)
+    monkeypatch.setattr(_layout, "PART_BYTES", 1 << 10)
 
     async def main() -> None:
         store: Any = SlowStore()
@@ -413,22 +429,22 @@ def test_a_reader_slower_than_the_writer_is_waited_for_as_long_as_it_gets_on(mon
         async def write(most: int) -> None:
             nonlocal last
             while last < most:
-                await publisher.publish({"w": torch.full((1024,), float(last))}, last)
+                await publisher.publish(last, {"w": torch.full((1024,), float(last))})
                 last += 1
                 await asyncio.sleep(0.05)
 
         await write(1)
         writing = asyncio.ensure_future(write(1000))
         seen: list[Any] = []
-        result = await asyncio.wait_for(subscriber.fetch(lambda tensors, _: seen.append(tensors["w"].clone())), 20)
+        result = await asyncio.wait_for(read(subscriber, lambda tensors, _: seen.append(tensors["w"].clone())), 20)
         assert bool((seen[0] == result.version).all())
         assert last - result.version <= 2
         writing.cancel()
-        await subscriber._hold.begin(store, "slot0")  # and does not get on
+        await subscriber._lease.begin(store, "slot0")  # and does not get on
         started = time.monotonic()
         await write(last + 1)
         assert time.monotonic() - started > store.heartbeat_timeout_s
-        assert [key for key in store.values if "hold" in key] == []
+        assert [key for key in store.values if "lease" in key] == []
 
     asyncio.run(main())
 
@@ -456,15 +472,16 @@ def test_tensors_that_are_made_one_at_a_time_are_never_there_together() -> None:
         store.put_s = store.get_s = 0.0
         publisher, got = Publisher(store, "hero"), dict[str, float]()
         for version in (1, 2):
-            await publisher.publish(tensors, version)
-        await Subscriber(store, "hero").fetch(lambda found, _: got.update({n: float(t[0]) for n, t in found.items()}))
+            await publisher.publish(version, tensors)
+        subscriber = Subscriber(store, "hero")
+        await read(subscriber, lambda found, _: got.update({n: float(t[0]) for n, t in found.items()}))
         assert got == {f"w{i}": float(i) for i in range(6)}
         assert (most, num_calls) == (0, 3)  # the first time it is called to see what comes
         shape = (9,)
-        with pytest.raises(ValueError, match=r"'w5' of weights 'hero' has the shape \[9\], and it had \[8\] in the"):
-            await publisher.publish(tensors, 3)
+        with pytest.raises(ValueError, match=r"'w5' of weights 'hero' has the shape \[9\], but had the shape \[8\]"):
+            await publisher.publish(3, tensors)
         with pytest.raises(ValueError, match="'hero' lack w0, w1, w2"):
-            await publisher.publish(list, 3)
+            await publisher.publish(3, list)
 
     asyncio.run(main())
 
@@ -476,13 +493,13 @@ def test_who_asks_while_a_version_is_written_waits_for_it(monkeypatch: pytest.Mo
     async def main() -> None:
         store: Any = SlowStore()
         publisher = Publisher(store, "hero")
-        await publisher.publish({"w": torch.zeros(4)}, 1)
+        await publisher.publish(1, {"w": torch.zeros(4)})
         for asked in (None, 3):
-            writing = asyncio.ensure_future(publisher.publish({"w": torch.ones(4)}, 3))
+            writing = asyncio.ensure_future(publisher.publish(3, {"w": torch.ones(4)}))
             await asyncio.sleep(0.02)
             with pytest.raises(UnknownIdError, match="no version 1; existing versions: none, and 3 is being written"):
-                await Subscriber(store, "hero").fetch(lambda tensors, version: None, version=1)
-            result = await Subscriber(store, "hero").fetch(lambda tensors, version: None, version=asked)
+                await read(Subscriber(store, "hero"), lambda tensors, version: None, version=1)
+            result = await read(Subscriber(store, "hero"), lambda tensors, version: None, version=asked)
             assert result.version == 3 and writing.done()
 
     asyncio.run(main())
@@ -494,7 +511,7 @@ def test_a_writer_that_gets_on_is_waited_for_however_long_it_takes_and_one_that_
     torch = pytest.importorskip("torch")
     from forge_agents.weights import Publisher, Subscriber
 
-    monkeypatch.setattr(versions, "PART_BYTES", 1 << 10)
+    monkeypatch.setattr(_layout, "PART_BYTES", 1 << 10)
     taken: list[int] = []
 
     def slowly() -> Iterator[tuple[str, Any]]:
@@ -507,14 +524,14 @@ def test_a_writer_that_gets_on_is_waited_for_however_long_it_takes_and_one_that_
         """Seconds of a write for which somebody waits from its beginning on."""
         other, reader = Subscriber(store, "hero"), Subscriber(store, "hero")
         if slot_held_s:
-            await other._hold.begin(store, "slot0")
-        async with other._hold.beating(store):
+            await other._lease.begin(store, "slot0")
+        async with other._lease.renewing(store):
             started = time.monotonic()
-            writing = asyncio.ensure_future(publisher.publish(slowly, 2))
+            writing = asyncio.ensure_future(publisher.publish(2, slowly))
             await asyncio.sleep(0.02)
-            reading = asyncio.ensure_future(reader.fetch(lambda tensors, version: taken.append(version)))
+            reading = asyncio.ensure_future(read(reader, lambda tensors, version: taken.append(version)))
             await asyncio.sleep(slot_held_s)
-        await other._hold.end(store)
+        await other._lease.release(store)
         await asyncio.gather(writing, reading)
         return time.monotonic() - started
 
@@ -528,7 +545,7 @@ def test_a_writer_that_gets_on_is_waited_for_however_long_it_takes_and_one_that_
         )  # twice what is waited for below, for busy machines
         with ThreadPoolExecutor(1) as thread:
             publisher = Publisher(store, "hero", dtype=torch.float32, thread=thread)
-            await publisher.publish(slowly, 1)
+            await publisher.publish(1, slowly)
             assert (
                 await waits(store, slot_held_s=2 * store.heartbeat_timeout_s) > 2 * store.heartbeat_timeout_s
             )  # before its first byte
@@ -539,19 +556,20 @@ def test_a_writer_that_gets_on_is_waited_for_however_long_it_takes_and_one_that_
             assert taken == [2, 2, 2]
             pause_s, store.put_s = 0.02, 0.0
             free.clear()
-            writing = asyncio.ensure_future(publisher.publish(slowly, 3))
+            writing = asyncio.ensure_future(publisher.publish(3, slowly))
             await asyncio.sleep(store.heartbeat_timeout_s)  # it answers, and makes no more tensors
             started = time.monotonic()
-            with pytest.raises(StallError, match=r"process \d+, which was writing version 3, has not got on for \d s"):
-                await Subscriber(store, "hero").fetch(lambda tensors, version: None)
+            with pytest.raises(StallError, match=r"process \d+, .* version 3, has made no progress for \d s"):
+                await read(Subscriber(store, "hero"), lambda tensors, version: None)
             assert store.heartbeat_timeout_s < time.monotonic() - started < 30  # a busy machine takes its time
-            store.values["hero.beat"] = Note(who=Process(place="another rank's", pid=1), beats=1)
-            waiting = asyncio.ensure_future(Subscriber(store, "hero").fetch(lambda tensors, version: None))
+            other_rank = Process(place="another rank's", pid=1)
+            store.values["hero.progress"] = LeaseRecord(owner=other_rank, renewals=1)
+            waiting = asyncio.ensure_future(read(Subscriber(store, "hero"), lambda tensors, version: None))
             for beats in range(2, 8):  # the first rank has done its part, another has not
                 await asyncio.sleep(store.heartbeat_timeout_s / 4)
-                store.values["hero.beat"] = Note(who=Process(place="another rank's", pid=1), beats=beats)
+                store.values["hero.progress"] = LeaseRecord(owner=other_rank, renewals=beats)
             assert not waiting.done()
-            with pytest.raises(StallError, match="has not got on for [12345] s"):
+            with pytest.raises(StallError, match="has made no progress for [12345] s"):
                 await waiting
             free.set()
             await writing
@@ -582,23 +600,23 @@ def test_a_version_whose_writer_ended_in_the_middle_is_named_and_the_next_writer
         store: Any = SlowStore()
         store.put_s = store.get_s = 0.0
         subscriber, taken = Subscriber(store, "hero"), list[int]()
-        await Publisher(store, "hero").publish({"w": torch.zeros(4)}, 1)
+        await Publisher(store, "hero").publish(1, {"w": torch.zeros(4)})
         with pytest.raises(OSError, match="out of reach"):
-            await Broken(store, "hero").publish({"w": torch.ones(4)}, 2)
+            await Broken(store, "hero").publish(2, {"w": torch.ones(4)})
         started = time.monotonic()
-        with pytest.raises(StallError, match=r"'hero' have no whole version: process \d+, .* version 2, has") as seen:
-            await subscriber.fetch(lambda tensors, version: taken.append(version))
-        assert seen.value.who == "writer of hero" and re.search(r"has not got on for \d+ s", str(seen.value))
+        with pytest.raises(StallError, match=r"'hero' have no complete version: .* version 2, has") as seen:
+            await read(subscriber, lambda tensors, version: taken.append(version))
+        assert seen.value.who == "writer of hero" and re.search(r"has made no progress for \d+ s", str(seen.value))
         assert time.monotonic() - started > store.heartbeat_timeout_s
         left = store.values["hero.index"]
         writer = Process(place=memory_domain(), pid=pid)
         store.values["hero.index"] = Index(stamp=1, write=Write(version=2, writer=writer))
         store.heartbeat_timeout_s = 60.0
-        with pytest.raises(StallError, match="ended in the middle"):  # at once
-            await subscriber.fetch(lambda tensors, version: taken.append(version))
+        with pytest.raises(StallError, match="ended before it finished"):  # at once
+            await read(subscriber, lambda tensors, version: taken.append(version))
         store.values["hero.index"] = left
-        await Second(store, "hero").publish({"w": torch.ones(4)}, 2)
-        await subscriber.fetch(lambda tensors, version: taken.append(version))
+        await Second(store, "hero").publish(2, {"w": torch.ones(4)})
+        await read(subscriber, lambda tensors, version: taken.append(version))
 
     asyncio.run(main())
 
@@ -607,7 +625,7 @@ def test_a_version_reaches_each_host_once_however_many_read_it_there(monkeypatch
     torch = pytest.importorskip("torch")
     from forge_agents.weights import Publisher, Subscriber, _records, _segments
 
-    monkeypatch.setattr(versions, "PART_BYTES", 1 << 10)
+    monkeypatch.setattr(_layout, "PART_BYTES", 1 << 10)
     got: list[str] = []
 
     class Counting(SlowStore):
@@ -636,23 +654,23 @@ def test_a_version_reaches_each_host_once_however_many_read_it_there(monkeypatch
             seen.append(value(tensors))
 
         for version in (1, 2, 2, 3):
-            await publisher.publish({f"w{i}": torch.full((300,), float(version)) for i in range(4)}, version)
+            await publisher.publish(version, {f"w{i}": torch.full((300,), float(version)) for i in range(4)})
             got.clear()
             seen.clear()
             inodes = set[int]()
-            await asyncio.gather(*(reader.lend(load) for host in readers.values() for reader in host))
+            await asyncio.gather(*(lend(reader, load) for host in readers.values() for reader in host))
             assert seen == [float(version)] * 6
             assert len(got) == 2 * 5  # five parts, two hosts
             for host in readers.values():
-                segments = [_segments.segment_of(reader._landing._pages[0]) for reader in host]
+                segments = [_segments.segment_of(reader._host_copy._pages[0]) for reader in host]
                 inodes |= {segment.inode for segment in segments if segment is not None}
             assert len(inodes) == 2  # one set of pages a host
-            await readers["a"][0].fetch(lambda tensors, _: seen.append(value(tensors)))
+            await read(readers["a"][0], lambda tensors, _: seen.append(value(tensors)))
             assert seen[6:] == [version] and len(got) == 2 * 5
-        assert [key for key in store.values if "hold" in key] == []
+        assert [key for key in store.values if "lease" in key] == []
         del readers["a"][0]  # maybe the one that pulled: another offers the pages
         got.clear()
-        await asyncio.gather(*(reader.lend(load) for reader in [*readers["a"], on("a", store)]))
+        await asyncio.gather(*(lend(reader, load) for reader in [*readers["a"], on("a", store)]))
         assert len(got) in (0, 5)
 
     asyncio.run(main())
@@ -662,7 +680,7 @@ def test_who_pulls_for_a_host_waits_for_those_who_read_there_and_is_told_from_on
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch = pytest.importorskip("torch")
-    from forge_agents.weights import Publisher, Subscriber, _landing
+    from forge_agents.weights import Publisher, Subscriber, _host_copy
 
     async def main() -> None:
         store: Any = SlowStore()
@@ -670,7 +688,7 @@ def test_who_pulls_for_a_host_waits_for_those_who_read_there_and_is_told_from_on
         store.heartbeat_timeout_s = 20.0
         publisher = Publisher(store, "hero", dtype=torch.float32)
         slow, quick = Subscriber(store, "hero"), Subscriber(store, "hero")
-        await publisher.publish({"w": torch.full((300,), 1.0)}, 1)
+        await publisher.publish(1, {"w": torch.full((300,), 1.0)})
         reads, done = asyncio.Event(), list[str]()
 
         async def load_slowly(tensors: Any, arrived: int, check: Any) -> None:
@@ -684,23 +702,23 @@ def test_who_pulls_for_a_host_waits_for_those_who_read_there_and_is_told_from_on
             assert bool((tensors["w"] == 2.0).all())
             done.append("quick")
 
-        reading = asyncio.ensure_future(slow.lend(load_slowly))
+        reading = asyncio.ensure_future(lend(slow, load_slowly))
         await reads.wait()
-        await publisher.publish({"w": torch.full((300,), 2.0)}, 2)
+        await publisher.publish(2, {"w": torch.full((300,), 2.0)})
         assert not done  # the host has pages of its own: the learner goes on
-        await quick.lend(load)
+        await lend(quick, load)
         await reading
         assert done == ["slow", "quick"]
         store.heartbeat_timeout_s = 0.2
-        await publisher.publish({"w": torch.full((300,), 3.0)}, 3)
+        await publisher.publish(3, {"w": torch.full((300,), 3.0)})
         late = Subscriber(store, "hero")
-        lock = _landing._lock(late._landing._name)
+        lock = _host_copy._lock(late._host_copy._lock_name)
         assert lock is not None
-        said = f"process {os.getpid()}, which pulls them for all here, did not"
+        said = f"process {os.getpid()}, which pulls them for all processes here, has made no progress"
         with lock, pytest.raises(StallError, match=said):
-            await late.fetch(lambda tensors, version: None)
+            await read(late, lambda tensors, version: None)
         taken: list[int] = []
-        await late.fetch(lambda tensors, version: taken.append(version))
+        await read(late, lambda tensors, version: taken.append(version))
         assert taken == [3]
 
     asyncio.run(main())
@@ -710,26 +728,26 @@ def test_pages_that_are_written_over_while_they_are_lent_are_noticed(monkeypatch
     torch = pytest.importorskip("torch")
     from forge_agents.weights import Publisher, Subscriber, _records
 
-    async def idle(hold: Any, client: Any) -> None:
-        hold.held = False
+    async def idle(lease: Any, client: Any) -> None:
+        lease.held = False
 
     async def main() -> None:
         store: Any = SharedStore(0)
         publisher, subscriber = Publisher(store, "hero", dtype=torch.float32), Subscriber(store, "hero")
-        await publisher.publish({"w": torch.full((300,), 1.0)}, 1)
+        await publisher.publish(1, {"w": torch.full((300,), 1.0)})
 
         async def load(tensors: Any, arrived: int, check: Any) -> None:
             assert bool((tensors["w"] == 1.0).all())
             await asyncio.to_thread(check)
-            await publisher.publish({"w": torch.full((300,), 2.0)}, 2)
+            await publisher.publish(2, {"w": torch.full((300,), 2.0)})
             assert bool((tensors["w"] == 2.0).all())  # the pages themselves, no copy
-            with pytest.raises(StallError, match="'hero' version 1 were written over while they were read"):
+            with pytest.raises(StallError, match="'hero' version 1 were overwritten while they were read"):
                 await asyncio.to_thread(check)
 
         with monkeypatch.context() as unheld:
-            unheld.setattr(_records.Hold, "renew", idle)
-            await subscriber.lend(load)
-        assert subscriber._private == {} and subscriber._landing._pages == {}
+            unheld.setattr(_records.Lease, "renew", idle)
+            await lend(subscriber, load)
+        assert subscriber._host_copy._pages == {}
 
     asyncio.run(main())
 
@@ -749,7 +767,6 @@ def test_the_start_says_how_weights_travel(
     from forge_agents.weights import _torchstore
 
     monkeypatch.setattr(_torchstore, "_rdma", rdma, raising=False)
-    monkeypatch.setattr(_torchstore, "IS_0_1", True)
     assert _torchstore.transport(several) == said
 
 

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,19 +88,20 @@ def session(tiny_llama: Path, random_batch: Batches, tmp_path_factory: pytest.Te
                 await learner.use_store(store.ref)
                 subscriber, fetched = Subscriber(store.ref, "hero"), []
 
-                def compare(tensors: Mapping[str, torch.Tensor], version: int) -> None:
-                    same = tensors.keys() == stored.keys() and all(
-                        tensors[name].equal(value) for name, value in stored.items()
-                    )
-                    fetched.append((version, same))
+                async def compare() -> None:
+                    async with subscriber.load() as weights:
+                        same = weights.tensors.keys() == stored.keys() and all(
+                            weights.tensors[name].equal(value) for name, value in stored.items()
+                        )
+                    fetched.append((weights.version, same))
 
                 assert await learner.publish() == 0
-                await subscriber.fetch(compare)
+                await compare()
                 steps = [await learner.train_step(batch, timeout_s=60) for batch in batches[:2]]
                 await learner.save(folder / "step-2", timeout_s=60)
                 steps.append(await learner.train_step(batches[2], timeout_s=60))
                 assert await learner.publish() == learner.version == 3
-                await subscriber.fetch(compare)
+                await compare()
                 await learner.export(folder / "export", timeout_s=60)
                 logprobs = await learner.logprobs(batches[0])
                 bad = random_batch()

@@ -7,9 +7,6 @@ import inspect
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from forge_trainers.learner import actor
 from forge_trainers.learner.actor import LearnerActor
 from forge_trainers.learner.config import LearnerConfig
 
@@ -17,29 +14,30 @@ from forge_trainers.learner.config import LearnerConfig
 class Publisher:
     """Says to which store it published."""
 
-    def __init__(self, store: str, name: str, **_: Any) -> None:
+    def __init__(self, store: str) -> None:
         self.store = store
 
     async def publish(self, *_: Any) -> dict[str, Any]:
         return {"store": self.store}
 
 
-def test_who_publishes_after_the_store_was_replaced_publishes_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(actor, "Publisher", Publisher)
+def test_who_publishes_after_the_store_was_replaced_publishes_to_the_next() -> None:
     publish, use_store = (inspect.unwrap(getattr(LearnerActor, name)._method) for name in ("publish", "use_store"))
+
+    second = SimpleNamespace(publisher=lambda name, **_: Publisher("second"))
 
     async def order() -> dict[str, Any]:
         learner: Any = SimpleNamespace(
             _name="hero-learner",
             _configs={"hero": LearnerConfig()},
             _store="first",
-            _publishers={"hero": Publisher("first", "hero")},
+            _publishers={"hero": Publisher("first")},
             _one_at_a_time=asyncio.Lock(),
             _thread=None,
             _core=lambda whose: SimpleNamespace(version=3, published=list),
         )
         async with learner._one_at_a_time:  # as a step that takes long
-            replaced = asyncio.ensure_future(use_store(learner, "hero", "second"))
+            replaced = asyncio.ensure_future(use_store(learner, "hero", second))
             await asyncio.sleep(0)
             published = asyncio.ensure_future(publish(learner, "hero"))
             await asyncio.sleep(0)

@@ -367,6 +367,9 @@ def test_a_process_answers_while_a_snapshot_is_packed(tmp_path, tiny_llama, monk
         name, place, heartbeat_timeout_s = "weights", "elsewhere", 10.0
         values: ClassVar = {}
 
+        def publisher(self, name, **options):
+            return Publisher(self, name, **options)
+
         async def client(self):
             return self
 

@@ -11,7 +11,7 @@ import pytest
 from forge_agents.errors import HostError
 from forge_agents.policy import Endpoint
 from forge_agents.runtime import mesh
-from forge_agents.serving import Engine, EngineConfig
+from forge_agents.serving import EngineConfig, EngineProcess
 from forge_agents.types import Completion
 from forge_verifiers import Judge
 from forge_verifiers.judge.clients import EngineChat, Question
@@ -60,7 +60,7 @@ def test_an_engine_starts_as_its_run_has_placed_it(monkeypatch):
     async def start(config, **settings):
         started.append((config.gpu_memory_utilization, settings["name"], settings["role"]))
 
-    monkeypatch.setattr(Engine, "start", start)
+    monkeypatch.setattr(EngineProcess, "start", start)
     monkeypatch.setattr(mesh, "gpu_neighbors", lambda name, *_: [] if name == "judge-2" else ["hero"])
     judge = Judge("tiny-random", "Is it polite?", engine=EngineConfig(max_model_len=512))
     chat = judge.own_engine

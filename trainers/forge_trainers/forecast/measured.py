@@ -22,7 +22,7 @@ import numpy as np
 from forge_agents import safe_yaml
 from forge_agents.errors import RunFolderError
 from forge_agents.files import check_plain_files, user_path
-from forge_agents.serving.replicas import waves
+from forge_agents.serving.client import waves
 from forge_agents.serving.routing import router_class
 from forge_trainers.forecast.engine import NOTHING, Counts, EngineTimes, Request
 from forge_trainers.forecast.simulation import (

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import simpy
 
-from forge_agents.serving.replicas import waves
+from forge_agents.serving.client import waves
 from forge_trainers.forecast.engine import Cores, EngineTimes, Process, Replica, Request, SimulatedReplicas
 from forge_trainers.rl.pipeline import window
 
@@ -547,6 +547,6 @@ class SimulatedRun:
         yield self.env.all_of([self.env.process(self._roll(home, version)) for home in homes])
 
     def _roll(self, home: str, version: int) -> Process:
-        """New weights for half of the replicas at a time, as `Replicas.load_weights` does."""
+        """New weights for half of the replicas at a time, as `EngineClient.load_weights` does."""
         for wave in waves(self.engines[home].replicas):
             yield self.env.all_of([replica.update(self.stages.fetch_s, version) for replica in wave])

@@ -104,8 +104,8 @@ class LearnerActor(Actor):
         core = self._core(whose)
         async with self._one_at_a_time:
             if whose not in self._publishers:  # now: `use_store` may have had its turn before
-                self._publishers[whose] = Publisher(self._store, whose, dtype=dtype, thread=self._thread)
-            put = await self._publishers[whose].publish(partial(core.published, dtype), core.version)
+                self._publishers[whose] = self._store.publisher(whose, dtype=dtype, thread=self._thread)
+            put = await self._publishers[whose].publish(core.version, partial(core.published, dtype))
             return {**put, "version": float(core.version)}
 
     async def _on_thread(self, work: Callable[..., T], *args: Any) -> T:

@@ -352,18 +352,16 @@ class LeagueSeating(Seating):
             return
         import torch
 
-        from forge_agents.weights import Publisher
-
         started = time.perf_counter()
         folder = self._snapshots / name if version else models.resolve(self._league.policy.model)
         if self._publisher is None or self._store != store:
             dtype = getattr(torch, self._config.learner_of(self._league.policy).compute_dtype)
-            self._publisher = Publisher(store, self._league.engine, dtype=dtype, thread=self._packing)
+            self._publisher = store.publisher(self._league.engine, dtype=dtype, thread=self._packing)
             self._store = store
         tensors = await asyncio.to_thread(_read, folder)
         self._loaded = ""  # whoever breaks off here leaves it unknown
         self._loads += 1  # a version of its own: after a restart other weights may have the snapshot's name
-        await self._publisher.publish(tensors, self._loads)
+        await self._publisher.publish(self._loads, tensors)
         await processes.engines[self._league.engine].load_weights(self._loads, timeout_s=self._config.stage_timeout_s)
         self._loaded = name
         self._load_s += time.perf_counter() - started

@@ -33,7 +33,16 @@ from forge_agents.serving.memory import (
     item_bytes,
     pass_bytes,
 )
-from forge_agents.serving.shares import ROOM, Footprint, Room, Wish, divided, said, told, wish_of
+from forge_agents.serving.shares import (
+    USABLE_SHARE,
+    Footprint,
+    MemoryRequest,
+    MemoryShare,
+    describe_needs,
+    divide_memory,
+    memory_request,
+    with_memory_share,
+)
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.degrees import check_degrees, check_without_gpu, shards_of
 from forge_trainers.learner.memory import RECOMPUTED, by_memory, learner_bytes, offloaded_bytes, published_bytes
@@ -499,14 +508,14 @@ def _place(
         for part in parts
     ]
     by_name = {part.name: part for part in parts}
-    rooms: dict[str, list[Room]] = defaultdict(list)
+    rooms: dict[str, list[MemoryShare]] = defaultdict(list)
     for where in dict.fromkeys((*on, *held)):
         sitting, own = on.get(where, []), held.get(where)
         total = (sitting[0] if own is None else own.seat).gpu_bytes
         if where[1] and total:
             together = [(seat, by_name[seat.name]) for seat in sitting]
             for name, room in _rooms(f"GPU {where[1]} of {where[0]}", total, together, engine, own).items():
-                rooms[name].append(Room(room, total, shared=len(sitting) + (own is not None) > 1))
+                rooms[name].append(MemoryShare(room, total, shared=len(sitting) + (own is not None) > 1))
     settings = {part.name: _told(part, parts, engine, rooms) for part in parts if part.learner is None}
     room_of = {name: min(room.bytes for room in found) for name, found in rooms.items()}
     return Placement(
@@ -549,7 +558,7 @@ def _filled(
 
 
 def _told(
-    part: Part, parts: Sequence[Part], engine: EngineConfig, rooms: Mapping[str, Sequence[Room]]
+    part: Part, parts: Sequence[Part], engine: EngineConfig, rooms: Mapping[str, Sequence[MemoryShare]]
 ) -> EngineConfig:
     """An engine's settings with what it may take; engines of one model have the same."""
     alike = (part.role, part.size, part.dtype, part.adapters, part.judge)
@@ -559,7 +568,7 @@ def _told(
         if one.learner is None and (one.role, one.size, one.dtype, one.adapters, one.judge) == alike
         for room in rooms.get(one.name, ())
     ]
-    return told(part.judge or engine, part.served, found)
+    return with_memory_share(part.judge or engine, part.served, found)
 
 
 def _rooms(
@@ -580,15 +589,15 @@ def _rooms(
     alone = len(sitting) == 1 and held is None
     engines = {part.name: part for _, part in sitting if part.learner is None}
     wishes = [
-        wish_of(name, part.served, part.judge or engine, total, alone=alone) for name, part in engines.items()
+        memory_request(name, part.served, part.judge or engine, total, alone=alone) for name, part in engines.items()
     ]
     sleeping = sum(engine.sleeps and part.judge is None for part in engines.values()) if learners else 0
     taken, asleep = sum(sum(found.values()) for _, found in learners), sleeping * OVERHEAD_BYTES
-    whole = wishes[0].taken if alone and wishes else int(total * ROOM)
+    whole = wishes[0].reserved if alone and wishes else int(total * USABLE_SHARE)
     if taken + kept + asleep > whole and (asleep or not wishes):
         beside = f" beside {sleeping} sleeping engine{'s' * (sleeping > 1)}" if asleep else ""
         less = "; ".join([_less_learner(learning)] * bool(learners) + [_LESS_HELD] * bool(others))
-        raise HostError(f"{where} and{beside} {said([*learners, *others])}: {less}")
+        raise HostError(f"{where} and{beside} {describe_needs([*learners, *others])}: {less}")
     turns = [(taken + kept, wishes)]
     if asleep:  # the learners', and the engines' beside what learners keep there
         judges = [wish for wish in wishes if engines[wish.name].judge is not None]
@@ -596,7 +605,7 @@ def _rooms(
     rooms: dict[str, int] = {}
     for before, there in turns:
         room = max(0, whole - before)
-        if (found := divided(room, there)) is None:
+        if (found := divide_memory(room, there)) is None:
             less = _less_learner(learning)
             raise HostError(f"{where}, {_too_much(room, there, learners, others, engine, engines=engines, less=less)}")
         for name, most in found.items():
@@ -606,7 +615,7 @@ def _rooms(
 
 def _too_much(
     room: int,
-    wishes: Sequence[Wish],
+    wishes: Sequence[MemoryRequest],
     learners: Sequence[tuple[str, Mapping[str, int]]],
     others: Sequence[tuple[str, Mapping[str, int]]],
     engine: EngineConfig,
@@ -615,8 +624,8 @@ def _too_much(
     less: str,
 ) -> str:
     """Why engines do not fit into `room` of a GPU, and what to do."""
-    asked = [wish for wish in wishes if wish.asked is not None]
-    if (wished := sum(wish.taken for wish in asked)) > room:
+    asked = [wish for wish in wishes if wish.configured is not None]
+    if (wished := sum(wish.reserved for wish in asked)) > room:
         part, many = engines[asked[0].name], f"{len(wishes)} engine{'s' * (len(wishes) > 1)}"
         whose = "engine.gpu_memory_utilization" if part.judge is None else f"gpu_memory_utilization of {part.name}"
         return (
@@ -625,14 +634,14 @@ def _too_much(
             "leave it out"
         )
     many = "its engine" if len(wishes) == 1 else f"its {len(wishes)} engines"
-    if short := [wish for wish in asked if wish.least > wish.taken]:
-        wishes, room, many = short[:1], short[0].taken, "its engine"
+    if short := [wish for wish in asked if wish.least > wish.reserved]:
+        wishes, room, many = short[:1], short[0].reserved, "its engine"
     judges = [engines[wish.name].judge for wish in wishes]
-    needs = said((f"{engines[wish.name].role.removesuffix('s')} {wish.name}", wish.needs) for wish in wishes)
+    needs = describe_needs((f"{engines[wish.name].role.removesuffix('s')} {wish.name}", wish.needs) for wish in wishes)
     judged, playing = any(judge is not None for judge in judges), any(judge is None for judge in judges)
     return (
         f"of which {many} may take {room / 1e9:.1f}, and {needs}."
-        + f" Beside it, {said([*learners, *others])}." * bool(learners or others)
+        + f" Beside it, {describe_needs([*learners, *others])}." * bool(learners or others)
         + f" {_less_engine(engine)}" * playing
         + f"{';' * playing} {_LESS_JUDGE}" * judged
         + f"; {less}" * bool(learners)
@@ -679,7 +688,7 @@ def _doubts(parts: Sequence[Part], seats: Sequence[ProcessSlot]) -> list[str]:
         longest = sum(_learner(part, replace(config, max_sample_tokens=most)).values())
         gpus = {(seat.host, seat.gpu): seat.gpu_bytes for seat in seats if seat.name == part.name and seat.gpu_bytes}
         alone = not any((seat.host, seat.gpu) in gpus for seat in seats if seat.name != part.name)
-        if gpus and (not alone or longest > ROOM * min(gpus.values())):
+        if gpus and (not alone or longest > USABLE_SHARE * min(gpus.values())):
             found.append(
                 f"{part.name}: counted are passes of {room} tokens. A longer sample is one "
                 f"pass, and one of the model's {most} tokens would take {longest / 1e9:.1f} GB: set "

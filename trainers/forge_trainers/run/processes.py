@@ -27,10 +27,10 @@ from forge_agents.runtime.colocation import Colocation, DeviceAccess, unshared
 from forge_agents.runtime.faults import Fault, Faults
 from forge_agents.runtime.hosts import Hosts, ProcessSlot
 from forge_agents.runtime.threads import all_or_first_error
-from forge_agents.serving import Replicas
+from forge_agents.serving import EngineClient
+from forge_agents.serving.client import names_of
 from forge_agents.serving.config import EngineConfig
-from forge_agents.serving.fleet import check_named_by_policies, homes_of, start_engines
-from forge_agents.serving.replicas import names_of
+from forge_agents.serving.fleet import assign_engines, check_policy_models, start_engines
 from forge_agents.weights import WeightStore
 from forge_trainers.learner.client import Learner, LearnerConfig
 from forge_trainers.learner.degrees import shards_of
@@ -48,7 +48,7 @@ _FAULTS = "faults.jsonl"
 class Processes:
     """Running actors, by policy name.
 
-    Engines that die are replaced by `Replicas`, the store here: learners publish to the new one what they hold. Lost
+    `EngineClient` replaces engines that die. The store is replaced here, and learners publish to the new one. Lost
     learners are told to the caller, who knows which steps their checkpoints lack.
     """
 
@@ -60,7 +60,7 @@ class Processes:
     faults: Faults
     """Deaths so far, and how many are allowed."""
     hosts: Hosts
-    engines: Mapping[str, Replicas] = field(default_factory=dict)
+    engines: Mapping[str, EngineClient] = field(default_factory=dict)
     """By the name of the first policy that each serves."""
     policy_engines: dict[str, PolicyEngine] = field(default_factory=dict)
     """By policy name, the engine, or the adapter in one, that samples for it."""
@@ -101,14 +101,14 @@ class Processes:
             held: What this process loads by itself; it is counted here.
         """
         paths = {name: models.resolve(policy.model) for name, policy in policies.items()}
-        check_named_by_policies(config.engine, paths.values())
+        check_policy_models(config.engine, paths.values())
         renderers = {  # what has no template starts nothing
             name: Renderer.of(paths[name], thinking=policy.thinking) for name, policy in policies.items()
         }
         for name, policy in policies.items():
             if policy.trainable:  # nor what nobody can train
                 families.check_trainable(models.read_json(paths[name] / "config.json"))
-        homes, adapters = homes_of(policies, paths)
+        homes, adapters = assign_engines(policies, paths)
         faults = Faults(max_respawns=config.max_respawns, file=folder / _FAULTS)
         hosts, together = hosts or Hosts(), _together(policies, paths)
         if hosts.kind == "local":
@@ -445,7 +445,7 @@ def computing(
         Of each engine the model's folder and the adapters beside it; of each learner its settings, and how many
         policies share it.
     """
-    _, adapters = homes_of(policies, paths)
+    _, adapters = assign_engines(policies, paths)
     engines: dict[str, tuple[Path, Sequence[LoRA]]] = {
         one: (paths[home], tuple(adapters[home].values()))
         for home in adapters
@@ -471,7 +471,7 @@ def whose(
     policies: Mapping[str, Policy], paths: Mapping[str, Path], config: ProcessConfig
 ) -> dict[str, tuple[str, ...]]:
     """Policies of each engine and learner, by the name of its processes; arguments as of `computing`."""
-    homes, adapters = homes_of(policies, paths)
+    homes, adapters = assign_engines(policies, paths)
     found = {_learner_name(names): tuple(names) for names in _together(policies, paths)}
     for home in adapters:
         served = tuple(name for name in policies if homes[name] == home)
@@ -489,7 +489,7 @@ def meshes_of(
         paths: Their models' folders.
         config: How many there are of each.
     """
-    _, adapters = homes_of(policies, paths)
+    _, adapters = assign_engines(policies, paths)
     engines = [name for home in adapters for name in names_of(home, config.engine.replicas)]
     learners = [_learner_name(names) for names in _together(policies, paths)]
     return [

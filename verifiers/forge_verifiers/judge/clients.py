@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from forge_agents.rollout.endpoint import EndpointClient
     from forge_agents.rollout.rendering import Renderer
-    from forge_agents.serving import Engine, EngineConfig
+    from forge_agents.serving import EngineConfig, EngineProcess
     from forge_agents.types import Completion
 
 _LOG = logging.getLogger(__name__)
@@ -240,7 +240,7 @@ class EngineChat:
         self._model, self._config, self._asked_name = model, config, name
         self._name, self._placed = name, config
         self._timeout_s, self._start_timeout_s = timeout_s, start_timeout_s
-        self._engine: Engine | None = None
+        self._engine: EngineProcess | None = None
         self._renderer: Renderer | None = None
 
     @property
@@ -285,7 +285,7 @@ class EngineChat:
         from forge_agents.models import resolve as models
         from forge_agents.rollout.rendering import Renderer
         from forge_agents.runtime import mesh
-        from forge_agents.serving import Engine
+        from forge_agents.serving import EngineProcess
         from forge_agents.serving.memory import USUAL_SHARE
 
         folder = models.resolve(self._model)
@@ -302,7 +302,7 @@ class EngineChat:
                 "Judge(engine=fa.EngineConfig(gpu_memory_utilization=0.2)), and so much less in "
                 "trainer.engine.gpu_memory_utilization"
             )
-        self._engine = await Engine.start(
+        self._engine = await EngineProcess.start(
             config, name=self._name, role="judges", timeout_s=self._start_timeout_s
         )
 
@@ -311,7 +311,7 @@ class EngineChat:
 
         Raises:
             ValueError: The question does not fit the model's context.
-            StallError, ActorDiedError: As in `Engine.generate`.
+            StallError, ActorDiedError: As in `EngineProcess.generate`.
         """
         engine, renderer = self._engine, self._renderer
         assert engine is not None

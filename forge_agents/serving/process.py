@@ -1,7 +1,4 @@
-"""The controller's side of a served model.
-
-In: prompts as tokens, from thousands of tasks. Out: completions. Waits for the engine's actor, always with a deadline.
-"""
+"""One engine process, as the controller sees it: requests and answers in batches, with a deadline for every wait."""
 
 from __future__ import annotations
 
@@ -33,18 +30,18 @@ if TYPE_CHECKING:
     from forge_agents.weights.store import WeightStoreRef
 
 _POLL_S = 5.0
-"""The actor answers at least this often."""
-_MOVE_S = 120.0
+"""Maximum time between two answers of the actor."""
+_OFFLOAD_S = 120.0
 _INFO_S = 30.0
 HEARTBEAT_TIMEOUT_S = 60.0
-"""An actor that is silent for longer counts as dead, where nothing else is said."""
+"""Default time after which a silent actor counts as dead, in seconds."""
 
 
-class Engine:
-    """One served model in a process of its own. Make one with `start`; call it from one event loop.
+class EngineProcess:
+    """One engine in a process of its own. Create it with `start`; call it from one event loop.
 
-    Requests that arrive while a message is under way travel in the next one, and so do answers; the number of
-    messages follows the engine's steps, not the number of requests.
+    Requests that arrive while a message is under way are sent together in the next message, and answers as well. So the
+    number of messages follows the engine's steps, not the number of requests.
     """
 
     def __init__(
@@ -54,34 +51,34 @@ class Engine:
         name: str,
         procs: ProcMesh,
         actor: Any,
-        facts: EngineInfo,
+        initial_info: EngineInfo,
         heartbeat: Heartbeat,
         ports: Mapping[str, ReplyPort] | None = None,
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
     ) -> None:
         self.name = name
-        self.facts = facts
-        """Its state when it had started."""
+        self.initial_info = initial_info
+        """State after the start."""
+        self.busy = BusyTime()
+        """Seconds in which the engine had work, as reported with its answers."""
         self._config = config
         self._heartbeat_timeout_s = heartbeat_timeout_s
         self._procs = procs
         self._actor = actor
         self._ports = ports or {}
-        """By endpoint. For endpoints that are called often, and of which one call at a time is under way."""
+        """Reply ports of endpoints that are called often, one call at a time."""
         self._ids = itertools.count()
         self._waiting: dict[int, asyncio.Future[Completion]] = {}
         self._outbox: list[Request] = []
         self._sending = False
         self._last_answer = time.monotonic()
-        self.busy = BusyTime()
-        """Counts the seconds in which the engine has had something to do, as it tells them with its answers."""
-        self._busy_s = 0.0
-        self._dead: ActorDiedError | None = None
+        self._reported_busy_s = 0.0
+        self._error: ActorDiedError | None = None
         self._death = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._heartbeat = heartbeat
         self._spawn(self._receive())
-        self._spawn(self._await_end())
+        self._spawn(self._watch())
 
     @classmethod
     async def start(
@@ -94,55 +91,55 @@ class Engine:
         role: Literal["engines", "judges"] = "engines",
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
         timeout_s: float = 300.0,
-    ) -> Engine:
+    ) -> EngineProcess:
         """Start a process and build the engine in it.
 
         Args:
-            name: Said in errors and logs.
-            store: Where `load_weights` finds new weights; None for a model that never changes.
-            weights_name: What the publisher calls them; None for `name`.
-            role: Whose host it starts on; see `Hosts`.
-            heartbeat_timeout_s: An engine that says nothing, or takes no step with requests, for longer is dead.
-            timeout_s: Deadline. Eager engines of small models take some 10 s, compiled ones 40 s the first time.
+            config: Settings; `replicas` is ignored.
+            name: Name in errors and logs.
+            store: Store in which `load_weights` finds new weights; None for a model that never changes.
+            weights_name: Name under which they are published; None for `name`.
+            role: Role that decides the host; see `Hosts`.
+            heartbeat_timeout_s: Seconds after which an engine counts as dead that sends nothing, or has requests and
+                takes no step.
+            timeout_s: Timeout of the start, in seconds. Small models take 10 s without compilation, 40 s with it.
 
         Raises:
             StallError: The engine was not ready in time.
-            ModelNotFoundError: The model's files are not whole.
-            ValueError: Ranks cannot share the model's heads, or vLLM computes none of their size on CPU.
-            Exception: What vLLM raised.
+            ModelNotFoundError: The model's files are incomplete.
+            ValueError: The ranks cannot share the model's heads, or vLLM lacks a kernel for them on CPU.
+            Exception: Any error of vLLM.
         """
         # Monarch loads here, not when this module is imported
         from forge_agents.runtime._monarch import ReplyPort
         from forge_agents.runtime.heartbeat import Heartbeat
         from forge_agents.serving._actor import EngineActor
 
-        _vllm.expected_shapes(config.model)  # a half-written model is cheaper to find here
+        _vllm.expected_shapes(config.model)  # an incomplete model is cheaper to find here
         for lora in config.adapters.values():  # and so is an adapter that does not fit
             _vllm.adapter_shapes(config.model, lora)
         _vllm.check_ranks(config)
-        if not any(seat.gpu for seat in mesh.preview_placement([(name, role, config.tp)])):
+        if not any(slot.gpu for slot in mesh.preview_placement([(name, role, config.tp)])):
             check_head_size(Path(config.model), display_name(Path(config.model)))
         config = replace(config, enforce_eager=config.eager)  # as this process sees it, in every process
         env, threads, tp = _vllm.environment(config), config.threads, config.tp
         procs = mesh.spawn_procs(name, procs=tp, role=role, env=env, threads=threads)
         heartbeat = Heartbeat(procs, tp, name=name, heartbeat_timeout_s=heartbeat_timeout_s)
-        compiled = "compiled" if config.compiled else "not compiled"
-        what = f"{display_name(Path(config.model))}, {compiled}{f', {tp} ranks' * (tp > 1)}"
+        compiled, ranks_text = "not " * (not config.compiled) + "compiled", f", {tp} ranks" * (tp > 1)
+        details = f"{display_name(Path(config.model))}, {compiled}{ranks_text}"
         try:
             on = mesh.hardware_of(procs, threads=threads and threads * tp)
-            with startup.track("engine", name, what, on=on):
+            with startup.track("engine", name, details, on=on):
                 if tp > 1:
                     await heartbeat.guard(mesh.exchange_addresses(procs, timeout_s, who=name))
-                ranks: Any = procs.spawn(
-                    "engine", EngineActor, config, store, weights_name or name, heartbeat_timeout_s
-                )
-                ready = mesh.call_all(ranks, tp, "start", timeout_s=timeout_s, who=name)
-                facts, *_ = await heartbeat.guard(ready)
+                actor_args = (config, store, weights_name or name, heartbeat_timeout_s)
+                ranks: Any = procs.spawn("engine", EngineActor, *actor_args)
+                info, *_ = await heartbeat.guard(mesh.call_all(ranks, tp, "start", timeout_s=timeout_s, who=name))
                 actor = ranks.slice(rank=0) if tp > 1 else ranks
             heartbeat.start_timeout()
         except BaseException:
             heartbeat.end()
-            await mesh.stop(procs, at_once=True)  # as in `stop`, and nothing of it is worth a wait
+            await mesh.stop(procs, at_once=True)
             raise
         ports = {endpoint: ReplyPort() for endpoint in ("add", "poll")}
         return cls(
@@ -150,7 +147,7 @@ class Engine:
             name=name,
             procs=procs,
             actor=actor,
-            facts=facts,
+            initial_info=info,
             heartbeat=heartbeat,
             ports=ports,
             heartbeat_timeout_s=heartbeat_timeout_s,
@@ -158,19 +155,19 @@ class Engine:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of prompt and response together."""
-        return self.facts.max_model_len
+        """Maximum number of tokens of prompt and response together."""
+        return self.initial_info.max_model_len
 
     @property
     def unfinished(self) -> int:
-        """Requests that have no answer yet."""
+        """Number of requests without an answer."""
         return len(self._waiting)
 
     async def died(self) -> ActorDiedError:
-        """Wait for the engine's end; returns what was seen of it. One that is stopped has ended as well."""
+        """Wait for the end of the engine, also by `stop`, and return its cause."""
         await self._death.wait()
-        assert self._dead is not None
-        return self._dead
+        assert self._error is not None
+        return self._error
 
     async def generate(
         self,
@@ -188,44 +185,43 @@ class Engine:
         """Complete one prompt.
 
         Args:
-            prompt_ids: At least one token id, and room left in the context.
-            sampling: How tokens are drawn; `temperature` counts, wherever a schedule is. `max_reasoning_tokens` is no
-                business of an engine: a player asks twice.
-            seed: Makes this request's tokens repeatable, whatever else the engine does at the time.
-            stop_token_ids: Tokens that end the response beside the model's own end-of-turn tokens.
-            choices: The response is exactly one of these texts, unless `max_tokens` cuts it short; empty allows any.
-            json_schema: The response is JSON that fits this schema, unless `max_tokens` cuts it short; None allows any.
-            top_logprobs: At each place, also report so many of the most probable tokens; 0 to 20.
-            adapter: The one of ``EngineConfig.adapters`` that samples, and whose versions the completion names; empty
-                is the model without one.
-            timeout_s: Deadline, time in the queue included. None: the request may wait in the queue for as long as the
-                engine answers others, and ``EngineConfig.answer_timeout_s`` counts from when it is taken up.
+            prompt_ids: At least one token id; must leave room in the context.
+            sampling: Sampling settings, of which the engine uses neither the temperature schedule nor
+                `max_reasoning_tokens`: players apply them.
+            seed: Seed that makes the tokens of this request reproducible, whatever else the engine computes.
+            stop_token_ids: Tokens that end the response, in addition to the model's end-of-turn tokens.
+            choices: Texts of which the response is exactly one, unless `max_tokens` cuts it off; empty allows any.
+            json_schema: Schema of the JSON response, unless `max_tokens` cuts it off; None allows any text.
+            top_logprobs: Number of most probable tokens to report at each position, 0 to 20.
+            adapter: Name of the adapter that samples, in ``EngineConfig.adapters``; empty for the model without one.
+            timeout_s: Timeout in seconds, including the queue. None: the request may wait in the queue as long as the
+                engine answers others, and ``EngineConfig.answer_timeout_s`` limits the time after that.
 
-        Under `choices` or `json_schema` tokens are drawn from the model's distribution over what the text so far
-        allows, and logprobs are of that distribution.
+        With `choices` or `json_schema`, tokens are sampled from the model's distribution over the allowed tokens, and
+        log-probabilities refer to that distribution.
 
         Returns:
-            The sampled tokens, those of a stop text included; logprobs are of the distribution they were drawn from,
-            after all that bends it (at temperature 0: of the model's distribution after penalties and bad words). A
-            response that no context is left for ends as ``context``.
+            The sampled tokens, including those of a stop text, with log-probabilities of the distribution they were
+            sampled from (at temperature 0, of the model's distribution after penalties and bad words). The finish
+            reason is ``context`` if the response filled the context.
 
         Raises:
-            ValueError: The prompt is empty, too long, or holds ids outside the vocabulary; sampling is out of range;
-                the choices or the schema cannot be enforced; there is no such adapter.
-            StallError: No completion in `timeout_s`; the request is dropped.
-            LateAnswerError: The engine gave it up after ``EngineConfig.answer_timeout_s``.
+            ValueError: The prompt is empty, too long, or has ids outside the vocabulary; a sampling setting is out of
+                range; the choices or the schema cannot be enforced; the adapter does not exist.
+            StallError: No completion within `timeout_s`; the request is dropped.
+            LateAnswerError: The engine gave up after ``EngineConfig.answer_timeout_s``.
             ActorDiedError: The engine's process ended or vLLM failed.
         """
-        prompt = self._checked(prompt_ids)
-        if self._dead is not None:
-            raise self._copy_of_end()
+        prompt = self._check_prompt(prompt_ids)
+        if self._error is not None:
+            raise self._copy_of_error()
         request = Request(
             request_id=next(self._ids),
             prompt_ids=prompt,
             sampling=sampling,
             seed=seed,
             stop_token_ids=tuple(stop_token_ids),
-            choices=_checked_choices(choices, json_schema),
+            choices=_check_choices(choices, json_schema),
             json_schema="" if json_schema is None else json.dumps(json_schema),
             top_logprobs=top_logprobs,
             adapter=_vllm.adapter_number(self._config, adapter),
@@ -237,12 +233,12 @@ class Engine:
             self._sending = True
             self._spawn(self._send())
         try:
-            if timeout_s is None:  # the engine gives the request up in time, or `_receive` the engine
+            if timeout_s is None:  # the engine gives up the request in time, or `_receive` gives up the engine
                 with _stalls.waiting(self.name, "a completion", self._config.answer_timeout_s):
                     return await future
             return await mesh.with_deadline(future, timeout_s, who=self.name, what="a completion")
         except (StallError, asyncio.CancelledError):
-            if self._dead is None:
+            if self._error is None:
                 self._spawn(self._abort(request.request_id))
             raise
         finally:
@@ -251,54 +247,54 @@ class Engine:
     async def load_weights(
         self, version: int | None = None, *, adapter: str = "", timeout_s: float = 120.0
     ) -> dict[str, float]:
-        """Put published weights into the live engine, between two steps.
+        """Load published weights between two steps.
 
-        Requests in flight go on under the new weights: they keep their tokens, and their completion says which
-        version sampled which.
+        Requests in flight continue with the new weights. They keep their tokens, and the completion records which
+        version sampled which token.
 
         Args:
-            version: Which one; None for the latest.
-            adapter: Which of ``EngineConfig.adapters``, published under its own name; empty are the model's weights.
+            version: Version to load; None for the latest.
+            adapter: Name of the adapter, which is published under its own name; empty for the model's weights.
+            timeout_s: Timeout in seconds.
 
         Returns:
-            ``version``; seconds ``fetch_s``, ``load_s`` and ``seconds`` for both; ``bytes``, 0 where the engine has it.
+            ``version``; ``fetch_s``, ``load_s`` and their sum ``seconds``; ``bytes``, 0 if the engine has the version.
 
         Raises:
-            UnknownIdError: No such version; the message says which exist.
-            ValueError: The engine has no store or no such adapter, or the tensors do not fit the served model.
+            UnknownIdError: The version does not exist; the message lists those that do.
+            ValueError: The engine has no store or no such adapter, or the tensors do not fit the model.
             StallError, ActorDiedError: As in `generate`.
         """
-        what = "weight update"
-        timings: dict[str, float] = await self._together(
-            "load_weights", version, adapter, timeout_s=timeout_s, what=what
+        timings: dict[str, float] = await self._on_all_ranks(
+            "load_weights", version, adapter, timeout_s=timeout_s, what="weight update"
         )
         return timings
 
     async def use_store(self, store: WeightStoreRef, *, timeout_s: float = 30.0) -> None:
-        """From now on find new weights in `store`, which took the place of one that died."""
+        """Look for new weights in `store` from now on, which replaces one that died."""
         await self._call("use_store", store, timeout_s=timeout_s, what="change of the store")
 
     async def sleep(self) -> None:
-        """Leave the GPUs: weights go to the host's memory, and no request may come until `wake`. Twice is no error.
+        """Offload weights to host memory. No request may come until `wake`. Calling it twice is safe.
 
         Raises:
             ValueError: Requests are under way.
             StallError, ActorDiedError: As in `generate`.
         """
-        await self._together("sleep", timeout_s=_MOVE_S, what="sleep")
+        await self._on_all_ranks("sleep", timeout_s=_OFFLOAD_S, what="sleep")
 
     async def wake(self) -> None:
-        """Come back to the GPUs after `sleep`."""
-        await self._together("wake", timeout_s=_MOVE_S, what="wake")
+        """Load the weights back to the GPUs after `sleep`."""
+        await self._on_all_ranks("wake", timeout_s=_OFFLOAD_S, what="wake")
 
     async def info(self) -> EngineInfo:
-        """The engine's state."""
+        """Current state of the engine."""
         info: EngineInfo = await self._call("info", timeout_s=_INFO_S, what="info")
         return info
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
-        """End the engine and its process; requests in flight fail. Twice is no error."""
-        healthy = self._dead is None
+        """End the engine and its process; requests in flight fail. Calling it twice is safe."""
+        healthy = self._error is None
         self._fail_all(f"{self.name} was stopped")
         self._heartbeat.end()
         for task in tuple(self._tasks):
@@ -306,39 +302,39 @@ class Engine:
         if healthy:
             with contextlib.suppress(StallError, ActorDiedError):
                 await mesh.with_deadline(self._actor.close.choose(), timeout_s, who=self.name, what="close")
-        await mesh.stop(self._procs, timeout_s=timeout_s, at_once=not healthy)  # it may be reading weights
+        await mesh.stop(self._procs, timeout_s=timeout_s, at_once=not healthy)  # a sick one may be reading weights
 
     async def _call(self, endpoint: str, *args: Any, timeout_s: float, what: str) -> Any:
-        if self._dead is not None:
-            raise self._copy_of_end()
+        if self._error is not None:
+            raise self._copy_of_error()
         method = getattr(self._actor, endpoint)
         port = self._ports.get(endpoint)
         call = method.choose(*args) if port is None else port.call(method, *args)
         return await mesh.with_deadline(call, timeout_s, who=self.name, what=what)
 
-    async def _together(self, endpoint: str, *args: Any, timeout_s: float, what: str) -> Any:
-        """`_call`, of what all ranks do: it breaks off in one a moment before the end of another is seen."""
+    async def _on_all_ranks(self, endpoint: str, *args: Any, timeout_s: float, what: str) -> Any:
+        """As `_call`, for collective work. If a rank dies, the others fail a moment earlier: report the death."""
         try:
             return await self._heartbeat.guard(self._call(endpoint, *args, timeout_s=timeout_s, what=what))
         except (ActorDiedError, StallError) as error:
-            if (lost := self._heartbeat.error) is None:
+            if (cause := self._heartbeat.error) is None:
                 raise
-            raise ActorDiedError(str(lost), self.name, getattr(lost, "place", "")) from error
+            raise ActorDiedError(str(cause), self.name, getattr(cause, "place", "")) from error
 
-    def _checked(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
-        prompt = tuple(prompt_ids)
+    def _check_prompt(self, prompt_ids: Sequence[int]) -> tuple[int, ...]:
+        prompt, limit = tuple(prompt_ids), self.max_model_len
         if not prompt:
             raise ValueError("the prompt is empty; a model needs at least one token to continue")
-        if len(prompt) >= self.facts.max_model_len:
+        if len(prompt) >= limit:
             raise ValueError(
-                f"the prompt has {len(prompt)} tokens and {self.name} holds {self.facts.max_model_len} of prompt and "
-                "response together; trim the conversation, or raise max_model_len"
+                f"the prompt has {len(prompt)} tokens and {self.name} holds {limit} of prompt and response together; "
+                "trim the conversation, or raise max_model_len"
             )
         low, high = min(prompt), max(prompt)
-        if low < 0 or high >= self.facts.vocab_size:
+        if low < 0 or high >= self.initial_info.vocab_size:
             raise ValueError(
                 f"token id {low if low < 0 else high} is outside the vocabulary of {self.name}, 0 to "
-                f"{self.facts.vocab_size - 1}; was the prompt made with another model's tokenizer?"
+                f"{self.initial_info.vocab_size - 1}; was the prompt made with another model's tokenizer?"
             )
         return prompt
 
@@ -347,32 +343,31 @@ class Engine:
             while self._outbox:
                 batch, self._outbox = self._outbox, []
                 await self._call("add", batch, timeout_s=self._heartbeat_timeout_s, what="receipt of requests")
-        except Exception as error:  # noqa: BLE001  # the boundary: nobody else hears of it, and who waits would for ever
-            self._fail_all(f"{self.name} takes no requests any more: {_told(error)}")
+        except Exception as error:  # noqa: BLE001  # the boundary: otherwise requests would wait forever
+            self._fail_all(f"{self.name} accepts no requests any more: {_text_of(error)}")
         finally:
             self._sending = False
 
     async def _receive(self) -> None:
         try:
             while True:
+                timeout_s = self._heartbeat_timeout_s + _POLL_S
                 answers: list[Answer]
-                answers, busy_s = await self._call(
-                    "poll", _POLL_S, timeout_s=self._heartbeat_timeout_s + _POLL_S, what="sign of life"
-                )
-                self.busy.seconds += busy_s - self._busy_s
-                self._busy_s = busy_s
+                answers, busy_s = await self._call("poll", _POLL_S, timeout_s=timeout_s, what="heartbeat")
+                self.busy.seconds += busy_s - self._reported_busy_s
+                self._reported_busy_s = busy_s
                 for answer in answers:
                     self._resolve(answer)
                 self._check_progress(bool(answers))
         except (StallError, ActorDiedError) as error:
             self._fail_all(str(error))
-        except Exception as error:  # noqa: BLE001  # the same; a RuntimeError is the actor's word on a failed step
-            self._fail_all(f"{self.name} has failed: {_told(error)}. Look at {mesh.log_hint(self.name)}")
+        except Exception as error:  # noqa: BLE001  # the boundary, as above; the actor reports a failed step as RuntimeError
+            self._fail_all(f"{self.name} has failed: {_text_of(error)}. Look at {mesh.log_hint(self.name)}")
 
     def _check_progress(self, answered: bool) -> None:
-        """Raise StallError where requests wait and none was answered for longer than the engine allows the longest.
+        """Raise StallError if requests wait and none was answered for longer than one answer may take.
 
-        It always works on some, and ends each within `answer_timeout_s`, however many are queued.
+        An engine always works on some requests and ends each within `answer_timeout_s`, however many are queued.
         """
         now = time.monotonic()
         if answered or not self._waiting:
@@ -384,7 +379,7 @@ class Engine:
                 self.name,
             )
 
-    async def _await_end(self) -> None:
+    async def _watch(self) -> None:
         error = await self._heartbeat.lost()
         self._fail_all(str(error), getattr(error, "place", ""))
 
@@ -400,16 +395,16 @@ class Engine:
             future.set_exception(ValueError(f"{self.name} refused the request: {answer.error}"))
 
     def _fail_all(self, reason: str, place: str = "") -> None:
-        self._dead = self._dead or ActorDiedError(reason, self.name, place)
+        self._error = self._error or ActorDiedError(reason, self.name, place)
         self._death.set()
         for future in self._waiting.values():
             if not future.done():
-                future.set_exception(self._copy_of_end())
+                future.set_exception(self._copy_of_error())
 
-    def _copy_of_end(self) -> ActorDiedError:
-        """For one who waits: each adds a traceback of its own."""
-        assert self._dead is not None
-        return ActorDiedError(str(self._dead), self.name, self._dead.place)
+    def _copy_of_error(self) -> ActorDiedError:
+        """A copy for each waiting request, because each adds its own traceback."""
+        assert self._error is not None
+        return ActorDiedError(str(self._error), self.name, self._error.place)
 
     async def _abort(self, request_id: int) -> None:
         with contextlib.suppress(StallError, ActorDiedError, RuntimeError):  # `_receive` reports a dead engine
@@ -421,15 +416,15 @@ class Engine:
         task.add_done_callback(self._tasks.discard)
 
 
-def _told(error: Exception) -> str:
+def _text_of(error: Exception) -> str:
     return str(error) if isinstance(error, (ForgeError, RuntimeError)) else f"{type(error).__name__}: {error}"
 
 
-def _checked_choices(choices: Sequence[str], json_schema: Mapping[str, Any] | None) -> tuple[str, ...]:
+def _check_choices(choices: Sequence[str], json_schema: Mapping[str, Any] | None) -> tuple[str, ...]:
     if isinstance(choices, str):
         raise TypeError(f"choices={choices!r} is one text; give a sequence of texts")
     if choices and json_schema is not None:
-        raise ValueError("choices and json_schema were both given; a response can follow one of them")
+        raise ValueError("choices and json_schema were both given; a response can follow only one of them")
     if "" in choices:
         raise ValueError(f"choices={list(choices)} holds an empty text; a response has at least one token")
     return tuple(dict.fromkeys(choices))

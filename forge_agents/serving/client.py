@@ -1,8 +1,4 @@
-"""Engines of one model behind the face of one engine: requests are spread, dead engines replaced.
-
-In: prompts as tokens, weight versions. Out: completions. Waits for engines, and for those that are started again,
-always with a deadline.
-"""
+"""The client of a served model: routes requests to replicas, retries them if a replica dies, and loads new weights."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ from forge_agents.runtime.faults import Faults
 from forge_agents.runtime.stalls import waiting
 from forge_agents.runtime.threads import BusyTime, all_or_first_error
 from forge_agents.serving._wire import EngineInfo
-from forge_agents.serving.engine import HEARTBEAT_TIMEOUT_S, Engine
+from forge_agents.serving.process import HEARTBEAT_TIMEOUT_S, EngineProcess
 from forge_agents.serving.routing import Router, router_class
 from forge_agents.types import Completion
 
@@ -30,28 +26,27 @@ if TYPE_CHECKING:
     from forge_agents.weights.store import WeightStoreRef
 
 T = TypeVar("T")
-_LOOK_AGAIN_S = 1.0
-"""An engine that found no weights looks for them after this long."""
-_MOST_SAID = 200
-"""Characters of why it found none."""
+_RETRY_S = 1.0
+"""Seconds after which an engine that found no weights looks again."""
+_MAX_REASON_CHARS = 200
 
 
 @dataclass(slots=True, eq=False)
 class _Replica:
-    """A place that one engine after another fills."""
+    """A place that one engine process after another fills."""
 
     name: str
-    engine: Engine | None = None
+    engine: EngineProcess | None = None
     watcher: asyncio.Task[None] | None = None
     busy: BusyTime = field(default_factory=BusyTime)
 
 
-class Replicas:
-    """One or more engines of one model. Make them with `start`; call them from one event loop.
+class EngineClient:
+    """One or more engines of one model. Create it with `start`; call it from one event loop.
 
-    A request whose engine dies is asked again, with the same tokens and the same seed, of another replica or of the
-    one that takes the dead one's place: a death costs time and no episode, and every request is answered once. A new
-    engine holds the newest weights of the store before it is asked.
+    If an engine dies, its requests are sent again with the same tokens and seed, to another replica or to the engine
+    that takes its place. A death therefore costs time but no episode, and every request is answered once. A new engine
+    loads the newest weights of the store before it receives requests.
     """
 
     def __init__(
@@ -63,19 +58,20 @@ class Replicas:
         router: Router,
         *,
         heartbeat_timeout_s: float,
-        start_s: float,
+        start_timeout_s: float,
         device_access: DeviceAccess = unshared,
     ) -> None:
         self.name = name
         self.answers = 0
-        """Completions so far."""
+        """Number of completions so far."""
         self._config, self._store, self._faults, self._router = config, store, faults, router
-        self._heartbeat_timeout_s, self._start_s, self._device_access = heartbeat_timeout_s, start_s, device_access
-        self._living: list[Engine] = []
-        """Engines whose processes have not been seen to end, on their way in and out as well."""
-        self._replicas = [_Replica(each) for each in names_of(name, config.replicas)]
+        self._heartbeat_timeout_s, self._start_timeout_s = heartbeat_timeout_s, start_timeout_s
+        self._device_access = device_access
+        self._processes: list[EngineProcess] = []
+        """Engines whose processes may exist, including those that start or stop."""
+        self._replicas = [_Replica(replica) for replica in names_of(name, config.replicas)]
         self._loaded: list[str] = []
-        """Whose weights were loaded so far: adapters by name, "" for the model's own."""
+        """Adapters whose weights were loaded so far; "" stands for the model's own."""
         self._failure: BaseException | None = None
         self._max_model_len = 0
         self._changed = asyncio.Event()
@@ -92,17 +88,18 @@ class Replicas:
         timeout_s: float = 300.0,
         router: Router | None = None,
         device_access: DeviceAccess = unshared,
-    ) -> Replicas:
-        """Start ``config.replicas`` engines, as `Engine.start`; where one fails to start, the others are stopped.
+    ) -> EngineClient:
+        """Start ``config.replicas`` engines, each as by `EngineProcess.start`. If one fails, the others are stopped.
 
         Args:
-            config: The model, its limits, and how many.
-            name: Said in errors and logs, with a number where there are several; also what the weights are called.
-            store: Where `load_weights` finds new weights; None for a model that never changes.
-            faults: Counts deaths; None allows `Faults`'s usual number.
-            router: Who picks; None: what ``config.routing`` says.
-            device_access: What starts and requests run in, where others use the same GPUs; they `sleep` and `wake`
-                the engines.
+            config: Settings of all replicas.
+            name: Name in errors and logs, with a number if there are several; also the name of the weights.
+            store: Store in which `load_weights` finds new weights; None for a model that never changes.
+            faults: Counter of deaths; None allows the default number of `Faults`.
+            heartbeat_timeout_s: Seconds after which a silent engine counts as dead.
+            timeout_s: Timeout of the start, in seconds.
+            router: Router of requests; None for the one that ``config.routing`` names.
+            device_access: Access to GPUs that others use as well; they call `sleep` and `wake`.
         """
         router = router or router_class(config.routing)(config.max_num_seqs)
         self = cls(
@@ -112,7 +109,7 @@ class Replicas:
             faults or Faults(),
             router,
             heartbeat_timeout_s=heartbeat_timeout_s,
-            start_s=timeout_s,
+            start_timeout_s=timeout_s,
             device_access=device_access,
         )
         try:
@@ -124,74 +121,88 @@ class Replicas:
 
     @property
     def max_model_len(self) -> int:
-        """Tokens of prompt and response together."""
+        """Maximum number of tokens of prompt and response together."""
         return self._max_model_len
 
     @property
     def pids(self) -> dict[str, int | None]:
-        """Process ids by replica; None where one is being started again."""
-        return {replica.name: replica.engine.facts.pid if replica.engine else None for replica in self._replicas}
+        """Process ids by replica; None if a replica is being restarted."""
+        return {replica.name: replica.engine and replica.engine.initial_info.pid for replica in self._replicas}
 
     @property
     def busy_s(self) -> dict[str, float]:
-        """Seconds in which each replica's engine computed, since the start, as far as it has told."""
+        """Seconds in which each replica had work, since the start, as last reported."""
         return {replica.name: replica.busy.seconds for replica in self._replicas}
 
     @property
     def unfinished(self) -> dict[str, int | None]:
-        """Requests without an answer by replica; None where one is being started again."""
-        return {replica.name: replica.engine.unfinished if replica.engine else None for replica in self._replicas}
+        """Requests without an answer by replica; None if a replica is being restarted."""
+        return {replica.name: replica.engine and replica.engine.unfinished for replica in self._replicas}
+
+    @property
+    def on_device(self) -> bool:
+        """Whether a live replica has an accelerator."""
+        return any(engine.initial_info.peak_device_bytes for engine in self._live())
+
+    def _live(self) -> list[EngineProcess]:
+        return [replica.engine for replica in self._replicas if replica.engine is not None]
 
     async def generate(
         self, prompt_ids: Sequence[int], sampling: Sampling, *, timeout_s: float | None = None, **options: Any
     ) -> Completion:
-        """As `Engine.generate`, whose `options` it takes; `timeout_s` includes engines that are started again.
+        """Complete one prompt, as `EngineProcess.generate` with its `options`.
+
+        `timeout_s` includes restarts of engines.
 
         Raises:
-            RespawnLimitError: An engine died, and no more may be started.
+            RespawnLimitError: An engine died and no more may be started.
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
 
-        async def ask(engine: Engine) -> Completion:
+        async def ask(engine: EngineProcess) -> Completion:
             left_s = None if deadline is None else deadline - time.monotonic()
             return await engine.generate(prompt_ids, sampling, timeout_s=left_s, **options)
 
-        def choose() -> _Replica | None:
-            loads = {i: r.engine.unfinished for i, r in enumerate(self._replicas) if r.engine is not None}
-            if not loads:
-                return None
-            if (picked := self._router.pick(prompt_ids, loads)) not in loads:
-                who, known = type(self._router).__name__, ", ".join(map(str, loads))
-                raise ValueError(f"router {who} picked {picked!r:.40}; the replicas that live are {known}")
-            return self._replicas[picked]
-
         while True:
-            replica, completion = await self._with_live(choose, ask, deadline, what="a completion")
+            replica, completion = await self._with_live(
+                lambda: self._route(prompt_ids), ask, deadline, what="a completion"
+            )
             if self._config.on_update == "continue" or len(completion.versions) < 2:
                 break
         self.answers += 1
         self._router.answered(prompt_ids, completion.token_ids, self._replicas.index(replica))
         return completion
 
+    def _route(self, prompt_ids: Sequence[int]) -> _Replica | None:
+        """The replica that the router picks; None if no replica is live."""
+        loads = {i: r.engine.unfinished for i, r in enumerate(self._replicas) if r.engine is not None}
+        if not loads:
+            return None
+        if (number := self._router.pick(prompt_ids, loads)) not in loads:
+            router, live = type(self._router).__name__, ", ".join(map(str, loads))
+            raise ValueError(f"router {router} picked {number!r:.40}; the live replicas are {live}")
+        return self._replicas[number]
+
     async def load_weights(
         self, version: int | None = None, *, adapter: str = "", timeout_s: float = 120.0
     ) -> dict[str, float]:
-        """As `Engine.load_weights`, half of the replicas at a time: the others generate undisturbed.
+        """Load published weights, as `EngineProcess.load_weights`, in half of the replicas at a time.
 
         Returns:
-            ``version`` and ``bytes`` of one; ``fetch_s``, ``load_s`` and ``seconds`` of all together.
+            ``version`` and ``bytes`` of one replica; ``fetch_s``, ``load_s`` and ``seconds`` of all together.
         """
-        self._notify()  # an engine on its way may wait for these weights
+        self._notify()  # a starting engine may wait for these weights
         timings: list[dict[str, float]] = []
         for wave in waves(self._replicas):
-            timings += await all_or_first_error(self._load(each, version, adapter, timeout_s) for each in wave)
-        spent = {name: sum(timing[name] for timing in timings) for name in ("fetch_s", "load_s", "seconds")}
-        return {**timings[0], "bytes": max(timing["bytes"] for timing in timings), **spent}
+            loading = (self._load(replica, version, adapter, timeout_s) for replica in wave)
+            timings += await all_or_first_error(loading)
+        total = {name: sum(timing[name] for timing in timings) for name in ("fetch_s", "load_s", "seconds")}
+        return {**timings[0], "bytes": max(timing["bytes"] for timing in timings), **total}
 
     async def _load(self, replica: _Replica, version: int | None, adapter: str, timeout_s: float) -> dict[str, float]:
         deadline = time.monotonic() + timeout_s
 
-        async def load(engine: Engine) -> dict[str, float]:
+        async def load(engine: EngineProcess) -> dict[str, float]:
             return await engine.load_weights(version, adapter=adapter, timeout_s=deadline - time.monotonic())
 
         def choose() -> _Replica | None:
@@ -203,83 +214,73 @@ class Replicas:
         return timing
 
     async def use_store(self, store: WeightStoreRef) -> None:
-        """From now on find new weights in `store`, which took the place of one that died."""
+        """Look for new weights in `store` from now on, which replaces one that died."""
         self._store = store
-        for engine in [replica.engine for replica in self._replicas]:
-            if engine is not None:
-                try:
-                    await engine.use_store(store)
-                except (ActorDiedError, StallError):  # its successor is told
-                    continue
+        for engine in self._live():
+            with contextlib.suppress(ActorDiedError, StallError):  # its successor starts with the new store
+                await engine.use_store(store)
         self._notify()
 
-    @property
-    def on_device(self) -> bool:
-        """Whether a replica that lives has an accelerator."""
-        return any(replica.engine.facts.peak_device_bytes for replica in self._replicas if replica.engine is not None)
-
     async def infos(self) -> dict[str, EngineInfo]:
-        """The state of every replica that lives, by name."""
-        live = {replica.name: replica.engine for replica in self._replicas if replica.engine is not None}
-        states = await asyncio.gather(*(engine.info() for engine in live.values()))
-        return dict(zip(live, states, strict=True))
+        """State of every live replica, by name."""
+        engines = self._live()
+        states = await asyncio.gather(*(engine.info() for engine in engines))
+        return dict(zip((engine.name for engine in engines), states, strict=True))
 
     async def stop(self, *, timeout_s: float = 10.0) -> None:
-        """End all engines; requests in flight fail. Twice is no error."""
+        """End all engines; requests in flight fail. Calling it twice is safe."""
         self._failure = self._failure or ActorDiedError(f"{self.name} was stopped", self.name)
         self._notify()
         watchers = [replica.watcher for replica in self._replicas if replica.watcher is not None]
         for watcher in watchers:
             watcher.cancel()
         await asyncio.gather(*watchers, return_exceptions=True)
-        engines = [replica.engine for replica in self._replicas if replica.engine is not None]
-        await asyncio.gather(*(engine.stop(timeout_s=timeout_s) for engine in engines))
+        await asyncio.gather(*(engine.stop(timeout_s=timeout_s) for engine in self._live()))
 
     async def sleep(self) -> None:
-        """Leave the GPUs to others: when it returns, each engine's weights are in the host's memory or it has ended.
+        """Free the GPUs: on return, each engine's weights are in host memory or its process has ended.
 
         Raises:
             ValueError: Requests are under way.
             StallError: An engine did not answer.
         """
-        await all_or_first_error(self._move(engine, engine.sleep) for engine in self._living)
+        await all_or_first_error(self._unless_dead(engine, engine.sleep) for engine in self._processes)
 
     async def wake(self) -> None:
-        """Come back after `sleep`. An engine that has died meanwhile is replaced, as at any time."""
-        await all_or_first_error(self._move(engine, engine.wake) for engine in self._living)
+        """Return to the GPUs after `sleep`. An engine that has died in the meantime is replaced."""
+        await all_or_first_error(self._unless_dead(engine, engine.wake) for engine in self._processes)
 
-    async def _move(self, engine: Engine, move: Callable[[], Awaitable[None]]) -> None:
+    async def _unless_dead(self, engine: EngineProcess, move: Callable[[], Awaitable[None]]) -> None:
         try:
             await move()
         except ActorDiedError:
-            await self._end(engine)  # its memory is free when its processes are gone
+            await self._end(engine)  # its memory is free when its processes have ended
 
-    async def _end(self, engine: Engine) -> None:
+    async def _end(self, engine: EngineProcess) -> None:
         await engine.stop()
-        if engine in self._living:
-            self._living.remove(engine)
+        if engine in self._processes:
+            self._processes.remove(engine)
 
     async def _with_live(
         self,
         choose: Callable[[], _Replica | None],
-        work: Callable[[Engine], Awaitable[T]],
+        work: Callable[[EngineProcess], Awaitable[T]],
         deadline: float | None,
         *,
         what: str,
     ) -> tuple[_Replica, T]:
-        """Do `work` with the engine of the chosen replica; where it dies, choose again.
+        """Do `work` with the engine of the chosen replica; if the engine dies, choose again.
 
-        Without a `deadline` an engine is waited for as long as three may take to start.
+        Without a `deadline`, the wait for a live engine lasts at most as long as three starts may take.
         """
         while True:
             replica = choose()
             if self._failure is not None:
                 raise self._failure
             if replica is None or replica.engine is None:
-                left_s = 3 * self._start_s if deadline is None else deadline - time.monotonic()
-                # `_changed` as it is now, so that no change is missed
-                change = self._changed.wait()
-                await mesh.with_deadline(change, left_s, who=self.name, what=f"{what} (no engine lives)")
+                left_s = 3 * self._start_timeout_s if deadline is None else deadline - time.monotonic()
+                change = self._changed.wait()  # of the present event: `_notify` replaces it
+                await mesh.with_deadline(change, left_s, who=self.name, what=f"{what} (no engine is live)")
                 continue
             engine = replica.engine
             try:
@@ -294,22 +295,22 @@ class Replicas:
                     replica.engine = None
 
     async def _fill(self, replica: _Replica) -> None:
-        """Start an engine in a place, and keep one there."""
+        """Start an engine in a replica's place, and again while starts fail and faults allow it."""
         await self._faults.start_with_retries(replica.name, lambda: self._start_engine(replica))
 
     async def _start_engine(self, replica: _Replica) -> None:
         store = self._store
         async with self._device_access():
-            engine = await Engine.start(
+            engine = await EngineProcess.start(
                 self._config,
                 name=replica.name,
                 store=store,
                 weights_name=self.name,
                 heartbeat_timeout_s=self._heartbeat_timeout_s,
-                timeout_s=self._start_s,
+                timeout_s=self._start_timeout_s,
             )
             engine.busy = replica.busy
-            self._living.append(engine)
+            self._processes.append(engine)
         try:
             await self._catch_up(engine, store)
         except BaseException:
@@ -320,38 +321,39 @@ class Replicas:
         replica.watcher = asyncio.ensure_future(self._watch(replica, engine))
         self._notify()
 
-    async def _catch_up(self, engine: Engine, store: WeightStoreRef | None) -> None:
-        """Give a new engine, which looks into `store`, the newest weights, if any were loaded so far.
+    async def _catch_up(self, engine: EngineProcess, store: WeightStoreRef | None) -> None:
+        """Load the newest weights into a new engine, which knows `store`, if any were loaded before.
 
-        Where none can be had it looks again: the store may have died, another may be empty still, or it was busy.
+        It tries again while it finds none: the store may have died, its successor may still be empty, or it was busy.
+        A version that is loaded while this runs reaches the engine either here or by `load_weights`.
         """
         failed_at: float | None = None
         while True:
-            changed = self._changed  # as it is now: a change from here on counts
+            changed = self._changed  # the present event: later changes count
             try:
                 if self._store is not None and self._store is not store:
                     await engine.use_store(self._store)
                     store = self._store
                 for adapter in tuple(self._loaded):
                     async with self._device_access():
-                        await engine.load_weights(adapter=adapter, timeout_s=self._start_s)
+                        await engine.load_weights(adapter=adapter, timeout_s=self._start_timeout_s)
             except (ActorDiedError, StallError, UnknownIdError) as error:
                 if isinstance(error, (ActorDiedError, StallError)) and error.who == engine.name:
                     raise
                 failed_at = failed_at or time.monotonic()
-                left_s = failed_at + self._start_s - time.monotonic()
-                what = f"catching up (no weights came into the store: {str(error)[:_MOST_SAID]})"
+                left_s = failed_at + self._start_timeout_s - time.monotonic()
+                what = f"catching up (no weights came into the store: {str(error)[:_MAX_REASON_CHARS]})"
                 if left_s <= 0:
-                    message = f"{engine.name} did not finish {what} within {self._start_s:g} s"
+                    message = f"{engine.name} did not finish {what} within {self._start_timeout_s:g} s"
                     raise StallError(message, engine.name) from error
                 with waiting(engine.name, what, left_s), contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), min(left_s, _LOOK_AGAIN_S))
+                    await asyncio.wait_for(changed.wait(), min(left_s, _RETRY_S))
             else:
                 if store is self._store:
                     return
                 failed_at = None
 
-    async def _watch(self, replica: _Replica, engine: Engine) -> None:
+    async def _watch(self, replica: _Replica, engine: EngineProcess) -> None:
         """Wait for the engine's end and start another in its place."""
         cause = await engine.died()
         replica.engine = None
@@ -361,22 +363,22 @@ class Replicas:
             await self._fill(replica)
             self._faults.recovered(fault)
             await stopping
-        except Exception as error:  # noqa: BLE001  # the boundary: whoever waits for a completion raises it
+        except Exception as error:  # noqa: BLE001  # the boundary: waiting requests raise it
             self._failure = error
             self._notify()
 
     def _notify(self) -> None:
-        """Wake those who wait for an engine or a store."""
+        """Wake the tasks that wait for an engine or a store."""
         self._changed.set()
         self._changed = asyncio.Event()
 
 
 def names_of(name: str, replicas: int) -> list[str]:
-    """What the engines of one model are called."""
+    """Names of the engines of one model."""
     return [f"{name}-{i}" for i in range(replicas)] if replicas > 1 else [name]
 
 
 def waves(replicas: Sequence[T]) -> list[Sequence[T]]:
-    """Parts of `replicas` that load weights one after the other: while one does, at least half of several generate."""
+    """Groups of replicas that load weights one after another: with several, at least half always generate."""
     size = max(1, len(replicas) // 2)
     return [replicas[start : start + size] for start in range(0, len(replicas), size)]

@@ -1,0 +1,530 @@
+"""Plays one episode of a PettingZoo environment, turn-based or parallel, whose observations and actions are text.
+
+A failing environment or player does not raise: the `Episode` records the error. Only failures that concern the whole
+run raise: a dead or stalled engine, or a spent budget.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from operator import attrgetter
+from typing import Any, NamedTuple, TypeAlias
+
+from pettingzoo import AECEnv, ParallelEnv
+
+from forge_agents.envs.env import CONVERSATION, as_json, hook, writable
+from forge_agents.envs.foreign import unpaid_reward
+from forge_agents.envs.reasoning import heard
+from forge_agents.errors import (
+    ActorDiedError,
+    ArgumentError,
+    BudgetError,
+    MissingExtraError,
+    StallError,
+    UnknownIdError,
+    did_you_mean,
+)
+from forge_agents.policy import AnyPolicy, Random
+from forge_agents.rollout.conversation import ASK_FOR_NOTES, Branches
+from forge_agents.rollout.players import ContextFullError, Decision, Player, PolicyEngine, make_player
+from forge_agents.runtime.threads import all_or_first_error
+from forge_agents.types import EndReason, Episode, EpisodeError, NewMessages, Trajectory, Turn, Where
+
+PlayableEnv: TypeAlias = "AECEnv[str, Any, Any] | ParallelEnv[str, Any, Any]"
+
+_CALLER_ERRORS = (ArgumentError, MissingExtraError, UnknownIdError)
+"""Mistakes of the caller, with which no episode can be played; they are raised and not recorded."""
+_DECISION_FIELDS = [each.name for each in fields(Decision) if each.name in Turn.__dataclass_fields__]
+_decision_values = attrgetter(*_DECISION_FIELDS)
+
+
+def decision_fields(decision: Decision) -> dict[str, Any]:
+    """The fields of a `Turn` that come from the player's decision."""
+    return dict(zip(_DECISION_FIELDS, _decision_values(decision), strict=True))
+
+
+class FailureError(Exception):
+    """Carries an environment's or player's exception to the place where it is recorded."""
+
+    def __init__(self, where: Where, cause: BaseException) -> None:
+        self.where, self.cause = where, cause
+
+    def as_error(self) -> EpisodeError:
+        """The record of the failure."""
+        exception = traceback.TracebackException.from_exception(self.cause)  # works even if `str` of the cause raises
+        trace = "".join(exception.format())
+        return EpisodeError(where=self.where, kind=type(self.cause).__name__, message=str(exception), trace=trace)
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A decision whose reward is not yet complete."""
+
+    index: int
+    observation: str
+    decision: Decision
+    branch: int
+    forked_from: int | None
+    new_messages: NewMessages | None
+    reward: float = 0.0
+    terminated: bool = False
+    truncated: bool = False
+    info: dict[str, Any] = field(default_factory=dict)
+
+
+class _StepResult(NamedTuple):
+    """What the environment reports to an agent since its last decision."""
+
+    reward: float
+    terminated: bool
+    truncated: bool
+    info: dict[str, Any]
+
+    @classmethod
+    def of(cls, agent: str, reward: Any, terminated: Any, truncated: Any, info: Mapping[str, Any]) -> _StepResult:
+        plain = {str(name): as_json(value) for name, value in info.items() if name != CONVERSATION}
+        return cls(_finite(reward, agent), bool(terminated), bool(truncated), plain)
+
+
+@dataclass(slots=True)
+class _Agent:
+    """One agent of the episode: its player, and its turns so far."""
+
+    name: str
+    policy: AnyPolicy
+    player: Player
+    instructions: str
+    tools: Sequence[Mapping[str, Any]]
+    watch: Callable[[Turn], object] | None
+    drafts: list[_Draft] = field(default_factory=list)
+    initial_reward: float = 0.0
+    info: dict[str, Any] = field(default_factory=dict)
+    branches: Branches = field(default_factory=Branches)
+    without_legal_actions: bool = False
+    """Whether it decided at least once without a list of legal actions."""
+
+    async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
+        """Ask the player. Its failure is recorded, except for a dead engine or a spent budget."""
+        try:
+            decision = await self.player(observation, info)
+            return decision.published((info.get(CONVERSATION) or {}).get("tools", self.tools))
+        except (FailureError, ContextFullError, ActorDiedError, BudgetError, MissingExtraError, StallError):
+            raise
+        except Exception as cause:  # a player is user code: any failure concerns the episode, not the run
+            raise FailureError("policy", cause) from cause
+
+    def add_decision(self, index: int, observation: str, info: Mapping[str, Any], decision: Decision) -> None:
+        conversation = info.get(CONVERSATION)
+        self.without_legal_actions |= not info.get("legal_actions")
+        try:
+            branch, after = self.branches.place(conversation)
+            messages = None if conversation is None else _new_messages(observation, conversation)
+        except (ValueError, KeyError, TypeError) as cause:
+            raise FailureError("observe", cause) from cause
+        forked_from = None if after is None else self.drafts[after].index
+        self.drafts.append(_Draft(index, observation, decision, branch, forked_from, messages))
+        if self.watch is not None:
+            self.watch(self._turn(self.drafts[-1]))
+
+    def add_reward(self, reward: float) -> None:
+        """Add to the reward of the last decision, or to the initial reward if there was no decision."""
+        if self.drafts:
+            self.drafts[-1].reward += reward
+        else:
+            self.initial_reward += reward
+
+    def record(self, result: _StepResult) -> None:
+        self.add_reward(result.reward)
+        self.info = result.info
+        if self.drafts:
+            draft = self.drafts[-1]
+            draft.terminated, draft.truncated, draft.info = result.terminated, result.truncated, result.info
+
+    def trajectory(self, env_id: str, seed: int) -> Trajectory:
+        return Trajectory(
+            agent=self.name,
+            policy=self.policy.name,
+            turns=tuple(map(self._turn, self.drafts)),
+            initial_reward=self.initial_reward,
+            instructions=self.instructions,
+            env_id=env_id,
+            seed=seed,
+            info=self.info,
+        )
+
+    def _turn(self, draft: _Draft) -> Turn:
+        common: dict[str, Any] = {"agent": self.name, "policy": self.policy.name, "index": draft.index}
+        decision, notes = decision_fields(draft.decision), draft.decision.notes
+        if notes is not None:
+            decision["notes"] = Turn(**common, observation=ASK_FOR_NOTES, reward=0.0, **decision_fields(notes))
+        return Turn(
+            **common,
+            observation=draft.observation,
+            branch=draft.branch,
+            forked_from=draft.forked_from,
+            new_messages=draft.new_messages,
+            reward=draft.reward,
+            terminated=draft.terminated,
+            truncated=draft.truncated,
+            info=draft.info,
+            **decision,
+        )
+
+
+class _Agents(dict[str, _Agent]):
+    """The agents of one episode, each created when it is first met."""
+
+    def __init__(
+        self,
+        env: PlayableEnv,
+        policies: Mapping[str, AnyPolicy],
+        watch: Callable[[Turn], object] | None,
+        **options: Any,
+    ) -> None:
+        super().__init__()
+        self._env, self._policies, self._watch, self._options = env, policies, watch, options
+
+    async def get_or_create(self, name: str) -> _Agent:
+        if name in self:
+            return self[name]
+        env, policies = self._env, self._policies
+        if name not in policies and name not in env.possible_agents:
+            problem = f"{name!r} takes part and is not in possible_agents={list(env.possible_agents)}"
+            raise FailureError("step", ValueError(problem + did_you_mean(str(name), policies)))
+        instructions, tools = await run_env_code("observe", env, _instructions_and_tools, env, name)
+
+        async def compact(turns: Sequence[tuple[str, str]]) -> str:
+            return str(await run_env_code("observe", env, _compact, env, name, turns))
+
+        player = make_player(
+            policies[name],
+            agent=name,
+            instructions=instructions,
+            tools=tools,
+            compact=compact,
+            spec=getattr(env, "spec", None),
+            **self._options,
+        )
+        self[name] = _Agent(name, policies[name], player, instructions, tools, self._watch)
+        return self[name]
+
+    async def record(self, results: Mapping[str, _StepResult]) -> None:
+        for name, result in results.items():
+            (await self.get_or_create(name)).record(result)
+
+
+async def play(
+    env: PlayableEnv,
+    policies: Mapping[str, AnyPolicy],
+    *,
+    seed: int,
+    env_id: str = "",
+    engines: Mapping[str, PolicyEngine] | None = None,
+    max_turns: int = 1000,
+    rng_key: str | None = None,
+    episode_index: int = 0,
+    watch: Callable[[Turn], object] | None = None,
+) -> Episode:
+    """Play one episode to its end.
+
+    Args:
+        env: A PettingZoo environment; it is reset with `seed`. In a parallel one all live agents decide at once.
+        policies: Policy of each agent.
+        seed: Seed of the environment.
+        env_id: Id of the environment, for the record.
+        engines: Engines of the model policies, by policy name.
+        max_turns: Maximum number of decisions. A round that has begun is finished.
+        rng_key: Unique key of the episode. What models sample then depends only on the key, the agent and the turn, so
+            a resumed run repeats it. None uses the engines' own random streams.
+        episode_index: Index of the episode in its group, from 0.
+        watch: Called with each turn when it is decided, before its reward and info are known.
+
+    Returns:
+        The episode, with a trajectory for every agent that took part. If the environment or a scripted player raised,
+        an endpoint failed or a person left, `error` says so, and the turns so far are kept.
+
+    Raises:
+        ActorDiedError, StallError: An engine has died or does not answer.
+        BudgetError: An endpoint's budget is spent.
+        ValueError: A model has no engine, or the environment has no oracle.
+    """
+    start = time.perf_counter()
+    agents = _Agents(
+        env,
+        policies,
+        watch,
+        episode_seed=seed,
+        engines=engines or {},
+        rng_key=rng_key,
+        episode_index=episode_index,
+    )
+    error: EpisodeError | None = None
+    end: EndReason = "error"
+    try:
+        opening, names = await run_env_code("reset", env, lambda: (env.reset(seed=seed), list(env.agents)))
+        for name in names:
+            await agents.get_or_create(name)
+        if isinstance(env, ParallelEnv):
+            end = await _play_rounds(env, agents, opening, max_turns)
+        else:
+            end = await _play_turns(env, agents, max_turns)
+    except FailureError as failure:
+        error = failure.as_error()
+    if end in ("turn_limit", "context"):
+        for agent in agents.values():
+            if agent.drafts and not agent.drafts[-1].terminated:
+                agent.drafts[-1].truncated = True
+    _warn_of_illegal_text(agents.values(), env_id)
+    return Episode(
+        env_id=env_id,
+        seed=seed,
+        trajectories={name: agent.trajectory(env_id, seed) for name, agent in agents.items()},
+        error=error,
+        end_reason=end,
+        duration_s=time.perf_counter() - start,
+    )
+
+
+async def run_env_code(
+    where: Where, env: PlayableEnv | None, call: Callable[..., Any], *args: Any, **kwargs: Any
+) -> Any:
+    """Run code of an environment, in a worker if it has one.
+
+    Raises:
+        FailureError: The code failed.
+    """
+    try:
+        off_loop = getattr(env, "off_loop", None)
+        return call(*args, **kwargs) if off_loop is None else await off_loop(where, call, *args, **kwargs)
+    except FailureError:
+        raise
+    except (Exception, SystemExit) as cause:  # environments are user code: any failure concerns only the episode
+        if where == "make" and isinstance(cause, _CALLER_ERRORS):
+            raise
+        raise FailureError(where, cause) from cause
+
+
+# ---- turn-based environments
+
+
+async def _play_turns(env: AECEnv[str, Any, Any], agents: _Agents, max_turns: int) -> EndReason:
+    """Step one agent after another until none is left or the episode is cut off; then pay all agents."""
+    index, truncated = 0, False
+    reported: dict[str, float] = {}
+    end: EndReason | None = None
+    about_answer = await run_env_code("observe", env, hook, env, "about_answer")
+    try:
+        while (view := await run_env_code("observe", env, _observe, env, reported)) is not None:
+            name, observation, result, info = view
+            agent = await agents.get_or_create(name)
+            agent.record(result)
+            truncated |= result.truncated
+            if result.terminated or result.truncated:
+                await agents.record(await run_env_code("step", env, _step, env, None, reported))
+                continue
+            if index >= max_turns:
+                end = "turn_limit"
+                break
+            try:
+                decision = await agent.decide(observation, info)
+            except ContextFullError:
+                end = "context"
+                break
+            agent.add_decision(index, observation, info, decision)
+            index += 1
+            await agents.record(await run_env_code("step", env, _step, env, decision, reported, about_answer))
+            await asyncio.sleep(0)  # scripted players never yield, and thousands of episodes share the loop
+    except FailureError:
+        with contextlib.suppress(FailureError):  # the first failure is the episode's
+            await _record_rest(env, agents, reported)
+        raise
+    await _record_rest(env, agents, reported)
+    return end or ("truncated" if truncated else "terminated")
+
+
+def _observe(
+    env: AECEnv[str, Any, Any], reported: dict[str, float]
+) -> tuple[str, str, _StepResult, Mapping[str, Any]] | None:
+    """The agent whose turn it is, its observation and the result of its last step; None if no agent is left.
+
+    Args:
+        env: The environment.
+        reported: Cumulative rewards that were reported to their agents and have not changed since.
+    """
+    if not env.agents:
+        return None
+    agent = env.agent_selection
+    observation, reward, terminated, truncated, info = env.last()
+    result = _StepResult.of(agent, 0.0 if agent in reported else reward, terminated, truncated, info)
+    reported.setdefault(agent, result.reward)
+    return agent, writable(str(observation)), result, info
+
+
+def _step(
+    env: AECEnv[str, Any, Any], decision: Decision | None, reported: dict[str, float], about_answer: Any = None
+) -> dict[str, _StepResult]:
+    """Step the environment.
+
+    A cumulative reward is reset when its agent acts, or in PettingZoo's conversion of parallel environments after the
+    round.
+
+    Args:
+        env: The environment.
+        decision: Decision of the agent whose turn it is; None if it only leaves.
+        reported: As in `_observe`.
+        about_answer: The environment's hook; ignored if it is no function.
+
+    Returns:
+        Results of agents that have left and will have no turn to receive them: those that left in this step, and those
+        that left before and were paid nevertheless.
+    """
+    before, acting = list(env.agents), env.agent_selection
+    if decision is not None and callable(about_answer):
+        about_answer(acting, decision.about())
+    accounts = dict(env._cumulative_rewards)
+    env.step(None if decision is None else heard(env, decision.reasoning, decision.action))
+    if decision is not None and (reason := unpaid_reward(env, acting, accounts)):
+        raise FailureError("reward", ValueError(reason))
+    for agent in list(reported):
+        if env.rewards.get(agent) or env._cumulative_rewards.get(agent) != reported[agent]:
+            del reported[agent]
+    owed = {agent: reward for agent, reward in env.rewards.items() if reward and agent not in before}
+    for agent in before:
+        if agent not in env.agents and not (decision is None and agent == acting) and agent not in reported:
+            owed[agent] = env._cumulative_rewards.get(agent, 0.0)
+    return {
+        agent: _StepResult.of(
+            agent, reward, env.terminations.get(agent, True), env.truncations.get(agent), env.infos.get(agent, {})
+        )
+        for agent, reward in owed.items()
+        if agent not in env.agents
+    }
+
+
+async def _record_rest(env: AECEnv[str, Any, Any], agents: _Agents, reported: Mapping[str, float]) -> None:
+    """Record for all remaining agents what they would have received at their next turn."""
+
+    def results() -> dict[str, _StepResult]:
+        return {
+            agent: _StepResult.of(
+                agent,
+                0.0 if agent in reported else env._cumulative_rewards[agent],
+                env.terminations[agent],
+                env.truncations[agent],
+                env.infos[agent],
+            )
+            for agent in env.agents
+        }
+
+    await agents.record(await run_env_code("reward", env, results))
+
+
+# ---- parallel environments
+
+_Views: TypeAlias = dict[str, tuple[str, Mapping[str, Any]]]
+"""Observation and info of each agent that decides next."""
+
+
+async def _play_rounds(
+    env: ParallelEnv[str, Any, Any],
+    agents: _Agents,
+    opening: tuple[Mapping[str, Any], Mapping[str, Any]],
+    max_turns: int,
+) -> EndReason:
+    """Step all live agents together, each deciding while the others do, until none is left."""
+    index, truncated = 0, False
+    views = await run_env_code("reset", env, lambda: _views(env, *opening))
+    while views:
+        if index >= max_turns:
+            return "turn_limit"
+        deciding = {name: await agents.get_or_create(name) for name in views}
+        try:
+            answers = await all_or_first_error(deciding[name].decide(*view) for name, view in views.items())
+        except ContextFullError:
+            return "context"
+        decisions = dict(zip(deciding, answers, strict=True))
+        for name, agent in deciding.items():
+            agent.add_decision(index, *views[name], decisions[name])
+            index += 1
+        results, other_rewards, views = await run_env_code("step", env, _round, env, decisions)
+        for name, agent in deciding.items():
+            agent.record(results[name])
+            truncated |= results[name].truncated
+        for name, reward in other_rewards.items():
+            (await agents.get_or_create(name)).add_reward(reward)
+        await asyncio.sleep(0)  # scripted players never yield, and thousands of episodes share the loop
+    return "truncated" if truncated else "terminated"
+
+
+def _views(env: ParallelEnv[str, Any, Any], observations: Mapping[str, Any], infos: Mapping[str, Any]) -> _Views:
+    return {agent: (writable(str(observations[agent])), infos.get(agent, {})) for agent in env.agents}
+
+
+def _round(
+    env: ParallelEnv[str, Any, Any], decisions: Mapping[str, Decision]
+) -> tuple[dict[str, _StepResult], dict[str, float], _Views]:
+    """Results of the agents that acted, rewards of others (left earlier, or joining now), and the next views."""
+    actions = {agent: heard(env, decision.reasoning, decision.action) for agent, decision in decisions.items()}
+    observations, rewards, terminated, truncated, infos = env.step(actions)
+    results = {
+        agent: _StepResult.of(
+            agent, rewards.get(agent, 0.0), terminated[agent], truncated[agent], infos.get(agent, {})
+        )
+        for agent in actions
+    }
+    other_rewards = {agent: _finite(reward, agent) for agent, reward in rewards.items() if agent not in actions}
+    return results, other_rewards, _views(env, observations, infos)
+
+
+# ---- helpers
+
+
+def _finite(reward: Any, agent: str) -> float:
+    try:
+        value = float(reward)
+    except (TypeError, ValueError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise FailureError("reward", ValueError(f"{agent!r} was rewarded with {reward!r}; rewards must be finite"))
+    return value
+
+
+def _instructions_and_tools(env: PlayableEnv, agent: str) -> tuple[str, Sequence[Mapping[str, Any]]]:
+    instructions, schemas = hook(env, "instructions"), hook(env, "tool_schemas")
+    text = "" if instructions is None else writable(str(instructions(agent)))
+    return text, () if schemas is None else tuple(schemas(agent))
+
+
+def _compact(env: PlayableEnv, agent: str, turns: Sequence[tuple[str, str]]) -> str:
+    compact = hook(env, "compact")
+    return "" if compact is None else writable(str(compact(agent, turns) or ""))
+
+
+def _new_messages(observation: str, conversation: Mapping[str, Any]) -> NewMessages:
+    messages = tuple((str(each["role"]), writable(str(each["content"]))) for each in conversation["messages"])
+    same = bool(observation) and messages == (("user", observation),)
+    return NewMessages(messages=() if same else messages, only_results=bool(conversation.get("only_results")))
+
+
+def _warn_of_illegal_text(agents: Iterable[_Agent], env_id: str) -> None:
+    """Warn if the random text of random players, which had no list of legal actions, was illegal."""
+    for agent in agents:
+        if not (isinstance(agent.policy, Random) and agent.without_legal_actions):
+            continue
+        forfeits = agent.info.get("forfeits")
+        forfeited = isinstance(forfeits, (list, tuple)) and agent.name in forfeits
+        if forfeited or any(draft.info.get("illegal") for draft in agent.drafts):
+            warnings.warn(  # shown once per environment
+                f"{env_id or 'the environment'} does not always list legal actions, so fa.Random() writes random "
+                f"letters there, which are illegal{' and forfeit the game' if forfeited else ''}. Use another player, "
+                "such as fa.Scripted(...), or let legal_actions() of the environment list them",
+                RuntimeWarning,
+                stacklevel=2,
+            )
