@@ -1,8 +1,4 @@
-"""What strangers' text is shown on: reports of one HTML file that loads nothing and runs no script, and terminals.
-
-In: a title and a body in which every text is escaped, or any text. Out: HTML, or text that steers no terminal. Waits
-for nothing.
-"""
+"""Safe display of untrusted text: standalone HTML reports without scripts, and text that cannot control a terminal."""
 
 from __future__ import annotations
 
@@ -29,11 +25,11 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 def standalone_page(title: str, body: str, *, style: str = "") -> str:
-    """A whole document, whose own policy forbids scripts and requests.
+    """Return an HTML document with a content security policy that forbids scripts and requests.
 
     Args:
-        body: Markup in which all that users, models and servers wrote is escaped.
-        style: CSS after that of all reports.
+        body: Markup in which all text of users, models and servers is escaped.
+        style: Additional CSS.
     """
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
@@ -44,22 +40,22 @@ def standalone_page(title: str, body: str, *, style: str = "") -> str:
 
 
 def printable(text: str, longest: int = 400) -> str:
-    """A text on one line: control and direction characters replaced, the middle of a long one left out."""
+    """Return a text as one line, with control and direction characters replaced and a long middle left out."""
     text = "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in " ".join(text.split()))
     half = longest // 2 - 1
     return text if len(text) <= longest else f"{text[:half]} \N{HORIZONTAL ELLIPSIS} {text[-half:]}"
 
 
 def visible(text: str) -> str:
-    r"""`text` with what would steer a terminal or hide in it spelled out.
+    r"""Escape the characters of `text` that could control a terminal or be invisible there.
 
-    Control, format (bidirectional overrides, zero-width), surrogate and private characters and odd line ends become
-    their escapes, such as ``\x1b``; newlines and tabs stay.
+    Control, format (bidirectional overrides, zero-width), surrogate and private characters and unusual line ends
+    become escapes such as ``\x1b``. Newlines and tabs stay.
     """
-    return "".join(map(_shown, text.replace("\r\n", "\n")))
+    return "".join(map(_escape, text.replace("\r\n", "\n")))
 
 
-def _shown(char: str) -> str:
+def _escape(char: str) -> str:
     if char in "\n\t" or not (char in "\u2028\u2029" or unicodedata.category(char).startswith("C")):
         return char
     code = ord(char)

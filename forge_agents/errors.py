@@ -1,6 +1,6 @@
-"""Errors that say what arrived, what was expected and what to do.
+"""Exception types, and suggestions for misspelled names.
 
-In: nothing. Out: exception types, `did_you_mean`. Waits for nothing.
+A message says what arrived, what was expected and what to do.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 DISTRIBUTION = "forge-agents-rl"
-"""What pip calls this project; the messages that name an extra need it."""
+"""Name of this project for pip, for messages that name an extra."""
 
 
 class ForgeError(Exception):
@@ -18,52 +18,53 @@ class ForgeError(Exception):
 
 
 class UnknownIdError(ForgeError, KeyError):
-    """An id that nothing is registered under."""
+    """An id is not registered."""
 
-    def __str__(self) -> str:  # KeyError would print the repr
+    def __str__(self) -> str:  # KeyError prints the repr
         return str(self.args[0]) if self.args else ""
 
 
 class ArgumentError(ForgeError, TypeError):
-    """Arguments that what was named does not take: unknown names, missing ones, the wrong kind of thing."""
+    """Arguments do not fit: unknown or missing names, or a wrong type."""
 
 
 class NotReadyError(ForgeError, RuntimeError):
-    """Something was asked for before there is any: a model that nothing has trained, a run that has not begun."""
+    """Something does not exist yet, such as a trained model or a run."""
 
 
 class MissingExtraError(ForgeError, ImportError):
-    """A library that is not installed. The message names the command that installs it."""
+    """A library is not installed. The message names the command that installs it."""
 
 
 class ModelNotFoundError(ForgeError, FileNotFoundError):
-    """A model that is neither a folder, nor built in, nor in the local hub cache, nor downloadable."""
+    """A model is neither a folder, nor built in, nor in the local hub cache, nor downloadable."""
 
 
 class StallError(ForgeError, TimeoutError):
-    """A wait that outlived its deadline. The message names who was waited for.
+    """A wait exceeded its timeout. The message names the process or component.
 
     Args:
-        who: Their name; empty where nobody in particular was waited for.
+        who: Its name; empty if there is none.
     """
 
     def __init__(self, message: str, who: str = "") -> None:
         super().__init__(message)
         self.who = who
         self.snapshot: Mapping[str, Any] = {}
-        """What the process that waited was doing then, JSON-safe; empty where nobody looked."""
+        """State of the waiting process at that time, JSON-safe; empty if not recorded. See `stalls.snapshot`."""
 
 
 class LateAnswerError(ForgeError, TimeoutError):
-    """An answer that an engine worked on for longer than it may; it costs its episode, and the engine goes on."""
+    """An engine exceeded the time limit of an answer. The episode fails and the engine continues."""
 
 
 class ActorDiedError(ForgeError, RuntimeError):
-    """An actor's process ended while work was expected of it.
+    """An actor's process ended unexpectedly.
 
     Args:
-        message: Says who died during what.
-        place: Equal for two deaths by the same signal at the same place; empty where it is not known.
+        message: Names the process and its work.
+        who: Name of the process.
+        place: Signal and stack, equal for two deaths at the same place; empty if not known.
     """
 
     def __init__(self, message: str, who: str = "", place: str = "") -> None:
@@ -73,19 +74,19 @@ class ActorDiedError(ForgeError, RuntimeError):
 
 
 class RespawnLimitError(ForgeError, RuntimeError):
-    """More processes died than a run may start again, or two died at the same place."""
+    """Too many processes of a run died, or two died at the same place."""
 
 
 class HostError(ForgeError, RuntimeError):
-    """Hosts that a run asks for and cannot have: too few, unreachable, lost, or without what they should hold."""
+    """Hosts of a run are too few, unreachable, lost, or lack required files or hardware."""
 
 
 class EndpointError(ForgeError, RuntimeError):
-    """An endpoint that refused, failed or answered nonsense.
+    """An endpoint refused a request, failed, or sent an invalid answer.
 
     Args:
-        message: Names the endpoint; holds no key.
-        status: HTTP status of its refusal; None where there was none.
+        message: Names the endpoint, without its key.
+        status: HTTP status; None if there was none.
     """
 
     def __init__(self, message: str, status: int | None = None) -> None:
@@ -94,38 +95,38 @@ class EndpointError(ForgeError, RuntimeError):
 
 
 class BudgetError(ForgeError, RuntimeError):
-    """What an endpoint may spend in one run is spent."""
+    """An endpoint's budget for one run is used up."""
 
 
 class PlayerLeftError(ForgeError, EOFError):
-    """A person left the seat."""
+    """A human player left the game."""
 
 
 class PreflightError(ForgeError, ValueError):
-    """What a run would have failed at once its engines ran, found before they were started."""
+    """A run would fail after its engines were started. The problem was found before that."""
 
 
 class EmptyBatchError(ForgeError, RuntimeError):
-    """Nothing to learn from: no group had rewards that differ."""
+    """No group is informative, because within each group all rewards are equal."""
 
 
 class MismatchError(ForgeError, RuntimeError):
-    """Sampler and learner disagree about what was sampled: they do not hold the same model."""
+    """Engine and learner compute different log-probabilities, so they do not hold the same model."""
 
 
 class DivergedError(ForgeError, FloatingPointError):
-    """A loss or gradient that is no finite number. The message says where the batch is."""
+    """A loss or gradient is not finite. The message names the file with the batch."""
 
 
 class RunFolderError(ForgeError, OSError):
-    """A run or cache folder that cannot be used."""
+    """A run or cache folder cannot be used."""
 
 
 def near_names(word: object, known: Iterable[str], *, cutoff: float = 0.5) -> list[str]:
-    """At most three known names that are near a word, the nearest first.
+    """Return at most three known names similar to a word, the most similar first.
 
     Args:
-        cutoff: How alike they must be, 0 to 1, as `difflib.get_close_matches` takes it.
+        cutoff: Minimum similarity, 0 to 1, as in `difflib.get_close_matches`.
     """
     by_folded = {name.casefold(): name for name in known}
     near = difflib.get_close_matches(str(word).casefold(), list(by_folded), n=3, cutoff=cutoff)
@@ -133,6 +134,6 @@ def near_names(word: object, known: Iterable[str], *, cutoff: float = 0.5) -> li
 
 
 def did_you_mean(word: object, known: Iterable[str], *, cutoff: float = 0.5) -> str:
-    """A sentence with the `near_names`, e.g. ``" Did you mean 'a' or 'b'?"``; empty when none is near."""
+    """Return a sentence with the `near_names`, such as ``" Did you mean 'a' or 'b'?"``; empty if there are none."""
     near = near_names(word, known, cutoff=cutoff)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -1,8 +1,4 @@
-"""Files of runs: folders that a stranger may have made hold plain files, texts are written whole, sums tell of damage.
-
-In: a folder, a path and a text, bytes on their way to a file. Out: a file, sums that JSON holds, nothing, or an error.
-Waits for the disk.
-"""
+"""Files of runs: checks of folders that a stranger may have made, atomic writes, and checksums."""
 
 from __future__ import annotations
 
@@ -20,33 +16,30 @@ from typing import Any, TextIO
 from forge_agents.errors import RunFolderError
 
 _OURS = (".yaml", ".json", ".jsonl", ".npz", ".png", ".draft", ".lock", ".sha256", ".id")
-"""Ends of the names that runs and benchmarks read and write."""
+"""Suffixes of the files that runs and benchmarks read and write."""
 _OUR_FOLDERS = re.compile(
     r"checkpoints|export|failed-batches|league|learner|seed-\d+|tensorboard|wandb|warm-start", re.ASCII
 )
-"""Names of the folders that runs make in their own."""
+"""Names of the subfolders that runs make."""
 CHUNK_BYTES = 1 << 26
-"""Each chunk of a file has a sum of its own, so that several threads can read one large file."""
-_MOST_THREADS = 8
-_MOST_DEPTH = 100
+"""Size of the chunks with a checksum each, so that several threads can check one large file."""
+_MAX_THREADS = 8
+_MAX_DEPTH = 100
 CACHE_VARIABLE = "FORGE_AGENTS_CACHE"
-"""Environment variable that says where `cache_folder` is."""
+"""Environment variable with the path of `cache_folder`."""
 
 
 def cache_folder() -> Path:
-    """What may be made again but took its time lies here: ``FORGE_AGENTS_CACHE``, or else the user's cache folder."""
-    chosen = os.environ.get(CACHE_VARIABLE)
-    if chosen:
-        return Path(chosen).expanduser().absolute()
+    """Return the folder for expensive but reproducible files: ``FORGE_AGENTS_CACHE``, or the user's cache folder."""
+    if folder := os.environ.get(CACHE_VARIABLE):
+        return Path(folder).expanduser().absolute()
     import platformdirs
 
     return platformdirs.user_cache_path("forge_agents", appauthor=False)
 
 
 def user_path(path: str | os.PathLike[str]) -> Path:
-    """A path as a user writes one: ``~``, ``~name``, ``$NAME`` and ``${NAME}`` stand for what a shell puts there.
-
-    A path that exists as it is written is left so.
+    """Expand ``~``, ``~name``, ``$NAME`` and ``${NAME}`` in a path as a shell does, unless the literal path exists.
 
     Raises:
         ValueError: A variable is not set, or there is no such user.
@@ -56,8 +49,8 @@ def user_path(path: str | os.PathLike[str]) -> Path:
     if not ({"~", "$"} & set(text)) or written.exists():
         return written
     filled = os.path.expandvars(text)
-    if left := re.search(r"\$(\w+|\{\w+\})", filled):
-        raise ValueError(f"{text}: the environment variable {left.group(1).strip('{}')} is not set")
+    if unset := re.search(r"\$(\w+|\{\w+\})", filled):
+        raise ValueError(f"{text}: the environment variable {unset.group(1).strip('{}')} is not set")
     try:
         return Path(filled).expanduser()
     except RuntimeError as cause:
@@ -65,46 +58,45 @@ def user_path(path: str | os.PathLike[str]) -> Path:
 
 
 def check_plain_files(folder: str | os.PathLike[str]) -> None:
-    """Refuse a folder in which a name of ours is a link to a file, or a pipe, a socket or a device.
+    """Refuse a run folder in which one of our files is a link, a pipe, a socket or a device.
 
-    Whoever reads or writes through such an entry reads, shows or overwrites what lies elsewhere, or waits for ever.
-    Links to folders, as people make them to larger disks, may stay, and so may what we never open. The folder may be
-    missing.
+    Reading or writing such an entry would show or overwrite files elsewhere, or block forever. Links to folders, for
+    example on larger disks, are allowed, and so are files that no run opens. The folder may be missing.
 
     Raises:
-        RunFolderError: Names the entry.
+        RunFolderError: There is such an entry. The message names it.
     """
     try:
         entries = list(os.scandir(folder))
     except OSError:
-        return  # whoever opens it says why it cannot be
+        return  # opening it later reports the error
     for entry in entries:
         if entry.name.endswith(_OURS) and not (entry.is_dir() or entry.is_file(follow_symlinks=False)):
-            what = "a link" if entry.is_symlink() else "no file"
+            what = "a link" if entry.is_symlink() else "not a file"
             raise RunFolderError(
-                f"{entry.path} is {what}; a run's folder holds plain files: remove it, or put a copy there"
+                f"{entry.path} is {what}; a run folder must hold plain files: remove it, or put a copy there"
             )
 
 
 def check_plain_file(path: Path) -> None:
-    """The same of one file.
+    """Check that a file of a run folder is a plain file.
 
     Raises:
-        RunFolderError: Names it.
+        RunFolderError: The path is a link or not a file.
     """
     if not stat.S_ISREG(path.lstat().st_mode):
-        raise RunFolderError(f"{path} is a link, or no file; a run's folder holds plain files")
+        raise RunFolderError(f"{path} is a link or not a file; a run folder must hold plain files")
 
 
 def check_contained(folder: str | os.PathLike[str]) -> None:
-    """Refuse a run folder in which a name of ours leads out of it, at any depth, or is a pipe, a socket or a device.
+    """Refuse a run folder in which one of our files, at any depth, leads out of it or is a pipe, a socket or a device.
 
-    Training and exporting write, replace and delete files at many places of a run folder. If the folder came from
-    somebody else, a link in it could lead all of that to other files of the user. The folder itself may be a link, and
-    so may anything in it that no run opens. The folder may be missing.
+    Training and exporting write, replace and delete files at many places of a run folder. If the folder came from a
+    stranger, a link in it could redirect all of that to other files of the user. The folder itself may be a link, and
+    so may entries that no run opens. The folder may be missing.
 
     Raises:
-        RunFolderError: Names the entry.
+        RunFolderError: There is such an entry. The message names it.
     """
     check_plain_files(folder)
     subfolders = (path for path in Path(folder).glob("*") if _OUR_FOLDERS.fullmatch(path.name))
@@ -118,11 +110,11 @@ def check_contained(folder: str | os.PathLike[str]) -> None:
 
 
 def foreign_entry(entries: Iterable[Path], root: Path) -> Path | None:
-    """The first of `entries` that is a link out of `root`, a pipe, a socket or a device, or has such an entry in it.
+    """Return the first of `entries` that is, or contains, a link out of `root`, a pipe, a socket or a device.
 
     Args:
         entries: Files, links and folders. Folders are searched at any depth, without following links.
-        root: The folder that links may not leave.
+        root: Folder that links must not leave.
     """
     inside, waiting = Path(os.path.realpath(root)), sorted(entries, reverse=True)
     while waiting:
@@ -131,7 +123,7 @@ def foreign_entry(entries: Iterable[Path], root: Path) -> Path | None:
             if not Path(os.path.realpath(entry)).is_relative_to(inside):
                 return entry
         elif entry.is_dir():
-            with contextlib.suppress(OSError):  # a folder that cannot be read cannot be read or changed later either
+            with contextlib.suppress(OSError):  # an unreadable folder cannot be read or changed later either
                 waiting += sorted(entry.iterdir(), reverse=True)
         elif not entry.is_file():
             return entry
@@ -140,9 +132,9 @@ def foreign_entry(entries: Iterable[Path], root: Path) -> Path | None:
 
 @contextlib.contextmanager
 def atomic_writer(path: str | os.PathLike[str]) -> Iterator[TextIO]:
-    """A text file to write that takes its name when the block ends, so that no reader sees half of it.
+    """Open a text file that gets its name when the block ends, so that no reader sees a partial file.
 
-    An error in the block leaves an existing file as it was. The file's permissions are what the umask allows.
+    An error in the block leaves an existing file unchanged. The permissions follow the umask.
     """
     target = user_path(path)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -157,16 +149,16 @@ def atomic_writer(path: str | os.PathLike[str]) -> Iterator[TextIO]:
 
 
 def write_atomic(path: str | os.PathLike[str], text: str) -> Path:
-    """Write a text file with `atomic_writer`, and return its path."""
+    """Write a text file with `atomic_writer` and return its path."""
     with atomic_writer(path) as file:
         file.write(text)
     return user_path(path)
 
 
 def is_shallow(value: Any) -> bool:
-    """Whether at most 100 lists and objects lie within each other: what copies a value calls itself for each."""
+    """Return whether lists and objects are nested at most 100 deep, so that recursive functions can process them."""
     level = [value]
-    for _ in range(_MOST_DEPTH + 1):
+    for _ in range(_MAX_DEPTH + 1):
         inside = (part.values() if isinstance(part, dict) else part for part in level if isinstance(part, dict | list))
         if not (level := [inner for parts in inside for inner in parts]):
             return True
@@ -174,58 +166,55 @@ def is_shallow(value: Any) -> bool:
 
 
 class Checksums:
-    """Size and CRC-32, chunk by chunk, of a file that is written from its beginning to its end.
-
-    Taken on the way, so that what is written need not be read again for its sum.
-    """
+    """Size and CRC-32 checksums of a file, computed while it is written from beginning to end."""
 
     def __init__(self) -> None:
         self.size = 0
         self._crcs: list[int] = []
 
     def add(self, data: Any) -> None:
-        """The next bytes."""
-        left = memoryview(data).cast("B")
-        while left:
+        """Add the next bytes."""
+        rest = memoryview(data).cast("B")
+        while rest:
             if self.size % CHUNK_BYTES == 0:
                 self._crcs.append(0)
-            part = left[: CHUNK_BYTES - self.size % CHUNK_BYTES]
+            part = rest[: CHUNK_BYTES - self.size % CHUNK_BYTES]
             self._crcs[-1] = zlib.crc32(part, self._crcs[-1])
             self.size += len(part)
-            left = left[len(part) :]
+            rest = rest[len(part) :]
 
     @property
     def all(self) -> list[int]:
-        """The size in bytes, then the CRC-32 of each chunk."""
+        """Size in bytes, followed by the CRC-32 of each chunk."""
         return [self.size, *self._crcs]
 
 
 def find_damage(folder: Path, files: Mapping[str, list[int]], *, chunk_bytes: int) -> str:
-    """What is wrong with the first file that is not as it was written; empty where all are. Several threads read.
+    """Compare files with their checksums, on several threads. Returns the first difference; empty if there is none.
 
     Args:
-        files: Size and sums by path in `folder`.
-        chunk_bytes: What each sum is of; 0: of the whole file.
+        files: Size and checksums by path in `folder`.
+        chunk_bytes: Chunk size of the checksums; 0 if each covers its whole file.
     """
-    places: list[tuple[str, int, int, int]] = []
+    chunks: list[tuple[str, int, int, int]] = []
     for name, (size, *crcs) in files.items():
         check_plain_file(folder / name)
-        if (found := (folder / name).stat().st_size) != size:
-            return f"{name} has {found} bytes, {size} were written"
+        if (actual := (folder / name).stat().st_size) != size:
+            return f"{name} has {actual} bytes, {size} were written"
         step = chunk_bytes or max(size, 1)
         if len(crcs) < -(-size // step):
             return f"{name} has {len(crcs)} sums for {size} bytes"
-        places += [(name, at * step, min(step, size - at * step), crc) for at, crc in enumerate(crcs) if size]
+        chunks += [(name, at * step, min(step, size - at * step), crc) for at, crc in enumerate(crcs) if size]
 
-    def wrong(place: tuple[str, int, int, int]) -> str:
-        name, start, length, written = place
+    def compare(chunk: tuple[str, int, int, int]) -> str:
+        name, start, length, expected = chunk
         crc = 0
         with (folder / name).open("rb") as stream:
             stream.seek(start)
             while length and (data := stream.read(min(length, 1 << 22))):
                 crc, length = zlib.crc32(data, crc), length - len(data)
-        end = f"{name} has CRC-32 {crc} from byte {start} on, it was written with {written}"
-        return "" if crc == written and not length else end
+        difference = f"{name} has CRC-32 {crc} from byte {start} on, it was written with {expected}"
+        return "" if crc == expected and not length else difference
 
-    with ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0)))) as threads:
-        return next((found for found in threads.map(wrong, places) if found), "")
+    with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0)))) as threads:
+        return next((difference for difference in threads.map(compare, chunks) if difference), "")

@@ -1,7 +1,8 @@
-"""Modules and objects that users name, where they are found, and faster imports of large libraries."""
+"""Import of user modules and objects, import paths of child processes, and faster imports of large libraries."""
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import os
@@ -16,15 +17,15 @@ from typing import Any
 from forge_agents.errors import did_you_mean
 
 _LAST_FOLDERS = "FORGE_AGENTS_PYTHONPATH"
-"""Environment variable of our child processes: folders that follow the installed packages on their import path."""
+"""Environment variable of child processes: folders that follow the installed packages on their import path."""
 _user_folders: list[str] = []
 
 
 def add_user_folder(folder: Path) -> None:
-    """Have `import_user_module` look in `folder`, too.
+    """Make `import_user_module` search `folder` as well.
 
-    A folder may hold a stranger's run, so it comes onto the import path only when a module of the user's is named, and
-    then behind everything that is installed. The folder that was added last is searched before the others.
+    A folder may hold a stranger's run, so it joins the import path only when a user module is imported, after
+    everything that is installed. The folder added last is searched first.
     """
     name = str(folder.resolve())
     _user_folders[:] = [name, *(other for other in _user_folders if other != name)]
@@ -34,7 +35,7 @@ def import_user_module(name: str) -> ModuleType:
     """Import a module that the user has named.
 
     Raises:
-        ImportError: There is no such module, or it fails to be imported.
+        ImportError: There is no such module, or its import fails.
     """
     sys.path += [folder for folder in _user_folders if folder not in sys.path]
     return importlib.import_module(name)
@@ -50,7 +51,7 @@ def path_variables() -> dict[str, str]:
     folders = first
     for entry in sys.path:
         folder = Path(entry).resolve()
-        if _is_installed(folder):
+        if is_library(folder):
             folders = last
         elif folder.is_dir():
             folders.append(str(folder))
@@ -60,27 +61,37 @@ def path_variables() -> dict[str, str]:
     return {name: os.pathsep.join(dict.fromkeys(folders)) for name, folders in paths.items()}
 
 
-def _is_installed(folder: Path) -> bool:
-    """Whether a folder belongs to Python's library or to installed packages, and not just to the same prefix.
+def is_library(path: str | Path) -> bool:
+    """Return whether a file or folder belongs to Python's library or to installed packages.
 
-    With Python in ``/usr``, a user's project may well be in ``/usr/src``.
+    The prefix of the installation does not decide: with Python in ``/usr``, a user's project may be in ``/usr/src``.
     """
-    roots = {Path(sysconfig.get_path(kind)).resolve() for kind in ("stdlib", "platstdlib", "purelib", "platlib")}
-    return folder.name in ("site-packages", "dist-packages") or any(map(folder.is_relative_to, roots))
+    if str(path).startswith("<frozen"):
+        return True
+    path = Path(path).resolve()
+    if not {"site-packages", "dist-packages"}.isdisjoint(path.parts):
+        return True
+    return any(map(path.is_relative_to, _library_folders()))
+
+
+@functools.cache
+def _library_folders() -> tuple[Path, ...]:
+    kinds = ("stdlib", "platstdlib", "purelib", "platlib")
+    return tuple({Path(sysconfig.get_path(kind)).resolve() for kind in kinds})
 
 
 def extend_path() -> None:
-    """In a child process: add the folders that `path_variables` put behind the installed packages."""
+    """In a child process, add the folders that `path_variables` put behind the installed packages."""
     folders = os.environ.get(_LAST_FOLDERS, "").split(os.pathsep)
     sys.path += [folder for folder in folders if folder and folder not in sys.path]
 
 
 def import_object(place: str, what: str) -> Any:
-    """The object at "package.module:name".
+    """Return the object at "package.module:name".
 
     Args:
-        place: What a user wrote.
-        what: The setting that it was written for, for the message.
+        place: Location as the user wrote it.
+        what: Name of the setting, for the error message.
 
     Raises:
         ValueError: There is no such module or name.
@@ -97,11 +108,11 @@ def import_object(place: str, what: str) -> Any:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """Nobody looks for garbage inside the block: what thousands of modules define lives on."""
-    collecting = gc.isenabled()
+    """Disable garbage collection inside the block, which imports thousands of long-lived modules."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collecting:
+        if was_enabled:
             gc.enable()

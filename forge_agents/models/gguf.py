@@ -1,7 +1,6 @@
-"""A Llama-family GGUF file as a Hugging Face checkpoint folder.
+"""Converts a Llama-family GGUF file with a byte-level BPE tokenizer to a Hugging Face checkpoint folder.
 
-In: a GGUF file with a byte-level BPE tokenizer. Out: config, tokenizer and bfloat16 safetensors. Waits for nothing but
-the disk. GGUF's layout: github.com/ggml-org/ggml/blob/master/docs/gguf.md.
+GGUF's layout: github.com/ggml-org/ggml/blob/master/docs/gguf.md.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from gguf import GGUFReader
 
-CONTROL_TOKEN = 3  # the token type of markers such as <|im_start|>
+CONTROL_TOKEN = 3  # token type of control tokens such as <|im_start|>
 
 _TOP_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -39,11 +38,11 @@ _LAYER_NAMES = {
 def convert(source: Path, target: Path) -> None:
     """Write the model of the GGUF file `source` into the existing folder `target`.
 
-    Quantised tensors become bfloat16. Digits are tokenised one by one, as llama.cpp does for the "smollm" tokenizer.
+    Quantized tensors become bfloat16. Digits are tokenized one by one, as in llama.cpp's "smollm" tokenizer.
 
     Raises:
-        ValueError: The file's architecture or tokenizer is another one than this module reads.
-        OSError: The file cannot be read or the folder not be written.
+        ValueError: The file's architecture or tokenizer is not supported.
+        OSError: The file cannot be read or the folder cannot be written.
     """
     from gguf import GGUFReader
     from safetensors.torch import save_file
@@ -51,7 +50,7 @@ def convert(source: Path, target: Path) -> None:
     reader = GGUFReader(source)
     kinds = (_value(reader, "general.architecture"), _value(reader, "tokenizer.ggml.pre"))
     if kinds != ("llama", "smollm"):
-        raise ValueError(f"{source} holds architecture and tokenizer {kinds}; this reads ('llama', 'smollm')")
+        raise ValueError(f"{source} has architecture and tokenizer {kinds}; supported is ('llama', 'smollm')")
     config = _config(reader)
     write_json(target / "config.json", config)
     ids = {"bos_token_id": config["bos_token_id"], "eos_token_id": config["eos_token_id"]}
@@ -59,7 +58,7 @@ def convert(source: Path, target: Path) -> None:
     _write_tokenizer(reader, target)
     weights = target / "model.safetensors"
     save_file(_weights(reader), weights, metadata={"format": "pt"})
-    weights.chmod((target / "config.json").stat().st_mode)  # safetensors makes it readable by its owner only
+    weights.chmod((target / "config.json").stat().st_mode)  # safetensors makes it readable only by its owner
 
 
 def _value(reader: GGUFReader, key: str) -> Any:
@@ -84,7 +83,7 @@ def _config(reader: GGUFReader) -> dict[str, Any]:
         "head_dim": _value(reader, "llama.embedding_length") // heads,
         "hidden_act": "silu",
         "max_position_embeddings": _value(reader, "llama.context_length"),
-        # Stored as float32; seven digits give back the decimal number that was meant.
+        # Stored as float32; seven digits restore the original decimal number.
         "rms_norm_eps": float(f"{_value(reader, 'llama.attention.layer_norm_rms_epsilon'):.7g}"),
         "rope_parameters": {"rope_type": "default", "rope_theta": _value(reader, "llama.rope.freq_base")},
         "attention_bias": False,
@@ -120,7 +119,7 @@ def _weights(reader: GGUFReader) -> dict[str, torch.Tensor]:
 
 
 def _rotate_halves(values: np.ndarray, heads: int) -> np.ndarray:
-    """Rows from GGUF's order of rotary channels (pairs side by side) to Hugging Face's (firsts, then seconds)."""
+    """Reorder rows from GGUF's rotary channels (adjacent pairs) to Hugging Face's (first halves, then second)."""
     rows, columns = values.shape
     return values.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 

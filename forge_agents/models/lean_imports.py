@@ -1,7 +1,4 @@
-"""transformers and vLLM, imported without what models of text do not need.
-
-In: a block that imports. Out: nothing. Waits for nothing.
-"""
+"""Faster imports of transformers and vLLM, without libraries that text models do not need."""
 
 from __future__ import annotations
 
@@ -18,34 +15,34 @@ from forge_agents.files import cache_folder, write_atomic
 from forge_agents.imports import without_garbage_collection
 
 _UNUSED = ("is_scipy_available", "is_sklearn_available")
-"""SciPy is for losses of models that see, scikit-learn for one curve of drafts."""
+"""transformers uses SciPy for losses of vision models and scikit-learn for a curve of assisted generation."""
 
 
 @contextmanager
 def lean_transformers() -> Iterator[None]:
-    """What transformers loads meanwhile does without SciPy and scikit-learn: more than a second of imports."""
+    """Keep transformers from importing SciPy and scikit-learn inside the block. Saves more than a second."""
     with without_garbage_collection():
         _import_transformers()
         import transformers.utils
 
-        known = {name: getattr(transformers.utils, name) for name in _UNUSED}
+        originals = {name: getattr(transformers.utils, name) for name in _UNUSED}
         try:
             for name in _UNUSED:
                 setattr(transformers.utils, name, lambda: False)
             yield
         finally:
-            for name, function in known.items():
+            for name, function in originals.items():
                 setattr(transformers.utils, name, function)
 
 
 @contextmanager
 def without_scipy_signal() -> Iterator[None]:
-    """What vLLM loads meanwhile does without SciPy's signals, half a second of imports to change a sound's rate."""
+    """Keep vLLM from importing ``scipy.signal``, used to resample audio, inside the block. Saves half a second."""
     name = "scipy.signal"
     if name in sys.modules:
         yield
         return
-    sys.modules[name] = None  # type: ignore[assignment]  # the documented way to make its import fail
+    sys.modules[name] = None  # type: ignore[assignment]  # the documented way to make an import fail
     try:
         yield
     finally:
@@ -53,43 +50,43 @@ def without_scipy_signal() -> Iterator[None]:
 
 
 def _import_transformers() -> None:
-    """It asks for `packages_distributions` in every process, at its import: half a second."""
+    """Import transformers with a cached `packages_distributions`, which takes half a second in every process."""
     if "transformers" in sys.modules:
         return
-    asked = importlib.metadata.packages_distributions
-    importlib.metadata.packages_distributions = lambda: packages_distributions(asked)
+    original = importlib.metadata.packages_distributions
+    importlib.metadata.packages_distributions = lambda: packages_distributions(original)
     try:
         import transformers.utils  # noqa: F401
     finally:
-        importlib.metadata.packages_distributions = asked
+        importlib.metadata.packages_distributions = original
 
 
-def packages_distributions(ask: Callable[[], Mapping[str, list[str]]]) -> Mapping[str, list[str]]:
-    """What `importlib.metadata.packages_distributions` says, which reads files of every package that is installed.
+def packages_distributions(compute: Callable[[], Mapping[str, list[str]]]) -> Mapping[str, list[str]]:
+    """Return `importlib.metadata.packages_distributions`, which reads files of every installed package, from a cache.
 
-    It is kept in the cache folder for as long as no package comes, goes or changes.
+    The cache is valid until a package is installed, removed or changed.
 
     Args:
-        ask: That function.
+        compute: The original function.
     """
     places, file = _places(), cache_folder() / "packages.json"
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # none, or somebody else's
-        kept = json.loads(file.read_text())
-        if kept["places"] == places:
-            return dict(kept["packages"])
-    said = ask()
-    with contextlib.suppress(OSError):  # then it is asked again next time
-        write_atomic(file, json.dumps({"places": places, "packages": said}))
-    return said
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):  # missing or invalid
+        cached = json.loads(file.read_text())
+        if cached["places"] == places:
+            return dict(cached["packages"])
+    packages = compute()
+    with contextlib.suppress(OSError):  # without the cache, it is computed again
+        write_atomic(file, json.dumps({"places": places, "packages": packages}))
+    return packages
 
 
 def _places() -> list[list[Any]]:
-    """Folders of the search path where packages are installed, and when one last came, went or changed there."""
+    """Folders of the search path with installed packages, and the time of the last change in each."""
     places: list[list[Any]] = []
     for entry in sys.path:
         with contextlib.suppress(OSError):
             folder = Path(entry).absolute()
             changed = folder.stat().st_mtime_ns  # an upgrade renames a package's folder in it
-            if folder.is_file() or any(one.suffix in (".dist-info", ".egg-info") for one in folder.iterdir()):
+            if folder.is_file() or any(child.suffix in (".dist-info", ".egg-info") for child in folder.iterdir()):
                 places.append([str(folder), changed])
     return places

@@ -1,8 +1,4 @@
-"""Names of models to folders that transformers, vLLM and TorchTitan load.
-
-In: a built-in name, a local folder or a Hugging Face id. Out: a complete local folder. Waits for the hub, and for
-another process that is unpacking the same built-in model.
-"""
+"""Resolves model names (built-in names, local folders, hub ids) to complete local folders."""
 
 from __future__ import annotations
 
@@ -25,31 +21,31 @@ from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError, 
 from forge_agents.files import CACHE_VARIABLE, cache_folder, foreign_entry, user_path
 
 _DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""PyTorch's words for safetensors' types of weights."""
+"""PyTorch's names of safetensors dtypes."""
 
 UNPACK_DEADLINE_S = 600.0
-"""Unpacking takes about ten seconds; a process that holds the lock for this long is stuck."""
-CONVERSION = 1  # raise it whenever `gguf` or `tiny` writes something else, so that caches are made anew
+"""Unpacking takes about ten seconds. A process that holds the lock for this long is stuck."""
+CONVERSION = 1  # increase it when the output of `gguf` or `tiny` changes, to invalidate caches
 TINY = "tiny-random"
-"""A model of 0.3 million random weights, made on the spot: it talks nonsense, and all around it takes seconds."""
+"""A model with 0.3 million random weights, generated on demand, for fast trials."""
 
-NOT_WEIGHTS_WE_READ = (
+OTHER_WEIGHT_FORMATS = (
     "*.bin", "*.ckpt*", "*.gguf", "*.h5", "*.msgpack", "*.onnx", "*.pt", "*.pth", "*.tflite", "consolidated*",
     "onnx/*", "original/*",
 )  # fmt: skip
-"""Files of hub repositories that repeat the weights in other formats; never downloaded."""
+"""Files of hub repositories with the weights in other formats. They are never downloaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltinModel:
-    """A model that arrives as a Python package, for machines that reach no model hub."""
+    """A model in a Python package, for machines without access to a model hub."""
 
     hub_id: str
-    """The same model's id on the Hugging Face hub."""
+    """Id of the same model on the Hugging Face hub."""
     package: str
-    """Import name of the package that carries it."""
+    """Import name of the package."""
     requirement: str
-    """The package and its version, as pip writes it."""
+    """Requirement for pip: package and version."""
     file: str
     """GGUF file inside the package."""
 
@@ -66,29 +62,29 @@ BUILTIN: dict[str, BuiltinModel] = {
 
 
 BUILTIN_NAMES = (*BUILTIN, TINY)
-"""What can be named without a network; matched without regard to case."""
+"""Names of models that need no network. Case is ignored."""
 
 
 def is_builtin(name: str) -> bool:
-    """Whether a built-in model is called so."""
+    """Return whether a built-in model has that name."""
     return name.casefold() in BUILTIN_NAMES
 
 
 def resolve(model: str | Path) -> Path:
-    """The local folder of a model, fetched or unpacked if need be.
+    """Return the local folder of a model. Download or unpack the model if necessary.
 
-    A built-in name comes first, then a local folder, then the local hub cache, then, for the hub id of a built-in
-    model, that model, and last the hub itself. What cannot be a hub id, or begins with a folder that is here or with
-    ``runs``, is a path, and no hub is asked for it unless its cache has it.
+    A name is looked up as a built-in name, a local folder, in the local hub cache, as the hub id of a built-in model,
+    and last on the hub. A name that cannot be a hub id, or begins with an existing folder or ``runs``, is a path and
+    never looked up on the hub.
 
     Args:
         model: A built-in name, a folder in Hugging Face format with safetensors, or a hub id (``owner/name``).
 
     Returns:
-        An absolute folder with config, tokenizer and all weights, checked by `check_complete`.
+        Absolute path of a folder with config, tokenizer and all weights, checked by `check_complete`.
 
     Raises:
-        ModelNotFoundError: There is no such model, or a file of it is missing or half-written.
+        ModelNotFoundError: There is no such model, or a file is missing or incomplete.
         RunFolderError: The cache cannot be written.
         StallError: Another process has been unpacking the model for ten minutes.
     """
@@ -101,24 +97,24 @@ def resolve(model: str | Path) -> Path:
         return folder.absolute()
     if isinstance(model, Path) or not _is_hub_id(name) or _is_path_here(name):
         problem = "is a file, not a folder" if folder.is_file() else "does not exist"
-        beside = (str(Path(name).parent / child.name) for child in folder.parent.glob("*/"))
+        neighbors = (str(Path(name).parent / child.name) for child in folder.parent.glob("*/"))
         raise ModelNotFoundError(
             f"model {name!r}: {folder.absolute()} {problem}; give a folder, a hub id such as 'owner/name' or a "
-            f"built-in model: {_builtin_names()}.{did_you_mean(name, [*BUILTIN_NAMES, *beside])}"
+            f"built-in model: {_builtin_names()}.{did_you_mean(name, [*BUILTIN_NAMES, *neighbors])}"
         )
     return _from_hub(name)
 
 
 def download(model: str, ignore: Sequence[str] = ()) -> Path:
-    """Fetch a model so that later `resolve` calls need no network.
+    """Download a model so that later calls of `resolve` need no network.
 
     Args:
         model: A hub id or a built-in name.
-        ignore: Patterns of files to leave out, e.g. ``("*.safetensors",)`` for tokenizer and config only. Weights in
-            formats that nothing here reads are left out anyway.
+        ignore: Patterns of files to omit, e.g. ``("*.safetensors",)`` for tokenizer and config only. Weights in other
+            formats are always omitted.
 
     Returns:
-        The local folder; its completeness is checked only if `ignore` is empty.
+        The local folder. Its completeness is checked only if `ignore` is empty.
 
     Raises:
         ModelNotFoundError: The hub has no such model, cannot be reached or refuses access.
@@ -137,7 +133,7 @@ def download(model: str, ignore: Sequence[str] = ()) -> Path:
 
 
 def config_folder(model: str) -> Path:
-    """A folder with the model's settings and tokenizer; its weights are not fetched for it.
+    """Return a folder with the model's config and tokenizer, without downloading its weights.
 
     Raises:
         ModelNotFoundError: There is no such model.
@@ -147,7 +143,7 @@ def config_folder(model: str) -> Path:
 
 
 def local_folder(model: str) -> Path | None:
-    """The folder of a model that is on this machine, whole or not; None for any other. No hub is asked."""
+    """Return the folder of a model on this machine, complete or not, without network access. None if there is none."""
     if is_builtin(model):
         return _built_in(model.casefold())
     folder = user_path(model)
@@ -160,10 +156,10 @@ def local_folder(model: str) -> Path | None:
 
 
 def check_complete(folder: Path) -> None:
-    """Raise unless `folder` holds a whole model: config, tokenizer and every byte of every safetensors file.
+    """Check that `folder` holds a complete model: config, tokenizer and every byte of every safetensors file.
 
     Raises:
-        ModelNotFoundError: Names the file that is missing, unreadable, half-written or elsewhere.
+        ModelNotFoundError: A file is missing, unreadable, incomplete or in another folder. The message names it.
     """
     check_contained_files(folder)
     read_json(folder / "config.json")
@@ -176,8 +172,8 @@ def check_complete(folder: Path) -> None:
         if not isinstance(weight_map, dict) or not weight_map:
             raise ModelNotFoundError(f"{index} has no weight_map; copy or download the model again")
         names = sorted(set(map(str, weight_map.values())))
-        if elsewhere := [name for name in names if Path(name).name != name or name == ".."]:
-            raise ModelNotFoundError(f"{index} names {elsewhere[0]!r:.200}; expected names of files in {folder}")
+        if outside := [name for name in names if Path(name).name != name or name == ".."]:
+            raise ModelNotFoundError(f"{index} names {outside[0]!r:.200}; expected names of files in {folder}")
         shards = [folder / name for name in names]
     else:
         shards = sorted(folder.glob("*.safetensors"))
@@ -190,13 +186,13 @@ def check_complete(folder: Path) -> None:
 
 
 def check_contained_files(folder: Path) -> None:
-    """Refuse a model folder with links out of it: what they lead to would become part of what is exported from it.
+    """Refuse a model folder with links out of it, because their targets would become part of an export.
 
-    Links within the folder are allowed, and in the hub cache links to the files of the same model. Names that begin
-    with a dot are not read, so they may be anything.
+    Links within the folder are allowed, and in the hub cache links to files of the same model. Names that begin with a
+    dot are ignored.
 
     Raises:
-        ModelNotFoundError: Names the entry.
+        ModelNotFoundError: There is such an entry. The message names it.
     """
     real = Path(os.path.realpath(folder))
     is_cached = real.parent.name == "snapshots" and real.parent.parent.name.startswith("models--")
@@ -208,12 +204,12 @@ def check_contained_files(folder: Path) -> None:
 
 @contextmanager
 def no_remote_code(folder: Path) -> Iterator[dict[str, Any]]:
-    """The arguments of transformers' ``from_pretrained`` for a folder whose Python code, if any, must not run.
+    """Yield arguments for transformers' ``from_pretrained`` that never run Python code of a model folder.
 
     By default transformers asks on the terminal whether to run it.
 
     Raises:
-        ValueError: The model cannot be loaded without it.
+        ValueError: The model cannot be loaded without its code.
     """
     try:
         yield {"local_files_only": True, "trust_remote_code": False}
@@ -222,19 +218,19 @@ def no_remote_code(folder: Path) -> Iterator[dict[str, Any]]:
             raise
         raise ValueError(
             f"the model in {folder} needs Python code of its own (`auto_map` in its config), which is never run; use a "
-            "model that transformers and vLLM know"
+            "model that transformers and vLLM support"
         ) from cause
 
 
 def dtype_of(folder: Path) -> str:
-    """The type of a model's weights, in PyTorch's word: what its config says, else that of its first stored tensor.
+    """Return the dtype of a model's weights by PyTorch's name: from its config, or else from its first tensor.
 
     Raises:
-        ModelNotFoundError: The config is missing or unreadable, or a file of weights is not whole.
+        ModelNotFoundError: The config is missing or unreadable, or a weight file is incomplete.
     """
     settings = read_json(folder / "config.json")
-    if said := settings.get("dtype") or settings.get("torch_dtype"):  # the latter before transformers 5
-        return str(said)
+    if dtype := settings.get("dtype") or settings.get("torch_dtype"):  # the latter before transformers 5
+        return str(dtype)
     for path in sorted(folder.glob("*.safetensors")):
         for entry in safetensors_header(path).values():
             if entry["dtype"] in _DTYPES:
@@ -243,41 +239,41 @@ def dtype_of(folder: Path) -> str:
 
 
 def context_of(folder: Path) -> int | None:
-    """Tokens that a model's own limit allows, prompt and response together; None where its config does not say.
+    """Return a model's maximum number of tokens, prompt and response together. None if its config has none.
 
     Raises:
         ModelNotFoundError: The config is missing or unreadable.
     """
-    said = read_json(folder / "config.json").get("max_position_embeddings")
-    return said if isinstance(said, int) else None
+    limit = read_json(folder / "config.json").get("max_position_embeddings")
+    return limit if isinstance(limit, int) else None
 
 
 def weight_bytes(folder: Path) -> int:
-    """Size of a model's safetensors files."""
+    """Return the size of a model's safetensors files in bytes."""
     return sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def weight_count(folder: Path) -> int:
-    """Number of a model's weights, by its safetensors files.
+    """Return the number of weights in a model's safetensors files.
 
     Raises:
-        ModelNotFoundError: One is not whole.
+        ModelNotFoundError: A file is incomplete.
     """
     entries = (entry for file in folder.glob("*.safetensors") for entry in safetensors_header(file).values())
     return sum(math.prod(entry["shape"]) for entry in entries)
 
 
 def display_name(folder: Path) -> str:
-    """What a person calls the model in `folder`: its hub id where it is in the hub's cache, else the folder's name."""
+    """Return the hub id of the model in `folder` if it is in the hub cache, otherwise the folder's name."""
     cached = folder.parent.parent.name if folder.parent.name == "snapshots" else ""
     return cached.removeprefix("models--").replace("--", "/") or folder.name
 
 
 def safetensors_header(path: Path) -> dict[str, Any]:
-    """What a safetensors file says of its tensors, by name; a copy that was cut off is shorter than it promises.
+    """Return the header of a safetensors file: its tensors by name. Checks that the file is complete.
 
     Raises:
-        ModelNotFoundError: The file is missing, half-written or no safetensors file.
+        ModelNotFoundError: The file is missing, incomplete or not a safetensors file.
     """
     try:
         size = path.stat().st_size
@@ -288,28 +284,28 @@ def safetensors_header(path: Path) -> dict[str, Any]:
         raise ModelNotFoundError(f"{path} is missing; copy or download the model again") from None
     except OSError as cause:
         raise ModelNotFoundError(f"{path} cannot be read: {cause.strerror}") from cause
-    promised, entries = 0, {}
+    expected, entries = 0, {}
     if len(header) == header_size > 0:
         try:
             entries = json.loads(header)
             entries.pop("__metadata__", None)
-            promised = 8 + header_size + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+            expected = 8 + header_size + max((entry["data_offsets"][1] for entry in entries.values()), default=0)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             raise ModelNotFoundError(f"{path} is not a safetensors file; copy or download the model again") from None
-    if promised != size or size == 0:
+    if expected != size or size == 0:
         raise ModelNotFoundError(
             f"{path} is half-written: {size} bytes arrived"
-            + (f" of {promised}" if promised else ", less than its header")
+            + (f" of {expected}" if expected else ", less than its header")
             + "; copy or download the model again"
         )
     return entries
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in one of a model's files.
+    """Return the JSON object in one of a model's files.
 
     Raises:
-        ModelNotFoundError: The file is missing, cannot be read, or holds something else.
+        ModelNotFoundError: The file is missing, unreadable, or not a JSON object.
     """
     try:
         content = json.loads(path.read_bytes())
@@ -326,11 +322,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def _built_in(name: str) -> Path:
-    """The folder of a built-in model, made once. Complete from the moment it is visible: it arrives by rename."""
+    """Return the folder of a built-in model, created once. It is complete when it becomes visible, by a rename."""
     if name == TINY:
         from forge_agents.models.tiny import tiny_model
 
-        return _kept(f"{TINY}.{CONVERSION}", tiny_model)
+        return _cached(f"{TINY}.{CONVERSION}", tiny_model)
     source, version = packaged_file(name)
 
     def convert(folder: Path) -> None:
@@ -338,11 +334,11 @@ def _built_in(name: str) -> Path:
 
         gguf.convert(source, folder)
 
-    return _kept(f"{name}-{version}.{CONVERSION}", convert)
+    return _cached(f"{name}-{version}.{CONVERSION}", convert)
 
 
-def _kept(name: str, write: Callable[[Path], object]) -> Path:
-    """The model folder of that name in the cache, written if it is not there."""
+def _cached(name: str, write: Callable[[Path], object]) -> Path:
+    """Return the model folder of that name in the cache. Write it if it is missing."""
     models = cache_folder() / "models"
     target = models / name
     if _is_complete(target):
@@ -351,7 +347,7 @@ def _kept(name: str, write: Callable[[Path], object]) -> Path:
         models.mkdir(parents=True, exist_ok=True)
         with _lock(models / f"{name}.lock"):
             if not _is_complete(target):
-                _write_beside(target, write)
+                _write_atomically(target, write)
     except OSError as cause:
         if isinstance(cause, StallError):
             raise
@@ -362,8 +358,8 @@ def _kept(name: str, write: Callable[[Path], object]) -> Path:
     return target
 
 
-def _write_beside(target: Path, write: Callable[[Path], object]) -> None:
-    """Write beside `target` and rename. The caller holds the lock, so what a dead process left may go."""
+def _write_atomically(target: Path, write: Callable[[Path], object]) -> None:
+    """Write a temporary folder and rename it to `target`. The caller holds the lock, so leftovers can be removed."""
     for leftover in (target, *target.parent.glob(f"{target.name}.partial-*")):
         shutil.rmtree(leftover, ignore_errors=True)
     partial = target.with_name(f"{target.name}.partial-{os.getpid()}")
@@ -376,14 +372,14 @@ def _write_beside(target: Path, write: Callable[[Path], object]) -> None:
 
 
 def packaged_file(name: str) -> tuple[Path, str]:
-    """The GGUF file of a built-in model and the version of the package that carries it, which is not imported.
+    """Return the GGUF file of a built-in model and the version of its package, which is not imported.
 
     Raises:
         ModelNotFoundError: The package is not installed.
     """
     builtin = BUILTIN[name]
-    found = importlib.util.find_spec(builtin.package)
-    folders = found.submodule_search_locations if found else None
+    spec = importlib.util.find_spec(builtin.package)
+    folders = spec.submodule_search_locations if spec else None
     path = Path(folders[0]) / builtin.file if folders else None
     if path is None or not path.is_file():
         raise ModelNotFoundError(
@@ -403,7 +399,7 @@ def _is_complete(folder: Path) -> bool:
 
 @contextmanager
 def _lock(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on `path`; the kernel frees it when its holder dies."""
+    """Hold an exclusive lock on `path`. The kernel releases it when its holder dies."""
     deadline = time.monotonic() + UNPACK_DEADLINE_S
     with path.open("a+", encoding="utf-8") as file:
         while True:
@@ -428,14 +424,14 @@ def _lock(path: Path) -> Iterator[None]:
 
 
 def _is_hub_id(name: str) -> bool:
-    """``owner/name`` or ``name``, as the hub spells them."""
+    """Whether a name has the form of a hub id: ``owner/name`` or ``name``."""
     return re.fullmatch(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", name) is not None and ".." not in name
 
 
 def _is_path_here(name: str) -> bool:
-    """Whether what could be a hub id is meant as a path: a file, or something below a folder of this place or of runs.
+    """Whether a possible hub id is meant as a path: an existing file, or a path below an existing folder or ``runs``.
 
-    One that was downloaded, as `download` does whatever lies here, is a hub id.
+    A downloaded model is always a hub id.
     """
     owner, slash, _ = name.partition("/")
     if not (Path(name).exists() or (slash and (owner == "runs" or Path(owner).is_dir()))):
@@ -454,19 +450,19 @@ def _from_hub(name: str) -> Path:
         folder = _snapshot(name, ())
     except ModelNotFoundError:
         if cached is not None:
-            check_complete(cached)  # names the file that the cache lacks
+            check_complete(cached)  # the error names the missing file
         raise
     check_complete(folder)
     return folder
 
 
 def _twin(name: str) -> str | None:
-    """The built-in model whose hub id `name` is."""
+    """The built-in model with that hub id."""
     return next((key for key, builtin in BUILTIN.items() if builtin.hub_id.casefold() == name.casefold()), None)
 
 
 def _cached_snapshot(name: str) -> Path | None:
-    """The folder of `name` in the local hub cache, complete or not."""
+    """The model's folder in the local hub cache, complete or not."""
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
@@ -477,16 +473,16 @@ def _cached_snapshot(name: str) -> Path | None:
 
 
 def _snapshot(name: str, ignore: Sequence[str]) -> Path:
-    """Download `name` from the hub into its cache."""
+    """Download a model from the hub into its cache."""
     import httpx
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import GatedRepoError, LocalEntryNotFoundError, RepositoryNotFoundError
 
     try:
-        return Path(snapshot_download(name, ignore_patterns=[*NOT_WEIGHTS_WE_READ, *ignore]))
+        return Path(snapshot_download(name, ignore_patterns=[*OTHER_WEIGHT_FORMATS, *ignore]))
     except GatedRepoError as cause:
         raise ModelNotFoundError(
-            f"the hub guards {name!r}; accept its terms on its page there, then set HF_TOKEN"
+            f"the hub restricts access to {name!r}; accept the terms on its page there, then set HF_TOKEN"
         ) from cause
     except RepositoryNotFoundError as cause:
         raise ModelNotFoundError(

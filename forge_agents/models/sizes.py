@@ -1,8 +1,4 @@
-"""How large a decoder is, from its configuration alone: `ModelSize`.
-
-In: a model folder, or the name of a well-known shape. Out: numbers of weights, and of keys and values that one token
-leaves. Waits for nothing but the disk.
-"""
+"""Sizes of a decoder, computed from its configuration: `ModelSize`."""
 
 from __future__ import annotations
 
@@ -42,8 +38,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "intermediate_size": 6144, "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768,
     },
 }  # fmt: skip
-"""What the config.json of Qwen3-0.6B, 8B, 32B, of Llama-3.3-70B and of Qwen3-30B-A3B say, to size a run without a
-download."""
+"""Configs of Qwen3-0.6B, 8B and 32B, Llama-3.3-70B and Qwen3-30B-A3B, to size a run without a download."""
 
 
 _SCALED_ALREADY = ("default", "su", "longrope", "llama3", "yarn", "deepseek_yarn", "deepseek_llama_scaling")
@@ -51,7 +46,7 @@ _SCALED_ALREADY = ("default", "su", "longrope", "llama3", "yarn", "deepseek_yarn
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    """Sizes of a Llama- or Qwen3-like decoder. Counts are of numbers, not of bytes."""
+    """Sizes of a Llama- or Qwen3-like decoder. Counts are numbers of elements, not bytes."""
 
     layers: int
     hidden: int
@@ -60,32 +55,32 @@ class ModelSize:
     head_dim: int
     vocab: int
     context: int
-    """Tokens that its own limit allows."""
+    """Maximum number of tokens."""
     tied: bool
-    """The head is the embedding."""
+    """Whether the output head shares the embedding."""
     feed_forward: int
-    """Channels between the products of a layer's feed-forward; in a mixture, those of the experts of one token."""
+    """Intermediate size of a layer's feed-forward; in a mixture, the sum over the experts of one token."""
     experts_per_token: int
-    """1 of a dense model."""
+    """1 for a dense model."""
     qk_norm: bool
-    """Queries and keys are normalised per head."""
+    """Whether queries and keys are normalized per head."""
     num_experts: int
-    """Of one layer; 0 of a dense model."""
+    """Number of experts per layer; 0 for a dense model."""
     experts: int
-    """Their weights."""
+    """Number of weights of a layer's experts."""
     dense: int
-    """Weights of one layer without experts."""
+    """Number of weights of one layer without experts."""
     sparse_layers: int
-    """Those with experts; 0 of a dense model."""
+    """Number of layers with experts; 0 for a dense model."""
     plain_channels: int
-    """Channels of the feed-forward of the others."""
+    """Intermediate size of the other layers' feed-forward."""
 
     @classmethod
     def of(cls, folder: Path) -> ModelSize:
-        """Of the model in a folder.
+        """Read the size of the model in a folder.
 
         Raises:
-            ModelNotFoundError: Its config.json is missing, unreadable, or says too little.
+            ModelNotFoundError: Its config.json is missing, unreadable or incomplete.
         """
         path = folder / "config.json"
         try:
@@ -95,21 +90,21 @@ class ModelSize:
 
     @classmethod
     def named(cls, name: str) -> ModelSize:
-        """Of a well-known shape, such as "8b".
+        """Return the size of a well-known shape, such as "8b".
 
         Raises:
             ModelNotFoundError: There is no such shape.
         """
-        known = name.lower()
-        if known not in SHAPES:
+        key = name.lower()
+        if key not in SHAPES:
             raise ModelNotFoundError(
-                f"no model shape {name!r}; known: {', '.join(SHAPES)}.{did_you_mean(known, tuple(SHAPES))}"
+                f"no model shape {name!r}; known: {', '.join(SHAPES)}.{did_you_mean(key, tuple(SHAPES))}"
             )
-        return cls.from_config(SHAPES[known])
+        return cls.from_config(SHAPES[key])
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelSize:
-        """Of the content of a config.json."""
+        """Compute the size from the content of a config.json."""
         hidden, heads = int(config["hidden_size"]), int(config["num_attention_heads"])
         kv_heads = int(config.get("num_key_value_heads") or heads)
         head_dim = int(config.get("head_dim") or hidden // heads)
@@ -138,38 +133,38 @@ class ModelSize:
 
     @property
     def plain_layers(self) -> int:
-        """Layers whose feed-forward are products of their own, not experts."""
+        """Number of layers without experts."""
         return self.layers - self.sparse_layers
 
     @property
     def embedding(self) -> int:
-        """Weights of the embedding, and of the head where it has its own."""
+        """Number of weights of the embedding, and of the head if it is separate."""
         return self.vocab * self.hidden * (1 if self.tied else 2)
 
     @property
     def layer(self) -> int:
-        """Weights of one layer."""
+        """Number of weights of one layer."""
         return self.dense + self.experts
 
     @property
     def weights(self) -> int:
-        """All of them; biases and the norms of queries and keys, less than a thousandth, are left out."""
+        """Number of all weights, without biases and query and key norms, which are less than a thousandth."""
         plain = 0
         if self.num_experts:
             plain = 3 * self.hidden * self.plain_channels - self.hidden * self.num_experts - self.experts
         return self.layers * self.layer + self.plain_layers * plain + self.embedding + self.hidden
 
     def kv_per_token(self, tp: int = 1) -> int:
-        """Numbers that a token leaves in the cache of one of `tp` ranks; heads are copied where there are too few."""
+        """Return the KV cache elements per token of one of `tp` ranks. If there are too few heads, they are copied."""
         return 2 * self.layers * max(1, self.kv_heads // tp) * self.head_dim
 
     def divides(self, tp: int) -> bool:
-        """Whether `tp` ranks of an engine can share the heads."""
+        """Return whether `tp` ranks of an engine can share the heads."""
         return self.heads % tp == 0 and (self.kv_heads % tp == 0 or tp % self.kv_heads == 0)
 
 
 def _context(config: Mapping[str, Any]) -> int:
-    """As vLLM takes it: what scales positions counts where `max_position_embeddings` does not say it already."""
+    """Maximum context, as in vLLM: times the RoPE scaling factor unless `max_position_embeddings` includes it."""
     rope = families.rope_of(config)
     factor = 1 if rope["rope_type"] in _SCALED_ALREADY else rope.get("factor") or 1
     return int(config["max_position_embeddings"] * factor)

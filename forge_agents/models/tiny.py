@@ -1,8 +1,4 @@
-"""A random chat model of a few hundred thousand parameters, for tests that need a real model and no download.
-
-In: a folder. Out: that folder as a complete Hugging Face checkpoint (config, safetensors, byte tokenizer, chat
-template). Waits for nothing but the disk.
-"""
+"""A random chat model with a few hundred thousand parameters, for tests that need a real model without a download."""
 
 from __future__ import annotations
 
@@ -29,9 +25,9 @@ EXPERT_INTERMEDIATE = 64
 CONTEXT = 4096
 
 CONTROL_TOKENS = ("<|pad|>", "<|im_start|>", "<|im_end|>")
-"""Ids 256, 257, 258: special, dropped when text is decoded without special tokens."""
+"""Ids 256, 257, 258: special tokens, dropped when text is decoded without special tokens."""
 TEXT_TOKENS = ("<tool_call>", "</tool_call>")
-"""Ids 259, 260: one token each, kept when text is decoded, as in Qwen's tokenizers."""
+"""Ids 259, 260: ordinary tokens, kept when text is decoded, as in Qwen's tokenizers."""
 _ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
@@ -61,18 +57,18 @@ def tiny_model(
 ) -> Path:
     """Write a random chat model that transformers, vLLM and TorchTitan load.
 
-    Ids 0 to 255 are the bytes themselves. Two layers, four query heads, two key/value heads of 32 channels, so that
-    two tensor-parallel ranks can share it. No weight keeps a default value: norms differ from one, too.
+    Ids 0 to 255 are bytes. The model has two layers, four query heads and two key/value heads of 32 channels, so that
+    two tensor-parallel ranks can share it. No weight has its default value: norms differ from one as well.
 
     Args:
-        folder: Where to write; made if absent, files of the same names are replaced.
-        family: ``"llama"``, ``"qwen3"`` (which normalises queries and keys per head), ``"qwen3_moe"`` (four experts a
-            layer, two of them for a token), ``"qwen2"`` (biases on queries, keys and values), ``"smollm3"`` (positions
+        folder: Target folder. It is created if missing, and existing files are replaced.
+        family: ``"llama"``, ``"qwen3"`` (normalized queries and keys), ``"qwen3_moe"`` (four experts per layer, two
+            per token), ``"qwen2"`` (biases on queries, keys and values), ``"smollm3"`` (positions
             in the first layer only) or ``"mistral"``.
-        seed: Seed of the weights; equal seeds give equal bytes.
+        seed: Seed of the weights. Equal seeds give equal bytes.
         dtype: Dtype of the stored weights and of ``config.json``.
-        tied: Share the embedding with the output head; otherwise ``lm_head.weight`` is stored as well.
-        settings: What config.json says otherwise, such as ``{"head_dim": 64}``.
+        tied: Whether the output head shares the embedding. Otherwise ``lm_head.weight`` is stored as well.
+        settings: Changes of config.json, such as ``{"head_dim": 64}``.
 
     Raises:
         ValueError: `family` or `dtype` is not one of the above.
@@ -153,7 +149,7 @@ def _weights(family: Family, seed: int, dtype: Dtype, tied: bool, head_dim: int)
     generator = torch.Generator().manual_seed(seed)
 
     def matrix(*shape: int) -> torch.Tensor:
-        # 0.08 makes the next-token distribution peaked enough for greedy tests to be stable across kernels.
+        # 0.08 makes next-token distributions so peaked that greedy tests are stable across kernels
         return (0.08 * torch.randn(*shape, generator=generator)).to(getattr(torch, dtype))
 
     def norm(size: int) -> torch.Tensor:
@@ -194,12 +190,12 @@ def _weights(family: Family, seed: int, dtype: Dtype, tied: bool, head_dim: int)
 def _write_tokenizer(folder: Path) -> None:
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-    tokenizer = Tokenizer(models.BPE(vocab=_byte_vocab(), merges=[]))  # BPE without merges: one token a byte
+    tokenizer = Tokenizer(models.BPE(vocab=_byte_vocab(), merges=[]))  # BPE without merges: one token per byte
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL_TOKENS])
     tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in TEXT_TOKENS])
-    # Every id below the vocabulary's size decodes to something: a random model samples them all.
+    # every id must decode to a text, because a random model samples all of them
     reserved = [f"<|reserved_{i}|>" for i in range(VOCAB - tokenizer.get_vocab_size())]
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in reserved])
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -217,12 +213,12 @@ def _write_tokenizer(folder: Path) -> None:
 
 
 def _byte_vocab() -> dict[str, int]:
-    """GPT-2's printable character of each byte -> the byte, which is also the token's id."""
+    """Map GPT-2's printable character for each byte to the byte, which is also the token id."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """One of a model's files."""
+    """Write one of a model's JSON files."""
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,7 +1,4 @@
-"""The one door to Monarch: every module that defines an actor imports its names from here.
-
-In: nothing. Out: Monarch's actor names, with types that a type checker can use. Waits for nothing.
-"""
+"""Monarch's names, with types and settings. All other modules import Monarch through this one."""
 
 from __future__ import annotations
 
@@ -22,34 +19,34 @@ from forge_agents.runtime.private_folder import log_suffix, private_folder
 from forge_agents.runtime.private_sockets import use_private_sockets
 
 os.environ.setdefault("MONARCH_LOG_SUFFIX", log_suffix())
-# Where Monarch looks for the files of `use_certificate`, at each connection by TLS.
+# Monarch reads these files, which `use_certificate` writes, at each TLS connection.
 _CERTIFICATE, _KEY = "tls.crt", "tls.key"
 for _part, _file in (("CA", _CERTIFICATE), ("CERT", _CERTIFICATE), ("KEY", _KEY)):
     os.environ[f"HYPERACTOR_TLS_{_part}"] = str(private_folder() / _file)
-# Monarch reads these once, when it is first imported; with its own default, a death is noticed after 8 to 10 s.
+# Monarch reads these variables once, when it is first imported. With its default, it notices a death after 8 to 10 s.
 os.environ.setdefault("HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY", "1s")
-# Large messages (weights between hosts) exceed its default of 10 MB or so.
+# Messages with weights exceed Monarch's default limit of about 10 MB.
 os.environ.setdefault("HYPERACTOR_CODEC_MAX_FRAME_LENGTH", str(2**40))
 
 
-_LEAVE_S = 0.3
-"""At the end of the process, for what Monarch still has to say to others."""
+_SHUTDOWN_TIMEOUT_S = 0.3
+"""Time that Monarch gets at the exit of the process to send its last messages."""
 
 
 @contextlib.contextmanager
 def _without_notice() -> Iterator[None]:
-    """Hold back Monarch's line about its log file; let everything else on the error stream through."""
+    """Remove Monarch's line about its log file from the standard error stream."""
     sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as caught:
-        os.dup2(caught.fileno(), 2)
+    stderr = os.dup(2)
+    with tempfile.TemporaryFile() as captured:
+        os.dup2(captured.fileno(), 2)
         try:
             yield
         finally:
-            os.dup2(kept, 2)
-            os.close(kept)
-            caught.seek(0)
-            for line in caught:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            captured.seek(0)
+            for line in captured:
                 if not line.startswith(b"Monarch internal logs"):
                     os.write(2, line)
 
@@ -58,10 +55,10 @@ if TYPE_CHECKING:
     ProcMesh = Any
 
     class Actor:
-        """Base of every actor."""
+        """Base class of all actors."""
 
     class ActorError(Exception):
-        """An endpoint raised; `exception` is what it raised."""
+        """An endpoint raised `exception`."""
 
         exception: BaseException
         exception_formatted: str
@@ -70,15 +67,15 @@ if TYPE_CHECKING:
         """An actor's process ended."""
 
     class Channel:
-        """Opens ports that take messages."""
+        """Opens ports that receive messages."""
 
         open: Any
 
     def endpoint(method: Callable[..., Any]) -> Any:
-        """A method that other processes may call; one at a time, in order."""
+        """Mark a method that other processes may call. Calls run one at a time, in order."""
 
     def concurrent_endpoint(method: Callable[..., Any]) -> Any:
-        """A method that other processes may call; every call is its own task."""
+        """Mark a method that other processes may call. Each call is a task of its own."""
 
     SOCKETS_ARE_PRIVATE: bool
     """Whether no other user of this machine can connect to Monarch's Unix sockets."""
@@ -86,17 +83,17 @@ if TYPE_CHECKING:
     attach_to_workers: Any
     configure: Any
     current_rank: Any
-    """Where in its mesh the current call runs."""
+    """Rank of the current call in its mesh."""
     current_size: Any
     enable_transport: Any
     invoke_main: Any
-    """The program of a process that Monarch starts; ends with SystemExit."""
+    """Main program of a process that Monarch starts. It ends with SystemExit."""
     run_worker_loop_forever: Any
     send: Any
-    """Calls an endpoint and has the answer sent to a given port."""
+    """Call an endpoint and have the answer sent to a given port."""
     shutdown_context: Any
     this_host: Any
-    """This machine, as a mesh of one host."""
+    """This machine as a mesh of one host."""
 
 else:
     with _without_notice():
@@ -123,7 +120,7 @@ else:
         from monarch.config import configure
 
     SOCKETS_ARE_PRIVATE = use_private_sockets(_rust_bindings.__file__)
-    # Monarch would put "[actor=<root>] " before each log message, once per handler, in the user's own loggers, too.
+    # Otherwise Monarch prefixes each log message with "[actor=<root>] ", also in the user's loggers.
     _monarch_config.prefix_python_logs_with_actor = False
 
 __all__ = [
@@ -153,44 +150,44 @@ __all__ = [
 
 
 PROGRAM = "from forge_agents.runtime._monarch import run_process; run_process()"
-"""Python that a process runs which Monarch starts."""
+"""Python source that each process of Monarch runs."""
 
 
 def default_bootstrap_cmd() -> Any:
-    """Monarch's command of a new process, with `PROGRAM` as the process's program."""
-    from monarch._src.actor.host_mesh import default_bootstrap_cmd as command_of_monarch
+    """Return Monarch's command for a new process, with `PROGRAM` as its program."""
+    from monarch._src.actor.host_mesh import default_bootstrap_cmd as monarch_command
 
-    command = command_of_monarch()
+    command = monarch_command()
     command.args = ["-c", PROGRAM]
     return command
 
 
 def run_process() -> None:
-    """Run this process for Monarch until it ends; its sockets are private, because this module is imported first."""
-    multiprocessing.set_start_method("forkserver", force=True)  # as in Monarch's own program
+    """Run this process for Monarch until it ends. Its sockets are private, because this module is imported first."""
+    multiprocessing.set_start_method("forkserver", force=True)  # as Monarch's own program does
     invoke_main()
 
 
 class ReplyPort:
     """Receives the answers of one actor, for one call at a time.
 
-    Monarch 0.7 opens a port for each call, and the process that answers keeps 350 bytes for every port. Endpoints that
-    are called at every step therefore answer to the same port each time. A call does not fail when the actor's process
-    ends: the caller must watch the process by other means. After a call that was given up, its answer may still
-    arrive, so the port must not be used again.
+    Monarch 0.7 opens a port for each call, and the answering process keeps 350 bytes for every port. Endpoints that are
+    called at every step therefore answer to the same port each time. A call does not fail when the actor's process
+    ends: the caller must watch the process by other means. The answer to an abandoned call may still arrive later, so
+    the port must not be used again after one.
     """
 
     def __init__(self) -> None:
         self._port, self._receiver = Channel.open()
 
     def call(self, endpoint: Any, *args: Any) -> Any:
-        """Call an endpoint of an actor mesh of one. Returns a Monarch future of its answer."""
+        """Call an endpoint of an actor mesh of size 1. Returns a Monarch future of its answer."""
         send(endpoint, args, {}, port=self._port, selection="choose")
         return self._receiver.recv()
 
 
 def start_runtime() -> Any:
-    """Start Monarch's client in this process, without its notice. Returns this machine as a mesh of one host."""
+    """Start Monarch's client in this process. Returns this machine as a mesh of one host."""
     _warn_of_other_users()
     with _without_notice():
         return this_host()
@@ -202,24 +199,24 @@ def _warn_of_other_users() -> None:
 
 
 def on_unhandled_fault(hook: Callable[[Any], None]) -> None:
-    """Call `hook` with each death nobody supervises; Monarch's own hook ends this process."""
+    """Call `hook` with each unsupervised failure. Monarch's default hook ends this process."""
     import monarch.actor  # type: ignore[import-untyped,unused-ignore]
 
     monarch.actor.unhandled_fault_hook = hook
 
 
 def attach(name: str, addresses: Sequence[str]) -> Any:
-    """The hosts that listen there, as a mesh with dimension ``hosts``; it connects in the background."""
+    """Return the hosts at `addresses` as a mesh with dimension ``hosts``. It connects in the background."""
     _warn_of_other_users()
     with _without_notice():
         return attach_to_workers(name=name, ca="trust_all_connections", workers=list(addresses))
 
 
 def use_certificate(folder: str | Path) -> None:
-    """Use the certificate of a run for connections by TLS, in both directions.
+    """Use the certificate of a run for TLS connections, in both directions.
 
     Args:
-        folder: Holds ``tls.crt``, a certificate that signs itself and names every host, and its key ``tls.key``. Both
+        folder: Folder with ``tls.crt``, a self-signed certificate that names every host, and its key ``tls.key``. Both
             are copied to this process's private folder.
 
     Raises:
@@ -237,28 +234,29 @@ def use_certificate(folder: str | Path) -> None:
                 output.write(file.read_bytes())
     except OSError as cause:
         raise HostError(
-            f"the certificate of the run cannot be read: {cause}; {folder} should hold {_CERTIFICATE} and {_KEY}, as "
-            "docs/hardware.md makes them"
+            f"the certificate of the run cannot be read: {cause}; {folder} should hold {_CERTIFICATE} and {_KEY} (see "
+            "docs/hardware.md)"
         ) from cause
 
 
 def new_host_address(address: str) -> str:
-    """`address` with an identity of its own, by which hosts are told apart."""
+    """Return `address` with a unique host identity, as Monarch expects it."""
     from monarch._src.job import service_identity  # type: ignore[import-untyped,unused-ignore]
 
-    found: str = service_identity.service_proc_addr(address, service_identity.new_service_proc_id())
-    return found
+    unique: str = service_identity.service_proc_addr(address, service_identity.new_service_proc_id())
+    return unique
 
 
 @functools.cache
 def leave_quietly() -> None:
-    """See to it that this process may end when hosts are gone, or its own processes are slow to end.
+    """Shut Monarch down at the exit of this process, within a second and without messages.
 
-    Monarch would say so at length. What it registers itself comes after, and finds it done.
+    Monarch's own exit handler runs later and finds nothing left to do. Without this one, it waits for hosts that are
+    gone and reports them at length.
     """
 
     def leave() -> None:
         with contextlib.suppress(TimeoutError):
-            shutdown_context(host_timeout=_LEAVE_S).get(timeout=3 * _LEAVE_S)
+            shutdown_context(host_timeout=_SHUTDOWN_TIMEOUT_S).get(timeout=3 * _SHUTDOWN_TIMEOUT_S)
 
     atexit.register(leave)

@@ -1,8 +1,4 @@
-"""Devices that two sides share, of which one at a time has its memory there: `Turns`.
-
-In: who wants to compute. Out: that it may, once the other side has left. Waits for the other side's work in progress,
-and for its leaving, with deadlines.
-"""
+"""Sharing of GPUs by two sides, such as engines and learners, of which one at a time has its memory there."""
 
 from __future__ import annotations
 
@@ -17,43 +13,44 @@ from forge_agents.runtime.mesh import with_deadline
 
 Move: TypeAlias = Callable[[], Awaitable[object]]
 DeviceAccess: TypeAlias = Callable[[], AbstractAsyncContextManager[None]]
-"""Opens a block in which one side computes."""
+"""Opens a block in which one side may compute."""
 
 unshared: DeviceAccess = contextlib.nullcontext
-"""Of who has its devices for itself."""
+"""Access to devices that are not shared."""
 
 
 class Colocation:
-    """Lets whoever is asked for something compute, alone on the devices.
+    """Gives sides that share devices access to them, one side at a time.
 
-    A side stays where it is until the other one is asked for something. It leaves when its work in progress is done:
-    first it leaves, then the other one comes, so at no time are both there.
+    A side stays on the devices until another side needs them. Then its current work finishes, it is offloaded, and only
+    then the other one is loaded, so that both are never there at the same time.
 
     Args:
-        first: The side that is there at the start.
-        timeout_s: Seconds that one side may keep the other waiting.
+        first: The side that is on the devices at the start.
+        timeout_s: Maximum seconds that one side may keep the other waiting.
     """
 
     def __init__(self, first: str, timeout_s: float) -> None:
-        self._there, self._timeout_s = first, timeout_s
+        self._active, self._timeout_s = first, timeout_s
         self._sides: dict[str, tuple[Move, Move]] = {}
         self._users: Counter[str] = Counter()
         self._changing = asyncio.Lock()
         self._left = asyncio.Event()
 
     def register(self, side: str, *, offload: Move, onload: Move) -> DeviceAccess:
-        """Name a side. Returns what its work runs in.
+        """Add a side. Returns the context manager in which its work must run.
 
         Args:
-            leave: Takes its memory off the devices; twice is no error.
+            offload: Moves the side's memory off the devices. It may be called twice.
+            onload: Moves the memory back.
         """
         self._sides[side] = (offload, onload)
-        return lambda: self._of(side)
+        return lambda: self._access(side)
 
     @contextlib.asynccontextmanager
-    async def _of(self, side: str) -> AsyncIterator[None]:
+    async def _access(self, side: str) -> AsyncIterator[None]:
         async with self._changing:
-            if self._there != side:
+            if self._active != side:
                 await self._change(side)
             self._users[side] += 1
         try:
@@ -63,15 +60,16 @@ class Colocation:
             self._left.set()
 
     async def _change(self, side: str) -> None:
-        for other, (leave, _) in self._sides.items():
+        for other, (offload, _) in self._sides.items():
             if other != side:
-                await with_deadline(self._at_rest(other), self._timeout_s, who=other, what=f"what keeps {side} waiting")
-                self._there = ""  # where this fails nobody is known to be there, and all are told to leave again
-                await leave()
+                what = f"the work that keeps {side} waiting"
+                await with_deadline(self._idle(other), self._timeout_s, who=other, what=what)
+                self._active = ""  # if the offload fails, no side is known to be loaded, and all are offloaded again
+                await offload()
         await self._sides[side][1]()
-        self._there = side
+        self._active = side
 
-    async def _at_rest(self, side: str) -> None:
+    async def _idle(self, side: str) -> None:
         while self._users[side]:
             self._left.clear()
             await self._left.wait()

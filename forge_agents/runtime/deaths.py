@@ -9,13 +9,13 @@ import signal
 from dataclasses import dataclass
 from pathlib import Path
 
-from forge_agents.runtime.machine import own_groups
+from forge_agents.runtime.machine import control_groups
 
 _TAIL_BYTES = 65536
 _LAST_LINES = 8
-_FRAMES = 3
+_MAX_FRAMES = 3
 _DUMP = "Fatal Python error: "
-"""Begins what faulthandler, on in every process that we start, writes at the signals of a crash."""
+"""First words of a faulthandler dump. faulthandler is enabled in all of our processes."""
 _CRASHES = {
     "Segmentation": signal.SIGSEGV,
     "Illegal": signal.SIGILL,
@@ -23,56 +23,56 @@ _CRASHES = {
     "Floating": signal.SIGFPE,
     "Aborted": signal.SIGABRT,
 }
-"""Signals by the first word of faulthandler's name for them."""
-_COUNTERS = ("/proc/vmstat", "/sys/fs/cgroup{}/memory.events", "/sys/fs/cgroup/memory{}/memory.oom_control")
-"""Where the kernel counts whom it has killed for want of memory: in all, and by control group, of either version."""
+"""Signals by the first word of faulthandler's description."""
+_OOM_COUNTERS = ("/proc/vmstat", "/sys/fs/cgroup{}/memory.events", "/sys/fs/cgroup/memory{}/memory.oom_control")
+"""Files in which the kernel counts out-of-memory kills: in total, and by control group of version 2 and 1."""
 _MEANINGS: dict[int, str] = {
-    signal.SIGILL: "a library uses an instruction that this processor does not have: it was built for another one; "
-    "`forge-agents doctor` tries each part",
+    signal.SIGILL: "a library uses an instruction that this processor lacks, because it was built for another one; "
+    "`forge-agents doctor` checks each part",
     signal.SIGBUS: "often /dev/shm or a disk is full",
-    signal.SIGTERM: "somebody asked it to end, such as a job manager",
+    signal.SIGTERM: "another program asked it to end, such as a job manager",
 }
-_CURRENT = re.compile(r"^Current thread .*\n((?:  .*\n)+)", re.MULTILINE)
+_CURRENT_THREAD = re.compile(r"^Current thread .*\n((?:  .*\n)+)", re.MULTILINE)
 _FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """One process's end."""
+    """The end of one process."""
 
     how: str
-    """The signal or exit status, and the innermost Python frames; says only that it ended where nothing is known."""
+    """The signal or exit status and the innermost Python frames, as a phrase: "was ended by SIGKILL"."""
     place: str
-    """Signal and Python stack, equal for two deaths at the same place; empty where the process could not note it."""
+    """Signal and Python stack, equal for two deaths at the same place. Empty if the process could not write them."""
     known: bool
-    """Whether `how` says more than that it ended."""
+    """Whether the exit status is known."""
     last_lines: str
-    """What it printed before, a few lines; empty where it printed nothing or its log is elsewhere."""
+    """Last lines of the process's log. Empty if there are none or the log is on another host."""
     meaning: str = ""
-    """What such an end mostly comes from, and what to do; empty where that is not known."""
+    """Usual cause of such an end and its remedy. Empty if not known."""
 
 
 def death(status: int | None, log: Path | None) -> Death:
-    """Put together what is known.
+    """Describe the end of a process.
 
     Args:
-        status: As `subprocess.Popen.returncode`: -4 is SIGILL; None where nobody was told.
-        log: What the process printed; None or absent where it is not here.
+        status: Exit status as in `subprocess.Popen.returncode` (-4 is SIGILL); None if not known.
+        log: The process's log; None or missing if it is on another host.
     """
     printed = "" if log is None else _tail(log)
-    # the dump itself may fault at a thread that runs on meanwhile: a second one begins where the first broke off
+    # The dump itself may crash at a thread that still runs. Then a second dump begins where the first one broke off.
     before, _, rest = printed.partition(_DUMP)
     dump, _, second = rest.partition(_DUMP)
-    current = _CURRENT.search(dump)
+    current = _CURRENT_THREAD.search(dump)
     frames = _FRAME.findall(current[1] if current else "")
-    if not frames and not second:  # a library's own thread has no Python stack; then those of all threads say where
+    if not frames and not second:  # a native thread has no Python stack; the stacks of all threads show the place
         frames = _FRAME.findall(dump)
     word = re.match("[A-Z][a-z]+", dump)
     broke_off = second and status is not None and -status in _CRASHES.values()  # else the dumps are of its children
     if (status is None or broke_off) and word and word[0] in _CRASHES:
         status = -_CRASHES[word[0]]
     ended = "ended" if status is None else describe_exit(status)
-    where = " < ".join(f"{name} ({'/'.join(Path(file).parts[-2:])}:{line})" for file, line, name in frames[:_FRAMES])
+    where = " < ".join(_place(*frame) for frame in frames[:_MAX_FRAMES])
     return Death(
         how=f"{ended} in {where}" if where else ended,
         known=status is not None,
@@ -82,13 +82,17 @@ def death(status: int | None, log: Path | None) -> Death:
     )
 
 
+def _place(file: str, line: str, function: str) -> str:
+    return f"{function} ({'/'.join(Path(file).parts[-2:])}:{line})"
+
+
 def name_signals(text: str) -> str:
-    """`text` with each ``sig=9`` of Monarch's as ``SIGKILL``."""
-    return re.sub(r"\bsig=(\d+)", lambda found: _signal(int(found[1])), text)
+    """Replace each ``sig=9`` in a message of Monarch's by ``SIGKILL``."""
+    return re.sub(r"\bsig=(\d+)", lambda match: _signal(int(match[1])), text)
 
 
 def describe_exit(status: int) -> str:
-    """In words; `status` as `death`'s."""
+    """Describe an exit status, as in `subprocess.Popen.returncode`: "was ended by SIGKILL"."""
     return f"was ended by {_signal(-status)}" if status < 0 else f"ended with exit status {status}"
 
 
@@ -97,27 +101,27 @@ def _meaning(number: int) -> str:
         return _MEANINGS.get(number, "")
     if any(now > before for now, before in zip(oom_kills(), oom_kills_before(), strict=True)):
         return (
-            "most likely by the kernel, which has killed for want of memory since this run began: take a smaller "
+            "most likely by the kernel, which has killed for want of memory since this run began: use a smaller "
             "model, engine.kv_cache_gb or batch, or fewer processes"
         )
-    return "the kernel counts nobody killed for want of memory since this run began, so somebody else killed it"
+    return "the kernel has killed no process for want of memory since this run began, so another program killed it"
 
 
 def oom_kills() -> tuple[int, ...]:
-    """How many processes the kernel has killed for want of memory so far, by each count there is."""
+    """Return the number of the kernel's out-of-memory kills so far, by counter."""
     counts = []
-    for file in dict.fromkeys(counter.format(group) for counter in _COUNTERS for group in (*own_groups(), "")):
+    for file in dict.fromkeys(counter.format(group) for counter in _OOM_COUNTERS for group in (*control_groups(), "")):
         try:
-            found = re.search(r"^oom_kill (\d+)$", Path(file).read_text(), re.MULTILINE)
+            match = re.search(r"^oom_kill (\d+)$", Path(file).read_text(), re.MULTILINE)
         except OSError:
-            found = None
-        counts.append(int(found[1]) if found else 0)
+            match = None
+        counts.append(int(match[1]) if match else 0)
     return tuple(counts)
 
 
 @functools.cache
 def oom_kills_before() -> tuple[int, ...]:
-    """`oom_kills` when the first process of this run was started."""
+    """Return `oom_kills` as of the start of this run's first process."""
     return oom_kills()
 
 

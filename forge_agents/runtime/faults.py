@@ -1,8 +1,4 @@
-"""Deaths of processes in a run: counted, written down, and limited.
-
-In: who died or fell silent, and when it was back. Out: rows of ``faults.jsonl``, or the error that ends the run.
-Waits for what is started again, within its own deadline.
-"""
+"""Counts, records and limits the deaths of processes in a run."""
 
 from __future__ import annotations
 
@@ -23,24 +19,24 @@ _log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Fault:
-    """One process that died or fell silent."""
+    """One process that died or hung."""
 
     who: str
-    """As errors call it."""
+    """Name of the process in errors."""
     cause: str
-    """What was seen of its end."""
+    """Message of the error."""
     noticed_at: float
     """Seconds since the epoch."""
     recovered_at: float | None = None
-    """Seconds since the epoch; None as long as nothing took its place."""
+    """Seconds since the epoch; None until a replacement runs."""
 
 
 class Faults:
     """All faults of a run.
 
     Args:
-        max_respawns: Processes that may be started again; one more death ends the run. 0: the first one does.
-        file: JSON lines, one when a fault is noticed and one when it is over; None writes nothing.
+        max_respawns: Maximum number of processes that are restarted. One more death ends the run; with 0, the first.
+        file: JSON Lines file with one row when a fault is noticed and one when it is over; None writes nothing.
     """
 
     def __init__(self, *, max_respawns: int = 8, file: Path | None = None) -> None:
@@ -52,22 +48,22 @@ class Faults:
         self._places: set[str] = set()
 
     def reset(self, file: Path | None) -> None:
-        """Count anew, for another run, whose faults go to `file`."""
+        """Start counting from zero for another run, whose faults go to `file`."""
         self._file = file
         self._all.clear()
         self._places.clear()
 
     @property
     def all(self) -> Sequence[Fault]:
-        """In the order they were noticed."""
+        """All faults, in the order they were noticed."""
         return tuple(self._all)
 
     def record(self, who: str, cause: ActorDiedError | StallError) -> Fault:
-        """Count a death before something is started in its place.
+        """Count a death, before its replacement is started.
 
         Raises:
-            RespawnLimitError: It is one too many; or the second at one place, which what is started again would reach
-                as well.
+            RespawnLimitError: There were too many deaths, or two at the same place, which a replacement would reach
+                again.
         """
         fault = Fault(who=who, cause=str(cause), noticed_at=time.time())
         self._all.append(fault)
@@ -77,31 +73,31 @@ class Faults:
             raise RespawnLimitError(f"twice the same death at the same place, so nothing is started again: {cause}")
         self._places |= {place} - {""}
         if len(self._all) > self._max_respawns:
-            earlier = ", ".join(dict.fromkeys(fault.who for fault in self._all))
+            names = ", ".join(dict.fromkeys(fault.who for fault in self._all))
             raise RespawnLimitError(
-                f"{len(self._all)} processes died ({earlier}) and max_respawns={self._max_respawns} may be started "
-                f"again; the last one: {cause}"
+                f"{len(self._all)} processes died ({names}) and max_respawns={self._max_respawns} may be started again"
+                f"; the last one: {cause}"
             )
         _log.warning("%s is started again: %s", who, cause)
         return fault
 
     async def start_with_retries(self, who: str, start: Callable[[], Awaitable[T]]) -> T:
-        """What `start` starts under the name `who`; it is tried again where that dies on the way."""
-        died: list[Fault] = []
+        """Return the result of `start`, which is called again if the process `who` dies on the way."""
+        faults: list[Fault] = []
         while True:
             try:
                 started = await start()
             except ActorDiedError as error:
                 if error.who != who:
                     raise
-                died.append(self.record(who, error))
+                faults.append(self.record(who, error))
             else:
-                for fault in died:
+                for fault in faults:
                     self.recovered(fault)
                 return started
 
     def recovered(self, fault: Fault) -> None:
-        """Something took the place of what died."""
+        """Note that a replacement runs."""
         fault.recovered_at = time.time()
         self._write("recovered", fault)
 

@@ -1,7 +1,4 @@
-"""Sees that a mesh's processes live, whatever their other actors are busy with.
-
-In: a mesh. Out: the error of the first process that died or fell silent. Waits for their heartbeat, with a deadline.
-"""
+"""Detects that a process of a mesh died or hangs, independent of what its actors are doing."""
 
 from __future__ import annotations
 
@@ -23,22 +20,22 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_LOOK_S = 0.2
-"""Between two looks for processes that have started."""
+_POLL_S = 0.2
+"""Time between two searches for newly started processes."""
 _HOLD_S = 2.0
-"""A question is answered after this long."""
+"""Time that a process holds a heartbeat call before it answers."""
 _BEAT_S = 1.0
-"""Between two looks whether the controller's own thread was held."""
-_LINE_S = 0.3
-"""The end of a host is seen within this time of the end of a process on it."""
-_NAMED_S = 1.5
-"""Monarch names the signal of a process's end within this time."""
+"""Time between two checks whether the controller's own thread was blocked."""
+_HOST_S = 0.3
+"""The loss of a host is noticed within this time after the end of a process on it."""
+_SIGNAL_S = 1.5
+"""Monarch reports the signal that ended a process within this time."""
 _NOTICE_S = 3.0
-"""A process's end is seen within this time."""
+"""The end of a process is noticed within this time."""
 
 
 class HeartbeatActor(Actor):
-    """Beside a process's other actors, and answered for by none of them."""
+    """Answers heartbeat calls, next to a process's other actors and independent of them."""
 
     @concurrent_endpoint
     async def hold(self, seconds: float) -> None:
@@ -47,62 +44,63 @@ class HeartbeatActor(Actor):
 
 
 class Heartbeat:
-    """The controller's finger on all processes of a mesh.
+    """Watches all processes of a mesh.
 
-    Where a process runs on this machine the kernel tells of its end at once; elsewhere Monarch does, mostly within two
-    seconds, under load later. The end of a whole host is seen at once, too.
+    Three signals, because none of them sees everything. The kernel reports the end of a local process at once, with its
+    signal. Monarch reports the end of a remote one, mostly within two seconds, later under load. Heartbeat calls detect
+    processes that live but hang. The loss of a whole host is noticed at once through its connection.
 
     Args:
-        name: Said in errors; what the mesh was spawned under.
-        heartbeat_timeout_s: A process that says nothing for longer is dead, from `started` on: one that loads big
-            libraries may be silent for long.
+        name: Name under which the mesh was spawned, for errors.
+        heartbeat_timeout_s: Seconds without an answer after which a process counts as hung, from `start_timeout` on. A
+            process that loads large libraries may not answer for long.
     """
 
     def __init__(self, procs: ProcMesh, size: int, *, name: str, heartbeat_timeout_s: float) -> None:
         self._name, self._heartbeat_timeout_s = name, heartbeat_timeout_s
         self._procs, self._size = procs, size
-        self._silence_counts = False
-        self._holds = 0
+        self._timeout_applies = False
+        self._blocks = 0
         self._lost: asyncio.Future[ActorDiedError | StallError] = asyncio.get_running_loop().create_future()
         actors: Any = procs.spawn("heartbeat", HeartbeatActor)
         loop = asyncio.get_running_loop()
-        self._elsewhere = mesh.on_lost_host(
+        self._is_remote = mesh.on_lost_host(
             procs, lambda why: _call_in(loop, self._tell, ActorDiedError(f"{name} died: {why}", name))
         )
         self._tasks = [
             asyncio.ensure_future(self._watch_processes()),
-            asyncio.ensure_future(self._feel(actors)),
+            asyncio.ensure_future(self._call(actors)),
         ]
 
     @property
     def error(self) -> ActorDiedError | StallError | None:
-        """What was seen of the processes' end; None while all live."""
+        """Error of the first process that was lost. None while all live."""
         return self._lost.result() if self._lost.done() and not self._lost.cancelled() else None
 
     def start_timeout(self) -> None:
-        """From now on silence counts."""
-        self._silence_counts = True
+        """Apply `heartbeat_timeout_s` from now on."""
+        self._timeout_applies = True
 
-    def add_probe(self, sign: Callable[[], Awaitable[object]], what: str) -> None:
-        """From now on `sign` counts as well: an actor may end, or hang, in a process that lives.
+    def add_probe(self, probe: Callable[[], Awaitable[object]], what: str) -> None:
+        """Watch one actor as well, which may end or hang in a process that lives.
 
-        It has `heartbeat_timeout_s` each time, and more where the controller's own thread was held meanwhile.
+        Each probe may take `heartbeat_timeout_s`, plus the time for which the controller's own thread was blocked.
 
         Args:
-            sign: Asks the actor for something short, again and again.
-            what: What it gives, as a noun: ``"answer of the store"``.
+            probe: Makes a short request to the actor. It is called again and again.
+            what: The actor's answer, as a noun: ``"answer of the store"``.
         """
-        self._tasks += [asyncio.ensure_future(work) for work in (self._hear(sign, what), self._count_holds())]
+        self._tasks += [asyncio.ensure_future(work) for work in (self._probe(probe, what), self._count_blocks())]
 
     async def lost(self) -> ActorDiedError | StallError:
-        """Wait until a process dies or falls silent."""
+        """Wait until a process dies or hangs, and return its error."""
         return await asyncio.shield(self._lost)
 
     async def guard(self, work: Awaitable[T]) -> T:
-        """What `work`, which needs the processes, gives; or at once the error of the one that is lost.
+        """Await `work`, which needs the processes. Raise the error of a lost process at once.
 
-        Where it fails with a `RuntimeError`, and one of several processes turns out to be lost, that is the error: the
-        others' collectives break a moment before its end is seen.
+        If `work` fails with a `RuntimeError` and one of several processes turns out to be lost, that error is raised
+        instead: the collectives of the other ranks break a moment before the loss is noticed.
         """
         if self.error is not None:
             if isinstance(work, Coroutine):
@@ -125,7 +123,7 @@ class Heartbeat:
             task.cancel()
 
     def end(self) -> None:
-        """Look no more: the processes are about to be stopped. Twice is no error."""
+        """Stop watching, before the processes are stopped. May be called twice."""
         for task in self._tasks:
             task.cancel()
 
@@ -134,14 +132,14 @@ class Heartbeat:
             return
         end = mesh.death(self._procs, pid, status)
         meaning = f" ({end.meaning})" if end.meaning else ""
-        words = f"{self._name} died: process {pid} {end.how}{meaning}. Look at {mesh.log_hint(self._name)}"
+        message = f"{self._name} died: process {pid} {end.how}{meaning}. Look at {mesh.log_hint(self._name)}"
         if end.last_lines:
-            words += f". It printed last:\n{end.last_lines}"
-        error = ActorDiedError(words, self._name, end.place)
-        if self._elsewhere:  # its host may have ended with it, and nothing is to be started there
-            asyncio.get_running_loop().call_later(_LINE_S, self._tell, error)
-        elif not end.known:  # Monarch took the signal before us, and is about to say it
-            asyncio.get_running_loop().call_later(_NAMED_S, self._tell, error)
+            message += f". Last lines of its log:\n{end.last_lines}"
+        error = ActorDiedError(message, self._name, end.place)
+        if self._is_remote:  # its host may have ended as well, and then nothing must be started there
+            asyncio.get_running_loop().call_later(_HOST_S, self._tell, error)
+        elif not end.known:  # Monarch has reaped the process first and is about to report its signal
+            asyncio.get_running_loop().call_later(_SIGNAL_S, self._tell, error)
         else:
             self._tell(error)
 
@@ -150,79 +148,82 @@ class Heartbeat:
             self._lost.set_result(error)
         self.end()
 
-    async def _feel(self, actors: Any) -> None:
-        within = self._heartbeat_timeout_s + _HOLD_S
+    async def _call(self, actors: Any) -> None:
+        """Call all ranks again and again. Each holds the call, so that a death ends it and few messages are needed."""
+        timeout_s = self._heartbeat_timeout_s + _HOLD_S
         while True:
             try:
-                await mesh.call_all(actors, self._size, "hold", _HOLD_S, timeout_s=within, who=self._name)
+                await mesh.call_all(actors, self._size, "hold", _HOLD_S, timeout_s=timeout_s, who=self._name)
             except ActorDiedError as error:
                 self._tell(error)
                 return
             except StallError as error:
-                if self._silence_counts:
-                    self._tell(self._silent(error))
+                if self._timeout_applies:
+                    self._tell(self._hung(error))
                     return
 
-    async def _hear(self, sign: Callable[[], Awaitable[object]], what: str) -> None:
+    async def _probe(self, probe: Callable[[], Awaitable[object]], what: str) -> None:
         while True:
             try:
                 await mesh.with_deadline(
-                    sign(), self._heartbeat_timeout_s, who=self._name, what=what, progress=lambda: self._holds
+                    probe(), self._heartbeat_timeout_s, who=self._name, what=what, progress=lambda: self._blocks
                 )
             except StallError as error:
-                self._tell(self._silent(error))
+                self._tell(self._hung(error))
                 return
             except ActorDiedError as error:
-                await asyncio.wait({self._lost}, timeout=_NOTICE_S)  # where its process has ended, that says more
+                await asyncio.wait({self._lost}, timeout=_NOTICE_S)  # the end of its process would say more
                 self._tell(error)
                 return
-            except Exception as error:  # noqa: BLE001  # whatever it says, it does not give what it owes
-                words = f"{self._name} gives no {what}: {type(error).__name__}: {error}"
-                self._tell(ActorDiedError(words, self._name))
+            except Exception as error:  # noqa: BLE001  # an actor that answers with any error is as good as dead
+                message = f"{self._name} gives no {what}: {type(error).__name__}: {error}"
+                self._tell(ActorDiedError(message, self._name))
                 return
             await asyncio.sleep(_HOLD_S)
 
-    async def _count_holds(self) -> None:
-        """Code that holds this thread keeps answers from being heard, of which a sign may take several."""
+    async def _count_blocks(self) -> None:
+        """Count how often this thread was blocked: answers that arrived meanwhile are not late."""
         while True:
             before = time.monotonic()
             await asyncio.sleep(_BEAT_S)
-            self._holds += time.monotonic() - before > _BEAT_S + self._heartbeat_timeout_s / 4
+            self._blocks += time.monotonic() - before > _BEAT_S + self._heartbeat_timeout_s / 4
 
-    def _silent(self, error: StallError) -> StallError:
-        words = f"{self._name} gave no sign of life for heartbeat_timeout_s={self._heartbeat_timeout_s:g} s"
-        why = f"it hangs, or its machine is too busy; if so, raise heartbeat_timeout_s. {error}"
-        silent = StallError(f"{words}: {why}", self._name)
-        silent.snapshot = error.snapshot
-        return silent
+    def _hung(self, error: StallError) -> StallError:
+        hung = StallError(
+            f"{self._name} gave no sign of life for heartbeat_timeout_s={self._heartbeat_timeout_s:g} s: it hangs, or "
+            f"its machine is too busy; if so, raise heartbeat_timeout_s. {error}",
+            self._name,
+        )
+        hung.snapshot = error.snapshot
+        return hung
 
     async def _watch_processes(self) -> None:
-        """Ask the kernel to tell of the end of each process that runs here, from its first moment on."""
-        known: set[int] = set()
+        """Have the kernel report the end of each local process, from its start on."""
+        watched: set[int] = set()
         loop = asyncio.get_running_loop()
         while True:
-            for pid in set(mesh.pids(self._procs)) - known:
-                known.add(pid)
-                with contextlib.suppress(ProcessLookupError):  # it is among the ended
+            for pid in set(mesh.pids(self._procs)) - watched:
+                watched.add(pid)
+                with contextlib.suppress(ProcessLookupError):  # then it is among the ended ones
                     fd = os.pidfd_open(pid)
-                    threading.Thread(target=self._see_end, args=(pid, fd, loop), daemon=True).start()
-            if gone := mesh.ended(self._procs):  # before it could be watched
-                self._ended(gone[0])
+                    threading.Thread(target=self._wait_for_end, args=(pid, fd, loop), daemon=True).start()
+            if ended := mesh.ended(self._procs):  # before it could be watched
+                self._ended(ended[0])
                 return
-            if len(known) == self._size or self._silence_counts:  # the rest run elsewhere
+            if len(watched) == self._size or self._timeout_applies:  # the others are remote
                 return
-            await asyncio.sleep(_LOOK_S)
+            await asyncio.sleep(_POLL_S)
 
-    def _see_end(self, pid: int, fd: int, loop: asyncio.AbstractEventLoop) -> None:
-        """Wait on a thread for a process's end: only who already waits sees its signal before Monarch takes it."""
+    def _wait_for_end(self, pid: int, fd: int, loop: asyncio.AbstractEventLoop) -> None:
+        """Wait for a process's end, on a thread: only a waiter that is already there sees the signal before Monarch."""
         status = None
         try:
             if (seen := os.waitid(os.P_PIDFD, fd, os.WEXITED | os.WNOWAIT)) is not None:
                 status = seen.si_status if seen.si_code == os.CLD_EXITED else -seen.si_status
-        except ChildProcessError:  # it is another host's, or taken already
-            waiting = select.poll()
-            waiting.register(fd, select.POLLIN)
-            waiting.poll()
+        except ChildProcessError:  # it is a child of another process, or reaped already
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            poll.poll()
         finally:
             os.close(fd)
         _call_in(loop, self._ended, pid, status)

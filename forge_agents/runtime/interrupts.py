@@ -1,7 +1,4 @@
-"""How Ctrl-C ends a call: everything that it started ends, and a line says where it stands instead of a stack.
-
-In: coroutines, and what to say when they are stopped. Out: their results, or a `KeyboardInterrupt`. Waits for them.
-"""
+"""Handles Ctrl-C: everything that a call started ends, and one line instead of a stack trace reports the state."""
 
 from __future__ import annotations
 
@@ -22,13 +19,13 @@ from forge_agents.runtime import mesh
 T = TypeVar("T")
 
 _CANCEL_S = 30.0
-"""Work that is cancelled ends within this time."""
+"""Maximum seconds until canceled work has ended."""
 
 
 def interrupted(reason: str) -> KeyboardInterrupt:
-    """An exception to raise that shows as `reason` alone, in scripts and notebooks, where nobody catches it."""
+    """Return an exception that is shown only as `reason` if it is not caught, in scripts and notebooks."""
     error = KeyboardInterrupt(reason)
-    error._render_traceback_ = lambda: [reason]  # type: ignore[attr-defined]  # IPython's way to ask
+    error._render_traceback_ = lambda: [reason]  # type: ignore[attr-defined]  # read by IPython
     if not isinstance(sys.excepthook, _Hook):
         sys.excepthook = _Hook(sys.excepthook)
     return error
@@ -37,11 +34,11 @@ def interrupted(reason: str) -> KeyboardInterrupt:
 def print_stopping() -> None:
     """Acknowledge Ctrl-C at once."""
     start = "\n" * sys.stderr.isatty()  # after the ^C that a terminal shows
-    sys.stderr.write(f"{start}SIGINT: stopping, and ending what was started; once more does not wait for it\n")
+    sys.stderr.write(f"{start}SIGINT: stopping all processes of this call; press Ctrl-C again to stop at once\n")
 
 
 class _Hook:
-    """Python's hook for exceptions that nobody catches, and before it ours."""
+    """`sys.excepthook` that prints an `interrupted` exception as one line, and passes others on."""
 
     def __init__(self, otherwise: Callable[[type[BaseException], BaseException, TracebackType | None], object]) -> None:
         self._otherwise = otherwise
@@ -60,11 +57,11 @@ async def _nothing() -> None:
 class LoopRunner:
     """One event loop for the life of its owner, so that a trainer's actors outlive a call of ``fit``.
 
-    Inside a running loop, as in a notebook, the work moves to a thread of its own; Ctrl-C asks it to stop there.
+    If a loop already runs in this thread, as in a notebook, the work moves to its own thread, which Ctrl-C stops.
 
     Args:
         on_close: Awaited before the loop closes.
-        standing: Says where things stand and how to go on, after work that Ctrl-C stopped.
+        status: Returns the line that is shown after Ctrl-C: the state and how to continue.
     """
 
     def __init__(
@@ -77,103 +74,103 @@ class LoopRunner:
         self._runner: asyncio.Runner | None = None
         self._thread: concurrent.futures.ThreadPoolExecutor | None = None
         self._working: asyncio.Task[Any] | None = None
-        self._cancelled = False
+        self._canceled = False
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` to its end. After Ctrl-C everything is closed; the next call starts anew.
+        """Run `work` to its end. After Ctrl-C everything is closed, and the next call starts a new loop.
 
         Raises:
-            KeyboardInterrupt: Ctrl-C; it shows as one line.
+            KeyboardInterrupt: Ctrl-C. It is shown as one line.
         """
         if self._runner is None:
-            self._runner, self._others, self._cancelled = asyncio.Runner(), mesh.spawned(), False
+            self._runner, self._others, self._canceled = asyncio.Runner(), mesh.spawned(), False
             atexit.register(self._close_at_exit)
         runner = self._runner
-        self._make_way()
+        self._ensure_thread()
         try:
-            with _told_at_once(self._cancel) if self._thread is None else contextlib.nullcontext():
-                return self._in_place(lambda: runner.run(self._tracked(work)))
-        except (KeyboardInterrupt, asyncio.CancelledError) as stopped:
-            if isinstance(stopped, asyncio.CancelledError) and not self._cancelled:
+            with _acknowledge_sigint(self._cancel) if self._thread is None else contextlib.nullcontext():
+                return self._run_in_place(lambda: runner.run(self._track(work)))
+        except (KeyboardInterrupt, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and not self._canceled:
                 raise
             with contextlib.suppress(KeyboardInterrupt):
                 self.close()
             mesh.kill_all(except_for=self._others)
-            raise interrupted(str(stopped) or self._status()) from None
+            raise interrupted(str(error) or self._status()) from None
 
     def hand_over(self, on_close: Callable[[], Coroutine[Any, Any, None]], status: Callable[[], str]) -> None:
-        """From now on somebody else owns what runs in it."""
+        """Transfer the loop to a new owner."""
         self._on_close, self._status = on_close, status
 
     def close(self) -> None:
-        """Await `on_close` and end the loop. Safe to call twice. What Ctrl-C does not let end is killed."""
+        """Await `on_close` and end the loop. May be called twice. After Ctrl-C, remaining processes are killed."""
         runner, self._runner = self._runner, None
         if runner is None:
             return
         atexit.unregister(self._close_at_exit)
-        self._make_way()
+        self._ensure_thread()
 
         def finish() -> None:
             with contextlib.closing(runner):
-                runner.run(self._tracked(self._on_close()))
+                runner.run(self._track(self._on_close()))
 
         try:
-            self._in_place(finish)
+            self._run_in_place(finish)
         except KeyboardInterrupt:
             mesh.kill_all(except_for=self._others)
-            raise interrupted("stopped; what did not end in time was killed") from None
+            raise interrupted("stopped; processes that did not end in time were killed") from None
         if self._thread is not None:
             self._thread.shutdown()
             self._thread = None
 
-    def _make_way(self) -> None:
-        """Have a thread where a loop is running in this one."""
+    def _ensure_thread(self) -> None:
+        """Make a thread for the loop if another loop runs in this thread."""
         if self._thread is None:
-            with contextlib.suppress(RuntimeError):  # no loop is running here
+            with contextlib.suppress(RuntimeError):  # no loop runs here
                 asyncio.get_running_loop()
                 self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="forge-controller")
 
     def _close_at_exit(self) -> None:
-        self._thread = None  # Python has ended it before it asks this, and no loop runs here any more
+        self._thread = None  # Python has ended the thread by now, and no loop runs here any more
         with contextlib.suppress(KeyboardInterrupt):
             self.close()
 
-    async def _tracked(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _track(self, work: Coroutine[Any, Any, T]) -> T:
         self._working = asyncio.current_task()
         return await work
 
     def _cancel(self) -> None:
         if self._working is not None:
-            self._cancelled = True
-            with contextlib.suppress(RuntimeError):  # it is over
+            self._canceled = True
+            with contextlib.suppress(RuntimeError):  # the work is over
                 self._working.get_loop().call_soon_threadsafe(self._working.cancel)
 
-    def _in_place(self, call: Callable[[], T]) -> T:
-        """Run `call` where the loop lives."""
+    def _run_in_place(self, call: Callable[[], T]) -> T:
+        """Run `call` in the loop's thread."""
         if self._thread is None:
             return call()
         future = self._thread.submit(call)
-        # raised at once: the loop that runs in this thread has no turn in which it would hear of it
+        # The signal must raise at once: the loop of this thread is blocked and would never handle it.
         with _on_sigint(signal.default_int_handler):
-            return self._awaited(future)
+            return self._result(future)
 
-    def _awaited(self, future: concurrent.futures.Future[T]) -> T:
+    def _result(self, future: concurrent.futures.Future[T]) -> T:
         while True:
             try:
                 return future.result()
             except KeyboardInterrupt:
-                if future.done():  # the work's own
+                if future.done():  # raised by the work itself
                     raise
                 if not Interrupt.pass_on(signal.SIGINT):
                     print_stopping()
                     self._cancel()
-                    concurrent.futures.wait([future], timeout=_CANCEL_S)  # the next call need not wait for it
+                    concurrent.futures.wait([future], timeout=_CANCEL_S)  # so that the next call need not wait for it
                     raise
 
 
 @contextlib.contextmanager
 def _on_sigint(handler: Any) -> Iterator[None]:
-    """Inside the block `handler` has the signal, in the main thread, which alone is told."""
+    """Use `handler` for SIGINT inside the block, if this is the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -184,11 +181,11 @@ def _on_sigint(handler: Any) -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-def _told_at_once(stop: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
-    """The first Ctrl-C inside the block is acknowledged and calls `stop`; another one interrupts whatever is going on.
+def _acknowledge_sigint(stop: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
+    """Acknowledge the first Ctrl-C inside the block and call `stop`. The second one interrupts at once.
 
-    Without it the first one would be silent for as long as something, such as an import, keeps the loop from its turn.
-    Only the main thread, where nobody else listens, is told.
+    Without this, the first Ctrl-C would show no reaction while an import or other code blocks the loop. Does nothing if
+    the program has its own handler.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return contextlib.nullcontext()
@@ -202,17 +199,17 @@ def _told_at_once(stop: Callable[[], None]) -> contextlib.AbstractContextManager
 
 
 class Interrupt:
-    """Turns the first SIGINT or SIGTERM into a request to finish the step and save it; the second acts as ever.
+    """Turns the first SIGINT or SIGTERM into a request to finish the step and save it. The second acts as usual.
 
     Args:
-        say: Shows a line to the user.
+        say: Prints a line for the user.
     """
 
     _in_threads: ClassVar[list[Interrupt]] = []
-    """Those that get no signal themselves."""
+    """Instances outside the main thread, which receive no signals themselves."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        self._asked_by: signal.Signals | None = None
+        self._signal: signal.Signals | None = None
         self._say = say
         self._before: dict[int, Any] = {}
 
@@ -231,36 +228,36 @@ class Interrupt:
 
     @classmethod
     def pass_on(cls, number: signal.Signals) -> bool:
-        """Tell those in other threads of a signal that came to the main one. Returns whether one heard its first."""
-        fresh = [one for one in cls._in_threads if not one.requested]
-        for one in fresh:
-            one._on_signal(number, None)
-        return bool(fresh)
+        """Pass a signal of the main thread to instances in other threads. Returns whether it was the first for any."""
+        waiting = [instance for instance in cls._in_threads if not instance.requested]
+        for instance in waiting:
+            instance._on_signal(number, None)
+        return bool(waiting)
 
     @property
     def requested(self) -> bool:
-        """Whether a signal has come."""
-        return self._asked_by is not None
+        """Whether a signal has arrived."""
+        return self._signal is not None
 
     def stop_if_requested(self, steps: int, folder: Path) -> None:
-        """End the program where a signal has come; `steps` are saved in `folder`.
+        """End the program if a signal has arrived. The first `steps` steps are saved in `folder`.
 
         Raises:
             KeyboardInterrupt: After SIGINT.
-            SystemExit: After SIGTERM, with the status 143 of a process that it ended.
+            SystemExit: After SIGTERM, with the exit status 143 of a process that was ended by it.
         """
-        if self._asked_by is None:
+        if self._signal is None:
             return
         reason = f"stopped after step {steps}, saved in {folder}; run it again to continue"
-        if self._asked_by is signal.SIGTERM:
+        if self._signal is signal.SIGTERM:
             self._say(reason)
             raise SystemExit(128 + signal.SIGTERM)
         raise KeyboardInterrupt(reason)
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._asked_by = signal.Signals(number)
+        self._signal = signal.Signals(number)
         self._restore()
-        self._say(f"{self._asked_by.name}: finishing this step and saving it; once more stops at once")
+        self._say(f"{self._signal.name}: finishing this step and saving it; send it again to stop at once")
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

@@ -1,7 +1,4 @@
-"""How there come to be hosts: processes here, host processes elsewhere, a Slurm job, pods.
-
-In: `Hosts`. Out: Monarch's host meshes, and what ends them. Waits for the scheduler, as long as `Hosts` says.
-"""
+"""Starts the hosts of a run: processes here, host processes elsewhere, a Slurm job or pods."""
 
 from __future__ import annotations
 
@@ -25,36 +22,36 @@ from forge_agents.runtime.hosts import ON_GPUS, Hosts
 from forge_agents.runtime.machine import gpu_variables, visible_gpus
 
 LOOPBACK = ("ipc://", "tcp://127.0.0.1:", "tcp://localhost:", "tls://127.0.0.1:", "tls://localhost:")
-"""How addresses begin that only this machine reaches."""
+"""Prefixes of addresses that only this machine can reach."""
 _PROCESS_END_S = 2.0
-_AFTERWARDS_S = 60.0
-"""Monarch gives up later than we do: its words name no host."""
+_MARGIN_S = 60.0
+"""Monarch gives up this much later than we do, because its error names no host."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """Hosts that were asked for."""
+    """Requested hosts."""
 
     meshes: Mapping[str, Any]
-    """Monarch's host mesh by role; dimension ``hosts``."""
+    """Monarch's host mesh by role, with dimension ``hosts``."""
     end: Callable[[], None]
-    """Ends what `Monarch` itself does not: processes here, the scheduler's job. Twice is no error."""
+    """Ends what Monarch does not: processes here, the scheduler's job. May be called twice."""
     names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By role, what errors call the hosts beside their number; a role that is missing has nothing better."""
+    """Descriptions of hosts for errors, by role."""
     pids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """By role, ids of host processes that run on this machine."""
+    """Ids of host processes on this machine, by role."""
 
 
 def start_job(config: Hosts, env: Mapping[str, str], *, gpus_per_node: int | None) -> Job:
-    """Ask for the hosts. Where it needs TCP, this must be the process's first use of Monarch.
+    """Start or attach to the hosts. If that needs TCP, it must be the process's first use of Monarch.
 
     Args:
-        config: Of another kind than "local".
-        env: Variables of host processes that are started here.
-        gpus_per_node: That a scheduler is asked for; None: it is told nothing of them.
+        config: Hosts of another kind than "local".
+        env: Environment variables of host processes that are started here.
+        gpus_per_node: GPUs requested from a scheduler; None requests none.
 
     Raises:
-        HostError: The scheduler refuses, or a library or a program for it is missing.
+        HostError: The scheduler refuses, or a required library or program is missing.
     """
     starters: Mapping[str, Callable[[], Job]] = {
         "process": lambda: _processes(config, env),
@@ -62,12 +59,15 @@ def start_job(config: Hosts, env: Mapping[str, str], *, gpus_per_node: int | Non
         "slurm": lambda: _slurm(config, gpus_per_node),
         "kubernetes": lambda: _kubernetes(config),
     }
-    _monarch.configure(mesh_attach_config_timeout=f"{config.start_timeout_s + _AFTERWARDS_S:g}s")
+    _monarch.configure(mesh_attach_config_timeout=f"{config.start_timeout_s + _MARGIN_S:g}s")
     return starters[config.kind]()
 
 
 def _processes(config: Hosts, env: Mapping[str, str]) -> Job:
-    """Monarch's ProcessJob leaves its hosts behind when the controller is killed; these end with a pipe."""
+    """Start processes that behave as hosts. They end with a pipe.
+
+    Monarch's ProcessJob is not used, because it leaves its hosts behind when the controller is killed.
+    """
     folder = Path(tempfile.mkdtemp(prefix="forge-agents-hosts-"))
     started: list[subprocess.Popen[bytes]] = []
 
@@ -75,17 +75,17 @@ def _processes(config: Hosts, env: Mapping[str, str]) -> Job:
         died = any(process.poll() is not None for process in started)
         for process in started:
             _end(process)
-        if not died:  # errors name the log of a host that died
+        if not died:  # otherwise an error names the log of the host that died
             shutil.rmtree(folder, ignore_errors=True)
 
     workers: dict[str, tuple[str, ...]] = {}
-    gpus = gpus_of_processes(config, visible_gpus())
+    gpus_by_host = gpus_of_processes(config, visible_gpus())
     try:
         for role, count in config.counts.items():
             workers[role] = tuple(_monarch.new_host_address(f"ipc://{folder}/{role}-{i}") for i in range(count))
             for number, address in enumerate(workers[role]):
-                seen = gpu_variables(gpus.get((role, number), ()))
-                started.append(_host_process(address, folder / f"{role}-{number}.log", {**env, **seen}))
+                gpus = gpu_variables(gpus_by_host.get((role, number), ()))
+                started.append(_host_process(address, folder / f"{role}-{number}.log", {**env, **gpus}))
     except BaseException:
         end()
         raise
@@ -99,25 +99,25 @@ def _processes(config: Hosts, env: Mapping[str, str]) -> Job:
 
 
 def gpus_of_processes(config: Hosts, gpus: Sequence[str]) -> dict[tuple[str, int], Sequence[str]]:
-    """Which of this machine's GPUs each process that behaves as a host sees, by role and number.
+    """Divide this machine's GPUs among the processes that behave as hosts, by role and number.
 
-    As many as `config` says, the others get equal parts of what is left; the controller's own host, where it computes,
-    has the first. Empty where there are too few: then they share them all.
+    Each gets the number in ``config.gpus``. The others get equal parts of what is left, and so does the controller's
+    own host, which comes first, if it computes. If there are too few, the result is empty and all share all GPUs.
     """
     here = [role for role in ("learner", "engines") if role not in config.counts]
     hosts = [(role, number) for role in ON_GPUS for number in range(config.counts.get(role, 0))]
-    given = [config.gpus.get(role, 0) for role, _ in hosts]
-    kept = sum(config.gpus.get(role, 0) for role in here)
-    parts = given.count(0) + bool(here and not kept)
-    left = len(gpus) - sum(given) - kept
+    requested = [config.gpus.get(role, 0) for role, _ in hosts]
+    requested_here = sum(config.gpus.get(role, 0) for role in here)
+    parts = requested.count(0) + bool(here and not requested_here)
+    left = len(gpus) - sum(requested) - requested_here
     if left < parts:
         return {}
     each = left // parts if parts else 0
-    at, found = kept or each * bool(here), dict[tuple[str, int], Sequence[str]]()
-    for host, count in zip(hosts, given, strict=True):
-        found[host] = gpus[at : at + (count or each)]
-        at += count or each
-    return found
+    first, gpus_by_host = requested_here or each * bool(here), dict[tuple[str, int], Sequence[str]]()
+    for host, count in zip(hosts, requested, strict=True):
+        gpus_by_host[host] = gpus[first : first + (count or each)]
+        first += count or each
+    return gpus_by_host
 
 
 def _host_process(address: str, log: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -128,27 +128,28 @@ def _host_process(address: str, log: Path, env: Mapping[str, str]) -> subprocess
             stdout=output,
             stderr=output,
             env={**os.environ, **env},
-            start_new_session=True,  # Ctrl-C is the controller's to handle
+            start_new_session=True,  # the controller handles Ctrl-C
         )
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End a host process; its own processes end with it."""
+    """End a host process. The processes that it started end with it."""
     if process.stdin is not None:
         process.stdin.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(_PROCESS_END_S)
-    with contextlib.suppress(ProcessLookupError):  # what it started is in its session, not in its group
+    with contextlib.suppress(ProcessLookupError):  # processes that it started are in its session, not in its group
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def _attached(config: Hosts) -> Job:
     addresses = {role: workers[: config.counts[role]] for role, workers in config.workers.items()}
-    warn_of_open_ports(address for workers in addresses.values() for address in workers)
+    every = [address for workers in addresses.values() for address in workers]
+    warn_of_open_ports(every)
     if config.certificate:
         _monarch.use_certificate(config.certificate)
-    if config.address or not all(one.startswith(LOOPBACK) for role in addresses.values() for one in role):
+    if config.address or not all(address.startswith(LOOPBACK) for address in every):
         _listen(config)
     return Job(
         meshes={role: _monarch.attach(role, workers) for role, workers in addresses.items()},
@@ -196,15 +197,15 @@ def _kubernetes(config: Hosts) -> Job:
 
 
 def _of_scheduler(job: Any, config: Hosts) -> Job:
-    """Waits here until the job runs; nothing else is to be done meanwhile."""
+    """Wait for the job of a scheduler to run. This blocks, because nothing else can be done meanwhile."""
     warn_of_open_ports([f"the TCP ports of {config.kind} hosts"])  # Monarch's jobs have no other transport
     try:
         state = job.state(cached_path=None)
     except (RuntimeError, OSError, ValueError) as cause:
         job.kill()
         raise HostError(
-            f"kind={config.kind!r} of the mesh: {cause}; it was asked for {config.counts} and given "
-            f"{config.start_timeout_s:g} s"
+            f"kind={config.kind!r} of the mesh: {cause}; requested hosts: {config.counts}, "
+            f"start_timeout_s={config.start_timeout_s:g}"
         ) from cause
     except BaseException:  # Ctrl-C in the queue
         job.kill()
@@ -217,6 +218,6 @@ def _listen(config: Hosts) -> None:
         _monarch.enable_transport(config.address or ("tls" if config.certificate else "tcp"))
     except RuntimeError as cause:
         raise HostError(
-            f"kind={config.kind!r} of the mesh needs Monarch on TCP, and this process uses it otherwise already; start "
-            "the run in a process of its own"
+            f"kind={config.kind!r} of the mesh needs Monarch on TCP, but this process already uses Monarch without it; "
+            "start the run in a new process"
         ) from cause

@@ -1,4 +1,4 @@
-"""The private folder of a run on one machine: Monarch's sockets and its log, which no other user can reach."""
+"""The private folder of a run: sockets, certificates and logs that no other user of the machine can reach."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from pathlib import Path
 FOLDER_VARIABLE = "FORGE_AGENTS_PRIVATE"
 """Environment variable with the private folder of the process that started this one on the same machine."""
 LONGEST_NAME = 24
-"""Most bytes that a socket's name may have, so that its path fits into a socket's address."""
+"""Maximum length of a socket's name in bytes, so that its path fits into a socket address."""
 _PREFIX = "forge-agents-private-"
 _MAX_SOCKET_PATH = 107
 _LOCK = "lock"
 _LOG_NAME = "monarch"
 _LOGS_OF_MONARCH = Path("/tmp")  # noqa: S108  # Monarch's choice
-"""Holds a folder for each user, by name, in which Monarch 0.7 opens its log."""
+"""Parent of the folder, named after the user, in which Monarch 0.7 opens its log."""
 _LOG_BYTES = 8 << 20
-"""Size at which the log is moved to ``monarch.log.1``, where it replaces the one before."""
+"""Size at which the log is moved to ``monarch.log.1``, replacing the previous one."""
 _LOG_CHECK_S = 20.0
 _YOUNG_S = 60.0
 """A folder that changed within this time may belong to a process that is about to lock it."""
@@ -38,8 +38,8 @@ _UP = "/.." * 16
 def private_folder() -> Path:
     """Folder of mode 0700 for this process and those it starts.
 
-    The first process of a run on a machine makes it, and removes it at its end. It also removes folders that earlier
-    runs of this user left behind because they were killed.
+    The first process of a run on a machine makes the folder and removes it at exit, except subfolders with logs of
+    processes that failed. It also removes the folders of earlier runs that were killed.
     """
     inherited = os.environ.get(FOLDER_VARIABLE, "")
     if inherited and is_private(inherited):
@@ -53,23 +53,43 @@ def private_folder() -> Path:
     fcntl.flock(lock, fcntl.LOCK_EX)  # held until this process ends
     os.environ[FOLDER_VARIABLE] = str(folder)
     owner = os.getpid()
-    atexit.register(lambda: shutil.rmtree(folder, ignore_errors=True) if os.getpid() == owner else None)
+    atexit.register(lambda: _remove(folder) if os.getpid() == owner else None)
     threading.Thread(target=_rotate, args=(folder / f"{_LOG_NAME}.log",), name="monarch-log", daemon=True).start()
     return folder
 
 
 def is_private(folder: str | Path) -> bool:
-    """Whether a path is a folder, not a link to one, that this user owns and no other user may enter."""
+    """Return whether a path is a folder, not a link to one, that this user owns and no other user may enter."""
     return _is_own(folder, shared=0)
 
 
-def log_suffix() -> str:
-    """Value of ``MONARCH_LOG_SUFFIX`` that makes Monarch write its log to the private folder.
+def make_private(folder: Path) -> None:
+    """Make a folder of mode 0700, or check that an existing one belongs to this user.
 
-    Monarch 0.7 appends its log to ``/tmp/USER/monarch_log_SUFFIX.log``, and follows whatever links other users put
-    there. A suffix that leads to the private folder is safe if other users can change neither ``/tmp/USER`` nor the
-    folder ``monarch_log_`` in it. Otherwise the suffix is too long for a file's name, so that Monarch logs to the
-    standard error stream.
+    Another user may guess the name and make the folder first, with links in it that logs would follow.
+
+    Raises:
+        PermissionError: The path is not a folder or belongs to another user.
+    """
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
+        raise PermissionError(
+            f"{folder} is not a folder of yours (its owner is user {status.st_uid}), so no logs are written there. "
+            "Remove it, or set TMPDIR to a folder of your own"
+        )
+    if status.st_mode & 0o022:
+        folder.chmod(0o700)
+
+
+def log_suffix() -> str:
+    """Return a value of ``MONARCH_LOG_SUFFIX`` that makes Monarch write its log to the private folder.
+
+    Monarch 0.7 appends its log to ``/tmp/USER/monarch_log_SUFFIX.log`` and follows any links of other users there. A
+    suffix that leads to the private folder is safe if other users can change neither ``/tmp/USER`` nor the folder
+    ``monarch_log_`` in it. Otherwise the suffix is too long for a file name, so that Monarch logs to the standard error
+    stream.
     """
     try:
         beginning = _LOGS_OF_MONARCH / pwd.getpwuid(os.geteuid()).pw_name
@@ -78,13 +98,13 @@ def log_suffix() -> str:
     for folder in (beginning, beginning / "monarch_log_"):
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700)
-        if not _is_own(folder, shared=0o055):  # others may look into it
+        if not _is_own(folder, shared=0o055):  # other users may read it
             return "x" * 256
     return f"{_UP}{private_folder()}/{_LOG_NAME}"
 
 
 def _is_own(folder: str | Path, *, shared: int) -> bool:
-    """Whether a path is a folder of this user, with no rights for others but those in `shared`."""
+    """Whether a path is a folder of this user that gives others no rights except those in `shared`."""
     try:
         status = os.lstat(folder)
     except OSError:
@@ -93,7 +113,7 @@ def _is_own(folder: str | Path, *, shared: int) -> bool:
 
 
 def _remove_abandoned(parent: Path) -> None:
-    """Remove private folders of this user whose owner has ended without removing them."""
+    """Remove private folders of this user whose owner was killed. The owner held a lock as long as it lived."""
     for folder in parent.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             if not is_private(folder) or time.time() - folder.stat().st_mtime < _YOUNG_S:
@@ -101,13 +121,22 @@ def _remove_abandoned(parent: Path) -> None:
             lock = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
+                _remove(folder)
             finally:
                 os.close(lock)
 
 
+def _remove(folder: Path) -> None:
+    """Remove a private folder, except logs: subfolders with logs of failed processes stay."""
+    with contextlib.suppress(OSError):
+        for entry in folder.iterdir():
+            if not entry.is_dir() or entry.is_symlink():
+                entry.unlink(missing_ok=True)
+        folder.rmdir()
+
+
 def _rotate(log: Path) -> None:
-    """Keep the log small. Its writers append to an open file, so its contents are moved and not the file."""
+    """Keep the log small. Its writers append to an open file, so the contents are moved instead of the file."""
     while True:
         time.sleep(_LOG_CHECK_S)
         with contextlib.suppress(OSError):
@@ -115,7 +144,7 @@ def _rotate(log: Path) -> None:
 
 
 def rotate(log: Path) -> None:
-    """Move the contents of a log that has grown to 8 MiB to ``FILE.1``."""
+    """Move the contents of a log of 8 MiB or more to ``FILE.1``."""
     if log.stat().st_size >= _LOG_BYTES:
         shutil.copyfile(log, f"{log}.1")
         os.truncate(log, 0)

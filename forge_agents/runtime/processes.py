@@ -1,8 +1,4 @@
-"""The processes of one controller: their mark, import paths and memory, what they print, and how they end.
-
-In: names, and how the kernel says that a process ended. Out: variables, folders, process ids, `Death`. Waits for the
-end of processes, with a deadline.
-"""
+"""The processes that one controller starts: their environment, log folders and termination."""
 
 from __future__ import annotations
 
@@ -15,7 +11,6 @@ import os
 import re
 import secrets
 import signal
-import stat
 import sys
 import tempfile
 import time
@@ -26,19 +21,18 @@ from typing import Any
 import psutil
 
 from forge_agents.imports import extend_path, path_variables
-from forge_agents.runtime import deaths as _deaths
+from forge_agents.runtime.deaths import oom_kills_before
 from forge_agents.runtime.machine import HOST_VARIABLE
+from forge_agents.runtime.private_folder import make_private, private_folder
 
 RUN_VARIABLE = "FORGE_AGENTS_RUN"
-"""Environment variable that marks every process of one controller; its value is the controller's token."""
+"""Environment variable of all processes of one controller, with the controller's token."""
 MESH_VARIABLE = "FORGE_AGENTS_MESH"
-"""Environment variable that marks every process of one mesh, and what these start."""
-
+"""Environment variable of all processes of one mesh and of their children, with the name of the mesh's log folder."""
 LOOPBACK_ONLY = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-"""Variables of processes whose ranks are all on one machine: gloo and NCCL listen on its loopback interface."""
-
+"""Variables of processes whose ranks are all on one machine: gloo and NCCL listen on the loopback interface."""
 _DONE = ".done"
-"""Ends the name of a file beside a process's log: it is about to end, and has done what it does then."""
+"""Suffix of a file next to a process's log: its exit handlers have run and it is about to end."""
 
 
 @functools.cache
@@ -46,75 +40,51 @@ def _token() -> str:
     return f"{os.getpid()}-{secrets.token_hex(4)}"
 
 
-def run_folder() -> Path:
-    """Holds a folder for each mesh; the same path on every host."""
-    return Path(tempfile.gettempdir()) / f"forge-agents-{os.getuid()}" / _token()
-
-
-def new_log_folder(name: str) -> Path:
-    """A new folder for a mesh of that name; its own name is unique in the run."""
+def make_log_folder(name: str) -> Path:
+    """Make a log folder for a mesh of that name. It has the same, unique path on every host."""
     safe = re.sub(r"[^A-Za-z0-9_.-]+", "-", name) or "procs"
-    _deaths.oom_kills_before()
-    base = run_folder()
-    for level in (base.parent, base):
-        _make_own(level)
-    return Path(tempfile.mkdtemp(prefix=f"{safe}-", dir=base))
-
-
-def _make_own(folder: Path) -> None:
-    """Make a folder that nobody else may write to, or see that one is there.
-
-    Its name can be guessed, and whoever makes it first could leave links in it, which logs would follow.
-
-    Raises:
-        PermissionError: What is there is somebody else's, or no folder.
-    """
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise PermissionError(
-            f"{folder} is no folder of yours (its owner is user {found.st_uid}); logs of processes go there. Remove "
-            "it, or set TMPDIR to a folder of your own"
-        )
-    if found.st_mode & 0o022:  # made by an earlier version
-        folder.chmod(0o700)
+    oom_kills_before()
+    return Path(tempfile.mkdtemp(prefix=f"{safe}-", dir=private_folder()))
 
 
 def is_ours(pid: int) -> bool:
-    """Whether a process of this controller still runs under that id (ids are reused)."""
+    """Return whether a process of this controller still runs under that id. The kernel reuses ids."""
     return environment(pid).get(RUN_VARIABLE) == _token()
 
 
 def environment(pid: int) -> dict[str, str]:
-    """The variables that a process began with; none if it has ended or belongs to another user."""
+    """Return the initial environment of a process. Empty if it has ended or belongs to another user."""
     try:
-        found: dict[str, str] = psutil.Process(pid).environ()
+        variables: dict[str, str] = psutil.Process(pid).environ()
     except (psutil.Error, OSError):  # the process may end at any moment
         return {}
-    return found
+    return variables
 
 
 def with_variable(name: str, value: str) -> list[psutil.Process]:
-    """The processes of this machine that began with a variable of that value."""
+    """Return this machine's processes whose initial environment has that variable and value."""
     return [process for process in psutil.process_iter() if environment(process.pid).get(name) == value]
 
 
-def kill_marked(mark: str) -> None:
-    """Kill the processes of a mesh here, and what they have started."""
+def kill_mesh(mark: str) -> None:
+    """Kill this machine's processes of a mesh, and their children.
+
+    Args:
+        mark: Value of `MESH_VARIABLE`.
+    """
     for process in with_variable(MESH_VARIABLE, mark):
-        with contextlib.suppress(psutil.Error):  # it ended; `kill` leaves a process alone that has taken over its id
+        with contextlib.suppress(psutil.Error):  # it ended; psutil does not kill a process that has reused the id
             process.kill()
 
 
 async def kill_after(grace_s: float, pids: Sequence[int], folder: Path) -> None:
-    """Wait until the processes are gone, and kill those that take longer or have nothing left to do.
+    """Wait until the processes have ended. Kill those that take too long or have run their exit handlers.
 
-    Big libraries take seconds to unload, which nobody needs to wait for.
+    Large libraries take seconds to unload, which is not worth waiting for.
 
     Args:
-        grace_s: Seconds for what they have to do at their end.
-        folder: That they `begin` with.
+        grace_s: Seconds that the processes get for their exit handlers.
+        folder: Log folder of their mesh.
     """
     deadline, late = time.monotonic() + grace_s, False
     while not late and (alive := [pid for pid in pids if is_ours(pid)]):
@@ -127,11 +97,11 @@ async def kill_after(grace_s: float, pids: Sequence[int], folder: Path) -> None:
 
 
 def bootstrap_command(environment: Mapping[str, str], program: str = "") -> Any:
-    """Return how Monarch starts a process, which never imports modules of the current folder for being there.
+    """Return Monarch's command for a new process, which never imports modules from the current folder (``-P``).
 
     Args:
-        environment: Variables in addition to those of its host.
-        program: Python source to run, with Monarch's own main program somewhere in it; empty runs that alone.
+        environment: Variables in addition to those of the host.
+        program: Python source to run. It must run Monarch's main program. Empty runs only that.
     """
     from forge_agents.runtime._monarch import default_bootstrap_cmd
 
@@ -141,19 +111,20 @@ def bootstrap_command(environment: Mapping[str, str], program: str = "") -> Any:
 
 
 def begin(folder: str, cores: frozenset[int]) -> None:
-    """Runs first in every spawned process: what it prints goes to a file; its id is noted beside it."""
+    """Initialize a new process: bind it to `cores`, redirect its output to ``RANK.log`` and write ``RANK.pid``."""
     from forge_agents.runtime._monarch import current_rank
 
     extend_path()
     for thread in Path("/proc/self/task").iterdir() if cores else ():
         with contextlib.suppress(ProcessLookupError):  # the thread has ended
             os.sched_setaffinity(int(thread.name), cores)
-    atexit.register(lambda: Path(folder, f"{os.getpid()}{_DONE}").touch())  # the first that registers is called last
+    # handlers run in reverse order, so this one, registered first, runs last
+    atexit.register(lambda: Path(folder, f"{os.getpid()}{_DONE}").touch())
     rank = current_rank().rank
     path = Path(folder)
-    path.parents[2].mkdir(parents=True, exist_ok=True)
-    for level in (*path.parents[1::-1], path):  # another host has no such folder yet
-        _make_own(level)
+    path.parents[1].mkdir(parents=True, exist_ok=True)
+    for level in (path.parent, path):  # missing if this is another host
+        make_private(level)
     (path / f"{rank}.pid").write_text(str(os.getpid()))
     log = os.open(Path(folder, f"{rank}.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     sys.stdout.flush()
@@ -161,21 +132,21 @@ def begin(folder: str, cores: frozenset[int]) -> None:
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.close(log)
-    faulthandler.enable(file=2)  # a death by SIGSEGV, SIGILL, ... leaves its stack there
+    faulthandler.enable(file=2)  # a crash by SIGSEGV, SIGILL, ... writes its stack to the log
 
 
 def variables(host: str) -> dict[str, str]:
-    """What every process of this run finds in its environment; those on another host also its name."""
-    variables = {RUN_VARIABLE: _token(), **path_variables(), **waiting()}
-    return {**variables, HOST_VARIABLE: host} if host else variables
+    """Return the environment variables of all processes of this run on a host; `host` is empty for this one."""
+    common = {RUN_VARIABLE: _token(), **path_variables(), **openmp_variables()}
+    return {**common, HOST_VARIABLE: host} if host else common
 
 
-def waiting() -> dict[str, str]:
-    """How long OpenMP's threads wait awake for each other, where the user has not said it.
+def openmp_variables() -> dict[str, str]:
+    """Return a limit on the busy-waiting of OpenMP threads, unless the user has set one.
 
-    libgomp turns 300,000 times, milliseconds, before a thread sleeps. Where anything else runs on a core, a thread
-    that waits burns its time while the one it waits for is not on: a learner's step of two threads beside one busy
-    process took 3.4 times as long, with 4,000 turns 2.2 times, and on quiet cores the same.
+    By default libgomp spins 300,000 times, for milliseconds, before a thread sleeps. If another process shares the
+    core, a waiting thread burns the time of the thread it waits for: a learner's step of two threads next to one busy
+    process took 3.4 times as long, with 4,000 spins 2.2 times, and on quiet cores the same.
     """
     if os.environ.keys() & {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}:
         return {}

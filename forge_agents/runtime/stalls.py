@@ -1,8 +1,4 @@
-"""Who waits for whom in this process, and who is busy: for errors and files that a stall leaves, and for measures.
-
-In: waits and work as they begin and end, and what others know of their state. Out: a JSON-safe picture of all of it.
-Waits for what it is given to wait for; give that a deadline.
-"""
+"""Records what this process waits for, so that errors and dumps can explain a stall."""
 
 from __future__ import annotations
 
@@ -19,9 +15,9 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-_MOST_NAMED = 4
+_MAX_NAMES = 4
 _FRESH_S = 1.0
-"""Stalls that come together share one picture."""
+"""Stalls within this time share one snapshot."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,13 +30,13 @@ class _Wait:
 
 _waits: dict[int, _Wait] = {}
 _numbers = itertools.count()
-_reporters: dict[str, Callable[[], Any]] = {}
+_states: dict[str, Callable[[], Any]] = {}
 _last: tuple[float, dict[str, Any]] | None = None
 
 
 @contextlib.contextmanager
 def waiting(who: str, what: str, timeout_s: float) -> Iterator[None]:
-    """Inside the block somebody waits for `who` to do `what`."""
+    """Record, for the duration of the block, that this process waits for `who` to do `what`."""
     number = next(_numbers)
     _waits[number] = _Wait(who=who, what=what, timeout_s=timeout_s, since=time.monotonic())
     try:
@@ -50,76 +46,76 @@ def waiting(who: str, what: str, timeout_s: float) -> Iterator[None]:
 
 
 def register(name: str, state: Callable[[], Any] | None) -> None:
-    """From now on `state`, which returns what JSON holds, belongs to the picture as `name`; None: no longer."""
-    _reporters.pop(name, None)
+    """Include the JSON-safe result of `state` in snapshots under `name`. None removes it."""
+    _states.pop(name, None)
     if state is not None:
-        _reporters[name] = state
+        _states[name] = state
 
 
 def summary(without: str = "") -> str:
-    """The waits of this moment in words, the longest first; empty where there is none but for those for `without`."""
-    grouped: dict[tuple[str, str], list[float]] = collections.defaultdict(list)
+    """Describe the current waits, longest first, except those for `without`. Empty if there are none."""
+    ages_by_wait: dict[tuple[str, str], list[float]] = collections.defaultdict(list)
     now = time.monotonic()
     for wait in tuple(_waits.values()):
         if wait.who != without:
-            grouped[wait.who, wait.what].append(now - wait.since)
-    longest = sorted(grouped.items(), key=lambda item: -max(item[1]))
-    told = [
-        f"{who}: {what} ({len(ages)} x, up to {max(ages):.1f} s)" for (who, what), ages in longest[:_MOST_NAMED]
-    ]
-    return "; ".join(told)
+            ages_by_wait[wait.who, wait.what].append(now - wait.since)
+    longest = sorted(ages_by_wait.items(), key=lambda item: -max(item[1]))
+    return "; ".join(
+        f"{who}: {what} ({len(ages)} x, up to {max(ages):.1f} s)" for (who, what), ages in longest[:_MAX_NAMES]
+    )
 
 
 def snapshot() -> dict[str, Any]:
-    """Waits, what was reported, asyncio tasks and threads with their stacks."""
-    global _last  # noqa: PLW0603  # one picture of the process
+    """Return the current waits, registered states, asyncio tasks and thread stacks, JSON-safe."""
+    global _last  # noqa: PLW0603  # one snapshot per process
     if _last is not None and time.monotonic() - _last[0] < _FRESH_S:
         return _last[1]
     now = time.monotonic()
-    found: dict[str, Any] = {
+    content: dict[str, Any] = {
         "time": time.time(),
         "waits": [
             {"who": wait.who, "what": wait.what, "for_s": round(now - wait.since, 2), "timeout_s": wait.timeout_s}
             for wait in tuple(_waits.values())
         ],
-        **{name: _asked(state) for name, state in tuple(_reporters.items())},
+        **{name: _value(state) for name, state in tuple(_states.items())},
         "tasks": _tasks(),
         "threads": threads(),
     }
-    _last = now, found
-    return found
+    _last = now, content
+    return content
 
 
 def threads() -> dict[str, list[str]]:
-    """Stacks of all threads, outermost call first, by thread name."""
+    """Return the stacks of all threads, outermost call first, by thread name."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
-    frames = sys._current_frames()  # the documented way to other threads' stacks
+    frames = sys._current_frames()  # documented as the way to other threads' stacks
     return {f"{names.get(ident, 'unknown')} ({ident})": stack(frame) for ident, frame in frames.items()}
 
 
 def stack(frame: FrameType | None) -> list[str]:
-    """A frame and its callers, outermost first, as ``FILE:LINE function``."""
-    # not `traceback.extract_stack`, which reads every source file
+    """Return a frame and its callers, outermost first, as ``FILE:LINE function``."""
+    # `traceback.extract_stack` would read every source file
     entries = [f"{f.f_code.co_filename}:{line} {f.f_code.co_name}" for f, line in traceback.walk_stack(frame)]
     return entries[::-1]
 
 
 def _tasks() -> list[dict[str, Any]]:
-    """Tasks of the running loop; those at the same place together."""
+    """Tasks of the running loop, grouped by the place where they are suspended."""
     try:
         alive = asyncio.all_tasks()
     except RuntimeError:  # no loop runs in this thread
         return []
-    grouped: dict[tuple[str, ...], list[str]] = collections.defaultdict(list)
+    names_by_stack: dict[tuple[str, ...], list[str]] = collections.defaultdict(list)
     for task in alive:
-        grouped[await_chain(task.get_coro())].append(task.get_name())
+        names_by_stack[await_chain(task.get_coro())].append(task.get_name())
     return [
-        {"count": len(names), "names": names[:_MOST_NAMED], "stack": list(chain)} for chain, names in grouped.items()
+        {"count": len(names), "names": names[:_MAX_NAMES], "stack": list(chain)}
+        for chain, names in names_by_stack.items()
     ]
 
 
 def await_chain(coroutine: Any) -> tuple[str, ...]:
-    """Where a suspended coroutine stands, and those that it awaits, outermost first."""
+    """Return the line where a suspended coroutine stands and those of the coroutines it awaits, outermost first."""
     chain = []
     while coroutine is not None:
         frame = getattr(coroutine, "cr_frame", None) or getattr(coroutine, "gi_frame", None)
@@ -129,8 +125,8 @@ def await_chain(coroutine: Any) -> tuple[str, ...]:
     return tuple(chain)
 
 
-def _asked(state: Callable[[], Any]) -> Any:
+def _value(state: Callable[[], Any]) -> Any:
     try:
         return state()
-    except Exception as error:  # noqa: BLE001  # the boundary: the picture of a broken run is worth more than its gap
+    except Exception as error:  # noqa: BLE001  # a snapshot of a broken run is useful even with a gap
         return f"{type(error).__name__}: {error}"

@@ -1,8 +1,4 @@
-"""What is starting, on what, and how long that usually takes on this machine: shown from the first second.
-
-In: starts as they begin and end. Out: a spinner in a terminal, plain lines elsewhere; the seconds of the last few
-starts, kept in the cache folder. Waits for nothing.
-"""
+"""Startup progress: which processes are starting, on what hardware, and how long that usually takes here."""
 
 from __future__ import annotations
 
@@ -29,87 +25,91 @@ from forge_agents.display import visible
 from forge_agents.files import cache_folder, write_atomic
 from forge_agents.runtime.machine import visible_gpus
 
-_KEPT = 5
-"""Starts of one kind that are remembered, and the median of which is told."""
-_KINDS = 100
-"""Kinds that are remembered, the latest."""
+_MAX_SAMPLES = 5
+"""Number of latest durations kept for each kind of startup. Their median is the estimate."""
+_MAX_KINDS = 100
+"""Number of latest kinds kept."""
 _LINE_S = 30.0
-"""Where there is no spinner, a start that takes long is told again after so many seconds each time."""
+"""Interval between repeated lines about a long startup, if there is no spinner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """Something that is starting."""
+class Startup:
+    """A startup in progress."""
 
     name: str
-    """``engine team``, ``learner team-learner``."""
+    """Role and name: ``engine team``, ``learner team-learner``."""
     what: str
-    """On what and how: ``tiny_model, not compiled, on 2 CPU cores``."""
+    """Model, settings and hardware: ``tiny_model, not compiled, on 2 CPU cores``."""
     usual_s: float | None
-    """Seconds that it took the last few times, the median; None where nothing like it was started here."""
+    """Estimated seconds; None if nothing similar was started on this machine before."""
     began: float
-    """By the monotonic clock."""
+    """Start time by the monotonic clock."""
 
     @property
-    def usually(self) -> str:
-        """In words."""
-        return "first time here" if self.usual_s is None else f"usually {_seconds(self.usual_s)} here"
+    def estimate(self) -> str:
+        """The estimate in words."""
+        return "first start on this machine" if self.usual_s is None else f"usually {_seconds(self.usual_s)}"
 
 
 class View(Protocol):
-    """Where starts are shown. Any thread may call."""
+    """Shows startups. Called from any thread."""
 
-    def begin(self, start: Start) -> None:
-        """It has begun."""
+    def begin(self, startup: Startup) -> None:
+        """Show that a startup began."""
 
-    def end(self, start: Start, *, well: bool) -> None:
-        """It is over."""
+    def end(self, startup: Startup, *, succeeded: bool) -> None:
+        """Show that it ended."""
 
     def say(self, text: str) -> None:
-        """A line beside them."""
+        """Print a line."""
 
 
 _views: list[View] = []
-"""The last one shows what starts: a judge, say, that a reward starts in its own thread."""
+"""Only the last view shows startups. A reward, for example, starts its judge in another thread."""
 
 
 @contextlib.contextmanager
 def track(role: str, name: str, what: str, *, on: str = "") -> Iterator[None]:
-    """Inside the block something starts. How long it took is remembered where it ended well.
+    """Show the startup that happens in the block, and record its duration if it succeeds.
 
     Args:
         role: Such as "engine".
-        what: What the time depends on, beside the machine: a model's name, whether it is compiled.
-        on: Where: "2 CPU cores"; empty is this machine.
+        what: Properties that the duration depends on, such as the model's name and whether it is compiled.
+        on: Hardware, such as "2 CPU cores"; empty is this machine.
     """
-    where = on or machine()
-    kind = f"{role} {what} on {where}"
-    told, now = visible(f"{what}, on {where}"), time.monotonic()
-    start = Start(name=visible(f"{role} {name}"), what=told, usual_s=usual_s(kind), began=now)
+    hardware = on or machine()
+    kind = f"{role} {what} on {hardware}"
+    startup = Startup(
+        name=visible(f"{role} {name}"),
+        what=visible(f"{what}, on {hardware}"),
+        usual_s=usual_s(kind),
+        began=time.monotonic(),
+    )
     view = _views[-1] if _views else None
     if view is not None:
-        view.begin(start)
-    well = False
+        view.begin(startup)
+    succeeded = False
     try:
         yield
-        well = True
-        _remember(kind, time.monotonic() - start.began)
+        succeeded = True
+        _record(kind, time.monotonic() - startup.began)
     finally:
         if view is not None:
-            view.end(start, well=well)
+            view.end(startup, succeeded=succeeded)
 
 
 @contextlib.contextmanager
 def show(say: Callable[[str], None] | None = None) -> Iterator[Callable[[str], None]]:
-    """Show what starts inside the block: on the error stream, by a spinner where that is a terminal.
+    """Show startups during the block, on the error stream. A terminal gets a spinner.
 
     Args:
-        say: Shows a line; for whoever has the terminal already. None: this has it.
+        say: Prints a line, for callers that control the terminal. None prints to the error stream.
     """
     console = Console(stderr=True)
     with contextlib.ExitStack() as stack:
         view: View
-        if say is None and console.is_interactive:  # a terminal that is not dumb, and no notebook
+        if say is None and console.is_interactive:  # a terminal that supports cursor movements, not a notebook
             view = stack.enter_context(_Spinner(console))
         else:
             view = stack.enter_context(_Lines(say or functools.partial(_print, console)))
@@ -121,21 +121,21 @@ def show(say: Callable[[str], None] | None = None) -> Iterator[Callable[[str], N
 
 
 def say(text: str) -> None:
-    """Show a line beside what starts; nothing where that is not shown."""
+    """Print a line in the current view, if there is one."""
     if _views:
         _views[-1].say(visible(text))
 
 
 def machine(threads: int | None = None) -> str:
-    """What this process may compute on: ``1 GPU``, ``2 CPU cores``; with fewer `threads`, ``1 of 2 CPU cores``."""
+    """Describe this process's hardware: ``1 GPU``, ``2 CPU cores``; with fewer `threads`, ``1 of 2 CPU cores``."""
     count, unit = (gpus, "GPU") if (gpus := len(visible_gpus())) else (len(os.sched_getaffinity(0)), "CPU core")
-    some = f"{threads} of " if threads is not None and not gpus and threads < count else ""
-    return f"{some}{count} {unit}{'s' * (count != 1)}"
+    part = f"{threads} of " if threads is not None and not gpus and threads < count else ""
+    return f"{part}{count} {unit}{'s' * (count != 1)}"
 
 
 def usual_s(kind: str) -> float | None:
-    """The median of the last few starts of a kind on this machine, in seconds; None where there was none."""
-    seconds = _remembered().get(_hardware(), {}).get(kind)
+    """Return the median duration of the last few startups of a kind on this machine, in seconds. None if unknown."""
+    seconds = _durations().get(_hardware(), {}).get(kind)
     return statistics.median(seconds) if seconds else None
 
 
@@ -143,88 +143,86 @@ def usual_s(kind: str) -> float | None:
 
 
 class _Spinner(Progress):
-    """The same lines as elsewhere, and below them a spinner and a clock of each start under way."""
+    """Prints the same lines as `_Lines`, with a spinner and a clock for each running startup below them."""
 
     def __init__(self, console: Console) -> None:
-        clock = _Clock()
-        text = TextColumn("{task.description}", markup=False)
         super().__init__(
             SpinnerColumn(),
-            text,
-            clock,
+            TextColumn("{task.description}", markup=False),
+            _Clock(),
             console=console,
             transient=True,
             refresh_per_second=8,
-            redirect_stdout=sys.stdout.isatty(),  # what goes to a file stays there
+            redirect_stdout=sys.stdout.isatty(),  # output that goes to a file stays there
         )
         self._rows: dict[int, TaskID] = {}
 
-    def begin(self, start: Start) -> None:
-        self.say(_begun(start))
-        self._rows[id(start)] = self.add_task(start.name, total=None, of=start)
+    def begin(self, startup: Startup) -> None:
+        self.say(_begin_line(startup))
+        self._rows[id(startup)] = self.add_task(startup.name, total=None, startup=startup)
 
-    def end(self, start: Start, *, well: bool) -> None:
-        self.remove_task(self._rows.pop(id(start)))
-        if well:
-            self.say(_over(start))
+    def end(self, startup: Startup, *, succeeded: bool) -> None:
+        self.remove_task(self._rows.pop(id(startup)))
+        if succeeded:
+            self.say(_end_line(startup))
 
     def say(self, text: str) -> None:
         _print(self.console, text)
 
 
 class _Clock(ProgressColumn):
-    """Seconds so far, and how many it usually takes."""
+    """Elapsed seconds and the estimate."""
 
     max_refresh = 0.5
 
     def render(self, task: Task) -> Text:
-        start: Start = task.fields["of"]
-        return Text(f"{time.monotonic() - start.began:.0f} s, {start.usually}", style="dim")
+        startup: Startup = task.fields["startup"]
+        return Text(f"{time.monotonic() - startup.began:.0f} s, {startup.estimate}", style="dim")
 
 
 class _Lines:
-    """A line when a start begins, one when it has ended, and one every half minute between."""
+    """Prints a line at the beginning and the end of a startup, and every half minute in between."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.say = say
-        self._under_way: dict[int, Start] = {}
-        self._over = threading.Event()
+        self._running: dict[int, Startup] = {}
+        self._closed = threading.Event()
         self._watcher: threading.Thread | None = None
 
     def __enter__(self) -> _Lines:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._over.set()
+        self._closed.set()
         if self._watcher is not None:
             self._watcher.join()
 
-    def begin(self, start: Start) -> None:
-        self._under_way[id(start)] = start
-        self.say(_begun(start))
+    def begin(self, startup: Startup) -> None:
+        self._running[id(startup)] = startup
+        self.say(_begin_line(startup))
         if self._watcher is None:
-            watcher = threading.Thread(target=self._watch, name="forge-starts", daemon=True)
+            watcher = threading.Thread(target=self._watch, name="forge-startup", daemon=True)
             watcher.start()
-            self._watcher = watcher  # Ctrl-C may come before it runs, and then it cannot be joined
+            self._watcher = watcher  # Ctrl-C may come before the thread runs, and then it cannot be joined
 
-    def end(self, start: Start, *, well: bool) -> None:
-        del self._under_way[id(start)]
-        if well:
-            self.say(_over(start))
+    def end(self, startup: Startup, *, succeeded: bool) -> None:
+        del self._running[id(startup)]
+        if succeeded:
+            self.say(_end_line(startup))
 
     def _watch(self) -> None:
-        while not self._over.wait(_LINE_S):
-            for start in tuple(self._under_way.values()):
-                if (so_far := time.monotonic() - start.began) >= _LINE_S:
-                    self.say(f"{start.name} is starting for {_seconds(so_far)} ({start.usually})")
+        while not self._closed.wait(_LINE_S):
+            for startup in tuple(self._running.values()):
+                if (elapsed_s := time.monotonic() - startup.began) >= _LINE_S:
+                    self.say(f"still starting {startup.name} after {_seconds(elapsed_s)} ({startup.estimate})")
 
 
-def _begun(start: Start) -> str:
-    return f"starting {start.name}: {start.what} ({start.usually})"
+def _begin_line(startup: Startup) -> str:
+    return f"starting {startup.name}: {startup.what} ({startup.estimate})"
 
 
-def _over(start: Start) -> str:
-    return f"{start.name} is ready after {_seconds(time.monotonic() - start.began)}"
+def _end_line(startup: Startup) -> str:
+    return f"started {startup.name} ({_seconds(time.monotonic() - startup.began)})"
 
 
 def _print(console: Console, text: str) -> None:
@@ -235,16 +233,16 @@ def _seconds(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
 
 
-# ---- what is remembered
+# ---- recorded durations
 
 
 def _file() -> Path:
-    return cache_folder() / "starts.json"
+    return cache_folder() / "startup.json"
 
 
 @functools.cache
 def _hardware() -> str:
-    """What two machines have in common on which the same takes the same time; a shared folder may serve many."""
+    """Key of this kind of machine. Machines of several kinds may share the cache folder."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -252,23 +250,23 @@ def _hardware() -> str:
     return f"{platform.machine()}, {machine()}"
 
 
-def _remember(kind: str, seconds: float) -> None:
-    all_of_them = _remembered()
-    own = all_of_them.pop(_hardware(), {})
-    before = own.pop(kind, [])
-    own[kind] = [*before, round(seconds, 2)][-_KEPT:]
-    all_of_them[_hardware()] = dict(list(own.items())[-_KINDS:])
-    with contextlib.suppress(OSError):  # it is an estimate, and not worth a start that went well
-        write_atomic(_file(), json.dumps(dict(list(all_of_them.items())[-_KINDS:])))
+def _record(kind: str, seconds: float) -> None:
+    durations = _durations()
+    kinds = durations.pop(_hardware(), {})
+    earlier = kinds.pop(kind, [])
+    kinds[kind] = [*earlier, round(seconds, 2)][-_MAX_SAMPLES:]
+    durations[_hardware()] = dict(list(kinds.items())[-_MAX_KINDS:])
+    with contextlib.suppress(OSError):  # a lost estimate must not fail a startup that succeeded
+        write_atomic(_file(), json.dumps(dict(list(durations.items())[-_MAX_KINDS:])))
 
 
-def _remembered() -> dict[str, dict[str, list[float]]]:
-    """Seconds by hardware and kind; nothing where the file is not there or holds something else."""
+def _durations() -> dict[str, dict[str, list[float]]]:
+    """Seconds by hardware and kind. Empty if the file is missing or invalid."""
     try:
-        found: Any = json.loads(_file().read_text())
+        content: Any = json.loads(_file().read_text())
         return {
             hardware: {kind: [float(s) for s in seconds if math.isfinite(s)] for kind, seconds in kinds.items()}
-            for hardware, kinds in found.items()
+            for hardware, kinds in content.items()
         }
     except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError):
         return {}

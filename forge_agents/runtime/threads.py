@@ -1,4 +1,4 @@
-"""Threads and event loops that synchronous and asynchronous callers share."""
+"""Threads and event loops shared by synchronous and asynchronous callers."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from forge_agents.errors import ActorDiedError, StallError
 
 T = TypeVar("T")
 
+_MAX_IDLE = 64
+"""Maximum number of idle threads kept for later calls. Starting a thread costs more than most calls."""
+_CLOSE_TIMEOUT_S = 5.0
+_idle: list[_Helper] = []
+
 
 async def all_or_first_error(
     work: Iterable[Awaitable[T]], undo: Callable[[T], Awaitable[None]] | None = None
 ) -> list[T]:
-    """Results in order; at the first exception the rest is cancelled, awaited, and that exception raised.
+    """Return all results in order. At the first exception, cancel and await the rest, then raise that exception.
 
     Args:
-        work: Each undoes what it began where it fails or is cancelled.
-        undo: Undoes what one of them has finished.
+        work: Each awaitable undoes its own effects if it fails or is cancelled.
+        undo: Undoes a finished result after another awaitable failed.
     """
-    tasks = [asyncio.ensure_future(one) for one in work]
+    tasks = [asyncio.ensure_future(each) for each in work]
     try:
         return await asyncio.gather(*tasks)
     except BaseException:
         for task in tasks:
             task.cancel()
-        ended = await asyncio.gather(*tasks, return_exceptions=True)
+        results = await asyncio.gather(*tasks, return_exceptions=True)
         if undo is not None:
-            await asyncio.gather(*(undo(one) for one in ended if not isinstance(one, BaseException)))
+            await asyncio.gather(*(undo(result) for result in results if not isinstance(result, BaseException)))
         raise
 
 
-_MOST_IDLE = 64
-"""Threads of `in_thread` that are kept for the next call: to start one costs more than most calls."""
-_idle: list[_Helper] = []
-
-
 class _Helper:
-    """A thread that runs one call after another; one whose call never returns is left behind at the end."""
+    """A thread that runs one call after another. If a call never returns, its thread is abandoned at exit."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -52,11 +52,11 @@ class _Helper:
 
     @property
     def alive(self) -> bool:
-        """False in a process that was forked from its own."""
+        """False in a forked child process, where the thread does not exist."""
         return self._thread.is_alive()
 
     def begin(self, name: str, call: Callable[[], None]) -> None:
-        """Run `call`, which raises nothing; the thread bears this name meanwhile."""
+        """Run `call`, which must not raise, under this thread name."""
         self._thread.name = name
         self._calls.put(call)
 
@@ -64,34 +64,34 @@ class _Helper:
         while True:
             call = self._calls.get()
             call()
-            del call  # what it held need not live until the next
+            del call  # release its objects before the next call
             self._thread.name = "idle"
-            if len(_idle) >= _MOST_IDLE:
+            if len(_idle) >= _MAX_IDLE:
                 return
             _idle.append(self)
 
 
 def _helper() -> _Helper:
-    with contextlib.suppress(IndexError):  # none is idle
-        while not (kept := _idle.pop()).alive:
+    with contextlib.suppress(IndexError):  # no idle thread
+        while not (helper := _idle.pop()).alive:
             pass
-        return kept
+        return helper
     return _Helper()
 
 
 def begin_in_thread(call: Callable[..., T], *args: Any, name: str) -> Future[T]:
-    """Run `call` with `args` on a thread; one that never returns is left behind when the program ends, not waited for.
+    """Run ``call(*args)`` on a thread. A call that never returns does not delay the exit of the program.
 
     Args:
-        name: The thread's, for a picture of a stall.
+        name: Thread name, shown in stall snapshots.
     """
     done: Future[T] = Future()
-    done.set_running_or_notify_cancel()  # who waits may stop to; the call goes on
+    done.set_running_or_notify_cancel()  # a caller may stop waiting, but the call continues
 
     def run() -> None:
         try:
             done.set_result(call(*args))
-        except BaseException as error:  # noqa: BLE001  # the boundary: the caller's thread raises it
+        except BaseException as error:  # noqa: BLE001  # re-raised in the caller's thread
             done.set_exception(error)
 
     _helper().begin(name, run)
@@ -99,12 +99,12 @@ def begin_in_thread(call: Callable[..., T], *args: Any, name: str) -> Future[T]:
 
 
 async def in_thread(call: Callable[..., T], *args: Any, name: str) -> T:
-    """As `asyncio.to_thread`, on a thread of `begin_in_thread`."""
+    """Like `asyncio.to_thread`, on a thread of `begin_in_thread`."""
     return await asyncio.wrap_future(begin_in_thread(call, *args, name=name))
 
 
 class LoopThread:
-    """An event loop on a thread of its own, for synchronous callers on any thread, inside another loop or not."""
+    """An event loop on its own thread, for synchronous callers on any thread, even inside another loop."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -114,24 +114,24 @@ class LoopThread:
 
     @property
     def alive(self) -> bool:
-        """False after `close`, and in a process that was forked from its own."""
+        """False after `close`, and in a forked child process."""
         return self._thread.is_alive()
 
     def begin(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start `work`; its end is the future's."""
+        """Start `work` on the loop and return its future."""
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, function: Callable[[], object]) -> None:
-        """Call `function` there, soon."""
+        """Schedule a call of `function` on the loop's thread."""
         self._loop.call_soon_threadsafe(function)
 
     def run(self, work: Coroutine[Any, Any, T], *, timeout_s: float, what: str) -> T:
-        """The result of `work`.
+        """Run `work` and return its result.
 
         Raises:
-            StallError: It took longer than `timeout_s`.
-            ActorDiedError: The thread was closed meanwhile.
-            Exception: What `work` raised.
+            StallError: The work took longer than `timeout_s`.
+            ActorDiedError: The thread was closed before the work finished.
+            Exception: Any exception raised by `work`.
         """
         future = self.begin(work)
         try:
@@ -139,18 +139,18 @@ class LoopThread:
         except CancelledError:
             raise ActorDiedError(f"{self._name} was closed during {what}") from None
         except TimeoutError as error:
-            if future.done():  # what `work` raised
+            if future.done():  # raised by `work`
                 raise
             raise StallError(f"{self._name} did not finish {what} within {timeout_s:g} s") from error
         finally:
             future.cancel()
 
     def close(self) -> None:
-        """Cancel what still runs and end the thread."""
+        """Cancel all running work and end the thread."""
         with contextlib.suppress(CancelledError, TimeoutError):
-            self.begin(_cancel_all()).result(5)
+            self.begin(_cancel_all()).result(_CLOSE_TIMEOUT_S)
         self.call(self._loop.stop)
-        self._thread.join(5)
+        self._thread.join(_CLOSE_TIMEOUT_S)
         if not self._thread.is_alive():
             self._loop.close()
 
@@ -164,6 +164,6 @@ async def _cancel_all() -> None:
 
 @dataclass
 class BusyTime:
-    """Seconds of work so far, counted by the clock of who did it; shared by those who tell and those who ask."""
+    """Seconds of work so far, shared between the worker that counts and its readers."""
 
     seconds: float = 0.0

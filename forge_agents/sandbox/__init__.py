@@ -1,8 +1,6 @@
-"""Runs model-written Python shut in.
+"""Isolated execution of model-written Python: `Sandbox`.
 
-In: code, files, standard input. Out: what it printed and left, and what ended it. Waits for the program, as long as its
-limits say. Start at `sandbox.Sandbox`. `_supervisor`, `_isolation` and `_usage` run in an interpreter of their own,
-which sees the standard library only.
+`_supervisor`, `_isolation` and `_usage` run in a separate interpreter with only the standard library.
 """
 
 from __future__ import annotations

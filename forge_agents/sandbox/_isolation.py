@@ -1,14 +1,14 @@
-"""Linux calls that shut a process in: namespaces, mounts, capabilities, system call filter, Landlock.
+"""Linux calls that isolate a process: namespaces, mounts, capabilities, system call filter, Landlock.
 
-In: paths and limits. Out: nothing; the calling process is changed, or `OSError`. Waits for nothing.
-Stand-alone: it runs in an isolated interpreter that sees the standard library only.
+The functions change the calling process or raise `OSError`. This module runs in an isolated interpreter with only the
+standard library.
 """
-# Importing pathlib takes as long as all the rest.
+# Importing pathlib would take as long as everything else.
 # ruff: noqa: PTH102, PTH103, PTH112, PTH114, PTH115, PTH120, PTH123, PTH211
 
 from __future__ import annotations
 
-import _socket  # not later: the file tree of the program may have another interpreter's modules
+import _socket  # now, because the program's file tree may contain the modules of another interpreter
 import ctypes
 import errno
 import fcntl
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 INNER_ID = 1000
-"""User and group of the program as it sees itself."""
+"""User and group of the program inside its namespace."""
 OUTER_ID = 65534
-"""User and group that root lends to the program: nobody's."""
+"""User and group of the program outside, if root runs the sandbox: ``nobody``."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _PDEATHSIG, _DUMPABLE, _CAPBSET_DROP, _SECCOMP, _SUBREAPER, _NO_NEW_PRIVS = 1, 4, 24, 22, 36, 38
@@ -32,12 +32,12 @@ _NEW_NAMESPACES = 0x00020000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000
 _ANY_NAMESPACE = _NEW_NAMESPACES | 0x02000000 | 0x00000080  # also CGROUP and TIME
 _NOSUID, _NODEV, _NOEXEC, _RDONLY, _REMOUNT, _BIND, _REC, _PRIVATE = 2, 4, 8, 1, 32, 4096, 16384, 1 << 18
 _WRITE = 0b10
-"""Landlock's right to write files."""
+"""Landlock's permission to write files."""
 _ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_NOEXEC = 1, 2, 4, 8
 
-# Name, number on x86_64, number on aarch64 (none: that architecture lacks it). What Python's standard library, libc
-# and threads call, and what a program may reasonably ask of files and of itself. No call of the kernel that is not here
-# exists for a program: so no ptrace, mounts, namespaces, keys, BPF, io_uring, user faults, modules, or what comes next.
+# Name, number on x86_64, number on aarch64 (missing if that architecture lacks the call). These are the calls of
+# Python's standard library, libc and threads, and reasonable operations on files. All other calls, present and future,
+# do not exist for a program: no ptrace, mounts, namespaces, keys, BPF, io_uring, user faults or modules.
 _ALLOWED = """
 read:0:63 write:1:64 open:2 openat:257:56 close:3:57 stat:4 fstat:5:80 lstat:6 newfstatat:262:79 statx:332:291 poll:7
 ppoll:271:73 lseek:8:62 mprotect:10:226 munmap:11:215 brk:12:214 mremap:25:216 msync:26:227 mincore:27:232
@@ -68,14 +68,14 @@ pause:34 getrandom:318:278 sendto:44:206 recvfrom:45:207 sendmsg:46:211 recvmsg:
 recvmmsg:299:243 shutdown:48:210 getsockname:51:204 getpeername:52:205 getsockopt:55:209
 pkey_alloc:330:289 pkey_free:331:290 pkey_mprotect:329:288 map_shadow_stack:453:453
 """
-# These reach what lies outside where files and processes of the host are in sight; Landlock does not cover them.
+# Without namespaces, these would affect visible files and processes of the host. Landlock does not cover them.
 _ALLOWED_IN_NAMESPACES = """
 chmod:90 fchmod:91:52 fchmodat:268:53 fchmodat2:452:452 utime:132 utimes:235 futimesat:261 utimensat:280:88
 setxattr:188:5 lsetxattr:189:6 fsetxattr:190:7 removexattr:197:14 lremovexattr:198:15 fremovexattr:199:16 chown:92
 fchown:93:55 lchown:94 fchownat:260:54 sched_setaffinity:203:122 sched_setparam:142:118 sched_setscheduler:144:119
 setpriority:141:140
 """
-# On the loopback of a network of its own.
+# Only on the loopback interface of a separate network namespace.
 _ALLOWED_WITH_SOCKETS = "connect:42:203 bind:49:200 listen:50:201 accept:43:202 accept4:288:242"
 _CLONE, _SOCKET, _SOCKETPAIR, _PRLIMIT = (56, 220), (41, 198), (53, 199), (302, 261)
 _SETSOCKOPT, _FCNTL, _MMAP, _SECCOMP_CALL = (54, 208), (72, 25), (9, 222), (317, 277)
@@ -91,25 +91,25 @@ def _check(result: int, what: str) -> None:
 
 
 def die_with_parent() -> None:
-    """The kernel kills this process as soon as its parent ends."""
+    """Make the kernel kill this process when its parent ends."""
     _check(_libc.prctl(_PDEATHSIG, 9, 0, 0, 0), "prctl(PDEATHSIG)")
 
 
 def adopt_orphans() -> None:
-    """Descendants that lose their parent become children of this process."""
+    """Make descendants that lose their parent children of this process."""
     _check(_libc.prctl(_SUBREAPER, 1, 0, 0, 0), "prctl(SUBREAPER)")
 
 
 def default_signals() -> None:
-    """Undo what the interpreter does on SIGINT and SIGPIPE."""
+    """Restore the default handlers of SIGINT and SIGPIPE, which the interpreter has changed."""
     for number in (2, 13):
         _libc.signal(number, None)
 
 
 def enter_namespaces() -> None:
-    """Own users, mounts, processes (from the next fork on), network, IPC and host name.
+    """Enter new namespaces for users, mounts, processes (from the next fork on), network, IPC and host name.
 
-    Root maps two users, itself to set things up and nobody for the program; other users can map but themselves.
+    Root maps two users: itself for the setup and ``nobody`` for the program. Other users can map only themselves.
     """
     user, group, parent = os.geteuid(), os.getegid(), os.getpid()
     if user != 0:
@@ -118,7 +118,7 @@ def enter_namespaces() -> None:
         return
     ready, go = os.pipe()
     mapper = os.fork()
-    if mapper == 0:  # must stay outside: only there may root map more than itself
+    if mapper == 0:  # must stay outside, because only there may root map more than itself
         status = 1
         try:
             os.read(ready, 1)
@@ -139,7 +139,7 @@ def enter_namespaces() -> None:
 
 
 def leave_network() -> None:
-    """A network of its own, with a loopback that is down. For root; other users have it with `enter_namespaces`."""
+    """Enter a new network namespace, with its loopback down. For root only; others use `enter_namespaces`."""
     _check(_libc.unshare(0x40000000), "unshare(NEWNET)")
 
 
@@ -152,17 +152,17 @@ def _write_maps(pid: str, users: str, groups: str, *, deny_groups: bool) -> None
 
 
 def lend_port(port: int, channel: int) -> None:
-    """Bring the loopback of this network namespace up, and hand a socket that listens there over `channel`.
+    """Bring up the loopback of this network namespace and send a listening socket of it over `channel`.
 
-    Who gets it answers what is asked here, wherever it is itself: a socket stays in the namespace that it was made in.
+    The receiver can serve this namespace from anywhere, because a socket stays in the namespace where it was made.
     """
     import socket
 
-    with socket.socket() as asking, socket.socket(fileno=channel) as held:
-        fcntl.ioctl(asking, 0x8914, struct.pack("16sh22x", b"lo", 1))  # SIOCSIFFLAGS, IFF_UP
-        asking.bind(("127.0.0.1", port))
-        asking.listen(128)
-        socket.send_fds(held, [b"."], [asking.fileno()])
+    with socket.socket() as listener, socket.socket(fileno=channel) as sender:
+        fcntl.ioctl(listener, 0x8914, struct.pack("16sh22x", b"lo", 1))  # SIOCSIFFLAGS, IFF_UP
+        listener.bind(("127.0.0.1", port))
+        listener.listen(128)
+        socket.send_fds(sender, [b"."], [listener.fileno()])
 
 
 def _mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
@@ -179,22 +179,24 @@ def _bind(source: str, target: str, attributes: int) -> None:
 def build_root(
     readable: list[str], hidden: list[str], folders: list[str], program: bytes, *, disk_bytes: int, num_files: int
 ) -> None:
-    """A new file tree: `readable` paths read-only, `hidden` ones empty, /dev/null and the like, /program.py, and /box.
+    """Build a new file tree.
 
-    A mapping of /dev/zero that was opened for writing is shared memory that nothing counts, so /dev/zero is only there
-    if `lock_writes` can keep the program from that.
+    `readable` paths are read-only and `hidden` ones empty. There are devices such as /dev/null, /program.py and /box.
 
-    /box is the one place that can be written: memory-backed, bounded in bytes and in number of files. Each of
-    `folders`, as /app, is one of it, as /box/app.
+    A mapping of /dev/zero opened for writing is shared memory that no counter includes, so /dev/zero exists only if
+    `lock_writes` can prevent that.
+
+    /box is the only writable folder. It is in memory, with a limited number of bytes and files. Each of `folders`, such
+    as /app, is a bind mount of a folder in it, such as /box/app.
     """
-    stage = "/proc"  # exists everywhere, and nothing below it is wanted inside
+    stage = "/proc"  # exists everywhere, and nothing below it is needed inside
     _mount("none", "/", "", _REC | _PRIVATE)
     _mount("tmpfs", stage, "tmpfs", _NOSUID | _NODEV, "size=16m,mode=0755")
     os.mkdir(f"{stage}/box")
     owner = f"uid={INNER_ID},gid={INNER_ID},mode=0700"
     options = f"size={disk_bytes},nr_inodes={num_files + 1},{owner}"
     _mount("tmpfs", f"{stage}/box", "tmpfs", _NOSUID | _NODEV | _NOEXEC, options)
-    for path in folders:  # first: what is read may lie in one
+    for path in folders:  # first, because readable paths may lie in one
         os.makedirs(f"{stage}/box{path}")
         os.makedirs(stage + path)
         _mount(f"{stage}/box{path}", stage + path, "", _BIND)
@@ -222,7 +224,7 @@ def build_root(
 
 
 def _place(path: str, target: str) -> None:
-    """Something to mount `path` on."""
+    """Create a mount point for `path`."""
     if os.path.isdir(path):
         os.makedirs(target, exist_ok=True)
     else:
@@ -231,9 +233,10 @@ def _place(path: str, target: str) -> None:
 
 
 def set_limits(limits: dict[str, int]) -> None:
-    """Soft and hard limits by their names in `resource`, e.g. ``{"RLIMIT_CORE": 0}``; never above what was allowed.
+    """Set soft and hard limits by their names in `resource`, e.g. ``{"RLIMIT_CORE": 0}``, never above the present ones.
 
-    The hard one of processor time is a second later, so that the kernel ends a program by SIGXCPU, which says why.
+    The hard limit of processor time is one second higher, so that the kernel ends a program by SIGXCPU, which tells the
+    reason.
     """
     for name, value in limits.items():
         kind = getattr(resource, name)
@@ -244,14 +247,14 @@ def set_limits(limits: dict[str, int]) -> None:
 
 
 def drop_privileges(user: int | None) -> None:
-    """No capability now or after any later exec.
+    """Drop all capabilities, also for any later exec.
 
     Args:
-        user: User and group to become, in no other group; None to stay the same, as only root can change.
+        user: New user and only group; None keeps the user, because only root can change.
     """
     for capability in range(64):
         if _libc.prctl(_CAPBSET_DROP, capability, 0, 0, 0) < 0:
-            break  # beyond the last one, or an ordinary user without namespaces, who has none to lose
+            break  # beyond the last one, or an ordinary user without namespaces, who has no capabilities
     if user is not None:
         os.setgroups([])
         os.setresgid(user, user, user)
@@ -262,17 +265,17 @@ def drop_privileges(user: int | None) -> None:
 
 
 def filter_system_calls(*, namespaces: bool, sockets: bool = False) -> int | None:
-    """Allow the calls that ordinary programs need; any other does not exist for this process and its children.
+    """Allow only the calls that ordinary programs need, for this process and its children.
 
-    There are no sockets but pairs of streams, which are connected to each other and to nothing else, and TCP and UDP
-    if asked for: sockets of the file system lie in no network namespace. Buffers of sockets and pipes keep their
-    default sizes. Shared anonymous memory has to be granted, because no file of /proc shows how much of it exists.
-    Nothing is filtered on processors whose call numbers are not known here.
+    The only sockets are pairs of connected streams, plus TCP and UDP on request, because Unix sockets are not limited
+    by a network namespace. Buffers of sockets and pipes keep their default sizes. Shared anonymous memory must be
+    granted, because no file of /proc shows how much of it exists. On processors with unknown call numbers, nothing is
+    filtered.
 
     Args:
-        namespaces: Whether the process has files and processes of its own; else modes, owners, times and priorities,
-            which it could change outside, stay as they are.
-        sockets: Whether it may use TCP and UDP, in a network namespace that has only a loopback.
+        namespaces: Whether the process has its own mounts and process ids. Otherwise it may not change modes, owners,
+            times and priorities, because it could do so outside.
+        sockets: Whether it may use TCP and UDP, in a network namespace with only a loopback.
 
     Returns:
         Descriptor for `answer_mapping`, which grants shared anonymous memory. None: such memory is refused, because
@@ -292,13 +295,13 @@ def filter_system_calls(*, namespaces: bool, sockets: bool = False) -> int | Non
 
 
 def _program(code: list[tuple[int, int, int, int]]) -> tuple[bytes, object]:
-    """A filter as the kernel takes it, and the buffer that it points to."""
+    """A filter in the kernel's format, and the buffer that it points to."""
     program = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in code))
     return struct.pack("@HP", len(code), ctypes.addressof(program)), program
 
 
 def _install(code: list[tuple[int, int, int, int]], column: int) -> int:
-    """Install a filter with a listener, whose descriptor is returned."""
+    """Install a filter with a listener. Returns the listener's descriptor."""
     pointer, _keep = _program(code)
     listener = int(_libc.syscall(_SECCOMP_CALL[column], 1, 8, pointer))
     _check(listener, "seccomp(NEW_LISTENER)")
@@ -308,9 +311,9 @@ def _install(code: list[tuple[int, int, int, int]], column: int) -> int:
 def _filter(
     column: int, architecture: int, *, namespaces: bool, sockets: bool, shared: int
 ) -> list[tuple[int, int, int, int]]:
-    """Instructions: operation, jump if true, jump if false, operand. Arguments are compared by their low halves."""
+    """Instructions: operation, jump if true, jump if false, operand. Only low halves of arguments are compared."""
     allow, refuse = (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _ERRNO | errno.EPERM)
-    unknown = (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)  # libc knows what to do then, as on an older kernel
+    unknown = (_RETURN, 0, 0, _ERRNO | errno.ENOSYS)  # libc falls back, as on an older kernel
     first, second, third, fourth = ((_LOAD, 0, 0, 16 + 8 * n) for n in range(4))
     internet = [
         *(first, (_EQUAL, 1, 0, 2), (_EQUAL, 0, 9, 10)),  # IPv4, IPv6
@@ -322,7 +325,7 @@ def _filter(
         _SOCKET: internet if sockets else [refuse],
         _SOCKETPAIR: [first, (_EQUAL, 0, 4, 1), second, (_AND, 0, 0, 0xF), (_EQUAL, 0, 1, 1), allow, refuse],
         _PRLIMIT: [first, (_EQUAL, 0, 1, 0), allow, refuse],
-        _SETSOCKOPT: [  # sizes of buffers are hints, which the kernel cuts silently, too
+        _SETSOCKOPT: [  # buffer sizes are hints, and the kernel also limits them silently
             *(second, (_EQUAL, 0, 6, 1), third, (_EQUAL, 3, 0, 7), (_EQUAL, 2, 0, 8), (_EQUAL, 1, 0, 32)),
             *((_EQUAL, 0, 1, 33), (_RETURN, 0, 0, _ERRNO), allow),
         ],
@@ -343,13 +346,13 @@ def _filter(
 
 
 def pair() -> tuple[int, int]:
-    """Two sockets that are connected to each other, for `received_descriptor` and `send_descriptor`."""
+    """Return two connected sockets, for `received_descriptor` and `send_descriptor`."""
     ends = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     return ends[0].detach(), ends[1].detach()
 
 
 def send_descriptor(channel: int, descriptor: int) -> None:
-    """Hand a descriptor to the process at the other end of a pair of sockets, and close both here."""
+    """Send a descriptor to the process at the other end of a pair of sockets, and close both here."""
     pair = _socket.socket(fileno=channel)
     pair.sendmsg([b"."], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, struct.pack("i", descriptor))])
     pair.close()
@@ -357,7 +360,7 @@ def send_descriptor(channel: int, descriptor: int) -> None:
 
 
 def received_descriptor(channel: int) -> int | None:
-    """The descriptor that `send_descriptor` sent; None where it sent none. Closes `channel`."""
+    """Return the descriptor from `send_descriptor`, or None if none was sent. Closes `channel`."""
     pair = _socket.socket(fileno=channel)
     _, parts, _, _ = pair.recvmsg(1, _socket.CMSG_SPACE(4))
     pair.close()
@@ -365,7 +368,7 @@ def received_descriptor(channel: int) -> int | None:
 
 
 def answer_mapping(listener: int, granted: Callable[[int], bool]) -> None:
-    """Answer one request for shared anonymous memory: let it go on if `granted` its number of bytes, else refuse it.
+    """Answer one request for shared anonymous memory: continue the call if `granted` its number of bytes, else fail it.
 
     The number is an argument in a register, so no other thread of the program can change it in between.
     """
@@ -373,33 +376,33 @@ def answer_mapping(listener: int, granted: Callable[[int], bool]) -> None:
     try:
         fcntl.ioctl(listener, 0xC0502100, request)  # SECCOMP_IOCTL_NOTIF_RECV
     except OSError:
-        return  # it was killed meanwhile
+        return  # the program was killed in the meantime
     key, _, _, _, _, _, _, size = struct.unpack_from("=QIIiIQQQ", request)
     go_on = granted(size)
     answer = struct.pack("=QqiI", key, 0, 0 if go_on else -errno.ENOMEM, int(go_on))
     try:
         fcntl.ioctl(listener, 0xC0182101, bytearray(answer))  # SECCOMP_IOCTL_NOTIF_SEND
     except OSError:
-        return  # the same
+        return  # as above
 
 
 def _ranges(calls: str, column: int) -> list[tuple[int, int]]:
-    """First and last of numbers that follow each other."""
-    found: list[tuple[int, int]] = []
+    """Merge call numbers into ranges, given by first and last."""
+    ranges: list[tuple[int, int]] = []
     entries = (call.split(":")[1:] for call in calls.split())
     for number in sorted(int(entry[column]) for entry in entries if len(entry) > column):
-        low = found.pop()[0] if found and found[-1][1] == number - 1 else number
-        found.append((low, number))
-    return found
+        low = ranges.pop()[0] if ranges and ranges[-1][1] == number - 1 else number
+        ranges.append((low, number))
+    return ranges
 
 
 def landlock_version() -> int:
-    """Version of the kernel's Landlock; 0 where there is none."""
+    """Return the version of the kernel's Landlock; 0 if there is none."""
     return max(0, int(_libc.syscall(444, None, 0, 1)))
 
 
 def lock_files(readable: list[str], writable: list[str]) -> None:
-    """From now on read below `readable` only, write below `writable` only, and signal own descendants only (6.12+)."""
+    """Restrict reads to `readable`, writes to `writable`, and signals to descendants (kernel 6.12 or newer)."""
     version = landlock_version()
     rights = (1 << {1: 13, 2: 14}.get(version, 15)) - 1
     read = 0b1101  # execute, read files, list folders
@@ -410,7 +413,7 @@ def lock_files(readable: list[str], writable: list[str]) -> None:
 
 
 def lock_writes(writable: list[str]) -> None:
-    """From now on open for writing only what lies below `writable`."""
+    """Restrict opening files for writing to `writable`."""
     _lock(struct.pack("=Q", _WRITE), [(path, _WRITE) for path in writable])
 
 

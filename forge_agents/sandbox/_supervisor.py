@@ -1,10 +1,10 @@
-"""Runs one program, shut in where asked, watches it, and ends it with all its children.
+"""Runs one program, isolated on request, watches it, and ends it with all its children.
 
-In: a request on standard input. Out: a reply on standard output, both marshalled. Waits for the program, at most
-`wall_s`; a command line ends when our standard input does. Stand-alone: started by `python -I -S`, so it sees the
-standard library only, and imports little of that, because imports are most of what a run costs.
+It reads a request from standard input and writes a reply to standard output, both marshaled. A program may run for
+`wall_s`; a command line ends when the standard input does. It is started by `python -I -S`, so it has only the standard
+library, and imports little of it, because imports are most of the cost of a run.
 """
-# Importing pathlib takes as long as all the rest.
+# Importing pathlib would take as long as everything else.
 # ruff: noqa: PTH100, PTH102, PTH103, PTH110, PTH118, PTH120, PTH123, PTH208
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import _isolation as isolation  # type: ignore[import-not-found]  # noqa: E402  # lies beside this file
+import _isolation as isolation  # type: ignore[import-not-found]  # noqa: E402  # next to this file
 from _usage import Usage  # type: ignore[import-not-found]  # noqa: E402
 
 TICK_S = 0.02
-"""Time between two looks at what the program uses."""
+"""Time between two measurements of the program's usage."""
 _CHUNK = 1 << 16
 _SIGKILL, _SIGTERM, _SIGXCPU = 9, 15, 24
-_FAREWELL_S = 2.0
-"""What a free command line has after SIGTERM, which the client of a container passes on."""
+_TERMINATION_S = 2.0
+"""Time that a command line that is not isolated gets after SIGTERM. A container client passes the signal on."""
 _ENGINE_S = 20.0
-"""In which a container's engine has to end it, and again to remove it."""
+"""Maximum time of a container engine to end the container, and again to remove it."""
 
 
 class Run:
-    """One program from start to end."""
+    """One program, from start to end."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.request, self.limits = request, request["limits"]
@@ -54,7 +54,7 @@ class Run:
         self.ends: dict[int, str] = {}
 
     def __call__(self) -> dict[str, Any]:
-        """The reply."""
+        """Run the program and return the reply."""
         self._prepare()
         started = time.monotonic()
         pipes = {name: os.pipe() for name in ("stdin", "stdout", "stderr", "report")}
@@ -116,24 +116,24 @@ class Run:
     # ---- in the child
 
     def _be_child(self, pipes: dict[str, tuple[int, int]]) -> None:
-        """Becomes the program; with namespaces, its parent, the first process of the new process namespace."""
+        """Become the program. With namespaces, become its parent, the first process of the new process namespace."""
         report = pipes["report"][1]
         try:
             isolation.die_with_parent()
             if self.strong:
                 self._be_init(pipes, report)
             self._exec(pipes)
-        except BaseException as error:  # noqa: BLE001  # this process has no caller; what went wrong goes to the parent
+        except BaseException as error:  # noqa: BLE001  # this process has no caller, so the error goes to the parent
             os.write(report, f"!{type(error).__name__}: {error}"[:2000].encode("utf-8", "replace"))
         finally:
             os._exit(70)
 
     def _be_init(self, pipes: dict[str, tuple[int, int]], report: int) -> None:
-        """Starts the program, then reaps orphans until the program ends; its own end ends all others."""
+        """Start the program and reap orphans until it ends. The end of this process ends all others."""
         program = os.fork()
         if program == 0:
             return
-        isolation.default_signals()  # the kernel shields this process from signals that it does not handle
+        isolation.default_signals()  # the kernel protects this process from signals that it does not handle
         for name in ("stdin", "stdout", "stderr", "listener"):
             for descriptor in pipes[name]:
                 os.close(descriptor)
@@ -148,12 +148,12 @@ class Run:
             os.dup2(pipes[name][end], descriptor)
         os.setsid()
         os.chdir(self.box)
-        self._shut_in(pipes["listener"][1])
+        self._isolate(pipes["listener"][1])
         isolation.default_signals()
         words, environment = self._words()
         os.execvpe(words[0], words, environment)  # noqa: S606
 
-    def _shut_in(self, channel: int) -> None:
+    def _isolate(self, channel: int) -> None:
         os.umask(0o077)
         processes = self.limits["processes"] + self._others()
         isolation.set_limits({**self.request["rlimits"], "RLIMIT_NPROC": processes})
@@ -170,38 +170,38 @@ class Run:
             isolation.send_descriptor(channel, listener)
 
     def _words(self) -> tuple[list[str], dict[str, str]]:
-        """What becomes of this process, and its environment."""
+        """The program's command line and environment."""
         python, environment = self.request["python"], self._environment()
         return [python, "-s", "-S", "-B", "-P", "-u", self._program_path()], environment
 
     def _environment(self) -> dict[str, str]:
         return {
-            **os.environ,  # what the interpreter needs to start, no more: our own environment is not inherited
+            **os.environ,  # only what the interpreter needs to start; the controller's environment is not inherited
             "HOME": self.box,
             "LANG": "C.UTF-8",
-            "MALLOC_ARENA_MAX": "1",  # each would take 64 MiB of a thread's address space
+            "MALLOC_ARENA_MAX": "1",  # each arena would take 64 MiB of address space
             "PYTHONHASHSEED": "0",
             "PYTHONPATH": os.pathsep.join([self.box, *self.request["import_paths"]]),
             "TMPDIR": self.box,
         }
 
     def _others(self) -> int:
-        """Threads that count towards the user's limit besides the program's own."""
+        """Threads that count towards the user's limit in addition to the program's own."""
         if self.strong:
-            return 0 if os.geteuid() == 0 else 2  # the supervisor and the first process, of a user that maps but itself
+            return 0 if os.geteuid() == 0 else 2  # the supervisor and the first process, which run as the same user
         user, num = os.geteuid() or isolation.OUTER_ID, 0
         for pid in os.listdir(self.proc):
             try:
                 if pid.isdigit() and os.stat(pid, dir_fd=self.proc).st_uid == user:
                     num += os.stat(f"{pid}/task", dir_fd=self.proc).st_nlink - 2
             except OSError:
-                continue  # it ended meanwhile
+                continue  # it ended in the meantime
         return num
 
     # ---- in the supervisor
 
     def _watch(self, stdin: int, outputs: dict[int, str], deadline: float) -> None:
-        """Feeds and reads the program until it ends or breaks a limit."""
+        """Feed and read the program until it ends or exceeds a limit."""
         waiting = self.request["stdin"].encode("utf-8", "surrogateescape")
         poll = select.poll()
         for descriptor in outputs:
@@ -233,7 +233,7 @@ class Run:
                 running = self.status is None
 
     def _listen(self, descriptor: int, event: int, poll: Any) -> None:
-        """Take the listener of the filter, grant shared memory that the program asks for, or end a command."""
+        """Receive the filter's listener, answer a request for shared memory, or end a command."""
         if descriptor in self.ends:
             self.limit = self.ends[descriptor]
             poll.unregister(descriptor)
@@ -246,8 +246,8 @@ class Run:
         elif event & select.POLLIN:
             started = time.process_time()
             isolation.answer_mapping(descriptor, self._granted)
-            self.usage.sampled_cpu_s += time.process_time() - started  # it works for the program
-        else:  # no process is left that has the filter
+            self.usage.sampled_cpu_s += time.process_time() - started  # this work is caused by the program
+        else:  # no process with the filter is left
             poll.unregister(descriptor)
 
     def _granted(self, num_bytes: int) -> bool:
@@ -265,13 +265,13 @@ class Run:
         return waiting
 
     def _take(self, name: str, data: bytes) -> bool:
-        """Keeps what arrived, up to the limit. False at the end of the pipe."""
+        """Keep the output up to the limit. Returns False at the end of the pipe."""
         if name == "report":
             self.report += data
             return bool(data)
-        room = (self.limits["output_kb"] << 10) - sum(map(len, self.output.values()))
-        self.output[name] += data[:room]
-        if len(data) > room:
+        free = (self.limits["output_kb"] << 10) - sum(map(len, self.output.values()))
+        self.output[name] += data[:free]
+        if len(data) > free:
             self.limit = self.limit or "output_kb"
         return bool(data)
 
@@ -280,22 +280,22 @@ class Run:
         usage, max_bytes = self.usage, self.limits["memory_mb"] << 20
         usage.look(self._tree(), max_bytes)
         self.cpu_s = max(self.cpu_s, usage.cpu_s)
-        if usage.sampled_cpu_s > 2 * self.limits["cpu_s"]:  # not the estimate's error: time that no parent is told of
+        if usage.sampled_cpu_s > 2 * self.limits["cpu_s"]:  # beyond the estimate's error: no parent was charged
             self.cpu_s = max(self.cpu_s, usage.sampled_cpu_s)
         if usage.memory_bytes > max_bytes:
             self.limit = self.limit or "memory_mb"
         elif self.cpu_s > self.limits["cpu_s"]:
             self.limit = self.limit or "cpu_s"
-        elif usage.processes > self.limits["processes"] and not self.strong:  # else the kernel counts
+        elif usage.processes > self.limits["processes"] and not self.strong:  # otherwise the kernel counts
             self.limit = self.limit or "processes"
 
     def _tree(self) -> list[str]:
-        """Every process of the program. Those that lost their parent hang below the first one, or below us."""
+        """All processes of the program. Orphans are children of its first process, or of this one."""
         roots = [str(self.child)] if self.strong else self.usage.children(str(os.getpid()))
         return list(self.usage.tree(roots))
 
     def _end(self, outputs: dict[int, str]) -> None:
-        """Kills what is left and collects what it had written."""
+        """Kill the remaining processes and collect their output."""
         if self.strong:
             self._kill(self.child)
             os.waitpid(self.child, 0)
@@ -321,13 +321,13 @@ class Run:
         try:
             os.kill(pid, _SIGKILL)
         except (ProcessLookupError, PermissionError):
-            return  # it ended by itself, or is another user's by now
+            return  # it ended by itself, or the id belongs to another user by now
 
     def _reply(self, wall_s: float) -> dict[str, Any]:
         code = None if self.status is None else os.waitstatus_to_exitcode(self.status)
-        # SIGXCPU is proof: the kernel counts by ticks, on a busy machine more of them than were used.
-        spent = code == -_SIGXCPU or (code == -_SIGKILL and self.cpu_s >= self.limits["cpu_s"] * 0.9)
-        if spent and not self.limit:
+        # SIGXCPU is proof. The kernel counts ticks, on a busy machine more of them than were used.
+        cpu_limit = code == -_SIGXCPU or (code == -_SIGKILL and self.cpu_s >= self.limits["cpu_s"] * 0.9)
+        if cpu_limit and not self.limit:
             self.limit = "cpu_s"
         files = self._collect() if self.request["collect"] else {}
         return {
@@ -341,9 +341,9 @@ class Run:
         }
 
     def _collect(self) -> dict[str, bytes]:
-        """Regular files of the box; links, pipes, and what lies too deep to be opened are left behind."""
-        found: dict[str, bytes] = {}
-        room, folders = self.limits["disk_mb"] << 20, [self.box]
+        """Regular files of the box, without links, pipes, and files too deep to be opened."""
+        contents: dict[str, bytes] = {}
+        free, folders = self.limits["disk_mb"] << 20, [self.box]
         while folders:
             try:
                 entries = list(os.scandir(folders.pop()))
@@ -352,67 +352,67 @@ class Run:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
-                data = self._content(entry.path, room) if entry.is_file(follow_symlinks=False) else None
+                data = self._content(entry.path, free) if entry.is_file(follow_symlinks=False) else None
                 if data is None:
                     continue
-                room -= len(data)
-                if room < 0 or len(found) >= self.limits["files"]:
+                free -= len(data)
+                if free < 0 or len(contents) >= self.limits["files"]:
                     self.limit = self.limit or "disk_mb"
-                    return found
-                found[os.path.relpath(entry.path, self.box)] = data
-        return found
+                    return contents
+                contents[os.path.relpath(entry.path, self.box)] = data
+        return contents
 
     @staticmethod
-    def _content(path: str, room: int) -> bytes | None:
+    def _content(path: str, free: int) -> bytes | None:
         try:
             with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
-                return file.read(room + 1)
+                return file.read(free + 1)
         except OSError:
             return None
 
 
 class Command(Run):
-    """A command line, which asks models: shut in, with one port of the loopback, or free, in a folder of the host."""
+    """A command line that calls models: isolated, with one port of the loopback, or free, in a folder of the host."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         super().__init__(request)
-        self.tick_s = 5 * TICK_S if self.strong else None  # it may run for hours, and hundreds may
+        self.tick_s = 5 * TICK_S if self.strong else None  # hundreds of them may run for hours
         self.ends = {0: "stopped"}
         if not self.strong:
             self.box = request["scratch"]
 
     def _prepare(self) -> None:
-        # not with the parent, as the kernel sees it, which is the thread that began it
+        # `die_with_parent` would end it with the thread that started it
         if self.strong:
             os.umask(0o022)
             self._make_box()
             return
-        if not self.request["container"]:  # else what tidies up after its client would be killed with it
+        if not self.request["container"]:  # otherwise the cleanup of the container client would be killed with it
             isolation.adopt_orphans()
         if "port" in self.request:
             isolation.leave_network()
             isolation.lend_port(self.request["port"], self.request["channel"])
 
-    def _shut_in(self, channel: int) -> None:
+    def _isolate(self, channel: int) -> None:
         if self.strong:
-            super()._shut_in(channel)
+            super()._isolate(channel)
         else:
             isolation.set_limits(self.request["rlimits"])
 
     def _words(self) -> tuple[list[str], dict[str, str]]:
-        own = self._environment() if self.strong else {}
-        return self.request["words"], {**own, **self.request["environment"]}
+        base = self._environment() if self.strong else {}
+        return self.request["words"], {**base, **self.request["environment"]}
 
     def _watch(self, stdin: int, outputs: dict[int, str], deadline: float) -> None:
         if not self.strong:
             try:
-                self.ends[os.pidfd_open(self.child)] = ""  # it wakes us up, no more
-            except OSError:  # not everything that says it is Linux has it
+                self.ends[os.pidfd_open(self.child)] = ""  # only to wake up
+            except OSError:  # missing on some systems that claim to be Linux
                 self.tick_s = 5 * TICK_S
         super()._watch(stdin, outputs, float("inf"))
         if not self.strong and self.status is None:
             os.kill(self.child, _SIGTERM)
-            self._awaited(self.child, _FAREWELL_S)
+            self._ended_within(self.child, _TERMINATION_S)
 
     def _end(self, outputs: dict[int, str]) -> None:
         if self.request["container"]:
@@ -420,13 +420,13 @@ class Command(Run):
             if self.status is None or not os.WIFEXITED(self.status):
                 self._ask_engine(kills)
             if self.status is None:
-                self._awaited(self.child, _FAREWELL_S)
+                self._ended_within(self.child, _TERMINATION_S)
             self._kill(-self.child)
-            self._ask_engine(removes)  # now that nobody is left to start it
+            self._ask_engine(removes)  # now that no process is left that could start it
         super()._end(outputs)
 
     def _ask_engine(self, words: list[str]) -> None:
-        """Run a command line of the container's engine; that there is nothing left to end is no failure."""
+        """Run a command line of the container engine. Failures are ignored, because the container may have ended."""
         engine = os.fork()
         if engine == 0:
             try:
@@ -436,13 +436,13 @@ class Command(Run):
                 os.execvpe(words[0], words, self.request["environment"])  # noqa: S606
             finally:
                 os._exit(70)
-        if not self._awaited(engine, _ENGINE_S):
+        if not self._ended_within(engine, _ENGINE_S):
             self._kill(engine)
         os.waitpid(engine, 0)
 
     @staticmethod
-    def _awaited(pid: int, within_s: float) -> bool:
-        """Whether a child ended in time; it can still be waited for."""
+    def _ended_within(pid: int, within_s: float) -> bool:
+        """Whether a child ended in time. It can still be waited for."""
         last = time.monotonic() + within_s
         while not (ended := os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and time.monotonic() < last:
             time.sleep(TICK_S)
@@ -453,7 +453,7 @@ class Command(Run):
             super()._look()
 
     def _take(self, name: str, data: bytes) -> bool:
-        """Keeps what arrived, of the streams their ends."""
+        """Keep the output, of standard output and error only the end."""
         if name == "report":
             return super()._take(name, data)
         self.output[name] += data
@@ -462,17 +462,17 @@ class Command(Run):
 
 
 def main() -> None:
-    """One request, one reply."""
+    """Read one request and write one reply."""
     request = marshal.load(sys.stdin.buffer)  # noqa: S302  # from our own process
     try:
         reply = (Command if "words" in request else Run)(request)()
-    except Exception as error:  # noqa: BLE001  # the caller reads failures from the reply
+    except Exception as error:  # noqa: BLE001  # the reply reports failures
         reply = {"failure": f"{type(error).__name__}: {error}"}
     try:
         marshal.dump(reply, sys.stdout.buffer)
         sys.stdout.buffer.flush()
-    except OSError:  # nobody is left to read it
-        if "words" in request and not request["namespaces"]:  # nor to remove the folder
+    except OSError:  # the reader is gone
+        if "words" in request and not request["namespaces"]:  # so it will not remove the folder
             os.execvp("rm", ["rm", "-rf", "--", request["scratch"]])  # noqa: S606
     os._exit(0)
 

@@ -1,8 +1,8 @@
 """Measures the memory, processor time and processes that one program and its children use.
 
-Stand-alone: it runs in an isolated interpreter that sees the standard library only, and imports little of it.
+It runs in an isolated interpreter with only the standard library, and imports little of it.
 """
-# Importing pathlib takes as long as all the rest.
+# Importing pathlib would take as long as everything else.
 # ruff: noqa: PTH123, PTH208
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 _CLOCK = os.sysconf("SC_CLK_TCK")
 _SOCKET_BYTES = 320 << 10
-"""Most that one local or UDP socket holds, because the program cannot raise the default buffers of 208 KiB."""
+"""Maximum contents of one local or UDP socket. The program cannot raise the default buffers of 208 KiB."""
 
 
 class Usage:
     """Usage of a tree of processes, updated by `look`.
 
     Memory is the sum of anonymous pages, swapped pages, page tables, shared anonymous mappings and, in a network
-    namespace, socket buffers. Pages of files are left out: they belong to the host's cache or to the limited folder.
+    namespace, socket buffers. File pages are excluded: they belong to the host's cache or to the limited folder.
 
     Args:
         proc: Descriptor of the host's /proc.
@@ -37,9 +37,9 @@ class Usage:
     def __init__(self, proc: int, *, namespaces: bool, tcp: bool) -> None:
         self.proc, self.namespaces, self.tcp = proc, namespaces, tcp
         self.cpu_s = 0.0
-        """Processor seconds of the living processes and of the children that they waited for."""
+        """Processor seconds of the living processes and of children that they have waited for."""
         self.sampled_cpu_s = 0.0
-        """Estimate of the processor seconds of all processes, with those that no parent waited for."""
+        """Estimated processor seconds of all processes, including children that no parent waited for."""
         self.memory_bytes = 0
         self.peak_bytes = 0
         self.processes = 0
@@ -51,7 +51,7 @@ class Usage:
         self._precise_from = 0.0
 
     def look(self, tree: list[str], max_bytes: int) -> None:
-        """Measure the processes `tree`; memory precisely where a quick upper bound is above `max_bytes`."""
+        """Measure the processes `tree`. Memory is precise only if a quick upper bound exceeds `max_bytes`."""
         now = time.monotonic()
         elapsed, self._looked = now - self._looked, now
         times: dict[str, float] = {}
@@ -59,9 +59,9 @@ class Usage:
         for pid in tree:
             fields = self.read(f"{pid}/stat").rpartition(b")")[2].split()
             if not fields:
-                continue  # it ended meanwhile
+                continue  # it ended in the meantime
             num += 1
-            ticks += sum(map(int, fields[11:15]))  # own time and that of children it has waited for
+            ticks += sum(map(int, fields[11:15]))  # its own time and that of children it has waited for
             self._sample(pid, times, elapsed, running=fields[0] == b"R")
             anonymous += self._anonymous(pid)
         self._times, self.processes = times, num
@@ -109,11 +109,11 @@ class Usage:
         if sockets:
             precise += self._buffers(sockets, socket_bytes) if self.tcp else sockets * socket_bytes
         now = time.monotonic()
-        self._precise_from = now + 2 * (now - started)  # it walks page tables: at most a third of the time
+        self._precise_from = now + 2 * (now - started)  # page table walks may take a third of the time
         return precise + self.shared_bytes
 
     def _proportional(self, pid: str) -> int:
-        """Private pages, and of those that forked processes still share the process's part."""
+        """Private pages, plus the process's part of pages that forked processes still share."""
         rollup = self.read(f"{pid}/smaps_rollup")
         if b"Pss_Anon:" not in rollup:
             return self._anonymous(pid)
@@ -134,7 +134,7 @@ class Usage:
     def _sockets(self) -> tuple[int, int]:
         """Number of sockets in our network namespace, those in flight included, and the most bytes of one."""
         if not self.namespaces:
-            return 0, 0  # it is the host's network
+            return 0, 0  # the network is the host's
         num = self._counted("sockstat", b"sockets:")
         if not self.tcp:
             return num, _SOCKET_BYTES
@@ -155,20 +155,20 @@ class Usage:
         return next((int(row[2]) for row in rows if len(row) > 2 and row[0] == name), 0)
 
     def tree(self, roots: list[str]) -> list[str]:
-        """The processes `roots` and all their descendants."""
-        pids, left = [], list(roots)
-        while left:
-            pid = left.pop()
+        """Return the processes `roots` and all their descendants."""
+        pids, waiting = [], list(roots)
+        while waiting:
+            pid = waiting.pop()
             pids.append(pid)
-            left += self.children(pid)
+            waiting += self.children(pid)
         return pids
 
     def children(self, pid: str) -> list[str]:
-        """Children of all threads of a process."""
+        """Return the children of all threads of a process."""
         try:
             folder = os.open(f"{pid}/task", os.O_RDONLY, dir_fd=self.proc)
         except OSError:
-            return []  # it ended meanwhile
+            return []  # it ended in the meantime
         try:
             threads = os.listdir(folder)
         except OSError:
@@ -178,7 +178,7 @@ class Usage:
         return [child for thread in threads for child in self.read(f"{pid}/task/{thread}/children").decode().split()]
 
     def read(self, path: str) -> bytes:
-        """A file of /proc; empty where its process ended meanwhile."""
+        """Read a file of /proc. Empty if its process has ended."""
         try:
             with open(os.open(path, os.O_RDONLY, dir_fd=self.proc), "rb") as file:
                 return file.read()
@@ -187,13 +187,13 @@ class Usage:
 
 
 def _kib(text: bytes, name: bytes) -> int:
-    """Bytes that a line such as ``b"VmSwap:    12 kB"`` tells; 0 where it is missing."""
+    """Bytes from a line such as ``b"VmSwap:    12 kB"``; 0 if it is missing."""
     at = text.find(name)
     return int(text[at + len(name) :].split(None, 1)[0]) << 10 if at >= 0 else 0
 
 
 def _tcp_bytes(family: int) -> int:
-    """Bytes in the buffers of all TCP sockets of this network namespace, as the kernel's sock_diag lists them."""
+    """Bytes in the buffers of all TCP sockets of this network namespace, by the kernel's sock_diag."""
     with_memory, by_family, dump, failed = 1 << 6, 20, 0x301, 2
     request = struct.pack("=4BI48x", family, 6, with_memory, 0, 0xFFFFFFFF)
     num_bytes = 0
@@ -216,7 +216,7 @@ def _tcp_bytes(family: int) -> int:
 
 
 def _message_bytes(attributes: bytes) -> int:
-    """Bytes that one socket's memory attribute tells: received, queued for sending, reserved, options and backlog."""
+    """Bytes from one socket's memory attribute: received, queued for sending, reserved, options and backlog."""
     at = 0
     while at + 4 <= len(attributes):
         length, kind = struct.unpack_from("=HH", attributes, at)

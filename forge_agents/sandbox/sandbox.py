@@ -1,7 +1,4 @@
-"""Runs Python code that a model wrote, shut in a process of its own.
-
-In: code, files, standard input. Out: a `SandboxResult`. Waits for the program, at most `SandboxLimits.wall_s`.
-"""
+"""Runs model-written Python programs and command lines in isolation: `Sandbox`, `CommandLine`."""
 
 from __future__ import annotations
 
@@ -28,41 +25,41 @@ from forge_agents.settings import settings_class
 
 _SUPERVISOR = Path(__file__).with_name("_supervisor.py")
 _GRACE_S = 10.0
-"""The supervisor keeps `wall_s` itself; it is given up this much later."""
+"""Time after `wall_s`, which the supervisor enforces, until the supervisor itself is killed."""
 
 
 class SandboxUnavailable(ForgeError, RuntimeError):  # noqa: N818  # a state of the machine
-    """This machine cannot hold model-written code as asked."""
+    """This machine cannot isolate programs as requested."""
 
 
 class SandboxError(ForgeError, RuntimeError):
-    """The sandbox itself failed; this says nothing about the program."""
+    """The sandbox itself failed, not the program."""
 
 
 @settings_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxLimits:
-    """What one program may use, its children included."""
+    """Limits of one program, including its children."""
 
     wall_s: float = 10.0
-    """Seconds until it is ended, whatever it does."""
+    """Maximum wall-clock seconds."""
     cpu_s: int = 10
-    """Processor seconds."""
+    """Maximum processor seconds."""
     memory_mb: int = 512
-    """MiB: address space of each process, and memory of all of them together, with shared memory and the buffers of
-    sockets."""
+    """Maximum MiB of each process's address space, and of the memory of all processes together, including shared memory
+    and socket buffers."""
     processes: int = 16
-    """Processes and threads at one time."""
+    """Maximum number of processes and threads at one time."""
     open_files: int = 64
-    """Open files per process."""
+    """Maximum number of open files per process."""
     file_mb: int = 16
-    """MiB of one file."""
+    """Maximum MiB of one file."""
     disk_mb: int = 32
-    """MiB of all files together."""
+    """Maximum MiB of all files together."""
     files: int = 1000
-    """Files and folders."""
+    """Maximum number of files and folders."""
     output_kb: int = 64
-    """KiB of standard output and standard error together; the program is ended when it writes more."""
+    """Maximum KiB of standard output and standard error together. A program that writes more is killed."""
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -73,60 +70,60 @@ class SandboxLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SandboxResult:
-    """What a program did."""
+    """Result of a program."""
 
     stdout: str
-    """What it printed; bytes that are no UTF-8 are replaced."""
+    """Standard output. Bytes that are not UTF-8 are replaced."""
     stderr: str
     exit_code: int
-    """0 = ended well; negative = ended by that signal, -9 where a limit ended it."""
+    """Exit code; negative if the program was ended by that signal, -9 if it exceeded a limit."""
     limit: str
-    """Name of the `SandboxLimits` field that ended it; empty where none did."""
+    """Name of the exceeded `SandboxLimits` field; empty if there was none."""
     wall_s: float
-    """Seconds it ran."""
+    """Wall-clock seconds."""
     cpu_s: float
-    """Processor seconds, its children included."""
+    """Processor seconds, including children."""
     peak_mb: float
-    """Greatest memory of all processes together, in MiB. It is measured every 20 ms, so 0 for short programs."""
+    """Peak memory of all processes together, in MiB. It is measured every 20 ms, so it is 0 for short programs."""
     files: Mapping[str, bytes] = field(default_factory=dict)
-    """Files it left behind, by path; only where they were asked for."""
+    """Files left in its folder, by path, if they were requested."""
 
     @property
     def ok(self) -> bool:
-        """It ended by itself, with exit code 0."""
+        """Whether it ended by itself with exit code 0."""
         return self.exit_code == 0 and not self.limit
 
     @property
     def timed_out(self) -> bool:
-        """Time ended it."""
+        """Whether it exceeded a time limit."""
         return self.limit in ("wall_s", "cpu_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Guarantees:
-    """What a sandbox enforces on this machine, and what it does not."""
+    """Guarantees of a sandbox on this machine."""
 
     full: bool
-    """All that the sandbox can promise is enforced."""
+    """Whether all guarantees are enforced."""
     enforced: tuple[str, ...]
     missing: tuple[str, ...]
-    """What is not enforced, in words."""
+    """Descriptions of guarantees that are not enforced."""
     reason: str
-    """Why not; empty where `full`."""
+    """Reason for missing guarantees; empty if `full`."""
 
     def __str__(self) -> str:
         head = f"sandbox, weakened: {self.reason}" if self.reason else "sandbox"
-        kept = [f"  enforced: {text}" for text in self.enforced]
-        return "\n".join([head, *kept, *(f"  NOT enforced: {text}" for text in self.missing)])
+        enforced = [f"  enforced: {text}" for text in self.enforced]
+        return "\n".join([head, *enforced, *(f"  NOT enforced: {text}" for text in self.missing)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sandbox:
-    r"""Runs Python programs that nobody trusts. Linux 5.14 or newer, no privileges, no further software.
+    r"""Runs untrusted Python programs. Needs Linux 5.14 or newer, but no privileges or other software.
 
-    The program sees the standard library, read-only, and a private folder, empty but for `files`, which is its working
-    directory and gone afterwards. It has no network, no other process in sight, none of our environment variables, no
-    privilege, and the limits' share of the machine. All its processes end when its first one does.
+    The program sees the standard library, read-only, and a temporary private folder with `files`, its working
+    directory. It has no network, sees no other processes, inherits no environment variables, has no privileges, and is
+    subject to `limits`. All its processes end when its first one does.
 
     Example:
         >>> Sandbox().run("print(6 * 7)").stdout
@@ -135,36 +132,38 @@ class Sandbox:
 
     limits: SandboxLimits = field(default_factory=SandboxLimits)
     python: str = ""
-    """The interpreter; empty = the one that runs us, without its installed packages."""
+    """Path of the interpreter. Empty uses the current one without its installed packages."""
     import_paths: tuple[str, ...] = ()
-    """Folders that the program may read and import from; where root runs it, they must be readable by everybody."""
+    """Folders that the program may read and import from. If root runs the sandbox, all users must have access."""
     allow_weaker: bool = False
-    """Whether to run, with what can be enforced, where namespaces are not allowed; see `guarantees`."""
+    """Whether to run with weaker isolation if namespaces are not allowed. See `guarantees`."""
     folders: tuple[str, ...] = ()
-    """Folders of the top, such as ``"/app"``, that the program finds there and may write. They belong to its private
-    folder: a file of theirs is ``"app/name"`` among those handed in and collected. They need namespaces."""
+    """Writable top-level folders, such as ``"/app"``. They are part of the private folder: the file ``/app/name`` is
+    ``"app/name"`` in `files` and among the collected ones. They need namespaces."""
 
     def __post_init__(self) -> None:
         for path in self.folders:
             if not re.fullmatch(r"/[\w.-]+", path) or path in ("/.", "/..", "/box") or self.folders.count(path) > 1:
-                raise ValueError(f"folders: {path!r:.80} is no folder of the top such as '/app', or is there already")
+                raise ValueError(
+                    f"folders: {path!r:.80} is not a top-level folder such as '/app', or it is reserved or repeated"
+                )
         for path in self.import_paths:
             if not Path(path).is_absolute() or not Path(path).is_dir():
-                raise ValueError(f"import_paths: {path!r} is no absolute path of a folder")
+                raise ValueError(f"import_paths: {path!r} is not the absolute path of a folder")
 
     def guarantees(self) -> Guarantees:
-        """What is enforced here. The first call runs a program to find out.
+        """Return the guarantees on this machine. The first call runs a program to find out.
 
         Raises:
-            SandboxUnavailable: Nothing can be run safely.
+            SandboxUnavailable: No program can be run safely.
         """
         return _guarantees(_why_no_namespaces())
 
     def require(self) -> None:
-        """See that programs can be run here as asked, and say what is missing where they cannot.
+        """Check that programs can be run on this machine as requested.
 
         Raises:
-            SandboxUnavailable: The machine lacks what is needed and `allow_weaker` is off; says what.
+            SandboxUnavailable: The machine lacks a requirement and `allow_weaker` is off. The message names it.
         """
         self._weaker()
 
@@ -175,12 +174,12 @@ class Sandbox:
 
         Args:
             code: Python source.
-            stdin: What it may read.
-            files: Put into its folder beforehand, by relative path.
+            stdin: Standard input.
+            files: Initial files of its folder, by relative path.
             collect: Whether to return the files of its folder.
 
         Raises:
-            SandboxUnavailable: The machine lacks what is needed and `allow_weaker` is off; says what.
+            SandboxUnavailable: The machine lacks a requirement and `allow_weaker` is off. The message names it.
             SandboxError: The sandbox itself failed.
         """
         weaker = self._weaker()
@@ -190,7 +189,7 @@ class Sandbox:
             try:
                 reply, noise = process.communicate(request, timeout=self.limits.wall_s + _GRACE_S)
             except subprocess.TimeoutExpired as error:
-                raise SandboxError(f"the supervisor is silent {_GRACE_S:g} s after the time limit") from error
+                raise SandboxError(f"no answer of the supervisor {_GRACE_S:g} s after the time limit") from error
             finally:
                 if process.poll() is None:
                     process.kill()
@@ -200,7 +199,7 @@ class Sandbox:
     async def arun(
         self, code: str, *, stdin: str = "", files: Mapping[str, bytes] | None = None, collect: bool = False
     ) -> SandboxResult:
-        """The same as `run`, without blocking the event loop. Cancelling it ends the program."""
+        """Like `run`, without blocking the event loop. Cancellation kills the program."""
         weaker = await asyncio.to_thread(self._weaker)
         with _scratch(weaker) as scratch:
             request = self._request(code, stdin, files or {}, collect=collect, scratch=scratch)
@@ -208,7 +207,7 @@ class Sandbox:
             try:
                 reply, noise = await asyncio.wait_for(process.communicate(request), self.limits.wall_s + _GRACE_S)
             except TimeoutError as error:
-                raise SandboxError(f"the supervisor is silent {_GRACE_S:g} s after the time limit") from error
+                raise SandboxError(f"no answer of the supervisor {_GRACE_S:g} s after the time limit") from error
             finally:
                 if process.returncode is None:
                     process.kill()
@@ -216,14 +215,14 @@ class Sandbox:
         return _result(reply, noise)
 
     def _weaker(self) -> bool:
-        """Whether namespaces have to be done without."""
+        """Whether to run without namespaces."""
         reason = _why_no_namespaces()
         if reason and self.folders:
-            raise SandboxUnavailable(f"{reason}. folders={self.folders} need them: allow user namespaces")
+            raise SandboxUnavailable(f"{reason}. folders={self.folders} need them; allow user namespaces")
         if reason and not self.allow_weaker:
             raise SandboxUnavailable(
                 f"{reason}. Allow user namespaces (for containers: seccomp and AppArmor profiles that permit "
-                f"unshare and mount), or accept Sandbox(allow_weaker=True), which here means:\n{_guarantees(reason)}"
+                f"unshare and mount), or accept Sandbox(allow_weaker=True), which means here:\n{_guarantees(reason)}"
             )
         return bool(reason)
 
@@ -249,10 +248,10 @@ class Sandbox:
         return marshal.dumps(request)
 
     def _free(self, readable: Sequence[str]) -> list[str]:
-        """`folders`, none of which is itself to be read; what is read may lie in one."""
+        """`folders`, checked not to be readable paths themselves. Readable paths may lie in them."""
         for path in (*readable, "/dev", "/program.py"):
             if path in self.folders:
-                raise ValueError(f"folders: {path!r} cannot be written, because it is there to be read; name another")
+                raise ValueError(f"folders: {path!r} is readable, so it cannot be writable as well; choose another")
         return list(self.folders)
 
     def _limits(self) -> dict[str, Any]:
@@ -272,34 +271,34 @@ class Sandbox:
 
 
 FREE_FILE_MB = 1024
-"""Of one file of a command line that nobody shut in: a loop that prints fills no disk."""
+"""Maximum size of one file of a command line that is not isolated, so that an endless loop cannot fill the disk."""
 _STOP_S = 5.0
-"""Seconds in which the supervisor ends what was stopped."""
+"""Maximum seconds for the supervisor to end a stopped command line."""
 _STOP_CONTAINER_S = 60.0
-"""The same where an engine is asked to do it."""
+"""The same, if a container engine has to do it."""
 
 
 class CommandLine:
-    """A command line under way, which ends with all that it started: when its first process does, or we do.
+    """A running command line. It ends with all its children when its first process or this process ends.
 
-    Free, it has this user's rights, and runs in a folder of the host. Shut in, it has what a `Sandbox` allows, with the
-    system's programs and the packages of our interpreter to read, and one port of its own loopback to speak to; its
-    files are its own until it ends. `SandboxLimits.wall_s` does not count here: models answer meanwhile. Of what it
-    prints the end is kept, `output_kb` of each stream.
+    Without a sandbox it has this user's rights and runs in a folder of the host. In a sandbox it can also read the
+    system's programs and the interpreter's packages, and connect to one port of its own loopback interface.
+    `SandboxLimits.wall_s` does not apply, because the program waits for models. Only the last `output_kb` of each
+    output stream are kept.
 
     Args:
-        words: Its words; the first is found on the ``PATH`` that it sees.
-        stdin: What it may read.
-        environment: Its variables; shut in, beside those of the sandbox.
-        folder: Where it runs free; empty where it is shut in.
-        sandbox: None: free.
-        port: Of 127.0.0.1, what it may speak to where it is shut in, or free in a network of its own; else 0.
-        files: What it finds in its folder where it is shut in, by relative path.
-        container: Where it is the client of a container engine, the command line that kills the container and the one
-            that removes it: what an engine starts is no child of its client's.
+        words: The command line. The first word is looked up on its ``PATH``.
+        stdin: Standard input.
+        environment: Environment variables; in a sandbox, in addition to the sandbox's.
+        folder: Working directory without a sandbox.
+        sandbox: Isolation; None for none.
+        port: Port of 127.0.0.1 to which it may connect in a sandbox, or in its own network without one; 0 for none.
+        files: Initial files of its folder in a sandbox, by relative path.
+        container: If it is the client of a container engine: the command line that kills the container, and the one
+            that removes it. Processes in a container are not children of the client.
 
     Raises:
-        SandboxUnavailable: It cannot be shut in here.
+        SandboxUnavailable: It cannot be isolated on this machine.
     """
 
     def __init__(
@@ -325,8 +324,8 @@ class CommandLine:
             else:
                 if reason := _why_no_namespaces():
                     raise SandboxUnavailable(
-                        f"{reason}. A command line is shut in by user namespaces or not at all: allow them, or leave "
-                        "sandbox= away and run everything in a container"
+                        f"{reason}. To isolate a command line, allow user namespaces; or omit sandbox= and run all "
+                        "in a container"
                     )
                 packages = ["/usr", "/bin", "/sbin", sys.prefix, sys.base_prefix, *sandbox.import_paths]
                 request |= {"code": "", "files": dict(files or {}), "hidden": []}
@@ -337,8 +336,8 @@ class CommandLine:
                 request["environment"] = {"PATH": os.pathsep.join(path), **environment}
             if port:
                 request |= {"port": port, "channel": theirs.fileno()}
-            handed = [theirs.fileno()] if port else []
-            self._process = subprocess.Popen(_COMMAND, **_PIPES, pass_fds=handed)
+            passed = [theirs.fileno()] if port else []
+            self._process = subprocess.Popen(_COMMAND, **_PIPES, pass_fds=passed)
         pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
         self._stdin, self._stdout, self._stderr = (cast("IO[bytes]", pipe) for pipe in pipes)
         self._request, self._alone = marshal.dumps(request), bool(port)
@@ -346,12 +345,12 @@ class CommandLine:
 
     @property
     def pid(self) -> int:
-        """Of the process that watches it."""
+        """Process id of its supervisor."""
         return self._process.pid
 
     def begin(self) -> socket.socket | None:
-        """Let it run. Returns the socket on which it asks at `port`; None where it has none, or could not be begun."""
-        with contextlib.suppress(OSError, ValueError), self._channel:  # it was stopped, or fails and will say why
+        """Start it. Returns the listening socket of `port`; None without a port, or if it could not be started."""
+        with contextlib.suppress(OSError, ValueError), self._channel:  # it was stopped, or `wait` reports the error
             self._stdin.write(self._request)
             self._stdin.flush()
             if self._alone:
@@ -360,10 +359,10 @@ class CommandLine:
         return None
 
     def wait(self) -> SandboxResult:
-        """Wait for its end.
+        """Wait until it ends.
 
         Raises:
-            SandboxError: It could not be run, or the supervisor died.
+            SandboxError: It could not be started, or the supervisor died.
         """
         with self._stdout, self._stderr:
             reply, noise = self._stdout.read(), self._stderr.read()
@@ -371,7 +370,7 @@ class CommandLine:
         return _result(reply, noise)
 
     def stop(self) -> None:
-        """End it with all that it started. Twice is no error."""
+        """End it with all its children. May be called twice."""
         with contextlib.suppress(OSError):
             self._stdin.close()
         try:
@@ -383,7 +382,7 @@ class CommandLine:
 
 _COMMAND = (sys.executable, "-I", "-S", str(_SUPERVISOR))
 _ENVIRONMENT = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-"""Interpreters may need it to start."""
+"""Variables that interpreters may need to start."""
 _PIPES: dict[str, Any] = {
     "stdin": subprocess.PIPE,
     "stdout": subprocess.PIPE,
@@ -394,10 +393,10 @@ _PIPES: dict[str, Any] = {
 
 
 def validate_path(name: str) -> str:
-    """A relative path that stays where it starts.
+    """Normalize a relative path and check that it cannot leave its folder.
 
     Raises:
-        ValueError: absolute, empty, with ``..`` or a NUL in it, or too long.
+        ValueError: The path is absolute, empty, contains ``..`` or a NUL, or is too long.
     """
     path = PurePosixPath(name)
     if not path.parts or path.is_absolute() or ".." in path.parts or "\0" in name or len(os.fsencode(name)) > 255:
@@ -407,7 +406,7 @@ def validate_path(name: str) -> str:
 
 @contextlib.contextmanager
 def _scratch(weaker: bool) -> Iterator[str | None]:
-    """A folder on disk for a run without namespaces, removed afterwards; None for one with them."""
+    """Yield a temporary folder on disk for a run without namespaces, None for one with namespaces."""
     if not weaker:
         yield None
         return
@@ -420,18 +419,19 @@ def _scratch(weaker: bool) -> Iterator[str | None]:
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove a folder that a program has written in, also where its folders are deep or may not be written.
+    """Remove a folder in which a program has written, even if its subfolders are deeply nested or read-only.
 
-    `shutil.rmtree` calls itself for each folder in a folder, and a program may have made thousands: it comes last.
+    `shutil.rmtree` is recursive and a program may have nested thousands of folders, so it is tried last.
     """
     at = str(folder)
-    own = ["find", at, "-type", "d", "!", "-perm", "-700", "-exec", "chmod", "u+rwx", "{}", ";"]  # follows no links
-    for words in (["rm", "-rf", "--", at], own, ["rm", "-rf", "--", at]):
-        with contextlib.suppress(FileNotFoundError):  # small images lack one
+    # find follows no links
+    make_writable = ["find", at, "-type", "d", "!", "-perm", "-700", "-exec", "chmod", "u+rwx", "{}", ";"]
+    for words in (["rm", "-rf", "--", at], make_writable, ["rm", "-rf", "--", at]):
+        with contextlib.suppress(FileNotFoundError):  # minimal images lack some of these programs
             subprocess.run(words, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
         if not folder.exists():
             return
-    with contextlib.suppress(RecursionError):  # no such commands here
+    with contextlib.suppress(RecursionError):  # none of these programs exists here
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -439,7 +439,7 @@ def _result(reply: bytes, noise: bytes) -> SandboxResult:
     try:
         answer = marshal.loads(reply)  # noqa: S302  # from our own process
     except (EOFError, ValueError, TypeError) as error:
-        raise SandboxError(f"the supervisor died: {noise.decode('utf-8', 'replace')[-500:] or 'no words'}") from error
+        raise SandboxError(f"the supervisor died: {noise.decode('utf-8', 'replace')[-500:] or 'no output'}") from error
     if "failure" in answer:
         raise SandboxError(f"the program could not be started: {answer['failure']}")
     for name in ("stdout", "stderr"):
@@ -449,17 +449,17 @@ def _result(reply: bytes, noise: bytes) -> SandboxResult:
 
 @lru_cache
 def _interpreter(python: str) -> dict[str, Any]:
-    """Where an interpreter lies and what it has to read: itself, its library, the system's libraries."""
-    ask = (
+    """Path of an interpreter and the paths that it must read: itself, its library, the system's libraries."""
+    script = (
         "import json, os, site, sys, sysconfig; real = os.path.realpath; "
         "python = getattr(sys, '_base_executable', sys.executable); packages = site.getsitepackages([sys.base_prefix])"
         "; print(json.dumps([real(python), real(sys.base_prefix), sys.platlibdir, [real(p) for p in packages], "
         "real(sysconfig.get_path('stdlib'))]))"
     )
-    asked = subprocess.run([python, "-I", "-c", ask], capture_output=True, timeout=30, check=False)
-    if asked.returncode:
-        raise SandboxError(f"python={python!r} does not run: {asked.stderr.decode()[-300:]}")
-    real, prefix, platlib, packages, stdlib = json.loads(asked.stdout)
+    process = subprocess.run([python, "-I", "-c", script], capture_output=True, timeout=30, check=False)
+    if process.returncode:
+        raise SandboxError(f"python={python!r} does not run: {process.stderr.decode()[-300:]}")
+    real, prefix, platlib, packages, stdlib = json.loads(process.stdout)
     wanted = [f"{prefix}/lib", f"{prefix}/{platlib}", "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
     readable = _covering([stdlib, real, *wanted])
     below = tuple(f"{path}/" for path in readable)
@@ -468,42 +468,42 @@ def _interpreter(python: str) -> dict[str, Any]:
 
 
 def _covering(paths: Sequence[str]) -> list[str]:
-    """Those that exist and lie in no other of them."""
-    found: list[str] = []
+    """The existing paths that do not lie in another one."""
+    roots: list[str] = []
     for path in sorted(set(paths), key=len):
-        inside = any(path.startswith(f"{parent}/") for parent in found if not Path(parent).is_symlink())
+        inside = any(path.startswith(f"{parent}/") for parent in roots if not Path(parent).is_symlink())
         if Path(path).exists() and not inside:
-            found.append(path)
-    return found
+            roots.append(path)
+    return roots
 
 
 @lru_cache
 def _why_no_namespaces() -> str:
-    """Why programs cannot be run in namespaces here; empty where they can."""
+    """Reason why programs cannot be run in namespaces on this machine; empty if they can."""
     if sys.platform != "linux":
         raise SandboxUnavailable(f"the sandbox needs Linux; this is {sys.platform}")
-    patient = Sandbox(limits=SandboxLimits(wall_s=50))  # the answer is remembered: no busy moment may decide it
-    request = patient._request("print('held')", "", {}, collect=False, scratch=None)
+    patient = Sandbox(limits=SandboxLimits(wall_s=50))  # the result is cached, so a busy moment must not decide it
+    request = patient._request("print('isolated')", "", {}, collect=False, scratch=None)
     process = subprocess.run(_COMMAND, input=request, capture_output=True, env=_ENVIRONMENT, timeout=60, check=False)
     try:
-        held = _result(process.stdout, process.stderr)
+        trial = _result(process.stdout, process.stderr)
     except SandboxError as error:
         return f"user namespaces do not work here ({error})"
-    return "" if held.stdout == "held\n" else f"a trial program said {held.stdout + held.stderr!r}"
+    return "" if trial.stdout == "isolated\n" else f"a trial program printed {trial.stdout + trial.stderr!r}"
 
 
 _LIMITS = (
     "wall-clock time, and the end of every child",
     "processor time and address space per process",
     "open files, file size, output",
-    "no privileges, none of our environment variables",
+    "no privileges, no inherited environment variables",
 )
 
 
 @lru_cache
 def _guarantees(reason: str) -> Guarantees:
-    """What is enforced here; `reason`: why namespaces have to be done without, empty where they are there."""
-    filters = platform.machine() in ("x86_64", "aarch64")  # whose numbers of system calls are known
+    """Guarantees on this machine. `reason` says why namespaces are missing; empty if they are available."""
+    filters = platform.machine() in ("x86_64", "aarch64")  # system call numbers are known
     polls = Path(f"/proc/self/task/{os.getpid()}/children").exists()
     from forge_agents.sandbox._isolation import landlock_version
 
@@ -529,8 +529,8 @@ def _guarantees(reason: str) -> Guarantees:
             "total size and number of files, in memory only": True,
         }
     whole = polls and filters and (version > 0 or not reason)
-    promises["memory and processor time of all processes together (looked at every 20 ms)"] = whole
+    promises["memory and processor time of all processes together (measured every 20 ms)"] = whole
     promises["no system calls that ordinary programs do not need"] = filters
-    missing = tuple(text for text, kept in promises.items() if not kept)
-    enforced = (*_LIMITS, *(text for text, kept in promises.items() if kept))
+    missing = tuple(text for text, is_enforced in promises.items() if not is_enforced)
+    enforced = (*_LIMITS, *(text for text, is_enforced in promises.items() if is_enforced))
     return Guarantees(full=not missing, enforced=enforced, missing=missing, reason=reason)

@@ -323,7 +323,7 @@ def test_the_faq_lists_the_families_that_the_command_models_lists():
 
     text = " ".join((ROOT / "docs" / "faq.md").read_text(encoding="utf-8").split())
     answer = re.search(r"\*\*Which models can learn\?\*\* (.*?) `forge-agents list --models` lists", text)[1]
-    assert answer == "; ".join(family.models for family in FAMILIES if not family.why_not) + "."
+    assert answer == "; ".join(family.models for family in FAMILIES if not family.untrainable_reason) + "."
 
 
 def test_the_makefile_and_the_quick_start_give_the_demo_the_same_time():

@@ -56,7 +56,7 @@ class Letters(fa.TurnEnv):
 
 def host_pid(name: str) -> int:
     """The process that is a host."""
-    layout = mesh._hosts[-1]
+    layout = mesh._clusters[-1]
     assert layout._job is not None
     role, _, number = name.partition("-")
     return layout._job.pids[role][int(number)]
@@ -187,7 +187,7 @@ def test_environments_play_on_hosts_of_their_own_and_after_these_here(run: Any, 
             await asyncio.sleep(0.05)
             for_s = for_s + 0.05 if sum(worker.busy for worker in workers.pool().workers) == 4 else 0.0
         lost = asyncio.Event()
-        mesh._hosts[-1].hosts[0].listeners.append(lambda why: lost.set())
+        mesh._clusters[-1].hosts[0].listeners.append(lambda why: lost.set())
         kill_host("envs-0")
         await asyncio.wait_for(lost.wait(), 10)
         deadline, where = time.monotonic() + 20, [""]

@@ -120,7 +120,7 @@ def test_a_model_is_served_to_those_who_have_the_token(server, monkeypatch):
 
     told = log.read_text()
     assert TOKEN not in told and "token  that of MY_TOKEN" in told
-    assert "starting server tiny: " in told and ", not compiled, on " in told and "server tiny is ready after " in told
+    assert "starting server tiny: " in told and ", not compiled, on " in told and "started server tiny (" in told
     children = children_of(pid)
     assert len(children) == 1  # the server, in a session of its own
     commands = [command_of(each) for each in (pid, *children)]

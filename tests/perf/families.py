@@ -49,7 +49,7 @@ class Letters(fa.TurnEnv):
 
 def main() -> int:
     """Measure, and print a row for each family."""
-    names = [family.name for family in FAMILIES if not family.why_not]
+    names = [family.name for family in FAMILIES if not family.untrainable_reason]
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--only", nargs="+", choices=names, default=names)
     parser.add_argument("--lora", action="store_true", help="an adapter learns instead of all weights")

@@ -61,7 +61,8 @@ without being told to."""
 
 def measure(options: Options) -> list[dict[str, Any]]:
     """The records ``learner``, one for each work."""
-    found = in_child(run_learner, options, timeout_s=1200, env=processes.waiting())  # as a run's processes have it
+    env = processes.openmp_variables()  # as in a run
+    found = in_child(run_learner, options, timeout_s=1200, env=env)
     return [_record(name, each) for name, each in found.items()]
 
 

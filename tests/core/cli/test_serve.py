@@ -164,7 +164,7 @@ def test_the_token_is_handed_on_where_no_command_line_shows_it(run, pretended, t
     token, told = environment["FORGE_AGENTS_SERVER_TOKEN"], capfd.readouterr()
     assert started[0][-2:] == ["--seed", "3"]
     assert told.out.count(token) == 1 and token not in told.err and not any(token in word for word in started[0])
-    assert "VLLM_API_KEY" not in environment and "server guess is ready after" in told.err
+    assert "VLLM_API_KEY" not in environment and "started server guess" in told.err
     monkeypatch.setenv("FORGE_AGENTS_TOKEN", "a-token-of-mine")
     assert cli.main(["serve", str(run), "--port", port]) == 0
     environment = json.loads((tmp_path / "environment.json").read_text())
@@ -209,7 +209,7 @@ sys.exit(main.main(["serve", {str(run)!r}, "--port", {str(free_port())!r}]))
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.05)
     seen = ""
-    while process.stdout is not None and ("is ready" if answers else "starting server") not in seen:
+    while process.stdout is not None and ("started server" if answers else "starting server") not in seen:
         seen = process.stdout.readline()
         assert seen, "the server ended"
     process.send_signal(number)
@@ -219,7 +219,7 @@ sys.exit(main.main(["serve", {str(run)!r}, "--port", {str(free_port())!r}]))
     said = process.communicate(timeout=60)[0].splitlines()
     if number is not signal.SIGKILL:
         told = "the server is stopped" if answers else "stopped before the server answered"
-        stopping = "SIGINT: stopping, and ending what was started; once more does not wait for it"
+        stopping = "SIGINT: stopping all processes of this call; press Ctrl-C again to stop at once"
         assert [line for line in said if "hundred" not in line] == [stopping, told] * (number is signal.SIGINT)
         assert ("a hundred lines 15" in said) == answers
         assert process.returncode == {signal.SIGINT: 130, signal.SIGTERM: 143}[number]

@@ -470,7 +470,7 @@ def run_on(config):
     thread.start()
     try:
         asyncio.run_coroutine_threadsafe(mesh.launch_hosts(config), loop).result(300)
-        yield mesh._hosts[-1]
+        yield mesh._clusters[-1]
     finally:
         asyncio.run_coroutine_threadsafe(mesh.end_hosts(config), loop).result(60)
         loop.call_soon_threadsafe(loop.stop)

@@ -90,7 +90,7 @@ def fleets(monkeypatch):
         return Up(policies)
 
     monkeypatch.setattr(Fleet, "start", start)
-    monkeypatch.setattr("forge_agents.runtime.startup._remember", lambda *_: None)  # of no real start
+    monkeypatch.setattr("forge_agents.runtime.startup._record", lambda *_: None)  # of no real start
     return starts
 
 

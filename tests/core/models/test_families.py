@@ -1,4 +1,4 @@
-"""A model's family is told by its architecture, its dialect by its chat template, whatever its folder is called."""
+"""Family and chat format of a model, by its architecture and chat template."""
 
 import json
 
@@ -17,9 +17,14 @@ def model(folder, architecture, template=None, file="tokenizer_config.json"):
     return inspect_model(folder)
 
 
-def test_the_packaged_model_is_a_llama_that_talks_chatml():
-    found = inspect_model(resolve.resolve("smollm2-135m-instruct"))
-    assert (found.family.name, found.dialect.name, found.thinks, found.renderer) == ("llama", "chatml", False, "")
+def properties(info):
+    chat_format = info.chat_format
+    return info.family.name, chat_format.name, chat_format.calls, info.supports_reasoning, info.renderer
+
+
+def test_packaged_model_is_a_llama_with_chatml():
+    info = inspect_model(resolve.resolve("smollm2-135m-instruct"))
+    assert properties(info) == ("llama", "chatml", "", False, "")
 
 
 @pytest.mark.parametrize("file", ["chat_template.jinja", "chat_template.json", "tokenizer_config.json"])
@@ -36,29 +41,29 @@ def test_the_packaged_model_is_a_llama_that_talks_chatml():
         ("MistralForCausalLM", "[INST]..[TOOL_CALLS]", ("mistral", "mistral", "mistral", False, "")),
     ],
 )  # fmt: skip
-def test_architecture_and_template_are_told_apart(tmp_path, file, architecture, template, expected):
-    found = model(tmp_path, architecture, template, file)
-    assert (found.family.name, found.dialect.name, found.dialect.calls, found.thinks, found.renderer) == expected
+def test_family_and_chat_format_are_recognized(tmp_path, file, architecture, template, expected):
+    info = model(tmp_path, architecture, template, file)
+    assert properties(info) == expected
 
 
-def test_of_several_templates_that_for_tools_counts(tmp_path):
+def test_tool_template_is_preferred(tmp_path):
     several = [{"name": "default", "template": "[INST]"}, {"name": "tool_use", "template": "[INST] [TOOL_CALLS]"}]
-    assert model(tmp_path, "MistralForCausalLM", several).dialect.name == "mistral"
+    assert model(tmp_path, "MistralForCausalLM", several).chat_format.name == "mistral"
 
 
-def test_what_is_unknown_is_none_and_no_guess(tmp_path):
-    found = model(tmp_path, "NovelForCausalLM")
-    assert (found.architecture, found.family, found.dialect) == ("NovelForCausalLM", None, None)
+def test_unknown_family_and_format_are_none(tmp_path):
+    info = model(tmp_path, "NovelForCausalLM")
+    assert (info.architecture, info.family, info.chat_format) == ("NovelForCausalLM", None, None)
     assert chat_format_of("{{ messages }}") is None
     (tmp_path / "config.json").write_text("[]")
     with pytest.raises(ModelNotFoundError, match="config.json"):
         inspect_model(tmp_path)
 
 
-def test_no_dialect_hides_another():
-    for i, dialect in enumerate(CHAT_FORMATS):
-        text = " ".join(dialect.marks)
-        assert chat_format_of(text) is dialect, f"one before number {i}"
+def test_no_chat_format_hides_another():
+    for i, each in enumerate(CHAT_FORMATS):
+        text = " ".join(each.marks)
+        assert chat_format_of(text) is each, f"one before number {i}"
     architectures = [name for family in FAMILIES for name in family.architectures]
     assert len(architectures) == len(set(architectures))
 
@@ -66,22 +71,22 @@ def test_no_dialect_hides_another():
 def test_every_renderer_named_exists():
     library = pytest.importorskip("renderers.base", reason="comes with forge-agents-rl[verifiers]")
     library._populate_registry()
-    named = {renderer for dialect in CHAT_FORMATS for renderer in dialect.renderers.values()}
+    named = {renderer for each in CHAT_FORMATS for renderer in each.renderers.values()}
     assert named <= library.RENDERER_REGISTRY.keys()
 
 
-def test_the_command_says_what_a_model_can_do(tmp_path, capsys, tiny_models):
+def test_models_command_prints_properties(tmp_path, capsys, tiny_models):
     from forge_agents.cli import main as cli
 
-    assert cli.main(["models"]) == 0
+    assert cli.main(["list", "--models"]) == 0
     said = capsys.readouterr().out
     for family in FAMILIES:
-        assert f"{family.models}\n  {', '.join(family.architectures)}\n  plays" in said
-        assert f"does not learn: {family.why_not}" in said or not family.why_not
+        assert f"{family.models}\n  {', '.join(family.architectures)}\n" in said
+        assert f"inference only: {family.untrainable_reason}" in said or not family.untrainable_reason
     model(tmp_path, "MixtralForCausalLM", "[INST]..[TOOL_CALLS] enable_thinking reasoning_content")
-    assert cli.main(["models", str(tiny_models(family="qwen2")), str(tmp_path)]) == 0
-    learns, refused = capsys.readouterr().out.split(f"{tmp_path}\n")
-    assert "computes Qwen2ForCausalLM (Qwen2 and Qwen2.5)\n  learns   yes\n  talks    chatml" in learns
-    assert "thinks   not by its template\n  tools    not by its template" in learns
-    assert "learns   no: architecture 'MixtralForCausalLM' cannot be trained (Mixtral): TorchTitan has no" in refused
-    assert "thinks   yes, as Policy.thinking says\n  tools    calls them by JSON behind [TOOL_CALLS]" in refused
+    assert cli.main(["list", "--models", str(tiny_models(family="qwen2")), str(tmp_path)]) == 0
+    trainable, refused = capsys.readouterr().out.split(f"{tmp_path}\n")
+    assert "architecture Qwen2ForCausalLM (Qwen2 and Qwen2.5)\n  trainable    yes\n  chat         chatml" in trainable
+    assert "reasoning    not in its template\n  tools        not in its template" in trainable
+    assert "trainable    no: architecture 'MixtralForCausalLM' cannot be trained (Mixtral): TorchTitan" in refused
+    assert "reasoning    yes, switched by Policy.thinking\n  tools        JSON after [TOOL_CALLS]" in refused

@@ -969,7 +969,7 @@ def test_where_a_command_cannot_be_shut_in_it_does_not_run(monkeypatch):
     from forge_agents.sandbox import sandbox
 
     monkeypatch.setattr(sandbox, "_why_no_namespaces", lambda: "user namespaces do not work here")
-    with pytest.raises(sandbox.SandboxUnavailable, match="A command line is shut in by user namespaces or not at all"):
+    with pytest.raises(sandbox.SandboxUnavailable, match="To isolate a command line, allow user namespaces"):
         fa.Program("true", sandbox=Sandbox(allow_weaker=True)).reset(seed=0)
     with pytest.raises(TypeError, match="a function runs in this process"):
         fa.Program(plain, sandbox=Sandbox())

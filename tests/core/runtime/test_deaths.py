@@ -15,6 +15,7 @@ import pytest
 
 from forge_agents.runtime import deaths, mesh, processes
 from forge_agents.runtime.deaths import death, name_signals, oom_kills
+from forge_agents.runtime.private_folder import make_private, private_folder
 from forge_agents.runtime.processes import is_ours, kill_after, variables
 
 DIES = """
@@ -62,12 +63,12 @@ def test_an_end_says_what_it_mostly_comes_from(tmp_path: Path, monkeypatch: pyte
     assert "an instruction that this processor does not have" in death(-signal.SIGILL, None).meaning
     assert death(1, None).meaning == death(None, None).meaning == death(-signal.SIGSEGV, None).meaning == ""
     counter = tmp_path / "memory.events"
-    monkeypatch.setattr(deaths, "_COUNTERS", (str(tmp_path / "absent"), str(counter)))
+    monkeypatch.setattr(deaths, "_OOM_COUNTERS", (str(tmp_path / "absent"), str(counter)))
     counter.write_text("low 0\noom 7\noom_kill 2\noom_group_kill 0\n")
     deaths.oom_kills_before.cache_clear()
     try:
         assert oom_kills() == (0, 2)
-        assert "so somebody else killed it" in death(-signal.SIGKILL, None).meaning
+        assert "so another program killed it" in death(-signal.SIGKILL, None).meaning
         counter.write_text("oom 8\noom_kill 3\n")
         assert "by the kernel, which has killed for want of memory" in death(-signal.SIGKILL, None).meaning
     finally:
@@ -134,22 +135,28 @@ def test_a_note_of_a_process_that_is_written_or_removed_just_now_is_none(tmp_pat
     assert mesh._pids(SimpleNamespace(logs=tmp_path)) == {41: tmp_path / "0.pid"}  # type: ignore[arg-type]
 
 
-def test_the_folder_of_logs_is_nobody_else_s(tmp_path, monkeypatch):
-    monkeypatch.setattr(processes.tempfile, "tempdir", str(tmp_path))
-    base, elsewhere = processes.run_folder().parent, tmp_path / "elsewhere"
+def test_a_log_folder_of_another_user_is_refused(tmp_path, monkeypatch):
+    folder, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     elsewhere.mkdir()
-    base.symlink_to(elsewhere)
-    with pytest.raises(PermissionError, match=f"{base} is no folder of yours"):
-        processes.new_log_folder("engine")
-    assert not list(elsewhere.iterdir())
-    base.unlink()
-    base.mkdir()
-    base.chmod(0o777)
-    made = processes.new_log_folder("engine")
-    assert {path.stat().st_mode & 0o777 for path in (base, made.parent, made)} == {0o700}
+    folder.symlink_to(elsewhere)
+    with pytest.raises(PermissionError, match=f"{folder} is not a folder of yours"):
+        make_private(folder)
+    folder.unlink()
+    folder.mkdir()
+    folder.chmod(0o777)
+    make_private(folder)
+    assert folder.stat().st_mode & 0o777 == 0o700
     monkeypatch.setattr(os, "getuid", lambda: 4711)
     with pytest.raises(PermissionError, match="its owner is user"):
-        processes._make_own(base)
+        make_private(folder)
+
+
+def test_log_folders_are_private_and_unique():
+    logs = [processes.make_log_folder("engine") for _ in range(2)]
+    assert logs[0] != logs[1] and {folder.parent for folder in logs} == {private_folder()}
+    assert {folder.stat().st_mode & 0o777 for folder in logs} == {0o700}
+    for folder in logs:
+        folder.rmdir()
 
 
 def test_the_peak_of_a_process_is_not_its_parent_s():

@@ -16,12 +16,13 @@ import pytest
 import forge_agents as fa
 from forge_agents.envs.workers import env as workers
 from forge_agents.errors import HostError
-from forge_agents.runtime import cluster as cluster_module
+from forge_agents.runtime import allocation as allocation_module
 from forge_agents.runtime import mesh
-from forge_agents.runtime.cluster import Cluster, Host, gpus_to_ask_for
+from forge_agents.runtime.allocation import Host, gpus_per_node
+from forge_agents.runtime.cluster import Cluster
 from forge_agents.runtime.host_process import HostFacts
 from forge_agents.runtime.hosts import parse_cores
-from forge_agents.runtime.jobs import Job, gpus_of_processes
+from forge_agents.runtime.jobs import gpus_of_processes
 from forge_agents.runtime.machine import gpu_bytes, visible_gpus
 
 
@@ -161,21 +162,21 @@ def laid_out(has: int = 8, wants: dict[str, int] | None = None, **settings: Any)
     config = fa.Hosts(**{"kind": "process", **settings})
     layout = Cluster(config, lambda: "here", wants)
     layout._here.facts = HostFacts(
-        hostname="head", gpus=tuple(map(str, range(has))), cores=frozenset({0, 1}), place="head"
+        hostname="head", gpus=tuple(map(str, range(has))), cores=frozenset({0, 1}), memory_domain="head"
     )
     if config.kind != "local":
         machines = {role: Machines(role, range(count)) for role, count in config.counts.items()}
-        layout._job = Job(meshes=machines, end=lambda: None)
+        layout.meshes = machines
     for role, count in config.counts.items():
         for number in range(count):
             facts = HostFacts(
                 hostname=f"node-{role}-{number}",
                 gpus=tuple(map(str, range(has))),
                 cores=frozenset({0, 1}),
-                place="there",
+                memory_domain="there",
             )
             machine = Machines(role, range(number, number + 1))
-            host = Host(name=f"{role}-{number}", role=role, number=number, machine=machine, warden=True, facts=facts)
+            host = Host(name=f"{role}-{number}", role=role, number=number, machine=machine, agent=True, facts=facts)
             layout.hosts.append(host)
     return layout
 
@@ -186,37 +187,37 @@ def names(spot: Any) -> list[str]:
 
 def test_replicas_spread_over_their_hosts_and_take_a_gpu_each() -> None:
     layout = laid_out(hosts={"engines": 2, "learner": 1}, gpus={"engines": 2})
-    spots = [layout.spot("engines", 1) for _ in range(4)]
+    spots = [layout.allocate("engines", 1) for _ in range(4)]
     assert [names(spot) for spot in spots] == [["engines-0"], ["engines-1"], ["engines-0"], ["engines-1"]]
     assert [spot.gpus for spot in spots] == [("0",), ("0",), ("1",), ("1",)]
-    spots[1].give_back()
-    again = layout.spot("engines", 1)
+    spots[1].release()
+    again = layout.allocate("engines", 1)
     assert (names(again), again.gpus) == (["engines-1"], ("0",))
 
 
 def test_a_learner_spreads_over_its_hosts_and_sees_one_gpu_a_rank() -> None:
     layout = laid_out(hosts={"learner": 2}, gpus={"learner": 4})
-    spot = layout.spot("learner", 8)
+    spot = layout.allocate("learner", 8)
     assert names(spot) == ["learner-0", "learner-1"]
-    assert (spot.each, spot.gpus, spot.elsewhere) == (4, ("0", "1", "2", "3"), True)
+    assert (spot.each, spot.gpus, spot.is_remote) == (4, ("0", "1", "2", "3"), True)
     assert list(spot.machines.numbers) == [0, 1]
 
 
 def test_the_store_is_beside_the_learner_unless_it_has_a_host() -> None:
-    assert names(laid_out(hosts={"learner": 2, "engines": 1}).spot("store", 1)) == ["learner-0"]
-    assert names(laid_out(hosts={"learner": 2, "store": 1}).spot("store", 1)) == ["store-0"]
+    assert names(laid_out(hosts={"learner": 2, "engines": 1}).allocate("store", 1)) == ["learner-0"]
+    assert names(laid_out(hosts={"learner": 2, "store": 1}).allocate("store", 1)) == ["store-0"]
 
 
 def test_a_role_without_hosts_is_on_the_controllers() -> None:
-    spot = laid_out(hosts={"engines": 1}).spot("judges", 1)
-    assert (names(spot), spot.machines, spot.elsewhere) == (["this host"], "here", False)
+    spot = laid_out(hosts={"engines": 1}).allocate("judges", 1)
+    assert (names(spot), spot.machines, spot.is_remote) == (["this host"], "here", False)
 
 
 def test_roles_that_share_this_host_take_its_gpus_one_after_the_other() -> None:
     layout = laid_out(kind="local", gpus={"engines": 2, "learner": 3})
     layout.check_gpus()
-    assert layout.spot("learner", 3).gpus == ("0", "1", "2")
-    assert [layout.spot("engines", 1).gpus for _ in range(2)] == [("3",), ("4",)]
+    assert layout.allocate("learner", 3).gpus == ("0", "1", "2")
+    assert [layout.allocate("engines", 1).gpus for _ in range(2)] == [("3",), ("4",)]
 
 
 @pytest.mark.parametrize(
@@ -233,31 +234,31 @@ def test_gpus_are_divided_where_nobody_said_how(
     has: int, settings: dict[str, Any], learner: tuple[str, ...], engines: list[str]
 ) -> None:
     layout = laid_out(has, {"learner": 2, "engines": 3}, kind="local", **settings)
-    assert layout.spot("learner", 2).gpus == learner
-    spots = [layout.spot("engines", 1) for _ in range(3)]
+    assert layout.allocate("learner", 2).gpus == learner
+    spots = [layout.allocate("engines", 1) for _ in range(3)]
     spots.sort(key=lambda spot: spot.gpus)
     assert [spot.gpus for spot in spots] == [(one,) for one in engines] or has == 4
-    spots[1].give_back()
-    assert layout.spot("engines", 1).gpus == spots[1].gpus  # an engine that died comes back where it was
+    spots[1].release()
+    assert layout.allocate("engines", 1).gpus == spots[1].gpus  # an engine that died comes back where it was
 
 
 def test_one_gpu_is_shared_and_ranks_are_not_put_on_one() -> None:
     layout = laid_out(1, {"learner": 1, "engines": 1}, kind="local")
-    assert layout.spot("learner", 1).gpus == layout.spot("engines", 1).gpus == ("0",)
+    assert layout.allocate("learner", 1).gpus == layout.allocate("engines", 1).gpus == ("0",)
     with pytest.raises(HostError, match="2 ranks of one learner need a GPU each, and this host .* has 1 for them"):
-        layout.spot("learner", 2)
+        layout.allocate("learner", 2)
 
 
 def test_judges_stay_off_the_learners_gpu() -> None:
     layout = laid_out(2, {"learner": 1, "engines": 1}, kind="local")
-    spots = [layout.spot(role, 1).gpus for role in ("learner", "engines", "judges")]
+    spots = [layout.allocate(role, 1).gpus for role in ("learner", "engines", "judges")]
     assert spots == [("0",), ("1",), ("1",)]
-    assert laid_out(3, {"learner": 1, "engines": 1}, kind="local").spot("judges", 1).gpus == ("2",)
+    assert laid_out(3, {"learner": 1, "engines": 1}, kind="local").allocate("judges", 1).gpus == ("2",)
     counted = laid_out(4, {"learner": 1, "engines": 2, "judges": 2}, kind="local")
-    assert [counted.spot(role, 1).gpus for role in ("learner", "engines", "engines", "judges", "judges")] == [
+    assert [counted.allocate(role, 1).gpus for role in ("learner", "engines", "engines", "judges", "judges")] == [
         ("0",), ("1",), ("2",), ("3",), ("3",),
     ]  # fmt: skip
-    assert layout.spot("store", 1).gpus == ()
+    assert layout.allocate("store", 1).gpus == ()
 
 
 @pytest.mark.parametrize(
@@ -281,12 +282,12 @@ def test_processes_that_behave_as_hosts_divide_this_ones_gpus(
 
 def test_engines_of_nobodys_run_take_a_gpu_each() -> None:
     layout = laid_out(4, kind="local")
-    assert [layout.spot("engines", 1).gpus for _ in range(4)] == [("0",), ("1",), ("2",), ("3",)]
+    assert [layout.allocate("engines", 1).gpus for _ in range(4)] == [("0",), ("1",), ("2",), ("3",)]
 
 
 def test_ranks_of_an_engine_are_on_one_host() -> None:
     layout = laid_out(4, {"engines": 8}, hosts={"engines": 2})
-    spots = [layout.spot("engines", 2) for _ in range(4)]
+    spots = [layout.allocate("engines", 2) for _ in range(4)]
     assert [(names(spot), spot.gpus) for spot in spots] == [
         (["engines-0"], ("0", "1")),
         (["engines-1"], ("0", "1")),
@@ -304,32 +305,32 @@ def with_gpus(layout: Cluster, *gpus: tuple[str, ...]) -> Cluster:
 
 def test_each_host_of_a_learner_sees_gpus_by_its_own_names() -> None:
     layout = with_gpus(laid_out(hosts={"learner": 2}), ("GPU-a", "GPU-b"), ("GPU-c", "GPU-d"))
-    spot = layout.spot("learner", 4)
+    spot = layout.allocate("learner", 4)
     assert spot.gpus_by_host == (("GPU-a", "GPU-b"), ("GPU-c", "GPU-d"))
-    assert [seat.gpu for seat in layout.rehearse([("hero", "learner", 4)])] == ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]
-    spot.give_back()
-    assert layout.spot("learner", 2).gpus_by_host == (("GPU-a",), ("GPU-c",))
+    assert [seat.gpu for seat in layout.preview([("hero", "learner", 4)])] == ["GPU-a", "GPU-b", "GPU-c", "GPU-d"]
+    spot.release()
+    assert layout.allocate("learner", 2).gpus_by_host == (("GPU-a",), ("GPU-c",))
 
 
 def test_a_host_with_fewer_gpus_than_the_others_is_named_before_its_ranks_start() -> None:
     layout = with_gpus(laid_out(hosts={"learner": 2}), ("0", "1", "2", "3"), ("0", "1"))
     with pytest.raises(HostError, match=r"4 ranks of one learner need a GPU each, and learner-1 .* has 2 for them"):
-        layout.spot("learner", 8)
-    assert layout.spot("learner", 4).each == 2
+        layout.allocate("learner", 8)
+    assert layout.allocate("learner", 4).each == 2
     with_gpus(layout, ("0", "1"), ())
     with pytest.raises(HostError, match=r"learner-1 .* has no GPU, and other hosts of this learner have"):
-        layout.spot("learner", 4)
+        layout.allocate("learner", 4)
 
 
 def test_hosts_take_as_many_engines_as_they_have_gpus() -> None:
     layout = with_gpus(laid_out(wants={"engines": 6}, hosts={"engines": 2}), ("0", "1"), ("0", "1", "2", "3"))
-    spots = [layout.spot("engines", 1) for _ in range(6)]
+    spots = [layout.allocate("engines", 1) for _ in range(6)]
     assert sorted((*names(spot), *spot.gpus) for spot in spots) == [
         ("engines-0", "0"), ("engines-0", "1"),
         ("engines-1", "0"), ("engines-1", "1"), ("engines-1", "2"), ("engines-1", "3"),
     ]  # fmt: skip
     layout = with_gpus(laid_out(wants={"engines": 4}, hosts={"engines": 2}), ("0", "1"), ("0", "1", "2", "3"))
-    assert names(layout.spot("engines", 4)) == ["engines-1"]  # the first has too few for one of four ranks
+    assert names(layout.allocate("engines", 4)) == ["engines-1"]  # the first has too few for one of four ranks
 
 
 def test_a_rehearsal_says_where_everything_would_be_and_takes_nothing() -> None:
@@ -337,7 +338,7 @@ def test_a_rehearsal_says_where_everything_would_be_and_takes_nothing() -> None:
     layout._here.facts = replace(layout._here.facts, gpu_bytes=(80, 40))  # type: ignore[type-var]
     meshes = [("hero-learner", "learner", 1), ("hero-0", "engines", 1), ("hero-1", "engines", 1)]
     for _ in range(2):
-        seats = layout.rehearse(meshes)
+        seats = layout.preview(meshes)
         assert [(seat.name, seat.host, seat.gpu, seat.gpu_bytes) for seat in seats] == [
             ("hero-learner", "this host (head)", "0", 80),
             ("hero-0", "engines-0 (node-engines-0)", "0", 0),
@@ -348,24 +349,25 @@ def test_a_rehearsal_says_where_everything_would_be_and_takes_nothing() -> None:
 def test_planned_places_are_kept_in_whatever_order_processes_start_and_start_again() -> None:
     layout = laid_out(2, {"learner": 1, "engines": 2}, kind="local")
     meshes = [("learner", "learner", 1), ("large", "engines", 1), ("small", "engines", 1)]
-    rehearsed = {seat.name: (seat.gpu,) for seat in layout.rehearse(meshes)}
+    rehearsed = {seat.name: (seat.gpu,) for seat in layout.preview(meshes)}
     assert rehearsed == {"learner": ("0",), "large": ("1",), "small": ("0",)}
-    layout.plan(meshes)
-    spots = {name: layout.spot(role, procs, name) for name, role, procs in (*meshes[1:], meshes[0])}
+    layout.reserve(meshes)
+    spots = {name: layout.allocate(role, procs, name) for name, role, procs in (*meshes[1:], meshes[0])}
     assert {name: spot.gpus for name, spot in spots.items()} == rehearsed
     for name in ("large", "small"):
-        spots[name].give_back()
-    assert layout.spot("engines", 1, "small").gpus == ("0",) and layout.spot("engines", 1, "large").gpus == ("1",)
-    assert layout.planned_on({("this host (head)", "0")}) == ["learner", "small"]
-    assert layout.spot("engines", 1, "another").gpus == ("1",)  # a place is taken while its process is dead, too
+        spots[name].release()
+    assert layout.allocate("engines", 1, "small").gpus == ("0",)
+    assert layout.allocate("engines", 1, "large").gpus == ("1",)
+    assert layout.reserved_on({("this host (head)", "0")}) == ["learner", "small"]
+    assert layout.allocate("engines", 1, "another").gpus == ("1",)  # a place is taken while its process is dead, too
 
 
 def test_a_planned_place_on_a_lost_host_is_none() -> None:
     layout = laid_out(2, hosts={"engines": 2})
-    layout.plan([("one", "engines", 1), ("two", "engines", 1)])
-    assert names(layout.spot("engines", 1, "two")) == ["engines-1"]
+    layout.reserve([("one", "engines", 1), ("two", "engines", 1)])
+    assert names(layout.allocate("engines", 1, "two")) == ["engines-1"]
     layout.lose(layout.hosts[1], "gone")
-    again = layout.spot("engines", 1, "two")
+    again = layout.allocate("engines", 1, "two")
     assert (names(again), again.gpus) == (["engines-0"], ("1",))
 
 
@@ -385,7 +387,7 @@ def test_more_gpus_than_a_host_has_are_refused(settings: dict[str, Any]) -> None
 
 
 def test_cores_that_a_host_has_not_are_refused() -> None:
-    assert laid_out(hosts={"engines": 1}, cpus={"engines": "1"}).spot("engines", 1).cores == {1}
+    assert laid_out(hosts={"engines": 1}, cpus={"engines": "1"}).allocate("engines", 1).cores == {1}
     with pytest.raises(HostError, match=r"bind engines to 0-2 and engines-0 \(node-engines-0\) has no core 2"):
         laid_out(hosts={"engines": 1}, cpus={"engines": "0-2"})._check_cores()
 
@@ -418,20 +420,20 @@ def test_worker_processes_are_on_their_cores_while_the_run_lasts() -> None:
 def test_a_lost_host_is_replaced_by_its_role_then_by_spares_then_by_others() -> None:
     layout = laid_out(hosts={"engines": 2, "spare": 1, "learner": 1})
     told: list[str] = []
-    learner = layout.spot("learner", 1)
+    learner = layout.allocate("learner", 1)
     learner.hosts[0].listeners.append(told.append)
     by_name = {host.name: host for host in layout.hosts}
     layout.lose(by_name["engines-0"], "gone")
-    assert [names(layout.spot("engines", 1)) for _ in range(2)] == [["engines-1"], ["engines-1"]]
+    assert [names(layout.allocate("engines", 1)) for _ in range(2)] == [["engines-1"], ["engines-1"]]
     layout.lose(by_name["learner-0"], "power cut")
     layout.lose(by_name["learner-0"], "again")
     assert told == ["power cut"] and learner.lost == "power cut"
-    assert names(layout.spot("learner", 1)) == ["spare-0"]
+    assert names(layout.allocate("learner", 1)) == ["spare-0"]
     layout.lose(by_name["spare-0"], "gone")
-    assert names(layout.spot("learner", 1)) == ["engines-1"]
+    assert names(layout.allocate("learner", 1)) == ["engines-1"]
     layout.lose(by_name["engines-1"], "gone, too")
     with pytest.raises(HostError, match=r"no host is left for learner: .*gone, too"):
-        layout.spot("learner", 1)
+        layout.allocate("learner", 1)
 
 
 def test_environments_go_where_most_cores_are_free_and_at_the_end_here() -> None:
@@ -439,21 +441,21 @@ def test_environments_go_where_most_cores_are_free_and_at_the_end_here() -> None
     facts = layout.hosts[0].facts
     assert facts is not None
     layout.hosts[0].facts = replace(facts, cores=frozenset(range(8)))
-    assert layout.room("envs") == 8 + 4  # that one has two cores, and four places as any
-    where = [names(layout.spot("envs", 1))[0] for _ in range(12)]
+    assert layout.capacity("envs") == 8 + 4  # that one has two cores, and four places as any
+    where = [names(layout.allocate("envs", 1))[0] for _ in range(12)]
     assert (where.count("envs-0"), where.count("envs-1")) == (8, 4)
     for host in layout.hosts[:2]:
         layout.lose(host, "gone")
-    assert names(layout.spot("envs", 1)) == ["this host"] and layout.room("envs") == 4
+    assert names(layout.allocate("envs", 1)) == ["this host"] and layout.capacity("envs") == 4
 
 
 def test_who_connects_and_knows_no_secret_is_sent_away() -> None:
     async def main() -> None:
         layout = laid_out(hosts={"envs": 1})
-        server = await asyncio.start_server(layout._greet, "127.0.0.1", 0)
+        server = await asyncio.start_server(layout._accept, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         secret = "a" * 32
-        line = layout._greeted[secret] = asyncio.get_running_loop().create_future()
+        line = layout._expected[secret] = asyncio.get_running_loop().create_future()
 
         async def knock(said: bytes) -> asyncio.StreamReader:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -478,7 +480,7 @@ def test_who_connects_and_knows_no_secret_is_sent_away() -> None:
 def test_a_learner_that_lost_a_host_takes_as_many_as_divide_its_ranks() -> None:
     layout = laid_out(hosts={"learner": 4})
     layout.lose(layout.hosts[0], "gone")
-    spot = layout.spot("learner", 4)  # three live; four ranks go on two of them
+    spot = layout.allocate("learner", 4)  # three live; four ranks go on two of them
     assert (names(spot), spot.each, list(spot.machines.numbers)) == (["learner-1", "learner-2"], 2, [1, 2])
 
 
@@ -572,18 +574,18 @@ def test_what_is_submitted_to_slurm_is_what_was_asked_for(tmp_path: Path) -> Non
 
 
 def test_slurm_is_asked_for_the_gpus_that_processes_take_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster_module, "version", lambda name: "2.13.0")
+    monkeypatch.setattr(allocation_module, "version", lambda name: "2.13.0")
     meshes = [("weights", "store", 1), ("hero-learner", "learner", 8), *((f"hero-{i}", "engines", 2) for i in range(3))]
     two_and_two = {"kind": "slurm", "hosts": {"learner": 2, "engines": 2}}
 
     def asked(**settings: Any) -> int | None:
-        return gpus_to_ask_for(fa.Hosts(**two_and_two, **settings), meshes)
+        return gpus_per_node(fa.Hosts(**two_and_two, **settings), meshes)
 
     assert asked() == 4  # four ranks of the learner on each of its hosts, two engines of two ranks on one of theirs
     assert asked(gpus={"engines": 8}) == 8
     assert asked(slurm_args=("--gres=gpu:h100:8",)) is None
-    assert gpus_to_ask_for(fa.Hosts(kind="slurm", hosts={"engines": 1}), meshes) == 6
-    monkeypatch.setattr(cluster_module, "version", lambda name: "2.13.0+cpu")
+    assert gpus_per_node(fa.Hosts(kind="slurm", hosts={"engines": 1}), meshes) == 6
+    monkeypatch.setattr(allocation_module, "version", lambda name: "2.13.0+cpu")
     assert asked() is None and asked(gpus={"learner": 4}) == 4
 
 
@@ -791,9 +793,9 @@ def test_without_kubernetes_client_it_says_what_to_install(monkeypatch: pytest.M
 
 def test_who_has_the_gpus_that_the_next_mesh_would_get(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = laid_out(has=2, wants={"learner": 1, "engines": 1}, kind="local")
-    monkeypatch.setattr(mesh, "_layout", lambda: layout)
+    monkeypatch.setattr(mesh, "_cluster", lambda: layout)
     taken = {
-        number: SimpleNamespace(name=name, spot=layout.spot(role, 1))
+        number: SimpleNamespace(name=name, spot=layout.allocate(role, 1))
         for number, (name, role) in enumerate([("hero-learner", "learner"), ("hero", "engines")])
     }
     monkeypatch.setattr(mesh, "_spawned", taken)

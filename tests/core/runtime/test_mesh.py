@@ -249,7 +249,7 @@ def test_a_crash_names_its_signal_its_place_and_what_was_printed_last(probe_clas
                 await asyncio.wait_for(heartbeat.guard(probe.crash.call_one(signal.SIGILL)), 30)
             said = str(caught.value)
             assert "was ended by SIGILL in crash (" in said and "/probe_actors.py:" in said
-            assert said.endswith("It printed last:\npid asked\nabout to crash")
+            assert said.endswith("Last lines of its log:\npid asked\nabout to crash")
             assert caught.value.place.startswith("was ended by SIGILL in [(")
 
     asyncio.run(main())

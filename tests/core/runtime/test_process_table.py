@@ -38,7 +38,7 @@ def test_processes_that_end_while_they_are_read_have_ended(monkeypatch, child):
     assert _processes.parent_of(child) == 0 and _processes.children_of(child) == []
     assert processes.with_variable("FORGE_AGENTS_MESH", "a-mark-of-this-test") == []
     monkeypatch.setattr(processes, "with_variable", lambda name, value: [Vanishing(os.getpid())])
-    processes.kill_marked("a-mark-of-this-test")
+    processes.kill_mesh("a-mark-of-this-test")
     psutil.process_iter.cache_clear()  # it keeps the processes of this test for later calls
 
 
@@ -46,9 +46,9 @@ def test_marked_processes_are_found_and_killed(child):
     (found,) = processes.with_variable("FORGE_AGENTS_MESH", "a-mark-of-this-test")
     assert found.pid == child and _processes.runs(child) and "time.sleep(60)" in _processes.command_of(child)
     assert child in _processes.children_of(os.getpid()) and _processes.parent_of(child) == os.getpid()
-    processes.kill_marked("a-mark-of-this-tes")  # another mark, of which this one's begins
+    processes.kill_mesh("a-mark-of-this-tes")  # another mark, of which this one's begins
     assert _processes.runs(child)
-    processes.kill_marked("a-mark-of-this-test")
+    processes.kill_mesh("a-mark-of-this-test")
     assert _processes.ended_within([child], 30)
 
 

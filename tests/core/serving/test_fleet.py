@@ -143,9 +143,9 @@ def test_what_was_said_of_a_shared_gpu_stays_and_too_many_engines_are_refused(on
 def test_engines_that_share_gpus_have_their_places_until_the_fleet_ends(started, tmp_path, monkeypatch):
     layout = Cluster(fa.Hosts(), lambda: "here")
     layout._here.facts = HostFacts(
-        hostname="node", gpus=("0", "1"), cores=frozenset({0}), place="", gpu_bytes=(80_000_000_000,) * 2
+        hostname="node", gpus=("0", "1"), cores=frozenset({0}), memory_domain="", gpu_bytes=(80_000_000_000,) * 2
     )
-    monkeypatch.setattr(fleet.mesh, "_layout", lambda: layout)
+    monkeypatch.setattr(fleet.mesh, "_cluster", lambda: layout)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     each = {}
     for name, shape in {"large": "32b", "other": "8b", "small": "0.6b"}.items():
@@ -153,10 +153,11 @@ def test_engines_that_share_gpus_have_their_places_until_the_fleet_ends(started,
         (tmp_path / name / "config.json").write_text(json.dumps(SHAPES[shape]))
         each |= policies(tmp_path / name, name)
     found, _ = started(each, config=fa.EngineConfig(max_model_len=2048))
-    assert [layout.spot("engines", 1, name).gpus for name in ("small", "other", "large")] == [("0",), ("1",), ("0",)]
+    gpus = [layout.allocate("engines", 1, name).gpus for name in ("small", "other", "large")]
+    assert gpus == [("0",), ("1",), ("0",)]
     assert [own._config.gpu_memory_utilization is None for own in found.engines.values()] == [False, True, False]
     asyncio.run(found.stop())
-    assert layout._planned == {} and not any(layout._here.gpu_users.values())
+    assert layout._reserved == {} and not any(layout._here.gpu_users.values())
 
 
 def test_several_engines_of_one_cpu_divide_its_cores(monkeypatch):

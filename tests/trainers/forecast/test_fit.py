@@ -17,7 +17,8 @@ from forge_agents.cli.main import main
 from forge_agents.errors import HostError, ModelNotFoundError
 from forge_agents.models.sizes import SHAPES, ModelSize
 from forge_agents.runtime import mesh
-from forge_agents.runtime.cluster import Cluster, processes_by_role
+from forge_agents.runtime.allocation import processes_by_role
+from forge_agents.runtime.cluster import Cluster
 from forge_agents.runtime.host_process import HostFacts
 from forge_agents.serving.memory import adapter_weights
 from forge_trainers.forecast.fit import Fit, Gpus, fit_gpus, size_of
@@ -145,9 +146,11 @@ def test_an_engines_ranks_stay_on_one_host() -> None:
 def test_one_host_is_shared_as_a_run_shares_it(gpus: int) -> None:
     layout = Cluster(fa.Hosts(), lambda: "here", {"learner": 2, "engines": 6})
     ids = tuple(map(str, range(gpus)))
-    layout._here.facts = HostFacts(hostname="node", gpus=ids, cores=frozenset({0}), place="", gpu_bytes=(80,) * gpus)
+    layout._here.facts = HostFacts(
+        hostname="node", gpus=ids, cores=frozenset({0}), memory_domain="", gpu_bytes=(80,) * gpus
+    )
     meshes = [("learner", "learner", min(2, gpus)), *((f"engine-{i}", "engines", min(2, gpus)) for i in range(3))]
-    expected = [(seat.name, seat.rank, seat.gpu) for seat in layout.rehearse(meshes)]
+    expected = [(seat.name, seat.rank, seat.gpu) for seat in layout.preview(meshes)]
     assert [(seat.name, seat.rank, seat.gpu) for seat in Gpus(count=gpus).rehearse(meshes)] == expected
 
 
@@ -224,7 +227,7 @@ def test_what_is_simulated_is_where_a_run_places_and_what_a_dry_run_says(
     paths = {name: Path(policy.model) for name, policy in asked.items()}
     meshes = [*meshes_of(asked, paths, run), *((chat.name, "judges", 1) for chat in chats)]
     layout = Cluster(hosts, lambda: "here", processes_by_role(meshes))
-    layout.suppose(8, gpu_bytes=int(case.gb * 1e9), here=8 if hosts.counts else case.gpus)
+    layout.assume_hosts(8, gpu_bytes=int(case.gb * 1e9), here=8 if hosts.counts else case.gpus)
     placed: list[Placement] = []
     place = placement.place
 
@@ -233,7 +236,7 @@ def test_what_is_simulated_is_where_a_run_places_and_what_a_dry_run_says(
         return placed[-1]
 
     monkeypatch.setattr(placement, "place", noted)
-    monkeypatch.setattr(mesh, "_layout", lambda: layout)
+    monkeypatch.setattr(mesh, "_cluster", lambda: layout)
     own = computing(asked, paths, run)
     told, learners = placement.place_here(
         *own, ranks=run.learner_procs, engine=run.engine, judges=chats, turns=run.colocate

@@ -39,9 +39,9 @@ def on(gpus: int, wants: dict[str, int], each: int = H100) -> Callable[[Any], li
     layout = Cluster(fa.Hosts(), lambda: "here", wants)
     ids = tuple(map(str, range(gpus)))
     layout._here.facts = HostFacts(
-        hostname="node", gpus=ids, cores=frozenset({0}), place="", gpu_bytes=(each,) * gpus
+        hostname="node", gpus=ids, cores=frozenset({0}), memory_domain="", gpu_bytes=(each,) * gpus
     )
-    return layout.rehearse
+    return layout.preview
 
 
 def placed(
@@ -286,7 +286,7 @@ def test_a_start_without_gpus_takes_passes_by_the_hosts_memory(
 ) -> None:
     said: list[str] = []
     layout = on(0, {"learner": 1, "engines": 1}).__self__  # type: ignore[attr-defined]
-    monkeypatch.setattr(mesh, "_layout", lambda: layout)
+    monkeypatch.setattr(mesh, "_cluster", lambda: layout)
     monkeypatch.setattr(startup, "say", said.append)
     monkeypatch.setattr(placement, "total_bytes", lambda: gigabytes * 10**9)
     folder = Path(placement.models.resolve("smollm2-135m-instruct"))
@@ -363,7 +363,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         wants = {"learner": 1, "engines": 1, "judges": len(judges)}
         said: list[str] = []
         layout = on(gpus, wants).__self__  # type: ignore[attr-defined]
-        monkeypatch.setattr(mesh, "_layout", lambda: layout)
+        monkeypatch.setattr(mesh, "_cluster", lambda: layout)
         monkeypatch.setattr(startup, "say", said.append)
         monkeypatch.setattr(placement, "available_bytes", lambda: 1 << 50)
         monkeypatch.setattr(placement.models, "resolve", Path)
