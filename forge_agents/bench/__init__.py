@@ -1,11 +1,8 @@
-"""Benchmarks: suites of environments, any players, honest statistics, reports that can be compared.
+"""Benchmarks of any players on suites of environments, with reports that can be compared.
 
-In: players by name and a suite. Out: a `Report`. Waits for the players.
-
-Start at `benchmark` in ``play``: it makes a ``plan`` of who meets whom on which seeds, plays what the log of
-``records`` does not hold yet (``fingerprints`` say what is the same episode), and hands the records to a ``report``.
-That one's numbers come from ``summary``, which asks ``statistics`` for every interval and rating, and are shown by
-``tables``. ``exploitability`` searches small games whole.
+`play` has `benchmark`, which makes a `plan`, plays the episodes that `records` lack, and returns a `report`.
+`fingerprints` identify episodes. Numbers come from `summary` and `statistics`, tables from `sections` and `tables`.
+`merge` combines reports, and `exploitability` solves small games.
 """
 
 from __future__ import annotations
@@ -19,9 +16,10 @@ from forge_agents.bench.exploitability import (
     model_strategy,
     uniform,
 )
+from forge_agents.bench.merge import leaderboard
 from forge_agents.bench.plan import BenchLimits
 from forge_agents.bench.play import benchmark
-from forge_agents.bench.report import Report, ReportError, leaderboard
+from forge_agents.bench.report import Report, ReportError
 
 __all__ = [
     "BenchLimits",

@@ -1,4 +1,4 @@
-"""The players of a benchmark: policies, words that name them, and teams with a policy for each agent."""
+"""Players of a benchmark: policies, their short forms as text, and teams with a policy for each agent."""
 
 from __future__ import annotations
 
@@ -17,166 +17,176 @@ from forge_agents.policy import KEYWORDS, AnyPolicy, Endpoint, Policy, Sampling,
 
 @dataclass(frozen=True)
 class Team:
-    """A policy for each agent, as one player."""
+    """A player with a policy for each agent."""
 
     policies: Mapping[str, AnyPolicy] = field(hash=False)
-    """By agent. Agents with equal entries share a policy, and so an engine's weights."""
+    """Policies by agent. Agents with equal policies share one, and so its engine."""
     name: str = field(default="team", kw_only=True)
     from_run: bool = field(default=False, kw_only=True)
-    """Whether a run recorded it, which also records other names of its agents."""
+    """Whether a run recorded the mapping, which may also name agents of other environments."""
 
 
 Player: TypeAlias = AnyPolicy | Team
 PlayerLike: TypeAlias = Player | str | Mapping[str, AnyPolicy | str]
-"""A policy, words as `read_player` takes them, or one of both for each agent."""
+"""A policy, text as `read_player` takes it, or one of both for each agent."""
 
 
 def policies_of(player: Player) -> list[AnyPolicy]:
-    """The policies that a player is made of."""
+    """Return the policies of a player."""
     return [*player.policies.values()] if isinstance(player, Team) else [player]
 
 
 def policy_at(player: Player, agent: str) -> AnyPolicy:
-    """Who decides for an agent that a player has taken."""
+    """Return the policy with which a player acts for an agent."""
     return player.policies[agent] if isinstance(player, Team) else player
 
 
 def check_agents(players: Mapping[str, Player], agents: Mapping[str, Sequence[str]]) -> None:
-    """Raise ValueError where a team lacks an agent of an environment, or has one that no environment has.
+    """Check that teams have a policy for every agent, and no other policies.
 
     Args:
-        players: By name.
-        agents: By environment.
+        players: Players by name.
+        agents: Agents by environment.
+
+    Raises:
+        ValueError: A team lacks an agent, or names one that no environment has.
     """
-    known = list(dict.fromkeys(agent for own in agents.values() for agent in own))
+    all_agents = list(dict.fromkeys(agent for names in agents.values() for agent in names))
     for name, player in players.items():
         if not isinstance(player, Team):
             continue
         policies = player.policies
         for agent in policies:
-            if agent not in known and not player.from_run:
+            if agent not in all_agents and not player.from_run:
                 raise ValueError(
-                    f"player {name!r} has a policy for {agent!r}, and the agents are {', '.join(known)}."
-                    f"{did_you_mean(agent, known)}"
+                    f"player {name!r} has a policy for {agent!r}, and the agents are {', '.join(all_agents)}."
+                    f"{did_you_mean(agent, all_agents)}"
                 )
-        for env_id, own in agents.items():
-            if missing := [agent for agent in own if agent not in policies]:
+        for env_id, names in agents.items():
+            if missing := [agent for agent in names if agent not in policies]:
                 raise ValueError(
                     f"player {name!r} has no policy for agent {missing[0]!r} of {env_id}, only for "
-                    f"{', '.join(policies)}; give a policy for each agent, since players take every agent in turn"
+                    f"{', '.join(policies)}. Give a policy for each agent, because players take every agent in turn"
                 )
 
 
 def named_players(players: Mapping[str, PlayerLike], sampling: Sampling | None = None) -> dict[str, Player]:
-    """The players as policies and teams that carry their names.
+    """Return policies and teams that carry the names of the players.
 
     Args:
-        players: Policies, words as `read_player` takes them, or a mapping from agent to one of both.
-        sampling: Of models given as words.
+        players: Policies, text as `read_player` takes it, or a mapping from agent to one of both.
+        sampling: Sampling of models given as text.
 
     Raises:
-        ValueError: No players, a name or words that make no sense, or an endpoint whose key is not set.
-        TypeError: Something that is no player.
+        ValueError: There are no players, a name or text is invalid, or the key of an endpoint is not set.
+        TypeError: A value is no player.
     """
     if not isinstance(players, Mapping):
         raise TypeError(f'players must be a mapping such as {{"random": fa.Random()}}, got {type(players).__name__}')
     if not players:
         raise ValueError('no players were given; pass some by name, e.g. {"random": fa.Random()}')
-    found: dict[str, Player] = {}
-    taken = set(players)
-    for name, given in players.items():
-        player = read_player(given, sampling) if isinstance(given, str) else given
+    named: dict[str, Player] = {}
+    reserved = set(players)
+    for name, value in players.items():
+        player = read_player(value, sampling) if isinstance(value, str) else value
         if isinstance(player, Mapping):
-            player = Team({agent: _member(name, agent, each, sampling) for agent, each in player.items()})
+            player = Team({agent: _member(name, agent, member, sampling) for agent, member in player.items()})
         if isinstance(player, Team):
-            found[name] = _named_team(name, player, taken)
+            named[name] = _named_team(name, player, reserved)
         else:
-            found[name] = replace(_checked(f"player {name!r}", player), name=name)
-        for policy in policies_of(found[name]):
+            named[name] = replace(_checked(f"player {name!r}", player), name=name)
+        for policy in policies_of(named[name]):
             if isinstance(policy, Endpoint):
                 policy.api_key()
-    return found
+    return named
 
 
-def _member(name: str, agent: object, given: object, sampling: Sampling | None) -> AnyPolicy:
+def _member(name: str, agent: object, value: object, sampling: Sampling | None) -> AnyPolicy:
     if not isinstance(agent, str):
         raise TypeError(f"player {name!r} is a mapping with the key {agent!r}; its keys must be names of agents")
-    player = read_player(given, sampling) if isinstance(given, str) else given
+    player = read_player(value, sampling) if isinstance(value, str) else value
     if isinstance(player, Team) and agent in player.policies:
         return player.policies[agent]
     return _checked(f"agent {agent!r} of player {name!r}", player)
 
 
-def _checked(what: str, player: object) -> AnyPolicy:
+def _checked(label: str, player: object) -> AnyPolicy:
     if not isinstance(player, AnyPolicy):
         raise TypeError(
-            f"{what} is a {type(player).__name__}; use fa.Policy, fa.Endpoint, fa.Human, fa.Random, fa.Oracle, "
-            'fa.Scripted, words such as "random" or a model\'s name, or a mapping from agent to one of these'
+            f"{label} is a {type(player).__name__}; use fa.Policy, fa.Endpoint, fa.Human, fa.Random, fa.Oracle, "
+            'fa.Scripted, text such as "random" or a model\'s name, or a mapping from agent to one of these'
         )
     return player
 
 
-def _named_team(name: str, team: Team, taken: set[str]) -> Team:
-    """The team, whose policies are called by its name and an agent's; `taken` are names that nobody else may have."""
+def _named_team(name: str, team: Team, reserved: set[str]) -> Team:
+    """Name each policy of a team after the team and its agent; equal policies become one.
+
+    Args:
+        reserved: Names that must not be used twice; new names are added.
+    """
     if not team.policies:
         raise ValueError(f"player {name!r} is an empty mapping; give a policy for each agent")
-    named: list[tuple[AnyPolicy, AnyPolicy]] = []
+    renamed: list[tuple[AnyPolicy, AnyPolicy]] = []
     policies: dict[str, AnyPolicy] = {}
     for agent, policy in team.policies.items():
-        twin = next((new for old, new in named if old == policy), None)
-        if twin is None:
-            base = own = f"{name}-{re.sub(r'[^A-Za-z0-9_-]+', '-', agent)}"
+        new = next((new for old, new in renamed if old == policy), None)
+        if new is None:
+            base = unique = f"{name}-{re.sub(r'[^A-Za-z0-9_-]+', '-', agent)}"
             number = 1
-            while own in taken:
+            while unique in reserved:
                 number += 1
-                own = f"{base}-{number}"
-            taken.add(own)
-            twin = replace(policy, name=own)
-            named.append((policy, twin))
-        policies[agent] = twin
+                unique = f"{base}-{number}"
+            reserved.add(unique)
+            new = replace(policy, name=unique)
+            renamed.append((policy, new))
+        policies[agent] = new
     return replace(team, policies=policies, name=name)
 
 
-def read_player(words: str, sampling: Sampling | None = None) -> Player:
-    """A player from words.
+def read_player(text: str, sampling: Sampling | None = None) -> Player:
+    """Return the player that a text describes.
 
-    ``random``; ``human``; ``oracle``; ``package.module:function``, a scripted player; ``http://host:port/v1#model``, a
-    model behind an endpoint; anything else is a model: a built-in name, a Hugging Face id, a folder, or the folder of a
-    run, which stands for what it exported: one model, or a team with a model for each of the run's agents. The folder
-    in a run that holds the exported models stands for the same.
+    - ``random``, ``human`` and ``oracle``;
+    - ``package.module:function``: a scripted player;
+    - ``http://host:port/v1#model``: a model behind an endpoint;
+    - anything else is a model: a built-in name, a Hugging Face id or a folder. The folder of a run, or its folder of
+      exported models, stands for the exported model, or for a team with a model for each of the run's agents.
 
     Raises:
         ValueError: The function cannot be imported, the address names no model, or the run exported none.
     """
     sampling = sampling or Sampling()
-    if words in KEYWORDS:
-        return KEYWORDS[words]
-    if words.startswith(("http://", "https://")):
-        url, _, model = words.partition("#")
+    if text in KEYWORDS:
+        return KEYWORDS[text]
+    if text.startswith(("http://", "https://")):
+        url, _, model = text.partition("#")
         if not model:
             raise ValueError(f"player {url!r} names no model; write it after a #, e.g. {url}#my-model")
         return Endpoint(url, model, sampling=sampling)
-    module, colon, function = words.partition(":")
+    module_name, colon, function = text.partition(":")
     if not colon:
-        return _model_or_run(words, sampling)
+        return _model_or_run(text, sampling)
     try:
-        home = import_user_module(module)
+        module = import_user_module(module_name)
     except ImportError as error:
-        raise ValueError(f"player {words!r}: {module} cannot be imported: {error}") from None
-    if not hasattr(home, function):
-        raise ValueError(f"player {words!r}: {module} has no {function!r}.{did_you_mean(function, dir(home))}")
-    return Scripted(getattr(home, function))
+        raise ValueError(f"player {text!r}: {module_name} cannot be imported: {error}") from None
+    if not hasattr(module, function):
+        hint = did_you_mean(function, dir(module))
+        raise ValueError(f"player {text!r}: {module_name} has no {function!r}.{hint}")
+    return Scripted(getattr(module, function))
 
 
-def called(players: Sequence[str]) -> dict[str, str]:
-    """Players in words by names that are made of the ends of the words, as many as tell them apart.
+def short_names(players: Sequence[str]) -> dict[str, str]:
+    """Return players given as text by short names: the ends of the texts, as long as needed to differ.
 
     Raises:
-        ValueError: One is there twice, or two differ in nothing that a name can have.
+        ValueError: A player is given twice, or two players cannot be told apart by name.
     """
-    ends = [[part for part in re.split(r"[^A-Za-z0-9_.-]+", words) if part not in ("", "export")] for words in players]
-    for length in range(1, max(map(len, ends), default=0) + 1):
-        names = ["-".join(parts[-length:]).replace(".", "-").strip("-_") or "player" for parts in ends]
+    split = re.compile(r"[^A-Za-z0-9_.-]+").split
+    parts_of = [[part for part in split(text) if part not in ("", "export")] for text in players]
+    for length in range(1, max(map(len, parts_of), default=0) + 1):
+        names = ["-".join(parts[-length:]).replace(".", "-").strip("-_") or "player" for parts in parts_of]
         named = dict(zip(names, players, strict=True))
         if len(named) == len(players):
             return named
@@ -189,38 +199,37 @@ def called(players: Sequence[str]) -> dict[str, str]:
     return {}
 
 
-def _model_or_run(words: str, sampling: Sampling) -> Player:
-    """The model that words name, or what a run exported: the words are the run's folder or that of its models."""
-    folder = user_path(words)
+def _model_or_run(text: str, sampling: Sampling) -> Player:
+    folder = user_path(text)
     run, export = (folder, folder / "export") if (folder / "export").is_dir() else (folder.parent, folder)
     if (folder / "config.json").exists():
-        return Policy(words, sampling=sampling)
+        return Policy(text, sampling=sampling)
     if (export / "config.json").exists():
         return Policy(str(export), sampling=sampling)
-    models = {child.parent.name: str(child.parent) for child in sorted(export.glob("*/config.json"))}
+    models = {config.parent.name: str(config.parent) for config in sorted(export.glob("*/config.json"))}
     if not models and (run == folder or (folder / "checkpoints").is_dir()):
         raise ValueError(
-            f"player {words!r} is a run that has exported no model yet. It exports when it ends; to export a "
-            f"checkpoint, run: forge-agents export {words} --out {folder / 'export'}"
+            f"player {text!r} is a run that has not exported a model yet. Models are exported at the end of training; "
+            f"to export a checkpoint, run: forge-agents export {text} --out {folder / 'export'}"
         )
     if not models:
-        return Policy(words, sampling=sampling)
+        return Policy(text, sampling=sampling)
     policies = {agent: Policy(models[name], sampling=sampling) for agent, name in _agents_of(run) if name in models}
     if not policies:
         raise ValueError(
-            f"player {words!r} stands for {len(models)} models, and {run / 'config.yaml'} does not say which "
-            f"agents they play; give a mapping from agent to model, of {', '.join(models.values())}"
+            f"player {text!r} has {len(models)} models, and {run / 'config.yaml'} does not say which agents they act "
+            f"for. Give a mapping from agent to one of {', '.join(models.values())}"
         )
     return Team(policies, from_run=True)
 
 
 def _agents_of(run: Path) -> Iterator[tuple[str, str]]:
-    """Agents and names of their policies, as the settings of a run record them; none where they cannot be read."""
+    """Yield the agents of a run with the names of their policies; nothing if its settings cannot be read."""
     try:
         settings: Any = safe_yaml.read(run / "config.yaml")
     except (OSError, ValueError):
         return
-    seats = settings.get("policy_mapping") if isinstance(settings, dict) else None
-    for agent, name in seats.items() if isinstance(seats, dict) else ():
+    mapping = settings.get("policy_mapping") if isinstance(settings, dict) else None
+    for agent, name in mapping.items() if isinstance(mapping, dict) else ():
         if isinstance(agent, str) and isinstance(name, str):
             yield agent, name

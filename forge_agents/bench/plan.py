@@ -1,8 +1,4 @@
-"""What is to be played: the players, the suite, who meets whom on which seeds, and what it may cost.
-
-In: players, a suite, the YAML of `forge-agents bench`. Out: the episodes to play, in a fixed order. Waits for the
-environments, which are made once to know their seats.
-"""
+"""Plan of a benchmark: settings, environments of the suite, and the episodes to play in a fixed order."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 from pettingzoo import ParallelEnv
 
-from forge_agents.bench.entrants import Player, called, named_players
+from forge_agents.bench.entrants import Player, named_players, short_names
 from forge_agents.bench.fingerprints import code_of
 from forge_agents.envs import registry
 from forge_agents.envs.env import sides_of
@@ -29,35 +25,35 @@ from forge_agents.serving.config import EngineConfig
 from forge_agents.settings import settings_class
 
 Kind: TypeAlias = Literal["single", "cooperative", "competitive", "mixed"]
-"""One seat; seats with one goal; seats against each other; something between."""
+"""One agent; agents with one goal; opponents; mixed motives."""
 TEAMS: tuple[Kind, ...] = ("cooperative", "mixed")
-"""Where players are partners."""
+"""Kinds in which players are partners."""
 SuiteLike: TypeAlias = str | Sequence[str] | Mapping[str, Mapping[str, Any]]
-"""A suite's name, an environment's id, several of both, or arguments by name or id. ``module:name`` imports the module
-first."""
+"""A suite's name, an environment's id, several of both, or arguments by name or id. ``module:name`` imports
+the module."""
 
 
 @settings_class
 @dataclass(frozen=True, kw_only=True)
 class BenchLimits:
-    """What one call of `benchmark` may spend. What an earlier call has played costs nothing."""
+    """Limits of one call of `benchmark`. Episodes of earlier calls do not count."""
 
     max_episodes: int | None = None
-    """Episodes played; None sets no limit."""
+    """Maximum number of episodes. None: no limit."""
     max_tokens: int | None = None
-    """Tokens sampled, after which no episode is begun; None sets no limit."""
+    """Number of sampled tokens after which no episode starts. None: no limit."""
     max_cost: float | None = None
-    """Currency units, at the prices of the endpoints, after which no episode is begun; None sets no limit."""
+    """Cost after which no episode starts, in the unit of the endpoints' prices. None: no limit."""
     max_seconds: float | None = None
-    """Seconds after which no episode is begun; None sets no limit."""
+    """Seconds after which no episode starts. None: no limit."""
     max_concurrent_episodes: int = 64
-    """Episodes at once."""
+    """Maximum number of concurrent episodes. At least 1."""
 
     def __post_init__(self) -> None:
         for name in ("max_episodes", "max_tokens", "max_cost", "max_seconds"):
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ValueError(f"{name}={value} allows nothing; give a number above 0, or None for no limit")
+                raise ValueError(f"{name}={value} must be above 0, or None for no limit")
         if self.max_concurrent_episodes < 1:
             raise ValueError(
                 f"max_concurrent_episodes={self.max_concurrent_episodes}; at least 1 episode must be under way"
@@ -66,63 +62,62 @@ class BenchLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchSampling(Sampling):
-    """How tokens are drawn: `Sampling`, its length the suite's where nothing is said."""
+    """`Sampling` whose maximum length may be left to the suite."""
 
     max_tokens: int | None = None  # type: ignore[assignment]  # not known before the suite is
-    """Most tokens of one response, at least 1; null: the suite's number, 64 of one environment."""
+    """Maximum number of tokens of a response, at least 1. null: the suite's value, or 64 for a single environment."""
 
     def __post_init__(self) -> None:
-        self.of_length(1)  # its checks
+        self.of_length(1)  # runs the checks of Sampling
 
     def of_length(self, max_tokens: int) -> Sampling:
-        """With `max_tokens` where nothing else was said."""
-        most = max_tokens if self.max_tokens is None else self.max_tokens
-        return Sampling(**{**vars(self), "max_tokens": most})
+        """Return the sampling with `max_tokens` as the default length."""
+        length = max_tokens if self.max_tokens is None else self.max_tokens
+        return Sampling(**{**vars(self), "max_tokens": length})
 
 
 @settings_class
 @dataclass(frozen=True, kw_only=True)
 class BenchConfig:
-    """One benchmark."""
+    """Settings of a benchmark."""
 
     players: dict[str, str | dict[str, str]] = field(default_factory=dict)
-    """By name: random, human, oracle, package.module:function, http://host:port/v1#model, a run's folder or a model; or
-    one of these for each agent."""
+    """Players by name: random, human, oracle, package.module:function, http://host:port/v1#model, a run's folder or a
+    model; or one of these for each agent."""
     cross_play: list[str] = field(default_factory=list)
-    """More players in the same words, called by the ends of these; several can follow on a command line."""
+    """More players in the same form, named after the ends of the texts. A command line may list several."""
     partners: list[str] = field(default_factory=list)
-    """Names of those of the players that the others are to work with, and that do not meet each other; empty: all."""
+    """Names of players that only serve as partners of the others and do not meet each other. Empty: all."""
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
-    """OpenAI-compatible servers by name, with all that can be set: the variable that holds the key, requests at once,
-    deadlines, budgets. They play beside `players`, each with its own `sampling`."""
+    """OpenAI-compatible servers by name, with all settings of `Endpoint`. They are players, too."""
     suite: str | list[str] = "core-v1"
-    """A suite's name or an environment's id; several as a list, or with + between them. module:NAME imports the module
-    first, which registers it."""
+    """A suite's name or an environment's id, or several as a list or joined by +. module:NAME imports the module first,
+    which registers the id."""
     episodes: int | None = None
-    """Seeds for every environment and line-up; null: the suite's number, 64 of one environment."""
+    """Number of seeds per environment and line-up. null: the suite's value, or 64 for a single environment."""
     seed: int | None = None
-    """Chooses the episodes' seeds; null: the suite's, 0 of one environment."""
+    """Seed that chooses the episodes' seeds. null: the suite's value, or 0 for a single environment."""
     swap_seats: bool | None = None
-    """Each of two players takes each seat; null: as the suite says, true of one environment."""
+    """Whether two players exchange their agents. null: the suite's value, or true for a single environment."""
     samples: int = 1
-    """Episodes of each seed, for pass@k."""
+    """Number of episodes per seed, for pass@k."""
     exploitability_samples: int = 0
-    """Answers of each model at every information set of games such as Kuhn and Leduc poker, for its exploitability; 0
-    leaves it out."""
+    """Number of answers per model and information set from which exploitability is computed, in games such as Kuhn and
+    Leduc poker. 0 disables it."""
     sampling: BenchSampling = field(default_factory=BenchSampling)
-    """Of all that `players` names."""
+    """Sampling of `players`."""
     engine: EngineConfig = field(default_factory=EngineConfig)
-    """Serves all models."""
+    """Settings of all engines."""
     limits: BenchLimits = field(default_factory=BenchLimits)
-    """What may be spent; a benchmark that meets a limit goes on when it is run again."""
+    """Limits of this call. A benchmark that reaches a limit continues when it is run again."""
     out_dir: str = "runs/bench"
-    """Folder of episodes.jsonl and board.json, the report."""
+    """Folder of episodes.jsonl and of the report, board.json."""
     json: str = ""
-    """Another file of the report; none by default."""
+    """Another JSON file for the report. Empty: none."""
     html: str = ""
-    """File of the report as a page; none by default."""
+    """HTML file for the report. Empty: none."""
     markdown: str = ""
-    """File of the report as Markdown; none by default."""
+    """Markdown file for the report. Empty: none."""
 
     def __post_init__(self) -> None:
         both = self.players.keys() & self.endpoints.keys()
@@ -130,13 +125,17 @@ class BenchConfig:
             raise ValueError(f"{min(both)!r} names a player and an endpoint; give each its own name")
 
     def entrants(self) -> dict[str, Player]:
-        """All players by name, the endpoints last. Raises ValueError as `named_players`, or for two of one name."""
+        """Return all players by name, endpoints last.
+
+        Raises:
+            ValueError: As `named_players`, or two players have one name.
+        """
         sampling = self.sampling.of_length(registry.suite_defaults(suite_ids(self.suite)[0]).max_tokens)
-        crossed = called(self.cross_play)
+        crossed = short_names(self.cross_play)
         for name in crossed.keys() & (self.players.keys() | self.endpoints.keys()):
             raise ValueError(
-                f"{crossed[name]!r} of cross_play would be called {name!r}, as another player is; give it a name of "
-                f"its own: --players.NAME {crossed[name]}"
+                f"{crossed[name]!r} of cross_play would be called {name!r}, as another player is; give it another "
+                f"name: --players.NAME {crossed[name]}"
             )
         return named_players({**self.players, **crossed, **self.endpoints}, sampling)
 
@@ -145,25 +144,25 @@ class BenchConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
-    """One environment of a suite, as it is played."""
+class SuiteEnv:
+    """One environment of a suite with its arguments."""
 
     id: str
     seats: tuple[str, ...]
     kind: Kind
     max_turns: int | None
     sides: tuple[tuple[str, ...], ...] = ()
-    """Seats that one player holds together against another; each by itself where nothing is said."""
+    """Groups of agents that belong to one player. Empty: every agent is a side."""
     together: bool = False
-    """Whether all seats decide at the same time."""
+    """Whether all agents decide at the same time."""
     zero_sum: bool = False
-    """Whether it was registered as a zero-sum game. Of others the rewards that were paid tell."""
+    """Whether it is registered as a zero-sum game. For others, the observed rewards decide."""
     max_reward: float | None = None
-    """The most that a seat can earn in an episode; None where the environment does not say."""
+    """Maximum reward of an agent in an episode. None if the environment does not define it."""
     kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Arguments of the environment that differ from what its id stands for."""
+    """Arguments that override those of the id."""
     code: str = ""
-    """Hash of the environment's source and library."""
+    """Hash of the environment's source and library version."""
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -171,65 +170,65 @@ class World:
         sides = tuple(map(tuple, self.sides)) or tuple((seat,) for seat in self.seats)
         if sorted(itertools.chain(*sides)) != sorted(self.seats):
             raise ValueError(
-                f"sides of {self.id} are {sides}; each of its seats, {', '.join(self.seats)}, belongs to one side"
+                f"sides of {self.id} are {sides}; each of its agents, {', '.join(self.seats)}, belongs to one side"
             )
         object.__setattr__(self, "sides", sides)
 
     def make(self) -> AnyEnv:
-        """A fresh environment."""
+        """Return a new environment."""
         return registry.make(self.id, **self.kwargs)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Match:
-    """One episode to play."""
+    """A planned episode."""
 
-    world: World
+    environment: SuiteEnv
     lineup: Mapping[str, str] = field(hash=False)
-    """Player by seat."""
+    """Player by agent."""
     seed: int
     sample: int
-    """0 for the first episode of this seed and line-up, and so on."""
+    """Index among the episodes of this seed and line-up."""
 
 
 def suite_ids(suite: SuiteLike) -> tuple[str, dict[str, dict[str, Any]]]:
-    """The suite's name and the arguments by id, in the suite's order.
+    """Return the suite's name and the environments' arguments by id, in order.
 
-    Of several, names and ids stand with ``+`` between them; together they are a name that is understood, too. An
-    environment that several of them hold is there once, with the arguments of its own id where it is among them.
+    Several names and ids are joined by ``+``, which is a valid name as well. An environment of several suites is
+    played once, with the arguments of its own id if that is listed.
 
     Raises:
-        UnknownIdError: No such suite or environment; the message names near ones.
+        UnknownIdError: A suite or environment is unknown; the message names similar ones.
         ValueError: No names or ids, or one twice.
     """
-    whole = isinstance(suite, str) and suite in registry.list_suites()
-    asked = list(suite) if not isinstance(suite, str) else [suite] if whole else suite.split("+")
-    names = [registry.spec(name).id if "/" in name else registry.suite_name(name) for name in asked]
+    is_suite = isinstance(suite, str) and suite in registry.list_suites()
+    words = list(suite) if not isinstance(suite, str) else [suite] if is_suite else suite.split("+")
+    names = [registry.spec(name).id if "/" in name else registry.suite_name(name) for name in words]
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"a suite needs one or more different ids or suites, got {asked}")
-    given = suite if isinstance(suite, Mapping) else {}
-    found: dict[str, dict[str, Any]] = {}
-    for word, name in zip(asked, names, strict=True):
+        raise ValueError(f"a suite needs one or more different ids or suites, got {words}")
+    arguments_of = suite if isinstance(suite, Mapping) else {}
+    arguments: dict[str, dict[str, Any]] = {}
+    for word, name in zip(words, names, strict=True):
         for id_ in (name,) if "/" in name else registry.suite(name):
-            if id_ not in found or id_ == name:
-                found[id_] = dict(given.get(word, {}))
-    return "+".join(names), found
+            if id_ not in arguments or id_ == name:
+                arguments[id_] = dict(arguments_of.get(word, {}))
+    return "+".join(names), arguments
 
 
-def worlds_of(arguments: Mapping[str, Mapping[str, Any]]) -> list[World]:
-    """The environments, each made once to know its seats."""
-    worlds = []
+def suite_envs(arguments: Mapping[str, Mapping[str, Any]]) -> list[SuiteEnv]:
+    """Return the environments. Each is made once to read its agents."""
+    environments = []
     for id_, kwargs in arguments.items():
         spec = registry.spec(id_)
         make = functools.partial(registry.make, id_, **kwargs)
         seats, sides, together, program, most = inspect_env(make, id_, _shape)
         if max(map(len, sides), default=1) > 1 and {**spec.kwargs, **kwargs}.get("role_shuffle"):
             raise ValueError(
-                f"role_shuffle deals the seats of {id_} anew, whose sides are {sides}: leave it out, a benchmark gives "
-                "each player each side"
+                f"role_shuffle reassigns the agents of {id_}, whose sides are {sides}. Leave it out: a benchmark lets "
+                "each player take each side"
             )
-        worlds.append(
-            World(
+        environments.append(
+            SuiteEnv(
                 id=id_,
                 seats=seats,
                 kind=_kind(seats, spec.tags, program=program),
@@ -242,11 +241,11 @@ def worlds_of(arguments: Mapping[str, Mapping[str, Any]]) -> list[World]:
                 code=code_of(spec),
             )
         )
-    return worlds
+    return environments
 
 
 def _kind(seats: Sequence[str], tags: Sequence[str], *, program: bool) -> Kind:
-    """What seats are to each other: what the tags say, else partners in a program and rivals elsewhere."""
+    """Return the kind that the tags define; by default agents are partners in a program and opponents elsewhere."""
     if len(seats) == 1:
         return "single"
     if "cooperative" in tags:
@@ -258,7 +257,7 @@ def _kind(seats: Sequence[str], tags: Sequence[str], *, program: bool) -> Kind:
 
 
 def _shape(env: PlayableEnv) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], bool, bool, float | None]:
-    """Agents, sides, whether all decide at once, whether it is a program, and the largest reward."""
+    """Return agents, sides, whether all decide at once, whether it is a program, and the maximum reward."""
     most = getattr(env, "max_reward", None)
     return (
         tuple(env.possible_agents),
@@ -270,45 +269,46 @@ def _shape(env: PlayableEnv) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ..
 
 
 def seeds_of(seed: int, episodes: int, env_id: str = "") -> list[int]:
-    """The episodes' seeds, the same for every player; fewer episodes take the first of them.
+    """Return the episodes' seeds, which are the same for every player. Fewer episodes use the first of them.
 
-    Environments have the same ones, but levels of one game each their own: the same deal at four levels is one deal.
+    All environments share the seeds, but levels of one game have different ones, because the same deal at four levels
+    would be one deal.
     """
     level = env_id.partition("@")[2]
     rng = np.random.default_rng([seed, 0xBE7C4, *([int(level)] if level else [])])
-    found: dict[int, None] = {}
-    while len(found) < episodes:
-        found.setdefault(BENCHMARKS_FROM + int(rng.integers(2**30)))
-    return list(found)
+    seeds: dict[int, None] = {}
+    while len(seeds) < episodes:
+        seeds.setdefault(BENCHMARKS_FROM + int(rng.integers(2**30)))
+    return list(seeds)
 
 
 def lineups(
     players: Sequence[str], sides: Sequence[Sequence[str]], *, swap_seats: bool = True, partners: Sequence[str] = ()
 ) -> list[dict[str, str]]:
-    """Who sits where: each player alone in all seats, and each pair of players, one of them in one side of all.
+    """Return the line-ups (players by agent): each player alone, and each pair with one of them in one side.
 
     Args:
-        sides: Of seats, mostly of one each.
-        swap_seats: Each of a pair takes each side against the other in all the rest. Otherwise the one that is named
-            first takes the first side, and that is all.
-        partners: Those of the players that do not meet each other.
+        sides: Groups of agents, mostly of one agent each.
+        swap_seats: Each player of a pair takes each side, and the other one the rest. Otherwise only the player that
+            is listed first takes the first side.
+        partners: Players that do not meet each other.
     """
-    seats = list(itertools.chain(*sides))
-    found = [dict.fromkeys(seats, player) for player in players]
+    agents = list(itertools.chain(*sides))
+    result = [dict.fromkeys(agents, player) for player in players]
     for first, second in itertools.combinations(players, 2) if len(sides) > 1 else ():
         if first in partners and second in partners:
             continue
         pairs = [(first, second), (second, first)] if swap_seats else [(first, second)]
-        for one, other in pairs:
+        for player, other in pairs:
             for side in sides if swap_seats else sides[:1]:
-                lineup = {seat: one if seat in side else other for seat in seats}
-                if lineup not in found:  # in a game of two, one here is the other there
-                    found.append(lineup)
-    return found
+                lineup = {agent: player if agent in side else other for agent in agents}
+                if lineup not in result:  # with two sides, both orders of a pair give the same line-ups
+                    result.append(lineup)
+    return result
 
 
 def matches(
-    worlds: Sequence[World],
+    environments: Sequence[SuiteEnv],
     players: Sequence[str],
     seed: int,
     episodes: int,
@@ -317,14 +317,14 @@ def matches(
     swap_seats: bool,
     partners: Sequence[str] = (),
 ) -> Iterator[Match]:
-    """All episodes, seed by seed, so that a benchmark that is stopped has played the same seeds everywhere."""
-    met = [
-        (world, lineup)
-        for world in worlds
+    """Yield all episodes seed by seed, so that a stopped benchmark has played the same seeds everywhere."""
+    environment_lineups = [
+        (environment, lineup)
+        for environment in environments
         for lineup in lineups(
-            players, world.sides, swap_seats=swap_seats, partners=partners if world.kind in TEAMS else ()
+            players, environment.sides, swap_seats=swap_seats, partners=partners if environment.kind in TEAMS else ()
         )
     ]
-    seeds = {world.id: seeds_of(seed, episodes, world.id) for world in worlds}
-    for place, (world, lineup), sample in itertools.product(range(episodes), met, range(samples)):
-        yield Match(world=world, lineup=lineup, seed=seeds[world.id][place], sample=sample)
+    seeds = {environment.id: seeds_of(seed, episodes, environment.id) for environment in environments}
+    for index, (environment, lineup), sample in itertools.product(range(episodes), environment_lineups, range(samples)):
+        yield Match(environment=environment, lineup=lineup, seed=seeds[environment.id][index], sample=sample)

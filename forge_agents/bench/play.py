@@ -1,8 +1,4 @@
-"""`benchmark`: plays a suite and reports.
-
-In: players and a suite. Out: a `Report`; every episode is kept in the log as soon as it has ended. Waits for engines,
-endpoints and people, each with its own deadline.
-"""
+"""`benchmark`: plays a suite and reports. Every episode is stored as soon as it ends."""
 
 from __future__ import annotations
 
@@ -25,10 +21,11 @@ from forge_agents.bench.fingerprints import digest, player_facts, provenance, wi
 from forge_agents.bench.plan import (
     BenchLimits,
     Match,
+    SuiteEnv,
     SuiteLike,
     matches,
+    suite_envs,
     suite_ids,
-    worlds_of,
 )
 from forge_agents.bench.records import RECORD_FORMAT, EpisodeLog, Record, cost_of, facts_at, priced, tokens_of
 from forge_agents.bench.report import Report
@@ -46,9 +43,9 @@ from forge_agents.serving.config import EngineConfig
 from forge_agents.types import Episode
 
 BOARD = "board.json"
-"""The report's name in the folder."""
-_HOPELESS = 32
-"""Failed episodes of one player in a row after which no more is begun: an endpoint is down, or a function broken."""
+"""File name of the report."""
+_MAX_CONSECUTIVE_FAILURES = 32
+"""Consecutive failures of one player after which no episode starts: its endpoint is down, or its function broken."""
 
 
 def benchmark(
@@ -66,140 +63,147 @@ def benchmark(
     out_dir: str | os.PathLike[str] = "runs/bench",
     progress: bool = True,
 ) -> Report:
-    """Play a suite with every player and report, with the uncertainty of every number.
+    """Play a suite with every player, and report results with their uncertainty.
 
-    Every player gets the same seeds. In games of several seats each player sits in all seats, and each pair of players
-    meets: one of them in one seat, the other in the rest. The same arguments give the same report; a benchmark that
-    was stopped or killed goes on where it was when it is called again, because episodes are kept in `out_dir` by what
-    decides how they go: environment, players' weights or code, sampling, seed, version of this package.
+    Every player gets the same seeds. With several agents, each player acts for all of them, and each pair of players
+    meets: one acts for one side, the other for the rest. The same arguments give the same report. A benchmark that was
+    stopped or killed continues when it is called again: `out_dir` keeps episodes under a hash of everything that
+    determines them (environment, weights or code of the players, sampling, seed, version of this package).
 
     Args:
-        players: By name: a policy of any kind, words as `forge_agents.bench.entrants.read_player` takes them, or a
-            mapping from agent to one of both, which plays as one team.
-        suite: A suite's name, an environment's id, several of both in one list, or their arguments by name or id. It
-            says what is None below, and how much models in words may write; ids mean what `SuiteDefaults` has by
-            default, several what `suite_defaults` says of them.
-        episodes: Seeds for every environment and line-up.
-        seed: Chooses the episodes' seeds; none is a seed that training draws.
-        swap_seats: Each of a pair takes each seat. Otherwise the one named first takes the first seat.
-        samples: Episodes of each seed, for pass@k.
-        exploitability_samples: Answers of each model at every information set of games such as Kuhn and Leduc poker,
-            from which its exploitability is computed; 0 leaves it out. They count in no limit. Models that may only
-            write legal actions are asked for their exact probabilities instead.
-        partners: Names of those of the players that the others are measured with in games that are not all against
-            each other, such as players that they were never trained with. They do not meet each other. Empty: every
-            player is measured with all the others.
-        limits: What may be spent; past it the report is incomplete and says so.
-        engine: Settings of the engines that serve models; the models are filled in.
-        out_dir: Folder of ``episodes.jsonl``, which several benchmarks may use, one after the other, and of
-            ``board.json``, the report of the last of them.
-        progress: Show a progress bar in a terminal.
+        players: Players by name: a policy, text as `forge_agents.bench.entrants.read_player` takes it, or a mapping
+            from agent to one of both, which forms a team.
+        suite: A suite's name, an environment's id, a list of several, or arguments by name or id. The suite defines the
+            values that are None below and `max_tokens` of models given as text; see `SuiteDefaults`.
+        episodes: Number of seeds per environment and line-up.
+        seed: Seed that chooses the episodes' seeds, which are never training seeds.
+        swap_seats: Whether both players of a pair take each side. Otherwise the first one takes the first side.
+        samples: Number of episodes per seed, for pass@k.
+        exploitability_samples: Number of answers per model and information set, in games such as Kuhn and Leduc poker,
+            from which exploitability is computed. 0 disables it. Answers count toward no limit. For models with
+            constrained actions, exact probabilities are used instead.
+        partners: Names of players that the others are measured with in cooperative and mixed games, such as players
+            that they were not trained with. Partners do not meet each other. Empty: all players are partners.
+        limits: Limits of this call. If one is reached, the report is incomplete and says so.
+        engine: Settings of the engines of all models.
+        out_dir: Folder of ``episodes.jsonl``, which consecutive benchmarks can share, and of the last report,
+            ``board.json``.
+        progress: Whether to show a progress bar in a terminal.
 
     Raises:
-        UnknownIdError: No such suite or environment.
-        ValueError, TypeError: Players or numbers that make no sense, or an oracle where an environment has none.
+        UnknownIdError: A suite or environment is unknown.
+        ValueError, TypeError: A player or number is invalid, or an environment has no oracle.
         RunFolderError: `out_dir` cannot be used, or another benchmark writes there.
-        ActorDiedError, StallError: An engine is gone. What was played is kept: call again to go on.
+        ActorDiedError, StallError: An engine is lost. Episodes are kept: call again to continue.
     """
     suite_name, arguments = suite_ids(suite)
-    own = registry.suite_defaults(suite_name)
-    asked = {"episodes": episodes, "seed": seed, "swap_seats": swap_seats}
+    defaults = registry.suite_defaults(suite_name)
+    chosen = {"episodes": episodes, "seed": seed, "swap_seats": swap_seats}
     settings: dict[str, Any] = {
         "suite": suite_name,
-        **{name: getattr(own, name) if value is None else value for name, value in asked.items()},
+        **{name: getattr(defaults, name) if value is None else value for name, value in chosen.items()},
         "samples": samples,
         "exploitability_samples": exploitability_samples,
     }
-    for name, least in (("episodes", 1), ("samples", 1), ("seed", 0), ("exploitability_samples", 0)):
-        if settings[name] < least:
-            raise ValueError(f"{name}={settings[name]} must be at least {least}")
+    _check_counts(settings)
     if partners:
         partners = settings["partners"] = _partners(partners, players)
     if suite_name in registry.list_suites():
-        settings["suite_defaults"] = asdict(own)
-    named = named_players(players, Sampling(max_tokens=own.max_tokens))
+        settings["suite_defaults"] = asdict(defaults)
+    named = named_players(players, Sampling(max_tokens=defaults.max_tokens))
     limits, engine = limits or BenchLimits(), engine or EngineConfig()
-    everyone = [policy for player in named.values() for policy in policies_of(player)]
-    if human := any(isinstance(policy, Human) for policy in everyone):  # one terminal, and no bar across it
+    human = any(isinstance(policy, Human) for player in named.values() for policy in policies_of(player))
+    if human:  # people share one terminal, without a progress bar
         limits = replace(limits, max_concurrent_episodes=1)
     specs = [registry.spec(id_) for id_ in arguments]
     facts = {name: _facts(player, engine, specs, players[name]) for name, player in named.items()}
-    worlds = worlds_of(arguments)
-    check_agents(named, {world.id: world.seats for world in worlds})
-    due = matches(
-        worlds, tuple(named), settings["seed"], settings["episodes"],
-        samples=samples, swap_seats=settings["swap_seats"], partners=partners,
-    )  # fmt: skip
-    plan = {_key(match, facts): match for match in due}
+    environments = suite_envs(arguments)
+    check_agents(named, {environment.id: environment.seats for environment in environments})
+    plan = _plan(environments, facts, settings, partners)
     if limits.max_cost is not None and not any(map(priced, facts.values())):
         raise ValueError(
             f"max_cost={limits.max_cost} and no player has a price; set price_in and price_out of the endpoints"
         )
-    prints = {name: known["fingerprint"] for name, known in facts.items()}
-    with EpisodeLog(out_dir) as log, _Bar(len(plan), shown=progress, across=not human) as bar:
-        searched = Exploitability(out_dir, worlds, named, prints, samples=exploitability_samples)
-        run = _Run(
-            players=named, facts=facts, plan=plan, log=log, searched=searched, limits=limits, bar=bar, engine=engine
-        )
-        kept = f"stopped; {log.path} keeps what was played: run it again to go on"
-        with contextlib.closing(LoopRunner(status=lambda: kept)) as loop:
+    prints = {name: player["fingerprint"] for name, player in facts.items()}
+    with EpisodeLog(out_dir) as log, _Bar(len(plan), shown=progress, interactive=human) as bar:
+        search = Exploitability(out_dir, environments, named, prints, samples=exploitability_samples)
+        run = _Run(players=named, facts=facts, plan=plan, log=log, search=search, limits=limits, bar=bar, engine=engine)
+        status = f"stopped; {log.path} keeps what was played: run it again to continue"
+        with contextlib.closing(LoopRunner(status=lambda: status)) as loop:
             loop.run(run.play())
-        timing = run.timing()
         report = Report(
             settings=settings,
-            worlds=tuple(worlds),
+            environments=tuple(environments),
             players=facts,
             provenance=provenance(),
             records=run.records(),
             planned=len(plan),
             stopped=run.stopped,
-            exploitability=searched.found(),
-            timing=timing,
+            exploitability=search.results(),
+            timing=run.timing(),
         )
         report.save(log.path.with_name(BOARD))
         return report
 
 
+def _check_counts(settings: Mapping[str, Any]) -> None:
+    for name, least in (("episodes", 1), ("samples", 1), ("seed", 0), ("exploitability_samples", 0)):
+        if settings[name] < least:
+            raise ValueError(f"{name}={settings[name]} must be at least {least}")
+
+
 def _partners(partners: Sequence[str], players: Mapping[str, object]) -> list[str]:
-    """The names, checked. Raises ValueError where one is nobody's, or nobody is left to be measured."""
-    named = [partners] if isinstance(partners, str) else list(partners)
-    for name in named:
+    """Return the names. Raises ValueError if one is unknown, or if every player is a partner."""
+    names = [partners] if isinstance(partners, str) else list(partners)
+    for name in names:
         if name not in players:
-            near = did_you_mean(name, players)
-            raise ValueError(f"partners names {name!r}, the players are {', '.join(players)}.{near}")
-    if not set(players) - set(named):
-        raise ValueError("partners names all players, so nobody is left to be measured with them; add another player")
-    return named
+            hint = did_you_mean(name, players)
+            raise ValueError(f"partners names {name!r}, the players are {', '.join(players)}.{hint}")
+    if not set(players) - set(names):
+        raise ValueError("partners names all players, so no player is left to measure with them; add another player")
+    return names
 
 
-def _facts(
-    player: Player, engine: EngineConfig, specs: Sequence[EnvSpec], given: PlayerLike
-) -> dict[str, Any]:
-    """What decides how a player plays.
-
-    Raises:
-        ModelNotFoundError: There is no such model; the message names a player in words that is near.
-        ValueError: An oracle in an environment that has none.
-    """
+def _facts(player: Player, engine: EngineConfig, specs: Sequence[EnvSpec], original: PlayerLike) -> dict[str, Any]:
+    """Return `player_facts`; an error about a missing model also suggests a similar short form of a player."""
     try:
         return player_facts(player, engine, specs)
     except ModelNotFoundError as error:
-        near = did_you_mean(given, KEYWORDS) if isinstance(given, str) else ""
-        raise ModelNotFoundError(f"player {player.name!r}: {error}{near}") from None
+        hint = did_you_mean(original, KEYWORDS) if isinstance(original, str) else ""
+        raise ModelNotFoundError(f"player {player.name!r}: {error}{hint}") from None
+
+
+def _plan(
+    environments: Sequence[SuiteEnv],
+    facts: Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, Any],
+    partners: Sequence[str],
+) -> dict[str, Match]:
+    """Return all episodes by key, in order."""
+    planned = matches(
+        environments,
+        tuple(facts),
+        settings["seed"],
+        settings["episodes"],
+        samples=settings["samples"],
+        swap_seats=settings["swap_seats"],
+        partners=partners,
+    )
+    return {_key(match, facts): match for match in planned}
 
 
 def _key(match: Match, facts: Mapping[str, Mapping[str, Any]]) -> str:
-    """Hash of all that decides how an episode goes."""
-    world = match.world
-    given = {name: with_content(value) for name, value in world.kwargs.items()}
-    kwargs = {n: v if isinstance(v, int | float | str | None) else described(v) for n, v in given.items()}
+    """Return the hash of everything that determines an episode."""
+    environment = match.environment
+    arguments = {name: with_content(value) for name, value in environment.kwargs.items()}
+    kwargs = {n: v if isinstance(v, int | float | str | None) else described(v) for n, v in arguments.items()}
     return digest(
         {
-            "env": world.id,
+            "env": environment.id,
             "kwargs": kwargs,
-            "max_turns": world.max_turns,
-            "code": world.code,
-            "lineup": {seat: [name, facts[name]["fingerprint"]] for seat, name in match.lineup.items()},
+            "max_turns": environment.max_turns,
+            "code": environment.code,
+            "lineup": {agent: [name, facts[name]["fingerprint"]] for agent, name in match.lineup.items()},
             "seed": match.seed,
             "sample": match.sample,
             "version": forge_agents.__version__,
@@ -210,126 +214,131 @@ def _key(match: Match, facts: Mapping[str, Mapping[str, Any]]) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """A benchmark under way."""
+    """A running benchmark."""
 
     players: Mapping[str, Player]
     facts: Mapping[str, dict[str, Any]]
     plan: Mapping[str, Match]
-    """By key, in the order in which they are played."""
+    """Episodes by key, in order."""
     log: EpisodeLog
-    searched: Exploitability
+    search: Exploitability
     limits: BenchLimits
     bar: _Bar
     engine: EngineConfig
-    started: float = field(default_factory=time.monotonic)
-    begun: int = 0
+    start: float = field(default_factory=time.monotonic)
+    started: int = 0
+    """Number of episodes that started."""
     played: int = 0
     play_seconds: float = 0.0
     tokens: int = 0
     cost: float = 0.0
-    failed_in_a_row: Counter[str] = field(default_factory=Counter)
+    consecutive_failures: Counter[str] = field(default_factory=Counter)
     stopped: str = ""
+    """Reason to start no more episodes."""
 
     async def play(self) -> None:
-        """Play what is not in the log yet, until it is done or a limit is met; then search what can be searched."""
+        """Play the missing episodes until all are done or a limit is reached; then measure exploitability."""
         queue = deque((key, match) for key, match in self.plan.items() if key not in self.log.done)
         self.bar.start_at(len(self.plan) - len(queue), unreadable=self.log.unreadable)
-        needed = {name for _, match in queue for name in match.lineup.values()} | self.searched.due
+        needed = {name for _, match in queue for name in match.lineup.values()} | self.search.due
         if not needed:
             return
-        everyone = {name: policies_of(player) for name, player in self.players.items()}
-        models = {p.name: p for name in everyone if name in needed for p in everyone[name] if isinstance(p, Policy)}
-        engine = _unnamed(self.engine, [policy for policies in everyone.values() for policy in policies])
+        policies = {name: policies_of(player) for name, player in self.players.items()}
+        models = {p.name: p for name in policies if name in needed for p in policies[name] if isinstance(p, Policy)}
+        engine = _without_model(self.engine, [policy for group in policies.values() for policy in group])
         async with contextlib.AsyncExitStack() as stack:
-            with self.bar.starts():
-                served = await stack.enter_async_context(_fleet(models, engine))
-            begun = time.monotonic()
-            lanes = min(self.limits.max_concurrent_episodes, len(queue))
-            await all_or_first_error(self._lane(queue, served) for _ in range(lanes))
-            self.play_seconds = time.monotonic() - begun
+            with self.bar.startup():
+                engines = await stack.enter_async_context(_fleet(models, engine))
+            start = time.monotonic()
+            workers = min(self.limits.max_concurrent_episodes, len(queue))
+            await all_or_first_error(self._worker(queue, engines) for _ in range(workers))
+            self.play_seconds = time.monotonic() - start
             if not self.stopped:
-                await self.searched.measure(served)
+                await self.search.measure(engines)
 
     def records(self) -> tuple[Record, ...]:
-        """What is known of the plan, in its order, whichever call played it."""
-        known = self.log.failed | self.log.done
-        return tuple(known[key] for key in self.plan if key in known)
+        """Return the records of the plan in its order, including those of earlier calls."""
+        records = self.log.failed | self.log.done
+        return tuple(records[key] for key in self.plan if key in records)
 
     def timing(self) -> dict[str, Any]:
-        """What differs from run to run."""
+        """Return the facts that differ between runs."""
         records = self.records()
         return {
             "date": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "seconds": round(time.monotonic() - self.started, 3),
+            "seconds": round(time.monotonic() - self.start, 3),
             "play_seconds": round(self.play_seconds, 3),
             "played": self.played,
             "reused": len(records) - self.played,
             "episode_seconds": round(sum(record.seconds for record in records), 3),
         }
 
-    async def _lane(self, queue: deque[tuple[str, Match]], served: Mapping[str, PolicyEngine]) -> None:
-        """One episode after another."""
+    async def _worker(self, queue: deque[tuple[str, Match]], engines: Mapping[str, PolicyEngine]) -> None:
+        """Play one episode after another."""
         while queue and not self.stopped:
-            self.stopped = self._limit_met()
+            self.stopped = self._reached_limit()
             if self.stopped:
                 return
             key, match = queue.popleft()
-            self.begun += 1
+            self.started += 1
             try:
-                episode = await self._episode(match, served)
-            except BudgetError as spent:
-                self.stopped = str(spent)
+                episode = await self._episode(match, engines)
+            except BudgetError as error:
+                self.stopped = str(error)
                 return
-            record = Record.of(
-                episode, key=key, sample=match.sample, lineup=match.lineup, together=match.world.together
-            )
+            together = match.environment.together
+            record = Record.of(episode, key=key, sample=match.sample, lineup=match.lineup, together=together)
             self.log.add(record)
-            self.played += 1
-            for agent, trajectory in episode.trajectories.items():  # of a failed episode, too: it was spent
-                read, sampled = tokens_of(trajectory)
-                self.tokens += sampled
-                self.cost += cost_of(facts_at(self.facts[match.lineup[agent]], agent), read, sampled)
-            self.bar.step(self.tokens, failed=bool(record.error))
-            for name in set(record.lineup.values()):
-                self.failed_in_a_row[name] = self.failed_in_a_row[name] + 1 if record.error else 0
-                if self.failed_in_a_row[name] >= _HOPELESS and not self.stopped:
-                    self.stopped = f"{_HOPELESS} episodes of {name} in a row failed, the last with {record.error}"
+            self._count(episode, match, record)
 
-    async def _episode(self, match: Match, served: Mapping[str, PolicyEngine]) -> Episode:
-        seats = {seat: policy_at(self.players[name], seat) for seat, name in match.lineup.items()}
-        for seat, player in seats.items():
-            if isinstance(player, Random | Oracle):  # it draws anew in each sample of a seed
-                seats[seat] = replace(player, seed=player.seed + 1_000_003 * match.sample)
+    def _count(self, episode: Episode, match: Match, record: Record) -> None:
+        self.played += 1
+        for agent, trajectory in episode.trajectories.items():  # failed episodes cost tokens, too
+            prompt_tokens, sampled = tokens_of(trajectory)
+            self.tokens += sampled
+            self.cost += cost_of(facts_at(self.facts[match.lineup[agent]], agent), prompt_tokens, sampled)
+        self.bar.step(self.tokens, failed=bool(record.error))
+        for name in set(record.lineup.values()):
+            self.consecutive_failures[name] = self.consecutive_failures[name] + 1 if record.error else 0
+            if self.consecutive_failures[name] >= _MAX_CONSECUTIVE_FAILURES and not self.stopped:
+                count = _MAX_CONSECUTIVE_FAILURES
+                self.stopped = f"{count} episodes of {name} in a row failed, the last with {record.error}"
+
+    async def _episode(self, match: Match, engines: Mapping[str, PolicyEngine]) -> Episode:
+        policies = {agent: policy_at(self.players[name], agent) for agent, name in match.lineup.items()}
+        for agent, policy in policies.items():
+            if isinstance(policy, Random | Oracle):  # their draws differ between samples of a seed
+                policies[agent] = replace(policy, seed=policy.seed + 1_000_003 * match.sample)
         rollout = Rollout(
-            make_env=match.world.make,
-            env_id=match.world.id,
-            policies=seats,
-            engines=served,
-            max_turns=match.world.max_turns or 1000,
+            make_env=match.environment.make,
+            env_id=match.environment.id,
+            policies=policies,
+            engines=engines,
+            max_turns=match.environment.max_turns or 1000,
         )
-        # models' draws follow from the episode alone: the same whatever else the engine does, and of nobody else
-        draw = f"{match.world.id}/{match.seed}/{match.sample}/{'/'.join(match.lineup.values())}"
-        return (await rollout.group(match.seed, 1, rng_key=draw)).episodes[0]
+        # sampling depends on the episode alone, not on what else the engine does
+        key = f"{match.environment.id}/{match.seed}/{match.sample}/{'/'.join(match.lineup.values())}"
+        return (await rollout.group(match.seed, 1, rng_key=key)).episodes[0]
 
-    def _limit_met(self) -> str:
-        """Which limit forbids to begin another episode; empty where none does."""
+    def _reached_limit(self) -> str:
+        """Return the limit that forbids another episode; empty if there is none."""
         spent = {
-            "max_episodes": self.begun,
+            "max_episodes": self.started,
             "max_tokens": self.tokens,
             "max_cost": self.cost,
-            "max_seconds": time.monotonic() - self.started,
+            "max_seconds": time.monotonic() - self.start,
         }
         for name, value in spent.items():
-            most = getattr(self.limits, name)
-            if most is not None and value >= most:
-                return f"{name}={most} was reached"
+            limit = getattr(self.limits, name)
+            if limit is not None and value >= limit:
+                return f"{name}={limit} was reached"
         return ""
 
 
 class _Bar(bars.Progress):
-    """Episodes done, tokens, failures and the time left, in a terminal; nothing elsewhere."""
+    """Progress bar with episodes, tokens, failures and the remaining time; only in a terminal."""
 
-    def __init__(self, total: int, *, shown: bool, across: bool) -> None:
+    def __init__(self, total: int, *, shown: bool, interactive: bool) -> None:
         console = Console(stderr=True)
         super().__init__(
             bars.SpinnerColumn(),
@@ -339,13 +348,13 @@ class _Bar(bars.Progress):
             bars.TimeRemainingColumn(),
             bars.TextColumn("{task.fields[facts]}"),
             console=console,
-            disable=not (shown and across and console.is_terminal),
+            disable=not shown or interactive or not console.is_terminal,
         )
-        self._shown, self._across, self._failed = shown, across, 0
+        self._shown, self._interactive, self._failed = shown, interactive, 0
         self._bench = self.add_task("bench", total=total, facts="")
 
-    def starts(self) -> contextlib.AbstractContextManager[object]:
-        """Shows engines that start: above the bar, or by themselves where there is none."""
+    def startup(self) -> contextlib.AbstractContextManager[object]:
+        """Show the startup of engines, above the bar if there is one."""
         if not self._shown:
             return contextlib.nullcontext()
         return startup.show(None if self.disable else self._line)
@@ -354,31 +363,33 @@ class _Bar(bars.Progress):
         self.print(text, markup=False, highlight=False, soft_wrap=True)
 
     def start_at(self, done: int, *, unreadable: int) -> None:
-        """`done` episodes are known already; `unreadable` lines of the log were dropped."""
+        """Show how many episodes are done already, and how many lines of the log were dropped."""
         self.update(self._bench, completed=done)
-        if done and self._shown and self._across:
+        if not self._shown or self._interactive:
+            return
+        if done:
             self.print(f"{done} episodes were played before and are not repeated")
-        if unreadable and self._shown and self._across:
+        if unreadable:
             self.print(f"{unreadable} lines of the log could not be read; their episodes are played again")
 
     def step(self, tokens: int, *, failed: bool) -> None:
-        """One more episode has ended."""
+        """Count one finished episode."""
         self._failed += failed
         facts = f"{tokens:,} tokens" + (f", {self._failed} failed" if self._failed else "")
         self.update(self._bench, advance=1, facts=facts)
 
 
-def _unnamed(config: EngineConfig, players: Iterable[object]) -> EngineConfig:
-    """`config` without a model, which any of the `players` may have: engines start for those that are left to play.
+def _without_model(config: EngineConfig, policies: Iterable[object]) -> EngineConfig:
+    """Return `config` without its model, because engines start for the models of the policies.
 
     Raises:
-        ValueError: None of them has it.
+        ValueError: No policy has the model of `config`.
     """
     if not config.model:
         return config
     from forge_agents.serving.fleet import check_policy_models
 
-    check_policy_models(config, [resolve(player.model) for player in players if isinstance(player, Policy)])
+    check_policy_models(config, [resolve(policy.model) for policy in policies if isinstance(policy, Policy)])
     return replace(config, model="")
 
 

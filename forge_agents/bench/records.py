@@ -1,8 +1,4 @@
-"""What one benchmark episode came to and cost, and the file that keeps it.
-
-In: episodes. Out: records, one JSON line each, appended as soon as an episode has ended; sums by player. Waits for
-nothing.
-"""
+"""Records of benchmark episodes: results and costs, the log that keeps them, and sums by player."""
 
 from __future__ import annotations
 
@@ -21,71 +17,69 @@ from forge_agents.files import check_plain_files, user_path
 from forge_agents.types import Episode, Trajectory
 
 RECORD_FORMAT = 2
-"""Of a stored record; raised whenever what a field means changes, so that older episodes are played again."""
+"""Version of stored records. Raised when the meaning of a field changes, so that older episodes are played again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeatRecord:
-    """One seat of one episode."""
+    """Result of one agent in one episode."""
 
     player: str
     reward: float
     success: bool | None
-    """What `said_success` says. Where that is None, the environment's rules or rewards may tell: see
+    """Success as the environment reported it, see `reported_success`. If None, rules or rewards may define it, see
     `forge_agents.bench.verdicts.judged`."""
     decisions: int
     invalid: int
     """Decisions that the environment called illegal."""
     forfeit: bool
-    """The seat's episode ended by an illegal decision of its own."""
+    """Whether an illegal decision of the agent ended its episode."""
     cut_off: int
-    """Responses that `max_tokens` or the context cut short."""
+    """Responses cut short by `max_tokens` or the context."""
     tokens: int
-    """Tokens sampled; 0 where no model decided."""
+    """Sampled tokens; 0 without a model."""
     prompt_tokens: int
-    """Tokens read, cached ones included."""
+    """Prompt tokens, including cached ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One episode."""
+    """Result of one episode."""
 
     key: str
-    """Hash of all that decides how it goes."""
+    """Hash of everything that determines the episode."""
     env: str
     seed: int
     sample: int
     lineup: Mapping[str, str]
-    """Player by seat."""
+    """Player by agent."""
     seats: Mapping[str, SeatRecord]
-    """By seat, of those that took part. Empty where the episode failed."""
+    """Results of the agents that took part. Empty if the episode failed."""
     end: str
     error: str
-    """Empty, or what failed."""
+    """Failure of the episode; empty if it succeeded."""
     seconds: float = 0.0
 
     @classmethod
     def of(
-        cls,
-        episode: Episode,
-        *,
-        key: str,
-        sample: int,
-        lineup: Mapping[str, str],
-        together: bool = False,
+        cls, episode: Episode, *, key: str, sample: int, lineup: Mapping[str, str], together: bool = False
     ) -> Record:
-        """The record of `episode`; `together` as of a `World`."""
+        """Return the record of an episode; `together` as in `SuiteEnv`."""
         error = episode.error
-        good = {} if error else said_success(episode)
-        lost = set() if error else forfeits_of(episode, together=together)
-        seats = {} if error else {a: _seat(t, lineup[a], good[a], a in lost) for a, t in episode.trajectories.items()}
+        results: dict[str, SeatRecord] = {}
+        if not error:
+            success, forfeits = reported_success(episode), forfeits_of(episode, together=together)
+            results = {
+                agent: _result(trajectory, lineup[agent], success[agent], agent in forfeits)
+                for agent, trajectory in episode.trajectories.items()
+            }
         return cls(
             key=key,
             env=episode.env_id,
             seed=episode.seed,
             sample=sample,
             lineup=dict(lineup),
-            seats=seats,
+            seats=results,
             end=episode.end_reason,
             error=f"{error.where}: {error.kind}: {error.message}"[:500] if error else "",
             seconds=episode.duration_s,
@@ -93,77 +87,75 @@ class Record:
 
     @classmethod
     def from_json(cls, row: Mapping[str, Any]) -> Record:
-        """The record that `as_json` wrote. Raises TypeError, KeyError or ValueError where it is none."""
-        seats = {str(agent): SeatRecord(**seat) for agent, seat in row["seats"].items()}
-        return cls(**{**row, "seats": seats})
+        """Return the record that `as_json` wrote. Raises TypeError, KeyError or ValueError for other data."""
+        results = {str(agent): SeatRecord(**result) for agent, result in row["seats"].items()}
+        return cls(**{**row, "seats": results})
 
     def as_json(self, *, timing: bool = True) -> dict[str, Any]:
-        """Plain values; without `timing` those that are the same in every run."""
+        """Return plain values; without `timing`, only those that are equal in every run."""
         row = asdict(self)
         if not timing:
             del row["seconds"]
         return row
 
 
-def said_success(episode: Episode) -> dict[str, bool | None]:
-    """What an environment says of each seat's success; None where it says nothing.
+def reported_success(episode: Episode) -> dict[str, bool | None]:
+    """Return the success of each agent as the environment reported it; None if it did not.
 
-    It says so in a seat's last info under ``"success"``, or under ``"outcome"``: ``"win"`` and ``"solved"`` are
-    success. Where rewards differ in sign and one seat is said to have succeeded, a seat of which nothing is said left
-    before the end and did not succeed.
+    An environment reports success in the last info of an agent, as ``"success"``, or as ``"outcome"`` with ``"win"`` or
+    ``"solved"``. If rewards differ in sign and one agent succeeded, an agent without a report left early and failed.
     """
     rewards = episode.rewards
-    said = {agent: _said(trajectory.info) for agent, trajectory in episode.trajectories.items()}
-    rivals = min(rewards.values(), default=0.0) < 0 < max(rewards.values(), default=0.0)
-    if rivals and any(said.values()):
-        return {agent: bool(success) for agent, success in said.items()}
-    return said
+    reported = {agent: _reported(trajectory.info) for agent, trajectory in episode.trajectories.items()}
+    opponents = min(rewards.values(), default=0.0) < 0 < max(rewards.values(), default=0.0)
+    if opponents and any(reported.values()):
+        return {agent: bool(success) for agent, success in reported.items()}
+    return reported
 
 
-def forfeits_of(episode: Episode, *, together: bool = False) -> set[str]:
-    """The seats that ended the episode by an illegal decision.
-
-    Those that the environment names in its last infos under ``"forfeits"``. Where it says nothing, those whose last
-    decision was illegal, unless play went on after it or after another illegal one, or a limit was what ended it.
-
-    Args:
-        together: Whether all seats decide at the same time: play ends with a round, else with a decision.
-    """
-    said = [trajectory.info.get("forfeits") for trajectory in episode.trajectories.values()]
-    if named := [seats for seats in said if isinstance(seats, (list, tuple))]:
-        return set(episode.trajectories) & set(map(str, itertools.chain(*named)))
-    seats = {agent: trajectory.turns for agent, trajectory in episode.trajectories.items() if trajectory.turns}
-    if any(turn.info.get("illegal") for turns in seats.values() for turn in turns[:-1]):
-        return set()
-    end = max((len(turns) if together else turns[-1].index for turns in seats.values()), default=0)
-    return {
-        agent
-        for agent, turns in seats.items()
-        if episode.trajectories[agent].info.get("illegal")
-        and (len(turns) if together else turns[-1].index) == end
-        and not turns[-1].truncated
-    }
-
-
-def _said(info: Mapping[str, Any]) -> bool | None:
-    """What an environment says of a seat in its last info; None where it says nothing."""
+def _reported(info: Mapping[str, Any]) -> bool | None:
     success, outcome = info.get("success"), info.get("outcome")
     if isinstance(success, bool):
         return success
     return outcome in ("win", "solved") if isinstance(outcome, str) else None
 
 
+def forfeits_of(episode: Episode, *, together: bool = False) -> set[str]:
+    """Return the agents that ended the episode by an illegal decision.
+
+    These are the agents in ``"forfeits"`` of the last infos. Without that key, they are the agents whose last decision
+    was illegal, unless play continued after it or after another illegal decision, or a limit ended the episode.
+
+    Args:
+        together: Whether all agents decide at the same time: play then ends with a round, otherwise with a decision.
+    """
+    infos = [trajectory.info.get("forfeits") for trajectory in episode.trajectories.values()]
+    if named := [agents for agents in infos if isinstance(agents, (list, tuple))]:
+        return set(episode.trajectories) & set(map(str, itertools.chain(*named)))
+    turns_of = {agent: trajectory.turns for agent, trajectory in episode.trajectories.items() if trajectory.turns}
+    if any(turn.info.get("illegal") for turns in turns_of.values() for turn in turns[:-1]):
+        return set()
+    end = max((len(turns) if together else turns[-1].index for turns in turns_of.values()), default=0)
+    return {
+        agent
+        for agent, turns in turns_of.items()
+        if episode.trajectories[agent].info.get("illegal")
+        and (len(turns) if together else turns[-1].index) == end
+        and not turns[-1].truncated
+    }
+
+
 def tokens_of(trajectory: Trajectory) -> tuple[int, int]:
-    """Tokens read and sampled in a seat; 0 where no model decided."""
+    """Return the prompt tokens and sampled tokens of a trajectory; 0 without a model."""
     turns = [part for turn in trajectory.turns for part in turn.parts]
-    read = sum(turn.usage.prompt_tokens if turn.usage else len(turn.prompt_ids) for turn in turns)
-    return read, sum(turn.usage.completion_tokens if turn.usage else len(turn.response_ids) for turn in turns)
+    prompt = sum(turn.usage.prompt_tokens if turn.usage else len(turn.prompt_ids) for turn in turns)
+    return prompt, sum(turn.usage.completion_tokens if turn.usage else len(turn.response_ids) for turn in turns)
 
 
-def _seat(trajectory: Trajectory, player: str, success: bool | None, forfeit: bool) -> SeatRecord:
+def _result(trajectory: Trajectory, player: str, success: bool | None, forfeit: bool) -> SeatRecord:
     turns = trajectory.turns
     invalid = sum(bool(turn.info.get("illegal")) for turn in turns)
-    read, sampled = tokens_of(trajectory)
+    prompt_tokens, sampled = tokens_of(trajectory)
     return SeatRecord(
         player=player,
         reward=trajectory.reward,
@@ -173,15 +165,15 @@ def _seat(trajectory: Trajectory, player: str, success: bool | None, forfeit: bo
         forfeit=forfeit,
         cut_off=sum(turn.finish_reason in ("length", "context") for turn in turns),
         tokens=sampled,
-        prompt_tokens=read,
+        prompt_tokens=prompt_tokens,
     )
 
 
 class EpisodeLog:
-    """``episodes.jsonl`` in a folder: what was played, by key. One process at a time writes to it.
+    """``episodes.jsonl`` in a folder. One process at a time writes to it.
 
-    A line that a killed process left half-written is dropped, and so is a line that cannot be read; their episodes are
-    played again. Episodes that failed are kept to read, and played again too.
+    Lines that a killed process left incomplete, or that cannot be read, are dropped, and their episodes are played
+    again. Failed episodes are kept for inspection and played again, too.
 
     Raises:
         RunFolderError: The folder cannot be used, or another process writes there.
@@ -190,11 +182,11 @@ class EpisodeLog:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.path = user_path(folder) / "episodes.jsonl"
         self.unreadable = 0
-        """Lines that were dropped."""
+        """Number of dropped lines."""
         self.done: dict[str, Record] = {}
-        """By key."""
+        """Successful episodes by key."""
         self.failed: dict[str, Record] = {}
-        """The newest failure of each episode that ever failed, by key."""
+        """Newest failure of each episode that ever failed, by key."""
         self._file: IO[str] | None = None
 
     def __enter__(self) -> EpisodeLog:
@@ -207,10 +199,10 @@ class EpisodeLog:
             if self._file is not None:
                 self._file.close()
             raise RunFolderError(
-                f"another benchmark writes to {self.path}; wait for it, or give this one its own out_dir"
+                f"another benchmark writes to {self.path}; wait for it, or choose another out_dir"
             ) from None
         except OSError as error:
-            raise RunFolderError(f"{self.path} cannot be written: {error}; give another out_dir") from None
+            raise RunFolderError(f"{self.path} cannot be written: {error}; choose another out_dir") from None
         self._read(self._file)
         return self
 
@@ -221,7 +213,7 @@ class EpisodeLog:
             self._file.close()
 
     def add(self, record: Record) -> None:
-        """Keep a record: written out before this returns, so that a killed run loses only what was under way."""
+        """Store a record. It is written before this returns, so a killed run loses only unfinished episodes."""
         if self._file is None:
             raise RuntimeError("the log is closed; use it in a with block")
         self._file.write(json.dumps(record.as_json()) + "\n")
@@ -239,51 +231,52 @@ class EpisodeLog:
                 self._keep(Record.from_json(json.loads(line)))
             except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
                 self.unreadable += 1
-        if not line.endswith("\n"):  # a killed process wrote half of it: what comes next starts on a line of its own
+        if not line.endswith("\n"):  # a killed process left half a line: the next record starts a new one
             file.write("\n")
             file.flush()
 
 
-# ---- what it cost
+# ---- costs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spent:
-    """What one player spent in the episodes of a report, failed ones left out."""
+    """Tokens and cost of one player in the successful episodes of a report."""
 
     prompt_tokens: int
-    """Tokens read, cached ones included."""
+    """Prompt tokens, including cached ones."""
     tokens: int
-    """Tokens sampled."""
+    """Sampled tokens."""
     cost: float
-    """Currency units; 0 of a player without prices."""
+    """Cost in the unit of the prices; 0 without prices."""
 
 
 def facts_at(facts: Mapping[str, Any], agent: str) -> Mapping[str, Any]:
-    """The facts of the policy that decides for an agent: of a team, the agent's own."""
-    found: Mapping[str, Any] = facts.get("agents", {}).get(agent, facts)
-    return found
+    """Return the facts of the policy that acts for an agent; in a team every agent has its own."""
+    agent_facts: Mapping[str, Any] = facts.get("agents", {}).get(agent, facts)
+    return agent_facts
 
 
 def priced(facts: Mapping[str, Any]) -> bool:
-    """Whether a player with these facts costs anything."""
+    """Return whether a player with these facts has a price."""
     policies = [facts, *facts.get("agents", {}).values()]
     return any(policy.get("price_in") or policy.get("price_out") for policy in policies)
 
 
 def cost_of(facts: Mapping[str, Any], prompt_tokens: int, tokens: int) -> float:
-    """Currency units that a player with these facts pays for tokens read and sampled."""
+    """Return the cost of prompt and sampled tokens for a player with these facts."""
     return float(facts.get("price_in", 0.0) * prompt_tokens + facts.get("price_out", 0.0) * tokens) / 1e6
 
 
 def spent_by_player(records: Iterable[Record], players: Mapping[str, Mapping[str, Any]]) -> dict[str, Spent]:
-    """Sums over all seats that each player held."""
-    read: Counter[str] = Counter()
+    """Return the sums over all agents of each player."""
+    prompts: Counter[str] = Counter()
     sampled: Counter[str] = Counter()
     cost: defaultdict[str, float] = defaultdict(float)
     for record in records:
-        for agent, seat in record.seats.items():
-            read[seat.player] += seat.prompt_tokens
-            sampled[seat.player] += seat.tokens
-            cost[seat.player] += cost_of(facts_at(players[seat.player], agent), seat.prompt_tokens, seat.tokens)
-    return {name: Spent(prompt_tokens=read[name], tokens=sampled[name], cost=cost[name]) for name in players}
+        for agent, result in record.seats.items():
+            name = result.player
+            prompts[name] += result.prompt_tokens
+            sampled[name] += result.tokens
+            cost[name] += cost_of(facts_at(players[name], agent), result.prompt_tokens, result.tokens)
+    return {name: Spent(prompt_tokens=prompts[name], tokens=sampled[name], cost=cost[name]) for name in players}

@@ -1,7 +1,4 @@
-"""What the records of a benchmark say: one cell for each environment and player, pairs, cross-play, ratings.
-
-In: records. Out: estimates with intervals. Waits for nothing.
-"""
+"""Summary of a benchmark's records: cells by environment and player, differences, cross-play, teamwork, ratings."""
 
 from __future__ import annotations
 
@@ -9,11 +6,11 @@ import itertools
 import math
 import operator
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from forge_agents.bench import statistics
-from forge_agents.bench.plan import TEAMS, World
+from forge_agents.bench.plan import TEAMS, SuiteEnv
 from forge_agents.bench.records import Record, SeatRecord
 from forge_agents.bench.statistics import Difference, Game, Interval, Rating, rate_players
 from forge_agents.bench.verdicts import is_won_or_lost, is_zero_sum, judged
@@ -21,49 +18,50 @@ from forge_agents.bench.verdicts import is_won_or_lost, is_zero_sum, judged
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """One player in one environment: alone where there is one seat or one goal, else against the other players.
+    """One player in one environment: alone with one agent or one goal, otherwise against the other players.
 
-    Where no other player was there to play against, against itself.
+    Without other players, the player meets itself.
     """
 
     env: str
     player: str
     episodes: int
-    """Episodes that did not fail."""
+    """Successful episodes."""
     failed: int
+    """Failed episodes."""
     reward: Interval
-    """Mean reward of a seat."""
+    """Mean reward of an agent."""
     success: Interval
-    """Rate of seats that did what was asked, see `forge_agents.bench.verdicts.judged`; a rival's forfeit is no success.
-    NaN where no success is defined."""
+    """Rate of successful agents, see `forge_agents.bench.verdicts.judged`. An opponent's forfeit is no success. NaN if
+    success is undefined."""
     invalid: Interval
-    """Rate of decisions that the environment called illegal."""
+    """Rate of illegal decisions."""
     forfeit: Interval
-    """Rate of seats whose episode ended by an illegal decision of theirs."""
+    """Rate of agents whose illegal decision ended the episode."""
     cut_off: Interval
     """Rate of decisions cut short by `max_tokens` or the context."""
     decisions: Interval
-    """Mean per seat and episode."""
+    """Mean number of decisions per agent and episode."""
     tokens: Interval
-    """Mean number of tokens sampled per seat and episode."""
+    """Mean number of sampled tokens per agent and episode."""
     pass_at_k: Mapping[int, Interval]
-    """By k, mean over seeds and line-ups; empty for one sample a seed."""
+    """pass@k by k, mean over seeds and line-ups. Empty for a single sample per seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
-    """Two players: what the first earned minus what the second did, on the same seeds."""
+    """Difference of two players (first minus second) on the same seeds."""
 
     env: str
-    """Empty: all, each with each seed a unit of its own."""
+    """Empty: all environments, with each seed of each environment as a unit."""
     first: str
     second: str
     reward: Interval
-    """Of all environments success, which has the same scale in each."""
+    """Difference in reward; over all environments, in success, which has the same scale everywhere."""
     p_value: float
-    """Two-sided, of sign flips over seeds."""
+    """Two-sided p-value of sign flips over seeds."""
     p_adjusted: float
-    """The same, adjusted by Holm for all pairs of its table."""
+    """p-value adjusted by Holm for all pairs of the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,197 +71,190 @@ class Meeting:
     env: str
     player: str
     other: str
-    """In the remaining seats, or holding one side against `player` in the rest; `player` itself for self-play."""
+    """Player of the other side; `player` itself for self-play."""
     reward: Interval
-    """Of `player`, mean of a seat."""
+    """Mean reward of an agent of `player`."""
     seats: Mapping[str, Interval]
-    """By seat, the reward of `player` in it while `other` held all the rest, its side's excepted."""
+    """Reward of `player` by agent, while `other` had all other sides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Teamwork:
-    """One player with partners, in a game that is not all against each other."""
+    """One player with partners in a cooperative or mixed game."""
 
     env: str
     player: str
     partners: tuple[str, ...]
-    """Those that it met, in each seat of some seed."""
+    """Partners that it met in each role on some seed."""
     alone: Interval
-    """Reward with itself in all seats, mean of a seat, on the seeds of `gap`."""
+    """Mean reward of an agent with itself as partner, on the seeds of `gap`."""
     crossed: Interval
-    """Reward of its one seat among partners, each of whom counts alike, on the seeds of `gap`."""
+    """Reward of its agent among partners with equal weights, on the seeds of `gap`."""
     gap: Interval
-    """`alone` minus `crossed`, on the seeds that it played both with itself and in each seat with all `partners`."""
+    """`alone` minus `crossed`, on seeds that it played with itself and in each role with all `partners`."""
     p_value: float
-    """Of the gap: two-sided, of sign flips over seeds."""
+    """Two-sided p-value of the gap, by sign flips over seeds."""
     p_adjusted: float
-    """The same, adjusted by Holm for all rows of its table."""
+    """p-value adjusted by Holm for all rows of the table."""
     share: Interval
-    """`crossed` over what the partners earn each with itself, the ad-hoc teamwork score; NaN where that may be 0."""
+    """`crossed` divided by what the partners earn with themselves (ad-hoc teamwork score). NaN if that may be 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """What the best opponent of a player earns at least, in a game of two: what the best one here earned."""
+    """Lower bound of a player's exploitability in a two-player game: the reward of its best opponent here."""
 
     env: str
     player: str
     opponent: str
-    """Who earned most against `player`, of all other players that met it in both seats."""
+    """Player with the highest reward against `player`, among those that met it in both roles."""
     reward: Interval
-    """Of `opponent`, mean over both seats; its interval is that of one meeting and knows nothing of the choice."""
+    """Reward of `opponent`, mean over both roles. The interval ignores that the best opponent was selected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """All that a report shows."""
+    """All estimates of a report."""
 
     overall: Mapping[str, Interval]
-    """Success by player, mean over the environments that define it, interval over the seeds of each."""
+    """Success by player, mean over the environments that define it."""
     cells: Sequence[Cell]
     overall_pairs: Sequence[Pair]
-    """In success; empty where there is one environment."""
+    """Differences in success; empty for a single environment."""
     pairs: Sequence[Pair]
-    """In reward, by environment."""
+    """Differences in reward by environment."""
     meetings: Sequence[Meeting]
     teamwork: Sequence[Teamwork]
-    """Of players that met partners."""
     bounds: Sequence[Bound]
     """Lower bounds of exploitability."""
     ratings: Mapping[str, Rating]
-    """Of players who met in games that are won or lost, best first; empty where nobody did."""
+    """Ratings from games that are won or lost, best first."""
     undefined: Sequence[str] = ()
-    """Environments in which no success is defined."""
+    """Environments in which success is undefined."""
 
 
-def summarise(
-    records: Sequence[Record], worlds: Sequence[World], players: Sequence[str], partners: Sequence[str] = ()
+def summarize(
+    records: Sequence[Record], environments: Sequence[SuiteEnv], players: Sequence[str], partners: Sequence[str] = ()
 ) -> Summary:
-    """Everything from the records; the same records give the same numbers, to the bit.
+    """Summarize records. The same records give the same numbers.
 
     Args:
-        partners: Those whose partnership the others are measured by; empty: all, each by all the others.
+        partners: Players that the others are measured with. Empty: all players are.
     """
-    by_env = _judged(records, worlds)
+    by_env = _judged(records, environments)
     undefined = _undefined(by_env)
-    cells, meetings, bounds, pairs = [], [], [], []
-    teamwork: list[Teamwork] = []
+    cells, meetings, bounds, pairs, teamwork = [], [], [], [], list[Teamwork]()
     scored: dict[tuple[str, str], list[Record]] = {}
-    for world in worlds:
-        played, met = by_env[world.id], []
+    for environment in environments:
+        played = by_env[environment.id]
         rewards: dict[str, dict[int, float]] = {}
         for player in players:
-            chosen = scored[world.id, player] = _scored(played, world, player, players)
-            cells.append(_cell(world.id, player, chosen, defined=world.id not in undefined))
-            rewards[player] = {seed: _mean(paid) for seed, paid in _by_seed(chosen, player, _reward).items()}
-            for other in players if len(world.seats) > 1 else ():
-                both = [record for record in played if set(record.lineup.values()) == {player, other}]
-                earned = _mean_over_seeds(both, player, _reward)
-                if earned.n:
-                    seats = _by_seat(both, player, world)
-                    met.append(Meeting(env=world.id, player=player, other=other, reward=earned, seats=seats))
-        meetings += met
-        if world.kind in TEAMS:
-            teamwork += _teamwork(world, players, partners, played)
-        if world.kind == "competitive" and len(world.sides) == 2 and is_zero_sum(played, world):
-            bounds += _bounds(world, players, played, met)
+            selected = scored[environment.id, player] = _scored(played, environment, player, players)
+            cells.append(_cell(environment.id, player, selected, defined=environment.id not in undefined))
+            rewards[player] = {seed: _mean(values) for seed, values in _by_seed(selected, player, _reward).items()}
+        env_meetings = list(_meetings(environment, players, played)) if len(environment.seats) > 1 else []
+        meetings += env_meetings
+        if environment.kind in TEAMS:
+            teamwork += _teamwork(environment, players, partners, played)
+        if environment.kind == "competitive" and len(environment.sides) == 2 and is_zero_sum(played, environment):
+            bounds += _bounds(environment, players, played, env_meetings)
         pairs += [
-            (world.id, first, second, statistics.difference(rewards[first], rewards[second]))
+            (environment.id, first, second, statistics.difference(rewards[first], rewards[second]))
             for first, second in itertools.combinations(players, 2)
         ]
-
-    def successes(player: str) -> dict[tuple[str, int], float]:
-        found = {
-            world.id: _by_seed(scored[world.id, player], player, _success)
-            for world in worlds
-            if world.id not in undefined
-        }
-        return {(env, seed): _mean(hits) for env, by_seed in found.items() for seed, hits in by_seed.items()}
-
+    defined = [environment for environment in environments if environment.id not in undefined]
+    successes = {player: _successes(scored, defined, player) for player in players}
     overall_pairs = [
-        ("", first, second, statistics.difference(successes(first), successes(second)))
-        for first, second in (itertools.combinations(players, 2) if len(worlds) > 1 else ())
+        ("", first, second, statistics.difference(successes[first], successes[second]))
+        for first, second in (itertools.combinations(players, 2) if len(environments) > 1 else ())
     ]
-    rated = [w for w in worlds if w.kind == "competitive" and is_won_or_lost(by_env[w.id], w)]
-    games = [game for world in rated for game in _games(by_env[world.id])]
+    games = [
+        game
+        for environment in environments
+        if environment.kind == "competitive" and is_won_or_lost(by_env[environment.id], environment)
+        for game in _games(by_env[environment.id])
+    ]
+    adjusted = statistics.holm([row.p_value for row in teamwork])
     return Summary(
-        overall=_overall(scored, [world for world in worlds if world.id not in undefined], players),
+        overall=_overall(scored, defined, players),
         cells=cells,
         overall_pairs=_adjusted(overall_pairs),
         pairs=_adjusted(pairs),
         meetings=meetings,
-        teamwork=[
-            replace(row, p_adjusted=p)
-            for row, p in zip(teamwork, statistics.holm([row.p_value for row in teamwork]), strict=True)
-        ],
+        teamwork=[replace(row, p_adjusted=p) for row, p in zip(teamwork, adjusted, strict=True)],
         bounds=bounds,
         ratings=rate_players(games, players),
         undefined=undefined,
     )
 
 
-def overall(records: Sequence[Record], worlds: Sequence[World], players: Sequence[str]) -> dict[str, Interval]:
-    """Success by player, as in `Summary`."""
-    by_env = _judged(records, worlds)
+def overall(records: Sequence[Record], environments: Sequence[SuiteEnv], players: Sequence[str]) -> dict[str, Interval]:
+    """Return the success by player, as in `Summary`."""
+    by_env = _judged(records, environments)
     undefined = _undefined(by_env)
-    scored = {(w.id, player): _scored(by_env[w.id], w, player, players) for w in worlds for player in players}
-    return _overall(scored, [world for world in worlds if world.id not in undefined], players)
+    scored = {(e.id, player): _scored(by_env[e.id], e, player, players) for e in environments for player in players}
+    return _overall(scored, [environment for environment in environments if environment.id not in undefined], players)
 
 
-def _judged(records: Iterable[Record], worlds: Sequence[World]) -> dict[str, list[Record]]:
-    """The records by environment, with success where it is defined."""
-    by_env: dict[str, list[Record]] = {world.id: [] for world in worlds}
+def _judged(records: Iterable[Record], environments: Sequence[SuiteEnv]) -> dict[str, list[Record]]:
+    """Return the records by environment, with success where it is defined."""
+    by_env: dict[str, list[Record]] = {environment.id: [] for environment in environments}
     for record in records:
         by_env[record.env].append(record)
-    return {world.id: judged(by_env[world.id], world) for world in worlds}
+    return {environment.id: judged(by_env[environment.id], environment) for environment in environments}
 
 
 def _undefined(by_env: Mapping[str, Sequence[Record]]) -> tuple[str, ...]:
-    """Environments with a seat of which nobody can tell whether it succeeded."""
     return tuple(
         env
         for env, records in by_env.items()
-        if any(seat.success is None for record in records for seat in record.seats.values())
+        if any(agent.success is None for record in records for agent in record.seats.values())
     )
 
 
+def _successes(
+    scored: Mapping[tuple[str, str], Sequence[Record]], environments: Sequence[SuiteEnv], player: str
+) -> dict[tuple[str, int], float]:
+    """Return the success rate of a player by environment and seed."""
+    by_env = {env.id: _by_seed(scored[env.id, player], player, _success) for env in environments}
+    return {(env, seed): _mean(values) for env, by_seed in by_env.items() for seed, values in by_seed.items()}
+
+
 def _overall(
-    scored: Mapping[tuple[str, str], Sequence[Record]], worlds: Sequence[World], players: Sequence[str]
+    scored: Mapping[tuple[str, str], Sequence[Record]], environments: Sequence[SuiteEnv], players: Sequence[str]
 ) -> dict[str, Interval]:
     return {
-        player: statistics.mean_rate([_stratum(scored[world.id, player], player, _success) for world in worlds])
+        player: statistics.mean_rate([_stratum(scored[env.id, player], player, _success) for env in environments])
         for player in players
     }
 
 
-def _scored(records: Sequence[Record], world: World, player: str, players: Sequence[str]) -> list[Record]:
-    """The records that a player's cell is made of, failed ones included."""
-    alone = world.kind in ("single", "cooperative") or len(players) == 1
-    met = [(record, set(record.lineup.values())) for record in records]
-    return [record for record, names in met if player in names and (names == {player}) == alone]
+def _scored(records: Sequence[Record], environment: SuiteEnv, player: str, players: Sequence[str]) -> list[Record]:
+    """Return the records of a player's cell, including failed ones."""
+    alone = environment.kind in ("single", "cooperative") or len(players) == 1
+    names_of = [(record, set(record.lineup.values())) for record in records]
+    return [record for record, names in names_of if player in names and (names == {player}) == alone]
 
 
-def _seats(record: Record, player: str) -> list[SeatRecord]:
-    """What a player's seats came to; none of an episode that failed.
+def _results(record: Record, player: str) -> list[SeatRecord]:
+    """Return the results of a player's agents; empty if the episode failed.
 
-    Where a rival alone ended the episode by an illegal decision, nothing was won.
+    If only an opponent forfeited, the player's agents did not succeed.
     """
-    held = [] if record.error else [seat for seat in record.seats.values() if seat.player == player]
-    given = any(seat.forfeit for seat in record.seats.values() if seat.player != player)
-    if given and not any(seat.forfeit for seat in held):
-        return [replace(seat, success=False) for seat in held]
-    return held
+    results = [] if record.error else [result for result in record.seats.values() if result.player == player]
+    opponent_forfeited = any(result.forfeit for result in record.seats.values() if result.player != player)
+    if opponent_forfeited and not any(result.forfeit for result in results):
+        return [replace(result, success=False) for result in results]
+    return results
 
 
-def _by_seed(
-    records: Iterable[Record], player: str, value: Callable[[SeatRecord], float]
-) -> dict[int, list[float]]:
-    """A value of each of a player's seats."""
-    found: dict[int, list[float]] = {}
+def _by_seed(records: Iterable[Record], player: str, value: Callable[[SeatRecord], float]) -> dict[int, list[float]]:
+    """Return a value of each of a player's agents, by seed."""
+    values: dict[int, list[float]] = {}
     for record in records:
-        for seat in _seats(record, player):
-            found.setdefault(record.seed, []).append(value(seat))
-    return found
+        for result in _results(record, player):
+            values.setdefault(record.seed, []).append(value(result))
+    return values
 
 
 _reward, _success, _decisions = map(operator.attrgetter, ("reward", "success", "decisions"))
@@ -275,10 +266,10 @@ def _stratum(
     hits: Callable[[SeatRecord], float],
     trials: Callable[[SeatRecord], float] = lambda _: 1.0,
 ) -> tuple[list[float], list[float]]:
-    """Hits and trials by seed."""
-    found = (_by_seed(records, player, value).values() for value in (hits, trials))
-    hit, trial = (list(map(math.fsum, by_seed)) for by_seed in found)
-    return hit, trial
+    """Return the sums of hits and of trials by seed."""
+    by_seed = (_by_seed(records, player, value).values() for value in (hits, trials))
+    hit_sums, trial_sums = (list(map(math.fsum, values)) for values in by_seed)
+    return hit_sums, trial_sums
 
 
 def _mean_over_seeds(records: Iterable[Record], player: str, value: Callable[[SeatRecord], float]) -> Interval:
@@ -303,83 +294,97 @@ def _cell(env: str, player: str, records: Sequence[Record], *, defined: bool) ->
     )
 
 
-def _by_seat(records: Sequence[Record], player: str, world: World) -> dict[str, Interval]:
-    """What a player earned in each seat while it held its side alone, or with itself in all."""
-    found = {}
-    for seat in world.seats:
-        side = next(set(each) for each in world.sides if seat in each)
-        paid: dict[int, list[float]] = {}
+def _meetings(environment: SuiteEnv, players: Sequence[str], records: Sequence[Record]) -> Iterator[Meeting]:
+    for player, other in itertools.product(players, players):
+        both = [record for record in records if set(record.lineup.values()) == {player, other}]
+        reward = _mean_over_seeds(both, player, _reward)
+        if reward.n:
+            agents = _by_agent(both, player, environment)
+            yield Meeting(env=environment.id, player=player, other=other, reward=reward, seats=agents)
+
+
+def _by_agent(records: Sequence[Record], player: str, environment: SuiteEnv) -> dict[str, Interval]:
+    """Return the reward of a player by agent, from episodes in which it had only that agent's side, or all sides."""
+    rewards_of = {}
+    for agent in environment.seats:
+        side = next(set(side) for side in environment.sides if agent in side)
+        rewards: dict[int, list[float]] = {}
         for record in records:
-            held = [at for at, name in record.lineup.items() if name == player]
-            if seat in record.seats and set(held) in (side, set(record.lineup)):
-                paid.setdefault(record.seed, []).append(record.seats[seat].reward)
-        found[seat] = statistics.mean([_mean(rewards) for rewards in paid.values()])
-    return {seat: earned for seat, earned in found.items() if earned.n}
+            agents = {name for name, by in record.lineup.items() if by == player}
+            if agent in record.seats and agents in (side, set(record.lineup)):
+                rewards.setdefault(record.seed, []).append(record.seats[agent].reward)
+        rewards_of[agent] = statistics.mean([_mean(values) for values in rewards.values()])
+    return {agent: reward for agent, reward in rewards_of.items() if reward.n}
 
 
 def partners_of(player: str, players: Sequence[str], partners: Sequence[str]) -> list[str]:
-    """Whom a player is measured with, none where it is a partner itself; `partners` empty: with all the others."""
+    """Return the players that a player is measured with: `partners`, or all others. Empty for a partner."""
     return [] if player in partners else [name for name in partners or players if name != player]
 
 
 def _teamwork(
-    world: World, players: Sequence[str], partners: Sequence[str], records: Sequence[Record]
-) -> Iterable[Teamwork]:
-    """Of every player that is measured and met somebody."""
-    sides = [set(side) for side in world.sides]
+    environment: SuiteEnv, players: Sequence[str], partners: Sequence[str], records: Sequence[Record]
+) -> Iterator[Teamwork]:
+    rewards = {(a, b): _team_rewards(environment, records, a, b) for a in players for b in players}
 
-    def earned(player: str, other: str) -> dict[int, float]:
-        """By seed, with itself, or of its one side: where it had each, because seats are not worth the same."""
-        found, held = [], defaultdict(set)
-        for record in records:
-            seats = [seat for seat, name in record.lineup.items() if name == player]
-            whole = player == other or set(seats) in sides
-            if set(record.lineup.values()) == {player, other} and whole and not record.error:
-                found.append(record)
-                held[record.seed].update(seats)
-        paid = _by_seed(found, player, _reward).items()
-        return {seed: _mean(rewards) for seed, rewards in paid if held[seed] >= set(world.seats)}
-
-    def together(each: Sequence[Mapping[int, float]]) -> dict[int, float]:
-        return {seed: _mean([one[seed] for one in each]) for seed in each[0] if all(seed in one for one in each)}
+    def mean_of(group: Sequence[Mapping[int, float]]) -> dict[int, float]:
+        """Return the mean by seed, on the seeds that all have."""
+        return {seed: _mean([each[seed] for each in group]) for seed in group[0] if all(seed in each for each in group)}
 
     for player in players:
-        met = {other: paid for other in partners_of(player, players, partners) if (paid := earned(player, other))}
-        if not met:
+        with_partner = {o: rewards[player, o] for o in partners_of(player, players, partners) if rewards[player, o]}
+        if not with_partner:
             continue
-        own, others = earned(player, player), together(list(met.values()))
-        alone = {seed: paid for seed, paid in own.items() if seed in others}
-        crossed = {seed: paid for seed, paid in others.items() if seed in own}
+        with_itself, with_partners = rewards[player, player], mean_of(list(with_partner.values()))
+        alone = {seed: value for seed, value in with_itself.items() if seed in with_partners}
+        crossed = {seed: value for seed, value in with_partners.items() if seed in with_itself}
         gap = statistics.difference(alone, crossed)
         if gap.interval.n:
             yield Teamwork(
-                env=world.id,
+                env=environment.id,
                 player=player,
-                partners=tuple(met),
+                partners=tuple(with_partner),
                 alone=statistics.mean(list(alone.values())),
                 crossed=statistics.mean(list(crossed.values())),
                 gap=gap.interval,
                 p_value=gap.p_value,
                 p_adjusted=gap.p_value,
-                share=statistics.ratio(crossed, together([earned(other, other) for other in met])),
+                share=statistics.ratio(crossed, mean_of([rewards[other, other] for other in with_partner])),
             )
 
 
+def _team_rewards(environment: SuiteEnv, records: Sequence[Record], player: str, other: str) -> dict[int, float]:
+    """Return the mean reward of a player's agents by seed, with itself or as one side among agents of `other`.
+
+    Only seeds with every agent count, because agents can have different rewards.
+    """
+    sides = [set(side) for side in environment.sides]
+    selected, agents_of = [], defaultdict(set)
+    for record in records:
+        agents = {agent for agent, name in record.lineup.items() if name == player}
+        valid = player == other or agents in sides
+        if set(record.lineup.values()) == {player, other} and valid and not record.error:
+            selected.append(record)
+            agents_of[record.seed].update(agents)
+    rewards = _by_seed(selected, player, _reward)
+    return {seed: _mean(values) for seed, values in rewards.items() if agents_of[seed] >= set(environment.seats)}
+
+
 def _bounds(
-    world: World, players: Sequence[str], records: Sequence[Record], meetings: Sequence[Meeting]
+    environment: SuiteEnv, players: Sequence[str], records: Sequence[Record], meetings: Sequence[Meeting]
 ) -> list[Bound]:
-    """Of all players that somebody met in both seats."""
+    """Return the bounds of all players that met an opponent in both roles."""
     first: defaultdict[frozenset[str], set[str]] = defaultdict(set)
     for record in records:
         if not record.error:
-            first[frozenset(record.lineup.values())].add(record.lineup[world.seats[0]])
+            first[frozenset(record.lineup.values())].add(record.lineup[environment.seats[0]])
     best: dict[str, Meeting] = {}
-    for met in meetings:
-        swapped = len(first[frozenset((met.player, met.other))]) == 2
-        if swapped and (met.other not in best or met.reward.value > best[met.other].reward.value):
-            best[met.other] = met
+    for meeting in meetings:
+        swapped = len(first[frozenset((meeting.player, meeting.other))]) == 2
+        if swapped and (meeting.other not in best or meeting.reward.value > best[meeting.other].reward.value):
+            best[meeting.other] = meeting
     return [
-        Bound(env=world.id, player=player, opponent=best[player].player, reward=best[player].reward)
+        Bound(env=environment.id, player=player, opponent=best[player].player, reward=best[player].reward)
         for player in players
         if player in best
     ]
@@ -394,53 +399,51 @@ def _adjusted(compared: Sequence[tuple[str, str, str, Difference]]) -> list[Pair
     ]
 
 
-def _games(records: Iterable[Record]) -> Iterable[Game]:
-    """One game for every deal that two players met in: who earned more over all its line-ups has won.
+def _games(records: Iterable[Record]) -> Iterator[Game]:
+    """Yield one game per deal that two players met in. The player with the higher reward over all its line-ups wins.
 
-    The line-ups of a deal count together, because a good hand or seat is no merit: with seats swapped, both had it. A
-    deal without swapped seats, or of which an episode is missing, failed, or was ended by somebody's illegal decision,
-    is no game.
+    The line-ups of a deal count together, because with swapped agents both players had the better hand once. A deal is
+    left out if agents were not swapped, or if an episode of it is missing, failed, or ended by a forfeit.
     """
     deals: dict[tuple[int, int, frozenset[str]], list[Record]] = {}
     for record in records:
         names = frozenset(record.lineup.values())
         if len(names) == 2:
             deals.setdefault((record.seed, record.sample, names), []).append(record)
-    whole: Counter[frozenset[str]] = Counter()
+    complete: Counter[frozenset[str]] = Counter()
     for (_, _, names), played in deals.items():
-        whole[names] = max(len(played), whole[names])
+        complete[names] = max(len(played), complete[names])
     for (seed, _, names), played in deals.items():
-        spoilt = any(record.error or any(seat.forfeit for seat in record.seats.values()) for record in played)
+        spoiled = any(record.error or any(result.forfeit for result in record.seats.values()) for record in played)
         first, second = both = tuple(dict.fromkeys(played[0].lineup.values()))
-        places = [{seat for record in played for seat, by in record.lineup.items() if by == name} for name in both]
-        held = [[seat.reward for record in played for seat in _seats(record, name)] for name in both]
-        if not spoilt and len(played) == whole[names] and places[0] == places[1] and all(held):  # all took part
-            mine, other = map(_mean, held)
+        agents = [{agent for record in played for agent, by in record.lineup.items() if by == name} for name in both]
+        rewards = [[result.reward for record in played for result in _results(record, name)] for name in both]
+        if not spoiled and len(played) == complete[names] and agents[0] == agents[1] and all(rewards):
+            mine, other = map(_mean, rewards)
             score = 0.5 if math.isclose(mine, other, abs_tol=1e-9) else float(mine > other)
             yield Game((played[0].env, seed), first, second, score)
 
 
 def _pass_at_k(records: Iterable[Record], player: str) -> dict[int, Interval]:
-    """For k = 1, 2, 4, ... up to the number of samples, over all tasks that have so many."""
-    right: dict[tuple[int, tuple[str, ...]], list[bool]] = {}
+    """Return pass@k for k = 1, 2, 4, ... up to the number of samples, over all tasks with that many samples."""
+    successes: dict[tuple[int, tuple[str, ...]], list[bool]] = {}
     for record in records:
-        held = _seats(record, player)
-        if held:
+        results = _results(record, player)
+        if results:
             task = record.seed, tuple(record.lineup.values())
-            right.setdefault(task, []).append(all(seat.success for seat in held))
-    most = max(map(len, right.values()), default=1)
+            successes.setdefault(task, []).append(all(result.success for result in results))
+    most = max(map(len, successes.values()), default=1)
     if most < 2:
         return {}
-    wanted = sorted({*(2**i for i in range(most.bit_length())), most})
 
     def estimate(k: int) -> Interval:
         by_seed: dict[int, list[float]] = {}
-        for (seed, _), found in right.items():
-            if len(found) >= k:
-                by_seed.setdefault(seed, []).append(statistics.pass_at_k(len(found), sum(found), k))
+        for (seed, _), samples in successes.items():
+            if len(samples) >= k:
+                by_seed.setdefault(seed, []).append(statistics.pass_at_k(len(samples), sum(samples), k))
         return statistics.mean([_mean(values) for values in by_seed.values()])
 
-    return {k: estimate(k) for k in wanted}
+    return {k: estimate(k) for k in sorted({*(2**i for i in range(most.bit_length())), most})}
 
 
 def _mean(values: Sequence[float]) -> float:

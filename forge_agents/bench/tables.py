@@ -1,8 +1,6 @@
-"""Headed tables of texts, in a terminal, as Markdown and as one HTML file.
+"""Documents of tables, shown in a terminal, as Markdown, or as an HTML file without scripts and external resources.
 
-In: a `Document`. Out: text; a page that loads nothing from elsewhere and runs no script. Waits for nothing.
-
-Names, errors and arguments are written by users, models and servers: every text is made harmless where it is shown.
+Names, errors and arguments come from users, models and servers, so every text is escaped where it is shown.
 """
 
 from __future__ import annotations
@@ -28,50 +26,50 @@ _BAR = 26
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Section:
-    """One table, the same in every form."""
+    """One table."""
 
     title: str
     heads: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     names: int
-    """How many first columns hold names."""
+    """Number of first columns with names."""
     note: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Document:
-    """All that is shown."""
+    """Content of a page."""
 
     title: str
     headline: str
-    """One line that says what this is."""
+    """One line of description."""
     warnings: Sequence[str]
-    """What a reader must know before trusting the numbers."""
+    """Warnings about the numbers."""
     bars: Mapping[str, Interval]
-    """Rates by name, drawn on the page."""
+    """Rates by name, drawn as bars on the page."""
     sections: Sequence[Section]
     facts: Sequence[str]
-    """Where it comes from, one a line."""
+    """Provenance, one fact per line."""
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number; a dash where it is not known."""
+    """Format a number; NaN is a dash."""
     return "\N{EN DASH}" if math.isnan(value) else f"{value:.{digits}f}"
 
 
-def interval(found: Interval, *, digits: int = 3, sign: bool = False) -> str:
-    """An estimate and its interval."""
-    if math.isnan(found.value):
+def interval(estimate: Interval, *, digits: int = 3, sign: bool = False) -> str:
+    """Format an estimate with its interval."""
+    if math.isnan(estimate.value):
         return "\N{EN DASH}"
-    value = f"{found.value:+.{digits}f}" if sign else f"{found.value:.{digits}f}"
-    return value if math.isnan(found.low) else f"{value} [{found.low:.{digits}f}, {found.high:.{digits}f}]"
+    value = f"{estimate.value:+.{digits}f}" if sign else f"{estimate.value:.{digits}f}"
+    return value if math.isnan(estimate.low) else f"{value} [{estimate.low:.{digits}f}, {estimate.high:.{digits}f}]"
 
 
 # ---- in a terminal
 
 
 def show(document: Document) -> str:
-    """Print headline, warnings and tables, in colour where there is a terminal; returns them as plain text."""
+    """Print headline, warnings and tables, with colors in a terminal. Returns them as plain text."""
     from rich.console import Console
 
     screen = Console()
@@ -81,7 +79,7 @@ def show(document: Document) -> str:
 
 
 def as_text(document: Document) -> str:
-    """Headline, warnings and tables without colours."""
+    """Return headline, warnings and tables as plain text."""
     from rich.console import Console
 
     plain = io.StringIO()
@@ -94,7 +92,7 @@ def _renderables(document: Document) -> list[object]:
     from rich.table import Table
     from rich.text import Text
 
-    def text(words: str, style: str = "") -> Text:  # unlike a str, it is not read for rich's markup
+    def text(words: str, style: str = "") -> Text:  # unlike a str, it is not parsed as rich markup
         return Text(printable(words), style=style)
 
     parts: list[object] = [text(document.headline, "bold")]
@@ -102,8 +100,8 @@ def _renderables(document: Document) -> list[object]:
     for section in document.sections:
         title = text(section.title)
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False, title=title, title_justify="left")
-        for place, head in enumerate(section.heads):
-            table.add_column(text(head), justify="left" if place < section.names else "right")
+        for column, head in enumerate(section.heads):
+            table.add_column(text(head), justify="left" if column < section.names else "right")
         for row in section.rows:
             table.add_row(*map(text, row))
         parts.append(table)
@@ -114,7 +112,7 @@ def _renderables(document: Document) -> list[object]:
 
 
 def as_markdown(document: Document) -> str:
-    """All of it as Markdown."""
+    """Return the document as Markdown."""
     lines = [f"# {_md(document.title)}", "", _md(document.headline) + "."]
     for warning in document.warnings:
         lines += ["", f"> **{_md(warning)}**"]
@@ -124,7 +122,7 @@ def as_markdown(document: Document) -> str:
         lines += [_md_row(row) for row in section.rows]
         lines += ["", _md(section.note, 2000)] if section.note else []
     if document.facts:
-        lines += ["", "## Where it comes from", "", *(f"- {_md(fact)}" for fact in document.facts)]
+        lines += ["", "## Provenance", "", *(f"- {_md(fact)}" for fact in document.facts)]
     return "\n".join(lines) + "\n"
 
 
@@ -133,7 +131,7 @@ def _md_row(values: Iterable[str]) -> str:
 
 
 def _md(text: str, longest: int = 400) -> str:
-    """Text that Markdown shows as it is."""
+    """Escape text for Markdown."""
     plain = printable(text, longest).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return "".join(f"\\{c}" if c in "\\`*_[]|~#!" else c for c in plain)
 
@@ -142,14 +140,14 @@ def _md(text: str, longest: int = 400) -> str:
 
 
 def as_html(document: Document) -> str:
-    """All of it as one HTML file."""
+    """Return the document as one HTML file."""
     title = _safe(document.title)
     alarms = "".join(f"<section class=alarm>{_safe(warning)}</section>" for warning in document.warnings)
     tables = "\n".join(map(_html_table, document.sections))
     facts = "".join(f"<li>{_safe(fact)}</li>" for fact in document.facts)
     body = (
         f"<h1>{title}</h1>\n<p class=lead>{_safe(document.headline)}</p>\n{alarms}\n{_bars(document.bars)}\n{tables}\n"
-        f"<h2>Where it comes from</h2>\n<ul>{facts}</ul>"
+        f"<h2>Provenance</h2>\n<ul>{facts}</ul>"
     )
     return standalone_page(title, body, style=_STYLE)
 
@@ -157,8 +155,8 @@ def as_html(document: Document) -> str:
 def _html_table(section: Section) -> str:
     def row(tag: str, values: tuple[str, ...]) -> str:
         cells = (
-            f"<{tag}{' class=text' if place < section.names else ''}>{_safe(value)}</{tag}>"
-            for place, value in enumerate(values)
+            f"<{tag}{' class=text' if column < section.names else ''}>{_safe(value)}</{tag}>"
+            for column, value in enumerate(values)
         )
         return f"<tr>{''.join(cells)}</tr>"
 
@@ -172,22 +170,22 @@ def _html_table(section: Section) -> str:
 
 def _bars(rates: Mapping[str, Interval]) -> str:
     rows = []
-    for place, (name, found) in enumerate(rates.items()):
-        y, whisker = place * _BAR + 4, ""
-        if not found.n:
+    for row, (name, rate) in enumerate(rates.items()):
+        y, whisker = row * _BAR + 4, ""
+        if not rate.n:
             continue
-        if not math.isnan(found.low):
-            low, high = (180 + 500 * max(0.0, min(1.0, end)) for end in (found.low, found.high))
+        if not math.isnan(rate.low):
+            low, high = (180 + 500 * max(0.0, min(1.0, end)) for end in (rate.low, rate.high))
             whisker = f'<path d="M{low:.1f} {y + 8}H{high:.1f}" stroke="#1f2933" stroke-width="2"/>'
         rows.append(
             f'<text x="0" y="{y + 13}">{_safe(name[:24])}</text>'
-            f'<rect x="180" y="{y}" width="{500 * found.value:.1f}" height="16" fill="#7ba7d9"/>{whisker}'
-            f'<text x="690" y="{y + 13}">{found.value:.3f}</text>'
+            f'<rect x="180" y="{y}" width="{500 * rate.value:.1f}" height="16" fill="#7ba7d9"/>{whisker}'
+            f'<text x="690" y="{y + 13}">{rate.value:.3f}</text>'
         )
     height = len(rates) * _BAR + 8
     return f'<svg viewBox="0 0 740 {height}" role="img" aria-label="success of every player">{"".join(rows)}</svg>'
 
 
 def _safe(text: str) -> str:
-    """Any text as text: one line, nothing unprintable, no markup."""
+    """Escape text for HTML, on one line and without unprintable characters."""
     return html.escape(printable(text, 600), quote=True)

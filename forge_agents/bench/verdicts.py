@@ -1,4 +1,4 @@
-"""Which seats of a benchmark's episodes succeeded, and which games are won or lost at all."""
+"""Success of each agent in the episodes of a benchmark, and which games are won or lost."""
 
 from __future__ import annotations
 
@@ -6,99 +6,104 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from forge_agents.bench.plan import World
+from forge_agents.bench.plan import SuiteEnv
 from forge_agents.bench.records import Record
 
-_SAME = 1e-6
-"""Rewards that differ by less are the same."""
-_FULL_MARK = 1.0
-"""The most that a task or a team can earn where its environment does not say."""
+_TOLERANCE = 1e-6
+"""Rewards that differ by less are equal."""
+_FULL_REWARD = 1.0
+"""Maximum reward of a task or a team if its environment does not define it."""
 
 
-def judged(records: Sequence[Record], world: World) -> list[Record]:
-    """Records of one environment in which every seat succeeded, failed, or has no success because none is defined.
+def judged(records: Sequence[Record], environment: SuiteEnv) -> list[Record]:
+    """Complete the records of one environment with the success of each agent, where it is defined.
 
-    What the environment said of a seat stands. Of the other seats:
+    A success that the environment reported is kept. Otherwise:
 
-    * alone or in a team, a seat succeeded with the largest reward: the environment's ``max_reward``, or 1. Without a
-      ``max_reward``, success is undefined in an environment that has paid more than 1;
-    * among rivals, a seat succeeded if it earned more than every seat of the other players (in self-play, of the other
-      sides), provided that the game is one of winning and losing, see `is_won_or_lost`. Otherwise it is undefined.
+    - alone or in a team, an agent succeeds with the maximum reward: the environment's ``max_reward``, or 1. Without
+      ``max_reward``, success is undefined if a reward above 1 was paid;
+    - against opponents, an agent succeeds if it earned more than every agent of the other players (in self-play, of the
+      other sides), provided that the game is won or lost, see `is_won_or_lost`. Otherwise success is undefined.
     """
-    seats = [seat for record in records for seat in record.seats.values()]
-    if all(seat.success is not None for seat in seats):
+    agents = [agent for record in records for agent in record.seats.values()]
+    if all(agent.success is not None for agent in agents):
         return list(records)
-    if world.kind in ("single", "cooperative"):
-        most = _FULL_MARK if world.max_reward is None else world.max_reward
-        if world.max_reward is None and any(seat.reward > most + _SAME for seat in seats):
+    if environment.kind in ("single", "cooperative"):
+        full = _FULL_REWARD if environment.max_reward is None else environment.max_reward
+        if environment.max_reward is None and any(agent.reward > full + _TOLERANCE for agent in agents):
             return list(records)
-        return [_completed(record, dict.fromkeys(record.seats, most)) for record in records]
-    if not is_won_or_lost(records, world):
+        return [_completed(record, dict.fromkeys(record.seats, full)) for record in records]
+    if not is_won_or_lost(records, environment):
         return list(records)
-    return [_completed(record, {seat: _to_beat(record, seat, world) for seat in record.seats}) for record in records]
+    return [
+        _completed(record, {agent: _winning_reward(record, agent, environment) for agent in record.seats})
+        for record in records
+    ]
 
 
-def is_zero_sum(records: Iterable[Record], world: World) -> bool:
-    """Whether what one side wins the others lose: by the environment's tag, or by the rewards of all episodes.
+def is_zero_sum(records: Iterable[Record], environment: SuiteEnv) -> bool:
+    """Return whether one side wins what the others lose: by the environment's tag, or by the rewards of all episodes.
 
-    Rewards tell so if they differ within an episode and add up to the same in each. Episodes that failed, or that a
-    forfeit ended, are left out.
+    By rewards, a game is zero-sum if they differ within an episode and add up to the same in each. Episodes that failed
+    or ended by a forfeit are left out.
     """
-    if world.kind in ("single", "cooperative"):
+    if environment.kind in ("single", "cooperative"):
         return False
-    if world.zero_sum:
+    if environment.zero_sum:
         return True
-    paid = list(_whole(records))
-    totals = [math.fsum(rewards) for rewards in paid]
-    differ = any(max(rewards) - min(rewards) > _SAME for rewards in paid)
-    return differ and max(totals) - min(totals) <= _SAME * max(1.0, *map(abs, totals))
+    rewards = [
+        [agent.reward for agent in record.seats.values()]
+        for record in records
+        if not record.error and not _forfeited(record)
+    ]
+    totals = [math.fsum(values) for values in rewards]
+    differ = any(max(values) - min(values) > _TOLERANCE for values in rewards)
+    return differ and max(totals) - min(totals) <= _TOLERANCE * max(1.0, *map(abs, totals))
 
 
-def is_won_or_lost(records: Sequence[Record], world: World) -> bool:
-    """Whether a game of rivals is zero-sum, or pays one reward for a win, one for a loss and one for a draw."""
-    if is_zero_sum(records, world):
+def is_won_or_lost(records: Sequence[Record], environment: SuiteEnv) -> bool:
+    """Return whether a game is zero-sum, or pays one reward for a win, one for a loss and one for a draw."""
+    if is_zero_sum(records, environment):
         return True
-    if world.kind in ("single", "cooperative"):
+    if environment.kind in ("single", "cooperative"):
         return False
-    kinds: dict[str, set[float]] = {"win": set(), "loss": set(), "draw": set()}
+    rewards: dict[str, set[float]] = {"win": set(), "loss": set(), "draw": set()}
     for record in records:
-        if record.error or any(seat.forfeit for seat in record.seats.values()):
+        if record.error or _forfeited(record):
             continue
-        sides = [{round(record.seats[a].reward, 6) for a in side if a in record.seats} for side in world.sides]
-        paid = [next(iter(rewards)) for rewards in sides if len(rewards) == 1]
+        sides = [{round(record.seats[a].reward, 6) for a in side if a in record.seats} for side in environment.sides]
+        paid = [next(iter(values)) for values in sides if len(values) == 1]
         if len(paid) < sum(map(bool, sides)) or not paid:
             return False
         best, rest = max(paid), sorted(paid)[:-1]
         if all(reward == best for reward in paid):
-            kinds["draw"].add(best)
+            rewards["draw"].add(best)
         elif len(set(rest)) == 1 and rest[0] < best:
-            kinds["win"].add(best)
-            kinds["loss"].add(rest[0])
+            rewards["win"].add(best)
+            rewards["loss"].add(rest[0])
         else:
             return False
-    one_each = len(kinds["win"]) == len(kinds["loss"]) == 1 and len(kinds["draw"]) <= 1
-    return one_each and all(max(kinds["loss"]) <= draw <= max(kinds["win"]) for draw in kinds["draw"])
+    unique = len(rewards["win"]) == len(rewards["loss"]) == 1 and len(rewards["draw"]) <= 1
+    return unique and all(max(rewards["loss"]) <= draw <= max(rewards["win"]) for draw in rewards["draw"])
 
 
-def _whole(records: Iterable[Record]) -> Iterable[list[float]]:
-    """Rewards of all seats, of episodes that neither failed nor ended by a forfeit."""
-    for record in records:
-        if not record.error and not any(seat.forfeit for seat in record.seats.values()):
-            yield [seat.reward for seat in record.seats.values()]
+def _forfeited(record: Record) -> bool:
+    return any(agent.forfeit for agent in record.seats.values())
 
 
-def _to_beat(record: Record, seat: str, world: World) -> float:
-    """The least that is more than every rival of a seat earned."""
-    own = next((side for side in world.sides if seat in side), (seat,))
-    against = [other for other, by in record.lineup.items() if by != record.lineup[seat] and other in record.seats]
-    rivals = against or [other for other in record.seats if other not in own]
-    return max((record.seats[other].reward for other in rivals), default=-math.inf) + 2 * _SAME
+def _winning_reward(record: Record, agent: str, environment: SuiteEnv) -> float:
+    """Return the smallest reward that is more than every opponent of an agent earned."""
+    side = next((side for side in environment.sides if agent in side), (agent,))
+    player = record.lineup[agent]
+    others = [name for name, by in record.lineup.items() if by != player and name in record.seats]
+    opponents = others or [name for name in record.seats if name not in side]
+    return max((record.seats[name].reward for name in opponents), default=-math.inf) + 2 * _TOLERANCE
 
 
-def _completed(record: Record, enough: dict[str, float]) -> Record:
-    """The record, in which seats of which nothing was said succeeded with `enough` reward."""
-    seats = {
-        name: replace(seat, success=seat.reward >= enough[name] - _SAME) if seat.success is None else seat
-        for name, seat in record.seats.items()
+def _completed(record: Record, required: dict[str, float]) -> Record:
+    """Set the success of agents without a reported one, given the reward that each needs."""
+    agents = {
+        name: replace(agent, success=agent.reward >= required[name] - _TOLERANCE) if agent.success is None else agent
+        for name, agent in record.seats.items()
     }
-    return replace(record, seats=seats)
+    return replace(record, seats=agents)

@@ -76,7 +76,7 @@ def bench(argv: Sequence[str]) -> int:
 
 def _merge(argv: Sequence[str]) -> int:
     from forge_agents.bench import tables
-    from forge_agents.bench.report import board, leaderboard
+    from forge_agents.bench.merge import board, leaderboard
     from forge_agents.files import write_atomic
 
     parser = make_parser("bench")

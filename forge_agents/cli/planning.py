@@ -12,7 +12,7 @@ from forge_agents.cli.registry import command, make_parser
 if TYPE_CHECKING:
     import forge_agents as fa
     from forge_agents.cli.config import Parser
-    from forge_trainers.forecast.fit import Gpus
+    from forge_trainers.forecast.simulate import Hardware
 
 
 @command(
@@ -31,7 +31,6 @@ def simulate(argv: Sequence[str]) -> int:
 
     import forge_agents as fa
     from forge_agents.cli.config import add_fields, built, with_flag
-    from forge_trainers.forecast.fit import Gpus
     from forge_trainers.forecast.simulate import Hardware
 
     parser = make_parser("simulate")
@@ -40,7 +39,6 @@ def simulate(argv: Sequence[str]) -> int:
         "--measured", nargs="+", type=str, default=[], help="Folders of short measured runs (default: out_dir)."
     )
     parser.add_class_arguments(Hardware, as_group=False)
-    parser.add_argument("--simulated_steps", type=int, default=8, help="Number of warm steps to average over.")
     parser.add_argument("--sweep", action="store_true", help="Show every split of the GPUs that was tried.")
     parser.add_argument("--json", action="store_true", help="Print JSON.")
     parser.add_argument(
@@ -51,19 +49,16 @@ def simulate(argv: Sequence[str]) -> int:
         "(0.6b, 8b, 32b, 70b, 30b-a3b, or any model name), POLICY=MODEL for some of them, or no value for the models "
         "of the file.",
     )
-    parser.add_argument("--gpu_gb", type=float, default=80.0, help="Memory of each GPU in GB (1e9 bytes).")
-    parser.add_argument("--host_gb", type=float, help="Free memory of each host in GB (default: not checked).")
     chosen = parser.parse_args(with_flag("--config", argv))
-    measured, steps, sweep, as_json = (chosen.pop(n) for n in ("measured", "simulated_steps", "sweep", "json"))
-    model, gpu_gb, host_gb = (chosen.pop(name) for name in ("model", "gpu_gb", "host_gb"))
+    measured, sweep, as_json, model = (chosen.pop(name) for name in ("measured", "sweep", "json", "model"))
     models = _parse_models(parser, model)
     if models is not None and not chosen.gpus:
         parser.error("--model needs --gpus, the number of GPUs to fit the run into (at least 1)")
     timing = {"measured": measured, "sweep": sweep, "learner_gpus": chosen.learner_gpus}
     if models is not None and (unused := [name for name, value in timing.items() if value]):
         parser.error(f"--model only checks memory and cannot be combined with --{unused[0]}")
-    for name, value in (("gpu_gb", gpu_gb), ("host_gb", host_gb)):
-        if models is None and value != parser.get_default(name):
+    for name in ("gpu_gb", "host_gb"):
+        if models is None and chosen[name] != parser.get_default(name):
             parser.error(f"--{name} needs --model")
     if sweep and not chosen.gpus:
         parser.error("--sweep needs --gpus, the number of GPUs to split")
@@ -74,9 +69,8 @@ def simulate(argv: Sequence[str]) -> int:
 
     run, hardware = built(parser, both, chosen)
     if models is not None:
-        gpus = Gpus(count=hardware.gpus, memory_gb=gpu_gb, per_host=hardware.gpus_per_host, host_gb=host_gb)
-        return _report_fit(run, models, gpus, as_json=as_json)
-    prediction = fa.simulate(run, measured=measured, hardware=hardware, steps=steps)
+        return _report_fit(run, models, hardware, as_json=as_json)
+    prediction = fa.simulate(run, measured=measured, hardware=hardware)
     if as_json:
         print(json.dumps(prediction.json()))
         return 0
@@ -106,7 +100,7 @@ def _parse_models(parser: Parser, words: Sequence[str] | None) -> str | dict[str
     return models
 
 
-def _report_fit(run: fa.RunConfig, model: str | dict[str, str], gpus: Gpus, *, as_json: bool) -> int:
+def _report_fit(run: fa.RunConfig, model: str | dict[str, str], hardware: Hardware, *, as_json: bool) -> int:
     """Print whether a run fits into GPUs, and what to change. Returns 0 if it fits as it is."""
     from rich.console import Console
 
@@ -115,7 +109,7 @@ def _report_fit(run: fa.RunConfig, model: str | dict[str, str], gpus: Gpus, *, a
     policies = run.models
     if isinstance(model, dict):
         model = run.with_snapshots(model)
-    fit = fit_gpus(run.trainer, model, gpus, policies=policies, hosts=run.mesh, judges=run.judges, held=run.held)
+    fit = fit_gpus(run.trainer, model, hardware, policies=policies, hosts=run.mesh, judges=run.judges, held=run.held)
     if as_json:
         print(json.dumps(fit.json()))
         return int(bool(fit.changes))
@@ -129,8 +123,8 @@ def _report_fit(run: fa.RunConfig, model: str | dict[str, str], gpus: Gpus, *, a
         print(doubt)
     if fit.changes:
         return 1
-    print(f"it fits into {gpus.count} GPU{'s' * (gpus.count != 1)} of {gpus.memory_gb:g} GB")
-    if fit.used < gpus.count:
+    print(f"it fits into {hardware.gpus} GPU{'s' * (hardware.gpus != 1)} of {hardware.gpu_gb:g} GB")
+    if fit.used < hardware.gpus:
         print(
             f"the run uses {fit.used} of them; trainer.learner_procs and trainer.engine.replicas set the numbers of "
             "processes"

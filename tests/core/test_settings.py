@@ -16,7 +16,6 @@ from forge_agents.programs import Container
 from forge_agents.sandbox import SandboxLimits
 from forge_agents.settings import OTHER_NAMES, field_hints
 from forge_trainers.demo import DemoConfig
-from forge_trainers.forecast.fit import Gpus
 from forge_trainers.forecast.simulate import Hardware
 from forge_trainers.offline.config import SFTRunConfig, WarmStart
 
@@ -27,7 +26,7 @@ CLASSES = {
     fa.Curriculum: {"env": "x/Y-v0"}, fa.League: {"policy": fa.Policy("m")}, WarmStart: {"data": "d"},
     SFTRunConfig: {"policy": fa.Policy("m"), "data": "d"},
     fa.RunConfig: {"env": "e", "policies": {"p": {"model": "m"}}},
-    DemoConfig: {}, Hardware: {}, Gpus: {"count": 1}, BenchLimits: {}, BenchConfig: {},
+    DemoConfig: {}, Hardware: {}, BenchLimits: {}, BenchConfig: {},
     PlayConfig: {"env": "e"}, ServeConfig: {"checkpoint": "m"}, Container: {}, SandboxLimits: {},
 }  # fmt: skip
 FIELDS = [(kind, field) for kind in CLASSES for field in dataclasses.fields(kind)]

@@ -6,7 +6,7 @@ from subprocess import run
 import pytest
 
 import forge_agents as fa
-from forge_agents.bench.statistics import gap_found
+from forge_agents.bench.statistics import detectable_difference
 from forge_agents.envs import registry
 from forge_agents.errors import UnknownIdError
 from forge_agents.testing import check_env
@@ -59,8 +59,8 @@ def test_listing_imports_no_environment():
 def test_the_page_says_which_difference_a_suite_finds(name, of_one, of_all):
     """With four players, so six pairs."""
     worlds, seeds = registry.suite(name), registry.suite_defaults(name).episodes
-    assert gap_found(seeds, 6 * len(worlds)) == pytest.approx(of_one, abs=0.006)
-    assert gap_found(seeds * len(worlds), 6) == pytest.approx(of_all, abs=0.006)
+    assert detectable_difference(seeds, 6 * len(worlds)) == pytest.approx(of_one, abs=0.006)
+    assert detectable_difference(seeds * len(worlds), 6) == pytest.approx(of_all, abs=0.006)
     page = (Path(__file__).parents[2] / "docs/benchmark.md").read_text()
     assert re.search(rf"^\| `{name}` \|.*\| {of_one} \| {of_all} \|$", page, re.MULTILINE)
 

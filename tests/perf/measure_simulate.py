@@ -34,10 +34,8 @@ DEADLINE_S = 1200.0
 WITHIN, WANTED = 0.15, 6
 SKIP = 1
 """First steps that do not count: memory is new and caches are cold."""
-SEEDS = 5
-"""Simulated runs whose mean is the prediction."""
 STAGES = ("collect", "score", "learn", "sync")
-IDLE = {"engines": "engine_busy_s", "learner": "learner_busy_s"}
+IDLE = ("engines", "learner")
 COMPARED = ("collect", "learn", "sync")
 """Columns of the table: predicted for measured seconds."""
 
@@ -153,44 +151,36 @@ def _train(one: Configuration, folder: Path, model: str, steps: int) -> None:
 
 
 def compare(folder: Path) -> list[dict[str, Any]]:
-    """Fit the configurations that are to be fitted, and predict all."""
+    """Fit the stage times to some configurations, and predict all."""
     from forge_trainers.forecast.measured import measure, read_run
-    from forge_trainers.forecast.simulation import simulate
+    from forge_trainers.forecast.model import step_times
 
     runs = {one: read_run(folder / one.folder, skip=SKIP) for one in CONFIGURATIONS}
     found = measure([run for one, run in runs.items() if one.fitted])
-    sys.stderr.write(json.dumps({"core_share": found.core_share, **dataclasses.asdict(found.stages)}) + "\n")
+    sys.stderr.write(json.dumps(dataclasses.asdict(found.stages)) + "\n")
     rows = []
     for one, run in runs.items():
-        plan = dataclasses.replace(run.plan, cores=found.core_share * run.plan.cores)
-        steps = [
-            step
-            for seed in range(SEEDS)
-            for step in simulate(plan, found.stages, found.workload, steps=len(run.rows) + SKIP, seed=seed)[SKIP:]
-        ]
-        predicted = {stage: float(np.mean([getattr(step, f"{stage}_s") for step in steps])) for stage in STAGES}
+        times = step_times(run.plan, found.stages, found.workload)
         measured = {stage: float(np.mean([row[f"time/{stage}_s"] for row in run.rows])) for stage in STAGES}
-        ratio = sum(predicted.values()) / run.step_s
+        ratio = times.step_s / run.step_s
+        busy_s = {"engines": times.collect_s, "learner": times.learn_s + times.publish_s}
         rows.append(
             {
                 "configuration": one,
                 "fitted": one.fitted,
                 "measured_s": run.step_s,
                 "spread_s": float(np.std([row["time/step_s"] for row in run.rows], ddof=1)),
-                "predicted_s": sum(predicted.values()),
+                "predicted_s": times.step_s,
                 "ratio": ratio,
                 "within": abs(ratio - 1) <= WITHIN,
-                "stages": {stage: (predicted[stage], measured[stage]) for stage in STAGES},
-                "idle": {part: (_idle(steps, part), _measured_idle(run.rows, part)) for part in IDLE},
+                "stages": {stage: (getattr(times, f"{stage}_s"), measured[stage]) for stage in STAGES},
+                "idle": {
+                    part: (max(0.0, 1 - seconds / times.step_s), _measured_idle(run.rows, part))
+                    for part, seconds in busy_s.items()
+                },
             }
         )
     return rows
-
-
-def _idle(steps: Sequence[Any], part: str) -> float:
-    """Share of the simulated steps."""
-    busy_s = sum(getattr(step, IDLE[part]) for step in steps)
-    return max(0.0, 1 - busy_s / sum(step.step_s for step in steps))
 
 
 def _measured_idle(rows: Sequence[Mapping[str, Any]], part: str) -> float:

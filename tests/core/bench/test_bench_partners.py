@@ -7,9 +7,10 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.bench import BenchLimits, Report
-from forge_agents.bench.entrants import called, read_player
+from forge_agents.bench.entrants import read_player, short_names
+from forge_agents.bench.merge import leaderboard
 from forge_agents.bench.plan import BenchConfig, lineups
-from forge_agents.bench.report import ReportError, leaderboard
+from forge_agents.bench.report import ReportError
 from forge_agents.bench.statistics import difference, ratio
 from forge_agents.cli import main as cli
 from forge_agents.cli.evaluation import join_lists
@@ -82,7 +83,7 @@ def test_the_matrix_by_seat_tells_who_can_work_where(tmp_path):
     assert seats["first_left1", "left0"] == {"ann": 0.5, "ben": 0}
     assert seats["left0", "first_left1"] == {"ann": 0, "ben": 0.5}
     assert seats["first_left1", "first_left1"] == {"ann": 0, "ben": 0}
-    assert "| first\\_left1 | ann | 0.500" in report.markdown() and "by seat" not in report.table()
+    assert "| first\\_left1 | ann | 0.500" in report.markdown() and "by agent" not in report.table()
     assert json.loads(json.dumps(report.as_json()))["summary"]["meetings"][1]["seats"]["ben"]["value"] == 0.5
 
 
@@ -93,7 +94,7 @@ def test_partners_measure_the_others_and_do_not_meet_each_other(tmp_path):
     (row,) = report.summary.teamwork
     assert row == replace(everybody.summary.teamwork[0], p_adjusted=row.p_value)
     assert ("left1", "right2") not in matrix(report) and matrix(report)["right2", "right2"] == 1
-    assert "Partners: left1, right2, each counting alike" in report.markdown()
+    assert "Partners: left1, right2, with equal weights" in report.markdown()
     again = Report.load(report.save(tmp_path / "board.json"))
     assert again.summary == report.summary
     with pytest.raises(ReportError, match="partners: .*'left1', 'right2'.* in"):
@@ -111,7 +112,7 @@ def test_games_of_rivals_know_no_partners(tmp_path):
 def test_partners_that_cannot_be_are_told(tmp_path):
     with pytest.raises(ValueError, match=r"'right', the players are left0, right1. Did you mean 'right1'"):
         meet(tmp_path, left, right, partners=["right"])
-    with pytest.raises(ValueError, match="nobody is left"):
+    with pytest.raises(ValueError, match="no player is left"):
         meet(tmp_path, left, right, partners=["left0", "right1"])
     assert len(lineups("abc", ["x", "y"], partners="bc")) == 3 + 4
 
@@ -225,7 +226,7 @@ def test_a_run_stands_for_what_it_exported(tmp_path):
         (folder / "config.json").write_text("{}")
     assert read_player(str(one)) == fa.Policy(str(one / "export"))
     assert read_player(str(one / "export")) == fa.Policy(str(one / "export"))
-    with pytest.raises(ValueError, match=r"stands for 2 models, and .*config.yaml does not say which agents they play"):
+    with pytest.raises(ValueError, match=r"has 2 models, and .*config.yaml does not say which agents they act"):
         read_player(str(team))
     (team / "config.yaml").write_text(
         "policy_mapping: {player_0: asker, player_1: answerer, player_2: frozen, player_3: asker}\n"
@@ -242,7 +243,8 @@ def test_a_run_stands_for_what_it_exported(tmp_path):
 @pytest.mark.parametrize("folder", ["export", "checkpoints/step-000002"])
 def test_a_run_without_exported_models_says_how_to_export(tmp_path, folder):
     (tmp_path / folder).mkdir(parents=True)
-    with pytest.raises(ValueError, match=f"exported no model yet.*agents export {tmp_path} --out {tmp_path}/export"):
+    hint = f"has not exported a model yet.*agents export {tmp_path} --out {tmp_path}/export"
+    with pytest.raises(ValueError, match=hint):
         read_player(str(tmp_path))
 
 
@@ -256,16 +258,16 @@ def test_models_of_a_checkpoint_that_was_exported_are_a_team(tmp_path):
 
 
 def test_players_without_names_are_called_by_what_tells_them_apart():
-    assert called(["runs/pop/seed-0/", "runs/pop/seed-1/export", "random"]) == {
+    assert short_names(["runs/pop/seed-0/", "runs/pop/seed-1/export", "random"]) == {
         "seed-0": "runs/pop/seed-0/", "seed-1": "runs/pop/seed-1/export", "random": "random",
     }  # fmt: skip
-    assert list(called(["a/export/hero", "b/export/hero"])) == ["a-hero", "b-hero"]
-    assert list(called(["http://h:1/v1#qwen-1.5", "m.n:fn"])) == ["qwen-1-5", "fn"]
-    assert called([]) == {}
+    assert list(short_names(["a/export/hero", "b/export/hero"])) == ["a-hero", "b-hero"]
+    assert list(short_names(["http://h:1/v1#qwen-1.5", "m.n:fn"])) == ["qwen-1-5", "fn"]
+    assert short_names([]) == {}
     with pytest.raises(ValueError, match="once, got random, random"):
-        called(["random", "random"])
+        short_names(["random", "random"])
     with pytest.raises(ValueError, match=r"cannot be told apart by name, got a.b, a-b; use --players.NAME"):
-        called(["a.b", "a-b"])
+        short_names(["a.b", "a-b"])
     with pytest.raises(ValueError, match=r"would be called 'a', .*--players.NAME x/a"):
         BenchConfig(players={"a": "random"}, cross_play=["x/a"]).entrants()
 

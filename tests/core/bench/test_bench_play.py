@@ -17,7 +17,7 @@ from forge_agents.bench import BenchLimits, Report
 from forge_agents.bench import play as playing
 from forge_agents.bench.entrants import read_player
 from forge_agents.bench.fingerprints import player_facts
-from forge_agents.bench.plan import lineups, seeds_of, worlds_of
+from forge_agents.bench.plan import lineups, seeds_of, suite_envs
 from forge_agents.envs.seeds import BENCHMARKS_FROM
 from forge_agents.errors import BudgetError, ModelNotFoundError, RunFolderError, UnknownIdError
 from forge_agents.rollout.players import PolicyEngine
@@ -401,30 +401,30 @@ def test_the_engine_settings_may_name_the_model_of_a_player_that_has_played(tmp_
     players = [fa.Policy(str(tmp_path / "done")), fa.Policy(str(tmp_path / "left")), fa.Random()]
     for name in ("done", "left"):
         config = fa.EngineConfig(model=str(tmp_path / name), max_num_seqs=3)
-        assert playing._unnamed(config, players) == fa.EngineConfig(max_num_seqs=3)
+        assert playing._without_model(config, players) == fa.EngineConfig(max_num_seqs=3)
     with pytest.raises(ValueError, match="is the model of no policy"):
-        playing._unnamed(fa.EngineConfig(model=str(tmp_path / "other")), players)
+        playing._without_model(fa.EngineConfig(model=str(tmp_path / "other")), players)
 
 
 def test_teams_meet_as_teams(tmp_path):
-    (world,) = worlds_of({"forge/CodewordsDuel-v0": {}})
-    assert world.sides == (("red_master", "red_guesser"), ("blue_master", "blue_guesser"))
-    assert len(lineups(["a", "b"], world.sides)) == 4
+    (environment,) = suite_envs({"forge/CodewordsDuel-v0": {}})
+    assert environment.sides == (("red_master", "red_guesser"), ("blue_master", "blue_guesser"))
+    assert len(lineups(["a", "b"], environment.sides)) == 4
     players = {"oracle": fa.Oracle(), "random": fa.Random()}
     report = play(tmp_path, players, "forge/CodewordsDuel-v0", episodes=6)
     oracle, random = report.summary.cells
     assert (oracle.reward.value, random.reward.value, oracle.success.value) == (1, -1, 1)
     (best, worst) = (next(m for m in report.summary.meetings if (m.player, m.other) == pair)
                      for pair in (("oracle", "random"), ("random", "oracle")))  # fmt: skip
-    assert set(best.seats) == set(world.seats) and worst.seats["blue_guesser"].value == -1
+    assert set(best.seats) == set(environment.seats) and worst.seats["blue_guesser"].value == -1
     assert {bound.player: bound.reward.value for bound in report.summary.bounds} == {"oracle": -1, "random": 1}
     again = Report.load(report.save(tmp_path / "board.json"))
-    assert again.worlds[0].sides == world.sides
+    assert again.environments[0].sides == environment.sides
 
 
 def test_sides_hold_each_seat_once():
     with pytest.raises(ValueError, match=r"each of its seats, ann, ben, belongs to one side"):
-        worlds_of({"bench/OneSided-v0": {}})
+        suite_envs({"bench/OneSided-v0": {}})
 
 
 @fa.register("bench/OneSided-v0", max_turns=2)
@@ -434,16 +434,16 @@ class OneSided(fa.TurnEnv):
 
 
 def test_sides_are_known_through_a_process_and_of_no_use_where_seats_are_dealt_anew():
-    (far,) = worlds_of({"forge/CodewordsDuel-v0": {"isolation": "process"}})
+    (far,) = suite_envs({"forge/CodewordsDuel-v0": {"isolation": "process"}})
     assert far.sides == (("red_master", "red_guesser"), ("blue_master", "blue_guesser"))
     with pytest.raises(ValueError, match="role_shuffle deals the seats of forge/CodewordsDuel-v0 anew"):
-        worlds_of({"forge/CodewordsDuel-v0": {"role_shuffle": True}})
-    assert worlds_of({"forge/KuhnPoker-v0": {"role_shuffle": True}})[0].sides == (("player_0",), ("player_1",))
+        suite_envs({"forge/CodewordsDuel-v0": {"role_shuffle": True}})
+    assert suite_envs({"forge/KuhnPoker-v0": {"role_shuffle": True}})[0].sides == (("player_0",), ("player_1",))
 
 
 def test_what_a_game_calls_sides_may_be_something_else():
     fa.register("bench/Die-v0", max_turns=2)(type("Die", (OneSided,), {"sides": 6}))
-    assert worlds_of({"bench/Die-v0": {}})[0].sides == (("ann",), ("ben",))
+    assert suite_envs({"bench/Die-v0": {}})[0].sides == (("ann",), ("ben",))
 
 
 @fa.register("bench/Pairs-v0", max_turns=4, tags=("4p", "mixed-motive"))

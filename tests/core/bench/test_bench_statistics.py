@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from forge_agents.bench.statistics import (
+    detectable_difference,
     difference,
-    gap_found,
     holm,
     mean,
     mean_rate,
@@ -186,6 +186,6 @@ def test_what_sign_flips_can_show():
 
 def test_the_gap_that_is_found_is_found_so_often():
     rng, seeds, pairs = np.random.default_rng(3), 32, 6
-    gap = gap_found(seeds, pairs)
+    gap = detectable_difference(seeds, pairs)
     found = [stats.ttest_1samp(rng.normal(gap, 1, size=seeds), 0).pvalue * pairs <= 0.05 for _ in range(1000)]
     assert 0.7 <= np.mean(found) <= 0.85, "the test by signs is about as strong as Student's"

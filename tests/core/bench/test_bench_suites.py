@@ -79,16 +79,20 @@ def test_what_makes_no_sense_or_is_taken_is_refused(short):
 
 def test_suites_and_ids_mix_in_one_list(short, tmp_path):
     report = play(tmp_path, [short, KUHN], episodes=1)
-    assert [world.id for world in report.worlds] == [SORT, KUHN]
+    assert [environment.id for environment in report.environments] == [SORT, KUHN]
     assert (report.settings["suite"], report.settings["seed"]) == (f"{short}+{KUHN}", 5)
     assert play(tmp_path, f"{short}+{KUHN}", episodes=1).timing["played"] == 0, "its name says it, too"
     both = registry.suite_defaults(f"{short}+{KUHN}")
     assert both == SuiteDefaults(episodes=64, seed=5, swap_seats=True, max_tokens=64)
     assert registry.suite_defaults(f"{short}+reasoning-v1") == SuiteDefaults(episodes=16, seed=5, max_tokens=256)
     once = play(tmp_path, [short, SORT], episodes=1)
-    assert [world.id for world in once.worlds] == [SORT], "what a suite holds already is not played twice"
+    assert [environment.id for environment in once.environments] == [SORT], (
+        "what a suite holds already is not played twice"
+    )
     told = play(tmp_path, {"duel-v0": {}, KUHN: {"max_turns": 2}}, episodes=1)
-    assert {world.id: dict(world.kwargs) for world in told.worlds}[KUHN] == {"max_turns": 2} and len(told.worlds) == 4
+    assert {environment.id: dict(environment.kwargs) for environment in told.environments}[KUHN] == {
+        "max_turns": 2
+    } and len(told.environments) == 4
     alone = play(tmp_path, [short])
     assert alone.settings["suite"] == short and alone.settings["suite_defaults"]["episodes"] == 2
     with pytest.raises(ValueError, match="needs one or more different ids or suites"):
@@ -154,7 +158,7 @@ def own_module(short, tmp_path, monkeypatch):
 def test_a_suite_of_a_module_is_played_by_its_name(own_module, tmp_path):
     report = play(tmp_path / "a", f"{own_module}:mine-v0")
     assert report.settings["suite"] == "mine-v0" and report.settings["episodes"] == 2
-    assert [world.id for world in report.worlds] == ["my/Sort-v0", KUHN]
+    assert [environment.id for environment in report.environments] == ["my/Sort-v0", KUHN]
     assert play(tmp_path / "b", [f"{own_module}:mine-v0", SORT], episodes=1).settings["suite"] == f"mine-v0+{SORT}"
     assert fa.suite(f"{own_module}:mine-v0") == ("my/Sort-v0", KUHN)
 

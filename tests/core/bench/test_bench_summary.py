@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 
 import forge_agents as fa
-from forge_agents.bench.plan import World
-from forge_agents.bench.records import Record, SeatRecord, said_success
-from forge_agents.bench.summary import summarise
+from forge_agents.bench.plan import SuiteEnv
+from forge_agents.bench.records import Record, SeatRecord, reported_success
+from forge_agents.bench.summary import summarize
 from forge_agents.bench.verdicts import is_won_or_lost, is_zero_sum, judged
 
 TOE = "forge/TicTacToe-v0"
@@ -34,7 +34,7 @@ def record(seed, lineup, rewards, *, env="bench/Two-v0", forfeit=None, success=F
     return Record(key=key, env=env, seed=seed, sample=0, lineup=lineup, seats=seats, end="terminated", error="")
 
 
-TWO = World(id="bench/Two-v0", seats=("x", "y"), kind="competitive", max_turns=None)
+TWO = SuiteEnv(id="bench/Two-v0", seats=("x", "y"), kind="competitive", max_turns=None)
 HERE, THERE = {"x": "one", "y": "two"}, {"x": "two", "y": "one"}
 
 
@@ -43,9 +43,9 @@ def test_a_game_is_a_deal_from_both_seats_and_its_sum_decides_it():
     records = []
     for seed in range(10):
         records += [record(seed, HERE, {"x": 6.0, "y": -6.0}), record(seed, THERE, {"x": 4.0, "y": -4.0})]
-    rated = summarise(records, [TWO], ("one", "two")).ratings
+    rated = summarize(records, [TWO], ("one", "two")).ratings
     assert rated["one"].games == 10 and rated["one"].low > rated["two"].high
-    missing = summarise(records[:-1], [TWO], ("one", "two")).ratings
+    missing = summarize(records[:-1], [TWO], ("one", "two")).ratings
     assert missing["one"].games == 9, "half a deal is no game"
 
 
@@ -58,15 +58,15 @@ def test_each_sample_of_a_deal_is_a_game_of_its_own():
         return [replace(record(seed, *each), sample=number) for each in zip((HERE, THERE), rewards, strict=True)]
 
     records = [one for seed in range(8) for number in range(3) for one in sample(seed, number)]
-    rated = summarise(records, [TWO], ("one", "two")).ratings
+    rated = summarize(records, [TWO], ("one", "two")).ratings
     assert rated["one"].games == 24 and rated["one"].value < rated["two"].value
-    (cell, _) = summarise(records, [TWO], ("one", "two")).cells
+    (cell, _) = summarize(records, [TWO], ("one", "two")).cells
     assert cell.reward.value == pytest.approx(-1 / 3)
 
 
 def test_a_rivals_forfeit_is_neither_a_win_nor_a_success():
     paid = [record(seed, HERE, {"x": 1.0, "y": -1.0}, forfeit="y", success=True) for seed in range(8)]
-    summary = summarise(paid, [TWO], ("one", "two"))
+    summary = summarize(paid, [TWO], ("one", "two"))
     one, two = summary.cells
     assert one.success.value == 0 and two.forfeit.value == 1 and not summary.ratings
     won = [
@@ -74,7 +74,7 @@ def test_a_rivals_forfeit_is_neither_a_win_nor_a_success():
         for seed in range(8)
         for lineup in (HERE, THERE)
     ]
-    earned = summarise(won, [TWO], ("one", "two"))
+    earned = summarize(won, [TWO], ("one", "two"))
     assert earned.cells[0].success.value == 1 and earned.ratings["one"].games == 8
 
 
@@ -85,18 +85,18 @@ def test_a_report_says_first_when_no_pair_can_differ(tmp_path):
     assert all(pair.p_adjusted >= 0.375 for pair in few.summary.pairs)
     assert few.markdown().index(said) < few.markdown().index("## Players") and said in few.table()
     many = fa.benchmark(players, TOE, episodes=7, out_dir=tmp_path, progress=False)
-    assert "NO PAIR" not in many.markdown() and "in 80% of cases if it differs by 1.2 standard" in many.markdown()
+    assert "NO PAIR" not in many.markdown() and "in 80% of cases if it is at least 1.2 standard" in many.markdown()
 
 
 def test_a_whole_suite_can_tell_players_apart_that_no_environment_can():
-    worlds = [World(id=f"bench/Alone{k}-v0", seats=("x",), kind="single", max_turns=None) for k in range(10)]
+    environments = [SuiteEnv(id=f"bench/Alone{k}-v0", seats=("x",), kind="single", max_turns=None) for k in range(10)]
     records = [
-        record(seed, {"x": name}, {"x": float(name == "one")}, env=world.id, success=True)
+        record(seed, {"x": name}, {"x": float(name == "one")}, env=environment.id, success=True)
         for seed in range(2)
-        for world in worlds
+        for environment in environments
         for name in ("one", "two")
     ]
-    summary = summarise(records, worlds, ("one", "two"))
+    summary = summarize(records, environments, ("one", "two"))
     assert all(pair.p_adjusted == 1 for pair in summary.pairs)
     (pair,) = summary.overall_pairs
     assert pair.env == "" and pair.reward.value == 1 and pair.reward.n == 20 and pair.p_adjusted < 0.001
@@ -121,22 +121,22 @@ def episode(rewards, infos):
 
 def test_who_leaves_without_a_word_has_not_won_what_another_is_said_to_have_won():
     rewards = {"x": 2.0, "y": -1.0}
-    assert said_success(episode(rewards, {"y": {"outcome": "win"}})) == {"x": False, "y": True}
-    assert said_success(episode(rewards, {})) == {"x": None, "y": None}
-    assert said_success(episode(rewards, {"y": {"success": False}})) == {"x": None, "y": False}
+    assert reported_success(episode(rewards, {"y": {"outcome": "win"}})) == {"x": False, "y": True}
+    assert reported_success(episode(rewards, {})) == {"x": None, "y": None}
+    assert reported_success(episode(rewards, {"y": {"success": False}})) == {"x": None, "y": False}
     together = {"x": 1.0, "y": 1.0}
-    assert said_success(episode(together, {"y": {"success": True}})) == {"x": None, "y": True}
+    assert reported_success(episode(together, {"y": {"success": True}})) == {"x": None, "y": True}
 
 
 # ---- where success is defined
 
 
-def paid(*pairs, kind="competitive", **world):
-    """Records of the two seats' rewards, from both line-ups in turn, and their world."""
+def paid(*pairs, kind="competitive", **environment):
+    """Records of the two seats' rewards, from both line-ups in turn, and their environment."""
     records = [
         record(seed, (HERE, THERE)[seed % 2], {"x": x, "y": y}, success=None) for seed, (x, y) in enumerate(pairs)
     ]
-    return records, World(id="bench/Two-v0", seats=("x", "y"), kind=kind, max_turns=None, **world)
+    return records, SuiteEnv(id="bench/Two-v0", seats=("x", "y"), kind=kind, max_turns=None, **environment)
 
 
 DILEMMA = (3.0, 3.0), (0.0, 5.0), (5.0, 0.0), (1.0, 1.0)
@@ -148,10 +148,10 @@ PIE = (0.7, 0.3), (0.4, 0.6), (0.0, 0.0), (0.5, 0.5)
 @pytest.mark.parametrize("rewards", [DILEMMA, HUNT, CHICKEN, PIE, ((1.0, 1.0), (0.5, 0.5), (0.0, 0.0))])
 @pytest.mark.parametrize("kind", ["competitive", "mixed"])
 def test_a_general_sum_game_has_neither_success_nor_ratings_nor_exploitability(rewards, kind):
-    records, world = paid(*rewards * 4, kind=kind)
-    summary = summarise(records, [world], ("one", "two"))
-    assert not is_zero_sum(records, world) and not is_won_or_lost(records, world)
-    assert summary.undefined == (world.id,) and not summary.ratings and not summary.bounds
+    records, environment = paid(*rewards * 4, kind=kind)
+    summary = summarize(records, [environment], ("one", "two"))
+    assert not is_zero_sum(records, environment) and not is_won_or_lost(records, environment)
+    assert summary.undefined == (environment.id,) and not summary.ratings and not summary.bounds
     assert all(str(cell.success.value) == "nan" and cell.reward.n for cell in summary.cells)
     assert all(str(rate.value) == "nan" for rate in summary.overall.values())
 
@@ -167,30 +167,32 @@ def test_a_general_sum_game_has_neither_success_nor_ratings_nor_exploitability(r
     ],
 )
 def test_games_of_winning_and_losing_have_success_and_ratings(rewards, zero_sum):
-    records, world = paid(*rewards * 4)
-    assert is_won_or_lost(records, world) and is_zero_sum(records, world) == zero_sum
-    won = {(row.seed, seat): row.seats[seat].success for row in judged(records, world) for seat in row.seats}
+    records, environment = paid(*rewards * 4)
+    assert is_won_or_lost(records, environment) and is_zero_sum(records, environment) == zero_sum
+    won = {(row.seed, seat): row.seats[seat].success for row in judged(records, environment) for seat in row.seats}
     pairs = enumerate(rewards * 4)
     assert won == {(seed, seat): pair[at] > pair[1 - at] for seed, pair in pairs for at, seat in enumerate("xy")}
-    summary = summarise(records, [world], ("one", "two"))
+    summary = summarize(records, [environment], ("one", "two"))
     assert summary.undefined == () and bool(summary.bounds) == zero_sum
 
 
 def test_a_zero_sum_tag_and_what_an_environment_says_stand():
-    draws, world = paid(*[(0.0, 0.0)] * 4, zero_sum=True)
-    assert is_zero_sum(draws, world) and summarise(draws, [world], ("one", "two")).cells[0].success.value == 0
-    records, world = paid(*DILEMMA)
+    draws, environment = paid(*[(0.0, 0.0)] * 4, zero_sum=True)
+    assert (
+        is_zero_sum(draws, environment) and summarize(draws, [environment], ("one", "two")).cells[0].success.value == 0
+    )
+    records, environment = paid(*DILEMMA)
     said = [
         replace(row, seats={name: replace(seat, success=seat.reward >= 3) for name, seat in row.seats.items()})
         for row in records
     ]
-    assert summarise(said, [world], ("one", "two")).undefined == ()
+    assert summarize(said, [environment], ("one", "two")).undefined == ()
 
 
 def test_forfeits_tell_nothing_of_a_games_rewards():
-    records, world = paid(*((1.0, -1.0), (-1.0, 1.0)) * 4)
+    records, environment = paid(*((1.0, -1.0), (-1.0, 1.0)) * 4)
     crash = [record(99, HERE, {"x": -1.0, "y": 0.0}, forfeit="x", success=None)]
-    assert is_zero_sum([*records, *crash], world)
+    assert is_zero_sum([*records, *crash], environment)
 
 
 @pytest.mark.parametrize("kind", ["single", "cooperative"])
@@ -198,10 +200,10 @@ def test_a_task_is_solved_by_the_most_that_can_be_earned(kind):
     seats = ("x",) if kind == "single" else ("x", "y")
 
     def success(rewards, most):
-        world = World(id="bench/Two-v0", seats=seats, kind=kind, max_turns=None, max_reward=most)
+        environment = SuiteEnv(id="bench/Two-v0", seats=seats, kind=kind, max_turns=None, max_reward=most)
         lineup = dict.fromkeys(seats, "one")
         rows = [record(n, lineup, dict.fromkeys(seats, r), success=None) for n, r in enumerate(rewards)]
-        return summarise(rows, [world], ("one",)).cells[0].success.value
+        return summarize(rows, [environment], ("one",)).cells[0].success.value
 
     assert success([1.0, 1.0, 0.5, 0.0], None) == 0.5
     assert success([20.0, 1.0, 20.0, 20.0], 20.0) == 0.75
@@ -209,7 +211,7 @@ def test_a_task_is_solved_by_the_most_that_can_be_earned(kind):
 
 
 def test_undefined_success_is_said_and_left_out_of_the_mean():
-    records, world = paid(*DILEMMA * 4)
-    task = World(id="bench/Task-v0", seats=("x",), kind="single", max_turns=None)
+    records, environment = paid(*DILEMMA * 4)
+    task = SuiteEnv(id="bench/Task-v0", seats=("x",), kind="single", max_turns=None)
     solved = [record(n, {"x": who}, {"x": 1.0}, env=task.id, success=None) for n in range(8) for who in ("one", "two")]
-    assert summarise([*records, *solved], [world, task], ("one", "two")).overall["one"].value == 1.0
+    assert summarize([*records, *solved], [environment, task], ("one", "two")).overall["one"].value == 1.0

@@ -10,7 +10,7 @@ import forge_agents as fa
 from forge_agents.bench import Report
 from forge_agents.bench import play as playing
 from forge_agents.bench.entrants import Team, named_players
-from forge_agents.bench.plan import BenchConfig, worlds_of
+from forge_agents.bench.plan import BenchConfig, suite_envs
 from forge_agents.cli import main as cli
 
 KUHN = "forge/KuhnPoker-v0"
@@ -182,7 +182,7 @@ def test_a_command_line_gives_a_policy_for_each_agent(tmp_path, capsys):
 
 
 def test_agents_of_a_program_are_partners_unless_it_says_otherwise(tmp_path):
-    kinds = {id_: worlds_of({id_: {}})[0].kind for id_ in ("bench/RelayTeam-v0", "bench/RelayRivals-v0")}
+    kinds = {id_: suite_envs({id_: {}})[0].kind for id_ in ("bench/RelayTeam-v0", "bench/RelayRivals-v0")}
     assert kinds == {"bench/RelayTeam-v0": "cooperative", "bench/RelayRivals-v0": "competitive"}
     report = bench(tmp_path, {"script": fa.Scripted(echo), "random": fa.Random()}, "bench/RelayTeam-v0")
     script, random = report.summary.cells

@@ -188,7 +188,7 @@ def test_actions_that_begin_alike_are_told_apart_further_on(pennies, renderer):
 
 def test_what_cannot_be_told_is_refused(pennies, renderer):
     served = PolicyEngine(Engine(renderer, lambda prompt, text: 0.5), renderer)
-    with pytest.raises(ForgeError, match="'heads' is the beginning of another"):
+    with pytest.raises(ForgeError, match="'heads' is a prefix of another"):
         asyncio.run(model_strategy("model-strategy-test/Beginning-v0", POLICY, served))
     with pytest.raises(ValueError, match="samples=-1"):
         asyncio.run(model_strategy(pennies, POLICY, served, samples=-1))
@@ -200,7 +200,7 @@ def test_exact_probabilities_are_of_no_policy_that_counts_what_it_wrote(kuhn, re
     served = PolicyEngine(Engine(renderer, equilibrium), renderer)
     for shaping in ({"bad_words": ("bet",)}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.5}):
         counting = fa.Policy("some-model", name="hero", sampling=fa.Sampling(**shaping))
-        with pytest.raises(ForgeError, match=f"{next(iter(shaping))} of policy 'hero' follow .*; give samples="):
+        with pytest.raises(ForgeError, match=f"{next(iter(shaping))} of policy 'hero' depend on .*; set samples="):
             asyncio.run(model_strategy(kuhn, counting, served))
         assert asyncio.run(model_strategy(kuhn, counting, served, samples=1)).table
     sharp = fa.Policy("some-model", sampling=fa.Sampling(temperature=0.5, top_k=5, max_tokens=16))
@@ -251,7 +251,8 @@ def test_benchmarks_measure_the_exploitability_of_models_once(monkeypatch, rende
     found = measured.exploitability[KUHN]
     assert list(found) == ["free", "random", "legal"] and found["random"] == pytest.approx(11 / 24)
     assert found["legal"] == pytest.approx(0, abs=1e-9) and 1e-6 < found["free"] < 0.05
-    assert "Of models from at least 200 answers" in measured.markdown() and "Of models" not in play(0).markdown()
+    assert "For models computed from at least 200 answers" in measured.markdown()
+    assert "For models" not in play(0).markdown()
     assert started == [{"free", "legal"}] * 2
     assert play(200).exploitability == measured.exploitability and len(started) == 2, "nothing is asked again"
     assert play(8).exploitability[KUHN]["free"] != found["free"] and len(started) == 3

@@ -1,13 +1,10 @@
-"""Whether a run's processes fit into so many GPUs, and what to change where they do not: `fit`.
-
-In: a run's settings, models, a number of GPUs. Out: a `Fit`: a row for each process, bytes by part. Waits for the
-settings of models that are named, never for weights.
-"""
+"""Whether the processes of a run fit into GPUs, and which settings to change if they do not."""
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -20,7 +17,7 @@ from forge_agents.models.sizes import SHAPES, ModelSize
 from forge_agents.policy import LoRA, Policy
 from forge_agents.runtime import mesh
 from forge_agents.runtime.hosts import Hosts, ProcessSlot
-from forge_agents.settings import settings_class
+from forge_trainers.forecast.simulate import Hardware
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.memory import RECOMPUTED
 from forge_trainers.run.config import ProcessConfig
@@ -46,210 +43,78 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-@settings_class
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpus:
-    """GPUs that are all alike."""
-
-    count: int
-    memory_gb: float = 80.0
-    """Of each, 1e9 bytes."""
-    per_host: int = 8
-    host_gb: float | None = None
-    """Free memory of each host, 1e9 bytes. None: what a run needs of it is told and compared with nothing."""
-
-    def __post_init__(self) -> None:
-        if self.count < 1 or self.per_host < 1 or not (math.isfinite(self.memory_gb) and self.memory_gb > 0):
-            raise ValueError(f"{self}: give at least one GPU, one a host, and memory above 0")
-        if self.host_gb is not None and not 0 < self.host_gb < math.inf:
-            raise ValueError(f"host_gb={self.host_gb} must be above 0, or None where it is not known")
-
-    def rehearse(
-        self, meshes: Sequence[tuple[str, str, int]], *, hosts: Hosts | None = None, share: bool = False
-    ) -> list[ProcessSlot]:
-        """Where processes would be: as a run places them on one host, or on those that `hosts` describes.
-
-        On several hosts that nobody describes they come one after the other, a GPU each, an engine's ranks on one host;
-        with `share` after the last GPU comes the first again.
-
-        Raises:
-            HostError: There are too few GPUs.
-        """
-        hosts = hosts or Hosts()
-        each = int(self.memory_gb * 1e9)
-        if hosts.kind == "local" and self.count > self.per_host:
-            return self._one_after_the_other(meshes, share=share)
-        here = self.count if hosts.kind == "local" else self.per_host
-        found = mesh.preview_placement_on(hosts, meshes, gpus_per_host=self.per_host, gpu_bytes=each, here=here)
-        used = len({(seat.host, seat.gpu) for seat in found if seat.gpu})
-        if used > self.count:
-            raise HostError(f"the processes are on {used} GPUs of the mesh's hosts, and there are {self.count}")
-        return [replace(seat, host="host 0") if hosts.kind == "local" else seat for seat in found]
-
-    def here(self, hosts: Hosts | None = None) -> list[ProcessSlot]:
-        """A seat on each GPU that the controller's process sees."""
-        hosts = hosts or Hosts()
-        many, host = min(self.count, self.per_host), "host 0"
-        if hosts.kind != "local":
-            (seat,) = mesh.preview_placement_on(
-                hosts, [("", "controller", 1)], gpus_per_host=self.per_host, here=self.per_host
-            )
-            many, host = self.per_host, seat.host
-        each = int(self.memory_gb * 1e9)
-        return [
-            ProcessSlot(name="", role="controller", rank=0, host=host, gpu=str(gpu), gpu_bytes=each)
-            for gpu in range(many)
-        ]
-
-    def _one_after_the_other(self, meshes: Sequence[tuple[str, str, int]], *, share: bool) -> list[ProcessSlot]:
-        seats: list[ProcessSlot] = []
-        at = 0
-        for name, role, ranks in meshes:
-            if ranks > self.count:
-                raise HostError(f"{ranks} ranks of {name} want a GPU each, and there are {self.count}")
-            together = role in ("engines", "judges")
-            if role == "learner" and not self._spreads(ranks):
-                raise HostError(
-                    f"{ranks} processes of one learner cannot be spread evenly over hosts of {self.per_host} GPUs, of "
-                    f"which {self.count} GPUs are {self.count // self.per_host}; take another learner_procs"
-                )
-            if together and ranks > self.per_host:
-                raise HostError(
-                    f"{ranks} ranks of {role.removesuffix('s')} {name} talk at each token and are on one host, and a "
-                    f"host has {self.per_host} GPUs; lower engine.tp"
-                )
-            if together and at % self.per_host + ranks > self.per_host:
-                at += -at % self.per_host
-            for rank in range(ranks):
-                host, gpu = divmod(at % self.count if share else at, self.per_host)
-                size = int(self.memory_gb * 1e9)
-                slot = ProcessSlot(name=name, role=role, rank=rank, host=f"host {host}", gpu=str(gpu), gpu_bytes=size)
-                seats.append(slot)
-                at += 1
-        if not share and at > self.count:
-            raise HostError(f"the processes want {at} GPUs, one each, and there are {self.count}")
-        return seats
-
-
-    def _spreads(self, ranks: int) -> bool:
-        """Whether some of the hosts can have as many ranks of a learner each."""
-        hosts = range(1, math.ceil(self.count / self.per_host) + 1)
-        return any(ranks % many == 0 and ranks // many <= self.per_host for many in hosts)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """What was found."""
+    """Placement of a run, and the changes that it needs."""
 
     placement: Placement
-    """As the run is set, or with `changes`."""
+    """Placement with these settings, or with `changes`."""
     changes: Mapping[str, Any]
-    """What to set to make it fit, by the configuration's keys; empty where it does as it is."""
+    """Settings that make the run fit, by configuration key; empty if it fits as it is."""
     problem: str
-    """Why it does not fit as it is; empty where it does."""
+    """Why it does not fit as it is; empty if it does."""
     hosts: Mapping[str, Mapping[str, int]]
-    """Bytes of each host's memory by what they hold; see `forge_trainers.run.placement.host_bytes`."""
-    whose: Mapping[str, Sequence[str]]
-    """Policies that learn in a learner or that an engine plays, by the name of its processes; of judges and of what the
-    controller holds there are none."""
+    """Bytes of memory by host and content; see `forge_trainers.run.placement.host_bytes`."""
+    policies: Mapping[str, Sequence[str]]
+    """Policies of each learner and engine, by process name. Judges and models of the controller have none."""
 
     def table(self) -> Table:
-        """A row for each kind of process: how many there are, the bytes of one by part; of several policies, whose."""
+        """Return a table with a row per kind of process, and one per host."""
         from rich.table import Table
 
         title = "expected memory" + " with these changes" * bool(self.changes)
-        table = Table("process", "how many", "GB of each GPU", "of which", title=title)
-        several = len(set(itertools.chain(*self.whose.values()))) > 1
-        kinds: dict[tuple[str, str, str], int] = {}
-        for one in self.placement.processes:
-            parts = ", ".join(f"{part} {count / 1e9:.1f}" for part, count in one.parts.items())
-            memory = f"{one.bytes / 1e9:.1f} of {one.seat.gpu_bytes / 1e9:.0f}"
-            policies = ", ".join(self._policies_of(one)) if several else ""
-            kind = f"{one.seat.role.removesuffix('s')} rank" + f" of {policies}" * bool(policies), memory, parts
-            kinds[kind] = kinds.get(kind, 0) + 1
-        for (process, memory, parts), many in kinds.items():
-            table.add_row(process, str(many), memory, parts)
+        table = Table("process", "number", "GB of each GPU", "parts", title=title)
+        several = len(set(itertools.chain(*self.policies.values()))) > 1
+        kinds: Counter[tuple[str, str, str]] = Counter()
+        for process in self.placement.processes:
+            policies = f" of {', '.join(self._policies_of(process))}" * bool(several and self._policies_of(process))
+            parts = ", ".join(f"{part} {count / 1e9:.1f}" for part, count in process.parts.items())
+            memory = f"{process.bytes / 1e9:.1f} of {process.seat.gpu_bytes / 1e9:.0f}"
+            kinds[f"{process.seat.role.removesuffix('s')} rank{policies}", memory, parts] += 1
+        for (name, memory, parts), count in kinds.items():
+            table.add_row(name, str(count), memory, parts)
         for host, needs in self.hosts.items():
-            held = ", ".join(f"{what} {count / 1e9:.1f}" for what, count in needs.items()) or "little"
-            table.add_row(f"memory of {host}", "1", f"{sum(needs.values()) / 1e9:.1f} of the host", held)
+            content = ", ".join(f"{name} {count / 1e9:.1f}" for name, count in needs.items()) or "little"
+            table.add_row(f"memory of {host}", "1", f"{sum(needs.values()) / 1e9:.1f} of the host", content)
         return table
 
     def json(self) -> dict[str, Any]:
-        """The same for programs."""
+        """Return plain data."""
+        slot = ("name", "role", "rank", "host", "gpu", "gpu_bytes")
         return {
             "fits": not self.changes,
             "problem": self.problem,
             "changes": {key: asdict(new) if isinstance(new, LoRA) else new for key, new in self.changes.items()},
             "doubts": list(self.placement.doubts),
             "learners": {
-                name: {one: getattr(own, one) for one in LearnerConfig().left_to_memory}
-                for name, own in self.placement.learners.items()
+                name: {key: getattr(config, key) for key in LearnerConfig().left_to_memory}
+                for name, config in self.placement.learners.items()
             },
             "hosts": {host: dict(needs) for host, needs in self.hosts.items()},
             "processes": [
                 {
-                    **{name: getattr(one.seat, name) for name in ("name", "role", "rank", "host", "gpu", "gpu_bytes")},
-                    "policies": list(self._policies_of(one)),
-                    "bytes": dict(one.parts),
+                    **{name: getattr(process.seat, name) for name in slot},
+                    "policies": list(self._policies_of(process)),
+                    "bytes": dict(process.parts),
                 }
-                for one in self.placement.processes
+                for process in self.placement.processes
             ],
         }
 
     @property
     def used(self) -> int:
-        """GPUs that have something to do."""
-        return len({(one.seat.host, one.seat.gpu) for one in self.placement.processes})
+        """Number of GPUs with a process."""
+        return len({(process.seat.host, process.seat.gpu) for process in self.placement.processes})
 
-    def _policies_of(self, one: Placed) -> Sequence[str]:
-        return self.whose.get(one.seat.name, ()) if one.seat.role in ("learner", "engines") else ()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Model:
-    """What is known of a policy's model."""
-
-    size: ModelSize
-    dtype: str = "bfloat16"
-    """What it is stored in; well-known shapes are in this."""
-
-    @classmethod
-    def of(cls, model: ModelSize | str) -> _Model:
-        """Of a size, of a well-known shape, or of a model as `Policy` takes it."""
-        if isinstance(model, ModelSize):
-            return cls(size=model)
-        if model.lower() in SHAPES:
-            return cls(size=ModelSize.named(model))
-        try:
-            return cls.of_policy(model)
-        except ModelNotFoundError as error:
-            raise ModelNotFoundError(f"{error} Shapes that need no model: {', '.join(SHAPES)}") from error
-
-    @classmethod
-    def of_policy(cls, model: str) -> _Model:
-        """Of a model as `Policy` takes it; of one on the hub only the settings are fetched."""
-        try:
-            folder = models.config_folder(model)
-        except ModelNotFoundError:
-            folder = models.resolve(model)  # in the hub's cache, or built in by another name; or it says what is near
-        return cls(size=ModelSize.of(Path(folder)), dtype=models.dtype_of(Path(folder)))
-
-
-def size_of(model: str) -> ModelSize:
-    """Of a well-known shape, such as "8b", or of a model as `Policy` takes it.
-
-    Raises:
-        ModelNotFoundError: There is neither.
-    """
-    return _Model.of(model).size
+    def _policies_of(self, process: Placed) -> Sequence[str]:
+        return self.policies.get(process.seat.name, ()) if process.seat.role in ("learner", "engines") else ()
 
 
 def fit_gpus(
     settings: ProcessConfig,
     model: ModelSize | str | Mapping[str, ModelSize | str],
-    gpus: Gpus,
+    hardware: Hardware,
     *,
-    lora: LoRA | None = None,
     policies: Mapping[str, Policy] | None = None,
     hosts: Hosts | None = None,
     judges: Sequence[OwnEngine] = (),
@@ -258,75 +123,247 @@ def fit_gpus(
     """Place the learners and engines of a run on GPUs.
 
     Args:
-        settings: Of the run.
-        model: Its size; or a well-known shape, such as "8b", or a model as `Policy` takes it. By policy name where they
-            differ: a policy that is not named has the model that it names itself.
-        gpus: What there is.
-        lora: The adapter that learns; None: the whole model does. Not read where `policies` say it.
-        policies: Of the run; None: one, or those that `model` names.
-        hosts: Where each role is; None, or kind "local": wherever there is room.
-        judges: Whose engines start by themselves, each with its own model.
-        held: What the controller's process loads by itself.
+        settings: Settings of the run.
+        model: A size, a well-known shape such as "8b", or a model as `Policy` takes it; or one per policy, where the
+            other policies have the models that they name.
+        hardware: GPUs with their memory, at least one.
+        policies: Policies of the run. None: one policy, or those that `model` names.
+        hosts: Hosts of each role. None, or kind "local": any host with free GPUs.
+        judges: Engines of judges.
+        held: Models that the controller's process loads.
 
     Raises:
-        HostError: Nothing that is known here makes it fit; the message has the arithmetic of the run as it is set.
-        ModelNotFoundError: A model is not there.
-        ValueError: `model` names no policy, or gives policies that share an engine different models.
+        HostError: No known change makes the run fit; the message has the arithmetic of the run as it is.
+        ModelNotFoundError: A model is not found.
+        ValueError: There is no GPU, `model` names no policy, or policies that share an engine have different models.
     """
+    if hardware.gpus < 1:
+        raise ValueError(f"gpus={hardware.gpus}; a run needs at least 1 GPU to fit into")
     if policies is None:
         names = (*model,) if isinstance(model, Mapping) else ("policy",)
         if not names:
             raise ValueError("model={} names no policy, and there are no policies; give a model, or policies")
-        # each has a model of its own, as long as no file says otherwise
-        policies = {name: Policy(name, name=name, lora=lora) for name in names}
-    sized = _sized(model, policies)
-    asked: dict[str, Any] = {
+        policies = {name: Policy(name, name=name) for name in names}
+    sizes = _model_sizes(model, policies)
+    current: dict[str, Any] = {
         "learner_procs": settings.learner_procs,
         "engine.replicas": settings.engine.replicas,
         "engine.tp": settings.engine.tp,
         "learner.activation_checkpointing": settings.learner.activation_checkpointing,
         "Policy.lora": None,
     }
+    most = replace(settings, engine=replace(settings.engine, replicas=max(hardware.gpus, settings.engine.replicas)))
+    paths = _paths(policies, sizes)
+    reserved = {*policies, *whose(policies, paths, settings), *whose(policies, paths, most)}  # names in any candidate
+    judge_parts, doubts = judges_of(by_own_name(judges, taken=reserved))
+    loaded, unknown = held_on(held, _controller_slots(hardware, hosts))
     problem = ""
-    most = replace(settings, engine=replace(settings.engine, replicas=max(gpus.count, settings.engine.replicas)))
-    paths = _paths(policies, sized)
-    taken = {*policies, *whose(policies, paths, settings), *whose(policies, paths, most)}  # whatever is tried
-    beside, doubts = judges_of(by_own_name(judges, taken=taken))
-    loaded, unknown = held_on(held, gpus.here(hosts))
-    doubts += unknown
-    for tried in itertools.chain([asked], _tries(sized, gpus, policies, hosts, beside, settings=settings)):
-        run = replace(
-            settings,
-            learner_procs=tried["learner_procs"],
-            learner=replace(
-                settings.learner, activation_checkpointing=tried["learner.activation_checkpointing"]
-            ),
-            engine=replace(settings.engine, tp=tried["engine.tp"], replicas=tried["engine.replicas"]),
-        )
-        adapted = _adapted(policies, tried["Policy.lora"])
-        served = whose(adapted, _paths(adapted, sized), run)
-        parts = [*_parts(adapted, run, sized, served), *beside]
+    candidates = _candidates(sizes, hardware, policies, hosts, judge_parts, settings=settings)
+    for candidate in itertools.chain([current], candidates):
+        run = _changed(settings, candidate)
+        adapted = _adapted(policies, candidate["Policy.lora"])
+        served = whose(adapted, _paths(adapted, sizes), run)
+        parts = [*_parts(adapted, run, sizes, served), *judge_parts]
         try:
-            found = _placed(parts, run, gpus, hosts, loaded)
-            if gpus.host_gb is not None and (short := host_doubts(parts, found, free=int(gpus.host_gb * 1e9))):
-                raise HostError(short[0])
+            placement = _placed(parts, run, hardware, hosts, loaded)
+            if hardware.host_gb is not None:
+                short = host_doubts(parts, placement, free=int(hardware.host_gb * 1e9))
+                if short:
+                    raise HostError(short[0])
         except (HostError, ValueError) as error:
             problem = problem or str(error)
             continue
-        changes = {key: value for key, value in tried.items() if value != asked[key]}
-        if settings.learner.activation_checkpointing is None:  # a run comes to the same by itself
+        changes = {key: value for key, value in candidate.items() if value != current[key]}
+        if settings.learner.activation_checkpointing is None:  # the run chooses the same value itself
             changes.pop("learner.activation_checkpointing", None)
-        found = replace(found, doubts=[*found.doubts, *doubts])
-        needs = host_bytes(parts, found)
-        return Fit(placement=found, changes=changes, problem=problem, hosts=needs, whose=served)
+        placement = replace(placement, doubts=[*placement.doubts, *doubts, *unknown])
+        needs = host_bytes(parts, placement)
+        return Fit(placement=placement, changes=changes, problem=problem, hosts=needs, policies=served)
     raise HostError(
         f"{problem}. No number of ranks, recomputation or adapter makes it fit: change the limits that it names, or "
         "take more GPUs or larger ones"
     )
 
 
+def _changed(settings: ProcessConfig, candidate: Mapping[str, Any]) -> ProcessConfig:
+    recomputed = candidate["learner.activation_checkpointing"]
+    tp, replicas = candidate["engine.tp"], candidate["engine.replicas"]
+    return replace(
+        settings,
+        learner_procs=candidate["learner_procs"],
+        learner=replace(settings.learner, activation_checkpointing=recomputed),
+        engine=replace(settings.engine, tp=tp, replicas=replicas),
+    )
+
+
+# ---- GPUs
+
+
+def preview_slots(
+    hardware: Hardware,
+    meshes: Sequence[tuple[str, str, int]],
+    *,
+    hosts: Hosts | None = None,
+    share: bool = False,
+) -> list[ProcessSlot]:
+    """Return where processes go: as a run places them on one host, or on those that `hosts` describes.
+
+    On several hosts without a description, processes get one GPU each in order, and the ranks of an engine share a
+    host. With `share`, the first GPU follows the last.
+
+    Args:
+        meshes: Name, role and number of ranks of each mesh.
+
+    Raises:
+        HostError: There are too few GPUs.
+    """
+    hosts = hosts or Hosts()
+    per_host, gpus = hardware.gpus_per_host, hardware.gpus
+    if hosts.kind == "local" and gpus > per_host:
+        return _one_after_the_other(hardware, meshes, share=share)
+    here = gpus if hosts.kind == "local" else per_host
+    slots = mesh.preview_placement_on(hosts, meshes, gpus_per_host=per_host, gpu_bytes=_gpu_bytes(hardware), here=here)
+    used = len({(slot.host, slot.gpu) for slot in slots if slot.gpu})
+    if used > gpus:
+        raise HostError(f"the processes need {used} GPUs of the mesh's hosts, and there are {gpus}")
+    return [replace(slot, host="host 0") if hosts.kind == "local" else slot for slot in slots]
+
+
+def _gpu_bytes(hardware: Hardware) -> int:
+    return int(hardware.gpu_gb * 1e9)
+
+
+def _controller_slots(hardware: Hardware, hosts: Hosts | None) -> list[ProcessSlot]:
+    """Return a slot for each GPU that the controller's process sees."""
+    count, host = min(hardware.gpus, hardware.gpus_per_host), "host 0"
+    if hosts is not None and hosts.kind != "local":
+        count = hardware.gpus_per_host
+        (slot,) = mesh.preview_placement_on(hosts, [("", "controller", 1)], gpus_per_host=count, here=count)
+        host = slot.host
+    size = _gpu_bytes(hardware)
+    return [
+        ProcessSlot(name="", role="controller", rank=0, host=host, gpu=str(g), gpu_bytes=size) for g in range(count)
+    ]
+
+
+def _one_after_the_other(
+    hardware: Hardware, meshes: Sequence[tuple[str, str, int]], *, share: bool
+) -> list[ProcessSlot]:
+    gpus, per_host, size = hardware.gpus, hardware.gpus_per_host, _gpu_bytes(hardware)
+    slots: list[ProcessSlot] = []
+    position = 0
+    for name, role, ranks in meshes:
+        if ranks > gpus:
+            raise HostError(f"{ranks} ranks of {name} need a GPU each, and there are {gpus}")
+        hosts = range(1, math.ceil(gpus / per_host) + 1)
+        if role == "learner" and not any(ranks % n == 0 and ranks // n <= per_host for n in hosts):
+            raise HostError(
+                f"{ranks} processes of one learner cannot be spread evenly over {gpus // per_host} hosts of {per_host} "
+                "GPUs; change learner_procs"
+            )
+        one_host = role in ("engines", "judges")
+        if one_host and ranks > per_host:
+            raise HostError(
+                f"{ranks} ranks of {role.removesuffix('s')} {name} must be on one host, which has {per_host} GPUs; "
+                "lower engine.tp"
+            )
+        if one_host and position % per_host + ranks > per_host:
+            position += -position % per_host
+        for rank in range(ranks):
+            host, gpu = divmod(position % gpus if share else position, per_host)
+            slots.append(
+                ProcessSlot(name=name, role=role, rank=rank, host=f"host {host}", gpu=str(gpu), gpu_bytes=size)
+            )
+            position += 1
+    if not share and position > gpus:
+        raise HostError(f"the processes need {position} GPUs, one each, and there are {gpus}")
+    return slots
+
+
+# ---- models
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Model:
+    """Size of a policy's model."""
+
+    size: ModelSize
+    dtype: str = "bfloat16"
+    """Type of the stored weights."""
+
+
+def _model_of(model: ModelSize | str) -> _Model:
+    if isinstance(model, ModelSize):
+        return _Model(size=model)
+    if model.lower() in SHAPES:
+        return _Model(size=ModelSize.named(model))
+    try:
+        return _policy_model(model)
+    except ModelNotFoundError as error:
+        raise ModelNotFoundError(f"{error} Shapes that need no model: {', '.join(SHAPES)}") from error
+
+
+def _policy_model(model: str) -> _Model:
+    """Return the size of a model as `Policy` takes it. Weights are not downloaded."""
+    try:
+        folder = models.config_folder(model)
+    except ModelNotFoundError:
+        folder = models.resolve(model)  # in the hub's cache or built in; or its error suggests a similar name
+    return _Model(size=ModelSize.of(Path(folder)), dtype=models.dtype_of(Path(folder)))
+
+
+def _model_sizes(
+    model: ModelSize | str | Mapping[str, ModelSize | str], policies: Mapping[str, Policy]
+) -> dict[str, _Model]:
+    """Return the model of each policy."""
+    if not isinstance(model, Mapping):
+        return dict.fromkeys(policies, _model_of(model))
+    for name in model:
+        if name not in policies:
+            hint = did_you_mean(name, policies)
+            raise ValueError(
+                f"model names the policy {name!r}; the policies of the run are {', '.join(policies)}.{hint}"
+            )
+    sizes: dict[str, _Model] = {}
+    for name, policy in policies.items():
+        try:
+            sizes[name] = _model_of(model[name]) if name in model else _policy_model(policy.model)
+        except ModelNotFoundError as error:
+            if name in model:
+                raise
+            raise ModelNotFoundError(
+                f"policy {name}: {error} Or give its size: --model {name}=8b, or model={{{name!r}: '8b'}}"
+            ) from error
+    first: dict[str, str] = {}
+    for name, policy in policies.items():
+        home = name if policy.lora is None else first.setdefault(policy.model, name)
+        if sizes[home] != sizes[name]:
+            raise ValueError(
+                f"{home} and {name} are adapters of {policy.model!r} and share an engine, but have the models "
+                f"{model.get(home, policy.model)!r} and {model.get(name, policy.model)!r}. Give both the same, or "
+                "let the policies name different models"
+            )
+    return sizes
+
+
+def _paths(policies: Mapping[str, Policy], sizes: Mapping[str, _Model]) -> dict[str, Path]:
+    """Return a stand-in for each model's folder; policies with equal paths can share an engine and a learner.
+
+    Policies that name one model but are given several sizes get different paths.
+    """
+    sizes_of_model: dict[str, list[_Model]] = {}
+    paths: dict[str, Path] = {}
+    for name, policy in policies.items():
+        variants = sizes_of_model.setdefault(policy.model, [])
+        if sizes[name] not in variants:
+            variants.append(sizes[name])
+        index = variants.index(sizes[name])
+        paths[name] = Path(policy.model, str(index)) if index else Path(policy.model)
+    return paths
+
+
 def _adapted(policies: Mapping[str, Policy], lora: LoRA | None) -> Mapping[str, Policy]:
-    """With `lora` for those that learn all weights."""
+    """Give `lora` to the policies that train all weights."""
     if lora is None:
         return policies
     return {
@@ -335,144 +372,99 @@ def _adapted(policies: Mapping[str, Policy], lora: LoRA | None) -> Mapping[str, 
     }
 
 
-def _sized(
-    model: ModelSize | str | Mapping[str, ModelSize | str], policies: Mapping[str, Policy]
-) -> dict[str, _Model]:
-    """The model of each policy."""
-    if not isinstance(model, Mapping):
-        return dict.fromkeys(policies, _Model.of(model))
-    for name in model:
-        if name not in policies:
-            near = did_you_mean(name, policies)
-            raise ValueError(f"model names the policy {name!r}, and those that play are {', '.join(policies)}.{near}")
-    found = {name: _Model.of(model[name]) if name in model else _own(name, one) for name, one in policies.items()}
-    first: dict[str, str] = {}
-    for name, policy in policies.items():
-        home = name if policy.lora is None else first.setdefault(policy.model, name)
-        if found[home] != found[name]:
-            raise ValueError(
-                f"{home} and {name} are adapters of {policy.model!r} and share an engine, which has one model, and "
-                f"{_said(home, model, policy)} is not {_said(name, model, policy)}; give both the same, or let them "
-                "name different models"
-            )
-    return found
-
-
-def _own(name: str, policy: Policy) -> _Model:
-    """Of the model that a policy names itself."""
-    try:
-        return _Model.of_policy(policy.model)
-    except ModelNotFoundError as error:
-        raise ModelNotFoundError(
-            f"policy {name}: {error} How large it is can be said, too: --model {name}=8b, or model={{{name!r}: '8b'}}"
-        ) from error
-
-
-def _said(name: str, model: Mapping[str, ModelSize | str], policy: Policy) -> str:
-    said = model.get(name, policy.model)
-    shown = repr(said) if isinstance(said, str) else f"{said.weights / 1e9:.1f} billion weights"
-    return f"{shown} of {name}"
-
-
-def _paths(policies: Mapping[str, Policy], sized: Mapping[str, _Model]) -> dict[str, Path]:
-    """Stands for the models' folders: adapters of one model share what those of several do not.
-
-    Policies that name one model and are given several have several: they share nothing if an adapter is tried.
-    """
-    given: dict[str, list[_Model]] = {}
-    paths: dict[str, Path] = {}
-    for name, policy in policies.items():
-        own = given.setdefault(policy.model, [])
-        own += [] if sized[name] in own else [sized[name]]
-        which = own.index(sized[name])
-        paths[name] = Path(policy.model, str(which)) if which else Path(policy.model)
-    return paths
-
-
 def _parts(
     policies: Mapping[str, Policy],
     settings: ProcessConfig,
-    sized: Mapping[str, _Model],
+    sizes: Mapping[str, _Model],
     served: Mapping[str, Sequence[str]],
 ) -> list[Part]:
-    engines, learners = computing(policies, _paths(policies, sized), settings)
-    own = {name: sized[names[0]] for name, names in served.items()}
+    engines, learners = computing(policies, _paths(policies, sizes), settings)
+    of = {name: sizes[names[0]] for name, names in served.items()}
     return [
         *(
-            Part(name=name, ranks=settings.learner_procs, size=own[name].size, learner=learner, sharing=sharing)
+            Part(name=name, ranks=settings.learner_procs, size=of[name].size, learner=learner, sharing=sharing)
             for name, (learner, sharing) in learners.items()
         ),
         *(
-            Part(name=name, ranks=settings.engine.tp, size=own[name].size, dtype=own[name].dtype, adapters=adapters)
+            Part(name=name, ranks=settings.engine.tp, size=of[name].size, dtype=of[name].dtype, adapters=adapters)
             for name, (_, adapters) in engines.items()
         ),
     ]
 
 
 def _placed(
-    parts: Sequence[Part], settings: ProcessConfig, gpus: Gpus, hosts: Hosts | None, beside: Sequence[Placed]
+    parts: Sequence[Part], settings: ProcessConfig, hardware: Hardware, hosts: Hosts | None, loaded: Sequence[Placed]
 ) -> Placement:
     check_ranks(parts)
     check_models([part for part in parts if part.judge is None], settings.engine)
     learners = [part.learner for part in parts if part.learner is not None]
     check_hosts([(part.name, part.role, part.ranks) for part in parts], hosts or Hosts(), settings, learners)
     turns = settings.colocate
-    rehearse = partial(gpus.rehearse, hosts=hosts, share=turns)
-    return place(parts, settings.engine, rehearse, turns=turns, beside=beside)
+    return place(
+        parts, settings.engine, partial(preview_slots, hardware, hosts=hosts, share=turns), turns=turns, beside=loaded
+    )
 
 
-def _tries(
-    sized: Mapping[str, _Model],
-    gpus: Gpus,
+# ---- candidates
+
+
+def _candidates(
+    sizes: Mapping[str, _Model],
+    hardware: Hardware,
     policies: Mapping[str, Policy],
     hosts: Hosts | None,
     judges: Sequence[Part],
     *,
     settings: ProcessConfig,
 ) -> Iterator[dict[str, Any]]:
-    """Settings to try, the least change first: half of the GPUs learn, or more; then recomputation; then an adapter.
+    """Yield settings to try, the smallest change first: more learner GPUs, then recomputation, then an adapter.
 
-    Of several hosts whole ones learn; where nobody describes them judges keep GPUs of their own. The run's own
-    `engine.tp` is tried first, and no less recomputation than it says.
+    On several hosts, learners get whole hosts, and judges keep their own GPUs unless `hosts` describes the roles. The
+    run's `engine.tp` is tried first, and no candidate recomputes less than the run.
     """
     counts = {} if hosts is None else hosts.counts
-    on = {role: counts[role] * gpus.per_host for role in ("learner", "engines") if role in counts}
-    most = min(gpus.per_host, max(1, gpus.count - 1))
-    sizes = {one.size for one in sized.values()}
-    degrees = [
-        found
-        for found in range(1, most + 1)
-        if gpus.per_host % found == 0 and all(size.divides(found) for size in sizes)
-    ]
-    degrees.sort(key=lambda found: found != settings.engine.tp)
-    unit = gpus.per_host if gpus.count > gpus.per_host else 1
-    many = gpus.count // unit
-    apart = sum(judge.ranks for judge in judges) if gpus.count > gpus.per_host else 0
-    shares = tuple(unit * max(1, learn) for learn in (many // 2, 3 * many // 4, many - 1))
-    whole = [sized[name].size for name, policy in policies.items() if policy.trainable and policy.lora is None]
-    adapter = LoRA() if all(size.plain_layers for size in whole) else LoRA(targets=ATTENTION_TARGETS)
-    for lora, recomputed, share, degree in itertools.product(
-        (None, adapter) if whole else (None,),
+    described = {role: counts[role] * hardware.gpus_per_host for role in ("learner", "engines") if role in counts}
+    several_hosts = hardware.gpus > hardware.gpus_per_host
+    judge_gpus = sum(judge.ranks for judge in judges) if several_hosts else 0
+    unit = hardware.gpus_per_host if several_hosts else 1
+    units = hardware.gpus // unit
+    shares = [unit * max(1, count) for count in (units // 2, 3 * units // 4, units - 1)]
+    fully_trained = [sizes[name].size for name, policy in policies.items() if policy.trainable and policy.lora is None]
+    adapter = LoRA() if all(size.plain_layers for size in fully_trained) else LoRA(targets=ATTENTION_TARGETS)
+    for lora, recomputed, share, tp in itertools.product(
+        (None, adapter) if fully_trained else (None,),
         _recomputed(settings.learner.activation_checkpointing),
-        dict.fromkeys([on["learner"]] if "learner" in on else shares),
-        degrees,
+        dict.fromkeys([described["learner"]] if "learner" in described else shares),
+        _tensor_parallel(sizes, hardware, settings.engine.tp),
     ):
         adapted = _adapted(policies, lora)
-        engines, learners = computing(adapted, _paths(adapted, sized), ProcessConfig())
-        left = on.get("engines", gpus.count - share - apart)
+        engines, learners = computing(adapted, _paths(adapted, sizes), ProcessConfig())
+        engine_gpus = described.get("engines", hardware.gpus - share - judge_gpus)
         yield {
             "learner_procs": max(1, share // max(1, len(learners))),
-            "engine.replicas": max(1, left // (degree * len(engines))),
-            "engine.tp": degree,
+            "engine.replicas": max(1, engine_gpus // (tp * len(engines))),
+            "engine.tp": tp,
             "learner.activation_checkpointing": recomputed,
             "Policy.lora": lora,
         }
 
 
-def _recomputed(asked: str | None) -> Sequence[str]:
-    """What may be recomputed where a run says `asked`: that, or more."""
-    if asked is None:
+def _tensor_parallel(sizes: Mapping[str, _Model], hardware: Hardware, current: int) -> list[int]:
+    """Return the degrees that all models allow, the current one first."""
+    most = min(hardware.gpus_per_host, max(1, hardware.gpus - 1))
+    different = {model.size for model in sizes.values()}
+    degrees = [
+        degree
+        for degree in range(1, most + 1)
+        if hardware.gpus_per_host % degree == 0 and all(size.divides(degree) for size in different)
+    ]
+    return sorted(degrees, key=lambda degree: degree != current)
+
+
+def _recomputed(current: str | None) -> Sequence[str]:
+    """Return the modes that recompute at least as much as the current one."""
+    if current is None:
         return RECOMPUTED
-    if asked not in RECOMPUTED:  # the compiler's choice within a budget, of which all is the most
-        return (asked, RECOMPUTED[-1])
-    return [how for how in RECOMPUTED if RECOMPUTED.index(how) >= RECOMPUTED.index(asked)]
+    if current not in RECOMPUTED:  # the compiler chooses within a budget; the only larger step is to recompute all
+        return (current, RECOMPUTED[-1])
+    return [mode for mode in RECOMPUTED if RECOMPUTED.index(mode) >= RECOMPUTED.index(current)]

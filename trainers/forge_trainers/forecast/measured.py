@@ -1,10 +1,7 @@
-"""What runs tell: how long each stage takes, how long episodes are, how much stages hinder each other.
+"""Stage times from measured runs: reads run folders and fits the coefficients of `forge_trainers.forecast.model`.
 
-In: run folders, by their settings, metrics and episodes. Out: `MeasuredRun`s, and what is `Measured` by them for
-`forge_trainers.forecast.simulation`. Waits for the disk.
-
-What several runs, or several steps, tell apart is fitted by least squares on relative errors with coefficients of at
-least 0. What they do not tell apart is divided as the `_PRIOR...` below say.
+Several runs are fitted by least squares on relative errors with coefficients of at least 0. A prior divides the time
+where the runs do not determine the division (`_PRIOR_...`).
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ import contextlib
 import math
 import os
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,17 +21,7 @@ from forge_agents.errors import RunFolderError
 from forge_agents.files import check_plain_files, user_path
 from forge_agents.serving.client import waves
 from forge_agents.serving.routing import router_class
-from forge_trainers.forecast.engine import NOTHING, Counts, EngineTimes, Request
-from forge_trainers.forecast.simulation import (
-    LearnerTimes,
-    Plan,
-    Rounds,
-    SimulatedRun,
-    StageTimes,
-    TurnShape,
-    Workload,
-    simulate,
-)
+from forge_trainers.forecast.model import EpisodeShape, Plan, StageTimes, TurnShape, Workload, collection_work
 from forge_trainers.learner.config import LEAST_MICROBATCH
 from forge_trainers.losses.registry import find_loss
 from forge_trainers.records.run_folder import read_rows
@@ -44,104 +31,74 @@ TO_MEASURE = (
     "forge-agents train CONFIG --steps 8 --trainer.max_staleness 0 --trainer.keep_episodes 10000 "
     "--out_dir runs/measured"
 )
-"""What makes a folder that can be read."""
-CPU_BLOCK, GPU_BLOCK = 128, 16
-"""Tokens of a block of vLLM's prefix cache."""
-_EVERY_STEP = ("time/step_s", "groups/used", "groups/zero_variance", "groups/failed", "groups/abstained")
-"""What is read of a row of metrics."""
-_SYNCHRONOUS = ("time/collect_s", "time/score_s", "time/learn_s", "time/sync_s")
-"""And of one in which stages do not overlap."""
+"""Command line that measures a run."""
+_METRICS = ("time/step_s", "groups/used", "groups/zero_variance", "groups/failed", "groups/abstained")
+"""Metrics that every step must have."""
+_SYNCHRONOUS_METRICS = ("time/collect_s", "time/score_s", "time/learn_s", "time/sync_s")
+"""Metrics that a synchronous step must have, too."""
 _PRIOR_ENGINE = (1 / 3, 1 / 3, 1 / 3)
-"""Of a collection: iterations, sampled tokens, prompt tokens."""
+"""Fractions of a collection: iterations, sampled tokens, prompt tokens."""
 _PRIOR_LEARNER = (0.8, 0.2, 0.0)
-"""Of forward and backward passes: positions, loss tokens, passes. A head is a fifth of a small model's work."""
+"""Fractions of forward and backward passes: positions, loss tokens, microbatches. The head of a small model is a
+fifth."""
 _PRIOR_SYNC = (0.4, 0.6)
-"""Publish and fetch: as `make perf` measures them."""
-_PRIOR_JUDGE = (0.0, 1.0)
-"""A call and its trajectories."""
-_PRIOR_SPREAD = 1.0
-"""How far a share may well be from its prior."""
+"""Fractions of publish and fetch, as `make perf` measures them."""
+_PRIOR_SCORE = (0.0, 1.0)
+"""Fractions of a call and of its trajectories."""
 _PASSES = 6
-_SHARE_PRICE = 1e-3
-"""Squared relative error that is borne rather than to believe that more cores are worth nothing."""
-_SHARES = tuple(np.linspace(1.0, 0.5, 11).tolist())
-_SCALINGS = tuple(np.linspace(1.0, 0.0, 6).tolist())
-_SEARCHES = 2
-"""Times that each of two is searched while the other stays."""
-_FIT_ROUNDS = 3
-"""Replays, each with the seconds that the one before gave."""
+"""Passes of the reweighted fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuredRun:
-    """A run as its folder tells it."""
+    """Content of a run folder."""
 
     folder: Path
     env_ids: frozenset[str]
     plan: Plan
     on_gpu: bool
     rows: Sequence[Mapping[str, Any]]
-    """Metrics of warm steps."""
-    episodes: Mapping[int, Sequence[Sequence[Rounds]]]
-    """By step, the groups that were kept."""
+    """Metrics of warm steps without an evaluation."""
+    episodes: Sequence[EpisodeShape]
     outcomes: Sequence[Sequence[Hashable]] = ()
-    """What the siblings of whole groups earned; groups in which a reward abstained are left out."""
-
-    @property
-    def groups(self) -> list[Sequence[Rounds]]:
-        """All that were kept."""
-        return [group for groups in self.episodes.values() for group in groups]
-
-    @property
-    def whole_steps(self) -> dict[int, Sequence[Sequence[Rounds]]]:
-        """Those of which every episode was kept."""
-        played = self.plan.group_size * self.plan.groups_per_step
-        return {step: groups for step, groups in self.episodes.items() if sum(map(len, groups)) == played}
+    """Rewards of the episodes of whole groups; groups in which a reward abstained are left out."""
 
     @property
     def step_s(self) -> float:
-        """Mean over the warm steps, the begin of checkpoints left out."""
+        """Mean over the warm steps, without checkpoints."""
         return float(np.mean([row["time/step_s"] - row.get("time/save_s", 0.0) for row in self.rows]))
 
 
-def plan_of(
-    policies: Mapping[str, Mapping[str, Any]],
-    trainer: Mapping[str, Any],
-    *,
-    cores: float,
-    on_gpu: bool,
-    isolated: bool = False,
-) -> Plan:
-    """The plan that settings describe.
+def plan_of(policies: Mapping[str, Mapping[str, Any]], trainer: Mapping[str, Any], *, cores: float) -> Plan:
+    """Return the plan that settings describe.
 
     Args:
-        policies: Those that a model plays, by name; each as ``dataclasses.asdict`` gives it, or config.yaml.
+        policies: Policies that a model plays, by name, as ``dataclasses.asdict`` or config.yaml has them.
         trainer: ``GRPOConfig`` in the same form.
-        cores: That engines and learner share.
-        on_gpu: Engines and learner compute on GPUs.
-        isolated: Environments run in worker processes.
+        cores: CPU cores that engines and learner share; infinite on GPUs.
 
     Raises:
-        ValueError: There is no such routing or loss.
+        ValueError: The routing or the loss is unknown.
     """
     engine, learner = trainer["engine"], trainer["learner"]
+    router_class(engine.get("routing", "prefix"))  # its check
     first: dict[str, str] = {}
     homes = {
         name: name if policy.get("lora") is None else first.setdefault(str(policy["model"]), name)
         for name, policy in policies.items()
     }
-    share, tp = learner.get("share_prefixes"), engine.get("tp", 1)
+    tp, resamples = engine.get("tp", 1), trainer["max_resamples"]
     trained = frozenset(name for name, policy in policies.items() if policy.get("trainable", True))
-    learners = len({_learner_of(name, policies[name]) for name in trained})
-    engine_threads, learner_threads = engine.get("threads"), learner.get("threads")
+    learners = len({_learner_key(name, policies[name]) for name in trained})
+    engine_threads = engine.get("threads")
     if math.isfinite(cores):
-        shares = share_threads(
+        engine_share, _ = share_threads(
             max(1, round(cores)),
             engines=len(set(homes.values())) * engine.get("replicas", 1) * tp,
             ranks=learners * trainer["learner_procs"],
             overlap=trainer["max_staleness"] > 0,
         )
-        engine_threads, learner_threads = engine_threads or shares[0], learner_threads or shares[1]
+        engine_threads = engine_threads or engine_share
     return Plan(
         group_size=trainer["group_size"],
         groups_per_step=trainer["groups_per_step"],
@@ -152,25 +109,19 @@ def plan_of(
         replicas=engine.get("replicas", 1),
         engine_ranks=tp,
         max_num_seqs=engine["max_num_seqs"],
-        affine=getattr(router_class(engine.get("routing", "prefix")), "keeps_conversations", False),
         max_concurrent_episodes=trainer["max_concurrent_episodes"],
-        max_resamples=find_loss(learner["loss"]).max_resamples
-        if trainer["max_resamples"] is None
-        else trainer["max_resamples"],
+        max_resamples=find_loss(learner["loss"]).max_resamples if resamples is None else resamples,
         max_tokens_per_microbatch=learner["max_tokens_per_microbatch"] or LEAST_MICROBATCH,
-        share_prefixes=not on_gpu if share is None else share,
         learners=learners,
         iterations=learner.get("num_iterations", 1),
         learner_ranks=trainer["learner_procs"],
         cores=cores,
         engine_threads=(engine_threads or math.inf) * tp,
-        learner_threads=(learner_threads or math.inf) * trainer["learner_procs"],
-        isolated=isolated,
     )
 
 
-def _learner_of(name: str, policy: Mapping[str, Any]) -> str:
-    """What policies that share a learner have in common: adapters of one shape on one model."""
+def _learner_key(name: str, policy: Mapping[str, Any]) -> str:
+    """Return a key that policies with one learner share: adapters of one shape on one model."""
     return name if policy.get("lora") is None else repr((policy["model"], sorted(policy["lora"].items())))
 
 
@@ -178,12 +129,12 @@ def read_run(folder: str | os.PathLike[str], *, cores: float | None = None, skip
     """Read a run folder.
 
     Args:
-        folder: With ``config.yaml``, ``metrics.jsonl`` and ``episodes.jsonl``.
-        cores: That engines and learner shared; None: this machine's, or on GPUs none.
-        skip: First steps that are left out: memory is new and caches are cold.
+        folder: Folder with ``config.yaml``, ``metrics.jsonl`` and ``episodes.jsonl``.
+        cores: CPU cores that engines and learner shared. None: those of this machine, or none on GPUs.
+        skip: Number of first steps to leave out, in which memory is new and caches are cold.
 
     Raises:
-        RunFolderError: A file is missing or of another version, or there are not enough steps or episodes.
+        RunFolderError: A file is missing or of another version, or there are too few steps or episodes.
     """
     path = user_path(folder)
     check_plain_files(path)
@@ -195,356 +146,278 @@ def read_run(folder: str | os.PathLike[str], *, cores: float | None = None, skip
         settings = safe_yaml.read(files["config.yaml"])
     except ValueError as cause:
         raise RunFolderError(f"{cause}; give the out_dir of a run") from cause
-    # here steps count from 0, as the simulated ones do
-    logged = [{**row, "step": row["step"] - 1} for row in read_rows(files["metrics.jsonl"])]
-    warm = [row for row in logged if row["step"] >= skip]
-    rows = [row for row in warm if "time/evaluate_s" not in row]  # the others were played beside an evaluation
+    warm = [row for row in read_rows(files["metrics.jsonl"]) if row["step"] > skip]
+    rows = [row for row in warm if "time/evaluate_s" not in row]  # evaluations slow a collection down
     if len(rows) < 2:
-        beside = f", less {len(warm) - len(rows)} beside evaluations" if len(rows) < len(warm) else ""
-        raise RunFolderError(f"{path} has {len(rows)} steps after the first {skip}{beside}; at least 2 are needed")
+        excluded = f" without an evaluation (of {len(warm)})" if len(rows) < len(warm) else ""
+        raise RunFolderError(f"{path} has {len(rows)} steps after the first {skip}{excluded}; at least 2 are needed")
     on_gpu = any(name.endswith("peak_device_bytes") for name in rows[0])
     shared = cores if cores is not None else math.inf if on_gpu else float(os.cpu_count() or 1)
-    with _of_this_version(files["config.yaml"]):
-        plan = plan_of(settings["policies"], settings["trainer"], cores=shared, on_gpu=on_gpu)
+    with _same_version(files["config.yaml"]):
+        plan = plan_of(settings["policies"], settings["trainer"], cores=shared)
         env_ids = frozenset(settings["env"])
-    with _of_this_version(files["metrics.jsonl"]):
+    with _same_version(files["metrics.jsonl"]):
         for row in rows:
-            _ = [row[name] for name in (*_EVERY_STEP, *_SYNCHRONOUS * (plan.max_staleness == 0))]
-    episodes: dict[int, list[Sequence[Rounds]]] = {}
-    siblings: dict[tuple[int, str, int], list[Mapping[str, Any]]] = {}
-    with _of_this_version(files["episodes.jsonl"]):
+            _ = [row[name] for name in (*_METRICS, *_SYNCHRONOUS_METRICS * (plan.max_staleness == 0))]
+    groups: dict[tuple[int, str, int], list[Mapping[str, Any]]] = {}
+    with _same_version(files["episodes.jsonl"]):
         for row in read_rows(files["episodes.jsonl"]):
-            if row["step"] - 1 >= skip and row.get("error") is None:
-                siblings.setdefault((row["step"] - 1, row["env_id"], row["seed"]), []).append(row)
-        for (step, _, _), found in siblings.items():
-            episodes.setdefault(step, []).append(_shapes(found))
-        earned = [[tuple(sorted(row["rewards"].items())) for row in found] for found in siblings.values()]
-    if not episodes:
-        raise RunFolderError(f"{path} kept no episode; set keep_episodes above 0")
-    whole = [group for group in earned if len(group) == plan.group_size > 1]
+            if row["step"] > skip and row.get("error") is None:
+                groups.setdefault((row["step"], row["env_id"], row["seed"]), []).append(row)
+        shapes = [shape for group in groups.values() for shape in _shapes(group)]
+        rewards = [[tuple(sorted(row["rewards"].items())) for row in group] for group in groups.values()]
+    if not shapes:
+        raise RunFolderError(f"{path} has no episodes; set keep_episodes above 0")
+    whole = [group for group in rewards if len(group) == plan.group_size > 1]
     return MeasuredRun(
         folder=path,
         env_ids=env_ids,
         plan=plan,
         on_gpu=on_gpu,
         rows=rows,
-        episodes=episodes,
-        outcomes=[group for group in whole if all(math.isfinite(reward) for one in group for _, reward in one)],
+        episodes=shapes,
+        outcomes=[group for group in whole if all(math.isfinite(r) for episode in group for _, r in episode)],
     )
 
 
 @contextlib.contextmanager
-def _of_this_version(file: Path) -> Iterator[None]:
-    """Say what a file lacks that another version has written."""
+def _same_version(file: Path) -> Iterator[None]:
+    """Raise RunFolderError if a file lacks a key of this version."""
     try:
         yield
-    except (KeyError, TypeError, AttributeError) as odd:
-        what = f"has no {odd}" if isinstance(odd, KeyError) else f"has another form ({type(odd).__name__}: {odd})"
+    except (KeyError, TypeError, AttributeError) as error:
+        problem = (
+            f"has no {error}" if isinstance(error, KeyError) else f"is malformed ({type(error).__name__}: {error})"
+        )
         raise RunFolderError(
-            f"{file} {what}: another version of forge_agents wrote it. Measure a few steps anew: {TO_MEASURE}"
-        ) from odd
+            f"{file} {problem}: another version of forge_agents wrote it. Measure a few steps again: {TO_MEASURE}"
+        ) from error
 
 
-def _shapes(siblings: Sequence[Mapping[str, Any]]) -> list[Rounds]:
-    """The shapes of one group's episodes, as ``episodes.jsonl`` holds them."""
-    first: dict[str, list[list[int]]] = {}  # prompts, by agent
-    for episode in siblings:
+def _shapes(group: Sequence[Mapping[str, Any]]) -> list[EpisodeShape]:
+    """Return the shapes of a group's episodes, as ``episodes.jsonl`` has them."""
+    first_prompts: dict[str, list[list[int]]] = {}
+    for episode in group:
         for agent, trajectory in episode["trajectories"].items():
             if trajectory["turns"]:
-                first.setdefault(agent, []).append(trajectory["turns"][0]["prompt_ids"])
-    common = {agent: _common(min(prompts), max(prompts)) for agent, prompts in first.items()}
-    return [_rounds(episode, common) for episode in siblings]
+                first_prompts.setdefault(agent, []).append(trajectory["turns"][0]["prompt_ids"])
+    shared = {agent: _common(min(prompts), max(prompts)) for agent, prompts in first_prompts.items()}
+    return [_shape(episode, shared) for episode in group]
 
 
-def _common(first: Sequence[int], last: Sequence[int]) -> int:
-    """Tokens that both begin with, and so does all that is sorted between them."""
-    pairs = enumerate(zip(first, last, strict=False))
-    return next((at for at, (one, other) in pairs if one != other), len(first))
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the length of the common prefix; all sequences that sort between the two share it."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
-def _rounds(episode: Mapping[str, Any], common: Mapping[str, int]) -> Rounds:
-    turns: list[TurnShape] = []
-    said: dict[tuple[str, int], list[int]] = {}  # by conversation
-    by_index = sorted((t for own in episode["trajectories"].values() for t in own["turns"]), key=lambda t: t["index"])
-    for turn in by_index:
-        agent, prompt = turn["agent"], turn["prompt_ids"]
-        before = said.get((agent, turn.get("branch", 0)))
-        turns.append(
-            TurnShape(
-                agent=agent,
-                policy=turn["policy"],
-                prompt_tokens=len(prompt),
-                response_tokens=len(turn["response_ids"]),
-                cut=turn["finish_reason"] == "length",
-                common_tokens=common[agent] if before is None and not turn.get("branch") else 0,
-                continues=before is not None and prompt[: len(before)] == before,
-                answer_s=turn["generate_s"],
-            )
+def _shape(episode: Mapping[str, Any], shared: Mapping[str, int]) -> EpisodeShape:
+    turns = sorted(
+        (turn for trajectory in episode["trajectories"].values() for turn in trajectory["turns"]),
+        key=lambda turn: turn["index"],
+    )
+    parallel = sum(turn["generate_s"] for turn in turns) > episode["duration_s"]
+    rounds: list[list[tuple[Mapping[str, Any], TurnShape]]] = []
+    conversations: dict[tuple[str, int], list[int]] = {}
+    for turn in turns:
+        agent, prompt, branch = turn["agent"], turn["prompt_ids"], turn.get("branch", 0)
+        before = conversations.get((agent, branch))
+        known = _common(before, prompt) if before is not None else 0
+        shape = TurnShape(
+            policy=turn["policy"],
+            prompt_tokens=len(prompt) - known,
+            shared_tokens=shared[agent] if before is None and not branch else 0,
+            response_tokens=len(turn["response_ids"]),
+            cut=turn["finish_reason"] == "length",
         )
-        said[agent, turn.get("branch", 0)] = [*prompt, *turn["response_ids"]]
-    rounds: list[list[TurnShape]] = []
-    together = sum(turn.answer_s for turn in turns) > episode["duration_s"]  # a parallel environment
-    for shape in turns:  # in a round of it every agent decides once
-        if not together or not rounds or shape.agent in {other.agent for other in rounds[-1]}:
+        conversations[agent, branch] = [*prompt, *turn["response_ids"]]
+        # in a round of a parallel environment every agent decides once
+        if not parallel or not rounds or agent in {other["agent"] for other, _ in rounds[-1]}:
             rounds.append([])
-        rounds[-1].append(shape)
-    played = sum(max(turn.answer_s for turn in own) for own in rounds)
-    think_s = max(0.0, episode["duration_s"] - played) / max(1, len(rounds))
-    return tuple((replace(own[0], think_s=think_s), *own[1:]) for own in rounds)
+        rounds[-1].append((turn, shape))
+    model_s = sum(max((t["generate_s"] for t, s in pairs if s.response_tokens), default=0.0) for pairs in rounds)
+    return EpisodeShape(
+        rounds=tuple(tuple(shape for _, shape in pairs if shape.response_tokens) for pairs in rounds),
+        agents=len(episode["trajectories"]),
+        other_s=max(0.0, episode["duration_s"] - model_s),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What runs tell of the machine and the episodes."""
+    """Stage times and episodes of measured runs."""
 
     stages: StageTimes
     workload: Workload
     run: MeasuredRun
-    """One of them, not asynchronous; environments, devices and ranks of the learner are the same in all."""
-    core_share: float = 1.0
-    """Of the host's cores that do work as if each were alone, when all are busy: two hardware threads of one core are
-    less than two cores, and memory is shared."""
+    """A synchronous run; environments, devices and ranks are the same in all."""
 
 
 def measure(runs: Sequence[MeasuredRun]) -> Measured:
-    """Fit the stages' seconds.
+    """Fit the stage times.
 
     Args:
-        runs: At least one synchronous. On a CPU host, asynchronous ones and those with few threads also say how much
-            engine and learner hinder each other.
+        runs: At least one synchronous run. Asynchronous runs, whose stages overlap, only contribute episodes.
 
     Raises:
-        ValueError: No run is synchronous, or the runs are of different environments, devices or numbers of ranks.
+        ValueError: No run is synchronous or trained anything, or the runs differ in environments, devices or ranks.
     """
-    alone = [run for run in runs if run.plan.max_staleness == 0]
-    if not alone:
+    synchronous = [run for run in runs if run.plan.max_staleness == 0]
+    if not synchronous:
         raise ValueError(
-            "no measured run has max_staleness=0; in an asynchronous one stages overlap and their times cannot be told "
-            "apart. Measure a few synchronous steps: forge-agents train CONFIG --trainer.max_staleness 0 --steps 6"
+            "no measured run has max_staleness=0, and in an asynchronous run the times of overlapping stages cannot be "
+            "separated. Measure a few synchronous steps: forge-agents train CONFIG --trainer.max_staleness 0 --steps 6"
         )
-    for what, values in (
+    for name, values in (
         ("environments", {", ".join(sorted(run.env_ids)) for run in runs}),
         ("kinds of device", {"GPU" if run.on_gpu else "CPU" for run in runs}),
         ("values of learner_procs", {str(run.plan.learner_ranks) for run in runs}),
         ("values of engine.tp", {str(run.plan.engine_ranks) for run in runs}),
     ):
         if len(values) > 1:
-            raise ValueError(f"measured runs have different {what}: {'; '.join(sorted(values))}; measure them apart")
-    threads = {(run.plan.engine_threads, run.plan.learner_threads) for run in runs}
-    if math.isinf(runs[0].plan.cores) or (len(alone) == len(runs) and len(threads) == 1):
-        return _measured(runs, 1.0, 1.0)[1]  # nobody shared cores, or all in the same way
-    found: dict[tuple[float, float], tuple[float, Measured]] = {}
-
-    def price(share: float, scaling: float) -> float:
-        if (share, scaling) not in found:
-            found[share, scaling] = _measured(runs, share, scaling)
-        return found[share, scaling][0] + _SHARE_PRICE * (2 - share - scaling)
-
-    share, scaling = 1.0, 1.0
-    for _ in range(_SEARCHES):
-        scaling = min(_SCALINGS, key=lambda other: price(share, other))
-        share = min(_SHARES, key=lambda other: price(other, scaling))
-    return found[share, scaling][1]
-
-
-def _measured(runs: Sequence[MeasuredRun], core_share: float, scaling: float) -> tuple[float, Measured]:
-    """What the runs tell if this is how much more cores are worth, and how wrong step times then are."""
-    runs = [replace(run, plan=replace(run.plan, cores=run.plan.cores * core_share)) for run in runs]
-    alone = [run for run in runs if run.plan.max_staleness == 0]
-    first = alone[0]
-    loads = {run.plan.replicas: float(len(waves(range(run.plan.replicas)))) for run in alone}
-    publish_s, fetch_s = _fit(
-        [((1.0, loads[run.plan.replicas]), row["time/sync_s"]) for run in alone for row in run.rows], _PRIOR_SYNC
-    )
-    score_s, score_trajectory_s = _judge_times(alone)
+            raise ValueError(f"measured runs have different {name}: {'; '.join(sorted(values))}; measure them apart")
+    workload = _workload(runs)
+    engine = _fit_engine(synchronous, workload)
+    fixed_s, passes = _fit_learner(synchronous)
+    sync = [
+        ((1.0, float(len(waves(range(run.plan.replicas))))), row["time/sync_s"])
+        for run in synchronous
+        for row in run.rows
+    ]
+    publish_s, fetch_s = _fit(sync, _PRIOR_SYNC)
+    score_s, score_trajectory_s = _fit_score(synchronous)
     stages = StageTimes(
-        engine=EngineTimes(
-            iteration_s=1e-3, sequence_s=1e-4, prompt_token_s=1e-5, cores=_usable(first.plan), scaling=scaling
-        ),
-        learner=_learner_times(alone, scaling),
+        iteration_s=engine[0],
+        sampled_token_s=engine[1],
+        prompt_token_s=engine[2],
+        learner_fixed_s=fixed_s,
+        position_s=passes[0],
+        loss_token_s=passes[1],
+        microbatch_s=passes[2],
         publish_s=publish_s,
         fetch_s=fetch_s,
         score_s=score_s,
         score_trajectory_s=score_trajectory_s,
-        cache_block=GPU_BLOCK if first.on_gpu else CPU_BLOCK,
+        learner_cores=max(_learner_cores(run) for run in synchronous),
     )
-    found = Measured(
-        stages=replace(stages, engine=_engine_times(alone, stages)),
-        workload=_workload(runs),
-        run=first,
-        core_share=core_share,
-    )
-    return sum(_error(run, found.stages) for run in runs), found
-
-
-def _error(run: MeasuredRun, stages: StageTimes) -> float:
-    """Squared logarithms of predicted over measured seconds: of stages that are alone, else of the step."""
-    cold = int(run.rows[0]["step"])
-    total = cold + len(run.rows)
-    steps = simulate(run.plan, stages, _workload([run]), steps=total, played=run.whole_steps)[cold:]
-    compared = ("collect_s", "learn_s") if run.plan.max_staleness == 0 else ("step_s",)
-    measured = [np.mean([row[f"time/{name}"] for row in run.rows]) for name in compared]
-    predicted = [np.mean([getattr(step, name) for step in steps]) for name in compared]
-    ratios = np.maximum(predicted, 1e-9) / np.maximum(measured, 1e-9)
-    return float(np.mean(np.log(ratios) ** 2))
+    return Measured(stages=stages, workload=workload, run=synchronous[0])
 
 
 def _workload(runs: Sequence[MeasuredRun]) -> Workload:
-    """Episodes of the runs that let responses be longest; the share of groups that taught something, of all."""
+    """Return the episodes of the runs with the longest responses, and the learner's work per episode of all runs."""
     most = max(sum(run.plan.max_tokens.values()) for run in runs)
-    groups = [group for run in runs if sum(run.plan.max_tokens.values()) == most for group in run.groups]
+    episodes = [shape for run in runs if sum(run.plan.max_tokens.values()) == most for shape in run.episodes]
     ends: dict[str, list[int]] = {}
-    for turn in (turn for group in groups for rounds in group for turns in rounds for turn in turns):
-        if turn.response_tokens:
-            own = ends.setdefault(turn.policy, [0, 0])
-            own[0] += not turn.cut
-            own[1] += turn.response_tokens
+    for turn in (turn for episode in episodes for turns in episode.rounds for turn in turns):
+        counts = ends.setdefault(turn.policy, [0, 0])
+        counts[0] += not turn.cut
+        counts[1] += turn.response_tokens
     outcomes = [group for run in runs for group in run.outcomes]
-    fates = np.sum([_fates(row) for run in runs for row in run.rows], axis=0)
-    told = fates[0] + fates[1] + (0 if outcomes else fates[2])  # where outcomes tell how often siblings are alike
+    used, unusable, zero_variance = np.sum([_group_counts(row) for run in runs for row in run.rows], axis=0)
+    total = used + unusable + (0 if outcomes else zero_variance)  # outcomes already tell how often episodes are equal
+    longest = [run for run in runs if sum(run.plan.max_tokens.values()) == most]
+    learned = [
+        (_learner_metrics(row), row["groups/used"] * run.plan.group_size, run) for run in longest for row in run.rows
+    ]
+    trained = max(1.0, sum(count for _, count, _ in learned))
     return Workload(
-        groups=groups,
+        episodes=episodes,
         stop_rates={policy: stops / tokens for policy, (stops, tokens) in ends.items()},
-        used_share=float(fates[0] / told) if told else 1.0,
+        used_fraction=float(used / total) if total else 1.0,
         outcomes=outcomes,
+        positions=sum(metrics["positions"] / run.plan.iterations for metrics, _, run in learned) / trained,
+        loss_tokens=sum(metrics["loss_tokens"] for metrics, _, _ in learned) / trained,
     )
 
 
-def _fates(row: Mapping[str, Any]) -> tuple[float, float, float]:
-    """Groups that taught something, those that could not, and those whose siblings were alike."""
+def _group_counts(row: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Return the numbers of informative, unusable and zero-variance groups."""
     return row["groups/used"], row["groups/failed"] + row["groups/abstained"], row["groups/zero_variance"]
 
 
-def _learner_times(runs: Sequence[MeasuredRun], scaling: float) -> LearnerTimes:
-    """On as many cores as the run whose learner used most."""
-    own_cores = {run.folder: _learner_cores(run) for run in runs}
-    cores = max(own_cores.values())
+def _fit_engine(runs: Sequence[MeasuredRun], workload: Workload) -> tuple[float, ...]:
+    rows = []
+    for run in runs:
+        measured = Workload(episodes=run.episodes, stop_rates=workload.stop_rates)
+        work = collection_work(run.plan, measured, run.plan.groups_per_step * run.plan.group_size)
+        for row in run.rows:
+            # at least a tenth of the collection is the engine's, so that a slow environment leaves something to fit
+            seconds = max(row["time/collect_s"] - work.other_s, 0.1 * row["time/collect_s"])
+            rows.append((work.features, seconds))
+    return _fit(rows, _PRIOR_ENGINE)
+
+
+def _fit_learner(runs: Sequence[MeasuredRun]) -> tuple[float, tuple[float, ...]]:
+    """Return the fixed seconds of a step, and those of a position, a loss token and a microbatch."""
     rows, fixed = [], []
     for run in runs:
-        faster = (own_cores[run.folder] / cores) ** scaling
         for row in run.rows:
-            own = _learners(row)
-            if not own["loss_tokens"]:
+            metrics = _learner_metrics(row)
+            if not metrics["loss_tokens"]:
                 continue
-            passes_s = min(own["forward_backward_s"], row["time/learn_s"])
-            loss_tokens = own["loss_tokens"] * run.plan.iterations  # positions and microbatches are those of all passes
-            rows.append(((own["positions"], loss_tokens, own["microbatches"]), passes_s * faster))
-            fixed.append((row["time/learn_s"] - passes_s) * faster)
+            passes_s = min(metrics["forward_backward_s"], row["time/learn_s"])
+            loss_tokens = metrics["loss_tokens"] * run.plan.iterations  # the other counts are of all passes
+            rows.append(((metrics["positions"], loss_tokens, metrics["microbatches"]), passes_s))
+            fixed.append(row["time/learn_s"] - passes_s)
     if not rows:
         raise ValueError(
-            "no measured step learned anything; see groups/zero_variance and groups/failed in metrics.jsonl"
+            "no measured step trained anything; see groups/zero_variance and groups/failed in metrics.jsonl"
         )
-    position_s, loss_token_s, microbatch_s = _fit(rows, _PRIOR_LEARNER)
-    return LearnerTimes(
-        step_s=float(np.mean(fixed)),
-        position_s=position_s,
-        loss_token_s=loss_token_s,
-        microbatch_s=microbatch_s,
-        cores=cores,
-        scaling=scaling,
-    )
+    return float(np.mean(fixed)), _fit(rows, _PRIOR_LEARNER)
+
+
+def _fit_score(runs: Sequence[MeasuredRun]) -> tuple[float, ...]:
+    """Fit the seconds of a call and of a trajectory; steps with resampled groups are left out."""
+    rows: list[tuple[tuple[float, ...], float]] = []
+    for run in runs:
+        agents = float(np.mean([episode.agents for episode in run.episodes]))
+        for row in run.rows:
+            groups = sum(_group_counts(row))
+            if groups <= run.plan.groups_per_step:
+                rows.append(((1.0, groups * run.plan.group_size * agents), row["time/score_s"]))
+    return _fit(rows, _PRIOR_SCORE) if rows else (0.0, 0.0)
 
 
 def _learner_cores(run: MeasuredRun) -> float:
-    """That all ranks kept busy, of those that can be used."""
-    learned = [_learners(row) for row in run.rows]
-    shares = [own["cpu_s"] * run.plan.learner_ranks / own["step_s"] for own in learned if own["step_s"] > 0]
-    most = min(_usable(run.plan), run.plan.learner_threads)
-    return min(most, max(0.1, float(np.median(shares)))) if shares else most
+    """Return the CPU cores that all ranks kept busy."""
+    most = run.plan.cores if math.isfinite(run.plan.cores) else 1.0
+    metrics = [_learner_metrics(row) for row in run.rows]
+    busy = [m["cpu_s"] * run.plan.learner_ranks / m["step_s"] for m in metrics if m["step_s"] > 0]
+    return min(most, max(0.1, float(np.median(busy)))) if busy else most
 
 
-def _learners(row: Mapping[str, Any]) -> dict[str, float]:
-    """What all learners of a step say, added up; positions are those of a forecast, which knows single groups only."""
-    names = ("positions", "group_positions", "loss_tokens", "microbatches", "forward_backward_s", "cpu_s", "step_s")
+def _learner_metrics(row: Mapping[str, Any]) -> dict[str, float]:
+    """Return the sums over all learners of a step."""
+    names = ("positions", "loss_tokens", "microbatches", "forward_backward_s", "cpu_s", "step_s")
     totals = dict.fromkeys(names, 0.0)
     for key, value in row.items():
         group, _, name = key.rpartition("/")
         if group.startswith("learner") and name in totals:
             totals[name] += value or 0.0
-    totals["positions"] = totals["group_positions"] or totals["positions"]
     return totals
 
 
-def _judge_times(runs: Sequence[MeasuredRun]) -> tuple[float, ...]:
-    """Of steps without max_resamples."""
-    rows: list[tuple[tuple[float, ...], float]] = []
-    for run in runs:
-        agents = np.mean([len({t.agent for turns in rounds for t in turns}) for g in run.groups for rounds in g])
-        size = run.plan.group_size * float(agents)
-        played = [(sum(_fates(row)), row["time/score_s"]) for row in run.rows]
-        rows += [((1.0, count * size), score_s) for count, score_s in played if count <= run.plan.groups_per_step]
-    return _fit(rows, _PRIOR_JUDGE) if rows else (0.0, 0.0)
-
-
-def _engine_times(runs: Sequence[MeasuredRun], stages: StageTimes) -> EngineTimes:
-    """Replay collections, count iterations and tokens, and fit their seconds; the next replay uses these."""
-    engine = stages.engine
-    for _ in range(_FIT_ROUNDS):
-        rows, weights = [], []
-        for run in runs:
-            for row in run.rows:
-                found = list(_replayed(run, row, replace(stages, engine=engine)))
-                rows += found
-                weights += [1.0, *[1 / math.sqrt(max(1, len(found) - 1))] * (len(found) - 1)]
-        iteration_s, sequence_s, prompt_token_s = _fit(rows, _PRIOR_ENGINE, weights)
-        engine = replace(
-            engine, iteration_s=max(iteration_s, 1e-9), sequence_s=sequence_s, prompt_token_s=prompt_token_s
-        )
-    return engine
-
-
-def _replayed(
-    run: MeasuredRun, row: Mapping[str, Any], stages: StageTimes
-) -> Iterator[tuple[tuple[float, ...], float]]:
-    """What the engine did for the whole collection, and for each response where all were kept, with its seconds."""
-    whole = run.whole_steps.get(row["step"])
-    own = SimulatedRun(run.plan, stages, Workload(groups=run.groups), seed=row["step"])
-    asked = own.play(whole or own.draw(row["step"], run.plan.groups_per_step))
-    _, last = max(asked, key=lambda item: item[1].ended_s)
-    yield _features(last, stages.engine, since=NOTHING, begun_s=0.0), row["time/collect_s"]
-    for turn, request in asked if whole else ():
-        yield _features(request, stages.engine, since=request.arrived, begun_s=request.asked_s), turn.answer_s
-
-
-def _features(request: Request, engine: EngineTimes, *, since: Counts, begun_s: float) -> tuple[float, ...]:
-    """Iterations, sampled and prompt tokens, stretched by what the engine did not work, or worked slowly, meanwhile."""
-    counted = [after - before for after, before in zip(request.ended, since, strict=True)]
-    seconds = (engine.iteration_s, engine.sequence_s, engine.prompt_token_s)
-    worked_s = sum(count * each_s for count, each_s in zip(counted, seconds, strict=True))
-    stretch = (request.ended_s - begun_s) / worked_s
-    return tuple(count * stretch for count in counted)
-
-
-def _usable(plan: Plan) -> float:
-    """Cores that one process can keep busy; 1 where they do not matter."""
-    return plan.cores if math.isfinite(plan.cores) else 1.0
-
-
-def _fit(
-    rows: Sequence[tuple[tuple[float, ...], float]], prior: Sequence[float], weights: Sequence[float] | None = None
-) -> tuple[float, ...]:
-    """Coefficients of at least 0, by errors relative to what is expected, so that sums come out right.
+def _fit(rows: Sequence[tuple[Sequence[float], float]], prior: Sequence[float]) -> tuple[float, ...]:
+    """Return coefficients of at least 0 that minimize relative errors.
 
     Args:
-        rows: What was counted, and the seconds it took.
-        prior: Each one's share of the seconds, where the rows do not tell. It weighs as much as the rows scatter.
-        weights: Of the rows; None: alike.
+        rows: Features, and the seconds that they took.
+        prior: Fraction of the seconds per feature. Its weight grows with the scatter of the rows.
     """
     from scipy.optimize import nnls
 
-    x = np.array([row[0] for row in rows], dtype=float)
-    y = np.array([row[1] for row in rows], dtype=float)
-    weighed = np.ones(len(y)) if weights is None else np.asarray(weights)
+    x = np.array([features for features, _ in rows], dtype=float)
+    y = np.array([seconds for _, seconds in rows], dtype=float)
     size, mean_s = np.maximum(x.mean(axis=0), 1e-12), max(float(y.mean()), 1e-9)
     shares = mean_s * np.asarray(prior)
-    found = shares
-    # Iteratively reweighted: an error counts relative to the prediction of the pass before. The prior is a row more for
-    # each coefficient: min |w (X b - y) / e|^2 + (s / mean y)^2 |b - b_0|^2, b >= 0, where s is how the rows scatter.
+    solution = shares
+    # Iteratively reweighted: an error counts relative to the previous pass. The prior adds one row per coefficient:
+    # min |(X b - y) / e|^2 + (s / mean y)^2 |b - b_0|^2, b >= 0, where s is the scatter of the rows.
     for _ in range(_PASSES):
-        predicted = (x / size) @ found
+        predicted = (x / size) @ solution
         expected = np.maximum(predicted, 0.02 * mean_s)
-        scatter = math.sqrt(float(np.average(((y - predicted) / expected) ** 2, weights=weighed**2)))
-        scale, believed = weighed / expected, max(scatter, 1e-4) / _PRIOR_SPREAD / mean_s
-        a = np.vstack([(x / size) * scale[:, None], believed * np.eye(x.shape[1])])
-        found, _ = nnls(a, np.concatenate([y * scale, believed * shares]))
-    return tuple((found / size).tolist())
+        scatter = math.sqrt(float(np.mean(((y - predicted) / expected) ** 2)))
+        weight = max(scatter, 1e-4) / mean_s
+        a = np.vstack([(x / size) / expected[:, None], weight * np.eye(x.shape[1])])
+        solution, _ = nnls(a, np.concatenate([y / expected, weight * shares]))
+    return tuple((solution / size).tolist())

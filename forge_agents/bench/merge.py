@@ -1,0 +1,212 @@
+"""Merging of benchmark reports: one report of comparable ones, and a page with a table per suite."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+from forge_agents.bench.plan import seeds_of
+from forge_agents.bench.records import Record
+from forge_agents.bench.report import COMPARED_SETTINGS, Report, ReportError
+from forge_agents.bench.sections import cost, count, departures, incomplete, player_type, swapped
+from forge_agents.bench.summary import overall
+from forge_agents.bench.tables import Document, Section, interval
+
+_WITHOUT_OPPONENTS = ("single", "cooperative")
+
+
+def leaderboard(*reports: Report | str | os.PathLike[str]) -> Report:
+    """Merge the players of several reports into one report.
+
+    Comparable reports share the suite, environments with arguments and code, seeds, samples, swapping of agents and
+    version of this package. In games between players a result depends on the opponents. There, all reports must share a
+    player, and only games with a shared player, or of a player with itself, count.
+
+    Args:
+        reports: Reports, or files that `Report.save` wrote.
+
+    Raises:
+        ReportError: A file is no complete report; reports differ in one of the above (each difference is named); two
+            different players have one name; or the reports share no player where they must.
+    """
+    if not reports:
+        raise ReportError("no reports were given; name one or more files that report.save(...) wrote")
+    named: dict[str, Report] = {}
+    for number, report in enumerate(reports, 1):
+        label = f"report {number}" if isinstance(report, Report) else Path(report).name
+        label = str(report) if label in named else label
+        label = f"{label} ({number})" if label in named else label
+        named[label] = report if isinstance(report, Report) else Report.load(report)
+    for first, second in itertools.combinations(named.items(), 2):
+        _check_comparable(*first, *second)
+    return _merged(named) if len(named) > 1 else next(iter(named.values()))
+
+
+def board(*reports: Report | str | os.PathLike[str]) -> Document:
+    """Return a page with a table per suite: success, number of episodes, code, tokens and cost of each player.
+
+    Reports of one suite are merged as by `leaderboard`. Reports that cannot be merged have separate tables.
+
+    Args:
+        reports: Reports of any suites, or files that `Report.save` wrote.
+
+    Raises:
+        ReportError: A file is no complete report.
+    """
+    by_suite: dict[str, list[tuple[list[Report], Report]]] = {}  # reports of each table, and their merged report
+    refusals = []
+    for item in reports:
+        report = item if isinstance(item, Report) else Report.load(item)
+        suite, reason = report.settings["suite"], ""
+        merged_tables = by_suite.setdefault(suite, [])
+        for index, (group, _) in enumerate(merged_tables):
+            try:
+                merged_tables[index] = [*group, report], leaderboard(*group, report)
+                break
+            except ReportError as error:
+                reason = reason or f"{suite} has several tables: {error}"
+        else:
+            merged_tables.append(([report], report))
+            refusals += [reason] if reason else []
+    merged = {
+        f"{suite} ({number})" if number > 1 else suite: report
+        for suite in sorted(by_suite)
+        for number, (_, report) in enumerate(by_suite[suite], 1)
+    }
+    return Document(
+        title="Leaderboard",
+        headline=f"{count(len(by_suite), 'suite')}. Success is the mean over a suite's environments, with 95 % "
+        "intervals over seeds. In competitive games a player meets the other players of the table"
+        + (". Tables of one suite cannot be compared" if len(merged) > len(by_suite) else ""),
+        warnings=refusals + [f"{title}: {text}" for title, report in merged.items() for text in incomplete(report)],
+        bars={},
+        sections=[_standings(title, report) for title, report in merged.items()],
+        facts=[
+            "This page: forge-agents bench merge REPORT.json ... --suites PAGE",
+            "A report's tables of every environment: forge-agents bench merge REPORT.json --html PAGE",
+        ],
+    )
+
+
+def _standings(title: str, report: Report) -> Section:
+    """Return the players of a suite, the most successful first."""
+    success = overall(report.records, report.environments, tuple(report.players))
+    episodes = Counter(player for record in report.records for player in set(record.lineup.values()))
+    rows = []
+    for name in sorted(success, key=lambda name: (math.isnan(success[name].value), -success[name].value)):
+        facts, spent = report.players[name], report.spent[name]
+        tokens = f"{spent.prompt_tokens:,}", f"{spent.tokens:,}"
+        results = interval(success[name]), str(episodes[name]), *tokens, cost(facts, spent.cost)
+        rows.append((name, player_type(facts), facts["fingerprint"], *results))
+    settings, provenance = report.settings, report.provenance
+    heads = ("player", "type", "fingerprint", "success", "episodes", "prompt tokens", "sampled tokens", "cost")
+    return Section(
+        title=title,
+        heads=heads,
+        rows=tuple(rows),
+        names=3,
+        note=f"{count(settings['episodes'], 'seed')} from seed {settings['seed']}, "
+        f"{count(settings['samples'], 'sample')}, {swapped(settings)}{departures(report)}. forge-agents-rl "
+        f"{provenance['packages'].get('forge-agents-rl', 'unknown')}, commit {provenance.get('commit') or 'unknown'}, "
+        f"{str(report.timing.get('date', 'unknown date'))[:10]}.",
+    )
+
+
+def _conditions(report: Report) -> dict[str, Any]:
+    """Return what comparable reports share, by a name to show."""
+    conditions = {name: report.settings[name] for name in COMPARED_SETTINGS}
+    conditions["partners"] = report.settings.get("partners", [])
+    conditions |= {f"{env.id} {name}": value for env in report.environments for name, value in asdict(env).items()}
+    conditions["version of forge-agents-rl"] = report.provenance["packages"].get("forge-agents-rl", "unknown")
+    return conditions
+
+
+def _check_comparable(one: str, first: Report, two: str, second: Report) -> None:
+    mine, other = _conditions(first), _conditions(second)
+    gaps = [
+        f"{name}: {mine[name]} in {one}, {other[name]} in {two}"
+        for name in mine
+        if name in other and mine[name] != other[name]
+    ]
+    for label, report in ((one, first), (two, second)):
+        settings = report.settings["seed"], report.settings["episodes"]
+        seeds = {env.id: set(seeds_of(*settings, env.id)) for env in report.environments}
+        unknown = sorted({record.env for record in report.records if record.seed not in seeds.get(record.env, ())})
+        gaps += [f"seeds of {id_}: {label} has other seeds than this version draws; play it again" for id_ in unknown]
+    ids, others = ({env.id for env in report.environments} for report in (first, second))
+    gaps += [f"{id_}: only in {one if id_ in ids else two}" for id_ in sorted(ids ^ others)]
+    gaps += [
+        f"player {name!r}: fingerprint {facts['fingerprint']} in {one}, {second.players[name]['fingerprint']} in {two}"
+        " (give different players different names)"
+        for name, facts in first.players.items()
+        if name in second.players and second.players[name]["fingerprint"] != facts["fingerprint"]
+    ]
+    if gaps:
+        raise ReportError("the reports cannot be compared; they differ in\n  " + "\n  ".join(gaps))
+
+
+def _merged(named: Mapping[str, Report]) -> Report:
+    reports = list(named.values())
+    first = reports[0]
+    common = {name for name in first.players if all(name in report.players for report in reports)}
+    competitive = [env.id for env in first.environments if env.kind not in _WITHOUT_OPPONENTS]
+    different = any(set(report.players) != set(first.players) for report in reports)
+    if competitive and different and not common:
+        raise ReportError(
+            f"the reports share no player, and in {', '.join(competitive)} results depend on opponents; benchmark "
+            'one player, such as "random", in all of them'
+        )
+    records: dict[str, Record] = {}
+    for report in reports:
+        for record in report.records:
+            names = set(record.lineup.values())
+            if record.env not in competitive or not different or len(names) == 1 or names & common:
+                records.setdefault(record.key, record)
+    players = {name: facts for report in reports for name, facts in report.players.items()}
+    samples = [number for report in reports if (number := _samples(report))]
+    return replace(
+        first,
+        settings={**first.settings, "exploitability_samples": min(samples, default=0)},
+        players=players,
+        provenance=_merged_provenance(reports),
+        records=tuple(records.values()),
+        planned=len(records) + sum(report.missing for report in reports),
+        stopped="; ".join(f"{label}: {report.stopped}" for label, report in named.items() if report.stopped),
+        exploitability=_merged_exploitability(reports, tuple(players)),
+        timing={"date": max(str(report.timing.get("date", "")) for report in reports), "reports": len(reports)},
+    )
+
+
+def _merged_provenance(reports: Sequence[Report]) -> dict[str, Any]:
+    def joined(values: Iterable[str]) -> str:
+        return " and ".join(sorted(set(values)))
+
+    versions = [report.provenance for report in reports]
+    packages = {
+        name: joined(str(p["packages"][name]) for p in versions if name in p["packages"])
+        for name in sorted({name for p in versions for name in p["packages"]})
+    }
+    return {
+        "python": joined(str(p["python"]) for p in versions),
+        "packages": packages,
+        "commit": joined(str(p.get("commit") or "unknown") for p in versions),
+    }
+
+
+def _merged_exploitability(reports: Sequence[Report], players: Sequence[str]) -> dict[str, dict[str, float]]:
+    """Return the exploitability of each player from the report with the most samples."""
+    merged: dict[str, dict[str, float]] = {}
+    for report in sorted(reports, key=_samples):
+        for env, values in report.exploitability.items():
+            merged.setdefault(env, {}).update(values)
+    return {env: {name: values[name] for name in players if name in values} for env, values in merged.items()}
+
+
+def _samples(report: Report) -> int:
+    return int(report.settings.get("exploitability_samples", 0))

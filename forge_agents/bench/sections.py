@@ -1,0 +1,355 @@
+"""Sections of a benchmark report: tables, warnings and notes as text."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from forge_agents.bench.plan import TEAMS
+from forge_agents.bench.records import priced
+from forge_agents.bench.statistics import CONFIDENCE, POWER, detectable_difference, smallest_p
+from forge_agents.bench.summary import Pair, partners_of
+from forge_agents.bench.tables import Document, Section, interval, number
+
+if TYPE_CHECKING:
+    from forge_agents.bench.report import Report
+
+
+def document(report: Report, *, brief: bool) -> Document:
+    """Return all that a report shows; `brief` fits a terminal."""
+    from forge_agents.bench.report import public_arguments
+
+    settings = report.settings
+    headline = (
+        f"{settings['suite']}: {count(report.environments, 'environment')}, {count(settings['episodes'], 'seed')} "
+        f"(seed {settings['seed']}), {count(settings['samples'], 'sample')}, {swapped(settings)}, "
+        f"{count(report.records, 'episode')}{departures(report)}"
+    )
+    shown = [_players(report), *_environments(report, brief), _passes(report), *_differences(report)]
+    shown += [_teamwork(report), *_meetings(report, brief), *_exploitability(report), _spent(report)]
+    packages = ", ".join(f"{name} {version}" for name, version in report.provenance["packages"].items())
+    commit = report.provenance.get("commit")
+    facts = [f"Python {report.provenance['python']}; {packages}{f'; commit {commit}' if commit else ''}"]
+    facts += [f"played {report.timing.get('date', 'at an unknown time')}"]
+    for name, player in report.players.items():
+        for agent, policy in {"": player, **player.get("agents", {})}.items():
+            details = ", ".join(f"{key} {value}" for key, value in policy.items() if key != "agents")
+            facts.append(f"player {name}{f', agent {agent}' if agent else ''}: {details}")
+    for env in report.environments:
+        facts.append(f"environment {env.id}: code {env.code}, arguments {public_arguments(env.kwargs)}")
+    return Document(
+        title=f"Benchmark: {settings['suite']}",
+        headline=headline,
+        warnings=_warnings(report),
+        bars=report.summary.overall,
+        sections=[section for section in shown if section.rows],
+        facts=facts,
+    )
+
+
+def count(items: int | Sequence[Any], unit: str) -> str:
+    """Return a number with its unit."""
+    total = items if isinstance(items, int) else len(items)
+    return f"{total} {unit}{'s' * (total != 1)}"
+
+
+def swapped(settings: Mapping[str, Any]) -> str:
+    """Return whether players exchanged their agents."""
+    return "agents swapped" if settings["swap_seats"] else "agents not swapped"
+
+
+def departures(report: Report) -> str:
+    """Return where the settings differ from the suite's; empty if they do not."""
+    defaults = report.settings.get("suite_defaults") or {}
+    values = {name: str(report.settings[name]) for name in defaults if name in report.settings}
+    gaps = [
+        f"{name} {value} instead of {defaults[name]}" for name, value in values.items() if value != str(defaults[name])
+    ]
+    lengths: dict[int, list[str]] = {}
+    for name, facts in report.players.items():
+        for policy in facts.get("agents", {"": facts}).values():
+            if "sampling" in policy and "max_tokens" in defaults:
+                lengths.setdefault(policy["sampling"]["max_tokens"], []).append(name)
+    gaps += [
+        f"max_tokens {value} instead of {defaults['max_tokens']} for {', '.join(dict.fromkeys(names))}"
+        for value, names in lengths.items()
+        if value != defaults["max_tokens"]
+    ]
+    return f". Differs from the suite: {'; '.join(gaps)}" if gaps else ""
+
+
+def player_type(facts: Mapping[str, Any]) -> str:
+    """Return a player's type, and its model or function; of a team those of each agent."""
+    if agents := facts.get("agents"):
+        return f"{facts['type']}: " + "; ".join(f"{agent} {player_type(policy)}" for agent, policy in agents.items())
+    return " ".join(str(facts[key]) for key in ("type", "model", "function") if key in facts)
+
+
+# ---- warnings
+
+
+def incomplete(report: Report) -> list[str]:
+    """Return warnings about missing and failed episodes."""
+    warnings = []
+    if report.missing:
+        reason = f": {report.stopped}" if report.stopped else ""
+        warnings.append(f"INCOMPLETE: {report.missing} of {report.planned} episodes were not played{reason}")
+    failed = [record for record in report.records if record.error]
+    if failed:
+        warnings.append(f"{len(failed)} episodes failed and are not counted; the first: {failed[0].error}")
+    return warnings
+
+
+def _warnings(report: Report) -> list[str]:
+    warnings, summary = incomplete(report), report.summary
+    competitive = [env.id for env in report.environments if env.kind in ("competitive", "mixed")]
+    if competitive and len(report.players) > 1 and not report.settings["swap_seats"]:
+        warnings.append(
+            f"AGENTS ARE NOT SWAPPED in {', '.join(competitive)}: differences between players may be differences "
+            "between their agents, so these games give no ratings"
+        )
+    if summary.undefined:
+        warnings.append(
+            f"NO SUCCESS IS DEFINED in {', '.join(summary.undefined)}: compare rewards there. An environment defines "
+            "success by info['success'] or info['outcome'] at its end, or by max_reward; a competitive game also by "
+            "wins and losses"
+        )
+    if unpaid := _unpaid(report):
+        warnings.append(
+            f"EVERY REWARD IS 0 in {', '.join(unpaid)}: no player solved anything there, or the environment pays "
+            "nothing, such as a program without reward= whose result is no number"
+        )
+    warnings += _unmet(report)
+    for scope, pairs in (("Over all environments", summary.overall_pairs), ("In single environments", summary.pairs)):
+        if (power := _power(pairs)).startswith("NO PAIR"):
+            warnings.append(f"{scope}: {power}")
+    return warnings
+
+
+def _unpaid(report: Report) -> list[str]:
+    """Return environments without any reward or success."""
+    played = {record.env for record in report.records if record.seats}
+    paid = {
+        record.env
+        for record in report.records
+        if any(result.reward or result.success is not None for result in record.seats.values())
+    }
+    return [env.id for env in report.environments if env.id in played - paid]
+
+
+def _unmet(report: Report) -> Iterator[str]:
+    """Yield warnings about partners that a player was not measured with."""
+    if len(report.players) < 2:
+        return
+    teams = [env.id for env in report.environments if env.kind in TEAMS]
+    if teams and not report.settings["swap_seats"]:
+        yield (
+            f"AGENTS ARE NOT SWAPPED in {', '.join(teams)}: the player that is named first has the first agent, so no "
+            "player is measured with partners; set swap_seats=True"
+        )
+        return
+    rows = {(row.env, row.player): row.partners for row in report.summary.teamwork}
+    partners, players = report.settings.get("partners", ()), tuple(report.players)
+    for env in teams:
+        gaps = []
+        for player in players:
+            lost = [name for name in partners_of(player, players, partners) if name not in rows.get((env, player), ())]
+            gaps += [f"{player} with {', '.join(lost)}"] if lost else []
+        if gaps:
+            yield f"WITH PARTNERS in {env}, no common seed is complete, so this is left out: {'; '.join(gaps)}"
+
+
+def _power(pairs: Sequence[Pair]) -> str:
+    """Return which difference the seeds can show."""
+    if not pairs:
+        return ""
+    seeds, alpha = max(pair.reward.n for pair in pairs), 1 - CONFIDENCE
+    least = smallest_p(seeds) * len(pairs)
+    if least > alpha:
+        enough = next((n for n in range(2, 64) if smallest_p(n) * len(pairs) <= alpha), None)
+        advice = f"{enough} would suffice" if enough else "compare fewer players or environments"
+        return (
+            f"NO PAIR CAN DIFFER: with {seeds} seeds none of {len(pairs)} can have an adjusted p below "
+            f"{min(1.0, least):.2g}; {advice}"
+        )
+    return (
+        f"With {seeds} seeds a difference is detected in {POWER:.0%} of cases if it is at least "
+        f"{detectable_difference(seeds, len(pairs)):.2g} standard deviations of a seed's difference"
+    )
+
+
+# ---- tables
+
+
+def _players(report: Report) -> Section:
+    rows = []
+    for name, facts in report.players.items():
+        strength = games = "\N{EN DASH}"
+        if rating := report.summary.ratings.get(name):
+            ends = "" if math.isnan(rating.low) else f" [{rating.low:.0f}, {rating.high:.0f}]"
+            strength, games = f"{rating.value:.0f}{ends}", str(rating.games)
+        rows.append((name, player_type(facts), interval(report.summary.overall[name]), strength, games))
+    return Section(
+        title="Players",
+        heads=("player", "type", "success", "rating", "games"),
+        rows=tuple(rows),
+        names=2,
+        note="Success is the mean over the environments that define it, with each seed of each as a unit. "
+        "An opponent's forfeit is no success. Ratings (Bradley-Terry, mean 1000, 400 points are odds of ten to one) "
+        "come from games that are won or lost, with a draw added to each pair. A game is a deal in all its line-ups; "
+        "the player with the higher total reward wins it. Deals with a forfeit are left out.",
+    )
+
+
+def _environments(report: Report, brief: bool) -> list[Section]:
+    """Return one table, or in brief one per environment with fewer intervals."""
+    heads = ("player", "reward", "success", "invalid", "forfeit", "cut off", "turns", "tokens", "n")
+    rows: dict[str, list[tuple[str, ...]]] = {}
+    for cell in report.summary.cells:
+        digits, rates = 2 if brief else 3, (cell.invalid, cell.forfeit, cell.cut_off)
+        row = (
+            cell.player,
+            interval(cell.reward, digits=digits),
+            interval(cell.success, digits=digits),
+            *(number(rate.value, 2) if brief else interval(rate) for rate in rates),
+            interval(cell.decisions, digits=1),
+            interval(cell.tokens, digits=1),
+            f"{cell.episodes}+{cell.failed}" if cell.failed else str(cell.episodes),
+        )
+        rows.setdefault(cell.env, []).append(row)
+    if brief:
+        return [Section(title=env, heads=heads, rows=tuple(group), names=1) for env, group in rows.items()]
+    table = Section(
+        title="Environments",
+        heads=("environment", *heads),
+        rows=tuple((env, *row) for env, group in rows.items() for row in group),
+        names=2,
+        note="With 95 % intervals over seeds: rewards, turns and tokens by BCa bootstrap, rates by Wilson. Invalid and "
+        "cut off are rates of decisions; success and forfeit are rates of agents; turns and tokens are per agent and "
+        "episode; n counts episodes, and after a plus the failed ones. Players are alone in games of one agent or one "
+        "goal, and otherwise play against the other players.",
+    )
+    return [table]
+
+
+def _passes(report: Report) -> Section:
+    rows = [(c.env, c.player, str(k), interval(v)) for c in report.summary.cells for k, v in c.pass_at_k.items()]
+    return Section(title="pass@k", heads=("environment", "player", "k", "pass@k"), rows=tuple(rows), names=2)
+
+
+def _differences(report: Report) -> Iterator[Section]:
+    overall = "Differences over all environments", ("player", "minus", "success"), "environments and seeds"
+    single = "Differences on the same seeds", ("environment", "player", "minus", "reward"), "seeds"
+    for (title, heads, units), pairs in ((overall, report.summary.overall_pairs), (single, report.summary.pairs)):
+        names = [(pair.env, pair.first, pair.second)[4 - len(heads) :] for pair in pairs]
+        values = [(interval(p.reward, sign=True), number(p.p_value, 4), number(p.p_adjusted, 4)) for p in pairs]
+        yield Section(
+            title=title,
+            heads=(*heads, "p", "adjusted"),
+            rows=tuple((*name, *value) for name, value in zip(names, values, strict=True)),
+            names=len(heads) - 1,
+            note=f"p: sign flips over {units}, two-sided; adjusted by Holm over the table. {_power(pairs)}.",
+        )
+
+
+def _teamwork(report: Report) -> Section:
+    rows = [
+        (
+            *(row.env, row.player, str(len(row.partners))),
+            *(interval(row.alone), interval(row.crossed), interval(row.gap, sign=True)),
+            *(number(row.p_value, 4), number(row.p_adjusted, 4), interval(row.share)),
+        )
+        for row in report.summary.teamwork
+    ]
+    partners = ", ".join(report.settings.get("partners", ()))
+    return Section(
+        title="With partners",
+        heads=("environment", "player", "partners", "with itself", "with partners", "gap", "p", "adjusted", "share"),
+        rows=tuple(rows),
+        names=2,
+        note="Rewards of the player's agents, and of one agent at a time with partners. "
+        f"Partners: {partners or 'all other players'}, with equal weights. Gap: with itself minus with partners, on "
+        "the same seeds; p as for differences. Share: with partners, divided by what the partners earn with themselves "
+        "(ad-hoc teamwork); empty if that may be 0.",
+    )
+
+
+def _meetings(report: Report, brief: bool) -> Iterator[Section]:
+    """Yield the cross-play matrix of each environment, and unless `brief` by agent as well."""
+    names = tuple(report.players)
+    for env in report.environments:
+        meetings = {(m.player, m.other): m for m in report.summary.meetings if m.env == env.id}
+        if len(names) < 2 or not meetings:
+            continue
+        heads = tuple(f"with {name}" for name in names)
+        yield Section(
+            title=f"Cross-play in {env.id}",
+            heads=("reward of", *heads),
+            rows=tuple(
+                (a, *(interval(meetings[a, b].reward) if (a, b) in meetings else "" for b in names)) for a in names
+            ),
+            names=1,
+            note="Mean reward of the row's player with the column's player; on the diagonal with itself.",
+        )
+        if brief:
+            continue
+        rewards = {(m.player, m.other, agent): interval(r) for m in meetings.values() for agent, r in m.seats.items()}
+        yield Section(
+            title=f"Cross-play in {env.id}, by agent",
+            heads=("reward of", "as agent", *heads),
+            rows=tuple(
+                (a, agent, *(rewards.get((a, b, agent), "") for b in names)) for a in names for agent in env.seats
+            ),
+            names=2,
+            note="Reward of the row's player as that agent; the column's player has all other sides.",
+        )
+
+
+def _exploitability(report: Report) -> Iterator[Section]:
+    measured = report.exploitability
+    note = "Mean over both agents, 0 at an equilibrium. Exact for random and scripted players."
+    if samples := report.settings.get("exploitability_samples", 0):
+        note += (
+            f" For models computed from at least {samples} answers per information set, without illegal ones; it is "
+            "slightly overestimated, because the best opponent also exploits the noise. Exact for models with "
+            "constrained actions."
+        )
+    yield Section(
+        title="Exploitability",
+        heads=("environment", "player", "reward of the best opponent"),
+        rows=tuple((env, name, number(value, 6)) for env, row in measured.items() for name, value in row.items()),
+        names=2,
+        note=note,
+    )
+    bounds = [bound for bound in report.summary.bounds if bound.player not in measured.get(bound.env, {})]
+    yield Section(
+        title="Exploitability, lower bounds",
+        heads=("environment", "player", "best opponent here", "its reward"),
+        rows=tuple((bound.env, bound.player, bound.opponent, interval(bound.reward)) for bound in bounds),
+        names=3,
+        note="The best possible opponent earns at least as much as the best opponent here, over both agents and up to "
+        "chance. The reward is slightly overestimated, because the opponent was selected. A player that loses to no "
+        "player here may still be exploitable.",
+    )
+
+
+def _spent(report: Report) -> Section:
+    rows = [
+        (name, f"{s.prompt_tokens:,}", f"{s.tokens:,}", cost(report.players[name], s.cost))
+        for name, s in report.spent.items()
+        if s.prompt_tokens or s.tokens
+    ]
+    return Section(
+        title="Spent",
+        heads=("player", "prompt tokens", "sampled tokens", "cost"),
+        rows=tuple(rows),
+        names=1,
+        note="In the successful episodes of this report, including those of earlier calls. Cost is in the unit of the "
+        "prices.",
+    )
+
+
+def cost(facts: Mapping[str, Any], value: float) -> str:
+    """Return the cost of a player; a dash if it has no price."""
+    return number(value if priced(facts) else math.nan, 4)
