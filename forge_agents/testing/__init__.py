@@ -1,7 +1,7 @@
-"""For tests of plugins: whether environments keep the contract and levels their order; a tiny model to run all on.
+"""Helpers for tests of plugins.
 
-In: environments; folders. Out: `check_env` and its report; `check_levels`; `tiny_model`. Waits for the environments.
-Start at `forge_agents.envs.conformance.check`, which does the asking.
+`check_env` tests the contract of an environment, `check_levels` the order of its levels, and `tiny_model` writes a tiny
+model.
 """
 
 from forge_agents.envs.conformance.check import ConformanceError, ConformanceReport, Finding, check_env

@@ -1,7 +1,4 @@
-"""The smallest actor.
-
-In: a call. Out: the id of its process. Waits for nothing.
-"""
+"""The smallest actor, for tests of the installation."""
 
 from __future__ import annotations
 
@@ -11,9 +8,9 @@ from forge_agents.runtime._monarch import Actor, endpoint
 
 
 class Echo(Actor):
-    """Says which process it lives in."""
+    """Returns the id of its process."""
 
     @endpoint
     async def pid(self) -> int:
-        """The process's id."""
+        """Return the process id."""
         return os.getpid()

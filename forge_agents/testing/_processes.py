@@ -1,4 +1,4 @@
-"""What tests ask about other processes, any of which may end at any moment, and a port for one of them."""
+"""Helpers for tests that observe other processes, which may end at any moment."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import psutil
 
 
 def runs(pid: int) -> bool:
-    """Whether a process runs; a zombie does not."""
+    """Return whether a process runs. A zombie does not."""
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
@@ -23,13 +23,13 @@ def runs(pid: int) -> bool:
 
 
 def ended_within(pids: Iterable[int], seconds: float) -> bool:
-    """Whether none of the processes runs any more, at the latest after so many seconds."""
-    left = list(pids)
-    return holds_within(seconds, lambda: not any(map(runs, left)))
+    """Return whether all processes end within so many seconds."""
+    remaining = list(pids)
+    return holds_within(seconds, lambda: not any(map(runs, remaining)))
 
 
 def holds_within(seconds: float, condition: Callable[[], object]) -> bool:
-    """Whether a condition comes to hold in so many seconds; it is looked at at least twice."""
+    """Return whether a condition becomes true within so many seconds. It is checked at least twice."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
@@ -39,7 +39,7 @@ def holds_within(seconds: float, condition: Callable[[], object]) -> bool:
 
 
 def command_of(pid: int) -> str:
-    """The command line of a process; empty if it has ended, is a zombie or belongs to another user."""
+    """Return the command line of a process; empty if it ended, is a zombie or belongs to another user."""
     try:
         return " ".join(psutil.Process(pid).cmdline())
     except (psutil.Error, OSError):
@@ -47,12 +47,12 @@ def command_of(pid: int) -> str:
 
 
 def with_command(part: str) -> list[int]:
-    """The processes of this machine whose command line has a text in it."""
+    """Return the processes of this machine whose command line contains a text."""
     return [pid for pid in psutil.pids() if part in command_of(pid)]
 
 
 def parent_of(pid: int) -> int:
-    """The id of a process's parent; 0 if it has ended."""
+    """Return the id of a process's parent; 0 if it ended."""
     try:
         return int(psutil.Process(pid).ppid())
     except psutil.NoSuchProcess:
@@ -60,7 +60,7 @@ def parent_of(pid: int) -> int:
 
 
 def children_of(pid: int) -> list[int]:
-    """The ids of a process's own children; none if it has ended."""
+    """Return the ids of a process's direct children; empty if it ended."""
     try:
         return [child.pid for child in psutil.Process(pid).children()]
     except psutil.NoSuchProcess:
@@ -68,9 +68,9 @@ def children_of(pid: int) -> list[int]:
 
 
 def allocated_bytes() -> int:
-    """The bytes that this process has allocated with glibc's malloc and not freed, in all threads.
+    """Return the bytes that all threads of this process allocated with glibc's malloc and did not free.
 
-    Unlike the memory of the process, it does not depend on what the allocator keeps of freed blocks.
+    Unlike the memory of the process, this does not include freed blocks that the allocator keeps.
     """
     libc = ctypes.CDLL(None)
     libc.fopen.restype = ctypes.c_void_p
@@ -79,19 +79,18 @@ def allocated_bytes() -> int:
         libc.malloc_info(0, file)
         libc.fclose(file)
         root = ET.parse(written.name).getroot()  # noqa: S314  # libc's
-    size = {(one.tag, one.get("type")): int(one.get("size", 0)) for one in root if one.tag != "heap"}
+    size = {(node.tag, node.get("type")): int(node.get("size", 0)) for node in root if node.tag != "heap"}
     free = size["total", "fast"] + size["total", "rest"]
     return size["system", "current"] - free + size["total", "mmap"]
 
 
 def free_port() -> int:
-    """A port of this host on which nothing listens.
+    """Return a port of this host on which no process listens.
 
-    It lies below the ports that Linux gives to connections and to servers that name none, so no other program is given
-    it before the caller's process listens there.
+    It is below the range from which Linux assigns ports, so no other program gets it before the caller listens there.
 
     Raises:
-        RuntimeError: None of many is free.
+        RuntimeError: None of 200 ports is free.
     """
     for port in random.SystemRandom().sample(range(20_000, 32_000), 200):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):

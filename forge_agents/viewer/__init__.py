@@ -1,12 +1,8 @@
-"""Look at runs in a browser: ``forge-agents view RUN``.
+"""Viewer of runs and benchmarks in a browser (``forge-agents view``): a local server or one HTML file.
 
-In: folders that training runs and benchmarks wrote, also while they do. Out: a page on loopback until Ctrl-C
-(`serve_page`), or one HTML file (`save_page`). Waits for the browser's requests and the disk; writes nothing but its
-index, in the cache folder.
-
-Start reading in `runs`: what the page shows of a folder. `index` finds episodes among 100,000, `episodes` says what is
-shown of one, `server` answers the browser, `page` has its files and writes them as one. The page itself is in
-``static/``: ``app.js`` first, then a module for each tab; ``static/vendor/`` holds the one library, with its licence.
+`runs` reads a folder, `index` finds episodes among 100,000, `episodes` prepares one of them, `server` answers the
+browser, and `page` writes a single file. The page is in ``static/``: ``app.js``, a module per tab, and one library in
+``static/vendor/`` with its license. Run folders are never changed; the index is in the cache folder.
 """
 
 from forge_agents.viewer.page import save_page

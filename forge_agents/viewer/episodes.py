@@ -1,8 +1,4 @@
-"""One stored episode: all that the page shows once it is open.
-
-In: a row of ``episodes.jsonl``, of a training run or a benchmark. Out: plain values for JSON. Waits for the disk where
-tokens become text, never for the network.
-"""
+"""A stored episode of a training run or a benchmark as plain values for the page. Needs no network."""
 
 from __future__ import annotations
 
@@ -21,18 +17,19 @@ Decode = Callable[[str, Sequence[int]], "list[str] | None"]
 
 
 def shown_episode(n: int, row: Mapping[str, Any], pieces: Decode) -> dict[str, Any]:
-    """Episode `n` for the page: who sat where, and the turns in the order they happened.
+    """Return episode `n` for the page: agents with their policies, and turns in order.
 
     Args:
-        row: As stored, whatever its version: what is missing is left out.
-        pieces: Texts of the tokens of a policy, as `Pieces.of`.
+        row: Stored row of any version; missing fields are left out.
+        pieces: Function that returns the texts of a policy's tokens, such as `Pieces.of`.
     """
     brief = digest(row)
     names = ("step", "env", "seed", "reward", "trained", "seconds", "end")
     facts = {"n": n, **{name: getattr(brief, name) for name in names}}
     if "trajectories" not in row:
-        seats = [{"agent": agent, "policy": player, **_seat(row, agent)} for agent, player in row["lineup"].items()]
-        return {**facts, "error": {"message": row["error"]} if row.get("error") else None, "agents": seats, "turns": []}
+        results = [{"agent": agent, "policy": name, **_result(row, agent)} for agent, name in row["lineup"].items()]
+        error = {"message": row["error"]} if row.get("error") else None
+        return {**facts, "error": error, "agents": results, "turns": []}
     agents: list[dict[str, Any]] = []
     turns: list[dict[str, Any]] = []
     for agent, trajectory in row["trajectories"].items():
@@ -51,27 +48,27 @@ def shown_episode(n: int, row: Mapping[str, Any], pieces: Decode) -> dict[str, A
     return {**facts, "error": row.get("error"), "agents": agents, "turns": turns}
 
 
-def _seat(row: Mapping[str, Any], agent: str) -> dict[str, Any]:
-    """What a benchmark kept of a seat."""
-    seat = dict(row["seats"].get(agent, {}))
-    return {"reward": number(seat.pop("reward", None)), "facts": {k: v for k, v in seat.items() if k != "player"}}
+def _result(row: Mapping[str, Any], agent: str) -> dict[str, Any]:
+    """Return the benchmark result of an agent."""
+    facts = dict(row["seats"].get(agent, {}))
+    return {"reward": number(facts.pop("reward", None)), "facts": {k: v for k, v in facts.items() if k != "player"}}
 
 
 def _turns(
     row: Mapping[str, Any], agent: str, turns: Sequence[Mapping[str, Any]], pieces: Decode
 ) -> Iterator[dict[str, Any]]:
     advantages = (row.get("advantages") or {}).get(agent) or []
-    called = 0.0
-    calling: set[int] = set()  # turns that made calls
-    for turn, place, advantage in itertools.zip_longest(turns, _places(turns), advantages[: len(turns)]):
+    previous_calls = 0.0
+    with_calls: set[int] = set()
+    for turn, position, advantage in itertools.zip_longest(turns, _positions(turns), advantages[: len(turns)]):
         info, action = turn.get("info") or {}, str(turn.get("action", ""))
-        total = number(info.get("tool_calls")) or 0.0  # of the episode so far
-        calls = _calls(turn, int(total - called))
+        total_calls = number(info.get("tool_calls")) or 0.0  # of the episode so far
+        calls = _calls(turn, int(total_calls - previous_calls))
         yield {
             "agent": agent,
-            **place,
+            **position,
             "observation": str(turn.get("observation", "")),
-            "result": place["after"] in calling,
+            "result": position["after"] in with_calls,
             "reasoning": str(turn.get("reasoning", "")),
             "reasoning_tokens": int(number(turn.get("reasoning_tokens")) or 0),
             "action": action,
@@ -88,49 +85,49 @@ def _turns(
             "seconds": number(turn.get("generate_s")),
             "info": finite(info),
         }
-        called = max(called, total)
-        calling |= {place["index"]} if calls else set()
+        previous_calls = max(previous_calls, total_calls)
+        with_calls |= {position["index"]} if calls else set()
 
 
-def _places(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Where the turns of a seat stand in the tree of its conversations.
+def _positions(turns: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the positions of an agent's turns in the tree of its conversations.
 
     Returns:
-        Of each its ``index``, its ``branch``, ``after``: the index of the turn that it goes on from, None where it
-        begins a conversation, and ``depth``: how often its branch and those before it left another.
+        For each turn ``index``, ``branch``, ``after`` (index of the turn that it continues, None at the start of a
+        conversation) and ``depth`` (number of forks before its branch).
     """
     last: dict[float, int] = {}
     branches: dict[float, float] = {}
     depths: dict[float, int] = {}
-    placed = []
+    positions = []
     for turn in turns:
         index, branch, fork = int(turn["index"]), number(turn.get("branch")) or 0, number(turn.get("forked_from"))
         after = last.get(branch, int(fork) if fork in branches else None)
         if branch not in depths:
             depths[branch] = 0 if after is None else depths[branches[after]] + 1
         last[branch], branches[index] = index, branch
-        placed.append({"index": index, "branch": branch, "after": after, "depth": depths[branch]})
-    return placed
+        positions.append({"index": index, "branch": branch, "after": after, "depth": depths[branch]})
+    return positions
 
 
 def _calls(turn: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
-    """The tool calls that a turn made; none where the environment ran none."""
+    """Return the tool calls of a turn; empty if the environment ran none."""
     if count <= 0:
         return []
-    told: Any = turn.get("tool_calls")
-    if not isinstance(told, list) or not told:  # of an earlier version, or an environment that reads calls by itself
-        told = [asdict(call) for call in parse_tool_calls(str(turn.get("action", "")))]
-    calls = [call for call in told[:count] if isinstance(call, Mapping)]
-    found = [{"name": str(call.get("name", "")), "arguments": finite(call.get("arguments") or {})} for call in calls]
-    return found or [{"name": "", "arguments": {}}]
+    stored: Any = turn.get("tool_calls")
+    if not isinstance(stored, list) or not stored:  # an older version, or an environment that parses calls itself
+        stored = [asdict(call) for call in parse_tool_calls(str(turn.get("action", "")))]
+    calls = [call for call in stored[:count] if isinstance(call, Mapping)]
+    shown = [{"name": str(call.get("name", "")), "arguments": finite(call.get("arguments") or {})} for call in calls]
+    return shown or [{"name": "", "arguments": {}}]
 
 
 class Pieces:
-    """The text of single tokens, as the tokenizers of a run's policies write them.
+    """Texts of single tokens, by the tokenizers of a run's policies.
 
     Args:
-        folder: The run's folder; its exported models come first.
-        models: Model by policy, as the run's settings name them.
+        folder: Folder of the run. The tokenizers of its exported models take precedence.
+        models: Models of the run's settings, by policy.
     """
 
     def __init__(self, folder: Path, models: Mapping[str, str]) -> None:
@@ -138,10 +135,10 @@ class Pieces:
         self._tokenizer = functools.lru_cache(maxsize=16)(self._load)
 
     def of(self, policy: str, ids: Sequence[int]) -> list[str] | None:
-        """One text per id; None where the tokenizer is not on this machine.
+        """Return one text per token; None if the tokenizer is not on this machine.
 
-        Joined they are the response. A character that several tokens spell stands in the last of them, the others are
-        empty.
+        The joined texts are the response. If several tokens form one character, it belongs to the last of them, and the
+        other texts are empty.
         """
         tokenizer = self._tokenizer(policy)
         if tokenizer is None:
@@ -152,7 +149,7 @@ class Pieces:
         try:
             return [stream.step(tokenizer, token) or "" for token in ids]
         except (OverflowError, TypeError, ValueError):
-            return None  # ids of another tokenizer
+            return None  # tokens of another tokenizer
 
     def _load(self, policy: str) -> Any:
         from tokenizers import Tokenizer
@@ -165,7 +162,7 @@ class Pieces:
         from huggingface_hub.errors import HFValidationError
 
         export, model = self._folder / "export", self._models.get(policy, "")
-        if "/" not in policy and policy not in ("", ".", ".."):  # a stranger's file says what policies are called
+        if "/" not in policy and policy not in ("", ".", ".."):  # names come from a file that may be a stranger's
             yield export / policy / "tokenizer.json"
         if len(self._models) == 1:
             yield export / "tokenizer.json"

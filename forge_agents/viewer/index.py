@@ -1,7 +1,6 @@
-"""An index of stored episodes: a page of a list of 100,000 in milliseconds, while the run goes on writing.
+"""Index of stored episodes: pages of a list of 100,000 in milliseconds, also while a run writes.
 
-In: ``episodes.jsonl``, which grows, and which a resumed run rewrites. Out: pages, counts, single rows. Waits for the
-disk.
+``episodes.jsonl`` grows, and a resumed run rewrites it.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from forge_agents.errors import RunFolderError
 from forge_agents.files import cache_folder
 
 FORMAT = 1
-"""Of the index; raised whenever it holds something else, so that old ones are made anew."""
+"""Version of the index. Raised when its content changes, so that older ones are rebuilt."""
 SORTS = {
     "newest": "n DESC",
     "oldest": "n",
@@ -37,13 +36,13 @@ SORTS = {
     "most tokens": "tokens DESC, n DESC",
     "slowest": "seconds DESC, n DESC",
 }
-"""SQL by the name that a person chooses."""
-MOST_ROWS = 500
-"""Of one page."""
+"""SQL by the name that the page shows."""
+MAX_ROWS = 500
+"""Maximum number of rows of a page."""
 _ALL = "1"
 _APPLICATION = 0x466F7267
-"""What SQLite notes in a database of ours."""
-_KEPT_S = 30 * 24 * 3600.0
+"""SQLite application id of our databases."""
+_MAX_AGE_S = 30 * 24 * 3600.0
 _BATCH_BYTES = 2_000_000
 _SHOWN = [field.name for field in fields(Digest) if field.name != "text"]
 _values = operator.attrgetter(*_SHOWN)
@@ -68,14 +67,14 @@ CREATE VIRTUAL TABLE words USING fts5 (text, content='', tokenize='unicode61');
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Query:
-    """Which episodes, in which order, which part of them."""
+    """Filter, order and range of episodes."""
 
     text: str = ""
-    """Words that all occur, the last as a beginning; words in double quotes must follow each other."""
+    """Words that must all occur, the last one as a prefix. Words in double quotes form a phrase."""
     env: str = ""
-    """Empty: any."""
+    """Environment id. Empty: any."""
     error: str = ""
-    """Empty: any; ``none``; ``any error``; or one as `Digest.error` has it."""
+    """Error as in `Digest.error`, ``none`` or ``any error``. Empty: any."""
     reward_from: float | None = None
     reward_to: float | None = None
     step_from: int | None = None
@@ -88,18 +87,18 @@ class Query:
     def __post_init__(self) -> None:
         if self.sort not in SORTS:
             raise ValueError(f"sort={self.sort!r}; known are {', '.join(SORTS)}")
-        if self.offset < 0 or not 0 <= self.limit <= MOST_ROWS:
-            raise ValueError(f"offset={self.offset}, limit={self.limit}; offset >= 0 and limit 0 to {MOST_ROWS}")
+        if self.offset < 0 or not 0 <= self.limit <= MAX_ROWS:
+            raise ValueError(f"offset={self.offset}, limit={self.limit}; offset >= 0 and limit 0 to {MAX_ROWS}")
 
 
 class EpisodeIndex:
-    """The episodes of one file, found through SQLite.
+    """SQLite index of the episodes in one file.
 
-    The index lies in the cache folder: folders of runs may be a stranger's, and nothing is written there, nor is a
-    database read that lies there. It can be deleted at any time; one that nobody has opened for a month is.
+    The index is in the cache folder: run folders may come from a stranger, so nothing is written there and no database
+    in them is read. It can be deleted at any time, and is deleted if it was not opened for a month.
 
     Args:
-        log: ``episodes.jsonl``; it may be missing so far.
+        log: ``episodes.jsonl``, which may not exist yet.
     """
 
     def __init__(self, log: Path) -> None:
@@ -110,18 +109,18 @@ class EpisodeIndex:
         if self.file.exists():
             os.utime(self.file)
         for file in folder.glob("*.index*"):
-            with contextlib.suppress(OSError):  # another viewer was first
-                if file.stat().st_mtime < time.time() - _KEPT_S:
+            with contextlib.suppress(OSError):  # another viewer deleted it
+                if file.stat().st_mtime < time.time() - _MAX_AGE_S:
                     file.unlink()
         self._writing = threading.Lock()
 
     def update(self, stop: threading.Event | None = None) -> int:
-        """Index what the file has gained, or all of it where it was rewritten. Returns how many episodes it took in.
+        """Index new lines, or the whole file if it was rewritten. Returns the number of indexed episodes.
 
         Args:
-            stop: Ends the work after the batch under way.
+            stop: Ends indexing after the current batch.
         """
-        taken = 0
+        total = 0
         with self._writing, self._opened() as db:
             try:
                 file = self.log.open("rb")
@@ -129,44 +128,44 @@ class EpisodeIndex:
                 return 0
             with file:
                 if not _continues(db, file):
-                    _start_anew(db)
-                while (found := _take_batch(db, file)) is not None:
-                    taken += found
+                    _create_tables(db)
+                while (count := _index_batch(db, file)) is not None:
+                    total += count
                     if stop is not None and stop.is_set():
                         break
-        return taken
+        return total
 
     def status(self) -> dict[str, Any]:
-        """``episodes``, ``bytes`` in the file, ``indexed`` of them, ``problems``: lines that are no episodes."""
+        """Return ``episodes``, ``bytes`` of the file, ``indexed`` bytes, and ``problems`` (unreadable lines)."""
         size = self.log.stat().st_size if self.log.exists() else 0
         with self._opened() as db:
             at, n = db.execute("SELECT at, n FROM state").fetchone()
-            wrong = db.execute("SELECT count(*) FROM problems").fetchone()[0]
+            num_problems = db.execute("SELECT count(*) FROM problems").fetchone()[0]
             first = db.execute("SELECT line, why FROM problems ORDER BY line LIMIT 5").fetchall()
         problems = [f"line {line} of {self.log.name} is left out: {why}" for line, why in first]
-        if wrong > len(first):
-            problems.append(f"... and {wrong - len(first)} more lines")
+        if num_problems > len(first):
+            problems.append(f"... and {num_problems - len(first)} more lines")
         return {"episodes": n, "bytes": size, "indexed": min(at, size), "problems": problems}
 
     def find(self, query: Query) -> dict[str, Any]:
-        """``total`` matches and ``rows``, the part that was asked for."""
+        """Return ``total``, the number of matches, and ``rows``, the requested range."""
         where, values = _conditions(query)
         columns, offset = ", ".join(_SHOWN), query.offset
         with self._opened() as db:
             total = db.execute(f"SELECT count(*) FROM episodes WHERE {where}", values).fetchone()[0]  # noqa: S608
-            if where == _ALL and query.sort in ("newest", "oldest"):  # numbers have no gaps: no row need be passed over
+            if where == _ALL and query.sort in ("newest", "oldest"):  # numbers have no gaps, so no row must be skipped
                 where = f"n <= {total - offset}" if query.sort == "newest" else f"n > {offset}"
                 offset = 0
-            found = db.execute(
-                f"SELECT n, {columns} FROM episodes WHERE {where} "  # noqa: S608  # our own words; values are bound
+            result = db.execute(
+                f"SELECT n, {columns} FROM episodes WHERE {where} "  # noqa: S608  # constants; values are bound
                 f"ORDER BY {SORTS[query.sort]} LIMIT ? OFFSET ?",
                 (*values, query.limit, offset),
             )
-            rows = [dict(zip(("n", *_SHOWN), row, strict=True)) for row in found]
+            rows = [dict(zip(("n", *_SHOWN), row, strict=True)) for row in result]
         return {"total": total, "rows": [{**row, "agents": json.loads(row["agents"])} for row in rows]}
 
     def facets(self) -> dict[str, Any]:
-        """``envs`` and ``errors``: [name, episodes], most first."""
+        """Return ``envs`` and ``errors`` as [name, episodes], the most frequent first."""
         with self._opened() as db:
             envs = db.execute("SELECT env, count(*) c FROM episodes GROUP BY env ORDER BY c DESC, env").fetchall()
             errors = db.execute(
@@ -175,47 +174,47 @@ class EpisodeIndex:
         return {"envs": envs, "errors": errors}
 
     def row(self, n: int) -> dict[str, Any]:
-        """Row `n` as the file has it.
+        """Return row `n` of the file.
 
         Raises:
             KeyError: There is no such episode.
-            RunFolderError: The file has been rewritten since it was indexed.
+            RunFolderError: The file was rewritten after it was indexed.
         """
         with self._opened() as db:
-            place = db.execute("SELECT start, length, crc FROM episodes WHERE n = ?", (n,)).fetchone()
-        if place is None:
+            position = db.execute("SELECT start, length, crc FROM episodes WHERE n = ?", (n,)).fetchone()
+        if position is None:
             raise KeyError(f"there is no episode {n}")
-        start, length, crc = place
+        start, length, crc = position
         with self.log.open("rb") as file:
             file.seek(start)
             line = file.read(length)
         if zlib.crc32(line) != crc:
-            raise RunFolderError(f"{self.log} has been rewritten, as a resumed run does; wait a second and look again")
-        found: dict[str, Any] = json.loads(line)
-        return found
+            raise RunFolderError(f"{self.log} was rewritten, as a resumed run does; reload in a second")
+        row: dict[str, Any] = json.loads(line)
+        return row
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
-        """A connection to an index of this format, in a transaction that is committed at the end."""
+        """Open a connection to an index of this version, in a transaction that is committed at the end."""
         try:
             with closing(self._connection()) as db, db:
                 yield db
         except sqlite3.DatabaseError as cause:
-            raise RunFolderError(f"the index {self.file} cannot be used ({cause}); delete it and look again") from cause
+            raise RunFolderError(f"the index {self.file} cannot be used ({cause}); delete it and reload") from cause
 
     def _connection(self) -> sqlite3.Connection:
         db = sqlite3.connect(self.file, timeout=30.0)
-        db.execute("PRAGMA journal_mode = WAL")  # readers never wait for the indexing
-        db.execute("PRAGMA synchronous = OFF")  # it can be made anew
+        db.execute("PRAGMA journal_mode = WAL")  # readers do not wait for indexing
+        db.execute("PRAGMA synchronous = OFF")  # the index can be rebuilt
         if db.execute("PRAGMA user_version").fetchone()[0] != FORMAT:
             owner = db.execute("PRAGMA application_id").fetchone()[0]
             if owner != _APPLICATION and db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]:
                 raise sqlite3.DatabaseError("it is a database of another program")
-            _start_anew(db)
+            _create_tables(db)
         return db
 
 
-def _start_anew(db: sqlite3.Connection) -> None:
+def _create_tables(db: sqlite3.Connection) -> None:
     db.execute("BEGIN IMMEDIATE")
     names = db.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'words\\_%' ESCAPE '\\'")
     for (name,) in names.fetchall():
@@ -228,7 +227,7 @@ def _start_anew(db: sqlite3.Connection) -> None:
 
 
 def _continues(db: sqlite3.Connection, file: IO[bytes]) -> bool:
-    """Whether the file still begins with what was indexed: its size, and the last line that was taken in."""
+    """Return whether the file still begins with the indexed lines, judged by its size and the last indexed line."""
     (at,) = db.execute("SELECT at FROM state").fetchone()
     last = db.execute("SELECT start, length, crc FROM episodes ORDER BY n DESC LIMIT 1").fetchone()
     if os.fstat(file.fileno()).st_size < at:
@@ -239,32 +238,32 @@ def _continues(db: sqlite3.Connection, file: IO[bytes]) -> bool:
     return bool(zlib.crc32(file.read(last[1])) == last[2])
 
 
-def _take_batch(db: sqlite3.Connection, file: IO[bytes]) -> int | None:
-    """Take in some more whole lines; None where there are none."""
+def _index_batch(db: sqlite3.Connection, file: IO[bytes]) -> int | None:
+    """Index some complete lines. Returns the number of episodes; None if there are no new lines."""
     db.execute("BEGIN IMMEDIATE")  # another viewer may index the same file
     first: tuple[int, int, int] = db.execute("SELECT at, line, n FROM state").fetchone()
     at, line, n = first
     file.seek(at)
     episodes, words, problems = [], [], []
-    for raw, row, wrong in whole_lines(file, _BATCH_BYTES):
-        if wrong:
-            problems.append((line + 1, wrong))
+    for raw, row, problem in whole_lines(file, _BATCH_BYTES):
+        if problem:
+            problems.append((line + 1, problem))
         elif raw.strip():
             try:
-                found = digest(row)
+                summary = digest(row)
             except (ValueError, RecursionError) as cause:
                 problems.append((line + 1, f"it is {cause}; another version may have written it"))
             else:
                 n += 1
-                words.append((n, found.text))
-                episodes.append((n, at, len(raw), zlib.crc32(raw), *_values(found)))
+                words.append((n, summary.text))
+                episodes.append((n, at, len(raw), zlib.crc32(raw), *_values(summary)))
         line += raw.endswith(b"\n")
         at += len(raw)
     if at == first[0]:
         db.rollback()
         return None
-    places = ", ".join("?" * (4 + len(_SHOWN)))
-    db.executemany(f"INSERT INTO episodes (n, start, length, crc, {', '.join(_SHOWN)}) VALUES ({places})", episodes)  # noqa: S608
+    marks = ", ".join("?" * (4 + len(_SHOWN)))
+    db.executemany(f"INSERT INTO episodes (n, start, length, crc, {', '.join(_SHOWN)}) VALUES ({marks})", episodes)  # noqa: S608
     db.executemany("INSERT INTO words (rowid, text) VALUES (?, ?)", words)
     db.executemany("INSERT INTO problems VALUES (?, ?)", problems)
     db.execute("UPDATE state SET at = ?, line = ?, n = ?", (at, line, n))
@@ -273,9 +272,9 @@ def _take_batch(db: sqlite3.Connection, file: IO[bytes]) -> int | None:
 
 
 def _conditions(query: Query) -> tuple[str, list[Any]]:
-    """SQL and its values."""
+    """Return an SQL condition and its values."""
     errors = {"none": "error = ''", "any error": "error != ''"}
-    wanted: list[tuple[str, Any]] = [
+    filters: list[tuple[str, Any]] = [
         ("n IN (SELECT rowid FROM words WHERE words MATCH ?)", _match(query.text) or None),
         ("env = ?", query.env or None),
         ("error = ?", None if query.error in errors else query.error or None),
@@ -284,15 +283,15 @@ def _conditions(query: Query) -> tuple[str, list[Any]]:
         ("step >= ?", query.step_from),
         ("step <= ?", query.step_to),
     ]
-    asked = [(sql, value) for sql, value in wanted if value is not None]
-    parts = [sql for sql, _ in asked] + ([errors[query.error]] if query.error in errors else [])
-    return " AND ".join(parts) or _ALL, [value for _, value in asked]
+    active = [(sql, value) for sql, value in filters if value is not None]
+    parts = [sql for sql, _ in active] + ([errors[query.error]] if query.error in errors else [])
+    return " AND ".join(parts) or _ALL, [value for _, value in active]
 
 
 def _match(text: str) -> str:
-    """An FTS5 expression; every word is quoted, so that none is an operator."""
-    found = [quoted or bare for quoted, bare in re.findall(r'"([^"]+)"|([^\s"]+)', text)]
-    words = [f'"{word}"' for word in found if re.search(r"\w", word)]
+    """Return an FTS5 expression. Every word is quoted, so that none is an operator."""
+    parts = [quoted or bare for quoted, bare in re.findall(r'"([^"]+)"|([^\s"]+)', text)]
+    words = [f'"{word}"' for word in parts if re.search(r"\w", word)]
     if words and not text.rstrip().endswith('"'):
         words[-1] += "*"
     return " AND ".join(words)

@@ -1,7 +1,4 @@
-"""The page's files, and runs as one HTML file to be sent to somebody: the same page, its data inside.
-
-In: runs. Out: a file that loads nothing from anywhere. Waits for the disk.
-"""
+"""Files of the page, and a version of it as one HTML file that contains the data and loads nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from typing import Any
 
 from forge_agents.errors import RunFolderError
 from forge_agents.files import write_atomic
-from forge_agents.viewer.index import MOST_ROWS, SORTS, Query
+from forge_agents.viewer.index import MAX_ROWS, SORTS, Query
 from forge_agents.viewer.runs import Run, find_runs
 
 STYLES = ("vendor/uPlot.min.css", "style.css")
@@ -25,9 +22,9 @@ PLOTS = "vendor/uPlot.iife.min.js"
 SCRIPTS = tuple(
     f"{name}.js" for name in ("dom", "source", "chart", "curves", "turns", "episodes", "timeline", "tables", "app")
 )
-"""Modules of the page, each after those it imports."""
+"""Modules of the page, in the order of their imports."""
 FILES = frozenset((*STYLES, PLOTS, *SCRIPTS))
-"""All that a browser may ask for, beside ``index.html``."""
+"""Files that a browser may request, in addition to ``index.html``."""
 _POLICY = (
     "default-src 'none'; script-src {script}; style-src {style}; img-src data:; base-uri 'none'; form-action 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
@@ -35,7 +32,7 @@ _POLICY = (
 
 
 def static_text(name: str) -> str:
-    """A file of the page: ``index.html`` or one of `FILES`."""
+    """Return the text of ``index.html`` or of one of `FILES`."""
     return (resources.files("forge_agents.viewer") / "static" / name).read_text(encoding="utf-8")
 
 
@@ -43,19 +40,19 @@ def save_page(runs: Sequence[str | os.PathLike[str]], target: str | os.PathLike[
     """Write the page of `runs` as one HTML file that needs no server and loads nothing.
 
     Args:
-        runs: Folders of runs, or folders that hold them.
-        episodes: How many episodes of each run go along, the newest.
+        runs: Folders of runs, or folders with such folders.
+        episodes: Number of newest episodes per run in the file.
 
     Raises:
-        RunFolderError: There is no such run.
+        RunFolderError: A folder holds no run.
     """
     if episodes < 0:
         raise ValueError(f"episodes={episodes} must be at least 0")
     data = {"runs": [_data(run, episodes) for run in find_runs(runs)], "sorts": list(SORTS)}
-    # "<" never appears in the data, so nothing in it can end the element it stands in
+    # without "<" in the data, nothing in it can end the element that contains it
     text = json.dumps(data, allow_nan=False).replace("<", "\\u003c")
     style = "\n".join(map(static_text, STYLES))
-    # uPlot's file ends in a comment line of its own; its one name is a variable of the module then
+    # uPlot's file ends with a comment line; its only name becomes a variable of the module
     script = "\n".join([static_text(PLOTS), *(_without_imports(static_text(name)) for name in SCRIPTS)])
     policy = _POLICY.format(script=_hash(script), style=_hash(style))
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>'
@@ -65,20 +62,20 @@ def save_page(runs: Sequence[str | os.PathLike[str]], target: str | os.PathLike[
 
 
 def _without_imports(script: str) -> str:
-    """A module as a part of one that holds all of them."""
+    """Return a module without imports and exports, to be joined with the others."""
     return re.sub(r"^(import [^;]*;\n|export )", "", script, flags=re.MULTILINE)
 
 
 def _data(run: Run, episodes: int) -> dict[str, Any]:
-    run.look()
+    run.update()
     rows: list[dict[str, Any]] = []
     while len(rows) < episodes:
-        part = run.index.find(Query(offset=len(rows), limit=min(MOST_ROWS, episodes - len(rows))))["rows"]
+        part = run.index.find(Query(offset=len(rows), limit=min(MAX_ROWS, episodes - len(rows))))["rows"]
         if not part:
             break
         rows += part
     return {
-        "status": {**run.status(), "folder": run.folder.name},  # not where it lies on this machine
+        "status": {**run.status(), "folder": run.folder.name},  # without the path on this machine
         "metrics": run.metrics(),
         "settings": run.settings(),
         "verifiers": run.verifiers(),
@@ -89,7 +86,7 @@ def _data(run: Run, episodes: int) -> dict[str, Any]:
 
 
 def _episode(run: Run, n: int) -> dict[str, Any]:
-    """Episode `n`, or ``problem``: why it cannot be shown."""
+    """Return episode `n`, or ``problem`` with the reason why it cannot be shown."""
     try:
         return run.episode(n)
     except RunFolderError as cause:

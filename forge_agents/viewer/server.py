@@ -1,8 +1,4 @@
-"""The viewer's server: pages and JSON about runs on loopback, for whoever holds the token; nothing changes anything.
-
-In: runs, a token. Out: an ASGI application, or one that is served until Ctrl-C. Waits for the browser's requests, and
-in threads for the disk.
-"""
+"""Server of the viewer: read-only pages and JSON about runs, on loopback and behind a token."""
 
 from __future__ import annotations
 
@@ -39,9 +35,9 @@ _PAGE_POLICY = (
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
     "trusted-types 'none'"
 )
-"""Nothing from elsewhere, no script that is not a file of ours, no text made markup."""
+"""Only files of this server, no inline scripts, and no text as markup."""
 _REPORT_POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; sandbox"
-"""Of reports, which are pages of their own without scripts."""
+"""Policy of reports, which are separate pages without scripts."""
 _HEADERS = {
     "cache-control": "no-store",
     "content-security-policy": _PAGE_POLICY,
@@ -50,9 +46,9 @@ _HEADERS = {
     "referrer-policy": "no-referrer",  # the token is in the address
     "x-content-type-options": "nosniff",
 }
-_UNSHOWN = (ArithmeticError, AttributeError, RecursionError, TypeError)
-"""Errors of values that no run of ours writes."""
-_LOOKS: dict[str, Callable[[Run], Any]] = {
+_VALUE_ERRORS = (ArithmeticError, AttributeError, RecursionError, TypeError)
+"""Errors from values that our runs never write."""
+_VIEWS: dict[str, Callable[[Run], Any]] = {
     "metrics": Run.metrics,
     "settings": Run.settings,
     "verifiers": Run.verifiers,
@@ -62,17 +58,17 @@ _LOOKS: dict[str, Callable[[Run], Any]] = {
 
 
 class _Json(JSONResponse):
-    """JSON in ASCII. Texts of strangers may hold lone surrogates, which UTF-8 cannot."""
+    """JSON in ASCII, because texts of strangers may contain lone surrogates, which UTF-8 cannot encode."""
 
     def render(self, content: Any) -> bytes:
         return json.dumps(content, allow_nan=False, separators=(",", ":")).encode()
 
 
 def make_app(runs: Sequence[Run], token: str) -> ASGIApp:
-    """The server of `runs`; every path begins with ``/TOKEN/``."""
+    """Return the server of `runs`. Every path begins with ``/TOKEN/``."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
-    def chosen(run: int) -> Run:
+    def run_of(run: int) -> Run:
         if not 0 <= run < len(runs):
             raise HTTPException(404, f"there is no run {run}; there are {len(runs)}")
         return runs[run]
@@ -93,45 +89,45 @@ def make_app(runs: Sequence[Run], token: str) -> ASGIApp:
 
     @app.get("/api/runs/{run}/episodes")
     def episodes(run: int, query: Annotated[Query, Depends()]) -> Response:
-        return _Json(chosen(run).index.find(query))
+        return _Json(run_of(run).index.find(query))
 
     @app.get("/api/runs/{run}/episodes/{n}")
     def episode(run: int, n: int) -> Response:
-        return _Json(chosen(run).episode(n))
+        return _Json(run_of(run).episode(n))
 
-    @app.get("/api/runs/{run}/{what}")
-    def look(run: int, what: Literal["metrics", "settings", "verifiers", "tables", "facets"]) -> Response:
-        return _Json(_LOOKS[what](chosen(run)))
+    @app.get("/api/runs/{run}/{name}")
+    def view(run: int, name: Literal["metrics", "settings", "verifiers", "tables", "facets"]) -> Response:
+        return _Json(_VIEWS[name](run_of(run)))
 
     @app.get("/reports/{run}/verifiers")
     def verifier_report(run: int) -> Response:
-        return HTMLResponse(_verifier_report(chosen(run)), headers={"content-security-policy": _REPORT_POLICY})
+        return HTMLResponse(_verifier_report(run_of(run)), headers={"content-security-policy": _REPORT_POLICY})
 
-    refusals = [(KeyError, 404), (ValueError, 400), (ForgeError, 409), *((error, 409) for error in _UNSHOWN)]
+    refusals = [(KeyError, 404), (ValueError, 400), (ForgeError, 409), *((error, 409) for error in _VALUE_ERRORS)]
     for error, status in refusals:
-        app.add_exception_handler(error, _told(status))
+        app.add_exception_handler(error, _error_handler(status))
     return BaseHTTPMiddleware(app, dispatch=_guard(token.encode()))
 
 
 def _guard(token: bytes) -> Callable[[Request, Callable[[Request], Awaitable[Response]]], Awaitable[Response]]:
-    """Who may ask: the token in the address, the host's name, the method; and headers that bind the browser.
+    """Return a middleware that checks token, host name and method, and adds security headers.
 
-    It stands outside of the application, so that no part of that answers others, and pages of errors are bound as well.
+    It wraps the application, so that no part of it answers other requests, and error pages have the headers as well.
     """
 
     async def guard(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
         first, slash, rest = request.scope["path"].removeprefix("/").partition("/")
         hosts = request.headers.getlist("host")
-        # A foreign name that resolves to loopback (DNS rebinding) is not this machine.
+        # a foreign name that resolves to loopback (DNS rebinding) is refused
         if len(hosts) != 1 or not (hosts[0] in HOSTS or hosts[0].rpartition(":")[0] in HOSTS):
             response: Response = PlainTextResponse("This server answers on loopback names only.\n", 403)
         elif not hmac.compare_digest(first.encode(), token):
-            told = "Open the address that forge-agents view printed: it holds a token.\n"
-            response = PlainTextResponse(told, 403)
+            text = "Open the address that forge-agents view printed: it contains a token.\n"
+            response = PlainTextResponse(text, 403)
         elif request.method not in ("GET", "HEAD"):
-            response = PlainTextResponse("Nothing here can be changed.\n", 405)
+            response = PlainTextResponse("This server is read-only.\n", 405)
         elif not slash:
-            response = PlainTextResponse("The address ends with a slash.\n", 404)
+            response = PlainTextResponse("The address must end with a slash.\n", 404)
         else:
             trust(request.scope)
             request.scope.update(path=f"/{rest}", raw_path=f"/{rest}".encode())
@@ -143,20 +139,20 @@ def _guard(token: bytes) -> Callable[[Request, Callable[[Request], Awaitable[Res
     return guard
 
 
-def _told(status: int) -> Any:
-    """A handler that answers with what an exception says."""
+def _error_handler(status: int) -> Any:
+    """Return a handler that answers with the message of an exception."""
 
-    async def tell(request: Request, error: Exception) -> Response:
-        said = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
-        if isinstance(error, _UNSHOWN):
-            said = f"a file of the run holds something that cannot be shown ({type(error).__name__}: {said})"
-        return _Json({"detail": said}, status_code=status)
+    async def handle(request: Request, error: Exception) -> Response:
+        text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+        if isinstance(error, _VALUE_ERRORS):
+            text = f"a file of the run holds a value that cannot be shown ({type(error).__name__}: {text})"
+        return _Json({"detail": text}, status_code=status)
 
-    return tell
+    return handle
 
 
 def _verifier_report(run: Run) -> str:
-    """What ``forge-agents view RUN --verifiers`` writes."""
+    """Return the page that ``forge-agents view RUN --verifiers`` writes."""
     from forge_trainers.records.run_folder import verifier_history
 
     history = verifier_history(run.folder)
@@ -165,10 +161,10 @@ def _verifier_report(run: Run) -> str:
 
 
 def watch(runs: Sequence[Run], stop: threading.Event, *, every_s: float = 1.0) -> None:
-    """Keep the indexes of `runs` up to date until `stop`. Runs in a thread of its own."""
+    """Keep the indexes of `runs` up to date until `stop`. Runs in a separate thread."""
     while not stop.is_set():
         for run in runs:
-            run.look(stop)
+            run.update(stop)
         stop.wait(every_s)
 
 
@@ -182,30 +178,31 @@ def serve_page(
     """Serve the page of `runs` on loopback until Ctrl-C.
 
     Args:
-        runs: Folders of runs, or folders that hold them.
-        port: None takes 8765, or another where that is in use.
-        say: Shows a line; the page's address goes there, and nowhere else.
+        runs: Folders of runs, or folders with such folders.
+        port: Port to listen on. None: 8765, or a free port if that is in use.
+        browser: Whether to open the page in this machine's browser.
+        say: Function that prints a line. The address is printed only there.
 
     Raises:
-        RunFolderError: There is no such run.
+        RunFolderError: A folder holds no run.
         ValueError: The port is in use.
     """
     import uvicorn
 
-    found = find_runs(runs)
+    shown = find_runs(runs)
     token = secrets.token_urlsafe(24)
     listening = _socket(port)
     url = f"http://127.0.0.1:{listening.getsockname()[1]}/{token}/"
     stop = threading.Event()
-    watcher = threading.Thread(target=watch, args=(found, stop), name="forge-viewer-index", daemon=True)
-    # no access log: every line would hold the token
-    settings = uvicorn.Config(make_app(found, token), timeout_graceful_shutdown=2, **http_settings())
+    watcher = threading.Thread(target=watch, args=(shown, stop), name="forge-viewer-index", daemon=True)
+    # without an access log, whose lines would contain the token
+    settings = uvicorn.Config(make_app(shown, token), timeout_graceful_shutdown=2, **http_settings())
     watcher.start()
-    say(f"{len(found)} run{'s' if len(found) > 1 else ''}: {', '.join(run.name for run in found)}")
+    say(f"{len(shown)} run{'s' if len(shown) > 1 else ''}: {', '.join(run.name for run in shown)}")
     say(f"open   {url}\nstop   Ctrl-C")
-    with _door(url) if browser else contextlib.nullcontext() as door:
-        if door:
-            webbrowser.open(door)
+    with _redirect_file(url) if browser else contextlib.nullcontext() as file:
+        if file:
+            webbrowser.open(file)
         try:
             Server(settings).run(sockets=[listening])
         except KeyboardInterrupt:
@@ -217,8 +214,11 @@ def serve_page(
 
 
 @contextlib.contextmanager
-def _door(url: str) -> Iterator[str]:
-    """The address of a file that leads to `url` and that only this user can read: command lines are everybody's."""
+def _redirect_file(url: str) -> Iterator[str]:
+    """Yield the address of a file that redirects to `url` and that only this user can read.
+
+    Other users can read the browser's command line, which must not contain the token.
+    """
     with tempfile.TemporaryDirectory(prefix="forge-view-") as folder:
         file = Path(folder) / "open.html"
         file.touch(mode=0o600)
@@ -235,4 +235,4 @@ def _socket(port: int | None) -> socket.socket:
     except OSError as cause:
         if port is None:
             return socket.create_server(("127.0.0.1", 0), backlog=128)
-        raise ValueError(f"port {port} cannot be used ({cause.strerror}); give another, or none") from cause
+        raise ValueError(f"port {port} cannot be used ({cause.strerror}); choose another, or none") from cause

@@ -1,5 +1,4 @@
-// The page: which runs, which view, what the address says, the keys.
-// In: the source. Out: the whole document. Waits for the source; looks for news every two seconds.
+// The page: runs, views, state in the address, and keys. It polls the source every two seconds.
 
 import { choice, colourOf, h, note, number } from "./dom.js";
 import { openSource } from "./source.js";
@@ -19,8 +18,8 @@ const VIEWS = {
   settings: ["Settings", settingsView, null],
 };
 const KEYS = [
-  ["j, k", "next episode, the one before"], ["[, ]", "page before, next page"], ["/", "search"], ["c", "colour tokens by the next thing"],
-  ["←, →, +, −, 0", "on a chart: point before, next point, zoom in, zoom out, all"],
+  ["j, k", "next episode, previous episode"], ["[, ]", "previous page, next page"], ["/", "search"], ["c", "next color of tokens"],
+  ["←, →, +, −, 0", "on a chart: previous point, next point, zoom in, zoom out, all"],
   ["1 to 6", "curves, episodes, timeline, verifiers, league, settings"], ["?", "this list"], ["Esc", "leave a field or this list"],
 ];
 

@@ -1,5 +1,5 @@
-// A figure whose axis can be zoomed and logarithmic, and which can be saved as PNG and CSV: uPlot (vendor/) with our
-// colours, words, buttons and keys. In: columns of numbers. Out: a figure. Waits for nothing.
+// A figure that can be zoomed, have a logarithmic axis, and be saved as PNG or CSV: uPlot (vendor/) with colors, buttons
+// and keys.
 
 import { h, number, save } from "./dom.js";
 

@@ -1,5 +1,4 @@
-// Curves of all runs that are switched on, side by side in one picture per metric.
-// In: the runs' metrics. Out: a view. Waits for the source.
+// Curves of all selected runs, one figure per metric.
 
 import { colourOf, h, note } from "./dom.js";
 import { lineChart } from "./chart.js";
@@ -36,11 +35,11 @@ export function curvesView(page) {
     if (!wanted.length) {
       laidOut = "";
       end.replaceChildren();
-      box.replaceChildren(note(runs.length ? "No metric has such a name." : "No step is finished yet: curves appear with the first."));
+      box.replaceChildren(note(runs.length ? "No metric has this name." : "No step is finished yet. Curves appear after the first step."));
       return;
     }
     const thinned = Math.max(...runs.map((run) => loaded.get(run.id).every));
-    end.replaceChildren(thinned > 1 ? note(`Long runs are thinned: one step in ${thinned} is drawn.`) : "");
+    end.replaceChildren(thinned > 1 ? note(`Long runs are thinned: one step of ${thinned} is drawn.`) : "");
     const asked = JSON.stringify([page.state.metric, wanted]);
     if (laidOut !== asked) layOut(wanted);
     laidOut = asked;

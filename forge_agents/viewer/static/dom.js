@@ -1,5 +1,4 @@
-// Elements from plain values. In: names, attributes, texts. Out: DOM nodes. Text is only ever text: nothing here, nor
-// in any module of this page, turns a string into markup.
+// DOM nodes from names, attributes and texts. No module of this page turns a string into markup.
 
 export function h(tag, attributes, ...children) {
   const node = document.createElement(tag);

@@ -1,5 +1,4 @@
-// The list of stored episodes with search and filters, and beside it the one that is open.
-// In: the episodes of one run. Out: a view. Waits for the source.
+// The list of stored episodes with search and filters, next to the open episode.
 
 import { h, note, number, plural } from "./dom.js";
 import { COLOURS, episodeNode } from "./turns.js";
@@ -25,7 +24,7 @@ export function episodesView(page) {
   async function update(why) {
     const run = page.run();
     if (!run?.has.episodes) {
-      node.replaceChildren(note("This run has stored no episodes so far. Training keeps some of each step: keep_episodes in its settings."));
+      node.replaceChildren(note("This run has no stored episodes yet. keep_episodes in its settings is the number of episodes that training stores per step."));
       return;
     }
     if (node.firstChild?.className !== "side") node.replaceChildren(h("div", { class: "side" }, filters, list, pager), detail);
@@ -56,7 +55,7 @@ export function episodesView(page) {
       h("input", { name: `${name}_from`, type: "number", step: type, placeholder: "from", "aria-label": `${label} from`, value: page.state[`${name}_from`] ?? "", input: set(`${name}_from`) }),
       h("input", { name: `${name}_to`, type: "number", step: type, placeholder: "to", "aria-label": `${label} to`, value: page.state[`${name}_to`] ?? "", input: set(`${name}_to`) })));
     filters.replaceChildren(
-      field("search what was said", "text", { type: "search", placeholder: "words, or \"a phrase\"" }),
+      field("search in texts", "text", { type: "search", placeholder: "words, or \"a phrase\"" }),
       select("environment", "env", [["", "any"], ...facets.envs.map(([env, count]) => [env, `${env} (${number(count)})`])]),
       select("error", "error", [["", "with or without"], ["none", "none"], ["any error", "any error"], ...facets.errors.map(([error, count]) => [error, `${error} (${number(count)})`])]),
       range("reward", "reward", "any"),

@@ -1,5 +1,4 @@
-// Where the data come from: the server that sent this page, or the page itself where it was saved as a file.
-// In: what is asked. Out: promises of plain values. Waits for the server.
+// Source of the data: the server of this page, or the page itself if it was saved as a file.
 
 export function openSource() {
   const inside = document.getElementById("data");

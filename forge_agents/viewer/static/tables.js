@@ -1,5 +1,4 @@
-// Tables: leagues and benchmarks, what is known of verifiers, settings that differ.
-// In: one run's tables, or all runs' settings. Out: views. Waits for the source.
+// Tables of leagues, benchmarks, verifiers, and settings that differ between runs.
 
 import { colourOf, h, note, number } from "./dom.js";
 import { lineChart } from "./chart.js";
@@ -11,7 +10,7 @@ export function tablesView(page) {
     async update() {
       const run = page.run();
       const found = run?.has.tables ? await page.source.tables(run.id) : [];
-      node.replaceChildren(...(found.length ? found.map(tableNode) : [note("No league and no benchmark in this run.")]));
+      node.replaceChildren(...(found.length ? found.map(tableNode) : [note("This run has no league and no benchmark.")]));
     },
   };
 }
@@ -39,7 +38,7 @@ export function verifiersView(page) {
       const run = page.run();
       const found = run?.has.verifiers ? await page.source.verifiers(run.id) : null;
       if (!found?.latest) {
-        node.replaceChildren(note("This run's reward holds no ensemble of verifiers, or no step is finished yet."));
+        node.replaceChildren(note("The reward of this run is no ensemble of verifiers, or no step is finished yet."));
         return;
       }
       const { latest, step, series } = found;
@@ -51,13 +50,13 @@ export function verifiersView(page) {
       const failed = latest.verifiers.filter((one) => one.last_error);
       node.replaceChildren(
         h("h2", {}, `${latest.name}: what it has learned of its verifiers`),
-        alarms.length ? h("section", { class: "problem" }, h("b", {}, "The reward may be hacked"), h("ul", {}, alarms.map((alarm) => h("li", {}, String(alarm))))) : "",
+        alarms.length ? h("section", { class: "problem" }, h("b", {}, "Possible reward hacking"), h("ul", {}, alarms.map((alarm) => h("li", {}, String(alarm))))) : "",
         note(`Combiner ${latest.combiner}, fit ${number(latest.version)}, ${number(latest.window_rows)} rows, share correct ${number(latest.class_balance, 3)}, effective verifiers ${number(latest.effective_number, 3)} of ${latest.verifiers.length}, step ${number(latest.step)}.`),
         grid(VERIFIER, latest.verifiers.map((one) => VERIFIER.map((key) => (typeof one[key] === "number" ? number(one[key], 3) : String(one[key] ?? "–")))), 3),
         failed.length ? h("details", {}, h("summary", {}, "last failures"), h("ul", {}, failed.map((one) => h("li", {}, h("b", {}, one.name), ": ", one.last_error)))) : "",
         h("div", { class: "charts" }, curve("weight"), curve("accuracy"),
           charts.effective.show([{ name: latest.name, colour: colourOf(0), x: step, y: series["effective number"] ?? [] }])),
-        page.source.live ? h("p", {}, h("a", { href: `reports/${run.id}/verifiers`, target: "_blank", rel: "noopener" }, "Whole report"), ": calibration, correlation, drift.") : "");
+        page.source.live ? h("p", {}, h("a", { href: `reports/${run.id}/verifiers`, target: "_blank", rel: "noopener" }, "Full report"), ": calibration, correlation, drift.") : "");
     },
   };
 }
@@ -76,7 +75,7 @@ export function settingsView(page) {
       node.replaceChildren(
         runs.length > 1 ? h("label", { class: "inline" }, all, " also those that are equal") : "",
         chosen.length ? grid(["setting", ...runs.map((run) => run.name)], chosen.map((key) => [key, ...settings.map((one) => one[key] ?? "–")]), 1 + runs.length)
-          : note(runs.length ? "All settings are equal." : "No run here has settings."));
+          : note(runs.length ? "All settings are equal." : "These runs have no settings."));
     },
   };
 }

@@ -1,5 +1,4 @@
-// Where the time of a run went: stages of each step, and how long every part of the machine stood idle.
-// In: times in the metrics. Out: a view. Waits for the source.
+// Timeline of a run: stages of each step, and idle times of engines and learner.
 
 import { h, note, number, seconds } from "./dom.js";
 import { figure, paint } from "./chart.js";
@@ -56,10 +55,10 @@ function totals(stages, steps, ahead) {
       h("td", {}, seconds(Math.max(0, all - busy))));
   });
   return h("div", {}, h("div", { class: "scroll" }, h("table", {},
-    h("thead", {}, h("tr", {}, ["who", "stage", "busy", "share", "idle"].map((name, at) => h("th", { scope: "col", class: at < 2 ? "text" : undefined }, name)))), h("tbody", {}, rows))),
+    h("thead", {}, h("tr", {}, ["process", "stage", "busy", "fraction", "idle"].map((name, at) => h("th", { scope: "col", class: at < 2 ? "text" : undefined }, name)))), h("tbody", {}, rows))),
   note(`${number(steps.length)} steps took ${seconds(all)}, ${seconds(all / steps.length)} each. ${ahead
-    ? `This run plays up to ${ahead} step${ahead > 1 ? "s" : ""} ahead: time/collect_s is how long the learner waited for episodes, while the engines went on playing.`
-    : "Stages follow each other, so whoever is not at work stands idle: play a step ahead with max_staleness=1 to overlap them."} Engines and learner are busy while they have work (idle/engines, idle/learner), where that was logged. Checkpoints, and the last evaluation, lie between the steps and are not counted; the others are played beside the next step.`));
+    ? `Rollouts are asynchronous, up to ${ahead} step${ahead > 1 ? "s" : ""} ahead: time/collect_s is how long the learner waited for episodes.`
+    : "Stages run one after the other. Asynchronous rollouts (max_staleness=1) overlap them."} Engines and learner are busy while they have work (idle/engines, idle/learner), if that was logged. Checkpoints and the last evaluation lie between steps and are not counted; other evaluations run during the next step.`));
 }
 
 // Bars by stage over the seconds of all steps. Its data have a point at each step's start, and one at the end.

@@ -1,5 +1,4 @@
-// One episode: a lane per agent, turns in the order they happened.
-// In: an episode. Out: nodes. Waits for nothing.
+// One episode: a lane per agent, with turns in order.
 
 import { choice, h, note, number, plural, seconds } from "./dom.js";
 
@@ -15,7 +14,7 @@ export function episodeNode(episode, colour, pick) {
     h("h2", {}, episode.env),
     h("dl", { class: "facts" }, facts(episode).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
     episode.error ? errorNode(episode.error) : failed ? errorNode({ kind: "the program failed", message: String(failed) }) : null);
-  if (!episode.turns.length) return [head, seats(episode)];
+  if (!episode.turns.length) return [head, results(episode)];
   const bar = h("div", { class: "bar" }, "colour tokens by", choice("colour tokens by", COLOURS, colour, pick), legend(episode, colour, most));
   const grid = h("div", { class: "lanes", vars: { "--lanes": lanes.size } },
     episode.agents.map((agent) => lane(agent, lanes.get(agent.agent), episode.turns.filter((turn) => turn.agent === agent.agent))),
@@ -45,16 +44,16 @@ function errorNode(error) {
     error.trace ? h("details", {}, h("summary", {}, "traceback"), h("pre", {}, error.trace)) : null);
 }
 
-// A benchmark keeps what a seat came to, not what was said.
-function seats(episode) {
+// A benchmark stores the result of each agent, without turns.
+function results(episode) {
   const names = [...new Set(episode.agents.flatMap((agent) => Object.keys(agent.facts ?? {})))];
   const table = h("table", {},
-    h("thead", {}, h("tr", {}, ["seat", "player", "reward", ...names].map((name, at) => h("th", { scope: "col", class: at < 2 ? "text" : undefined }, name.replaceAll("_", " "))))),
+    h("thead", {}, h("tr", {}, ["agent", "player", "reward", ...names].map((name, at) => h("th", { scope: "col", class: at < 2 ? "text" : undefined }, name.replaceAll("_", " "))))),
     h("tbody", {}, episode.agents.map((agent) => h("tr", {},
       h("th", { scope: "row" }, agent.agent), h("td", { class: "text" }, agent.policy), h("td", {}, number(agent.reward)),
       names.map((name) => h("td", {}, plain(agent.facts?.[name])))))));
   return h("div", {}, h("div", { class: "scroll" }, table), note(episode.agents.some((agent) => agent.facts)
-    ? "A benchmark keeps what every seat came to, not the turns." : "Nobody took a turn."));
+    ? "A benchmark stores the results of agents, without turns." : "No agent acted."));
 }
 
 function plain(value) {
@@ -70,7 +69,7 @@ function lane(agent, place, turns) {
     Object.keys(agent.info ?? {}).length ? h("details", {}, h("summary", {}, "last info"), h("pre", {}, JSON.stringify(agent.info, null, 1))) : null);
 }
 
-// The conversations of a seat, each below the one that it left; nothing where there is but one.
+// The conversations of an agent, each below the one that it was forked from; nothing if there is only one.
 function branches(turns) {
   const found = new Map();  // by branch
   for (const turn of turns) {

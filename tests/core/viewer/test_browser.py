@@ -253,7 +253,7 @@ def test_episodes_are_filtered_searched_and_opened(serve, open_page, run_folder)
     page.locator(".episodes a").click()
     page.locator(".detail .problem", has_text="no such square").wait_for()
     page.get_by_label("error").select_option("none")
-    page.get_by_label("search what was said").fill('"zebra crossing"')
+    page.get_by_label("search in texts").fill('"zebra crossing"')
     shows(page, "22")
     page.locator(".episodes a").click()
     page.locator(".turn").nth(3).wait_for()
@@ -275,7 +275,7 @@ def test_two_runs_are_compared_by_their_settings_and_by_what_was_said(serve, ope
     assert [row.split() for row in rows] == [["setting", "first", "second"], ["trainer.max_staleness", "0", "2"]]
     page.get_by_role("link", name="Episodes").click()
     page.locator(".episodes li").nth(5).wait_for()
-    page.get_by_label("search what was said").fill("giraffe")
+    page.get_by_label("search in texts").fill("giraffe")
     until(page, "document.querySelectorAll('.episodes li').length === 0")
     page.locator("label.runs select").select_option("second")
     until(page, "document.querySelectorAll('.episodes li').length === 2")
@@ -348,7 +348,7 @@ def test_keys_alone_lead_through_the_list_and_its_pages(serve, open_page, tmp_pa
         until(page, f"({current} ?? null) === {json.dumps(wanted)}")
     page.keyboard.press("/")
     page.keyboard.type("j seed")  # typed, not a command
-    assert page.get_by_label("search what was said").input_value() == "j seed"
+    assert page.get_by_label("search in texts").input_value() == "j seed"
     page.keyboard.press("Escape")
     page.keyboard.press("?")
     assert page.locator("dialog[open]").is_visible()
@@ -360,7 +360,7 @@ def test_a_page_is_restored_from_its_address(serve, open_page, run_folder):
     page = open_page(serve(run_folder).url + "#view=episodes&text=word1&n=2")
     page.locator(".turn").first.wait_for()
     assert page.locator(".episodes li").count() == 1
-    assert page.get_by_label("search what was said").input_value() == "word1"
+    assert page.get_by_label("search in texts").input_value() == "word1"
     page.get_by_role("link", name="Timeline").click()
     page.locator("figure canvas").wait_for()
     page.go_back()
@@ -524,7 +524,7 @@ def test_a_saved_page_shows_the_same_without_any_request(open_page, run_folder, 
     assert_unharmed(page, target.as_uri())
     page = open_page(target.as_uri() + "#view=episodes&text=zebra")
     shows(page, "22")
-    page.get_by_label("search what was said").fill("")
+    page.get_by_label("search in texts").fill("")
     page.get_by_label("order").select_option("lowest reward")
     until(page, "document.querySelectorAll('.episodes li').length === 6")
     soon(page, lambda: page.locator(".episodes .reward").first.inner_text() == "-1", "not the lowest reward first")
@@ -537,7 +537,7 @@ def test_a_saved_page_shows_an_episode_of_another_version_as_such(open_page, run
     write_lines(run_folder / "episodes.jsonl", [strange])
     page = open_page(save_page([run_folder], tmp_path / "page.html").as_uri() + "#view=episodes&n=7")
     page.locator(".detail .problem", has_text="episode 7 of first was written by another version").wait_for()
-    page.get_by_label("search what was said").fill("zebra")
+    page.get_by_label("search in texts").fill("zebra")
     shows(page, "22")
     assert page.complaints == []
 
@@ -547,7 +547,7 @@ def test_without_the_token_a_browser_sees_only_a_refusal(serve, browser, run_fol
     page = browser.new_page()
     answer = page.goto(server.url.replace(TOKEN, "guess"))
     assert answer.status == 403
-    assert "holds a token" in page.inner_text("body")
+    assert "contains a token" in page.inner_text("body")
     page.close()
 
 

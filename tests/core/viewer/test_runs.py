@@ -8,12 +8,12 @@ from viewer_runs import episode, metrics, record, write_lines
 from forge_agents.errors import RunFolderError
 from forge_agents.viewer import save_page
 from forge_agents.viewer.index import Query
-from forge_agents.viewer.runs import MOST_POINTS, Run, find_runs
+from forge_agents.viewer.runs import MAX_POINTS, Run, find_runs
 
 
 def only(folder):
     (run,) = find_runs([folder])
-    run.look()
+    run.update()
     return run
 
 
@@ -62,10 +62,10 @@ def test_metrics_are_columns_with_none_where_a_step_has_none(run_folder):
 
 
 def test_long_runs_are_thinned_and_keep_their_ends(tmp_path):
-    write_lines(tmp_path / "metrics.jsonl", metrics(2 * MOST_POINTS + 5))
+    write_lines(tmp_path / "metrics.jsonl", metrics(2 * MAX_POINTS + 5))
     found = only(tmp_path).metrics()
-    assert found["every"] == 3 and len(found["step"]) <= MOST_POINTS + 1
-    assert found["step"][:2] == [0, 3] and found["step"][-1] == 2 * MOST_POINTS + 4
+    assert found["every"] == 3 and len(found["step"]) <= MAX_POINTS + 1
+    assert found["step"][:2] == [0, 3] and found["step"][-1] == 2 * MAX_POINTS + 4
     assert len(found["series"]["reward/mean"]) == len(found["step"])
 
 
@@ -107,7 +107,7 @@ def test_steps_that_are_written_again_take_the_place_of_what_stood_there(tmp_pat
     run = only(tmp_path)
     assert run.metrics()["step"] == [0, 1, 2, 3, 4] and run.status()["steps"] == 5
     assert run.metrics()["series"]["reward/mean"][2:] == [0.2, 0.9, 0.8]
-    told = "3 rows of metrics.jsonl are left out: later rows begin again at their steps"
+    told = "3 rows of metrics.jsonl are left out: later rows repeat their steps"
     assert run.status()["problems"] == [told]
 
 
@@ -136,7 +136,7 @@ def test_paths_without_a_run_say_what_to_give(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunFolderError, match=r"empty holds no run: .*metrics\.jsonl.*give the out_dir"):
         find_runs([tmp_path / "empty"])
-    with pytest.raises(RunFolderError, match=r"emtpy is no folder.* Did you mean 'empty'"):
+    with pytest.raises(RunFolderError, match=r"emtpy is not a folder.* Did you mean 'empty'"):
         find_runs([tmp_path / "emtpy"])
 
 
@@ -219,9 +219,9 @@ def test_no_value_in_a_file_of_a_run_breaks_a_page(run_folder, serve, name, line
 
 def test_trouble_with_the_index_is_a_problem_of_the_run(run_folder):
     run = Run(run_folder, name="r", number=0)
-    run.look()
+    run.update()
     run.index.file.write_bytes(b"no database" * 100)
-    run.look()
+    run.update()
     (problem,) = run.status()["problems"]
     assert "delete it" in problem and run.status()["steps"] == 3
 
@@ -254,7 +254,7 @@ def test_settings_of_aliases_of_aliases_and_rows_nested_without_end_are_problems
         with (run_folder / name).open("a") as file:
             file.write(f'{{"step": {deep}\n')
     run = only(run_folder)
-    run.look()
+    run.update()
     assert run.settings() == {} and len(run.metrics()["step"]) == 3
     assert "config.yaml holds no settings" in " ".join(run.status()["problems"])
     assert run.index.find(Query())["total"] == 6

@@ -100,7 +100,7 @@ class Server:
             threading.Thread(target=watch, args=(self.runs, self._stop), kwargs={"every_s": 0.05}, daemon=True),
         ]
         for run in self.runs if index else []:
-            run.look()
+            run.update()
         for thread in self._threads:
             thread.start()
 
