@@ -131,7 +131,7 @@ def join_lists(argv: Sequence[str], flags: Sequence[str]) -> list[str]:
 @command(
     "play",
     "forge-agents play forge/KuhnPoker-v0",
-    "forge-agents play forge/KuhnPoker-v0 --seat player_1 --model smollm2-135m-instruct --sampling.temperature 0.7",
+    "forge-agents play forge/KuhnPoker-v0 --agent player_1 --model smollm2-135m-instruct --sampling.temperature 0.7",
     "forge-agents play forge/Relay-v0 --endpoint http://127.0.0.1:8000/v1 --endpoint_model mine --api_key_env KEY",
     "forge-agents play forge/LeducPoker-v0 --opponent human --seed 3",
     "forge-agents play forge/Relay-v0 --env_args.max_number 9",

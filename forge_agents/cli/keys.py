@@ -1,6 +1,6 @@
-"""API keys that a settings file names: which variable goes to which host, and whether the user has agreed to it.
+"""Check of API keys in settings files: to which host each key is sent, and whether the user agreed to it.
 
-A file may come from a stranger, who could have any secret of the environment sent to a server of theirs.
+A file may come from a stranger, who could otherwise have any secret of the environment sent to their server.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ _HOSTS: Mapping[str, tuple[str, ...]] = {
     "TOGETHER_API_KEY": ("api.together.xyz", "api.together.ai"),
     "XAI_API_KEY": ("api.x.ai",),
 }
-"""Hosts of the providers that issue the key of a variable with that name."""
-_OURS = "FORGE_AGENTS_TOKEN"
-"""Token of ``forge-agents serve``, which listens on the loopback interface."""
+"""Hosts of the providers that issue the key of a variable."""
+_SERVE_TOKEN = "FORGE_AGENTS_TOKEN"  # noqa: S105  # a name
+"""Variable with the token of ``forge-agents serve``, which listens on loopback."""
 
 
 def check(settings: Any, files: Sequence[Mapping[str, Any]], agreed: Sequence[str]) -> None:
-    """Print to which host each API key of the settings goes.
+    """Print to which host each API key of the settings is sent.
 
     Args:
-        settings: A dataclass, with endpoints anywhere in it.
-        files: Content of the settings files.
-        agreed: What the user has given for `FLAG`, each ``VARIABLE@HOST`` or ``VARIABLE@HOST:PORT``.
+        settings: A dataclass with endpoints at any depth.
+        files: Contents of the settings files.
+        agreed: Values of `FLAG`, each ``VARIABLE@HOST`` or ``VARIABLE@HOST:PORT``.
 
     Raises:
-        ValueError: A file has a key sent to a host that is neither its provider's nor agreed to.
+        ValueError: A file sends a key to a host that is neither its provider's nor agreed to.
     """
     of_files = {variable for file in files for variable in _variables(file)}
     sent = dict.fromkeys((variable, url) for url, variable in _endpoints(settings))
@@ -54,7 +54,7 @@ def check(settings: Any, files: Sequence[Mapping[str, Any]], agreed: Sequence[st
             raise ValueError(
                 visible(
                     f"the settings file sends the value of your environment variable {variable} to {host}. Add "
-                    f"{FLAG} {variable}@{host} if that is what you want"
+                    f"{FLAG} {variable}@{host} to allow this"
                 )
             )
     for variable, url in sent:
@@ -63,13 +63,13 @@ def check(settings: Any, files: Sequence[Mapping[str, Any]], agreed: Sequence[st
 
 def _is_providers(variable: str, url: str) -> bool:
     parts = urlsplit(url)
-    if variable == _OURS and parts.hostname in _LOOPBACK:
+    if variable == _SERVE_TOKEN and parts.hostname in _LOOPBACK:
         return True
     return parts.scheme == "https" and parts.port in (None, 443) and parts.hostname in _HOSTS.get(variable, ())
 
 
 def _endpoints(settings: Any) -> Iterator[tuple[str, str]]:
-    """Return address and variable of each endpoint with a key, whatever class holds it."""
+    """Yield the address and variable of each endpoint with a key, in any class."""
     if is_dataclass(settings):
         variable = getattr(settings, "api_key_env", "")
         url = getattr(settings, "url", "") or getattr(settings, "endpoint", "")
@@ -85,7 +85,7 @@ def _endpoints(settings: Any) -> Iterator[tuple[str, str]]:
 
 
 def _variables(values: Any) -> Iterator[str]:
-    """Return what a file gives for ``api_key_env``, anywhere in it."""
+    """Yield the values of ``api_key_env`` at any depth of a file."""
     if isinstance(values, Mapping):
         if isinstance(variable := values.get("api_key_env"), str):
             yield variable

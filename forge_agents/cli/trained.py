@@ -1,8 +1,4 @@
-"""Serve the policies of a run as they were trained: ``forge-agents serve RUN``.
-
-In: a run's folder. Out: the gateway in front of engines, on loopback, behind a token. Waits for engines, for requests
-and for Ctrl-C.
-"""
+"""Serving of a run's policies as they were trained: the gateway in front of engines, on loopback and behind a token."""
 
 from __future__ import annotations
 
@@ -30,36 +26,36 @@ from forge_agents.serving.fleet import Fleet
 
 T = TypeVar("T")
 _DRAIN_S = 30.0
-"""Seconds that calls under way get when the server is asked to end."""
+"""Seconds that active requests may take after the server is asked to stop."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedRun:
-    """Who may be asked, and how they sampled."""
+    """Policies of a run that can be served."""
 
     policies: Mapping[str, Policy]
-    """By name; what has learned is a policy of its exported model, or keeps its own and has an adapter."""
+    """Policies by name. A trained policy has its exported model, or its base model and an adapter."""
     adapters: Mapping[str, Path]
-    """Folders of adapters, by policy."""
+    """Folders of adapters by policy."""
     missing: Mapping[str, str]
-    """Policies that did not learn and whose model is not here, and why."""
+    """Frozen policies whose model is not on this machine, with the reason."""
     names: Mapping[str, str]
-    """Policies by the names that they answer to."""
+    """Policies by the names that requests may use."""
     engine: EngineConfig
-    """Context and arithmetic of the engines that sampled in training."""
+    """Context length and dtype of the engines in training."""
 
 
 def read_run(folder: Path, export: Path, *, also: Sequence[str] = ()) -> TrainedRun | None:
-    """What a training run left; None where its folder says nothing of policies.
+    """Return the policies of a training run; None if its folder has no settings of policies.
 
     Args:
-        folder: Of the run.
-        export: What it learned, a model, or one for each policy that learned.
-        also: More names, of the only policy that learned.
+        folder: Folder of the run.
+        export: Exported model, or folder with a model per trained policy.
+        also: More names of the policy, if only one was trained.
 
     Raises:
-        RunFolderError: ``config.yaml`` holds what this version does not know.
-        ModelNotFoundError: A policy that learned was not exported.
+        RunFolderError: ``config.yaml`` has values that this version does not know.
+        ModelNotFoundError: A trained policy was not exported.
     """
     check_plain_files(folder)
     try:
@@ -69,44 +65,46 @@ def read_run(folder: Path, export: Path, *, also: Sequence[str] = ()) -> Trained
     if not isinstance(settings, dict) or not isinstance(settings.get("policies"), dict):
         return None
     try:
-        found = {name: _policy(row) for name, row in settings["policies"].items()}
-        for name, policy in found.items():
-            if name != policy.name:  # a folder of the export is called so, and `name` of a policy is checked
+        policies = {name: _policy(row) for name, row in settings["policies"].items()}
+        for name, policy in policies.items():
+            if name != policy.name:  # the name is that of a folder in the export, and a policy's `name` is checked
                 raise ValueError(f"policies has {name!r} with name {policy.name!r}; both must be the same")
-        had = (settings.get("trainer") or {}).get("engine") or {}
-        engine = EngineConfig(**{name: had[name] for name in ("max_model_len", "dtype") if name in had})
-        sits = {str(name): str(policy) for name, policy in (settings.get("policy_mapping") or {}).items()}
+        stored = (settings.get("trainer") or {}).get("engine") or {}
+        engine = EngineConfig(**{name: stored[name] for name in ("max_model_len", "dtype") if name in stored})
+        mapping = {str(agent): str(policy) for agent, policy in (settings.get("policy_mapping") or {}).items()}
     except (AttributeError, KeyError, TypeError, ValueError) as cause:
         raise RunFolderError(
-            visible(f"{folder / 'config.yaml'} holds no policies as this version writes them ({cause}); serve ")
-            + f"{export} instead, as vLLM serves any model"
+            visible(f"{folder / 'config.yaml'} does not describe policies as this version does ({cause}); serve ")
+            + f"{export} instead, like any model"
         ) from None
-    learned = [name for name, policy in found.items() if policy.trainable]
+    trained = [name for name, policy in policies.items() if policy.trainable]
     adapters = {}
-    for name in learned:
-        own = export if (export / "config.json").is_file() else export / name
-        if not (own / "config.json").is_file():
-            raise ModelNotFoundError(f"{export} holds no model of the policy {name}, which has learned; export it anew")
-        if found[name].lora is not None and (own / "adapter").is_dir() and not _why_not(found[name]):
-            adapters[name] = own / "adapter"
-            models.check_contained_files(own)
-        else:  # the adapter is in the exported weights, too
-            found[name] = replace(found[name], model=str(own), lora=None)
-    missing = {name: why for name, policy in found.items() if not policy.trainable and (why := _why_not(policy))}
-    found = {name: policy for name, policy in found.items() if name not in missing}
-    names = {name: name for name in found} | dict.fromkeys(also if len(learned) == 1 else (), *learned[:1])
-    # a seat's name is what its program asks for, also where a policy of another seat is called so
+    for name in trained:
+        model = export if (export / "config.json").is_file() else export / name
+        if not (model / "config.json").is_file():
+            raise ModelNotFoundError(f"{export} holds no model of the trained policy {name}; export it again")
+        if policies[name].lora is not None and (model / "adapter").is_dir() and not _missing_model(policies[name]):
+            adapters[name] = model / "adapter"
+            models.check_contained_files(model)
+        else:  # the exported weights include the adapter
+            policies[name] = replace(policies[name], model=str(model), lora=None)
+    missing = {
+        name: reason for name, policy in policies.items() if not policy.trainable and (reason := _missing_model(policy))
+    }
+    policies = {name: policy for name, policy in policies.items() if name not in missing}
+    names = {name: name for name in policies} | dict.fromkeys(also if len(trained) == 1 else (), *trained[:1])
+    # programs ask for agents, so the name of an agent takes precedence over that of a policy
     return TrainedRun(
-        policies=found,
+        policies=policies,
         adapters=adapters,
         missing=missing,
-        names=names | {name: policy for name, policy in sits.items() if policy in found},
+        names=names | {agent: policy for agent, policy in mapping.items() if policy in policies},
         engine=engine,
     )
 
 
-def _why_not(policy: Policy) -> str:
-    """Why the model of a policy is not on this machine; empty where it is."""
+def _missing_model(policy: Policy) -> str:
+    """Return why the model of a policy is not on this machine; empty if it is."""
     try:
         models.resolve(policy.model)
     except ModelNotFoundError as cause:
@@ -115,31 +113,31 @@ def _why_not(policy: Policy) -> str:
 
 
 def _policy(row: Mapping[str, Any]) -> Policy:
-    sampling, lora = _made(Sampling, row["sampling"]), row.get("lora")
-    return _made(Policy, {**row, "sampling": sampling, "lora": None if lora is None else _made(LoRA, lora)})
+    sampling, lora = _instance(Sampling, row["sampling"]), row.get("lora")
+    return _instance(Policy, {**row, "sampling": sampling, "lora": None if lora is None else _instance(LoRA, lora)})
 
 
-def _made(kind: Callable[..., T], row: Mapping[str, Any]) -> T:
-    """A dataclass of plain values, all of which it has to know: what is left out might be what mattered."""
-    if unknown := sorted(map(str, row.keys() - {field.name for field in fields(kind)})):  # type: ignore[arg-type]
+def _instance(cls: Callable[..., T], row: Mapping[str, Any]) -> T:
+    """Return a dataclass of plain values. Unknown values are refused, because they may matter."""
+    if unknown := sorted(map(str, row.keys() - {field.name for field in fields(cls)})):  # type: ignore[arg-type]
         raise ValueError(f"unknown: {', '.join(unknown)}")
-    return kind(**row)
+    return cls(**row)
 
 
 def serve_run(run: TrainedRun, engine: EngineConfig, *, host: str, port: int, token: str) -> int:
     """Answer requests until Ctrl-C, SIGTERM or the loss of an engine.
 
     Args:
-        run: Who is asked.
+        run: Policies to serve.
         engine: Settings of every engine.
         host: Address to listen on.
-        port: The same.
-        token: What requests must bring.
+        port: Port to listen on.
+        token: Token that requests need.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C; all that was started has ended.
-        SystemExit: SIGTERM, with status 143; the same.
-        ActorDiedError: An engine is gone for good.
+        KeyboardInterrupt: Ctrl-C; all processes have ended.
+        SystemExit: SIGTERM, with status 143; all processes have ended.
+        ActorDiedError: An engine died and cannot be restarted.
     """
     with contextlib.closing(LoopRunner(status=lambda: "the server is stopped")) as runner:
         if runner.run(_until_terminated(_serve(run, engine, host, port, token))):
@@ -148,7 +146,7 @@ def serve_run(run: TrainedRun, engine: EngineConfig, *, host: str, port: int, to
 
 
 async def _until_terminated(work: Coroutine[Any, Any, None]) -> bool:
-    """Whether SIGTERM ended `work`."""
+    """Run `work`. Returns whether SIGTERM ended it."""
     task, terminated = asyncio.ensure_future(work), []
 
     def stop() -> None:

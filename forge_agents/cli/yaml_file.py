@@ -1,4 +1,4 @@
-"""The YAML files that users write: one meaning for each text, no key twice, and errors with file, line and column."""
+"""YAML files of users: YAML 1.2 values, no duplicate keys, and errors with file, line and column."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from forge_agents import safe_yaml
 
 
 class Switch(str):
-    """A bare yes, no, on or off: YAML 1.1 reads a boolean, YAML 1.2 a text. The field that it is given to decides."""
+    """A bare yes, no, on or off: a boolean in YAML 1.1, text in YAML 1.2. The type of the field decides."""
 
     __slots__ = ()
 
     @property
     def truth(self) -> bool:
-        """What YAML 1.1 reads."""
+        """Value in YAML 1.1."""
         return self.lower() in ("yes", "on", "true")
 
 
 class YamlFile:
-    """A mapping that was read from a file, with the line of every key.
+    """A mapping from a file, with the line of every key.
 
     Raises:
-        ValueError: The file is not YAML, is too large, holds no mapping, or a key twice. The message begins with
+        ValueError: The file is not YAML, too large, no mapping, or has a duplicate key. The message begins with
             ``FILE:LINE:COLUMN``.
         OSError: The file cannot be read.
     """
@@ -35,15 +35,15 @@ class YamlFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lines: dict[int, dict[Any, int]] = {}
-        """Line of each key, by the id of its mapping, all of which `values` holds."""
+        """Line of each key, by the id of its mapping; `values` keeps the mappings alive."""
         try:
             text = safe_yaml.read_bytes(path).decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise ValueError(f"{path} is not UTF-8 from byte {error.start} on; save it as UTF-8") from error
+            raise ValueError(f"{path} is not UTF-8 at byte {error.start}; save it as UTF-8") from error
         values = safe_yaml.load(text, name=str(path), loader=self._loader)
         if not isinstance(values, dict | None):
             problem = f"{path} holds no settings; write keys with values, such as `steps: 100`"
-            raise ValueError(problem)  # noqa: TRY004  # of the file, not of an argument
+            raise ValueError(problem)  # noqa: TRY004  # an error of the file, not of an argument
         self.values: dict[Any, Any] = values or {}
 
     def _loader(self, text: str) -> _Loader:
@@ -52,16 +52,16 @@ class YamlFile:
         return loader
 
     def place(self, mapping: Mapping[Any, Any], key: Any) -> str:
-        """``FILE:LINE`` of a key."""
+        """Return ``FILE:LINE`` of a key."""
         line = self._lines.get(id(mapping), {}).get(key)
         return str(self.path) if line is None else f"{self.path}:{line}"
 
 
 class _Loader(safe_yaml.BoundedLoader):
-    """YAML 1.2's numbers and booleans, and no key twice."""
+    """Loader with the numbers and booleans of YAML 1.2 that refuses duplicate keys."""
 
     lines: dict[int, dict[Any, int]]
-    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # as PyYAML's class has it
+    yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # same name as in PyYAML's class
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         first: dict[Any, int] = {}
@@ -72,19 +72,19 @@ class _Loader(safe_yaml.BoundedLoader):
             key, line = str(key) if isinstance(key, Switch) else key, key_node.start_mark.line + 1
             if isinstance(key, Hashable) and key in first:
                 raise yaml.constructor.ConstructorError(
-                    None, None, f"{key!r} is given twice, first in line {first[key]}; keep one", key_node.start_mark
+                    None, None, f"{key!r} is a duplicate of line {first[key]}; keep one", key_node.start_mark
                 )
             if isinstance(key, Hashable):
                 first[key] = line
-        found = super().construct_mapping(node, deep=deep)
-        return {str(key) if isinstance(key, Switch) else key: value for key, value in found.items()}
+        mapping = super().construct_mapping(node, deep=deep)
+        return {str(key) if isinstance(key, Switch) else key: value for key, value in mapping.items()}
 
     def construct_yaml_map(self, node: yaml.MappingNode) -> Any:
-        made: dict[Any, Any] = {}
-        yield made
-        made.update(self.construct_mapping(node))
-        own = {key.value: key.start_mark.line + 1 for key, _ in node.value if isinstance(key, yaml.ScalarNode)}
-        self.lines[id(made)] = own
+        mapping: dict[Any, Any] = {}
+        yield mapping
+        mapping.update(self.construct_mapping(node))
+        lines = {key.value: key.start_mark.line + 1 for key, _ in node.value if isinstance(key, yaml.ScalarNode)}
+        self.lines[id(mapping)] = lines
 
 
 def _switch(loader: _Loader, node: yaml.ScalarNode) -> Switch:
@@ -109,8 +109,8 @@ _KINDS = (
     ),
     ("tag:yaml.org,2002:merge", r"<<", "<"),
 )
-"""Bare texts that are no texts: their tag, all of their forms and their first characters. The core schema of YAML 1.2
-with the merge key, underscores in numbers and exponents without a sign."""
+"""Plain scalars that are not text: tag, pattern and first characters. This is the core schema of YAML 1.2 with merge
+keys, underscores in numbers and exponents without a sign."""
 for _tag, _forms, _first in _KINDS:
     _Loader.add_implicit_resolver(_tag, re.compile(f"^(?:{_forms})$"), list(_first))
 _Loader.add_constructor("!switch", _switch)
@@ -119,12 +119,12 @@ _Loader.add_constructor("tag:yaml.org,2002:map", _Loader.construct_yaml_map)
 
 
 class _Quoting(yaml.SafeDumper):
-    """Writes every text in quotes, so that it is read as a text again."""
+    """Quotes every text, so that it is read as text again."""
 
 
 _Quoting.add_representer(str, lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"'))
 
 
 def as_text(values: Mapping[str, Any]) -> str:
-    """Settings as a YAML text that every loader reads alike."""
+    """Return settings as YAML that every loader reads identically."""
     return yaml.dump(dict(values), Dumper=_Quoting, sort_keys=False, allow_unicode=True, width=10_000)

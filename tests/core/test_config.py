@@ -262,7 +262,7 @@ def test_a_file_sends_a_key_elsewhere_only_if_the_user_agrees(endpoint, bench_fi
     for words in ([], ["--send_key", f"{variable}@other.example"], ["--send_key", f"OTHER@{host}"]):
         with pytest.raises(SystemExit):
             read_bench(file, *words)
-        assert f"variable {variable} to {host}. Add --send_key {variable}@{host} if that is what you want" in " ".join(
+        assert f"variable {variable} to {host}. Add --send_key {variable}@{host} to allow this" in " ".join(
             capsys.readouterr().err.split()
         )
     assert read_bench(file, "--send_key", "OTHER@other.example", f"{variable}@{host}").endpoints["rival"]

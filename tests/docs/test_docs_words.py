@@ -183,7 +183,7 @@ def test_commands_in_sentences_are_found():
     assert len({page for page, _ in TYPED}) >= len(RECIPES) - 3, "two recipes have commands of other kinds"
 
 
-@pytest.mark.parametrize("line", ["view runs --prot 1", "train train.yaml --trainer.learner.lrr 1", "play --seat"])
+@pytest.mark.parametrize("line", ["view runs --prot 1", "train train.yaml --trainer.learner.lrr 1", "play --agent"])
 def test_an_option_that_there_is_not_is_found(line, folder, read_only, capsys):
     words = line.split()
     with pytest.raises(SystemExit):

@@ -119,7 +119,7 @@ def test_a_model_is_served_to_those_who_have_the_token(server, monkeypatch):
         asyncio.run(answer(Endpoint(f"{base}/v1", "tiny", retries=0)))
 
     told = log.read_text()
-    assert TOKEN not in told and "token  that of MY_TOKEN" in told
+    assert TOKEN not in told and "token  from MY_TOKEN" in told
     assert "starting server tiny: " in told and ", not compiled, on " in told and "started server tiny (" in told
     children = children_of(pid)
     assert len(children) == 1  # the server, in a session of its own

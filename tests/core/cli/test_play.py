@@ -50,7 +50,7 @@ def command(*words, typed=""):
 
 
 def test_a_game_is_played_through_a_pipe():
-    done = command("forge/KuhnPoker-v0", "--seed", "2", "--seat", "player_0", typed="bet\n")
+    done = command("forge/KuhnPoker-v0", "--seed", "2", "--agent", "player_0", typed="bet\n")
     assert done.returncode == 0, done.stderr
     assert "you are player_0" in done.stdout and "legal: check | bet" in done.stdout
     assert "[player_0] bet" in done.stdout and "terminated after" in done.stdout
@@ -62,7 +62,7 @@ def test_a_game_is_played_through_a_pipe():
 
 def test_the_person_takes_the_seat_they_ask_for(typed):
     shown = typed("check\nfold\nfold\n")
-    assert cli.main(["play", "forge/KuhnPoker-v0", "--seat=player_1", "--seed=1"]) == 0
+    assert cli.main(["play", "forge/KuhnPoker-v0", "--agent=player_1", "--seed=1"]) == 0
     text = shown.console.file.getvalue()
     assert "you are player_1" in text and "player_1 sees" in text and "player_0 sees" not in text
 
@@ -123,16 +123,16 @@ def test_what_cannot_be_played_is_said(capsys, typed):
     typed("")
     assert cli.main(["play", "forge/KuhnPokr-v0"]) == 1
     assert "forge/KuhnPoker-v0" in capsys.readouterr().err
-    assert cli.main(["play", "forge/KuhnPoker-v0", "--seat", "player_2"]) == 1
-    assert "has no seat 'player_2'; its seats are player_0, player_1. Did you mean" in capsys.readouterr().err
+    assert cli.main(["play", "forge/KuhnPoker-v0", "--agent", "player_2"]) == 1
+    assert "has no agent 'player_2'; its agents are player_0, player_1. Did you mean" in capsys.readouterr().err
     assert cli.main(["play", "forge/KuhnPoker-v0", "--endpoint", "h", "--endpoint_model", "m"]) == 1
     assert "no HTTP address" in capsys.readouterr().err
     for words, said in (
         (["--seed", "1"], "env"),
-        (["forge/KuhnPoker-v0", "--model=m", "--opponent=random"], "model and opponent both take"),
-        (["forge/KuhnPoker-v0", "--endpoint=http://h"], "belong together"),
+        (["forge/KuhnPoker-v0", "--model=m", "--opponent=random"], "model and opponent are given for the other agents"),
+        (["forge/KuhnPoker-v0", "--endpoint=http://h"], "must be given together"),
         (["forge/KuhnPoker-v0", "--api_key_env=K"], "is the key of an endpoint"),
-        (["forge/KuhnPoker-v0", "--set", "player_0"], "Did you mean '--seat'"),
+        (["forge/KuhnPoker-v0", "--agnt", "player_0"], "Did you mean '--agent'"),
     ):
         with pytest.raises(SystemExit):
             cli.main(["play", *words])
@@ -204,6 +204,6 @@ def test_a_program_that_failed_says_why_at_the_end(typed):
 
 def test_who_watches_and_plays_sees_the_turns_of_the_others(typed, monkeypatch):
     shown = typed("bet\nbet\n")
-    playing.play_in_terminal(PlayConfig(env="forge/KuhnPoker-v0", seat="player_1", watch=True, seed=1))
+    playing.play_in_terminal(PlayConfig(env="forge/KuhnPoker-v0", agent="player_1", watch=True, seed=1))
     told = shown.console.file.getvalue()
     assert "you are player_1" in told and ". player_0 (random)" in told and ". player_1 (human)" not in told

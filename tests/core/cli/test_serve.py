@@ -67,7 +67,7 @@ def test_the_newest_export_of_a_checkpoint_is_found_where_training_wrote_none(ru
 def test_what_cannot_be_served_says_what_to_do(run, tmp_path):
     with pytest.raises(ModelNotFoundError, match="leave out policy"):
         found(checkpoint=str(run), policy="hero")
-    with pytest.raises(ModelNotFoundError, match=r"no exported model: .*forge-agents export RUN makes .*trainer\.save"):
+    with pytest.raises(ModelNotFoundError, match=r"no exported model.*forge-agents export RUN.*trainer\.save"):
         found(checkpoint=str(tmp_path))
     with pytest.raises(ModelNotFoundError, match="does not exist"):
         found(checkpoint=str(tmp_path / "nothing"))
@@ -82,7 +82,7 @@ def test_a_model_without_a_chat_template_needs_one(run, tmp_path):
     (export / "chat_template.jinja").unlink(missing_ok=True)
     settings = export / "tokenizer_config.json"
     settings.write_text(settings.read_text().replace('"chat_template"', '"other"'))
-    with pytest.raises(ValueError, match="has no chat template; give a file with --chat_template"):
+    with pytest.raises(ValueError, match="has no chat template; give one with --chat_template"):
         found(checkpoint=str(run))
     template = tmp_path / "mine.jinja"
     template.write_text("{{ messages }}")
@@ -105,10 +105,10 @@ def test_the_server_is_vllms_own_with_our_settings(run):
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"checkpoint": ""}, "names no model"),
+        ({"checkpoint": ""}, "checkpoint is empty"),
         ({"port": 0}, "port=0"),
         ({"api_key_env": "sk-secret-token"}, "no name of an environment variable"),
-        ({"chat_template": "nowhere.jinja"}, "is no file"),
+        ({"chat_template": "nowhere.jinja"}, "is not a file"),
         ({"kv_cache_gb": 0.0}, "kv_cache_gb"),
         ({"max_model_len": -1}, "max_model_len"),
     ],
@@ -229,7 +229,7 @@ sys.exit(main.main(["serve", {str(run)!r}, "--port", {str(free_port())!r}]))
 def test_a_port_in_use_is_told_before_anything_starts(run):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        with pytest.raises(ValueError, match=f"port {port} .*give another --port"):
+        with pytest.raises(ValueError, match=f"port {port} .*choose another --port"):
             serve(ServeConfig(checkpoint=str(run), port=port), say=lambda line: None)
 
 
@@ -336,7 +336,7 @@ def test_a_run_is_served_as_its_policies_were_trained(duel, tiny_llama):
     assert found.names == {
         "hero": "hero", "rival": "hero", "fixed": "fixed", "planner": "hero", "coder": "rival", "gpt-4o": "rival",
     }
-    with pytest.raises(ValueError, match=r"name='mine': .* answer to hero, rival, fixed, planner"):
+    with pytest.raises(ValueError, match=r"name='mine' is none of .*: hero, rival, fixed, planner"):
         find_run(ServeConfig(checkpoint=str(duel), name="mine"))
     moved = settings(tiny_llama)
     for policy in moved["policies"].values():
@@ -351,7 +351,7 @@ def test_a_run_is_served_as_its_policies_were_trained(duel, tiny_llama):
     again = find_run(ServeConfig(checkpoint=str(duel)))
     assert again.adapters == {} and again.policies["rival"].model == str(duel / "export" / "rival")
     shutil.rmtree(duel / "export" / "rival")
-    with pytest.raises(ModelNotFoundError, match="no model of the policy rival"):
+    with pytest.raises(ModelNotFoundError, match="no model of the trained policy rival"):
         find_run(ServeConfig(checkpoint=str(duel)))
 
 

@@ -78,15 +78,15 @@ def test_numbers_are_decimal_and_times_are_texts(run):
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        (f"{RUN}trainer:\n  seed: 1\ntrainer: {{}}\n", "train.yaml:7:1: 'trainer' is given twice, first in line 5"),
-        (f"{RUN}    model: n\n", "train.yaml:5:5: 'model' is given twice"),
-        (f"{RUN}trainer: {{seed: 1, seed: 2}}\n", "train.yaml:5:20: 'seed' is given twice"),
-        (f"{RUN}env_args: {{a: 1, a: 2}}\n", "'a' is given twice"),
+        (f"{RUN}trainer:\n  seed: 1\ntrainer: {{}}\n", "train.yaml:7:1: 'trainer' is a duplicate of line 5"),
+        (f"{RUN}    model: n\n", "train.yaml:5:5: 'model' is a duplicate"),
+        (f"{RUN}trainer: {{seed: 1, seed: 2}}\n", "train.yaml:5:20: 'seed' is a duplicate"),
+        (f"{RUN}env_args: {{a: 1, a: 2}}\n", "'a' is a duplicate"),
         (f"{RUN}steps: [1\n", "train.yaml:6:1: while parsing a flow sequence"),
         (f"{RUN}  steps: 3\n bad\n", "train.yaml:6"),
         (f"{RUN}\tsteps: 3\n", "train.yaml:5:1"),
         ("- env\n", "holds no settings"),
-        (RUN.encode() + b"out_dir: \xff\n", "is not UTF-8 from byte"),
+        (RUN.encode() + b"out_dir: \xff\n", "is not UTF-8 at byte"),
         (f"{RUN}reward: !!python/object:os.system x\n", "train.yaml:5:9: could not determine a constructor"),
     ],
 )
