@@ -369,7 +369,7 @@ def test_a_run_of_one_policy_answers_to_the_name_of_its_folder_as_well(run, tiny
         ({"policies": {"a": {**POLICY, "model": "m", "spell": 1}}}, "unknown: spell"),
         ({"policies": {"a": {"model": "m"}}}, "'sampling'"),
         ({"policies": {"../../other": {**POLICY, "model": "m"}}}, "'../../other' with name 'hero'"),
-        ({"policies": {"a": 1}}, "as this version writes them"),
+        ({"policies": {"a": 1}}, "as this version does"),
         ({"policies": {"a\x1b[2J": {**POLICY, "model": "m", "\x1b[31m": 1}}}, r"\\x1b\[31m"),
     ],
 )
