@@ -1,4 +1,4 @@
-"""Finds keys, tokens and passwords, which must not get into records, reports and the programs that models control."""
+"""Finds keys, tokens and passwords, which must not reach records, reports or the programs that models control."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _VARIABLE = re.compile(
     r"|(?:^|_)(?:KEYS?|PASS|PAT|O?AUTH|AUTHORIZATION|DSN|JWT|SAS)(?:_|$)|(?:KEYS?|SSHPASS|XAUTHORITY|_PWD)$",
     re.IGNORECASE,
 )
-"""Names of environment variables that hold a credential, or lead to a process or file that has one."""
+"""Names of environment variables that hold a credential or locate a process or file with one."""
 _CAPITAL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _ARGUMENT = re.compile(
     r"(?:api|auth|access|private|secret|signing|encryption)_?keys?$|secret|passw(?:or)?d|passphrase|(?:^|_)pwd$"
     r"|credential|cookie|(?:^|_)auth(?:orization)?$"
     r"|(?<!eos_)(?<!bos_)(?<!pad_)(?<!unk_)(?<!sep_)(?<!cls_)(?<!end_)(?<!mask_)(?<!stop_)(?<!start_)(?<!special_)token$"
 )
-"""Names of arguments that hold a credential; "token" also names tokens of a tokenizer."""
+"""Names of arguments that hold a credential. "token" alone may also be a tokenizer's."""
 _KEY = re.compile(r"(?:^|_)(?:key|pat|pass|dsn|webhook)$")
 """Names of arguments that may hold a credential or something harmless, such as the key of a mapping."""
 _LEAST_SECRET = 6
-"""Characters of the shortest value of an environment variable that is searched for in texts."""
+"""Minimum length of the values of environment variables that are searched for in texts."""
 _RANDOM = re.compile(r"(?=\S*\d)(?=\S*[A-Za-z])[\w.~+/=:-]{12,}")
 """Texts that look like a generated key."""
 _TEXTS = re.compile(
@@ -41,7 +41,7 @@ _TEXTS = re.compile(
     """,
     re.VERBOSE,
 )
-"""Keys by the beginnings that providers give them, JSON web tokens, and names with passwords in addresses."""
+"""Keys with the prefixes of known providers, JSON web tokens, and passwords in URLs."""
 _SCHEME = re.compile(
     r"\b(bearer\s+|(?:basic|token)\s+(?=[^\s'\"]*\d|[^\s'\"]{20}))[\w.~+/=:-]{8,}", re.IGNORECASE
 )
@@ -50,7 +50,7 @@ _ASSIGNED = re.compile(
     r"[\"']?\s*[=:]\s*[\"']?|(?:token|secret|password|passwd)=[\"']?))[^\s\"'&,;]+",
     re.IGNORECASE,
 )
-"""A credential behind its name, as in a command line or the query of an address."""
+"""A credential after its name, as in a command line or the query of a URL."""
 
 
 def is_secret_variable(name: str, value: str = "") -> bool:
@@ -59,7 +59,7 @@ def is_secret_variable(name: str, value: str = "") -> bool:
 
 
 def is_secret(name: Any, value: Any) -> bool:
-    """Return whether an argument holds a credential, by its name, and by its value where the name can mean both."""
+    """Return whether an argument holds a credential, by its name, and by its value if the name is ambiguous."""
     if not isinstance(value, str | bytes | list | tuple | Mapping) or not value:
         return False
     plain = _CAPITAL.sub("_", str(name)).replace("-", "_").lower()
@@ -69,21 +69,21 @@ def is_secret(name: Any, value: Any) -> bool:
 
 
 def redact(text: str) -> str:
-    """Return `text` with ``(hidden)`` in the place of each credential that is known by its form."""
+    """Return `text` with ``(hidden)`` instead of each text in the form of a known credential."""
     for pattern in (_ASSIGNED, _SCHEME):
         text = pattern.sub(rf"\1{HIDDEN}", text)
     return _TEXTS.sub(HIDDEN, text)
 
 
 def redact_command(words: Sequence[str]) -> str:
-    """Return a command line as a shell takes it, with ``(hidden)`` in the place of each credential.
+    """Return a command line in shell syntax, with ``(hidden)`` instead of each credential.
 
-    Hidden are the value of a flag or variable whose name is that of a credential, the value of such a variable of this
-    process, and credentials that are known by their form.
+    Credentials are values of flags or variables with the name of a credential, values of such variables of this
+    process, and texts in the form of a known credential.
     """
-    ours = {value for name, value in os.environ.items() if len(value) >= _LEAST_SECRET and is_secret_variable(name)}
+    secrets = {value for name, value in os.environ.items() if len(value) >= _LEAST_SECRET and is_secret_variable(name)}
 
-    def shown() -> Iterator[str]:
+    def redacted() -> Iterator[str]:
         for flag, word in zip(("", *words), words, strict=False):
             name, equals, value = word.partition("=")
             if flag.startswith("-") and is_secret(flag.lstrip("-"), word):
@@ -91,6 +91,6 @@ def redact_command(words: Sequence[str]) -> str:
             elif value and (is_secret_variable(name) or is_secret(name.lstrip("-"), value)):
                 yield f"{name}{equals}{HIDDEN}"
             else:
-                yield redact(re.sub("|".join(map(re.escape, ours)), HIDDEN, word) if ours else word)
+                yield redact(re.sub("|".join(map(re.escape, secrets)), HIDDEN, word) if secrets else word)
 
-    return shlex.join(shown())
+    return shlex.join(redacted())

@@ -1,6 +1,6 @@
-"""Reads users' JSON files: JSONL, or JSON values that take several lines each, in UTF-8, UTF-16 or UTF-32.
+"""Reads users' JSON files: JSONL, or JSON values of several lines each, in UTF-8, UTF-16 or UTF-32.
 
-Every reader of users' data uses this module, so that a file is either read by all of them or by none.
+All readers of users' data use this module, so that they accept the same files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _ESCAPED_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 class UnreadableJsonError(ValueError):
-    """A line of a file that is not JSON. The message says why, without the name of the file."""
+    """A line of a file is not JSON. The message gives the reason without the name of the file."""
 
 
 def json_objects(path: str | os.PathLike[str]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -38,9 +38,9 @@ def json_objects(path: str | os.PathLike[str]) -> Iterator[tuple[str, dict[str, 
 
 
 def json_values(path: str | os.PathLike[str]) -> Iterator[tuple[int, Any]]:
-    """Yield each JSON value of a file with its line, counted from 1. An `UnreadableJsonError` stands for a bad value.
+    """Yield each JSON value of a file with its line, counted from 1. Bad values are yielded as `UnreadableJsonError`.
 
-    Memory grows with the longest line, or with the whole file if its values take several lines each.
+    Memory grows with the longest line, or with the whole file if values span several lines.
     """
     with _opened(path) as file:
         first = next((line for line in file if line.strip()), "")
@@ -56,7 +56,7 @@ def json_values(path: str | os.PathLike[str]) -> Iterator[tuple[int, Any]]:
 
 
 def _opened(path: str | os.PathLike[str]) -> IO[str]:
-    """The file as text. Bytes that are no text in its encoding become lone surrogates, which `_checked` refuses."""
+    """Open the file as text. Invalid bytes become lone surrogates, which `_checked` refuses."""
     with user_path(path).open("rb") as file:
         encoding = json.detect_encoding(file.read(4))
     if encoding.startswith("utf-8"):
@@ -72,7 +72,7 @@ def _parsed(text: str) -> Any:
 
 
 def _checked(value: Any, text: str) -> Any:
-    """`value`, which was read from `text`, or an error if a string in it holds half of a character."""
+    """Return `value`, read from `text`, or an error if a string in it contains a lone surrogate."""
     suspect = _ESCAPED_SURROGATE.search(text) or not _is_unicode(text)
     if suspect and not _is_unicode(json.dumps(value, ensure_ascii=False)):
         return UnreadableJsonError("it holds bytes or escapes that are not Unicode text; save the file as UTF-8")
@@ -92,16 +92,16 @@ def _reason(cause: BaseException, text: str) -> str:
 
 
 def _spread_values(path: str | os.PathLike[str]) -> Generator[tuple[int, Any], None, int | None]:
-    """Yield the values of a file in which a value takes several lines.
+    """Yield the values of a file whose values span several lines.
 
     Returns:
-        The last line that was read (0 if none) if nothing after the first line could be read; None otherwise.
+        The last line that was read (0 if none) if nothing after the first line could be read, otherwise None.
     """
     with _opened(path) as file:
         text = file.read()
     end, line, first = 0, 1, 0
-    while begun := _SOLID.search(text, end):
-        start = begun.start()
+    while match := _SOLID.search(text, end):
+        start = match.start()
         line += text.count("\n", end, start)
         first = first or line
         try:

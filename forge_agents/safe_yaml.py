@@ -1,4 +1,4 @@
-"""YAML of users and strangers, read in bounded time and memory.
+"""Reads untrusted YAML in bounded time and memory.
 
 A kilobyte of aliases or merge keys that refer to each other stands for more values than any memory holds, and PyYAML's
 safe loader builds all of them. Its loader in C also ends the process where lists are nested too deeply. The loader here
@@ -26,7 +26,7 @@ _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
 class BoundedLoader(yaml.SafeLoader):
     """PyYAML's safe loader for texts of at most 100,000 values, nested at most 100 deep.
 
-    A value counts as often as aliases and merge keys repeat it. Whatever exceeds a bound is a `yaml.MarkedYAMLError`.
+    A value counts as often as aliases and merge keys repeat it. Exceeding a bound raises `yaml.MarkedYAMLError`.
     """
 
     _parts = 0
@@ -62,7 +62,7 @@ def load(text: str, *, name: str = "", loader: Callable[[str], BoundedLoader] = 
 
     Args:
         name: Name of the file, for errors.
-        loader: Makes the loader of a text.
+        loader: Loader class.
 
     Raises:
         ValueError: The text is not YAML, or exceeds a bound of `BoundedLoader`. The message is one printable line. It
@@ -91,7 +91,7 @@ def read(file: Path) -> Any:
 
 
 def read_bytes(file: Path) -> bytes:
-    """The content of a file of at most 10 MB.
+    """Return the content of a file of at most 10 MB.
 
     Raises:
         ValueError: The file is larger.
@@ -105,7 +105,7 @@ def read_bytes(file: Path) -> bytes:
 
 
 def _check_size(root: yaml.Node) -> None:
-    """Raise unless the values below a node are few and shallow enough; each node is visited once."""
+    """Check number and depth of the values below a node. Each node is visited once."""
     sizes: dict[int, tuple[int, int]] = {}
     """Number of values and depth, by id of node."""
     ancestors: set[int] = set()

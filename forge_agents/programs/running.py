@@ -30,6 +30,7 @@ from typing import Any, Protocol, TypeAlias
 
 from forge_agents.credentials import is_secret_variable, redact, redact_command
 from forge_agents.envs.env import writable
+from forge_agents.imports import is_library
 from forge_agents.programs.containers import Image, free_for_all, listen_at, without_links
 from forge_agents.programs.context import client_variables, running_program
 from forge_agents.programs.gateway import Session
@@ -278,10 +279,8 @@ class _Thread:
 
 
 def _own(lines: Sequence[str]) -> str:
-    """The innermost line that is no library's."""
-    libraries = (sys.prefix, sys.base_prefix, "<frozen")
-    theirs = (line for line in reversed(lines) if not line.startswith(libraries) and "/forge_agents/" not in line)
-    return next(theirs, "")
+    """The innermost line of the program itself, not of a library."""
+    return next((line for line in reversed(lines) if not is_library(line) and "/forge_agents/" not in line), "")
 
 
 # ---- command lines

@@ -1,4 +1,4 @@
-"""Which hosts and GPUs each mesh of processes gets."""
+"""Allocation of hosts and GPUs to meshes of processes."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """HTTP servers with limits: how many connections, how large a request's head, how long a client may take.
 
-A stranger can reach a server's port, but has no token. Its connections are closed after a short time, and first of all
-when there are too many, so that they never keep clients with a token out.
+A stranger can reach a server's port but has no token. Connections without a token are closed after a short time, and
+first if there are too many, so that they never block clients with a token.
 """
 
 from __future__ import annotations
@@ -20,30 +20,30 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 MAX_HEADER_BYTES = 16 << 10
-"""Of one request's head."""
+"""Maximum size of a request's head."""
 MAX_CONNECTIONS = 1024
-"""Of one server."""
+"""Maximum number of connections of one server."""
 REQUEST_S = 30.0
-"""Seconds for a request's head from its first byte on, for a body that is not wanted, for an answer that the client
-does not read, and for a client to show a token."""
+"""Maximum seconds for a request's head from its first byte on, for an unwanted body, for a response that is not
+read, and for a client to show a token."""
 IDLE_S = 300
-"""Seconds for which a connection with a token stays open without a request, because a program may compute meanwhile."""
+"""Maximum seconds between requests of a connection with a token. A program may compute in between."""
 _BACKLOG = 128
 _LOG_EVERY_S = 60.0
 _HEAD_END = re.compile(rb"\n\r?\n")
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
-_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_NO_RESOURCES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _open: set[Connection] = set()
 """Connections of all servers of this process."""
 _log = logging.getLogger(__name__)
 _quiet = logging.getLogger(f"{__name__}.http")
-"""Without uvicorn's warnings of requests that are no HTTP, which any stranger can cause without end. It is no child of
-uvicorn's loggers, because uvicorn's settings reset their children."""
+"""Logger without uvicorn's warnings of invalid requests, which any stranger can cause without end. It is not a child of
+uvicorn's loggers, because uvicorn's settings reset those."""
 _quiet.setLevel(logging.ERROR)
 
 
 class Connection(H11Protocol):
-    """One connection: uvicorn's implementation by h11, with limits of time, size and number.
+    """uvicorn's connection by h11, with limits of time, size and number.
 
     Applications call `trust` once a request has shown a valid token.
     """
@@ -58,10 +58,10 @@ class Connection(H11Protocol):
         self._within_s: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Start the time for a token, and close another connection where there are too many."""
+        """Start the timeout for a token, and close another connection if there are too many."""
         super().connection_made(transport)
         for other in list(_open):  # a copy, because servers of other threads change it
-            if other.loop.is_closed():  # its server ended before it did
+            if other.loop.is_closed():  # its server ended first
                 _open.discard(other)
         _open.add(self)
         self.loop.call_later(REQUEST_S, self._give_up_stranger)
@@ -69,7 +69,7 @@ class Connection(H11Protocol):
             self._look()
 
     def data_received(self, data: bytes) -> None:
-        """Refuse a head that is too large, also one that comes in a single piece, which h11 would take."""
+        """Refuse a head that is too large, even in a single piece, which h11 would accept."""
         if self.conn.their_state is h11.IDLE:
             head = bytes(self.conn.trailing_data[0]) + data
             end = _HEAD_END.search(head, 0, MAX_HEADER_BYTES)
@@ -81,39 +81,39 @@ class Connection(H11Protocol):
         self._look()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """End the times."""
+        """Stop all timeouts."""
         super().connection_lost(exc)
         self._end()
 
     def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Leave the connection to the protocol that follows, whose application checks the token."""
+        """Hand the connection to the new protocol, whose application checks the token."""
         self._end()
         super().handle_websocket_upgrade(event)
 
     def _end(self) -> None:
         _open.discard(self)
         self._close_within(None)
-        self.trusted = True  # no time runs any more
+        self.trusted = True  # no timeout applies any more
 
     def pause_writing(self) -> None:
-        """Start the time of a client that does not read its answer."""
+        """Start the timeout of a client that does not read its response."""
         super().pause_writing()
         self._unread = True
         self._look()
 
     def resume_writing(self) -> None:
-        """End it."""
+        """Stop that timeout."""
         super().resume_writing()
         self._unread = False
         self._look()
 
     def on_response_complete(self) -> None:
-        """Start the time until the next request."""
+        """Start the timeout until the next request."""
         super().on_response_complete()
-        self._look()  # a part of the next request may have come before
+        self._look()  # a part of the next request may have arrived already
 
     def _look(self) -> None:
-        """Run the time that fits the state: unread answer, unwanted rest of a body, no request, or a head in part."""
+        """Set the timeout of the present state: unread response, unwanted body, no request, or a partial head."""
         if self._unread or self.conn.our_state is h11.DONE:
             self._close_within(REQUEST_S)
         elif self.conn.their_state is h11.IDLE:
@@ -133,9 +133,9 @@ class Connection(H11Protocol):
         if not self.trusted:
             self.transport.abort()
 
-    def _fits(self, connections: set[Any], most: int) -> bool:
-        """Return whether this connection may stay. The oldest connection without a token makes room for it."""
-        if len(connections) <= most:
+    def _fits(self, connections: set[Any], limit: int) -> bool:
+        """Return whether this connection may stay. If there are too many, the oldest one without a token is closed."""
+        if len(connections) <= limit:
             return True
         strangers = (other for other in list(connections) if isinstance(other, Connection) and not other.trusted)
         oldest = min(strangers, key=lambda other: other.opened, default=self)
@@ -146,9 +146,9 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn's server, which logs only once a minute that it can accept no connection.
+    """uvicorn's server, which logs at most once a minute that it cannot accept connections.
 
-    asyncio tries again each second, and logs hundreds of tracebacks each time.
+    By default asyncio tries again each second and logs hundreds of tracebacks each time.
     """
 
     async def startup(self, sockets: Any = None) -> None:
@@ -158,14 +158,14 @@ class Server(uvicorn.Server):
 
 
 class _Failures:
-    """An event loop's handler of exceptions that nobody awaits."""
+    """Exception handler of the server's event loop."""
 
     def __init__(self) -> None:
         self._logged = -_LOG_EVERY_S
 
     def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception")
-        if not (isinstance(error, OSError) and error.errno in _NO_ROOM and "socket" in context):
+        if not (isinstance(error, OSError) and error.errno in _NO_RESOURCES and "socket" in context):
             loop.default_exception_handler(context)
         elif time.monotonic() - self._logged >= _LOG_EVERY_S:
             self._logged = time.monotonic()
@@ -196,9 +196,9 @@ def http_settings() -> dict[str, Any]:
 
 
 def _max_open() -> int:
-    """Connections of this process: half of the files that it may open, because the rest of it opens files, too.
+    """Maximum connections of this process: half of its file limit, because other code opens files as well.
 
-    asyncio accepts a whole backlog before any of these connections begins.
+    asyncio accepts a whole backlog before any of these connections is set up.
     """
     soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return 1 << 30 if soft == resource.RLIM_INFINITY else max(8, soft // 2 - _BACKLOG)

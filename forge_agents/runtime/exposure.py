@@ -1,4 +1,4 @@
-"""Warnings of a run that other users or machines can reach: Monarch runs code for any process that connects to it."""
+"""Warns that other users or machines can reach a run. Monarch runs code for any process that connects to it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from collections.abc import Iterable
 import psutil
 
 _FIRST_USER = 1000
-"""Lowest user id of a person, by convention."""
+"""Lowest id of human users, by convention."""
 _NOBODY = 65534
 _PROTECTED = ("tls://", "ipc://")
-"""Beginnings of addresses that only holders of the run's certificate, or this user, can connect to."""
+"""Prefixes of addresses to which only holders of the run's certificate, or this user, can connect."""
 
 
 def other_users() -> list[int]:
-    """Ids of users, other than this one and the system's, that have processes on this machine."""
+    """Return the ids of other human users with processes on this machine."""
     ids: set[int] = set()
     for process in psutil.process_iter(["uids"]):
         if process.info["uids"] is not None:
@@ -27,23 +27,23 @@ def other_users() -> list[int]:
 
 @functools.cache
 def warn_of_other_users() -> None:
-    """Warn, once in a process, that Monarch's sockets cannot be made private here while other users are present."""
+    """Warn once per process if other users are present and Monarch's sockets cannot be made private here."""
     if users := other_users():
         warnings.warn(
             f"any user of this machine can run code as you while this run lasts: its sockets could not be made private "
             f"on this system, and users {', '.join(map(str, users))} have processes here. Use a machine, a virtual "
-            "machine or a container with a network of its own; see docs/hardware.md",
+            "machine or a container with its own network; see docs/hardware.md",
             RuntimeWarning,
             stacklevel=2,
         )
 
 
 def warn_of_open_ports(addresses: Iterable[str]) -> None:
-    """Warn of hosts whose address asks for no certificate."""
+    """Warn of hosts whose addresses need no certificate."""
     if reachable := sorted({address for address in addresses if not address.startswith(_PROTECTED)}):
         warnings.warn(
             f"{', '.join(reachable[:3])}{' and others' if len(reachable) > 3 else ''}: any machine or user that can "
-            "connect to these ports can run code as you. Keep hosts in a network of their own, or use tls:// "
+            "connect to these ports can run code as you. Keep hosts in a private network, or use tls:// "
             "addresses with a certificate of the run; see docs/hardware.md",
             RuntimeWarning,
             stacklevel=2,

@@ -1,4 +1,4 @@
-"""Which network interface of this machine leads to other hosts."""
+"""Finds the network interface of this machine that leads to other hosts."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import psutil
 from forge_agents.errors import HostError
 
 _ANY_PORT = 9
-"""Port of an address to which nothing is sent: the kernel only chooses the route."""
+"""Port of a probe address. Nothing is sent there; the kernel only chooses the route."""
 
 
 def interface_of(address: str) -> str:
     """Return the name of this machine's interface with that IP address.
 
     Raises:
-        HostError: No interface has it.
+        HostError: No interface has that address.
     """
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address.partition("%")[0] == address for entry in addresses):
@@ -27,15 +27,15 @@ def interface_of(address: str) -> str:
 
 
 def own_address(other: str) -> str:
-    """Return the address at which other hosts reach this one: of GLOO_SOCKET_IFNAME, of its name, or of the route."""
-    if chosen := os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
-        for entry in psutil.net_if_addrs().get(chosen, ()):
+    """Return this machine's address for other hosts, by GLOO_SOCKET_IFNAME, its name, or the route to `other`."""
+    if interface := os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]:
+        for entry in psutil.net_if_addrs().get(interface, ()):
             if entry.family in (socket.AF_INET, socket.AF_INET6):
                 return str(entry.address)
-        raise HostError(f"GLOO_SOCKET_IFNAME={chosen!r}: {socket.gethostname()} has no such interface with an address")
-    ours = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
+        raise HostError(f"GLOO_SOCKET_IFNAME={interface!r}: {socket.gethostname()} has no such interface with an IP")
+    local = {entry.address for entries in psutil.net_if_addrs().values() for entry in entries}
     for address in _resolved(socket.gethostname()):
-        if address in ours and not ipaddress.ip_address(address).is_loopback:
+        if address in local and not ipaddress.ip_address(address).is_loopback:
             return address
     address = address_towards(other)
     if ipaddress.ip_address(address).is_loopback:
@@ -57,7 +57,7 @@ def address_towards(host: str) -> str:
     """Return this machine's address on the interface that leads to `host`.
 
     Raises:
-        HostError: Its name is unknown, or no route leads there.
+        HostError: The name is unknown, or no route leads there.
     """
     for address in _resolved(host):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -67,4 +67,4 @@ def address_towards(host: str) -> str:
             except OSError:
                 continue
             return str(probe.getsockname()[0])
-    raise HostError(f"{socket.gethostname()} finds no route to {host}; see that it resolves the name of that host")
+    raise HostError(f"{socket.gethostname()} finds no route to {host}; check that it can resolve the name of that host")

@@ -1,4 +1,4 @@
-"""Makes Monarch's Unix sockets files that only this user can reach, in place of names that every local user can.
+"""Replaces the names of Monarch's Unix sockets, which every local user can reach, by files that only this user can.
 
 Monarch 0.7 runs code for any process that connects to one of its sockets. It binds most of them to abstract names,
 which have no owner and no permissions, are listed in ``/proc/net/unix``, and are shared with every container on the
@@ -45,7 +45,7 @@ def use_private_sockets(library: str) -> bool:
         library: Path of the shared library.
 
     Returns:
-        Whether the library's calls were found and redirected; False on other systems than 64-bit Linux.
+        Whether the library's calls were found and redirected. False on systems other than 64-bit Linux.
     """
     return (
         sys.platform == "linux"
@@ -55,7 +55,7 @@ def use_private_sockets(library: str) -> bool:
 
 
 def _redirect(library: str, name: str, callback: Any) -> bool:
-    """Let a library call `callback` in place of a function of the C library."""
+    """Make a library call `callback` instead of a function of the C library."""
     address = ctypes.cast(getattr(_libc(), name), ctypes.c_void_p).value
     replacement = ctypes.cast(callback, ctypes.c_void_p).value
     slots = [slot for slot in _slots(library, name.encode()) if _word(slot) == address]
@@ -68,14 +68,14 @@ def _libc() -> ctypes.CDLL:
 
 
 def _bind(descriptor: int, address: int, length: int) -> int:
-    """``bind(2)`` as the library calls it, from any thread: no Unix socket is left that other users may connect to."""
+    """``bind(2)`` as the library calls it, from any thread. No Unix socket stays open to other users."""
     try:
-        given = ctypes.string_at(address, length)
-        if length >= 2 and struct.unpack_from("=H", given)[0] == socket.AF_UNIX:
-            os.fchmod(descriptor, 0o600)  # the mode that the path gets
-            if given[2:3] == b"\0" or length == 2:
-                given = given[:2] + _path(given[3:]) + b"\0"
-        result: int = _libc().bind(descriptor, given, len(given))
+        name = ctypes.string_at(address, length)
+        if length >= 2 and struct.unpack_from("=H", name)[0] == socket.AF_UNIX:
+            os.fchmod(descriptor, 0o600)  # becomes the mode of the path
+            if name[2:3] == b"\0" or length == 2:
+                name = name[:2] + _path(name[3:]) + b"\0"
+        result: int = _libc().bind(descriptor, name, len(name))
     except OSError as error:
         ctypes.set_errno(error.errno or errno.EACCES)
         return -1
@@ -83,32 +83,32 @@ def _bind(descriptor: int, address: int, length: int) -> int:
 
 
 def _mkdir(path: bytes, mode: int) -> int:
-    """``mkdir(2)`` as the library calls it: no other user may enter its folders, in which it binds sockets, too."""
+    """``mkdir(2)`` as the library calls it. No other user may enter its folders, in which it also binds sockets."""
     result: int = _libc().mkdir(path, mode & 0o700)
     return result
 
 
 _BOUND, _MADE = _BIND(_bind), _MKDIR(_mkdir)
-"""For C; they must exist as long as the library may call them."""
+"""C callbacks. They must exist as long as the library may call them."""
 
 
 def _path(name: bytes) -> bytes:
-    """The path that stands for an abstract name."""
+    """The path that replaces an abstract name."""
     safe = name if name.isalnum() and len(name) <= LONGEST_NAME else secrets.token_hex(LONGEST_NAME // 2).encode()
     return os.fsencode(private_folder() / os.fsdecode(safe))
 
 
 def _slots(library: str, function: bytes) -> Iterator[int]:
     """Addresses of the pointers through which a loaded library calls a function of another one."""
-    handle, found = ctypes.CDLL(library)._handle, ctypes.POINTER(_LinkMap)()
-    if ctypes.CDLL(None).dlinfo(ctypes.c_void_p(handle), _LINK_MAP, ctypes.byref(found)):
+    handle, link_map = ctypes.CDLL(library)._handle, ctypes.POINTER(_LinkMap)()
+    if ctypes.CDLL(None).dlinfo(ctypes.c_void_p(handle), _LINK_MAP, ctypes.byref(link_map)):
         return
-    base, dynamic = found.contents.base, dict[int, int]()
-    for at in range(found.contents.dynamic, sys.maxsize, 2 * _POINTER):
+    base, dynamic = link_map.contents.base, dict[int, int]()
+    for at in range(link_map.contents.dynamic, sys.maxsize, 2 * _POINTER):
         if not (tag := _word(at)):
             break
         dynamic[tag] = _word(at + _POINTER)
-    # the loader has added the base to addresses, except where it keeps the section read-only
+    # the loader has added the base to these addresses unless it keeps the section read-only
     place = {tag: value + (base if value < base else 0) for tag, value in dynamic.items()}
     skipped = 24 * dynamic.get(_RELACOUNT, 0)  # relative relocations come first and name no function
     for table, size, start in ((_RELA, _RELASZ, skipped), (_JMPREL, _PLTRELSZ, 0)):
@@ -124,7 +124,7 @@ def _word(address: int) -> int:
 
 
 def _write(slot: int, value: int) -> bool:
-    """Store a pointer on a page that the loader may have made read-only, and leave the page as it was."""
+    """Store a pointer on a page that may be read-only, and restore the protection of the page."""
     page = slot - slot % mmap.PAGESIZE
     if _is_writable(page):
         ctypes.c_uint64.from_address(slot).value = value

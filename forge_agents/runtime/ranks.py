@@ -1,4 +1,4 @@
-"""How the ranks of a learner or an engine meet: rendezvous, network interfaces and the check of who has connected.
+"""Rendezvous of a learner's or engine's ranks: network interfaces, and a check of the users that connect.
 
 On one machine the ranks meet at a file in a folder that only this user can read, and gloo and NCCL listen on the
 loopback interface. On several machines the first rank listens on one interface. torch.distributed has no passwords: any
@@ -20,12 +20,12 @@ from forge_agents.runtime._monarch import Actor, endpoint
 from forge_agents.runtime.interfaces import address_towards, interface_of, own_address
 
 RENDEZVOUS_VARIABLE = "FORGE_AGENTS_RENDEZVOUS"
-"""Environment variable of ranks: where they meet, as ``file:///path`` or ``tcp://10.0.0.1:29500``."""
+"""Environment variable of ranks: the rendezvous, as ``file:///path`` or ``tcp://10.0.0.1:29500``."""
 _PEER_TRIES = 20
 _PEER_WAIT_S = 0.05
 _ESTABLISHED = "01"
 _LOOPBACK = re.compile(r"[0-9A-F]{6}7F:|0{24}01000000:|0{16}FFFF0000[0-9A-F]{6}7F:")
-"""Begins a local address 127.0.0.0/8, ::1 or ::ffff:127.0.0.0/104 in the kernel's digits."""
+"""Matches local addresses 127.0.0.0/8, ::1 or ::ffff:127.0.0.0/104 in the kernel's notation."""
 _listening: list[socket.socket] = []
 """The first rank's socket, from `RankSetup.listen` until `join`."""
 
@@ -57,7 +57,7 @@ class RankSetup(Actor):
 
     @endpoint
     async def set_variables(self, rank: int, ranks: int, ranks_per_host: int, rendezvous: str) -> None:
-        """Set what `join` and the libraries read from the environment."""
+        """Set the environment variables that `join` and the libraries read."""
         os.environ |= {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank % ranks_per_host),
@@ -71,11 +71,11 @@ class RankSetup(Actor):
 
 
 def join(backend: str, timeout_s: float) -> None:
-    """Make torch's default process group, of all ranks that `RankSetup` has prepared.
+    """Create torch's default process group of all ranks that `RankSetup` has prepared.
 
     Args:
-        backend: As `torch.distributed.init_process_group` takes it.
-        timeout_s: Deadline for the other ranks to come, and of each collective.
+        backend: As for `torch.distributed.init_process_group`.
+        timeout_s: Timeout for the other ranks to join, and of each collective.
 
     Raises:
         PermissionError: A process of another user has connected in the place of a rank.
@@ -98,53 +98,53 @@ def join(backend: str, timeout_s: float) -> None:
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timeout)
 
 
-# ---- who has connected
+# ---- connections
 
 
 @functools.cache
 def _check_users_of_groups() -> None:
-    """Have each process group that is made from now on checked by `check_users`, before anything is received in it.
+    """Check each new process group by `check_users` before it receives anything.
 
-    gloo takes whoever connects first for the rank that it waits for, and torch unpickles objects that ranks send.
+    gloo accepts the first connection as the rank that it waits for, and torch unpickles objects that ranks send.
     """
     from torch.distributed import distributed_c10d
 
     make_group = distributed_c10d._new_process_group_helper
 
     @functools.wraps(make_group)
-    def make_checked(*args: Any, **kwargs: Any) -> Any:
+    def make_and_check(*args: Any, **kwargs: Any) -> Any:
         before = frozenset(_own_sockets())
         group = make_group(*args, **kwargs)
         check_users(before)
         return group
 
-    distributed_c10d._new_process_group_helper = make_checked
+    distributed_c10d._new_process_group_helper = make_and_check
 
 
 def check_users(before: frozenset[str] = frozenset()) -> None:
-    """See that this process's TCP connections on the loopback interface are with processes of the same user, or root.
+    """Check that this process's TCP connections on the loopback interface are with processes of the same user, or root.
 
     Args:
-        before: Inodes of sockets that are not looked at.
+        before: Inodes of sockets to ignore.
 
     Raises:
-        PermissionError: One is with another user's process, or the other end is unknown.
+        PermissionError: A connection is with another user's process, or its other end is unknown.
     """
     unknown: list[str] = []
     for _ in range(_PEER_TRIES):  # both ends of a connection do not appear at the same moment
-        mine = _own_sockets() - before
+        sockets = _own_sockets() - before
         rows = _tcp_rows()
         users = {(local, remote): int(user) for local, remote, _, user, _ in rows}
         ends = [
             (remote, local)
             for local, remote, state, _, inode in rows
-            if inode in mine and state == _ESTABLISHED and _LOOPBACK.match(local)
+            if inode in sockets and state == _ESTABLISHED and _LOOPBACK.match(local)
         ]
         strangers = {users[end] for end in ends if end in users} - {os.geteuid(), 0}
         if strangers:
             raise PermissionError(
                 f"user {min(strangers)} of this machine has connected to a rank of process {os.getpid()} in the place "
-                "of another rank; nothing was read from the connection. Start the run again, and ask who that is"
+                "of another rank; nothing was read from the connection. Start the run again, and find out who that is"
             )
         unknown = [remote for remote, local in ends if (remote, local) not in users]
         if not unknown:
@@ -157,19 +157,19 @@ def check_users(before: frozenset[str] = frozenset()) -> None:
 
 def _own_sockets() -> set[str]:
     """Return the inodes of this process's sockets."""
-    found = set()
+    inodes = set()
     for entry in Path("/proc/self/fd").iterdir():
         try:
             target = str(entry.readlink())
         except FileNotFoundError:  # closed by another thread
             continue
         if target.startswith("socket:["):
-            found.add(target[8:-1])
-    return found
+            inodes.add(target[8:-1])
+    return inodes
 
 
 def _tcp_rows() -> list[tuple[str, str, str, str, str]]:
-    """Return this machine's TCP sockets: both addresses and the state in the kernel's digits, user and inode."""
+    """Return this machine's TCP sockets: both addresses and the state in the kernel's notation, user and inode."""
     lines = []
     for name in ("tcp", "tcp6"):
         file = Path("/proc/self/net", name)

@@ -49,7 +49,7 @@ def test_key_of_a_known_form_is_hidden_within_a_text(secret):
         ('{"api_key": "abc"}', f'{{"api_key": "{HIDDEN}"}}'),
     ],
 )
-def test_credential_behind_its_name_is_hidden(text, shown):
+def test_credential_after_its_name_is_hidden(text, shown):
     assert redact(text) == shown
 
 
@@ -76,7 +76,7 @@ def test_long_texts_are_searched_quickly():
      "NPM_AUTH", "DATABASE_URL", "TEST_DB_URI", "REDIS_URL", "SENTRY_DSN", "SLACK_WEBHOOK_URL", "XAUTHORITY", "NETRC",
      "AZURE_STORAGE_CONNECTION_STRING", "GPG_AGENT_INFO", "KRB5CCNAME", "GOOGLE_APPLICATION_CREDENTIALS"],
 )  # fmt: skip
-def test_variables_of_accounts_are_known_by_their_names(name):
+def test_credential_variables_are_recognized_by_name(name):
     assert is_secret_variable(name)
 
 

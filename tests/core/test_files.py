@@ -39,7 +39,7 @@ def test_files_have_the_permissions_that_the_umask_allows(umask, tmp_path, mask,
     assert {path.name: oct(stat.S_IMODE(path.stat().st_mode)) for path in files} == {p.name: oct(mode) for p in files}
 
 
-def test_an_error_while_writing_leaves_the_old_file_and_no_draft(tmp_path):
+def test_failed_write_keeps_the_old_file(tmp_path):
     write_atomic(tmp_path / "a.txt", "old")
 
     def fail():

@@ -24,7 +24,7 @@ def collecting(request: pytest.FixtureRequest) -> Iterator[bool]:
     (gc.enable if was else gc.disable)()
 
 
-def test_inside_nobody_collects_and_afterwards_who_did_before(collecting: bool):
+def test_garbage_collection_is_disabled_only_inside_the_block(collecting: bool):
     with without_garbage_collection():
         with without_garbage_collection():
             assert not gc.isenabled()
@@ -32,7 +32,7 @@ def test_inside_nobody_collects_and_afterwards_who_did_before(collecting: bool):
     assert gc.isenabled() == collecting
 
 
-def test_an_import_that_fails_leaves_the_collector_as_it_was(collecting: bool):
+def test_failed_import_restores_garbage_collection(collecting: bool):
     with pytest.raises(ModuleNotFoundError), without_garbage_collection():
         importlib.import_module("forge_agents.no_such_module")
     assert gc.isenabled() == collecting

@@ -26,7 +26,7 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "home"
 
 
-def test_home_and_variables_stand_for_what_a_shell_puts_there(tmp_path, home):
+def test_home_and_variables_are_expanded(tmp_path, home):
     assert user_path("~/x") == home / "x" and user_path("$RUNS/x") == tmp_path / "runs/x"
     assert user_path("${RUNS}/$HOME") == Path(f"{tmp_path}/runs/{home}")
     assert user_path("runs/x") == Path("runs/x") and user_path(Path("~/x")) == home / "x"
@@ -36,7 +36,7 @@ def test_home_and_variables_stand_for_what_a_shell_puts_there(tmp_path, home):
 
 
 @pytest.mark.parametrize(("path", "said"), [("$UNSET/x", "variable UNSET is not set"), ("~nobody9/x", "~nobody9")])
-def test_what_stands_for_nothing_is_refused(path, said):
+def test_unset_variables_are_refused(path, said):
     with pytest.raises(ValueError, match=said):
         user_path(path)
     with pytest.raises(ValueError, match=said):
@@ -50,7 +50,7 @@ def test_trainers_take_folders_in_the_home_folder(make, home):
     trainer.close()
 
 
-def test_run_folders_data_and_models_are_found_there(home, tiny_llama, monkeypatch):
+def test_run_folders_data_and_models_are_found_in_the_home_folder(home, tiny_llama, monkeypatch):
     RunFolder("~/run", {"a": 1}).close()
     assert (home / "run" / "config.yaml").exists()
     with pytest.raises(Exception, match=str(home / "run")):
@@ -63,7 +63,7 @@ def test_run_folders_data_and_models_are_found_there(home, tiny_llama, monkeypat
     assert models.local_folder("$MODELS/model") == home / "model"
 
 
-def test_a_settings_file_and_what_it_names_are_found_there(home, tmp_path):
+def test_settings_file_and_its_paths_are_found_in_the_home_folder(home, tmp_path):
     settings = {"env": "e", "policies": {"team": {"model": "~/m"}}, "out_dir": "$RUNS/x"}
     (home / "train.yaml").write_text(yaml.safe_dump(settings))
     run = parse(fa.RunConfig, ["~/train.yaml"], prog="x", description="d")
@@ -72,7 +72,7 @@ def test_a_settings_file_and_what_it_names_are_found_there(home, tmp_path):
     assert [r.out_dir for r in run.of_seeds(2)] == [str(tmp_path / f"runs/x/seed-{n}") for n in (0, 1)]
 
 
-def test_no_command_makes_a_folder_called_tilde(home, tmp_path):
+def test_no_command_makes_a_folder_named_tilde(home, tmp_path):
     assert cli.main(["init", "~/mine"]) == 0 and (home / "mine/train.yaml").exists()
     words = ["bench", "--players.random", "random", "--suite", "forge/KuhnPoker-v0", "--episodes", "2"]
     assert cli.main([*words, "--out=~/bench", "--html=$RUNS/b.html"]) == 0

@@ -67,7 +67,7 @@ def test_ordinary_settings_are_read_as_pyyaml_reads_them(tmp_path):
     assert safe_yaml.read(tmp_path / "latin.yaml") == {"a": "caf\N{REPLACEMENT CHARACTER}"}
 
 
-def test_a_file_that_is_too_large_is_not_read_whole(tmp_path):
+def test_large_file_is_not_read_completely(tmp_path):
     with (tmp_path / "config.yaml").open("wb") as file:
         file.truncate(1 << 40)
     with pytest.raises(ValueError, match=r"config.yaml has more than 10 MB"):

@@ -35,7 +35,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     return install
 
 
-def test_packages_are_looked_through_once_until_one_comes_or_changes(installed: Callable[[str], Path]):
+def test_package_list_is_cached_until_a_package_changes(installed: Callable[[str], Path]):
     asked = []
 
     def ask() -> dict[str, list[str]]:
@@ -55,7 +55,7 @@ def test_packages_are_looked_through_once_until_one_comes_or_changes(installed: 
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"places": []}', "a folder"])
-def test_a_damaged_note_of_packages_is_made_anew(text: str, installed: Callable[[str], Path], tmp_path: Path):
+def test_damaged_package_cache_is_replaced(text: str, installed: Callable[[str], Path], tmp_path: Path):
     installed("one")
     note = tmp_path / "cache" / "packages.json"
     note.parent.mkdir()
@@ -65,7 +65,7 @@ def test_a_damaged_note_of_packages_is_made_anew(text: str, installed: Callable[
     assert note.is_dir() or json.loads(note.read_text())["packages"] == found
 
 
-def test_transformers_is_told_the_same_and_goes_without_some_inside_the_block(tmp_path: Path):
+def test_lean_transformers_skips_optional_libraries(tmp_path: Path):
     """In a process of its own, where nobody has loaded it yet."""
     program = """
 import importlib.metadata
@@ -83,7 +83,7 @@ assert importlib.metadata.packages_distributions is asked and import_utils.PACKA
     subprocess.run([sys.executable, "-c", program], check=True, env=environment, timeout=300)
 
 
-def test_only_inside_the_block_there_are_no_signals_of_scipys(monkeypatch: pytest.MonkeyPatch):
+def test_scipy_signal_is_missing_only_inside_the_block(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(sys.modules, "scipy.signal", raising=False)
     with lean_imports.without_scipy_signal(), pytest.raises(ImportError):
         importlib.import_module("scipy.signal")

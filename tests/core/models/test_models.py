@@ -128,7 +128,7 @@ def test_a_model_with_a_link_out_of_its_folder_is_refused(tiny_llama: Path, tmp_
         models.resolve(folder)
 
 
-def test_links_within_a_model_and_hidden_files_are_no_obstacle(tiny_llama: Path, tmp_path: Path):
+def test_links_within_a_model_and_hidden_files_are_allowed(tiny_llama: Path, tmp_path: Path):
     folder = shutil.copytree(tiny_llama, tmp_path / "disk" / "model")
     (folder / "config.json").rename(folder / "config-1.json")
     (folder / "config.json").symlink_to("config-1.json")
@@ -218,7 +218,7 @@ def test_two_processes_unpack_once(tmp_path: Path, cache: Path, tiny_llama: Path
     assert not list(cache.rglob("*.partial-*"))
 
 
-def test_a_killed_unpacking_leaves_nothing_visible_and_is_done_again(tmp_path: Path, cache: Path, tiny_llama: Path):
+def test_killed_unpacking_is_repeated(tmp_path: Path, cache: Path, tiny_llama: Path):
     count = tmp_path / "count"
     environment = os.environ | {"COUNT": str(count), "TINY": str(tiny_llama)}
     process = subprocess.Popen([sys.executable, "-c", RACER, NAME], env=environment)
@@ -284,7 +284,7 @@ def test_a_missing_package_says_what_to_install(cache: Path, monkeypatch: pytest
         models.resolve(NAME)
 
 
-def test_the_unpacked_model_speaks(cache: Path):
+def test_unpacked_model_generates_text(cache: Path):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -395,7 +395,7 @@ def test_tiny_models_repeat_with_their_seed(tmp_path: Path):
 
 
 @pytest.mark.parametrize("wrong", [{"family": "gpt2"}, {"dtype": "int8"}])
-def test_tiny_models_refuse_what_they_are_not(tmp_path: Path, wrong: dict[str, str]):
+def test_tiny_models_refuse_unknown_options(tmp_path: Path, wrong: dict[str, str]):
     with pytest.raises(ValueError, match=next(iter(wrong.values()))):
         tiny_model(tmp_path, **wrong)
 

@@ -52,7 +52,7 @@ class Gpu:
             self.events.append(what)
 
 
-def test_a_step_moves_each_side_once_and_the_first_one_is_there_from_the_start() -> None:
+def test_each_step_moves_each_side_once() -> None:
     gpu = Gpu()
 
     async def steps() -> None:
@@ -67,7 +67,7 @@ def test_a_step_moves_each_side_once_and_the_first_one_is_there_from_the_start()
     assert gpu.events == step * 2
 
 
-def test_both_are_never_there_whoever_asks_when() -> None:
+def test_sides_are_never_loaded_at_the_same_time() -> None:
     for seed in range(30):
         rng, gpu = random.Random(seed), Gpu()
 
@@ -84,7 +84,7 @@ def test_both_are_never_there_whoever_asks_when() -> None:
 
 
 @pytest.mark.parametrize("side", ["engines", "learner"])
-def test_after_a_move_that_failed_nobody_counts_as_there(side: str) -> None:
+def test_failed_move_leaves_no_active_side(side: str) -> None:
     gpu = Gpu()
     other = "learner" if side == "engines" else "engines"
 
@@ -101,7 +101,7 @@ def test_after_a_move_that_failed_nobody_counts_as_there(side: str) -> None:
     assert gpu.held[other] == KEEPS and gpu.events[-1] == "fourth"
 
 
-def test_work_that_does_not_end_is_named() -> None:
+def test_endless_work_is_named_in_the_timeout() -> None:
     gpu = Gpu(timeout_s=0.05)
 
     async def main() -> None:

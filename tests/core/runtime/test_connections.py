@@ -70,7 +70,7 @@ def closed(connection):
     return True
 
 
-def test_strangers_keep_no_client_with_a_token_out(address, monkeypatch):
+def test_strangers_do_not_block_clients_with_a_token(address, monkeypatch):
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 8)
     client = connect(address)
     assert asks(client) == 200
@@ -85,7 +85,7 @@ def test_strangers_keep_no_client_with_a_token_out(address, monkeypatch):
         connection.close()
 
 
-def test_a_connection_too_many_is_closed_when_all_others_have_a_token(address, monkeypatch):
+def test_excess_connection_is_closed_if_all_others_have_a_token(address, monkeypatch):
     monkeypatch.setattr(connections, "MAX_CONNECTIONS", 3)
     clients = [connect(address) for _ in range(3)]
     assert [asks(client) for client in clients] == [200] * 3
@@ -96,7 +96,7 @@ def test_a_connection_too_many_is_closed_when_all_others_have_a_token(address, m
         client.close()
 
 
-def test_all_servers_together_leave_half_of_the_files_to_the_process(address, monkeypatch):
+def test_servers_leave_half_of_the_file_limit(address, monkeypatch):
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (1000, before[1]))
@@ -113,7 +113,7 @@ def test_all_servers_together_leave_half_of_the_files_to_the_process(address, mo
         stranger.close()
 
 
-def test_strangers_are_closed_after_a_while_and_clients_stay(address, monkeypatch):
+def test_strangers_are_closed_after_a_timeout(address, monkeypatch):
     monkeypatch.setattr(connections, "REQUEST_S", 1.0)
     client, silent, healthy = connect(address), connect(address), connect(address)
     assert asks(client) == 200
@@ -125,7 +125,7 @@ def test_strangers_are_closed_after_a_while_and_clients_stay(address, monkeypatc
 
 @pytest.mark.parametrize("num_bytes", [20_000, 300_000, 50_000_000])
 @pytest.mark.parametrize("line", [b"x: y\r\n", b"x: " + b"y" * 60_000 + b"\r\n"], ids=["many", "long"])
-def test_a_head_that_is_too_large_is_refused(address, num_bytes, line):
+def test_large_request_head_is_refused(address, num_bytes, line):
     head = b"GET / HTTP/1.1\r\nhost: x\r\nx-token: good\r\n" + line * (num_bytes // len(line) + 1) + b"\r\n"
     with connect(address) as client:
         try:
@@ -138,7 +138,7 @@ def test_a_head_that_is_too_large_is_refused(address, num_bytes, line):
         assert asks(client) == 200
 
 
-def test_a_client_that_reads_no_answer_is_closed(address, monkeypatch):
+def test_client_that_reads_no_response_is_closed(address, monkeypatch):
     monkeypatch.setattr(connections, "REQUEST_S", 1.0)
     others = set(connections._open)
     with connect(address) as slow:
@@ -152,7 +152,7 @@ def test_a_client_that_reads_no_answer_is_closed(address, monkeypatch):
         assert asks(client, "/big") == 200  # one that reads has its answer
 
 
-def test_connections_of_a_server_whose_loop_has_ended_take_no_room(address, monkeypatch):
+def test_connections_of_ended_servers_do_not_count(address, monkeypatch):
     class Ended:
         trusted, opened = True, 0.0
         loop = asyncio.new_event_loop()
@@ -183,7 +183,7 @@ def test_failures_to_accept_are_logged_once_a_minute(caplog):
     loop.close()
 
 
-def test_requests_of_strangers_that_are_no_http_write_no_log(address, caplog):
+def test_invalid_requests_are_not_logged(address, caplog):
     with caplog.at_level(logging.INFO):
         for request in (b"\x16\x03\x01\x00", b"GET\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"\0" * 100 + b"\r\n\r\n"):
             with connect(address) as stranger:

@@ -38,7 +38,7 @@ def run(end: str, folder: Path) -> tuple[int, Path]:
     return done.returncode, log
 
 
-def test_a_crash_says_its_signal_its_place_and_its_last_lines(tmp_path: Path) -> None:
+def test_crash_reports_signal_place_and_last_lines(tmp_path: Path) -> None:
     ill = death(*run("os.kill(os.getpid(), signal.SIGILL)", tmp_path))
     place = f"{tmp_path.name}/dies.py"
     assert ill.how.startswith(f"was ended by SIGILL in attend ({place}:6) < step ({place}:8)"), ill.how
@@ -54,13 +54,13 @@ def test_a_crash_says_its_signal_its_place_and_its_last_lines(tmp_path: Path) ->
     ("end", "how"),
     [("os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL"), ("sys.exit(3)", "ended with exit status 3")],
 )
-def test_who_could_not_note_its_place_has_none(end: str, how: str, tmp_path: Path) -> None:
+def test_death_without_a_dump_has_no_place(end: str, how: str, tmp_path: Path) -> None:
     found = death(*run(end, tmp_path))
     assert (found.how, found.place, found.last_lines) == (how, "", "loading")
 
 
-def test_an_end_says_what_it_mostly_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "an instruction that this processor does not have" in death(-signal.SIGILL, None).meaning
+def test_death_names_its_usual_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "an instruction that this processor lacks" in death(-signal.SIGILL, None).meaning
     assert death(1, None).meaning == death(None, None).meaning == death(-signal.SIGSEGV, None).meaning == ""
     counter = tmp_path / "memory.events"
     monkeypatch.setattr(deaths, "_OOM_COUNTERS", (str(tmp_path / "absent"), str(counter)))
@@ -75,7 +75,7 @@ def test_an_end_says_what_it_mostly_comes_from(tmp_path: Path, monkeypatch: pyte
         deaths.oom_kills_before.cache_clear()
 
 
-def test_of_a_librarys_own_thread_the_stacks_of_all_threads_are_the_place(tmp_path: Path) -> None:
+def test_native_thread_crash_uses_stacks_of_all_threads(tmp_path: Path) -> None:
     log = tmp_path / "0.log"
     log.write_text(
         "Fatal Python error: Illegal instruction\n\nThread 0x1 (most recent call first):\n"
@@ -86,7 +86,7 @@ def test_of_a_librarys_own_thread_the_stacks_of_all_threads_are_the_place(tmp_pa
 
 
 @pytest.mark.parametrize("status", [None, -signal.SIGSEGV])
-def test_of_a_dump_that_broke_off_the_first_signal_counts_and_no_other_threads_stack(
+def test_first_signal_counts_if_a_dump_broke_off(
     status: int | None, tmp_path: Path
 ) -> None:
     log = tmp_path / "0.log"
@@ -103,7 +103,7 @@ def test_of_a_dump_that_broke_off_the_first_signal_counts_and_no_other_threads_s
     assert death(1, log).how == "ended with exit status 1"
 
 
-def test_nothing_is_said_of_what_nobody_saw(tmp_path: Path) -> None:
+def test_unknown_exit_status_is_not_guessed(tmp_path: Path) -> None:
     assert death(None, tmp_path / "elsewhere.log").how == "ended"
     assert not death(None, None).known and death(0, None).known
     assert death(-250, None).how == "was ended by signal 250"
@@ -111,7 +111,7 @@ def test_nothing_is_said_of_what_nobody_saw(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ended_its_work", [True, False])
-def test_a_process_that_is_stopped_gets_its_grace_unless_all_that_is_left_is_to_unload(
+def test_stopped_process_gets_grace_until_its_exit_handlers_ran(
     ended_its_work: bool, tmp_path: Path
 ) -> None:
     words = [sys.executable, "-c", "import sys; sys.stdin.read()"]
@@ -128,7 +128,7 @@ def test_a_process_that_is_stopped_gets_its_grace_unless_all_that_is_left_is_to_
     assert took_s < grace_s if ended_its_work else took_s >= grace_s
 
 
-def test_a_note_of_a_process_that_is_written_or_removed_just_now_is_none(tmp_path: Path) -> None:
+def test_incomplete_and_missing_pid_files_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "0.pid").write_text("41")
     (tmp_path / "1.pid").touch()
     (tmp_path / "2.pid").symlink_to(tmp_path / "gone")
@@ -159,7 +159,7 @@ def test_log_folders_are_private_and_unique():
         folder.rmdir()
 
 
-def test_the_peak_of_a_process_is_not_its_parent_s():
+def test_peak_memory_excludes_the_parent():
     held = b"x" * 400_000_000
     code = "from forge_agents.runtime.machine import resident_bytes; print(*resident_bytes())"
     now, peak = map(int, subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.split())

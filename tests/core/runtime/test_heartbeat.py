@@ -9,7 +9,7 @@ from forge_agents.runtime import mesh
 from forge_agents.runtime.heartbeat import Heartbeat
 
 
-def test_a_silent_process_is_told_with_the_setting_that_bears_with_it(monkeypatch):
+def test_hung_process_error_names_heartbeat_timeout_s(monkeypatch):
     asked, starting = [], asyncio.Event()
 
     async def call_all(actors, size, endpoint, *args, timeout_s, who):
@@ -55,7 +55,7 @@ def living_processes(monkeypatch):
     )
 
 
-def test_an_actor_that_hangs_in_a_process_that_lives_is_told_by_what_it_owes(living_processes):
+def test_hung_actor_in_a_live_process_is_detected(living_processes):
     asked = []
 
     async def answer():
@@ -77,7 +77,7 @@ def test_an_actor_that_hangs_in_a_process_that_lives_is_told_by_what_it_owes(liv
 
 
 @pytest.mark.parametrize("error", [ActorDiedError("weights died", "weights"), KeyError("sign-of-life")])
-def test_an_actor_that_gives_an_error_instead_of_what_it_owes_is_lost(living_processes, monkeypatch, error):
+def test_failing_probe_counts_as_loss(living_processes, monkeypatch, error):
     monkeypatch.setattr("forge_agents.runtime.heartbeat._NOTICE_S", 0.01)
 
     async def answer():
@@ -93,7 +93,7 @@ def test_an_actor_that_gives_an_error_instead_of_what_it_owes_is_lost(living_pro
     assert str(error) in str(lost)
 
 
-def test_code_that_holds_the_controllers_thread_makes_nobody_silent(living_processes):
+def test_blocked_controller_thread_does_not_count_as_silence(living_processes):
     asked, heard_again = [], asyncio.Event()
 
     async def answer():  # of several messages

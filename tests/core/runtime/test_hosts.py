@@ -32,7 +32,7 @@ from forge_agents.runtime.machine import gpu_bytes, visible_gpus
         ({"kind": "slrum"}, r"kind='slrum'.*Did you mean 'slurm'"),
         ({"kind": "process"}, "kind='process' of the mesh has no hosts"),
         ({"kind": "process", "hosts": {"spare": 2}}, "has no hosts"),
-        ({"kind": "attach"}, r"no hosts; say e.g. workers: {engines: \[tcp://node1:26600\]}"),
+        ({"kind": "attach"}, r"no hosts; set e.g. workers: {engines: \[tcp://node1:26600\]}"),
         ({"kind": "process", "hosts": {"engine": 1}}, r"names 'engine'; its roles are .*Did you mean 'engines'"),
         ({"kind": "process", "hosts": {"engines": 0}}, "gives engines 0; give at least 1"),
         ({"hosts": {"engines": 2}}, "kind='local' of the mesh is this host alone"),
@@ -49,7 +49,7 @@ from forge_agents.runtime.machine import gpu_bytes, visible_gpus
         ({"heartbeat_timeout_s": 0.0}, "heartbeat_timeout_s=0.0 of the mesh must be positive"),
     ],
 )
-def test_what_cannot_be_is_refused(settings: dict[str, Any], said: str) -> None:
+def test_contradictory_settings_are_refused(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         fa.Hosts(**settings)
 
@@ -75,11 +75,11 @@ def test_processes_must_fit_hosts_and_gpus() -> None:
     hosts.check_processes("engines", 4)
     with pytest.raises(ValueError, match="3 processes of one learner cannot be spread evenly over 2 hosts"):
         hosts.check_processes("learner", 3, each=3)
-    with pytest.raises(ValueError, match="5 processes of engines want a GPU each and the mesh gives engines 2 x 2"):
+    with pytest.raises(ValueError, match="5 processes of engines need a GPU each and the mesh gives engines 2 x 2"):
         hosts.check_processes("engines", 5)
 
 
-def test_yaml_says_where_a_run_is(tmp_path: Path) -> None:
+def test_hosts_are_read_from_yaml(tmp_path: Path) -> None:
     from forge_agents.cli.config import parse
 
     file = tmp_path / "run.yaml"
@@ -103,7 +103,7 @@ def test_yaml_says_where_a_run_is(tmp_path: Path) -> None:
         ("GPU-8932f937,MIG-c7384736-a75d", ("GPU-8932f937", "MIG-c7384736-a75d")),
     ],
 )  # fmt: skip
-def test_gpus_are_those_that_cuda_sees(
+def test_visible_gpus_match_cuda(
     monkeypatch: pytest.MonkeyPatch, variable: str, seen: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
@@ -135,7 +135,7 @@ echo '2, GPU-99990000-1, 81559, Enabled'
         (("7",), ()),
     ],
 )
-def test_a_gpus_memory_is_found_by_any_of_its_names(
+def test_gpu_memory_is_found_by_every_kind_of_id(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpus: tuple[str, ...], found: tuple[int, ...]
 ) -> None:
     program = tmp_path / "nvidia-smi"
@@ -203,17 +203,17 @@ def test_a_learner_spreads_over_its_hosts_and_sees_one_gpu_a_rank() -> None:
     assert list(spot.machines.numbers) == [0, 1]
 
 
-def test_the_store_is_beside_the_learner_unless_it_has_a_host() -> None:
+def test_store_is_on_the_learners_host_by_default() -> None:
     assert names(laid_out(hosts={"learner": 2, "engines": 1}).allocate("store", 1)) == ["learner-0"]
     assert names(laid_out(hosts={"learner": 2, "store": 1}).allocate("store", 1)) == ["store-0"]
 
 
-def test_a_role_without_hosts_is_on_the_controllers() -> None:
+def test_role_without_hosts_is_on_the_controllers_host() -> None:
     spot = laid_out(hosts={"engines": 1}).allocate("judges", 1)
     assert (names(spot), spot.machines, spot.is_remote) == (["this host"], "here", False)
 
 
-def test_roles_that_share_this_host_take_its_gpus_one_after_the_other() -> None:
+def test_roles_on_one_host_get_consecutive_gpus() -> None:
     layout = laid_out(kind="local", gpus={"engines": 2, "learner": 3})
     layout.check_gpus()
     assert layout.allocate("learner", 3).gpus == ("0", "1", "2")
@@ -230,7 +230,7 @@ def test_roles_that_share_this_host_take_its_gpus_one_after_the_other() -> None:
         (8, {"gpus": {"engines": 6}}, ("0", "1"), ["2", "3", "4"]),
     ],
 )
-def test_gpus_are_divided_where_nobody_said_how(
+def test_gpus_are_divided_by_default(
     has: int, settings: dict[str, Any], learner: tuple[str, ...], engines: list[str]
 ) -> None:
     layout = laid_out(has, {"learner": 2, "engines": 3}, kind="local", **settings)
@@ -242,7 +242,7 @@ def test_gpus_are_divided_where_nobody_said_how(
     assert layout.allocate("engines", 1).gpus == spots[1].gpus  # an engine that died comes back where it was
 
 
-def test_one_gpu_is_shared_and_ranks_are_not_put_on_one() -> None:
+def test_one_gpu_is_shared_by_roles_but_not_by_ranks() -> None:
     layout = laid_out(1, {"learner": 1, "engines": 1}, kind="local")
     assert layout.allocate("learner", 1).gpus == layout.allocate("engines", 1).gpus == ("0",)
     with pytest.raises(HostError, match="2 ranks of one learner need a GPU each, and this host .* has 1 for them"):
@@ -273,14 +273,14 @@ def test_judges_stay_off_the_learners_gpu() -> None:
         ({"learner": 1, "store": 1, "engines": 1}, {}, 2, ["0", "1"]),
     ],
 )
-def test_processes_that_behave_as_hosts_divide_this_ones_gpus(
+def test_process_hosts_divide_local_gpus(
     hosts: dict[str, int], given: dict[str, int], has: int, seen: list[str]
 ) -> None:
     config = fa.Hosts(kind="process", hosts=hosts, gpus=given)
     assert [",".join(one) for one in gpus_of_processes(config, tuple(map(str, range(has)))).values()] == seen
 
 
-def test_engines_of_nobodys_run_take_a_gpu_each() -> None:
+def test_engines_outside_a_run_take_a_gpu_each() -> None:
     layout = laid_out(4, kind="local")
     assert [layout.allocate("engines", 1).gpus for _ in range(4)] == [("0",), ("1",), ("2",), ("3",)]
 
@@ -312,13 +312,13 @@ def test_each_host_of_a_learner_sees_gpus_by_its_own_names() -> None:
     assert layout.allocate("learner", 2).gpus_by_host == (("GPU-a",), ("GPU-c",))
 
 
-def test_a_host_with_fewer_gpus_than_the_others_is_named_before_its_ranks_start() -> None:
+def test_host_with_fewer_gpus_than_the_others_is_refused() -> None:
     layout = with_gpus(laid_out(hosts={"learner": 2}), ("0", "1", "2", "3"), ("0", "1"))
     with pytest.raises(HostError, match=r"4 ranks of one learner need a GPU each, and learner-1 .* has 2 for them"):
         layout.allocate("learner", 8)
     assert layout.allocate("learner", 4).each == 2
     with_gpus(layout, ("0", "1"), ())
-    with pytest.raises(HostError, match=r"learner-1 .* has no GPU, and other hosts of this learner have"):
+    with pytest.raises(HostError, match=r"learner-1 .* has no GPU, but other hosts of this learner have"):
         layout.allocate("learner", 4)
 
 
@@ -333,7 +333,7 @@ def test_hosts_take_as_many_engines_as_they_have_gpus() -> None:
     assert names(layout.allocate("engines", 4)) == ["engines-1"]  # the first has too few for one of four ranks
 
 
-def test_a_rehearsal_says_where_everything_would_be_and_takes_nothing() -> None:
+def test_preview_takes_no_places() -> None:
     layout = laid_out(2, {"learner": 1, "engines": 2}, hosts={"engines": 1})
     layout._here.facts = replace(layout._here.facts, gpu_bytes=(80, 40))  # type: ignore[type-var]
     meshes = [("hero-learner", "learner", 1), ("hero-0", "engines", 1), ("hero-1", "engines", 1)]
@@ -346,7 +346,7 @@ def test_a_rehearsal_says_where_everything_would_be_and_takes_nothing() -> None:
         ]
 
 
-def test_planned_places_are_kept_in_whatever_order_processes_start_and_start_again() -> None:
+def test_reserved_places_survive_restarts_in_any_order() -> None:
     layout = laid_out(2, {"learner": 1, "engines": 2}, kind="local")
     meshes = [("learner", "learner", 1), ("large", "engines", 1), ("small", "engines", 1)]
     rehearsed = {seat.name: (seat.gpu,) for seat in layout.preview(meshes)}
@@ -362,7 +362,7 @@ def test_planned_places_are_kept_in_whatever_order_processes_start_and_start_aga
     assert layout.allocate("engines", 1, "another").gpus == ("1",)  # a place is taken while its process is dead, too
 
 
-def test_a_planned_place_on_a_lost_host_is_none() -> None:
+def test_reservation_on_a_lost_host_is_dropped() -> None:
     layout = laid_out(2, hosts={"engines": 2})
     layout.reserve([("one", "engines", 1), ("two", "engines", 1)])
     assert names(layout.allocate("engines", 1, "two")) == ["engines-1"]
@@ -371,7 +371,7 @@ def test_a_planned_place_on_a_lost_host_is_none() -> None:
     assert (names(again), again.gpus) == (["engines-0"], ("1",))
 
 
-def test_processes_count_gpus_as_the_program_does_that_says_their_memory() -> None:
+def test_gpu_order_matches_nvidia_smi() -> None:
     assert mesh.mesh_variables((), None, 2).keys().isdisjoint({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
     found = mesh.mesh_variables(("1", "3"), {"A": "b"}, None)
     assert found == {"A": "b", "CUDA_VISIBLE_DEVICES": "1,3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -386,13 +386,13 @@ def test_more_gpus_than_a_host_has_are_refused(settings: dict[str, Any]) -> None
         layout.check_gpus()
 
 
-def test_cores_that_a_host_has_not_are_refused() -> None:
+def test_missing_cores_are_refused() -> None:
     assert laid_out(hosts={"engines": 1}, cpus={"engines": "1"}).allocate("engines", 1).cores == {1}
     with pytest.raises(HostError, match=r"bind engines to 0-2 and engines-0 \(node-engines-0\) has no core 2"):
         laid_out(hosts={"engines": 1}, cpus={"engines": "0-2"})._check_cores()
 
 
-def test_worker_processes_are_on_their_cores_while_the_run_lasts() -> None:
+def test_workers_are_bound_to_their_cores_during_a_run() -> None:
     def cores_of_a_worker() -> set[int]:
         worker = workers.pool().borrow("test")
         worker.call("close", 0, timeout_s=30)
@@ -417,7 +417,7 @@ def test_worker_processes_are_on_their_cores_while_the_run_lasts() -> None:
     workers.shutdown()
 
 
-def test_a_lost_host_is_replaced_by_its_role_then_by_spares_then_by_others() -> None:
+def test_lost_host_is_replaced_by_role_then_spare_then_others() -> None:
     layout = laid_out(hosts={"engines": 2, "spare": 1, "learner": 1})
     told: list[str] = []
     learner = layout.allocate("learner", 1)
@@ -436,7 +436,7 @@ def test_a_lost_host_is_replaced_by_its_role_then_by_spares_then_by_others() -> 
         layout.allocate("learner", 1)
 
 
-def test_environments_go_where_most_cores_are_free_and_at_the_end_here() -> None:
+def test_environments_go_to_the_host_with_most_free_cores() -> None:
     layout = laid_out(hosts={"envs": 2, "spare": 1})
     facts = layout.hosts[0].facts
     assert facts is not None
@@ -449,7 +449,7 @@ def test_environments_go_where_most_cores_are_free_and_at_the_end_here() -> None
     assert names(layout.allocate("envs", 1)) == ["this host"] and layout.capacity("envs") == 4
 
 
-def test_who_connects_and_knows_no_secret_is_sent_away() -> None:
+def test_connection_without_a_secret_is_closed() -> None:
     async def main() -> None:
         layout = laid_out(hosts={"envs": 1})
         server = await asyncio.start_server(layout._accept, "127.0.0.1", 0)
@@ -477,14 +477,14 @@ def test_who_connects_and_knows_no_secret_is_sent_away() -> None:
     asyncio.run(main())
 
 
-def test_a_learner_that_lost_a_host_takes_as_many_as_divide_its_ranks() -> None:
+def test_learner_uses_a_divisor_of_its_ranks_after_host_loss() -> None:
     layout = laid_out(hosts={"learner": 4})
     layout.lose(layout.hosts[0], "gone")
     spot = layout.allocate("learner", 4)  # three live; four ranks go on two of them
     assert (names(spot), spot.each, list(spot.machines.numbers)) == (["learner-1", "learner-2"], 2, [1, 2])
 
 
-def test_gpus_are_those_that_a_process_would_see(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_facts_list_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 5")
     assert visible_gpus() == ("4", "5")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -494,7 +494,7 @@ def test_gpus_are_those_that_a_process_would_see(monkeypatch: pytest.MonkeyPatch
 # ---- schedulers that are not there
 
 
-def test_gpus_that_do_not_exist_end_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpus_fail_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(HostError, match="asks for 1 GPUs on this host .* and it has 0"):
         asyncio.run(mesh.launch_hosts(fa.Hosts(gpus={"engines": 1})))
@@ -533,7 +533,7 @@ except HostError as error:
 """
 
 
-def test_what_is_submitted_to_slurm_is_what_was_asked_for(tmp_path: Path) -> None:
+def test_slurm_job_has_the_requested_options(tmp_path: Path) -> None:
     programs = tmp_path / "bin"
     programs.mkdir()
     for name, text in {"sbatch": SBATCH, "squeue": SQUEUE, "scancel": SCANCEL}.items():
@@ -573,7 +573,7 @@ def test_what_is_submitted_to_slurm_is_what_was_asked_for(tmp_path: Path) -> Non
     assert (tmp_path / "calls").read_text().splitlines()[-1] == "scancel 77"  # nothing is left in the queue
 
 
-def test_slurm_is_asked_for_the_gpus_that_processes_take_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slurm_job_requests_gpus_of_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocation_module, "version", lambda name: "2.13.0")
     meshes = [("weights", "store", 1), ("hero-learner", "learner", 8), *((f"hero-{i}", "engines", 2) for i in range(3))]
     two_and_two = {"kind": "slurm", "hosts": {"learner": 2, "engines": 2}}
@@ -600,14 +600,14 @@ def read_run(*words: str) -> Any:
     return parse(fa.RunConfig, words, prog="train", description="")
 
 
-def test_the_slurm_example_asks_for_hosts_that_its_processes_fit() -> None:
+def test_slurm_example_fits_its_hosts() -> None:
     run = read_run(str(EXAMPLES / "slurm" / "train.yaml"))
     assert (run.mesh.kind, run.mesh.counts) == ("slurm", {"learner": 1, "engines": 1})
     run.mesh.check_processes("engines", run.trainer.engine.replicas)
     run.mesh.check_processes("learner", run.trainer.learner_procs, each=run.trainer.learner_procs)
 
 
-def test_the_job_script_starts_a_host_on_each_node_and_a_controller_that_knows_them(tmp_path: Path) -> None:
+def test_slurm_script_starts_hosts_and_controller(tmp_path: Path) -> None:
     note = '#!/bin/sh\nprintf "%s\\n" "$0" "$@" > "$NOTES/$(basename "$0").$$"\n'
     # the script ends what it has started with the controller; a busy machine may not have begun it by then
     patient = note + 'until [ "$(ls "$NOTES" | grep -c srun)" = 2 ]; do sleep 0.05; done\n'
@@ -640,7 +640,7 @@ def test_the_job_script_starts_a_host_on_each_node_and_a_controller_that_knows_t
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_each_node_of_skypilot_is_a_host_and_the_first_has_the_controller(tmp_path: Path, rank: int) -> None:
+def test_skypilot_nodes_are_hosts_and_the_first_has_the_controller(tmp_path: Path, rank: int) -> None:
     import yaml
 
     script = yaml.safe_load((EXAMPLES / "skypilot" / "hosts.yaml").read_text())["run"]
@@ -680,7 +680,7 @@ WORKERS = '{"learner": ["tcp://10.0.0.1:26600"], "engines": ["tcp://10.0.0.2:266
         ),
     ],
 )
-def test_a_dry_run_of_each_example_has_every_process_with_gpu_environment_and_command(
+def test_dry_run_of_examples_lists_every_process(
     words: list[str], hosts: dict[str, int], capsys: pytest.CaptureFixture[str]
 ) -> None:
     from forge_agents.cli.main import main
@@ -710,15 +710,15 @@ def test_a_dry_run_of_each_example_has_every_process_with_gpu_environment_and_co
             assert "VLLM_ENABLE_V1_MULTIPROCESSING=0" in line and line.endswith("run_process()'")
 
 
-def test_a_dry_run_refuses_what_does_not_fit_its_hosts(capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_refuses_processes_that_do_not_fit(capsys: pytest.CaptureFixture[str]) -> None:
     from forge_agents.cli.main import main
 
     slurm = str(EXAMPLES / "slurm" / "train.yaml")
     assert main(["train", slurm, "--dry-run", "--trainer.engine.replicas", "9"]) != 0
-    assert "9 processes of engines want a GPU each and the mesh gives engines 1 x 8" in capsys.readouterr().err
+    assert "9 processes of engines need a GPU each and the mesh gives engines 1 x 8" in capsys.readouterr().err
 
 
-def test_a_dry_run_takes_this_machine_to_have_the_gpus_that_are_said(
+def test_dry_run_assumes_the_given_gpus(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from forge_agents.cli.main import main
@@ -756,7 +756,7 @@ def test_a_dry_run_takes_this_machine_to_have_the_gpus_that_are_said(
         assert why in capsys.readouterr().err
 
 
-def test_the_manifest_is_what_kubernetes_takes_and_what_the_run_looks_for() -> None:
+def test_kubernetes_manifest_matches_the_run() -> None:
     import kubernetes_validate  # type: ignore[import-untyped]
     import yaml
 
@@ -783,7 +783,7 @@ def test_the_manifest_is_what_kubernetes_takes_and_what_the_run_looks_for() -> N
     assert read_run(str(EXAMPLES / "kubernetes" / "train.yaml"), command[-2], address).mesh.address == address
 
 
-def test_without_kubernetes_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_kubernetes_client_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "kubernetes", None)
     with pytest.raises(
         HostError, match=r"kind='kubernetes' of the mesh: .*pip install 'forge-agents-rl\[kubernetes\]'"
@@ -791,7 +791,7 @@ def test_without_kubernetes_client_it_says_what_to_install(monkeypatch: pytest.M
         asyncio.run(mesh.launch_hosts(fa.Hosts(kind="kubernetes", hosts={"engines": 1})))
 
 
-def test_who_has_the_gpus_that_the_next_mesh_would_get(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpu_neighbors_of_the_next_mesh(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = laid_out(has=2, wants={"learner": 1, "engines": 1}, kind="local")
     monkeypatch.setattr(mesh, "_cluster", lambda: layout)
     taken = {
@@ -806,7 +806,7 @@ def test_who_has_the_gpus_that_the_next_mesh_would_get(monkeypatch: pytest.Monke
     assert mesh.gpu_neighbors("judge", "judges", 1) == []
 
 
-def test_a_dry_run_refuses_ranks_that_cannot_share_a_model_and_says_what_it_cannot_look_at(
+def test_dry_run_refuses_ranks_that_cannot_share_a_model(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from forge_agents.cli.main import main

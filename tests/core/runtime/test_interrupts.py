@@ -13,7 +13,7 @@ import pytest
 from forge_agents.runtime.interrupts import Interrupt, LoopRunner, interrupted
 
 
-def test_the_first_signal_asks_and_the_second_interrupts():
+def test_first_signal_requests_a_stop_and_second_interrupts():
     said = []
     with Interrupt(said.append) as interrupt:
         os.kill(os.getpid(), signal.SIGINT)
@@ -40,7 +40,7 @@ def test_a_runner_keeps_its_loop_between_calls_and_closes_once():
 
 
 @pytest.mark.parametrize("notebook", [True, False])
-def test_what_nobody_closes_is_closed_at_the_end_of_the_program(notebook):
+def test_open_runner_is_closed_at_exit(notebook):
     code = f"""
 import asyncio
 from forge_agents.runtime.interrupts import LoopRunner
@@ -84,7 +84,7 @@ def test_inside_a_running_loop_the_work_moves_to_a_thread():
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_a_run_that_was_asked_to_stop_says_which_step_is_saved_and_ends_as_the_signal_would(number, error):
+def test_stopped_run_reports_the_saved_step(number, error):
     said = []
     with Interrupt(said.append) as interrupt:
         interrupt.stop_if_requested(3, Path("runs/x"))
@@ -97,7 +97,7 @@ def test_a_run_that_was_asked_to_stop_says_which_step_is_saved_and_ends_as_the_s
 
 
 @pytest.mark.parametrize("listens", [True, False])
-def test_ctrl_c_in_a_notebook_reaches_the_thread_that_works(listens):
+def test_ctrl_c_in_a_notebook_reaches_the_worker_thread(listens):
     said, seen = [], []
 
     async def on_close():
@@ -160,7 +160,7 @@ PLAIN, NOTEBOOK = "call()", "asyncio.run(notebook())"
         (PLAIN, "raise KeyError('x')", 0, "", None),
     ],
 )
-def test_ctrl_c_in_a_script_prints_where_it_stands_and_no_stack(call, work, close_s, presses, lines):
+def test_ctrl_c_in_a_script_prints_one_line(call, work, close_s, presses, lines):
     code = SCRIPT.format(call=call, work=work, close_s=close_s)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     process = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)

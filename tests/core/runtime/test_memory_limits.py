@@ -29,13 +29,13 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_container_that_sees_its_group_as_the_outermost_has_its_limit(root: Path) -> None:
+def test_container_limit_applies_at_the_root_group(root: Path) -> None:
     (root / "groups").write_text("0::/\n")
     group(root, limit=str(GB), used=GB // 2, inactive=1000)
     assert (total_bytes(), available_bytes()) == (GB, GB // 2 + 1000)
 
 
-def test_a_job_inside_the_machines_groups_has_the_tightest_limit_around_it(root: Path) -> None:
+def test_tightest_limit_of_enclosing_groups_applies(root: Path) -> None:
     (root / "groups").write_text("0::/system.slice/slurmstepd.scope/job_7/step_0/user\n")
     job = root / "system.slice" / "slurmstepd.scope" / "job_7"
     group(job, limit=str(GB), used=900_000_000)
@@ -46,14 +46,14 @@ def test_a_job_inside_the_machines_groups_has_the_tightest_limit_around_it(root:
     assert available_bytes() == 100_000_000  # of the job; its step would have 400 MB
 
 
-def test_of_version_1_a_group_inside_counts_and_one_without_a_limit_does_not(root: Path) -> None:
+def test_version_1_groups_with_limits_apply(root: Path) -> None:
     (root / "groups").write_text("9:cpu:/low\n4:memory:/process/7\n0::/\n")
     group(root / "memory", limit="9223372036854771712", used=8 * GB, version=1)
     group(root / "memory" / "process" / "7", limit=str(GB), used=GB // 4, version=1, inactive=5)
     assert (total_bytes(), available_bytes()) == (GB, GB - GB // 4 + 5)
 
 
-def test_where_no_group_is_known_the_machine_has_what_it_has(root: Path) -> None:
+def test_machine_memory_applies_without_groups(root: Path) -> None:
     meminfo = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     assert total_bytes() == int(meminfo["MemTotal"].split()[0]) * 1024
     assert 0 < available_bytes() <= total_bytes()

@@ -74,7 +74,7 @@ def wait_for(condition: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
-def test_a_wait_ends_at_its_deadline_and_names_who_and_what() -> None:
+def test_timeout_error_names_who_and_what() -> None:
     async def main() -> None:
         with pytest.raises(StallError, match=r"hero did not finish a completion within 0\.05 s"):
             await mesh.with_deadline(asyncio.sleep(60), 0.05, who="hero", what="a completion")
@@ -84,7 +84,7 @@ def test_a_wait_ends_at_its_deadline_and_names_who_and_what() -> None:
     assert time.monotonic() - started < 30
 
 
-def test_work_may_take_long_as_long_as_it_goes_on() -> None:
+def test_progress_extends_the_deadline() -> None:
     done = 0
 
     async def work(steps: int) -> int:
@@ -109,7 +109,7 @@ def test_work_may_take_long_as_long_as_it_goes_on() -> None:
     asyncio.run(main())
 
 
-def test_a_deadline_that_holds_changes_neither_result_nor_exception() -> None:
+def test_deadline_passes_results_and_exceptions_on() -> None:
     async def answer() -> int:
         return 42
 
@@ -130,7 +130,7 @@ def test_impossible_meshes_are_refused(procs: int, threads: int | None) -> None:
         mesh.spawn_procs("nobody", procs=procs, threads=threads)
 
 
-def test_processes_get_their_environment_and_their_output_its_file(
+def test_processes_get_their_environment_and_log_file(
     probe_class: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
@@ -160,12 +160,12 @@ def test_processes_get_their_environment_and_their_output_its_file(
 
 
 @pytest.mark.parametrize("name", ["GOMP_SPINCOUNT", "OMP_WAIT_POLICY"])
-def test_how_threads_wait_is_the_users_to_say(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_openmp_settings_of_the_user_stay(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, "0" if name == "GOMP_SPINCOUNT" else "active")
     assert "GOMP_SPINCOUNT" not in processes.variables(""), "a process inherits what is not said"
 
 
-def test_an_endpoints_exception_arrives_as_itself_at_once(probe_class: Any) -> None:
+def test_exception_of_an_endpoint_is_raised_at_once(probe_class: Any) -> None:
     async def main() -> None:
         async with mesh.session():
             probe = mesh.spawn_procs("pair", procs=2, threads=1).spawn("probe", probe_class)
@@ -183,7 +183,7 @@ NUM_CALLS = 2000
 AT_ONCE = 100
 
 
-def test_calls_of_all_ranks_keep_no_memory_in_the_caller(probe_class: Any) -> None:
+def test_calls_of_all_ranks_do_not_leak_memory(probe_class: Any) -> None:
     async def main() -> int:
         async with mesh.session():
             probe = mesh.spawn_procs("probe", threads=1).spawn("probe", probe_class)
@@ -201,7 +201,7 @@ def test_calls_of_all_ranks_keep_no_memory_in_the_caller(probe_class: Any) -> No
     assert asyncio.run(main()) < 400 * NUM_CALLS  # 1,100 bytes a call with `call_one` of a new mesh
 
 
-def test_a_reply_port_raises_what_the_endpoint_raised_and_serves_the_next_call(probe_class: Any) -> None:
+def test_reply_port_serves_the_next_call_after_an_error(probe_class: Any) -> None:
     async def main() -> None:
         async with mesh.session():
             probe = mesh.spawn_procs("probe", threads=1).spawn("probe", probe_class)
@@ -219,7 +219,7 @@ async def call_often(call: Callable[[], Awaitable[None]], count: int) -> None:
         await asyncio.gather(*(call() for _ in range(AT_ONCE)))
 
 
-def test_a_killed_process_is_named_and_the_others_go_on(probe_class: Any) -> None:
+def test_killed_process_is_named_and_others_continue(probe_class: Any) -> None:
     async def main() -> Path:
         async with mesh.session():
             victim = mesh.spawn_procs("victim", threads=1).spawn("probe", probe_class)
@@ -238,7 +238,7 @@ def test_a_killed_process_is_named_and_the_others_go_on(probe_class: Any) -> Non
     assert (asyncio.run(main()) / "0.log").exists()
 
 
-def test_a_crash_names_its_signal_its_place_and_what_was_printed_last(probe_class: Any) -> None:
+def test_crash_error_names_signal_place_and_last_lines(probe_class: Any) -> None:
     async def main() -> None:
         async with mesh.session():
             procs = mesh.spawn_procs("crasher", threads=1)
@@ -266,7 +266,7 @@ def test_log_messages_of_users_have_no_prefix_while_monarch_runs(probe_class: An
     assert "ready" in caplog.messages
 
 
-def test_a_process_that_ends_before_anybody_looks_is_noticed_at_once() -> None:
+def test_process_that_ends_early_is_noticed_at_once() -> None:
     async def main() -> None:
         async with mesh.session():
             procs = mesh.spawn_procs("brief", threads=1)
@@ -329,7 +329,7 @@ asyncio.run(main())
 """
 
 
-def test_children_take_the_users_modules_from_the_current_folder_but_no_library(tmp_path: Path) -> None:
+def test_children_import_user_modules_but_no_shadowed_library(tmp_path: Path) -> None:
     folder, marker = tmp_path / "current", tmp_path / "imported"
     (folder / "monarch").mkdir(parents=True)
     (folder / "probe_actors.py").write_text(ACTORS)

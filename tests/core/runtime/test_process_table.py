@@ -31,7 +31,7 @@ def child():
         process.kill()
 
 
-def test_processes_that_end_while_they_are_read_have_ended(monkeypatch, child):
+def test_process_that_ends_while_it_is_read_counts_as_ended(monkeypatch, child):
     monkeypatch.setattr(psutil, "Process", Vanishing)
     assert not _processes.runs(child) and not _processes.command_of(child) and not _processes.with_command("sleep")
     assert processes.environment(child) == {} and not processes.is_ours(child)
@@ -42,7 +42,7 @@ def test_processes_that_end_while_they_are_read_have_ended(monkeypatch, child):
     psutil.process_iter.cache_clear()  # it keeps the processes of this test for later calls
 
 
-def test_marked_processes_are_found_and_killed(child):
+def test_processes_of_a_mesh_are_found_and_killed(child):
     (found,) = processes.with_variable("FORGE_AGENTS_MESH", "a-mark-of-this-test")
     assert found.pid == child and _processes.runs(child) and "time.sleep(60)" in _processes.command_of(child)
     assert child in _processes.children_of(os.getpid()) and _processes.parent_of(child) == os.getpid()
@@ -58,7 +58,7 @@ def test_a_zombie_does_not_run():
         assert _processes.ended_within([process.pid], 30) and psutil.pid_exists(process.pid)  # nobody waited for it
 
 
-def test_free_ports_are_not_among_those_that_linux_gives_away():
+def test_free_ports_are_outside_the_ephemeral_range():
     first = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
     ports = {_processes.free_port() for _ in range(5)}
     assert len(ports) > 1 and all(port < max(first, 32_000) for port in ports)

@@ -77,7 +77,7 @@ time.sleep(600)
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
 @pytest.mark.timeout(600)
-def test_another_user_who_connects_in_the_place_of_a_rank_is_refused(tmp_path: Path) -> None:
+def test_connection_of_another_user_is_refused(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     waiting = start("0", "2", f"file://{tmp_path}/rendezvous")
     with ended(waiting):
@@ -95,7 +95,7 @@ def test_another_user_who_connects_in_the_place_of_a_rank_is_refused(tmp_path: P
 
 
 @pytest.mark.parametrize("user", [0, STRANGER])
-def test_connections_are_told_by_the_user_at_the_other_end(user: int) -> None:
+def test_peers_are_checked_by_their_user(user: int) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can act as another user")
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -118,7 +118,7 @@ def test_connections_are_told_by_the_user_at_the_other_end(user: int) -> None:
     ],
     ids=["another user", "another user over IPv6", "an unknown user", "the same user", "another machine"],
 )
-def test_only_connections_on_the_loopback_interface_are_looked_at(
+def test_only_loopback_connections_are_checked(
     local: str, remote: str, user: str, refused: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = [(local, remote, "01", str(os.geteuid()), "7")] + [(remote, local, "01", user, "8")] * bool(user)
@@ -158,7 +158,7 @@ def test_ranks_of_several_machines_meet_at_a_socket_of_one_interface() -> None:
     ],
     ids=["name leads to loopback", "name is an interface", "name is elsewhere", "no interface at all"],
 )
-def test_the_address_for_other_hosts_is_the_names_or_the_routes(
+def test_own_address_comes_from_the_name_or_the_route(
     hostname: list[str], route: str, address: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)

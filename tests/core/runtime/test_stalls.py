@@ -24,7 +24,7 @@ async def never_answers() -> None:
     await asyncio.sleep(60)
 
 
-def test_a_stall_names_what_else_was_waited_for_and_carries_a_picture() -> None:
+def test_stall_error_names_other_waits_and_has_a_snapshot() -> None:
     async def main() -> StallError:
         _stalls.register("engines", lambda: {"team": 3})
         _stalls.register("broken", lambda: 1 / 0)
@@ -43,7 +43,7 @@ def test_a_stall_names_what_else_was_waited_for_and_carries_a_picture() -> None:
 
     error = asyncio.run(main())
     assert "episodes did not finish collection of step 4 within 0.1 s" in str(error)
-    assert "Waited for meanwhile: team: a completion (3 x, up to 0." in str(error)
+    assert "Other waits at that time: team: a completion (3 x, up to 0." in str(error)
     assert error.who == "episodes"
     picture = json.loads(json.dumps(error.snapshot))
     assert picture["engines"] == {"team": 3}
@@ -54,7 +54,7 @@ def test_a_stall_names_what_else_was_waited_for_and_carries_a_picture() -> None:
     assert any("test_stalls.py" in line for stack in picture["threads"].values() for line in stack)
 
 
-def test_waits_are_forgotten_when_they_end() -> None:
+def test_ended_waits_are_removed() -> None:
     async def main() -> None:
         await mesh.with_deadline(asyncio.sleep(0), 1, who="team", what="a completion")
         with pytest.raises(StallError):
@@ -64,7 +64,7 @@ def test_waits_are_forgotten_when_they_end() -> None:
     assert _stalls.summary() == ""
 
 
-def test_a_call_that_never_returns_is_left_behind() -> None:
+def test_endless_call_does_not_delay_exit() -> None:
     over = threading.Event()
 
     async def main() -> None:
@@ -78,7 +78,7 @@ def test_a_call_that_never_returns_is_left_behind() -> None:
     over.set()
 
 
-def test_what_runs_in_a_thread_returns_or_raises_as_if_it_were_here() -> None:
+def test_in_thread_returns_or_raises() -> None:
     async def main() -> None:
         assert await in_thread(divmod, 7, 2, name="sum") == (3, 1)
         with pytest.raises(ZeroDivisionError):
@@ -87,7 +87,7 @@ def test_what_runs_in_a_thread_returns_or_raises_as_if_it_were_here() -> None:
     asyncio.run(main())
 
 
-def test_a_thread_is_kept_for_the_next_call_unless_it_did_not_survive_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_thread_is_reused_unless_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         seen: set[int] = set()
         while (thread := await in_thread(threading.get_ident, name="one")) not in seen:

@@ -130,7 +130,7 @@ def opened(folder: Path) -> Path:
     return folder / f"monarch_log_{private_folder.log_suffix()}.log"
 
 
-def test_the_logs_suffix_leads_to_the_private_folder(logs_of_monarch: Path) -> None:
+def test_log_suffix_leads_to_the_private_folder(logs_of_monarch: Path) -> None:
     log = opened(logs_of_monarch)
     assert log.resolve() == (private_folder.private_folder() / "monarch.log").resolve()
     log.touch()
@@ -139,7 +139,7 @@ def test_the_logs_suffix_leads_to_the_private_folder(logs_of_monarch: Path) -> N
 
 
 @pytest.mark.parametrize("trap", ["link", "writable by all", "link inside", "another user's"])
-def test_a_log_folder_that_others_prepared_is_never_opened(trap: str, logs_of_monarch: Path, tmp_path: Path) -> None:
+def test_log_folder_of_another_user_is_not_used(trap: str, logs_of_monarch: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     if trap == "link":
@@ -158,7 +158,7 @@ def test_a_log_folder_that_others_prepared_is_never_opened(trap: str, logs_of_mo
         opened(logs_of_monarch).open("a")
 
 
-def test_the_log_is_moved_when_it_is_large(tmp_path: Path) -> None:
+def test_large_log_is_rotated(tmp_path: Path) -> None:
     log = tmp_path / "monarch.log"
     with log.open("a") as writer:
         writer.write("x" * 1000)
@@ -183,7 +183,7 @@ sys.stdin.read()
 """
 
 
-def test_folders_of_killed_runs_are_removed_and_no_others(tmp_path: Path) -> None:
+def test_only_folders_of_killed_runs_are_removed(tmp_path: Path) -> None:
     environment = {**os.environ, "TMPDIR": str(tmp_path)}
     environment.pop(private_folder.FOLDER_VARIABLE, None)
     owners = [
@@ -211,7 +211,7 @@ def test_folders_of_killed_runs_are_removed_and_no_others(tmp_path: Path) -> Non
     assert owners[1].returncode == 0 and not alive.exists()
 
 
-def test_a_folder_of_the_environment_that_is_not_private_is_not_used(tmp_path: Path) -> None:
+def test_inherited_folder_must_be_private(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir(mode=0o755)
     environment = {**os.environ, private_folder.FOLDER_VARIABLE: str(shared)}
@@ -239,7 +239,7 @@ def test_other_users_are_those_with_processes(monkeypatch: pytest.MonkeyPatch) -
     exposure.warn_of_other_users()
 
 
-def test_addresses_without_a_certificate_are_warned_of() -> None:
+def test_addresses_without_a_certificate_cause_a_warning() -> None:
     exposure.warn_of_open_ports(["tls://node1:26600", "ipc:///home/me/host"])
     with pytest.warns(RuntimeWarning, match="tcp://node1:26600: any machine or user that can connect"):
         exposure.warn_of_open_ports(["tcp://node1:26600", "tls://node2:26600"])
@@ -276,7 +276,7 @@ def certificate(tmp_path: Path) -> Path:
     return folder
 
 
-def test_a_host_lets_in_holders_of_the_runs_certificate_and_no_others(certificate: Path) -> None:
+def test_host_accepts_only_holders_of_the_certificate(certificate: Path) -> None:
     with socket.create_server(("localhost", 0)) as free:
         address = f"tls://localhost:{free.getsockname()[1]}"
     program = [sys.executable, "-m", "forge_agents.runtime.host_process", "--address", address]
@@ -333,7 +333,7 @@ def test_a_certificate_is_for_attached_hosts() -> None:
         fa.Hosts(kind="process", hosts={"engines": 1}, certificate="c")
 
 
-def test_a_key_that_others_may_read_is_refused(certificate: Path) -> None:
+def test_key_readable_by_others_is_refused(certificate: Path) -> None:
     from forge_agents.runtime import _monarch
 
     (certificate / "tls.key").chmod(0o640)

@@ -22,7 +22,7 @@ LIMITS = SandboxLimits(wall_s=30)
 
 
 @held
-def test_a_program_runs_and_everything_about_it_is_told():
+def test_result_describes_the_program():
     code = (
         "import sys\nprint(sys.stdin.read()[::-1], flush=True)\nsys.stderr.write('e')\n"
         "open('out', 'wb').write(b'\\xff')\nsys.exit(3)"
@@ -57,13 +57,13 @@ def test_modules_among_the_files_are_imported_and_runs_share_nothing():
         ("import os; os.abort()", "", "", -6),
     ],
 )
-def test_odd_programs_are_told_as_they_are(code, stdout, stderr, exit_code):
+def test_unusual_programs_have_correct_results(code, stdout, stderr, exit_code):
     result = Sandbox(limits=LIMITS).run(code, stdin="line\n")
     assert (result.stdout, result.exit_code, result.limit) == (stdout, exit_code, "") and stderr in result.stderr
 
 
 @held
-def test_input_that_nobody_reads_blocks_nobody():
+def test_unread_input_does_not_block():
     result = Sandbox(limits=LIMITS).run("import os; os.close(0); print('done')", stdin="x" * (4 << 20))
     assert result.stdout == "done\n"
     result = Sandbox(limits=LIMITS).run("import sys; print(len(sys.stdin.read()))", stdin="x" * (1 << 20))
@@ -100,7 +100,7 @@ def test_import_paths_are_read_only_and_importable(tmp_path):
 
 
 @held
-def test_folders_of_the_top_are_there_and_their_files_handed_in_and_collected():
+def test_top_level_folders_take_and_return_files():
     code = (
         "import os; os.chdir('/app'); print(os.getcwd(), open('in').read(), os.statvfs('/app').f_flag & os.ST_NOEXEC)\n"
         "open('/logs/out', 'w').write('kept'); os.makedirs('/app/deep'); open('/app/deep/er', 'w').close()\n"
@@ -118,7 +118,7 @@ def test_folders_of_the_top_are_there_and_their_files_handed_in_and_collected():
 
 
 @held
-def test_a_folder_of_the_top_may_hold_what_is_read(tmp_path):
+def test_top_level_folder_may_contain_readable_paths(tmp_path):
     tmp_path.chmod(0o755)
     (tmp_path / "given").write_text("6")
     top = f"/{tmp_path.parts[1]}"
@@ -133,7 +133,7 @@ def test_a_folder_of_the_top_may_hold_what_is_read(tmp_path):
 
 
 @held
-def test_all_promises_are_kept_here():
+def test_all_guarantees_are_enforced_here():
     guarantees = Sandbox().guarantees()
     assert guarantees.full and guarantees.missing == () and guarantees.reason == ""
     assert "enforced: no network" in str(guarantees)
@@ -152,7 +152,7 @@ def test_user_mistakes_are_named():
 
 
 @held
-def test_files_that_do_not_fit_are_an_error_of_ours():
+def test_files_above_the_limit_raise_sandbox_error():
     with pytest.raises(SandboxError, match="No space left"):
         Sandbox(limits=replace(LIMITS, disk_mb=1)).run("pass", files={"big": bytes(2 << 20)})
 
@@ -278,13 +278,13 @@ def test_limits_hold_for_programs_of_an_ordinary_user():
 
 @held
 @needs_root
-def test_an_ordinary_user_needs_no_rights_for_it():
+def test_ordinary_user_needs_no_privileges():
     done = as_ordinary_user(ORDINARY)
     assert r"stdout='3 1000 1\nheld\nheld\nheld\n'" in done.stdout, done
 
 
 @linux
-def test_without_namespaces_it_refuses_and_says_what_would_be_missing(no_namespaces):
+def test_error_without_namespaces_lists_missing_guarantees(no_namespaces):
     with pytest.raises(SandboxUnavailable, match=r"not permitted.*allow_weaker=True(.|\n)*NOT enforced: total size"):
         Sandbox().run("print(1)")
     with pytest.raises(SandboxUnavailable, match=r"folders=\('/app',\) need them"):
@@ -295,7 +295,7 @@ def test_without_namespaces_it_refuses_and_says_what_would_be_missing(no_namespa
 
 @linux
 @pytest.mark.skipif(other_python() is None, reason="no interpreter that ordinary users may run")
-def test_what_is_enforced_without_namespaces_holds(no_namespaces, tmp_path):
+def test_guarantees_without_namespaces_hold(no_namespaces, tmp_path):
     (tmp_path / "secret").write_text("s")
     box = Sandbox(limits=LIMITS, allow_weaker=True, python=other_python() or "")
     attempts = {

@@ -139,14 +139,14 @@ def reaching(name, outside):
 
 
 @pytest.mark.parametrize("name", REACH)
-def test_what_is_outside_is_out_of_reach(name, outside):
+def test_outside_is_unreachable(name, outside):
     result = Sandbox(limits=LIMITS).run(reaching(name, outside))
     assert result.stdout.startswith("held:") and "REACHED" not in result.stdout, result
     assert result.exit_code == 0 and "SyntaxError" not in result.stdout
 
 
 @pytest.mark.parametrize("name", [n for n in REACH if n not in UNSAFE and (ROOT or n not in NEEDS_ROOT)])
-def test_the_same_program_reaches_it_unshut(name, outside, tmp_path_factory):
+def test_outside_is_reachable_without_the_sandbox(name, outside, tmp_path_factory):
     folder = tmp_path_factory.mktemp("box")
     program = folder / "program.py"
     program.write_text(reaching(name, outside))
@@ -182,7 +182,7 @@ def box(request, monkeypatch):
 
 
 @pytest.mark.parametrize("box", ["without"], indirect=True)
-def test_what_the_kernels_calls_reach_is_out_of_reach_without_namespaces(box, outside):
+def test_system_calls_reach_nothing_outside_without_namespaces(box, outside):
     attempts = [f"try:\n    {REACH[name]}\n    print({name!r})\nexcept BaseException: pass\n" for name in HELD_WEAKLY]
     names = "".join(f"{key} = {value!r}\n" for key, value in outside.items())
     result = box.run(f"{PRELUDE}{names}{''.join(attempts)}print('end')")
@@ -202,7 +202,7 @@ CALLS = {  # on x86_64
 
 
 @pytest.mark.skipif(not X86, reason="the numbers are those of x86_64")
-def test_calls_that_no_ordinary_program_needs_do_not_exist(box):
+def test_unneeded_system_calls_do_not_exist(box):
     program = (
         f"{PRELUDE}assert libc.syscall(39) == os.getpid()\nfor name, number in {CALLS!r}.items():\n"
         "    made = libc.syscall(number, 0, 0, 0, 0, 0, 0)\n"
@@ -212,7 +212,7 @@ def test_calls_that_no_ordinary_program_needs_do_not_exist(box):
 
 
 @pytest.mark.skipif(not X86, reason="only x86_64 has another set of calls")
-def test_the_calls_of_32_bits_end_the_program(box):
+def test_32_bit_system_calls_end_the_program(box):
     code = b"\xb8\x14\x00\x00\x00\xcd\x80\xc3"  # getpid by int 0x80, where all sockets have one number
     program = (
         f"import ctypes, mmap\npage = mmap.mmap(-1, 4096, prot=7)\npage.write({code!r})\n"
@@ -253,7 +253,7 @@ print('fine')
 """
 
 
-def test_ordinary_programs_miss_nothing(box):
+def test_ordinary_programs_work(box):
     result = box.run(ORDINARY)
     assert result.stdout == "fine\n" and result.stderr == "", result
 
@@ -380,7 +380,7 @@ LIMITED = {
 
 
 @pytest.mark.parametrize("name", LIMITED)
-def test_a_limit_holds_and_nothing_else_does(name):
+def test_only_the_exceeded_limit_is_reported(name):
     program, field, low, high, mark = LIMITED[name]
     held = Sandbox(limits=replace(LIMITS, **{field: low})).run(program.replace("HELD_S", "600"))
     assert "all" not in held.stdout and not (held.ok and mark == "ended"), held
@@ -404,7 +404,7 @@ def test_a_limit_holds_and_nothing_else_does(name):
     ],
     ids=["fork bomb", "thread bomb", "forks that hand over"],
 )
-def test_bombs_end_at_the_wall_and_leave_nothing(program):
+def test_fork_bombs_end_and_leave_no_processes(program):
     limits = replace(LIMITS, wall_s=0.5, processes=12)
     started = time.monotonic()
     result = Sandbox(limits=limits).run(program)
@@ -412,7 +412,7 @@ def test_bombs_end_at_the_wall_and_leave_nothing(program):
     assert time.monotonic() - started < 30
 
 
-def test_endless_output_ends_at_once_and_is_cut():
+def test_endless_output_is_cut():
     result = Sandbox(limits=replace(LIMITS, output_kb=16)).run("while True: print('spam')")
     assert result.limit == "output_kb" and len(result.stdout) <= 16 << 10
 
@@ -444,7 +444,7 @@ def test_children_end_with_the_program(name):
     assert with_command(token) == []
 
 
-def test_the_same_daemon_stays_on_unshut():
+def test_daemon_survives_without_the_sandbox():
     token = uuid.uuid4().hex
     subprocess.run([sys.executable, "-c", daemon("daemon", token)], timeout=20, check=True)
     deadline = time.monotonic() + 30
@@ -488,5 +488,5 @@ def test_files_of_the_host_are_not_owned_by_the_program():
     assert "1000" not in result.stdout.split("]")[0]
 
 
-def test_the_supervisor_is_no_process_that_the_program_can_name():
+def test_program_cannot_see_the_supervisor():
     assert Sandbox(limits=LIMITS).run("import os; print(os.getppid(), os.getpid())").stdout == "1 2\n"

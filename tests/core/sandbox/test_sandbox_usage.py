@@ -38,13 +38,13 @@ def children(*, ignored, life_s, total_s):
 
 
 @pytest.mark.parametrize("life_s", [0.3, 0.005])
-def test_time_of_children_that_no_parent_waits_for_counts(life_s):
+def test_time_of_unreaped_children_counts(life_s):
     box = Sandbox(limits=replace(LIMITS, cpu_s=1))
     result = box.run(children(ignored=True, life_s=life_s, total_s=100))
     assert result.limit == "cpu_s" and result.cpu_s >= 1, result
 
 
-def test_time_of_children_that_are_waited_for_counts_once():
+def test_time_of_reaped_children_counts_once():
     result = Sandbox(limits=replace(LIMITS, cpu_s=3)).run(children(ignored=False, life_s=0.005, total_s=1.0))
     assert result.stdout == "all\n" and 0.9 < result.cpu_s < 3, result
 
@@ -67,7 +67,7 @@ def test_a_program_that_uses_most_of_its_memory_may_fork():
     assert 160 < result.peak_mb < 200
 
 
-def test_forked_processes_that_write_use_memory_of_their_own():
+def test_written_pages_of_forked_processes_count():
     program = FORKS.replace("SIZE", "60").replace(
         "time.sleep(0.5)", "x[::4096] = bytes([1]) * len(x[::4096]); time.sleep(100)"
     )
@@ -96,7 +96,7 @@ def test_shared_memory_above_the_limit_is_refused(weaker, monkeypatch):
     assert result.stdout == "mapped\nagain\n256\n" and "Cannot allocate memory" in result.stderr, result
 
 
-def test_pages_of_the_hosts_pool_of_huge_pages_are_refused():
+def test_huge_pages_are_refused():
     program = (
         "import mmap\ntry: mmap.mmap(-1, 2 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x40000)\n"
         "except OSError as error: print(error.errno)"
@@ -178,7 +178,7 @@ def command(program, **limits):
             server.close()
 
 
-def test_a_command_that_uses_most_of_its_memory_forks_and_asks_at_its_port():
+def test_command_near_its_memory_limit_forks_and_connects():
     result = command(ASK, memory_mb=200)
     assert result.stdout == "all [0, 0, 0]\n" and result.limit == "", result
 
@@ -188,6 +188,6 @@ def test_buffers_of_tcp_connections_count_as_memory():
     assert result.limit == "memory_mb", result
 
 
-def test_a_command_has_no_protocols_but_tcp_and_udp():
+def test_command_has_only_tcp_and_udp():
     refused = "1 262 1\n1 132 1\n2 136 1\n3 1 1\n5 132 1\n5 0 1\n"
     assert command(PROTOCOLS).stdout == refused * 2

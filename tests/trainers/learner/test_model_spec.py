@@ -25,8 +25,8 @@ def changed(folder: Path, **changes: Any) -> dict[str, Any]:
     ("changes", "message"),
     [
         ({"architectures": ["LlamaForCausalML"]}, "Did you mean 'LlamaForCausalLM'"),
-        ({"architectures": ["MixtralForCausalLM"]}, "Mixtral.: TorchTitan has no adapter.* Trained are LlamaFor"),
-        ({"architectures": ["NovelForCausalLM"]}, "'NovelForCausalLM' cannot be trained. It may play, frozen"),
+        ({"architectures": ["MixtralForCausalLM"]}, "Mixtral.: TorchTitan has no adapter.* Trainable: LlamaFor"),
+        ({"architectures": ["NovelForCausalLM"]}, "'NovelForCausalLM' cannot be trained. It can play as a frozen"),
         ({"architectures": []}, "'.none named.' cannot be trained"),
         ({"architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4}, "moe_intermediate_size, num_experts_per_tok"),
         ({"attention_bias": True}, "attention_bias=True"),

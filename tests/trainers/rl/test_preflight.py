@@ -281,7 +281,7 @@ def test_a_judge_that_a_function_does_not_name_has_no_gpu_before_a_run_has_divid
     monkeypatch.setattr(mesh, "_cluster", lambda: layout)
     judge = fv.Judge("tiny-random", "Is it polite?")
     said = tried(reward=judge.score)
-    assert "would take 90% of a GPU that it shares with what a run is about to start" in said
+    assert "would take 90% of a GPU that it shares with the processes that a run is about to start" in said
     assert "my_reward.judges = [my_judge]" in said
     assert mesh.gpu_neighbors("judge", "judges", 1) == []
 

@@ -10,7 +10,6 @@ import functools
 import inspect
 import re
 import reprlib
-import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from forge_agents.errors import ArgumentError
+from forge_agents.imports import is_library
 from forge_agents.types import Trajectory
 
 Many: TypeAlias = Literal["one", "all"]
@@ -142,7 +142,7 @@ def one_by_one(grade: Callable[[Trajectory], Any], trajectories: Sequence[Trajec
 def told(error: Exception) -> str:
     """An error in one line, with the place that raised it."""
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((sys.prefix, sys.base_prefix))] or frames
+    own = [frame for frame in frames if not is_library(frame.filename)] or frames
     place = f" ({Path(own[-1].filename).name}:{own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {error}{place}"
 
