@@ -1,7 +1,7 @@
-"""Weak verifiers of trajectories, and combiners that make one reward of them.
+"""Weak verifiers of trajectories, and combiners that turn them into one reward.
 
-In: nothing at import. Out: the public names below, loaded when first used. Waits for nothing. A verifier is a few lines
-in `core.verifier`; the rooms beside `core` hold those that come with the package; `ensemble` makes one of many.
+The names below are imported when they are first used. `Ensemble`, `Verifier`, `Rule`, `EnvReward` and `check_verifier`
+are in `forge_agents`, reports in `forge_verifiers.report.report`, and distillation in `forge_verifiers.distillation`.
 """
 
 from __future__ import annotations
@@ -13,29 +13,14 @@ if TYPE_CHECKING:
     from forge_verifiers import combiners
     from forge_verifiers.code.unit_tests import UnitTests
     from forge_verifiers.combiners import Prior
-    from forge_verifiers.core.composition import Gate, PerTurn, Seat
-    from forge_verifiers.core.conformance import check_verifier
-    from forge_verifiers.core.verifier import (
-        Assessment,
-        Composable,
-        Cost,
-        EnvReward,
-        Rule,
-        ScoreError,
-        Sum,
-        Verifier,
-        checked_scores,
-        group_ids,
-    )
-    from forge_verifiers.distillation.model import Agreement, Distilled, distill
-    from forge_verifiers.ensemble.alarms import Alarm, HackingAlarm, RewardHackingError, RewardHackingWarning
-    from forge_verifiers.ensemble.belief import LowerBound, SoftMinimum
-    from forge_verifiers.ensemble.ensemble import Ensemble
+    from forge_verifiers.core.composition import ForAgent, Gate, PerTurn
+    from forge_verifiers.core.verifier import Assessment, Composable, ScoreError
+    from forge_verifiers.ensemble.alarms import HackingAlarm, RewardHackingError, RewardHackingWarning
     from forge_verifiers.ensemble.panel import Cascade
-    from forge_verifiers.judge.judge import Judge, JudgeUsage
+    from forge_verifiers.ensemble.posterior import LowerConfidenceBound, SoftMinimum
+    from forge_verifiers.judge.judge import Judge
     from forge_verifiers.judge.prompts import Pairs, Reasoned, Scale, YesNo
     from forge_verifiers.models.text_models import EmbeddingSimilarity, RewardModel
-    from forge_verifiers.report.report import EnsembleReport, Snapshot, VerifierReport
     from forge_verifiers.rules.consistency import SelfConsistency
     from forge_verifiers.rules.maths.equal import MathEqual, Numeric
     from forge_verifiers.rules.text import Exact, Format, JsonSchema, Language, Length, Regex, Repetition
@@ -43,40 +28,34 @@ if TYPE_CHECKING:
 _HOME = {
     "code.unit_tests": ("UnitTests",),
     "combiners": ("Prior",),
-    "core.composition": ("Gate", "PerTurn", "Seat"),
-    "core.conformance": ("check_verifier",),
-    "core.verifier": (
-        "Assessment", "Composable", "Cost", "EnvReward", "Rule", "ScoreError", "Sum", "Verifier", "checked_scores",
-        "group_ids",
-    ),
-    "distillation.model": ("Agreement", "Distilled", "distill"),
-    "ensemble.alarms": ("Alarm", "HackingAlarm", "RewardHackingError", "RewardHackingWarning"),
-    "ensemble.belief": ("LowerBound", "SoftMinimum"),
-    "ensemble.ensemble": ("Ensemble",),
+    "core.composition": ("ForAgent", "Gate", "PerTurn"),
+    "core.verifier": ("Assessment", "Composable", "ScoreError"),
+    "ensemble.alarms": ("HackingAlarm", "RewardHackingError", "RewardHackingWarning"),
     "ensemble.panel": ("Cascade",),
-    "judge.judge": ("Judge", "JudgeUsage"),
+    "ensemble.posterior": ("LowerConfidenceBound", "SoftMinimum"),
+    "judge.judge": ("Judge",),
     "judge.prompts": ("Pairs", "Reasoned", "Scale", "YesNo"),
     "models.text_models": ("EmbeddingSimilarity", "RewardModel"),
-    "report.report": ("EnsembleReport", "Snapshot", "VerifierReport"),
     "rules.consistency": ("SelfConsistency",),
     "rules.maths.equal": ("MathEqual", "Numeric"),
     "rules.text": ("Exact", "Format", "JsonSchema", "Language", "Length", "Regex", "Repetition"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+_IN_FORGE_AGENTS = {"Ensemble", "EnvReward", "Rule", "Verifier", "check_verifier"}
 
 __all__ = [
-    "Agreement", "Alarm", "Assessment", "Cascade", "Composable", "Cost", "Distilled", "EmbeddingSimilarity", "Ensemble",
-    "EnsembleReport", "EnvReward", "Exact", "Format", "Gate", "HackingAlarm", "JsonSchema", "Judge", "JudgeUsage",
-    "Language", "Length", "LowerBound", "MathEqual", "Numeric", "Pairs", "PerTurn", "Prior", "Reasoned", "Regex",
-    "Repetition", "RewardHackingError", "RewardHackingWarning", "RewardModel", "Rule", "Scale", "ScoreError", "Seat",
-    "SelfConsistency", "Snapshot", "SoftMinimum", "Sum", "UnitTests", "Verifier", "VerifierReport", "YesNo",
-    "check_verifier", "checked_scores", "combiners", "distill", "group_ids",
+    "Assessment", "Cascade", "Composable", "EmbeddingSimilarity", "Exact", "ForAgent", "Format", "Gate", "HackingAlarm",
+    "JsonSchema", "Judge", "Language", "Length", "LowerConfidenceBound", "MathEqual", "Numeric", "Pairs", "PerTurn",
+    "Prior", "Reasoned", "Regex", "Repetition", "RewardHackingError", "RewardHackingWarning", "RewardModel", "Scale",
+    "ScoreError", "SelfConsistency", "SoftMinimum", "UnitTests", "YesNo", "combiners",
 ]
 
 
 def __getattr__(name: str) -> Any:
     if name == "combiners":
         return importlib.import_module("forge_verifiers.combiners")
+    if name in _IN_FORGE_AGENTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; use forge_agents.{name}")
     if name not in _MODULE_OF:
         from forge_agents.errors import did_you_mean
 

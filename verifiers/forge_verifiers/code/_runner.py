@@ -1,10 +1,10 @@
-"""Runs hidden tests against a candidate that lives in another process, so that it can neither see nor touch them.
+"""Runs hidden tests against a candidate in another process, so that it can neither read nor change them.
 
-In: candidate and tests (JSON) on standard input. Out: one line (JSON) per test on standard output. Waits for the
-candidate. Stand-alone: this file is the program that the sandbox runs. The processes exchange messages of plain data;
-what the candidate returns is compared here, by Python's own types, never by the candidate's code.
+This file is the stand-alone program in the sandbox. It reads candidate and tests from standard input (JSON) and writes
+one line per test to standard output (JSON). The two processes exchange messages of plain data. The candidate's results
+are compared here, by Python's own types, never by the candidate's code.
 """
-# What fails here is a verdict, and tests are there to be executed.
+# Every exception here is a test result, and tests must be executed.
 # ruff: noqa: BLE001, S102
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _PLAIN: tuple[Any, ...] = (list, tuple, set, frozenset, bytes)
 _TYPES = {kind.__name__: kind for kind in _PLAIN}
 
 
-class Broken(BaseException):  # so that no `except Exception` of a test takes it for an expected error
-    """The candidate's process ended, fell silent or spoke out of turn."""
+class Broken(BaseException):  # BaseException, so that no `except Exception` of a test catches it
+    """The candidate's process ended, timed out or sent an unexpected message."""
 
 
 def encode(value: Any, keep: Any) -> Any:
-    """Plain data as JSON can hold it; `keep` makes something of everything else."""
+    """Plain data in a form for JSON; `keep` converts all other values."""
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
@@ -50,7 +50,7 @@ def encode(value: Any, keep: Any) -> Any:
 
 
 def decode(data: Any, find: Any) -> Any:
-    """The inverse of `encode`; `find` looks up what was kept."""
+    """The inverse of `encode`; `find` looks up values that `keep` converted."""
     if not isinstance(data, list):
         return data
     kind, *rest = data
@@ -66,7 +66,7 @@ def decode(data: Any, find: Any) -> Any:
 
 
 class Pipe:
-    """Messages of one line each."""
+    """A pipe with one message per line."""
 
     def __init__(self, read_end: int, write_end: int) -> None:
         self.read_end, self.write_end, self.rest = read_end, write_end, b""
@@ -93,11 +93,11 @@ class Pipe:
 
 
 class Service:
-    """Runs the candidate's code, then does what the judge asks of it."""
+    """The candidate's side: runs the candidate's code and then the requests of the tests."""
 
     def __init__(self, pipe: Pipe) -> None:
         self.pipe = pipe
-        self.kept: dict[int, Any] = {}
+        self.objects: dict[int, Any] = {}
         self.module = types.ModuleType("solution")
         sys.modules["solution"] = self.module
         self.actions: dict[str, Any] = {
@@ -114,16 +114,16 @@ class Service:
 
     def serve(self) -> None:
         source = self.pipe.receive()
-        why = ""
+        error_text = ""
         try:
             exec(compile(source, "solution.py", "exec"), self.module.__dict__)
         except Exception as error:
-            why = f"{type(error).__name__}: {error}"[:300]
-        self.pipe.send(["ready", why])
+            error_text = f"{type(error).__name__}: {error}"[:300]
+        self.pipe.send(["ready", error_text])
         while True:
-            self.pipe.send(self.done(self.pipe.receive()))
+            self.pipe.send(self.execute(self.pipe.receive()))
 
-    def done(self, message: Any) -> Any:
+    def execute(self, message: Any) -> Any:
         _, action, target, arguments, keywords = message
         try:
             args, kwargs = decode(arguments, self.find), decode(keywords, self.find)
@@ -137,24 +137,24 @@ class Service:
             return ["error", base, type(error).__name__, str(error)[:500]]
 
     def keep(self, value: Any) -> Any:
-        self.kept[id(value)] = value
+        self.objects[id(value)] = value
         return ["kept", id(value), self.base_of(value) is not None]
 
     @staticmethod
     def base_of(value: Any) -> Any:
-        """The type of plain data that this is a kind of; None where it is of none."""
+        """The plain type that the value is an instance of; None if there is none."""
         return next((base for base in (bool, int, float, str, *_PLAIN, dict) if isinstance(value, base)), None)
 
     def find(self, kind: str, rest: list[Any]) -> Any:
         if kind == "yours":
             return lambda *args: self.call_back(rest[0], args)
-        return self.kept[rest[0]]
+        return self.objects[rest[0]]
 
     def call_back(self, number: int, args: tuple[Any, ...]) -> Any:
-        """Calls a function of the tests; meanwhile they may ask for more."""
+        """Call a function of the tests, which may send further requests before it returns."""
         self.pipe.send(["callback", number, encode(list(args), self.keep)])
         while (answer := self.pipe.receive())[0] != "answer":
-            self.pipe.send(self.done(answer))
+            self.pipe.send(self.execute(answer))
         return decode(answer[1], self.find)
 
     @staticmethod
@@ -164,14 +164,14 @@ class Service:
         return getattr(type(target), name)(target, *args)
 
 
-# ---- the judge's side
+# ---- the tests' side
 
 
 class Remote:
-    """Something of the candidate's that is no plain data. Equality with plain data is decided by its plain content."""
+    """An object of the candidate that is not plain data. It is compared with plain data by its plain content."""
 
     def __init__(self, candidate: Candidate, number: int, *, has_plain: bool) -> None:
-        home = candidate.pipe  # of the process that it lives in
+        home = candidate.pipe  # identifies the process of the object
         vars(self).update(_candidate=candidate, _number=number, _has_plain=has_plain, _home=home)
 
     @property
@@ -218,13 +218,13 @@ def _forward(name: str) -> Any:
 
 
 def _binary(name: str) -> Any:
-    """An operator. It would show an expected value to code that may answer anything, so plain data stays here."""
+    """An operator. Plain operands stay in this process, because the candidate must not see expected values."""
 
     def apply(self: Remote, other: Any) -> Any:
         if isinstance(other, Remote):
             return self._candidate.ask("special", self, name, other)
         if not self._has_plain:
-            raise TypeError(f"{name} of an object of the code and plain data; write x.{name}(...) to have it anyway")
+            raise TypeError(f"{name} of an object of the code and plain data; call x.{name}(...) to run the code's own")
         pair = (other, self._plain) if name in _REFLECTED else (self._plain, other)
         return getattr(operator, name.replace("__r", "__", 1) if name in _REFLECTED else name)(*pair)
 
@@ -241,7 +241,7 @@ for _name in _OPERATORS.split():
 
 
 class Candidate:
-    """The process in which the candidate's code runs."""
+    """The process with the candidate's code."""
 
     def __init__(self, source: str) -> None:
         self.source, self.deadline = source, 0.0
@@ -249,36 +249,36 @@ class Candidate:
         self.callbacks: list[Any] = []
 
     def start(self, deadline: float) -> None:
-        """Runs the candidate's code anew, unless its process still serves."""
-        import subprocess  # the other side does without, and starts sooner
+        """Start a process with the candidate's code unless one is running."""
+        import subprocess  # not on the candidate's side, which starts faster without
 
         self.deadline = deadline
         if self.process is not None and self.process.poll() is None:
             return
-        (their_in, our_out), (our_in, their_out) = os.pipe(), os.pipe()
-        command = [sys.executable, "-s", "-S", "-B", "-P", sys.argv[0], "serve", str(their_in), str(their_out)]
+        (child_in, parent_out), (parent_in, child_out) = os.pipe(), os.pipe()
+        command = [sys.executable, "-s", "-S", "-B", "-P", sys.argv[0], "serve", str(child_in), str(child_out)]
         self.process = subprocess.Popen(
             command,
-            pass_fds=(their_in, their_out),
+            pass_fds=(child_in, child_out),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-        os.close(their_in)
-        os.close(their_out)
-        self.pipe = Pipe(our_in, our_out)
+        os.close(child_in)
+        os.close(child_out)
+        self.pipe = Pipe(parent_in, parent_out)
         try:
             self.pipe.send(self.source)
-            what, error = self.pipe.receive(deadline)
+            status, error = self.pipe.receive(deadline)
         except (Broken, OSError, ValueError, TypeError, RecursionError) as broken:
-            what, error = "ready", str(broken)
-        if what != "ready" or error:
+            status, error = "ready", str(broken)
+        if status != "ready" or error:
             self.stop()
             raise Broken(f"the code did not load: {error}")
 
     def stop(self) -> None:
-        """Ends the process; the next test starts another."""
+        """Kill the process; the next test starts another."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -287,7 +287,7 @@ class Candidate:
         self.process = None
 
     def ask(self, action: str, target: Any, *args: Any, **kwargs: Any) -> Any:
-        """Lets the candidate do something; its plain results come back as our own data."""
+        """Send a request to the candidate. Plain results are returned as data of this process."""
         if self.process is None:
             raise Broken("ended")
         if time.monotonic() > self.deadline:
@@ -315,7 +315,7 @@ class Candidate:
             elif kind == "error":
                 raise _exception(*rest)
             else:
-                raise Broken("spoke out of turn")
+                raise Broken("unexpected message")
 
     def keep(self, value: Any) -> Any:
         if isinstance(value, Remote):
@@ -323,7 +323,7 @@ class Candidate:
                 raise Broken("its process has ended")
             return ["kept", value._number]
         if not callable(value):
-            raise TypeError(f"tests can hand over plain data and functions, not {type(value).__name__}")
+            raise TypeError(f"tests can pass plain data and functions, not {type(value).__name__}")
         self.callbacks.append(value)
         return ["yours", len(self.callbacks) - 1]
 
@@ -333,7 +333,7 @@ class Candidate:
 
 
 def _become(value: Any, after: Any) -> None:
-    """What the candidate did to an argument in place."""
+    """Apply the candidate's in-place changes to an argument."""
     if type(value) is not type(after) or value == after:
         return
     if isinstance(value, list):
@@ -344,7 +344,7 @@ def _become(value: Any, after: Any) -> None:
 
 
 def _exception(base: str, name: str, text: str) -> Exception:
-    """The candidate's exception, as the nearest built-in one."""
+    """The candidate's exception as its nearest built-in base class."""
     kind = getattr(builtins, str(base), None)
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         kind = RuntimeError
@@ -357,7 +357,7 @@ def _exception(base: str, name: str, text: str) -> Exception:
 
 
 class Names(dict):  # type: ignore[type-arg]
-    """Global names of the tests: what they do not define themselves is the candidate's."""
+    """Global names of the tests. Undefined names are looked up in the candidate."""
 
     candidate: Candidate
 
@@ -371,7 +371,7 @@ class Names(dict):  # type: ignore[type-arg]
 
 
 class Solution(types.ModuleType):
-    """What the tests get by ``import solution``."""
+    """The module that tests import as ``solution``."""
 
     def __init__(self, candidate: Candidate) -> None:
         super().__init__("solution")
@@ -383,33 +383,33 @@ class Solution(types.ModuleType):
         return self._candidate.ask("name", None, name)
 
 
-def judge(verdicts: Any, source: str, units: list[tuple[str, bool, str]], timeout_s: float) -> None:
-    """Writes one line per test, in order of execution: functions after all else.
+def run_tests(output: Any, source: str, units: list[tuple[str, bool, str]], timeout_s: float) -> None:
+    """Run all tests and write one line per test, in order of execution: test functions last.
 
     Args:
-        verdicts: Where to.
+        output: File for the results.
         source: The candidate's code.
-        units: Statements of the tests; whether each is a test; its name, for a function that is one.
-        timeout_s: Seconds for each.
+        units: Statements of the tests, whether each is a test, and the name of a test function.
+        timeout_s: Timeout of each test.
     """
     candidate, names = Candidate(source), Names(__name__="tests")
     names.candidate = candidate
     sys.modules["solution"] = Solution(candidate)
-    spoilt = ""
+    setup_error = ""
     for text, counts, function in units:
         code = compile(text, "tests.py", "exec")
-        why = spoilt or attempt(candidate, lambda code=code: exec(code, names), timeout_s)
+        error = setup_error or attempt(candidate, lambda code=code: exec(code, names), timeout_s)
         if counts and not function:
-            report(verdicts, why)
+            report(output, error)
         else:
-            spoilt = spoilt or why
+            setup_error = setup_error or error
     for _, counts, function in units:
         if counts and function:
-            report(verdicts, spoilt or attempt(candidate, names.get(function), timeout_s))
+            report(output, setup_error or attempt(candidate, names.get(function), timeout_s))
 
 
 def attempt(candidate: Candidate, action: Any, timeout_s: float) -> str:
-    """Why it failed; empty if it did not."""
+    """Run a test and return its error; empty if it passed."""
     try:
         candidate.start(time.monotonic() + timeout_s)
         action()
@@ -421,22 +421,22 @@ def attempt(candidate: Candidate, action: Any, timeout_s: float) -> str:
     return "" if candidate.process is not None else "candidate: ended"
 
 
-def report(verdicts: Any, why: str) -> None:
-    """One line: whether a test passed, and why not."""
-    print(json.dumps([not why, why]), file=verdicts, flush=True)
+def report(output: Any, error: str) -> None:
+    """Write one line: whether a test passed, and its error."""
+    print(json.dumps([not error, error]), file=output, flush=True)
 
 
 def main() -> None:
-    """Both sides start here."""
+    """Entry point of both processes."""
     if sys.argv[1:2] == ["serve"]:
         pipe = Pipe(int(sys.argv[2]), int(sys.argv[3]))
         Service(pipe).serve()
     else:
-        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # not dumpable: closed to the candidate even where it sees /proc
-        sys.path[:] = [path for path in sys.path if path != os.environ["HOME"]]  # the candidate may write there
-        verdicts = os.fdopen(os.dup(1), "w")
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what the tests print is no verdict
-        judge(verdicts, **json.load(sys.stdin))
+        ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)  # not dumpable, so that the candidate cannot read it through /proc
+        sys.path[:] = [path for path in sys.path if path != os.environ["HOME"]]  # the candidate can write to it
+        output = os.fdopen(os.dup(1), "w")
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # output of the tests must not mix with results
+        run_tests(output, **json.load(sys.stdin))
 
 
 if __name__ == "__main__":

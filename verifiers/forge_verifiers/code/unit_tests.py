@@ -1,7 +1,4 @@
-"""Hidden unit tests of the code that an agent wrote.
-
-In: trajectories. Out: the share of tests passed, in [0, 1]. Waits for the sandbox, at most its wall-clock limit.
-"""
+"""`UnitTests`: the fraction of hidden unit tests that an agent's code passes in a sandbox."""
 
 from __future__ import annotations
 
@@ -23,52 +20,52 @@ from forge_verifiers.core.markdown import answer_section, code_blocks, indented_
 from forge_verifiers.core.verifier import Assessment, Cost, ScoreError, Scores, TrajectoryRule
 
 MAX_CODE_CHARS = 100_000
-"""Longer answers have failed."""
+"""Longer answers score 0."""
 _PYTHON = frozenset({"", "python", "python3", "py", "py3"})
-"""Languages of fenced blocks that are read as Python."""
+"""Languages of fenced blocks that count as Python."""
 _SANDBOX_SLACK_S = 20.0
-"""Beyond its limit: for a sandbox to start, and to be given up."""
+"""Time for the start and stop of a sandbox, in addition to its limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TestReport:
-    """What came of one answer."""
+    """Test results of one answer."""
 
-    __test__ = False  # no test, whatever pytest thinks of the name
+    __test__ = False  # not a test class of pytest
 
     passed: tuple[bool, ...]
-    """One per test, in order of execution."""
+    """Whether each test passed, in order of execution."""
     reasons: tuple[str, ...]
-    """Why a test failed; empty where it passed."""
+    """Error of each test; empty if it passed."""
     limit: str
-    """The limit of the sandbox that ended it; empty where none did."""
+    """Limit of the sandbox that ended the run; empty if none did."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnitTests(TrajectoryRule):
-    """The share of hidden tests that the last action's code passes.
+    """The fraction of hidden tests that the code of the last action passes.
 
-    The code is in the fenced blocks of the last action, see `extract_code`. Tests are Python source: each top-level
-    `assert`, each function ``test_*`` and each top-level call of a function that the tests define is one test; all else
-    prepares them. Names that the tests do not define are the code's, and so is ``from solution import name``.
+    The code is in the fenced blocks of the last action, see `extract_code`. Tests are Python source. Each top-level
+    `assert`, each function ``test_*`` and each top-level call of a function that the tests define is one test. Other
+    statements are setup. Names that the tests do not define belong to the code, also by ``from solution import name``.
 
-    The tests run in one process, the code in another: the code never sees the tests, and what it returns is compared
-    as data. Ending early, hanging or crashing fails the test at hand. Both are shut in one sandbox.
+    Tests and code run in two processes in one sandbox. The code never sees the tests, and its results are compared as
+    data. A test fails if the code exits, hangs or crashes.
     """
 
     exact = True
     name: str = "unit-tests"
     cost: Cost = "expensive"
     tests: str | Callable[[Trajectory], str | None] | None = None
-    """The tests, or what finds them; None = in ``Trajectory.info["tests"]``. It abstains where there are none."""
+    """The tests, or a function that returns them; None uses ``Trajectory.info["tests"]``. Abstains without tests."""
     all_or_nothing: bool = False
-    """Whether a single failed test makes the score 0."""
+    """Whether one failed test makes the score 0."""
     timeout_s: float = 2.0
-    """Seconds for one test."""
+    """Timeout in seconds of one test."""
     sandbox: Sandbox = field(default_factory=Sandbox)
-    """Its limits hold for all tests of one answer together."""
+    """The sandbox, whose limits apply to all tests of one answer together."""
     max_parallel: int = 0
-    """Sandboxes at one time; 0 = one per processor."""
+    """Maximum number of concurrent sandboxes; 0 for one per processor."""
 
     def __post_init__(self) -> None:
         if not 0 < self.timeout_s < math.inf:
@@ -79,7 +76,7 @@ class UnitTests(TrajectoryRule):
             _units(self.tests)
 
     def grade(self, trajectory: Trajectory) -> float | None:
-        """The share of tests passed; None without tests or without a decision. Raises as `run`."""
+        """The fraction of tests passed; None without tests or turns. Raises as `run`."""
         tests = self._tests(trajectory)
         if tests is None or not trajectory.turns:
             return None
@@ -90,14 +87,14 @@ class UnitTests(TrajectoryRule):
         return float(all(passed)) if self.all_or_nothing else sum(passed) / len(passed)
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """`grade` of each trajectory, float32 [n], several at a time; NaN where it abstained or the sandbox failed."""
+        """`grade` of each trajectory, float32 [n], in parallel; NaN for abstentions and failures of the sandbox."""
         return self.assess(trajectories).scores
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
-        """The same, and where the sandbox itself failed.
+        """Scores, and failures of the sandbox itself.
 
         Raises:
-            SandboxUnavailable: This machine has no sandbox as asked.
+            SandboxUnavailable: This machine does not support the sandbox.
             ScoreError: The tests of a trajectory are no Python or hold no test.
         """
         import numpy as np
@@ -118,8 +115,8 @@ class UnitTests(TrajectoryRule):
             grades = list(pool.map(graded, range(len(trajectories))))
         return Assessment(scores=np.array(grades, np.float32), failed=failed)
 
-    def longest_s(self, trajectories: Sequence[Trajectory], otherwise_s: float) -> float:
-        """The sandbox's limit, as often as sandboxes start one after the other."""
+    def max_duration_s(self, trajectories: Sequence[Trajectory], default_s: float) -> float:
+        """The sandbox's limit times the number of sequential rounds."""
         rounds = math.ceil(len(trajectories) / self._workers())
         return rounds * (self.sandbox.limits.wall_s + _SANDBOX_SLACK_S)
 
@@ -130,14 +127,14 @@ class UnitTests(TrajectoryRule):
         """Run tests on code.
 
         Raises:
-            SandboxUnavailable: This machine has no sandbox as asked.
+            SandboxUnavailable: This machine does not support the sandbox.
             SandboxError: The sandbox itself failed.
             ScoreError: The tests are no Python or hold no test.
         """
         units = _units(tests)
         num = sum(counts for _, counts, _ in units)
         request = json.dumps({"source": code, "units": units, "timeout_s": self.timeout_s})
-        result = self.sandbox.run(_judge(), stdin=request)
+        result = self.sandbox.run(_runner_source(), stdin=request)
         lines = [json.loads(line) for line in result.stdout.split("\n")[:-1]][:num]
         missing = result.limit or result.stderr.strip()[-200:] or "the tests were ended"
         lines += [[False, missing]] * (num - len(lines))
@@ -146,22 +143,22 @@ class UnitTests(TrajectoryRule):
 
     def _tests(self, trajectory: Trajectory) -> str | None:
         if self.tests is None:
-            found = trajectory.info.get("tests")
-            return None if found is None else str(found)
+            tests = trajectory.info.get("tests")
+            return None if tests is None else str(tests)
         return self.tests if isinstance(self.tests, str) else self.tests(trajectory)
 
 
-def extract_code(text: str, wanted: Collection[str] = ()) -> str:
+def extract_code(text: str, names: Collection[str] = ()) -> str:
     """The Python program in a text.
 
-    The program consists of the last fenced block that defines each wanted name and of the blocks that those blocks
-    need. A block that only imports a name defines it if no other block does. If no block defines a wanted name, the
-    program is the last block. Blocks in other languages are ignored. A text without a fenced block is a program as a
-    whole, or its indented blocks are; of a text with an ``<answer>`` section only this section counts.
+    The program consists of the last fenced block that defines each required name, and of the blocks that these blocks
+    need. A block that only imports a name defines it if no other block does. If no block defines a required name, the
+    program is the last block. Blocks in other languages are ignored. A text without fenced blocks is a program as a
+    whole, or its indented blocks are. If the text has an ``<answer>`` section, only this section counts.
 
     Args:
         text: Markdown with Python, or Python.
-        wanted: Names that the program has to define, for example the function that the tests call.
+        names: Names that the program must define, for example the function that the tests call.
 
     Returns:
         Python source; empty if there is none or the text has more than `MAX_CODE_CHARS` characters.
@@ -173,20 +170,20 @@ def extract_code(text: str, wanted: Collection[str] = ()) -> str:
     if not blocks and _names_of(text) is None:
         blocks = indented_blocks(text)
     sources = [textwrap.dedent(block.text).strip() for block in blocks]
-    names = {number: each for number, source in enumerate(sources) if (each := _names_of(source))}
+    defined = {number: each for number, source in enumerate(sources) if (each := _names_of(source))}
     chosen: set[int] = set()
-    needed = set(wanted)
+    needed = set(names)
     while needed:
         name = needed.pop()
-        places = [number for number in names if name in names[number].bound]
-        places = places or [number for number in names if name in names[number].imported]
+        places = [number for number in defined if name in defined[number].bound]
+        places = places or [number for number in defined if name in defined[number].imported]
         defining = places[-1] if places else None
         if defining is not None and defining not in chosen:
             chosen.add(defining)
-            needed |= names[defining].used
+            needed |= defined[defining].used
     if chosen:
         return "\n\n".join(sources[number] for number in sorted(chosen))
-    return sources[[*names][-1] if names else -1] if sources else text.strip()
+    return sources[[*defined][-1] if defined else -1] if sources else text.strip()
 
 
 class _Names(NamedTuple):
@@ -238,13 +235,13 @@ def _names_of_tests(tests: str) -> frozenset[str]:
 
 
 @cache
-def _judge() -> str:
+def _runner_source() -> str:
     return Path(__file__).with_name("_runner.py").read_text(encoding="utf-8")
 
 
 @lru_cache(maxsize=4096)
 def _units(tests: str) -> tuple[tuple[str, bool, str], ...]:
-    """The statements of the tests; whether each is a test; its name, for a function that is one."""
+    """Statements of the tests, whether each is a test, and the name of a test function."""
     try:
         body = ast.parse(tests).body
     except (SyntaxError, ValueError) as error:

@@ -1,7 +1,4 @@
-"""Many weak scores into one probability of correctness, without labels. Start at `default`; `published` are its peers.
-
-In: scores [n, m], NaN where a verifier abstained. Out: P(correct) [n]. Waits for nothing.
-"""
+"""Combiners of weak verifiers' scores into P(correct). Start at `default`; `published` has baselines."""
 
 from __future__ import annotations
 
@@ -36,24 +33,23 @@ _Kind = TypeVar("_Kind", bound=type[Combiner])
 
 
 def register(kind: _Kind) -> _Kind:
-    """Makes a combiner available by its ``name``, here and as ``combine=`` of an ensemble.
+    """Class decorator that makes a `Combiner` available by its ``name``, here and as ``combine=`` of an ensemble.
 
-    A decorator of a `Combiner`. Registering the same class (by its qualified name) again replaces the earlier one, so
-    notebook cells can be run twice.
+    A class with the same qualified name replaces the earlier one, so that notebook cells can run twice.
 
     Raises:
-        TypeError: no class derived from `Combiner`.
-        ValueError: it has no name, or the name is taken by another class.
+        TypeError: Not a subclass of `Combiner`.
+        ValueError: No name, or the name belongs to another class.
     """
-    anything: Any = kind
-    if not (isinstance(anything, type) and issubclass(anything, Combiner)):
+    value: Any = kind
+    if not (isinstance(value, type) and issubclass(value, Combiner)):
         raise TypeError(f"{kind!r} is no combiner; register a class derived from forge_verifiers.combiners.Combiner")
     name = getattr(kind, "name", "")
     if not isinstance(name, str) or not name:
         raise ValueError(f"{kind.__name__} has no name; give it name: ClassVar[str]")
-    known = _KINDS.get(name, kind)
-    if (known.__module__, known.__qualname__) != (kind.__module__, kind.__qualname__):
-        raise ValueError(f"the combiner {name!r} is {known.__module__}.{known.__qualname__}; choose another name")
+    existing = _KINDS.get(name, kind)
+    if (existing.__module__, existing.__qualname__) != (kind.__module__, kind.__qualname__):
+        raise ValueError(f"the combiner {name!r} is {existing.__module__}.{existing.__qualname__}; choose another name")
     _KINDS[name] = kind
     return kind
 
@@ -63,16 +59,12 @@ for _kind in (Mean, Majority, Logistic, DawidSkene, Weaver, Default):
 
 
 def names() -> tuple[str, ...]:
-    """Names that `get` knows."""
+    """Registered names."""
     return tuple(_KINDS)
 
 
 def kind(name: str) -> type[Combiner]:
-    """The class of this name.
-
-    Raises:
-        UnknownIdError: no combiner has this name.
-    """
+    """The class with this name. Raises UnknownIdError for an unknown name."""
     if name not in _KINDS:
         raise UnknownIdError(f"no combiner is called {name!r}; known: {', '.join(_KINDS)}.{did_you_mean(name, _KINDS)}")
     return _KINDS[name]
@@ -84,22 +76,21 @@ def get(
     anchors: Sequence[int] | None = None,
     priors: Mapping[int, Prior] | None = None,
 ) -> Combiner:
-    """A fresh, unfitted combiner.
+    """Create an unfitted combiner.
 
     Args:
-        name: "mean", "majority", "logistic", "dawid-skene", "weaver", "default" (`Default`), or one registered.
-        families: one label per verifier (None = unrelated), or {column: label}. "logistic", "dawid-skene" and
-            "weaver" are kept as published and use neither families nor anchors.
-        anchors: columns of verifiers known to be better than the rest.
-        priors: what is known of verifiers beforehand, by column; for combiners whose `takes_priors` is True.
+        name: "mean", "majority", "logistic", "dawid-skene", "weaver", "default" (`Default`), or a registered name.
+        families: One label per verifier (None = unrelated), or {column: label}. "logistic", "dawid-skene" and
+            "weaver" are implemented as published and ignore families and anchors.
+        anchors: Columns of verifiers known to be better than the rest.
+        priors: Prior knowledge about verifiers by column, for combiners with `takes_priors`.
 
     Raises:
-        UnknownIdError: no combiner has this name.
-        ValueError: priors for a combiner that takes none.
+        UnknownIdError: No combiner has this name.
+        ValueError: Priors for a combiner that takes none.
     """
-    wanted: Any = kind(name)
-    if priors and not wanted.takes_priors:
+    cls: Any = kind(name)
+    if priors and not cls.takes_priors:
         raise ValueError(f"the {name!r} combiner takes no priors; use {Default.name!r}, or leave priors out")
-    known = {"priors": priors} if priors else {}
-    made: Combiner = wanted(families=families, anchors=anchors, **known)
-    return made
+    combiner: Combiner = cls(families=families, anchors=anchors, **({"priors": priors} if priors else {}))
+    return combiner

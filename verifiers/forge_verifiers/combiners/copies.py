@@ -1,8 +1,8 @@
-"""Finds verifiers that are copies of one another, and weighs the alternatives where the scores leave it open.
+"""Hypotheses about which verifiers are copies of one another, scored by the correlations of the verifiers.
 
 Verifiers that agree may all be right, or they may be copies of one mistake. Pairwise correlations often fit both
-readings, so this module lists several hypotheses, each a division of the verifiers into voices, and scores each one.
-Copies share one voice; independent verifiers have one voice each.
+explanations. This module therefore lists several hypotheses and scores each one. A hypothesis divides the verifiers
+into voices: copies share one voice, and each independent verifier has its own.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ import numpy as np
 
 from forge_verifiers.combiners.base import Bools, Floats, Ints, correlations
 
-LEAST_ALIKE = (0.9, 0.8, 0.7, 0.6, 0.5)
+MIN_CORRELATIONS = (0.9, 0.8, 0.7, 0.6, 0.5)
 """Average correlations at which groups of copies are cut from the dendrogram."""
 _LOADING, _SPREAD = 0.45, 0.4
-"""Loadings of independent verifiers are expected around 0.45, that is an accuracy of 72 %."""
+"""Prior mean and spread of the loading of an independent verifier. A loading of 0.45 is an accuracy of 72 %."""
 _COPY_SHAPE, _GROUP_COST, _COPY_COST = 4.0, 2.5, 0.5
 """A copy's loading on its group follows Beta(4, 1). A group of copies costs 2.5 nats, each copy in it another 0.5."""
 _WORST_FIT = 30.0
-"""Largest penalty for a bad fit in nats. Real scores fit no model exactly, so many rows must not make it infinite."""
+"""Maximum penalty in nats for a bad fit. It is bounded because real scores fit no model exactly, however many rows."""
 _ANCHOR, _ANCHOR_SPREAD = 0.8, 0.2
+"""The same for anchors."""
 
 
 class Hypothesis(NamedTuple):
@@ -30,40 +31,40 @@ class Hypothesis(NamedTuple):
     voice: Ints
     """[m] number of each verifier's voice, from 0; -1 for a verifier that never varies."""
     loading: Floats
-    """[v] correlation of each voice with the common factor, which is taken to be correctness."""
+    """[v] correlation of each voice with the common factor, which is assumed to be correctness."""
     score: float
     """Log-probability up to a constant."""
 
     @property
     def num_copies(self) -> int:
-        """Number of verifiers that do not have a voice of their own."""
+        """Number of verifiers minus number of voices."""
         return int((self.voice >= 0).sum()) - len(self.loading)
 
 
-def hypotheses(x: Floats, heard: Floats, family: Ints, expected: Floats, spread: Floats) -> list[Hypothesis]:
-    """Possible divisions into voices, the likeliest first; the division without undeclared copies is among them.
+def hypotheses(x: Floats, observed: Floats, family: Ints, expected: Floats, spread: Floats) -> list[Hypothesis]:
+    """Possible divisions into voices, most probable first. The division without undeclared copies is always included.
 
     Args:
-        x: [m, n] standardized ranks, 0 where not heard.
-        heard: [m, n] 1 or 0.
-        family: [m] declared families, which always share one voice.
+        x: [m, n] standardized ranks, 0 where no score was observed.
+        observed: [m, n] 1 or 0.
+        family: [m] declared families. A family always shares one voice.
         expected: [m] expected loading of each verifier, from `expected_loadings`.
         spread: [m] standard deviation of that expectation.
     """
-    alive = np.flatnonzero((x * x).sum(axis=1) > 0)
-    if not len(alive):
+    varying = np.flatnonzero((x * x).sum(axis=1) > 0)
+    if not len(varying):
         return [Hypothesis(np.full(len(x), -1), np.zeros(0), 0.0)]
-    rows = heard[alive] @ heard[alive].T
-    correlation = correlations(x[alive], heard[alive])
+    rows = observed[varying] @ observed[varying].T
+    correlation = correlations(x[varying], observed[varying])
     np.fill_diagonal(correlation, 1.0)
-    declared = np.unique(family[alive], return_inverse=True)[1]
-    found = []
+    declared = np.unique(family[varying], return_inverse=True)[1]
+    results = []
     for voice in _divisions(correlation, declared):
-        each = _scored(voice, declared, correlation, rows, (expected[alive], spread[alive]))
+        hypothesis = _scored(voice, declared, correlation, rows, (expected[varying], spread[varying]))
         whole = np.full(len(x), -1)
-        whole[alive] = each.voice
-        found.append(each._replace(voice=whole))
-    return sorted(found, key=lambda each: -each.score)
+        whole[varying] = hypothesis.voice
+        results.append(hypothesis._replace(voice=whole))
+    return sorted(results, key=lambda each: -each.score)
 
 
 def expected_loadings(anchors: Bools, prior_loading: Floats, prior_rows: Floats) -> tuple[Floats, Floats]:
@@ -104,10 +105,10 @@ def one_factor(correlation: Floats, *, rounds: int = 40) -> Floats:
 
 
 def _divisions(correlation: Floats, declared: Ints) -> list[Ints]:
-    """Candidate divisions [m]: the declared one, and those that a dendrogram suggests.
+    """Candidate divisions [m]: the declared families, and groups from a dendrogram of the correlations.
 
-    Each cut of the dendrogram gives groups of verifiers that agree. Either all of them are copies, or all but one: that
-    one then agrees because its members are right.
+    A cut of the dendrogram gives groups of verifiers that agree. Candidates are that all groups are copies, and that
+    all but one are: the members of that group then agree because they are right.
     """
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.spatial.distance import squareform
@@ -117,12 +118,12 @@ def _divisions(correlation: Floats, declared: Ints) -> list[Ints]:
     if size < 2:
         return [declared]
     members = np.eye(size)[declared]
-    alike = members.T @ correlation @ members / np.outer(members.sum(axis=0), members.sum(axis=0))
-    distance = np.clip(1.0 - (alike + alike.T) / 2, 0.0, 2.0)
+    similarity = members.T @ correlation @ members / np.outer(members.sum(axis=0), members.sum(axis=0))
+    distance = np.clip(1.0 - (similarity + similarity.T) / 2, 0.0, 2.0)
     np.fill_diagonal(distance, 0.0)
     tree = linkage(squareform(distance, checks=False), "average")
-    for least in LEAST_ALIKE:
-        label = fcluster(tree, 1.0 - least, "distance")
+    for threshold in MIN_CORRELATIONS:
+        label = fcluster(tree, 1.0 - threshold, "distance")
         groups = [np.flatnonzero(label == k) for k in np.unique(label) if (label == k).sum() > 1]
         for independent in (None, *range(len(groups))):
             voice = np.arange(size)
@@ -137,15 +138,15 @@ def _divisions(correlation: Floats, declared: Ints) -> list[Ints]:
 def _scored(
     voice: Ints, declared: Ints, correlation: Floats, rows: Floats, expectation: tuple[Floats, Floats]
 ) -> Hypothesis:
-    """The hypothesis of this division [m] with its log-probability; `expectation` is that of `expected_loadings`.
+    """The hypothesis for a division [m], with its log-probability under `expectation`, from `expected_loadings`.
 
-    It adds up how plausible the voices' loadings are, how plausible the copies' loadings on their group are, and how
-    well one factor explains what the voices have in common.
+    The log-probability is the sum of three terms: the prior of the copies' loadings on their group, the prior of the
+    voices' loadings on the common factor, and the fit of one common factor to the correlations between the voices.
     """
     v, score = int(voice.max()) + 1, 0.0
     for k in range(v):
         group = np.flatnonzero(voice == k)
-        if len(np.unique(declared[group])) > 1:  # a declared family needs no proof
+        if len(np.unique(declared[group])) > 1:  # declared families have no prior cost
             inner = np.clip(one_factor(correlation[np.ix_(group, group)]), 0.05, 1.0)
             density = np.log(_COPY_SHAPE) + (_COPY_SHAPE - 1) * np.log(inner)
             score += float(density.sum()) - _GROUP_COST - _COPY_COST * (len(group) - 1)
@@ -159,13 +160,13 @@ def _scored(
     mean, width = (members.T @ each / size for each in expectation)
     upright, inverted = (float((-0.5 * ((s * loading - mean) / width) ** 2 - np.log(width)).sum()) for s in (1, -1))
     score += max(upright, inverted) - v * 0.5 * np.log(2 * np.pi) - _misfit(between, common, loading)
-    if v == 2 and loading.min() < 0:  # nothing tells which of the two is inverted
+    if v == 2 and loading.min() < 0:  # the data cannot tell which of the two is inverted
         return Hypothesis(voice, np.zeros(2), score)
     return Hypothesis(voice, loading if upright >= inverted else -loading, score)
 
 
 def _misfit(correlation: Floats, rows: Floats, loading: Floats) -> float:
-    """Half of what chi squared exceeds chance by, in nats; at most `_WORST_FIT`."""
+    """Penalty in nats for a bad fit: half of the chi-squared statistic in excess of chance, at most `_WORST_FIT`."""
     v = len(loading)
     if v < 4:
         return 0.0

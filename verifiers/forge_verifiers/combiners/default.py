@@ -1,6 +1,6 @@
-"""The default combiner: averages over readings of which verifiers are copies, each fitted by EM.
+"""The default combiner: fits hypotheses about copied verifiers by EM and averages their probabilities.
 
-Start at `Default`. `copies` lists the hypotheses, `model` fits one of them with the EM of `em`.
+Start at `Default`. `copies` lists the hypotheses, `model` fits one of them, and `em` is the EM algorithm.
 """
 
 from __future__ import annotations
@@ -25,31 +25,33 @@ from forge_verifiers.combiners.base import (
     sigmoid,
 )
 from forge_verifiers.combiners.copies import Hypothesis, expected_loadings, hypotheses
-from forge_verifiers.combiners.em import NUM_SYMBOLS, Codes, count, normal
-from forge_verifiers.combiners.model import Known, Model, Scale, Start
+from forge_verifiers.combiners.em import NUM_SYMBOLS, Codes, count, normalize
+from forge_verifiers.combiners.model import Model, Scale, SideInformation, Start
 
 _LOG = logging.getLogger(__name__)
 
 _MIN_GROUPS = 20
-_LEAST_PROBABILITY, _MOST_FITS = 0.05, 4
-_ALIKE, _CONTRARY = 0.9, 0.5
-"""Correlation of P(correct) from which two hypotheses come to the same, and below which they contradict each other."""
+_MIN_PROBABILITY, _MAX_FITS = 0.05, 4
+_EQUIVALENT, _CONTRADICTORY = 0.9, 0.5
+"""Two hypotheses are equivalent above the first correlation of their P(correct), and contradict below the second."""
 _UNDECIDED, _DECIDED = 1.5, 3.5
-"""Nats between contradicting hypotheses up to which P(correct) is the mean, and from which it is the likelier one's."""
-_YES = 0.5  # a score above it says yes, where a prior speaks of that
+"""Log-odds in nats between contradictory hypotheses: up to the first, P(correct) is the plain mean of the scores; from
+the second on, it is the average over the hypotheses."""
+_YES = 0.5
+"""Scores above it count as "yes" for a `Prior`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prior:
-    """How good one verifier is, known before it is heard. A score above 0.5 counts as "yes"."""
+    """Prior knowledge about the accuracy of a verifier. A score above 0.5 counts as "yes"."""
 
     tpr: float
     """P(says yes | correct), in (0, 1)."""
     fpr: float
     """P(says yes | wrong), in (0, 1)."""
     strength: float
-    """Responses of each class that the rates count for, above 0. As many as the ensemble's window holds rows make the
-    prior weigh as much as everything seen."""
+    """Weight in responses of each class, above 0. With the number of rows in the ensemble's window, the prior weighs as
+    much as the data."""
 
     def __post_init__(self) -> None:
         for name in ("tpr", "fpr"):
@@ -60,12 +62,12 @@ class Prior:
 
     @classmethod
     def of(cls, accuracy: float, *, strength: float) -> Self:
-        """A verifier that is right with probability `accuracy` on correct and on wrong responses alike."""
+        """The prior of a verifier with the same accuracy on correct and wrong responses."""
         return cls(tpr=accuracy, fpr=1.0 - accuracy, strength=strength)
 
 
 class _Fitted(NamedTuple):
-    """A hypothesis after its fit."""
+    """A fitted hypothesis."""
 
     hypothesis: Hypothesis
     model: Model
@@ -73,30 +75,30 @@ class _Fitted(NamedTuple):
 
 
 class Default(Combiner):
-    """Dawid and Skene's latent class over graded symbols, averaged over hypotheses of which verifiers are copies.
+    """Latent-class model of Dawid and Skene with graded scores, averaged over hypotheses about copied verifiers.
 
-    1. Graded scores keep up to six bins each. Whether a verifier abstains is a source of its own. A verifier that was
-       not asked says nothing.
-    2. Verifiers that agree may be right or may be copies. `copies.hypotheses` lists the divisions into voices that the
-       correlations allow, and scores them. Declared families always share one voice.
-    3. EM runs under each likely hypothesis (Dawid and Skene 1979). Remaining dependence between voices is estimated
-       from their errors and discounted. Each prompt has its own share of correct responses.
-    4. P(correct) is the average over the hypotheses, by their probability. Where two of them contradict each other and
-       neither is much likelier, P(correct) is the mean of the scores, and a warning asks for a family, an anchor or
-       five labels.
-    5. With fewer than three voices, or where no voice predicts another, nothing tells the accuracies apart: P(correct)
-       is then the mean of the voices. Priors count as rows. Labels are clamped, count four rows each, and decide
-       between hypotheses and between the two signs.
+    1. Scores are quantized into up to six bins per verifier. Whether a verifier abstains is a separate source of
+       evidence. A verifier that was not queried gives no evidence.
+    2. Verifiers may agree because they are right, or because they are copies. `copies.hypotheses` lists the divisions
+       of the verifiers into voices that the correlations allow, with their probabilities. A declared family is always
+       one voice.
+    3. EM (Dawid and Skene 1979) fits each probable hypothesis. It estimates the remaining error correlation between
+       voices and discounts it. Each prompt has its own rate of correct responses.
+    4. P(correct) is the average over the hypotheses. If two hypotheses contradict each other and neither is much more
+       probable, P(correct) is the mean of the scores, and a warning asks for a family, an anchor or five labels.
+    5. With fewer than three voices, or if no voice predicts another, accuracies cannot be estimated, and P(correct) is
+       the mean of the voices. Priors count as rows. Labels are clamped, count as four rows each, and decide between
+       hypotheses and between the two directions.
     6. Probabilities are moderated by the uncertainty of the counts (MacKay 1992, probit approximation).
 
-    A constant verifier counts for nothing. Where all verifiers abstain, the answer is the class balance.
-    docs/decisions/verifiers.md says why.
+    Constant verifiers are ignored. If all verifiers abstain, the result is the class balance.
+    docs/decisions/verifiers.md explains the choices.
     """
 
     name: ClassVar[str] = "default"
     has_uncertainty: ClassVar[bool] = True
     takes_priors: ClassVar[bool] = True
-    fills_silence: ClassVar[bool] = True
+    fills_abstentions: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -108,17 +110,18 @@ class Default(Combiner):
         self.priors = dict(priors or {})
         self._warned: set[str] = set()
 
-    def _fit(self, scores: Floats, groups: Ints | None, labels: Floats | None, asked: Bools) -> dict[str, NDArray[Any]]:
-        scale, known = Scale.of(scores, asked), self._known(scores, groups, labels)
-        codes = scale.codes(scores, asked)
-        starts = self._starts(scale, scores, asked, known, codes)
+    def _fit(
+        self, scores: Floats, groups: Ints | None, labels: Floats | None, queried: Bools
+    ) -> dict[str, NDArray[Any]]:
+        scale, side_information = Scale.of(scores, queried), self._side_information(scores, groups, labels)
+        codes = scale.codes(scores, queried)
         fitted = []
-        for start in starts:
-            model, q, support = Model.fit(start, scale, scores, known)
-            hypothesis = start.hypothesis._replace(score=start.hypothesis.score + support)
+        for start in self._starts(scale, scores, queried, side_information, codes):
+            model, q, label_likelihood = Model.fit(start, scale, scores, side_information)
+            hypothesis = start.hypothesis._replace(score=start.hypothesis.score + label_likelihood)
             fitted.append(_Fitted(hypothesis, model, q))
         plain = min(fitted, key=lambda each: each.hypothesis.num_copies)
-        fitted, probability = _averaged(fitted, plain)
+        fitted, probability = _select_hypotheses(fitted, plain)
         dispute = _dispute(fitted, probability)
         self._warn(fitted, dispute)
         state = {**scale._asdict(), "probability": probability, "dispute": np.array(dispute)}
@@ -127,131 +130,136 @@ class Default(Combiner):
             state |= each.model.state(str(h))
         return {**state, **_estimates(fitted, probability, dispute, codes)}
 
-    def _known(self, scores: Floats, groups: Ints | None, labels: Floats | None) -> Known:
+    def _side_information(self, scores: Floats, groups: Ints | None, labels: Floats | None) -> SideInformation:
         n, m = scores.shape
         rates, rows = np.full((2, m), 0.5), np.zeros(m)
         for k, prior in self.priors.items():
             if k not in range(m):
                 raise ValueError(f"priors name verifier {k!r}; expected column numbers 0 to {m - 1}")
             rates[:, k], rows[k] = (prior.fpr, prior.tpr), prior.strength
-        return Known(
+        return SideInformation(
             groups=groups if groups is not None and _MIN_GROUPS <= groups.max() + 1 < n else None,
             labels=np.full(n, np.nan) if labels is None else labels,
             anchors=anchor_mask(self.anchors, m),
-            upright=self._upright,
+            monotone=self._monotone,
             prior_rates=rates,
             prior_rows=rows,
             yes_votes=np.where(np.isnan(scores), np.nan, scores > _YES),
         )
 
-    def _starts(self, scale: Scale, scores: Floats, asked: Bools, known: Known, codes: Codes) -> list[Start]:
-        """The likely hypotheses, the likeliest first, and always the one without undeclared copies."""
-        m = scores.shape[1]
+    def _starts(
+        self, scale: Scale, scores: Floats, queried: Bools, side_information: SideInformation, codes: Codes
+    ) -> list[Start]:
+        """The probable hypotheses, most probable first, and always the one without undeclared copies."""
+        m, info = scores.shape[1], side_information
         family = np.arange(m) if (declared := family_index(self.families, m)) is None else declared
-        expected, spread = expected_loadings(
-            known.anchors, known.prior_rates[1] - known.prior_rates[0], known.prior_rows
-        )
-        heard = (codes % NUM_SYMBOLS > 0).astype(np.float64)
-        every = hypotheses(scale.rank.ravel()[codes], heard, family, expected, spread)
-        fewest = min(each.num_copies for each in every)
-        num_labels = int((~np.isnan(known.labels)).sum())
-        least = every[0].score + np.log(_LEAST_PROBABILITY) - 3.0 * num_labels  # as far as labels may lift the others
+        expected, spread = expected_loadings(info.anchors, info.prior_rates[1] - info.prior_rates[0], info.prior_rows)
+        observed = (codes % NUM_SYMBOLS > 0).astype(np.float64)
+        candidates = hypotheses(scale.rank.ravel()[codes], observed, family, expected, spread)
+        fewest_copies = min(each.num_copies for each in candidates)
+        # Labels may raise the score of another hypothesis later, by at most 3 nats each.
+        num_labels = int((~np.isnan(info.labels)).sum())
+        min_score = candidates[0].score + np.log(_MIN_PROBABILITY) - 3.0 * num_labels
         return [
-            Start.of(each, scale, scores, asked, known)
-            for k, each in enumerate(every)
-            if each.num_copies == fewest or (k < _MOST_FITS and each.score > least)
+            Start.of(each, scale, scores, queried, info)
+            for k, each in enumerate(candidates)
+            if each.num_copies == fewest_copies or (k < _MAX_FITS and each.score > min_score)
         ]
 
     def _warn(self, fitted: Sequence[_Fitted], dispute: float) -> None:
-        """Says once what keeps P(correct) near the mean."""
+        """Warn once about each reason that keeps P(correct) near the mean."""
         if dispute > 0.25 and "copies" not in self._warned:
             self._warned.add("copies")
             groups = {tuple(np.flatnonzero(each.hypothesis.voice == k).tolist()) for each in fitted for k in range(99)}
             names = dict(enumerate(self.names))
             copies = [[names.get(k, f"column {k}") for k in group] for group in sorted(groups) if len(group) > 1]
-            named = " or ".join(f"[{', '.join(group)}]" for group in copies)
             _LOG.warning(
                 "the scores do not tell whether the verifiers %s agree because they are right or because they are "
                 "copies; P(correct) stays near the mean. Declare a family or an anchor, or give five labels",
-                named,
+                " or ".join(f"[{', '.join(group)}]" for group in copies),
             )
         voices = max(len(each.hypothesis.loading) for each in fitted)
         if voices > 2 and min(float(each.model.mean_share) for each in fitted) > 0.9 and "mean" not in self._warned:
             self._warned.add("mean")
-            _LOG.warning("no verifier's scores predict another's; P(correct) is their mean until some do")
+            _LOG.warning(
+                "Verifier scores are uncorrelated; using their mean until there is enough evidence to weight them."
+            )
 
-    def _predict(self, scores: Floats, groups: Ints | None, asked: Bools) -> Floats:
-        return self._mixed(scores, groups, asked)[0]
+    def _predict(self, scores: Floats, groups: Ints | None, queried: Bools) -> Floats:
+        return self._averaged(scores, groups, queried)[0]
 
-    def _uncertainty(self, scores: Floats, groups: Ints | None, asked: Bools) -> Floats:
-        """From the few rows that rates were counted on, and from how far the hypotheses and the mean differ."""
-        return self._mixed(scores, groups, asked)[1]
+    def _uncertainty(self, scores: Floats, groups: Ints | None, queried: Bools) -> Floats:
+        return self._averaged(scores, groups, queried)[1]
 
-    def _mixed(self, scores: Floats, groups: Ints | None, asked: Bools) -> tuple[Floats, Floats]:
-        """P(correct) and its standard deviation, both [n]."""
+    def _averaged(self, scores: Floats, groups: Ints | None, queried: Bools) -> tuple[Floats, Floats]:
+        """P(correct) and its standard deviation, both [n].
+
+        The variance has two parts: the uncertainty of the counted rates within each hypothesis, and the differences
+        between the hypotheses and the plain mean.
+        """
         state = self._parameters()
         scale = Scale(*(state[key] for key in Scale._fields))
         probability, dispute = state["probability"], float(state["dispute"])
         models = [Model.from_state(state, str(h)) for h in range(len(probability))]
-        each = [model.predict(scale, scores, groups, asked) for model in models]
-        q, variance = (np.stack(values) for values in zip(*each, strict=True))
+        predictions = [model.predict(scale, scores, groups, queried) for model in models]
+        q, variance = (np.stack(values) for values in zip(*predictions, strict=True))
         plain = float(state["plain_slope"]) * scale.mean(scores, state["plain_weight"])
-        every = np.vstack([q, sigmoid(plain + logit(float(state["class_balance"])))])
+        components = np.vstack([q, sigmoid(plain + logit(float(state["class_balance"])))])
         weight = np.append((1 - dispute) * probability, dispute)
-        mean = weight @ every
-        return mean, np.sqrt(weight @ (every - mean) ** 2 + weight[:-1] @ variance)
+        mean = weight @ components
+        return mean, np.sqrt(weight @ (components - mean) ** 2 + weight[:-1] @ variance)
 
 
-def _averaged(fitted: Sequence[_Fitted], plain: _Fitted) -> tuple[list[_Fitted], Floats]:
-    """The hypotheses that P(correct) averages over, with their probabilities.
+def _select_hypotheses(fitted: Sequence[_Fitted], plain: _Fitted) -> tuple[list[_Fitted], Floats]:
+    """The hypotheses that P(correct) averages over, and their probabilities.
 
-    Of hypotheses that rank the responses alike, the likeliest stands for all. The one without undeclared copies stands
-    alone if the average comes to the same ranking and is no surer: it uses the evidence of each verifier, and copies do
-    no harm where all agree on who is right.
+    Of hypotheses with an equivalent ranking of the responses, only the most probable remains. The hypothesis without
+    undeclared copies remains alone if the average gives the same ranking and is not more certain: it uses the evidence
+    of each verifier, and copies do no harm if all agree on which responses are right.
     """
-    kept: list[_Fitted] = []
+    distinct: list[_Fitted] = []
     for each in sorted(fitted, key=lambda each: -each.hypothesis.score):
-        if not any(_alike(each.q, other.q) > _ALIKE for other in kept):
-            kept.append(each)
-    score = np.array([each.hypothesis.score for each in kept])
-    probability = normal(np.exp(score - score.max()))
-    likely = probability > _LEAST_PROBABILITY
-    kept = [each for each, is_likely in zip(kept, likely, strict=True) if is_likely]
-    probability = normal(probability[likely])
-    whole = probability @ np.stack([each.q for each in kept])
-    if _alike(whole, plain.q) > _ALIKE and plain.q.std() >= whole.std():
+        if not any(_similarity(each.q, other.q) > _EQUIVALENT for other in distinct):
+            distinct.append(each)
+    score = np.array([each.hypothesis.score for each in distinct])
+    probability = normalize(np.exp(score - score.max()))
+    probable = probability > _MIN_PROBABILITY
+    distinct = [each for each, is_probable in zip(distinct, probable, strict=True) if is_probable]
+    probability = normalize(probability[probable])
+    average = probability @ np.stack([each.q for each in distinct])
+    if _similarity(average, plain.q) > _EQUIVALENT and plain.q.std() >= average.std():
         return [plain], np.ones(1)
-    return kept, probability
+    return distinct, probability
 
 
 def _dispute(fitted: Sequence[_Fitted], probability: Floats) -> float:
-    """Share in [0, 1] of the plain mean in P(correct) because likely hypotheses contradict each other."""
-    sure = probability * np.array([1.0 - float(each.model.mean_share) for each in fitted])
-    best = int(sure.argmax())
-    contrary = [_alike(each.q, fitted[best].q) < _CONTRARY for each in fitted]
-    against = float((sure * contrary).max())
-    nats = float(np.log(max(sure[best], 1e-9) / max(against, 1e-9)))
+    """Weight in [0, 1] of the plain mean in P(correct) because probable hypotheses contradict each other."""
+    confidence = probability * np.array([1.0 - float(each.model.mean_share) for each in fitted])
+    best = int(confidence.argmax())
+    contradictory = [_similarity(each.q, fitted[best].q) < _CONTRADICTORY for each in fitted]
+    against = float((confidence * contradictory).max())
+    nats = float(np.log(max(confidence[best], 1e-9) / max(against, 1e-9)))
     return float(np.clip((_DECIDED - nats) / (_DECIDED - _UNDECIDED), 0.0, 1.0)) if against > 0 else 0.0
 
 
-def _alike(one: Floats, other: Floats) -> float:
-    """Correlation of two posteriors [n]; 1 where one of them does not vary."""
-    if min(float(one.std()), float(other.std())) < 1e-6:
+def _similarity(first: Floats, second: Floats) -> float:
+    """Correlation of two posteriors [n]; 1 if one of them does not vary."""
+    if min(float(first.std()), float(second.std())) < 1e-6:
         return 1.0
-    return float(np.corrcoef(one, other)[0, 1])
+    return float(np.corrcoef(first, second)[0, 1])
 
 
 def _estimates(
     fitted: Sequence[_Fitted], probability: Floats, dispute: float, codes: Codes
 ) -> dict[str, NDArray[Any]]:
-    """What the report says of each verifier [m], averaged over the hypotheses, with standard errors."""
+    """Estimates about each verifier [m] for the report, averaged over the hypotheses, with standard errors."""
     counts = count(codes)
     rates = []
     for each in fitted:
         right = count(codes, np.broadcast_to(each.q, codes.shape))
-        smooth = 2.0 * normal(counts)
-        rates.append(np.stack([normal(np.maximum(counts - right, 0.0) + smooth), normal(right + smooth)]))
-    # "Yes" is above the cut between two bins that tells the classes apart best.
+        smooth = 2.0 * normalize(counts)
+        rates.append(np.stack([normalize(np.maximum(counts - right, 0.0) + smooth), normalize(right + smooth)]))
+    # "Yes" is a score above the bin edge that separates the classes best.
     above = 1.0 - np.cumsum(np.stack(rates)[..., 1:], axis=3)
     mean = np.tensordot(probability, above, 1)
     cut = np.abs(mean[1] - mean[0]).argmax(axis=1)
@@ -259,8 +267,8 @@ def _estimates(
     rate = np.tensordot(probability, each_rate, 1)
     between = np.tensordot(probability, (each_rate - rate) ** 2, 1)
     q = np.asarray(probability @ np.stack([each.q for each in fitted]), np.float64)
-    settled = (1.0 - dispute) * float(probability @ [1.0 - float(each.model.mean_share) for each in fitted])
-    error = np.sqrt(rate_errors(np.asarray(rate, np.float64), q, codes.T % NUM_SYMBOLS > 0, settled) ** 2 + between)
+    learned = (1.0 - dispute) * float(probability @ [1.0 - float(each.model.mean_share) for each in fitted])
+    error = np.sqrt(rate_errors(np.asarray(rate, np.float64), q, codes.T % NUM_SYMBOLS > 0, learned) ** 2 + between)
     constant = (counts > 0).sum(axis=1) < 2
     rate, error = (np.where(constant, np.nan, value) for value in (rate, error))
     shares = np.stack([each.model.shares() for each in fitted])

@@ -1,6 +1,6 @@
-"""Dawid and Skene's EM over graded symbols, for voices whose remaining dependence is estimated along the way.
+"""Dawid and Skene's EM over graded symbols, with an estimate of the remaining dependence between voices.
 
-Axes: n responses, v voices, s sources (what each voice says, then whether it abstains), S symbols of one source.
+Axes: n responses, v voices, s sources (the values of each voice, then its abstentions), S symbols of one source.
 """
 
 from __future__ import annotations
@@ -17,108 +17,124 @@ Codes = NDArray[np.int32]
 
 MAX_BINS = 6
 NUM_SYMBOLS = MAX_BINS + 1
-"""Symbols of a source, which owns the numbers from source * NUM_SYMBOLS; its first says that nothing was heard."""
+"""Symbols of a source, numbered from source * NUM_SYMBOLS. The first one means that nothing was observed."""
 _ROWS_PER_BIN = 4
 _PRIOR_ROWS, _PRIOR_LEAN = 20.0, 0.6
+"""Weight of the prior in rows, and its log-odds per symbol at the ends of the scale."""
 _ANCHOR_SHARE, _ANCHOR_LEAN = 0.1, 0.94
+"""The same for anchors, where the weight is a fraction of the rows."""
 _LABEL_ROWS = 4.0
-_ROUNDS, _SETTLE, _SILENT, _STEP, _TOLERANCE = 22, 2, 6, 0.7, 4e-3
+_MAX_STEPS, _INDEPENDENT_STEPS, _STEPS_WITHOUT_ABSTENTIONS = 22, 2, 6
+_STEP_SIZE, _TOLERANCE = 0.7, 4e-3
+_MAX_LABEL_LOG_ODDS = 12.0
 _GRID = ((np.arange(12, dtype=np.float32) + 0.5) / 12)[:, None]
 
 
-class Prompts(NamedTuple):
-    """What responses to one prompt share."""
+class PromptModel(NamedTuple):
+    """What the responses to one prompt have in common."""
 
     mean: float = 0.5  # P(correct) over all prompts
-    strength: float = np.inf  # a prompt's rate follows Beta(mean * strength, (1 - mean) * strength)
-    right: float = 0.0  # mean evidence on correct responses
+    strength: float = np.inf  # a prompt's rate of correct responses has the prior Beta(mean s, (1 - mean) s)
+    right: float = 0.0  # mean evidence of correct responses
     wrong: float = 0.0
-    intraclass: float = 0.0  # correlation of siblings' evidence around these: the prompt is liked, whatever the answer
+    intraclass: float = 0.0  # correlation of a prompt's evidence around these means
 
     def log_odds(self, evidence: Floats, q: Floats, groups: Ints | None) -> tuple[Floats, float]:
-        """Log-odds [n] of P(Y = 1 | evidence, siblings), and the strength that the siblings show.
+        """Log-odds [n] of P(Y = 1 | evidence of all responses to the prompt), and a new estimate of `strength`.
 
-        Half of what a prompt is liked is taken off the evidence: the best linear predictor of a random intercept,
-        half because it may be the prompt's rate after all. That rate is integrated out on a grid, every response from
-        its siblings alone, whose evidence counts 1 / (1 + (k - 1) intraclass), the design effect of k related samples.
+        Two effects raise the evidence of all responses to a prompt: verifiers that like the prompt, and a high rate of
+        correct responses. The first is predicted as a random intercept (best linear predictor). Only half of it is
+        subtracted, because it may be the rate after all. The rate is integrated out on a grid. To avoid circular
+        evidence, a response's rate is based on the other responses to the prompt. Their evidence is divided by the
+        design effect of k correlated samples, 1 + (k - 1) * intraclass.
         """
         if groups is None or np.isinf(self.strength):
             return np.asarray(evidence + logit(self.mean)), np.inf
-        crowd = 1.0 + (np.bincount(groups) - 1.0) * self.intraclass
-        liking = np.bincount(groups, evidence - q * self.right - (1 - q) * self.wrong) * self.intraclass / crowd
-        own = evidence - 0.5 * liking[groups]
-        each = np.log(_GRID * np.exp(np.minimum(own, 40.0).astype(np.float32)) + 1 - _GRID) / crowd[groups]
+        design_effect = 1.0 + (np.bincount(groups) - 1.0) * self.intraclass
+        residual = np.bincount(groups, evidence - q * self.right - (1 - q) * self.wrong)
+        intercept = residual * self.intraclass / design_effect
+        corrected = evidence - 0.5 * intercept[groups]
+        odds = np.exp(np.minimum(corrected, 40.0).astype(np.float32))
+        likelihood = np.log(_GRID * odds + 1 - _GRID) / design_effect[groups]
         alpha, beta = self.mean * self.strength, (1 - self.mean) * self.strength
-        before = (alpha - 1) * np.log(_GRID) + (beta - 1) * np.log1p(-_GRID)
-        whole = np.stack([np.bincount(groups, row) for row in each]) + before
-        left = (whole[:, groups] - each).astype(np.float32)
-        rest, rates = (normal(np.exp(x - x.max(axis=0)).T) for x in (left, whole))
+        prior = (alpha - 1) * np.log(_GRID) + (beta - 1) * np.log1p(-_GRID)
+        all_responses = np.stack([np.bincount(groups, row) for row in likelihood]) + prior
+        other_responses = (all_responses[:, groups] - likelihood).astype(np.float32)
+        others, rates = (normalize(np.exp(x - x.max(axis=0)).T) for x in (other_responses, all_responses))
         mean = float((rates @ _GRID).mean())
-        spread = float((rates @ _GRID**2).mean()) - mean**2
-        strength = float(np.clip(mean * (1 - mean) / max(spread, 1e-6) - 1.0, 0.3, 200.0))
-        return np.asarray(own + logit((rest @ _GRID)[:, 0])), strength
+        variance = float((rates @ _GRID**2).mean()) - mean**2
+        strength = float(np.clip(mean * (1 - mean) / max(variance, 1e-6) - 1.0, 0.3, 200.0))
+        return np.asarray(corrected + logit((others @ _GRID)[:, 0])), strength
 
 
 class Data(NamedTuple):
-    """What EM is given: the sources that vary."""
+    """Input of EM: the sources that vary."""
 
     codes: Codes  # [s, n] symbols, numbered over these sources
-    counts: Floats  # [s, S] how often each was heard
-    heard: Singles  # [s, n] 1 or 0
-    x: Floats  # [s, n] standardized mid-ranks; 0 for silences and where nothing was heard
+    counts: Floats  # [s, S] frequency of each symbol
+    observed: Singles  # [s, n] 1 or 0
+    x: Floats  # [s, n] standardized mid-ranks; 0 for abstention sources and where nothing was observed
     groups: Ints | None
     labels: Floats  # [n] 0, 1 or NaN
     anchors: Bools  # [s]
-    silence: Bools  # [s]
-    upright: Bools  # [s] whether higher symbols must not speak against a response
-    prior: Floats  # [2, s, S] rows by class, wrong first, that count as seen
+    is_abstention: Bools  # [s]
+    monotone: Bools  # [s] whether higher symbols must not be evidence against a response
+    prior: Floats  # [2, s, S] pseudo-counts of rows by class, wrong first
 
 
 class Fit(NamedTuple):
-    """Where EM ended."""
+    """Result of EM."""
 
     q: Floats  # [n] P(Y = 1)
     rates: Floats  # [2, s, S] P(symbol | Y), wrong first
-    table: Floats  # [s, S] their log ratio: the evidence of a symbol
+    table: Floats  # [s, S] log ratio of the rates: the evidence of a symbol
     variance: Floats  # [s, S] of `table`
-    kinship: Floats  # [s, s] correlation of errors beyond chance, in [0, 1]
-    prompts: Prompts
-    evidence: Singles  # [s, n] what each source adds to the log-odds, dependent sources counted once
+    error_correlation: Floats  # [s, s] correlation of errors beyond chance, in [0, 1]
+    prompts: PromptModel
+    evidence: Singles  # [s, n] contribution of each source to the log-odds; dependent sources share one
 
 
 def quantile_edges(scores: Floats) -> Floats:
-    """Inner bin edges per verifier, [m, MAX_BINS - 1], +inf where fewer are needed; midway between scores.
+    """Inner bin edges per verifier, [m, MAX_BINS - 1], midway between scores; +inf for unused bins.
 
-    Up to MAX_BINS distinct values are kept apart. Of more, a value frequent enough to fill a bin gets one to itself.
+    Up to MAX_BINS distinct values have one bin each. With more values, a value frequent enough to fill a bin gets its
+    own.
     """
     edges = np.full((scores.shape[1], MAX_BINS - 1), np.inf)
     for k, column in enumerate(scores.T):
         values, counts = np.unique(column[~np.isnan(column)], return_counts=True)
         cuts = list(range(len(values) - 1))
         if len(values) > MAX_BINS:
-            rows, bins = int(counts.sum()), int(np.clip(counts.sum() // _ROWS_PER_BIN, 2, MAX_BINS))
-            full, filled, cuts = rows / bins, 0, []
-            for i, (number, coming) in enumerate(zip(counts[:-1].tolist(), counts[1:].tolist(), strict=True)):
-                filled += number
-                if bins > 1 and (filled + coming / 2 >= rows / bins or (coming >= full and 4 * filled >= full)):
-                    cuts.append(i)
-                    rows, bins, filled = rows - filled, bins - 1, 0
+            cuts = _quantile_cuts(counts)
         edges[k, : len(cuts)] = [values[i] / 2 + values[i + 1] / 2 for i in cuts]
     return edges
 
 
-def encode(scores: Floats, asked: Bools, edges: Floats) -> Codes:
-    """Symbols int32 [2m, n] of scores [n, m]: each verifier's bin, then whether it, when asked, spoke or was silent."""
-    silent = np.isnan(scores.T)
+def _quantile_cuts(counts: Ints) -> list[int]:
+    """Indices of the values after which a bin ends."""
+    rows, bins = int(counts.sum()), int(np.clip(counts.sum() // _ROWS_PER_BIN, 2, MAX_BINS))
+    full, filled = rows / bins, 0
+    cuts: list[int] = []
+    for i, (number, following) in enumerate(zip(counts[:-1].tolist(), counts[1:].tolist(), strict=True)):
+        filled += number
+        if bins > 1 and (filled + following / 2 >= rows / bins or (following >= full and 4 * filled >= full)):
+            cuts.append(i)
+            rows, bins, filled = rows - filled, bins - 1, 0
+    return cuts
+
+
+def encode(scores: Floats, queried: Bools, edges: Floats) -> Codes:
+    """Symbols int32 [2m, n] of scores [n, m]: the bin of each verifier, then whether it, if queried, abstained."""
+    missing = np.isnan(scores.T)
     bins = np.zeros(scores.T.shape, np.intp)
     for k, edge in enumerate(edges):
         bins[k] = np.searchsorted(edge, scores[:, k])
-    codes = np.concatenate([np.where(silent, 0, 1 + bins), np.where(asked.T, 1 + silent, 0)])
+    codes = np.concatenate([np.where(missing, 0, 1 + bins), np.where(queried.T, 1 + missing, 0)])
     return np.asarray(codes + np.arange(len(codes))[:, None] * NUM_SYMBOLS, np.int32)
 
 
 def count(codes: Codes, weights: NDArray[np.floating] | None = None) -> Floats:
-    """Weighted number [s, S] of rows in which each symbol was heard; codes and weights [s, n]."""
+    """Weighted number [s, S] of rows with each symbol, 0 for "nothing"; codes and weights [s, n]."""
     flat = None if weights is None else np.ascontiguousarray(weights).ravel()
     counts = np.bincount(codes.ravel(), flat, len(codes) * NUM_SYMBOLS).astype(np.float64).reshape(-1, NUM_SYMBOLS)
     counts[:, 0] = 0.0
@@ -126,116 +142,129 @@ def count(codes: Codes, weights: NDArray[np.floating] | None = None) -> Floats:
 
 
 def mid_ranks(counts: Floats) -> Floats:
-    """Standardized mid-rank of every symbol [s, S]: mean 0, variance 1 over what was heard; 0 for "nothing"."""
+    """Standardized mid-rank of every symbol [s, S]: mean 0 and variance 1 over the observations; 0 for "nothing"."""
     total = np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
     rank = np.where(counts > 0, (np.cumsum(counts, axis=1) - counts / 2) / total - 0.5, 0.0)
     return np.asarray(rank / np.sqrt(np.maximum((counts * rank**2).sum(axis=1, keepdims=True) / total, 1e-9)))
 
 
-def discount(kinship: Floats, heard: Singles) -> Singles:
-    """Share in [0, 1] of each source's evidence that counts, [s, n] or [s, 1]: relatives that were heard share one."""
-    if heard.all():
-        return np.asarray(1.0 / kinship.sum(axis=1, keepdims=True), np.float32)
-    return np.asarray(heard / np.maximum(kinship.astype(np.float32) @ heard, 1.0))
+def discount(error_correlation: Floats, observed: Singles) -> Singles:
+    """Fraction in [0, 1] of each source's evidence that counts, [s, n] or [s, 1]: correlated sources share one."""
+    if observed.all():
+        return np.asarray(1.0 / error_correlation.sum(axis=1, keepdims=True), np.float32)
+    return np.asarray(observed / np.maximum(error_correlation.astype(np.float32) @ observed, 1.0))
 
 
 def expectation_maximization(data: Data, start: Floats) -> Fit:
-    """Alternates symbol rates, dependence and posterior from P(Y = 1) = `start` [n]. See `Default` for the method."""
-    known = ~np.isnan(data.labels)
-    rows = np.where(known, _LABEL_ROWS, 1.0)
-    prior, counts = _prior_rows(data, start), count(data.codes, data.heard * rows)
-    q = np.where(known, data.labels, start)
+    """EM from P(Y = 1) = `start` [n]. Each step estimates symbol rates, error correlations and the posterior."""
+    labeled = ~np.isnan(data.labels)
+    rows = np.where(labeled, _LABEL_ROWS, 1.0)
+    prior, counts = _prior_rows(data, start), count(data.codes, data.observed * rows)
+    q = np.where(labeled, data.labels, start)
     posterior: NDArray[np.floating] = np.broadcast_to(q, data.codes.shape)
-    prompts = Prompts(strength=np.inf if data.groups is None else 4.0)
-    kinship = np.eye(len(data.codes))
+    prompts = PromptModel(strength=np.inf if data.groups is None else 4.0)
+    smoothed = np.eye(len(data.codes))
     step = 0
     while True:
-        # M-step, Dawid and Skene 1979, eqs. 2.3 and 2.4: P(symbol | y) = sum of P(Y = y) over the rows that show it,
-        # divided by that over all rows; here plus the prior rows. A source is counted with the posterior of others, so
-        # its classes are first brought to the sizes that the whole posterior gives them.
-        right, size = data.heard @ (rows * q), counts.sum(axis=1)
+        # M-step, Dawid and Skene 1979, eqs. 2.3 and 2.4: P(symbol | y) is the sum of P(Y = y) over the rows with the
+        # symbol, divided by the sum over all rows, plus pseudo-counts. `posterior` is different for each source (see
+        # below), so its class sizes are first scaled to those of the full posterior `q`.
+        right, size = data.observed @ (rows * q), counts.sum(axis=1)
         with_1 = count(data.codes, posterior * rows)
-        seen = [np.maximum(counts - with_1, 0.0), with_1]
-        both = np.stack([normal(c) * k[:, None] for c, k in zip(seen, (size - right, right), strict=True)]) + prior
-        rates = normal(both)
+        by_class = [np.maximum(counts - with_1, 0.0), with_1]
+        sizes = zip(by_class, (size - right, right), strict=True)
+        both = np.stack([normalize(c) * k[:, None] for c, k in sizes]) + prior
+        rates = normalize(both)
         table = np.where(data.counts > 0, np.log(np.maximum(rates[1], 1e-12) / np.maximum(rates[0], 1e-12)), 0.0)
-        if data.upright.any():
-            table[data.upright] = _rising(table, data.counts)[data.upright]
-        if step < _SILENT:  # a common pattern of silence would become the latent class
-            table[data.silence] = 0.0
+        if data.monotone.any():
+            table[data.monotone] = _monotone_table(table, data.counts)[data.monotone]
+        if step < _STEPS_WITHOUT_ABSTENTIONS:  # otherwise a common pattern of abstentions becomes the latent class
+            table[data.is_abstention] = 0.0
         e = table.astype(np.float32).ravel()[data.codes]
-        found = _kinship(data, e, q)
-        # E-step, eq. 2.5: log-odds = logit P(Y) + sum of log P(symbol | 1) / P(symbol | 0), relatives counted once.
-        kinship = np.eye(len(found)) if step < _SETTLE else (1 - _STEP) * kinship + _STEP * found
-        shared = discount(kinship, data.heard) * e
+        correlation = _error_correlation(data, e, q)
+        # E-step, eq. 2.5: log-odds = logit P(Y) + sum of log P(symbol | 1) / P(symbol | 0). That equation assumes
+        # independent errors. Sources whose errors correlate are discounted to the evidence of one source.
+        smoothed = (1 - _STEP_SIZE) * smoothed + _STEP_SIZE * correlation
+        if step < _INDEPENDENT_STEPS:
+            smoothed = np.eye(len(correlation))
+        shared = discount(smoothed, data.observed) * e
         evidence = shared.sum(axis=0, dtype=np.float64)
         mean = float((rows @ q + 1.0) / (rows.sum() + 2.0))
-        prompts = _prompts(data.groups, evidence, q, prompts._replace(mean=mean), settled=step > _SETTLE)
+        has_intercept = step > _INDEPENDENT_STEPS
+        prompts = _fit_prompts(data.groups, evidence, q, prompts._replace(mean=mean), has_intercept=has_intercept)
         log_odds, strength = prompts.log_odds(evidence, q, data.groups)
-        log_odds = np.where(known, 24.0 * data.labels - 12.0, log_odds)  # labels are clamped at 12 nats
+        log_odds = np.where(labeled, _MAX_LABEL_LOG_ODDS * (2.0 * data.labels - 1.0), log_odds)
         prompts = prompts._replace(strength=strength)
         before, q = q, sigmoid(log_odds)
         step += 1
-        if step == _ROUNDS or (step > _SILENT + 1 and np.abs(q - before).max() < _TOLERANCE):
+        converged = step > _STEPS_WITHOUT_ABSTENTIONS + 1 and np.abs(q - before).max() < _TOLERANCE
+        if step == _MAX_STEPS or converged:
             break
-        posterior = np.where(known, q, _without(log_odds, (found - np.eye(len(found))) @ shared))
+        # A source must not confirm itself through sources that copy it: its rates are counted with a posterior from
+        # which the evidence of correlated sources is removed.
+        correlated = (correlation - np.eye(len(correlation))) @ shared
+        posterior = np.where(labeled, q, _posterior_without(log_odds, correlated))
     variance = np.where(data.counts > 0, (1.0 / (both + 1.0)).sum(axis=0), 0.0)
-    return Fit(q, rates, table, variance, kinship, prompts, shared)
+    return Fit(q, rates, table, variance, smoothed, prompts, shared)
 
 
-def normal(weights: Floats) -> Floats:
-    """Weights that sum to 1 over the last axis, or to 0 where all are 0."""
+def normalize(weights: Floats) -> Floats:
+    """Weights scaled to sum to 1 over the last axis; 0 where all are 0."""
     return np.asarray(weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-12))
 
 
-def _rising(table: Floats, counts: Floats) -> Floats:
-    """The evidence [s, S] made to rise with the symbol, with the same mean over the rows."""
-    rising = np.maximum.accumulate(np.where(counts > 0, table, -np.inf), axis=1)
-    rising = np.where(counts > 0, rising, 0.0)
-    shift = (counts * (table - rising)).sum(axis=1, keepdims=True) / np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
-    return np.where(counts > 0, rising + shift, 0.0)
+def _monotone_table(table: Floats, counts: Floats) -> Floats:
+    """The evidence [s, S] made non-decreasing in the symbol, with the same mean over the rows."""
+    monotone = np.maximum.accumulate(np.where(counts > 0, table, -np.inf), axis=1)
+    monotone = np.where(counts > 0, monotone, 0.0)
+    total = np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
+    shift = (counts * (table - monotone)).sum(axis=1, keepdims=True) / total
+    return np.where(counts > 0, monotone + shift, 0.0)
 
 
 def _prior_rows(data: Data, start: Floats) -> Floats:
-    """Rows [2, s, S] that count before any are seen: a little better than chance, on the side of `start`."""
-    has = (data.counts > 0).astype(np.float64)
-    place = 2.0 * (np.cumsum(has, axis=1) - 1.0) / np.maximum(has.sum(axis=1, keepdims=True) - 1.0, 1.0) - 1.0
-    toward = data.x @ (start - start.mean()) / max(float(start.std()), 1e-9) / np.maximum(data.heard.sum(axis=1), 1)
-    lean = _PRIOR_LEAN * place * np.where(data.silence, 0.0, np.where(toward < -0.1, -1.0, 1.0))[:, None]
-    shape = np.where(data.silence[:, None], data.counts, has) * np.exp(np.stack([-lean, lean]))
+    """Pseudo-counts of rows [2, s, S]: each source slightly better than chance, in the direction of `start`."""
+    present = (data.counts > 0).astype(np.float64)
+    size = np.maximum(present.sum(axis=1, keepdims=True) - 1.0, 1.0)
+    place = 2.0 * (np.cumsum(present, axis=1) - 1.0) / size - 1.0
+    covariance = data.x @ (start - start.mean()) / max(float(start.std()), 1e-9)
+    direction = np.where(covariance / np.maximum(data.observed.sum(axis=1), 1) < -0.1, -1.0, 1.0)
+    lean = _PRIOR_LEAN * place * np.where(data.is_abstention, 0.0, direction)[:, None]
+    shape = np.where(data.is_abstention[:, None], data.counts, present) * np.exp(np.stack([-lean, lean]))
     rank = np.clip(_ANCHOR_LEAN * mid_ranks(data.counts), -3.0, 3.0)
-    sure = normal(data.counts * np.exp(np.stack([-rank, rank]))) * data.anchors[:, None]
-    return np.asarray(_PRIOR_ROWS * normal(shape) + _ANCHOR_SHARE * data.codes.shape[1] * sure + data.prior)
+    anchors = normalize(data.counts * np.exp(np.stack([-rank, rank]))) * data.anchors[:, None]
+    return np.asarray(_PRIOR_ROWS * normalize(shape) + _ANCHOR_SHARE * data.codes.shape[1] * anchors + data.prior)
 
 
-def _kinship(data: Data, e: Singles, q: Floats) -> Floats:
-    """Correlation [s, s] of evidence within the classes, less two standard errors and a margin for few rows."""
-    right, heard = q.astype(np.float32), data.heard
-    n = np.maximum(heard @ heard.T, 1e-3)
-    n1 = np.clip((heard * right) @ heard.T, 1e-3, n)
-    s1 = (e * right) @ heard.T
-    s0 = e @ heard.T - s1
+def _error_correlation(data: Data, e: Singles, q: Floats) -> Floats:
+    """Correlation [s, s] of evidence within the classes, minus two standard errors and a margin for few rows."""
+    right, observed = q.astype(np.float32), data.observed
+    n = np.maximum(observed @ observed.T, 1e-3)
+    n1 = np.clip((observed * right) @ observed.T, 1e-3, n)
+    s1 = (e * right) @ observed.T
+    s0 = e @ observed.T - s1
     within = ((e @ e.T - s1 * s1.T / n1 - s0 * s0.T / np.maximum(n - n1, 1e-3)) / n).astype(np.float64)
-    spread = np.sqrt(np.maximum(np.diag(within), 1e-9))
-    kinship = np.clip(within / np.outer(spread, spread) - 2.0 / np.sqrt(n) - 8.0 / n, 0.0, 1.0)
-    np.fill_diagonal(kinship, 1.0)
-    return np.asarray(kinship)
+    deviation = np.sqrt(np.maximum(np.diag(within), 1e-9))
+    correlation = np.clip(within / np.outer(deviation, deviation) - 2.0 / np.sqrt(n) - 8.0 / n, 0.0, 1.0)
+    np.fill_diagonal(correlation, 1.0)
+    return np.asarray(correlation)
 
 
-def _without(log_odds: Floats, evidence: NDArray[np.floating]) -> Singles:
-    """P(Y = 1) [s, n] had the given evidence [s, n] not been heard."""
+def _posterior_without(log_odds: Floats, evidence: NDArray[np.floating]) -> Singles:
+    """P(Y = 1) [s, n] without the given evidence [s, n]."""
     return np.asarray(1.0 / (1.0 + np.exp(np.clip(evidence - log_odds, -30.0, 30.0))), np.float32)
 
 
-def _prompts(groups: Ints | None, evidence: Floats, q: Floats, prompts: Prompts, *, settled: bool) -> Prompts:
-    """The evidence that siblings share beyond their classes, less one standard error of its correlation."""
+def _fit_prompts(
+    groups: Ints | None, evidence: Floats, q: Floats, prompts: PromptModel, *, has_intercept: bool
+) -> PromptModel:
+    """Class means of the evidence, and its correlation within prompts minus one standard error."""
     right, wrong = (float(p @ evidence / max(p.sum(), 1e-9)) for p in (q, 1 - q))
-    share = 0.0
-    if groups is not None and settled:
+    intraclass = 0.0
+    if groups is not None and has_intercept:
         residual, sizes = evidence - q * right - (1 - q) * wrong, np.bincount(groups)
         energy, pairs = float(residual @ residual), max(float((sizes * (sizes - 1.0)).sum()), 1.0)
-        together = float((np.bincount(groups, residual) ** 2).sum()) - energy
-        share = float(np.clip(together / max(pairs * energy / len(q), 1e-12) - np.sqrt(2.0 / pairs), 0.0, 1.0))
-    return prompts._replace(right=right, wrong=wrong, intraclass=share)
-
-
+        covariance = float((np.bincount(groups, residual) ** 2).sum()) - energy
+        correlation = covariance / max(pairs * energy / len(q), 1e-12)
+        intraclass = float(np.clip(correlation - np.sqrt(2.0 / pairs), 0.0, 1.0))
+    return prompts._replace(right=right, wrong=wrong, intraclass=intraclass)

@@ -14,7 +14,7 @@ _OPENING_AFTER_TEXT = re.compile(
 )
 _CLOSING_BEFORE_TAG = re.compile(r"^([ \t]*(?:`{3,}|~{3,}))[ \t]*(?=</)", re.MULTILINE)
 _DEEP_FENCE = re.compile(r"^(?=(?: {4}|\t)[ \t]*(?:`{3}|~{3}))", re.MULTILINE)
-"""In CommonMark, such a line would continue the paragraph above it."""
+"""A fence at an indentation at which CommonMark would continue the paragraph above it."""
 _WORD = re.compile(r"[\w+#-]+")
 
 
@@ -28,9 +28,9 @@ class CodeBlock(NamedTuple):
 
 
 def answer_section(text: str) -> str:
-    """The content of the ``<answer>`` section that ends a text, see `Format`; the whole text if there is none.
+    """The content of the ``<answer>`` section that ends a text; without such a section the whole text.
 
-    A tag within a code block begins no section.
+    Tags in code blocks are ignored.
     """
     before, tag, section = text.partition("<answer>")
     if not tag or not text.rstrip().endswith("</answer>") or "```" in before or "~~~" in before:
@@ -49,7 +49,7 @@ def code_blocks(text: str) -> list[CodeBlock]:
         return []
     text = text.replace("\r\n", "\n").replace("\r", "\n")
     text = _CLOSING_BEFORE_TAG.sub(r"\1\n", _OPENING_AFTER_TEXT.sub(r"\1\n", text))
-    if deep := len(_DEEP_FENCE.findall(text)):  # in pairs within blocks they belong to the code, such as a docstring
+    if deep := len(_DEEP_FENCE.findall(text)):  # pairs within a block are part of the code, for example of a docstring
         blocks = _fences(_parser(fenced=True, indented=True), text)
         inner = [len(_DEEP_FENCE.findall(block.text)) for block in blocks]
         if sum(inner) == deep and not any(number % 2 for number in inner):
@@ -74,11 +74,11 @@ def _language(info: str) -> str:
 
 @cache
 def _parser(*, fenced: bool, indented: bool = False) -> MarkdownIt:
-    """A parser of blocks only: the time for hostile texts grows linearly.
+    """A parser of blocks only, whose time grows linearly with hostile texts.
 
     Args:
-        fenced: Whether it reads fenced blocks instead of indented ones.
-        indented: Whether it reads both, as CommonMark does; then no line closes a fence from four spaces on.
+        fenced: Read fenced blocks; otherwise indented ones.
+        indented: Read both, as CommonMark does. A line indented by four spaces then closes no fence.
     """
     from markdown_it import MarkdownIt
 

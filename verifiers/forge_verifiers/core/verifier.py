@@ -1,6 +1,6 @@
-"""What a verifier is and what its scores must be; a weighted sum, a user's function, an environment's reward as one.
+"""The verifier protocol, checks of scores, weighted sums, and verifiers made of functions and environment rewards.
 
-In: trajectories. Out: float32 scores [n] in [0, 1], NaN where the verifier abstains. Waits for nothing.
+Scores are float32 arrays [n] with one score per trajectory, in [0, 1] unless stated otherwise. NaN is an abstention.
 """
 
 from __future__ import annotations
@@ -17,173 +17,158 @@ from numpy.typing import NDArray
 
 from forge_agents.errors import ArgumentError, ForgeError
 from forge_agents.types import Reward, Trajectory
-from forge_verifiers.core.functions import Reading, Returned, name_of, one_by_one, read
+from forge_verifiers.core.functions import FunctionResults, Signature, grade_each, name_of, parse_signature
 
 Cost: TypeAlias = Literal["cheap", "model", "expensive"]
-"""What a score costs: pure Python, one forward pass of a model, or more (a judge that writes, a sandbox)."""
+"""Cost of a score: pure Python, one forward pass of a model, or more (a judge that generates text, a sandbox)."""
 COSTS: tuple[Cost, ...] = ("cheap", "model", "expensive")
-"""Cost classes, cheapest first."""
 
 Scores: TypeAlias = NDArray[np.float32]
 State: TypeAlias = dict[str, NDArray[Any]]
-"""Flat, "/"-separated keys, arrays without pickled objects."""
+"""Arrays by "/"-separated key, without pickled objects."""
 
 _LOG = logging.getLogger(__name__)
 _ROUNDING = 1e-5
 
 
 class ScoreError(ForgeError, ValueError):
-    """A verifier broke the contract: scores of a wrong shape, outside its range, or no numbers."""
+    """A verifier broke its contract: scores of a wrong shape, outside its range, or not numeric."""
 
 
 @runtime_checkable
 class Verifier(Protocol):
-    """Judges trajectories."""
+    """Scores trajectories."""
 
     @property
     def name(self) -> str:
-        """What reports and errors call it; unique within an ensemble."""
+        """Name in reports and errors; unique within an ensemble."""
 
     @property
     def family(self) -> str | None:
-        """Verifiers of one family share a cause of error; None = unrelated to the others."""
+        """Label of verifiers that share a cause of error; None for a verifier unrelated to the others."""
 
     @property
     def cost(self) -> Cost:
-        """What a score costs."""
+        """Cost class."""
 
     def score(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
-        """float32 [n] in [0, 1], one per trajectory; NaN where it abstains."""
+        """Scores, float32 [n] in [0, 1]; NaN to abstain."""
 
 
-Judging: TypeAlias = Verifier | Callable[..., Any]
-"""A verifier, or a function that `verifier_of` makes one of."""
+VerifierLike: TypeAlias = Verifier | Callable[..., Any]
+"""A verifier, or a function that `verifier_of` wraps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Assessment:
-    """Scores and what belongs to them. n trajectories."""
+    """Scores of n trajectories with details."""
 
     scores: Scores
-    """float32 [n] in [0, 1], NaN where the verifier abstains."""
+    """float32 [n], NaN where the verifier abstained or failed."""
     noise: Scores | None = None
-    """float32 [n], the standard deviation of each score; None where it is not known."""
+    """float32 [n], standard deviation of each score; None if unknown."""
     turns: Sequence[Scores] | None = None
-    """Per trajectory float32 [its turns], a score of each turn, NaN where the verifier abstains; None where turns are
-    not told apart."""
+    """Scores of each trajectory's turns, float32 [number of turns], NaN for abstentions; None without turn scores."""
     failed: Mapping[int, str] = field(default_factory=dict)
-    """Why a row has no score because a question or call failed. Such a row is no abstention: it says nothing."""
+    """Error by row whose question or call failed. A failure is not an abstention: it is no evidence about the row."""
 
 
 class Composable:
-    """Lets a verifier be weighted (``0.5 * a``), added (``a + b``), used as a reward, and saved.
+    """Base class of verifiers that can be weighted (``0.5 * a``), added (``a + b``), used as a reward, and saved.
 
-    Derive from it to get these for your own verifier; `score`, `name`, `family` and `cost` are yours to write.
+    Subclasses define `score`, `name`, `family` and `cost`.
     """
 
     name: str
     family: str | None
     cost: Cost
     sees_groups: bool = False
-    """Whether the score of a trajectory depends on others: on its siblings in the call, or on what was learned before.
-    Such scores are never remembered, and a cascade asks about whole groups."""
-    likeness: str | None = None
-    """What it has in common with others that err as it does, such as a model: an `Ensemble` makes a family of verifiers
-    of one likeness that were given none. None: nothing that the verifier knows of."""
+    """Whether a score depends on other trajectories: on the call's group, or on what was learned before. Such scores
+    are never cached, and a cascade passes whole groups."""
+    default_family: str | None = None
+    """Family within an `Ensemble` if `family` is None and another verifier has the same value, such as its model."""
     score_range: tuple[float, float] = (0.0, 1.0)
-    """Least and greatest score. Only a weighted sum, and what is made of one, has another range than [0, 1]; an
-    `Ensemble` and the check of a `Gate` refuse it."""
+    """Lowest and highest score. Weighted sums may exceed [0, 1]. An `Ensemble` and the check of a `Gate` do not accept
+    such verifiers."""
     exact: bool = False
-    """Whether what is certainly right scores 1, as checks do and grades do not; `check_verifier` holds it to that."""
+    """Whether a right answer always scores 1. Checks do, graded scores do not. `check_verifier` tests it."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Keeps the constructor's arguments, which a run records in its ``config.yaml``."""
-        made = super().__new__(cls)
-        object.__setattr__(made, "_constructor_arguments", (args, kwargs))
-        return made
+        """Store the constructor's arguments, which a run writes to its ``config.yaml``."""
+        instance = super().__new__(cls)
+        object.__setattr__(instance, "_constructor_arguments", (args, kwargs))
+        return instance
 
     @abstractmethod
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """float32 [n] in [0, 1], one per trajectory; NaN where it abstains."""
+        """Scores, float32 [n]; NaN to abstain."""
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
-        """`score`, with its noise and the scores of turns where the verifier knows them."""
+        """Scores with noise, turn scores and failures where the verifier has them."""
         return Assessment(scores=self.score(trajectories))
 
-    def longest_s(self, trajectories: Sequence[Trajectory], otherwise_s: float) -> float:
-        """Seconds that scoring them may take at most, by its own limits; `otherwise_s` where it has none."""
-        return otherwise_s
+    def max_duration_s(self, trajectories: Sequence[Trajectory], default_s: float) -> float:
+        """Upper bound in seconds of a call, from the verifier's own limits; `default_s` without such limits."""
+        return default_s
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """The same as `score`: a verifier is a reward."""
+        """The same as `score`, so that a verifier is a reward."""
         return self.score(trajectories)
 
     def __mul__(self, weight: float) -> Sum:
         if isinstance(weight, bool) or not isinstance(weight, int | float):
             return NotImplemented
-        return Sum([(float(weight) * own, verifier) for own, verifier in terms_of(self)])
+        return Sum([(float(weight) * inner, verifier) for inner, verifier in terms_of(self)])
 
     __rmul__ = __mul__
 
-    def __add__(self, other: Judging) -> Sum:
+    def __add__(self, other: VerifierLike) -> Sum:
         return Sum([*terms_of(self), *terms_of(verifier_of(other))])
 
     def __radd__(self, other: Callable[..., Any] | int) -> Sum:
-        before = [] if other == 0 else terms_of(verifier_of(other))  # Python's own `sum` begins with 0
+        before = [] if other == 0 else terms_of(verifier_of(other))  # the built-in `sum` starts with 0
         return Sum([*before, *terms_of(self)])
 
     def state_dict(self) -> State:
-        """What the verifier has learned; empty where it learns nothing."""
+        """Learned state; empty by default."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restores what `state_dict` returned. Raises ValueError for anything else."""
+        """Restore `state_dict`. Raises ValueError for any other state."""
         if state:
-            raise ValueError(f"verifier {self.name!r} learns nothing and was given state {min(state)!r}")
+            raise ValueError(f"verifier {self.name!r} has no state but received {min(state)!r}")
 
 
-def longest_s(verifier: Verifier, trajectories: Sequence[Trajectory], otherwise_s: float) -> float:
-    """`Composable.longest_s` of any verifier."""
-    return verifier.longest_s(trajectories, otherwise_s) if isinstance(verifier, Composable) else otherwise_s
-
-
-def checked_scores(verifier: Verifier, trajectories: Sequence[Trajectory]) -> Scores:
-    """The scores of any verifier, held to the contract.
-
-    Raises:
-        ScoreError: not one number per trajectory, or one outside the verifier's range; names the verifier.
-    """
-    return checked(verifier.score(trajectories), verifier.name, len(trajectories), range_of(verifier))
+def max_duration_s(verifier: Verifier, trajectories: Sequence[Trajectory], default_s: float) -> float:
+    """`Composable.max_duration_s` of any verifier."""
+    return verifier.max_duration_s(trajectories, default_s) if isinstance(verifier, Composable) else default_s
 
 
 def range_of(verifier: Verifier) -> tuple[float, float]:
-    """Least and greatest score of any verifier: [0, 1] unless it has a `Composable.score_range`."""
+    """Lowest and highest score of any verifier: its `Composable.score_range`, else [0, 1]."""
     return getattr(verifier, "score_range", (0.0, 1.0))
 
 
-def check_unit_range(verifier: Verifier, use: str) -> None:
-    """Refuse a verifier whose scores may leave [0, 1].
-
-    Args:
-        verifier: The verifier.
-        use: What it is used as, for the error, such as "the check of a Gate".
-
-    Raises:
-        ArgumentError: Its range is larger; the message says how to scale it.
-    """
+def check_unit_range(verifier: Verifier, role: str) -> None:
+    """Raise ArgumentError if scores may leave [0, 1]; `role`, such as "the check of a Gate", is part of the message."""
     low, high = range_of(verifier)
     if low < -_ROUNDING or high > 1 + _ROUNDING:
         raise ArgumentError(
-            f"{verifier.name!r} has scores from {low:g} to {high:g} and was given as {use}, which needs scores in "
+            f"{verifier.name!r} has scores from {low:g} to {high:g} and was given as {role}, which needs scores in "
             f"[0, 1]. " + (f"Multiply it by {1 / high:.4g}" if low >= 0 else "Scale its scores")
         )
 
 
+def checked_scores(verifier: Verifier, trajectories: Sequence[Trajectory]) -> Scores:
+    """The validated scores of any verifier; see `checked`."""
+    return checked(verifier.score(trajectories), verifier.name, len(trajectories), range_of(verifier))
+
+
 def checked(raw: object, name: str, n: int, score_range: tuple[float, float] = (0.0, 1.0)) -> Scores:
-    """Scores of `n` trajectories as float32 [n], held to the contract.
+    """Validate scores of `n` trajectories and convert them to float32 [n].
 
     Raises:
-        ScoreError: not one number per trajectory, or one outside `score_range`; names the verifier.
+        ScoreError: Not one number per trajectory, or a score outside `score_range`. The message names the verifier.
     """
     low, high = score_range
     try:
@@ -191,12 +176,14 @@ def checked(raw: object, name: str, n: int, score_range: tuple[float, float] = (
     except (TypeError, ValueError) as error:
         raise ScoreError(f"verifier {name!r} returned no numbers: {error}; use NaN to abstain") from error
     if scores.shape != (n,):
-        raise ScoreError(f"verifier {name!r} returned shape {scores.shape} for {n} trajectories; return one score each")
+        raise ScoreError(
+            f"verifier {name!r} returned shape {scores.shape} for {n} trajectories; return one score each"
+        )
     outside = (scores < low - _ROUNDING) | (scores > high + _ROUNDING)
     if outside.any():
-        at = int(np.flatnonzero(outside)[0])
+        row = int(np.flatnonzero(outside)[0])
         raise ScoreError(
-            f"verifier {name!r} scored trajectory {at} of {n} with {scores[at]}; "
+            f"verifier {name!r} scored trajectory {row} of {n} with {scores[row]}; "
             f"scale scores to [{low:g}, {high:g}], use NaN to abstain"
         )
     return np.clip(scores, np.float32(low), np.float32(high))
@@ -205,45 +192,39 @@ def checked(raw: object, name: str, n: int, score_range: tuple[float, float] = (
 def group_ids(trajectories: Sequence[Trajectory]) -> NDArray[np.intp]:
     """Group number of each trajectory, int [n], from 0 in order of appearance.
 
-    A group holds the siblings: same environment, same seed, same agent.
+    A group shares environment, seed and agent.
     """
     numbers: dict[tuple[str, int, str], int] = {}
     return np.array([numbers.setdefault((t.env_id, t.seed, t.agent), len(numbers)) for t in trajectories], np.intp)
 
 
 def assessed(verifier: Verifier, trajectories: Sequence[Trajectory]) -> Assessment:
-    """The assessment of any verifier, its scores held to the contract.
+    """The validated assessment of any verifier.
 
     Raises:
-        ScoreError: see `checked_scores`; or turns that are not one array per trajectory with a score per turn.
+        ScoreError: As `checked`, or turn scores that are not one array per trajectory with one score per turn.
     """
     if not isinstance(verifier, Composable):
         return Assessment(scores=checked_scores(verifier, trajectories))
-    found = verifier.assess(trajectories)
-    scores = checked(found.scores, verifier.name, len(trajectories), verifier.score_range)
-    failed = {at: why for at, why in found.failed.items() if math.isnan(scores[at])}
-    if found.turns is None:
-        return Assessment(scores=scores, noise=found.noise, failed=failed)
-    if [len(own) for own in found.turns] != [len(t.turns) for t in trajectories]:
-        raise ScoreError(f"verifier {verifier.name!r} scored other turns than it was shown; return one score per turn")
-    return Assessment(scores=scores, noise=found.noise, turns=found.turns, failed=failed)
+    result = verifier.assess(trajectories)
+    scores = checked(result.scores, verifier.name, len(trajectories), verifier.score_range)
+    failed = {row: reason for row, reason in result.failed.items() if math.isnan(scores[row])}
+    if result.turns is not None and [len(row) for row in result.turns] != [len(t.turns) for t in trajectories]:
+        raise ScoreError(f"verifier {verifier.name!r} scored a wrong number of turns; return one score per turn")
+    return Assessment(scores=scores, noise=result.noise, turns=result.turns, failed=failed)
 
 
 def nested_state(parts: Mapping[str, Verifier]) -> State:
-    """The states of parts under "name/" prefixes; parts without a state_dict have none."""
+    """The states of the parts under "name/" prefixes; parts without a state_dict are skipped."""
     state: State = {}
     for prefix, part in parts.items():
-        own = part.state_dict() if hasattr(part, "state_dict") else {}
-        state.update({f"{prefix}/{key}": value for key, value in own.items()})
+        part_state = part.state_dict() if hasattr(part, "state_dict") else {}
+        state.update({f"{prefix}/{key}": value for key, value in part_state.items()})
     return state
 
 
 def load_nested(parts: Mapping[str, Verifier], state: Mapping[str, NDArray[Any]], *, owner: str) -> None:
-    """Gives every part its share of what `nested_state` returned.
-
-    Raises:
-        ValueError: a key belongs to no part.
-    """
+    """Load what `nested_state` returned. Raises ValueError for a key that belongs to no part."""
     shares: dict[str, dict[str, NDArray[Any]]] = {prefix: {} for prefix in parts}
     for key, value in state.items():
         prefix = next((p for p in parts if key.startswith(f"{p}/")), None)
@@ -257,8 +238,8 @@ def load_nested(parts: Mapping[str, Verifier], state: Mapping[str, NDArray[Any]]
             raise ValueError(f"{part.name!r} in {owner!r} cannot load state; give it a load_state_dict")
 
 
-def under(prefix: str, state: Mapping[str, NDArray[Any]]) -> State:
-    """The part of a state whose keys begin with `prefix`, without it."""
+def state_under(prefix: str, state: Mapping[str, NDArray[Any]]) -> State:
+    """The part of a state whose keys begin with `prefix`, without the prefix."""
     return {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
 
 
@@ -268,67 +249,66 @@ def terms_of(verifier: Verifier) -> tuple[tuple[float, Verifier], ...]:
 
 
 class Nested(Composable):
-    """A verifier made of others: it costs as much as the dearest, and its state is theirs.
-
-    Its family and its likeness are those that all of `relatives` share.
+    """A verifier made of others. Its cost is that of its most expensive part, its state is that of its parts.
 
     Args:
-        name: What reports call it.
-        parts: By the prefix of their state.
-        relatives: Whose errors it makes; all parts by default.
+        name: Name in reports.
+        parts: Parts by the prefix of their state.
+        relatives: Parts whose errors it inherits, by default all. It has their `family` and `default_family` if these
+            are the same for all of them.
     """
 
     def __init__(self, name: str, parts: Mapping[str, Verifier], relatives: Sequence[Verifier] = ()) -> None:
         self.name, self._parts = name, parts
         self.cost = COSTS[max(COSTS.index(part.cost) for part in parts.values())]
         self.sees_groups = any(getattr(part, "sees_groups", False) for part in parts.values())
-        families, likenesses = (
-            {getattr(part, key, None) for part in relatives or parts.values()} for key in ("family", "likeness")
+        families, defaults = (
+            {getattr(part, key, None) for part in relatives or parts.values()} for key in ("family", "default_family")
         )
         self.family = families.pop() if len(families) == 1 else None
-        self.likeness = likenesses.pop() if len(likenesses) == 1 else None
+        self.default_family = defaults.pop() if len(defaults) == 1 else None
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """The scores of `assess`, float32 [n]."""
+        """The scores of `assess`."""
         return self.assess(trajectories).scores
 
     @abstractmethod
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
-        """What it makes of its parts' assessments."""
+        """Combine the assessments of the parts."""
 
     def parts(self) -> Mapping[str, Verifier]:
-        """The parts, by the prefix of their state: a run finds the ensemble within a reward by them."""
+        """The parts by the prefix of their state."""
         return self._parts
 
-    def longest_s(self, trajectories: Sequence[Trajectory], otherwise_s: float) -> float:
-        """One part after the other."""
-        return sum(longest_s(part, trajectories, otherwise_s) for part in self._parts.values())
+    def max_duration_s(self, trajectories: Sequence[Trajectory], default_s: float) -> float:
+        """The sum over the parts, which run one after the other."""
+        return sum(max_duration_s(part, trajectories, default_s) for part in self._parts.values())
 
     def state_dict(self) -> State:
         """The states of the parts."""
         return nested_state(self._parts)
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restores what `state_dict` returned. Raises ValueError for anything else."""
+        """Restore `state_dict`. Raises ValueError for any other state."""
         load_nested(self._parts, state, owner=self.name)
 
 
 class Sum(Nested):
-    """The weighted sum of verifiers: ``a + 0.2 * b`` scores ``a``'s score plus 0.2 times ``b``'s.
+    """Weighted sum of verifiers: ``a + 0.2 * b``.
 
-    Its range is [0, sum of the weights], which may be larger than [0, 1]; for a mean, write ``0.5 * a + 0.5 * b``.
-    A term that abstains is left out, so it adds nothing; where all terms abstain the sum does, too. To compare each
-    term only among the episodes that have it, use `forge_agents.MultiReward`. A term that failed on a trajectory
-    adds what it adds for the other episodes of the group on average, so that no policy gains by a failure.
+    The range is [0, sum of the weights]. For a mean, write ``0.5 * a + 0.5 * b``. A term that abstains adds nothing,
+    and the sum abstains if all terms do. `forge_agents.MultiReward` instead compares each term only among the episodes
+    that have it. A term that failed on a trajectory contributes its mean over the rest of the group, so that a policy
+    cannot gain from a failure.
 
     Args:
-        terms: Weight and verifier of each term; weights positive.
-        name: What reports call it; the formula by default.
+        terms: Weight and verifier of each term. Weights must be positive.
+        name: Name in reports; by default the formula.
     """
 
-    def __init__(self, terms: Sequence[tuple[float, Judging]], *, name: str | None = None) -> None:
+    def __init__(self, terms: Sequence[tuple[float, VerifierLike]], *, name: str | None = None) -> None:
         if not terms:
-            raise ValueError("a Sum was given no terms; send at least one (weight, verifier)")
+            raise ValueError("a Sum was given no terms; pass at least one (weight, verifier)")
         self.terms = tuple((weight, verifier_of(verifier)) for weight, verifier in terms)
         for weight, verifier in self.terms:
             if not (math.isfinite(weight) and weight > 0):
@@ -339,109 +319,110 @@ class Sum(Nested):
         self.score_range = (math.fsum(w * low for w, low, _ in ranges), math.fsum(w * high for w, _, high in ranges))
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
-        """The sum; where a term scores turns, the others' scores of the trajectory count for each turn of it."""
+        """The sum. If a term scores turns, the trajectory scores of the other terms count for each of its turns."""
         parts = [assessed(verifier, trajectories) for _, verifier in self.terms]
-        heard = np.stack([part.scores for part in parts])
-        evened = _evened(heard, [part.failed for part in parts], group_ids(trajectories))
-        scores = self._sum(evened)
-        scores[np.isnan(heard).all(axis=0)] = math.nan
-        failed = {at: why for part in parts for at, why in part.failed.items() if math.isnan(scores[at])}
-        noise = self._noise(parts)
-        if all(part.turns is None for part in parts):
-            return Assessment(scores=scores, noise=noise, failed=failed)
-        turns = []
-        for at, trajectory in enumerate(trajectories):
-            whole = np.ones(len(trajectory.turns), np.float32)
-            of_terms = zip(parts, evened[:, at], strict=True)
-            turns.append(self._sum(np.stack([whole * own if p.turns is None else p.turns[at] for p, own in of_terms])))
-        return Assessment(scores=scores, noise=noise, turns=turns, failed=failed)
+        raw = np.stack([part.scores for part in parts])
+        imputed = _impute_failures(raw, [part.failed for part in parts], group_ids(trajectories))
+        scores = self._weighted_sum(imputed)
+        scores[np.isnan(raw).all(axis=0)] = math.nan
+        failed = {row: reason for part in parts for row, reason in part.failed.items() if math.isnan(scores[row])}
+        turns = None
+        if any(part.turns is not None for part in parts):
+            turns = [self._turn_scores(parts, imputed[:, row], row, len(t.turns)) for row, t in enumerate(trajectories)]
+        return Assessment(scores=scores, noise=self._noise(parts), turns=turns, failed=failed)
+
+    def _turn_scores(self, parts: Sequence[Assessment], scores: Scores, row: int, num_turns: int) -> Scores:
+        constant = np.ones(num_turns, np.float32)
+        terms = zip(parts, scores, strict=True)
+        rows = [constant * score if part.turns is None else part.turns[row] for part, score in terms]
+        return self._weighted_sum(np.stack(rows))
 
     def _noise(self, parts: Sequence[Assessment]) -> Scores | None:
-        """Standard deviation [n] of the sum of independent terms, of those that know theirs; None where none does."""
-        weighted = zip(self.terms, parts, strict=True)
-        known = [weight * part.noise for (weight, _), part in weighted if part.noise is not None]
-        return np.sqrt(np.nansum(np.square(known), axis=0)).astype(np.float32) if known else None
+        """Standard deviation [n] of the sum of independent terms; None if no term has one."""
+        terms = zip(self.terms, parts, strict=True)
+        noise = [weight * part.noise for (weight, _), part in terms if part.noise is not None]
+        return np.sqrt(np.nansum(np.square(noise), axis=0)).astype(np.float32) if noise else None
 
-    def _sum(self, scores: Scores) -> Scores:
-        """Weighted sum [n] of scores [terms, n] without those that are NaN; NaN where all are."""
+    def _weighted_sum(self, scores: Scores) -> Scores:
+        """Weighted sum [n] of scores [terms, n] that are not NaN; NaN where all are."""
         weights = np.array([w for w, _ in self.terms])
         total = weights @ np.nan_to_num(scores.astype(np.float64))
         return np.where(np.isnan(scores).all(axis=0), math.nan, total).astype(np.float32)
 
 
-def _evened(scores: Scores, failed: Sequence[Mapping[int, str]], groups: NDArray[np.intp]) -> Scores:
-    """Scores [terms, n] in which a term that failed on a row has the mean of what it said of the row's siblings."""
-    evened = scores.copy()
+def _impute_failures(scores: Scores, failed: Sequence[Mapping[int, str]], groups: NDArray[np.intp]) -> Scores:
+    """Scores [terms, n] with failed entries replaced by the term's mean over the group."""
+    imputed = scores.copy()
     for term, rows in enumerate(failed):
         for row in rows:
-            siblings = scores[term, groups == groups[row]]
-            evened[term, row] = np.nanmean(siblings) if np.isfinite(siblings).any() else math.nan
-    return evened
+            group = scores[term, groups == groups[row]]
+            imputed[term, row] = np.nanmean(group) if np.isfinite(group).any() else math.nan
+    return imputed
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrajectoryRule(Composable):
-    """A verifier that looks at one trajectory at a time. Subclasses write `grade`."""
+    """Base class of verifiers that score one trajectory at a time. Subclasses define `grade`."""
 
     name: str
-    """What reports call it."""
+    """Name in reports."""
     family: str | None = None
-    """Verifiers of one family share a cause of error."""
+    """Label of verifiers that share a cause of error."""
     cost: Cost = "cheap"
-    """What a score costs."""
+    """Cost class."""
 
     @abstractmethod
     def grade(self, trajectory: Trajectory) -> float | bool | None:
         """A score in [0, 1], or None to abstain."""
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """The scores of `assess`, float32 [n]; what failed is logged."""
-        found = self.assess(trajectories)
-        if found.failed:
-            why = next(iter(found.failed.values()))
-            _LOG.warning("%r fails on %d of %d trajectories: %s", self.name, len(found.failed), len(trajectories), why)
-        return found.scores
+        """The scores of `assess`, float32 [n]. Failures are logged."""
+        result = self.assess(trajectories)
+        if result.failed:
+            number, reason = len(result.failed), next(iter(result.failed.values()))
+            _LOG.warning("%r fails on %d of %d trajectories: %s", self.name, number, len(trajectories), reason)
+        return result.scores
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
-        """`grade` of each trajectory; NaN where it abstained. One on which it raises has failed and costs no other.
+        """`grade` of each trajectory. An exception loses only its own row.
 
         Raises:
-            ScoreError: `grade` returned something else than a number in [0, 1], True, False or None.
-            Exception: What `grade` raised, if it raised on every trajectory.
+            ScoreError: `grade` returned anything but a number in [0, 1], True, False or None.
+            Exception: The error of `grade`, if it raised on every trajectory.
         """
-        return self._assessment(one_by_one(self.grade, trajectories), len(trajectories))
+        return self._assessment(grade_each(self.grade, trajectories), len(trajectories))
 
-    def _assessment(self, returned: Returned, n: int) -> Assessment:
-        if isinstance(returned.values, list):
-            for at, value in enumerate(returned.values):
+    def _assessment(self, results: FunctionResults, n: int) -> Assessment:
+        if isinstance(results.values, list):
+            for row, value in enumerate(results.values):
                 if value is not None and not isinstance(value, int | float | np.floating | np.integer | np.bool_):
                     raise ScoreError(
-                        f"verifier {self.name!r} graded trajectory {at} with {type(value).__name__} "
+                        f"verifier {self.name!r} graded trajectory {row} with {type(value).__name__} "
                         f"{str(value)[:60]!r}; return a number in [0, 1], a bool, or None to abstain"
                     )
-        return Assessment(scores=checked(returned.values, self.name, n), failed=returned.failed)
+        return Assessment(scores=checked(results.values, self.name, n), failed=results.failed)
 
 
 class Rule(TrajectoryRule):
-    """A function as a verifier; works as a decorator, too.
+    """A function as a verifier. Also works as a decorator.
 
     Args:
-        function: What it takes the names of its parameters say, see `functions.read`; an only parameter of another
-            name is a `Trajectory`. Returns a number in [0, 1], a bool, or None to abstain; one for each trajectory
-            where it takes all of them.
-        name: What reports call it; the function's own name by default.
-        family: Verifiers of one family share a cause of error.
-        cost: What a call costs.
+        function: Its parameter names decide its arguments, see `functions.parse_signature`; a single parameter of
+            another name is a `Trajectory`. Returns a number in [0, 1], a bool, or None to abstain; if it takes all
+            trajectories, one value each.
+        name: Name in reports; by default that of the function.
+        family: Label of verifiers that share a cause of error.
+        cost: Cost class of a call.
 
     Raises:
-        ArgumentError: It is no function, or does not say what it takes.
+        ArgumentError: `function` is not a function, or its parameters are unclear.
 
     Example:
         >>> polite = Rule(lambda t: "please" in t.turns[-1].action, name="polite")
     """
 
     function: Callable[..., Any]
-    _reading: Reading
+    _signature: Signature
 
     def __init__(
         self,
@@ -451,120 +432,121 @@ class Rule(TrajectoryRule):
         family: str | None = None,
         cost: Cost = "cheap",
     ) -> None:
-        reading = read(function, "verifier", otherwise="one")
+        signature = parse_signature(function, "verifier", default="one")
         super().__init__(name=name or name_of(function), family=family, cost=cost)
         object.__setattr__(self, "function", function)
-        object.__setattr__(self, "_reading", reading)
-        object.__setattr__(self, "sees_groups", reading.batch)  # it may compare what it is shown
+        object.__setattr__(self, "_signature", signature)
+        object.__setattr__(self, "sees_groups", signature.batch)  # it may compare the trajectories of a call
 
     def grade(self, trajectory: Trajectory) -> float | bool | None:
-        """What the function returns."""
+        """The function's result."""
         return float(self.assess([trajectory]).scores[0])
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
-        """What the function returns of each trajectory. Raises as `TrajectoryRule.assess`."""
+        """The function's result for each trajectory. Raises as `TrajectoryRule.assess`."""
         if not trajectories:
             return Assessment(scores=np.empty(0, np.float32))
-        return self._assessment(self._reading(trajectories), len(trajectories))
+        return self._assessment(self._signature.call(trajectories), len(trajectories))
 
 
-def verifier_of(what: Any) -> Verifier:
-    """`what` itself where it is a verifier, else a `Rule` of the function.
+def verifier_of(value: Any) -> Verifier:
+    """Return a verifier unchanged and wrap a function in a `Rule`.
 
     Raises:
-        ArgumentError: It is neither, or a function that does not say what it takes, or it lacks an attribute.
+        ArgumentError: Neither a verifier nor a function, a function with unclear parameters, or a missing attribute.
     """
-    if isinstance(what, Verifier) and not isinstance(what, type):
-        if what.cost not in COSTS:
-            raise ArgumentError(f"cost={what.cost!r} of verifier {what.name!r}; choose one of {', '.join(COSTS)}")
-        return what
-    if isinstance(what, Composable):  # it can be called, but as a function it would lose its cost and its state
-        lacks = [name for name in ("name", "family", "cost") if not hasattr(what, name)]
-        raise ArgumentError(f"verifier {type(what).__name__} has no {' and no '.join(lacks)}; family may be None")
-    if callable(getattr(what, "parts", None)):
+    if isinstance(value, Verifier) and not isinstance(value, type):
+        if value.cost not in COSTS:
+            raise ArgumentError(f"cost={value.cost!r} of verifier {value.name!r}; choose one of {', '.join(COSTS)}")
+        return value
+    if isinstance(value, Composable):  # callable, but a function would lose its cost and its state
+        missing = [name for name in ("name", "family", "cost") if not hasattr(value, name)]
+        raise ArgumentError(f"verifier {type(value).__name__} has no {' and no '.join(missing)}; family may be None")
+    if callable(getattr(value, "parts", None)):
         raise ArgumentError(
-            f"{type(what).__name__} compares each of its rewards apart, which a verifier cannot; give the verifiers "
-            "that it holds, or make this verifier one of its rewards"
+            f"{type(value).__name__} compares each of its rewards separately, which a verifier cannot; pass its "
+            "verifiers, or make this verifier one of its rewards"
         )
-    read(what, "verifier")  # `Rule` would take any parameter for one trajectory
-    return Rule(what)
+    parse_signature(value, "verifier")  # stricter than `Rule`, which takes any single parameter for a trajectory
+    return Rule(value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionReward:
-    """A function of one trajectory, or of texts, as a reward of any range."""
+    """A function of one trajectory or of texts as a reward of any range."""
 
-    reading: Reading
+    signature: Signature
 
     @property
     def name(self) -> str:
-        """The function's."""
-        return name_of(self.reading.function)
+        """The function's name."""
+        return name_of(self.signature.function)
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
-        """What the function returns of each, float64 ``[n]``; NaN where it abstains or fails."""
+        """The function's results, float64 ``[n]``; NaN where it abstains or fails."""
         return self.assess(trajectories).scores
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
-        """The same, and where it failed. Raises ScoreError where it returned anything but numbers or None."""
-        returned = self.reading(trajectories)
+        """Results and failures. Raises ScoreError for results that are neither numbers nor None."""
+        results = self.signature.call(trajectories)
         try:
-            scores: Any = np.asarray(returned.values, np.float64)  # of any range: not rounded to float32 yet
+            scores: Any = np.asarray(results.values, np.float64)  # any range: not yet rounded to float32
         except (TypeError, ValueError) as error:
-            said = f"reward {self.name} returned no number: {error}; return one, or None to abstain"
-            raise ScoreError(said) from error
-        return Assessment(scores=scores, failed=returned.failed)
+            message = f"reward {self.name} returned no number: {error}; return one, or None to abstain"
+            raise ScoreError(message) from error
+        return Assessment(scores=scores, failed=results.failed)
 
 
-def reward_of(what: Any) -> Reward:
-    """A reward as it is, or of a verifier, or of a function that takes something else; see `functions.read`.
+def reward_of(value: Any) -> Reward:
+    """Convert a verifier or a function into a reward; a reward is returned unchanged.
 
-    A function's only parameter stands for all trajectories, unless its name says otherwise.
+    A function's single parameter stands for all trajectories unless its name says otherwise, see
+    `functions.parse_signature`.
 
     Raises:
-        ArgumentError: It cannot be called, or does not say what it takes.
+        ArgumentError: Not callable, or unclear parameters.
     """
-    is_verifier = isinstance(what, Verifier) and not isinstance(what, type)
+    is_verifier = isinstance(value, Verifier) and not isinstance(value, type)
     if is_verifier:
-        verifier_of(what)  # refuses a cost that there is not
-    if callable(what) and callable(getattr(what, "assess", None)) and not isinstance(what, type):
-        return cast("Reward", what)
-    if is_verifier and not callable(what):
-        return Sum([(1.0, what)])
-    reading = read(what, "reward", otherwise="all")
-    return cast("Reward", what) if reading.batch and reading.plain else FunctionReward(reading=reading)
+        verifier_of(value)  # raises for an unknown cost
+    if callable(value) and callable(getattr(value, "assess", None)) and not isinstance(value, type):
+        return cast("Reward", value)
+    if is_verifier and not callable(value):
+        return Sum([(1.0, value)])
+    signature = parse_signature(value, "reward", default="all")
+    return cast("Reward", value) if signature.batch and signature.plain else FunctionReward(signature=signature)
 
 
-def named_judges(reward: Any) -> list[Verifier]:
-    """Verifiers that somebody's own function or object says it asks: one, several, or by name, in ``judges`` of it.
+def declared_judges(reward: Any) -> list[Verifier]:
+    """Verifiers that a user's function or object declares in its attribute ``judges``: one, a list, or a dict.
 
-    Nobody else knows them: a run counts their models, and does not ask the function before they can start.
+    A run counts the memory of their models, and does not call the function before the models can start.
     """
-    seen: list[Any] = []  # an object's own attribute may be a method of it
-    while reward is not None and not any(reward is one for one in seen):
-        seen.append(reward)
-        found = getattr(reward, "judges", None)
-        found = [*found.values()] if isinstance(found, Mapping) else found
-        among = found if isinstance(found, Sequence) and not isinstance(found, str) else [found]
-        if named := [one for one in among if isinstance(one, Verifier) and not isinstance(one, type)]:
-            return named
+    visited: list[Any] = []  # an object's attribute may be a method of the same object
+    while reward is not None and not any(reward is other for other in visited):
+        visited.append(reward)
+        declared = getattr(reward, "judges", None)
+        declared = [*declared.values()] if isinstance(declared, Mapping) else declared
+        items = declared if isinstance(declared, Sequence) and not isinstance(declared, str) else [declared]
+        if judges := [item for item in items if isinstance(item, Verifier) and not isinstance(item, type)]:
+            return judges
         if isinstance(reward, FunctionReward):
-            reward = reward.reading.function
-        else:  # a `Rule`'s, that of `functools.partial`, whose method it is
+            reward = reward.signature.function
+        else:  # a `Rule`, a `functools.partial`, a bound method
             holders = (getattr(reward, name, None) for name in ("function", "func", "__self__"))
             reward = next((holder for holder in holders if holder is not None), None)
     return []
 
 
 class EnvReward(Composable):
-    """The environment's total reward of each trajectory, from ``low`` (scores 0) to ``high`` (scores 1).
+    """The environment's total reward of each trajectory, scaled from [low, high] to [0, 1].
 
     Args:
-        low: Least total reward an agent can get.
-        high: Greatest total reward an agent can get.
-        clip: Whether rewards beyond the range score 0 or 1 instead of raising.
-        name: What reports call it.
-        family: Verifiers of one family share a cause of error.
+        low: Lowest total reward of an agent.
+        high: Highest total reward of an agent.
+        clip: Whether rewards outside the range score 0 or 1 instead of raising.
+        name: Name in reports.
+        family: Label of verifiers that share a cause of error.
     """
 
     cost: Cost = "cheap"
@@ -579,26 +561,22 @@ class EnvReward(Composable):
         family: str | None = None,
     ) -> None:
         if not (math.isfinite(low) and math.isfinite(high) and low < high):
-            raise ValueError(f"EnvReward got low={low}, high={high}; send finite bounds with low < high")
+            raise ValueError(f"EnvReward got low={low}, high={high}; pass finite bounds with low < high")
         self.low, self.high, self.clip = low, high, clip
         self.name, self.family = name, family
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """Scaled rewards, float32 [n].
-
-        Raises:
-            ScoreError: a reward is outside [low, high] and `clip` is False.
-        """
+        """Scaled rewards, float32 [n]. Raises ScoreError for a reward outside [low, high] unless `clip` is True."""
         rewards = np.array([t.reward for t in trajectories], np.float64)
         outside = (rewards < self.low - 1e-9) | (rewards > self.high + 1e-9)
         if outside.any() and not self.clip:
-            raise ScoreError(self.too_small_for(float(rewards.min()), float(rewards.max())))
+            raise ScoreError(self.range_error(float(rewards.min()), float(rewards.max())))
         return np.clip((rewards - self.low) / (self.high - self.low), 0.0, 1.0).astype(np.float32)
 
-    def too_small_for(self, least: float, most: float) -> str:
-        """The error of a range [low, high] that does not hold the environment's rewards from `least` to `most`."""
-        low, high = min(self.low, least), max(self.high, most)
-        outside = [f"{reward:g}" for reward in dict.fromkeys((least, most)) if not self.low <= reward <= self.high]
+    def range_error(self, lowest: float, highest: float) -> str:
+        """Error message for an environment whose rewards, from `lowest` to `highest`, leave [low, high]."""
+        low, high = min(self.low, lowest), max(self.high, highest)
+        outside = [f"{r:g}" for r in dict.fromkeys((lowest, highest)) if not self.low <= r <= self.high]
         return (
             f"verifier {self.name!r} expects total rewards in [{self.low:g}, {self.high:g}], and the environment pays "
             f"{' and '.join(outside)}; set low and high to the environment's whole range, at least "

@@ -1,8 +1,4 @@
-"""A small text model that stands in for an ensemble: hashed n-grams and a dozen measures in, a logistic regression out.
-
-In: trajectories with the ensemble's posteriors. Out: a cheap verifier, and how well it agrees on prompts it did not
-see. Waits for the ensemble, where it must be asked.
-"""
+"""A logistic regression on hashed n-grams and text measures, fitted on the posteriors of an ensemble."""
 
 from __future__ import annotations
 
@@ -38,7 +34,7 @@ from forge_verifiers.rules.answers import final_answer, last_action
 Floats = NDArray[np.float64]
 
 FORMAT = "hashed-text-2"
-"""Raised whenever the features change: weights belong to one format."""
+"""Version of the features; weights are valid for one version only."""
 NUM_HASHED = 1 << 16
 MEASURES = (
     "log characters",
@@ -54,7 +50,7 @@ MEASURES = (
     "numbers of the observation",
     "cut off",
 )
-"""What the dense columns measure; shares in [0, 1] but for the logarithms and the lines per 100 characters."""
+"""Dense features: fractions in [0, 1], except for the logarithms and the lines per 100 characters."""
 
 _MAX_CHARS = 8_000
 _MAX_WORDS = 2_000
@@ -66,52 +62,50 @@ _SHAPES = {
     "hashed": (NUM_HASHED,),
     "measured": (len(MEASURES),),
     "bias": (),
-    "centre": (len(MEASURES),),
+    "center": (len(MEASURES),),
     "scale": (len(MEASURES),),
 }
-_STRENGTHS = (1e-4, 1e-3, 1e-2)
-_LEAST_GROUPS = 5
-_EASE = math.sqrt(10.0)
-"""Measures are fitted this many times as large, that is at a tenth of the L2 penalty: a dozen of them overfit less than
-thousands of n-grams."""
+_L2_STRENGTHS = (1e-4, 1e-3, 1e-2)
+_MIN_GROUPS = 5
+_MEASURE_SCALE = math.sqrt(10.0)
+"""Factor that reduces the L2 penalty of the measures to a tenth, because a dozen measures overfit less than n-grams."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """How a distilled verifier compares with its ensemble, on groups that it was not fitted on."""
+    """Comparison of a distilled verifier with its ensemble on held-out groups."""
 
     auroc: float
-    """How well it ranks trajectories that the ensemble holds to be correct (posterior above 0.5) before the others;
-    NaN where the ensemble holds all to be the same."""
+    """AUROC for the ensemble's decision (posterior above 0.5); NaN if the decision is the same for all trajectories."""
     correlation: float
-    """Pearson correlation with the posterior; NaN where either is constant."""
+    """Pearson correlation with the posterior; NaN if either is constant."""
     calibration_error: float
-    """Mean gap to the posterior over up to ten bins of equal size, in [0, 1]."""
+    """Mean difference from the posterior over up to ten bins of equal size, in [0, 1]."""
     fitted: int
-    """Trajectories it was fitted on."""
+    """Number of trajectories in the fit."""
     held_out: int
-    """Trajectories it was compared on."""
+    """Number of trajectories in the comparison."""
     per_s: float
-    """Trajectories that it scores in a second, on one core."""
+    """Trajectories per second on one core."""
     ensemble_per_s: float
-    """Trajectories that the ensemble scores in a second; NaN where posteriors were given."""
+    """Trajectories per second of the ensemble; NaN if posteriors were given."""
 
     @property
     def speedup(self) -> float:
-        """How much faster than the ensemble it is; NaN where that is unknown."""
+        """Speed relative to the ensemble; NaN if unknown."""
         return self.per_s / self.ensemble_per_s
 
 
 class Distilled(Composable):
-    """A small text model in place of an ensemble; made by `distill`, or from what one has saved.
+    """A small text model that replaces an ensemble; created by `distill` or `load`.
 
-    It reads the last turns of a trajectory: what was written, the final answer, the observation. It judges style and
-    wording and cannot work anything out, and it makes the errors of the ensemble that it was fitted on: beside the
-    ensemble's own verifiers it adds nothing. It does not follow a policy that learns to write differently; distil anew.
+    Its features are the texts of the last turns, the final answer and the observation. It scores style and wording,
+    cannot check results, and repeats the errors of its ensemble, so it adds nothing to that ensemble. Distill again
+    when the policy changes its style.
 
     Args:
-        name: What reports call it.
-        family: Verifiers of one family share a cause of error.
+        name: Name in reports.
+        family: Label of verifiers that share a cause of error.
     """
 
     cost: Cost = "cheap"
@@ -119,29 +113,25 @@ class Distilled(Composable):
     def __init__(self, *, name: str = "distilled", family: str | None = None) -> None:
         self.name, self.family = name, family
         self.agreement: Agreement | None = None
-        """What `distill` measured; None before."""
+        """Result of the comparison in `distill`; None if unknown."""
         self._weights: State = {}
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """Its guess of the ensemble's posterior, float32 [n]; NaN for an agent that never decided.
-
-        Raises:
-            NotFittedError: nothing was loaded.
-        """
+        """Estimated posteriors, float32 [n]; NaN without turns. Raises NotFittedError without weights."""
         if not self._weights:
-            raise NotFittedError(f"verifier {self.name!r} has no weights yet; make it with distill, or load them")
+            raise NotFittedError(f"verifier {self.name!r} has no weights yet; create it by distill, or load them")
         scores = np.full(len(trajectories), math.nan, np.float32)
-        decided = [at for at, trajectory in enumerate(trajectories) if trajectory.turns]
-        for low in range(0, len(decided), _CHUNK):
-            rows = decided[low : low + _CHUNK]
-            hashed, measures = text_features([trajectories[at] for at in rows])
+        nonempty = [row for row, trajectory in enumerate(trajectories) if trajectory.turns]
+        for low in range(0, len(nonempty), _CHUNK):
+            rows = nonempty[low : low + _CHUNK]
+            hashed, measures = text_features([trajectories[row] for row in rows])
             w = self._weights
-            logits = hashed @ w["hashed"] + _standard(measures, w["centre"], w["scale"]) @ w["measured"] + w["bias"]
+            logits = hashed @ w["hashed"] + _standard(measures, w["center"], w["scale"]) @ w["measured"] + w["bias"]
             scores[rows] = 1.0 / (1.0 + np.exp(-np.clip(logits, -30.0, 30.0)))
         return scores
 
     def state_dict(self) -> State:
-        """Weights and agreement; loading them gives bit-equal scores. Empty before `distill`."""
+        """Weights and agreement; empty without weights. Loading them gives bit-equal scores."""
         if not self._weights:
             return {}
         measured = [] if self.agreement is None else dataclasses.astuple(self.agreement)
@@ -152,55 +142,47 @@ class Distilled(Composable):
         }
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restores what `state_dict` returned.
-
-        Raises:
-            ValueError: the state is of other features, incomplete, or has arrays of wrong shapes.
-        """
+        """Restore `state_dict`. Raises ValueError for other features, and for missing or misshaped arrays."""
         if not state:
             self._weights, self.agreement = {}, None
             return
-        found = str(state.get("format", np.array("unknown")))
-        if found != FORMAT:
-            raise ValueError(f"state of {found!r} features arrived at {self.name!r}, expected {FORMAT!r}; distil again")
+        version = str(state.get("format", np.array("unknown")))
+        if version != FORMAT:
+            raise ValueError(f"state of {version!r} features for {self.name!r}, expected {FORMAT!r}; distill again")
         for key, shape in _SHAPES.items():
             if key not in state or np.shape(state[key]) != shape:
-                shown = np.shape(state[key]) if key in state else "nothing"
-                raise ValueError(f"state of {self.name!r} has {shown} under {key!r}, expected shape {shape}")
+                value = np.shape(state[key]) if key in state else "nothing"
+                raise ValueError(f"state of {self.name!r} has {value} under {key!r}, expected shape {shape}")
         self._weights = {key: np.array(state[key], np.float32) for key in _SHAPES}
         measured = np.asarray(state.get("agreement", ()), np.float64).tolist()
         names = [entry.name for entry in dataclasses.fields(Agreement)]
         self.agreement = None
         if len(measured) == len(names):
-            known = dict(zip(names, measured, strict=True))
-            counts = {name: int(known[name]) for name in ("fitted", "held_out")}
-            self.agreement = Agreement(**known | counts)
+            values = dict(zip(names, measured, strict=True))
+            counts = {name: int(values[name]) for name in ("fitted", "held_out")}
+            self.agreement = Agreement(**values | counts)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the weights, the agreement, name and family to one safetensors file."""
+        """Write weights, agreement, name and family to one safetensors file."""
         from safetensors.numpy import save_file
 
         state = self.state_dict()
         if not state:
-            raise NotFittedError(f"verifier {self.name!r} has no weights yet; make it with distill, or load them")
+            raise NotFittedError(f"verifier {self.name!r} has no weights yet; create it by distill, or load them")
         metadata = {"format": str(state.pop("format")), "name": self.name, "family": self.family or ""}
         save_file(state, os.fspath(path), metadata)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """The verifier that `save` wrote.
-
-        Raises:
-            ValueError: the file is not one of these.
-        """
+        """Load the file that `save` wrote. Raises ValueError for any other file."""
         from safetensors import SafetensorError, safe_open
 
         try:
             with safe_open(os.fspath(path), framework="numpy") as file:
                 metadata = file.metadata() or {}
-                state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # it is no mapping
+                state = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  # not a mapping
         except SafetensorError as cause:
-            raise ValueError(f"{path} is no safetensors file ({cause}); give what Distilled.save wrote") from cause
+            raise ValueError(f"{path} is no safetensors file ({cause}); pass a file of Distilled.save") from cause
         verifier = cls(name=metadata.get("name", "distilled"), family=metadata.get("family") or None)
         verifier.load_state_dict({**state, "format": np.array(metadata.get("format", "unknown"))})
         return verifier
@@ -217,53 +199,54 @@ def distill(
 ) -> Distilled:
     """Fit a small model on an ensemble's posteriors.
 
-    The posteriors are soft labels of a logistic regression; its L2 strength is chosen on a fifth of the groups it is
-    fitted on. An ensemble that has learned something is asked without learning more.
+    The posteriors are soft labels of a logistic regression, whose L2 strength is chosen on a fifth of the training
+    groups. A fitted ensemble does not learn from the trajectories.
 
     Args:
         source: The ensemble (any verifier), or its posteriors [n] in [0, 1], NaN where it abstained.
-        trajectories: What to learn from; a few hundred at least, of many groups.
-        held_out: Share of the groups that the model is compared on and not fitted on, in (0, 1).
-        seed: Which groups these are.
-        name: What reports call the new verifier.
-        family: Its family.
+        trajectories: Training data; at least a few hundred trajectories of many groups.
+        held_out: Fraction of the groups for the comparison, which are not part of the training data, in (0, 1).
+        seed: Random seed of the choice of these groups.
+        name: Name of the new verifier in reports.
+        family: Family of the new verifier.
 
     Raises:
-        ValueError: posteriors of a wrong shape or range, `held_out` out of range, fewer than five usable groups.
-        ScoreError: the source broke the contract of verifiers.
+        ValueError: Posteriors of a wrong shape or range, `held_out` out of range, or fewer than five usable groups.
+        ScoreError: The source broke its contract.
     """
     from scipy.sparse import csr_matrix, hstack
 
     if not 0 < held_out < 1:
-        raise ValueError(f"held_out={held_out} must lie in (0, 1): the share of groups kept for comparison")
+        raise ValueError(f"held_out={held_out} must lie in (0, 1): the fraction of groups for the comparison")
     posteriors, ensemble_per_s = _posteriors(source, trajectories)
     usable = np.array([bool(t.turns) for t in trajectories], bool) & ~np.isnan(posteriors)
-    chosen = [trajectories[at] for at in np.flatnonzero(usable)]
+    chosen = [trajectories[row] for row in np.flatnonzero(usable)]
     groups, target = group_ids(chosen), posteriors[usable]
     num_groups = len(np.unique(groups))
-    if num_groups < _LEAST_GROUPS:
+    if num_groups < _MIN_GROUPS:
         raise ValueError(
-            f"{len(trajectories)} trajectories hold {num_groups} groups with a decision and a posterior; send at least "
-            f"{_LEAST_GROUPS}, better hundreds"
+            f"{len(trajectories)} trajectories have {num_groups} groups with turns and a posterior; pass at least "
+            f"{_MIN_GROUPS}, better hundreds"
         )
     rng = np.random.default_rng(seed)
-    apart = _some_groups(groups, held_out, rng)
+    is_held_out = _some_groups(groups, held_out, rng)
     hashed, measures = text_features(chosen)
-    centre, scale = measures[~apart].mean(axis=0), measures[~apart].std(axis=0)
-    x = hstack([hashed, csr_matrix(_standard(measures, centre, scale) * _EASE)], "csr")
-    w, bias = _fit_best(x[~apart], target[~apart], _some_groups(groups[~apart], 0.2, rng))
-    weights = {"hashed": w[:NUM_HASHED], "measured": w[NUM_HASHED:] * _EASE, "bias": np.array(bias)}
+    center, scale = measures[~is_held_out].mean(axis=0), measures[~is_held_out].std(axis=0)
+    x = hstack([hashed, csr_matrix(_standard(measures, center, scale) * _MEASURE_SCALE)], "csr")
+    w, bias = _fit_best(x[~is_held_out], target[~is_held_out], _some_groups(groups[~is_held_out], 0.2, rng))
+    weights = {"hashed": w[:NUM_HASHED], "measured": w[NUM_HASHED:] * _MEASURE_SCALE, "bias": np.array(bias)}
     verifier = Distilled(name=name, family=family)
-    verifier.load_state_dict({"format": np.array(FORMAT), **weights, "centre": centre, "scale": scale})
+    verifier.load_state_dict({"format": np.array(FORMAT), **weights, "center": center, "scale": scale})
     start = time.perf_counter()
-    guess = verifier.score(chosen)
+    scores = verifier.score(chosen)
     per_s = len(chosen) / (time.perf_counter() - start)
-    verifier.agreement = _agreement(guess[apart], target[apart], int((~apart).sum()), per_s, ensemble_per_s)
+    num_fitted = int((~is_held_out).sum())
+    verifier.agreement = _agreement(scores[is_held_out], target[is_held_out], num_fitted, per_s, ensemble_per_s)
     return verifier
 
 
 def _posteriors(source: Verifier | ArrayLike, trajectories: Sequence[Trajectory]) -> tuple[Floats, float]:
-    """Posteriors [n], and how many of them come in a second where they had to be asked for."""
+    """Posteriors [n] and their number per second, NaN if they were given."""
     if isinstance(source, Verifier):
         check_unit_range(source, "the source of distill")
         ensemble = source if isinstance(source, Ensemble) and source.learning and source.version else None
@@ -276,42 +259,42 @@ def _posteriors(source: Verifier | ArrayLike, trajectories: Sequence[Trajectory]
             if ensemble is not None:
                 ensemble.learning = True
         return scores, len(trajectories) / max(time.perf_counter() - start, 1e-9)
-    given = np.asarray(source, np.float64)
-    if given.shape != (len(trajectories),):
-        raise ValueError(f"{given.shape} posteriors arrived for {len(trajectories)} trajectories; send one each")
-    if (given < 0).any() or (given > 1).any():
-        raise ValueError(f"posteriors lie in [{np.nanmin(given)}, {np.nanmax(given)}]; send probabilities in [0, 1]")
-    return given, math.nan
+    posteriors = np.asarray(source, np.float64)
+    if posteriors.shape != (len(trajectories),):
+        raise ValueError(f"{posteriors.shape} posteriors arrived for {len(trajectories)} trajectories; pass one each")
+    if (posteriors < 0).any() or (posteriors > 1).any():
+        raise ValueError(f"posteriors lie in [{np.nanmin(posteriors)}, {np.nanmax(posteriors)}]; pass probabilities")
+    return posteriors, math.nan
 
 
 def _some_groups(groups: NDArray[np.intp], share: float, rng: np.random.Generator) -> NDArray[np.bool_]:
-    """Which rows belong to a random share of the groups; at least one group is in and one is out."""
+    """Mask [n] of a random fraction of the groups, with at least one group inside and one outside."""
     ids = rng.permutation(np.unique(groups))
     count = min(max(1, round(share * len(ids))), len(ids) - 1)
     return np.isin(groups, ids[:count])
 
 
-def _fit_best(x: Any, target: Floats, tried: NDArray[np.bool_]) -> tuple[Floats, float]:
-    """Weights and bias at the L2 strength that does best on the rows `tried` when fitted on the others."""
-    if not tried.any():  # of the only group that is left to fit on
-        return _fit(x, target, _STRENGTHS[1])
+def _fit_best(x: Any, target: Floats, validation: NDArray[np.bool_]) -> tuple[Floats, float]:
+    """Weights and bias with the L2 strength that is best on the `validation` rows after a fit on the others."""
+    if not validation.any():  # there is only one training group
+        return _fit(x, target, _L2_STRENGTHS[1])
     losses = []
-    for l2 in _STRENGTHS:
-        w, bias = _fit(x[~tried], target[~tried], l2)
-        logits = x[tried] @ w + bias
-        losses.append(float((np.logaddexp(0.0, logits) - target[tried] * logits).mean()))
-    return _fit(x, target, _STRENGTHS[int(np.argmin(losses))])
+    for l2 in _L2_STRENGTHS:
+        w, bias = _fit(x[~validation], target[~validation], l2)
+        logits = x[validation] @ w + bias
+        losses.append(float((np.logaddexp(0.0, logits) - target[validation] * logits).mean()))
+    return _fit(x, target, _L2_STRENGTHS[int(np.argmin(losses))])
 
 
 def _fit(x: Any, target: Floats, l2: float) -> tuple[Floats, float]:
-    """Weights [features] and bias of the logistic regression with soft labels; the bias is not shrunk."""
+    """Weights [features] and bias of a logistic regression with soft labels; the bias is not regularized."""
     from scipy.sparse import vstack
     from sklearn.linear_model import LogisticRegression
 
-    used = np.flatnonzero(x.getnnz(axis=0))  # the weights of n-grams that never occur stay 0
+    used = np.flatnonzero(x.getnnz(axis=0))  # n-grams that never occur keep weight 0
     columns, n = x[:, used], len(target)
-    # A soft label p is a row seen p times as right and 1 - p times as wrong:
-    # -p log sigmoid(z) - (1 - p) log(1 - sigmoid(z)). scikit-learn shrinks by 1 / (2 C) in a sum over rows, not a mean.
+    # A soft label p is a row with weight p for class 1 and weight 1 - p for class 0:
+    # -p log sigmoid(z) - (1 - p) log(1 - sigmoid(z)). scikit-learn uses 1 / (2 C) in a sum over rows, not a mean.
     model = LogisticRegression(C=1.0 / (l2 * n), max_iter=1000)
     model.fit(vstack([columns, columns]), np.repeat([1, 0], n), np.concatenate([target, 1.0 - target]))
     weights = np.zeros(x.shape[1])
@@ -319,16 +302,16 @@ def _fit(x: Any, target: Floats, l2: float) -> tuple[Floats, float]:
     return weights, float(model.intercept_[0])
 
 
-def _agreement(guess: Scores, target: Floats, fitted: int, per_s: float, ensemble_per_s: float) -> Agreement:
+def _agreement(scores: Scores, target: Floats, fitted: int, per_s: float, ensemble_per_s: float) -> Agreement:
     from sklearn.metrics import roc_auc_score
 
     right = target > 0.5
-    constant = np.ptp(guess) == 0 or np.ptp(target) == 0
-    bins = np.array_split(np.argsort(guess, kind="stable"), max(1, min(10, len(guess) // 10)))
+    constant = np.ptp(scores) == 0 or np.ptp(target) == 0
+    bins = np.array_split(np.argsort(scores, kind="stable"), max(1, min(10, len(scores) // 10)))
     return Agreement(
-        auroc=float(roc_auc_score(right, guess)) if 0 < right.sum() < len(right) else math.nan,
-        correlation=math.nan if constant else float(np.corrcoef(guess, target)[0, 1]),
-        calibration_error=float(sum(abs((guess[b] - target[b]).sum()) for b in bins) / len(guess)),
+        auroc=float(roc_auc_score(right, scores)) if 0 < right.sum() < len(right) else math.nan,
+        correlation=math.nan if constant else float(np.corrcoef(scores, target)[0, 1]),
+        calibration_error=float(sum(abs((scores[b] - target[b]).sum()) for b in bins) / len(scores)),
         fitted=fitted,
         held_out=len(target),
         per_s=per_s,
@@ -337,24 +320,24 @@ def _agreement(guess: Scores, target: Floats, fitted: int, per_s: float, ensembl
 
 
 def text_features(trajectories: Sequence[Trajectory]) -> tuple[Any, NDArray[np.float32]]:
-    """Features of trajectories that have a last action; work is bounded, however long the text.
+    """Features of trajectories with turns. The length of the texts is bounded.
 
     Returns:
-        A scipy CSR matrix float32 [n, NUM_HASHED] of five kinds of n-grams: of characters, of words, of the final
-        answer, of the observation, and the words that answer and observation share. Each kind has length 1. And the
+        A scipy CSR matrix float32 [n, NUM_HASHED] of n-grams of characters, words, the final answer and the
+        observation, and of the words that answer and observation share, each kind normalized to length 1; and the
         measures, float32 [n, len(MEASURES)].
     """
     from scipy.sparse import hstack
     from sklearn.preprocessing import normalize
 
     measures, texts = np.zeros((len(trajectories), len(MEASURES)), np.float32), []
-    for at, trajectory in enumerate(trajectories):
-        said, read = _encodable(last_action(trajectory) or ""), _encodable(trajectory.turns[-1].observation)
-        words, seen = _words(said), _words(read)
+    for row, trajectory in enumerate(trajectories):
+        text, prompt = _encodable(last_action(trajectory) or ""), _encodable(trajectory.turns[-1].observation)
+        words, prompt_words = _words(text), _words(prompt)
         earlier = _words(" ".join(_encodable(turn.action) for turn in trajectory.turns[-4:-1]))
-        answer, both = _words(final_answer(said))[-20:], sorted({*words} & {*seen})
-        texts.append((f"\x02{said}\x03", earlier + words, answer, seen, both))
-        measures[at] = _measures(trajectory, said, words, read, seen)
+        answer, common = _words(final_answer(text))[-20:], sorted({*words} & {*prompt_words})
+        texts.append((f"\x02{text}\x03", earlier + words, answer, prompt_words, common))
+        measures[row] = _measures(trajectory, text, words, prompt, prompt_words)
     parts = []
     for vectorizer, column in zip(_vectorizers(), zip(*texts, strict=True), strict=True):
         counts = vectorizer.transform(column)
@@ -365,18 +348,18 @@ def text_features(trajectories: Sequence[Trajectory]) -> tuple[Any, NDArray[np.f
 
 @cache
 def _vectorizers() -> tuple[Any, ...]:
-    """One for each kind of n-grams; together `NUM_HASHED` columns, as many as each kind can fill."""
+    """One for each kind of n-grams, with `NUM_HASHED` columns in total."""
     from sklearn.feature_extraction.text import HashingVectorizer
 
-    def of(share: int, ngrams: tuple[int, int], **how: Any) -> Any:
+    def of(share: int, ngrams: tuple[int, int], **options: Any) -> Any:
         return HashingVectorizer(
-            n_features=NUM_HASHED * share // 32, ngram_range=ngrams, norm=None, alternate_sign=False, **how
+            n_features=NUM_HASHED * share // 32, ngram_range=ngrams, norm=None, alternate_sign=False, **options
         )
 
-    def as_they_are(words: Sequence[str]) -> Sequence[str]:
+    def identity(words: Sequence[str]) -> Sequence[str]:
         return words
 
-    words = {"tokenizer": as_they_are, "preprocessor": as_they_are, "token_pattern": None}
+    words = {"tokenizer": identity, "preprocessor": identity, "token_pattern": None}
     return (
         of(16, (3, 5), analyzer="char", lowercase=False),
         of(8, (1, 2), **words),
@@ -387,7 +370,7 @@ def _vectorizers() -> tuple[Any, ...]:
 
 
 def _encodable(text: str) -> str:
-    """The end of a text without lone surrogates, which no hash of UTF-8 takes."""
+    """The end of a text, with lone surrogates replaced, which cannot be encoded in UTF-8."""
     return text[-_MAX_CHARS:].encode("utf-8", "replace").decode()
 
 
@@ -395,29 +378,29 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(text.casefold())[-_MAX_WORDS:]
 
 
-def _measures(trajectory: Trajectory, said: str, words: list[str], read: str, seen: list[str]) -> list[float]:
-    said = said or " "
-    size = len(said)
-    known, numbers = set(seen), _NUMBER.findall(said)
-    given = set(_NUMBER.findall(read))
+def _measures(trajectory: Trajectory, text: str, words: list[str], prompt: str, prompt_words: list[str]) -> list[float]:
+    text = text or " "
+    size = len(text)
+    vocabulary, numbers = set(prompt_words), _NUMBER.findall(text)
+    prompt_numbers = set(_NUMBER.findall(prompt))
     turns = trajectory.turns
     return [
-        float(np.log1p(len(said))),
+        float(np.log1p(len(text))),
         float(np.log1p(len(words))),
         float(np.log1p(len(turns))),
         len(set(words)) / max(len(words), 1),
-        sum(map(str.isdigit, said)) / size,
-        sum(map(str.isupper, said)) / size,
-        1 - len(said.translate(_PUNCTUATION)) / size,
-        1 - len(said.encode("ascii", "ignore")) / size,
-        said.count("\n") / size * 100,
-        sum(word in known for word in words) / max(len(words), 1),
-        sum(number in given for number in numbers) / max(len(numbers), 1),
+        sum(map(str.isdigit, text)) / size,
+        sum(map(str.isupper, text)) / size,
+        1 - len(text.translate(_PUNCTUATION)) / size,
+        1 - len(text.encode("ascii", "ignore")) / size,
+        text.count("\n") / size * 100,
+        sum(word in vocabulary for word in words) / max(len(words), 1),
+        sum(number in prompt_numbers for number in numbers) / max(len(numbers), 1),
         sum(turn.finish_reason == "length" for turn in turns) / len(turns),
     ]
 
 
-def _standard(measures: NDArray[np.float32], centre: NDArray[Any], scale: NDArray[Any]) -> NDArray[np.float32]:
-    """Measures in standard deviations, at most five either way; 0 where nothing ever varied."""
+def _standard(measures: NDArray[np.float32], center: NDArray[Any], scale: NDArray[Any]) -> NDArray[np.float32]:
+    """Measures in standard deviations, clipped to [-5, 5]; 0 for constant measures."""
     varies = scale > 1e-6
-    return np.asarray(np.clip((measures - centre) / np.where(varies, scale, 1.0), -5, 5) * varies, np.float32)
+    return np.asarray(np.clip((measures - center) / np.where(varies, scale, 1.0), -5, 5) * varies, np.float32)

@@ -1,7 +1,4 @@
-"""Many weak verifiers as one: learns online, without labels, whom to trust.
-
-In: trajectories. Out: P(correct) of each as a score. Waits for its verifiers, each at most `timeout_s`.
-"""
+"""`Ensemble`: combines weak verifiers into P(correct) and learns online, without labels, how reliable each one is."""
 
 from __future__ import annotations
 
@@ -23,54 +20,53 @@ from forge_verifiers.core.verifier import (
     Assessment,
     Composable,
     Cost,
-    Judging,
     Scores,
     State,
     Verifier,
+    VerifierLike,
     check_unit_range,
     group_ids,
     load_nested,
-    longest_s,
+    max_duration_s,
     nested_state,
-    under,
+    state_under,
     verifier_of,
 )
-from forge_verifiers.ensemble.alarms import Alarm, HackingAlarm, Watch, disagreement, mean_scores, sibling_spread
-from forge_verifiers.ensemble.belief import (
-    Belief,
+from forge_verifiers.ensemble.alarms import Alarm, AlarmMonitor, HackingAlarm, disagreement, group_spread, mean_scores
+from forge_verifiers.ensemble.panel import Caller, Cascade, Panel, ScoreMatrix
+from forge_verifiers.ensemble.posterior import (
     LowerBound,
-    Pessimism,
+    LowerConfidenceBound,
+    Posterior,
     combiner_for,
     families_of,
     rewards,
     witnesses,
 )
-from forge_verifiers.ensemble.panel import Answers, Caller, Cascade, Panel
-from forge_verifiers.report.reasons import direction, is_settled, with_reasons
+from forge_verifiers.report.reasons import direction, has_reference, with_reasons
 from forge_verifiers.report.report import EnsembleReport, Evidence
 
 _LOG = logging.getLogger(__name__)
 Forget = Literal["exponential", "window"]
-_ROWS_THAT_TELL = 128
-"""Rows on which some verifier of an ordinary panel is known to be better or worse than chance."""
-_ROWS = ("scores", "asked", "groups", "labels")
+_MIN_ROWS_FOR_WARNING = 128
+"""Number of rows on which some verifier of a typical ensemble is known to be better or worse than chance."""
+_ROWS = ("scores", "queried", "groups", "labels")
 
 
 class ScoreWindow:
-    """At most `max_rows` score rows of whole groups.
+    """At most `max_rows` rows of scores, in whole groups.
 
-    ``"exponential"`` lets every new group displace a random one of those held, so ages are geometrically distributed:
-    an unweighted sample of exponentially forgotten statistics, with a time constant of `max_rows` rows.
-    ``"window"`` displaces the oldest. What is displaced depends on the number of calls alone, never on global
-    randomness.
+    With ``"exponential"``, each new group replaces a random old one, so that ages are geometrically distributed: an
+    unweighted sample with exponential forgetting and a time constant of `max_rows` rows. ``"window"`` replaces the
+    oldest. The random choice depends only on the number of calls.
     """
 
     def __init__(self, *, num_verifiers: int, max_rows: int, forget: Forget) -> None:
         self.max_rows, self.forget = max_rows, forget
         self.scores = np.empty((0, num_verifiers), np.float32)
-        """[N, m], NaN where there is none."""
-        self.asked = np.empty((0, num_verifiers), bool)
-        """[N, m]; False where a verifier was not asked or its call failed, so that its silence says nothing."""
+        """[N, m], NaN where missing."""
+        self.queried = np.empty((0, num_verifiers), bool)
+        """[N, m]; False where a verifier was not called or failed, so that its missing score is no evidence."""
         self.groups = np.empty(0, np.int64)
         """[N], ascending from old to new."""
         self.labels = np.empty(0, np.float32)
@@ -83,12 +79,12 @@ class ScoreWindow:
         scores: NDArray[np.float32],
         groups: NDArray[np.intp],
         labels: NDArray[np.float32],
-        asked: NDArray[np.bool_],
+        queried: NDArray[np.bool_],
     ) -> None:
-        """Takes the rows of one call; `groups` are numbered from 0 within the call."""
+        """Add the rows of one call; `groups` are numbered from 0 within the call."""
         old = np.unique(self.groups)
         order = np.argsort(groups, kind="stable")
-        new = {"scores": scores, "asked": asked, "groups": groups + self._next_group, "labels": labels}
+        new = {"scores": scores, "queried": queried, "groups": groups + self._next_group, "labels": labels}
         for name in _ROWS:
             setattr(self, name, np.concatenate([getattr(self, name), new[name][order]]))
         self._next_group += int(groups.max()) + 1
@@ -105,63 +101,62 @@ class ScoreWindow:
         sizes = np.bincount(self.groups - self.groups[0])[leaving - self.groups[0]]
         excess = len(self.groups) - self.max_rows
         count = int(np.searchsorted(np.cumsum(sizes), excess)) + 1
-        count = min(count, len(leaving) - 1)  # one group always stays, however large
+        count = min(count, len(leaving) - 1)  # one group always remains, however large
         keep = ~np.isin(self.groups, leaving[:count])
         for name in _ROWS:
             setattr(self, name, getattr(self, name)[keep])
 
     def state_dict(self) -> State:
-        """Everything held."""
+        """All rows and counters."""
         rows = {name: getattr(self, name).copy() for name in _ROWS}
         return {**rows, "calls": np.array(self.calls), "next_group": np.array(self._next_group)}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restores what `state_dict` returned."""
+        """Restore `state_dict`."""
         for name in _ROWS:
             setattr(self, name, np.array(state[name], getattr(self, name).dtype))
         self.calls, self._next_group = int(state["calls"]), int(state["next_group"])
 
 
 class Ensemble(Composable):
-    """Weak verifiers combined into one score, the probability that a trajectory is correct.
+    """Weak verifiers combined into one score: the probability that a trajectory is correct.
 
-    Every call of `score` collects the matrix [n, m] of all verifiers, adds it to a bounded window of past scores that
-    forgets old groups, refits the combiner when `refit_every` calls have passed, and predicts. The parameters are the
-    same for all rows of one call and carry a `version`. What a verifier fails to answer, because
-    it raises or is late, is counted and says nothing, in the fit as in the score, while an abstention may say
-    something. One whose scores have a wrong shape or range raises, because that is a mistake in its code. A trajectory
-    on which all abstain gets NaN.
+    Each call of `score` adds the scores [n, m] of all verifiers to a bounded window of past scores, refits the
+    combiner every `refit_every` calls, and predicts. All rows of a call use the same parameters, numbered by `version`.
+    A verifier that raises or exceeds its timeout is counted and ignored for these rows, while an abstention may be
+    evidence. Scores of a wrong shape or range raise, because they are a mistake in the verifier's code. A trajectory on
+    which all verifiers abstain gets NaN.
 
     Args:
-        verifiers: The judges, plain functions among them (see `Rule`); names unique. Verifiers of one ``family`` are
-            one source to the combiner. Of those that were given none, reward models are a family, and judges on one
-            model, and checks of one gold answer; a family of its own keeps a verifier apart.
-        combine: Name of a combiner (see `combiners.get`).
+        verifiers: Verifiers or functions (see `Rule`) with unique names. Verifiers of one ``family`` count as one
+            source. By default reward models are a family, as are judges on one model and checks of one gold answer; a
+            unique family separates a verifier from these.
+        combine: Name of a combiner, see `combiners.get`.
         anchors: Names of verifiers known to be better than the rest.
-        refit_every: Calls of `score` between two fits; the first call always fits.
-        max_rows: Score rows that the window holds.
-        forget: ``"exponential"`` displaces random groups, ``"window"`` the oldest. See `ScoreWindow`.
-        label: The true correctness of a trajectory where it is known, else None; a few labels help the combiner.
-        priors: What is known of verifiers beforehand, by name; for the default combiner.
-        cascade: When the dearer verifiers are spared; None asks everybody about everything.
-        alarm: When the reward is suspected of being hacked; None never.
-        pessimism: Makes the score a lower one than P(correct); None leaves it.
-        at_once: Verifiers of a cost class asked at the same time; see `AT_ONCE` for what is not named.
-        cache_rows: Verdicts of dear verifiers remembered by content; see `ScoreCache`.
-        timeout_s: Seconds that a verifier without limits of its own may take for one call; see `Caller`.
-        name: What reports call it.
+        refit_every: Number of `score` calls between fits. The first call always fits.
+        max_rows: Number of score rows in the window.
+        forget: ``"exponential"`` replaces random groups, ``"window"`` the oldest; see `ScoreWindow`.
+        label: True correctness of a trajectory, or None if unknown. A few labels help the combiner.
+        priors: Prior knowledge by verifier name, for the default combiner.
+        cascade: Rule for skipping expensive verifiers; None calls all verifiers for all rows.
+        alarm: Detection of reward hacking; None disables it.
+        lower_bound: Replaces P(correct) by a lower bound: `SoftMinimum` or `LowerConfidenceBound`.
+        concurrency: Number of concurrent verifiers by cost class; the default is `panel.CONCURRENCY`.
+        cache_rows: Number of cached scores of model and expensive verifiers; see `ScoreCache`.
+        timeout_s: Timeout in seconds of a call, for verifiers without limits of their own; see `Caller`.
+        name: Name in reports.
         family: Its family within another ensemble.
 
     Raises:
-        ValueError: no verifiers, a name twice, or a number out of range.
-        UnknownIdError: no combiner or no verifier has the name.
+        ValueError: No verifiers, a repeated name, or a number out of range.
+        UnknownIdError: Unknown combiner or verifier name.
     """
 
     sees_groups = True
 
     def __init__(
         self,
-        verifiers: Sequence[Judging],
+        verifiers: Sequence[VerifierLike],
         combine: str = "default",
         *,
         anchors: Sequence[str] = (),
@@ -172,8 +167,8 @@ class Ensemble(Composable):
         priors: Mapping[str, Prior] = MappingProxyType({}),
         cascade: Cascade | None = None,
         alarm: HackingAlarm | None = None,
-        pessimism: Pessimism | None = None,
-        at_once: Mapping[Cost, int] | None = None,
+        lower_bound: LowerBound | None = None,
+        concurrency: Mapping[Cost, int] | None = None,
         cache_rows: int = 65536,
         timeout_s: float = 60.0,
         name: str = "ensemble",
@@ -184,103 +179,103 @@ class Ensemble(Composable):
         self.name, self.family = name, family
         self.cost = COSTS[max(COSTS.index(v.cost) for v in self.verifiers)]
         self.refit_every, self.label = refit_every, label
-        self.cascade, self.pessimism = cascade, pessimism
+        self.cascade, self.lower_bound = cascade, lower_bound
         self.learning = True
-        """Whether `score` learns; False freezes the parameters, for evaluation."""
+        """Whether `score` learns; False freezes the parameters for evaluation."""
         self.families = families_of(self.verifiers)
-        """[m] What the combiner takes for one source each: families as given, or found by likeness; None = its own."""
+        """[m] families, declared or by default; None for a verifier that is a source by itself."""
         self._combiner = combiner_for(self.verifiers, combine, families=self.families, anchors=anchors, priors=priors)
-        if isinstance(pessimism, LowerBound) and not combiners.kind(combine).has_uncertainty:
-            raise ValueError(f"LowerBound needs an uncertainty, which {combine!r} has none of; use combine='default'")
+        if isinstance(lower_bound, LowerConfidenceBound) and not combiners.kind(combine).has_uncertainty:
+            raise ValueError(f"LowerConfidenceBound needs an uncertainty, {combine!r} has none; use combine='default'")
         self._window = ScoreWindow(num_verifiers=len(self.verifiers), max_rows=max_rows, forget=forget)
         self._timeout_s = timeout_s
-        caller = Caller(self.verifiers, timeout_s=timeout_s, at_once=at_once)
+        caller = Caller(self.verifiers, timeout_s=timeout_s, concurrency=concurrency)
         self._panel = Panel(self.verifiers, caller, cascade=cascade, cache_rows=cache_rows)
         names = [v.name for v in self.verifiers]
         self._anchors = [names.index(a) for a in anchors]
-        self._watch = None if alarm is None else Watch(alarm, names)
+        self._monitor = None if alarm is None else AlarmMonitor(alarm, names)
         self._version = 0
         self._warned = False
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
         """Suspicions of reward hacking so far, oldest first."""
-        return tuple(self._watch.alarms) if self._watch is not None else ()
+        return tuple(self._monitor.alarms) if self._monitor is not None else ()
 
     @property
     def version(self) -> int:
-        """How often the combiner was fitted; scores of one version are comparable."""
+        """Number of fits. Scores of one version are comparable."""
         return self._version
 
     def scores(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """What every verifier says, float32 [n, m], NaN = abstained; failures are counted, nothing is learned.
+        """Scores of every verifier, float32 [n, m], NaN = abstained. Failures are counted; nothing is learned.
 
         Raises:
-            ScoreError: a verifier broke the contract.
+            ScoreError: A verifier broke its contract.
         """
         if not len(trajectories):
             return np.empty((0, len(self.verifiers)), np.float32)
-        return self._panel.ask(trajectories, group_ids(trajectories)).scores
+        return self._panel.score(trajectories, group_ids(trajectories)).scores
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
         """P(correct), float32 [n] in [0, 1]; NaN where every verifier abstained.
 
         Raises:
-            ScoreError: a verifier broke the contract.
-            NotFittedError: `learning` is False and nothing was learned yet.
-            RewardHackingError: an alarm that is to stop the run.
+            ScoreError: A verifier broke its contract.
+            NotFittedError: `learning` is False before the first fit.
+            RewardHackingError: An alarm with ``on_alarm="stop"``.
         """
         return self.assess(trajectories).scores
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
-        """`score`, and the standard deviation of each posterior where the combiner estimates it. Raises as `score`."""
+        """`score` with the standard deviation of each posterior if the combiner estimates it. Raises as `score`."""
         n = len(trajectories)
         scores = np.full(n, math.nan, np.float32)
         if not n:
             return Assessment(scores=scores)
         groups = group_ids(trajectories)
-        answers = self._ask(trajectories, groups)
-        heard = ~np.isnan(answers.scores).all(axis=1)
-        silent = np.flatnonzero(~heard & ~answers.asked.all(axis=1)).tolist()
-        failed = dict.fromkeys(silent, "no verifier answered, and some failed")
-        if not heard.any():
+        matrix = self._score_matrix(trajectories, groups)
+        present = ~np.isnan(matrix.scores).all(axis=1)
+        failed_rows = np.flatnonzero(~present & ~matrix.queried.all(axis=1)).tolist()
+        failed = dict.fromkeys(failed_rows, "no verifier answered, and some failed")
+        if not present.any():
             return Assessment(scores=scores, failed=failed)
         if self.learning:
-            self._learn(trajectories, groups, answers, heard & answers.verified)
+            self._learn(trajectories, groups, matrix, present & matrix.verified)
         reward, deviation = rewards(
             self._combiner,
-            self._belief(),
-            answers.scores[heard],
-            groups[heard],
-            answers.asked[heard],
+            self._posterior(),
+            matrix.scores[present],
+            groups[present],
+            matrix.queried[present],
             families=self.families,
-            pessimism=self.pessimism,
+            lower_bound=self.lower_bound,
         )
-        scores[heard] = reward
-        if self.learning and self._watch is not None:
-            self._look(self._watch, answers, scores, groups)
+        scores[present] = reward
+        if self.learning and self._monitor is not None:
+            self._update_alarms(self._monitor, matrix, scores, groups)
         noise = None
         if deviation is not None:
             noise = np.full(n, math.nan, np.float32)
-            noise[heard] = deviation
+            noise[present] = deviation
         return Assessment(scores=scores, noise=noise, failed=failed)
 
-    def longest_s(self, trajectories: Sequence[Trajectory], otherwise_s: float) -> float:
-        """Its verifiers one after the other, though most run side by side."""
-        return sum(longest_s(v, trajectories, self._timeout_s) for v in self.verifiers)
+    def max_duration_s(self, trajectories: Sequence[Trajectory], default_s: float) -> float:
+        """The sum over the verifiers, although most run in parallel."""
+        return sum(max_duration_s(v, trajectories, self._timeout_s) for v in self.verifiers)
 
     def report(self) -> EnsembleReport:
-        """Accuracy estimates, weights and failures of every verifier. NaN before the first fit."""
+        """Estimates, weights and failures of every verifier; NaN before the first fit."""
         fitted = self._combiner.report() if self._version else None
         evidence = None if fitted is None else self._evidence()
-        camps = np.zeros(len(self.verifiers), np.intp) if fitted is None else fitted.camps
+        clusters = np.zeros(len(self.verifiers), np.intp) if fitted is None else fitted.clusters
         names = [v.name for v in self.verifiers]
-        labels, anchors = self._num_labels, [names[k] for k in self._anchors]
-        believed = self._panel.report(fitted, self.families, evidence)
-        settled = is_settled(labels, anchors)
-        rows = with_reasons(believed, evidence, camps, settled=settled)
-        notes = [] if fitted is None else fitted.notes(names, settled=settled)
-        notes += direction(rows, evidence, num_labels=labels, anchors=anchors)
+        num_labels, anchors = self._num_labels, [names[k] for k in self._anchors]
+        estimates = self._panel.report(fitted, self.families, evidence)
+        reference = has_reference(num_labels, anchors)
+        rows = with_reasons(estimates, evidence, clusters, has_reference=reference)
+        notes = [] if fitted is None else fitted.notes(names, has_reference=reference)
+        notes += direction(rows, evidence, num_labels=num_labels, anchors=anchors)
         return EnsembleReport(
             name=self.name,
             combiner=self._combiner.name,
@@ -299,78 +294,78 @@ class Ensemble(Composable):
         return Evidence(**rows, families=self.families, combiner=self._combiner.state_dict())
 
     def state_dict(self) -> State:
-        """Window, fitted parameters and counts, and the states of the verifiers; loading it continues bit-equal."""
+        """Window, parameters, counters and the states of the verifiers. A loaded ensemble continues bit-equal."""
         fitted = self._combiner.state_dict() if self._version else {}
+        alarms = self._monitor.state_dict() if self._monitor else {}
         return {
             "names": np.array([v.name for v in self.verifiers]),
             "kind": np.array(self._combiner.name),
             "version": np.array(self._version),
             **{f"panel/{key}": value for key, value in self._panel.state_dict().items()},
-            **({f"watch/{key}": value for key, value in self._watch.state_dict().items()} if self._watch else {}),
+            **{f"alarms/{key}": value for key, value in alarms.items()},
             **{f"window/{key}": value for key, value in self._window.state_dict().items()},
             **{f"combiner/{key}": value for key, value in fitted.items()},
             **nested_state(self._parts()),
         }
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restores what `state_dict` returned.
-
-        Raises:
-            ValueError: the state is of other verifiers or another combiner, or incomplete.
-        """
-        own, wanted = [v.name for v in self.verifiers], {"names", "kind", "version", "window/asked"}
-        missing = sorted(wanted - set(state))
+        """Restore `state_dict`. Raises ValueError for an incomplete state or one of other verifiers or combiners."""
+        names = [v.name for v in self.verifiers]
+        missing = sorted({"names", "kind", "version", "window/queried"} - set(state))
         if missing:
-            raise ValueError(f"state for {self.name!r} lacks {', '.join(missing)}; send what state_dict() returned")
-        if state["names"].tolist() != own or str(state["kind"]) != self._combiner.name:
+            raise ValueError(f"state for {self.name!r} lacks {', '.join(missing)}; pass the result of state_dict()")
+        if state["names"].tolist() != names or str(state["kind"]) != self._combiner.name:
             raise ValueError(
                 f"state of {state['kind']!s} over {state['names'].tolist()} arrived at {self._combiner.name} over "
-                f"{own}; build the ensemble with the same verifiers, order and combiner"
+                f"{names}; build the ensemble with the same verifiers, order and combiner"
             )
-        fitted = under("combiner/", state)
+        fitted = state_under("combiner/", state)
         if fitted:
             self._combiner.load_state_dict(fitted)
-        self._window.load_state_dict(under("window/", state))
+        self._window.load_state_dict(state_under("window/", state))
         self._version = int(state["version"])
-        if self._watch is not None and (watched := under("watch/", state)):
-            self._watch.load_state_dict(watched)
-        self._panel.load_state_dict(under("panel/", state))
+        if self._monitor is not None and (alarms := state_under("alarms/", state)):
+            self._monitor.load_state_dict(alarms)
+        self._panel.load_state_dict(state_under("panel/", state))
         rest = {k: v for k, v in state.items() if k.startswith("verifiers/")}
         load_nested(self._parts(), rest, owner=self.name)
 
     def _parts(self) -> dict[str, Verifier]:
         return {f"verifiers/{k}": verifier for k, verifier in enumerate(self.verifiers)}
 
-    def _ask(self, trajectories: Sequence[Trajectory], groups: NDArray[np.intp]) -> Answers:
+    def _score_matrix(self, trajectories: Sequence[Trajectory], groups: NDArray[np.intp]) -> ScoreMatrix:
         cascade = self.cascade
         if cascade is None or not self._version or len(self._window.groups) < cascade.warm_up_rows:
-            return self._panel.ask(trajectories, groups)
-        belief = self._belief()
-        return self._panel.ask(
-            trajectories, groups, believe=lambda scores, asked: belief(scores, groups, asked), verify=self.learning
+            return self._panel.score(trajectories, groups)
+        posterior = self._posterior()
+        return self._panel.score(
+            trajectories,
+            groups,
+            posterior_of=lambda scores, queried: posterior(scores, groups, queried),
+            verify=self.learning,
         )
 
-    def _belief(self) -> Belief:
-        return Belief(self._combiner, self._window.scores, self._window.groups, self._window.asked)
+    def _posterior(self) -> Posterior:
+        return Posterior(self._combiner, self._window.scores, self._window.groups, self._window.queried)
 
     def _learn(
-        self, trajectories: Sequence[Trajectory], groups: NDArray[np.intp], answers: Answers, rows: NDArray[np.bool_]
+        self, trajectories: Sequence[Trajectory], groups: NDArray[np.intp], matrix: ScoreMatrix, rows: NDArray[np.bool_]
     ) -> None:
         if not rows.any():
             return
         due = self._version == 0 or self._window.calls % self.refit_every == 0
         index = np.unique(groups[rows], return_inverse=True)[1]
-        self._window.add(answers.scores[rows], index, self._labels(trajectories)[rows], answers.asked[rows])
+        self._window.add(matrix.scores[rows], index, self._labels(trajectories)[rows], matrix.queried[rows])
         if due:
             window = self._window
-            self._combiner.fit(window.scores, window.groups, window.labels, window.asked)
+            self._combiner.fit(window.scores, window.groups, window.labels, window.queried)
             self._version += 1
             self._warn_of_direction()
 
     def _warn_of_direction(self) -> None:
-        """Warns once where many rows do not tell which of two opposite readings of the scores is the right one."""
+        """Warn once if many rows do not determine which responses are correct."""
         rows = len(self._window.groups)
-        if self._warned or rows < _ROWS_THAT_TELL or is_settled(self._num_labels, self._anchors):
+        if self._warned or rows < _MIN_ROWS_FOR_WARNING or has_reference(self._num_labels, self._anchors):
             return
         fitted = self._combiner.report()
         if np.isnan(fitted.tpr - fitted.fpr + fitted.tpr_error).all() or fitted.side.any():
@@ -385,16 +380,18 @@ class Ensemble(Composable):
             len(self.verifiers),
         )
 
-    def _look(self, watch: Watch, answers: Answers, rewards: Scores, groups: NDArray[np.intp]) -> None:
-        """Shows one call to the alarms: the rewards of all rows, the scores of those on which nobody was spared."""
-        rows = answers.verified & ~np.isnan(rewards)
+    def _update_alarms(
+        self, monitor: AlarmMonitor, matrix: ScoreMatrix, rewards: Scores, groups: NDArray[np.intp]
+    ) -> None:
+        """Add one call to the alarms: the rewards of all rows, and the scores of rows that all verifiers scored."""
+        rows = matrix.verified & ~np.isnan(rewards)
         fitted = self._combiner.report()
-        watch.add(
+        monitor.add(
             reward=float(np.nanmean(rewards)),
             effective_number=fitted.effective_number,
-            disagreement=disagreement(answers.scores[rows], rewards[rows].astype(np.float64)),
-            spread=sibling_spread(rewards, groups),
-            means=mean_scores(answers.scores[rows]),
+            disagreement=disagreement(matrix.scores[rows], rewards[rows].astype(np.float64)),
+            spread=group_spread(rewards, groups),
+            means=mean_scores(matrix.scores[rows]),
             witnesses=self._anchors or witnesses(fitted, self._window.scores),
         )
 
@@ -403,33 +400,33 @@ class Ensemble(Composable):
         return int((~np.isnan(self._window.labels)).sum())
 
     def _labels(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float32]:
-        known = np.full(len(trajectories), math.nan, np.float32)
+        labels = np.full(len(trajectories), math.nan, np.float32)
         if self.label is None:
-            return known
+            return labels
         for row, trajectory in enumerate(trajectories):
             try:
                 value = self.label(trajectory)
-                known[row] = math.nan if value is None else float(value)
+                labels[row] = math.nan if value is None else float(value)
             except Exception as error:
                 error.add_note(
-                    f"in label= of {self.name!r}, asked about trajectory {row}, of {trajectory.agent!r} in "
-                    f"{trajectory.env_id} seed {trajectory.seed}; return True, False, or None where it is not known"
+                    f"in label= of {self.name!r}, called with trajectory {row}, of {trajectory.agent!r} in "
+                    f"{trajectory.env_id} seed {trajectory.seed}; return True, False, or None if unknown"
                 )
                 raise
-        return known
+        return labels
 
 
 def _check(verifiers: Sequence[Verifier], *, refit_every: int, max_rows: int, forget: str, timeout_s: float) -> None:
     if not verifiers:
-        raise ValueError("an Ensemble was given no verifiers; send at least one")
+        raise ValueError("an Ensemble was given no verifiers; pass at least one")
     for verifier in verifiers:
         check_unit_range(verifier, "a member of an Ensemble")
-    twice = [name for name, count in Counter(v.name for v in verifiers).items() if count > 1]
-    if twice:
-        raise ValueError(f"two verifiers are called {twice[0]!r}; give each its own name=, as in Rule(f, name=...)")
+    repeated = [name for name, count in Counter(v.name for v in verifiers).items() if count > 1]
+    if repeated:
+        raise ValueError(f"two verifiers are called {repeated[0]!r}; give each its own name=, as in Rule(f, name=...)")
     if refit_every < 1 or max_rows < 1:
         raise ValueError(f"refit_every={refit_every}, max_rows={max_rows}; both must be at least 1")
     if forget not in {"exponential", "window"}:
         raise ValueError(f"forget={forget!r} must be 'exponential' or 'window'")
     if not 0 < timeout_s < math.inf:
-        raise ValueError(f"timeout_s={timeout_s} must be positive and finite: no wait goes without a deadline")
+        raise ValueError(f"timeout_s={timeout_s} must be positive and finite: every wait needs a timeout")

@@ -1,8 +1,4 @@
-"""Puts trajectories before the verifiers of an ensemble: remembers verdicts, spares calls, counts failures.
-
-In: trajectories. Out: the score matrix [n, m] and who was asked what. Waits for the verifiers, classes side by side:
-for each as long as its own limits say, and at most as long as the ensemble allows where it has none.
-"""
+"""Calls the verifiers of an ensemble: timeouts and concurrency, a cascade by cost, a score cache, failure counts."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from numpy.typing import NDArray
 
 from forge_agents.types import Trajectory
 from forge_verifiers.combiners import CombinerReport
-from forge_verifiers.core.functions import told
+from forge_verifiers.core.functions import describe_error
 from forge_verifiers.core.verifier import (
     COSTS,
     Assessment,
@@ -33,42 +29,42 @@ from forge_verifiers.core.verifier import (
     State,
     Verifier,
     assessed,
-    longest_s,
+    max_duration_s,
     nested_state,
-    under,
+    state_under,
 )
 from forge_verifiers.report.report import Evidence, VerifierReport
 
 _LOG = logging.getLogger(__name__)
 _DIGEST_BYTES = 16
 COUNTS = ("scored", "abstained", "failed", "errors", "timeouts", "cached", "skipped")
-"""What is counted per verifier; see `VerifierReport`."""
-AT_ONCE: Mapping[Cost, int] = {"cheap": 1, "model": 4, "expensive": 8}
-"""Verifiers of a cost class asked at the same time: pure Python shares one lock, the others mostly wait."""
+"""Counters per verifier; see `VerifierReport`."""
+CONCURRENCY: Mapping[Cost, int] = {"cheap": 1, "model": 4, "expensive": 8}
+"""Verifiers of a cost class that run at the same time. Pure Python shares one lock, the others mostly wait."""
 
 Bools: TypeAlias = NDArray[np.bool_]
-Believe: TypeAlias = Callable[[Scores, Bools], NDArray[np.float64]]
-"""Scores [n, m] and who was heard [n, m] to P(correct) [n]."""
+PosteriorFunction: TypeAlias = Callable[[Scores, Bools], NDArray[np.float64]]
+"""P(correct) [n] from scores [n, m] and the mask [n, m] of queried verifiers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cascade:
-    """Asks the next, dearer cost class only about rows that the cheaper ones leave undecided.
+    """Calls the next, more expensive cost class only for rows that the cheaper verifiers leave undecided.
 
-    Rows that were skipped are missing because of their scores, so not at random: judges that see only hard cases look
-    worse than they are, and their silence looks like a verdict. So whole groups are drawn beforehand in which every
-    verifier judges every row, and the ensemble learns from these alone. Until it has learned from `warm_up_rows` rows,
-    and where all verifiers are of one cost class, everybody is asked.
+    Skipped scores are missing because of other scores, not at random: judges that see only hard cases look worse than
+    they are. Therefore a random sample of whole groups is scored by all verifiers, and the ensemble learns from this
+    sample alone. All verifiers are called for every row until `warm_up_rows` rows are learned, and if all verifiers
+    have the same cost class.
     """
 
     undecided: tuple[float, float] = (0.1, 0.9)
-    """A row is open while its P(correct) lies strictly between these two."""
+    """A row is undecided while its P(correct) lies strictly between these two."""
     verified_share: float = 0.2
-    """Share of groups, in (0, 1], in which everybody is asked."""
+    """Fraction of groups, in (0, 1], that all verifiers score."""
     warm_up_rows: int = 256
-    """Fully judged rows before the first call is spared."""
+    """Number of fully scored rows before the first call is skipped."""
     seed: int = 0
-    """Of the draw of groups."""
+    """Random seed of the sample of groups."""
 
     def __post_init__(self) -> None:
         low, high = self.undecided
@@ -82,21 +78,21 @@ class Cascade:
             raise ValueError(f"warm_up_rows={self.warm_up_rows} must be at least 1")
 
     def verified(self, groups: NDArray[np.intp], draw: int) -> Bools:
-        """The rows [n] of the groups in which everybody is asked; `draw` numbers the draws of a run."""
+        """The rows [n] of the groups that all verifiers score; `draw` is the number of the sample within the run."""
         rng = np.random.default_rng([self.seed, draw])
         return np.asarray(rng.random(int(groups.max()) + 1)[groups] < self.verified_share)
 
     def open(self, posterior: NDArray[np.float64]) -> Bools:
-        """The rows [n] on which the next cost class is asked; NaN is open."""
+        """The rows [n] that the next cost class scores; includes NaN."""
         low, high = self.undecided
         return ~((posterior <= low) | (posterior >= high))
 
 
 def content_key(trajectory: Trajectory) -> bytes:
-    """16 bytes that stand for everything in a trajectory that a verifier may read.
+    """A 16-byte hash of everything in a trajectory that a verifier may read.
 
-    That is the task, the agent, its instructions, what it saw, thought and said, rewards and infos; not tokens,
-    log-probabilities, weights versions and timings.
+    That is the task, the agent, instructions, observations, reasoning, actions, rewards and infos, but not tokens,
+    log-probabilities, weight versions and timings.
     """
     turns = [
         (t.observation, t.reasoning, t.raw_reasoning, t.action, t.reward, t.terminated, t.truncated, dict(t.info))
@@ -116,15 +112,15 @@ def content_key(trajectory: Trajectory) -> bytes:
 
 
 class ScoreCache:
-    """The last `max_rows` verdicts, least recently used out first. Abstentions are not kept: they may be passing.
+    """LRU cache of scores by content. Abstentions are not cached, because they may be temporary.
 
     Args:
-        max_rows: Verdicts held, all verifiers together; 0 holds none.
+        max_rows: Number of scores of all verifiers together; 0 disables the cache.
     """
 
     def __init__(self, max_rows: int) -> None:
         if max_rows < 0:
-            raise ValueError(f"cache_rows={max_rows} must be at least 0; 0 switches the cache off")
+            raise ValueError(f"cache_rows={max_rows} must be at least 0; 0 disables the cache")
         self.max_rows = max_rows
         self._scores: OrderedDict[tuple[int, bytes], float] = OrderedDict()
 
@@ -139,7 +135,7 @@ class ScoreCache:
         return score
 
     def put(self, verifier: int, key: bytes, score: float) -> None:
-        """Keeps a score; NaN is left out."""
+        """Store a score unless it is NaN."""
         if np.isnan(score) or not self.max_rows:
             return
         self._scores[verifier, key] = score
@@ -148,7 +144,7 @@ class ScoreCache:
             self._scores.popitem(last=False)
 
     def state_dict(self) -> State:
-        """Everything held, oldest use first."""
+        """All entries, least recently used first."""
         keys = b"".join(key for _, key in self._scores)
         return {
             "verifiers": np.array([verifier for verifier, _ in self._scores], np.int64),
@@ -157,7 +153,7 @@ class ScoreCache:
         }
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
-        """Restores what `state_dict` returned, at most `max_rows` of it."""
+        """Restore `state_dict`, at most `max_rows` entries."""
         rows = zip(state["verifiers"].tolist(), state["keys"], state["scores"].tolist(), strict=True)
         self._scores.clear()
         for verifier, key, score in rows:
@@ -165,144 +161,145 @@ class ScoreCache:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What came of one call of one verifier."""
+class CallResult:
+    """Result of one call of one verifier."""
 
     scores: Scores
-    """float32 [n]; all NaN after a failure of the whole call."""
+    """float32 [n]; all NaN if the whole call failed."""
     failed: Mapping[int, str] = field(default_factory=dict)
-    """Rows that failed, and why; see `Assessment.failed`. All after a failure of the whole call."""
+    """Error by failed row, see `Assessment.failed`; all rows if the whole call failed."""
     failure: Literal["", "error", "timeout"] = ""
-    """What ended the whole call, if anything did."""
+    """Failure of the whole call."""
 
 
 class _Call(threading.Thread):
-    """One call, in a thread of its own: Python cannot end a thread that hangs, but can stop waiting for it."""
+    """One call in its own daemon thread: Python cannot stop a thread that hangs, but can stop waiting for it."""
 
     def __init__(
-        self, k: int, verifier: Verifier, trajectories: Sequence[Trajectory], ended: queue.Queue[int], limit_s: float
+        self, k: int, verifier: Verifier, trajectories: Sequence[Trajectory], ended: queue.Queue[int], timeout_s: float
     ) -> None:
         super().__init__(name=f"verifier {verifier.name}", daemon=True)
         self.k, self.verifier, self.trajectories, self._ended = k, verifier, trajectories, ended
-        self.found: Assessment | None = None
+        self.result: Assessment | None = None
         self.error: Exception | None = None
-        self.limit_s, self.deadline = limit_s, math.inf
+        self.timeout_s, self.deadline = timeout_s, math.inf
 
     def run(self) -> None:
         try:
-            self.found = assessed(self.verifier, self.trajectories)
-        except Exception as error:  # noqa: BLE001  # whatever a verifier raises is data: it says nothing and is counted
+            self.result = assessed(self.verifier, self.trajectories)
+        except Exception as error:  # noqa: BLE001  # any error of a verifier is counted as its failure
             self.error = error
         self._ended.put(self.k)
 
 
 class Caller:
-    """Calls verifiers and remembers which of them hang.
+    """Calls verifiers with timeouts and remembers which of them hang.
 
-    Each verifier gets all its trajectories, of every group, in one call. At most `at_once[cost]` verifiers of a cost
-    class run at the same time; the classes run side by side. A call that outlived its deadline gives up its place but
-    cannot be ended: while it still runs, its verifier is left out.
+    Each verifier receives all its trajectories in one call. At most `concurrency[cost]` verifiers of a cost class run
+    at the same time, and cost classes run in parallel. A call that exceeds its timeout frees its slot but cannot be
+    stopped. Its verifier is skipped while the call still runs.
 
     Args:
-        verifiers: Who may be asked.
-        timeout_s: Seconds that one call may take, from its own start, of a verifier without limits of its own. One that
-            has some (`Composable.longest_s`) is waited for until these have passed: cut off from outside, it would lose
-            all its answers for one that is late.
-        at_once: Calls in flight by cost class; classes that are not named keep the default of `AT_ONCE`.
+        verifiers: The verifiers.
+        timeout_s: Timeout in seconds of one call, from its start, for verifiers without limits of their own. A verifier
+            with limits (`Composable.max_duration_s`) gets these: an earlier timeout would lose all its answers because
+            of a single late one.
+        concurrency: Maximum number of concurrent calls by cost class; the default is `CONCURRENCY`.
 
     Raises:
-        ValueError: a limit below 1 or an unknown cost class.
+        ValueError: A limit below 1 or an unknown cost class.
     """
 
     def __init__(
-        self, verifiers: Sequence[Verifier], *, timeout_s: float, at_once: Mapping[Cost, int] | None = None
+        self, verifiers: Sequence[Verifier], *, timeout_s: float, concurrency: Mapping[Cost, int] | None = None
     ) -> None:
         self.verifiers, self.timeout_s = tuple(verifiers), timeout_s
-        self.at_once = {**AT_ONCE, **(at_once or {})}
-        for cost, limit in self.at_once.items():
-            if cost not in AT_ONCE or limit < 1:
+        self.concurrency = {**CONCURRENCY, **(concurrency or {})}
+        for cost, limit in self.concurrency.items():
+            if cost not in CONCURRENCY or limit < 1:
                 raise ValueError(
-                    f"at_once[{cost!r}]={limit}; send at least 1 for any of {', '.join(map(repr, AT_ONCE))}"
+                    f"concurrency[{cost!r}]={limit}; pass at least 1 for any of {', '.join(map(repr, CONCURRENCY))}"
                 )
         self._hanging: dict[int, _Call] = {}
 
-    def ask(self, asked: Mapping[int, Sequence[Trajectory]]) -> dict[int, Verdict]:
-        """One verdict for each verifier asked, by its number.
+    def call(self, rows: Mapping[int, Sequence[Trajectory]]) -> dict[int, CallResult]:
+        """Score trajectories by verifier number.
 
         Raises:
-            ScoreError: a verifier broke the contract (wrong shape, a score outside [0, 1]); names it.
+            ScoreError: A verifier broke its contract (wrong shape, a score outside [0, 1]); names the verifier.
         """
         self._hanging = {k: call for k, call in self._hanging.items() if call.is_alive()}
         ended: queue.Queue[int] = queue.Queue()
         waiting = [
-            _Call(k, self.verifiers[k], rows, ended, longest_s(self.verifiers[k], rows, self.timeout_s))
-            for k, rows in asked.items()
+            _Call(k, self.verifiers[k], each, ended, max_duration_s(self.verifiers[k], each, self.timeout_s))
+            for k, each in rows.items()
             if k not in self._hanging
         ]
         calls = {call.k: call for call in waiting}
         running: dict[int, _Call] = {}
         while waiting or running:
             waiting = self._start(waiting, running)
-            rest_s = min(call.deadline for call in running.values()) - time.monotonic()
+            wait_s = min(call.deadline for call in running.values()) - time.monotonic()
             try:
-                running.pop(ended.get(timeout=max(0.0, rest_s)), None)
+                running.pop(ended.get(timeout=max(0.0, wait_s)), None)
             except queue.Empty:
                 late = [k for k, call in running.items() if call.deadline <= time.monotonic()]
                 self._hanging |= {k: running.pop(k) for k in late}
-        return {k: self._verdict(calls.get(k), len(rows)) for k, rows in asked.items()}
+        return {k: self._result(calls.get(k), len(each)) for k, each in rows.items()}
 
     def _start(self, waiting: Sequence[_Call], running: dict[int, _Call]) -> list[_Call]:
-        """Starts what the limits allow; returns the rest."""
+        """Start as many calls as the limits allow and return the rest."""
         busy = Counter(call.verifier.cost for call in running.values())
         rest = []
         for call in waiting:
             cost = call.verifier.cost
-            if busy[cost] >= self.at_once[cost]:
+            if busy[cost] >= self.concurrency[cost]:
                 rest.append(call)
                 continue
             busy[cost] += 1
-            call.deadline = time.monotonic() + call.limit_s
+            call.deadline = time.monotonic() + call.timeout_s
             running[call.k] = call
             call.start()
         return rest
 
-    def _verdict(self, call: _Call | None, n: int) -> Verdict:
+    def _result(self, call: _Call | None, n: int) -> CallResult:
         if call is None:
-            return _lost(n, "timeout", "left out: an earlier call still hangs")
+            return _failed_call(n, "timeout", "skipped: an earlier call still hangs")
         if self._hanging.get(call.k) is call:
-            return _lost(n, "timeout", f"no scores after {call.limit_s:g} s")
+            return _failed_call(n, "timeout", f"no scores after {call.timeout_s:g} s")
         if isinstance(call.error, ScoreError):
             raise call.error
-        if call.found is None:
-            return _lost(n, "error", told(call.error) if call.error else "no scores")
-        return Verdict(scores=call.found.scores, failed=call.found.failed)
+        if call.result is None:
+            return _failed_call(n, "error", describe_error(call.error) if call.error else "no scores")
+        return CallResult(scores=call.result.scores, failed=call.result.failed)
 
 
-def _lost(n: int, failure: Literal["error", "timeout"], why: str) -> Verdict:
-    return Verdict(scores=np.full(n, math.nan, np.float32), failed=dict.fromkeys(range(n), why), failure=failure)
+def _failed_call(n: int, failure: Literal["error", "timeout"], reason: str) -> CallResult:
+    scores = np.full(n, math.nan, np.float32)
+    return CallResult(scores=scores, failed=dict.fromkeys(range(n), reason), failure=failure)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
-    """What the verifiers said. n trajectories, m verifiers."""
+class ScoreMatrix:
+    """Scores of n trajectories by m verifiers."""
 
     scores: Scores
-    """float32 [n, m], NaN where there is none."""
-    asked: Bools
-    """[n, m]; False where a verifier was not asked or its call failed, so that its silence says nothing."""
+    """float32 [n, m], NaN where missing."""
+    queried: Bools
+    """[n, m]; False where a verifier was not called or failed, so that its missing score is no evidence."""
     verified: Bools
-    """[n]; True where everybody was asked whatever the scores, so that the row may be learned from."""
+    """[n]; True for rows that all verifiers were to score, so that the ensemble may learn from them."""
 
 
 class Panel:
-    """The verifiers of one ensemble.
+    """Scores trajectories by the verifiers of one ensemble.
 
     Args:
-        verifiers: Who judges.
+        verifiers: The verifiers.
         caller: Calls them.
-        cascade: When dearer ones are spared; None asks everybody about everything.
-        cache_rows: Verdicts remembered, see `ScoreCache`. Of verifiers that cost a model or more, look at one
-            trajectory at a time and learn nothing.
+        cascade: Rule for skipping expensive verifiers; None calls all verifiers for all rows.
+        cache_rows: Size of the `ScoreCache`. It holds scores of model and expensive verifiers that score each
+            trajectory by itself and have no state.
     """
 
     def __init__(self, verifiers: Sequence[Verifier], caller: Caller, *, cascade: Cascade | None, cache_rows: int):
@@ -317,59 +314,58 @@ class Panel:
             v.cost != "cheap" and not getattr(v, "sees_groups", False) and not nested_state({"": v}) for v in verifiers
         ]
 
-    def ask(
+    def score(
         self,
         trajectories: Sequence[Trajectory],
         groups: NDArray[np.intp],
         *,
-        believe: Believe | None = None,
+        posterior_of: PosteriorFunction | None = None,
         verify: bool = True,
-    ) -> Answers:
-        """Everybody's scores, or with `believe` and a cascade those that are needed.
+    ) -> ScoreMatrix:
+        """All scores, or with `posterior_of` and a cascade those that are needed.
 
         Args:
-            trajectories: n of them, at least one.
-            groups: The group of each, int [n] from 0.
-            believe: P(correct) given what was heard so far; None asks everybody.
-            verify: Whether some groups are drawn for the cascade's fully judged sample.
+            trajectories: At least one trajectory.
+            groups: Group of each trajectory, int [n] from 0.
+            posterior_of: P(correct) given the scores so far; None calls all verifiers.
+            verify: Whether to sample groups that all verifiers score.
 
         Raises:
-            ScoreError: a verifier broke the contract.
+            ScoreError: A verifier broke its contract.
         """
         n, m = len(trajectories), len(self.verifiers)
-        scores, asked = np.full((n, m), math.nan, np.float32), np.zeros((n, m), bool)
+        scores, queried = np.full((n, m), math.nan, np.float32), np.zeros((n, m), bool)
         keys = [content_key(t) for t in trajectories] if self._cache.max_rows and any(self._cached) else []
-        if believe is None or self.cascade is None:
-            everybody = {k: np.arange(n) for k in range(m)}
-            self._hear(everybody, trajectories, keys, scores, asked)
-            return Answers(scores=scores, asked=asked, verified=np.ones(n, bool))
+        if posterior_of is None or self.cascade is None:
+            self._fill({k: np.arange(n) for k in range(m)}, trajectories, keys, scores, queried)
+            return ScoreMatrix(scores=scores, queried=queried, verified=np.ones(n, bool))
         verified = np.zeros(n, bool)
         if verify:
             verified = self.cascade.verified(groups, self._draws)
             self._draws += 1
         undecided = np.ones(n, bool)
         for stage in self._stages:
-            if asked.any():
-                belief = np.where(asked.any(axis=1), believe(scores, asked), math.nan)
-                undecided &= self.cascade.open(belief)
-            wanted = {}
+            if queried.any():
+                posterior = np.where(queried.any(axis=1), posterior_of(scores, queried), math.nan)
+                undecided &= self.cascade.open(posterior)
+            rows_of = {}
             for k in stage:
                 rows = undecided | verified
-                if getattr(self.verifiers[k], "sees_groups", False):  # whole groups where it compares siblings
-                    rows = np.isin(groups, groups[rows])
-                wanted[k] = np.flatnonzero(rows)
-            self._hear(wanted, trajectories, keys, scores, asked)
-        return Answers(scores=scores, asked=asked, verified=verified)
+                if getattr(self.verifiers[k], "sees_groups", False):
+                    rows = np.isin(groups, groups[rows])  # a verifier that compares needs whole groups
+                rows_of[k] = np.flatnonzero(rows)
+            self._fill(rows_of, trajectories, keys, scores, queried)
+        return ScoreMatrix(scores=scores, queried=queried, verified=verified)
 
     def report(
         self, fitted: CombinerReport | None, families: Sequence[str | None], evidence: Evidence | None
     ) -> tuple[VerifierReport, ...]:
-        """Counts and failures of every verifier and what the combiner believes of it; NaN without a fit."""
+        """Counters, last failures and the combiner's estimates of every verifier; NaN before the first fit."""
         unknown, balance = np.full(len(self.verifiers), math.nan), math.nan
         if fitted is not None:
             balance = fitted.class_balance
         names = ("tpr", "fpr", "weight", "tpr_error", "fpr_error", "weight_error")
-        rates: dict[str, Any] = {name: getattr(fitted, name, unknown) for name in names}  # unknown without a fit
+        rates: dict[str, Any] = {name: getattr(fitted, name, unknown) for name in names}
         if evidence is not None and np.isnan(rates["tpr_error"]).all() and not np.isnan(rates["tpr"]).all():
             rates["tpr_error"], rates["fpr_error"] = evidence.rate_errors(rates["tpr"], rates["fpr"])
         rates["accuracy"] = balance * rates["tpr"] + (1 - balance) * (1 - rates["fpr"])
@@ -388,7 +384,7 @@ class Panel:
         )
 
     def state_dict(self) -> State:
-        """Counts, failures, remembered verdicts and the place in the cascade's draws."""
+        """Counters, last failures, the cache and the number of samples drawn by the cascade."""
         return {
             "counts": self.counts.copy(),
             "last_errors": np.array(self.last_errors),
@@ -397,56 +393,56 @@ class Panel:
         }
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Restores what `state_dict` returned."""
+        """Restore `state_dict`."""
         self.counts = np.array(state["counts"], np.int64)
         self.last_errors = [str(text) for text in state["last_errors"].tolist()]
         self._draws = int(state["draws"])
-        self._cache.load_state_dict(under("cache/", state))
+        self._cache.load_state_dict(state_under("cache/", state))
 
-    def _hear(
+    def _fill(
         self,
-        wanted: Mapping[int, NDArray[np.intp]],
+        rows_of: Mapping[int, NDArray[np.intp]],
         trajectories: Sequence[Trajectory],
         keys: Sequence[bytes],
         scores: Scores,
-        asked: Bools,
+        queried: Bools,
     ) -> None:
-        """Fills `scores` and `asked` with the verdicts on the wanted rows, remembered ones first."""
-        known: dict[int, dict[bytes, float]] = {}
-        new = {k: rows.tolist() for k, rows in wanted.items()}
-        for k, rows in wanted.items():
+        """Fill `scores` and `queried` for the rows of each verifier, from the cache where possible."""
+        cached: dict[int, dict[bytes, float]] = {}
+        new = {k: rows.tolist() for k, rows in rows_of.items()}
+        for k, rows in rows_of.items():
             if keys and self._cached[k]:
-                new[k], known[k] = self._remembered(k, rows.tolist(), keys)
-        verdicts = self._caller.ask({k: [trajectories[at] for at in rows] for k, rows in new.items() if rows})
-        for k, rows in wanted.items():
-            verdict = verdicts.get(k, _NOTHING)
-            scores[new[k], k] = verdict.scores
-            asked[new[k], k] = [row not in verdict.failed for row in range(len(new[k]))]
-            if k in known:
-                for row, (at, score) in enumerate(zip(new[k], verdict.scores.tolist(), strict=True)):
-                    self._cache.put(k, keys[at], score)
-                    if row not in verdict.failed:
-                        known[k][keys[at]] = score
-                scores[rows, k] = [known[k].get(keys[at], math.nan) for at in rows]
-                asked[rows, k] = [keys[at] in known[k] for at in rows]
-            self._count(k, verdict, scores[rows, k], asked[rows, k], new=len(new[k]), n=len(trajectories))
+                new[k], cached[k] = self._look_up(k, rows.tolist(), keys)
+        results = self._caller.call({k: [trajectories[row] for row in rows] for k, rows in new.items() if rows})
+        for k, rows in rows_of.items():
+            result = results.get(k, _EMPTY)
+            scores[new[k], k] = result.scores
+            queried[new[k], k] = [index not in result.failed for index in range(len(new[k]))]
+            if k in cached:
+                for index, (row, score) in enumerate(zip(new[k], result.scores.tolist(), strict=True)):
+                    self._cache.put(k, keys[row], score)
+                    if index not in result.failed:
+                        cached[k][keys[row]] = score
+                scores[rows, k] = [cached[k].get(keys[row], math.nan) for row in rows]
+                queried[rows, k] = [keys[row] in cached[k] for row in rows]
+            self._count(k, result, scores[rows, k], queried[rows, k], new=len(new[k]), n=len(trajectories))
 
-    def _remembered(self, k: int, rows: Sequence[int], keys: Sequence[bytes]) -> tuple[list[int], dict[bytes, float]]:
-        """One row for each content that verifier k has not judged yet, and its scores of the others."""
-        found = {key: self._cache.get(k, key) for key in {keys[at] for at in rows}}
-        first = {keys[at]: at for at in reversed(rows) if found[keys[at]] is None}
-        return sorted(first.values()), {key: score for key, score in found.items() if score is not None}
+    def _look_up(self, k: int, rows: Sequence[int], keys: Sequence[bytes]) -> tuple[list[int], dict[bytes, float]]:
+        """One row for each content that is not in the cache of verifier k, and the cached scores of the others."""
+        scores = {key: self._cache.get(k, key) for key in {keys[row] for row in rows}}
+        first = {keys[row]: row for row in reversed(rows) if scores[keys[row]] is None}
+        return sorted(first.values()), {key: score for key, score in scores.items() if score is not None}
 
-    def _count(self, k: int, verdict: Verdict, scores: Scores, heard: Bools, *, new: int, n: int) -> None:
-        """Adds one call on `n` rows: the scores of the wanted ones, `new` of which were asked about, and who failed."""
-        silent, lost = int(np.isnan(scores[heard]).sum()), int((~heard).sum())
-        ended = (verdict.failure == "error", verdict.failure == "timeout")
-        rest = (len(scores) - new, n - len(scores))
-        self.counts[:, k] += (len(scores) - silent - lost, silent, lost, *ended, *rest)
-        if verdict.failed:
-            self.last_errors[k] = next(iter(verdict.failed.values()))
-            name, answers = self.verifiers[k].name, f"{len(verdict.failed)} of {new} answers"
-            _LOG.warning("verifier %r fails on %s: %s", name, answers, self.last_errors[k])
+    def _count(self, k: int, result: CallResult, scores: Scores, queried: Bools, *, new: int, n: int) -> None:
+        """Count the scores of one call; `new` of them were computed, and `n` is the number of all trajectories."""
+        abstained, failed = int(np.isnan(scores[queried]).sum()), int((~queried).sum())
+        failures = (result.failure == "error", result.failure == "timeout")
+        saved = (len(scores) - new, n - len(scores))
+        self.counts[:, k] += (len(scores) - abstained - failed, abstained, failed, *failures, *saved)
+        if result.failed:
+            self.last_errors[k] = next(iter(result.failed.values()))
+            name, number = self.verifiers[k].name, f"{len(result.failed)} of {new} answers"
+            _LOG.warning("verifier %r fails on %s: %s", name, number, self.last_errors[k])
 
 
-_NOTHING = Verdict(scores=np.empty(0, np.float32))
+_EMPTY = CallResult(scores=np.empty(0, np.float32))

@@ -1,8 +1,4 @@
-"""Who answers a judge's questions, asked from synchronous code on any thread: an engine of our own, or an endpoint.
-
-In: questions. Out: replies, with the probabilities of the choices where they are known, or the error of each question.
-Waits for the engine or the server, each wait with a deadline.
-"""
+"""Clients of a judge's model, an engine or an endpoint, that synchronous code can call from any thread."""
 
 from __future__ import annotations
 
@@ -31,81 +27,80 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger(__name__)
 _SLACK_S = 30.0
-"""Beyond a model's own deadlines: for the way there and back."""
+"""Added to a model's own timeouts."""
 _TOP = 20
-"""Most alternatives that are asked for at a token."""
+"""Number of alternatives requested per token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One question to a model; the answer is greedy."""
+    """One question to a model, which decodes greedily."""
 
     instructions: str
     """The system prompt."""
     text: str
     """The user's message."""
     choices: tuple[str, ...]
-    """The answer is one of these; empty where `schema` alone says what it is."""
+    """Possible answers; empty if only `schema` constrains the answer."""
     schema: Mapping[str, Any]
-    """The answer as JSON."""
+    """JSON schema of the answer."""
     max_tokens: int
 
 
 class Chat(Protocol):
-    """A model that answers. All calls come from one event loop."""
+    """A model that answers questions. All calls come from one event loop."""
 
     async def start(self) -> None:
-        """Make ready."""
+        """Start the model."""
 
     async def ask(self, question: Question) -> Reply:
-        """Answer, or raise."""
+        """Answer one question, or raise."""
 
     async def stop(self) -> None:
-        """Let go of everything."""
+        """Release all resources."""
 
-    def longest_s(self, questions: int) -> float:
-        """Seconds that so many questions, asked at once, may take at most."""
+    def max_duration_s(self, questions: int) -> float:
+        """Upper bound in seconds for this number of concurrent questions."""
 
 
 class Conversation:
-    """A model that starts when first asked, on an event loop and a thread of its own, and again after its death.
+    """A model on its own thread and event loop, started by the first question and restarted if it dies.
 
     Args:
         chat: The model.
-        name: Said in errors.
-        start_timeout_s: Seconds for it to start.
+        name: Name in errors.
+        start_timeout_s: Timeout of its start.
     """
 
     def __init__(self, chat: Chat, *, name: str, start_timeout_s: float) -> None:
         self.chat, self._name, self._start_timeout_s = chat, name, start_timeout_s
-        """Who answers."""
         self._thread: LoopThread | None = None
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Start the model. Twice is no error."""
+        """Start the model unless it is running."""
         self._running()
 
     def ask(self, questions: Sequence[Question]) -> list[Reply | BaseException]:
-        """For every question its reply, or why there is none; all are asked at once, and each has its own deadline.
+        """The reply to each question, or its error. All questions run concurrently, each with its own timeout.
 
-        A model that died is started again, once, and asked again what it did not answer.
+        If the model dies, it is restarted once, and unanswered questions are repeated.
         """
-        found = self._ask(questions)
-        left = [at for at, reply in enumerate(found) if isinstance(reply, ActorDiedError)]
-        if left:
-            _LOG.warning("the model of %s died and is started again: %s", self._name, found[left[0]])
+        replies = self._ask(questions)
+        lost = [k for k, reply in enumerate(replies) if isinstance(reply, ActorDiedError)]
+        if lost:
+            _LOG.warning("the model of %s died and is restarted: %s", self._name, replies[lost[0]])
             self.close()
-            for at, reply in zip(left, self._ask([questions[at] for at in left]), strict=True):
-                found[at] = reply
-        return found
+            for k, reply in zip(lost, self._ask([questions[k] for k in lost]), strict=True):
+                replies[k] = reply
+        return replies
 
-    def longest_s(self, questions: int) -> float:
-        """Seconds that `ask` may take at most: a start, the answers and an end, and all again after a death."""
-        return 2 * (self._start_timeout_s + self.chat.longest_s(questions) + 4 * _SLACK_S)
+    def max_duration_s(self, questions: int) -> float:
+        """Upper bound in seconds of `ask`: start, answers and stop, and the same after a restart."""
+        return 2 * (self._start_timeout_s + self.chat.max_duration_s(questions) + 4 * _SLACK_S)
 
     def close(self) -> None:
-        """Stop the model; the next question starts it again. Twice is no error."""
+        """Stop the model if it is running. The next question starts it again."""
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is None:
@@ -117,12 +112,12 @@ class Conversation:
             thread.close()
 
     def _ask(self, questions: Sequence[Question]) -> list[Reply | BaseException]:
-        limit_s = self.chat.longest_s(len(questions)) + _SLACK_S
+        limit_s = self.chat.max_duration_s(len(questions)) + _SLACK_S
 
         async def answer(question: Question) -> Reply:
             try:
                 return await asyncio.wait_for(self.chat.ask(question), limit_s)
-            except StallError:  # the model's own, which says more
+            except StallError:  # the model's own timeout, which has more details
                 raise
             except TimeoutError as error:
                 raise StallError(f"{self._name} gave no answer within {limit_s:g} s") from error
@@ -147,10 +142,9 @@ class Conversation:
 
 
 class EndpointChat:
-    """Asks an endpoint.
+    """A model behind an endpoint.
 
-    A server that does not know structured output or log-probabilities is asked without; replies must then be nothing
-    but the choice.
+    Servers without structured output or log-probabilities are supported. Their replies must be exactly a choice.
     """
 
     def __init__(self, endpoint: Endpoint) -> None:
@@ -158,21 +152,13 @@ class EndpointChat:
         self._client: EndpointClient | None = None
 
     async def start(self) -> None:
-        """Look up the key.
-
-        Raises:
-            ValueError: Its environment variable is not set.
-        """
+        """Read the key. Raises ValueError if its environment variable is not set."""
         from forge_agents.rollout.endpoint import EndpointClient
 
         self._client = EndpointClient(self._endpoint)
 
     async def ask(self, question: Question) -> Reply:
-        """The answer.
-
-        Raises:
-            StallError, EndpointError, BudgetError: As in `EndpointClient.ask`.
-        """
+        """Answer one question. Raises as `EndpointClient.ask`."""
         assert self._client is not None
         schema = {"name": "verdict", "strict": True, "schema": dict(question.schema)}
         optional: dict[str, Mapping[str, Any]] = {
@@ -200,36 +186,36 @@ class EndpointChat:
         if client is not None:
             await client.close()
 
-    def longest_s(self, questions: int) -> float:
-        """They go in rounds of `concurrency`."""
+    def max_duration_s(self, questions: int) -> float:
+        """Questions run in rounds of `concurrency`."""
         return self._endpoint.timeout_s * math.ceil(questions / self._endpoint.concurrency)
 
 
 def _alternatives(text: str, tokens: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Probabilities of the tokens where the verdict begins, in ``{"answer": "yes"}`` or the bare ``yes``."""
-    at = len(text) - len(text.lstrip())
+    """Probabilities of the tokens at which the answer begins, in ``{"answer": "yes"}`` or just ``yes``."""
+    start = len(text) - len(text.lstrip())
     if text.lstrip().startswith("{"):
-        at = text.find('"', text.find(":")) + 1
+        start = text.find('"', text.find(":")) + 1
     end = 0
     for token in tokens:
         end += len(token["token"])
-        if end > at:
-            found: dict[str, float] = {}
+        if end > start:
+            shares: dict[str, float] = {}
             for entry in token["top_logprobs"]:
-                found[entry["token"]] = found.get(entry["token"], 0.0) + math.exp(entry["logprob"])
-            return found
+                shares[entry["token"]] = shares.get(entry["token"], 0.0) + math.exp(entry["logprob"])
+            return shares
     return {}
 
 
 class EngineChat:
-    """A model on an engine in a process of its own.
+    """A model on an engine in its own process.
 
     Args:
         model: A built-in name, a folder or a hub id.
-        config: The engine's limits, its model is filled in; None for the defaults.
-        name: Said in errors and logs.
-        timeout_s: Seconds for one question, the queue included.
-        start_timeout_s: Seconds for the engine to start.
+        config: Settings of the engine except its model; None for the defaults.
+        name: Name in errors and logs.
+        timeout_s: Timeout of one question, queue included.
+        start_timeout_s: Timeout of the engine's start.
     """
 
     def __init__(
@@ -237,7 +223,7 @@ class EngineChat:
     ) -> None:
         if config is not None and config.replicas > 1:
             raise ValueError(f"engine.replicas={config.replicas}: a judge has one engine; leave replicas out")
-        self._model, self._config, self._asked_name = model, config, name
+        self._model, self._config, self._original_name = model, config, name
         self._name, self._placed = name, config
         self._timeout_s, self._start_timeout_s = timeout_s, start_timeout_s
         self._engine: EngineProcess | None = None
@@ -245,8 +231,8 @@ class EngineChat:
 
     @property
     def name(self) -> str:
-        """The one that it was given."""
-        return self._asked_name
+        """Name that the user gave."""
+        return self._original_name
 
     @property
     def model(self) -> str:
@@ -255,30 +241,25 @@ class EngineChat:
 
     @property
     def config(self) -> EngineConfig:
-        """What it was given."""
+        """Settings that the user gave."""
         from forge_agents.serving import EngineConfig
 
         return self._config or EngineConfig()
 
     @property
     def running(self) -> bool:
-        """Whether it has started."""
+        """Whether the engine has started."""
         return self._engine is not None
 
     def place(self, name: str, config: EngineConfig) -> None:
-        """Start as a run has placed it, which says what it may take of a GPU that it shares.
-
-        Args:
-            name: Of its processes, unique in the run.
-            config: Its settings with that.
-        """
+        """Set the process name, unique in the run, and the settings with the GPU share that a run assigned."""
         self._name, self._placed = name, config
 
     async def start(self) -> None:
         """Start the engine.
 
         Raises:
-            HostError: No run has placed it, and it would take most of a GPU that others have.
+            HostError: No run called `place`, and the engine would take most of a GPU that other processes use.
             ModelNotFoundError: There is no such model.
             StallError: The engine was not ready in time.
         """
@@ -296,9 +277,9 @@ class EngineChat:
         if others:
             raise HostError(
                 f"the engine of {self._name} would take {USUAL_SHARE:.0%} of a GPU that it shares with "
-                f"{', '.join(others)}. A run counts the judges that its reward holds, and those that a function of "
-                f"your own names: my_reward.judges = [my_judge]. {_least(folder, config)}Or give judges a GPU of their "
-                "own (mesh.gpus: {judges: 1}), ask an endpoint, or divide it once more: "
+                f"{', '.join(others)}. A run counts the judges of its reward, and those that your own function "
+                f"declares: my_reward.judges = [my_judge]. {_memory_needed(folder, config)}Or give judges their own "
+                "GPU (mesh.gpus: {judges: 1}), ask an endpoint, or divide it once more: "
                 "Judge(engine=fa.EngineConfig(gpu_memory_utilization=0.2)), and so much less in "
                 "trainer.engine.gpu_memory_utilization"
             )
@@ -307,7 +288,7 @@ class EngineChat:
         )
 
     async def ask(self, question: Question) -> Reply:
-        """The answer, constrained to the choices or else to the schema.
+        """The answer, constrained to the choices or the schema.
 
         Raises:
             ValueError: The question does not fit the model's context.
@@ -331,7 +312,7 @@ class EngineChat:
             timeout_s=self._timeout_s,
         )
         mass = math.nan
-        if question.choices:  # probabilities under a constraint sum to 1: what the model would have said tells more
+        if question.choices:  # under the constraint they sum to 1, so ask what the model would say without it
             free = await engine.generate(
                 prompt_ids, Sampling(temperature=0.0, max_tokens=1), top_logprobs=_TOP, timeout_s=self._timeout_s
             )
@@ -350,22 +331,22 @@ class EngineChat:
         if engine is not None:
             await engine.stop()
 
-    def longest_s(self, questions: int) -> float:
-        """All wait in the engine's queue together, twice."""
+    def max_duration_s(self, questions: int) -> float:
+        """All questions share the engine's queue and run twice."""
         return 2 * self._timeout_s
 
 
 def _first(completion: Completion, renderer: Renderer) -> dict[str, float]:
-    """Probabilities of the texts that the first token could have been; empty where nothing was sampled."""
-    found: dict[str, float] = {}
+    """Probabilities of alternatives for the first token, by text; empty if nothing was sampled."""
+    shares: dict[str, float] = {}
     for token, logprob in completion.top_logprobs[0].items() if completion.top_logprobs else ():
         text = renderer.text((token,))
-        found[text] = found.get(text, 0.0) + math.exp(logprob)
-    return found
+        shares[text] = shares.get(text, 0.0) + math.exp(logprob)
+    return shares
 
 
-def _least(folder: Path, config: EngineConfig) -> str:
-    """What an engine needs at least, in words; nothing where its model's sizes are not known."""
+def _memory_needed(folder: Path, config: EngineConfig) -> str:
+    """A sentence on the memory that an engine needs; empty if its model's size is unknown."""
     from forge_agents.models import resolve as models
     from forge_agents.models.sizes import ModelSize
     from forge_agents.serving import memory
@@ -379,5 +360,5 @@ def _least(folder: Path, config: EngineConfig) -> str:
         **memory.engine_bytes(size, config, dtype=dtype, tp=config.tp, adapters=()),
         f"one conversation of {context} tokens": memory.kv_bytes(size, context, item=item, tp=config.tp),
     }
-    told = ", ".join(f"{part} {count / 1e9:.1f}" for part, count in needs.items())
-    return f"It needs {sum(needs.values()) / 1e9:.1f} GB at least ({told}). "
+    parts = ", ".join(f"{part} {count / 1e9:.1f}" for part, count in needs.items())
+    return f"It needs {sum(needs.values()) / 1e9:.1f} GB at least ({parts}). "

@@ -1,7 +1,4 @@
-"""A language model as a judge of what agents wrote.
-
-In: trajectories, a rubric. Out: scores [n] in [0, 1], NaN where the judge makes no sense. Waits for the judge's model.
-"""
+"""`Judge`: a language model that scores agents' texts by a rubric."""
 
 from __future__ import annotations
 
@@ -43,31 +40,31 @@ if TYPE_CHECKING:
     from forge_agents.serving.config import EngineConfig
 
 _LOG = logging.getLogger(__name__)
-_ROUNDS, _CLOSE = 1000, 1e-9  # of Hunter's iteration
+_MAX_ITERATIONS, _TOLERANCE = 1000, 1e-9  # limits of Hunter's iteration
 _Replies: TypeAlias = Mapping[str, Reply | BaseException]
-"""By question its reply, or why there is none."""
+"""Reply or error by question."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeUsage:
-    """What a judge was asked so far, and what came of it."""
+    """Counters of a judge."""
 
     trajectories: int = 0
-    """Scored, abstentions included."""
+    """Scored trajectories, abstentions included."""
     questions: int = 0
-    """Sent to the model."""
+    """Questions sent to the model."""
     repeated: int = 0
-    """Not sent, because the same call asked the same already."""
+    """Questions not sent because they were repeated in the same call."""
     nonsense: int = 0
-    """Replies that were no answer: the judge abstained."""
+    """Replies that were not an answer, so that the judge abstained."""
     failed: int = 0
-    """Questions without a reply: what hangs on them is no abstention, but has failed."""
+    """Questions without a reply; the trajectories count as failed, not as abstentions."""
     cut_chars: int = 0
-    """Left out because a text was longer than `max_chars`."""
+    """Characters left out because of `max_chars`."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     seconds: float = 0.0
-    """Wall time within `score`, the model's start included."""
+    """Wall time of `score`, including the start of the model."""
 
     def __add__(self, other: JudgeUsage) -> JudgeUsage:
         names = [entry.name for entry in fields(JudgeUsage)]
@@ -75,39 +72,39 @@ class JudgeUsage:
 
 
 class Judge(Composable):
-    """Asks a language model whether what an agent wrote satisfies a rubric.
+    """Asks a language model whether an agent's text satisfies a rubric.
 
-    A policy or a model's name is served by an engine of the judge's own, in a process that starts with the first score
-    (seconds to a minute) and ends with `close`, at the end of a ``with`` block, or with this process. `start` starts it
-    ahead. It may be called from any thread, beside or inside a running event loop.
+    A policy or a model name is served by the judge's own engine, in a process that starts with the first score (seconds
+    to a minute) or with `start`. It stops with `close`, at the end of a ``with`` block, or with this process. A judge
+    can be called from any thread, with or without a running event loop.
 
     Texts are fenced with a code that their author cannot know, control tokens in them are broken up, and the model's
-    answer is constrained to the possible ones. What still makes no sense abstains and is counted in `usage`. One judge
-    asks the same question about the same text every time.
+    answer is constrained to valid answers. For any other reply the judge abstains and counts it in `usage`. A judge
+    always asks the same question about the same text.
 
     Args:
-        model: A `Policy` or an `Endpoint` (its sampling is not used: judges answer greedily), a model's name or folder,
-            or another judge, whose model it shares: several prompts on one engine, which any of them closes.
-        rubric: What is judged, in words.
-        answer: `YesNo`, `Scale`, `Reasoned`, or `Pairs` to compare siblings of a group with each other.
-        view: What the judge sees: ``"answer"``, the last turn; ``"trajectory"``, all turns at once; ``"turns"``, one
-            question for each turn, whose grades are averaged; or a function from a trajectory to a text or None.
-        thoughts: Whether it also sees what was thought before each answer, fenced off as such; a function as `view` may
-            always look at `turn.reasoning`.
-        max_chars: Of longer texts the middle of the history is left out, then the beginning of the answer. The task
-            stays as long as it takes at most three quarters of the room.
-        engine: Limits of the judge's engine; not for endpoints.
-        timeout_s: Seconds for one question to the judge's engine, queue included; None is 120. An endpoint has its own.
-            An answer that is late is missing by itself; an `Ensemble` waits as long as these limits say.
-        start_timeout_s: Seconds for the engine to start.
-        seed: Of the codes of the fences and of who meets whom in `Pairs`. None draws anew for each judge; with a number
-            equal texts get equal questions in every run, so that a resumed run repeats its scores.
-        name: What reports call it.
-        family: What it shares causes of error with; in an `Ensemble` by default all judges on its model.
+        model: A `Policy` or an `Endpoint` (judges decode greedily and ignore its sampling), a model's name or folder,
+            or another judge, whose model is shared. Any judge that shares a model can close it.
+        rubric: Criterion in words.
+        answer: `YesNo`, `Scale`, `Reasoned`, or `Pairs` to compare the episodes of a group with each other.
+        view: Text that the judge sees: ``"answer"``, the last turn; ``"trajectory"``, all turns at once; ``"turns"``,
+            one question per turn, whose grades are averaged; or a function from a trajectory to a text or None.
+        reasoning: Whether the judge also sees the reasoning before each answer, in a separate fence. A function as
+            `view` can always read `turn.thought`.
+        max_chars: Maximum length of a text. Longer texts lose the middle of the history first, then the beginning of
+            the answer. The task is kept if it takes at most three quarters of the length.
+        engine: Settings of the judge's engine; not for endpoints.
+        timeout_s: Timeout in seconds of one question to the judge's engine, queue included; None is 120. An endpoint
+            has its own. A late answer loses only its own row, and an `Ensemble` waits as long as these timeouts allow.
+        start_timeout_s: Timeout in seconds of the engine's start.
+        seed: Seed of the fence codes and of the pairs in `Pairs`. None draws a random seed for each judge. With a
+            number, equal texts get equal questions in every run, so that a resumed run reproduces its scores.
+        name: Name in reports.
+        family: Label of verifiers that share a cause of error; in an `Ensemble` by default all judges on its model.
 
     Raises:
         ValueError: The rubric is empty, or a number is out of range.
-        TypeError: `model` is none of the above.
+        TypeError: `model` has another type.
     """
 
     def __init__(
@@ -117,7 +114,7 @@ class Judge(Composable):
         *,
         answer: Answer | None = None,
         view: View = "answer",
-        thoughts: bool = False,
+        reasoning: bool = False,
         max_chars: int = 8000,
         engine: EngineConfig | None = None,
         timeout_s: float | None = None,
@@ -127,30 +124,30 @@ class Judge(Composable):
         family: str | None = None,
     ) -> None:
         self.name, self.family = name, family
-        self.likeness = model.likeness if isinstance(model, Judge) else f"judges on {_served(model)}"
+        self.default_family = model.default_family if isinstance(model, Judge) else f"judges on {_served(model)}"
         self.answer: Answer = YesNo() if answer is None else answer
         self.cost = self.answer.cost
         self.view: View = view
-        self.thoughts = thoughts
+        self.reasoning = reasoning
         self.max_chars = max_chars
         self._instructions = instructions_for(rubric)
         if not rubric.strip():
-            raise ValueError(f"rubric={rubric!r} says nothing; say in words what a good answer is")
+            raise ValueError(f"rubric={rubric!r} is empty; describe a good answer in words")
         if not callable(view) and view not in {"answer", "trajectory", "turns"}:
             raise ValueError(f"view={view!r}; choose 'answer', 'trajectory', 'turns' or a function")
         if view == "turns" and isinstance(self.answer, Pairs):
-            raise ValueError("Pairs compares siblings as a whole; use view='answer' or 'trajectory'")
+            raise ValueError("Pairs compares whole trajectories; use view='answer' or 'trajectory'")
         if max_chars < 1:
             raise ValueError(f"max_chars={max_chars} shows the judge nothing; give at least 1")
         limit_s = 120.0 if timeout_s is None else timeout_s
         for option, seconds in (("timeout_s", limit_s), ("start_timeout_s", start_timeout_s)):
             if not 0 < seconds < math.inf:
-                raise ValueError(f"{option}={seconds} must be positive and finite: no wait goes without a deadline")
+                raise ValueError(f"{option}={seconds} must be positive and finite: every wait needs a timeout")
         chat: Chat
         self._conversation: Conversation
         if isinstance(model, Judge):
             if engine is not None or timeout_s is not None:
-                raise ValueError(f"engine= and timeout_s= are those of {model.name!r}, whose model is shared")
+                raise ValueError(f"engine= and timeout_s= are set by {model.name!r}, whose model is shared")
             self._conversation = model._conversation
         elif isinstance(model, Endpoint):
             if engine is not None or timeout_s is not None:
@@ -166,17 +163,17 @@ class Judge(Composable):
 
     @property
     def own_engine(self) -> EngineChat | None:
-        """The engine that starts with the first score, which a run places beside its own; None of an endpoint."""
+        """The engine that starts with the first score and that a run places next to its own; None for an endpoint."""
         chat = self._conversation.chat
         return chat if isinstance(chat, EngineChat) else None
 
     @property
     def usage(self) -> JudgeUsage:
-        """Counts since the judge was made."""
+        """Counters since the judge was created."""
         return self._usage
 
     def start(self) -> None:
-        """Start the model. Twice is no error.
+        """Start the model unless it is running.
 
         Raises:
             ModelNotFoundError: There is no such model.
@@ -186,7 +183,7 @@ class Judge(Composable):
         self._conversation.start()
 
     def close(self) -> None:
-        """Stop the model; the next score starts it again. Twice is no error."""
+        """Stop the model if it is running. The next score starts it again."""
         self._conversation.close()
 
     def __enter__(self) -> Judge:
@@ -200,53 +197,50 @@ class Judge(Composable):
 
     @property
     def sees_groups(self) -> bool:  # type: ignore[override]
-        """Whether siblings are compared with each other."""
+        """Whether the trajectories of a group are compared with each other."""
         return isinstance(self.answer, Pairs)
 
-    def longest_s(self, trajectories: Sequence[Trajectory], otherwise_s: float) -> float:
-        """A start and all its questions."""
+    def max_duration_s(self, trajectories: Sequence[Trajectory], default_s: float) -> float:
+        """The bound for a start and all questions."""
         if isinstance(self.answer, Pairs):
             sizes = np.bincount(group_ids(trajectories)) if len(trajectories) else np.zeros(1, np.intp)
-            most = np.inf if self.answer.opponents is None else self.answer.opponents
-            return self._conversation.longest_s(int((sizes * np.minimum(sizes - 1, most)).sum()))
+            limit = np.inf if self.answer.opponents is None else self.answer.opponents
+            return self._conversation.max_duration_s(int((sizes * np.minimum(sizes - 1, limit)).sum()))
         turns = self.view == "turns"
-        return self._conversation.longest_s(sum(len(t.turns) if turns else 1 for t in trajectories))
+        return self._conversation.max_duration_s(sum(len(t.turns) if turns else 1 for t in trajectories))
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """Grades, float32 [n]; NaN where there is nothing to judge or the judge abstained.
-
-        Raises:
-            Exception: Not one question was answered; the error of the first.
-        """
+        """Grades, float32 [n]; NaN without turns and for abstentions. If all questions fail, the first error is raised."""
         return self.assess(trajectories).scores
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
-        """As `score`; with ``view="turns"`` also the grade of every turn."""
+        """As `score`, with failures; with ``view="turns"`` also the grade of every turn."""
         if not len(trajectories):
             return Assessment(scores=np.empty(0, np.float32))
         started = time.perf_counter()
-        found_in = (documents(t, self.view, self.max_chars, thoughts=self.thoughts) for t in trajectories)
-        shown, cut = zip(*found_in, strict=True)
+        texts = (documents(t, self.view, self.max_chars, reasoning=self.reasoning) for t in trajectories)
+        shown, cut = zip(*texts, strict=True)
         if isinstance(self.answer, Pairs):
-            found = self._compared(self.answer, shown, group_ids(trajectories))
+            result = self._compare(self.answer, shown, group_ids(trajectories))
         else:
-            found = self._graded(shown)
+            result = self._grade(shown)
         self._count(trajectories=len(trajectories), cut_chars=sum(cut), seconds=time.perf_counter() - started)
-        return found
+        return result
 
-    def _graded(self, shown: Sequence[tuple[Document, ...]]) -> Assessment:
+    def _grade(self, shown: Sequence[tuple[Document, ...]]) -> Assessment:
         assert not isinstance(self.answer, Pairs)
         texts = [[question_of(d, self.answer.ask, key=self._key) for d in each] for each in shown]
         replies = self._ask(itertools.chain.from_iterable(texts))
         grades = {text: self.answer.grade(reply) for text, reply in replies.items() if isinstance(reply, Reply)}
         self._count_nonsense(replies, grades)
-        each = [np.array([math.nan if (g := grades.get(text)) is None else g for text in asked]) for asked in texts]
-        means = [float(np.nanmean(given)) if np.isfinite(given).any() else math.nan for given in each]
-        turns = [given.astype(np.float32) for given in each] if self.view == "turns" else None
-        failed = {at: why for at, own in enumerate(texts) if math.isnan(means[at]) and (why := _why(replies, own))}
+        values = [[math.nan if (g := grades.get(text)) is None else g for text in questions] for questions in texts]
+        rows = [np.array(row) for row in values]
+        means = [float(np.nanmean(row)) if np.isfinite(row).any() else math.nan for row in rows]
+        turns = [row.astype(np.float32) for row in rows] if self.view == "turns" else None
+        failed = {row: e for row, each in enumerate(texts) if math.isnan(means[row]) and (e := _error(replies, each))}
         return Assessment(scores=np.array(means, np.float32), turns=turns, failed=failed)
 
-    def _compared(self, answer: Pairs, shown: Sequence[tuple[Document, ...]], groups: NDArray[np.intp]) -> Assessment:
+    def _compare(self, answer: Pairs, shown: Sequence[tuple[Document, ...]], groups: NDArray[np.intp]) -> Assessment:
         members: defaultdict[int, set[Document]] = defaultdict(set)
         for group, each in zip(groups.tolist(), shown, strict=True):
             members[group].update(each)
@@ -268,33 +262,33 @@ class Judge(Composable):
         outcomes: defaultdict[int, list[tuple[Document, Document, float]]] = defaultdict(list)
         lost: dict[tuple[int, Document], str] = {}
         for (group, first, second), (forward, backward) in zip(matches, both, strict=True):
-            if why := _why(replies, (forward, backward)):
-                lost |= {(group, first): why, (group, second): why}
-            one, other = winners.get(forward), winners.get(backward)
-            if one is not None and other is not None:
-                won = 0.5 if one == other else float(one == "A")  # the same letter twice is the place, not the text
+            if error := _error(replies, (forward, backward)):
+                lost |= {(group, first): error, (group, second): error}
+            winner, reverse = winners.get(forward), winners.get(backward)
+            if winner is not None and reverse is not None:
+                won = 0.5 if winner == reverse else float(winner == "A")  # the same letter twice is a position bias
                 outcomes[group].append((first, second, won))
-        grades = {group: _ranked(found, answer) for group, found in outcomes.items()}
-        found = [
+        grades = {group: _ranked(results, answer) for group, results in outcomes.items()}
+        scores = [
             grades.get(group, {}).get(each[0], math.nan) if each else math.nan
             for group, each in zip(groups.tolist(), shown, strict=True)
         ]
         failed = {
             row: lost[group, each[0]]
             for row, (group, each) in enumerate(zip(groups.tolist(), shown, strict=True))
-            if math.isnan(found[row]) and each and (group, each[0]) in lost
+            if math.isnan(scores[row]) and each and (group, each[0]) in lost
         }
-        return Assessment(scores=np.array(found, np.float32), failed=failed)
+        return Assessment(scores=np.array(scores, np.float32), failed=failed)
 
     def _matches(self, texts: Iterable[Document], opponents: int | None) -> list[tuple[Document, Document]]:
-        """Who meets whom: neighbours by a keyed hash, which has nothing to do with what they say."""
+        """Pairs of texts: neighbors in the order of a keyed hash, which is independent of their content."""
         order = sorted(texts, key=lambda text: mark_of(text, key=self._key))
         return [(order[first], order[second]) for first, second in pairings(len(order), opponents)]
 
     def _ask(self, texts: Iterable[str]) -> _Replies:
-        """Every different question once."""
-        asked = list(texts)
-        unique = list(dict.fromkeys(asked))
+        """Send each distinct question once."""
+        texts = list(texts)
+        unique = list(dict.fromkeys(texts))
         if not unique:
             return {}
         form = self.answer
@@ -312,7 +306,7 @@ class Judge(Composable):
         answered = [reply for reply in outcomes if isinstance(reply, Reply)]
         self._count(
             questions=len(unique),
-            repeated=len(asked) - len(unique),
+            repeated=len(texts) - len(unique),
             failed=len(unique) - len(answered),
             prompt_tokens=sum(reply.prompt_tokens for reply in answered),
             completion_tokens=sum(reply.completion_tokens for reply in answered),
@@ -328,19 +322,19 @@ class Judge(Composable):
         with self._counting:
             self._usage += JudgeUsage(**more)
 
-    def _count_nonsense(self, replies: _Replies, meant: Mapping[str, object]) -> None:
-        nonsense = [reply for text, reply in replies.items() if isinstance(reply, Reply) and meant[text] is None]
+    def _count_nonsense(self, replies: _Replies, answers: Mapping[str, object]) -> None:
+        nonsense = [reply for text, reply in replies.items() if isinstance(reply, Reply) and answers[text] is None]
         self._count(nonsense=len(nonsense))
         if nonsense:
-            first, least = nonsense[0], getattr(self.answer, "least_mass", 0.0)
-            held = f", to which it was held: all choices had {first.mass:.2g} of its probability, least_mass={least:g}"
+            first, min_mass = nonsense[0], getattr(self.answer, "min_mass", 0.0)
+            mass = f": all choices together had a probability of {first.mass:.2g}, min_mass={min_mass:g}"
             _LOG.warning(
                 "judge %r: %d of %d replies are no answer, e.g. %r%s",
                 self.name,
                 len(nonsense),
                 len(replies),
                 first.text[:80],
-                held if first.mass < least else "",
+                mass if first.mass < min_mass else "",
             )
 
 
@@ -357,9 +351,9 @@ def _name_of(model: str | Policy) -> str:
     return name
 
 
-def _why(replies: _Replies, asked: Iterable[str]) -> str:
-    """Why one of these questions has no reply; empty where all have."""
-    error = next((reply for text in asked if isinstance(reply := replies[text], BaseException)), None)
+def _error(replies: _Replies, questions: Iterable[str]) -> str:
+    """The first error among the replies to these questions; empty if all were answered."""
+    error = next((reply for text in questions if isinstance(reply := replies[text], BaseException)), None)
     return "" if error is None else f"{type(error).__name__}: {error}"
 
 
@@ -377,7 +371,7 @@ def _ranked(outcomes: Sequence[tuple[Document, Document, float]], answer: Pairs)
 
 
 def pairings(n: int, opponents: int | None) -> Iterator[tuple[int, int]]:
-    """Who meets whom among `n`: all, or the nearest `opponents` on a ring in this order; each pair once."""
+    """Pairs among `n` texts: all, or each with its nearest `opponents` on a ring; each pair once."""
     reach = n - 1 if opponents is None else min(opponents // 2, n - 1)
     for first in range(n):
         for second in range(first + 1, n):
@@ -389,18 +383,18 @@ def pairings(n: int, opponents: int | None) -> Iterator[tuple[int, int]]:
 def rank(wins: NDArray[np.float64], ranking: Ranking) -> NDArray[np.float32]:
     """Grades of n texts from their comparisons.
 
-    ``"win_rate"``: wins plus half the ties, over the comparisons made. Copeland's score, on [0, 1], is the same number,
-    because every pair has one outcome. ``"bradley_terry"``: strengths p that maximise the likelihood of the outcomes
-    under P(i beats j) = p_i / (p_i + p_j), by Hunter's iteration (2004, Annals of Statistics 32, eq. 3); the grade is
-    the mean probability of beating another. Departure: everyone also ties once with an invented opponent of strength
-    1, which keeps the strengths finite. Prefer it where texts met different opponents.
+    ``"win_rate"``: wins plus half of the ties, divided by the comparisons. This equals Copeland's score on [0, 1],
+    because every pair has one outcome. ``"bradley_terry"``: strengths p that maximize the likelihood of the outcomes
+    under P(i beats j) = p_i / (p_i + p_j), by Hunter's iteration (2004, Annals of Statistics 32, eq. 3). The grade is
+    the mean probability of beating another text. Difference: each text also ties once with a virtual opponent of
+    strength 1, which keeps the strengths finite. Prefer this ranking if texts had different opponents.
 
     Args:
-        wins: float64 [n, n]; how often row beat column, a tie is 0.5 for both, 0 where they did not meet.
+        wins: float64 [n, n]; number of times row beat column, 0.5 each for a tie, 0 for pairs that were not compared.
         ranking: See above.
 
     Returns:
-        float32 [n] in [0, 1]; NaN for a text that met nobody.
+        float32 [n] in [0, 1]; NaN for a text without comparisons.
     """
     met = wins + wins.T
     alone = met.sum(axis=1) == 0
@@ -417,10 +411,10 @@ def rank(wins: NDArray[np.float64], ranking: Ranking) -> NDArray[np.float32]:
 def _strengths(wins: NDArray[np.float64], met: NDArray[np.float64]) -> NDArray[np.float64]:
     strength = np.ones(len(wins))
     won = wins.sum(axis=1) + 0.5
-    for _ in range(_ROUNDS):
+    for _ in range(_MAX_ITERATIONS):
         before = strength
-        # p_i = W_i / sum over j of n_ij / (p_i + p_j), Hunter 2004, eq. 3; the invented opponent adds half a win.
+        # p_i = W_i / sum over j of n_ij / (p_i + p_j), Hunter 2004, eq. 3; the virtual opponent adds half a win.
         strength = won / ((met / (before[:, None] + before[None, :])).sum(axis=1) + 1.0 / (before + 1.0))
-        if np.max(np.abs(strength - before) / strength) < _CLOSE:
+        if np.max(np.abs(strength - before) / strength) < _TOLERANCE:
             break
     return strength

@@ -1,4 +1,1 @@
-"""Models that score a text in one pass, reward models and embeddings. Start at `text_models`.
-
-In: trajectories. Out: scores. Waits for the model.
-"""
+"""Verifiers on models that score a text in one forward pass. Start at `text_models`."""

@@ -1,7 +1,4 @@
-"""Hugging Face models that read texts in batches, and what they make verifiers of: reward models and embeddings.
-
-In: trajectories. Out: scores [n] in [0, 1]. Waits for the model's files, once, and for its forward passes.
-"""
+"""Verifiers on Hugging Face models that score texts in one forward pass: reward models and embeddings."""
 
 from __future__ import annotations
 
@@ -20,37 +17,37 @@ from forge_agents.models import resolve as models
 from forge_agents.types import Trajectory
 from forge_verifiers.core.verifier import Composable, Cost, Scores, group_ids
 from forge_verifiers.judge.prompts import defused
-from forge_verifiers.rules.answers import golds, last_action
+from forge_verifiers.rules.answers import gold_answers, last_action
 
 if TYPE_CHECKING:
     import torch
 
 Text: TypeAlias = str | tuple[str, str]
-"""A text, or two that the tokenizer joins its own way."""
+"""A text, or a pair of texts for the tokenizer to join."""
 _HEAD = 4
-"""A text that is too long keeps the first quarter of the limit, and of its end the rest."""
+"""A text that is too long keeps the first quarter of the limit and fills the rest with its end."""
 _NO_LIMIT = 1_000_000
-"""Tokenizers without a limit of their own say a number far beyond this."""
+"""Tokenizers without a limit report a number far beyond this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextModelUsage:
-    """What a model has read so far."""
+    """Counters of a model."""
 
     texts: int = 0
-    """Read; equal texts of one call are read once."""
+    """Texts, without repetitions in one call."""
     truncated: int = 0
-    """Of these, longer than the limit: their middle was left out."""
+    """Texts that lost their middle because of the limit."""
     batches: int = 0
 
 
 class TextModel:
-    """A model on the processor or an accelerator of this process; loaded when first used, from safetensors only.
+    """A model in this process, loaded at first use, from safetensors only.
 
     Args:
-        auto_class: Class of transformers that loads it. All others are as in `RewardModel`; the model's own limit of
-            tokens holds, too, and texts of like length share a batch.
-        name: What the verifier is called.
+        auto_class: Class of transformers that loads the model. The other arguments are those of `RewardModel`. The
+            model's own token limit also applies.
+        name: Name of the verifier.
 
     Raises:
         ValueError: A number is out of range.
@@ -86,20 +83,20 @@ class TextModel:
 
     @property
     def device(self) -> str:
-        """Where it lives, in torch's words."""
+        """Device in torch's notation."""
         return str(self._device)
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens of one forward pass, padding included."""
+        """Maximum number of tokens of a forward pass, padding included."""
         return self._batch_tokens
 
     def load(self) -> tuple[Any, Any]:
-        """Tokenizer and model. Twice is no error.
+        """Tokenizer and model, loaded at the first call.
 
         Raises:
             ModelNotFoundError: There is no such model, or it has no safetensors.
-            ValueError: Weights that the model needs are not in its files.
+            ValueError: The files lack weights of the model.
         """
         with self._lock:
             if self._loaded is None:
@@ -109,16 +106,15 @@ class TextModel:
     def rows(
         self, texts: Sequence[Text], read: Callable[[Any, torch.Tensor], torch.Tensor], *, special_tokens: bool = True
     ) -> torch.Tensor:
-        """What `read` makes of the model's output for each text.
+        """One row per text, computed by `read` from the model's output.
 
         Args:
-            texts: Any number.
-            read: Takes the model's output and the mask, int64 [B, T], 1 where a token is no padding; returns
-                [B, width].
-            special_tokens: Whether the tokenizer adds its own; not to texts that a chat template has written.
+            texts: The texts.
+            read: Maps the model's output and the attention mask, int64 [B, T], to [B, width].
+            special_tokens: Whether the tokenizer adds special tokens; False for texts from a chat template.
 
         Returns:
-            float32 [n, width], on the processor; width 0 for no texts.
+            float32 [n, width] on the CPU; width 0 for no texts.
         """
         import torch
 
@@ -127,14 +123,14 @@ class TextModel:
         if not unique:
             return torch.empty(0, 0)
         encoded, truncated = self._encode(tokenizer, model, unique, special_tokens)
-        found: dict[Text, torch.Tensor] = {}
+        results: dict[Text, torch.Tensor] = {}
         batches = 0
         with self._lock, _threads(self._threads), torch.no_grad():
             for batch in _batches([len(ids["input_ids"]) for ids in encoded], self._batch_tokens):
-                padded = self._padded(model, [encoded[at] for at in batch])
+                padded = self._padded(model, [encoded[k] for k in batch])
                 inputs = {name: torch.tensor(column, device=self._device) for name, column in padded.items()}
                 rows = read(model(**inputs), inputs["attention_mask"]).float().cpu()
-                found |= {unique[at]: row for at, row in zip(batch, rows, strict=True)}
+                results |= {unique[k]: row for k, row in zip(batch, rows, strict=True)}
                 batches += 1
         before = self.usage
         self.usage = TextModelUsage(
@@ -142,7 +138,7 @@ class TextModel:
             truncated=before.truncated + truncated,
             batches=before.batches + batches,
         )
-        return torch.stack([found[text] for text in texts])
+        return torch.stack([results[text] for text in texts])
 
     def _load(self) -> tuple[Any, Any]:
         import transformers
@@ -165,17 +161,17 @@ class TextModel:
         return tokenizer, model.eval().to(self._device)
 
     def _padded(self, model: Any, encoded: Sequence[Mapping[str, list[int]]]) -> dict[str, list[list[int]]]:
-        """Columns of equal length, filled up at the end of each row.
+        """Pad the rows at the end to equal length.
 
-        A decoder reads its score at the last token that is not its padding token. A model without a padding token reads
-        it at the last token of a text, so its rows are filled up with a token that is in none of them. The end-of-turn
-        token would be wrong: the score would be read one token before it.
+        A decoder reads its score at the last token that is not its padding token. For a model without a padding token,
+        a token that occurs in none of the rows becomes the padding token. The end-of-turn token would be wrong, because
+        the score would be read one token before it.
         """
         pad_id = self._pad_id
         if pad_id is None:
             settings = model.config.get_text_config()
-            used = {token for row in encoded for token in row["input_ids"]}
-            pad_id = settings.pad_token_id = next(token for token in range(settings.vocab_size) if token not in used)
+            tokens = {token for row in encoded for token in row["input_ids"]}
+            pad_id = settings.pad_token_id = next(token for token in range(settings.vocab_size) if token not in tokens)
         longest = max(len(row["input_ids"]) for row in encoded)
         return {
             name: [row[name] + [pad_id if name == "input_ids" else 0] * (longest - len(row[name])) for row in encoded]
@@ -185,20 +181,20 @@ class TextModel:
     def _encode(
         self, tokenizer: Any, model: Any, texts: Sequence[Text], special_tokens: bool
     ) -> tuple[list[dict[str, list[int]]], int]:
-        """Token ids and what goes with them, for each text; and how many were too long."""
+        """Token ids and masks of each text, and the number of shortened texts."""
         limit = min(self._max_tokens, tokenizer.model_max_length)
         if tokenizer.model_max_length > _NO_LIMIT:
             limit = min(limit, getattr(model.config, "max_position_embeddings", limit))
 
         def encode(text: Text) -> dict[str, list[int]]:
-            both = (text,) if isinstance(text, str) else text
-            return dict(tokenizer(*both, add_special_tokens=special_tokens, verbose=False))
+            parts = (text,) if isinstance(text, str) else text
+            return dict(tokenizer(*parts, add_special_tokens=special_tokens, verbose=False))
 
         encoded = [encode(text) for text in texts]
-        long = [at for at, ids in enumerate(encoded) if len(ids["input_ids"]) > limit]
+        long = [k for k, ids in enumerate(encoded) if len(ids["input_ids"]) > limit]
         head = limit // _HEAD
-        for at in long:  # the task stands at the beginning and the conclusion at the end
-            encoded[at] = {key: [*row[:head], *row[head - limit :]] for key, row in encoded[at].items()}
+        for k in long:  # the task is at the beginning and the conclusion at the end
+            encoded[k] = {key: [*row[:head], *row[head - limit :]] for key, row in encoded[k].items()}
         return encoded, len(long)
 
 
@@ -216,54 +212,54 @@ def _threads(number: int | None) -> Iterator[None]:
 
 
 def _batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Places of texts, longest first, so that a batch's tokens, padded to its longest, are at most `batch_tokens`."""
-    order = sorted(range(len(lengths)), key=lambda at: -lengths[at])
+    """Indices of texts by batch, longest first, so that a padded batch has at most `batch_tokens` tokens."""
+    order = sorted(range(len(lengths)), key=lambda k: -lengths[k])
     while order:
         size = max(1, batch_tokens // max(1, lengths[order[0]]))
         yield order[:size]
         order = order[size:]
 
 
-class _Reader(Composable):
-    """What verifiers of text models share: the model, its cost and its usage."""
+class _TextVerifier(Composable):
+    """Base class of verifiers with a text model."""
 
     cost: Cost = "model"
     _model: TextModel
 
     @property
     def own_model(self) -> TextModel:
-        """The model that the first score loads into this process; a run counts what it takes of a GPU."""
+        """The model in this process, whose GPU memory a run counts."""
         return self._model
 
     @property
     def usage(self) -> TextModelUsage:
-        """Counts since the verifier was made."""
+        """Counters since the verifier was created."""
         return self._model.usage
 
 
-class RewardModel(_Reader):
-    """A Hugging Face sequence classifier that grades conversations, as reward models do.
+class RewardModel(_TextVerifier):
+    """A Hugging Face sequence classifier that scores conversations, such as a reward model.
 
-    A model with one label gives a logit; with several, the log-odds of `positive` against all others. The score is
-    sigmoid(scale * (logit - offset)): at scale 1 and offset 0 this is the softmax probability of `positive`. Reward
-    models are trained on differences (Bradley-Terry) and their logits have no fixed zero: `offset` and `scale` put
-    them on [0, 1] without saturating; combiners that use quantiles only need the latter.
+    A model with one label gives a logit, a model with several labels the log-odds of `positive` against all others. The
+    score is sigmoid(scale * (logit - offset)): with scale 1 and offset 0, the softmax probability of `positive`. Reward
+    models are trained on differences (Bradley-Terry), so their logits have no fixed zero. Choose `offset` and `scale`
+    so that scores do not saturate; the default combiner uses quantiles and needs no more.
 
-    Where the tokenizer has a chat template the model reads a conversation in it; otherwise the task and the answers as
-    a pair of texts. Control tokens in them are broken up.
+    With a chat template, the model reads a conversation, otherwise the task and the answer as a pair of texts. Control
+    tokens in the texts are broken up.
 
     Args:
-        model: A local folder, a built-in name or a hub id; safetensors only, code from the hub is never run.
-        positive: Label that stands for "good"; needed with three labels or more, by default 1 of two.
+        model: A local folder, a built-in name or a hub id; safetensors only. Code from the hub is never run.
+        positive: Label that means "good". Required with three labels or more; 1 by default for two.
         scale: Steepness; positive.
         offset: The logit that scores 0.5.
         view: ``"trajectory"``, the whole conversation, or ``"answer"``, its last turn.
-        max_tokens: Longer conversations lose their middle; `usage` counts them.
-        batch_tokens: Tokens of one forward pass, padding included.
-        threads: CPU threads of this process while it reads; None leaves torch's number.
-        device: Where the model lives, in torch's words.
-        name: What reports call it.
-        family: Verifiers of one family share a cause of error.
+        max_tokens: Maximum number of tokens. Longer conversations lose their middle; `usage` counts them.
+        batch_tokens: Maximum number of tokens of a forward pass, padding included.
+        threads: Number of CPU threads during a forward pass; None leaves torch's setting.
+        device: Device in torch's notation.
+        name: Name in reports.
+        family: Label of verifiers that share a cause of error.
 
     Raises:
         ValueError: A number is out of range. At the first score: the classifier's head is not in the files, or there
@@ -271,7 +267,7 @@ class RewardModel(_Reader):
         ModelNotFoundError: At the first score: there is no such model.
     """
 
-    likeness = "reward models"
+    default_family = "reward models"
 
     def __init__(
         self,
@@ -307,9 +303,9 @@ class RewardModel(_Reader):
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
         """Scores, float32 [n]; NaN for a trajectory without turns."""
         scores = np.full(len(trajectories), math.nan, np.float32)
-        at = [number for number, trajectory in enumerate(trajectories) if trajectory.turns]
-        if at:
-            scores[at] = self._scores([trajectories[number] for number in at])
+        rows = [row for row, trajectory in enumerate(trajectories) if trajectory.turns]
+        if rows:
+            scores[rows] = self._scores([trajectories[row] for row in rows])
         return scores
 
     def _scores(self, trajectories: Sequence[Trajectory]) -> Scores:
@@ -324,7 +320,7 @@ class RewardModel(_Reader):
 
     def _label(self, labels: int) -> int:
         if labels > 2 and self._positive is None:
-            raise ValueError(f"{self.name!r} has {labels} labels; say which means good with positive=")
+            raise ValueError(f"{self.name!r} has {labels} labels; name the good one with positive=")
         positive = labels - 1 if self._positive is None else self._positive
         if not 0 <= positive < labels:
             raise ValueError(f"{self.name!r} has labels 0 to {labels - 1}, not positive={positive}")
@@ -332,10 +328,10 @@ class RewardModel(_Reader):
 
     def _text(self, trajectory: Trajectory, tokenizer: Any) -> Text:
         turns = trajectory.turns if self._view == "trajectory" else trajectory.turns[-1:]
-        said = [(turn.observation, turn.action) for turn in turns]
+        pairs = [(turn.observation, turn.action) for turn in turns]
         if trajectory.instructions:
-            said[0] = (f"{trajectory.instructions}\n\n{said[0][0]}", said[0][1])
-        safe = [tuple(defused(text, tokenizer.all_special_tokens) for text in pair) for pair in said]
+            pairs[0] = (f"{trajectory.instructions}\n\n{pairs[0][0]}", pairs[0][1])
+        safe = [tuple(defused(text, tokenizer.all_special_tokens) for text in pair) for pair in pairs]
         if not getattr(tokenizer, "chat_template", None):
             before = [text for pair in safe[:-1] for text in pair]
             return "\n".join([*before, safe[-1][0]]), safe[-1][1]
@@ -353,26 +349,26 @@ def _log_odds(logits_NC: torch.Tensor, positive: int) -> torch.Tensor:
     return logits_NC[:, positive] - logits_NC[:, others].logsumexp(1)
 
 
-class EmbeddingSimilarity(_Reader):
-    """Cosine similarity of the answer's embedding, the mean of the encoder's last hidden states over the text's tokens.
+class EmbeddingSimilarity(_TextVerifier):
+    """Cosine similarity of the answer's embedding, which is the mean of the encoder's last hidden states.
 
-    ``against="reference"`` compares with the reference in `Trajectory.info`, the nearest where there are several;
-    ``against="group"`` with the mean of the siblings' unit embeddings, its own left out: the answer that the group
-    agrees on in meaning, where `SelfConsistency` needs equal words. The score is (cosine - floor) / (1 - floor), within
+    ``against="reference"`` compares with the most similar reference in `Trajectory.info`. ``against="group"`` compares
+    with the mean of the unit embeddings of the group's other answers, so that answers with the group's common meaning
+    score high, while `SelfConsistency` needs equal answers. The score is (cosine - floor) / (1 - floor), clipped to
     [0, 1].
 
     Args:
         model: Encoder: a local folder, a built-in name or a hub id; safetensors only.
         against: See above.
-        answer_key: Where the reference lies in `Trajectory.info`: a text, or a list of alternatives.
-        extract: The text that is compared, or None to abstain; by default the whole last action.
-        floor: Cosine that scores 0, in [-1, 1); encoders rarely give unlike texts less than 0.2 to 0.7.
-        max_tokens: Longer texts lose their middle; `usage` counts them.
-        batch_tokens: Tokens of one forward pass, padding included.
-        threads: CPU threads of this process while it reads; None leaves torch's number.
-        device: Where the model lives, in torch's words.
-        name: What reports call it.
-        family: Verifiers of one family share a cause of error.
+        answer_key: Key of the reference in `Trajectory.info`: a text, or a list of alternatives.
+        extract: Returns the text to compare, or None to abstain; by default the whole last action.
+        floor: Cosine that scores 0, in [-1, 1). Encoders rarely give different texts less than 0.2 to 0.7.
+        max_tokens: Maximum number of tokens. Longer texts lose their middle; `usage` counts them.
+        batch_tokens: Maximum number of tokens of a forward pass, padding included.
+        threads: Number of CPU threads during a forward pass; None leaves torch's setting.
+        device: Device in torch's notation.
+        name: Name in reports.
+        family: Label of verifiers that share a cause of error.
 
     Raises:
         ValueError: A number is out of range.
@@ -412,14 +408,14 @@ class EmbeddingSimilarity(_Reader):
         )
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """Similarities, float32 [n]; NaN without an answer, a reference or a sibling that answered."""
+        """Similarities, float32 [n]; NaN without an answer, a reference, or another answer in the group."""
         answers = [self._extract(trajectory) or None for trajectory in trajectories]
         if self._against == "reference":
-            references = [golds(trajectory, self._answer_key) or () for trajectory in trajectories]
+            references = [gold_answers(trajectory, self._answer_key) or () for trajectory in trajectories]
             vectors = self._vectors([*answers, *(text for texts in references for text in texts)])
             cosines = [_nearest(vectors, answer, texts) for answer, texts in zip(answers, references, strict=True)]
         else:
-            cosines = _to_siblings(self._vectors(answers), answers, group_ids(trajectories).tolist())
+            cosines = _to_group(self._vectors(answers), answers, group_ids(trajectories).tolist())
         scores = (np.array(cosines, np.float64) - self._floor) / (1 - self._floor)
         return np.clip(scores, 0.0, 1.0).astype(np.float32)
 
@@ -443,7 +439,7 @@ def _nearest(vectors: Mapping[str, np.ndarray], answer: str | None, references: 
     return max(cosines, default=math.nan)
 
 
-def _to_siblings(
+def _to_group(
     vectors: Mapping[str, np.ndarray], answers: Sequence[str | None], groups: Sequence[int]
 ) -> list[float]:
     members: defaultdict[int, list[np.ndarray]] = defaultdict(list)

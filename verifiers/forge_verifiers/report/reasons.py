@@ -1,6 +1,6 @@
-"""What the data support saying of a verifier: why it counts for little, and on how many votes the direction rests.
+"""Explanations for a report: reasons for low weights, and the evidence for which responses count as correct.
 
-Every sentence here is backed by an interval. Where the data do not tell, the sentence says so.
+Each statement is backed by an interval. If the data are not sufficient, the statement says so.
 """
 
 from __future__ import annotations
@@ -15,58 +15,66 @@ from numpy.typing import NDArray
 
 from forge_verifiers.report.report import Evidence, VerifierReport, interval
 
-_COPY, _LITTLE, _FEW_ROWS = 0.98, 0.1, 64
-"""Correlation from which on two verifiers score alike; a small weight, or TPR less FPR; a small number of rows."""
+_COPY = 0.98
+"""Correlation from which two verifiers count as copies."""
+_SMALL, _FEW_ROWS = 0.1, 64
+"""A small weight or TPR - FPR, and a small number of rows."""
 _CLEAR_MAJORITY = 1.5
-"""How many times as much the better verifiers weigh as the worse ones before these are called worse than chance."""
-_LABELS_DECIDE = 3
-"""Labels from which on they, and not the majority of the verifiers, decide which side is correct."""
+"""Ratio of better to worse independent verifiers from which the worse ones are called worse than chance."""
+_MIN_LABELS = 3
+"""Number of labels from which they, instead of the majority of the verifiers, decide which side is correct."""
 
 
 def with_reasons(
-    rows: Sequence[VerifierReport], evidence: Evidence | None, camps: NDArray[np.intp], *, settled: bool = False
+    rows: Sequence[VerifierReport],
+    evidence: Evidence | None,
+    clusters: NDArray[np.intp],
+    *,
+    has_reference: bool = False,
 ) -> tuple[VerifierReport, ...]:
-    """The rows [m], each with the number of score rows behind it and the reason why it counts for little, if it does.
+    """Add the number of score rows, and the reason of a low weight, to each row [m].
 
     Args:
-        rows: What is known of each verifier.
-        evidence: What the combiner was fitted on; None before.
-        camps: [m] See `CombinerReport.camps`.
-        settled: Whether labels or anchors say which responses are correct. Without them a verifier is called worse than
-            chance only if those that are better clearly outnumber those that are worse, and camps are told.
+        rows: Estimates of each verifier.
+        evidence: The score rows of the fit; None before.
+        clusters: [m], see `CombinerReport.clusters`.
+        has_reference: Whether labels or anchors determine which responses are correct. Without them, a verifier is
+            called worse than chance only if the better ones clearly outnumber the worse ones.
     """
     better, worse = ([k for k, row in enumerate(rows) if row.side == side] for side in (1, -1))
     votes = [independent_votes(rows, evidence, side) for side in (better, worse)]
-    clear = settled or (len(better) > len(worse) and votes[0] >= _CLEAR_MAJORITY * votes[1])
+    clear = has_reference or (len(better) > len(worse) and votes[0] >= _CLEAR_MAJORITY * votes[1])
     correlation = np.nan_to_num(evidence.correlation()) if evidence is not None else np.zeros((len(rows),) * 2)
     explained = []
     for k, row in enumerate(rows):
         scores = np.empty(0) if evidence is None else evidence.scores[~np.isnan(evidence.scores[:, k]), k]
-        in_camps = camps[k] != 0 and not settled
-        against = [other.name for j, other in enumerate(rows) if in_camps and camps[j] not in (0, camps[k])]
-        twins = [] if evidence is None else [j for j in range(k) if _alike(evidence, correlation[k, j], k, j)]
-        like = [_likeness(rows[j].name, correlation[k, j], evidence, k, j) for j in twins[:1] if evidence is not None]
+        in_cluster = clusters[k] != 0 and not has_reference
+        opponents = [other.name for j, other in enumerate(rows) if in_cluster and clusters[j] not in (0, clusters[k])]
         if row.side < 0 and not clear:
-            against = against or [rows[j].name for j in better]
-        reason = _reason(row, scores, like, against, silence_votes=_silence_votes(evidence, k))
-        if not reason and row.weight < _LITTLE:
-            reason = "the combiner makes no use of it"
-            if evidence is not None and "kinship" in evidence.combiner:  # then a weight is a share of common errors
-                reason = f"the combiner counts it with others that err alike: {1 / row.weight:.0f} of them weigh as one"
+            opponents = opponents or [rows[j].name for j in better]
+        copy = ""
+        if evidence is not None:
+            copies = [j for j in range(k) if _is_copy(evidence, correlation[k, j], k, j)]
+            copy = _copy_text(rows[copies[0]].name, correlation[k, copies[0]], evidence, k, copies[0]) if copies else ""
+        reason = _reason(row, scores, copy, opponents, abstention_votes=_abstention_votes(evidence, k))
+        if not reason and row.weight < _SMALL:
+            reason = "the combiner does not use it"
+            if evidence is not None and row.weight > 0 and "0/error_correlation" in evidence.combiner:
+                reason = f"its errors correlate with those of others: {1 / row.weight:.0f} of them weigh as one"
         explained.append(dataclasses.replace(row, reason=reason, rows=len(scores)))
     return tuple(explained)
 
 
-def is_settled(num_labels: int, anchors: Sequence[object]) -> bool:
+def has_reference(num_labels: int, anchors: Sequence[object]) -> bool:
     """Whether labels or anchors decide which responses count as correct."""
-    return num_labels >= _LABELS_DECIDE or bool(anchors)
+    return num_labels >= _MIN_LABELS or bool(anchors)
 
 
 def independent_votes(rows: Sequence[VerifierReport], evidence: Evidence | None, members: Sequence[int]) -> float:
-    """How many independent verifiers some of them are worth.
+    """Effective number of independent verifiers among `members`.
 
-    Each counts 1 over the sum of its squared correlations with the members, and at most its weight. Verifiers that
-    agree because all are right are discounted as well as copies: scores alone cannot tell the two apart.
+    Each counts 1 / (sum of its squared correlations with the members), and at most its weight. Verifiers that agree
+    because they are right are discounted like copies: scores alone cannot tell the difference.
     """
     if evidence is None or not len(members):
         return 0.0
@@ -79,30 +87,30 @@ def independent_votes(rows: Sequence[VerifierReport], evidence: Evidence | None,
 def direction(
     rows: Sequence[VerifierReport], evidence: Evidence | None, *, num_labels: int, anchors: Sequence[str]
 ) -> list[str]:
-    """What decides which responses count as correct, in a sentence; empty where the combiner estimates no rates.
+    """A sentence on what decides which responses count as correct; empty if the combiner estimates no rates.
 
-    Scores have two consistent readings, each the reverse of the other. Without labels or an anchor, the combiner takes
-    the one in which the verifiers are better than chance by majority.
+    Scores have two consistent interpretations, each the reverse of the other. Without labels or an anchor, the combiner
+    uses the one in which the majority of the verifiers is better than chance.
 
     Args:
-        rows: What is known of each verifier.
-        evidence: What the combiner was fitted on; None before.
-        num_labels: Labeled rows that the combiner was fitted on.
+        rows: Estimates of each verifier.
+        evidence: The score rows of the fit; None before.
+        num_labels: Number of labeled rows in the fit.
         anchors: Names of the anchors.
     """
     estimated = [
-        k for k, row in enumerate(rows) if not math.isnan(row.tpr - row.fpr + row.edge_error) and row.weight > 0
+        k for k, row in enumerate(rows) if not math.isnan(row.tpr - row.fpr + row.difference_error) and row.weight > 0
     ]
     if not estimated:
         return []
-    if num_labels >= _LABELS_DECIDE:
+    if num_labels >= _MIN_LABELS:
         return [f"which responses count as correct follows {num_labels} labels"]
     if anchors:
         return [f"which responses count as correct follows the anchor {', '.join(anchors)}"]
     better, worse, unknown = ([k for k in estimated if rows[k].side == side] for side in (1, -1, 0))
     if not better and not worse:
-        nothing = "no labels or anchors say which responses are correct, and the scores do not tell either"
-        return [f"{nothing}: none of {len(unknown)} verifiers is known to be better or worse than chance"]
+        missing = "no labels or anchors say which responses are correct, and the scores do not tell either"
+        return [f"{missing}: none of {len(unknown)} verifiers is known to be better or worse than chance"]
     text = (
         "no labels or anchors say which responses are correct: the direction rests on "
         f"{_counted(rows, evidence, better)} better than chance against {_counted(rows, evidence, worse)} worse than "
@@ -118,19 +126,19 @@ def _counted(rows: Sequence[VerifierReport], evidence: Evidence | None, members:
     return f"{number} (worth {independent_votes(rows, evidence, members):.1f} independent ones)" if members else number
 
 
-def _alike(evidence: Evidence, correlation: float, k: int, j: int) -> bool:
-    """Whether two verifiers' scores correlate above `_COPY`, up to the sign, and not by chance on a few rows."""
+def _is_copy(evidence: Evidence, correlation: float, k: int, j: int) -> bool:
+    """Whether two verifiers correlate above `_COPY`, up to the sign, and not by chance on a few rows."""
     if abs(correlation) <= _COPY:
         return False
     low, _ = _correlation_interval(abs(correlation), _common_rows(evidence, k, j))
     return low > 1 - 5 * (1 - _COPY)
 
 
-def _likeness(name: str, correlation: float, evidence: Evidence, k: int, j: int) -> str:
+def _copy_text(name: str, correlation: float, evidence: Evidence, k: int, j: int) -> str:
     rows = _common_rows(evidence, k, j)
     low, high = _correlation_interval(abs(correlation), rows)
-    what = "scores almost like" if correlation > 0 else "scores almost the reverse of"
-    return f"{what} {name!r}: correlation {correlation:.2f} [{low:.2f}, {high:.2f}] in size on {rows} common rows"
+    relation = "scores almost like" if correlation > 0 else "scores almost the reverse of"
+    return f"{relation} {name!r}: correlation {correlation:.2f} [{low:.2f}, {high:.2f}] in size on {rows} common rows"
 
 
 def _common_rows(evidence: Evidence, k: int, j: int) -> int:
@@ -142,53 +150,52 @@ def _correlation_interval(correlation: float, rows: int) -> tuple[float, float]:
     if rows < 4:
         return -1.0, 1.0
     z, width = math.atanh(min(correlation, 1 - 1e-9)), 1.96 / math.sqrt(rows - 3)
-    if correlation >= 1 - 1e-9:  # equal on all rows: the rule of three bounds the share of rows that differ
+    if correlation >= 1 - 1e-9:  # equal on all rows: the rule of three bounds the fraction of rows that differ
         return 1.0 - 6.0 / rows, 1.0
     return math.tanh(z - width), math.tanh(z + width)
 
 
-def _silence_votes(evidence: Evidence | None, k: int) -> bool:
-    """Whether the combiner reads an abstention of a verifier of one score as the opposite score."""
+def _abstention_votes(evidence: Evidence | None, k: int) -> bool:
+    """Whether the combiner reads an abstention of a one-score verifier as the opposite score."""
     opposite = None if evidence is None else evidence.combiner.get("opposite")
     return opposite is not None and not math.isnan(opposite[k])
 
 
 def _reason(
-    row: VerifierReport, scores: NDArray[Any], like: Sequence[str], against: Sequence[str], *, silence_votes: bool
+    row: VerifierReport, scores: NDArray[Any], copy: str, opponents: Sequence[str], *, abstention_votes: bool
 ) -> str:
-    """Why a verifier with these scores counts for little: the first cause that explains it; empty where it counts."""
+    """The first cause that explains the low weight of a verifier with these scores; empty for a useful verifier."""
     if not row.scored or (not len(scores) and not math.isnan(row.weight)):
-        fates = {"abstained on": row.abstained, "failed on": row.failed, "spared, by cheaper ones, on": row.skipped}
-        what = ", ".join(f"{how} {count}" for how, count in fates.items() if count) or "never asked"
-        return f"silent: {what}{' trajectories' * (what != 'never asked')}"
-    if len(scores) and scores.min() == scores.max() and not silence_votes:
+        counts = {"abstained on": row.abstained, "failed on": row.failed, "skipped by a cascade on": row.skipped}
+        text = ", ".join(f"{label} {count}" for label, count in counts.items() if count)
+        return f"no scores: {text} trajectories" if text else "no scores: never called"
+    if len(scores) and scores.min() == scores.max() and not abstention_votes:
         return f"constant: scores {scores[0]:.3g} on all {len(scores)} rows that it answered"
-    if like:
-        return f"{like[0]}{'; the two share one weight' * (row.weight < 0.9)}"
+    if copy:
+        return f"{copy}{'; the two share one weight' * (row.weight < 0.9)}"
     if row.weight == 0:
         return f"left out by the combiner: it says yes of {np.mean(scores > 0.5):.0%} of the rows"
-    return _standing(row, len(scores), against)
+    return _compared_with_chance(row, len(scores), opponents)
 
 
-def _standing(row: VerifierReport, rows: int, against: Sequence[str]) -> str:
-    """What its rates say of a verifier against chance; empty where it is better."""
-    edge = row.tpr - row.fpr
-    if math.isnan(edge):
+def _compared_with_chance(row: VerifierReport, rows: int, opponents: Sequence[str]) -> str:
+    """Comparison of a verifier's rates with chance; empty if it is better."""
+    difference = row.tpr - row.fpr
+    if math.isnan(difference):
         return ""
-    measured = f"TPR less FPR is {interval(edge, row.edge_error, low=-1.0)} on {rows} rows"
-    # The most telling of many cuts seems to tell something by chance, too: Smirnov 1948, classes of equal size.
-    chance = max(_LITTLE, min(2 * _LITTLE, 2.72 / math.sqrt(max(rows, 1))))
-    sure = row.side != 0 or (math.isnan(row.edge_error) and edge > 0)
-    if sure and edge >= chance:
+    measured = f"TPR - FPR is {interval(difference, row.difference_error, low=-1.0)} on {rows} rows"
+    # The best of many thresholds separates classes of equal size by chance, too: Smirnov 1948.
+    chance = max(_SMALL, min(2 * _SMALL, 2.72 / math.sqrt(max(rows, 1))))
+    significant = row.side != 0 or (math.isnan(row.difference_error) and difference > 0)
+    if significant and difference >= chance:
         return ""
-    if against:
-        return (
-            f"contradicted by {', '.join(against)}: which side is right, only an anchor or labels can tell; {measured}"
-        )
-    if sure and edge <= -chance:
+    if opponents:
+        decision = "only an anchor or labels can decide which side is right"
+        return f"contradicted by {', '.join(opponents)}: {decision}; {measured}"
+    if significant and difference <= -chance:
         return f"worse than chance, so the ensemble counts its scores in reverse: {measured}"
-    if not math.isnan(row.edge_error) and abs(edge) + 1.96 * row.edge_error < 2 * _LITTLE:
-        return f"no better than chance, as far as the others tell: {measured}"
+    if not math.isnan(row.difference_error) and abs(difference) + 1.96 * row.difference_error < 2 * _SMALL:
+        return f"no better than chance, according to the others: {measured}"
     if rows < _FEW_ROWS:
-        return f"too few rows to tell it from chance: {measured}"
-    return f"not told from chance by these rows: {measured}"
+        return f"too few rows to distinguish it from chance: {measured}"
+    return f"these rows do not distinguish it from chance: {measured}"

@@ -1,7 +1,4 @@
-"""What an ensemble believes of its verifiers and what its score rows show: as data, as a table, as a page.
-
-In: numbers, and the score rows a combiner was fitted on. Out: `EnsembleReport`, text, HTML. Waits for nothing.
-"""
+"""Reports of an ensemble: estimates of its verifiers and checks on its score rows, as data, text table or HTML page."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ import forge_verifiers.combiners as combiners
 from forge_agents.display import printable, standalone_page
 from forge_agents.errors import RunFolderError
 from forge_verifiers.combiners.base import rate_errors
-from forge_verifiers.core.verifier import Cost, under
+from forge_verifiers.core.verifier import Cost, state_under
 from forge_verifiers.report.pictures import accuracy_figure, calibration_figure, correlation_figure, drift_figure
 
 if TYPE_CHECKING:
@@ -32,14 +29,11 @@ if TYPE_CHECKING:
 Floats = NDArray[np.float64]
 
 _BINS = 10
-_LEAST_LABELS = 20
-_LEAST_SEPARATION = 0.05
-_LEAST_SOURCES = 6
-"""Each half needs three independent verifiers before a combiner can learn about them."""
-
-
-_WIDEST, _LONGEST = 200, 40
-"""Characters of the table's lines and of a verifier's name."""
+_MIN_LABELS = 20
+_MIN_SEPARATION = 0.05
+_MIN_SOURCES = 6
+"""A combiner needs three independent verifiers in each half."""
+_MAX_LINE, _MAX_NAME = 200, 40
 _STYLE = """
 body { max-width: 62rem; }
 dl { display: flex; flex-wrap: wrap; gap: .7rem; margin: 0; }
@@ -56,132 +50,128 @@ section.alarm ul { margin: .3rem 0 0; padding-left: 1.2rem; }
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """Is P(correct) what it says? Rows in bins of equal size, by what was predicted."""
+    """Calibration of P(correct): predicted and observed correctness in bins of equal size."""
 
     source: Literal["labels", "halves", "none"]
-    """What `observed` rests on: known labels; each half of the verifiers checked by the other half; or nothing."""
+    """Source of `observed`: known labels, a comparison of two halves of the verifiers, or none."""
     predicted: Floats
     """[B] mean predicted P(correct)."""
     observed: Floats
-    """[B] share of correct rows; all NaN where the source is "none"."""
+    """[B] fraction of correct rows; all NaN if the source is "none"."""
     half_width: Floats
-    """[B] half of the 95 % interval of `observed`, sampling error only."""
+    """[B] half of the 95 % interval of `observed`; sampling error only."""
     count: NDArray[np.intp]
     """[B] rows."""
 
     @property
     def error(self) -> float:
-        """Expected calibration error, the row-weighted mean of |observed - predicted|; NaN where nothing is known."""
+        """Expected calibration error, the row-weighted mean of |observed - predicted|; NaN if unknown."""
         return float(np.average(np.abs(self.observed - self.predicted), weights=self.count))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """The window of score rows behind an ensemble's last fit."""
+    """The score rows of an ensemble's last fit."""
 
     scores: NDArray[np.float32]
-    """[N, m], NaN where there is none."""
-    asked: NDArray[np.bool_]
-    """[N, m]; False where a verifier was not asked or its call failed."""
+    """[N, m], NaN where missing."""
+    queried: NDArray[np.bool_]
+    """[N, m]; False where a verifier was not called or failed."""
     groups: NDArray[np.int64]
-    """[N] the prompt of each row."""
+    """[N] prompt of each row."""
     labels: NDArray[np.float32]
     """[N] 0, 1 or NaN (unknown)."""
     families: Sequence[str | None]
-    """[m]; None = unrelated to the others."""
+    """[m]; None for verifiers unrelated to the others."""
     combiner: Mapping[str, NDArray[Any]]
     """The fitted combiner's `state_dict`."""
 
     @classmethod
     def from_state(cls, state: Mapping[str, NDArray[Any]], families: Sequence[str | None]) -> Evidence | None:
-        """The evidence in an ensemble's `state_dict`; None before the first fit.
-
-        Raises:
-            ValueError: the state is not an ensemble's.
-        """
-        fitted = under("combiner/", state)
+        """The evidence in an ensemble's `state_dict`; None before the first fit. Raises ValueError for other states."""
+        fitted = state_under("combiner/", state)
         try:
-            window = {key: state[f"window/{key}"] for key in ("scores", "asked", "groups", "labels")}
+            window = {key: state[f"window/{key}"] for key in ("scores", "queried", "groups", "labels")}
         except KeyError as missing:
-            raise ValueError(f"the state lacks {missing}; send what Ensemble.state_dict() returned") from None
+            raise ValueError(f"the state lacks {missing}; pass the result of Ensemble.state_dict()") from None
         return cls(**window, families=families, combiner=fitted) if fitted else None
 
     def posterior(self) -> Floats:
         """P(correct) of every row, float64 [N]."""
         combiner = combiners.get(str(self.combiner["combiner"]))
         combiner.load_state_dict(self.combiner)
-        return combiner.predict_proba(self.scores, self.groups, self.asked)
+        return combiner.predict_proba(self.scores, self.groups, self.queried)
 
     def rate_errors(self, tpr: Floats, fpr: Floats) -> tuple[Floats, Floats]:
-        """Standard errors [m] of rates [m] of a combiner that does not estimate them itself."""
+        """Standard errors [m] of rates [m], for combiners that do not estimate them."""
         wrong, right = rate_errors(np.stack([fpr, tpr]), self.posterior(), ~np.isnan(self.scores))
         return right, wrong
 
     def balance_error(self) -> float:
-        """Standard error of the share of correct rows; NaN for one prompt.
+        """Standard error of the fraction of correct rows; NaN for one prompt.
 
-        That of the mean posterior, prompts as clusters (Liang and Zeger 1986), over the share of the variance of
-        correctness that the posterior explains: a posterior that tells little knows little of the share.
+        It is the error of the mean posterior, clustered by prompt (Liang and Zeger 1986), divided by the fraction of
+        the variance of correctness that the posterior explains, because an uninformative posterior has little to average.
         """
-        posterior, place = self.posterior(), np.unique(self.groups, return_inverse=True)[1]
+        posterior, prompt = self.posterior(), np.unique(self.groups, return_inverse=True)[1]
         mean = float(posterior.mean())
-        deviations = np.bincount(place, posterior - mean)
+        deviations = np.bincount(prompt, posterior - mean)
         if (num := len(deviations)) < 2:
             return math.nan
         sampled = float(np.sqrt(num / (num - 1) * np.square(deviations).sum()) / len(posterior))
-        known = float(posterior.var()) / max(mean * (1 - mean), 1e-9)
-        return sampled / max(known, 1e-3)
+        explained = float(posterior.var()) / max(mean * (1 - mean), 1e-9)
+        return sampled / max(explained, 1e-3)
 
     def correlation(self) -> Floats:
-        """Pearson correlation [m, m] of scores over the rows where both spoke; NaN for a verifier without spread."""
+        """Pearson correlation [m, m] over the rows that both verifiers scored; NaN for constant verifiers."""
         present = ~np.isnan(self.scores)
-        x, seen = np.where(present, self.scores, 0.0).astype(np.float64), present.astype(np.float64)
+        x, mask = np.where(present, self.scores, 0.0).astype(np.float64), present.astype(np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
-            n = seen.T @ seen
-            mean = (x.T @ seen) / n  # of the first, where the second spoke
+            n = mask.T @ mask
+            mean = (x.T @ mask) / n  # mean of the first verifier over the rows of the second
             covariance = (x.T @ x) / n - mean * mean.T
-            variance = ((x * x).T @ seen) / n - mean**2
+            variance = ((x * x).T @ mask) / n - mean**2
             spread = np.sqrt(np.where(variance > 1e-9, variance, np.nan))
             return np.asarray(np.clip(covariance / (spread * spread.T), -1.0, 1.0))
 
     def calibration(self) -> Calibration:
-        """The curve against labels; without labels of the halves against each other; with too few verifiers neither."""
-        known = ~np.isnan(self.labels)
-        if known.sum() >= _LEAST_LABELS and len(np.unique(self.labels[known])) == 2:
-            posterior, right = self.posterior()[known], self.labels[known].astype(np.float64)
+        """Calibration against labels; without labels, of two halves of the verifiers against each other."""
+        labeled = ~np.isnan(self.labels)
+        if labeled.sum() >= _MIN_LABELS and len(np.unique(self.labels[labeled])) == 2:
+            posterior, right = self.posterior()[labeled], self.labels[labeled].astype(np.float64)
             return _curve("labels", posterior, right)
         halves = self._halves()
-        witnesses = [self._refitted("default", half) for half in halves[::-1]]
-        if not halves or min(map(_separation, witnesses)) < _LEAST_SEPARATION:
+        references = [self._refitted("default", half) for half in halves[::-1]]
+        if not halves or min(map(_separation, references)) < _MIN_SEPARATION:
             posterior = self.posterior()
             return _curve("none", posterior, np.full(len(posterior), np.nan))
         kind = str(self.combiner["combiner"])
-        claims = [self._refitted(kind, half) for half in halves]
-        return _curve("halves", np.concatenate(claims), np.concatenate([unblurred(w) for w in witnesses]))
+        predicted = [self._refitted(kind, half) for half in halves]
+        return _curve("halves", np.concatenate(predicted), np.concatenate([deblurred(r) for r in references]))
 
     def _halves(self) -> list[list[int]]:
-        """The verifiers that vary in two halves, families kept together; empty where they are too few."""
+        """The verifiers that vary, divided into two halves without splitting families; empty if there are too few."""
         spread = np.nanmax(self.scores, axis=0, initial=-1) - np.nanmin(self.scores, axis=0, initial=2)
         sources: dict[object, list[int]] = {}
         for k in np.flatnonzero(spread > 0).tolist():
             sources.setdefault(k if self.families[k] is None else ("family", self.families[k]), []).append(k)
-        if len(sources) < _LEAST_SOURCES:
+        if len(sources) < _MIN_SOURCES:
             return []
         columns = list(sources.values())
         return [[k for source in columns[half::2] for k in source] for half in (0, 1)]
 
     def _refitted(self, kind: str, columns: Sequence[int]) -> Floats:
-        """P(correct) [N] from some verifiers alone. Prompts are left out, else both halves would share them."""
+        """P(correct) [N] from a subset of the verifiers, without prompts, which both halves would share."""
         families = [self.families[k] for k in columns]
         combiner = combiners.get(kind, families=families if any(f is not None for f in families) else None)
-        return combiner.fit_predict(self.scores[:, columns], labels=self.labels, asked=self.asked[:, columns])
+        return combiner.fit_predict(self.scores[:, columns], labels=self.labels, queried=self.queried[:, columns])
 
 
-def unblurred(posterior: Floats) -> Floats:
-    """An estimate [N] of correctness from a posterior: unbiased within any set of rows chosen without looking at it.
+def deblurred(posterior: Floats) -> Floats:
+    """An unbiased estimate [N] of correctness, for any set of rows that was chosen independently of the posterior.
 
-    A calibrated q has class means E[q | right] = E[q q] / E[q] and E[q | wrong] = E[q (1 - q)] / E[1 - q]; mapping
-    these to 1 and 0 takes the blur out, as Rogan and Gladen (1978) do for a diagnostic test.
+    A calibrated q has class means E[q | right] = E[q q] / E[q] and E[q | wrong] = E[q (1 - q)] / E[1 - q]. Mapping
+    these to 1 and 0 corrects for the uncertainty, as Rogan and Gladen (1978) do for a diagnostic test.
     """
     wrong = float(posterior @ (1 - posterior) / max((1 - posterior).sum(), 1e-9))
     return (posterior - wrong) / max(_separation(posterior), 1e-9)
@@ -195,7 +185,7 @@ def _separation(posterior: Floats) -> float:
 
 
 def _curve(source: Literal["labels", "halves", "none"], predicted: Floats, right: Floats) -> Calibration:
-    """Bins of equal size; 0 and 1 labels, or unbiased estimates of them, in `right` [N]."""
+    """Bins of equal size from labels 0 and 1, or unbiased estimates of them, in `right` [N]."""
     order = np.argsort(predicted, kind="stable")
     parts = np.array_split(order, max(1, min(_BINS, len(order) // 10)))
     observed = np.array([right[part].mean() for part in parts])
@@ -211,102 +201,102 @@ def _curve(source: Literal["labels", "halves", "none"], predicted: Floats, right
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifierReport:
-    """One verifier of an ensemble."""
+    """Estimates and counters of one verifier of an ensemble."""
 
     name: str
     family: str | None
-    """The one it was given, or that the ensemble found by likeness; None = unrelated to the others."""
+    """Declared or default family; None if unrelated to the others."""
     cost: Cost
     accuracy: float
-    """Estimated P(its verdict is right), in [0, 1]; NaN before the first fit or where the combiner estimates none."""
+    """Estimated accuracy in [0, 1]; NaN before the first fit, or if the combiner does not estimate it."""
     tpr: float
     """Estimated P(says yes | correct)."""
     fpr: float
-    """Estimated P(says yes | wrong). See `side` for whether it is above `tpr` beyond chance."""
+    """Estimated P(says yes | wrong). `side` compares it with `tpr`."""
     weight: float
-    """Share of its own evidence that counts; NaN before the first fit."""
+    """Fraction of its own evidence that counts; NaN before the first fit."""
     accuracy_error: float = math.nan
-    """Standard error of `accuracy`; NaN where the combiner estimates none, as for the errors below."""
+    """Standard error of `accuracy`; NaN if not estimated, as for the errors below."""
     tpr_error: float = math.nan
     fpr_error: float = math.nan
     weight_error: float = math.nan
     rows: int = 0
-    """Score rows that the estimates rest on: those of the window on which it gave a score."""
+    """Number of score rows behind the estimates: those of the window that it scored."""
     scored: int
-    """Trajectories it gave a score."""
+    """Number of trajectories with a score."""
     abstained: int
-    """Trajectories of which it said that it cannot tell."""
+    """Number of trajectories on which it abstained."""
     errors: int
-    """Calls that raised."""
+    """Number of calls that raised."""
     timeouts: int
-    """Calls that outlived the deadline, and calls left out because an earlier one still hangs."""
+    """Number of calls that timed out, or were skipped because an earlier call still hangs."""
     last_error: str
-    """The last failure in words; empty where there was none."""
+    """Last error message; empty without failures."""
     failed: int = 0
-    """Trajectories without a score because a question or the whole call failed, which says nothing of them."""
+    """Number of trajectories without a score because a question or the whole call failed."""
     cached: int = 0
-    """Trajectories whose score was remembered or given to an equal one, so that nobody was asked."""
+    """Number of trajectories whose score came from the cache or from an equal trajectory."""
     skipped: int = 0
-    """Trajectories about which it was not asked because cheaper verifiers had decided them."""
+    """Number of trajectories that a cascade decided by cheaper verifiers."""
     note: str = ""
-    """Why it abstains, where it counts that: gold answers that it cannot read; empty where there are none."""
+    """Gold answers that it cannot read; empty if there are none."""
     reason: str = ""
-    """Why it counts for little or nothing; empty where it counts."""
+    """Explanation of a low weight; empty otherwise."""
 
     def estimates(self) -> tuple[tuple[float, float], ...]:
-        """Accuracy, TPR, FPR and weight, each with its standard error."""
+        """Accuracy, TPR, FPR and weight with their standard errors."""
         errors = (self.accuracy_error, self.tpr_error, self.fpr_error, self.weight_error)
         return tuple(zip((self.accuracy, self.tpr, self.fpr, self.weight), errors, strict=True))
 
     @property
-    def edge_error(self) -> float:
-        """Standard error of TPR less FPR."""
+    def difference_error(self) -> float:
+        """Standard error of TPR - FPR."""
         return math.hypot(self.tpr_error, self.fpr_error)
 
     @property
     def side(self) -> int:
-        """1 where TPR exceeds FPR by 1.96 standard errors, -1 where FPR exceeds TPR by as much, else 0: not known."""
-        edge = self.tpr - self.fpr
-        return int(math.copysign(1, edge)) if abs(edge) > 1.96 * self.edge_error else 0  # NaN compares as False
+        """1 if TPR exceeds FPR by 1.96 standard errors, -1 if FPR exceeds TPR by as much, 0 if undetermined."""
+        difference = self.tpr - self.fpr
+        significant = abs(difference) > 1.96 * self.difference_error  # False for NaN
+        return int(math.copysign(1, difference)) if significant else 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnsembleReport:
-    """All verifiers of an ensemble, and what holds for them together."""
+    """Report of an ensemble and its verifiers."""
 
     name: str
     combiner: str
     version: int
-    """How often the combiner was fitted."""
+    """Number of fits."""
     window_rows: int
-    """Trajectories the next fit would learn from, new ones aside."""
+    """Number of trajectories in the window."""
     class_balance: float
-    """Estimated share of correct trajectories, in [0, 1]."""
+    """Estimated fraction of correct trajectories, in [0, 1]."""
     effective_number: float
-    """How many independent verifiers the ensemble is worth."""
+    """Number of independent verifiers with the same information."""
     verifiers: tuple[VerifierReport, ...]
     alarms: Sequence[str] = ()
-    """Suspicions of reward hacking so far, with their evidence."""
+    """Evidence of the suspicions of reward hacking so far."""
     notes: Sequence[str] = ()
-    """What the combiner found besides the numbers, such as two camps of verifiers that disagree."""
+    """Further findings, such as two clusters of verifiers that disagree."""
     evidence: Evidence | None = field(default=None, compare=False, repr=False)
-    """The score rows of the last fit; None before it, and where only the numbers were kept."""
+    """Score rows of the last fit; None before it, or if only the numbers were stored."""
 
     @property
     def balance_error(self) -> float:
         """Standard error of `class_balance`, see `Evidence.balance_error`; NaN without `evidence`.
 
-        Infinite where errors are estimated and no verifier is known to be better or worse than chance: then nothing is
-        known of the balance.
+        Infinite if errors are estimated and no verifier is known to be better or worse than chance.
         """
         if self.evidence is None:
             return math.nan
-        estimated = [v for v in self.verifiers if not math.isnan(v.edge_error)]
+        estimated = [v for v in self.verifiers if not math.isnan(v.difference_error)]
         return math.inf if estimated and not any(v.side for v in estimated) else self.evidence.balance_error()
 
     @property
     def effective(self) -> str:
-        """`effective_number` with its 95 % interval, where the combiner knows the errors of the weights."""
+        """`effective_number` as text, with its 95 % interval if the errors of the weights are known."""
         errors = [v.weight_error for v in self.verifiers if not math.isnan(v.weight_error)]
         if not errors or math.isnan(self.effective_number):
             return number(self.effective_number, 2)
@@ -315,45 +305,41 @@ class EnsembleReport:
         return f"{self.effective_number:.2f} [{ends[0]:.1f}, {ends[1]:.1f}]"
 
     @property
-    def spared(self) -> float:
-        """Share of verdicts, in [0, 1], that nobody had to be asked for: skipped by a cascade, or remembered."""
-        spared = sum(v.cached + v.skipped for v in self.verifiers)
-        return spared / max(sum(v.scored + v.abstained + v.failed + v.skipped for v in self.verifiers), 1)
+    def skipped_fraction(self) -> float:
+        """Fraction of scores, in [0, 1], that were not computed: skipped by a cascade, or cached."""
+        skipped = sum(v.cached + v.skipped for v in self.verifiers)
+        return skipped / max(sum(v.scored + v.abstained + v.failed + v.skipped for v in self.verifiers), 1)
 
     def rows(self) -> list[dict[str, Any]]:
-        """One plain dictionary per verifier, ready for a data frame or JSON."""
+        """One dictionary per verifier, for a data frame."""
         return [dataclasses.asdict(verifier) for verifier in self.verifiers]
 
     def row(self) -> dict[str, Any]:
-        """All numbers without the score rows, JSON-safe: NaN is None. A run's ``verifiers.jsonl`` holds one by step."""
-        own = dataclasses.asdict(dataclasses.replace(self, evidence=None))
-        del own["evidence"]
-        return {**_null(own), "verifiers": [_null(row) for row in own["verifiers"]]}
+        """All numbers without the score rows, for JSON: NaN is None. A run's ``verifiers.jsonl`` has one per step."""
+        values = dataclasses.asdict(dataclasses.replace(self, evidence=None))
+        del values["evidence"]
+        return {**_null(values), "verifiers": [_null(row) for row in values["verifiers"]]}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], evidence: Evidence | None = None) -> Self:
-        """The report that `row` was made of; keys that it does not know are left out.
-
-        Raises:
-            ValueError: a key is missing.
-        """
+        """Restore a report from `row`; unknown keys are ignored. Raises ValueError for a missing key."""
         try:
             verifiers = tuple(_build(VerifierReport, verifier) for verifier in row["verifiers"])
             report: Self = _build(cls, {**row, "verifiers": verifiers, "evidence": evidence})
         except (KeyError, TypeError) as cause:
-            raise ValueError(f"incomplete report ({cause}); send what EnsembleReport.row() returned") from cause
+            raise ValueError(f"incomplete report ({cause}); pass the result of EnsembleReport.row()") from cause
         return report
 
     def table(self) -> str:
-        """The report as text, one verifier per line."""
+        """The report as fixed-width text with one verifier per line."""
         return _as_text(self)
 
     def html(self, path: str | os.PathLike[str], history: Sequence[Snapshot] = ()) -> Path:
-        """Write the report as one HTML file that needs nothing else: tables, plots and what they mean.
+        """Write the report as one self-contained HTML file with tables, plots and explanations.
 
         Args:
-            path: The file; folders on the way are made.
-            history: Reports of this ensemble by step, for the plots of drift; fewer than two show none.
+            path: The file. Missing folders are created.
+            history: Reports of this ensemble by step, for the plots over time; at least two.
 
         Raises:
             RunFolderError: The file cannot be written.
@@ -369,12 +355,12 @@ class EnsembleReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """An ensemble at one step of a run."""
+    """The report of an ensemble at one step of a run."""
 
     step: int
     report: EnsembleReport
     reward: float = math.nan
-    """Mean reward of the step; NaN where it is not known."""
+    """Mean reward of the step; NaN if unknown."""
 
 
 def _null(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -382,19 +368,19 @@ def _null(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _build(kind: Any, row: Mapping[str, Any]) -> Any:
-    """An instance of dataclass `kind` from a row; None where a float belongs is NaN, lists are tuples."""
-    known = {f.name: f.type for f in dataclasses.fields(kind)}
-    values = {k: math.nan if v is None and known[k] == "float" else v for k, v in row.items() if k in known}
+    """An instance of dataclass `kind` from a row; None becomes NaN for a float, lists become tuples."""
+    types = {f.name: f.type for f in dataclasses.fields(kind)}
+    values = {k: math.nan if v is None and types[k] == "float" else v for k, v in row.items() if k in types}
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number to `digits` places; a dash where it is not known."""
+    """A number with `digits` decimals; a dash for NaN."""
     return "\N{EN DASH}" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def interval(value: float, error: float, *, low: float = 0.0, high: float = 1.0) -> str:
-    """An estimate with its 95 % interval, 1.96 standard errors each way, within [low, high]; dashes if unknown."""
+    """An estimate with its 95 % interval, clipped to [low, high]; only the estimate if the error is unknown."""
     if math.isnan(error):
         return number(value)
     ends = (max(low, value - 1.96 * error), min(high, value + 1.96 * error))
@@ -402,7 +388,7 @@ def interval(value: float, error: float, *, low: float = 0.0, high: float = 1.0)
 
 
 def _as_text(report: EnsembleReport) -> str:
-    """The report as fixed-width text: one verifier per line, then the whole, then failures and notes."""
+    """The table, then a line about the ensemble, notes, alarms and failures."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -416,73 +402,73 @@ def _as_text(report: EnsembleReport) -> str:
     for v in report.verifiers:
         rates = [interval(*estimate) for estimate in v.estimates()]
         counts = [str(x) for x in (v.rows, v.scored, v.abstained, v.failed, v.errors, v.timeouts)]
-        names = [Text(printable(v.name, _LONGEST)), Text(printable(v.family or "", 20))]  # Text: no markup in names
+        names = [Text(printable(v.name, _MAX_NAME)), Text(printable(v.family or "", 20))]  # Text has no markup
         table.add_row(*names, *rates, *counts)
     out = io.StringIO()
-    Console(file=out, width=_WIDEST, color_system=None).print(table)
+    Console(file=out, width=_MAX_LINE, color_system=None).print(table)
     failures = [
-        f"last failure of {printable(v.name, _LONGEST)}: {printable(v.last_error)}"
+        f"last failure of {printable(v.name, _MAX_NAME)}: {printable(v.last_error)}"
         for v in report.verifiers
         if v.last_error
     ]
-    said = [(v.name, text) for v in report.verifiers for text in (v.reason, v.note) if text]
-    failures += [f"{printable(name, _LONGEST)}: {printable(text)}" for name, text in said]
+    remarks = [(v.name, text) for v in report.verifiers for text in (v.reason, v.note) if text]
+    failures += [f"{printable(name, _MAX_NAME)}: {printable(text)}" for name, text in remarks]
     lines = [line.rstrip() for line in out.getvalue().rstrip().splitlines()]
     alarms = [f"the reward may be hacked: {printable(alarm)}" for alarm in report.alarms]
     notes = [printable(note) for note in report.notes]
-    saved = f"{report.spared:.0%} of scores not computed (cascade or cache), " if report.spared else ""
+    skipped = f"{report.skipped_fraction:.0%} of scores not computed (cascade or cache), "
     whole = (
-        f"{printable(report.name, _LONGEST)}: combiner {report.combiner} version {report.version}, "
+        f"{printable(report.name, _MAX_NAME)}: combiner {report.combiner} version {report.version}, "
         f"{report.window_rows} rows, class balance {interval(report.class_balance, report.balance_error)}, "
         f"effective number {report.effective} of {len(report.verifiers)}, "
-        f"{saved}brackets hold 95 % intervals"
+        f"{skipped if report.skipped_fraction else ''}brackets are 95 % intervals"
     )
     return "\n".join([*lines, "", whole, *notes, *alarms, *failures])
 
 
 def page(report: EnsembleReport, history: Sequence[Snapshot] = ()) -> str:
-    """The report as HTML that loads nothing from elsewhere and runs no script.
+    """The report as self-contained HTML without scripts.
 
-    Names and failures are written by users, models and servers: the template's environment escapes every text and makes
-    it printable, and pictures are embedded as images, in which nothing runs.
+    Names and error messages come from users, models and servers. The template's environment therefore escapes every
+    text, and figures are embedded as images, which cannot run code.
     """
     rows, evidence = report.verifiers, report.evidence
     names, numbers = [v.name for v in rows], ("weight", "accuracy", "tpr", "fpr")
     rates = {key: np.array([getattr(v, key) for v in rows]) for key in numbers}
-    shown: dict[str, Any] = {"report": report, "history": history}
+    context: dict[str, Any] = {"report": report, "history": history}
     if not np.isnan(rates["tpr"]).all():
         errors = {key: np.array([getattr(v, f"{key}_error") for v in rows]) for key in ("tpr", "fpr")}
         reverse = np.array([v.side < 0 for v in rows])
-        shown["accuracy"] = _image(
+        context["accuracy"] = _image(
             accuracy_figure(names, rates["tpr"], rates["fpr"], rates["weight"], errors=errors, reverse=reverse)
         )
     if evidence is not None:
         curve, posterior = evidence.calibration(), evidence.posterior()
-        shown |= {"curve": curve, "sure": (abs(posterior - 0.5) + 0.5).mean()}
+        context |= {"curve": curve, "sure": (abs(posterior - 0.5) + 0.5).mean()}
         picture = calibration_figure(curve.predicted, curve.observed, curve.half_width, posterior)
-        shown["calibration"] = _image(picture)
-        shown["correlation"] = _image(correlation_figure(names, [v.family for v in rows], evidence.correlation()))
+        context["calibration"] = _image(picture)
+        context["correlation"] = _image(correlation_figure(names, [v.family for v in rows], evidence.correlation()))
     if len(history) > 1:
         reports = [snapshot.report for snapshot in history]
         by_name = [{v.name: v for v in each.verifiers} for each in reports]
-        now = [v.name for v in reports[-1].verifiers]
+        latest = [v.name for v in reports[-1].verifiers]
         series = {
-            key: np.array([[getattr(known.get(name), key, math.nan) for known in by_name] for name in now])
+            key: np.array([[getattr(row.get(name), key, math.nan) for row in by_name] for name in latest])
             for key in numbers
         }
-        shown["drift"] = _image(
+        context["drift"] = _image(
             drift_figure(
                 [snapshot.step for snapshot in history],
-                now,
+                latest,
                 series,
                 effective_number=[each.effective_number for each in reports],
                 reward=[snapshot.reward for snapshot in history],
-                share_correct=[each.class_balance for each in reports],
+                fraction_correct=[each.class_balance for each in reports],
             )
         )
     template = _templates().get_template("page.html")
     title = _templates().from_string("Verifiers of {{ name }}").render(name=report.name)
-    return standalone_page(title, template.render(shown), style=_STYLE)
+    return standalone_page(title, template.render(context), style=_STYLE)
 
 
 @cache
@@ -493,17 +479,17 @@ def _templates() -> jinja2.Environment:
     def plain(value: object) -> object:
         return value if isinstance(value, Markup) else printable(str(value))
 
-    # `finalize` sees all that a template writes, before it is escaped: no name can be forgotten.
+    # `finalize` is applied to every value in a template before it is escaped.
     loader = jinja2.PackageLoader("forge_verifiers.report", "")
-    made = jinja2.Environment(
+    environment = jinja2.Environment(
         loader=loader, autoescape=True, finalize=plain, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    made.filters["number"] = number
-    made.globals["interval"] = interval
-    return made
+    environment.filters["number"] = number
+    environment.globals["interval"] = interval
+    return environment
 
 
 def _image(svg: bytes) -> Any:
     from markupsafe import Markup
 
-    return Markup(f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}")  # noqa: S704  # base64 holds no markup
+    return Markup(f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}")  # noqa: S704  # base64 contains no markup

@@ -1,16 +1,14 @@
-r"""What an agent finally answered, and what it should have answered. Every rule that reads answers reads them here.
+r"""Extracts final answers from texts and gold answers from trajectories, for all rules that compare answers.
 
-In: a trajectory, or a text. Out: texts; None where there is nothing to judge. Waits for nothing; the work is bounded.
+The first of these sources that is present counts:
 
-A text is read in three ways, the first that fits:
+1. *marked*: ``\boxed{}``, ``<answer></answer>``, ``#### 42``, "the answer is ...", "**Answer:** ...", "42 is the
+   answer". The last mark counts, unless the following text corrects it ("Wait, no: 13") or doubts it ("or maybe 42").
+2. *statement*: a short statement, "I think it's 42", or the end of a sentence, "6 times 7 is 42".
+3. *fallback*: the last value of the last sentence with a value.
 
-1. *Marked*: ``\boxed{}``, ``<answer></answer>``, ``#### 42``, "the answer is ...", "**Answer:** ...", "42 is the
-   answer". The last mark counts, unless what follows takes it back ("Wait, no: 13") or doubts it ("or maybe 42").
-2. *Said*: a short statement, "I think it's 42", or what a sentence ends in, "6 times 7 is 42".
-3. *Found*: the last value of the last sentence that holds one.
-
-What was read is never searched again: of "3-5" nobody may pick the 5, of "41 or 42" neither. What is denied, as in
-"it is not 42", is no answer.
+A value is never split: "3-5" is not 5, and "41 or 42" is neither. A denied value, "it is not 42", is not an answer. The
+work on any text is bounded.
 """
 
 from __future__ import annotations
@@ -31,6 +29,7 @@ from forge_verifiers.rules.languages import (
     ALTERNATIVE,
     COPULA,
     CORRECTION,
+    ENGLISH_CORRECTION,
     OTHER_SCRIPTS,
     foreign_sentence,
     foreign_statements,
@@ -39,37 +38,37 @@ from forge_verifiers.rules.languages import (
 )
 
 MAX_CHARS = 20_000
-"""Longer texts are judged by their last characters: answers come last, and no text may cost unbounded time."""
+"""Only the last characters of longer texts are read, because answers come last and the work must be bounded."""
 _MAX_VALUE = 1_000
 _MAX_MARKS = 20
-_NEAR = 300  # characters after a mark within which a correction begins
+_NEAR = 300  # characters after a mark in which a correction may begin
 
 
-class Stated(NamedTuple):
+class ParsedAnswer(NamedTuple):
     """The final answer of a text."""
 
-    given: str
-    """All that was marked as the answer, else the whole text."""
+    raw: str
+    """Everything that was marked as the answer, else the whole text."""
     value: str
-    """The answer itself, without markup, lead-in and remarks; empty where there is none, or it is only denied."""
-    how: Literal["marked", "said", "found"]
-    """How it was read. What was merely found is trusted by rules for numbers only."""
+    """The answer without markup, lead-in and remarks; empty if there is none or it is denied."""
+    source: Literal["marked", "statement", "fallback"]
+    """Source of the value. Only rules for numbers trust a fallback."""
     text: str = ""
-    """All of the text."""
+    """The whole text."""
 
 
 def last_action(trajectory: Trajectory) -> str | None:
-    """The agent's last answer, at most `MAX_CHARS` of it; None where it never decided."""
+    """At most `MAX_CHARS` from the end of the agent's last action; None without turns."""
     if not trajectory.turns:
         return None
     return trajectory.turns[-1].action[-MAX_CHARS:]
 
 
-def golds(trajectory: Trajectory, key: str) -> tuple[str, ...] | None:
-    """The accepted answers in ``info[key]``, a value or several alternatives; None where there is none.
+def gold_answers(trajectory: Trajectory, key: str) -> tuple[str, ...] | None:
+    """The accepted answers in ``info[key]``, a value or several alternatives; None if there is none.
 
-    What data sets put in place of a missing answer (None, NaN, blank text) is none. Of a gold answer that is a whole
-    solution, as in GSM8K and MATH, only what is marked as the answer counts.
+    None, NaN and blank texts count as missing. If a gold answer is a whole solution, as in GSM8K and MATH, only its
+    marked answer counts.
     """
     value = trajectory.info.get(key)
     if isinstance(value, np.ndarray):
@@ -80,29 +79,29 @@ def golds(trajectory: Trajectory, key: str) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerRule(TrajectoryRule):
-    """A rule that compares the final answer with a gold one."""
+    """Base class of rules that compare the final answer with a gold answer."""
 
     exact = True
     answer_key: str = "answer"
-    """Where the gold answer lies in `Trajectory.info`: a value, or several alternatives."""
+    """Key of the gold answer in `Trajectory.info`: a value, or several alternatives."""
 
     @property
-    def likeness(self) -> str | None:  # type: ignore[override]
-        """Checks against the same gold answer read, and misread, the same answer."""
+    def default_family(self) -> str | None:  # type: ignore[override]
+        """Checks against the same gold answer, which extract, and sometimes misread, the same answer."""
         return f"answer in info[{self.answer_key!r}]"
 
-    def read(self, trajectory: Trajectory) -> tuple[Stated, tuple[str, ...]] | None:
-        """What was answered, and what is accepted; None where either is missing."""
-        text, wanted = last_action(trajectory), golds(trajectory, self.answer_key)
-        return None if text is None or wanted is None else (stated(text), wanted)
+    def read(self, trajectory: Trajectory) -> tuple[ParsedAnswer, tuple[str, ...]] | None:
+        """The final answer and the accepted answers; None if either is missing."""
+        text, golds = last_action(trajectory), gold_answers(trajectory, self.answer_key)
+        return None if text is None or golds is None else (parse_answer(text), golds)
 
     def extracted(self, trajectory: Trajectory) -> str | None:
-        """The answer that is compared; None where the agent never decided."""
+        """The answer that is compared; None without turns."""
         text = last_action(trajectory)
         if text is None:
             return None
-        is_choice = any(map(choice_letter, golds(trajectory, self.answer_key) or ()))
-        return chosen_letter(text) if is_choice else stated(text).value
+        is_choice = any(map(choice_letter, gold_answers(trajectory, self.answer_key) or ()))
+        return chosen_letter(text) if is_choice else parse_answer(text).value
 
 
 def _is_missing(value: object) -> bool:
@@ -112,32 +111,32 @@ def _is_missing(value: object) -> bool:
 def _gold(text: str) -> str:
     if text.isalnum():
         return text
-    read = stated(text)
-    return read.value if read.how == "marked" else read.given.strip()
+    answer = parse_answer(text)
+    return answer.value if answer.source == "marked" else answer.raw.strip()
 
 
 def final_answer(text: str) -> str:
-    """The final answer in a text, `Stated.value`; empty where there is none."""
-    return stated(text).value
+    """The final answer of a text, `ParsedAnswer.value`; empty if there is none."""
+    return parse_answer(text).value
 
 
-def folded(text: str) -> str:
-    """The text without differences of case, width, Unicode composition, white space and a closing full stop."""
+def fold(text: str) -> str:
+    """The text without differences of case, width, Unicode composition, white space and a final period."""
     return " ".join(normalized(text).split()).casefold().removesuffix(".").removesuffix("\u3002")
 
 
-def same_text(read: Stated, gold: str) -> bool:
-    """Whether an answer is the gold answer letter by letter, as `folded` has it; an option is chosen, not spelled."""
+def same_text(answer: ParsedAnswer, gold: str) -> bool:
+    """Whether an answer equals the gold answer after `fold`; for a gold option, whether this option is chosen."""
     if letter := choice_letter(gold):
-        return chosen_letter(read.text) == letter
-    wanted = folded(gold)
-    if wanted in _POLAR and read.how != "marked" and folded(read.value) not in _POLAR:  # "No, 15 is not prime."
-        polar = _POLAR_FIRST.match(read.given)
-        if polar is None and not _NOT.search(read.given):
-            polar = _POLAR_LAST.search(read.given)
+        return chosen_letter(answer.text) == letter
+    target = fold(gold)
+    if target in _POLAR and answer.source != "marked" and fold(answer.value) not in _POLAR:  # "No, 15 is not prime."
+        polar = _POLAR_FIRST.match(answer.raw)
+        if polar is None and not _NOT.search(answer.raw):
+            polar = _POLAR_LAST.search(answer.raw)
         if polar:
-            return polar[1].lower() == wanted
-    return (read.how != "found" and folded(read.value) == wanted) or folded(read.given) == wanted
+            return polar[1].lower() == target
+    return (answer.source != "fallback" and fold(answer.value) == target) or fold(answer.raw) == target
 
 
 # Marks.
@@ -165,8 +164,7 @@ _INSTEAD = re.compile(r"not\s.{1,300}?,?\s+but\s+(?:rather\s+)?", re.DOTALL)
 _NEGATED = re.compile(r"(?:\w+ly\s+)?(?:not|neither)\s+")
 _NOT = re.compile(r"n['\u2019]t\b|\b(?:not|never|cannot)\b", re.IGNORECASE)
 _CORRECTED = re.compile(
-    r"\b(?:wait|hold on|no(?=\s*[,:.!;\u2014])|actually|sorry|correction|scratch that|i mean(?:t)?|rather|make that"
-    r"|oops|hmm+|on second thought|that(?:['\u2019]s| is) (?:wrong|incorrect|not right)"
+    rf"\b(?:{ENGLISH_CORRECTION}|that(?:['\u2019]s| is) (?:wrong|incorrect|not right)"
     rf"|let me (?:correct|redo|recompute))\b|{CORRECTION}",
     re.IGNORECASE,
 )
@@ -188,22 +186,22 @@ _BLOCK = re.compile(r"\$\$(.+?)\$\$|\\\[(.+?)\\\]", re.DOTALL)
 class _Mark(NamedTuple):
     start: int
     content: int
-    """Where the content begins."""
+    """Start of the content."""
     end: int
     text: str
     is_strong: bool
-    """Whether the mark says where the answer ends."""
+    """Whether the mark has an end, like a box or a tag."""
 
 
 @lru_cache(maxsize=2048)  # all rules of an ensemble read the same texts
-def stated(text: str) -> Stated:
-    """Reads the final answer of a text."""
-    return _stated(text)._replace(text=text)
+def parse_answer(text: str) -> ParsedAnswer:
+    """Extract the final answer of a text."""
+    return _parse(text)._replace(text=text)
 
 
-def _stated(text: str) -> Stated:
-    if "</think>" in text and (spoken := text.rpartition("</think>")[2].strip()):
-        text = spoken
+def _parse(text: str) -> ParsedAnswer:
+    if "</think>" in text and (visible := text.rpartition("</think>")[2].strip()):
+        text = visible
     text = normalized(text)
     if "<<" in text:
         text = _CALCULATED.sub("", text)
@@ -215,42 +213,42 @@ def _stated(text: str) -> Stated:
     marks = _marks(text)[-_MAX_MARKS:]
     for number, mark in reversed(list(enumerate(marks))):
         if mark.is_strong:
-            return _reconsidered(Stated(mark.text.strip(), _inside(mark.text), "marked"), text[mark.end :])
+            return _reconsidered(ParsedAnswer(mark.text.strip(), _inside(mark.text), "marked"), text[mark.end :])
         read, end, is_denied = _phrase(text, mark)
         if is_denied:
             if denied is None and (other := _unmarked(text[end:])).value and _RUN.search(other.value):
-                return other._replace(how="marked")
+                return other._replace(source="marked")
             denied = read.value
         elif read.value and read.value == denied:
             return read._replace(value="")
         elif read.value and (_STARTS.match(read.value) or mark.text == "title" or not _RUN.search(text[: mark.start])):
             if number and (before := _other_answer(text, marks[number - 1], mark, read.value)):
-                read = Stated(text, f"{before} or {read.value}", "marked")
+                read = ParsedAnswer(text, f"{before} or {read.value}", "marked")
             return _reconsidered(read, text[end:])
-    return _unmarked(text) if denied is None else Stated(text, "", "marked")
+    return _unmarked(text) if denied is None else ParsedAnswer(text, "", "marked")
 
 
 def _other_answer(text: str, before: _Mark, mark: _Mark, value: str) -> str:
-    """Another answer that the statement directly before a mark gave: "The answer is 5. The answer is 6."."""
+    """Another answer in the statement directly before a mark: "The answer is 5. The answer is 6."."""
     if before.is_strong or "reversed" in (before.text, mark.text):
         return ""
     read, end, is_denied = _phrase(text, before)
-    is_other = read.value and not is_denied and folded(read.value) != folded(value)
+    is_other = read.value and not is_denied and fold(read.value) != fold(value)
     return read.value if is_other and _REPEATED.fullmatch(text, end, mark.start) else ""
 
 
 def _inside(text: str) -> str:
-    """The value within a box or a tag, which may hold marks again: ``<answer>The answer is 42</answer>``."""
+    """The value in a box or tag, which may contain further marks: ``<answer>The answer is 42</answer>``."""
     if len(text) <= _MAX_VALUE and ("\\box" in text or "nswer" in text or "NSWER" in text):
-        inner = stated(text)
-        if inner.how == "marked":
+        inner = parse_answer(text)
+        if inner.source == "marked":
             return inner.value
     value = _bare(text)
     return f"{value}!" if text.rstrip().endswith("!") and value[-1:].isdigit() else value  # \boxed{5!}
 
 
 def _marks(text: str) -> list[_Mark]:
-    """All marks by where they begin. Boxes and tags that only "and" or "or" parts are one; outer ones hide inner."""
+    """All marks in order. Boxes or tags separated only by "and" or "or" are one mark; inner marks are ignored."""
     outer: list[_Mark] = []
     for mark in sorted([*_boxes(text), *_tags(text), *_hashes(text)]):
         last = outer[-1] if outer else None
@@ -258,7 +256,7 @@ def _marks(text: str) -> list[_Mark]:
             is_joined = last is not None and _JOINED.fullmatch(text, last.end, mark.start)
             if last is not None and (is_joined or _REPEATED.fullmatch(text, last.end, mark.start)):
                 between = text[last.end : mark.start].strip(" $") if is_joined else "or"
-                is_same = folded(_bare(last.text)) == folded(_bare(mark.text))
+                is_same = fold(_bare(last.text)) == fold(_bare(mark.text))
                 both = mark.text if is_same else f"{last.text.strip()} {between} {mark.text.strip()}"
                 outer[-1] = last._replace(end=mark.end, text=both)
             else:
@@ -279,24 +277,24 @@ def _is_one_sentence(text: str, phrase: _Mark, later: _Mark) -> bool:
 
 
 def _phrases(text: str) -> list[_Mark]:
-    """The last of these: "The answer is", "Answer:", a line that is the title "Answer", "... is the answer"."""
-    found: list[_Mark] = []
+    """The last phrases "The answer is", "Answer:", a line with the title "Answer", or "... is the answer"."""
+    phrases: list[_Mark] = []
     end = len(text)
-    while len(found) < _MAX_MARKS and (at := max(text.rfind("nswer", 0, end), text.rfind("NSWER", 0, end))) > 0:
+    while len(phrases) < _MAX_MARKS and (at := max(text.rfind("nswer", 0, end), text.rfind("NSWER", 0, end))) > 0:
         end, head = at, text[max(0, at - 60) : at]
         if head[-1] not in "aA" or head[-2:-1].isalpha():
             continue
         link = _LINK.match(text, at + 5)
         title = _TITLE.fullmatch(head.rpartition("\n")[2]) and _TITLE_END.match(text, at + 5)
         if title:
-            found.append(_Mark(at - 1, title.end(), title.end(), "title", False))
-        elif link:  # "final" and a colon make words an answer, too: "Final answer: Paris"
+            phrases.append(_Mark(at - 1, title.end(), title.end(), "title", False))
+        elif link:  # after "final" or a colon, words are an answer, too: "Final answer: Paris"
             kind = "title" if link[1] or link[2] or head[-7:-2].lower() == "final" else "phrase"
-            found.append(_Mark(at - 1, link.end(), link.end(), kind, False))
+            phrases.append(_Mark(at - 1, link.end(), link.end(), kind, False))
         if (reversed_ := _REVERSED.search(head)) and not _BOXED.search(head[: reversed_.start()]):
             start = at - len(head) + reversed_.start()
-            found.append(_Mark(start, start, at + 5, "reversed", False))
-    return found
+            phrases.append(_Mark(start, start, at + 5, "reversed", False))
+    return phrases
 
 
 def _boxes(text: str) -> Iterator[_Mark]:
@@ -326,59 +324,59 @@ def _hashes(text: str) -> Iterator[_Mark]:
             yield _Mark(m.start(), m.start(1), m.end(), m[1], True)
 
 
-def _phrase(text: str, mark: _Mark) -> tuple[Stated, int, bool]:
-    """What a phrase states; where that ends; whether it is denied or doubted."""
+def _phrase(text: str, mark: _Mark) -> tuple[ParsedAnswer, int, bool]:
+    """The answer in a phrase, its end, and whether it is denied or doubted."""
     if mark.text == "reversed":
-        said = _SENTENCE.split(text[max(0, mark.start - 200) : mark.start])[-1]
-        read = _sentence(said)
-        words = _bare(_lead(said))
-        if any(map(str.isdigit, said)) or words.lower() in _NO_NAMES:
+        statement = _SENTENCE.split(text[max(0, mark.start - 200) : mark.start])[-1]
+        read = _sentence_value(statement)
+        words = _bare(_lead(statement))
+        if any(map(str.isdigit, statement)) or words.lower() in _NO_NAMES:
             words = ""
-        return Stated(said.strip(), read[0] if read else words, "marked"), mark.end, False
+        return ParsedAnswer(statement.strip(), read[0] if read else words, "marked"), mark.end, False
     if mark.text == "foreign":
         value, is_wrong = foreign_sentence(text[mark.content : mark.end])
         value = _bare(value)
-        if not _STARTS.match(value) and (read := _sentence(value)):  # "Antwort: Er hat 42"
+        if not _STARTS.match(value) and (read := _sentence_value(value)):  # "Antwort: Er hat 42"
             value = read[0]
-        return Stated(_clean(text[mark.content : mark.end]), value, "marked"), mark.end, is_wrong
+        return ParsedAnswer(_clean(text[mark.content : mark.end]), value, "marked"), mark.end, is_wrong
     content = text[mark.content : mark.content + _MAX_VALUE]
     if content.isascii() and content.isalnum() and not _NOT.search(text, mark.start, mark.content):
-        return Stated(content, content, "marked"), mark.content + len(content), False
+        return ParsedAnswer(content, content, "marked"), mark.content + len(content), False
     if block := _BLOCK.match(content):
-        return Stated(block[0], _bare(block[1] or block[2]), "marked"), mark.content + block.end(), False
-    said = _SENTENCE.split(content, maxsplit=1)[0]
-    given, lead = _clean(said), _lead(said)
+        return ParsedAnswer(block[0], _bare(block[1] or block[2]), "marked"), mark.content + block.end(), False
+    statement = _SENTENCE.split(content, maxsplit=1)[0]
+    raw, lead = _clean(statement), _lead(statement)
     if (instead := _INSTEAD.match(lead)) and _STARTS.match(lead, instead.end()):
         value = _bare(_cut(lead[instead.end() :]))
-        return Stated(given, value, "marked"), mark.content + len(said), False
+        return ParsedAnswer(raw, value, "marked"), mark.content + len(statement), False
     if (negated := _NEGATED.match(lead)) and _STARTS.match(lead, negated.end()):
         value = run[0] if (run := _RUN.search(lead)) else ""
-        return Stated(given, value, "marked"), mark.content + said.find(value) + len(value), True
-    if (corrected := _CORRECTED.search(said)) and corrected.start() > 0:  # what follows is looked at later
-        said = said[: corrected.start()]
-    said = _cut(said) if _STARTS.match(_lead(_clean(said))) else _REASON.split(said, maxsplit=1)[0]
-    value = _bare(said)
-    how: Literal["marked", "found"] = "marked"
-    if not _STARTS.match(value) and (read := _sentence(said)):  # Answer: The volume is 120
-        value, how = read[0], "found" if read[1] == "found" else "marked"
+        return ParsedAnswer(raw, value, "marked"), mark.content + statement.find(value) + len(value), True
+    if (corrected := _CORRECTED.search(statement)) and corrected.start() > 0:  # the correction is read later
+        statement = statement[: corrected.start()]
+    statement = _cut(statement) if _STARTS.match(_lead(_clean(statement))) else _REASON.split(statement, maxsplit=1)[0]
+    value = _bare(statement)
+    source: Literal["marked", "fallback"] = "marked"
+    if not _STARTS.match(value) and (read := _sentence_value(statement)):  # Answer: The volume is 120
+        value, source = read[0], "fallback" if read[1] == "fallback" else "marked"
     doubted = _NOT.search(text, mark.start, mark.content) or _DOUBTED.search(text[: mark.start][-60:])
-    return Stated(given, value, how), mark.content + len(said), doubted is not None
+    return ParsedAnswer(raw, value, source), mark.content + len(statement), doubted is not None
 
 
-def _reconsidered(read: Stated, rest: str) -> Stated:
-    """The answer in the light of what follows it."""
+def _reconsidered(read: ParsedAnswer, rest: str) -> ParsedAnswer:
+    """The answer after corrections and doubts in the following text."""
     if not rest or rest.isspace():
         return read
     corrected = _CORRECTED.search(rest, 0, _NEAR)
     if corrected:
         again = _unmarked(rest[corrected.end() :])
         if again.value and _STARTS.match(again.value):
-            return again._replace(how="marked")
+            return again._replace(source="marked")
     doubting = _DOUBTING.match(rest)
     if doubting:
         sentence = _SENTENCE.split(rest[doubting.end() : doubting.end() + 200], maxsplit=1)[0]
         if other := _RUN.search(sentence):
-            return Stated(read.given, f"{read.value} or {other[0]}", read.how)
+            return ParsedAnswer(read.raw, f"{read.value} or {other[0]}", read.source)
     return read
 
 
@@ -446,7 +444,7 @@ _VARIABLE = re.compile(  # x, a_n, AB, \angle ABC, f(5), P(A)
     r"\s*(?:\(\s*\w+(?:\s*,\s*\w+)*\s*\)\s*)?"
 )
 _NO_NAMES = frozenset({"that", "this", "it", "here", "which", "what", "there", "so"})
-"""Words before "is the answer" that name no answer."""
+"""Words before "is the answer" that are not answers."""
 _POLAR = frozenset({"yes", "no", "true", "false"})
 _POLAR_FIRST = re.compile(r"\W{0,4}(yes|no|true|false)\W{0,3}(?:[,.!:;\u2014]|$)", re.IGNORECASE)
 _POLAR_LAST = re.compile(r"\bis\s\W{0,4}(true|false)\W{0,4}$", re.IGNORECASE)
@@ -469,7 +467,7 @@ _LEAD = re.compile(
     r"|letter|solution)(?:\s+(?:is|are|was|equals))?\b:?)[\s*_]+",
     re.IGNORECASE,
 )
-_FOREIGN = re.compile(  # a word that no formula holds
+_FOREIGN = re.compile(  # a word that does not occur in formulas
     r"(?<![\\A-Za-z])(?!(?:(?:arc)?(?:sin|cos|tan)h?|exp|abs|mod|and|max|min|log|sqrt|infinity)\b)"
     r"(?:[A-Za-z]{4,}|(?=[A-Za-z]?[AEIOUaeiou])[A-Za-z]{3}|[Tt]he|[Ii][sft]|[Tt]o|[Oo]f|[Ww]e|[Hh]e|[Ss]o|no|[Aa][st]"
     rf"|[Bb][ye]|my|why|try|[{OTHER_SCRIPTS}])(?![A-Za-z])"
@@ -485,20 +483,21 @@ _PAIRS = [(sign, sign) for sign in ("$$", "$", "**", "*", "__", "_", "```", "`",
 _PAIRS += [("\\(", "\\)"), ("\\[", "\\]"), ("\u201c", "\u201d")]
 
 
-def _unmarked(text: str) -> Stated:
-    """Reads a text without a mark."""
+def _unmarked(text: str) -> ParsedAnswer:
+    """The answer of a text without a mark."""
     clean = _clean(_EXPLAINED.split(_HEAD.sub("", text), maxsplit=1)[0])
     if clean.isascii() and clean.isalnum():
-        return Stated(text, clean, "said")
+        return ParsedAnswer(text, clean, "statement")
     if "\n" in clean and len(clean) <= _MAX_VALUE and _LIST.fullmatch(clean):
-        return Stated(text, " or ".join(_LIST_MARK.sub("", line) for line in clean.splitlines() if line), "said")
+        items = [_LIST_MARK.sub("", line) for line in clean.splitlines() if line]
+        return ParsedAnswer(text, " or ".join(items), "statement")
     tail = clean[-4 * _MAX_VALUE :]
     if not _RUN.search(tail):
         lines = clean.splitlines()
         is_short = len(lines) == 1 or (lines and len(lines[-1].split()) <= 5)
-        return Stated(text, _bare(lines[-1] if is_short else clean), "said")
+        return ParsedAnswer(text, _bare(lines[-1] if is_short else clean), "statement")
     if ("\n" not in clean or "\\begin" in clean) and _is_expression(lead := _lead(clean)):
-        return Stated(text, _bare(lead), "said")
+        return ParsedAnswer(text, _bare(lead), "statement")
     sentences: list[str] = []
     for sentence in filter(str.strip, _SENTENCE.split(tail)):
         if sentences and _DOUBTING.match(sentence):  # "It is 41. Or 42."
@@ -506,14 +505,14 @@ def _unmarked(text: str) -> Stated:
         else:
             sentences.append(sentence)
     for sentence in reversed(sentences):
-        read = _sentence(sentence)
+        read = _sentence_value(sentence)
         if read is not None:
-            return Stated(text, *read)
-    return Stated(text, "", "found")
+            return ParsedAnswer(text, *read)
+    return ParsedAnswer(text, "", "fallback")
 
 
-def _sentence(text: str) -> tuple[str, Literal["said", "found"]] | None:
-    """The value that a sentence states; None where it holds none, or only a denied one."""
+def _sentence_value(text: str) -> tuple[str, Literal["statement", "fallback"]] | None:
+    """The value and its source in a sentence; None if there is none or it is denied."""
     text = _lead(_clean(_HEAD.sub("", text[-_MAX_VALUE:])))
     if not text.isascii() or is_denied(text):
         text, is_wrong = foreign_sentence(text)
@@ -521,16 +520,16 @@ def _sentence(text: str) -> tuple[str, Literal["said", "found"]] | None:
             return None
     runs = list(_RUN.finditer(text))
     corrected = _CORRECTED.search(text, runs[0].end()) if runs else None
-    if corrected and (again := _sentence(text[corrected.end() :])):
+    if corrected and (again := _sentence_value(text[corrected.end() :])):
         return again
     if _is_expression(text) and (runs or _STARTS.match(text)):
-        return _bare(text), "said"
+        return _bare(text), "statement"
     clauses = [clause.end() for clause in _HENCE.finditer(text)]
-    if clauses and _said(rest := text[clauses[-1] :], stated_only=True)[1]:  # Mary is 10, so John is 15
+    if clauses and _stated_value(rest := text[clauses[-1] :], after_verb=True)[1]:  # Mary is 10, so John is 15
         text = rest
         runs = list(_RUN.finditer(text))
-    at, value = _said(text)
-    how: Literal["said", "found"] = "said" if value else "found"
+    at, value = _stated_value(text)
+    source: Literal["statement", "fallback"] = "statement" if value else "fallback"
     if not value:
         last = next((run for run in reversed(runs) if not _is_denied(text[: run.start()])), None)
         if last is None:
@@ -547,25 +546,26 @@ def _sentence(text: str) -> tuple[str, Literal["said", "found"]] | None:
             or _BETWEEN.search(text, 0, before.start())
         ):
             value = text[before.start() : at] + value
-    return _bare(value), how
+    return _bare(value), source
 
 
-def _said(text: str, *, stated_only: bool = False) -> tuple[int, str]:
-    """Where the value behind "is", "gives" or "=" stands, and what it is; else one that the sentence begins with.
+def _stated_value(text: str, *, after_verb: bool = False) -> tuple[int, str]:
+    """Position and text of the value after "is", "gives" or "=", else of the value at the start of the sentence.
 
     Args:
-        stated_only: whether a value that the sentence only begins with is none.
+        text: The sentence.
+        after_verb: Whether a value at the start does not count.
     """
     at, value = 0, ""
     is_given = _GIVEN.match(text)  # "Since x is 2, y is 4"
     for copula in _COPULA.finditer(text):
         end = copula.end()
-        if _STARTS.match(text, end) and not _is_denied(text[: copula.start()]) and (said := _cut(text[end:])):
-            at, value = end, said
-            if _is_expression(said) and not is_given:
+        if _STARTS.match(text, end) and not _is_denied(text[: copula.start()]) and (statement := _cut(text[end:])):
+            at, value = end, statement
+            if _is_expression(statement) and not is_given:
                 return at, value
     is_sum = value != "" and "=" in text[:at].rstrip()[-1:]
-    if _STARTS.match(text) and not stated_only and not is_sum:  # "42 is 6 times 7", "42 apples are left"
+    if _STARTS.match(text) and not after_verb and not is_sum:  # "42 is 6 times 7", "42 apples are left"
         return 0, _cut(text)
     return at, value
 
@@ -579,9 +579,9 @@ def _is_expression(text: str) -> bool:
 
 
 def _cut(text: str) -> str:
-    """A value without the remarks behind it."""
-    found = _REMARK.search(text)
-    return text[: found.start()] if found else text
+    """A value without remarks after it."""
+    remark = _REMARK.search(text)
+    return text[: remark.start()] if remark else text
 
 
 def _balanced(text: str) -> str:
@@ -592,15 +592,15 @@ def _balanced(text: str) -> str:
 
 
 def _lead(text: str) -> str:
-    """The text without "so", "I think it's" and their like before the value."""
+    """The text without lead-ins such as "so" and "I think it's"."""
     text = text.lstrip()
-    while found := _LEAD.match(text):
-        text = text[found.end() :]
+    while lead := _LEAD.match(text):
+        text = text[lead.end() :]
     return text
 
 
 def _clean(text: str) -> str:
-    """The text without white space, closing punctuation and markup around it."""
+    """The text without surrounding white space and markup, and without closing punctuation."""
     text = text.strip()
     if text.isalnum():
         return text
@@ -630,7 +630,7 @@ def _clean(text: str) -> str:
 
 
 def _bare(text: str) -> str:
-    """A marked or said value without markup and lead-in; of a sum and its result, the result."""
+    """A value without markup and lead-in; for a calculation, its result."""
     text = _clean(text)
     if len(text) > _MAX_VALUE or text.isalnum():
         return text
@@ -643,7 +643,7 @@ def _bare(text: str) -> str:
         left, _, _ = text.replace("\\approx", "\u2248").partition("\u2248")
         sum_, _, result = (left or text).rpartition("=")
         sum_ = sum_ or result
-        if _LETTER.search(result):  # 3 m = 300 cm, but of 3m = 300 m may be what is sought
+        if _LETTER.search(result):  # 3 m = 300 cm; in 3m = 300, m may be the unknown
             sum_ = _MEASURED.sub("", sum_)
         if not _LETTER.search(_TEXT.sub("", _COUNTED.sub("", sum_))):  # 6 * 7 = 42, 6 kg + 7 kg = 13 kg
             text = text if _VARIABLE.fullmatch(result) else result.strip()  # 5 = x

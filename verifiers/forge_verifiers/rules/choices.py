@@ -1,7 +1,7 @@
 r"""The option that a text chooses in a multiple-choice question: "The answer is (A).", "**B. Paris**", ``\boxed{C}``.
 
-A letter is chosen if the last statement about the answer affirms it. Letters that a text denies ("(A) is wrong") are
-not chosen. A statement that affirms several letters ("A or B", a list of all options) chooses none of them.
+A letter is chosen if the last statement about the answer affirms it. Denied letters ("(A) is wrong") are not chosen. A
+statement that affirms several letters ("A or B", a list of all options) chooses none.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from forge_verifiers.rules.languages import (
     ALTERNATIVE,
     ANSWER,
     CORRECTION,
+    ENGLISH_CORRECTION,
     IS,
     NEGATION,
     OPTION,
@@ -44,7 +45,7 @@ _NEXT = (
     r"|has|then|for|due|instead|rather|over|which|it|to be|correct|right|wrong|probably|y|o|und|oder|et|ou)\b"
 )
 _AFTER_I = r"\s*(?:[).:;!\]]|$|,?\s*(?:is|because|since|as|or|and|not)\b|[,/]\s*[(\[]?[A-J]\b)"
-"""What follows the option I of ten (MMLU-Pro, arXiv 2406.01574), and not the pronoun."""
+"""Text after the option I of ten (MMLU-Pro, arXiv 2406.01574), in contrast to the pronoun."""
 _LETTER = re.compile(  # in "A dog", A is an article
     r"(?<![A-Za-z\d])[(\[]\s*([A-Za-z])\s*[)\]]"
     r"|(?<![A-Za-z\d'\u2019\\^.(])(?:([B-HJ-Z])|(A)(?!(?<!ption A)(?<!hoice A)(?<!etter A)(?<!nswer A)(?<!nswer is A)"
@@ -93,9 +94,7 @@ _CONFIRMED = re.compile(
     re.IGNORECASE,
 )
 _CORRECTED = re.compile(
-    rf"\b(?:wait|hold on|no(?=\s*[,:.!;\u2014]|\s+wait)|actually|sorry|correction|just kidding|scratch that"
-    r"|i mean(?:t)?|rather|make that|oops|hmm+|on second thought|mistake"
-    rf"|let me (?:correct|redo|recheck))\b|{CORRECTION}",
+    rf"\b(?:{ENGLISH_CORRECTION}|no(?=\s+wait)|just kidding|mistake|let me (?:correct|redo|recheck))\b|{CORRECTION}",
     re.IGNORECASE,
 )
 _RETRACTED = re.compile(
@@ -108,22 +107,22 @@ class _Statement(NamedTuple):
     letters: frozenset[str]
     """Letters that the sentence affirms."""
     strength: int
-    """2 if the sentence says that they are the answer, 1 if it concludes or consists of them, 0 if it mentions them."""
+    """2 if the sentence calls them the answer, 1 if it concludes with or consists of them, 0 if it mentions them."""
     is_correction: bool
-    """Whether it corrects the statements before it."""
+    """Whether it corrects earlier statements."""
 
 
 def choice_letter(gold: str) -> str:
-    """The letter, if an answer is an option such as ``A``, ``(A)`` or ``A.``; empty otherwise."""
-    found = _GOLD.fullmatch(_MARKUP.sub("", normalized(gold)).strip())
-    return found[1] if found else ""
+    """The letter of a gold answer such as ``A``, ``(A)`` or ``A.``; empty for other answers."""
+    match = _GOLD.fullmatch(_MARKUP.sub("", normalized(gold)).strip())
+    return match[1] if match else ""
 
 
 @lru_cache(maxsize=2048)
 def chosen_letter(text: str) -> str:
-    """The option that a text chooses, an upper-case letter; empty if it chooses none or several."""
+    """The upper-case letter that a text chooses; empty for none or several."""
     text = text.rpartition("</think>")[2][-_MAX_CHARS:]
-    text = _BOX.sub(lambda found: f"\nAnswer: {(found[1] or found[2] or found[3] or '').strip()}\n", text)
+    text = _BOX.sub(lambda m: f"\nAnswer: {(m[1] or m[2] or m[3] or '').strip()}\n", text)
     text = _QUOTED.sub(r"\1", text.replace("####", "\nAnswer: "))
     text = _MARKUP.sub("", latin_choices(normalized(text))).strip()
     text = _NOT_BUT.sub("", _ALL_BUT.sub("not", text))
@@ -147,9 +146,9 @@ def chosen_letter(text: str) -> str:
     return next(iter(chosen)) if len(chosen) == 1 else ""
 
 
-def _with_capital(found: re.Match[str]) -> str:
-    start, end = found.start(1) - found.start(), found.end(1) - found.start()
-    return found[0][:start] + found[1].upper() + found[0][end:]
+def _with_capital(match: re.Match[str]) -> str:
+    start, end = match.start(1) - match.start(), match.end(1) - match.start()
+    return match[0][:start] + match[1].upper() + match[0][end:]
 
 
 def _statements(text: str) -> Iterator[_Statement]:
@@ -169,9 +168,9 @@ def _statements(text: str) -> Iterator[_Statement]:
 
 
 def _affirmed(sentence: str) -> tuple[frozenset[str], int]:
-    """Letters that a sentence affirms, and the strength of its statement."""
+    """Letters that a sentence affirms, and the strength of the statement."""
     groups = _groups(sentence)
-    found: list[tuple[set[str], int, bool]] = []
+    affirmed: list[tuple[set[str], int, bool]] = []
     for number, (start, end, letters) in enumerate(groups):
         low = groups[number - 1][1] if number else 0
         high = groups[number + 1][0] if number + 1 < len(groups) else len(sentence)
@@ -181,16 +180,17 @@ def _affirmed(sentence: str) -> tuple[frozenset[str], int]:
         if _DENIED.search(near) and not is_hedged:
             continue
         strength = _strength(sentence[:start], after, is_whole=is_hedged or not (before + after).strip(_AROUND))
-        found.append((letters, strength, is_hedged))
-    best = max((strength for _, strength, _ in found), default=0)
+        affirmed.append((letters, strength, is_hedged))
+    best = max((strength for _, strength, _ in affirmed), default=0)
     is_after_text = bool(groups and sentence[: groups[0][0]].strip(" -("))  # neither "A) Paris" nor "Paris (A)"
     if best == 0 and is_after_text and not (len(groups) == 1 and _LAST.search(sentence)):
         return frozenset(), 0
     is_chosen = [
-        strength == best or is_hedged or any(later[2] for later in found[number + 1 : number + 2])  # A (or B)
-        for number, (_, strength, is_hedged) in enumerate(found)
+        strength == best or is_hedged or any(later[2] for later in affirmed[number + 1 : number + 2])  # A (or B)
+        for number, (_, strength, is_hedged) in enumerate(affirmed)
     ]
-    return frozenset().union(*(group for (group, _, _), chosen in zip(found, is_chosen, strict=True) if chosen)), best
+    chosen_groups = [group for (group, _, _), chosen in zip(affirmed, is_chosen, strict=True) if chosen]
+    return frozenset().union(*chosen_groups), best
 
 
 def _strength(before: str, after: str, *, is_whole: bool) -> int:
@@ -201,17 +201,17 @@ def _strength(before: str, after: str, *, is_whole: bool) -> int:
 
 
 def _groups(sentence: str) -> list[tuple[int, int, set[str]]]:
-    """Start, end and letters of the options in a sentence, where lists such as "A, B or C" are one group."""
+    """Start, end and letters of the options in a sentence; a list such as "A, B or C" is one group."""
     groups: list[tuple[int, int, set[str]]] = []
     is_last = False  # after "and", a comma ends the list
-    for found in _LETTER.finditer(sentence):
-        letter = next(filter(None, found.groups())).upper()
-        joiner = sentence[groups[-1][1] if groups else 0 : found.start()]
+    for match in _LETTER.finditer(sentence):
+        letter = next(filter(None, match.groups())).upper()
+        joiner = sentence[groups[-1][1] if groups else 0 : match.start()]
         is_word = any(map(str.isalpha, joiner))
         if groups and _JOINED.fullmatch(joiner) and (is_word or not is_last):
-            groups[-1] = (groups[-1][0], found.end(), groups[-1][2] | {letter})
+            groups[-1] = (groups[-1][0], match.end(), groups[-1][2] | {letter})
             is_last = is_last or is_word
         else:
-            groups.append((found.start(), found.end(), {letter}))
+            groups.append((match.start(), match.end(), {letter}))
             is_last = False
     return groups

@@ -1,7 +1,4 @@
-"""Self-consistency: siblings vote on the answer.
-
-In: trajectories, whole groups of them. Out: who agrees with the majority of its group. Waits for nothing.
-"""
+"""`SelfConsistency`: agreement with the majority answer of the group."""
 
 from __future__ import annotations
 
@@ -14,94 +11,93 @@ import numpy as np
 
 from forge_agents.types import Trajectory
 from forge_verifiers.core.verifier import Composable, Cost, Scores, group_ids
-from forge_verifiers.rules.answers import folded, last_action, stated
+from forge_verifiers.rules.answers import fold, last_action, parse_answer
 from forge_verifiers.rules.choices import choice_letter, chosen_letter
 from forge_verifiers.rules.maths.equal import equal_answers
 from forge_verifiers.rules.maths.quantity import literal
 
-_MAX_LEADING = 16
-"""Answers that each other one is compared with, so that a group of siblings who all differ costs little."""
+_MAX_COMPARED = 16
+"""Number of more frequent answers that each answer is compared with, to limit the cost of groups without agreement."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SelfConsistency(Composable):
     """Agreement with the majority answer of the group (Wang et al., arXiv 2203.11171).
 
-    A group is what shares environment, seed and agent within one call. 1 for the answer given most often, 0 for the
-    others; answers that tie for the most get one over their number. Empty answers score 0 and do not vote. A group
-    of one, or with no answer at all, gets NaN.
+    A group shares environment, seed and agent within one call. The most frequent answer scores 1, others 0. k answers
+    that tie score 1 / k. Empty answers score 0 and do not vote. A group of one, or without any answer, gets NaN.
     """
 
     sees_groups = True
     name: str = "self_consistency"
-    """What reports call it."""
+    """Name in reports."""
     family: str | None = None
-    """Verifiers of one family share a cause of error."""
+    """Label of verifiers that share a cause of error."""
     cost: Cost = "cheap"
-    """What a score costs."""
+    """Cost class."""
     graded: bool = False
-    """Whether the score is the share of siblings with the same answer, instead of 0 or 1."""
+    """Whether the score is the fraction of the group with the same answer instead of 0 or 1."""
     extract: Callable[[Trajectory], str | None] | None = None
-    """The answer that votes; by default the final answer of the last action, see `answers`."""
+    """Returns the answer; by default the final answer of the last action, see `answers`."""
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
         """Agreement with the majority, float32 [n]."""
         answers = [self.extracted(t) for t in trajectories]
         members: defaultdict[int, list[int]] = defaultdict(list)
-        for at, group in enumerate(group_ids(trajectories).tolist()):
-            members[group].append(at)
+        for row, group in enumerate(group_ids(trajectories).tolist()):
+            members[group].append(row)
         scores = np.full(len(answers), math.nan, np.float32)
-        rows_of = [rows for rows in members.values() if len(rows) > 1 and any(answers[at] for at in rows)]
-        groups = [Counter(answer for at in rows if (answer := answers[at])) for rows in rows_of]
+        rows_of = [rows for rows in members.values() if len(rows) > 1 and any(answers[row] for row in rows)]
+        groups = [Counter(answer for row in rows if (answer := answers[row])) for rows in rows_of]
         equal = _equal_votes(groups) if self.extract is None else [{} for _ in groups]
         for rows, votes, same in zip(rows_of, groups, equal, strict=True):
             for answer, other in same.items():
                 votes[other] += votes.pop(answer)
-            most = max(votes.values())  # arg max over answers of how many samples gave it, arXiv 2203.11171
+            most = max(votes.values())  # arg max over answers of the number of samples, arXiv 2203.11171
             tied = sum(count == most for count in votes.values())
-            for at in rows:
-                answer = answers[at] or ""
+            for row in rows:
+                answer = answers[row] or ""
                 count = votes.get(same.get(answer, answer), 0)
-                scores[at] = count / len(rows) if self.graded else (count == most) / tied
+                scores[row] = count / len(rows) if self.graded else (count == most) / tied
         return scores
 
     def extracted(self, trajectory: Trajectory) -> str | None:
-        """The answer that votes; "42", "42.0" and "It is 42." are one, and "$42" or "84/2" are counted with them."""
+        """The answer of a trajectory. "42", "42.0" and "It is 42." are the same; "$42" and "84/2" are merged later."""
         if self.extract is not None:
             return self.extract(trajectory)
         text = last_action(trajectory)
         if text is None:
             return None
-        read = stated(text)
-        if choice_letter(read.value):
+        answer = parse_answer(text)
+        if choice_letter(answer.value):
             return chosen_letter(text)
-        if read.how == "found":
-            return folded(read.given)
-        digits = literal(read.value)
+        if answer.source == "fallback":
+            return fold(answer.raw)
+        digits = literal(answer.value)
         if digits is None:
-            return folded(read.value)
+            return fold(answer.value)
         return f"{float(digits):.15g}" if len(digits) < 16 else digits
 
 
 def _equal_votes(groups: Sequence[Counter[str]]) -> list[dict[str, str]]:
-    """By group, answers that are equal as mathematics to a more frequent one, and that one."""
+    """For each group, a map from answers to a more frequent answer that is mathematically equal."""
     orders = [sorted(votes, key=lambda answer: (-votes[answer], answer)) for votes in groups]
     pairs = [
         (answer, other)
         for order in orders
-        for at, answer in enumerate(order)
-        for other in order[: min(at, _MAX_LEADING)]
+        for rank, answer in enumerate(order)
+        for other in order[: min(rank, _MAX_COMPARED)]
     ]
     verdicts = equal_answers(dict.fromkeys(pairs))
-    found: list[dict[str, str]] = []
+    equal_answers_of: list[dict[str, str]] = []
     for order in orders:
         same: dict[str, str] = {}
-        leading: list[str] = []
+        distinct: list[str] = []
         for answer in order:
-            equal = next((other for other in leading[:_MAX_LEADING] if verdicts.get((answer, other))), None)
+            equal = next((other for other in distinct[:_MAX_COMPARED] if verdicts.get((answer, other))), None)
             if equal is None:
-                leading.append(answer)
+                distinct.append(answer)
             else:
                 same[answer] = equal
-        found.append(same)
-    return found
+        equal_answers_of.append(same)
+    return equal_answers_of

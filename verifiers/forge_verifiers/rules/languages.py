@@ -1,4 +1,4 @@
-"""Words with which answers are stated in languages other than English, and one spelling for digits and letters.
+"""Words that state answers in languages other than English, and normalization of digits and letters.
 
 The words are regular expressions for `re`. They cover the languages of MGSM (arXiv 2210.03057) and MMMLU: Arabic,
 Bengali, Chinese, French, German, Hindi, Indonesian, Italian, Japanese, Korean, Portuguese, Russian, Spanish, Swahili,
@@ -39,7 +39,7 @@ ENDING = (
     r"(?:(?:个|個)?(?:です|でした|でしょう|である|となります|となる|になります|になる|だ|입니다|이에요|예요|이다|입니다만|है|हैं|হয়|అవుతుంది"
     r"|است|میباشد|می‌باشد|ครับ|ค่ะ|dır|dir|dur|dür|tır|tir|['’]?[dt][ıiuü]r))"
 )
-"""Words that follow the value in languages that end a sentence with the verb."""
+"""Words after the value in languages that end a sentence with the verb."""
 NEGATION = (
     r"(?:不是|并非|並非|不对|不為|不为|错|錯|ではな|じゃな|でな|ません|間違|誤り|아니|아닙|않|틀|नहीं|ग़लत|गलत|নয়|না\b|కాదు|ไม่"
     r"|ليس|لا\s|خطأ|خاطئ|نیست|לא\b|δεν\b|λάθος|неверн|неправильн|не(?=\s)|"
@@ -51,12 +51,17 @@ INSTEAD = (
     r"(?:而是|ではなく|じゃなくて|でなく|が\s?아니라|이\s?아니라|아니라|बल्कि|بل|,\s*а(?=\s)|"
     r"\b(?:sino|sondern|mais|mas\s+sim|ma|maar|utan|lecz)\b)"
 )
-"""Words that put another value in the place of a denied one."""
+"""Words that replace a denied value by another."""
+ENGLISH_CORRECTION = (
+    r"wait|hold on|no(?=\s*[,:.!;\u2014])|actually|sorry|correction|scratch that|i mean(?:t)?|rather|make that|oops"
+    r"|hmm+|on second thought"
+)
+"""English words that retract the statement before them, at word boundaries."""
 CORRECTION = (
     r"(?:不对|不對|等等|更正|いや|待って|訂正|아니[,다요]|잠깐|정정|नहीं,|रुको|لا،|مهلا|نет,|нет[,.]|подожд|точнее|исправл"
     r"|\b(?:espera|perdón|corrijo|attends|attendez|plutôt|nein,|warte|besser|espere|corrigindo|aspetta|anzi)\b)"
 )
-"""Words that take back the statement before them."""
+"""Words that retract the statement before them."""
 ALTERNATIVE = (
     r"(?:或者|或是|或|还是|還是|または|もしくは|あるいは|か(?=\s?\d)|또는|혹은|या|অথবা|หรือ|أو|یا|או|ή(?=\s)|или|або"
     r"|\b(?:ou|oder|veya|hoặc|atau|lub|nebo|eller)\b)"
@@ -71,11 +76,11 @@ COUNTER = (
     r"(?:個|个|개|つ|人|명|名|本|枚|円|元|원|度|点|점|回|번|歳|岁|年|日|天|時間|小时|分|秒|米|厘米|千米|公里|公斤|メートル|センチ|キロ"
     r"|ドル|美元|달러)"
 )
-"""Words for what is counted, directly after a number."""
+"""Units directly after a number."""
 _WORDS = ("respuesta", "reponse", "antwort", "resposta", "risposta", "cevap", "jawaban", "antwoord", "jibu", "svar")
-"""The words of `ANSWER` that ASCII can spell."""
+"""The words of `ANSWER` in ASCII."""
 OTHER_SCRIPTS = r"\u0400-\u1dff\u2e80-\ua4cf\uac00-\ufaff"
-"""Characters, other than Latin and Greek ones, that are no part of a formula."""
+"""Characters of scripts that do not occur in formulas."""
 _MAX_CHARS = 4_000
 _VERB_LAST = r"(?=[^\n.:।]{1,60}\s(?:है|हैं|است)\s*(?:[।.]|$))"
 _STATEMENT = re.compile(
@@ -96,7 +101,7 @@ _LETTERS = {"أ": "A", "ا": "A", "ب": "B", "ج": "C", "د": "D", "অ": "A", "
 _LOCAL_LETTER = re.compile(rf"(?<!\w)({'|'.join(_LETTERS)})(?!\w)")
 _SIGNS = str.maketrans({"٫": ".", "٬": ",", "٪": "%", "،": ",", "؛": ";", "−": "-", "、": ","})
 _KEPT = frozenset("ℝℤℕℚℂ²³¹⁰⁴⁵⁶⁷⁸⁹⁻⁺ⁿ½¼¾⅓⅔⅛⅜⅝⅞…ªº°™")
-"""Characters whose compatibility form would change what is said: ``10²`` is not 102."""
+"""Characters whose compatibility form has another meaning: ``10²`` is not 102."""
 
 
 class ForeignStatement(NamedTuple):
@@ -109,7 +114,7 @@ class ForeignStatement(NamedTuple):
 
 
 def normalized(text: str) -> str:
-    """One spelling of the same characters: composed (NFC), of ordinary width, digits 0 to 9, Unix line ends."""
+    """The text in NFC, with characters of ordinary width, digits 0 to 9 and Unix line ends."""
     if "\r" in text:
         text = text.replace("\r\n", "\n").replace("\r", "\n")
     if text.isascii():
@@ -122,7 +127,7 @@ def normalized(text: str) -> str:
 def _character(character: str) -> str:
     if character.isascii() or character in _KEPT:
         return character
-    if unicodedata.category(character) == "Cf":  # marks of direction, joiners
+    if unicodedata.category(character) == "Cf":  # direction marks, joiners
         return ""
     if character.isdecimal():
         return str(unicodedata.decimal(character))
@@ -134,7 +139,7 @@ def _character(character: str) -> str:
 
 def latin_choices(text: str) -> str:
     """The text with the letters of Arabic and Bengali options as A to D, as in the prompts of MMMLU."""
-    return text if text.isascii() else _LOCAL_LETTER.sub(lambda found: _LETTERS[found[1]], text)
+    return text if text.isascii() else _LOCAL_LETTER.sub(lambda match: _LETTERS[match[1]], text)
 
 
 def foreign_statements(text: str) -> Iterator[ForeignStatement]:
@@ -143,20 +148,20 @@ def foreign_statements(text: str) -> Iterator[ForeignStatement]:
         lower = text.lower()
         if not any(word in lower for word in _WORDS):
             return
-    for found in _STATEMENT.finditer(text, max(0, len(text) - _MAX_CHARS)):
-        end = _END.search(text, found.end())
-        denied = _NEGATION.search(text, found.end(1), found.end())  # "答案不是42"
-        content = denied.start() if denied else found.end()
-        yield ForeignStatement(found.start(), content, end.start() if end else len(text))
+    for match in _STATEMENT.finditer(text, max(0, len(text) - _MAX_CHARS)):
+        end = _END.search(text, match.end())
+        negation = _NEGATION.search(text, match.end(1), match.end())  # "答案不是42"
+        content = negation.start() if negation else match.end()
+        yield ForeignStatement(match.start(), content, end.start() if end else len(text))
 
 
 def is_denied(text: str) -> bool:
-    """Whether a sentence holds a negation of another language than English."""
+    """Whether a sentence has a negation in a language other than English."""
     return _NEGATION.search(text) is not None
 
 
 def foreign_sentence(text: str) -> tuple[str, bool]:
-    """The sentence without "not 41 but", reasons and the verb at its end; whether it denies what it says."""
+    """The sentence without "not 41 but", reasons and the verb at its end, and whether it is a denial."""
     instead = _INSTEAD.search(text) if _NEGATION.search(text) or _INSTEAD.search(text) else None
     if instead and _NEGATION.search(text[: instead.end()]):
         text = text[instead.end() :]

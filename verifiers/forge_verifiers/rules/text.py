@@ -1,12 +1,10 @@
-"""Cheap rules: a text against a gold answer, a pattern, a schema, a size.
+"""Cheap rules that compare a text with a gold answer, a pattern, a schema or a size. Their work on any text is bounded.
 
-In: trajectories. Out: scores in [0, 1]. Waits for nothing; every rule bounds its work on hostile text.
+Rules with a gold answer read ``trajectory.info[answer_key]`` (one value or a list of alternatives) and abstain if it is
+missing. All rules abstain for an agent without turns.
 
-Rules that need a gold answer read ``trajectory.info[answer_key]`` (one value or a list of alternatives) and abstain
-where it is missing; all abstain for an agent that never decided.
-
-A rule about content (`Exact`, `Regex`, `JsonSchema`, `Language`) looks at the answer, `Turn.action`. A rule about form
-(`Format`, `Length`, `Repetition`) looks at all that the policy wrote, `Turn.response`, reasoning included.
+Rules about content (`Exact`, `Regex`, `JsonSchema`, `Language`) read the answer, `Turn.action`. Rules about form
+(`Format`, `Length`, `Repetition`) read the whole response including reasoning, `Turn.response`.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from forge_agents.envs.reasoning import in_think_tags
+from forge_agents.envs.thoughts import in_think_tags
 from forge_agents.types import Trajectory, Turn, total_tokens
 from forge_verifiers.core.markdown import answer_section, code_blocks
 from forge_verifiers.core.verifier import TrajectoryRule
@@ -31,35 +29,37 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Exact(AnswerRule):
-    """The final answer is the gold answer as text; case, white space and a closing full stop aside.
+    """The final answer equals the gold answer as text, ignoring case, white space and a final period.
 
-    What the final answer is, `answers` says: "It is Paris.", "**Paris**" and "Paris" agree.
+    `answers` finds the final answer: "It is Paris.", "**Paris**" and "Paris" are equal.
     """
 
     name: str = "exact"
 
     def grade(self, trajectory: Trajectory) -> float | None:
-        """1 where the answer, or all of the text, is a gold answer, else 0."""
-        found = self.read(trajectory)
-        return None if found is None else float(any(same_text(found[0], gold) for gold in found[1]))
+        """1 if the answer, or the whole text, is a gold answer, else 0."""
+        if (pair := self.read(trajectory)) is None:
+            return None
+        answer, golds = pair
+        return float(any(same_text(answer, gold) for gold in golds))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Regex(TrajectoryRule):
     """The last answer matches a pattern (Perl syntax, as the package ``regex`` takes it).
 
-    A pattern that names a ``<think>`` or ``</think>`` tag is matched with the whole response instead, including the
-    reasoning. A text on which matching takes longer than `timeout_s` has failed: evading the check must not pay.
+    A pattern with a ``<think>`` or ``</think>`` tag is matched with the whole response, including the reasoning. A text
+    on which matching takes longer than `timeout_s` scores 0, so that evading the check does not pay.
     """
 
     pattern: str
-    """What is looked for."""
+    """Regular expression."""
     exact = True
     name: str = "regex"
     full: bool = False
-    """Whether the whole text, white space around it aside, must match."""
+    """Whether the whole text, without surrounding white space, must match."""
     timeout_s: float = 0.25
-    """Seconds that one match may take."""
+    """Timeout in seconds of one match."""
 
     def __post_init__(self) -> None:
         try:
@@ -68,7 +68,7 @@ class Regex(TrajectoryRule):
             raise ValueError(f"pattern {self.pattern!r} of {self.name!r} is no regular expression: {error}") from error
 
     def grade(self, trajectory: Trajectory) -> float | None:
-        """1 where it matches, else 0."""
+        """1 if the pattern matches, else 0."""
         text = last_action(trajectory)
         if text is None:
             return None
@@ -85,23 +85,22 @@ class Regex(TrajectoryRule):
 
 @lru_cache(maxsize=256)
 def _compiled(pattern: str) -> Any:
-    return importlib.import_module("regex").compile(pattern)  # unlike `re`, it can be given a time limit
+    return importlib.import_module("regex").compile(pattern)  # unlike `re`, it has a timeout
 
 
 @dataclass(frozen=True, kw_only=True)
 class Format(TrajectoryRule):
-    """Every response is a sequence of XML-like sections, each once, in order, with nothing between or around them.
+    """Every response is a sequence of XML-like sections, each once and in order, with only white space between them.
 
-    ``Format(tags=("think", "answer"))`` expects ``<think>...</think><answer>...</answer>``. The score is the share of
-    the agent's responses that keep the format.
+    ``Format(tags=("think", "answer"))`` expects ``<think>...</think><answer>...</answer>``. The score is the fraction
+    of the agent's responses in this format.
 
-    With "think" in `tags` the reasoning before the answer is checked, too; reasoning in the tags of another family of
-    models, such as ``[THINK]``, counts as ``<think>``. Without "think" only the answer is checked, so that a model may
-    reason before it.
+    With "think" in `tags`, the reasoning is part of the format; reasoning tags of other models, such as ``[THINK]``,
+    count as ``<think>``. Without "think", only the answer is checked.
     """
 
     tags: Sequence[str] = ("think", "answer")
-    """Names of the sections, in order."""
+    """Names of the sections in order."""
     exact = True
     name: str = "format"
 
@@ -110,43 +109,42 @@ class Format(TrajectoryRule):
             raise ValueError(f"tags={self.tags!r} of {self.name!r} must be one or more names of letters and digits")
 
     def grade(self, trajectory: Trajectory) -> float | None:
-        """Share of responses in the format."""
+        """Fraction of responses in the format."""
         if not trajectory.turns:
             return None
-        return sum(map(self._keeps, trajectory.turns)) / len(trajectory.turns)
+        return sum(map(self._matches, trajectory.turns)) / len(trajectory.turns)
 
-    def _keeps(self, turn: Turn) -> bool:
+    def _matches(self, turn: Turn) -> bool:
         text = (in_think_tags(turn.response) if "think" in self.tags else turn.action).strip()
-        at = 0
+        position = 0
         for tag in self.tags:
             opening, closing = f"<{tag}>", f"</{tag}>"
-            if text.count(opening) != 1 or text.count(closing) != 1 or not text.startswith(opening, at):
+            if text.count(opening) != 1 or text.count(closing) != 1 or not text.startswith(opening, position):
                 return False
-            end = text.find(closing, at)
+            end = text.find(closing, position)
             if end < 0:
                 return False
-            at = end + len(closing)
-            while at < len(text) and text[at].isspace():
-                at += 1
-        return at == len(text)
+            position = end + len(closing)
+            while position < len(text) and text[position].isspace():
+                position += 1
+        return position == len(text)
 
 
 @dataclass(frozen=True, kw_only=True)
 class JsonSchema(TrajectoryRule):
-    """The last action is JSON that fits a JSON schema, or its last fenced block is.
+    """The last action, or its last fenced block, is JSON that conforms to a JSON schema.
 
-    Fenced blocks in other languages than JSON are ignored, unless there is no other block. Of a text with an
-    ``<answer>`` section only this section counts.
-
-    A text that takes longer than `timeout_s` to be compared with the schema's patterns has failed.
+    Fenced blocks in languages other than JSON are ignored unless there is no other block. If the text has an
+    ``<answer>`` section, only this section counts. A text on which the schema's patterns take longer than `timeout_s`
+    scores 0.
     """
 
     schema: Mapping[str, Any]
-    """The schema (draft 2020-12 unless it names another)."""
+    """The schema (draft 2020-12 unless it declares another)."""
     exact = True
     name: str = "json_schema"
     timeout_s: float = 0.25
-    """Seconds that all its patterns together may take on one text."""
+    """Timeout in seconds of all patterns together on one text."""
 
     def __post_init__(self) -> None:
         jsonschema = importlib.import_module("jsonschema")
@@ -166,7 +164,7 @@ class JsonSchema(TrajectoryRule):
         return Schema(self.schema, timeout_s=self.timeout_s)
 
     def grade(self, trajectory: Trajectory) -> float | None:
-        """1 where it is JSON and fits, else 0."""
+        """1 if the text is JSON and conforms, else 0."""
         text = last_action(trajectory)
         if text is None:
             return None
@@ -176,7 +174,7 @@ class JsonSchema(TrajectoryRule):
         try:
             value = json.loads(texts[-1] if texts else text, parse_constant=_no_constant)
             return float(self._checked.breach(value) is None)
-        except (ValueError, RecursionError, TimeoutError):  # no JSON, nested without end, or made to stall the patterns
+        except (ValueError, RecursionError, TimeoutError):  # invalid, nested too deeply, or too slow for the patterns
             return 0.0
 
 
@@ -186,31 +184,31 @@ def _no_constant(name: str) -> NoReturn:
 
 @dataclass(frozen=True, kw_only=True)
 class Length(TrajectoryRule):
-    """The agent's responses together have a length from `low` to `high`; outside the score falls to 0 over `slack`."""
+    """The total length of the responses is in [low, high]. Outside, the score falls linearly to 0 over `slack`."""
 
     low: int = 0
-    """Least length that scores 1."""
+    """Minimum length that scores 1."""
     high: int
-    """Greatest length that scores 1."""
+    """Maximum length that scores 1."""
     slack: int = 0
-    """How far outside the score reaches 0, linearly; 0 = at once."""
+    """Distance from the range at which the score reaches 0."""
     unit: Literal["chars", "words", "tokens"] = "chars"
-    """What is counted; tokens are those that the policy sampled."""
+    """Unit of the length; tokens are those that the policy sampled."""
     reasoning: bool = True
-    """Whether the reasoning before an answer is counted, in any unit. False counts the answers alone."""
+    """Whether the length includes the reasoning."""
     name: str = "length"
 
     def __post_init__(self) -> None:
         if not 0 <= self.low <= self.high or self.slack < 0:
             raise ValueError(
                 f"low={self.low}, high={self.high}, slack={self.slack} of {self.name!r}: "
-                "want 0 <= low <= high and slack >= 0"
+                "expected 0 <= low <= high and slack >= 0"
             )
         if self.unit not in {"chars", "words", "tokens"}:
             raise ValueError(f"unit={self.unit!r} of {self.name!r} must be 'chars', 'words' or 'tokens'")
 
     def grade(self, trajectory: Trajectory) -> float | None:
-        """1 within the range, falling to 0 outside."""
+        """1 within the range, less outside."""
         if not trajectory.turns:
             return None
         outside = max(self.low - (size := self._size(trajectory)), size - self.high, 0)
@@ -218,8 +216,8 @@ class Length(TrajectoryRule):
 
     def _size(self, trajectory: Trajectory) -> int:
         if self.unit == "tokens":
-            left_out = 0 if self.reasoning else sum(p.reasoning_tokens for turn in trajectory.turns for p in turn.parts)
-            return total_tokens(trajectory.turns) - left_out
+            excluded = 0 if self.reasoning else sum(p.thought_tokens for turn in trajectory.turns for p in turn.parts)
+            return total_tokens(trajectory.turns) - excluded
         texts = [turn.response if self.reasoning else turn.action for turn in trajectory.turns]
         return sum(len(text if self.unit == "chars" else text.split()) for text in texts)
 
@@ -254,10 +252,9 @@ _LANGUAGES: dict[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Language(TrajectoryRule):
-    """The answers are written in the script of a language: the share of their letters that belong to it.
+    """The fraction of letters of the answers that belong to the script of a language.
 
-    The reasoning before them may be in another language. Tells scripts apart, not languages of one script. Abstains
-    where there are no letters.
+    Reasoning is ignored. Languages with the same script are not distinguished. Abstains without letters.
     """
 
     language: str
@@ -268,37 +265,37 @@ class Language(TrajectoryRule):
     def __post_init__(self) -> None:
         scripts = (self.language,) if self.language in _SCRIPTS else _LANGUAGES.get(self.language)
         if scripts is None:
-            known = ", ".join(sorted([*_LANGUAGES, *_SCRIPTS]))
-            raise ValueError(f"language={self.language!r} of {self.name!r} is not known; known: {known}")
+            names = ", ".join(sorted([*_LANGUAGES, *_SCRIPTS]))
+            raise ValueError(f"language={self.language!r} of {self.name!r} is unknown; choose one of {names}")
         object.__setattr__(self, "_pattern", re.compile(f"[{''.join(_SCRIPTS[s] for s in scripts)}]"))
 
     def grade(self, trajectory: Trajectory) -> float | None:
-        """Share of letters in the script."""
+        """Fraction of letters in the script."""
         letters = "".join(filter(str.isalpha, "".join(turn.action for turn in trajectory.turns)))
         return len(self._pattern.findall(letters)) / len(letters) if letters else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repetition(TrajectoryRule):
-    """The responses, reasoning included, do not repeat themselves: 1 minus the share of word n-grams seen before.
+    """1 minus the fraction of repeated word n-grams in the responses, reasoning included.
 
-    Responses without white space are looked at by character.
+    Responses without white space are compared by characters.
     """
 
     size: int = 4
-    """Words in an n-gram."""
+    """Number of words in an n-gram."""
     allowed: float = 0.1
-    """Share of repeated n-grams that costs nothing."""
+    """Fraction of repeated n-grams without a penalty."""
     name: str = "repetition"
 
     def __post_init__(self) -> None:
         if self.size < 1 or not 0 <= self.allowed < 1:
             raise ValueError(
-                f"size={self.size}, allowed={self.allowed} of {self.name!r}: want size >= 1 and 0 <= allowed < 1"
+                f"size={self.size}, allowed={self.allowed} of {self.name!r}: expected size >= 1 and 0 <= allowed < 1"
             )
 
     def grade(self, trajectory: Trajectory) -> float | None:
-        """1 where nothing is repeated, towards 0 where everything is."""
+        """1 without repetitions, 0 if everything is repeated."""
         if not trajectory.turns:
             return None
         words: Sequence[str] = [word for turn in trajectory.turns for word in turn.response.split()]

@@ -1,5 +1,5 @@
 """Equality of mathematical answers.
 
-Start at `equal`, which compares plain numbers (`quantity`) itself. It rewrites other answers in LaTeX (`formula`).
-math-verify reads and compares them in processes with limits (`worker`).
+Start at `equal`. Plain numbers are compared exactly (`quantity`). Other answers are rewritten as LaTeX (`formula`)
+for math-verify, which parses and compares them in worker processes with limits (`worker`).
 """

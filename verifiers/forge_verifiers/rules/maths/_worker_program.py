@@ -1,8 +1,8 @@
-"""The program of a worker process: it reads formulas with math-verify's parser and compares what sympy makes of them.
+"""Program of a worker process: parses formulas by math-verify and compares them in sympy.
 
-It reads one request a line from standard input, ``{"gold", "answer", "tolerance", "cpu_s"}`` in JSON, and writes one
-verdict a line: ``true``, ``false``, ``"gold"`` if it cannot read the gold answer, or a number for a request without a
-gold answer. A request that takes too much processor time or memory ends the process.
+Standard input has one request per line, ``{"gold", "answer", "tolerance", "cpu_s"}`` in JSON. Standard output gets one
+result per line: ``true``, ``false``, ``"gold"`` for an unreadable gold answer, or a number for a request without a gold
+answer. A request that exceeds the limit of processor time or memory ends the process.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from typing import Any
 
 _MEMORY = 3 << 30
 _POINTS, _MIN_POINTS = 5, 3
-_EXACT = 1e-12  # relative difference of equal values in 30 digits, which may lose some to cancellation
+_EXACT = 1e-12  # relative difference of equal values in 30 digits, after cancellation
 
 
 def main() -> None:
-    """Answer requests until standard input ends."""
+    """Process requests until standard input ends."""
     resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    verdicts = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # messages of the libraries are no verdicts
+    results = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # messages of the libraries must not mix with results
     signal.signal(signal.SIGXCPU, signal.SIG_DFL)
     hard = resource.getrlimit(resource.RLIMIT_CPU)[1]
-    _verdict({"gold": "x > 1", "answer": "1 < x", "tolerance": 1e-6})  # loads sympy's solvers, outside of the limit
+    _result({"gold": "x > 1", "answer": "1 < x", "tolerance": 1e-6})  # loads sympy's solvers before the limit applies
     for line in sys.stdin:
         request = json.loads(line)
         usage = resource.getrusage(resource.RUSAGE_SELF)
         end = int(usage.ru_utime + usage.ru_stime + 1 + request["cpu_s"])
         resource.setrlimit(resource.RLIMIT_CPU, (end, hard))
-        print(json.dumps(_verdict(request)), file=verdicts, flush=True)
+        print(json.dumps(_result(request)), file=results, flush=True)
 
 
-def _verdict(request: dict[str, Any]) -> Any:
+def _result(request: dict[str, Any]) -> Any:
     try:
         if "gold" not in request:
             return _number(request["answer"])
@@ -49,7 +49,7 @@ def _verdict(request: dict[str, Any]) -> Any:
         return answer is not None and _same(gold, answer, request["tolerance"])
     except MemoryError:
         os._exit(1)
-    except Exception:  # noqa: BLE001  # whatever sympy raises on such a text, the answer is not shown to be equal
+    except Exception:  # noqa: BLE001  # after any error of sympy, equality is not proven
         return False
 
 
@@ -62,10 +62,10 @@ def _read(text: str) -> Any:
 
     plain = NormalizationConfig(units=False, malformed_operators=True, nits=True, boxed="none")
     config = [LatexExtractionConfig(boxed_match_priority=-1, normalization_config=plain)]
-    found = parse(f"${text}$", config, fallback_mode="no_fallback", parsing_timeout=None)
-    if not found or isinstance(found[0], str):
+    parsed = parse(f"${text}$", config, fallback_mode="no_fallback", parsing_timeout=None)
+    if not parsed or isinstance(parsed[0], str):
         return None
-    value = found[0]
+    value = parsed[0]
     unit = next((s for s in getattr(value, "free_symbols", ()) if s.name == "i"), None)
     if unit is not None and not value.has(sympy.Sum, sympy.Product):
         value = value.subs(unit, sympy.I)
@@ -73,7 +73,7 @@ def _read(text: str) -> Any:
 
 
 def _is_odd_root(node: Any) -> bool:
-    """Whether a node is an odd root of a negative number, of which the real one is meant."""
+    """Whether a node is an odd root of a negative number, which stands for the real root."""
     return bool(node.is_Pow and node.exp.is_Rational and node.exp.p == 1 and node.exp.q % 2 and node.base.is_negative)
 
 
@@ -84,13 +84,13 @@ def _number(text: str) -> float | None:
 
 
 def _same(gold: Any, answer: Any, tolerance: float) -> bool:
-    """Whether two objects are the same answer."""
+    """Whether two sympy objects are equal as answers."""
     import sympy
     from sympy.core.relational import Relational
 
     if gold == answer:
         return not (hasattr(gold, "has") and gold.has(sympy.zoo, sympy.nan))
-    gold, answer = _as_asked(gold, answer), _as_asked(answer, gold)
+    gold, answer = _in_form_of(gold, answer), _in_form_of(answer, gold)
     if isinstance(gold, bool) or isinstance(answer, bool):
         return False
     if isinstance(gold, sympy.Set) and isinstance(answer, sympy.Set):
@@ -113,8 +113,8 @@ def _verified(gold: Any, answer: Any) -> bool:
     return any(verify(*pair, timeout_seconds=None) for pair in ((gold, answer), (answer, gold)))
 
 
-def _as_asked(value: Any, other: Any) -> Any:
-    """The value in the form of the other: ``x = 5`` answers 5, and ``x > 7`` an interval."""
+def _in_form_of(value: Any, other: Any) -> Any:
+    """The value in the form of the other, for example 5 for ``x = 5``, and an interval for ``x > 7``."""
     import sympy
     from sympy.core.function import AppliedUndef
     from sympy.core.relational import Relational
@@ -139,8 +139,8 @@ def _as_asked(value: Any, other: Any) -> Any:
         functions = value.atoms(AppliedUndef)
         value = value.subs(next(iter(functions)), sympy.Symbol("f", real=True)) if len(functions) == 1 else value
     if _is_inequality(value) and len(value.free_symbols) == 1:
-        is_alike = not _is_inequality(other) or other.free_symbols == value.free_symbols
-        return value.as_set() if is_alike else value
+        same_variable = not _is_inequality(other) or other.free_symbols == value.free_symbols
+        return value.as_set() if same_variable else value
     return value
 
 
@@ -149,7 +149,7 @@ def _parts(value: Any) -> tuple[Any, ...]:
 
 
 def _pair(value: Any) -> Any:
-    """The value as a tuple, where ``(1, 2)`` may be read as an open interval."""
+    """The value as a tuple, because ``(1, 2)`` may be parsed as an open interval."""
     import sympy
 
     if isinstance(value, sympy.Interval) and value.left_open and value.right_open:
@@ -166,7 +166,7 @@ def _is_inequality(value: Any) -> bool:
 
 
 def _solved(value: Any) -> tuple[Any, Any]:
-    """Name and value in ``x = 5``, ``5 = x``, ``AB = 5`` and ``P(A) = 5``; None, None for all else."""
+    """Name and value in ``x = 5``, ``5 = x``, ``AB = 5`` and ``P(A) = 5``; (None, None) otherwise."""
     import sympy
 
     if isinstance(value, sympy.Eq):
@@ -196,8 +196,9 @@ def _same_set(gold: Any, answer: Any, tolerance: float) -> bool:
     if isinstance(gold, sympy.FiniteSet) and isinstance(answer, sympy.FiniteSet):
         rest = list(_parts(answer))
         for part in _parts(gold):
-            alike = [k for k, other in enumerate(rest) if isinstance(part, sympy.Eq) == isinstance(other, sympy.Eq)]
-            match = next((k for k in alike if _same(part, rest[k], tolerance)), None)
+            is_equation = isinstance(part, sympy.Eq)
+            candidates = [k for k, other in enumerate(rest) if isinstance(other, sympy.Eq) == is_equation]
+            match = next((k for k in candidates if _same(part, rest[k], tolerance)), None)
             if match is None:
                 return False
             del rest[match]
@@ -212,13 +213,13 @@ def _same_set(gold: Any, answer: Any, tolerance: float) -> bool:
 
 
 def _same_value(gold: Any, answer: Any, tolerance: float) -> bool:
-    """Whether two expressions are equal, at fixed points if they have variables (Schwartz 1980)."""
+    """Whether two expressions are equal; with variables, at fixed points (Schwartz 1980)."""
     import sympy
 
     is_rounded = bool(gold.has(sympy.Float) or answer.has(sympy.Float))
-    gold, answer = gold.doit(), answer.doit()  # first: a sum may have an infinite bound and a finite value
+    gold, answer = gold.doit(), answer.doit()  # a sum may have an infinite bound and a finite value
     if any(value.has(sympy.oo, -sympy.oo, sympy.zoo, sympy.nan) for value in (gold, answer)):
-        return False  # they were not the same infinity
+        return False  # equal infinities were handled before
     if gold.is_Rational and answer.is_Rational:
         return bool(gold == answer)
     symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
@@ -232,7 +233,7 @@ def _same_value(gold: Any, answer: Any, tolerance: float) -> bool:
         if not _is_close(values[0], values[1], tolerance if is_rounded else _EXACT):
             return False
         compared += 1
-    if compared == 0 and symbols:  # functions without a definition
+    if compared == 0 and symbols:  # undefined functions
         return _verified(gold, answer)
     return compared >= (_MIN_POINTS if symbols else 1)
 
@@ -258,8 +259,8 @@ def _at(value: Any, point: dict[Any, Any]) -> Any:
     return None
 
 
-def _is_close(one: Any, other: Any, tolerance: float) -> bool:
-    return bool(abs(one - other) <= max(tolerance * max(abs(one), abs(other)), 1e-14))
+def _is_close(a: Any, b: Any, tolerance: float) -> bool:
+    return bool(abs(a - b) <= max(tolerance * max(abs(a), abs(b)), 1e-14))
 
 
 main()

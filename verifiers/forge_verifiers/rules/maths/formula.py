@@ -1,4 +1,4 @@
-r"""Rewrites formulas, LaTeX or plain text, as the LaTeX that math-verify's parser reads; nothing is computed."""
+r"""Rewrites formulas in LaTeX or plain text as LaTeX for math-verify's parser, without any computation."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _RULES: tuple[tuple[str, _Spelling], ...] = (
     (r"\\(?:angle|triangle)(?![A-Za-z])", ""),
     (r"(?<![A-Za-z\\])a(sin|cos|tan)(?=\s*\()", r"arc\1"),
     (r"(?<![A-Za-z\\])(?:minus|negative)\s+(?=\d)", "-"),
-    (r"=([^≈]*)(?:≈|\\approx(?![A-Za-z])).*", r"=\1"),  # x = 1/3, which is about 0.33
+    (r"=([^≈]*)(?:≈|\\approx(?![A-Za-z])).*", r"=\1"),  # x = 1/3, approximately 0.33
     (r"(?<=\S)\s*(?:≈|\\approx(?![A-Za-z]))", "="),
     (r"^\s*(?:≈|\\approx(?![A-Za-z]))", ""),
     (r"^\s*[A-Za-z]\s*\\in(?![A-Za-z])", ""),
@@ -70,7 +70,7 @@ _ABS = re.compile(r"(?<![A-Za-z\\])(abs|exp)\s*\(")
 _WORD = re.compile(r"(?<![A-Za-z\\])[A-Za-z]{5,}")
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\{\w+\}|\\(?:mathbb|overline|operatorname)\{\w+\}")
 _NOT_READ = re.compile(r"\d\s+[\d.]|\d\s*_")
-"""Two numbers without a sign between them, and numbers with an index: math-verify would add or drop them."""
+"""Two numbers without an operator, and numbers with an index, which math-verify would add or drop."""
 _EXPENSIVE = re.compile(
     r"\^[\s{(]*\d+\s*\^[\s{(]*\d+\s*\^|\d{5,}\s*!|!\s*!|\^\s*\{?\s*[-+(]?\s*\d{5,}|\\binom\s*\{?\s*\d{5,}"
 )
@@ -85,7 +85,7 @@ _VARIABLE = re.compile(
 
 @lru_cache(maxsize=8192)
 def latex(text: str) -> str | None:
-    """The formula in LaTeX; None for words, and for what is too large to be an answer."""
+    """The formula in LaTeX; None for words and for texts that are too large for an answer."""
     if len(text) > MAX_CHARS:
         return None
     text = cleaned(text)
@@ -116,12 +116,12 @@ def _depth(text: str) -> int:
 def _braced(text: str, call: re.Pattern[str], around: dict[str, tuple[str, str]]) -> str:
     r"""``sqrt(...)`` and ``^(...)`` with braces instead of parentheses."""
     for _ in range(20):
-        found = call.search(text)
-        end = _closing(text, found.end()) if found else -1
-        if found is None or end < 0:
+        match = call.search(text)
+        end = _closing(text, match.end()) if match else -1
+        if match is None or end < 0:
             break
-        opening, closing = around.get(found[1], (found[1] + "{", "}"))
-        text = text[: found.start()] + opening + text[found.end() : end] + closing + text[end + 1 :]
+        opening, closing = around.get(match[1], (match[1] + "{", "}"))
+        text = text[: match.start()] + opening + text[match.end() : end] + closing + text[end + 1 :]
     return text
 
 
@@ -135,7 +135,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def is_words(text: str) -> bool:
-    """Whether a text looks like words, so that its letters are not the factors of a product."""
+    """Whether a text looks like words, so that its letters are not factors of a product."""
     text = cleaned(text)
     words = re.findall(r"[A-Za-z]+", text)
     is_long = any(len(word) > 2 and not _NAME.fullmatch(word) for word in words)
@@ -144,7 +144,7 @@ def is_words(text: str) -> bool:
 
 
 def assigned(text: str) -> tuple[str, Quantity | None]:
-    """Name and value in ``x = 5``, ``5 = x``, ``AB = 2 + 3 = 5``; without a name, the plain number that a text is."""
+    """Name and value of ``x = 5``, ``5 = x`` or ``AB = 2 + 3 = 5``; an empty name for a plain number."""
     if "=" not in text:
         return "", read_quantity(text)
     text = cleaned(text)
@@ -159,13 +159,13 @@ def assigned(text: str) -> tuple[str, Quantity | None]:
 
 
 def split_unit(text: str) -> tuple[str, Unit | None]:
-    r"""A formula or an exact number, and the unit behind it, as in ``3\sqrt{5} \text{ cm}``."""
+    r"""A formula or exact number and the unit after it, as in ``3\sqrt{5} \text{ cm}``."""
     if number := read_quantity(text):
         top, bottom = number.value.numerator, number.value.denominator
         if number.is_decimal:
             return f"{Decimal(top) / Decimal(bottom):f}", number.unit
         return (str(top) if bottom == 1 else rf"\frac{{{top}}}{{{bottom}}}"), number.unit
     text = cleaned(text)
-    found = _COUNTED.fullmatch(text)
-    unit = read_unit(found[2], spaced=True) if found and re.search(r"\d|\\pi", found[1]) else None
-    return (found[1], unit) if found and unit else (text, None)
+    match = _COUNTED.fullmatch(text)
+    unit = read_unit(match[2], spaced=True) if match and re.search(r"\d|\\pi", match[1]) else None
+    return (match[1], unit) if match and unit else (text, None)

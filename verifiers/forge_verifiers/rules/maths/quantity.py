@@ -1,6 +1,6 @@
 r"""Plain numbers with units: ``1,234.5``, ``2 3/4``, ``\frac{1}{2}``, ``2.5 \times 10^3``, ``50\%``, ``$18``, ``5 km``.
 
-Values are exact. The size of every number is bounded, and nothing is evaluated as code.
+Values are exact, the size of numbers is bounded, and nothing is evaluated as code.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from functools import lru_cache
 from forge_verifiers.rules.languages import COUNTER, normalized
 
 MAX_CHARS = 1_000
-"""Longer texts are no answers."""
+"""Longer texts are not read as answers."""
 _MAX_DIGITS = 300
 _MAX_EXPONENT = 300
 _MAX_FACTORIAL = 170
@@ -22,12 +22,12 @@ _MAX_FACTORIAL = 170
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What a number counts."""
+    """Unit of a number."""
 
     dimension: tuple[tuple[str, int], ...]
-    """Base units and their powers, sorted; an unknown word is a base unit of its own."""
+    """Base units and their powers, sorted. An unknown word is a base unit by itself."""
     factor: Fraction = Fraction(1)
-    """How many of the base units it is."""
+    """Size in base units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,12 +37,12 @@ class Quantity:
     value: Fraction
     unit: Unit | None = None
     is_decimal: bool = False
-    """Whether it is written as a decimal, and may be rounded."""
+    """Whether the number is written as a decimal, so that it may be rounded."""
 
 
 PERCENT = Unit((("%", 1),), Fraction(1, 100))
 
-_BASES = {  # base unit -> {name: how many of it}
+_BASES = {  # base unit -> names and sizes
     "metre": "mm 1/1000 cm 1/100 m 1 km 1000 in 127/5000 inch 127/5000 inche 127/5000 ft 381/1250 foot 381/1250 "
     "feet 381/1250 yd 1143/1250 yard 1143/1250 mi 201168/125 mile 201168/125",
     "gram": "mg 1/1000 g 1 kg 1000 lb 45359237/100000 pound 45359237/100000 oz 45359237/1600000 ounce 45359237/1600000",
@@ -55,7 +55,7 @@ _BASES = {  # base unit -> {name: how many of it}
 }
 _PREFIXES = {"milli": Fraction(1, 1000), "centi": Fraction(1, 100), "": Fraction(1), "kilo": Fraction(1000)}
 _NAMED = {"meter": "metre", "metre": "metre", "gram": "gram", "liter": "litre", "litre": "litre"}
-_KNOWN: dict[str, tuple[str, Fraction]] = {
+_UNITS: dict[str, tuple[str, Fraction]] = {
     name: (base, Fraction(size))
     for base, text in _BASES.items()
     for name, size in zip(text.split()[::2], text.split()[1::2], strict=True)
@@ -68,7 +68,7 @@ _NO_UNITS = frozenset(
         "quarters tenths hundredths squared cubed factorial over times plus minus less more mod modulo and or",
     )
 )
-"""Words behind a number that are operations, functions or variables."""
+"""Words after a number that are operations, functions or variables."""
 _PHRASES = {"mph": "mile/hour", "kmh": "km/h", "kph": "km/h"}
 _PER = re.compile(r"\s*/\s*|\s+per\s+|\s+an?\s+")
 _PART = re.compile(
@@ -110,9 +110,9 @@ _NUMBER = re.compile(
 
 
 def literal(text: str) -> str | None:
-    """A number in digits as Python writes it; None for anything else, and where a comma may separate two numbers.
+    """A number in Python's notation; None for any other text, and if a comma may separate two numbers.
 
-    Thousands may be set off by commas, apostrophes and narrow or plain spaces, in English or European style:
+    Thousands may be separated by commas, apostrophes and narrow or plain spaces, in English or European style:
     ``1,234.5``, ``1 234,5``, ``1.234,5``.
     """
     if not text.isascii():
@@ -130,21 +130,21 @@ def literal(text: str) -> str | None:
 
 
 def decimal_comma(text: str) -> str | None:
-    """The literal that ``3,14`` is where a single number is expected; None where it is none, or thousands."""
+    """A number with a decimal comma, such as ``3,14``, as a literal; None for any other text, and for thousands."""
     if not text.isascii():
         text = text.replace("\u2212", "-")
     return text.replace(",", ".") if _COMMA.fullmatch(text) and literal(text) is None else None
 
 
 def cleaned(text: str) -> str:
-    r"""The text without dollar signs, ``\text``, thin spaces and a closing stop, with common signs in ASCII."""
+    r"""The text without dollar signs, ``\text``, thin spaces and a final period, with common signs in ASCII."""
     text = normalized(text).strip().rstrip(".,")
     if text.isascii() and text.isalnum():
         return text
     if "\\\\" in text and "\\begin" not in text:  # escaped twice
         text = text.replace("\\\\", "\\")
     text = re.sub(r"(?<!\\)\\[\[\]()]", " ", text).strip().rstrip(".,")
-    if (text.count("$") - text.count("\\$")) % 2 == 0:  # one sign alone is money
+    if (text.count("$") - text.count("\\$")) % 2 == 0:  # a single sign is a currency
         text = re.sub(r"(?<!\\)\$", "", text).strip().rstrip(".,")
     text = _DEGREES.sub("°", _WRAPPED.sub(r" \1 ", text).translate(_SIGNS))
     text = re.sub(r"\\(?:left|right|displaystyle|quad|qquad|bigl?|bigr)(?![A-Za-z])", "", text)
@@ -158,7 +158,7 @@ def cleaned(text: str) -> str:
 
 @lru_cache(maxsize=8192)
 def read_quantity(text: str) -> Quantity | None:
-    """A text that is one plain real number with or without a unit; None for anything else."""
+    """A plain real number with or without a unit; None for any other text."""
     if len(text) > MAX_CHARS:
         return None
     if digits := literal(text):
@@ -169,11 +169,11 @@ def read_quantity(text: str) -> Quantity | None:
     if money := _MONEY.match(text):
         return _amount(money[1] + text[money.end() :], money[2])
     text = _COMMA_BEFORE_UNIT.sub(lambda m: f"{m[1] or m[3]}.{m[2] or m[4]}", text)
-    found = _NUMBER.match(text)
-    number = _value(found) if found else None
-    if found is None or number is None:
+    match = _NUMBER.match(text)
+    number = _value(match) if match else None
+    if match is None or number is None:
         return None
-    rest = text[found.end() :]
+    rest = text[match.end() :]
     if not rest.strip():
         return number
     rest = rest.replace("\\$", "$")
@@ -183,7 +183,7 @@ def read_quantity(text: str) -> Quantity | None:
 
 
 def _amount(text: str, sign: str) -> Quantity | None:
-    """An amount of money, of which the sign of the currency came first: ``$18 per day``, ``$5 million``."""
+    """An amount of money after the currency sign: ``$18 per day``, ``$5 million``."""
     currency = read_unit(sign, spaced=True)
     for amount in (read_quantity(text), read_quantity(_REMARK.sub(r"\1", text))):
         if amount and currency and (amount.unit is None or amount.unit.dimension == currency.dimension):
@@ -198,9 +198,9 @@ def _quantity(digits: str) -> Quantity | None:
     return Quantity(Fraction(digits), None, not mantissa.lstrip("+-").isdigit())
 
 
-def _value(found: re.Match[str]) -> Quantity | None:
-    """The number that `_NUMBER` found; None if it is too large or has no value."""
-    part = found.groupdict()
+def _value(match: re.Match[str]) -> Quantity | None:
+    """The number of a match of `_NUMBER`; None if it is too large or has no value."""
+    part = match.groupdict()
     if any(text is not None and len(text) > _MAX_DIGITS for text in part.values()):
         return None
     try:
@@ -219,7 +219,7 @@ def _fraction(part: dict[str, str | None]) -> Quantity | None:
     if bottom := part["bottom"] or part["bottom1"] or part["bottom2"]:
         value = Fraction(int(part["top"] or part["top1"] or part["top2"] or ""), int(bottom))
         if whole := part["whole"] or part["whole2"]:
-            return Quantity(int(whole) + value) if 0 < value < 1 else None  # 2 3/2 is no mixed number
+            return Quantity(int(whole) + value) if 0 < value < 1 else None  # 2 3/2 is not a mixed number
         return Quantity(value)
     if part["top3"] and part["bottom3"]:
         top, under = (_quantity(literal(text) or "") for text in (part["top3"], part["bottom3"]))
@@ -238,8 +238,8 @@ def _power(part: dict[str, str | None]) -> Quantity | None:
         is_small = abs(int(part["power"])) * len(part["root"]) <= 4 * _MAX_EXPONENT
         return Quantity(Fraction(part["root"]) ** int(part["power"])) if is_small else None
     if part["factorial"]:
-        number_of = int(part["factorial"])
-        return Quantity(Fraction(math.factorial(number_of))) if number_of <= _MAX_FACTORIAL else None
+        n = int(part["factorial"])
+        return Quantity(Fraction(math.factorial(n))) if n <= _MAX_FACTORIAL else None
     return None
 
 
@@ -255,11 +255,11 @@ def _digits(part: dict[str, str | None]) -> Quantity | None:
 
 
 def read_unit(text: str, *, spaced: bool) -> Unit | None:
-    """Reads the words behind a number.
+    """The unit in the words after a number, such as ``km/h``.
 
     Args:
-        text: the words, such as ``km/h``.
-        spaced: whether a space stands before them; without it a single letter is a variable, not a unit.
+        text: The words.
+        spaced: Whether a space precedes them. Without a space, a single letter is a variable.
     """
     text = text.strip().removesuffix(".").strip()
     if re.fullmatch(COUNTER, text):
@@ -273,23 +273,23 @@ def read_unit(text: str, *, spaced: bool) -> Unit | None:
     powers: dict[str, int] = {}
     factor = Fraction(1)
     for k, part in enumerate(_PER.split(text)):
-        found = _PART.fullmatch(part)
-        known = _known(found[2]) if found else None
-        if found is None or known is None or (len(text) == 1 and text.isalpha() and not spaced):
+        match = _PART.fullmatch(part)
+        base = _base_unit(match[2]) if match else None
+        if match is None or base is None or (len(text) == 1 and text.isalpha() and not spaced):
             return _counted(text) if spaced else None
-        word = found[1] or found[3]
-        power = (_POWERS[word.rstrip(".")] if word else int(found[4] or 1)) * (1 if k == 0 else -1)
-        powers[known[0]] = powers.get(known[0], 0) + power
-        factor *= known[1] ** power
+        word = match[1] or match[3]
+        power = (_POWERS[word.rstrip(".")] if word else int(match[4] or 1)) * (1 if k == 0 else -1)
+        powers[base[0]] = powers.get(base[0], 0) + power
+        factor *= base[1] ** power
     return Unit(tuple(sorted(powers.items())), factor)
 
 
-def _known(word: str) -> tuple[str, Fraction] | None:
-    return _KNOWN.get(word) or _KNOWN.get(word.lower().removesuffix("s") if len(word) > 2 else word)
+def _base_unit(word: str) -> tuple[str, Fraction] | None:
+    return _UNITS.get(word) or _UNITS.get(word.lower().removesuffix("s") if len(word) > 2 else word)
 
 
 def _counted(text: str) -> Unit | None:
-    """A phrase of ordinary words is a unit of its own: eight apples are not eight oranges."""
+    """Ordinary words as a unit: eight apples are not eight oranges."""
     words = [word.lower().rstrip(".") for word in text.split()]
     if not re.fullmatch(r"[a-z]{3,}|[a-z.]{2,} [a-z. ]+|[a-z]\.[a-z]", " ".join(words)):
         return None
@@ -301,13 +301,13 @@ def _counted(text: str) -> Unit | None:
 
 
 def same_quantity(answer: Quantity, gold: Quantity, tolerance: float, *, is_exact: bool) -> bool:
-    """Whether two quantities are equal. A unit that one of them leaves out is the other's.
+    """Whether two quantities are equal. A missing unit is assumed to be that of the other.
 
     Args:
         answer: One quantity.
-        gold: The other one, to which the tolerance is relative.
-        tolerance: Greatest relative difference, for numbers that may be rounded.
-        is_exact: Whether numbers that are not written as decimals have no tolerance.
+        gold: The other quantity.
+        tolerance: Maximum relative difference between numbers that may be rounded.
+        is_exact: Whether the tolerance applies only to decimals.
     """
     if answer.unit is not None and gold.unit is not None:
         if answer.unit.dimension != gold.unit.dimension:
@@ -322,7 +322,7 @@ def same_quantity(answer: Quantity, gold: Quantity, tolerance: float, *, is_exac
 
 
 def hundredth(quantity: Quantity) -> Fraction:
-    """The value, of a percentage divided by 100."""
+    """The value; a percentage is divided by 100."""
     return quantity.value / 100 if quantity.unit == PERCENT else quantity.value
 
 

@@ -1,8 +1,7 @@
-"""Processes in which math-verify compares formulas, with limits on time and memory.
+"""Worker processes in which math-verify compares formulas, with limits on time and memory.
 
-math-verify works through sympy, which may compute without end on a text such as ``9^{9^{9}}``. Each comparison has a
-limit on processor time, kept by the kernel, and one on wall-clock time, kept here. A process that exceeds a limit is
-killed and replaced.
+sympy may compute forever on a text such as ``9^{9^{9}}``. Each comparison therefore has a limit on processor time,
+enforced by the kernel, and a wall-clock timeout, enforced here. A process that exceeds a limit is killed and replaced.
 """
 
 from __future__ import annotations
@@ -26,36 +25,32 @@ from typing import Any
 _PROGRAM = Path(__file__).with_name("_worker_program.py")
 _MAX_WORKERS = 4
 _PAIRS_PER_WORKER = 16
-"""Comparisons for which a further process is worth its start, about a second."""
+"""Number of comparisons that justifies the start of another process, about a second."""
 CPU_S = 3
-"""Processor seconds for one comparison."""
+"""Processor time in seconds for one comparison."""
 _WALL_S = 4 * CPU_S
 _START_S = 60.0
-_MAX_REMEMBERED = 16_384
+_MAX_CACHED = 16_384
 
 Pair = tuple[str, str]
-"""An answer and the gold answer, in LaTeX."""
+"""An answer and a gold answer in LaTeX."""
 
 
 class _Worker:
-    """One process, and the pipes to it."""
+    """One process and its pipes."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
 
-    def ask(self, request: dict[str, Any], timeout_s: float) -> Any:
-        """The verdict on a request.
-
-        Raises:
-            TimeoutError: The process exceeded a limit and was killed.
-        """
+    def request(self, message: dict[str, Any], timeout_s: float) -> Any:
+        """The result of a request. Raises TimeoutError if the process exceeded a limit and was killed."""
         is_new = self._process is None or self._process.poll() is not None
         if is_new:
             self._start()
         process = self._process
         assert process is not None and process.stdin is not None and process.stdout is not None
         try:
-            process.stdin.write(json.dumps(request).encode() + b"\n")
+            process.stdin.write(json.dumps(message).encode() + b"\n")
             process.stdin.flush()
             deadline_s = timeout_s + (_START_S if is_new else 0.0)
             if select.select([process.stdout], [], [], deadline_s)[0] and (line := process.stdout.readline()):
@@ -80,7 +75,7 @@ class _Worker:
         )
 
     def stop(self) -> None:
-        """Kill the process. Twice is no error."""
+        """Kill the process if it is running."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -92,7 +87,7 @@ class _Worker:
 
 
 class Workers:
-    """Up to four processes that compare formulas. Any thread may ask."""
+    """A thread-safe pool of up to four processes that compare formulas."""
 
     def __init__(self) -> None:
         self._reset()
@@ -105,11 +100,11 @@ class Workers:
         self._idle: queue.LifoQueue[_Worker] = queue.LifoQueue()
         for worker in reversed(self._workers):
             self._idle.put(worker)
-        self._remembered: dict[tuple[Pair, float], bool | None] = {}
+        self._cache: dict[tuple[Pair, float], bool | None] = {}
         self._readable: set[str] = set()
 
     def close(self) -> None:
-        """End the processes; the next comparison starts them again."""
+        """Stop the processes; the next comparison starts them again."""
         for worker in self._workers:
             worker.stop()
 
@@ -117,34 +112,34 @@ class Workers:
         """Whether the formulas of each pair are equal.
 
         Args:
-            pairs: Answers and gold answers. Short ones are compared first.
-            tolerance: Greatest relative difference between decimals that count as equal.
-            timeout_s: Seconds for all pairs together.
+            pairs: Answers and gold answers. Short formulas are compared first.
+            tolerance: Maximum relative difference between equal decimals.
+            timeout_s: Timeout in seconds for all pairs together.
 
         Returns:
             True or False by pair; None if math-verify cannot read the gold answer. A pair whose answer exceeds a limit
-            is unequal. Pairs for which the time did not suffice are missing.
+            is unequal. Pairs that were not compared in time are missing.
         """
         end = time.monotonic() + timeout_s
         with self._lock:
-            found = {pair: self._remembered[pair, tolerance] for pair in pairs if (pair, tolerance) in self._remembered}
-        left = sorted({pair for pair in pairs if pair not in found}, key=lambda pair: (sum(map(len, pair)), pair))
-        if not left:
-            return found
-        num_threads = min(len(self._workers), math.ceil(len(left) / _PAIRS_PER_WORKER))
+            cached = {pair: self._cache[pair, tolerance] for pair in pairs if (pair, tolerance) in self._cache}
+        missing = sorted({*pairs} - {*cached}, key=lambda pair: (sum(map(len, pair)), pair))
+        if not missing:
+            return cached
+        num_threads = min(len(self._workers), math.ceil(len(missing) / _PAIRS_PER_WORKER))
         with ThreadPoolExecutor(num_threads, thread_name_prefix="maths") as pool:
-            verdicts = list(pool.map(lambda pair: self._compare(pair, tolerance, end), left))
-        new = {pair: verdict for pair, verdict in zip(left, verdicts, strict=True) if verdict != "late"}
+            results = list(pool.map(lambda pair: self._compare(pair, tolerance, end), missing))
+        new = {pair: result for pair, result in zip(missing, results, strict=True) if result != "late"}
         with self._lock:
-            if len(self._remembered) > _MAX_REMEMBERED:
-                self._remembered.clear()
-            self._remembered.update({(pair, tolerance): verdict for pair, verdict in new.items()})
-        return found | new
+            if len(self._cache) > _MAX_CACHED:
+                self._cache.clear()
+            self._cache.update({(pair, tolerance): result for pair, result in new.items()})
+        return cached | new
 
     def number(self, text: str) -> float | None:
-        """The value of a formula without variables; None if it has none or exceeds a limit."""
+        """The value of a formula without variables; None if it has no value or exceeds a limit."""
         try:
-            value = self._ask({"answer": text}, time.monotonic() + _START_S)
+            value = self._request({"answer": text}, time.monotonic() + _START_S)
         except (TimeoutError, queue.Empty):
             return None
         return value if isinstance(value, float) else None
@@ -153,37 +148,38 @@ class Workers:
         """True, False, None, or "late"."""
         answer, gold = pair
         try:
-            verdict = self._ask({"answer": answer, "gold": gold, "tolerance": tolerance}, end)
+            result = self._request({"answer": answer, "gold": gold, "tolerance": tolerance}, end)
         except queue.Empty:
             return "late"
         except TimeoutError:
             return "late" if time.monotonic() > end else self._is_readable(gold, tolerance, end)
-        if verdict == "gold":
+        if result == "gold":
             return None
         self._readable.add(gold)
-        return verdict
+        return result
 
     def _is_readable(self, gold: str, tolerance: float, end: float) -> Any:
-        """After a limit was exceeded: False if the gold answer alone keeps it, so that the answer is to blame."""
+        """After an exceeded limit: False if the gold answer alone is readable, so that the answer caused it."""
         if gold in self._readable:
             return False
         try:
-            return None if self._ask({"answer": "x", "gold": gold, "tolerance": tolerance}, end) == "gold" else False
+            result = self._request({"answer": "x", "gold": gold, "tolerance": tolerance}, end)
+            return None if result == "gold" else False
         except queue.Empty:
             return "late"
         except TimeoutError:
             return None
 
-    def _ask(self, request: dict[str, Any], end: float) -> Any:
+    def _request(self, request: dict[str, Any], end: float) -> Any:
         left_s = end - time.monotonic()
         if left_s <= 0:
             raise queue.Empty
         worker = self._idle.get(timeout=left_s)
         try:
-            return worker.ask(request | {"cpu_s": CPU_S}, min(_WALL_S, max(0.1, end - time.monotonic())))
+            return worker.request(request | {"cpu_s": CPU_S}, min(_WALL_S, max(0.1, end - time.monotonic())))
         finally:
             self._idle.put(worker)
 
 
 WORKERS = Workers()
-"""The processes of this one, started at the first comparison."""
+"""The worker processes, started by the first comparison."""
