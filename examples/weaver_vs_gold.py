@@ -30,19 +30,10 @@ from rich.table import Table
 from worlds import imitated
 
 import forge_agents as fa
+from forge_agents import Ensemble, EnvReward, Rule
 from forge_envs.teams.signs import calls_work
 from forge_trainers.records.plots import draw_arms
-from forge_verifiers import (
-    EmbeddingSimilarity,
-    Ensemble,
-    EnvReward,
-    Judge,
-    Length,
-    Regex,
-    Rule,
-    Scale,
-    SelfConsistency,
-)
+from forge_verifiers import EmbeddingSimilarity, Judge, Length, Regex, Scale, SelfConsistency
 
 ARMS = {"single": "(a) best single verifier", "mean": "(b) plain mean", "ours": "(c) ensemble, no labels",
         "gold": "(d) gold answers"}  # fmt: skip

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
     from forge_trainers.rl.trainer import GRPOTrainer
     from forge_trainers.run_file import RunConfig
     from forge_trainers.selfplay.league import League
-    from forge_verifiers import Ensemble, EnvReward, Rule, Verifier, check_verifier
+    from forge_verifiers.core.conformance import check_verifier
+    from forge_verifiers.core.verifier import EnvReward, Rule, Verifier
+    from forge_verifiers.ensemble.ensemble import Ensemble
 
 __version__ = "0.1.0"
 
@@ -129,7 +131,9 @@ if not TYPE_CHECKING:
         "forge_trainers.rl.trainer": "GRPOTrainer",
         "forge_trainers.run_file": "RunConfig",
         "forge_trainers.selfplay.league": "League",
-        "forge_verifiers": "Ensemble EnvReward Rule Verifier check_verifier",
+        "forge_verifiers.core.conformance": "check_verifier",
+        "forge_verifiers.core.verifier": "EnvReward Rule Verifier",
+        "forge_verifiers.ensemble.ensemble": "Ensemble",
     }
 
     def __getattr__(name):

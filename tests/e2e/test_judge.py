@@ -46,7 +46,7 @@ def expected_yes(model: Path, judge: Judge, trajectory: Trajectory) -> float:
 
 
 def test_a_judge_answers_in_every_way_beside_another_session(run: Any, tiny_llama: Path) -> None:
-    judge = Judge(Policy(str(tiny_llama)), RUBRIC, answer=YesNo(least_mass=0.0), engine=SMALL, seed=7)
+    judge = Judge(Policy(str(tiny_llama)), RUBRIC, answer=YesNo(min_mass=0.0), engine=SMALL, seed=7)
 
     async def trainer() -> np.ndarray:
         async with mesh.session():
@@ -69,16 +69,16 @@ def test_a_judge_answers_in_every_way_beside_another_session(run: Any, tiny_llam
 
 def ask_in_every_other_way(judge: Judge) -> None:
     assert (judge.usage.questions, judge.usage.repeated, judge.usage.failed) == (3, 1, 0)
-    judge.answer = Scale(levels=4, least_mass=0.0)
+    judge.answer = Scale(levels=4, min_mass=0.0)
     judge.view = "trajectory"
     marks = judge.score(ANSWERS)
     assert ((marks > 0) & (marks < 1)).all()  # expected marks, not whole ones
-    judge.answer = Pairs(least_mass=0.0)
+    judge.answer = Pairs(min_mass=0.0)
     assert set(judge.score(ANSWERS).tolist()) <= {0.0, 0.25, 0.5, 0.75, 1.0}
     judge.answer = Reasoned(max_reason_chars=10)
     verdicts = judge.score(ANSWERS)
     assert set(verdicts.tolist()) <= {0.0, 1.0} and verdicts[0] == verdicts[3]
     assert judge.usage.nonsense == judge.usage.failed == 0
-    judge.answer, judge.view = YesNo(least_mass=0.9), "answer"  # random weights favour no token so much
+    judge.answer, judge.view = YesNo(min_mass=0.9), "answer"  # random weights favour no token so much
     assert np.isnan(judge.score(ANSWERS)).all() and judge.usage.nonsense == 3
-    judge.answer, judge.view = YesNo(least_mass=0.0), "answer"
+    judge.answer, judge.view = YesNo(min_mass=0.0), "answer"

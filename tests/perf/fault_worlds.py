@@ -61,7 +61,7 @@ class Judged:
     name = "judged"
 
     def __init__(self) -> None:
-        from forge_verifiers import Ensemble, Rule
+        from forge_agents import Ensemble, Rule
 
         def doubtful(trajectory: Trajectory) -> float:
             hang_if_told("verifier")

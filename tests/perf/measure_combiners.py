@@ -38,7 +38,7 @@ def own() -> dict[str, Callable[[int], Any]]:
         "graded, prompts liked": regimes.graded,
         "silence tells": regimes.silent_truth,
         "models against a judge": regimes.outvoted,
-        "pairs, two camps": test_bounds.pairs,
+        "pairs, two clusters": test_bounds.pairs,
     }
     return {**named, **test_bounds.REGIMES}
 

@@ -78,7 +78,8 @@ def played(n: int, *, seed: int) -> list[Trajectory]:
 
 def run_rules(options: Options) -> dict[str, float]:
     """Eight rules through an Ensemble with its defaults, fits included; one thread."""
-    from forge_verifiers import Ensemble, Exact, Format, Language, Length, Numeric, Regex, Repetition, SelfConsistency
+    from forge_agents import Ensemble
+    from forge_verifiers import Exact, Format, Language, Length, Numeric, Regex, Repetition, SelfConsistency
 
     rules = [
         Exact(),

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 import forge_agents as fa
-from forge_verifiers import Ensemble, Exact, Gate, Judge, MathEqual, Numeric, PerTurn, Rule, Seat
+from forge_agents import Ensemble, Rule
+from forge_verifiers import Exact, ForAgent, Gate, Judge, MathEqual, Numeric, PerTurn
 from forge_verifiers.models.text_models import RewardModel
 
 
@@ -20,7 +21,7 @@ def test_verifiers_of_one_likeness_are_one_family_unless_told_otherwise() -> Non
         Judge(judge, "The answer is kind.", name="c"),
         Judge(endpoint, "The answer is right.", name="d"),
         Exact(),
-        Seat("solver", Numeric()),
+        ForAgent("solver", Numeric()),
         PerTurn(Gate(Rule(lambda t: 1.0, name="gate"), then=MathEqual())),
         MathEqual(name="other answer", answer_key="second"),
         Rule(lambda t: 0.5, name="rule"),
@@ -57,8 +58,8 @@ def test_reward_models_that_nobody_tagged_weigh_as_one(alike: bool, monkeypatch:
         scores = (matrix - matrix.min(axis=0)) / np.ptp(matrix, axis=0)
         verifiers = columns(Column, scores, [f"column {k}" for k in range(7)])
         for k, verifier in enumerate(verifiers):
-            monkeypatch.setattr(type(verifier), "likeness", None)
-            verifier.__dict__["likeness"] = ("reward models" if k < 5 else "judges on one") if alike else None
+            monkeypatch.setattr(type(verifier), "default_family", None)
+            verifier.__dict__["default_family"] = ("reward models" if k < 5 else "judges on one") if alike else None
         ensemble = Ensemble(verifiers)
         rows = [
             fa.Trajectory(agent="a", policy="p", turns=(), env_id="t", seed=int(g), info={"row": i})
@@ -69,4 +70,4 @@ def test_reward_models_that_nobody_tagged_weigh_as_one(alike: bool, monkeypatch:
         error.append(miscalibration(y, p))
     assert ensemble.families == (("reward models",) * 5 + ("judges on one",) * 2 if alike else (None,) * 7)
     assert np.mean(right) >= 0.77 and np.mean(error) <= (0.08 if alike else 0.15)
-    assert "two camps disagree" in ensemble.report().table()
+    assert "two clusters disagree" in ensemble.report().table()

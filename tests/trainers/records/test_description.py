@@ -112,7 +112,7 @@ def test_credentials_are_hidden_wherever_they_stand(module):
 
 
 def test_verifiers_of_an_ensemble_show_what_they_were_made_with():
-    ensemble = fv.Ensemble([fv.Exact(), fv.Repetition(size=3)], combine="mean", refit_every=4)
+    ensemble = fa.Ensemble([fv.Exact(), fv.Repetition(size=3)], combine="mean", refit_every=4)
     found = describe(0.5 * ensemble + 0.5 * fv.Format())
     inner = found["terms"][0][1]
     assert inner["combine"] == "mean" and inner["refit_every"] == 4

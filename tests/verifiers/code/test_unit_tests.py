@@ -5,10 +5,11 @@ import sys
 import numpy as np
 import pytest
 
+from forge_agents import check_verifier
 from forge_agents.sandbox import Sandbox, SandboxError, SandboxLimits, SandboxUnavailable
 from forge_agents.sandbox.sandbox import _why_no_namespaces
 from forge_agents.types import Trajectory, Turn
-from forge_verifiers import ScoreError, UnitTests, check_verifier
+from forge_verifiers import ScoreError, UnitTests
 from forge_verifiers.code.unit_tests import extract_code
 
 pytestmark = pytest.mark.skipif(
@@ -189,7 +190,7 @@ def test_a_failing_sandbox_is_no_abstention_and_a_missing_one_raises(monkeypatch
     found = PATIENT.assess([wrote(GOLD)])
     assert math.isnan(found.scores[0]) and found.failed == {0: "no memory"}
     two = dataclasses.replace(PATIENT, max_parallel=2)
-    assert two.longest_s([wrote(GOLD)] * 5, 1.0) == 3 * two.longest_s([wrote(GOLD)], 1.0) > 0
+    assert two.max_duration_s([wrote(GOLD)] * 5, 1.0) == 3 * two.max_duration_s([wrote(GOLD)], 1.0) > 0
 
     def missing(*_, **__):
         raise SandboxUnavailable("no namespaces")

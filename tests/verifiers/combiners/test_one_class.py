@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from forge_agents import Ensemble, Rule
 from forge_agents.types import Trajectory, Turn
-from forge_verifiers import Ensemble, Rule, combiners
+from forge_verifiers import combiners
 
 from .regimes import Floats, auroc  # noqa: TID252 (tests are no installed package)
 
@@ -57,8 +58,8 @@ def test_one_class_votes_tell_right_from_wrong(name: str) -> None:
 def test_a_verifier_that_was_not_asked_casts_no_vote(name: str) -> None:
     s, _ = votes(1)
     asked = np.random.default_rng(0).random(s.shape) < 0.7
-    model = combiners.get(name).fit(s, asked=asked)
-    one, other = (model.predict_proba(np.where(asked, s, x), asked=asked) for x in (0.0, 1.0))
+    model = combiners.get(name).fit(s, queried=asked)
+    one, other = (model.predict_proba(np.where(asked, s, x), queried=asked) for x in (0.0, 1.0))
     assert (one == other).all()
 
 

@@ -37,7 +37,7 @@ def test_the_mean_of_rows_that_nobody_was_asked_about_is_the_usual_one() -> None
     s, g, _ = strict_first(3)
     model = combiners.get("mean").fit(s, g)
     nobody = np.zeros((1, 4), bool)
-    np.testing.assert_allclose(model.predict_proba(s[:1], asked=nobody), model.predict_proba(s).mean(), atol=0.02)
+    np.testing.assert_allclose(model.predict_proba(s[:1], queried=nobody), model.predict_proba(s).mean(), atol=0.02)
 
 
 def test_a_failure_teaches_silence_nothing_and_an_abstention_does() -> None:
@@ -49,10 +49,10 @@ def test_a_failure_teaches_silence_nothing_and_an_abstention_does() -> None:
     spoken = np.where(np.isnan(s), 0.5, s)[:1]
     spoken[0, 4] = np.nan
     asked = ~np.isnan(s)
-    told, failed = combiners.get("default").fit(s), combiners.get("default").fit(s, asked=asked)
+    told, failed = combiners.get("default").fit(s), combiners.get("default").fit(s, queried=asked)
     out = np.array([[True, True, True, True, False]])
-    assert failed.predict_proba(spoken) == pytest.approx(failed.predict_proba(spoken, asked=out), abs=1e-6)
-    assert told.predict_proba(spoken)[0] < told.predict_proba(spoken, asked=out)[0] - 0.1
+    assert failed.predict_proba(spoken) == pytest.approx(failed.predict_proba(spoken, queried=out), abs=1e-6)
+    assert told.predict_proba(spoken)[0] < told.predict_proba(spoken, queried=out)[0] - 0.1
 
 
 def test_random_partial_panels_cost_no_calibration() -> None:
@@ -62,7 +62,7 @@ def test_random_partial_panels_cost_no_calibration() -> None:
         float
     )
     asked = rng.random(s.shape) < 0.35
-    p = combiners.get("default").fit_predict(s, asked=asked)
+    p = combiners.get("default").fit_predict(s, queried=asked)
     bins = np.minimum((p * 10).astype(int), 9)
     error = np.abs(np.bincount(bins, y, 10) - np.bincount(bins, p, 10)).sum() / len(y)
     assert error < 0.04 and np.mean((p > 0.5) == y) > 0.82

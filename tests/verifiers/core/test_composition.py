@@ -5,24 +5,13 @@ import numpy as np
 import pytest
 
 import forge_agents as fa
+from forge_agents import Ensemble, EnvReward, Rule, check_verifier
 from forge_agents.errors import ArgumentError
 from forge_agents.types import Episode, EpisodeGroup, Trajectory, Turn
 from forge_trainers.rl.rewards import check_env_rewards, judge
-from forge_verifiers import (
-    Assessment,
-    Composable,
-    Ensemble,
-    EnvReward,
-    Gate,
-    PerTurn,
-    Rule,
-    ScoreError,
-    Seat,
-    Sum,
-    check_verifier,
-    checked_scores,
-    distill,
-)
+from forge_verifiers import Assessment, Composable, ForAgent, Gate, PerTurn, ScoreError
+from forge_verifiers.core.verifier import Sum, checked_scores
+from forge_verifiers.distillation import distill
 
 
 def told(value, agent="a", seed=0):
@@ -56,7 +45,7 @@ def paid(reward, action="1.0"):
     return Trajectory(agent="a", policy="p", turns=(turn,), env_id="t")
 
 
-@pytest.mark.parametrize("nest", [lambda s: s, lambda s: Seat("a", s), lambda s: Gate(always(1.0, "check"), s)])
+@pytest.mark.parametrize("nest", [lambda s: s, lambda s: ForAgent("a", s), lambda s: Gate(always(1.0, "check"), s)])
 def test_env_reward_plus_a_weighted_verifier_is_their_weighted_sum(nest):
     reward = nest(EnvReward() + 0.2 * reads())
     assert reward.score([paid(0.3), paid(1.0), paid(1.0, "0.0")]).tolist() == pytest.approx([0.5, 1.2, 1.0])
@@ -73,7 +62,7 @@ def group_of(*trajectories):
 def test_a_term_that_abstains_adds_nothing():
     assert (0.25 * always(None) + 0.75 * reads()).score(ROWS).tolist() == [0, 0.375, 0.75]
     assert np.isnan((always(None) + always(None)).score(ROWS)).all()
-    by_agent = Seat("a", reads()) + Seat("b", always(1.0))
+    by_agent = ForAgent("a", reads()) + ForAgent("b", always(1.0))
     assert by_agent.score([told(0.5), told(0.5, "b"), told(0.5, "c")]).tolist() == pytest.approx(
         [0.5, 1.0, math.nan], nan_ok=True
     )
@@ -83,7 +72,7 @@ def test_a_term_that_abstains_adds_nothing():
     "use",
     [
         lambda wide: Ensemble([wide, always(1.0)]),
-        lambda wide: Ensemble([Seat("a", wide)]),
+        lambda wide: Ensemble([ForAgent("a", wide)]),
         lambda wide: Ensemble([Gate(always(1.0), wide)]),
         lambda wide: Ensemble([PerTurn(wide)]),
         lambda wide: Gate(wide, always(1.0)),
@@ -106,7 +95,13 @@ def test_check_verifier_takes_a_sum_in_its_own_range():
 
 @pytest.mark.parametrize("rewards", [(-1.0, 0.5), (0.5, 3.0)])
 @pytest.mark.parametrize(
-    "reward", [EnvReward(), Ensemble([EnvReward(), reads()]), EnvReward() + reads(), Ensemble([Seat("a", EnvReward())])]
+    "reward",
+    [
+        EnvReward(),
+        Ensemble([EnvReward(), reads()]),
+        EnvReward() + reads(),
+        Ensemble([ForAgent("a", EnvReward())]),
+    ],
 )
 def test_env_rewards_outside_the_range_stop_the_scoring_and_say_the_scale(reward, rewards):
     scale = rf"at least EnvReward\(low={min(rewards[0], 0):g}, high={max(rewards[1], 1):g}\)"
@@ -145,10 +140,10 @@ def test_a_gate_zeroes_what_fails_and_spares_the_rest_the_question():
 
 def test_seats_are_judged_by_their_own_verifier():
     both = [told(0.25, "asker"), told(0.5, "answerer")]
-    seat = Seat("answerer", reads())
+    seat = ForAgent("answerer", reads())
     assert seat.name == "answerer:reads"
     assert seat.score(both).tolist() == pytest.approx([math.nan, 0.5], nan_ok=True)
-    assert (seat + Seat("asker", always(1.0))).score(both).tolist() == [1.0, 0.5]
+    assert (seat + ForAgent("asker", always(1.0))).score(both).tolist() == [1.0, 0.5]
 
 
 class Odd(Composable):
@@ -170,7 +165,7 @@ def test_scores_against_the_contract_name_the_verifier(returns):
 
 def test_state_is_nested():
     def build():
-        return Gate(always(True), 0.5 * Ensemble([reads(), always(0.5)]) + 0.5 * Seat("a", Ensemble([reads()])))
+        return Gate(always(True), 0.5 * Ensemble([reads(), always(0.5)]) + 0.5 * ForAgent("a", Ensemble([reads()])))
 
     one, other = build(), build()
     one.score(ROWS)

@@ -6,10 +6,11 @@ from typing import Optional
 import numpy as np
 import pytest
 
+from forge_agents import Ensemble, Rule, check_verifier
 from forge_agents.errors import ArgumentError
 from forge_agents.types import Trajectory, Turn
-from forge_verifiers import Ensemble, Gate, Numeric, PerTurn, Rule, ScoreError, Seat, Sum, check_verifier
-from forge_verifiers.core.verifier import Composable, reward_of, verifier_of
+from forge_verifiers import ForAgent, Gate, Numeric, PerTurn, ScoreError
+from forge_verifiers.core.verifier import Composable, Sum, reward_of, verifier_of
 
 
 def said(text, *, agent="a", **info):
@@ -62,12 +63,12 @@ def test_what_a_function_takes_is_read_off_its_parameters(function):
 
 
 REFUSED = [
-    (lambda x: 0.5, r"takes x, whatever that is; name its parameter `trajectory`.*or wrap it in fv\.Rule"),
-    (lambda a, b: 0.5, r"takes a, b, whatever"),
-    (lambda *args, **kwargs: 0.5, r"takes anything"),
-    (lambda trajectory, completions: 0.5, r"takes one trajectory and all of them"),
-    (Numeric, r"the class Numeric is no verifier; send"),
-    ("rubric", r"str 'rubric' is no verifier"),
+    (lambda x: 0.5, r"parameters of unknown meaning \(x\); name its parameter `trajectory`.*or wrap it in fa\.Rule"),
+    (lambda a, b: 0.5, r"parameters of unknown meaning \(a, b\)"),
+    (lambda *args, **kwargs: 0.5, r"parameters of unknown meaning"),
+    (lambda trajectory, completions: 0.5, r"takes both one trajectory and all of them"),
+    (Numeric, r"the class Numeric is not a verifier; pass"),
+    ("rubric", r"str 'rubric' is not a verifier"),
 ]
 
 
@@ -161,7 +162,7 @@ def test_an_exception_costs_its_row(caplog):
 def test_a_function_is_a_part_of_what_is_composed():
     for made in (
         Gate(lambda t: "answer" in t.info, then=rubric),
-        Seat("a", rubric),
+        ForAgent("a", rubric),
         PerTurn(rubric),
         Sum([(0.5, rubric), (0.5, trl)]),
         0.5 * (rubric + Rule(trl)),
@@ -169,7 +170,7 @@ def test_a_function_is_a_part_of_what_is_composed():
     ):
         assert made.score(ROWS).tolist() == [1, 0], made.name
     assert (rubric + Rule(trl)).name == "rubric + trl"
-    with pytest.raises(ArgumentError, match="int 3 is no verifier"):
+    with pytest.raises(ArgumentError, match="int 3 is not a verifier"):
         Rule(rubric) + 3
 
 
@@ -190,7 +191,7 @@ def test_a_function_can_be_checked_and_what_fails_is_named():
 
 
 def test_a_number_for_each_that_was_shown_and_no_fewer():
-    with pytest.raises(ValueError, match=r"shown 2 of 3 trajectories.* returned \[1\.0\]; return a number each"):
+    with pytest.raises(ValueError, match=r"received 2 of 3 trajectories.* returned \[1\.0\]; return a number each"):
         reward_of(lambda completions: [1.0])([*ROWS, NOBODY])
     with pytest.raises(ValueError, match="returned 0.5"):
         reward_of(lambda completions: 0.5)([*ROWS, NOBODY])

@@ -4,8 +4,8 @@ import warnings
 import numpy as np
 import pytest
 
+from forge_agents import Ensemble, Rule, check_verifier
 from forge_agents.types import Trajectory, Turn
-from forge_verifiers import Ensemble, Rule, check_verifier
 from forge_verifiers.combiners import NotFittedError
 from forge_verifiers.distillation.model import MEASURES, NUM_HASHED, Distilled, distill, text_features
 
@@ -172,7 +172,7 @@ def test_without_weights_there_is_no_score_and_nothing_to_save(tmp_path):
 
 def test_foreign_state_is_refused(student, tmp_path):
     state = student.state_dict()
-    with pytest.raises(ValueError, match="distil again"):
+    with pytest.raises(ValueError, match="distill again"):
         Distilled().load_state_dict({**state, "format": np.array("hashed-text-1")})
     with pytest.raises(ValueError, match="'hashed'"):
         Distilled().load_state_dict({**state, "hashed": np.zeros(3)})

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from forge_agents import Rule
 from forge_agents.types import Trajectory, Turn
-from forge_verifiers import Cost, Rule
+from forge_verifiers.core.verifier import Cost
 
 TPR = (0.70, 0.72, 0.75, 0.78, 0.80, 0.82)
 FPR = (0.30, 0.32, 0.25, 0.28, 0.22, 0.20)

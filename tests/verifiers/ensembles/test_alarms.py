@@ -4,9 +4,10 @@ import warnings
 import numpy as np
 import pytest
 
+from forge_agents import Ensemble
 from forge_agents.errors import ForgeError
-from forge_verifiers import Ensemble, HackingAlarm, RewardHackingError, RewardHackingWarning
-from forge_verifiers.ensemble.alarms import Watch, disagreement, sibling_spread
+from forge_verifiers import HackingAlarm, RewardHackingError, RewardHackingWarning
+from forge_verifiers.ensemble.alarms import AlarmMonitor, disagreement, group_spread
 
 from .simulated import judges, played  # noqa: TID252 (tests are no installed package)
 
@@ -40,7 +41,7 @@ def test_an_honest_run_that_gets_better_raises_no_alarm():
 
 def test_log_warn_and_stop(caplog):
     def drive(on_alarm):
-        watch = Watch(HackingAlarm(on_alarm=on_alarm, window=20), ["a", "b"])
+        watch = AlarmMonitor(HackingAlarm(on_alarm=on_alarm, window=20), ["a", "b"])
         for call in range(20):
             up = 0.2 + 0.025 * call
             watch.add(
@@ -65,7 +66,7 @@ def test_log_warn_and_stop(caplog):
 def series(*, calls=40, **changed):
     """Alarm kinds after some calls in which the named series go from one value to another, with a little noise."""
     rng = np.random.default_rng(0)
-    watch = Watch(HackingAlarm(on_alarm="log", window=40), ["a"])
+    watch = AlarmMonitor(HackingAlarm(on_alarm="log", window=40), ["a"])
     start = {"reward": 0.5, "effective_number": 4.0, "disagreement": 0.3, "spread": 0.3, "mean": 0.5}
     for call in range(calls):
         now = {
@@ -114,7 +115,7 @@ def test_a_hacked_run_of_twenty_steps_is_noticed(anchors):
 
 @pytest.mark.parametrize(("reward", "kinds"), [(0.5, ["spread"]), (0.99, [])])
 def test_siblings_that_all_earn_the_same_are_an_alarm_unless_they_earn_the_most(reward, kinds):
-    watch = Watch(HackingAlarm(on_alarm="log"), ["a"])
+    watch = AlarmMonitor(HackingAlarm(on_alarm="log"), ["a"])
     for call in range(20):
         spread = 0.3 if call < 4 else 0.001
         watch.add(
@@ -125,13 +126,13 @@ def test_siblings_that_all_earn_the_same_are_an_alarm_unless_they_earn_the_most(
 
 def test_the_spread_is_within_siblings():
     rewards, groups = np.array([0, 1, 0.5, 0.5, 0.9, np.nan], np.float32), np.array([0, 0, 1, 1, 2, 2])
-    assert sibling_spread(rewards, groups) == pytest.approx(0.25)  # a group of one says nothing
-    assert np.isnan(sibling_spread(rewards[4:], groups[4:]))
-    assert sibling_spread(rewards[:4], np.zeros(4, np.intp)) == pytest.approx(rewards[:4].std())
+    assert group_spread(rewards, groups) == pytest.approx(0.25)  # a group of one says nothing
+    assert np.isnan(group_spread(rewards[4:], groups[4:]))
+    assert group_spread(rewards[:4], np.zeros(4, np.intp)) == pytest.approx(rewards[:4].std())
 
 
 def test_an_alarm_is_not_repeated_within_a_window():
-    watch = Watch(HackingAlarm(on_alarm="log", window=20), ["a"])
+    watch = AlarmMonitor(HackingAlarm(on_alarm="log", window=20), ["a"])
     for call in range(60):
         up = 0.01 * call
         watch.add(reward=up, effective_number=1, disagreement=0, spread=0.3, means=np.array([1 - up]), witnesses=[0])
@@ -139,7 +140,7 @@ def test_an_alarm_is_not_repeated_within_a_window():
 
 
 def test_a_verifier_that_abstains_or_calls_without_a_sample_raise_nothing():
-    watch = Watch(HackingAlarm(on_alarm="stop", window=16), ["a"])
+    watch = AlarmMonitor(HackingAlarm(on_alarm="stop", window=16), ["a"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for call in range(30):
@@ -168,9 +169,9 @@ def test_disagreement_is_that_of_pairs_on_rows_believed_correct():
         {"on_alarm": "shout"},
         {"window": 3},
         {"threshold": 0},
-        {"least_change": 2},
-        {"least_shrinking": 0},
-        {"least_spread": 1},
+        {"min_change": 2},
+        {"max_shrinkage": 0},
+        {"min_spread": 1},
     ],
 )
 def test_settings_are_checked(wrong):

@@ -1,8 +1,9 @@
 import numpy as np
 import pytest
 
+from forge_agents import Ensemble, Rule
 from forge_agents.types import Trajectory, Turn
-from forge_verifiers import Ensemble, Rule, SelfConsistency
+from forge_verifiers import SelfConsistency
 from forge_verifiers.ensemble.panel import ScoreCache, content_key
 
 

@@ -6,8 +6,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from forge_agents import Ensemble
 from forge_agents.types import Trajectory
-from forge_verifiers import Composable, Ensemble
+from forge_verifiers import Composable
 from forge_verifiers.ensemble import panel
 from forge_verifiers.ensemble.panel import Caller
 
@@ -30,7 +31,7 @@ class Meter:
             def __init__(self):
                 self.name, self.cost = name, cost
 
-            def longest_s(self, trajectories, otherwise_s):
+            def max_duration_s(self, trajectories, default_s):
                 return limit_s
 
             def score(self, trajectories):
@@ -53,7 +54,7 @@ class Meter:
 def test_cost_classes_keep_their_limits_and_run_side_by_side():
     meter = Meter(together=6)
     verifiers = [meter.verifier(f"{cost}{k}", cost) for cost in ("cheap", "model", "expensive") for k in range(5)]
-    Ensemble(verifiers, at_once={"model": 2, "expensive": 3}).score(ROWS)
+    Ensemble(verifiers, concurrency={"model": 2, "expensive": 3}).score(ROWS)
     assert meter.most["cheap"] == 1 and meter.most["model"] == 2 and meter.most["expensive"] == 3
     assert meter.most["all"] == 6
     assert len(meter.batches) == 15
@@ -68,13 +69,13 @@ def test_a_verifier_gets_the_rows_of_all_groups_in_one_call():
 def test_a_call_that_hangs_gives_up_its_place():
     meter = Meter()
     slow, quick = meter.verifier("slow", "model", 20.0, limit_s=0.1), meter.verifier("quick", "model", 0.0)
-    caller = Caller([slow, quick], timeout_s=60.0, at_once={"model": 1})
+    caller = Caller([slow, quick], timeout_s=60.0, concurrency={"model": 1})
     start = time.monotonic()
-    verdicts = caller.ask({0: ROWS, 1: ROWS})
+    verdicts = caller.call({0: ROWS, 1: ROWS})
     assert time.monotonic() - start < 15
     assert verdicts[0].failure == "timeout" and "0.1 s" in verdicts[0].failed[0]
     assert verdicts[1].failure == "" and verdicts[1].scores.tolist() == [0.5] * 12
-    assert caller.ask({0: ROWS})[0].failed[11].startswith("left out")
+    assert caller.call({0: ROWS})[0].failed[11].startswith("skipped")
 
 
 def test_the_deadline_of_a_waiting_call_begins_when_it_starts(monkeypatch):
@@ -91,12 +92,12 @@ def test_the_deadline_of_a_waiting_call_begins_when_it_starts(monkeypatch):
 
     now = [0.0]
     monkeypatch.setattr(panel, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    caller = Caller([Takes60(str(k)) for k in range(3)], timeout_s=100.0, at_once={"model": 1})
-    verdicts = caller.ask(dict.fromkeys(range(3), ROWS))
+    caller = Caller([Takes60(str(k)) for k in range(3)], timeout_s=100.0, concurrency={"model": 1})
+    verdicts = caller.call(dict.fromkeys(range(3), ROWS))
     assert [v.failure for v in verdicts.values()] == ["", "", ""]
 
 
 @pytest.mark.parametrize("wrong", [{"model": 0}, {"dear": 3}])
 def test_limits_are_checked(wrong):
-    with pytest.raises(ValueError, match="at_once"):
-        Ensemble([Meter().verifier("one", "model")], at_once=wrong)
+    with pytest.raises(ValueError, match="concurrency"):
+        Ensemble([Meter().verifier("one", "model")], concurrency=wrong)

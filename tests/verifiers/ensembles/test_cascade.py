@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from forge_verifiers import Cascade, Ensemble, Rule, SelfConsistency, combiners
+from forge_agents import Ensemble, Rule
+from forge_verifiers import Cascade, SelfConsistency, combiners
 
 from .simulated import auroc, judge, judges, played, truth  # noqa: TID252 (tests are no installed package)
 
@@ -55,7 +56,7 @@ def test_the_dear_judge_is_asked_where_it_matters_and_the_fit_stays_unbiased():
     full = Ensemble([*cheap(), dear([])], refit_every=4)
     everybody = np.concatenate([full.score(hard(call, groups=16)) for call in range(50)])
     assert auroc(np.concatenate(spared), seen) > auroc(everybody, seen) - 0.03
-    assert ensemble.report().spared == pytest.approx(share / 5, abs=1e-6)
+    assert ensemble.report().skipped_fraction == pytest.approx(share / 5, abs=1e-6)
 
 
 def test_only_fully_judged_rows_are_learned_from():
@@ -112,10 +113,10 @@ def test_a_silence_that_nobody_asked_to_break_is_no_evidence():
     votes[rng.random(4000) < np.where(right, 0.1, 0.7), 4] = np.nan
     combiner = combiners.get("default").fit(votes)
     quiet = np.array([[1.0, 0.0, 1.0, 0.0, np.nan]])
-    others = combiner.predict_proba(quiet, asked=np.array([[True] * 4 + [False]]))
+    others = combiner.predict_proba(quiet, queried=np.array([[True] * 4 + [False]]))
     assert others[0] == pytest.approx(0.5, abs=0.15) and combiner.predict_proba(quiet)[0] < 0.3
-    with pytest.raises(ValueError, match="asked"):
-        combiner.predict_proba(quiet, asked=np.ones((1, 5)))
+    with pytest.raises(ValueError, match="queried"):
+        combiner.predict_proba(quiet, queried=np.ones((1, 5)))
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_with_one_cost_class_there_is_nothing_to_spare():
     for call in range(4):
         rows = played(call)
         assert plain.score(rows).tobytes() == ensemble.score(rows).tobytes()
-    assert ensemble.report().spared == 0 and len(ensemble.state_dict()["window/scores"]) == 256
+    assert ensemble.report().skipped_fraction == 0 and len(ensemble.state_dict()["window/scores"]) == 256
 
 
 def test_rows_on_which_the_cheap_ones_abstain_go_on_to_the_dear_one():

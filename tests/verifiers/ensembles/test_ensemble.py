@@ -4,9 +4,10 @@ import time
 import numpy as np
 import pytest
 
+from forge_agents import Ensemble, Rule
 from forge_agents.errors import UnknownIdError
 from forge_agents.types import Trajectory
-from forge_verifiers import Composable, Ensemble, Rule
+from forge_verifiers import Composable
 from forge_verifiers.ensemble.ensemble import ScoreWindow
 
 
@@ -44,7 +45,7 @@ class Hanging(Composable):
     def __init__(self):
         self.release = threading.Event()
 
-    def longest_s(self, trajectories, otherwise_s):
+    def max_duration_s(self, trajectories, default_s):
         return 0.3
 
     def score(self, trajectories):
@@ -84,7 +85,7 @@ def test_a_bad_verifier_does_not_spoil_the_reward(kind):
     assert ("no route" in row.last_error) == (kind == "dead")
     if isinstance(bad, Hanging):
         ensemble.score(trajectories)  # the hanging call is not repeated
-        assert ensemble.report().verifiers[-1].last_error.startswith("left out")
+        assert ensemble.report().verifiers[-1].last_error.startswith("skipped")
         bad.release.set()
 
 
@@ -215,12 +216,12 @@ def test_a_panel_that_tells_no_direction_warns_once_in_training(verifiers, optio
 
 
 def test_mistakes_in_priors_and_labels_name_their_source():
-    with pytest.raises(TypeError, match=r"the prior of 'weak0' is 0.8; give a Prior, such as Prior.of"):
+    with pytest.raises(TypeError, match=r"the prior of 'weak0' is 0.8; pass a Prior, such as Prior.of"):
         Ensemble(good(), priors={"weak0": 0.8})
     for label, kind in ((lambda t: t.info["gold"], KeyError), (lambda t: "yes", ValueError)):
         with pytest.raises(kind) as raised:
             Ensemble(good(), label=label).score(played())
-        assert raised.value.__notes__[0].startswith("in label= of 'ensemble', asked about trajectory 0, of 'a' in t")
+        assert raised.value.__notes__[0].startswith("in label= of 'ensemble', called with trajectory 0, of 'a' in t")
 
 
 def test_no_trajectories_have_an_answer():

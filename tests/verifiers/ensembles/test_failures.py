@@ -6,9 +6,10 @@ import time
 import numpy as np
 import pytest
 
+from forge_agents import Ensemble, Rule
 from forge_agents.policy import Endpoint
-from forge_verifiers import Composable, Ensemble, Gate, Judge, PerTurn, Rule, Seat, Sum
-from forge_verifiers.core.verifier import Assessment, assessed, longest_s
+from forge_verifiers import Composable, ForAgent, Gate, Judge, PerTurn
+from forge_verifiers.core.verifier import Assessment, Sum, assessed, max_duration_s
 from forge_verifiers.ensemble.panel import Caller
 from forge_verifiers.judge import clients
 from forge_verifiers.judge.clients import Conversation
@@ -52,7 +53,7 @@ class FakeModel:
     async def stop(self):
         pass
 
-    def longest_s(self, questions):
+    def max_duration_s(self, questions):
         return 0.3 - clients._SLACK_S  # a late answer is given up soon, and what stands around it has its time
 
 
@@ -75,8 +76,8 @@ def test_one_late_answer_of_64_costs_one_answer():
     with judge_on(FakeModel(late=">>>\n3 5\n<<<")) as late:
         ensemble = Ensemble([*judges(), late])
         rows = played(0)
-        answers = ensemble._panel.ask(rows, np.arange(64))
-        assert np.argwhere(~answers.asked).tolist() == [[29, 6]]
+        answers = ensemble._panel.score(rows, np.arange(64))
+        assert np.argwhere(~answers.queried).tolist() == [[29, 6]]
         assert np.argwhere(np.isnan(answers.scores)).tolist() == [[29, 6]]
         row = ensemble.report().verifiers[-1]
         assert (row.scored, row.abstained, row.failed, row.timeouts) == (63, 0, 1, 0)
@@ -85,28 +86,28 @@ def test_one_late_answer_of_64_costs_one_answer():
 
 def test_limits_nest_in_what_is_made_of_judges():
     inner = judge_on(FakeModel())
-    own = inner.longest_s(played(0), 1.0)
+    own = inner.max_duration_s(played(0), 1.0)
     plain = Rule(lambda t: 0.5, name="plain")
     rows = played(0)
-    assert own > 5 + 0.3 and longest_s(plain, rows, 60.0) == 60.0
-    assert longest_s(Sum([(0.5, inner), (0.5, plain)]), rows, 60.0) == own + 60
-    assert longest_s(Gate(plain, Seat("a", inner)), rows, 60.0) == own + 60
-    assert longest_s(PerTurn(inner), rows, 60.0) == own
-    assert longest_s(Ensemble([inner, plain], timeout_s=7.0), rows, 60.0) == own + 7
+    assert own > 5 + 0.3 and max_duration_s(plain, rows, 60.0) == 60.0
+    assert max_duration_s(Sum([(0.5, inner), (0.5, plain)]), rows, 60.0) == own + 60
+    assert max_duration_s(Gate(plain, ForAgent("a", inner)), rows, 60.0) == own + 60
+    assert max_duration_s(PerTurn(inner), rows, 60.0) == own
+    assert max_duration_s(Ensemble([inner, plain], timeout_s=7.0), rows, 60.0) == own + 7
 
 
 def test_a_limit_of_its_own_is_kept_too():
     class Patient(Composable):
         name, family, cost = "patient", None, "cheap"
 
-        def longest_s(self, trajectories, otherwise_s):
+        def max_duration_s(self, trajectories, default_s):
             return 0.05
 
         def score(self, trajectories):
             time.sleep(1)
             return np.zeros(len(trajectories), np.float32)
 
-    (verdict,) = Caller([Patient()], timeout_s=60.0).ask({0: played(0)}).values()
+    (verdict,) = Caller([Patient()], timeout_s=60.0).call({0: played(0)}).values()
     assert verdict.failure == "timeout" and verdict.failed[63] == "no scores after 0.05 s"
 
 
@@ -120,7 +121,7 @@ def test_failed_rows_keep_their_places_in_what_is_made_of_a_verifier():
     odd = Rule(lambda t: float(t.info["at"] % 2), name="odd")
     assert list(assessed(Gate(odd, flaky), rows).failed) == [9]
     assert list(assessed(Gate(flaky, odd), rows).failed) == [9]
-    assert list(assessed(Seat("a", flaky), rows).failed) == [9]
+    assert list(assessed(ForAgent("a", flaky), rows).failed) == [9]
     assert list(assessed(PerTurn(flaky), rows).failed) == [9]
     assert list(assessed(0.5 * flaky, rows).failed) == [9]
     assert assessed(0.5 * flaky + 0.5 * odd, rows).failed == {}
@@ -165,9 +166,9 @@ def test_a_score_row_remembers_who_failed(combine):
     ensemble = Ensemble([*judges(), Flaky(fails=lambda t: t.seed % 2 == 0)], combine)
     ensemble.score(played(0))
     state = ensemble.state_dict()
-    assert state["window/asked"][:, :6].all() and 0 < state["window/asked"][:, 6].mean() < 1
+    assert state["window/queried"][:, :6].all() and 0 < state["window/queried"][:, 6].mean() < 1
     again = Ensemble([*judges(), Flaky(fails=lambda t: t.seed % 2 == 0)], combine)
     again.load_state_dict(state)
     assert again.score(played(1)).tobytes() == ensemble.score(played(1)).tobytes()
-    with pytest.raises(ValueError, match="lacks window/asked"):
-        again.load_state_dict({k: v for k, v in state.items() if k != "window/asked"})
+    with pytest.raises(ValueError, match="lacks window/queried"):
+        again.load_state_dict({k: v for k, v in state.items() if k != "window/queried"})

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from forge_verifiers import Assessment, Cascade, Composable, Ensemble, Rule, SoftMinimum
+from forge_agents import Ensemble, Rule
+from forge_verifiers import Assessment, Cascade, Composable, SoftMinimum
 
 from .simulated import auroc, played  # noqa: TID252 (tests are no installed package)
 
@@ -56,7 +57,7 @@ def test_leaving_out_a_strict_verifier_does_not_move_the_mean(combine, others):
 def test_the_soft_minimum_of_partial_panels_is_none_of_strictness(combine):
     """Its mean over sources, which is what a large beta gives, is that of the whole panel."""
     plain, _ = taught(combine)
-    careful, _ = taught(combine, pessimism=SoftMinimum(beta=1e4))
+    careful, _ = taught(combine, lower_bound=SoftMinimum(beta=1e4))
     assert careful.score(ROWS).mean() == pytest.approx(plain.score(ROWS).mean(), abs=0.03)
 
 

@@ -7,7 +7,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from forge_verifiers import Ensemble, LowerBound, Rule, combiners
+from forge_agents import Ensemble, Rule
+from forge_verifiers import LowerConfidenceBound, combiners
 
 from .simulated import judges, played  # noqa: TID252 (tests are no installed package)
 
@@ -42,7 +43,7 @@ def test_a_registered_combiner_serves_an_ensemble_and_its_uncertainty_counts(lea
     found = Ensemble(judges(), "least").assess(rows)
     np.testing.assert_allclose(found.scores, votes.min(axis=1))
     np.testing.assert_allclose(found.noise, votes.max(axis=1) - votes.min(axis=1))
-    assert Ensemble(judges(), "least", pessimism=LowerBound()).score(rows).max() <= found.scores.max()
+    assert Ensemble(judges(), "least", lower_bound=LowerConfidenceBound()).score(rows).max() <= found.scores.max()
 
 
 def test_a_name_is_taken_once_and_a_cell_may_run_twice(least) -> None:
@@ -62,5 +63,5 @@ def test_who_knows_no_uncertainty_says_so() -> None:
         if model.has_uncertainty:
             assert model.uncertainty(s).shape == (40,)
         else:
-            with pytest.raises(TypeError, match="does not know how sure"):
+            with pytest.raises(TypeError, match="has no uncertainty"):
                 model.uncertainty(s)

@@ -8,7 +8,8 @@ import threading
 import numpy as np
 import pytest
 
-from forge_verifiers import Cascade, Composable, Ensemble, HackingAlarm, Prior, Rule, SoftMinimum
+from forge_agents import Ensemble, Rule
+from forge_verifiers import Cascade, Composable, HackingAlarm, Prior, SoftMinimum
 
 from .simulated import auroc, best_of, judge, judges, played  # noqa: TID252 (tests are no installed package)
 
@@ -21,7 +22,7 @@ class Hanging(Composable):
     def __init__(self):
         self.release = threading.Event()
 
-    def longest_s(self, trajectories, otherwise_s):
+    def max_duration_s(self, trajectories, default_s):
         return 0.3
 
     def score(self, trajectories):
@@ -111,7 +112,7 @@ def everything(**kwargs):
         max_rows=300,
         cascade=Cascade(warm_up_rows=100, verified_share=0.4),
         alarm=HackingAlarm(on_alarm="log", window=16),
-        pessimism=SoftMinimum(),
+        lower_bound=SoftMinimum(),
         priors={"dear": Prior.of(0.8, strength=20)},
         cache_rows=100,
         **kwargs,

@@ -4,20 +4,10 @@ import math
 import numpy as np
 import pytest
 
+from forge_agents import Ensemble, Rule
 from forge_agents.types import Trajectory, Turn
-from forge_verifiers import (
-    Assessment,
-    Composable,
-    Ensemble,
-    Gate,
-    PerTurn,
-    Rule,
-    ScoreError,
-    Seat,
-    SelfConsistency,
-    checked_scores,
-)
-from forge_verifiers.core.verifier import assessed
+from forge_verifiers import Assessment, Composable, ForAgent, Gate, PerTurn, ScoreError, SelfConsistency
+from forge_verifiers.core.verifier import assessed, checked_scores
 
 
 def spoke(*actions, seed=0, agent="a"):
@@ -60,7 +50,7 @@ def test_turns_pass_through_sums_gates_and_seats():
     assert values((0.5 * per_turn + 0.5 * outcome).assess(rows).turns) == [[0, 0.5], [1, 1]]
     assert values(Gate(outcome, per_turn).assess(rows).turns) == [[0, 0], [1, 1]]
     other = dataclasses.replace(rows[0], agent="b")
-    assert values(Seat("b", per_turn).assess([rows[1], other]).turns) == [[None, None], [0, 1]]
+    assert values(ForAgent("b", per_turn).assess([rows[1], other]).turns) == [[None, None], [0, 1]]
     assert (0.5 * outcome).assess(rows).turns is None
 
 
@@ -93,6 +83,6 @@ def test_turns_of_the_wrong_number_are_refused():
             n = len(trajectories)
             return Assessment(scores=np.zeros(n, np.float32), turns=[np.zeros(1, np.float32)] * n)
 
-    with pytest.raises(ScoreError, match="'odd' scored other turns"):
+    with pytest.raises(ScoreError, match="'odd' scored a wrong number of turns"):
         assessed(Odd(), ROWS)
     assert checked_scores(Odd(), ROWS).tolist() == [0, 0, 0]

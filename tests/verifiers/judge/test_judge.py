@@ -10,10 +10,11 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from forge_agents import Ensemble, Rule, check_verifier
 from forge_agents.errors import StallError
 from forge_agents.policy import Endpoint
 from forge_agents.types import Trajectory, Turn
-from forge_verifiers import Ensemble, Judge, Pairs, Reasoned, Rule, Scale, check_verifier
+from forge_verifiers import Judge, Pairs, Reasoned, Scale
 
 
 def said(*actions, seed=0, task="2 + 2?"):
@@ -105,7 +106,7 @@ def test_several_prompts_share_a_model(serve_chat):
         second = Judge(first, "Is it five?", name="second")
         assert [judge.score([said("4")])[0] for judge in (first, second)] == [1.0, 0.0]
         assert second.usage.questions == 1
-        with pytest.raises(ValueError, match="are those of 'judge'"):
+        with pytest.raises(ValueError, match="are set by 'judge'"):
             Judge(first, "Is it six?", timeout_s=3.0)
 
 
@@ -130,8 +131,8 @@ def test_a_choice_that_a_judge_was_held_to_is_told_apart_from_words_that_are_non
     held = with_logprobs([{"yes": 0.003, "no": 0.001, "As": 0.9}])
     with Judge(serve_chat(lambda request: held).endpoint, "Is it right?") as judge:
         assert np.isnan(judge.score([said("4")])).all()
-    why = "to which it was held: all choices had 0.004 of its probability, least_mass=0.01"
-    assert f"1 of 1 replies are no answer, e.g. 'yes', {why}" in caplog.text
+    mass = "all choices together had a probability of 0.004, min_mass=0.01"
+    assert f"1 of 1 replies are no answer, e.g. 'yes': {mass}" in caplog.text
     caplog.clear()
     with Judge(serve_chat(lambda request: "As a").endpoint, "Is it right?") as judge:
         judge.score([said("4")])
@@ -290,7 +291,7 @@ def test_wrong_arguments_are_refused():
     endpoint = Endpoint("http://127.0.0.1:1/v1", "m")
     for options, message in (
         ({"view": "last"}, "view='last'"),
-        ({"view": "turns", "answer": Pairs()}, "as a whole"),
+        ({"view": "turns", "answer": Pairs()}, "whole trajectories"),
         ({"max_chars": 0}, "max_chars=0"),
         ({"timeout_s": math.inf}, "timeout_s=inf"),
         ({"engine": object()}, "has its own"),

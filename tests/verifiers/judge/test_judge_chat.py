@@ -19,14 +19,14 @@ class FakeChat:
         # a late answer is given up soon, and what stands around it has its time
         self.longest = 0.1 if left_s is None else left_s - clients._SLACK_S
         self.starts = self.stops = 0
-        self.asked = []
+        self.queried = []
 
     async def start(self):
         await asyncio.sleep(self.start_s)
         self.starts += 1
 
     async def ask(self, question):
-        self.asked.append(question.text)
+        self.queried.append(question.text)
         await asyncio.sleep(self.answer_s)
         if question.text == "odd":
             raise ValueError("odd question")
@@ -38,7 +38,7 @@ class FakeChat:
     async def stop(self):
         self.stops += 1
 
-    def longest_s(self, questions):
+    def max_duration_s(self, questions):
         return self.longest
 
 
@@ -57,7 +57,7 @@ def test_a_model_that_died_is_started_again_for_what_it_left_open():
     assert [reply.text for reply in replies[:2]] == ["deadly", "fine"]
     assert isinstance(replies[2], ValueError)
     assert (chat.starts, chat.stops) == (2, 1)
-    assert sorted(chat.asked) == ["deadly", "deadly", "fine", "odd"]
+    assert sorted(chat.queried) == ["deadly", "deadly", "fine", "odd"]
     talk.close()
     talk.close()
     assert chat.stops == 2
@@ -98,7 +98,7 @@ def test_a_closed_conversation_frees_who_waits():
 
     thread = threading.Thread(target=wait)
     thread.start()
-    while not chat.asked:
+    while not chat.queried:
         thread.join(0.01)
     talk.close()
     thread.join(60)

@@ -122,8 +122,8 @@ def test_a_choice_that_had_hardly_any_probability_is_no_answer(answer, text):
     assert answer.grade(reply(text, {}, 0.0)) is None
     assert answer.grade(reply(text, even, 0.5)) is not None
     assert answer.grade(reply(text, {}, np.nan)) is not None  # nothing is known
-    with pytest.raises(ValueError, match="least_mass=2"):
-        type(answer)(least_mass=2.0)
+    with pytest.raises(ValueError, match="min_mass=2"):
+        type(answer)(min_mass=2.0)
 
 
 def test_wrong_numbers_are_refused():

@@ -88,11 +88,11 @@ def test_thoughts_are_shown_to_who_asks_and_are_cut_before_the_task():
     task, thought, answer = Part("task", "sum?"), Part("thought", "t" * 30), Part("answer", "4")
     for view, expected in (("answer", (task, thought, answer)), ("trajectory", (task, thought, answer) * 2)):
         (hidden,), _ = documents(trajectory, view, 100)
-        (shown,), _ = documents(trajectory, view, 100, thoughts=True)
+        (shown,), _ = documents(trajectory, view, 100, reasoning=True)
         assert hidden == tuple(part for part in expected if part != thought) and shown == expected
-    (short,), cut = documents(trajectory, "answer", 15, thoughts=True)
+    (short,), cut = documents(trajectory, "answer", 15, reasoning=True)
     assert short == (task, Part("thought, beginning left out", "t" * 10), answer) and cut == 20
-    assert not Judge("m", "Good?").thoughts and Judge("m", "Good?", thoughts=True).thoughts
+    assert not Judge("m", "Good?").thoughts and Judge("m", "Good?", reasoning=True).thoughts
 
 
 def test_the_task_survives_and_the_middle_of_the_history_goes_first():
@@ -138,5 +138,5 @@ def test_a_comparison_shows_the_common_task_once():
 
 def test_the_rubric_stands_in_the_judges_instructions():
     assert instructions_for("  Is it polite? ").endswith("Rubric:\nIs it polite?")
-    with pytest.raises(ValueError, match="says nothing"):
+    with pytest.raises(ValueError, match="is empty"):
         Judge("m", " ")

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
+from forge_agents import check_verifier
 from forge_agents.types import Trajectory, Turn
-from forge_verifiers import EmbeddingSimilarity, check_verifier
+from forge_verifiers import EmbeddingSimilarity
 
 
 def said(text, answer=None, seed=0):

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import torch
 
+from forge_agents import Ensemble, Rule, check_verifier
 from forge_agents.errors import ModelNotFoundError
 from forge_agents.types import Trajectory, Turn
-from forge_verifiers import Ensemble, RewardModel, Rule, check_verifier
+from forge_verifiers import RewardModel
 
 
 def said(*turns, instructions=""):
@@ -165,7 +166,7 @@ def test_what_is_no_trained_classifier_is_refused(tiny_bert, tmp_path):
     (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
     with pytest.raises(ModelNotFoundError, match="safetensors"):
         RewardModel(pickled).score(PLAYED)
-    with pytest.raises(ValueError, match="say which means good"):
+    with pytest.raises(ValueError, match="name the good one"):
         RewardModel(tiny_bert(labels=3)).score(PLAYED)
     with pytest.raises(ValueError, match="labels 0 to 1, not positive=2"):
         RewardModel(tiny_bert(labels=2), positive=2).score(PLAYED)

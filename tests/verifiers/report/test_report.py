@@ -7,11 +7,11 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from forge_agents import Ensemble, Rule
 from forge_agents.errors import RunFolderError
 from forge_agents.types import Trajectory
-from forge_verifiers import Ensemble, Rule
 from forge_verifiers.report.reasons import direction, independent_votes, with_reasons
-from forge_verifiers.report.report import EnsembleReport, Evidence, Snapshot, VerifierReport, interval, page, unblurred
+from forge_verifiers.report.report import EnsembleReport, Evidence, Snapshot, VerifierReport, deblurred, interval, page
 
 HOSTILE = '</td></html><script>alert("$x$")</script>\x1b[31m\u202e[bold]\nnext'
 
@@ -138,7 +138,7 @@ def test_a_verifier_that_counts_for_little_says_why():
         ]
     )
     unfitted = {v.name: v.reason for v in ensemble.report().verifiers}
-    assert unfitted["weak3"] == "silent: never asked"
+    assert unfitted["weak3"] == "no scores: never called"
     for step in range(3):
         ensemble.score(played(step))
     report = ensemble.report()
@@ -149,9 +149,9 @@ def test_a_verifier_that_counts_for_little_says_why():
     )
     assert reasons["upside down"].startswith("scores almost the reverse of 'weak5': correlation -1.00 [0.98, 1.00]")
     assert reasons["constant"] == "constant: scores 0.25 on all 384 rows that it answered"
-    assert reasons["silent"] == "silent: abstained on 384 trajectories"
-    assert reasons["dead"] == "silent: failed on 384 trajectories"
-    assert re.match(r"(no better than|not told from) chance", reasons["coin"])
+    assert reasons["silent"] == "no scores: abstained on 384 trajectories"
+    assert reasons["dead"] == "no scores: failed on 384 trajectories"
+    assert re.match(r"(no better than|these rows do not distinguish it from) chance", reasons["coin"])
     assert "constant: constant: scores 0.25" in report.table() and reasons["coin"] in page(report)
     assert EnsembleReport.from_row(json.loads(json.dumps(report.row()))).verifiers[4].reason == reasons["twin"]
 
@@ -166,8 +166,8 @@ def row(name="x", **known):
 def noise_of(rows, m, kind="default"):
     """Random score rows of m verifiers behind a fit that nobody looks at."""
     scores = np.random.default_rng(0).random((rows, m)).astype(np.float32)
-    nothing = {"asked": np.ones((rows, m), bool), "groups": np.zeros(rows, np.int64), "labels": np.zeros(rows)}
-    fitted = {"combiner": np.array(kind), **({"kinship": np.eye(m)} if kind == "default" else {})}
+    nothing = {"queried": np.ones((rows, m), bool), "groups": np.zeros(rows, np.int64), "labels": np.zeros(rows)}
+    fitted = {"combiner": np.array(kind), **({"0/error_correlation": np.eye(m)} if kind == "default" else {})}
     return Evidence(scores=scores, **nothing, families=[None] * m, combiner=fitted)
 
 
@@ -180,25 +180,25 @@ def noise_of(rows, m, kind="default"):
             30,
             "default",
             0,
-            "too few rows to tell it from chance: TPR less FPR is 0.020 [-0.38, 0.42] on 30 rows",
+            "too few rows to distinguish it from chance: TPR - FPR is 0.020 [-0.38, 0.42] on 30 rows",
         ),
         (
             {"tpr": 0.2, "fpr": 0.8},
             300,
             "default",
             0,
-            "worse than chance, so the ensemble counts its scores in reverse: TPR less FPR is -0.600 [-0.68, -0.52]",
+            "worse than chance, so the ensemble counts its scores in reverse: TPR - FPR is -0.600 [-0.68, -0.52]",
         ),
-        ({"tpr": 0.2, "fpr": 0.8, "tpr_error": 0.4}, 300, "default", 0, "not told from chance by these rows"),
-        ({"tpr": 0.2, "fpr": 0.8, "tpr_error": math.nan}, 300, "default", 0, "not told from chance by these rows"),
-        ({"tpr": 0.8, "fpr": 0.2, "tpr_error": 0.4}, 300, "default", 0, "not told from chance by these rows"),
-        ({"tpr": 0.5, "fpr": 0.48}, 300, "default", 0, "no better than chance, as far as the others tell"),
-        ({"tpr": 0.2, "fpr": 0.8}, 300, "default", 1, "contradicted by other: which side is right, only an anchor or"),
-        ({"weight": 0.05}, 300, "default", 0, "the combiner counts it with others that err alike: 20 of them weigh as"),
-        ({"weight": 0.05}, 300, "logistic", 0, "the combiner makes no use of it"),
+        ({"tpr": 0.2, "fpr": 0.8, "tpr_error": 0.4}, 300, "default", 0, "these rows do not distinguish it"),
+        ({"tpr": 0.2, "fpr": 0.8, "tpr_error": math.nan}, 300, "default", 0, "these rows do not distinguish it"),
+        ({"tpr": 0.8, "fpr": 0.2, "tpr_error": 0.4}, 300, "default", 0, "these rows do not distinguish it"),
+        ({"tpr": 0.5, "fpr": 0.48}, 300, "default", 0, "no better than chance, according to the others"),
+        ({"tpr": 0.2, "fpr": 0.8}, 300, "default", 1, "contradicted by other: only an anchor or labels can decide"),
+        ({"weight": 0.05}, 300, "default", 0, "its errors correlate with those of others: 20 of them weigh as"),
+        ({"weight": 0.05}, 300, "logistic", 0, "the combiner does not use it"),
         ({"weight": 0.0}, 300, "weaver", 0, "left out by the combiner: it says yes of"),
         ({"tpr": math.nan, "fpr": math.nan}, 300, "mean", 0, ""),
-        ({"scored": 0, "skipped": 8}, 300, "default", 0, "silent: spared, by cheaper ones, on 8 trajectories"),
+        ({"scored": 0, "skipped": 8}, 300, "default", 0, "no scores: skipped by a cascade on 8 trajectories"),
     ],
 )
 def test_each_cause_of_a_small_weight_is_told(known, rows, kind, camps, reason):
@@ -210,15 +210,16 @@ def test_each_cause_of_a_small_weight_is_told(known, rows, kind, camps, reason):
 def test_camps_ask_for_no_anchor_where_there_is_one():
     camps, rows = np.array([1, 2, 0]), [row(tpr=0.5, fpr=0.45, tpr_error=0.1), row("other"), row("third")]
     evidence = noise_of(300, 3, "default")
-    assert with_reasons(rows, evidence, camps)[0].reason.startswith("contradicted by other: which side is right, only")
-    assert with_reasons(rows, evidence, camps, settled=True)[0].reason.startswith("not told from chance by these rows")
+    assert with_reasons(rows, evidence, camps)[0].reason.startswith("contradicted by other: only an anchor")
+    reason = with_reasons(rows, evidence, camps, has_reference=True)[0].reason
+    assert reason.startswith("these rows do not distinguish it")
     verifiers = [weak(k) for k in range(7)]
     ensemble = Ensemble(verifiers, anchors=["weak6"])
     ensemble.score(played())
-    fitted = replace(ensemble._combiner.report(), camps=np.array([1, 1, 1, 1, 1, 2, 2]))
-    ask, names = "only an anchor or labels can tell", [v.name for v in verifiers]
-    assert ask in fitted.notes(names)[0] and ask not in fitted.notes(names, settled=True)[0]
-    assert "weak4 and weak5, weak6; labels or anchors decide" in fitted.notes(names, settled=True)[0]
+    fitted = replace(ensemble._combiner.report(), clusters=np.array([1, 1, 1, 1, 1, 2, 2]))
+    ask, names = "only an anchor or labels can decide", [v.name for v in verifiers]
+    assert ask in fitted.notes(names)[0] and ask not in fitted.notes(names, has_reference=True)[0]
+    assert "weak4 and weak5, weak6; labels or anchors decide" in fitted.notes(names, has_reference=True)[0]
 
 
 def test_a_verifier_that_only_accepts_is_not_constant_where_its_silence_counts():
@@ -261,9 +262,9 @@ def test_a_verifier_is_called_worse_than_chance_only_by_a_clear_majority_or_labe
         return [one.reason for one in with_reasons(votes(*signs), noise_of(300, len(signs)), alone, **given)]
 
     assert reasons(1, 1, -1)[2].startswith("worse than chance") and reasons(1, 1, -1)[:2] == ["", ""]
-    assert reasons(1, -1)[1].startswith("contradicted by v0: which side is right")
-    assert reasons(1, 1, -1, -1, -1)[4].startswith("contradicted by v0, v1: which side is right")
-    assert reasons(1, -1, settled=True)[1].startswith("worse than chance")
+    assert reasons(1, -1)[1].startswith("contradicted by v0: only an anchor")
+    assert reasons(1, 1, -1, -1, -1)[4].startswith("contradicted by v0, v1: only an anchor")
+    assert reasons(1, -1, has_reference=True)[1].startswith("worse than chance")
 
 
 def votes(*signs):
@@ -298,7 +299,7 @@ def test_verifiers_that_score_alike_are_worth_one_vote():
 def test_equal_scores_on_few_rows_are_no_evidence_of_a_copy(rows, alike):
     scores = np.random.default_rng(0).integers(0, 2, (rows, 1)).repeat(2, axis=1).astype(np.float32)
     scores[:2] = [[0, 0], [1, 1]]
-    nothing = {"asked": np.ones((rows, 2), bool), "groups": np.zeros(rows, np.int64), "labels": np.zeros(rows)}
+    nothing = {"queried": np.ones((rows, 2), bool), "groups": np.zeros(rows, np.int64), "labels": np.zeros(rows)}
     evidence = Evidence(scores=scores, **nothing, families=[None, None], combiner={"combiner": np.array("default")})
     second = with_reasons([row("first"), row("second")], evidence, np.zeros(2, np.intp))[1]
     assert second.rows == rows and ("almost like 'first'" in second.reason) == alike
@@ -308,7 +309,7 @@ def test_a_report_before_the_first_fit_has_a_table_and_a_page(tmp_path):
     report = Ensemble([weak(0)]).report()
     assert report.evidence is None and "\N{EN DASH}" in report.table()
     text = report.html(tmp_path / "new" / "r.html").read_text()
-    assert "nothing was fitted yet" in text and "no drift to show" in text
+    assert "nothing was fitted yet" in text and "reports of at least two steps" in text
 
 
 def test_a_page_that_cannot_be_written_is_named(tmp_path):
@@ -380,7 +381,7 @@ def evidence(n=4000, m=8, seed=0, labels=None, copies=0):
 
     return Evidence(
         scores=scores,
-        asked=np.ones(scores.shape, bool),
+        queried=np.ones(scores.shape, bool),
         groups=np.arange(n) // 8,
         labels=np.where(labels(rng, truth), truth, np.nan).astype(np.float32) if labels else np.full(n, np.nan, "f4"),
         families=[None] * m,
@@ -416,7 +417,7 @@ def test_a_blurred_posterior_is_made_unbiased():
     q = rng.beta(1, 2, 20000)
     truth = rng.random(20000) < q
     strong = rng.random(20000) < np.where(truth, 0.8, 0.1)  # rows chosen by somebody else
-    assert unblurred(q)[strong].mean() == pytest.approx(truth[strong].mean(), abs=0.03)
+    assert deblurred(q)[strong].mean() == pytest.approx(truth[strong].mean(), abs=0.03)
     assert abs(q[strong].mean() - truth[strong].mean()) > 0.1
 
 

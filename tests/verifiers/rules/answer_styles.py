@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator
 from typing import NamedTuple
 
-# {g} is the answer stated, {w} another one; {gt} and {wt} the same in LaTeX.
+# {g} is the answer parse_answer, {w} another one; {gt} and {wt} the same in LaTeX.
 STATED = (
     "{g}",
     "It is {g}.",
@@ -76,7 +76,7 @@ UNDECIDED = (
 
 
 class Gold(NamedTuple):
-    """An answer to be stated in every style, and one that must not pass for it."""
+    """An answer to be parse_answer in every style, and one that must not pass for it."""
 
     plain: str
     latex: str

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forge_agents import Ensemble, check_verifier
 from forge_agents.types import Trajectory, Turn
-from forge_verifiers import Ensemble, Exact, MathEqual, Numeric, SelfConsistency, check_verifier
-from forge_verifiers.rules.answers import MAX_CHARS, final_answer, stated
+from forge_verifiers import Exact, MathEqual, Numeric, SelfConsistency
+from forge_verifiers.rules.answers import MAX_CHARS, final_answer, parse_answer
 from forge_verifiers.rules.maths import worker
 from forge_verifiers.rules.maths.equal import equal_answers
 
@@ -185,8 +186,8 @@ def test_a_text_that_decides_for_neither_or_denies_is_wrong(gold, other, style):
 
 @given(st.text(alphabet="0123456789 answeritobxd{}<>/\\.,:;*$#\n-=", max_size=200))
 def test_no_text_makes_the_reader_raise(text):
-    read = stated(text)
-    assert len(read.value) <= len(text) + 4 and read.how in {"marked", "said", "found"}
+    read = parse_answer(text)
+    assert len(read.value) <= len(text) + 4 and read.source in {"marked", "statement", "fallback"}
 
 
 @pytest.mark.parametrize(
@@ -203,8 +204,8 @@ def test_the_cost_of_hostile_texts_grows_with_their_length_only(unit):
         taken = []
         for _ in range(3):
             start = time.process_time()
-            stated.__wrapped__(text)
-            stated.__wrapped__(text + "}" * 1000)
+            parse_answer.__wrapped__(text)
+            parse_answer.__wrapped__(text + "}" * 1000)
             taken.append(time.process_time() - start)
         return min(taken)
 
@@ -349,9 +350,9 @@ def test_the_speed_of_the_reader_is_printed():
     ],
 )
 def test_words_before_is_the_answer_are_the_answer(text, value):
-    assert stated(text).value == value
+    assert parse_answer(text).value == value
 
 
 @pytest.mark.parametrize("text", ["Paris or Rome is the answer", "Not Paris is the answer", "I doubt it is the answer"])
 def test_undecided_words_before_is_the_answer_are_not_one_answer(text):
-    assert stated(text).value != "Paris"
+    assert parse_answer(text).value != "Paris"

@@ -72,8 +72,8 @@ def test_length_counts_reasoning_unless_told_not_to(unit):
 
 def test_functions_of_completions_get_the_whole_response():
     trajectory = played("<think>6 * 7</think><answer>42</answer>")
-    one = fv.Rule(lambda completion: completion.startswith("<think>"), name="one")
-    many = fv.Rule(lambda completions: ["</think>" in text for text in completions], name="many")
+    one = fa.Rule(lambda completion: completion.startswith("<think>"), name="one")
+    many = fa.Rule(lambda completions: ["</think>" in text for text in completions], name="many")
     assert [one.score([trajectory])[0], many.score([trajectory])[0]] == [1.0, 1.0]
 
 

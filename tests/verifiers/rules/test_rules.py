@@ -4,9 +4,9 @@ import time
 import numpy as np
 import pytest
 
+from forge_agents import EnvReward, Rule, check_verifier
 from forge_agents.types import Trajectory, Turn
 from forge_verifiers import (
-    EnvReward,
     Exact,
     Format,
     JsonSchema,
@@ -16,10 +16,8 @@ from forge_verifiers import (
     Numeric,
     Regex,
     Repetition,
-    Rule,
     ScoreError,
     SelfConsistency,
-    check_verifier,
 )
 
 

@@ -36,8 +36,8 @@ from forge_trainers.rl.rewards import EnvTurnReward, asked, env_reward, parts_of
 from forge_trainers.rl.tasks import Task, TaskSampler
 from forge_trainers.run.checkpoints import ProcessRandomness, Stateful
 from forge_trainers.run.supervision import Watchdog
-from forge_verifiers.core.functions import called, has, name_of
-from forge_verifiers.core.verifier import Composable, ScoreError, assessed, named_judges
+from forge_verifiers.core.functions import describe_function, info_keys, name_of
+from forge_verifiers.core.verifier import Composable, ScoreError, assessed, declared_judges
 
 Rest: TypeAlias = Callable[[], Awaitable[None]]
 SEED = HELD_OUT_FROM - 1
@@ -276,7 +276,7 @@ def _name(reward: Any) -> str:
 
 
 def _is_cheap(part: Any) -> bool:
-    return getattr(part, "cost", "cheap") == "cheap" and not named_judges(part)
+    return getattr(part, "cost", "cheap") == "cheap" and not declared_judges(part)
 
 
 def _try(part: Any, trajectories: Sequence[Trajectory], *, within: bool, say: Callable[[str], None]) -> None:
@@ -296,9 +296,9 @@ def _try(part: Any, trajectories: Sequence[Trajectory], *, within: bool, say: Ca
         if found.failed and isinstance(part, Composable):  # of others `asked` has told it
             say(f"preflight: reward {name} fails on {len(found.failed)} of {of}: {next(iter(found.failed.values()))}")
         elif not found.failed and np.isnan(found.scores).all():
-            say(f"preflight: reward {name} abstains from all {of}, whose info has {has(trajectories[0])}")
+            say(f"preflight: reward {name} abstains from all {of}, whose info has {info_keys(trajectories[0])}")
     except Exception as error:
-        what = f"reward {name}" if isinstance(part, Composable) else f"reward {called(part)}"
+        what = f"reward {name}" if isinstance(part, Composable) else f"reward {describe_function(part)}"
         if _scores_one(part, trajectories[0]):
             raise PreflightError(
                 f"{what} scores one trajectory, and is asked about the list of all: call its parameter `trajectory`, "

@@ -24,8 +24,8 @@ from forge_verifiers.core.verifier import (
     Assessment,
     Composable,
     EnvReward,
+    declared_judges,
     load_nested,
-    named_judges,
     nested_state,
     reward_of,
 )
@@ -180,7 +180,7 @@ def check_env_rewards(reward: Any, max_rewards: Mapping[str, float | None]) -> N
     for part, _ in parts_of(reward):
         for env_id, most in max_rewards.items():
             if isinstance(part, EnvReward) and not part.clip and most is not None and most > part.high + 1e-9:
-                raise ArgumentError(f"{env_id}: {part.too_small_for(part.low, most)}")
+                raise ArgumentError(f"{env_id}: {part.range_error(part.low, most)}")
 
 
 def engines_of(reward: Any) -> list[OwnEngine]:
@@ -194,7 +194,7 @@ def models_of(reward: Any) -> list[OwnModel]:
 
 
 def _owned(reward: Any, what: str) -> list[Any]:
-    """What its verifiers have, those among them that a function of somebody's own names; see `named_judges`."""
+    """What its verifiers have, those among them that a function of somebody's own names; see `declared_judges`."""
     found: dict[int, Any] = {}
     left, seen = [part for part, _ in parts_of(reward)], set[int]()
     while left:
@@ -204,7 +204,7 @@ def _owned(reward: Any, what: str) -> list[Any]:
         seen.add(id(part))
         if (own := getattr(part, what, None)) is not None:
             found[id(own)] = own
-        left += [inner for judge in named_judges(part) for inner, _ in parts_of(judge)]
+        left += [inner for judge in declared_judges(part) for inner, _ in parts_of(judge)]
     return [*found.values()]
 
 

@@ -103,7 +103,7 @@ class GRPOTrainer:
         policies: One policy for all seats, a policy per seat, a function ``(agent, episode_seed) -> policy``, or a
             league: a policy that plays against its own past.
         reward: Trajectories to float ``[n]``, NaN where it abstains; or a function of one, or of its text, see
-            `forge_verifiers.core.functions.read`. None is the environment's own reward.
+            `forge_verifiers.core.functions.parse_signature`. None is the environment's own reward.
         config: Settings.
         out_dir: The run's folder. Where it holds a run already, training continues from its newest checkpoint.
         mesh: Where processes run; None: on this host.

@@ -142,7 +142,7 @@ class Service:
 
     @staticmethod
     def base_of(value: Any) -> Any:
-        """The plain type that the value is an instance of; None if there is none."""
+        """The plain type that the value is an instance of, or None if there is none."""
         return next((base for base in (bool, int, float, str, *_PLAIN, dict) if isinstance(value, base)), None)
 
     def find(self, kind: str, rest: list[Any]) -> Any:
@@ -409,7 +409,7 @@ def run_tests(output: Any, source: str, units: list[tuple[str, bool, str]], time
 
 
 def attempt(candidate: Candidate, action: Any, timeout_s: float) -> str:
-    """Run a test and return its error; empty if it passed."""
+    """Run a test and return its error, or empty if it passed."""
     try:
         candidate.start(time.monotonic() + timeout_s)
         action()

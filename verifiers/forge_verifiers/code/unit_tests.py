@@ -34,11 +34,11 @@ class TestReport:
     __test__ = False  # not a test class of pytest
 
     passed: tuple[bool, ...]
-    """Whether each test passed, in order of execution."""
+    """Result of each test in order of execution."""
     reasons: tuple[str, ...]
-    """Error of each test; empty if it passed."""
+    """Error of each test, or empty if it passed."""
     limit: str
-    """Limit of the sandbox that ended the run; empty if none did."""
+    """Limit of the sandbox that ended the run, or empty if none did."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +57,9 @@ class UnitTests(TrajectoryRule):
     name: str = "unit-tests"
     cost: Cost = "expensive"
     tests: str | Callable[[Trajectory], str | None] | None = None
-    """The tests, or a function that returns them; None uses ``Trajectory.info["tests"]``. Abstains without tests."""
+    """The tests, or a function that returns them. By default ``Trajectory.info["tests"]``. Abstains without tests."""
     all_or_nothing: bool = False
-    """Whether one failed test makes the score 0."""
+    """True if one failed test makes the score 0."""
     timeout_s: float = 2.0
     """Timeout in seconds of one test."""
     sandbox: Sandbox = field(default_factory=Sandbox)
@@ -76,7 +76,7 @@ class UnitTests(TrajectoryRule):
             _units(self.tests)
 
     def grade(self, trajectory: Trajectory) -> float | None:
-        """The fraction of tests passed; None without tests or turns. Raises as `run`."""
+        """The fraction of tests passed, or None without tests or turns. Raises as `run`."""
         tests = self._tests(trajectory)
         if tests is None or not trajectory.turns:
             return None
@@ -87,7 +87,7 @@ class UnitTests(TrajectoryRule):
         return float(all(passed)) if self.all_or_nothing else sum(passed) / len(passed)
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """`grade` of each trajectory, float32 [n], in parallel; NaN for abstentions and failures of the sandbox."""
+        """`grade` of each trajectory, float32 [n], in parallel, or NaN for abstentions and failures of the sandbox."""
         return self.assess(trajectories).scores
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
@@ -161,7 +161,7 @@ def extract_code(text: str, names: Collection[str] = ()) -> str:
         names: Names that the program must define, for example the function that the tests call.
 
     Returns:
-        Python source; empty if there is none or the text has more than `MAX_CODE_CHARS` characters.
+        Python source, or empty if there is none or the text has more than `MAX_CODE_CHARS` characters.
     """
     if len(text) > MAX_CODE_CHARS:
         return ""
@@ -197,7 +197,7 @@ class _Names(NamedTuple):
 
 
 def _names_of(source: str) -> _Names | None:
-    """The names of a program; None if it is not Python."""
+    """The names of a program, or None if it is not Python."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError, MemoryError):

@@ -46,7 +46,7 @@ class CombinerReport:
     weight: Floats
     """[m] fraction of the verifier's own evidence that counts; 1 = in full, 0 = ignored."""
     weight_error: Floats
-    """[m] standard error of `weight`; NaN where not estimated."""
+    """[m] standard error of `weight`, or NaN where not estimated."""
     class_balance: float
     """Estimated fraction of correct responses, in [0, 1]."""
     effective_number: float
@@ -145,7 +145,7 @@ def check_groups(groups: ArrayLike | None, n: int) -> Ints | None:
 
 
 def check_labels(labels: ArrayLike | None, n: int) -> Floats | None:
-    """Labels float64 [n] of 0, 1 and NaN (unknown); None if no row is labeled."""
+    """Labels float64 [n] of 0, 1 and NaN (unknown), or None if no row is labeled."""
     if labels is None:
         return None
     values = np.asarray(labels, np.float64)
@@ -252,7 +252,7 @@ def rate_errors(rates: Floats, q: Floats, observed: Bools, learned: float = 1.0)
 
 
 def abstention_values(scores: Floats, queried: Bools) -> Floats:
-    """The score that an abstention of each verifier stands for [m]; NaN if it stands for nothing.
+    """The score that an abstention of each verifier stands for [m], or NaN if it stands for nothing.
 
     A verifier that gives a single score or abstains, such as a rule that only accepts, votes by giving its score: for
     the response if the score is above 0.5, else against it. Its abstention is the opposite vote.
@@ -273,11 +273,11 @@ class Combiner(ABC):
 
     name: ClassVar[str]
     has_uncertainty: ClassVar[bool] = False
-    """Whether `uncertainty` is available."""
+    """True if `uncertainty` is available."""
     takes_priors: ClassVar[bool] = False
-    """Whether the constructor takes ``priors``."""
+    """True if the constructor takes ``priors``."""
     fills_abstentions: ClassVar[bool] = False
-    """Whether abstentions of one-score verifiers are replaced before `_fit` and `_predict`, see `abstention_values`."""
+    """True if abstentions of one-score verifiers are replaced before `_fit` and `_predict`, see `abstention_values`."""
     names: Sequence[str] = ()
     """Names of the verifiers [m] for warnings; column numbers if empty."""
 
@@ -302,7 +302,7 @@ class Combiner(ABC):
         """Learn how far to trust each verifier.
 
         Args:
-            scores: float [n, m] of any finite range; NaN = abstained.
+            scores: float [n, m] of any finite range, with NaN for abstentions.
             groups: Prompt id of each response [n]; optional.
             labels: 0, 1 or NaN (unknown) [n]; optional.
             queried: bool [n, m], False where a verifier was not called or failed, so that its missing score is no

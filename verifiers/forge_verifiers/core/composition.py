@@ -122,7 +122,7 @@ class PerTurn(Nested):
         return max_duration_s(self.verifier, _prefixes(trajectories), default_s)
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
-        """The score of each turn and their mean without abstentions; NaN if no turn has a score."""
+        """The score of each turn and their mean without abstentions, or NaN if no turn has a score."""
         prefixes = _prefixes(trajectories)
         result = assessed(self.verifier, prefixes) if prefixes else Assessment(scores=np.empty(0, np.float32))
         ends = np.cumsum([len(trajectory.turns) for trajectory in trajectories])

@@ -34,7 +34,7 @@ class FunctionResults:
     """A function's results for n trajectories."""
 
     values: Any
-    """[n]; None for rows that were skipped or failed. The unchanged result of a function that got all rows at once."""
+    """[n], or None for rows that were skipped or failed. The unchanged result of a function that got all rows."""
     failed: Mapping[int, str]
     """Error by row on which it raised, or which lacks an argument."""
 
@@ -45,17 +45,17 @@ class Signature:
 
     function: Callable[..., Any]
     batch: bool
-    """Whether it takes all trajectories in one call and returns one number for each."""
+    """True if it takes all trajectories in one call and returns one number for each."""
     required: Mapping[str, Source]
     """Parameters without a default."""
     optional: tuple[str, ...]
     """Parameters with a default. A function of texts receives those that are available."""
     takes_kwargs: bool
-    """Whether it has ``**kwargs``, which makes a function of texts receive everything."""
+    """True if it has ``**kwargs``, which makes a function of texts receive everything."""
 
     @property
     def plain(self) -> bool:
-        """Whether trajectories are its only argument."""
+        """True if trajectories are its only argument."""
         return [*self.required.values()] == ["trajectory"]
 
     def call(self, trajectories: Sequence[Trajectory]) -> FunctionResults:
@@ -186,7 +186,7 @@ def parse_signature(function: Any, role: str, *, default: Many | None = None) ->
     Args:
         function: The function.
         role: ``"verifier"`` or ``"reward"``, for errors.
-        default: Meaning of a single parameter of another name; None raises.
+        default: Meaning of a single parameter of another name. With None, it raises.
 
     Raises:
         ArgumentError: Not a function, or the parameters have no or contradictory meanings.
@@ -231,7 +231,7 @@ def parse_signature(function: Any, role: str, *, default: Many | None = None) ->
 
 
 def _meaning(parameter: inspect.Parameter) -> tuple[Many | None, Source]:
-    """Whether a parameter stands for one or all trajectories, None if unclear, and the source of its value."""
+    """"one" or "all" trajectories, None if unclear, and the source of a parameter's value."""
     kind = parameter.annotation
     text = kind if isinstance(kind, str) else "" if kind is parameter.empty else inspect.formatannotation(kind)
     if "Trajectory" in text:

@@ -22,7 +22,7 @@ class CodeBlock(NamedTuple):
     """A code block."""
 
     language: str
-    """First word after the opening fence, in lower case; empty if there is none."""
+    """First word after the opening fence, in lower case, or empty if there is none."""
     text: str
     """The lines of the block, with ``\\n`` line endings and without the indentation of the fence."""
 

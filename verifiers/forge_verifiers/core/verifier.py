@@ -45,14 +45,14 @@ class Verifier(Protocol):
 
     @property
     def family(self) -> str | None:
-        """Label of verifiers that share a cause of error; None for a verifier unrelated to the others."""
+        """Label of verifiers that share a cause of error, or None for a verifier unrelated to the others."""
 
     @property
     def cost(self) -> Cost:
         """Cost class."""
 
     def score(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
-        """Scores, float32 [n] in [0, 1]; NaN to abstain."""
+        """Scores, float32 [n] in [0, 1], or NaN to abstain."""
 
 
 VerifierLike: TypeAlias = Verifier | Callable[..., Any]
@@ -66,9 +66,9 @@ class Assessment:
     scores: Scores
     """float32 [n], NaN where the verifier abstained or failed."""
     noise: Scores | None = None
-    """float32 [n], standard deviation of each score; None if unknown."""
+    """float32 [n], standard deviation of each score, or None if unknown."""
     turns: Sequence[Scores] | None = None
-    """Scores of each trajectory's turns, float32 [number of turns], NaN for abstentions; None without turn scores."""
+    """Scores of each trajectory's turns, float32 [number of turns], NaN for abstentions. None without turn scores."""
     failed: Mapping[int, str] = field(default_factory=dict)
     """Error by row whose question or call failed. A failure is not an abstention: it is no evidence about the row."""
 
@@ -83,7 +83,7 @@ class Composable:
     family: str | None
     cost: Cost
     sees_groups: bool = False
-    """Whether a score depends on other trajectories: on the call's group, or on what was learned before. Such scores
+    """True if a score depends on other trajectories: on the call's group, or on what was learned before. Such scores
     are never cached, and a cascade passes whole groups."""
     default_family: str | None = None
     """Family within an `Ensemble` if `family` is None and another verifier has the same value, such as its model."""
@@ -91,7 +91,7 @@ class Composable:
     """Lowest and highest score. Weighted sums may exceed [0, 1]. An `Ensemble` and the check of a `Gate` do not accept
     such verifiers."""
     exact: bool = False
-    """Whether a right answer always scores 1. Checks do, graded scores do not. `check_verifier` tests it."""
+    """True if a right answer always scores 1. Checks do, graded scores do not. `check_verifier` tests it."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """Store the constructor's arguments, which a run writes to its ``config.yaml``."""
@@ -101,7 +101,7 @@ class Composable:
 
     @abstractmethod
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """Scores, float32 [n]; NaN to abstain."""
+        """Scores, float32 [n], or NaN to abstain."""
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
         """Scores with noise, turn scores and failures where the verifier has them."""
@@ -130,7 +130,7 @@ class Composable:
         return Sum([*before, *terms_of(self)])
 
     def state_dict(self) -> State:
-        """Learned state; empty by default."""
+        """Learned state, empty by default."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, NDArray[Any]]) -> None:
@@ -338,13 +338,13 @@ class Sum(Nested):
         return self._weighted_sum(np.stack(rows))
 
     def _noise(self, parts: Sequence[Assessment]) -> Scores | None:
-        """Standard deviation [n] of the sum of independent terms; None if no term has one."""
+        """Standard deviation [n] of the sum of independent terms, or None if no term has one."""
         terms = zip(self.terms, parts, strict=True)
         noise = [weight * part.noise for (weight, _), part in terms if part.noise is not None]
         return np.sqrt(np.nansum(np.square(noise), axis=0)).astype(np.float32) if noise else None
 
     def _weighted_sum(self, scores: Scores) -> Scores:
-        """Weighted sum [n] of scores [terms, n] that are not NaN; NaN where all are."""
+        """Weighted sum [n] of scores [terms, n] that are not NaN, or NaN where all are."""
         weights = np.array([w for w, _ in self.terms])
         total = weights @ np.nan_to_num(scores.astype(np.float64))
         return np.where(np.isnan(scores).all(axis=0), math.nan, total).astype(np.float32)
@@ -483,7 +483,7 @@ class FunctionReward:
         return name_of(self.signature.function)
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
-        """The function's results, float64 ``[n]``; NaN where it abstains or fails."""
+        """The function's results, float64 ``[n]``, or NaN where it abstains or fails."""
         return self.assess(trajectories).scores
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:

@@ -76,9 +76,9 @@ class Agreement:
     """Comparison of a distilled verifier with its ensemble on held-out groups."""
 
     auroc: float
-    """AUROC for the ensemble's decision (posterior above 0.5); NaN if the decision is the same for all trajectories."""
+    """AUROC for the ensemble's decision (posterior above 0.5), or NaN if all decisions are the same."""
     correlation: float
-    """Pearson correlation with the posterior; NaN if either is constant."""
+    """Pearson correlation with the posterior, or NaN if either is constant."""
     calibration_error: float
     """Mean difference from the posterior over up to ten bins of equal size, in [0, 1]."""
     fitted: int
@@ -88,11 +88,11 @@ class Agreement:
     per_s: float
     """Trajectories per second on one core."""
     ensemble_per_s: float
-    """Trajectories per second of the ensemble; NaN if posteriors were given."""
+    """Trajectories per second of the ensemble, or NaN if posteriors were given."""
 
     @property
     def speedup(self) -> float:
-        """Speed relative to the ensemble; NaN if unknown."""
+        """Speed relative to the ensemble, or NaN if unknown."""
         return self.per_s / self.ensemble_per_s
 
 
@@ -113,11 +113,11 @@ class Distilled(Composable):
     def __init__(self, *, name: str = "distilled", family: str | None = None) -> None:
         self.name, self.family = name, family
         self.agreement: Agreement | None = None
-        """Result of the comparison in `distill`; None if unknown."""
+        """Result of the comparison in `distill`, or None if unknown."""
         self._weights: State = {}
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """Estimated posteriors, float32 [n]; NaN without turns. Raises NotFittedError without weights."""
+        """Estimated posteriors, float32 [n], or NaN without turns. Raises NotFittedError without weights."""
         if not self._weights:
             raise NotFittedError(f"verifier {self.name!r} has no weights yet; create it by distill, or load them")
         scores = np.full(len(trajectories), math.nan, np.float32)
@@ -131,7 +131,7 @@ class Distilled(Composable):
         return scores
 
     def state_dict(self) -> State:
-        """Weights and agreement; empty without weights. Loading them gives bit-equal scores."""
+        """Weights and agreement, or empty without weights. Loading them gives bit-equal scores."""
         if not self._weights:
             return {}
         measured = [] if self.agreement is None else dataclasses.astuple(self.agreement)

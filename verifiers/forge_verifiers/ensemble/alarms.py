@@ -92,7 +92,7 @@ class Alarm:
 
 
 def disagreement(scores: NDArray[np.float32], posterior: Floats) -> float:
-    """Mean absolute difference of two verifiers' scores [n, m], weighted by P(correct) [n]; NaN without pairs."""
+    """Mean absolute difference of two verifiers' scores [n, m], weighted by P(correct) [n], or NaN without pairs."""
     gaps = np.abs(scores[:, :, None] - scores[:, None, :]).astype(np.float64)
     upper = np.triu_indices(scores.shape[1], 1)
     pairs = gaps[:, upper[0], upper[1]]
@@ -102,7 +102,7 @@ def disagreement(scores: NDArray[np.float32], posterior: Floats) -> float:
 
 
 def group_spread(rewards: NDArray[np.float32], groups: NDArray[np.intp]) -> float:
-    """Mean standard deviation of the rewards [n] within groups [n] of two or more; NaN without such groups."""
+    """Mean standard deviation of the rewards [n] within groups [n] of two or more, or NaN without such groups."""
     present = ~np.isnan(rewards)
     index, values = np.unique(groups[present], return_inverse=True)[1], rewards[present].astype(np.float64)
     count = np.bincount(index)
@@ -112,7 +112,7 @@ def group_spread(rewards: NDArray[np.float32], groups: NDArray[np.intp]) -> floa
 
 
 def mean_scores(scores: NDArray[np.float32]) -> Floats:
-    """Mean score [m] of each verifier over the rows [n, m] that it scored; NaN without such rows."""
+    """Mean score [m] of each verifier over the rows [n, m] that it scored, or NaN without such rows."""
     with np.errstate(invalid="ignore"):
         return np.asarray(np.nansum(scores, axis=0, dtype=np.float64) / (~np.isnan(scores)).sum(axis=0))
 

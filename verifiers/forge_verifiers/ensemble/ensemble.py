@@ -138,8 +138,8 @@ class Ensemble(Composable):
         forget: ``"exponential"`` replaces random groups, ``"window"`` the oldest; see `ScoreWindow`.
         label: True correctness of a trajectory, or None if unknown. A few labels help the combiner.
         priors: Prior knowledge by verifier name, for the default combiner.
-        cascade: Rule for skipping expensive verifiers; None calls all verifiers for all rows.
-        alarm: Detection of reward hacking; None disables it.
+        cascade: Rule for skipping expensive verifiers. With None, all verifiers are called for all rows.
+        alarm: Detection of reward hacking. Disabled by default.
         lower_bound: Replaces P(correct) by a lower bound: `SoftMinimum` or `LowerConfidenceBound`.
         concurrency: Number of concurrent verifiers by cost class; the default is `panel.CONCURRENCY`.
         cache_rows: Number of cached scores of model and expensive verifiers; see `ScoreCache`.
@@ -181,9 +181,9 @@ class Ensemble(Composable):
         self.refit_every, self.label = refit_every, label
         self.cascade, self.lower_bound = cascade, lower_bound
         self.learning = True
-        """Whether `score` learns; False freezes the parameters for evaluation."""
+        """True if `score` learns; False freezes the parameters for evaluation."""
         self.families = families_of(self.verifiers)
-        """[m] families, declared or by default; None for a verifier that is a source by itself."""
+        """[m] families, declared or by default, or None for a verifier that is a source by itself."""
         self._combiner = combiner_for(self.verifiers, combine, families=self.families, anchors=anchors, priors=priors)
         if isinstance(lower_bound, LowerConfidenceBound) and not combiners.kind(combine).has_uncertainty:
             raise ValueError(f"LowerConfidenceBound needs an uncertainty, {combine!r} has none; use combine='default'")
@@ -218,7 +218,7 @@ class Ensemble(Composable):
         return self._panel.score(trajectories, group_ids(trajectories)).scores
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """P(correct), float32 [n] in [0, 1]; NaN where every verifier abstained.
+        """P(correct), float32 [n] in [0, 1], or NaN where every verifier abstained.
 
         Raises:
             ScoreError: A verifier broke its contract.
@@ -265,7 +265,7 @@ class Ensemble(Composable):
         return sum(max_duration_s(v, trajectories, self._timeout_s) for v in self.verifiers)
 
     def report(self) -> EnsembleReport:
-        """Estimates, weights and failures of every verifier; NaN before the first fit."""
+        """Estimates, weights and failures of every verifier, or NaN before the first fit."""
         fitted = self._combiner.report() if self._version else None
         evidence = None if fitted is None else self._evidence()
         clusters = np.zeros(len(self.verifiers), np.intp) if fitted is None else fitted.clusters

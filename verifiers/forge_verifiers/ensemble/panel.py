@@ -297,7 +297,7 @@ class Panel:
     Args:
         verifiers: The verifiers.
         caller: Calls them.
-        cascade: Rule for skipping expensive verifiers; None calls all verifiers for all rows.
+        cascade: Rule for skipping expensive verifiers. With None, all verifiers are called for all rows.
         cache_rows: Size of the `ScoreCache`. It holds scores of model and expensive verifiers that score each
             trajectory by itself and have no state.
     """
@@ -327,7 +327,7 @@ class Panel:
         Args:
             trajectories: At least one trajectory.
             groups: Group of each trajectory, int [n] from 0.
-            posterior_of: P(correct) given the scores so far; None calls all verifiers.
+            posterior_of: P(correct) given the scores so far. With None, all verifiers are called.
             verify: Whether to sample groups that all verifiers score.
 
         Raises:
@@ -360,7 +360,7 @@ class Panel:
     def report(
         self, fitted: CombinerReport | None, families: Sequence[str | None], evidence: Evidence | None
     ) -> tuple[VerifierReport, ...]:
-        """Counters, last failures and the combiner's estimates of every verifier; NaN before the first fit."""
+        """Counters, last failures and the combiner's estimates of every verifier, or NaN before the first fit."""
         unknown, balance = np.full(len(self.verifiers), math.nan), math.nan
         if fitted is not None:
             balance = fitted.class_balance

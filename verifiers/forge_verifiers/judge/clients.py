@@ -41,7 +41,7 @@ class Question:
     text: str
     """The user's message."""
     choices: tuple[str, ...]
-    """Possible answers; empty if only `schema` constrains the answer."""
+    """Possible answers, or empty if only `schema` constrains the answer."""
     schema: Mapping[str, Any]
     """JSON schema of the answer."""
     max_tokens: int
@@ -212,7 +212,7 @@ class EngineChat:
 
     Args:
         model: A built-in name, a folder or a hub id.
-        config: Settings of the engine except its model; None for the defaults.
+        config: Settings of the engine except its model, or None for the defaults.
         name: Name in errors and logs.
         timeout_s: Timeout of one question, queue included.
         start_timeout_s: Timeout of the engine's start.
@@ -248,7 +248,7 @@ class EngineChat:
 
     @property
     def running(self) -> bool:
-        """Whether the engine has started."""
+        """True if the engine has started."""
         return self._engine is not None
 
     def place(self, name: str, config: EngineConfig) -> None:
@@ -337,7 +337,7 @@ class EngineChat:
 
 
 def _first(completion: Completion, renderer: Renderer) -> dict[str, float]:
-    """Probabilities of alternatives for the first token, by text; empty if nothing was sampled."""
+    """Probabilities of alternatives for the first token, by text, or empty if nothing was sampled."""
     shares: dict[str, float] = {}
     for token, logprob in completion.top_logprobs[0].items() if completion.top_logprobs else ():
         text = renderer.text((token,))
@@ -346,7 +346,7 @@ def _first(completion: Completion, renderer: Renderer) -> dict[str, float]:
 
 
 def _memory_needed(folder: Path, config: EngineConfig) -> str:
-    """A sentence on the memory that an engine needs; empty if its model's size is unknown."""
+    """A sentence on the memory that an engine needs, or empty if its model's size is unknown."""
     from forge_agents.models import resolve as models
     from forge_agents.models.sizes import ModelSize
     from forge_agents.serving import memory

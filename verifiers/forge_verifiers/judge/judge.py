@@ -94,7 +94,7 @@ class Judge(Composable):
         max_chars: Maximum length of a text. Longer texts lose the middle of the history first, then the beginning of
             the answer. The task is kept if it takes at most three quarters of the length.
         engine: Settings of the judge's engine; not for endpoints.
-        timeout_s: Timeout in seconds of one question to the judge's engine, queue included; None is 120. An endpoint
+        timeout_s: Timeout in seconds of one question to the judge's engine, queue included (default 120). An endpoint
             has its own. A late answer loses only its own row, and an `Ensemble` waits as long as these timeouts allow.
         start_timeout_s: Timeout in seconds of the engine's start.
         seed: Seed of the fence codes and of the pairs in `Pairs`. None draws a random seed for each judge. With a
@@ -163,7 +163,7 @@ class Judge(Composable):
 
     @property
     def own_engine(self) -> EngineChat | None:
-        """The engine that starts with the first score and that a run places next to its own; None for an endpoint."""
+        """The engine that starts with the first score, placed next to those of a run; None for an endpoint."""
         chat = self._conversation.chat
         return chat if isinstance(chat, EngineChat) else None
 
@@ -197,7 +197,7 @@ class Judge(Composable):
 
     @property
     def sees_groups(self) -> bool:  # type: ignore[override]
-        """Whether the trajectories of a group are compared with each other."""
+        """True if the trajectories of a group are compared with each other."""
         return isinstance(self.answer, Pairs)
 
     def max_duration_s(self, trajectories: Sequence[Trajectory], default_s: float) -> float:
@@ -210,7 +210,7 @@ class Judge(Composable):
         return self._conversation.max_duration_s(sum(len(t.turns) if turns else 1 for t in trajectories))
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """Grades, float32 [n]; NaN without turns and for abstentions. If all questions fail, the first error is raised."""
+        """Grades, float32 [n], or NaN without turns and for abstentions. Raises if all questions fail."""
         return self.assess(trajectories).scores
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
@@ -352,7 +352,7 @@ def _name_of(model: str | Policy) -> str:
 
 
 def _error(replies: _Replies, questions: Iterable[str]) -> str:
-    """The first error among the replies to these questions; empty if all were answered."""
+    """The first error among the replies to these questions, or empty if all were answered."""
     error = next((reply for text in questions if isinstance(reply := replies[text], BaseException)), None)
     return "" if error is None else f"{type(error).__name__}: {error}"
 
@@ -394,7 +394,7 @@ def rank(wins: NDArray[np.float64], ranking: Ranking) -> NDArray[np.float32]:
         ranking: See above.
 
     Returns:
-        float32 [n] in [0, 1]; NaN for a text without comparisons.
+        float32 [n] in [0, 1], or NaN for a text without comparisons.
     """
     met = wins + wins.T
     alone = met.sum(axis=1) == 0

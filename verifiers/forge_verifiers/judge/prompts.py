@@ -172,11 +172,11 @@ class Reply:
 
     text: str
     shares: Mapping[str, float]
-    """Probability of each choice, normalized to sum to 1; empty without log-probabilities."""
+    """Probability of each choice, normalized to sum to 1, or empty without log-probabilities."""
     prompt_tokens: int
     completion_tokens: int
     mass: float = math.nan
-    """Total probability of all choices without the constraint; NaN if unknown."""
+    """Total probability of all choices without the constraint, or NaN if unknown."""
 
 
 class _Choice:
@@ -206,7 +206,7 @@ class _Choice:
             raise ValueError(f"min_mass={self.min_mass} must be a probability, in [0, 1]")
 
     def chosen(self, reply: Reply) -> Mapping[str, float] | None:
-        """Probability of each choice, summing to 1; None if the reply names none or its `mass` is too small."""
+        """Probability of each choice, summing to 1, or None if the reply names none or its `mass` is too small."""
         choice = choice_in(reply.text, self.choices)
         if choice is None or reply.mass < self.min_mass:
             return None
@@ -224,7 +224,7 @@ class YesNo(_Choice):
     ask: ClassVar[str] = "Does it satisfy the rubric? Answer yes or no."
 
     def grade(self, reply: Reply) -> float | None:
-        """Grade in [0, 1]; None to abstain."""
+        """Grade in [0, 1], or None to abstain."""
         shares = self.chosen(reply)
         return None if shares is None else shares["yes"]
 
@@ -261,7 +261,7 @@ class Scale(_Choice):
         )
 
     def grade(self, reply: Reply) -> float | None:
-        """Grade in [0, 1]; None to abstain."""
+        """Grade in [0, 1], or None to abstain."""
         shares = self.chosen(reply)
         if shares is None:
             return None
@@ -305,7 +305,7 @@ class Reasoned:
         }
 
     def grade(self, reply: Reply) -> float | None:
-        """1 or 0; None to abstain. Reasoning before the JSON and a code fence around it are ignored."""
+        """1 or 0, or None to abstain. Reasoning before the JSON and a code fence around it are ignored."""
         _, text = split_thought(reply.text)
         blocks = code_blocks(text) if text.startswith(("```", "~~~")) else []
         answer = _json_in(blocks[0].text if len(blocks) == 1 else text)
@@ -328,8 +328,8 @@ class Pairs(_Choice):
     ranking: Ranking = "win_rate"
     """``"win_rate"`` or ``"bradley_terry"``."""
     opponents: int | None = None
-    """Number of texts that each text is compared with, an even number, drawn by the judge's seed; None for all. A group
-    of n distinct texts costs n * opponents questions, or n * (n - 1) for all."""
+    """Number of texts that each text is compared with, an even number, drawn by the judge's seed; None for all.
+    A group of n distinct texts costs n * opponents questions, or n * (n - 1) for all."""
     min_mass: float = MIN_MASS
     """Total probability of A and B, in [0, 1], below which the judge abstains."""
     cost: ClassVar[Cost] = "expensive"
@@ -344,7 +344,7 @@ class Pairs(_Choice):
         _Choice.__post_init__(self)
 
     def grade(self, reply: Reply) -> str | None:
-        """The preferred letter; None to abstain."""
+        """The preferred letter, or None to abstain."""
         return None if self.chosen(reply) is None else choice_in(reply.text, self.choices)
 
 
@@ -352,7 +352,7 @@ Answer: TypeAlias = YesNo | Scale | Reasoned | Pairs
 
 
 def choice_in(text: str, choices: tuple[str, ...]) -> str | None:
-    """The choice in a reply, plain or as ``{"answer": choice}``; None if there is none."""
+    """The choice in a reply, plain or as ``{"answer": choice}``, or None if there is none."""
     answer = _json_in(text)
     word = str(answer.get("answer", "")) if answer is not None else text
     word = word.strip().strip("\"'.*").casefold()

@@ -256,7 +256,7 @@ class RewardModel(_TextVerifier):
         view: ``"trajectory"``, the whole conversation, or ``"answer"``, its last turn.
         max_tokens: Maximum number of tokens. Longer conversations lose their middle; `usage` counts them.
         batch_tokens: Maximum number of tokens of a forward pass, padding included.
-        threads: Number of CPU threads during a forward pass; None leaves torch's setting.
+        threads: Number of CPU threads during a forward pass. By default torch's setting.
         device: Device in torch's notation.
         name: Name in reports.
         family: Label of verifiers that share a cause of error.
@@ -301,7 +301,7 @@ class RewardModel(_TextVerifier):
         )
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """Scores, float32 [n]; NaN for a trajectory without turns."""
+        """Scores, float32 [n], or NaN for a trajectory without turns."""
         scores = np.full(len(trajectories), math.nan, np.float32)
         rows = [row for row, trajectory in enumerate(trajectories) if trajectory.turns]
         if rows:
@@ -365,7 +365,7 @@ class EmbeddingSimilarity(_TextVerifier):
         floor: Cosine that scores 0, in [-1, 1). Encoders rarely give different texts less than 0.2 to 0.7.
         max_tokens: Maximum number of tokens. Longer texts lose their middle; `usage` counts them.
         batch_tokens: Maximum number of tokens of a forward pass, padding included.
-        threads: Number of CPU threads during a forward pass; None leaves torch's setting.
+        threads: Number of CPU threads during a forward pass. By default torch's setting.
         device: Device in torch's notation.
         name: Name in reports.
         family: Label of verifiers that share a cause of error.
@@ -408,7 +408,7 @@ class EmbeddingSimilarity(_TextVerifier):
         )
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """Similarities, float32 [n]; NaN without an answer, a reference, or another answer in the group."""
+        """Similarities, float32 [n], or NaN without an answer, a reference, or another answer in the group."""
         answers = [self._extract(trajectory) or None for trajectory in trajectories]
         if self._against == "reference":
             references = [gold_answers(trajectory, self._answer_key) or () for trajectory in trajectories]

@@ -36,7 +36,7 @@ def with_reasons(
 
     Args:
         rows: Estimates of each verifier.
-        evidence: The score rows of the fit; None before.
+        evidence: The score rows of the fit, or None before.
         clusters: [m], see `CombinerReport.clusters`.
         has_reference: Whether labels or anchors determine which responses are correct. Without them, a verifier is
             called worse than chance only if the better ones clearly outnumber the worse ones.
@@ -66,7 +66,7 @@ def with_reasons(
 
 
 def has_reference(num_labels: int, anchors: Sequence[object]) -> bool:
-    """Whether labels or anchors decide which responses count as correct."""
+    """True if labels or anchors decide which responses count as correct."""
     return num_labels >= _MIN_LABELS or bool(anchors)
 
 
@@ -87,14 +87,14 @@ def independent_votes(rows: Sequence[VerifierReport], evidence: Evidence | None,
 def direction(
     rows: Sequence[VerifierReport], evidence: Evidence | None, *, num_labels: int, anchors: Sequence[str]
 ) -> list[str]:
-    """A sentence on what decides which responses count as correct; empty if the combiner estimates no rates.
+    """A sentence on what decides which responses count as correct, or empty if the combiner estimates no rates.
 
     Scores have two consistent interpretations, each the reverse of the other. Without labels or an anchor, the combiner
     uses the one in which the majority of the verifiers is better than chance.
 
     Args:
         rows: Estimates of each verifier.
-        evidence: The score rows of the fit; None before.
+        evidence: The score rows of the fit, or None before.
         num_labels: Number of labeled rows in the fit.
         anchors: Names of the anchors.
     """
@@ -127,7 +127,7 @@ def _counted(rows: Sequence[VerifierReport], evidence: Evidence | None, members:
 
 
 def _is_copy(evidence: Evidence, correlation: float, k: int, j: int) -> bool:
-    """Whether two verifiers correlate above `_COPY`, up to the sign, and not by chance on a few rows."""
+    """True if two verifiers correlate above `_COPY`, up to the sign, and not by chance on a few rows."""
     if abs(correlation) <= _COPY:
         return False
     low, _ = _correlation_interval(abs(correlation), _common_rows(evidence, k, j))
@@ -156,7 +156,7 @@ def _correlation_interval(correlation: float, rows: int) -> tuple[float, float]:
 
 
 def _abstention_votes(evidence: Evidence | None, k: int) -> bool:
-    """Whether the combiner reads an abstention of a one-score verifier as the opposite score."""
+    """True if the combiner reads an abstention of a one-score verifier as the opposite score."""
     opposite = None if evidence is None else evidence.combiner.get("opposite")
     return opposite is not None and not math.isnan(opposite[k])
 
@@ -164,7 +164,7 @@ def _abstention_votes(evidence: Evidence | None, k: int) -> bool:
 def _reason(
     row: VerifierReport, scores: NDArray[Any], copy: str, opponents: Sequence[str], *, abstention_votes: bool
 ) -> str:
-    """The first cause that explains the low weight of a verifier with these scores; empty for a useful verifier."""
+    """The first cause that explains the low weight of a verifier with these scores, or empty for a useful verifier."""
     if not row.scored or (not len(scores) and not math.isnan(row.weight)):
         counts = {"abstained on": row.abstained, "failed on": row.failed, "skipped by a cascade on": row.skipped}
         text = ", ".join(f"{label} {count}" for label, count in counts.items() if count)
@@ -179,7 +179,7 @@ def _reason(
 
 
 def _compared_with_chance(row: VerifierReport, rows: int, opponents: Sequence[str]) -> str:
-    """Comparison of a verifier's rates with chance; empty if it is better."""
+    """Comparison of a verifier's rates with chance, or empty if it is better."""
     difference = row.tpr - row.fpr
     if math.isnan(difference):
         return ""

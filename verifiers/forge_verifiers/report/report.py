@@ -65,7 +65,7 @@ class Calibration:
 
     @property
     def error(self) -> float:
-        """Expected calibration error, the row-weighted mean of |observed - predicted|; NaN if unknown."""
+        """Expected calibration error, the row-weighted mean of |observed - predicted|, or NaN if unknown."""
         return float(np.average(np.abs(self.observed - self.predicted), weights=self.count))
 
 
@@ -82,13 +82,13 @@ class Evidence:
     labels: NDArray[np.float32]
     """[N] 0, 1 or NaN (unknown)."""
     families: Sequence[str | None]
-    """[m]; None for verifiers unrelated to the others."""
+    """[m], or None for verifiers unrelated to the others."""
     combiner: Mapping[str, NDArray[Any]]
     """The fitted combiner's `state_dict`."""
 
     @classmethod
     def from_state(cls, state: Mapping[str, NDArray[Any]], families: Sequence[str | None]) -> Evidence | None:
-        """The evidence in an ensemble's `state_dict`; None before the first fit. Raises ValueError for other states."""
+        """Evidence from an ensemble's `state_dict`, None before the first fit. Raises ValueError for other states."""
         fitted = state_under("combiner/", state)
         try:
             window = {key: state[f"window/{key}"] for key in ("scores", "queried", "groups", "labels")}
@@ -108,10 +108,10 @@ class Evidence:
         return right, wrong
 
     def balance_error(self) -> float:
-        """Standard error of the fraction of correct rows; NaN for one prompt.
+        """Standard error of the fraction of correct rows, or NaN for one prompt.
 
         It is the error of the mean posterior, clustered by prompt (Liang and Zeger 1986), divided by the fraction of
-        the variance of correctness that the posterior explains, because an uninformative posterior has little to average.
+        the variance of correctness that the posterior explains.
         """
         posterior, prompt = self.posterior(), np.unique(self.groups, return_inverse=True)[1]
         mean = float(posterior.mean())
@@ -123,7 +123,7 @@ class Evidence:
         return sampled / max(explained, 1e-3)
 
     def correlation(self) -> Floats:
-        """Pearson correlation [m, m] over the rows that both verifiers scored; NaN for constant verifiers."""
+        """Pearson correlation [m, m] over the rows that both verifiers scored, or NaN for constant verifiers."""
         present = ~np.isnan(self.scores)
         x, mask = np.where(present, self.scores, 0.0).astype(np.float64), present.astype(np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -150,7 +150,7 @@ class Evidence:
         return _curve("halves", np.concatenate(predicted), np.concatenate([deblurred(r) for r in references]))
 
     def _halves(self) -> list[list[int]]:
-        """The verifiers that vary, divided into two halves without splitting families; empty if there are too few."""
+        """Two halves of the verifiers that vary, without splitting families, or empty if there are too few."""
         spread = np.nanmax(self.scores, axis=0, initial=-1) - np.nanmin(self.scores, axis=0, initial=2)
         sources: dict[object, list[int]] = {}
         for k in np.flatnonzero(spread > 0).tolist():
@@ -205,18 +205,18 @@ class VerifierReport:
 
     name: str
     family: str | None
-    """Declared or default family; None if unrelated to the others."""
+    """Declared or default family, or None if unrelated to the others."""
     cost: Cost
     accuracy: float
-    """Estimated accuracy in [0, 1]; NaN before the first fit, or if the combiner does not estimate it."""
+    """Estimated accuracy in [0, 1], or NaN before the first fit, or if the combiner does not estimate it."""
     tpr: float
     """Estimated P(says yes | correct)."""
     fpr: float
     """Estimated P(says yes | wrong). `side` compares it with `tpr`."""
     weight: float
-    """Fraction of its own evidence that counts; NaN before the first fit."""
+    """Fraction of its own evidence that counts, or NaN before the first fit."""
     accuracy_error: float = math.nan
-    """Standard error of `accuracy`; NaN if not estimated, as for the errors below."""
+    """Standard error of `accuracy`, or NaN if not estimated, as for the errors below."""
     tpr_error: float = math.nan
     fpr_error: float = math.nan
     weight_error: float = math.nan
@@ -231,7 +231,7 @@ class VerifierReport:
     timeouts: int
     """Number of calls that timed out, or were skipped because an earlier call still hangs."""
     last_error: str
-    """Last error message; empty without failures."""
+    """Last error message, or empty without failures."""
     failed: int = 0
     """Number of trajectories without a score because a question or the whole call failed."""
     cached: int = 0
@@ -239,9 +239,9 @@ class VerifierReport:
     skipped: int = 0
     """Number of trajectories that a cascade decided by cheaper verifiers."""
     note: str = ""
-    """Gold answers that it cannot read; empty if there are none."""
+    """Gold answers that it cannot read, or empty if there are none."""
     reason: str = ""
-    """Explanation of a low weight; empty otherwise."""
+    """Explanation of a low weight, or empty otherwise."""
 
     def estimates(self) -> tuple[tuple[float, float], ...]:
         """Accuracy, TPR, FPR and weight with their standard errors."""
@@ -281,11 +281,11 @@ class EnsembleReport:
     notes: Sequence[str] = ()
     """Further findings, such as two clusters of verifiers that disagree."""
     evidence: Evidence | None = field(default=None, compare=False, repr=False)
-    """Score rows of the last fit; None before it, or if only the numbers were stored."""
+    """Score rows of the last fit, or None before it, or if only the numbers were stored."""
 
     @property
     def balance_error(self) -> float:
-        """Standard error of `class_balance`, see `Evidence.balance_error`; NaN without `evidence`.
+        """Standard error of `class_balance`, see `Evidence.balance_error`, or NaN without `evidence`.
 
         Infinite if errors are estimated and no verifier is known to be better or worse than chance.
         """
@@ -360,7 +360,7 @@ class Snapshot:
     step: int
     report: EnsembleReport
     reward: float = math.nan
-    """Mean reward of the step; NaN if unknown."""
+    """Mean reward of the step, or NaN if unknown."""
 
 
 def _null(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -368,7 +368,7 @@ def _null(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _build(kind: Any, row: Mapping[str, Any]) -> Any:
-    """An instance of dataclass `kind` from a row; None becomes NaN for a float, lists become tuples."""
+    """An instance of dataclass `kind` from a row. Floats that are None become NaN, lists become tuples."""
     types = {f.name: f.type for f in dataclasses.fields(kind)}
     values = {k: math.nan if v is None and types[k] == "float" else v for k, v in row.items() if k in types}
     return kind(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})

@@ -50,7 +50,7 @@ class ParsedAnswer(NamedTuple):
     raw: str
     """Everything that was marked as the answer, else the whole text."""
     value: str
-    """The answer without markup, lead-in and remarks; empty if there is none or it is denied."""
+    """The answer without markup, lead-in and remarks, or empty if there is none or it is denied."""
     source: Literal["marked", "statement", "fallback"]
     """Source of the value. Only rules for numbers trust a fallback."""
     text: str = ""
@@ -58,14 +58,14 @@ class ParsedAnswer(NamedTuple):
 
 
 def last_action(trajectory: Trajectory) -> str | None:
-    """At most `MAX_CHARS` from the end of the agent's last action; None without turns."""
+    """At most `MAX_CHARS` from the end of the agent's last action, or None without turns."""
     if not trajectory.turns:
         return None
     return trajectory.turns[-1].action[-MAX_CHARS:]
 
 
 def gold_answers(trajectory: Trajectory, key: str) -> tuple[str, ...] | None:
-    """The accepted answers in ``info[key]``, a value or several alternatives; None if there is none.
+    """The accepted answers in ``info[key]``, a value or several alternatives, or None if there is none.
 
     None, NaN and blank texts count as missing. If a gold answer is a whole solution, as in GSM8K and MATH, only its
     marked answer counts.
@@ -91,12 +91,12 @@ class AnswerRule(TrajectoryRule):
         return f"answer in info[{self.answer_key!r}]"
 
     def read(self, trajectory: Trajectory) -> tuple[ParsedAnswer, tuple[str, ...]] | None:
-        """The final answer and the accepted answers; None if either is missing."""
+        """The final answer and the accepted answers, or None if either is missing."""
         text, golds = last_action(trajectory), gold_answers(trajectory, self.answer_key)
         return None if text is None or golds is None else (parse_answer(text), golds)
 
     def extracted(self, trajectory: Trajectory) -> str | None:
-        """The answer that is compared; None without turns."""
+        """The answer that is compared, or None without turns."""
         text = last_action(trajectory)
         if text is None:
             return None
@@ -116,7 +116,7 @@ def _gold(text: str) -> str:
 
 
 def final_answer(text: str) -> str:
-    """The final answer of a text, `ParsedAnswer.value`; empty if there is none."""
+    """The final answer of a text, `ParsedAnswer.value`, or empty if there is none."""
     return parse_answer(text).value
 
 
@@ -126,7 +126,7 @@ def fold(text: str) -> str:
 
 
 def same_text(answer: ParsedAnswer, gold: str) -> bool:
-    """Whether an answer equals the gold answer after `fold`; for a gold option, whether this option is chosen."""
+    """True if an answer equals the gold answer after `fold`; for a gold option, whether this option is chosen."""
     if letter := choice_letter(gold):
         return chosen_letter(answer.text) == letter
     target = fold(gold)
@@ -190,7 +190,7 @@ class _Mark(NamedTuple):
     end: int
     text: str
     is_strong: bool
-    """Whether the mark has an end, like a box or a tag."""
+    """True if the mark has an end, like a box or a tag."""
 
 
 @lru_cache(maxsize=2048)  # all rules of an ensemble read the same texts
@@ -512,7 +512,7 @@ def _unmarked(text: str) -> ParsedAnswer:
 
 
 def _sentence_value(text: str) -> tuple[str, Literal["statement", "fallback"]] | None:
-    """The value and its source in a sentence; None if there is none or it is denied."""
+    """The value and its source in a sentence, or None if there is none or it is denied."""
     text = _lead(_clean(_HEAD.sub("", text[-_MAX_VALUE:])))
     if not text.isascii() or is_denied(text):
         text, is_wrong = foreign_sentence(text)

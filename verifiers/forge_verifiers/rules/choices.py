@@ -109,18 +109,18 @@ class _Statement(NamedTuple):
     strength: int
     """2 if the sentence calls them the answer, 1 if it concludes with or consists of them, 0 if it mentions them."""
     is_correction: bool
-    """Whether it corrects earlier statements."""
+    """True if it corrects earlier statements."""
 
 
 def choice_letter(gold: str) -> str:
-    """The letter of a gold answer such as ``A``, ``(A)`` or ``A.``; empty for other answers."""
+    """The letter of a gold answer such as ``A``, ``(A)`` or ``A.``, or empty for other answers."""
     match = _GOLD.fullmatch(_MARKUP.sub("", normalized(gold)).strip())
     return match[1] if match else ""
 
 
 @lru_cache(maxsize=2048)
 def chosen_letter(text: str) -> str:
-    """The upper-case letter that a text chooses; empty for none or several."""
+    """The upper-case letter that a text chooses, or empty for none or several."""
     text = text.rpartition("</think>")[2][-_MAX_CHARS:]
     text = _BOX.sub(lambda m: f"\nAnswer: {(m[1] or m[2] or m[3] or '').strip()}\n", text)
     text = _QUOTED.sub(r"\1", text.replace("####", "\nAnswer: "))

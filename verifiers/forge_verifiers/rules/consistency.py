@@ -36,7 +36,7 @@ class SelfConsistency(Composable):
     cost: Cost = "cheap"
     """Cost class."""
     graded: bool = False
-    """Whether the score is the fraction of the group with the same answer instead of 0 or 1."""
+    """True if the score is the fraction of the group with the same answer instead of 0 or 1."""
     extract: Callable[[Trajectory], str | None] | None = None
     """Returns the answer; by default the final answer of the last action, see `answers`."""
 

@@ -156,7 +156,7 @@ def foreign_statements(text: str) -> Iterator[ForeignStatement]:
 
 
 def is_denied(text: str) -> bool:
-    """Whether a sentence has a negation in a language other than English."""
+    """True if a sentence has a negation in a language other than English."""
     return _NEGATION.search(text) is not None
 
 

@@ -57,7 +57,7 @@ class Regex(TrajectoryRule):
     exact = True
     name: str = "regex"
     full: bool = False
-    """Whether the whole text, without surrounding white space, must match."""
+    """True if the whole text, without surrounding white space, must match."""
     timeout_s: float = 0.25
     """Timeout in seconds of one match."""
 
@@ -195,7 +195,7 @@ class Length(TrajectoryRule):
     unit: Literal["chars", "words", "tokens"] = "chars"
     """Unit of the length; tokens are those that the policy sampled."""
     reasoning: bool = True
-    """Whether the length includes the reasoning."""
+    """True if the length includes the reasoning."""
     name: str = "length"
 
     def __post_init__(self) -> None:

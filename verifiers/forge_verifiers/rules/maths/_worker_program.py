@@ -55,7 +55,7 @@ def _result(request: dict[str, Any]) -> Any:
 
 @lru_cache(maxsize=4096)
 def _read(text: str) -> Any:
-    """The formula as an object of sympy; None if math-verify cannot read it."""
+    """The formula as an object of sympy, or None if math-verify cannot read it."""
     import sympy
     from latex2sympy2_extended.latex2sympy2 import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
@@ -73,7 +73,7 @@ def _read(text: str) -> Any:
 
 
 def _is_odd_root(node: Any) -> bool:
-    """Whether a node is an odd root of a negative number, which stands for the real root."""
+    """True if a node is an odd root of a negative number, which stands for the real root."""
     return bool(node.is_Pow and node.exp.is_Rational and node.exp.p == 1 and node.exp.q % 2 and node.base.is_negative)
 
 
@@ -84,7 +84,7 @@ def _number(text: str) -> float | None:
 
 
 def _same(gold: Any, answer: Any, tolerance: float) -> bool:
-    """Whether two sympy objects are equal as answers."""
+    """True if two sympy objects are equal as answers."""
     import sympy
     from sympy.core.relational import Relational
 
@@ -213,7 +213,7 @@ def _same_set(gold: Any, answer: Any, tolerance: float) -> bool:
 
 
 def _same_value(gold: Any, answer: Any, tolerance: float) -> bool:
-    """Whether two expressions are equal; with variables, at fixed points (Schwartz 1980)."""
+    """True if two expressions are equal; with variables, at fixed points (Schwartz 1980)."""
     import sympy
 
     is_rounded = bool(gold.has(sympy.Float) or answer.has(sympy.Float))

@@ -94,7 +94,7 @@ class Numeric(AnswerRule):
             raise ValueError(f"tolerance={self.tolerance} of {self.name!r} must be finite and not negative")
 
     def grade(self, trajectory: Trajectory) -> float | None:
-        """1 if they are equal, else 0; None without a numeric gold answer."""
+        """1 if they are equal, else 0, or None without a numeric gold answer."""
         if (pair := self.read(trajectory)) is None:
             return None
         answer, gold_texts = pair
@@ -123,7 +123,7 @@ class Numeric(AnswerRule):
 
 
 def _number(text: str) -> Quantity | None:
-    r"""A real number, such as ``\sqrt{2}``; None for any other text."""
+    r"""A real number, such as ``\sqrt{2}``, or None for any other text."""
     number = read_quantity(text) or assigned(text)[1]
     if number is not None or not any(map(str.isdigit, text)) or _fields(text):
         return number
@@ -141,8 +141,8 @@ class MathEqual(AnswerRule):
     math-verify (https://github.com/huggingface/Math-Verify) and compared in sympy: sets, intervals and their unions,
     tuples, matrices, equations and inequalities, and expressions at fixed points, where unequal expressions agree with
     probability near 0 (Schwartz 1980). A list without brackets is a set of answers. A unit or percent sign may be
-    missing on one side, but must not differ. ``log`` is the natural logarithm, ``lg`` the decimal one. Words are compared as
-    text, and multiple-choice answers by letter.
+    missing on one side, but must not differ. ``log`` is the natural logarithm, ``lg`` the decimal one. Words are
+    compared as text, and multiple-choice answers by letter.
 
     Formulas are compared in up to four processes, which start with the first formula and use about 100 MB each. An
     answer that needs more than three seconds of processor time or 3 GB is wrong. If math-verify cannot read the gold
@@ -164,12 +164,12 @@ class MathEqual(AnswerRule):
             raise ValueError(f"timeout_s={self.timeout_s} of {self.name!r} must be finite and above 0")
 
     def grade(self, trajectory: Trajectory) -> float | None:
-        """1 if they are equal, else 0; None without a readable gold answer."""
+        """1 if they are equal, else 0, or None without a readable gold answer."""
         score = float(self.score([trajectory])[0])
         return None if math.isnan(score) else score
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """`grade` of each trajectory, float32 [n]; NaN for abstentions."""
+        """`grade` of each trajectory, float32 [n], or NaN for abstentions."""
         scores = np.full(len(trajectories), math.nan, np.float32)
         pairs_of: dict[int, list[tuple[str, str]]] = {}
         for row, trajectory in enumerate(trajectories):
@@ -197,10 +197,10 @@ class MathEqual(AnswerRule):
 def equal_answers(
     pairs: Iterable[tuple[str, str]], *, tolerance: float = 1e-6, timeout_s: float = 60.0
 ) -> dict[tuple[str, str], bool | None]:
-    """Whether an answer and a gold answer are equal as mathematics, see `MathEqual`.
+    """True if an answer and a gold answer are equal as mathematics, see `MathEqual`.
 
     Returns:
-        True or False by pair; None if the gold answer is unreadable. Pairs that were not compared in time are missing.
+        True or False by pair, or None for an unreadable gold answer. Pairs that were not compared in time are missing.
     """
     results: dict[tuple[str, str], bool | None] = {}
     formulas_of: dict[tuple[str, str], list[Pair]] = {}
@@ -285,6 +285,6 @@ def _fields(text: str) -> tuple[str | int, ...]:
 
 
 def plain_text(text: str) -> str:
-    r"""The text without ``\text{}``, dollar signs, quotation marks, case, a final period, and spaces outside numbers."""
+    r"""The text without ``\text{}``, dollar signs, quotation marks, case, a final period, spaces outside numbers."""
     text = cleaned(text.replace("$", ""))
     return re.sub(r"(?<!\d)\s+|\s+(?!\d|\s)", "", text).strip("\"'").rstrip(".").casefold()

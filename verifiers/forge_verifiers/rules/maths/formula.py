@@ -85,7 +85,7 @@ _VARIABLE = re.compile(
 
 @lru_cache(maxsize=8192)
 def latex(text: str) -> str | None:
-    """The formula in LaTeX; None for words and for texts that are too large for an answer."""
+    """The formula in LaTeX, or None for words and for texts that are too large for an answer."""
     if len(text) > MAX_CHARS:
         return None
     text = cleaned(text)
@@ -135,7 +135,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def is_words(text: str) -> bool:
-    """Whether a text looks like words, so that its letters are not factors of a product."""
+    """True if a text looks like words, so that its letters are not factors of a product."""
     text = cleaned(text)
     words = re.findall(r"[A-Za-z]+", text)
     is_long = any(len(word) > 2 and not _NAME.fullmatch(word) for word in words)

@@ -37,7 +37,7 @@ class Quantity:
     value: Fraction
     unit: Unit | None = None
     is_decimal: bool = False
-    """Whether the number is written as a decimal, so that it may be rounded."""
+    """True if the number is written as a decimal, so that it may be rounded."""
 
 
 PERCENT = Unit((("%", 1),), Fraction(1, 100))
@@ -110,7 +110,7 @@ _NUMBER = re.compile(
 
 
 def literal(text: str) -> str | None:
-    """A number in Python's notation; None for any other text, and if a comma may separate two numbers.
+    """A number in Python's notation, or None for any other text, and if a comma may separate two numbers.
 
     Thousands may be separated by commas, apostrophes and narrow or plain spaces, in English or European style:
     ``1,234.5``, ``1 234,5``, ``1.234,5``.
@@ -130,7 +130,7 @@ def literal(text: str) -> str | None:
 
 
 def decimal_comma(text: str) -> str | None:
-    """A number with a decimal comma, such as ``3,14``, as a literal; None for any other text, and for thousands."""
+    """A number with a decimal comma, such as ``3,14``, as a literal, or None for any other text, and for thousands."""
     if not text.isascii():
         text = text.replace("\u2212", "-")
     return text.replace(",", ".") if _COMMA.fullmatch(text) and literal(text) is None else None
@@ -158,7 +158,7 @@ def cleaned(text: str) -> str:
 
 @lru_cache(maxsize=8192)
 def read_quantity(text: str) -> Quantity | None:
-    """A plain real number with or without a unit; None for any other text."""
+    """A plain real number with or without a unit, or None for any other text."""
     if len(text) > MAX_CHARS:
         return None
     if digits := literal(text):
@@ -199,7 +199,7 @@ def _quantity(digits: str) -> Quantity | None:
 
 
 def _value(match: re.Match[str]) -> Quantity | None:
-    """The number of a match of `_NUMBER`; None if it is too large or has no value."""
+    """The number of a match of `_NUMBER`, or None if it is too large or has no value."""
     part = match.groupdict()
     if any(text is not None and len(text) > _MAX_DIGITS for text in part.values()):
         return None
@@ -301,7 +301,7 @@ def _counted(text: str) -> Unit | None:
 
 
 def same_quantity(answer: Quantity, gold: Quantity, tolerance: float, *, is_exact: bool) -> bool:
-    """Whether two quantities are equal. A missing unit is assumed to be that of the other.
+    """True if two quantities are equal. A missing unit is assumed to be that of the other.
 
     Args:
         answer: One quantity.

@@ -109,7 +109,7 @@ class Workers:
             worker.stop()
 
     def compare(self, pairs: Sequence[Pair], *, tolerance: float, timeout_s: float) -> dict[Pair, bool | None]:
-        """Whether the formulas of each pair are equal.
+        """True if the formulas of each pair are equal.
 
         Args:
             pairs: Answers and gold answers. Short formulas are compared first.
@@ -117,8 +117,8 @@ class Workers:
             timeout_s: Timeout in seconds for all pairs together.
 
         Returns:
-            True or False by pair; None if math-verify cannot read the gold answer. A pair whose answer exceeds a limit
-            is unequal. Pairs that were not compared in time are missing.
+            True or False by pair, or None if math-verify cannot read the gold answer. A pair whose answer exceeds a
+            limit is unequal. Pairs that were not compared in time are missing.
         """
         end = time.monotonic() + timeout_s
         with self._lock:
@@ -137,7 +137,7 @@ class Workers:
         return cached | new
 
     def number(self, text: str) -> float | None:
-        """The value of a formula without variables; None if it has no value or exceeds a limit."""
+        """The value of a formula without variables, or None if it has no value or exceeds a limit."""
         try:
             value = self._request({"answer": text}, time.monotonic() + _START_S)
         except (TimeoutError, queue.Empty):
@@ -164,11 +164,11 @@ class Workers:
             return False
         try:
             result = self._request({"answer": "x", "gold": gold, "tolerance": tolerance}, end)
-            return None if result == "gold" else False
         except queue.Empty:
             return "late"
         except TimeoutError:
             return None
+        return None if result == "gold" else False
 
     def _request(self, request: dict[str, Any], end: float) -> Any:
         left_s = end - time.monotonic()

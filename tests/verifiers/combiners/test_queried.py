@@ -12,7 +12,8 @@ def test_a_score_that_was_not_asked_for_changes_nothing(name):
     right = rng.random(400) < 0.5
     votes = np.where(rng.random((400, 5)) < 0.75, right[:, None], ~right[:, None]).astype(float)
     asked = rng.random(votes.shape) < 0.8
-    one, other = (combiners.get(name).fit(scores, asked=asked) for scores in (votes, np.where(asked, votes, 1 - votes)))
+    changed = np.where(asked, votes, 1 - votes)
+    one, other = (combiners.get(name).fit(scores, queried=asked) for scores in (votes, changed))
     assert one.predict_proba(votes).tobytes() == other.predict_proba(votes).tobytes()
-    with pytest.raises(ValueError, match="asked arrived as"):
-        combiners.get(name).fit(votes, asked=asked[:, :4])
+    with pytest.raises(ValueError, match="queried arrived as"):
+        combiners.get(name).fit(votes, queried=asked[:, :4])

@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from forge_verifiers import Ensemble, LowerBound, Rule, SoftMinimum
+from forge_agents import Ensemble, Rule
+from forge_verifiers import LowerConfidenceBound, SoftMinimum
 
 from .simulated import auroc, judge, judges, played, truth  # noqa: TID252 (tests are no installed package)
 
@@ -27,7 +28,7 @@ def test_who_fools_one_verifier_gains_less():
 
     verifiers = [*judges()[:4], Rule(big, name="big")]
     fooled = np.array([not t.info["truth"] and t.info["luck"] < 0.15 for t in ROWS])
-    plain, careful = (Ensemble(verifiers, pessimism=p).score(ROWS) for p in (None, SoftMinimum(beta=0.02)))
+    plain, careful = (Ensemble(verifiers, lower_bound=p).score(ROWS) for p in (None, SoftMinimum(beta=0.02)))
     assert careful[fooled].mean() < 0.75 * plain[fooled].mean()
     assert careful[truth(ROWS)].mean() > 0.8 * plain[truth(ROWS)].mean()
     assert (careful <= plain + 0.1).all() and auroc(careful, ROWS) > auroc(plain, ROWS) - 0.02
@@ -38,7 +39,7 @@ def test_one_family_is_left_out_at_once():
     verifiers = [judge(0), judge(1), *(judge(k, name=f"pair{k}") for k in (4, 5))]
     related = [*verifiers[:2], *(Rule(v.function, name=v.name, family="pair") for v in verifiers[2:])]
     rows = [t for t in ROWS if t.info["votes"][4] == t.info["votes"][5] == 1 and not any(t.info["votes"][:2])]
-    alone, together = (Ensemble(v, pessimism=SoftMinimum(beta=0.02)) for v in (verifiers, related))
+    alone, together = (Ensemble(v, lower_bound=SoftMinimum(beta=0.02)) for v in (verifiers, related))
     for ensemble in (alone, together):
         ensemble.score(ROWS)
         ensemble.learning = False
@@ -46,7 +47,8 @@ def test_one_family_is_left_out_at_once():
 
 
 def test_the_lower_bound_falls_by_what_few_rows_leave_open():
-    plain, bound = Ensemble(judges()).assess(ROWS), Ensemble(judges(), pessimism=LowerBound(deviations=2)).score(ROWS)
+    plain = Ensemble(judges()).assess(ROWS)
+    bound = Ensemble(judges(), lower_bound=LowerConfidenceBound(deviations=2)).score(ROWS)
     np.testing.assert_allclose(bound, np.maximum(plain.scores - 2 * plain.noise, 0), atol=1e-6)
     assert plain.noise.shape == (320,) and plain.noise.min() >= 0 and plain.noise.max() > 0.01
     few = Ensemble(judges()).assess(ROWS[:64]).noise.mean()
@@ -56,16 +58,16 @@ def test_the_lower_bound_falls_by_what_few_rows_leave_open():
 def test_a_combiner_without_uncertainty_knows_no_noise_and_no_bound():
     assert Ensemble(judges(), "mean").assess(ROWS).noise is None
     with pytest.raises(ValueError, match="combine='default'"):
-        Ensemble(judges(), "mean", pessimism=LowerBound())
-    assert Ensemble(judges(), "mean", pessimism=SoftMinimum()).score(ROWS).shape == (320,)
+        Ensemble(judges(), "mean", lower_bound=LowerConfidenceBound())
+    assert Ensemble(judges(), "mean", lower_bound=SoftMinimum()).score(ROWS).shape == (320,)
 
 
 def test_one_verifier_alone_has_nothing_to_be_compared_with():
-    one, plain = (Ensemble([judge(0)], pessimism=p).score(ROWS) for p in (SoftMinimum(), None))
+    one, plain = (Ensemble([judge(0)], lower_bound=p).score(ROWS) for p in (SoftMinimum(), None))
     np.testing.assert_allclose(one, plain, atol=1e-6)
 
 
-@pytest.mark.parametrize("wrong", [lambda: SoftMinimum(beta=0), lambda: LowerBound(deviations=-1)])
+@pytest.mark.parametrize("wrong", [lambda: SoftMinimum(beta=0), lambda: LowerConfidenceBound(deviations=-1)])
 def test_settings_are_checked(wrong):
     with pytest.raises(ValueError, match="must be positive"):
         wrong()
