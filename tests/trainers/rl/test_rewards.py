@@ -700,7 +700,7 @@ def test_a_function_of_one_trajectory_is_a_reward_and_what_it_fails_on_is_told(t
     assert "ZeroDivisionError: float division by zero (test_rewards.py:" in caplog.text
     with pytest.raises(ZeroDivisionError):  # a mistake that hits all ends the run
         asyncio.run(judge([group((0.0, 0.0))], trainer.reward))
-    with pytest.raises(ArgumentError, match=r"reward <lambda>\(a, b\) at .* parameters of unknown meaning \(a, b\); name its"):
+    with pytest.raises(ArgumentError, match=r"reward <lambda>\(a, b\) at .* unknown meaning \(a, b\); name its"):
         GRPOTrainer(Policy("nowhere"), reward=lambda a, b: 0.0, out_dir=tmp_path / "run")
     columns = MultiReward({"worth": worth, "env": env_reward}, {"env": 2.0})
     assert columns(group((1.0, 2.0)).trajectories).tolist() == [5.0, 5.5]
