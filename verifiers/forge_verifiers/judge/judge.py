@@ -90,7 +90,7 @@ class Judge(Composable):
         view: Text that the judge sees: ``"answer"``, the last turn; ``"trajectory"``, all turns at once; ``"turns"``,
             one question per turn, whose grades are averaged; or a function from a trajectory to a text or None.
         reasoning: Whether the judge also sees the reasoning before each answer, in a separate fence. A function as
-            `view` can always read `turn.thought`.
+            `view` can always read `turn.reasoning`.
         max_chars: Maximum length of a text. Longer texts lose the middle of the history first, then the beginning of
             the answer. The task is kept if it takes at most three quarters of the length.
         engine: Settings of the judge's engine; not for endpoints.

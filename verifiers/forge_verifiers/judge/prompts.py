@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
-from forge_agents.envs.thoughts import split_thought
+from forge_agents.envs.reasoning import split_reasoning
 from forge_agents.types import Trajectory, Turn
 from forge_verifiers.core.markdown import code_blocks
 from forge_verifiers.core.verifier import Cost
@@ -112,8 +112,8 @@ def defused(text: str, tokens: Sequence[str] = ()) -> str:
 
 def _turn(turn: Turn, reasoning: bool) -> Document:
     task = (Part("task", turn.observation),) if turn.observation else ()
-    thought = (Part("thought", turn.thought),) if reasoning and turn.thought else ()
-    return (*task, *thought, Part("answer", turn.action))
+    thoughts = (Part("thought", turn.reasoning),) if reasoning and turn.reasoning else ()
+    return (*task, *thoughts, Part("answer", turn.action))
 
 
 def _size(document: Document) -> int:
@@ -306,7 +306,7 @@ class Reasoned:
 
     def grade(self, reply: Reply) -> float | None:
         """1 or 0, or None to abstain. Reasoning before the JSON and a code fence around it are ignored."""
-        _, text = split_thought(reply.text)
+        _, text = split_reasoning(reply.text)
         blocks = code_blocks(text) if text.startswith(("```", "~~~")) else []
         answer = _json_in(blocks[0].text if len(blocks) == 1 else text)
         verdict = answer.get("pass") if answer is not None else None

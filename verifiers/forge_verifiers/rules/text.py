@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from forge_agents.envs.thoughts import in_think_tags
+from forge_agents.envs.reasoning import in_think_tags
 from forge_agents.types import Trajectory, Turn, total_tokens
 from forge_verifiers.core.markdown import answer_section, code_blocks
 from forge_verifiers.core.verifier import TrajectoryRule
@@ -216,7 +216,7 @@ class Length(TrajectoryRule):
 
     def _size(self, trajectory: Trajectory) -> int:
         if self.unit == "tokens":
-            excluded = 0 if self.reasoning else sum(p.thought_tokens for turn in trajectory.turns for p in turn.parts)
+            excluded = 0 if self.reasoning else sum(p.reasoning_tokens for turn in trajectory.turns for p in turn.parts)
             return total_tokens(trajectory.turns) - excluded
         texts = [turn.response if self.reasoning else turn.action for turn in trajectory.turns]
         return sum(len(text if self.unit == "chars" else text.split()) for text in texts)
