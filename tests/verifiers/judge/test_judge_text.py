@@ -92,7 +92,7 @@ def test_thoughts_are_shown_to_who_asks_and_are_cut_before_the_task():
         assert hidden == tuple(part for part in expected if part != thought) and shown == expected
     (short,), cut = documents(trajectory, "answer", 15, reasoning=True)
     assert short == (task, Part("thought, beginning left out", "t" * 10), answer) and cut == 20
-    assert not Judge("m", "Good?").thoughts and Judge("m", "Good?", reasoning=True).thoughts
+    assert not Judge("m", "Good?").reasoning and Judge("m", "Good?", reasoning=True).reasoning
 
 
 def test_the_task_survives_and_the_middle_of_the_history_goes_first():
