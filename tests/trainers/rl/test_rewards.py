@@ -642,7 +642,7 @@ def test_columns_without_sense_are_refused(rewards, weights):
 def test_columns_are_no_part_of_a_verifier(use):
     """As a function, their sum would be compared as a whole, and what their verifiers learn would not be saved."""
     verifier = fa.Rule(lambda trajectory: 1.0, name="one")
-    with pytest.raises(ArgumentError, match="compares each of its rewards apart"):
+    with pytest.raises(ArgumentError, match="compares each of its rewards separately"):
         use(MultiReward({"a": verifier}), verifier)
 
 
