@@ -1,11 +1,11 @@
-"""What the hero is trained on: the stakes, and a little for words that the game knows."""
+"""Reward of the hero: the stakes, and a bonus for legal words."""
 
 import forge_agents as fa
 
 
 @fa.Rule
 def legal(trajectory):
-    """The share of its words that were legal."""
+    """Fraction of legal words."""
     words = [turn.action.strip().strip(".'\"").lower() for turn in trajectory.turns]
     return sum(word in ("raise", "show") for word in words) / len(words) if words else None
 

@@ -1,4 +1,4 @@
-"""A zero-sum game: each seat holds a number; raising doubles the stake, showing ends the game."""
+"""A zero-sum game: each agent has a number; raising doubles the stake, showing ends the game."""
 
 import forge_agents as fa
 
@@ -23,10 +23,10 @@ class Duel(fa.TurnEnv):
         return ["raise", "show"]
 
     def secrets(self, agent):
-        return [f"number: {n}" for seat, n in self.number.items() if seat != agent]
+        return [f"number: {n}" for name, n in self.number.items() if name != agent]
 
     def act(self, agent, action):
-        other = next(seat for seat in self.agents if seat != agent)
+        other = next(name for name in self.agents if name != agent)
         move = action.strip().strip(".'\"").lower()
         if move not in ("raise", "show"):
             return fa.Outcome(rewards={agent: -self.stake, other: self.stake}, done=True)

@@ -1,4 +1,4 @@
-"""What the team is trained on: the game's own reward, and a little for being brief."""
+"""Reward of the team: the reward of the game, and a bonus for short answers."""
 
 import forge_agents as fa
 

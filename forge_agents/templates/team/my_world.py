@@ -1,11 +1,11 @@
-"""A game for two: one seat sees a digit and describes it, the other guesses."""
+"""A game for two: one agent sees a digit and describes it, the other guesses."""
 
 import forge_agents as fa
 
 
 @fa.register("my/Guess-v0", max_turns=2, tags=("2p", "cooperative"))
 class Guess(fa.TurnEnv):
-    """Both seats get 1 for a right guess. Digits in the description are taken out."""
+    """Both agents get 1 for a right guess. Digits in the description are removed."""
 
     possible_agents = ["hinter", "guesser"]
 

@@ -1,4 +1,4 @@
-"""One seat with a tool: how many boxes are on the shelf?"""
+"""One agent with a tool: how many boxes are on the shelf?"""
 
 import forge_agents as fa
 
@@ -7,7 +7,7 @@ SHELVES = ("A", "B", "C")
 
 @fa.register("my/Warehouse-v0", max_turns=4, tags=("1p", "tool"), tool_format="plain")
 class Warehouse(fa.ToolEnv):
-    """The keeper is asked for a number that only the tool knows, and gets 1 for naming it."""
+    """The keeper gets 1 for answering with a number that only the tool knows."""
 
     possible_agents = ["keeper"]
 

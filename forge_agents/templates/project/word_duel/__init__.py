@@ -1,4 +1,4 @@
-"""Importing this package registers its environments; forge_agents does so through the entry point in pyproject.toml."""
+"""Registers the environments. forge_agents imports this package through the entry point in pyproject.toml."""
 
 from forge_agents.envs.registry import register
 

@@ -1,4 +1,4 @@
-"""WordDuel: one seat knows a word and hints at it, the other guesses."""
+"""WordDuel: one agent knows a word and gives a hint, the other guesses."""
 
 from difflib import SequenceMatcher
 
@@ -8,7 +8,7 @@ WORDS = ("apple", "river", "candle", "tiger", "piano", "window")
 
 
 class WordDuel(fa.TurnEnv):
-    """Both get the likeness of guess and word, 0 to 1; nothing if the hint holds the word."""
+    """Both agents get the similarity of guess and word in [0, 1], or 0 if the hint contains the word."""
 
     possible_agents = ["giver", "guesser"]
 
@@ -28,6 +28,6 @@ class WordDuel(fa.TurnEnv):
         if agent == "giver":
             self.hint = action[:200]
             return fa.Outcome()
-        likeness = SequenceMatcher(None, action.strip().lower()[:50], self.word).ratio()
-        reward = 0.0 if self.word in self.hint.lower() else likeness
+        similarity = SequenceMatcher(None, action.strip().lower()[:50], self.word).ratio()
+        reward = 0.0 if self.word in self.hint.lower() else similarity
         return fa.Outcome(rewards={"giver": reward, "guesser": reward}, done=True)
