@@ -24,7 +24,7 @@ def read(*words):
     return parse(BenchConfig, words, prog="forge-agents bench", description="")
 
 
-def test_the_documented_yaml_gives_an_endpoint_all_that_it_can_have(tmp_path, monkeypatch):
+def test_documented_yaml_sets_every_endpoint_field(tmp_path, monkeypatch):
     (block,) = re.findall(r"```yml\n(.*?)```", (DOCS / "benchmark.md").read_text(), re.DOTALL)
     file = tmp_path / "bench.yaml"
     file.write_text(block)
@@ -38,18 +38,18 @@ def test_the_documented_yaml_gives_an_endpoint_all_that_it_can_have(tmp_path, mo
     assert list(players) == ["random", "rival"] and players["rival"].name == "rival"
 
 
-def test_a_key_that_is_not_set_is_said_before_anything_is_played(monkeypatch):
+def test_missing_api_key_is_reported_before_play(monkeypatch):
     monkeypatch.delenv("RIVAL_KEY", raising=False)
     with pytest.raises(ValueError, match="'RIVAL_KEY' is not set"):
         named_players({"rival": fa.Endpoint("http://127.0.0.1:1/v1", "m", api_key_env="RIVAL_KEY")})
 
 
-def test_one_name_is_one_player():
+def test_duplicate_player_names_are_refused():
     with pytest.raises(ValueError, match="'a' names a player and an endpoint"):
         BenchConfig(players={"a": "random"}, endpoints={"a": fa.Endpoint("http://127.0.0.1:1/v1", "m")})
 
 
-def test_an_endpoint_with_a_key_plays_from_the_shell(serve_chat, tmp_path, monkeypatch, capsys):
+def test_endpoint_with_a_key_plays_from_the_shell(serve_chat, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("RIVAL_KEY", "sesame")
     server = serve_chat(passive)
     rival = ["--endpoints.rival.url", server.url, "--endpoints.rival.model", "stub"]
@@ -67,7 +67,7 @@ def play(folder, players, **more):
     return fa.benchmark(players, KUHN, episodes=4, out_dir=folder, progress=False, **more)
 
 
-def test_a_report_says_what_every_player_read_sampled_and_cost(serve_chat, tmp_path):
+def test_report_has_tokens_and_cost_of_every_player(serve_chat, tmp_path):
     server = serve_chat(passive)  # counts 10 tokens read and 2 written for every answer
     players = {
         "dear": server.endpoint_with(price_in=100.0, price_out=2000.0),
@@ -88,7 +88,7 @@ def test_a_report_says_what_every_player_read_sampled_and_cost(serve_chat, tmp_p
     assert again.players["dear"]["fingerprint"] == player_facts(server.endpoint)["fingerprint"], "a price plays nothing"
 
 
-def test_a_limit_of_cost_stops_cleanly_and_counts_failed_episodes(serve_chat, tmp_path):
+def test_cost_limit_stops_cleanly_and_counts_failed_episodes(serve_chat, tmp_path):
     price = 1e6 / 12  # of either, so that an answer costs 1
     part = play(
         tmp_path,
@@ -107,7 +107,7 @@ def test_a_limit_of_cost_stops_cleanly_and_counts_failed_episodes(serve_chat, tm
     assert all(record.error for record in broken.records) and broken.spent["dear"].cost == 0
 
 
-def test_a_limit_of_cost_without_prices_is_refused(tmp_path):
+def test_cost_limit_without_prices_is_refused(tmp_path):
     with pytest.raises(ValueError, match="max_cost=1 and no player has a price"):
         play(tmp_path, {"random": fa.Random()}, limits=BenchLimits(max_cost=1))
     with pytest.raises(ValueError, match="max_cost=0 allows nothing"):

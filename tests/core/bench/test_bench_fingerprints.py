@@ -11,7 +11,7 @@ from forge_agents.bench.fingerprints import code_of, player_facts, with_content
 from forge_agents.envs.spec import EnvSpec
 
 
-def test_the_hash_of_an_environment_covers_the_modules_it_is_made_of(tmp_path, monkeypatch):
+def test_environment_hash_covers_imported_modules(tmp_path, monkeypatch):
     package = tmp_path / "hashed_game"
     (package / "deep").mkdir(parents=True)
     for name, text in {
@@ -43,7 +43,7 @@ def test_the_hash_of_an_environment_covers_the_modules_it_is_made_of(tmp_path, m
     assert changed("lone_game.py", "lone_game") and changed("lone_words.py", "lone_game")
 
 
-def test_the_software_teams_tasks_are_part_of_it():
+def test_environment_hash_covers_the_software_tasks():
     import forge_envs.teams.software_team
 
     assert "forge_envs.teams.software_tasks" in _modules(vars(forge_envs.teams.software_team))
@@ -57,7 +57,7 @@ def _player(seen):
     return next(_helper(s) for s in (seen,))
 
 
-def test_the_hash_of_a_function_covers_those_it_calls(monkeypatch):
+def test_function_hash_covers_called_functions(monkeypatch):
     before = player_facts(fa.Scripted(_player))["code"]
     assert before == player_facts(fa.Scripted(_player))["code"]
 
@@ -126,7 +126,7 @@ def code(function):
     return player_facts(fa.Scripted(function))["code"]
 
 
-def test_the_hash_of_a_function_covers_constants_and_modules_beside_it(coin, tmp_path, monkeypatch):
+def test_function_hash_covers_constants_and_neighboring_modules(coin, tmp_path, monkeypatch):
     first = code(coin.good)
     coin.SEEN.append("played")
     assert code(coin.good) == first, "playing changes no code"
@@ -137,7 +137,7 @@ def test_the_hash_of_a_function_covers_constants_and_modules_beside_it(coin, tmp
     assert code(coin.good) != first
 
 
-def test_the_hash_of_a_player_covers_what_it_holds(coin):
+def test_player_hash_covers_attributes_and_closures(coin):
     bold, meek = coin.Bot(bold=True), coin.Bot(bold=False)
     players = [bold, meek, bold.play, meek.play, functools.partial(coin.Bot.play, bold), coin.maker(bold),
                coin.maker(meek), coin.cached, coin.uses, functools.partial(coin.good, words={"q"})]  # fmt: skip
@@ -145,7 +145,7 @@ def test_the_hash_of_a_player_covers_what_it_holds(coin):
     assert code(coin.Bot(bold=True)) == code(bold), "what it is, not where"
 
 
-def test_a_hash_is_the_same_in_every_process_and_runs_nothing(coin, tmp_path):
+def test_hash_is_equal_in_every_process_and_runs_no_code(coin, tmp_path):
     script = (
         "import forge_agents as fa, coin_player as c\nfrom forge_agents.bench.fingerprints import player_facts\n"
         "print(*[player_facts(fa.Scripted(p))['code'] for p in (c.good, c.Bot(True), c.uses, c.maker(c.good))])"
@@ -157,7 +157,7 @@ def test_a_hash_is_the_same_in_every_process_and_runs_nothing(coin, tmp_path):
     assert said == {" ".join(map(code, (coin.good, coin.Bot(True), coin.uses, coin.maker(coin.good)))).encode() + b"\n"}
 
 
-def test_arguments_that_are_functions_count_by_what_they_do(coin):
+def test_function_arguments_are_hashed_by_code(coin):
     def registered(rule):
         fa.register("hash/Ruled-v0", entry_point="coin_player:maker", inner=rule, words={"x", "y"})
         return code_of(fa.spec("hash/Ruled-v0"))
@@ -165,7 +165,7 @@ def test_arguments_that_are_functions_count_by_what_they_do(coin):
     assert registered(coin.good) == registered(coin.good) != registered(coin.uses)
 
 
-def test_a_changed_file_or_data_set_of_tasks_is_another_environment(tmp_path):
+def test_changed_task_data_change_the_environment_hash(tmp_path):
     path = tmp_path / "tasks.jsonl"
     given = {"str": str(path), "path": path}
     prints = []

@@ -61,20 +61,20 @@ def seats(a, b, **settings):
         ((0, 0, 0), (0, 0, 1), (0, 1), (False, True)),  # it ended with it; that it would have anyway, nobody says
     ],
 )
-def test_an_illegal_decision_is_one_and_forfeits_what_ended_with_it(a, b, invalid, forfeit):
+def test_final_illegal_decision_is_a_forfeit(a, b, invalid, forfeit):
     found = seats(a, b)
     assert tuple(seat.invalid for seat in found.values()) == invalid
     assert tuple(seat.forfeit for seat in found.values()) == forfeit
 
 
-def test_who_was_asked_again_and_again_forfeits_in_the_end():
+def test_repeated_illegal_decisions_end_in_a_forfeit():
     found = seats((0, 1, 1, 1), (0, 0, 0), invalid_action="ask")
     assert (found["a"].invalid, found["a"].forfeit, found["b"].forfeit) == (3, True, False)
 
 
 @pytest.mark.parametrize("seats", [["a", "b"], ["b", "a"]])
 @pytest.mark.parametrize("rounds", [1, 2])
-def test_where_all_decide_at_once_the_last_round_is_what_ended_play(seats, rounds):
+def test_simultaneous_play_ends_with_a_round(seats, rounds):
     class Round(fa.ParallelTurnEnv):
         possible_agents = seats
 

@@ -62,7 +62,7 @@ def matrix(report):
     return {(met.player, met.other): met.reward.value for met in report.summary.meetings}
 
 
-def test_conventions_that_clash_earn_the_floor_and_each_with_itself_the_most(tmp_path):
+def test_clashing_conventions_earn_least(tmp_path):
     report = meet(tmp_path, left, left, right)
     assert matrix(report) == {
         ("left0", "left0"): 0.5, ("left0", "left1"): 0.5, ("left0", "right2"): 0,
@@ -76,7 +76,7 @@ def test_conventions_that_clash_earn_the_floor_and_each_with_itself_the_most(tmp
     assert third.p_value == 2 / 2**8 and third.p_adjusted == 3 * third.p_value
 
 
-def test_the_matrix_by_seat_tells_who_can_work_where(tmp_path):
+def test_cross_play_matrix_by_agent(tmp_path):
     report = meet(tmp_path, left, first_left)
     seats = {(met.player, met.other): {s: earned.value for s, earned in met.seats.items()}
              for met in report.summary.meetings}  # fmt: skip
@@ -103,13 +103,13 @@ def test_partners_measure_the_others_and_do_not_meet_each_other(tmp_path):
     assert [(row.crossed.value, row.share.value) for row in alone] == [(0, 0), (0, 0)]
 
 
-def test_games_of_rivals_know_no_partners(tmp_path):
+def test_competitive_games_have_no_partners(tmp_path):
     players = {"one": fa.Random(), "two": fa.Random(seed=1)}
     report = fa.benchmark(players, "forge/KuhnPoker-v0", episodes=2, out_dir=tmp_path, progress=False)
     assert report.summary.teamwork == [] and "With partners" not in report.markdown()
 
 
-def test_partners_that_cannot_be_are_told(tmp_path):
+def test_invalid_partners_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"'right', the players are left0, right1. Did you mean 'right1'"):
         meet(tmp_path, left, right, partners=["right"])
     with pytest.raises(ValueError, match="no player is left"):
@@ -117,7 +117,7 @@ def test_partners_that_cannot_be_are_told(tmp_path):
     assert len(lineups("abc", ["x", "y"], partners="bc")) == 3 + 4
 
 
-def test_a_failed_seed_is_compared_with_nothing(tmp_path):
+def test_failed_seed_is_not_compared(tmp_path):
     calls = []
 
     def stumbles(observation):
@@ -134,14 +134,14 @@ def test_a_failed_seed_is_compared_with_nothing(tmp_path):
 
 
 @pytest.mark.parametrize("players", [("left", "right"), ("right", "left")])
-def test_the_first_seat_is_no_merit(tmp_path, players):
+def test_first_agent_gives_no_advantage(tmp_path, players):
     chosen = {name: fa.Scripted({"left": left, "right": right}[name]) for name in players}
     report = fa.benchmark(chosen, SIDES, episodes=4, swap_seats=False, out_dir=tmp_path, progress=False)
     assert report.summary.teamwork == [] and len(report.records) == 4 * 3
     assert any(f"SEATS ARE NOT SWAPPED in {SIDES}" in line for line in report.document().warnings)
 
 
-def test_a_row_is_of_the_seeds_that_all_of_it_has(tmp_path):
+def test_teamwork_uses_common_seeds(tmp_path):
     """What is paid follows the seed, so that a mean over other seeds is another."""
 
     def fails(observation):
@@ -184,7 +184,7 @@ class Three(Sides):
         return fa.Outcome(rewards=dict.fromkeys(self.agents, reward) if done else {}, done=done)
 
 
-def test_among_several_partners_a_player_has_one_seat(tmp_path):
+def test_player_has_one_agent_among_several_partners(tmp_path):
     players = {"hero": fa.Scripted(left), "other": fa.Scripted(right)}
     report = fa.benchmark(
         players, "bench/Three-v0", episodes=4, partners=["other"], out_dir=tmp_path, progress=False
@@ -193,7 +193,7 @@ def test_among_several_partners_a_player_has_one_seat(tmp_path):
     assert (row.alone.value, row.crossed.value) == (1, 0)
 
 
-def test_partners_are_names_and_thin_no_game_of_rivals(tmp_path):
+def test_partners_do_not_reduce_competitive_games(tmp_path):
     players = {"seed": fa.Scripted(left), "seed-0": fa.Scripted(right), "x": fa.Scripted(left)}
     report = fa.benchmark(players, SIDES, episodes=2, partners="seed-0", out_dir=tmp_path, progress=False)
     assert [row.player for row in report.summary.teamwork] == ["seed", "x"]
@@ -205,7 +205,7 @@ def test_partners_are_names_and_thin_no_game_of_rivals(tmp_path):
     assert {met.other for met in rivals.summary.meetings if met.player == "b"} == {"a", "b", "c"}
 
 
-def test_a_ratio_has_the_interval_of_its_expansion():
+def test_ratio_has_the_interval_of_its_expansion():
     own, partners = {1: 1.0, 2: 0.0, 3: 2.0, 9: 7.0}, {1: 2.0, 2: 1.0, 3: 3.0, 8: 9.0}
     found = ratio(own, partners)
     around = difference({s: own[s] / 2 for s in (1, 2, 3)}, {s: partners[s] / 4 for s in (1, 2, 3)}).interval
@@ -219,7 +219,7 @@ def test_a_ratio_has_the_interval_of_its_expansion():
     assert str(once.value) == "nan" and often.value == 1.0  # one tells not how small the share is
 
 
-def test_a_run_stands_for_what_it_exported(tmp_path):
+def test_run_folder_is_its_exported_players(tmp_path):
     one, team = tmp_path / "one", tmp_path / "team"
     for folder in (one / "export", team / "export/asker", team / "export/answerer"):
         folder.mkdir(parents=True)
@@ -241,14 +241,14 @@ def test_a_run_stands_for_what_it_exported(tmp_path):
 
 
 @pytest.mark.parametrize("folder", ["export", "checkpoints/step-000002"])
-def test_a_run_without_exported_models_says_how_to_export(tmp_path, folder):
+def test_run_without_export_explains_how_to_export(tmp_path, folder):
     (tmp_path / folder).mkdir(parents=True)
     hint = f"has not exported a model yet.*agents export {tmp_path} --out {tmp_path}/export"
     with pytest.raises(ValueError, match=hint):
         read_player(str(tmp_path))
 
 
-def test_models_of_a_checkpoint_that_was_exported_are_a_team(tmp_path):
+def test_exported_checkpoint_is_a_team(tmp_path):
     for name in ("asker", "answerer"):
         (tmp_path / "export-step-000002" / name).mkdir(parents=True)
         (tmp_path / "export-step-000002" / name / "config.json").write_text("{}")
@@ -257,7 +257,7 @@ def test_models_of_a_checkpoint_that_was_exported_are_a_team(tmp_path):
     assert team.policies["player_1"].model == str(tmp_path / "export-step-000002/answerer")
 
 
-def test_players_without_names_are_called_by_what_tells_them_apart():
+def test_short_names_are_the_differing_ends():
     assert short_names(["runs/pop/seed-0/", "runs/pop/seed-1/export", "random"]) == {
         "seed-0": "runs/pop/seed-0/", "seed-1": "runs/pop/seed-1/export", "random": "random",
     }  # fmt: skip
@@ -286,7 +286,7 @@ def test_a_list_of_words_ends_at_the_next_flag(words, found):
     assert join_lists(words, ("--cross_play", "--partners")) == found
 
 
-def test_the_command_takes_a_suite_and_players_as_they_come(tmp_path, capsys):
+def test_bench_takes_a_suite_and_cross_play_players(tmp_path, capsys):
     words = ["bench", SIDES, "--cross_play", f"{__name__}:left", f"{__name__}:right", "--partners", "right"]
     assert cli.main([*words, "--episodes", "8", "--out_dir", str(tmp_path)]) == 0
     report = Report.load(tmp_path / "board.json")

@@ -45,7 +45,7 @@ def without_timing(report):
     return json.dumps({**report.as_json(), "timing": None})
 
 
-def test_each_player_takes_each_seat_against_each_other_on_the_same_seeds(tmp_path):
+def test_each_pair_plays_each_agent_on_the_same_seeds(tmp_path):
     report = play(tmp_path)
     assert report.complete and report.planned == 9 * 6
     seeds = {tuple(r.lineup.values()): [] for r in report.records}
@@ -60,14 +60,14 @@ def test_each_player_takes_each_seat_against_each_other_on_the_same_seeds(tmp_pa
     assert met["bold", "passive"] == pytest.approx(sum(chips) / 12) and len(by_hand) == 6 * 6
 
 
-def test_the_same_seed_gives_the_same_report_however_many_episodes_run_at_once(tmp_path):
+def test_report_does_not_depend_on_concurrency(tmp_path):
     one = play(tmp_path / "a")
     two = play(tmp_path / "b", limits=BenchLimits(max_concurrent_episodes=1))
     assert without_timing(one) == without_timing(two)
     assert without_timing(one) != without_timing(play(tmp_path / "c", seed=1))
 
 
-def test_what_was_played_is_not_repeated_and_more_seeds_extend_it(tmp_path, capsys):
+def test_played_episodes_are_reused_and_more_seeds_extend_them(tmp_path, capsys):
     play(tmp_path)
     assert capsys.readouterr().err == ""
     again = fa.benchmark(PLAYERS, KUHN, episodes=6, out_dir=tmp_path)
@@ -77,7 +77,7 @@ def test_what_was_played_is_not_repeated_and_more_seeds_extend_it(tmp_path, caps
     assert (more.timing["played"], more.timing["reused"]) == (18, 54)
 
 
-def test_another_player_of_the_same_name_is_played_anew(tmp_path):
+def test_another_player_of_the_same_name_is_played_again(tmp_path):
     play(tmp_path, {"it": fa.Scripted(passive)})
     assert play(tmp_path, {"it": fa.Scripted(bold)}).timing["played"] == 6
     assert play(tmp_path, {"it": fa.Random(seed=1)}).timing["played"] == 6
@@ -106,7 +106,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_killed_benchmark_goes_on_where_it_was(tmp_path):
+def test_killed_benchmark_continues(tmp_path):
     script, folder = tmp_path / "killed.py", tmp_path / "bench"
     script.write_text(PROGRAM)
     log = folder / "episodes.jsonl"
@@ -132,7 +132,7 @@ def test_a_killed_benchmark_goes_on_where_it_was(tmp_path):
 
 
 @pytest.mark.parametrize("limits", [{"max_episodes": 7}, {"max_seconds": 1e-9}])
-def test_a_limit_stops_cleanly_and_the_next_call_goes_on(tmp_path, limits):
+def test_limit_stops_cleanly_and_the_next_call_continues(tmp_path, limits):
     part = play(tmp_path, limits=BenchLimits(**limits, max_concurrent_episodes=2))
     name = next(iter(limits))
     assert not part.complete and part.stopped.startswith(f"{name}=") and part.missing == 54 - len(part.records)
@@ -141,11 +141,11 @@ def test_a_limit_stops_cleanly_and_the_next_call_goes_on(tmp_path, limits):
     assert play(tmp_path).complete
 
 
-def test_a_limit_that_is_just_enough_is_no_limit(tmp_path):
+def test_sufficient_limit_completes_the_benchmark(tmp_path):
     assert play(tmp_path, limits=BenchLimits(max_episodes=54)).complete
 
 
-def test_failed_episodes_are_counted_apart_and_played_again(tmp_path):
+def test_failed_episodes_are_counted_separately_and_repeated(tmp_path):
     state = tmp_path / "broken"
     state.touch()
 
@@ -164,7 +164,7 @@ def test_failed_episodes_are_counted_apart_and_played_again(tmp_path):
     assert whole.complete and whole.timing["played"] == sum(bool(record.error) for record in part.records)
 
 
-def test_a_hopeless_benchmark_stops(tmp_path):
+def test_repeated_failures_stop_a_benchmark(tmp_path):
     def broken(observation):
         raise OSError("gone")
 
@@ -175,7 +175,7 @@ def test_a_hopeless_benchmark_stops(tmp_path):
     assert report.missing >= 200 - 32 - 4
 
 
-def test_samples_of_a_random_player_differ_and_give_pass_at_k(tmp_path):
+def test_samples_of_a_random_player_differ(tmp_path):
     report = play(tmp_path, {"random": fa.Random()}, "gymnasium/FrozenLake-v1", samples=8, episodes=4)
     (cell,) = report.summary.cells
     assert set(cell.pass_at_k) == {1, 2, 4, 8} and cell.pass_at_k[1].value == pytest.approx(cell.success.value)
@@ -189,7 +189,7 @@ def test_cooperative_games_are_scored_by_teams_of_one_player(tmp_path):
     assert not report.summary.ratings and len(report.summary.meetings) == 4
 
 
-def test_illegal_texts_are_told_from_lost_games(tmp_path):
+def test_illegal_actions_are_distinguished_from_losses(tmp_path):
     players = {"mute": fa.Scripted(lambda seen: ""), "first": fa.Scripted(lambda seen: seen.split("Free: ")[1][0])}
     report = play(tmp_path, players, ["forge/TicTacToe-v0"])
     mute, first = report.summary.cells
@@ -212,7 +212,7 @@ def test_line_ups():
     assert len(lineups(["a", "b", "c"], ["x", "y"])) == 9
 
 
-def test_seeds_never_meet_those_of_training_and_fewer_are_the_first_of_more():
+def test_seeds_are_no_training_seeds_and_are_nested():
     seeds = seeds_of(3, 200)
     assert len(set(seeds)) == 200 and min(seeds) >= BENCHMARKS_FROM and max(seeds) < 2**32
     assert seeds_of(3, 20) == seeds[:20] and not set(seeds) & set(seeds_of(4, 200))
@@ -233,7 +233,7 @@ def test_two_benchmarks_do_not_share_a_folder(tmp_path):
         play(tmp_path / "file" / "below")
 
 
-def test_mistakes_are_explained(tmp_path):
+def test_invalid_benchmark_arguments_are_explained(tmp_path):
     with pytest.raises(UnknownIdError, match="Did you mean 'core-v1'"):
         play(tmp_path, suite="core-v2")
     with pytest.raises(UnknownIdError, match="KuhnPoker"):
@@ -254,7 +254,7 @@ def test_mistakes_are_explained(tmp_path):
         play(tmp_path, {"x": "no-such-model"})
 
 
-def test_players_from_words():
+def test_players_from_text():
     assert read_player("random") == fa.Random() and read_player("human") == fa.Human()
     endpoint = read_player("http://127.0.0.1:1/v1#some-model", fa.Sampling(temperature=0))
     assert (endpoint.url, endpoint.model, endpoint.sampling.temperature) == ("http://127.0.0.1:1/v1", "some-model", 0)
@@ -268,14 +268,14 @@ def test_players_from_words():
         read_player("no_such_module_here:f")
 
 
-def test_a_benchmark_runs_inside_a_running_loop(tmp_path):
+def test_benchmark_runs_inside_a_running_loop(tmp_path):
     async def notebook():
         return play(tmp_path, episodes=1)
 
     assert asyncio.run(notebook()).complete
 
 
-def test_an_endpoint_that_is_down_stops_the_benchmark_and_loses_nothing(tmp_path):
+def test_unreachable_endpoint_stops_the_benchmark(tmp_path):
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))  # bound and not listening: refused at once
         down = fa.Endpoint(f"http://127.0.0.1:{unused.getsockname()[1]}/v1", "m", retries=0, timeout_s=5)
@@ -286,7 +286,7 @@ def test_an_endpoint_that_is_down_stops_the_benchmark_and_loses_nothing(tmp_path
     assert good and all(set(record.lineup.values()) == {"random"} for record in good)
 
 
-def test_a_spent_budget_of_an_endpoint_stops_cleanly(tmp_path):
+def test_spent_endpoint_budget_stops_cleanly(tmp_path):
     spent = []
 
     def pays(observation):
@@ -300,7 +300,7 @@ def test_a_spent_budget_of_an_endpoint_stops_cleanly(tmp_path):
     assert not any(record.error for record in report.records)
 
 
-def test_settings_of_the_engine_are_part_of_a_models_fingerprint(tiny_llama):
+def test_engine_settings_are_part_of_a_model_fingerprint(tiny_llama):
     model = fa.Policy(str(tiny_llama))
     prints = [player_facts(model, fa.EngineConfig(max_model_len=n))["fingerprint"] for n in (None, 64)]
     assert prints[0] != prints[1] and prints[0] == player_facts(model, fa.EngineConfig(threads=3))["fingerprint"]
@@ -357,7 +357,7 @@ def sampled(monkeypatch, tiny_llama):
     return {"one": fa.Policy(str(tiny_llama)), "two": fa.Policy(str(tiny_llama))}, asked
 
 
-def test_models_draw_the_same_whatever_runs_at_once(sampled, tmp_path):
+def test_model_samples_do_not_depend_on_concurrency(sampled, tmp_path):
     sampled, asked = sampled
     one = play(tmp_path / "a", sampled)
     assert len(set(asked)) == len(asked) > 24, "every turn of every seat of every episode draws for itself"
@@ -369,7 +369,7 @@ def test_models_draw_the_same_whatever_runs_at_once(sampled, tmp_path):
     assert 0 < first.invalid.value < 1
 
 
-def test_a_limit_of_tokens_counts_what_models_write(sampled, tmp_path):
+def test_token_limit_counts_sampled_tokens(sampled, tmp_path):
     sampled, _ = sampled
     part = play(tmp_path, sampled, limits=BenchLimits(max_tokens=10, max_concurrent_episodes=1))
     written = sum(seat.tokens for record in part.records for seat in record.seats.values())
@@ -377,7 +377,7 @@ def test_a_limit_of_tokens_counts_what_models_write(sampled, tmp_path):
     assert play(tmp_path, sampled).complete
 
 
-def test_an_interrupted_benchmark_keeps_what_was_played(tmp_path):
+def test_interrupted_benchmark_keeps_its_episodes(tmp_path):
     seen = []
 
     def stops(observation):
@@ -422,7 +422,7 @@ def test_teams_meet_as_teams(tmp_path):
     assert again.environments[0].sides == environment.sides
 
 
-def test_sides_hold_each_seat_once():
+def test_sides_contain_each_agent_once():
     with pytest.raises(ValueError, match=r"each of its seats, ann, ben, belongs to one side"):
         suite_envs({"bench/OneSided-v0": {}})
 
@@ -433,7 +433,7 @@ class OneSided(fa.TurnEnv):
     sides = [["ann"]]
 
 
-def test_sides_are_known_through_a_process_and_of_no_use_where_seats_are_dealt_anew():
+def test_sides_work_in_processes_and_exclude_role_shuffle():
     (far,) = suite_envs({"forge/CodewordsDuel-v0": {"isolation": "process"}})
     assert far.sides == (("red_master", "red_guesser"), ("blue_master", "blue_guesser"))
     with pytest.raises(ValueError, match="role_shuffle deals the seats of forge/CodewordsDuel-v0 anew"):
@@ -441,7 +441,7 @@ def test_sides_are_known_through_a_process_and_of_no_use_where_seats_are_dealt_a
     assert suite_envs({"forge/KuhnPoker-v0": {"role_shuffle": True}})[0].sides == (("player_0",), ("player_1",))
 
 
-def test_what_a_game_calls_sides_may_be_something_else():
+def test_other_attributes_called_sides_are_ignored():
     fa.register("bench/Die-v0", max_turns=2)(type("Die", (OneSided,), {"sides": 6}))
     assert suite_envs({"bench/Die-v0": {}})[0].sides == (("ann",), ("ben",))
 

@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from forge_agents.bench.statistics import MEAN, SCALE, Game, bradley_terry, rate_players
 
 
-def test_two_players_are_the_log_odds_apart():
+def test_rating_gap_of_two_players_is_their_log_odds():
     theta, error = bradley_terry([[0, 8], [2, 0]], prior_draws=0)
     assert theta[0] - theta[1] == pytest.approx(math.log(4), abs=1e-9)
     assert 2 * error[0] == pytest.approx(math.sqrt(1 / (10 * 0.8 * 0.2)), abs=1e-9), "1 / (n p q) of the difference"
@@ -17,7 +17,7 @@ def test_two_players_are_the_log_odds_apart():
 
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(1, 9), min_size=12, max_size=12))
-def test_the_maximum_is_that_of_a_general_optimiser(counts):
+def test_bradley_terry_matches_a_general_optimizer(counts):
     wins = np.zeros((4, 4))
     wins[~np.eye(4, dtype=bool)] = counts
 
@@ -32,14 +32,14 @@ def test_the_maximum_is_that_of_a_general_optimiser(counts):
     assert bradley_terry(wins.T, prior_draws=0)[0] == pytest.approx(-theta, abs=1e-9)
 
 
-def test_the_prior_keeps_an_unbeaten_player_finite():
+def test_prior_keeps_an_unbeaten_player_finite():
     theta, _ = bradley_terry([[0, 9], [0, 0]])
     assert theta[0] - theta[1] == pytest.approx(math.log(9.5 / 0.5), abs=1e-9)
     with pytest.raises(ValueError, match="prior_draws > 0"):
         bradley_terry([[0, 9], [0, 0]], prior_draws=0)
 
 
-def test_players_who_never_met_are_not_compared():
+def test_unlinked_players_are_not_rated():
     with pytest.raises(ValueError, match="never met"):
         bradley_terry([[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]])
     assert rate_players([Game(0, "a", "b", 1.0), Game(0, "c", "d", 1.0)], "abcd") == {}
@@ -59,7 +59,7 @@ def test_ratings_are_elo_like_ordered_and_seeded():
     assert rated == rate_players(games, ["weak", "strong", "absent"])
 
 
-def test_a_player_that_always_wins_is_not_rated_with_certainty():
+def test_always_winning_player_has_an_interval():
     rated = rate_players([Game(seed, "a", "b", 1.0) for seed in range(8)], "ab")["a"]
     assert rated.value - MEAN == pytest.approx(SCALE * math.log(8.5 / 0.5) / 2)
     error = math.sqrt(1 / (9 * (8.5 / 9) * (0.5 / 9))) / 2
@@ -67,7 +67,7 @@ def test_a_player_that_always_wins_is_not_rated_with_certainty():
     assert math.isnan(rate_players([Game(0, "a", "b", 1.0)], "ab")["a"].low)
 
 
-def test_games_of_one_seed_are_one_piece_of_evidence():
+def test_games_of_one_seed_count_as_one():
     few = rate_players([Game(s, "a", "b", float(s % 3 > 0)) for s in range(12) for _ in range(10)], "ab")["a"]
     many = rate_players([Game(s, "a", "b", float(s % 3 > 0)) for s in range(120)], "ab")["a"]
     assert few.value == pytest.approx(many.value) and few.high - few.low > 2 * (many.high - many.low)

@@ -38,7 +38,7 @@ def report(tmp_path_factory):
     return play(tmp_path_factory.mktemp("bench"), players, samples=2)
 
 
-def test_a_saved_report_comes_back_whole(report, tmp_path):
+def test_saved_report_is_loaded_unchanged(report, tmp_path):
     path = report.save(tmp_path / "new" / "board.json")
     again = Report.load(path)
     assert again.as_json() == report.as_json() and again.summary == again.summary
@@ -50,20 +50,12 @@ def test_a_saved_report_comes_back_whole(report, tmp_path):
     assert list(tmp_path.glob("**/.board*")) == [], "no half-written file stays"
 
 
-def test_a_report_of_the_first_format_is_read_and_shown_anew(report, tmp_path):
-    facts = report.as_json()
-    facts["format"] = 1
-    del facts["spent"]
-    for cell in facts["summary"]["cells"]:
-        cell |= {name: cell[name]["value"] for name in ("decisions", "tokens")}
-        cell["pass_at_k"] = {k: found["value"] for k, found in cell["pass_at_k"].items()}
-    del facts["settings"]["exploitability_samples"]
-    path = tmp_path / "first.json"
-    path.write_text(json.dumps(facts))
-    old = Report.load(path)
-    assert old.summary.cells == report.summary.cells and old.markdown() == report.markdown()
-    assert old.html(tmp_path / "a.html").read_text() == report.html(tmp_path / "b.html").read_text()
-    assert list(leaderboard(old, report).players) == list(report.players)
+def test_report_of_the_previous_format_is_read(report, tmp_path):
+    path = tmp_path / "previous.json"
+    path.write_text(json.dumps({**report.as_json(), "format": 2}))
+    previous = Report.load(path)
+    assert previous.summary.cells == report.summary.cells and previous.markdown() == report.markdown()
+    assert list(leaderboard(previous, report).players) == list(report.players)
 
 
 def test_turns_tokens_and_pass_at_k_have_intervals_over_seeds_in_every_form(tmp_path):
@@ -99,7 +91,7 @@ def test_turns_tokens_and_pass_at_k_have_intervals_over_seeds_in_every_form(tmp_
         (("provenance", "packages"), 3),
     ],
 )
-def test_a_value_that_cannot_be_shown_makes_a_report_damaged(report, tmp_path, place, value):
+def test_invalid_value_makes_a_report_damaged(report, tmp_path, place, value):
     facts = json.loads(json.dumps(report.as_json()))
     inner = facts
     for name in place[:-1]:
@@ -123,14 +115,14 @@ def test_a_value_that_cannot_be_shown_makes_a_report_damaged(report, tmp_path, p
         ('{"kind": "forge-agents benchmark", "format": 2}', "damaged report: KeyError"),
     ],
 )
-def test_what_is_no_whole_report_is_refused(text, match, tmp_path):
+def test_incomplete_report_is_refused(text, match, tmp_path):
     path = tmp_path / "bad.json"
     path.write_text(text)
     with pytest.raises(ReportError, match=match):
         Report.load(path)
 
 
-def test_files_that_are_missing_binary_or_logs_are_explained(report, tmp_path):
+def test_missing_binary_and_log_files_are_explained(report, tmp_path):
     with pytest.raises(ReportError, match="cannot be read"):
         Report.load(tmp_path / "nothing.json")
     (tmp_path / "b.json").write_bytes(b"\xff\xfe\x00")
@@ -141,7 +133,7 @@ def test_files_that_are_missing_binary_or_logs_are_explained(report, tmp_path):
         Report.load(tmp_path / "episodes.jsonl")
 
 
-def test_a_damaged_report_is_refused(report, tmp_path):
+def test_report_with_an_unknown_environment_is_refused(report, tmp_path):
     facts = report.as_json()
     facts["episodes"][0]["env"] = "forge/Other-v0"
     (tmp_path / "a.json").write_text(json.dumps(facts))
@@ -161,7 +153,7 @@ def test_a_damaged_report_is_refused(report, tmp_path):
         (("players", "random", None), "episodes of random, but no such player"),
     ],
 )
-def test_a_report_that_lacks_a_part_is_refused_as_damaged(report, tmp_path, broken, match):
+def test_report_with_a_missing_part_is_refused(report, tmp_path, broken, match):
     part, name, value = broken
     facts = json.loads(json.dumps(report.as_json()))
     facts[part][name] = value
@@ -173,7 +165,7 @@ def test_a_report_that_lacks_a_part_is_refused_as_damaged(report, tmp_path, brok
         board(path)
 
 
-def test_an_environment_that_pays_nobody_is_named(tmp_path):
+def test_environment_without_rewards_is_named(tmp_path):
     def program(task, client):
         asked = [{"role": "user", "content": str(task)}]
         return client.chat.completions.create(model="agent", messages=asked).choices[0].message.content
@@ -187,13 +179,13 @@ def test_an_environment_that_pays_nobody_is_named(tmp_path):
     assert "EVERY REWARD" not in play(tmp_path / "paid", players, ["my/Paid-v0"], episodes=2).table()
 
 
-def test_a_page_of_suites_is_written_alone(capsys):
+def test_suites_page_excludes_other_outputs(capsys):
     with pytest.raises(SystemExit):
         cli.main(["bench", "merge", "a.json", "--suites", "b.md", "--html", "c.html"])
     assert "--suites cannot be combined with --out" in capsys.readouterr().err
 
 
-def test_lines_that_cannot_be_read_cost_their_episodes_only(report, tmp_path):
+def test_unreadable_log_lines_only_repeat_their_episodes(report, tmp_path):
     rows = [json.dumps(record.as_json()) for record in report.records[:3]]
     (tmp_path / "episodes.jsonl").write_text("\n".join([rows[0], "nonsense", '{"key": 3}', rows[1], "\0\0", rows[2]]))
     with EpisodeLog(tmp_path) as log:
@@ -203,7 +195,7 @@ def test_lines_that_cannot_be_read_cost_their_episodes_only(report, tmp_path):
         assert len(log.done) == 4, "the last line had no end; the next one starts on its own"
 
 
-def test_table_markdown_and_page_tell_the_same_numbers(report, tmp_path, capsys):
+def test_table_markdown_and_page_have_the_same_numbers(report, tmp_path, capsys):
     text = report.table()
     assert str(report) == text and "Record(" not in repr(report)
     assert text.strip() in capsys.readouterr().out.replace("\r", "") or "random" in text
@@ -228,7 +220,7 @@ class Page(HTMLParser):
         self.links += [value for name, value in attrs if name in ("href", "src") or name.startswith("on")]
 
 
-def test_hostile_texts_stay_texts(report, tmp_path):
+def test_hostile_texts_are_escaped(report, tmp_path):
     row = report.as_json()
     row["settings"]["suite"] = HOSTILE
     row["stopped"] = HOSTILE
@@ -253,7 +245,7 @@ def test_hostile_texts_stay_texts(report, tmp_path):
 # ---- lower bounds of exploitability
 
 
-def test_what_the_best_opponent_here_earned_bounds_exploitability_from_below(tmp_path):
+def test_best_opponent_bounds_exploitability_from_below(tmp_path):
     last = fa.Scripted(lambda seen: re.findall(r"\d", seen.split("Free: ")[1].splitlines()[0])[-1])
     players = {"first": fa.Scripted(first_free), "random": fa.Random(), "last": last}
     report = play(tmp_path, players, suite=[TOE], episodes=6)
@@ -275,7 +267,7 @@ def test_what_the_best_opponent_here_earned_bounds_exploitability_from_below(tmp
     assert report.as_json()["summary"]["bounds"][0]["opponent"] == bounds["first"].opponent
 
 
-def test_there_is_no_bound_where_it_would_not_hold_or_more_is_known(report, tmp_path):
+def test_invalid_or_exact_bounds_are_omitted(report, tmp_path):
     assert report.summary.bounds and "lower bounds" not in report.markdown(), "exact of both players of Kuhn poker"
     players = {"a": fa.Random(), "b": fa.Random(seed=1)}
     one_seat = play(tmp_path, players, suite=[TOE], swap_seats=False)
@@ -287,7 +279,7 @@ def test_there_is_no_bound_where_it_would_not_hold_or_more_is_known(report, tmp_
 # ---- leaderboards
 
 
-def test_a_leaderboard_has_the_players_of_all_reports(tmp_path):
+def test_leaderboard_has_the_players_of_all_reports(tmp_path):
     one = play(tmp_path, {"random": fa.Random(), "passive": fa.Scripted(passive)})
     two = play(tmp_path, {"random": fa.Random(), "other": fa.Random(seed=7)})
     board = leaderboard(one.save(tmp_path / "a.json"), two)
@@ -300,7 +292,7 @@ def test_a_leaderboard_has_the_players_of_all_reports(tmp_path):
     assert leaderboard(one) is one
 
 
-def test_reports_that_differ_are_refused_and_the_differences_named(tmp_path):
+def test_differing_reports_are_refused_with_differences(tmp_path):
     one = play(tmp_path, {"random": fa.Random()})
     two = play(tmp_path, {"random": fa.Random(seed=3)}, suite=[KUHN], seed=1, episodes=5)
     with pytest.raises(ReportError) as refused:
@@ -312,7 +304,7 @@ def test_reports_that_differ_are_refused_and_the_differences_named(tmp_path):
         leaderboard()
 
 
-def test_two_players_of_one_name_are_refused_wherever_they_stand(tmp_path):
+def test_two_players_of_one_name_are_refused(tmp_path):
     heroes = [{}, {"hero": fa.Random(seed=1)}, {"hero": fa.Random(seed=2)}]
     a, b, c = (play(tmp_path, {"random": fa.Random(), **hero}, suite=[KUHN]) for hero in heroes)
     with pytest.raises(ReportError, match=r"player 'hero': fingerprint \w+ in report 2, \w+ in report 3"):
@@ -320,7 +312,7 @@ def test_two_players_of_one_name_are_refused_wherever_they_stand(tmp_path):
     assert list(leaderboard(a, b, b).players) == ["random", "hero"]
 
 
-def test_reports_may_differ_in_the_answers_behind_exploitabilities(report):
+def test_reports_may_differ_in_exploitability_samples(report):
     def drawn(samples, **values):
         settings = {**report.settings, "exploitability_samples": samples}
         return replace(report, settings=settings, exploitability={KUHN: values})
@@ -340,7 +332,7 @@ def test_another_version_of_an_environment_or_package_is_refused(report, tmp_pat
         leaderboard(report, tmp_path / "old.json")
 
 
-def test_rivals_without_a_common_opponent_are_refused(tmp_path):
+def test_opponents_without_a_common_player_are_refused(tmp_path):
     one, two = (play(tmp_path, {name: fa.Random(seed=n)}) for n, name in enumerate(("a", "b")))
     with pytest.raises(ReportError, match=rf"share no player, and in {KUHN} results depend on opponents"):
         leaderboard(one, two)
@@ -351,7 +343,7 @@ def test_rivals_without_a_common_opponent_are_refused(tmp_path):
 # ---- fingerprints
 
 
-def test_a_models_fingerprint_is_of_its_weights_and_sampling_not_of_its_place(tiny_llama, tmp_path):
+def test_model_fingerprint_covers_weights_and_sampling_only(tiny_llama, tmp_path):
     copy = shutil.copytree(tiny_llama, tmp_path / "elsewhere")
     mine, moved = player_facts(fa.Policy(str(tiny_llama))), player_facts(fa.Policy(str(copy), name="other"))
     assert mine["fingerprint"] == moved["fingerprint"] and str(tmp_path) not in json.dumps(moved)
@@ -369,7 +361,7 @@ def test_a_models_fingerprint_is_of_its_weights_and_sampling_not_of_its_place(ti
     assert player_facts(fa.Policy(str(copy)))["weights"] != mine["weights"], "one bit of one weight"
 
 
-def test_a_scripted_players_fingerprint_follows_what_it_holds():
+def test_scripted_fingerprint_covers_its_state():
     def maker(word):
         return fa.Scripted(lambda observation: word)
 
@@ -377,18 +369,18 @@ def test_a_scripted_players_fingerprint_follows_what_it_holds():
     assert prints[0] == prints[1] != prints[2]
 
 
-def test_no_key_of_an_endpoint_is_told(monkeypatch):
+def test_endpoint_keys_are_not_in_reports(monkeypatch):
     monkeypatch.setenv("SOME_KEY", "hush-hush")
     facts = player_facts(fa.Endpoint("http://127.0.0.1:1/v1", "m", api_key_env="SOME_KEY"))
     assert "hush" not in json.dumps(facts) and facts["model"] == "m"
 
 
-def test_an_environments_code_is_told_apart():
+def test_environment_code_changes_its_hash():
     assert code_of(fa.spec(KUHN)) == code_of(fa.spec(KUHN)) != code_of(fa.spec(SORT))
     assert code_of(fa.spec("forge/Relay-v0")) != code_of(fa.spec("forge/ToolRelay-v0")), "other arguments"
 
 
-def test_a_record_survives_json(report):
+def test_record_round_trips_through_json(report):
     record = report.records[0]
     assert Record.from_json(json.loads(json.dumps(record.as_json()))) == record
 
@@ -420,7 +412,7 @@ def test_suites_of_other_libraries_name_games_that_exist():
         assert len(fa.suite(name)) >= 3
 
 
-def test_a_board_has_every_suite_with_its_best_player_first(report, tmp_path, capsys):
+def test_board_lists_suites_with_the_best_player_first(report, tmp_path, capsys):
     other = play(tmp_path, {"random": fa.Random(), "first": fa.Scripted(first_free)}, suite=[TOE])
     part = play(tmp_path, {"first": fa.Scripted(first_free), "late": fa.Random(seed=3)}, suite=[TOE],
                 limits=BenchLimits(max_episodes=1))  # fmt: skip
@@ -437,14 +429,14 @@ def test_a_board_has_every_suite_with_its_best_player_first(report, tmp_path, ca
     assert (tmp_path / "all.md").read_text() == as_markdown(board(*files)) != "" and not capsys.readouterr().err
 
 
-def test_a_report_that_compares_with_none_has_a_table_of_its_own(report):
+def test_incomparable_report_has_a_separate_table(report):
     other = replace(report, environments=tuple(replace(env, code="older") for env in report.environments))
     page = board(report, other, report)
     assert [section.title for section in page.sections] == [f"{KUHN}+{SORT}", f"{KUHN}+{SORT} (2)"]
     assert page.headline.endswith("cannot be compared") and page.sections[0].rows == page.sections[1].rows
 
 
-def test_what_a_report_says_of_itself_is_shown_as_text(report, tmp_path):
+def test_facts_of_a_report_are_escaped(report, tmp_path):
     facts = report.as_json()
     facts["provenance"]["commit"] = facts["timing"]["date"] = facts["settings"]["suite"] = HOSTILE
     path = tmp_path / "hostile.json"
@@ -453,7 +445,7 @@ def test_what_a_report_says_of_itself_is_shown_as_text(report, tmp_path):
         assert "<script" not in text and "](http" not in text.replace("\\]", "") and "\u202e" not in text
 
 
-def test_a_checkout_is_named_and_nothing_else_that_lies_around(monkeypatch, tmp_path):
+def test_only_our_checkout_is_named(monkeypatch, tmp_path):
     assert re.fullmatch(r"([0-9a-f]{12}(-dirty)?)?", provenance()["commit"])
     monkeypatch.setattr(fa, "__file__", str(tmp_path / "forge_agents/__init__.py"))
     assert _commit.__wrapped__() == ""

@@ -47,7 +47,7 @@ def test_a_rate_of_single_trials_is_wilsons_up_to_the_unbiased_variance():
     assert (found.low, found.high) == pytest.approx((known.low, known.high), abs=2e-3)
 
 
-def test_trials_of_a_seed_that_go_together_count_once():
+def test_correlated_trials_of_a_seed_count_once():
     together = rate([4.0] * 5 + [0.0] * 5, [4.0] * 10)
     apart = rate([1.0] * 5 + [0.0] * 5, [1.0] * 10)
     assert (together.low, together.high) == pytest.approx((apart.low, apart.high))
@@ -106,7 +106,7 @@ def test_a_difference_uses_common_seeds_only_and_is_antisymmetric():
     assert math.isnan(difference(one, {1: 0.0}).p_value)
 
 
-def test_what_differs_by_rounding_only_is_equal():
+def test_rounding_errors_are_no_differences():
     one, two = dict.fromkeys(range(20), 0.1 + 0.2), dict.fromkeys(range(20), 0.3)
     found = difference(one, two)
     assert found.p_value == 1 and (found.interval.value, found.interval.low) == (0, 0)

@@ -18,7 +18,7 @@ def test_unknown_command_suggests_the_nearest(capsys):
     assert "Did you mean 'train'" in capsys.readouterr().err
 
 
-def test_an_unknown_flag_suggests_one_that_can_be_copied(capsys):
+def test_unknown_flag_suggests_a_flag_to_copy(capsys):
     with pytest.raises(SystemExit):
         cli.main(["train", "--dry_run"])
     assert "Did you mean '--dry-run'" in capsys.readouterr().err
@@ -31,7 +31,7 @@ def test_an_unknown_flag_suggests_one_that_can_be_copied(capsys):
         ("engine.block_size", "trainer.engine has adapter_folders, adapters,"),  # and nothing that is like it
     ],
 )
-def test_an_unknown_key_of_a_section_is_compared_with_those_there(flag, told, tmp_path, capsys):
+def test_unknown_key_suggests_keys_of_its_section(flag, told, tmp_path, capsys):
     (tmp_path / "run.yaml").write_text("env: forge/KuhnPoker-v0\npolicies: {hero: {model: m}}\n")
     with pytest.raises(SystemExit):
         cli.main(["train", str(tmp_path / "run.yaml"), f"--trainer.{flag}", "16"])
@@ -46,19 +46,19 @@ def test_list_shows_environments_by_tag(capsys):
     assert has["forge/KuhnPoker-v0"] == "oracle" and has["forge/LeducPoker-v0"] == ""
 
 
-def test_check_of_an_unknown_id_fails_with_a_suggestion(capsys):
+def test_check_of_unknown_id_fails_with_a_suggestion(capsys):
     assert cli.main(["check", "forge/KuhnPokr-v0"]) == 1
     assert "forge/KuhnPoker-v0" in capsys.readouterr().err
 
 
-def test_arguments_that_an_environment_does_not_take_are_told_in_one_line(capsys):
+def test_unknown_environment_argument_is_a_one_line_error(capsys):
     assert cli.main(["play", "forge/Relay-v0", "--env_args.bad", "1"]) == 1
     told = capsys.readouterr().err
     assert told.startswith("forge-agents play: forge/Relay-v0: got an unexpected keyword argument 'bad'. It takes: ")
     assert told.count("\n") == 1
 
 
-def test_what_an_error_quotes_steers_no_terminal(monkeypatch, capsys, tmp_path):
+def test_control_characters_in_errors_are_escaped(monkeypatch, capsys, tmp_path):
     def fails(words):
         raise ValueError("got \x1b[2J\u202eevil\nand a second line")
 
@@ -68,7 +68,7 @@ def test_what_an_error_quotes_steers_no_terminal(monkeypatch, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(("command", "key"), [("sft", "policies"), ("bench", "policies"), ("train", "policy")])
-def test_a_file_for_another_command_is_told_as_that(tmp_path, capsys, command, key):
+def test_file_of_another_command_is_refused(tmp_path, capsys, command, key):
     file = tmp_path / "run.yaml"
     file.write_text(f"{key}:\n  team:\n    model: tiny-random\n")
     with pytest.raises(SystemExit, match="2"):
@@ -109,7 +109,7 @@ def write_below_a_file():
         (write_below_a_file, f"{Path(__file__, 'page.html')}: Not a directory"),
     ],
 )
-def test_mistakes_of_the_person_are_told_in_one_line(mistake, told, capsys, monkeypatch):
+def test_user_errors_are_one_line(mistake, told, capsys, monkeypatch):
     monkeypatch.setitem(sys.modules, "mcp", None)
     monkeypatch.setitem(cli.COMMANDS, "try", lambda words: mistake())
     assert cli.main(["try"]) == 1
@@ -117,7 +117,7 @@ def test_mistakes_of_the_person_are_told_in_one_line(mistake, told, capsys, monk
 
 
 @pytest.mark.parametrize("mistake", [TypeError, RuntimeError, ImportError, OSError, KeyError, AssertionError])
-def test_mistakes_of_the_program_keep_their_traceback(mistake, monkeypatch):
+def test_bugs_keep_their_traceback(mistake, monkeypatch):
     def broken(words):
         raise mistake("of our own")
 
@@ -144,7 +144,7 @@ def test_the_facade_leaks_no_other_name():
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "True []"
 
 
-def test_a_misspelt_name_suggests_the_nearest():
+def test_misspelled_name_suggests_the_nearest():
     import forge_agents as fa
 
     with pytest.raises(AttributeError, match="Did you mean 'Policy'"):

@@ -34,12 +34,12 @@ def completions(line, tmp_path):
         ("forge-agents init --temp", ["--template"]),
     ],
 )
-def test_the_shell_is_offered_what_fits(line, offered, tmp_path):
+def test_completion_offers_matching_words(line, offered, tmp_path):
     assert completions(line, tmp_path) == offered
 
 
 @pytest.mark.parametrize("shell", SHELLS)
-def test_every_shell_gets_a_script_of_its_own(shell, capsys):
+def test_every_shell_has_a_completion_script(shell, capsys):
     assert cli.main(["--completion", shell]) == 0
     said = capsys.readouterr().out
     assert said.strip() == script(shell).strip() and "forge-agents" in said and "_ARGCOMPLETE" in said

@@ -39,7 +39,7 @@ def marker(tmp_path: Path) -> Path:
     ],
     ids=lambda words: words[0],
 )
-def test_commands_without_a_module_import_nothing_from_the_current_folder(words, marker, tmp_path):
+def test_other_commands_import_nothing_from_the_current_folder(words, marker, tmp_path):
     run(tmp_path / "current", *words)
     assert not marker.exists()
 
@@ -67,7 +67,7 @@ fa.register("my/Greeting-v0", entry_point="my_greeting:Greeting")
 """
 
 
-def test_a_module_of_the_user_is_found_in_the_current_folder(tmp_path):
+def test_user_module_is_found_in_the_current_folder(tmp_path):
     (tmp_path / "my_greeting.py").write_text(WORLD)
     (tmp_path / "my_helper.py").write_text("REWARD = 1.0")
     checked = run(tmp_path, "check", "my_greeting:my/Greeting-v0", "--episodes", "1")

@@ -22,16 +22,16 @@ def check(function: str, **options: float) -> Check:
     return run_doctor([probe(function, **options)])[-1]
 
 
-def test_a_part_that_works_says_what_was_seen():
+def test_working_part_shows_details():
     found = check("os:getpid")
     assert (found.ok, found.detail.isdigit(), found.fix) == (True, True, "")
 
 
-def test_a_library_shows_its_version():
+def test_library_shows_its_version():
     assert check("import:pytest").detail == f"pytest {pytest.__version__}"
 
 
-def test_a_missing_library_is_named_and_reinstalled():
+def test_missing_library_is_named_with_a_fix():
     found = check("import:no_such_library")
     assert not found.ok
     assert "no_such_library" in found.detail
@@ -46,38 +46,38 @@ def test_a_missing_library_is_named_and_reinstalled():
         ("No module named 'vllm'", "pip install 'forge-agents-rl[cpu]' or"),
     ],
 )
-def test_what_pip_leaves_out_has_a_cure_of_its_own(said: str, cure: str):
+def test_packages_that_pip_cannot_resolve_have_a_specific_fix(said: str, cure: str):
     assert cure in next(fix for text, fix in doctor.KNOWN_FAILURES if text in said)
 
 
-def test_the_built_in_model_is_looked_for(monkeypatch: pytest.MonkeyPatch):
+def test_built_in_model_is_checked(monkeypatch: pytest.MonkeyPatch):
     assert doctor.built_in_model().startswith("SmolLM2-135M-Instruct")
     monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(models.ModelNotFoundError, match="run `forge-agents doctor --fix`"):
         doctor.built_in_model()
 
 
-def test_a_part_that_hangs_is_a_finding():
+def test_hanging_part_is_reported():
     started = time.monotonic()
     found = check("signal:pause", timeout_s=1.5)
     assert (found.detail, found.fix) == ("no result within 2 s", "the usual advice")
     assert time.monotonic() - started < 60
 
 
-def test_a_part_that_crashes_is_a_finding():
+def test_crashing_part_is_reported():
     assert check("os:abort").detail == "killed by SIGABRT"
 
 
-def test_a_part_that_says_nothing_is_a_finding():
+def test_part_without_a_result_is_reported():
     assert check("sys:exit").detail == "the process ended without a result"
 
 
-def test_later_parts_are_tried_after_a_failure():
+def test_later_parts_are_tested_after_a_failure():
     found = run_doctor([probe("os:abort"), probe("os:getpid")])
     assert [part.ok for part in found[len(PARTS) :]] == [False, True]
 
 
-def test_an_unwritable_cache_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_unwritable_cache_names_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
     found = {part.name: part for part in run_doctor([])}["model cache"]
@@ -85,14 +85,14 @@ def test_an_unwritable_cache_says_what_to_set(tmp_path: Path, monkeypatch: pytes
     assert models.CACHE_VARIABLE in found.fix
 
 
-def test_a_missing_compiler_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_compiler_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     found = {part.name: part for part in run_doctor([])}["C compiler"]
     assert "build-essential" in found.fix
 
 
 @pytest.mark.parametrize(("probes", "status"), [([], 0), ([probe("os:abort")], 1)])
-def test_the_exit_status_tells(monkeypatch: pytest.MonkeyPatch, capsys, probes: list[Probe], status: int):
+def test_exit_status_is_1_if_a_part_fails(monkeypatch: pytest.MonkeyPatch, capsys, probes: list[Probe], status: int):
     monkeypatch.setattr(doctor, "run_doctor", lambda: run_doctor(probes))
     assert doctor.main() == status
     printed = capsys.readouterr().out
@@ -100,7 +100,7 @@ def test_the_exit_status_tells(monkeypatch: pytest.MonkeyPatch, capsys, probes: 
     assert f"{len(PARTS) + len(probes)} parts: {len(PARTS)} passed, {len(probes)} failed" in printed
 
 
-def test_what_mends_several_parts_is_said_once(monkeypatch: pytest.MonkeyPatch, capsys):
+def test_fix_of_several_parts_is_printed_once(monkeypatch: pytest.MonkeyPatch, capsys):
     found = [
         Check(name=name, ok=False, seconds=0.0, detail="gone", fix=fix)
         for name, fix in (("torch", "again"), ("actor", "localhost"), ("vllm", "again"))
@@ -110,7 +110,7 @@ def test_what_mends_several_parts_is_said_once(monkeypatch: pytest.MonkeyPatch, 
     assert capsys.readouterr().out.splitlines()[-3:-1] == ["torch, vllm (2): again", "actor: localhost"]
 
 
-def test_ctrl_c_ends_the_part_that_is_tried(tmp_path: Path):
+def test_ctrl_c_ends_the_process_of_a_part(tmp_path: Path):
     code = (
         "import signal\n"
         "from forge_agents.cli.doctor import Probe, _run\n"
@@ -132,13 +132,13 @@ def test_ctrl_c_ends_the_part_that_is_tried(tmp_path: Path):
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_a_check_has_a_fix_only_if_it_failed():
+def test_only_a_failed_check_has_a_fix():
     with pytest.raises(ValueError, match="fix"):
         Check(name="part", ok=True, seconds=0.0, detail="", fix="nothing")
 
 
 @pytest.mark.slow
-def test_the_real_parts_work_here():
+def test_real_parts_work():
     real = [part for part in PROBES if not part.function.startswith("import:")]
     assert [part.name for part in real] == ["built-in model", "actor", "tensor", "engine step", "learner step"]
     found = run_doctor(real)

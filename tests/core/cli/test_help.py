@@ -18,7 +18,7 @@ from forge_trainers.records.run_folder import FitResult
 
 
 @pytest.mark.parametrize("command", sorted(cli.COMMANDS))
-def test_every_command_has_help_and_examples_whose_options_there_are(command, capsys):
+def test_every_command_has_help_and_valid_examples(command, capsys):
     with pytest.raises(SystemExit) as exit_:
         cli.main([command, "--help"])
     shown, _, examples = capsys.readouterr().out.partition("\nexamples:\n")
@@ -31,7 +31,7 @@ def test_every_command_has_help_and_examples_whose_options_there_are(command, ca
         assert f"--{group}" in shown
 
 
-def test_every_command_is_listed_in_one_group_of_the_help(capsys):
+def test_every_command_is_in_one_group_of_the_help(capsys):
     listed = [name for names in GROUPS.values() for name in names]
     assert sorted(listed) == sorted(COMMANDS) and len(listed) <= 15
     assert cli.main(["--help"]) == 0
@@ -39,7 +39,7 @@ def test_every_command_is_listed_in_one_group_of_the_help(capsys):
     assert all(f"  {name}" in shown for name in listed) and max(map(len, shown.splitlines())) <= 100
 
 
-def test_a_benchmark_ends_with_what_comes_next(tmp_path, capsys):
+def test_benchmark_prints_the_next_command(tmp_path, capsys):
     words = ["bench", "--suite", "forge/KuhnPoker-v0", "--episodes", "2", "--out_dir", str(tmp_path)]
     assert cli.main([*words, "--players.a", "random", "--limits.max_episodes", "1"]) == 1
     assert f"next   forge-agents {' '.join(words)} --players.a random" in capsys.readouterr().out
@@ -66,7 +66,7 @@ class Trained:
         return FitResult(steps=3, metrics=[], out_dir=folder, export=folder / "export", curve=folder / "curve.png")
 
 
-def test_training_ends_with_what_comes_next(monkeypatch, tmp_path, capsys):
+def test_training_prints_the_next_commands(monkeypatch, tmp_path, capsys):
     for trainer in ("GRPOTrainer", "SFTTrainer"):
         monkeypatch.setattr(fa, trainer, Trained)
     run = tmp_path / "run"
@@ -83,7 +83,7 @@ def test_training_ends_with_what_comes_next(monkeypatch, tmp_path, capsys):
     assert f"next   forge-agents train CONFIG.yaml --policies.hero.model {run}/export" in capsys.readouterr().out
 
 
-def test_training_of_a_policy_for_each_agent_ends_with_a_benchmark_of_the_team(monkeypatch, tmp_path, capsys):
+def test_training_of_a_policy_per_agent_suggests_a_team_benchmark(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(fa, "GRPOTrainer", Trained)
     for name in ("asker", "answerer"):
         (tmp_path / "export" / name).mkdir(parents=True)
@@ -93,7 +93,7 @@ def test_training_of_a_policy_for_each_agent_ends_with_a_benchmark_of_the_team(m
     assert f"--players.trained {tmp_path} --players.random random" in capsys.readouterr().out
 
 
-def test_seeds_are_trained_apart_and_end_with_how_they_meet(monkeypatch, tmp_path, capsys):
+def test_several_seeds_train_separately_and_suggest_cross_play(monkeypatch, tmp_path, capsys):
     made = []
 
     class Seen(Trained):
@@ -116,7 +116,7 @@ def test_seeds_are_trained_apart_and_end_with_how_they_meet(monkeypatch, tmp_pat
         cli.main([*words, "--seeds", "0"])
 
 
-def test_a_pipe_gets_one_whole_line_for_each_environment(capsys):
+def test_list_prints_one_line_per_environment_to_a_pipe(capsys):
     from forge_agents.envs import registry
 
     assert cli.main(["list"]) == 0
@@ -128,13 +128,13 @@ def test_a_pipe_gets_one_whole_line_for_each_environment(capsys):
 
 
 @pytest.mark.parametrize("words", [["-c", "import forge_agents"], ["-m", "forge_agents.cli.main", "--help"]])
-def test_starting_is_fast(words):
+def test_startup_is_fast(words):
     """It takes no longer than Python with one library that everybody has; processor time, the best of three."""
 
     assert cost(*words) < 4 * cost("-c", "import numpy")
 
 
-def test_no_help_loads_what_only_work_needs():
+def test_help_imports_no_heavy_library():
     code = """
 import contextlib, io, sys
 from forge_agents.cli import main as cli

@@ -20,7 +20,7 @@ def run(*words, cwd, **variables):
     return done.stdout
 
 
-def test_a_new_project_installs_is_found_and_passes_its_test(tmp_path, capsys):
+def test_new_project_installs_and_passes_its_test(tmp_path, capsys):
     assert cli.main(["init", str(tmp_path / "word-duel"), "--template", "env"]) == 0
     assert f"{tmp_path / 'word-duel'}/word_duel" in capsys.readouterr().out
     project, site = tmp_path / "word-duel", tmp_path / "site"
@@ -35,19 +35,19 @@ def test_a_new_project_installs_is_found_and_passes_its_test(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", ["1st", "a b", "a--b", "a-", "dünn"])
-def test_what_is_no_name_is_refused(name, tmp_path):
+def test_invalid_project_name_is_refused(name, tmp_path):
     with pytest.raises(ForgeError, match="cannot name a project"):
         create(tmp_path / name, "env")
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("name", ["json", "class", "forge-envs", "NumPy"])
-def test_a_name_that_hides_a_package_is_refused(name, tmp_path):
+def test_project_name_of_an_existing_package_is_refused(name, tmp_path):
     with pytest.raises(ForgeError, match="would hide an existing one"):
         create(tmp_path / name, "env")
 
 
-def test_nothing_is_overwritten(tmp_path):
+def test_existing_folder_is_not_overwritten(tmp_path):
     (tmp_path / "my_world").mkdir()
     create(tmp_path / "my_world", "env")
     with pytest.raises(ForgeError, match="already exists"):

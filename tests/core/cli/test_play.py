@@ -60,20 +60,20 @@ def test_a_game_is_played_through_a_pipe():
     assert "Traceback" not in done.stderr
 
 
-def test_the_person_takes_the_seat_they_ask_for(typed):
+def test_person_acts_for_the_requested_agent(typed):
     shown = typed("check\nfold\nfold\n")
     assert cli.main(["play", "forge/KuhnPoker-v0", "--agent=player_1", "--seed=1"]) == 0
     text = shown.console.file.getvalue()
     assert "you are player_1" in text and "player_1 sees" in text and "player_0 sees" not in text
 
 
-def test_leaving_is_no_failure(typed):
+def test_leaving_a_game_is_no_failure(typed):
     shown = typed("")
     assert cli.main(["play", "forge/KuhnPoker-v0"]) == 0
     assert "the person in seat 'player_0' left" in shown.console.file.getvalue()
 
 
-def test_an_endpoint_takes_the_other_seats(typed, serve_chat, monkeypatch):
+def test_endpoint_acts_for_the_other_agents(typed, serve_chat, monkeypatch):
     monkeypatch.setenv("RIVAL_KEY", "s3cret")
     server = serve_chat(lambda request: "fold")
     shown = typed("bet\n")
@@ -83,7 +83,7 @@ def test_an_endpoint_takes_the_other_seats(typed, serve_chat, monkeypatch):
     assert server.headers_seen[0]["authorization"] == "Bearer s3cret"
 
 
-def test_a_broken_endpoint_is_a_failure_that_is_shown(typed, serve_chat):
+def test_broken_endpoint_is_shown_as_a_failure(typed, serve_chat):
     shown = typed("bet\n")
     server = serve_chat(lambda request: b"\x1b[2Jgarbage")
     assert cli.main(["play", "forge/KuhnPoker-v0", "--endpoint", server.url, "--endpoint_model", "stub"]) == 1
@@ -91,7 +91,7 @@ def test_a_broken_endpoint_is_a_failure_that_is_shown(typed, serve_chat):
     assert "the episode ended early: stub at" in text and "\x1b" not in text
 
 
-def test_two_people_share_a_terminal_and_arguments_reach_the_environment(typed):
+def test_two_people_share_a_terminal(typed):
     @fa.register("play/Pick-v0")
     class Pick(fa.ParallelTurnEnv):
         possible_agents = ["a", "b"]
@@ -119,7 +119,7 @@ def test_two_people_share_a_terminal_and_arguments_reach_the_environment(typed):
     assert [line.split()[5] for line in text.splitlines() if "human" in line or "other" in line] == ["1", "1"]
 
 
-def test_what_cannot_be_played_is_said(capsys, typed):
+def test_invalid_play_settings_are_refused(capsys, typed):
     typed("")
     assert cli.main(["play", "forge/KuhnPokr-v0"]) == 1
     assert "forge/KuhnPoker-v0" in capsys.readouterr().err
@@ -140,7 +140,7 @@ def test_what_cannot_be_played_is_said(capsys, typed):
 
 
 @pytest.mark.parametrize("example", EXAMPLES["play"])
-def test_the_examples_are_understood(example, monkeypatch):
+def test_examples_of_play_are_valid(example, monkeypatch):
     seen = []
     monkeypatch.setattr(playing, "play_in_terminal", lambda config: seen.append(config) or _episode())
     assert cli.main(example.split()[1:]) == 0
@@ -167,7 +167,7 @@ async def crew(task, client):
     return 1.0
 
 
-def test_a_program_is_watched_turn_by_turn(typed, monkeypatch):
+def test_program_is_watched_turn_by_turn(typed, monkeypatch):
     shown = typed("")
     call = '<think>hm</think>Yes. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     monkeypatch.setattr(PlayConfig, "other", fa.Scripted(lambda seen: call, name="script"))
@@ -191,7 +191,7 @@ def test_a_program_is_watched_turn_by_turn(typed, monkeypatch):
     assert "\x1b" not in told and "planner" in told.split("terminated after 5 turns")[1]
 
 
-def test_a_program_that_failed_says_why_at_the_end(typed):
+def test_failed_program_shows_its_error(typed):
     async def trips(task, client):
         reply = await client.chat.completions.create(model="agent", messages=[{"role": "user", "content": "-"}])
         return json.loads(reply.choices[0].message.content)
@@ -202,7 +202,7 @@ def test_a_program_that_failed_says_why_at_the_end(typed):
     assert "the program failed: JSONDecodeError" in shown.console.file.getvalue()
 
 
-def test_who_watches_and_plays_sees_the_turns_of_the_others(typed, monkeypatch):
+def test_person_who_watches_sees_other_agents_turns(typed, monkeypatch):
     shown = typed("bet\nbet\n")
     playing.play_in_terminal(PlayConfig(env="forge/KuhnPoker-v0", agent="player_1", watch=True, seed=1))
     told = shown.console.file.getvalue()

@@ -23,7 +23,7 @@ def folder(request, tmp_path, monkeypatch):
     return made
 
 
-def test_every_template_is_a_world_a_reward_and_settings_that_fit(folder):
+def test_template_has_matching_environment_reward_and_settings(folder):
     import asyncio
 
     from forge_agents.cli.config import parse
@@ -43,7 +43,7 @@ def test_every_template_is_a_world_a_reward_and_settings_that_fit(folder):
     assert len(scores) == len(group.trajectories) and all(0 <= score <= 1.2 for score in scores)
 
 
-def test_a_runs_file_finds_what_it_names_beside_itself_from_any_folder(folder, tmp_path, monkeypatch):
+def test_run_file_finds_modules_next_to_it_from_any_folder(folder, tmp_path, monkeypatch):
     from forge_agents.cli.config import parse
     from forge_trainers.run_file import RunConfig
 
@@ -67,7 +67,7 @@ def test_a_runs_file_finds_what_it_names_beside_itself_from_any_folder(folder, t
         assert mine.warm_start["team"].data == "mine.jsonl" and mine.warm_start["team"].epochs == 4
 
 
-def test_tasks_that_a_runs_file_names_are_found_beside_it(tmp_path, monkeypatch):
+def test_tasks_next_to_a_run_file_are_found(tmp_path, monkeypatch):
     from forge_agents.cli.config import parse
     from forge_trainers.run_file import RunConfig
 
@@ -84,7 +84,7 @@ def test_tasks_that_a_runs_file_names_are_found_beside_it(tmp_path, monkeypatch)
     assert run.env_args["tasks"] == "rows.jsonl"
 
 
-def test_a_model_that_the_file_names_is_found_beside_it_and_a_hubs_name_is_left_alone(tmp_path, monkeypatch):
+def test_model_next_to_a_run_file_is_found_and_hub_ids_are_kept(tmp_path, monkeypatch):
     from forge_agents.cli.config import parse
     from forge_trainers.run_file import RunConfig
 
@@ -101,11 +101,11 @@ def test_a_model_that_the_file_names_is_found_beside_it_and_a_hubs_name_is_left_
     assert run.trainer.engine.model == ""
 
 
-def test_the_settings_that_a_template_names_are_no_others(folder):
+def test_template_settings_have_the_main_keys(folder):
     assert set(yaml.safe_load((folder / "train.yaml").read_text())) >= {"env", "policies", "reward", "steps", "out_dir"}
 
 
-def test_the_conversations_say_what_the_game_asks(tmp_path):
+def test_template_conversations_match_the_game(tmp_path):
     import json
 
     root = scaffold.create(tmp_path, "sft")
@@ -114,7 +114,7 @@ def test_the_conversations_say_what_the_game_asks(tmp_path):
     assert all(row[0]["content"] in (root / "my_world.py").read_text() for row in rows)
 
 
-def test_a_folder_that_holds_something_is_left_alone(tmp_path):
+def test_init_refuses_a_folder_with_files(tmp_path):
     (tmp_path / "note").write_text("mine")
     with pytest.raises(ForgeError, match="already exists"):
         scaffold.create(tmp_path)
@@ -123,7 +123,7 @@ def test_a_folder_that_holds_something_is_left_alone(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["note"]
 
 
-def test_the_command_says_what_it_wrote_and_what_comes_next(tmp_path, monkeypatch, capsys):
+def test_init_prints_the_next_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["init", "team"]) == 0
     assert "next   cd team && forge-agents train train.yaml" in capsys.readouterr().out
@@ -135,7 +135,7 @@ def test_the_command_says_what_it_wrote_and_what_comes_next(tmp_path, monkeypatc
     assert "choose another name" in capsys.readouterr().err
 
 
-def test_an_id_may_name_its_module(tmp_path, monkeypatch):
+def test_environment_id_may_name_its_module(tmp_path, monkeypatch):
     (tmp_path / "lone_world.py").write_text(
         "import forge_agents as fa\nfa.register('lone/Relay-v0', entry_point='forge_envs.teams.relay:Relay')\n"
     )

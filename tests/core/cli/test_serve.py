@@ -38,7 +38,7 @@ def found(**options):
     return find_model(ServeConfig(**options))
 
 
-def test_a_run_an_export_and_a_model_folder_are_found(run, tiny_llama):
+def test_run_export_and_model_folder_are_served(run, tiny_llama):
     assert found(checkpoint=str(run)) == (run / "export", "guess")
     assert found(checkpoint=str(run / "export")) == (run / "export", "guess")
     assert found(checkpoint=str(tiny_llama)) == (tiny_llama, tiny_llama.name)
@@ -53,7 +53,7 @@ def test_one_of_several_policies_is_chosen(duel):
         found(checkpoint=str(duel / "export"), policy="rivla")
 
 
-def test_the_newest_export_of_a_checkpoint_is_found_where_training_wrote_none(run, duel):
+def test_newest_exported_checkpoint_is_served(run, duel):
     (run / "export").rename(run / "export-step-000020")
     shutil.copytree(run / "export-step-000020", run / "export-step-000100")
     assert found(checkpoint=str(run)) == (run / "export-step-000100", "guess")
@@ -64,7 +64,7 @@ def test_the_newest_export_of_a_checkpoint_is_found_where_training_wrote_none(ru
     assert found(checkpoint=str(duel), policy="hero") == (duel / "export-step-000020" / "hero", "hero")
 
 
-def test_what_cannot_be_served_says_what_to_do(run, tmp_path):
+def test_unservable_folder_explains_what_to_do(run, tmp_path):
     with pytest.raises(ModelNotFoundError, match="leave out policy"):
         found(checkpoint=str(run), policy="hero")
     with pytest.raises(ModelNotFoundError, match=r"no exported model.*forge-agents export RUN.*trainer\.save"):
@@ -77,7 +77,7 @@ def test_what_cannot_be_served_says_what_to_do(run, tmp_path):
         found(checkpoint=str(run))
 
 
-def test_a_model_without_a_chat_template_needs_one(run, tmp_path):
+def test_model_without_a_chat_template_is_refused(run, tmp_path):
     export = run / "export"
     (export / "chat_template.jinja").unlink(missing_ok=True)
     settings = export / "tokenizer_config.json"
@@ -89,7 +89,7 @@ def test_a_model_without_a_chat_template_needs_one(run, tmp_path):
     assert found(checkpoint=str(run), chat_template=str(template))[0] == export
 
 
-def test_the_server_is_vllms_own_with_our_settings(run):
+def test_server_command_has_our_settings(run):
     config = ServeConfig(checkpoint=str(run), max_model_len=256, kv_cache_gb=0.5, enforce_eager=True)
     words = command(config, run / "export", "guess", ["--enable-auto-tool-choice"])
     assert words[:4] == [sys.executable, "-P", "-m", "forge_agents.serving._server"]
@@ -113,13 +113,13 @@ def test_the_server_is_vllms_own_with_our_settings(run):
         ({"max_model_len": -1}, "max_model_len"),
     ],
 )
-def test_settings_are_checked(options, told):
+def test_serve_settings_are_checked(options, told):
     with pytest.raises(ValueError, match=told) as caught:
         ServeConfig(**{"checkpoint": "x", **options})
     assert "sk-secret" not in str(caught.value)
 
 
-def test_a_token_comes_from_the_environment_or_is_made(monkeypatch):
+def test_token_comes_from_the_environment_or_is_created(monkeypatch):
     config = ServeConfig(checkpoint="x", api_key_env="MY_TOKEN")
     monkeypatch.setenv("MY_TOKEN", "a-good-token")
     assert config.token() == "a-good-token"
@@ -155,7 +155,7 @@ open(os.environ["FORGE_AGENTS_SERVER_ANSWERS"], "w").close()
 """
 
 
-def test_the_token_is_handed_on_where_no_command_line_shows_it(run, pretended, tmp_path, monkeypatch, capfd):
+def test_token_is_not_on_the_command_line(run, pretended, tmp_path, monkeypatch, capfd):
     started, port = pretended(ANSWERS), str(free_port())
     monkeypatch.setenv("VLLM_API_KEY", "another")
     monkeypatch.delenv("FORGE_AGENTS_TOKEN", raising=False)
@@ -172,7 +172,7 @@ def test_the_token_is_handed_on_where_no_command_line_shows_it(run, pretended, t
     assert "a-token-of-mine" not in capfd.readouterr().out
 
 
-def test_a_server_that_ends_while_it_starts_is_a_failure(run, pretended, capfd):
+def test_server_that_ends_during_startup_is_a_failure(run, pretended, capfd):
     pretended("import sys; sys.exit('no memory')")
     assert cli.main(["serve", str(run), "--port", str(free_port())]) == 1
     said = capfd.readouterr().err
@@ -193,7 +193,7 @@ signal.signal(signal.SIGTERM, ended)
 
 @pytest.mark.parametrize("answers", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_stopped_server_ends_with_its_engines_and_in_silence_before_it_answers(run, tmp_path, number, answers):
+def test_stopped_server_ends_with_its_engines(run, tmp_path, number, answers):
     own = NOISY + "open(os.environ['FORGE_AGENTS_SERVER_ANSWERS'], 'w').close()\n" * answers + "time.sleep(600)"
     program = f"""
 import signal, sys
@@ -226,14 +226,14 @@ sys.exit(main.main(["serve", {str(run)!r}, "--port", {str(free_port())!r}]))
     assert holds_within(30, lambda: not any(map(runs, (server, engine))))
 
 
-def test_a_port_in_use_is_told_before_anything_starts(run):
+def test_port_in_use_is_reported_before_startup(run):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"port {port} .*choose another --port"):
             serve(ServeConfig(checkpoint=str(run), port=port), say=lambda line: None)
 
 
-def test_heads_that_vllm_does_not_compute_on_cpu_are_told_before_anything_starts(tiny_models):
+def test_unsupported_head_size_is_reported_before_startup(tiny_models):
     narrow = tiny_models(settings={"head_dim": 16})
     with pytest.raises(ValueError, match=r"heads of 16 channels, and on CPU vLLM .* 32, 48, 64"):
         serve(ServeConfig(checkpoint=str(narrow)), say=lambda line: None)
@@ -268,7 +268,7 @@ def answer(middleware, scope):
         ("/health", [], 200),
     ],
 )
-def test_every_path_but_health_needs_the_token(monkeypatch, path, headers, status):
+def test_every_path_except_health_needs_the_token(monkeypatch, path, headers, status):
     monkeypatch.setenv("FORGE_AGENTS_SERVER_TOKEN", "right-token")
 
     async def app(scope, receive, send):
@@ -280,7 +280,7 @@ def test_every_path_but_health_needs_the_token(monkeypatch, path, headers, statu
     assert answer(guarded, {"type": "websocket", "path": path, "headers": headers}) == {200: 200, 401: 1008}[status]
 
 
-def test_a_wrong_key_is_refused_in_the_format_of_the_protocols(monkeypatch):
+def test_wrong_key_is_refused_in_the_format_of_the_protocol(monkeypatch):
     monkeypatch.setenv("FORGE_AGENTS_SERVER_TOKEN", "right-token")
     bodies = []
 
@@ -297,7 +297,7 @@ def test_a_wrong_key_is_refused_in_the_format_of_the_protocols(monkeypatch):
     assert missing["error"]["message"].startswith("no API key: send the key")
 
 
-def test_a_server_without_a_token_does_not_start(monkeypatch):
+def test_server_without_a_token_does_not_start(monkeypatch):
     monkeypatch.delenv("FORGE_AGENTS_SERVER_TOKEN", raising=False)
     with pytest.raises(ValueError, match="forge-agents serve"):
         RequireToken(None)
@@ -322,7 +322,7 @@ def write_settings(folder, content):
     (folder / "config.yaml").write_text(text)
 
 
-def test_a_run_is_served_as_its_policies_were_trained(duel, tiny_llama):
+def test_run_is_served_as_its_policies_were_trained(duel, tiny_llama):
     (duel / "export" / "rival" / "adapter").mkdir()
     write_settings(duel, settings(tiny_llama))
     found = find_run(ServeConfig(checkpoint=str(duel)))
@@ -355,7 +355,7 @@ def test_a_run_is_served_as_its_policies_were_trained(duel, tiny_llama):
         find_run(ServeConfig(checkpoint=str(duel)))
 
 
-def test_a_run_of_one_policy_answers_to_the_name_of_its_folder_as_well(run, tiny_llama):
+def test_run_of_one_policy_has_the_name_of_its_folder(run, tiny_llama):
     write_settings(run, {"policies": {"hero": {**POLICY, "model": str(tiny_llama)}}})
     assert find_run(ServeConfig(checkpoint=str(run))).names == {"hero": "hero", "guess": "hero"}
     assert find_run(ServeConfig(checkpoint=str(run), name="mine")).names == {"hero": "hero", "mine": "hero"}
@@ -373,7 +373,7 @@ def test_a_run_of_one_policy_answers_to_the_name_of_its_folder_as_well(run, tiny
         ({"policies": {"a\x1b[2J": {**POLICY, "model": "m", "\x1b[31m": 1}}}, r"\\x1b\[31m"),
     ],
 )
-def test_settings_that_are_not_known_are_refused_and_shown_as_text(run, content, says):
+def test_unknown_run_settings_are_refused_and_escaped(run, content, says):
     write_settings(run, content)
     with pytest.raises(RunFolderError, match=says) as refused:
         find_run(ServeConfig(checkpoint=str(run)))
@@ -381,6 +381,6 @@ def test_settings_that_are_not_known_are_refused_and_shown_as_text(run, content,
 
 
 @pytest.mark.parametrize("content", ["", "{", "- 1", "policies: 1", "a: !!python/object/apply:os.abort []"])
-def test_settings_without_policies_leave_a_model(run, content):
+def test_settings_without_policies_serve_a_model(run, content):
     write_settings(run, content)
     assert find_run(ServeConfig(checkpoint=str(run))) is None

@@ -58,7 +58,7 @@ def with_pip(monkeypatch: pytest.MonkeyPatch, has: bool) -> None:
     monkeypatch.setattr(setup.importlib.util, "find_spec", lambda name: has if name == "pip" else find(name))
 
 
-def test_what_is_missing_is_installed_once_without_its_dependencies(here: Environment, capsys):
+def test_missing_packages_are_installed_once_without_dependencies(here: Environment, capsys):
     assert cli.main(["doctor", "--fix"]) == 0
     (command,) = here.ran
     assert command[:5] == [sys.executable, "-P", "-m", "pip", "install"]
@@ -75,7 +75,7 @@ def test_another_version_is_replaced(here: Environment):
     assert setup.missing() == [STORE]
 
 
-def test_a_dry_run_says_it_and_does_nothing(here: Environment, capsys):
+def test_dry_run_only_prints(here: Environment, capsys):
     here.packages["torchvision"], here.broken = "0.28.0", ("torchvision",)
     assert cli.main(["doctor", "--fix", "--dry-run"]) == 0
     told = capsys.readouterr().out
@@ -83,7 +83,7 @@ def test_a_dry_run_says_it_and_does_nothing(here: Environment, capsys):
     assert "would run" in told and "--no-deps" in told and "uninstall --yes torchvision" in told
 
 
-def test_builds_that_do_not_fit_a_cpu_build_of_torch_are_removed(here: Environment):
+def test_cuda_builds_are_removed_next_to_cpu_torch(here: Environment):
     here.packages |= {"torchvision": "0.28.0", "torchaudio": "2.11.0", **setup.pinned()}
     here.broken = ("torchvision", "torchcodec")
     assert cli.main(["doctor", "--fix"]) == 0
@@ -91,7 +91,7 @@ def test_builds_that_do_not_fit_a_cpu_build_of_torch_are_removed(here: Environme
     assert "torchaudio" in here.packages, "it imports, so it stays"
 
 
-def test_in_a_venv_without_pip_uv_does_it(here: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_uv_is_used_without_pip(here: Environment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     with_pip(monkeypatch, False)
     uv = tmp_path / "uv"
     uv.touch(mode=0o755)
@@ -104,13 +104,13 @@ def test_in_a_venv_without_pip_uv_does_it(here: Environment, monkeypatch: pytest
     assert uninstall[2:] == ["uninstall", "--python", str(tmp_path / "bin" / "python"), "torchcodec"]
 
 
-def test_under_uv_run_uv_does_it_though_there_is_a_pip(here: Environment, monkeypatch: pytest.MonkeyPatch):
+def test_uv_is_used_under_uv_run(here: Environment, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("UV", "/somewhere/uv")
     assert cli.main(["doctor", "--fix"]) == 0
     assert here.ran[0][:3] == ["/somewhere/uv", "pip", "install"]
 
 
-def test_with_neither_pip_nor_uv_it_says_how_to_get_one(here: Environment, monkeypatch, capsys, tmp_path: Path):
+def test_missing_pip_and_uv_are_explained(here: Environment, monkeypatch, capsys, tmp_path: Path):
     with_pip(monkeypatch, False)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(setup.sys, "executable", str(tmp_path / "python"))
@@ -119,7 +119,7 @@ def test_with_neither_pip_nor_uv_it_says_how_to_get_one(here: Environment, monke
     assert here.ran == []
 
 
-def test_where_a_lock_of_uv_rules_it_says_what_to_write_there(here: Environment, capsys, tmp_path: Path):
+def test_uv_lock_gets_instructions(here: Environment, capsys, tmp_path: Path):
     (tmp_path / "uv.lock").touch()
     here.packages["torchvision"], here.broken = "0.28.0", ("torchvision",)
     assert cli.main(["doctor", "--fix"]) == 1
@@ -133,26 +133,26 @@ def test_where_a_lock_of_uv_rules_it_says_what_to_write_there(here: Environment,
     assert "exclude-dependencies" not in capsys.readouterr().out, "on GPU they fit"
 
 
-def test_a_tool_that_fails_is_named_with_what_an_index_must_have(here: Environment, capsys):
+def test_failed_install_command_is_explained(here: Environment, capsys):
     here.status = 7
     assert cli.main(["doctor", "--fix"]) == 1
     told = capsys.readouterr().err
     assert "pip install" in told and "status 7" in told and STORE in told
 
 
-def test_a_tool_that_installs_elsewhere_is_noticed(here: Environment):
+def test_install_into_another_environment_is_noticed(here: Environment):
     here.works = False
     with pytest.raises(ForgeError, match=f"{STORE}, {MODEL} in .* did not change"):
         setup.main()
 
 
-def test_without_torch_it_asks_for_an_extra_first(here: Environment, capsys):
+def test_missing_torch_suggests_an_extra(here: Environment, capsys):
     del here.packages["torch"]
     assert cli.main(["doctor", "--fix"]) == 1
     assert "pip install 'forge-agents-rl[cpu]' or 'forge-agents-rl[gpu]'" in capsys.readouterr().err
 
 
-def test_waits_end(here: Environment, monkeypatch: pytest.MonkeyPatch):
+def test_install_commands_time_out(here: Environment, monkeypatch: pytest.MonkeyPatch):
     def stall(command, timeout, **options):
         raise subprocess.TimeoutExpired(command, timeout)
 
@@ -165,7 +165,7 @@ def test_waits_end(here: Environment, monkeypatch: pytest.MonkeyPatch):
 
 
 @pytest.mark.parametrize(("cuda", "left"), [("None", "broken"), ("'13.0'", "")])
-def test_imports_are_tried_for_real_beside_a_cpu_build_only(tmp_path: Path, cuda: str, left: str):
+def test_imports_are_tested_with_cpu_torch_only(tmp_path: Path, cuda: str, left: str):
     (tmp_path / "torch.py").write_text(f"class version:\n    cuda = {cuda}\n    hip = None\n")
     (tmp_path / "broken.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     done = subprocess.run(
@@ -179,13 +179,13 @@ def test_imports_are_tried_for_real_beside_a_cpu_build_only(tmp_path: Path, cuda
     assert done.stdout.strip() == left
 
 
-def test_the_weights_room_names_the_command(monkeypatch: pytest.MonkeyPatch):
+def test_missing_torchstore_names_the_command(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delitem(sys.modules, "forge_agents.weights._torchstore", raising=False)
     monkeypatch.setitem(sys.modules, "torchstore", None)  # as if it were not installed
     with pytest.raises(MissingExtraError, match="run `forge-agents doctor --fix`"):
         importlib.import_module("forge_agents.weights._torchstore")
 
 
-def test_one_version_of_the_model_is_named_everywhere():
+def test_model_version_is_the_same_everywhere():
     assert [builtin.requirement for builtin in models.BUILTIN.values()] == [MODEL]
     assert [MODEL.split("==")[0].replace("-", "_")] == [builtin.package for builtin in models.BUILTIN.values()]

@@ -49,7 +49,7 @@ def test_help_names_the_commands_and_their_examples(started):
     assert "--sampling.temperature" in said
 
 
-def test_a_person_begins_a_project_and_takes_a_seat(started, tmp_path):
+def test_person_creates_a_project_and_plays(started, tmp_path):
     said, status = ended(started("init", "mine", "--template", "duel"))
     assert status == 0 and "next   cd mine && forge-agents train train.yaml" in said
     child = started("play", "my_world:my/Duel-v0", "--seed", "1", PYTHONPATH=str(tmp_path / "mine"))
@@ -77,7 +77,7 @@ def test_ctrl_c_ends_with_130(started):
 
 
 @pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False), ({"TERM": "dumb"}, False)])
-def test_colour_can_be_switched_off(variables, coloured, started):
+def test_color_can_be_disabled(variables, coloured, started):
     child = started("play", "forge/KuhnPoker-v0", **variables)
     child.expect_exact("player_0> ")
     assert bool(re.search(r"\x1b\[[\d;]*3\dm", child.before)) is coloured

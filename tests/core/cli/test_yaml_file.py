@@ -47,7 +47,7 @@ def refused(run, capsys):
     ("word", "thinking"),
     [("off", "off"), ("on", "on"), ("no", "off"), ("yes", "on"), ("Off", "off"), ("false", "off"), ('"off"', "off")],
 )
-def test_thinking_takes_what_yaml_reads_as_a_boolean(run, word, thinking):
+def test_thinking_accepts_yaml_booleans(run, word, thinking):
     assert run(f"{RUN}    thinking: {word}\n").policies["team"].thinking == thinking
     assert run(RUN, "--policies.team.thinking", word.strip('"')).policies["team"].thinking == thinking
 
@@ -67,7 +67,7 @@ def test_names_may_be_words_that_yaml_reads_as_booleans(run):
     assert found.policies["no"].trainable is False
 
 
-def test_numbers_are_decimal_and_times_are_texts(run):
+def test_numbers_are_decimal_and_times_are_text(run):
     found = run(f"{RUN}steps: 010\ntrainer: {{learner: {{lr: 1e-5, max_grad_norm: .inf}}, seed: 1_000}}\n")
     assert (found.steps, found.trainer.learner.lr, found.trainer.seed) == (10, 1e-5, 1000)
     assert found.trainer.learner.max_grad_norm == float("inf")
@@ -90,7 +90,7 @@ def test_numbers_are_decimal_and_times_are_texts(run):
         (f"{RUN}reward: !!python/object:os.system x\n", "train.yaml:5:9: could not determine a constructor"),
     ],
 )
-def test_mistakes_name_file_line_and_column(refused, text, said):
+def test_yaml_errors_have_file_line_and_column(refused, text, said):
     err = refused(text)
     assert said in err and "unicode string" not in err and "Traceback" not in err
 
@@ -110,7 +110,7 @@ def test_mistakes_name_file_line_and_column(refused, text, said):
         ("steps_: 5\n", "Did you mean 'steps'"),
     ],
 )
-def test_unknown_keys_are_answered_with_the_nearest_setting(refused, text, said):
+def test_unknown_keys_suggest_the_nearest_setting(refused, text, said):
     err = refused(RUN + text)
     assert said in err and "Namespace" not in err and "Union" not in err
 
@@ -129,7 +129,7 @@ def test_unknown_keys_are_answered_with_the_nearest_setting(refused, text, said)
         ("--trainer.learner.lr.x", "--trainer.learner.lr holds no settings of its own"),
     ],
 )
-def test_unknown_flags_are_answered_with_the_nearest_setting(refused, flag, said):
+def test_unknown_flags_suggest_the_nearest_setting(refused, flag, said):
     err = refused(RUN, flag, "3")
     assert said in err and err.count("\n") == 2 and "Namespace" not in err
 
@@ -147,7 +147,7 @@ def test_credit_is_imported_like_reward_and_loss(run, tmp_path, monkeypatch, ref
     assert "cannot be imported" in refused(f"{RUN}trainer: {{credit: nowhere_at_all:x}}\n")
 
 
-def test_a_byte_order_mark_an_empty_file_and_merge_keys_are_read(run, tmp_path):
+def test_byte_order_mark_empty_file_and_merge_keys_are_read(run, tmp_path):
     assert run(b"\xef\xbb\xbf" + RUN.encode()).env == "forge/Relay-v0"
     (tmp_path / "empty.yaml").write_text("# nothing\n")
     assert YamlFile(tmp_path / "empty.yaml").values == {}
@@ -156,7 +156,7 @@ def test_a_byte_order_mark_an_empty_file_and_merge_keys_are_read(run, tmp_path):
     assert merged.policies["rival"].sampling == fa.Sampling(temperature=0.5, top_p=0.5)
 
 
-def test_a_file_of_aliases_of_aliases_is_refused_in_no_time(refused):
+def test_nested_aliases_are_refused_quickly(refused):
     levels = "".join(f"  l{n}: &l{n} [{', '.join([f'*l{n - 1}'] * 10)}]\n" for n in range(1, 10))
     assert "more than 100,000 values" in refused(f"{RUN}env_args:\n  l0: &l0 [x]\n{levels}")
 
@@ -165,7 +165,7 @@ MERGED = "a0: &a0 {x: 1}\n" + "".join(f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 
 
 
 @pytest.mark.parametrize("bomb", [MERGED, "[" * 200_000, "9" * 5000, "!!int x", "&a [*a]"])
-def test_texts_in_settings_are_read_within_bounds(run, refused, bomb):
+def test_texts_in_settings_are_bounded(run, refused, bomb):
     """jsonargparse reads the texts of a file as YAML again, in C, which crashes or does not end."""
     text = json.dumps(bomb)
     assert run(f"{RUN}env_args: {{text: {text}}}\n").env_args == {"text": bomb}
@@ -182,5 +182,5 @@ def test_texts_in_settings_are_read_within_bounds(run, refused, bomb):
         ("a: &a [*a]", "a value contains itself"),
     ],
 )
-def test_files_that_exceed_a_bound_are_refused_in_no_time(refused, bomb, said):
+def test_oversized_files_are_refused_quickly(refused, bomb, said):
     assert said in refused(bomb)
