@@ -35,7 +35,7 @@ def test_ways_fit_the_gpus(gpus: int, found: list[str]) -> None:
     assert gpus == 1 or all(way.gpus <= gpus for way in tried)
 
 
-def test_a_row_has_the_bandwidth_of_the_weights_and_the_memory_that_was_expected() -> None:
+def test_row_has_bandwidth_and_expected_memory() -> None:
     metrics = {"time/sync_s": 0.5, "time/step_s": 2.0, "learner/mfu": 0.25, "learner/peak_device_bytes": 4e9,
                "engines/peak_device_bytes": 50e9, "engines/device_used_bytes": 70e9}  # fmt: skip
     expected = {"learner GB": 5_000_000_000, "engine GB": 60_000_000_000, "GPU GB": 76_000_000_000}
@@ -47,13 +47,13 @@ def test_a_row_has_the_bandwidth_of_the_weights_and_the_memory_that_was_expected
     assert table([told]).row_count == len(told) - 1
 
 
-def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_gpu_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert main(["doctor", "--gpu"]) == 1
     assert "there is no GPU here to check" in capsys.readouterr().err
 
 
-def test_what_is_expected_is_of_what_is_measured(tiny_llama: Path) -> None:
+def test_expected_and_measured_memory_match_in_scope(tiny_llama: Path) -> None:
     total = 16_000_000_000
     shared, alone = ways(1, SMOL)
     found = placement_of(shared, str(tiny_llama), [total])
@@ -70,7 +70,7 @@ def test_what_is_expected_is_of_what_is_measured(tiny_llama: Path) -> None:
     assert expected_bytes(placement_of(shared, str(tiny_llama), [0])).keys() == {"learner GB"}
 
 
-def test_runs_see_as_many_gpus_as_were_asked_for(
+def test_runs_see_the_requested_gpus(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_llama: Path
 ) -> None:
     seen: list[tuple[str, ...]] = []

@@ -26,7 +26,7 @@ def play(folder, suite, players=None, **more):
     return fa.benchmark(players or {"random": fa.Random()}, suite, out_dir=folder, progress=False, **more)
 
 
-def test_a_suite_is_played_as_it_says_where_the_caller_says_nothing(short, tmp_path):
+def test_suite_defaults_apply(short, tmp_path):
     report = play(tmp_path, short)
     own = {"episodes": 2, "seed": 5, "swap_seats": False}
     assert {name: report.settings[name] for name in own} == own and report.planned == 2
@@ -36,7 +36,7 @@ def test_a_suite_is_played_as_it_says_where_the_caller_says_nothing(short, tmp_p
     assert again.settings == report.settings
 
 
-def test_the_first_line_of_a_report_names_every_departure(short, tmp_path, serve_chat):
+def test_headline_names_every_departure_from_the_suite(short, tmp_path, serve_chat):
     server = serve_chat(lambda request: "a")
     players = {"a": server.endpoint_with(sampling=fa.Sampling(max_tokens=7)), "b": f"{server.url}#stub"}
     report = play(tmp_path, short, players, episodes=1, seed=0, swap_seats=True)
@@ -50,13 +50,13 @@ def test_the_first_line_of_a_report_names_every_departure(short, tmp_path, serve
     assert said in page and said.replace("_", "\\_") in report.markdown() and said in " ".join(report.table().split())
 
 
-def test_environments_by_id_and_reports_of_other_versions_depart_from_nothing(short, tmp_path):
+def test_single_environments_have_no_departures(short, tmp_path):
     report = play(tmp_path, SORT, episodes=1)
     assert "suite_defaults" not in report.settings and "Not as" not in report.markdown()
     assert registry.suite_defaults(SORT) == SuiteDefaults() == SuiteDefaults(episodes=64, seed=0, max_tokens=64)
 
 
-def test_the_command_takes_from_the_suite_what_is_not_said(short, tmp_path, serve_chat):
+def test_command_uses_suite_defaults(short, tmp_path, serve_chat):
     server = serve_chat(lambda request: "a")
     words = ["bench", "--suite", short, "--players.a", f"{server.url}#stub", "--sampling.temperature", "0.5"]
     assert cli.main([*words, "--out_dir", str(tmp_path)]) == 0
@@ -68,7 +68,7 @@ def test_the_command_takes_from_the_suite_what_is_not_said(short, tmp_path, serv
         BenchSampling(max_tokens=0)
 
 
-def test_what_makes_no_sense_or_is_taken_is_refused(short):
+def test_invalid_or_duplicate_suites_are_refused(short):
     with pytest.raises(ValueError, match=r"'short-v0' is already .*episodes=2.*choose another name"):
         fa.register_suite("short-v0", [SORT])
     fa.register_suite("short-v0", [SORT], episodes=2, seed=5, swap_seats=False, max_tokens=9)
@@ -102,7 +102,7 @@ def test_suites_and_ids_mix_in_one_list(short, tmp_path):
     assert cli.main(["bench", "--suite", f"{short}+{KUHN}x", "--players.a", "random"]) == 1
 
 
-def test_what_the_command_saves_is_saved_in_python_too(short, tmp_path):
+def test_python_saves_the_same_report_as_the_command(short, tmp_path):
     report = play(tmp_path / "python", short)
     assert Report.load(tmp_path / "python" / "board.json").settings == report.settings
     words = ["bench", "--suite", short, "--players.random", "random", "--out_dir", str(tmp_path / "command")]
@@ -125,7 +125,7 @@ def test_what_the_command_saves_is_saved_in_python_too(short, tmp_path):
         (lambda: play("x", "duel-v0", {"r": "randm"}), "player 'r': model 'randm' .*Did you mean 'random'"),
     ],
 )
-def test_what_was_meant_is_guessed_among_suites_environments_and_players(asked, said, monkeypatch, tmp_path):
+def test_errors_suggest_suites_environments_and_players(asked, said, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     with pytest.raises(ForgeError, match=said):

@@ -38,7 +38,7 @@ TWO = SuiteEnv(id="bench/Two-v0", seats=("x", "y"), kind="competitive", max_turn
 HERE, THERE = {"x": "one", "y": "two"}, {"x": "two", "y": "one"}
 
 
-def test_a_game_is_a_deal_from_both_seats_and_its_sum_decides_it():
+def test_game_is_a_deal_played_as_both_agents():
     """The hand in seat x is worth 5; "one" makes 6 of it and loses 4 without it, in every deal."""
     records = []
     for seed in range(10):
@@ -49,7 +49,7 @@ def test_a_game_is_a_deal_from_both_seats_and_its_sum_decides_it():
     assert missing["one"].games == 9, "half a deal is no game"
 
 
-def test_each_sample_of_a_deal_is_a_game_of_its_own():
+def test_each_sample_of_a_deal_is_a_game():
     """Of three samples of each deal "one" wins one, so it has lost two thirds of the games and not won the best."""
 
     def sample(seed, number):
@@ -64,7 +64,7 @@ def test_each_sample_of_a_deal_is_a_game_of_its_own():
     assert cell.reward.value == pytest.approx(-1 / 3)
 
 
-def test_a_rivals_forfeit_is_neither_a_win_nor_a_success():
+def test_forfeit_of_an_opponent_is_no_success():
     paid = [record(seed, HERE, {"x": 1.0, "y": -1.0}, forfeit="y", success=True) for seed in range(8)]
     summary = summarize(paid, [TWO], ("one", "two"))
     one, two = summary.cells
@@ -78,7 +78,7 @@ def test_a_rivals_forfeit_is_neither_a_win_nor_a_success():
     assert earned.cells[0].success.value == 1 and earned.ratings["one"].games == 8
 
 
-def test_a_report_says_first_when_no_pair_can_differ(tmp_path):
+def test_report_warns_if_no_pair_can_differ(tmp_path):
     players = {"random": fa.Random(), "first": fa.Scripted(first_free), "other": fa.Random(seed=9)}
     few = fa.benchmark(players, TOE, episodes=4, out_dir=tmp_path, progress=False)
     said = "NO PAIR CAN DIFFER: with 4 seeds none of 3 can have an adjusted p below 0.38; 7 would do"
@@ -88,7 +88,7 @@ def test_a_report_says_first_when_no_pair_can_differ(tmp_path):
     assert "NO PAIR" not in many.markdown() and "in 80% of cases if it is at least 1.2 standard" in many.markdown()
 
 
-def test_a_whole_suite_can_tell_players_apart_that_no_environment_can():
+def test_suite_distinguishes_players_that_environments_do_not():
     environments = [SuiteEnv(id=f"bench/Alone{k}-v0", seats=("x",), kind="single", max_turns=None) for k in range(10)]
     records = [
         record(seed, {"x": name}, {"x": float(name == "one")}, env=environment.id, success=True)
@@ -103,7 +103,7 @@ def test_a_whole_suite_can_tell_players_apart_that_no_environment_can():
     assert summary.overall["one"].low > 0.8 and summary.overall["two"].high < 0.2
 
 
-def test_without_swapped_seats_a_seat_is_not_taken_for_skill(tmp_path):
+def test_no_ratings_without_swapped_agents(tmp_path):
     players = {"one": fa.Random(), "two": fa.Random(seed=1)}
     fixed = fa.benchmark(players, TOE, episodes=8, swap_seats=False, out_dir=tmp_path, progress=False)
     assert not fixed.summary.ratings and f"SEATS ARE NOT SWAPPED in {TOE}" in fixed.markdown()
@@ -119,7 +119,7 @@ def episode(rewards, infos):
     return fa.Episode(env_id="bench/Two-v0", seed=1, trajectories=trajectories)
 
 
-def test_who_leaves_without_a_word_has_not_won_what_another_is_said_to_have_won():
+def test_agent_that_left_early_has_not_won():
     rewards = {"x": 2.0, "y": -1.0}
     assert reported_success(episode(rewards, {"y": {"outcome": "win"}})) == {"x": False, "y": True}
     assert reported_success(episode(rewards, {})) == {"x": None, "y": None}
@@ -147,7 +147,7 @@ PIE = (0.7, 0.3), (0.4, 0.6), (0.0, 0.0), (0.5, 0.5)
 
 @pytest.mark.parametrize("rewards", [DILEMMA, HUNT, CHICKEN, PIE, ((1.0, 1.0), (0.5, 0.5), (0.0, 0.0))])
 @pytest.mark.parametrize("kind", ["competitive", "mixed"])
-def test_a_general_sum_game_has_neither_success_nor_ratings_nor_exploitability(rewards, kind):
+def test_general_sum_game_has_no_success_or_ratings(rewards, kind):
     records, environment = paid(*rewards * 4, kind=kind)
     summary = summarize(records, [environment], ("one", "two"))
     assert not is_zero_sum(records, environment) and not is_won_or_lost(records, environment)
@@ -166,7 +166,7 @@ def test_a_general_sum_game_has_neither_success_nor_ratings_nor_exploitability(r
         (((3.0, 0.0), (0.0, 3.0), (1.0, 1.0)), False),  # as in a league of football
     ],
 )
-def test_games_of_winning_and_losing_have_success_and_ratings(rewards, zero_sum):
+def test_won_or_lost_games_have_success_and_ratings(rewards, zero_sum):
     records, environment = paid(*rewards * 4)
     assert is_won_or_lost(records, environment) and is_zero_sum(records, environment) == zero_sum
     won = {(row.seed, seat): row.seats[seat].success for row in judged(records, environment) for seat in row.seats}
@@ -176,7 +176,7 @@ def test_games_of_winning_and_losing_have_success_and_ratings(rewards, zero_sum)
     assert summary.undefined == () and bool(summary.bounds) == zero_sum
 
 
-def test_a_zero_sum_tag_and_what_an_environment_says_stand():
+def test_zero_sum_tag_and_reported_success_are_kept():
     draws, environment = paid(*[(0.0, 0.0)] * 4, zero_sum=True)
     assert (
         is_zero_sum(draws, environment) and summarize(draws, [environment], ("one", "two")).cells[0].success.value == 0
@@ -189,14 +189,14 @@ def test_a_zero_sum_tag_and_what_an_environment_says_stand():
     assert summarize(said, [environment], ("one", "two")).undefined == ()
 
 
-def test_forfeits_tell_nothing_of_a_games_rewards():
+def test_forfeits_are_excluded_from_reward_rules():
     records, environment = paid(*((1.0, -1.0), (-1.0, 1.0)) * 4)
     crash = [record(99, HERE, {"x": -1.0, "y": 0.0}, forfeit="x", success=None)]
     assert is_zero_sum([*records, *crash], environment)
 
 
 @pytest.mark.parametrize("kind", ["single", "cooperative"])
-def test_a_task_is_solved_by_the_most_that_can_be_earned(kind):
+def test_task_is_solved_by_the_maximum_reward(kind):
     seats = ("x",) if kind == "single" else ("x", "y")
 
     def success(rewards, most):
@@ -210,7 +210,7 @@ def test_a_task_is_solved_by_the_most_that_can_be_earned(kind):
     assert str(success([37.0, 1.0, 0.0, 2.0], None)) == "nan"  # scores without a known most
 
 
-def test_undefined_success_is_said_and_left_out_of_the_mean():
+def test_undefined_success_is_reported_and_excluded():
     records, environment = paid(*DILEMMA * 4)
     task = SuiteEnv(id="bench/Task-v0", seats=("x",), kind="single", max_turns=None)
     solved = [record(n, {"x": who}, {"x": 1.0}, env=task.id, success=None) for n in range(8) for who in ("one", "two")]

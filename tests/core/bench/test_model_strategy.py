@@ -85,7 +85,7 @@ def equilibrium(prompt, text):
     return chances.get(text, 0.0)
 
 
-def test_exact_probabilities_make_the_table_of_all_twelve_information_sets(kuhn, renderer):
+def test_exact_probabilities_cover_all_information_sets(kuhn, renderer):
     served = PolicyEngine(Engine(renderer, equilibrium), renderer)
     found = asyncio.run(model_strategy(kuhn, POLICY, served))
     assert len(found.table) == 12 and found.illegal == 0
@@ -106,7 +106,7 @@ def test_earlier_actions_are_in_the_prompt(kuhn, renderer):
         assert "You play Kuhn poker" in before and after.index("check") < after.index("opponent bet")
 
 
-def test_free_answers_are_what_the_game_makes_of_them(kuhn, renderer):
+def test_game_interprets_free_answers(kuhn, renderer):
     engine = Engine(renderer, equilibrium, wording="I {}!")
     value, illegal = asyncio.run(model_exploitability(kuhn, POLICY, PolicyEngine(engine, renderer), samples=200))
     assert value == pytest.approx(0, abs=0.04) and illegal == 0
@@ -114,7 +114,7 @@ def test_free_answers_are_what_the_game_makes_of_them(kuhn, renderer):
     assert len(again) == 600 and all("I check!" in prompt for prompt in again), "it goes on from its own words"
 
 
-def test_illegal_answers_are_counted_apart(kuhn, renderer):
+def test_illegal_answers_are_counted_separately(kuhn, renderer):
     def half(prompt, text):
         return 0.5 if text == "umm" else equilibrium(prompt, text) / 2
 
@@ -174,7 +174,7 @@ def pennies():
     return GameTree("model-strategy-test/Pennies-v0")
 
 
-def test_actions_that_begin_alike_are_told_apart_further_on(pennies, renderer):
+def test_actions_with_a_common_prefix_are_distinguished(pennies, renderer):
     chances = {"heads": 0.3, "help": 0.7}
 
     def chance(prompt, left):  # what is left of the two words
@@ -186,7 +186,7 @@ def test_actions_that_begin_alike_are_told_apart_further_on(pennies, renderer):
     assert exploitability(pennies, found.table) == pytest.approx(0.4)
 
 
-def test_what_cannot_be_told_is_refused(pennies, renderer):
+def test_unsupported_strategies_are_refused(pennies, renderer):
     served = PolicyEngine(Engine(renderer, lambda prompt, text: 0.5), renderer)
     with pytest.raises(ForgeError, match="'heads' is a prefix of another"):
         asyncio.run(model_strategy("model-strategy-test/Beginning-v0", POLICY, served))
@@ -196,7 +196,7 @@ def test_what_cannot_be_told_is_refused(pennies, renderer):
         exploitability(pennies, {})
 
 
-def test_exact_probabilities_are_of_no_policy_that_counts_what_it_wrote(kuhn, renderer):
+def test_exact_probabilities_exclude_penalties(kuhn, renderer):
     served = PolicyEngine(Engine(renderer, equilibrium), renderer)
     for shaping in ({"bad_words": ("bet",)}, {"presence_penalty": 0.5}, {"frequency_penalty": 0.5}):
         counting = fa.Policy("some-model", name="hero", sampling=fa.Sampling(**shaping))
@@ -207,7 +207,7 @@ def test_exact_probabilities_are_of_no_policy_that_counts_what_it_wrote(kuhn, re
     assert asyncio.run(model_strategy(kuhn, sharp, served)).illegal == 0
 
 
-def test_metrics_of_training_name_policies_where_there_are_several(renderer):
+def test_training_metrics_name_several_policies(renderer):
     served = PolicyEngine(Engine(renderer, equilibrium), renderer)
     one = asyncio.run(exploited([KUHN], {"hero": POLICY}, {"hero": served}, samples=20))
     assert set(one) == {"eval/exploitability", "eval/illegal"} and 0 <= one["eval/exploitability"] < 0.3
@@ -215,7 +215,7 @@ def test_metrics_of_training_name_policies_where_there_are_several(renderer):
     assert set(two) == {f"eval/{what}/{name}" for what in ("exploitability", "illegal") for name in "ab"}
 
 
-def test_training_measures_it_only_where_it_evaluates():
+def test_training_measures_exploitability_with_evaluations():
     with pytest.raises(ValueError, match="above 0 only with evaluations"):
         fa.GRPOConfig(exploitability_samples=10)
     with pytest.raises(ValueError, match="exploitability_samples=-1"):
@@ -262,7 +262,7 @@ def test_benchmarks_measure_the_exploitability_of_models_once(monkeypatch, rende
         play(-1)
 
 
-def test_what_a_killed_benchmark_has_measured_is_kept(monkeypatch, renderer, tiny_llama, tmp_path):
+def test_killed_benchmark_keeps_measured_exploitability(monkeypatch, renderer, tiny_llama, tmp_path):
     started, alive = [], {"first"}
 
     @contextlib.asynccontextmanager
@@ -307,14 +307,14 @@ class Slow(Engine):
         return await super().generate(prompt_ids, sampling, **options)
 
 
-def test_a_late_answer_costs_itself_and_is_told(kuhn, renderer, caplog):
+def test_late_answer_is_dropped_and_reported(kuhn, renderer, caplog):
     served = PolicyEngine(Slow(renderer, equilibrium), renderer)
     found = asyncio.run(model_strategy(kuhn, POLICY, served, samples=200))
     assert found.illegal == 0 and exploitability(kuhn, found.table) == pytest.approx(0, abs=0.06)
     assert "hero gave 600 of 2400 free answers too late" in caplog.text
 
 
-def test_a_probe_that_hears_nothing_measures_nothing_and_ends_nothing(renderer, caplog):
+def test_missing_answers_do_not_end_training(renderer, caplog):
     late, full = Slow(renderer, equilibrium), Engine(renderer, equilibrium)
     late.nth, full.max_model_len = 1, 8
     for engine in (late, full):

@@ -36,7 +36,7 @@ def test_files_outside_the_page_are_not_served(server, path):
 @pytest.mark.parametrize(
     "path", ["", "/", "/api/runs", "/static/app.js", "/wrong-token/", f"/{TOKEN[:-1]}/", f"/{TOKEN}x/", "/%73ecret/"]
 )
-def test_without_the_token_nothing_is_told(server, path):
+def test_requests_without_the_token_are_refused(server, path):
     status, headers, body = server.get(url=f"http://127.0.0.1:{server.port}{path}")
     assert status == 403
     assert TOKEN not in body and "first" not in body
@@ -64,11 +64,11 @@ def test_two_host_headers_are_refused(server):
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
-def test_nothing_can_be_changed(server, method):
+def test_server_is_read_only(server, method):
     assert server.get("api/runs", method=method)[0] == 405
 
 
-def test_answers_bind_the_browser_and_open_to_no_other_origin(server):
+def test_responses_have_security_headers(server):
     for path in ("", "api/runs", "static/app.js", "api/runs/0/episodes/1"):
         headers = server.get(path, Origin="http://evil.example")[1]
         policy = headers["content-security-policy"]
@@ -102,12 +102,12 @@ def test_episodes_are_found_and_opened(server):
         ("openapi.json", 404, "Not Found"),
     ],
 )
-def test_what_is_not_there_says_so(server, path, status, told):
+def test_missing_items_are_reported(server, path, status, told):
     found = server.get(path)
     assert found[0] == status and told in str(found[2])
 
 
-def test_what_a_run_appends_is_seen(server, run_folder):
+def test_appended_data_appear(server, run_folder):
     before = server.get("api/runs")[2]["runs"][0]
     write_lines(run_folder / "metrics.jsonl", metrics(1, start=3))
     write_lines(run_folder / "episodes.jsonl", [episode(seed=77)])
@@ -136,7 +136,7 @@ def test_the_command_prints_an_address_and_ends_with_ctrl_c(server, run_folder):
     assert url[1] not in rest + complaints and complaints == ""
 
 
-def test_the_command_tells_what_is_wrong(tmp_path, run_folder, capsys):
+def test_view_command_reports_errors(tmp_path, run_folder, capsys):
     assert cli.main(["view", str(tmp_path / "nothing")]) == 1
     assert "is not a folder; give the out_dir of a run" in capsys.readouterr().err
     (tmp_path / "train.yaml").write_text("")
@@ -149,12 +149,12 @@ def test_the_command_tells_what_is_wrong(tmp_path, run_folder, capsys):
     assert page.count("zebra crossing a 0") == 1 and "word0" not in page
 
 
-def test_a_port_in_use_is_told(server, run_folder, capsys):
+def test_port_in_use_is_reported(server, run_folder, capsys):
     assert cli.main(["view", str(run_folder), "--port", str(server.port)]) == 1
     assert f"port {server.port} cannot be used" in capsys.readouterr().err
 
 
-def test_the_token_is_on_no_command_line_of_a_browser(run_folder, monkeypatch):
+def test_token_is_not_on_the_browser_command_line(run_folder, monkeypatch):
     opened, said = [], []
 
     def look(address):

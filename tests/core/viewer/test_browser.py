@@ -143,7 +143,7 @@ def test_curves_of_runs_lie_side_by_side(serve, open_page, run_folder, tmp_path)
     assert all(url.startswith((server.url, "data:")) for url in page.asked)
 
 
-def test_a_chart_is_zoomed_by_dragging_and_by_keys_and_stays_so_while_the_run_goes_on(serve, open_page, tmp_path):
+def test_chart_zoom_works_by_mouse_and_keys_and_persists(serve, open_page, tmp_path):
     log = write_lines(tmp_path / "run" / "metrics.jsonl", metrics(100))
     page = open_page(serve(tmp_path / "run").url, hurry=True)
     chart = page.locator("figure", has_text="reward/mean")
@@ -171,7 +171,7 @@ def test_a_chart_is_zoomed_by_dragging_and_by_keys_and_stays_so_while_the_run_go
     assert page.complaints == []
 
 
-def test_an_axis_is_logarithmic_where_values_are_above_0(serve, open_page, tmp_path):
+def test_axis_is_logarithmic_for_positive_values(serve, open_page, tmp_path):
     rows = [{"step": step, "learner/norm": 10.0 ** (step - 4), "learner/loss": -1.0} for step in range(9)]
     write_lines(tmp_path / "run" / "metrics.jsonl", rows)
     page = open_page(serve(tmp_path / "run").url)
@@ -189,7 +189,7 @@ def test_an_axis_is_logarithmic_where_values_are_above_0(serve, open_page, tmp_p
     assert page.complaints == []
 
 
-def test_charts_are_saved_as_pictures_and_tables_with_nothing_in_them_that_a_spreadsheet_runs(
+def test_charts_are_saved_as_png_and_csv_without_formulas(
     serve, open_page, run_folder, tmp_path
 ):
     evil = "=HYPERLINK(1)"
@@ -226,7 +226,7 @@ def test_charts_follow_the_theme(serve, open_page, run_folder):
     assert page.complaints == []
 
 
-def test_how_a_run_ended_stands_beside_it(serve, open_page, run_folder):
+def test_stop_reason_of_a_run_is_shown(serve, open_page, run_folder):
     said = {"step": 2, "ending": "plateau", "reason": "plateau: <b>all 64 episodes</b>"}
     (run_folder / "ending.json").write_text(json.dumps(said))
     page = open_page(serve(run_folder).url)
@@ -264,7 +264,7 @@ def test_episodes_are_filtered_searched_and_opened(serve, open_page, run_folder)
     assert page.complaints == []
 
 
-def test_two_runs_are_compared_by_their_settings_and_by_what_was_said(serve, open_page, run_folder, tmp_path):
+def test_two_runs_are_compared_by_settings_and_texts(serve, open_page, run_folder, tmp_path):
     other = tmp_path / "second"
     write_lines(other / "episodes.jsonl", [episode(seed=seed, words="a giraffe") for seed in (31, 32)])
     (other / "config.yaml").write_text("env: [my/Game-v0]\ntrainer: {max_staleness: 2, seed: 1}\n")
@@ -285,7 +285,7 @@ def test_two_runs_are_compared_by_their_settings_and_by_what_was_said(serve, ope
     assert page.complaints == []
 
 
-def test_tokens_are_coloured_by_logprob_advantage_and_weights(serve, open_page, run_folder):
+def test_tokens_are_colored_by_logprob_advantage_and_version(serve, open_page, run_folder):
     from tokenizers import Tokenizer, decoders, models
 
     tokenizer = Tokenizer(models.WordLevel({"zebra": 104, " crossing": 105, "!": 33, "?": 0}, unk_token="?"))
@@ -312,7 +312,7 @@ def test_tokens_are_coloured_by_logprob_advantage_and_weights(serve, open_page, 
     assert page.complaints == []
 
 
-def test_conversations_of_a_seat_are_a_tree_that_leads_to_its_turns(serve, open_page, tmp_path):
+def test_conversations_of_an_agent_form_a_tree(serve, open_page, tmp_path):
     row = episode(agents=("a",))
     first = row["trajectories"]["a"]["turns"][0]
     said = [(0, None), (1, 0), (0, None), (1, None), (2, None)]
@@ -337,7 +337,7 @@ def test_conversations_of_a_seat_are_a_tree_that_leads_to_its_turns(serve, open_
     assert page.complaints == []
 
 
-def test_keys_alone_lead_through_the_list_and_its_pages(serve, open_page, tmp_path):
+def test_keys_navigate_the_list_and_its_pages(serve, open_page, tmp_path):
     write_lines(tmp_path / "run" / "episodes.jsonl", [episode(seed=seed) for seed in range(1, 61)])
     page = open_page(serve(tmp_path / "run").url)
     page.keyboard.press("2")
@@ -367,7 +367,7 @@ def test_a_page_is_restored_from_its_address(serve, open_page, run_folder):
     page.locator(".turn").first.wait_for()
 
 
-def test_the_timeline_says_who_stood_idle(serve, open_page, run_folder):
+def test_timeline_shows_idle_times(serve, open_page, run_folder):
     page = open_page(serve(run_folder).url + "#view=timeline")
     first = page.locator("tbody tr").first.inner_text()
     assert first.split("\t") == ["engines and environments", "collect", "9 s", " 60 %", "6 s"]
@@ -385,7 +385,7 @@ def test_the_timeline_says_who_stood_idle(serve, open_page, run_folder):
     assert page.complaints == []
 
 
-def test_the_timeline_of_a_run_that_plays_ahead_counts_work_instead_of_waits(serve, open_page, tmp_path):
+def test_timeline_of_asynchronous_rollouts_counts_work(serve, open_page, tmp_path):
     rows = [{**row, "idle/engines": 0.2, "idle/learner": None if row["step"] == 2 else 0.4} for row in metrics(3)]
     write_lines(tmp_path / "run" / "metrics.jsonl", rows)
     (tmp_path / "run" / "config.yaml").write_text("trainer: {max_staleness: 1}\n")
@@ -399,7 +399,7 @@ def test_the_timeline_of_a_run_that_plays_ahead_counts_work_instead_of_waits(ser
     assert "wait for episodes 3 s" in told and "environments" not in told
 
 
-def test_what_a_run_writes_appears_by_itself(serve, open_page, run_folder):
+def test_new_data_appear_without_reload(serve, open_page, run_folder):
     page = open_page(serve(run_folder).url, hurry=True)
     chart = page.locator("figure", has_text="reward/mean").locator(".plot")
     assert "to 0.2" in chart.get_attribute("aria-label")
@@ -414,7 +414,7 @@ def test_what_a_run_writes_appears_by_itself(serve, open_page, run_folder):
     assert page.complaints == []
 
 
-def test_many_episodes_cost_little_more_than_few(serve, open_page, tmp_path):
+def test_many_episodes_are_nearly_as_fast_as_few(serve, open_page, tmp_path):
     line = json.dumps(episode(seed=1234567, agents=("a",)))
     for name, count in (("few", 60), ("many", 8_000)):
         log = tmp_path / name / "episodes.jsonl"
@@ -499,7 +499,7 @@ def visit_everything(page, opened, run=0):
         page.eval_on_selector_all("details", "all => all.forEach(one => { one.open = true; })")
 
 
-def test_nothing_that_a_model_wrote_is_more_than_text(serve, open_page, tmp_path):
+def test_model_texts_are_never_markup(serve, open_page, tmp_path):
     assert len(set(PAYLOADS)) >= 30
     folder = tmp_path / "<img src=x onerror=pwned()>"
     hostile_run(folder)
@@ -515,7 +515,7 @@ def test_nothing_that_a_model_wrote_is_more_than_text(serve, open_page, tmp_path
     assert_unharmed(page, server.url)
 
 
-def test_a_saved_page_shows_the_same_without_any_request(open_page, run_folder, tmp_path):
+def test_saved_page_needs_no_request(open_page, run_folder, tmp_path):
     hostile_run(tmp_path / "hostile")
     target = save_page([run_folder, tmp_path / "hostile"], tmp_path / "page.html")
     page = open_page(target.as_uri())
@@ -532,7 +532,7 @@ def test_a_saved_page_shows_the_same_without_any_request(open_page, run_folder, 
     assert page.complaints == []
 
 
-def test_a_saved_page_shows_an_episode_of_another_version_as_such(open_page, run_folder, tmp_path):
+def test_saved_page_marks_episodes_of_another_version(open_page, run_folder, tmp_path):
     strange = {"env_id": "e", "seed": 1, "trajectories": {"a": {"turns": [{"reward": 1.0}]}}}
     write_lines(run_folder / "episodes.jsonl", [strange])
     page = open_page(save_page([run_folder], tmp_path / "page.html").as_uri() + "#view=episodes&n=7")
@@ -568,7 +568,7 @@ def test_a_benchmark_and_an_empty_run_are_shown(serve, open_page, tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_text_is_readable_in_both_schemes_and_everything_has_a_name(serve, open_page, run_folder, scheme):
+def test_contrast_and_accessible_names(serve, open_page, run_folder, scheme):
     page = open_page(serve(run_folder).url + "#view=episodes&n=5", color_scheme=scheme)
     page.locator(".turn").first.wait_for()
     ratio = page.evaluate(CONTRAST)
@@ -583,7 +583,7 @@ def test_text_is_readable_in_both_schemes_and_everything_has_a_name(serve, open_
     assert page.locator("html").get_attribute("lang") == "en"
 
 
-def test_a_narrow_window_needs_no_sideways_scrolling(serve, open_page, run_folder):
+def test_narrow_window_has_no_horizontal_scrolling(serve, open_page, run_folder):
     page = open_page(serve(run_folder).url + "#view=episodes&n=5", viewport={"width": 420, "height": 800})
     page.locator(".turn").first.wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") <= 420

@@ -13,7 +13,7 @@ def pieces(policy, ids):
     return [f"{policy}:{token}" for token in ids]
 
 
-def test_turns_of_all_agents_stand_in_the_order_they_happened():
+def test_turns_of_all_agents_are_in_order():
     shown = shown_episode(4, episode(), pieces)
     assert [(turn["index"], turn["agent"]) for turn in shown["turns"]] == [(0, "a"), (1, "b"), (2, "a"), (3, "b")]
     first, *_, last = shown["turns"]
@@ -47,7 +47,7 @@ def test_tool_calls_and_their_results_are_marked():
     assert shown_episode(1, row, pieces)["turns"][0]["calls"] == []
 
 
-def test_a_thought_and_its_length_are_shown_beside_the_action():
+def test_reasoning_and_its_length_are_shown():
     row = episode(agents=("a",))
     thinking, other = row["trajectories"]["a"]["turns"]
     thinking["reasoning"], thinking["reasoning_tokens"] = "hm", 7
@@ -57,7 +57,7 @@ def test_a_thought_and_its_length_are_shown_beside_the_action():
     assert (second["reasoning"], second["reasoning_tokens"]) == ("", 0)
 
 
-def test_turns_of_a_seat_stand_in_a_tree():
+def test_turns_of_an_agent_form_a_tree():
     row = episode(agents=("a",))
     first = row["trajectories"]["a"]["turns"][0]
     said = [(0, None), (1, 0), (0, None), (1, None), (2, 3), (3, None), (4, 99)]  # nobody made turn 99
@@ -72,7 +72,7 @@ def test_turns_of_a_seat_stand_in_a_tree():
     assert shown_episode(1, row, pieces)["turns"][0]["after"] is None
 
 
-def test_a_branch_and_what_was_left_out_are_shown():
+def test_branch_and_compacted_text_are_shown():
     row = episode(agents=("a",))
     first, second = row["trajectories"]["a"]["turns"]
     first["branch"], first["compaction"] = 2, {"how": "window", "turns": 3, "text": "[3 earlier turns]"}
@@ -83,7 +83,7 @@ def test_a_branch_and_what_was_left_out_are_shown():
     ]
 
 
-def test_what_is_not_a_number_is_none():
+def test_nan_becomes_none():
     row = episode()
     row["rewards"] = {"a": math.nan, "b": 0.5}
     row["advantages"] = {"a": [math.inf]}
@@ -109,7 +109,7 @@ def test_older_rows_without_newer_fields_are_shown():
     assert shown["turns"][0]["action"] == "hello a 0"
 
 
-def test_a_record_shows_its_seats():
+def test_benchmark_record_shows_its_agents():
     shown = shown_episode(1, record(), pieces)
     assert shown["turns"] == [] and shown["agents"][0]["policy"] == "random"
     assert shown["agents"][0]["facts"]["decisions"] == 3 and shown["agents"][0]["reward"] == 1.0
@@ -118,7 +118,7 @@ def test_a_record_shows_its_seats():
 
 
 @pytest.mark.parametrize("row", [{}, [], "text", 3, None, {"trajectories": 3}, {"lineup": {}, "seats": {"a": 1}}])
-def test_what_is_no_episode_is_refused(row):
+def test_invalid_episode_is_refused(row):
     with pytest.raises((ValueError, TypeError)):
         digest(row)
 
@@ -135,7 +135,7 @@ def model(tmp_path):
     return tmp_path / "model"
 
 
-def test_pieces_join_to_the_response_and_hold_whole_characters(model, tmp_path):
+def test_pieces_join_to_the_response(model, tmp_path):
     text = "Zürich → 東京 🙂."
     ids = Tokenizer.from_file(str(model / "tokenizer.json")).encode(text).ids
     found = Pieces(tmp_path, {"hero": str(model)}).of("hero", ids)

@@ -22,7 +22,7 @@ def index(run_folder):
     return index
 
 
-def test_rows_tell_what_an_episode_came_to(index):
+def test_rows_summarize_episodes(index):
     row = index.find(Query(sort="oldest"))["rows"][0]
     assert (row["env"], row["seed"], row["step"]) == ("my/Game-v0", 10, 0)
     assert (row["reward"], row["trained"], row["turns"], row["tokens"]) == (-1.0, 0.25, 4, 8)
@@ -54,7 +54,7 @@ def test_rows_tell_what_an_episode_came_to(index):
         ({"text": 'a" OR text:* NEAR( -'}, []),
     ],
 )
-def test_filters_find_what_they_say(index, asked, found):
+def test_filters_select_episodes(index, asked, found):
     assert numbers(index, **asked) == found
 
 
@@ -76,7 +76,7 @@ def test_facets_count_environments_and_errors(index):
     }
 
 
-def test_only_what_is_new_is_read(index, run_folder):
+def test_only_new_lines_are_read(index, run_folder):
     assert index.update() == 0
     write_lines(run_folder / "episodes.jsonl", [episode(seed=99, words="newcomer")])
     assert index.update() == 1
@@ -84,7 +84,7 @@ def test_only_what_is_new_is_read(index, run_folder):
     assert EpisodeIndex(run_folder / "episodes.jsonl").update() == 0
 
 
-def test_a_rewritten_file_is_indexed_anew(index, run_folder):
+def test_rewritten_file_is_indexed_again(index, run_folder):
     log = run_folder / "episodes.jsonl"
     kept = log.read_text().splitlines(keepends=True)[:2]
     log.write_text("".join(kept) + json.dumps(episode(seed=5, words="replayed " * 500)) + "\n")
@@ -96,7 +96,7 @@ def test_a_rewritten_file_is_indexed_anew(index, run_folder):
     assert index.row(3)["seed"] == 5
 
 
-def test_a_half_written_last_line_waits_for_its_end(tmp_path):
+def test_incomplete_last_line_is_read_later(tmp_path):
     log, line = tmp_path / "episodes.jsonl", json.dumps(episode())
     log.write_text(line + "\n" + line[:300])
     index = EpisodeIndex(log)
@@ -114,7 +114,7 @@ def test_a_half_written_last_line_waits_for_its_end(tmp_path):
     assert status["episodes"] == 3 and status["problems"][0].startswith("line 4 of")  # its end is no line of its own
 
 
-def test_damaged_and_foreign_lines_are_told_and_the_rest_is_kept(tmp_path):
+def test_damaged_lines_are_reported_and_others_kept(tmp_path):
     log = write_lines(tmp_path / "episodes.jsonl", [episode(), {"format": 9}, episode(seed=8), [1], record()])
     with log.open("ab") as file:
         file.write(b'{"step": 3, "traj\n\xff\xfe\n')
@@ -129,7 +129,7 @@ def test_damaged_and_foreign_lines_are_told_and_the_rest_is_kept(tmp_path):
     assert [row["seed"] for row in index.find(Query(sort="oldest"))["rows"]] == [7, 8, 7, 9]
 
 
-def test_one_odd_episode_does_not_hide_the_others(tmp_path):
+def test_invalid_episode_does_not_hide_others(tmp_path):
     """Half an emoji, as endpoints cut answers off, and numbers that no database holds."""
     odd = [episode(words="a \ud83d"), episode(), episode(seed=2**64), episode(step=10**30)]
     odd[1]["trajectories"]["a"]["turns"][1]["reward"] = 10**400
@@ -142,7 +142,7 @@ def test_one_odd_episode_does_not_hide_the_others(tmp_path):
     assert [row["seed"] for row in index.find(Query(sort="oldest"))["rows"]] == [7, 7, 7, 8]
 
 
-def test_a_file_of_nothing_but_rubbish_is_read_once(tmp_path):
+def test_file_of_garbage_is_read_once(tmp_path):
     log = tmp_path / "episodes.jsonl"
     log.write_text("rubbish\n" * 7)
     index = EpisodeIndex(log)
@@ -165,19 +165,19 @@ def test_a_missing_file_is_an_empty_list(tmp_path):
     assert index.status() == {"episodes": 0, "bytes": 0, "indexed": 0, "problems": []}
 
 
-def test_a_damaged_index_says_what_to_delete(index):
+def test_damaged_index_names_the_file_to_delete(index):
     index.file.write_bytes(b"not a database" * 100)
     with pytest.raises(RunFolderError, match=r"\.index cannot be used .*delete it"):
         index.find(Query())
 
 
-def test_an_index_of_another_format_is_made_anew(index, monkeypatch):
+def test_index_of_another_version_is_rebuilt(index, monkeypatch):
     monkeypatch.setattr("forge_agents.viewer.index.FORMAT", 2)
     assert index.update() == 6
     assert len(numbers(index)) == 6
 
 
-def test_the_index_lies_in_the_cache_and_the_run_folder_stays_as_it_was(run_folder, index_folder):
+def test_index_is_in_the_cache_and_run_folders_are_unchanged(run_folder, index_folder):
     other = sqlite3.connect(run_folder.parent / "other.db")
     with other:
         other.execute("CREATE TABLE precious (x)")
@@ -190,7 +190,7 @@ def test_the_index_lies_in_the_cache_and_the_run_folder_stays_as_it_was(run_fold
     assert other.execute("SELECT x FROM precious").fetchall() == [(42,)]
 
 
-def test_a_database_of_another_program_is_never_made_anew(run_folder):
+def test_database_of_another_program_is_not_replaced(run_folder):
     index = EpisodeIndex(run_folder / "episodes.jsonl")
     with closing(sqlite3.connect(index.file)) as other, other:
         other.execute("CREATE TABLE precious (x)")
@@ -200,7 +200,7 @@ def test_a_database_of_another_program_is_never_made_anew(run_folder):
         assert other.execute("SELECT name FROM sqlite_master").fetchall() == [("precious",)]
 
 
-def test_indexes_that_nobody_has_opened_for_a_month_are_deleted(run_folder, index_folder):
+def test_indexes_unused_for_a_month_are_deleted(run_folder, index_folder):
     EpisodeIndex(run_folder / "episodes.jsonl").update()
     old, new = index_folder / "old.index", index_folder / "new.index"
     for file, age_s in ((old, 40 * 24 * 3600), (new, 0)):
@@ -211,6 +211,6 @@ def test_indexes_that_nobody_has_opened_for_a_month_are_deleted(run_folder, inde
 
 
 @pytest.mark.parametrize("wrong", [{"sort": "n; DROP TABLE episodes"}, {"offset": -1}, {"limit": 501}, {"limit": -1}])
-def test_questions_out_of_range_are_refused(wrong):
+def test_queries_out_of_range_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Query(**wrong)

@@ -17,14 +17,14 @@ def only(folder):
     return run
 
 
-def test_a_run_tells_what_it_holds(run_folder):
+def test_status_lists_the_content_of_a_run(run_folder):
     status = only(run_folder).status()
     assert (status["name"], status["steps"], status["episodes"]["episodes"]) == ("first", 3, 6)
     assert status["has"] == {"metrics": True, "episodes": True, "verifiers": False, "tables": False, "settings": True}
     assert status["problems"] == []
 
 
-def test_a_run_tells_how_it_ended(run_folder):
+def test_status_has_the_stop_reason(run_folder):
     run = only(run_folder)
     assert run.status()["ending"] is None
     file = run_folder / "ending.json"
@@ -46,7 +46,7 @@ def test_the_stamp_changes_with_every_file(run_folder):
     assert run.status()["steps"] == 4
 
 
-def test_a_page_is_saved_though_an_episode_is_of_another_version(run_folder, tmp_path):
+def test_page_is_saved_with_an_episode_of_another_version(run_folder, tmp_path):
     strange = {"env_id": "e", "seed": 1, "trajectories": {"a": {"turns": [{"reward": 1.0}]}}}
     write_lines(run_folder / "episodes.jsonl", [strange])
     text = save_page([run_folder], tmp_path / "page.html").read_text()
@@ -54,7 +54,7 @@ def test_a_page_is_saved_though_an_episode_is_of_another_version(run_folder, tmp
     assert "zebra crossing a 0" in text
 
 
-def test_metrics_are_columns_with_none_where_a_step_has_none(run_folder):
+def test_metrics_are_columns_with_none_for_missing_values(run_folder):
     found = only(run_folder).metrics()
     assert found["step"] == [0, 1, 2] and found["every"] == 1
     assert found["series"]["reward/mean"] == [0.0, 0.1, 0.2]
@@ -69,7 +69,7 @@ def test_long_runs_are_thinned_and_keep_their_ends(tmp_path):
     assert len(found["series"]["reward/mean"]) == len(found["step"])
 
 
-def test_damaged_metrics_are_told_and_the_rest_is_shown(run_folder):
+def test_damaged_metrics_are_reported_and_others_shown(run_folder):
     with (run_folder / "metrics.jsonl").open("a") as file:
         file.write('broken\n{"no": "step"}\n{"step": 9, "reward/mean": NaN}\n{"step": 10, "rew')
     run = only(run_folder)
@@ -100,7 +100,7 @@ def test_appended_and_replaced_metrics_are_read(run_folder):
     assert run.metrics()["step"] == []
 
 
-def test_steps_that_are_written_again_take_the_place_of_what_stood_there(tmp_path):
+def test_repeated_steps_replace_earlier_rows(tmp_path):
     """A loop of one's own that was killed after its metrics and before its checkpoint; a curve cannot run backwards."""
     again = [{"step": 3, "reward/mean": 0.9}, {"step": 4, "reward/mean": 0.8}]
     write_lines(tmp_path / "metrics.jsonl", [*metrics(6), *again])
@@ -111,7 +111,7 @@ def test_steps_that_are_written_again_take_the_place_of_what_stood_there(tmp_pat
     assert run.status()["problems"] == [told]
 
 
-def test_a_run_that_has_only_begun_is_shown_empty(tmp_path):
+def test_new_run_is_shown_empty(tmp_path):
     (tmp_path / "config.yaml").write_text("env: [x]\n")
     run = only(tmp_path)
     status = run.status()
@@ -121,7 +121,7 @@ def test_a_run_that_has_only_begun_is_shown_empty(tmp_path):
     assert run.tables() == [] and run.settings() == {"env": ["x"]}
 
 
-def test_folders_of_runs_are_searched_and_names_tell_them_apart(tmp_path):
+def test_folders_of_runs_are_searched_and_named(tmp_path):
     for parent in ("x", "y"):
         for child in ("trained", "control"):
             write_lines(tmp_path / parent / child / "metrics.jsonl", metrics(1))
@@ -132,7 +132,7 @@ def test_folders_of_runs_are_searched_and_names_tell_them_apart(tmp_path):
     assert len(find_runs([tmp_path / "x" / "trained", tmp_path / "x" / "trained" / "metrics.jsonl"])) == 1
 
 
-def test_paths_without_a_run_say_what_to_give(tmp_path):
+def test_paths_without_a_run_are_explained(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(RunFolderError, match=r"empty holds no run: .*metrics\.jsonl.*give the out_dir"):
         find_runs([tmp_path / "empty"])
@@ -152,7 +152,7 @@ def test_a_league_is_a_table_by_rating(tmp_path):
     assert "another version" in only(tmp_path).tables()[0]["note"]
 
 
-def test_a_benchmark_shows_its_report_and_a_damaged_one_says_so(tmp_path):
+def test_benchmark_reports_are_shown_or_marked_as_damaged(tmp_path):
     write_lines(tmp_path / "episodes.jsonl", [record()])
     (tmp_path / "mine.json").write_text('{\n "kind": "forge-agents benchmark",\n "format": 99}')
     (tmp_path / "other.json").write_text("{}")
@@ -172,7 +172,7 @@ def test_verifiers_give_the_newest_report_and_curves(tmp_path):
     assert found["series"]["weight/rule"] == [0.5, 0.25] and found["series"]["fpr/rule"] == [None, None]
 
 
-def test_an_episode_of_another_version_says_so(tmp_path):
+def test_episode_of_another_version_is_reported(tmp_path):
     row = episode()
     del row["trajectories"]["a"]["turns"][0]["index"]
     write_lines(tmp_path / "episodes.jsonl", [row])
@@ -205,7 +205,7 @@ DEEP = "[" * 500 + "]" * 500
         ("config.yaml", [f"a: {HUGE}", f"0x{'f' * 900}: .inf", '"\\ud800": 1']),
     ],
 )
-def test_no_value_in_a_file_of_a_run_breaks_a_page(run_folder, serve, name, lines):
+def test_no_value_in_a_run_file_breaks_a_page(run_folder, serve, name, lines):
     with (run_folder / name).open("a") as file:
         file.writelines(f"{line}\n" for line in lines)
     viewer = serve(run_folder)
@@ -217,7 +217,7 @@ def test_no_value_in_a_file_of_a_run_breaks_a_page(run_folder, serve, name, line
     save_page([run_folder], run_folder.parent / "page.html")
 
 
-def test_trouble_with_the_index_is_a_problem_of_the_run(run_folder):
+def test_index_errors_are_problems_of_the_run(run_folder):
     run = Run(run_folder, name="r", number=0)
     run.update()
     run.index.file.write_bytes(b"no database" * 100)
@@ -228,7 +228,7 @@ def test_trouble_with_the_index_is_a_problem_of_the_run(run_folder):
 
 @pytest.mark.parametrize("name", ["config.yaml", "metrics.jsonl", "episodes.jsonl", "board.json"])
 @pytest.mark.parametrize("kind", ["link", "pipe", "link to nowhere"])
-def test_a_folder_whose_files_are_links_or_pipes_is_refused(run_folder, tmp_path, name, kind):
+def test_folder_with_links_or_pipes_is_refused(run_folder, tmp_path, name, kind):
     (tmp_path / "secret").write_text("token: s3cret\n")
     (run_folder / name).unlink(missing_ok=True)
     if kind == "pipe":
@@ -245,7 +245,7 @@ def test_a_folder_whose_files_are_links_or_pipes_is_refused(run_folder, tmp_path
 
 
 @pytest.mark.parametrize("value", ["[{}]", "{{<<: [{}]}}"])
-def test_settings_of_aliases_of_aliases_and_rows_nested_without_end_are_problems_not_crashes(run_folder, value):
+def test_nested_aliases_and_rows_are_problems_not_crashes(run_folder, value):
     lines = ["a0: &a0 {x: 1}"]
     lines += [f"a{n}: &a{n} {value.format(', '.join([f'*a{n - 1}'] * 9))}" for n in range(1, 12)]
     (run_folder / "config.yaml").write_text("\n".join(lines))

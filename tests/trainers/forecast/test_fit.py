@@ -49,14 +49,14 @@ def row(name: str, found: Fit) -> str:
 
 
 @pytest.mark.parametrize("name", list(SHAPES))
-def test_the_docs_table_of_a_node_of_eight_is_the_codes_own_arithmetic(name: str) -> None:
+def test_docs_table_of_eight_gpus_matches_the_code(name: str) -> None:
     assert row(name, fit_gpus(SETTINGS, ModelSize.named(name), Hardware(gpus=8))) in PAGE.read_text().splitlines()
 
 
 @pytest.mark.parametrize(
     ("section", "model", "gpus"), [("One node with several GPUs", "8b", 8), ("Several hosts", "32b", 64)]
 )
-def test_the_settings_that_the_docs_give_fit(section: str, model: str, gpus: int, tmp_path: Path) -> None:
+def test_documented_settings_fit(section: str, model: str, gpus: int, tmp_path: Path) -> None:
     text = PAGE.read_text().partition(f"\n## {section}\n")[2]
     settings = text.partition("```yaml\n")[2].partition("```")[0]
     file = tmp_path / "train.yaml"
@@ -72,7 +72,7 @@ def test_the_settings_that_the_docs_give_fit(section: str, model: str, gpus: int
         assert shown in " ".join(text.split())
 
 
-def test_learners_on_several_hosts_have_as_many_ranks_on_each() -> None:
+def test_learner_ranks_are_spread_evenly_over_hosts() -> None:
     found = fit_gpus(SETTINGS, "32b", Hardware(gpus=64))
     assert [found.changes[key] for key in ("learner_procs", "engine.replicas", "engine.tp")] == [32, 16, 2]
     of_a_run = ProcessConfig(engine=fa.EngineConfig(max_model_len=512))
@@ -82,7 +82,7 @@ def test_learners_on_several_hosts_have_as_many_ranks_on_each() -> None:
     assert len(preview_slots(Hardware(gpus=64), [("learner", "learner", 12)])) == 12
 
 
-def test_on_several_hosts_judges_have_gpus_left_over_for_them() -> None:
+def test_judges_keep_gpus_on_several_hosts() -> None:
     chat = fv.Judge("tiny-random", "Is it so?", engine=fa.EngineConfig(max_model_len=1024)).own_engine
     assert chat is not None
     both = {name: fa.Policy("model", name=name) for name in "ab"}
@@ -90,7 +90,7 @@ def test_on_several_hosts_judges_have_gpus_left_over_for_them() -> None:
     assert found.changes == {"learner_procs": 16, "engine.replicas": 15}, "32 learn, 30 sample, 1 judges"
 
 
-def test_what_does_not_fit_says_what_to_change_and_why() -> None:
+def test_misfit_lists_changes_and_reasons() -> None:
     found = fit_gpus(SETTINGS, ModelSize.named("8b"), Hardware(gpus=8))
     assert "GPU 0 of host 0 has 80.0 GB and policy-learner expects 14" in found.problem
     assert found.changes == {"learner_procs": 4, "engine.replicas": 4}
@@ -106,7 +106,7 @@ def test_what_does_not_fit_says_what_to_change_and_why() -> None:
     assert found.changes["learner.activation_checkpointing"] == "selective"
 
 
-def test_a_run_that_takes_turns_fits_into_gpus_that_it_shares() -> None:
+def test_colocated_run_fits_into_shared_gpus() -> None:
     gpus = Hardware(gpus=2, gpu_gb=17)
     engine = fa.EngineConfig(max_model_len=2048, replicas=2)
     learner = fa.LearnerConfig(activation_checkpointing="none")
@@ -119,7 +119,7 @@ def test_a_run_that_takes_turns_fits_into_gpus_that_it_shares() -> None:
         preview_slots(gpus, [("learner", "learner", 3)])
 
 
-def test_an_engine_takes_what_its_model_is_stored_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_uses_the_stored_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(placement.models, "resolve", Path)
 
     def weights(**said: str) -> int:
@@ -129,12 +129,12 @@ def test_an_engine_takes_what_its_model_is_stored_in(tmp_path: Path, monkeypatch
     assert weights(dtype="float32") == 2 * weights(dtype="bfloat16") == 2 * weights()
 
 
-def test_nothing_makes_seventy_billion_weights_fit_into_one_gpu() -> None:
+def test_70b_model_never_fits_into_one_gpu() -> None:
     with pytest.raises(HostError, match="take more GPUs or larger ones"):
         fit_gpus(SETTINGS, ModelSize.named("70b"), Hardware(gpus=1))
 
 
-def test_an_engines_ranks_stay_on_one_host() -> None:
+def test_ranks_of_an_engine_are_on_one_host() -> None:
     seats = preview_slots(Hardware(gpus=16), [("learner", "learner", 6), ("engine", "engines", 4)])
     assert {seat.host for seat in seats if seat.role == "engines"} == {"host 1"}
     with pytest.raises(HostError, match="need 20 GPUs, one each, and there are 16"):
@@ -144,7 +144,7 @@ def test_an_engines_ranks_stay_on_one_host() -> None:
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 3, 8])
-def test_one_host_is_shared_as_a_run_shares_it(gpus: int) -> None:
+def test_one_host_is_shared_as_in_a_run(gpus: int) -> None:
     layout = Cluster(fa.Hosts(), lambda: "here", {"learner": 2, "engines": 6})
     ids = tuple(map(str, range(gpus)))
     layout._here.facts = HostFacts(
@@ -206,7 +206,7 @@ ALIKE = {
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_what_is_simulated_is_where_a_run_places_and_what_a_dry_run_says(
+def test_fit_matches_placement_and_dry_run(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = ALIKE[name]
@@ -260,7 +260,7 @@ def test_what_is_simulated_is_where_a_run_places_and_what_a_dry_run_says(
         assert sorted(said) == sorted(f"{seat.host}:  {seat.name} rank {seat.rank}, GPU {seat.gpu}" for seat in seats)
 
 
-def test_hosts_that_a_run_describes_are_those_that_it_has_to_fit() -> None:
+def test_described_hosts_must_fit() -> None:
     hosts = fa.Hosts(kind="slurm", hosts={"learner": 2, "engines": 1})
     settings = ProcessConfig(learner_procs=4, engine=fa.EngineConfig(max_model_len=512, replicas=8))
     found = fit_gpus(settings, "0.6b", Hardware(gpus=24), hosts=hosts)
@@ -273,7 +273,7 @@ def test_hosts_that_a_run_describes_are_those_that_it_has_to_fit() -> None:
         fit_gpus(settings, "0.6b", Hardware(gpus=8), hosts=hosts)
 
 
-def test_each_policy_has_an_engine_and_a_learner_unless_adapters_share_them() -> None:
+def test_policies_have_separate_processes_unless_adapters_share() -> None:
     policies = {name: fa.Policy("model", name=name) for name in ("asker", "answerer")}
     settings = ProcessConfig(engine=fa.EngineConfig(max_model_len=512))
     found = fit_gpus(settings, "0.6b", Hardware(gpus=4), policies=policies)
@@ -297,7 +297,7 @@ def test_adapters_of_several_models_share_neither_engine_nor_learner() -> None:
     assert len(found.placement.processes) == 4
 
 
-def test_what_is_said_to_change_of_a_mixture_is_what_its_learner_takes() -> None:
+def test_adapter_advice_for_a_mixture_targets_attention() -> None:
     found = fit_gpus(SETTINGS, "30b-a3b", Hardware(gpus=8))
     assert found.changes["Policy.lora"].targets == ("q_proj", "k_proj", "v_proj", "o_proj")
     longer = ProcessConfig(engine=fa.EngineConfig(max_model_len=50_000))
@@ -305,14 +305,14 @@ def test_what_is_said_to_change_of_a_mixture_is_what_its_learner_takes() -> None
         fit_gpus(longer, "0.6b", Hardware(gpus=8))
 
 
-def test_ranks_that_cannot_share_the_model_do_not_fit() -> None:
+def test_ranks_that_cannot_split_the_model_do_not_fit() -> None:
     found = fit_gpus(replace(SETTINGS, engine=replace(SETTINGS.engine, tp=3)), "0.6b", Hardware(gpus=8))
     assert "engine.tp=3 does not divide" in found.problem and found.changes["engine.tp"] == 1
     with pytest.raises(HostError, match=r"tp=3 of the learner does not make learner_procs=4.* change the limits"):
         fit_gpus(replace(SETTINGS, learner_procs=4, learner=fa.LearnerConfig(tp=3)), "0.6b", Hardware(gpus=8))
 
 
-def test_a_sample_is_one_pass_however_long_it_is() -> None:
+def test_longest_sample_is_one_pass() -> None:
     def activations(engine: fa.EngineConfig, **learner: int) -> int:
         learner = {"max_tokens_per_microbatch": 2048, **learner}
         settings = ProcessConfig(learner=fa.LearnerConfig(**learner), engine=engine)
@@ -330,13 +330,13 @@ def test_a_sample_is_one_pass_however_long_it_is() -> None:
     assert len(doubts) == 1 and "one of the model's 40960 tokens would take 11" in doubts[0]
 
 
-def test_a_model_is_named_by_its_shape_or_as_a_policy_names_it(tiny_llama: Path) -> None:
+def test_model_is_given_by_shape_or_name(tiny_llama: Path) -> None:
     assert _model_of(str(tiny_llama)).size.layers == 2 and _model_of("8B").size.layers == 36
     with pytest.raises(ModelNotFoundError, match=r"known: 0\.6b, 8b"):
         ModelSize.named("9b")
 
 
-def test_the_command_says_yes_or_no(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_command_reports_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "train.yaml"
     file.write_text("policies: {team: {model: smollm2-135m-instruct}}\npolicy_mapping: team\nenv: forge/Relay-v0\n")
     assert main(["simulate", str(file), "--gpus", "2", "--model", "0.6b"]) == 0
@@ -354,7 +354,7 @@ def test_the_command_says_yes_or_no(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "learner_procs: 4" in said and "engine.replicas: 4" in said
 
 
-def test_the_run_as_it_is_set_is_told_before_what_would_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_current_settings_are_reported_before_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "train.yaml"
     file.write_text("env: forge/Relay-v0\npolicies: {team: {model: tiny-random}}\n")
     assert main(["simulate", str(file), "--gpus", "8", "--model", "8b", "--trainer.engine.max_model_len", "8192"]) == 1
@@ -369,7 +369,7 @@ def test_the_run_as_it_is_set_is_told_before_what_would_fit(tmp_path: Path, caps
     assert "with these changes" not in said and "memory of host 0" in said and "weights on their way 1.2" in said
 
 
-def test_memory_of_the_host_is_counted_and_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_host_memory_is_counted_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     offloaded = replace(SETTINGS, learner=fa.LearnerConfig(cpu_offload=True))
     size = ModelSize.named("0.6b")
     (needs,) = fit_gpus(offloaded, "0.6b", Hardware(gpus=2)).hosts.values()
@@ -388,7 +388,7 @@ def test_memory_of_the_host_is_counted_and_compared(tmp_path: Path, capsys: pyte
     assert "the memory of host 0" in capsys.readouterr().out
 
 
-def test_an_adapter_is_advised_for_each_policy_that_learns_all_weights(
+def test_adapter_is_advised_for_fully_trained_policies(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     policies = "{a: {model: tiny-random}, b: {model: tiny-random}, c: {model: tiny-random, lora: {rank: 4}}}"
@@ -403,14 +403,14 @@ def test_an_adapter_is_advised_for_each_policy_that_learns_all_weights(
     assert "policies.c" not in said
 
 
-def test_memory_of_gpus_is_refused_where_nobody_reads_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_memory_needs_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "train.yaml").write_text("env: forge/Relay-v0\npolicies: {team: {model: tiny-random}}\n")
     with pytest.raises(SystemExit):
         main(["simulate", str(tmp_path / "train.yaml"), "--gpus", "4", "--gpu_gb", "40"])
     assert "needs --model" in capsys.readouterr().err
 
 
-def test_judges_and_the_models_of_a_league_are_counted_and_rehearsed(
+def test_judges_and_league_models_are_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_judge.py").write_text(
@@ -435,7 +435,7 @@ def test_judges_and_the_models_of_a_league_are_counted_and_rehearsed(
     assert "  polite rank 0, GPU 0: " in said
 
 
-def test_a_model_that_the_reward_loads_here_is_in_the_table(
+def test_reward_model_of_the_controller_is_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "my_grader.py").write_text(
@@ -468,7 +468,7 @@ def weights_of(found: Fit) -> dict[str, int]:
     return {one.seat.name: one.parts["weights"] for one in found.placement.processes}
 
 
-def test_policies_may_have_models_of_several_sizes(tmp_path: Path) -> None:
+def test_policies_may_have_models_of_different_sizes(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SHAPES["0.6b"], "dtype": "float32"}))
     own = {**TWO, "hero-2": replace(TWO["hero-2"], model=str(tmp_path))}
     found = fit_gpus(
@@ -492,7 +492,7 @@ def test_policies_may_have_models_of_several_sizes(tmp_path: Path) -> None:
         ({"solver": "nowhere/9b", "hero-2": "8b"}, r"nowhere/9b.* Shapes that need no model: 0\.6b, 8b"),
     ],
 )
-def test_a_model_that_cannot_be_meant_is_refused(
+def test_unknown_policy_or_model_is_refused(
     named: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_hub(model: str) -> Path:
@@ -519,7 +519,7 @@ def test_adapters_that_share_an_engine_have_one_model() -> None:
     assert weights_of(found)["asker"] > 50 * weights_of(found)["answerer"]
 
 
-def test_what_is_tried_is_what_all_models_allow() -> None:
+def test_candidates_suit_all_models() -> None:
     odd = replace(ModelSize.named("8b"), heads=6, kv_heads=6)  # one, two, three or six ranks
     said = {"solver": odd, "hero-2": "32b"}
     frozen = {name: replace(policy, trainable=False) for name, policy in TWO.items()}
@@ -538,7 +538,7 @@ def test_what_is_tried_is_what_all_models_allow() -> None:
 @pytest.mark.parametrize(
     ("asked", "allowed"), [("full", {"full"}), ("selective", {"selective", "full"}), ("none", {"none", "selective"})]
 )
-def test_no_less_is_recomputed_than_a_run_says(asked: Any, allowed: set[str]) -> None:
+def test_recomputation_is_never_reduced(asked: Any, allowed: set[str]) -> None:
     settings = replace(SETTINGS, learner=fa.LearnerConfig(activation_checkpointing=asked))
     found = fit_gpus(settings, "8b", Hardware(gpus=8))
     (learner,) = found.placement.learners.values()
@@ -546,13 +546,13 @@ def test_no_less_is_recomputed_than_a_run_says(asked: Any, allowed: set[str]) ->
     assert found.changes.get("learner.activation_checkpointing", asked) == learner.activation_checkpointing
 
 
-def test_the_compilers_choice_gives_way_to_full_recomputation_alone() -> None:
+def test_memory_budget_only_changes_to_full_recomputation() -> None:
     learner = fa.LearnerConfig(activation_checkpointing="memory_budget", compile=True)
     found = fit_gpus(replace(SETTINGS, learner=learner), "8b", Hardware(gpus=8))
     assert found.changes.get("learner.activation_checkpointing") in (None, "full")
 
 
-def test_the_table_says_whose_each_process_is(
+def test_table_names_the_policies_of_processes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "200")
@@ -591,7 +591,7 @@ def test_the_table_says_whose_each_process_is(
         (["team=8b", "team=0.6b"], "--model gives team two models, 8b and 0.6b; give one"),
     ],
 )
-def test_models_that_nobody_can_mean_are_refused(
+def test_invalid_model_options_are_refused(
     words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "train.yaml").write_text("env: forge/Relay-v0\npolicies: {team: {model: tiny-random}}\n")
@@ -600,7 +600,7 @@ def test_models_that_nobody_can_mean_are_refused(
     assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
-def test_snapshots_of_a_league_have_the_model_of_their_policy(
+def test_league_snapshots_have_the_model_of_their_policy(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "train.yaml"
@@ -615,7 +615,7 @@ def test_snapshots_of_a_league_have_the_model_of_their_policy(
     assert found["team"] == found["team-opponent"] == 2 * ModelSize.named("0.6b").weights
 
 
-def test_a_judge_that_is_called_as_a_policy_takes_nothing_from_its_engine() -> None:
+def test_judge_with_the_name_of_a_policy_is_separate() -> None:
     chat = fv.Judge("tiny-random", "Is it so?", name="hero", engine=fa.EngineConfig(max_model_len=512)).own_engine
     assert chat is not None
     found = fit_gpus(SHORT, {"hero": "0.6b"}, Hardware(gpus=4), judges=[chat])
@@ -625,7 +625,7 @@ def test_a_judge_that_is_called_as_a_policy_takes_nothing_from_its_engine() -> N
 
 
 @pytest.mark.parametrize(("example", "gpus"), [("slurm", 16), ("kubernetes", 24), ("skypilot", 16)])
-def test_the_examples_of_several_hosts_fit_them_without_a_doubt(example: str, gpus: int) -> None:
+def test_examples_of_several_hosts_fit(example: str, gpus: int) -> None:
     words = [str(PAGE.parents[1] / "examples" / example / "train.yaml")]
     if example == "skypilot":  # hosts.yaml says who they are
         words += ["--mesh.workers", '{"learner": ["tcp://node1:26600"], "engines": ["tcp://node2:26600"]}']

@@ -70,7 +70,7 @@ def test_a_well_known_model_has_the_weights_that_its_maker_counts(model: str, bi
     assert ModelSize.named(model).weights / 1e9 == pytest.approx(billions, rel=2e-3)
 
 
-def test_two_gpus_are_one_for_the_learner_and_one_for_the_engine() -> None:
+def test_two_gpus_serve_learner_and_engine() -> None:
     found = placed("0.6b", 2)
     assert [(one.seat.name, one.seat.gpu) for one in found.processes] == [("hero-learner", "0"), ("hero-0", "1")]
     assert found.engines["hero-0"].gpu_memory_utilization is None  # it has its own: vLLM measures what it may take
@@ -80,7 +80,7 @@ def test_two_gpus_are_one_for_the_learner_and_one_for_the_engine() -> None:
     assert lines[2].startswith("engine hero-0") and lines[2].endswith("72.0 of 80.0 GB")
 
 
-def test_one_gpu_holds_both_and_the_engine_takes_what_the_learner_leaves() -> None:
+def test_engine_takes_what_the_learner_leaves_on_one_gpu() -> None:
     found = placed("0.6b", 1)
     assert {one.seat.gpu for one in found.processes} == {"0"}
     assert 0.5 < found.engines["hero-0"].gpu_memory_utilization < 0.95
@@ -91,7 +91,7 @@ def test_one_gpu_holds_both_and_the_engine_takes_what_the_learner_leaves() -> No
     assert found.engines["hero-0"].kv_cache_gb == pytest.approx((left - beside) / 1e9, abs=0.01)
 
 
-def test_each_adapter_of_an_engine_takes_the_room_of_the_largest() -> None:
+def test_every_adapter_of_an_engine_counts_as_the_largest() -> None:
     size = ModelSize.named("0.6b")
 
     def beside(*loras: fa.LoRA) -> int:
@@ -104,7 +104,7 @@ def test_each_adapter_of_an_engine_takes_the_room_of_the_largest() -> None:
     assert beside(fa.LoRA(rank=64, targets=("q_proj",)), fa.LoRA(rank=2)) == 2 * one
 
 
-def test_an_engine_of_a_model_that_is_stored_in_float32_takes_twice_as_much() -> None:
+def test_float32_model_takes_twice_the_memory() -> None:
     part = Part(name="hero", ranks=1, size=ModelSize.named("0.6b"), dtype="float32")
     weights = {
         dtype: place([part], fa.EngineConfig(dtype=dtype), on(1, {"engines": 1})).processes[0].parts["weights"]
@@ -113,14 +113,14 @@ def test_an_engine_of_a_model_that_is_stored_in_float32_takes_twice_as_much() ->
     assert weights["auto"] == weights["float32"] == 2 * weights["bfloat16"]
 
 
-def test_what_does_not_fit_is_refused_with_the_arithmetic() -> None:
+def test_misfit_is_refused_with_the_arithmetic() -> None:
     with pytest.raises(HostError, match=r"GPU 0 of .* has 80.0 GB, .*hero-learner expects 1\d\d.\d GB \(weights 32.8"):
         placed("8b", 1)
     with pytest.raises(HostError, match=r"engine hero-0 expects \d+.\d GB \(weights 141.\d.*raise engine.tp"):
         placed("70b", 65, ranks=64, activation_checkpointing="full")
 
 
-def test_a_model_at_its_own_context_gets_a_cache_that_holds_one_conversation() -> None:
+def test_cache_holds_one_conversation() -> None:
     found = placed("8b", 8, ranks=4, replicas=4, engine=fa.EngineConfig())
     engine = next(one for one in found.processes if one.seat.role == "engines")
     size = ModelSize.named("8b")
@@ -128,34 +128,34 @@ def test_a_model_at_its_own_context_gets_a_cache_that_holds_one_conversation() -
     assert engine.parts["cache"] > kv_bytes(size, size.context)
 
 
-def test_a_large_model_takes_the_ranks_that_hold_it() -> None:
+def test_large_model_is_split_over_ranks() -> None:
     found = placed("32b", 8, ranks=4, replicas=2, engine=fa.EngineConfig(tp=2, max_model_len=8192),
                    lora=fa.LoRA(), activation_checkpointing="full")  # fmt: skip
     assert [one.seat.gpu for one in found.processes] == list("01234567")
     assert all(one.bytes <= H100 for one in found.processes)
 
 
-def test_a_gpu_of_unknown_memory_is_used_unasked() -> None:
+def test_gpu_of_unknown_memory_is_used() -> None:
     size = ModelSize.named("70b")
     seats = on(1, {"learner": 1}, each=0)
     learner = Part(name="hero-learner", ranks=1, size=size, learner=fa.LearnerConfig())
     assert [one.seat.gpu for one in place([learner], fa.EngineConfig(), seats).processes] == ["0"]
 
 
-def test_what_was_asked_for_of_a_shared_gpu_must_be_left_there() -> None:
+def test_requested_share_of_a_gpu_must_be_free() -> None:
     with pytest.raises(HostError, match=r"GPU 0 of .* left for each of 1 engine beside .*gpu_memory_utilization=0.9"):
         placed("0.6b", 1, engine=fa.EngineConfig(max_model_len=8192, gpu_memory_utilization=0.9))
     assert placed("0.6b", 1, engine=fa.EngineConfig(max_model_len=8192, gpu_memory_utilization=0.5))
 
 
-def test_what_was_asked_for_of_an_engine_is_what_its_refusal_names() -> None:
+def test_refusal_names_the_requested_share() -> None:
     with pytest.raises(HostError, match=r"engine.kv_cache_gb 100\.0\)\. Lower engine.kv_cache_gb or"):
         placed("0.6b", 2, engine=fa.EngineConfig(max_model_len=8192, kv_cache_gb=100))
     with pytest.raises(HostError, match=r"may take 0\.8, .*raise engine.gpu_memory_utilization, raise engine.tp"):
         placed("0.6b", 2, engine=fa.EngineConfig(max_model_len=8192, gpu_memory_utilization=0.01))
 
 
-def test_engines_that_share_a_gpu_have_what_each_needs_and_even_parts_of_the_rest() -> None:
+def test_engines_share_the_rest_of_a_gpu_evenly() -> None:
     small, large, settings = ModelSize.named("0.6b"), ModelSize.named("8b"), fa.EngineConfig(max_model_len=8192)
     learner = fa.LearnerConfig(lora=fa.LoRA(), activation_checkpointing="full")
     seats = [("learner", "0"), ("small", "0"), ("large", "1"), ("other", "1")]
@@ -188,7 +188,7 @@ def test_engines_that_share_a_gpu_have_what_each_needs_and_even_parts_of_the_res
     assert sum(one.bytes for one in found.processes if one.seat.gpu == "1") <= 0.951 * H100
 
 
-def test_a_large_and_a_small_engine_fit_where_half_of_the_gpu_is_too_little_for_the_large_one() -> None:
+def test_large_and_small_engine_share_a_gpu() -> None:
     parts = [Part(name=name, ranks=1, size=ModelSize.named(name)) for name in ("32b", "0.6b")]
     seats = on(1, {"engines": 2})
     found = place(parts, fa.EngineConfig(max_model_len=2048), seats)
@@ -198,7 +198,7 @@ def test_a_large_and_a_small_engine_fit_where_half_of_the_gpu_is_too_little_for_
         place(parts, fa.EngineConfig(max_model_len=16384), seats)
 
 
-def test_an_engine_alone_on_its_gpu_is_not_held_to_what_one_of_another_model_shares() -> None:
+def test_engine_alone_on_a_gpu_is_not_limited() -> None:
     parts = [
         Part(name="learner", ranks=1, size=ModelSize.named("0.6b"), learner=fa.LearnerConfig()),
         Part(name="large", ranks=1, size=ModelSize.named("8b")),
@@ -212,7 +212,7 @@ def test_an_engine_alone_on_its_gpu_is_not_held_to_what_one_of_another_model_sha
     assert 4 < (found.engines["small"].kv_cache_gb or 0) < 6
 
 
-def test_what_does_not_fit_side_by_side_takes_turns() -> None:
+def test_colocated_run_takes_turns_if_needed() -> None:
     small, whole = 24_000_000_000, {"activation_checkpointing": "none"}
     with pytest.raises(HostError, match=r"hero-0 expects .* Beside it, hero-learner expects 18\.9 GB.*or set colocate"):
         placed("0.6b", 1, each=small, **whole)
@@ -228,7 +228,7 @@ def test_what_does_not_fit_side_by_side_takes_turns() -> None:
         placed("8b", 1, turns=True)
 
 
-def test_a_learner_recomputes_no_more_than_it_must_for_all_to_fit() -> None:
+def test_learner_recomputes_as_little_as_possible() -> None:
     def recomputed(model: str, ranks: int, **settings: Any) -> str:
         found = placed(model, 2 * ranks, ranks=ranks, replicas=ranks, **settings)
         how: str = found.learners["hero-learner"].activation_checkpointing
@@ -261,7 +261,7 @@ def test_a_learner_recomputes_no_more_than_it_must_for_all_to_fit() -> None:
         (50, 1, 2, (4096, 1024)),
     ],
 )
-def test_on_a_cpu_learners_share_half_of_the_hosts_memory(
+def test_learners_on_cpu_share_half_of_the_memory(
     monkeypatch: pytest.MonkeyPatch, gigabytes: int, ranks: int, learners: int, decided: tuple[int, int]
 ) -> None:
     monkeypatch.setattr(placement, "total_bytes", lambda: gigabytes * 10**9)
@@ -281,7 +281,7 @@ def test_on_a_cpu_learners_share_half_of_the_hosts_memory(
 
 
 @pytest.mark.parametrize(("gigabytes", "decided"), [(25, (4096, 1024)), (4, (2048, 256))])
-def test_a_start_without_gpus_takes_passes_by_the_hosts_memory(
+def test_passes_on_cpu_follow_the_host_memory(
     monkeypatch: pytest.MonkeyPatch, gigabytes: int, decided: tuple[int, int]
 ) -> None:
     said: list[str] = []
@@ -298,7 +298,7 @@ def test_a_start_without_gpus_takes_passes_by_the_hosts_memory(
     assert [line.partition(":")[0] for line in said] == ["hero-learner, by memory"] * (decided != (2048, 256))
 
 
-def test_passes_and_chunks_grow_where_a_learner_has_its_gpus_alone() -> None:
+def test_passes_grow_on_exclusive_gpus() -> None:
     def chosen(model: str, gpus: int, **settings: Any) -> tuple[int | None, int | None]:
         own = placed(model, gpus, **settings).learners["hero-learner"]
         return own.max_tokens_per_microbatch, own.loss_chunk_tokens
@@ -315,7 +315,7 @@ def test_passes_and_chunks_grow_where_a_learner_has_its_gpus_alone() -> None:
     assert chosen("0.6b", 4, ranks=2, tp=2, each=40_000_000_000) == (8192, 1024)  # of half of the vocabulary
 
 
-def test_what_memory_decides_is_shown_and_leaves_the_loss_as_it_was() -> None:
+def test_memory_driven_settings_are_shown_and_keep_the_loss() -> None:
     asked = fa.LearnerConfig(loss="dr_grpo", loss_chunk_tokens=300)
     found = placed("0.6b", 2, loss="dr_grpo", loss_chunk_tokens=300)
     own = found.learners["hero-learner"]
@@ -329,7 +329,7 @@ def test_what_memory_decides_is_shown_and_leaves_the_loss_as_it_was() -> None:
                  on(1, {"learner": 1})).chosen({"hero-learner": said}) == []  # fmt: skip
 
 
-def test_turns_and_playing_ahead_exclude_each_other() -> None:
+def test_colocation_excludes_asynchronous_rollouts() -> None:
     with pytest.raises(ValueError, match="lets engines and learner compute in turns, and max_staleness=1"):
         fa.GRPOConfig(colocate=True, max_staleness=1)
 
@@ -378,14 +378,14 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 
 
 @pytest.mark.parametrize(("gpus", "share", "said"), [(1, None, False), (1, True, True), (0, True, False)])
-def test_sharing_prefixes_on_a_gpu_is_said_to_have_never_been_run(
+def test_untested_prefix_sharing_on_gpu_is_reported(
     node: Callable[..., list[str]], small_judge: Path, gpus: int, share: bool | None, said: bool
 ) -> None:
     lines = node(gpus, [], small_judge, share_prefixes=share)
     assert any("share_prefixes" in line and "not been run by us" in line for line in lines) == said
 
 
-def test_judges_have_gpus_of_their_own_where_there_are_enough_and_share_what_is_left(
+def test_judges_have_own_gpus_or_share(
     node: Callable[..., list[str]], small_judge: Path
 ) -> None:
     judges = [Judging("judge", small_judge, max_model_len=4096) for _ in range(2)]
@@ -402,7 +402,7 @@ def test_judges_have_gpus_of_their_own_where_there_are_enough_and_share_what_is_
     assert configs[0].kv_cache_gb == pytest.approx((0.475 * H100 - fixed) / 1e9, abs=0.01)
 
 
-def test_a_judge_without_a_gpu_of_its_own_takes_from_the_engines_cache_and_not_from_the_learner(
+def test_judge_on_a_shared_gpu_reduces_the_engine_cache(
     node: Callable[..., list[str]], small_judge: Path
 ) -> None:
     judge = Judging("judge", small_judge, gpu_memory_utilization=0.25)
@@ -414,7 +414,7 @@ def test_a_judge_without_a_gpu_of_its_own_takes_from_the_engines_cache_and_not_f
         node(2, [greedy], small_judge)
 
 
-def test_what_does_not_fit_beside_a_judge_is_refused_with_the_judges_bytes(
+def test_misfit_with_a_judge_lists_its_bytes(
     node: Callable[..., list[str]], small_judge: Path
 ) -> None:
     size = ModelSize.named("0.6b")
@@ -426,7 +426,7 @@ def test_what_does_not_fit_beside_a_judge_is_refused_with_the_judges_bytes(
     assert node(3, [Judging("judge", small_judge, max_model_len=4096) for _ in range(10)], small_judge)
 
 
-def test_a_judge_is_there_in_both_turns(node: Callable[..., list[str]], small_judge: Path) -> None:
+def test_judge_stays_loaded_during_colocation(node: Callable[..., list[str]], small_judge: Path) -> None:
     """One GPU on which learner and engine do not fit side by side, and a judge, which does not sleep."""
     judge = Judging("judge", small_judge, max_model_len=2048)
     size, settings = ModelSize.named("0.6b"), fa.EngineConfig(max_model_len=8192)
@@ -462,7 +462,7 @@ def weights_of(folder: Path, num_bytes: int) -> None:
         file.truncate(num_bytes)
 
 
-def test_what_the_controller_loads_is_counted_on_its_gpu(
+def test_models_of_the_controller_are_counted(
     node: Callable[..., list[str]], small_judge: Path
 ) -> None:
     weights_of(small_judge, 1_200_000_000)
@@ -480,7 +480,7 @@ def test_what_the_controller_loads_is_counted_on_its_gpu(
     assert unknown.startswith("not counted: the model of graded: ")
 
 
-def test_what_does_not_fit_beside_what_the_controller_loads_is_refused_with_its_bytes(
+def test_misfit_with_controller_models_lists_their_bytes(
     node: Callable[..., list[str]], small_judge: Path
 ) -> None:
     weights_of(small_judge, 70_000_000_000)
@@ -495,7 +495,7 @@ def test_what_does_not_fit_beside_what_the_controller_loads_is_refused_with_its_
         node(3, [], small_judge, held=[Loading(small_judge, "cuda:2")])
 
 
-def test_what_runs_already_on_a_gpu_of_the_run_is_told(
+def test_running_processes_on_gpus_are_reported(
     node: Callable[..., list[str]], small_judge: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mesh, "running_on", lambda places: ["polite"] if places else [])
@@ -503,7 +503,7 @@ def test_what_runs_already_on_a_gpu_of_the_run_is_told(
     assert told == "not counted: polite, which runs already on a GPU of this run"
 
 
-def test_a_host_that_may_lack_memory_for_weights_on_their_way_is_told() -> None:
+def test_short_host_memory_is_reported() -> None:
     size, engine = ModelSize.named("70b"), fa.EngineConfig(max_model_len=8192, tp=4)
     engines = [Part(name=f"hero-{i}", ranks=4, size=size) for i in range(2)]
     whole = Part(name="hero-learner", ranks=64, size=size, learner=fa.LearnerConfig(activation_checkpointing="full"))
@@ -528,7 +528,7 @@ def test_a_host_that_may_lack_memory_for_weights_on_their_way_is_told() -> None:
     assert f"what sleeps or is parked {parked / 1e9:.1f})" in told
 
 
-def test_a_judge_that_runs_already_or_whose_model_is_unknown_is_said_and_not_counted(
+def test_running_or_unknown_judges_are_reported(
     node: Callable[..., list[str]], small_judge: Path
 ) -> None:
     running = Judging("first", small_judge)
@@ -548,7 +548,7 @@ def test_a_judge_that_runs_already_or_whose_model_is_unknown_is_said_and_not_cou
         (4, {"ep": 4}, "learner.ep=4 spreads experts, and the model has none"),
     ],
 )
-def test_ranks_that_cannot_share_a_model_are_refused_before_they_start(ranks: int, settings: Any, message: str) -> None:
+def test_invalid_ranks_are_refused_before_startup(ranks: int, settings: Any, message: str) -> None:
     size = ModelSize.named("8b")
     learner = Part(name="hero-learner", ranks=ranks, size=size, learner=fa.LearnerConfig(**settings))
     with pytest.raises(ValueError, match=message):
@@ -557,7 +557,7 @@ def test_ranks_that_cannot_share_a_model_are_refused_before_they_start(ranks: in
         check_ranks([Part(name="hero", ranks=3, size=size)])
 
 
-def test_settings_that_a_model_has_no_positions_or_layers_for_are_refused_before_anything_starts(
+def test_unsupported_model_settings_are_refused_before_startup(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     mixture, engine = ModelSize.named("30b-a3b"), Part(name="hero", ranks=1, size=ModelSize.named("8b"))
@@ -585,7 +585,7 @@ def test_settings_that_a_model_has_no_positions_or_layers_for_are_refused_before
 
 
 @pytest.mark.parametrize(("gpus", "refused"), [(0, True), (2, False)])
-def test_heads_that_no_engine_computes_without_a_gpu_are_refused_before_anything_starts(
+def test_unsupported_heads_are_refused_before_startup(
     node: Callable[..., list[str]], tmp_path: Path, gpus: int, refused: bool
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SHAPES["0.6b"], "head_dim": 16}))
@@ -603,5 +603,5 @@ def test_heads_that_no_engine_computes_without_a_gpu_are_refused_before_anything
         ({"rope_parameters": {"rope_type": "llama3", "factor": 8.0}}, 1000),
     ],
 )
-def test_a_models_context_is_what_its_engine_takes(rope: Any, context: int) -> None:
+def test_engine_uses_the_context_of_the_model(rope: Any, context: int) -> None:
     assert ModelSize.from_config({**SHAPES["8b"], "max_position_embeddings": 1000, **rope}).context == context
