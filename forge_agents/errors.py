@@ -44,14 +44,14 @@ class StallError(ForgeError, TimeoutError):
     """A wait exceeded its timeout. The message names the process or component.
 
     Args:
-        who: Its name; empty if there is none.
+        who: Its name. Empty if there is none.
     """
 
     def __init__(self, message: str, who: str = "") -> None:
         super().__init__(message)
         self.who = who
         self.snapshot: Mapping[str, Any] = {}
-        """State of the waiting process at that time, JSON-safe; empty if not recorded. See `stalls.snapshot`."""
+        """State of the waiting process at that time, JSON-safe. Empty if not recorded. See `stalls.snapshot`."""
 
 
 class LateAnswerError(ForgeError, TimeoutError):
@@ -64,7 +64,7 @@ class ActorDiedError(ForgeError, RuntimeError):
     Args:
         message: Names the process and its work.
         who: Name of the process.
-        place: Signal and stack, equal for two deaths at the same place; empty if not known.
+        place: Signal and stack, equal for two deaths at the same place. Empty if not known.
     """
 
     def __init__(self, message: str, who: str = "", place: str = "") -> None:
@@ -86,7 +86,7 @@ class EndpointError(ForgeError, RuntimeError):
 
     Args:
         message: Names the endpoint, without its key.
-        status: HTTP status; None if there was none.
+        status: HTTP status. None if there was none.
     """
 
     def __init__(self, message: str, status: int | None = None) -> None:
@@ -122,18 +122,18 @@ class RunFolderError(ForgeError, OSError):
     """A run or cache folder cannot be used."""
 
 
-def near_names(word: object, known: Iterable[str], *, cutoff: float = 0.5) -> list[str]:
-    """Return at most three known names similar to a word, the most similar first.
+def near_names(word: object, candidates: Iterable[str], *, cutoff: float = 0.5) -> list[str]:
+    """Return at most three candidates similar to a word, the most similar first.
 
     Args:
         cutoff: Minimum similarity, 0 to 1, as in `difflib.get_close_matches`.
     """
-    by_folded = {name.casefold(): name for name in known}
+    by_folded = {name.casefold(): name for name in candidates}
     near = difflib.get_close_matches(str(word).casefold(), list(by_folded), n=3, cutoff=cutoff)
     return [by_folded[name] for name in near]
 
 
-def did_you_mean(word: object, known: Iterable[str], *, cutoff: float = 0.5) -> str:
-    """Return a sentence with the `near_names`, such as ``" Did you mean 'a' or 'b'?"``; empty if there are none."""
-    near = near_names(word, known, cutoff=cutoff)
+def did_you_mean(word: object, candidates: Iterable[str], *, cutoff: float = 0.5) -> str:
+    """Return a sentence with the `near_names`, such as ``" Did you mean 'a' or 'b'?"``. Empty if there are none."""
+    near = near_names(word, candidates, cutoff=cutoff)
     return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

@@ -190,7 +190,7 @@ class Checksums:
 
 
 def find_damage(folder: Path, files: Mapping[str, list[int]], *, chunk_bytes: int) -> str:
-    """Compare files with their checksums, on several threads. Returns the first difference; empty if there is none.
+    """Compare files with their checksums, on several threads. Returns the first difference. Empty if there is none.
 
     Args:
         files: Size and checksums by path in `folder`.

@@ -26,7 +26,7 @@ class Family:
     architectures: tuple[str, ...]
     """Values of ``architectures[0]`` in config.json."""
     untrainable_reason: str = ""
-    """Reason why the learner cannot train it; empty if it can."""
+    """Reason why the learner cannot train it. Empty if it can."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class ChatFormat:
     calls: str = ""
     """Format of tool calls: ``"hermes"`` (JSON in ``<tool_call>``), ``"xml"`` (``<function=NAME>`` in ``<tool_call>``),
     ``"llama"`` (JSON, with or without ``<|python_tag|>``), ``"mistral"`` (``[TOOL_CALLS]``), ``"harmony"`` (a channel),
-    ``"deepseek"``, ``"glm"``, ``"kimi"`` or ``"minimax"``; empty if the template does not support tools."""
+    ``"deepseek"``, ``"glm"``, ``"kimi"`` or ``"minimax"``. Empty if the template does not support tools."""
     renderers: Mapping[str, str] = field(default_factory=dict)
     """Name of the hand-written renderer in the `renderers` package, by model family."""
 
@@ -49,11 +49,11 @@ class ModelInfo:
     """Properties of a model."""
 
     architecture: str
-    """``architectures[0]`` of config.json; empty if missing."""
+    """``architectures[0]`` of config.json. Empty if missing."""
     family: Family | None
     """None if the architecture is not in `FAMILIES`."""
     untrainable_reason: str
-    """Reason why the learner cannot train it; empty if it can."""
+    """Reason why the learner cannot train it. Empty if it can."""
     chat_format: ChatFormat | None
     """None without a chat template, or with one of an unknown format."""
     has_template: bool
@@ -65,7 +65,7 @@ class ModelInfo:
 
     @property
     def renderer(self) -> str:
-        """Name of the model's renderer in the `renderers` package; empty if there is none."""
+        """Name of the model's renderer in the `renderers` package. Empty if there is none."""
         if self.chat_format is None or self.family is None:
             return ""
         return self.chat_format.renderers.get(self.family.name, "")
@@ -183,12 +183,12 @@ def inspect_model(folder: Path) -> ModelInfo:
 
 
 def chat_format_of(template: str) -> ChatFormat | None:
-    """Return the format of a chat template; None if unknown."""
+    """Return the format of a chat template. None if unknown."""
     return next((each for each in CHAT_FORMATS if all(mark in template for mark in each.marks)), None)
 
 
 def chat_template(folder: Path) -> str:
-    """Return the chat template in a model's folder; empty if there is none. Of several, the one for tools."""
+    """Return the chat template in a model's folder. Empty if there is none. Of several, the one for tools."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text(encoding="utf-8", errors="replace")
@@ -229,7 +229,7 @@ def check_trainable(config: Mapping[str, Any]) -> None:
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
-    """Return ``architectures[0]`` of a config.json; empty if missing."""
+    """Return ``architectures[0]`` of a config.json. Empty if missing."""
     return next(iter(map(str, config.get("architectures") or ())), "")
 
 

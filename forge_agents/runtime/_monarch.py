@@ -75,7 +75,7 @@ if TYPE_CHECKING:
         """Mark a method that other processes may call. Calls run one at a time, in order."""
 
     def concurrent_endpoint(method: Callable[..., Any]) -> Any:
-        """Mark a method that other processes may call. Each call is a task of its own."""
+        """Mark a method that other processes may call. Each call is a separate task."""
 
     SOCKETS_ARE_PRIVATE: bool
     """Whether no other user of this machine can connect to Monarch's Unix sockets."""

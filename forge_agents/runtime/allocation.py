@@ -32,7 +32,7 @@ class Host:
     agent: Any = None
     facts: HostFacts | None = None
     lost: str = ""
-    """Reason why it is lost; empty while it lives."""
+    """Reason why it is lost. Empty while it lives."""
     processes: int = 0
     gpu_users: collections.Counter[str] = field(default_factory=collections.Counter)
     listeners: list[Callable[[str], None]] = field(default_factory=list)
@@ -54,9 +54,9 @@ class Allocation:
     gpus_by_host: tuple[tuple[str, ...], ...] = ()
     """Ids of the GPUs that each host's processes see, the same number on all. Empty does not restrict them."""
     cores: frozenset[int] = frozenset()
-    """Cores of each host that the processes may use; empty for all."""
+    """Cores of each host that the processes may use. Empty for all."""
     reserved: bool = False
-    """Whether the places stay reserved while the processes do not run; see `Allocator.reserve`."""
+    """Whether the places stay reserved while the processes do not run. See `Allocator.reserve`."""
 
     @property
     def is_remote(self) -> bool:
@@ -81,7 +81,7 @@ class Allocation:
 
     @property
     def lost(self) -> str:
-        """Reason why one of the hosts is lost; empty while all live."""
+        """Reason why one of the hosts is lost. Empty while all live."""
         return next((host.lost for host in self.hosts if host.lost), "")
 
     def release(self) -> None:
@@ -119,7 +119,7 @@ class Allocator:
         Args:
             gpus: GPUs of each host whose role `Hosts.gpus` does not name.
             gpu_bytes: Memory of each GPU.
-            here: GPUs of the controller's host; None for its actual ones.
+            here: GPUs of the controller's host. None for its actual ones.
         """
 
         def facts(hostname: str, count: int) -> HostFacts:

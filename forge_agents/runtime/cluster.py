@@ -149,12 +149,12 @@ class Cluster(Allocator):
 
     async def _watch(self, host: Host, reader: asyncio.StreamReader) -> None:
         """Read a host's heartbeats. The host is lost when they stop or the connection ends."""
-        heard = False
+        received = False
 
         async def read() -> None:
-            nonlocal heard
+            nonlocal received
             while await reader.read(64):
-                heard = True
+                received = True
 
         reading, silent_s = asyncio.ensure_future(read()), 0.0
         try:
@@ -164,11 +164,11 @@ class Cluster(Allocator):
                 await asyncio.wait({reading}, timeout=_TICK_S)
                 if reading.done():
                     break
-                silent_s, heard = (0.0 if heard else silent_s + _TICK_S), False
+                silent_s, received = (0.0 if received else silent_s + _TICK_S), False
         finally:
             reading.cancel()
-        silence = f"it sent no heartbeat for {self.config.heartbeat_timeout_s:g} s"
-        self.lose(host, f"host {host} is lost: {'its connection ended' if reading.done() else silence}")
+        timed_out = f"it sent no heartbeat for {self.config.heartbeat_timeout_s:g} s"
+        self.lose(host, f"host {host} is lost: {'its connection ended' if reading.done() else timed_out}")
 
     def lose(self, host: Host, why: str) -> None:
         """Exclude a host from further use and notify all listeners with processes there."""

@@ -56,8 +56,8 @@ def death(status: int | None, log: Path | None) -> Death:
     """Describe the end of a process.
 
     Args:
-        status: Exit status as in `subprocess.Popen.returncode` (-4 is SIGILL); None if not known.
-        log: The process's log; None or missing if it is on another host.
+        status: Exit status as in `subprocess.Popen.returncode` (-4 is SIGILL). None if not known.
+        log: The process's log. None or missing if it is on another host.
     """
     printed = "" if log is None else _tail(log)
     # The dump itself may crash at a thread that still runs. Then a second dump begins where the first one broke off.

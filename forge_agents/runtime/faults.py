@@ -28,7 +28,7 @@ class Fault:
     noticed_at: float
     """Seconds since the epoch."""
     recovered_at: float | None = None
-    """Seconds since the epoch; None until a replacement runs."""
+    """Seconds since the epoch. None until a replacement runs."""
 
 
 class Faults:
@@ -36,7 +36,7 @@ class Faults:
 
     Args:
         max_respawns: Maximum number of processes that are restarted. One more death ends the run; with 0, the first.
-        file: JSON Lines file with one row when a fault is noticed and one when it is over; None writes nothing.
+        file: JSON Lines file with one row when a fault is noticed and one when it is over. None writes nothing.
     """
 
     def __init__(self, *, max_respawns: int = 8, file: Path | None = None) -> None:

@@ -74,7 +74,7 @@ class HostFacts:
     memory_domain: str
     """See `machine.memory_domain`."""
     gpu_bytes: tuple[int, ...] = ()
-    """Memory of each GPU; empty if not known."""
+    """Memory of each GPU. Empty if not known."""
 
 
 def facts_here() -> HostFacts:
@@ -107,7 +107,7 @@ class HostAgent(Actor):
 
     @concurrent_endpoint
     async def kill(self, mark: str, logs: str) -> None:
-        """Kill the remaining processes of a mesh and remove its log folder `logs`; empty keeps the logs."""
+        """Kill the remaining processes of a mesh and remove its log folder `logs`. Empty keeps the logs."""
         await asyncio.to_thread(kill_mesh, mark)
         if logs:
             await asyncio.to_thread(shutil.rmtree, logs, ignore_errors=True)

@@ -66,7 +66,7 @@ class Hosts:
     """Address at which hosts reach this process, as "tcp://node0:26601". Empty: this machine's name and a free port.
     Ignored by "local" and "process"."""
     partition: str = ""
-    """Slurm partition; empty uses the cluster's default."""
+    """Slurm partition. Empty uses the cluster's default."""
     account: str = ""
     """Slurm account."""
     qos: str = ""
@@ -145,7 +145,7 @@ class Hosts:
         return {role: len(addresses) for role, addresses in self.workers.items()} | self.hosts
 
     def cores_of(self, role: str) -> frozenset[int]:
-        """Return the cores that a role is bound to; empty if it may use all."""
+        """Return the cores that a role is bound to. Empty if it may use all."""
         return parse_cores(self.cpus[role]) if role in self.cpus else frozenset()
 
     def check_processes(self, role: str, processes: int, *, each: int = 1) -> None:
@@ -181,7 +181,7 @@ class ProcessSlot:
     rank: int
     host: str
     gpu: str
-    """Id on the host; empty without a GPU."""
+    """Id on the host. Empty without a GPU."""
     gpu_bytes: int
     """Memory of the GPU; 0 if not known."""
 

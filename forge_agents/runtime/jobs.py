@@ -48,7 +48,7 @@ def start_job(config: Hosts, env: Mapping[str, str], *, gpus_per_node: int | Non
     Args:
         config: Hosts of another kind than "local".
         env: Environment variables of host processes that are started here.
-        gpus_per_node: GPUs requested from a scheduler; None requests none.
+        gpus_per_node: GPUs requested from a scheduler. None requests none.
 
     Raises:
         HostError: The scheduler refuses, or a required library or program is missing.

@@ -62,7 +62,7 @@ def visible_gpus() -> tuple[str, ...]:
 
 
 def gpu_variables(gpus: Sequence[str]) -> dict[str, str]:
-    """Return environment variables that restrict processes to these GPUs; empty if there are none.
+    """Return environment variables that restrict processes to these GPUs. Empty if there are none.
 
     By default CUDA numbers the fastest GPU first, but nvidia-smi numbers GPUs by bus id.
     """
@@ -159,11 +159,11 @@ def _inactive_bytes(stat: Path) -> int:
 def keep_freed_memory() -> bool:
     """Make glibc's malloc reuse large blocks, for the rest of this process.
 
-    By default each large tensor is mapped anew and the kernel zeroes its pages: 0.7 to 2.7 s per GB, a third of a
+    By default each large tensor is mapped again and the kernel zeroes its pages: 0.7 to 2.7 s per GB, a third of a
     training step on CPU. In return, resident memory stays at its peak.
 
     Returns:
-        Whether the allocator accepted the settings; False if it is not glibc's.
+        Whether the allocator accepted the settings. False if it is not glibc's.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -86,16 +86,16 @@ def spawn_procs(
 ) -> ProcMesh:
     """Start processes as a mesh with one dimension ``rank`` of size `procs`.
 
-    Each process writes its output to a file of its own in `log_folder(name)`.
+    Each process writes its output to a separate file in `log_folder(name)`.
 
     Args:
-        name: Name for errors and the log folder; any text.
+        name: Name for errors and the log folder. Any text.
         procs: Number of processes. Replicas that may die independently need one mesh each, because one death ends the
             calls on a mesh.
-        role: A role of `Hosts`, which determines the host; empty is this one.
+        role: A role of `Hosts`, which determines the host. Empty is this one.
         env: Environment variables that are set before the processes' Python starts.
-        threads: Size of the processes' OpenMP, MKL and OpenBLAS pools; None keeps the libraries' defaults.
-        program: Python source that each process runs. It must run Monarch's main program; empty runs only that.
+        threads: Size of the processes' OpenMP, MKL and OpenBLAS pools. None keeps the libraries' defaults.
+        program: Python source that each process runs. It must run Monarch's main program. Empty runs only that.
 
     Returns:
         A Monarch `ProcMesh`. Processes start in the background, so the first call raises the error of a failed start.
@@ -244,7 +244,7 @@ def preview_placement_on(
         meshes: Name, role and number of processes of each.
         gpus_per_host: GPUs of each host whose role ``config.gpus`` does not name.
         gpu_bytes: Memory of each GPU.
-        here: GPUs of the controller's host; None for its actual ones.
+        here: GPUs of the controller's host. None for its actual ones.
 
     Raises:
         HostError: The hosts have fewer GPUs than requested, or than a mesh needs.
@@ -315,7 +315,7 @@ def hardware_of(procs: ProcMesh, *, threads: int | None = None) -> str:
     """Describe a mesh's hardware: ``2 CPU cores``, ``1 of 2 CPU cores``, ``1 GPU each of 2 other hosts``.
 
     Args:
-        threads: CPU threads of all its processes; None for one per core.
+        threads: CPU threads of all its processes. None for one per core.
     """
     allocation = _spawned[id(procs)].allocation
     gpus = f"{len(allocation.gpus)} GPU{'s' * (len(allocation.gpus) != 1)}" * bool(allocation.gpus)
@@ -596,7 +596,7 @@ def death(mesh: ProcMesh, pid: int, status: int | None) -> _deaths.Death:
 
 
 def log_folder(name: str) -> Path | None:
-    """Return the log folder of the latest running mesh of that name; None if there is none."""
+    """Return the log folder of the latest running mesh of that name. None if there is none."""
     entry = _latest(name)
     return None if entry is None else entry.logs
 

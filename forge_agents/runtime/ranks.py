@@ -52,8 +52,8 @@ class RankSetup(Actor):
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         listener = socket.create_server((address, 0), family=family, backlog=1024)
         _listening[:] = [listener]
-        shown = f"[{address}]" if ":" in address else address
-        return f"tcp://{shown}:{listener.getsockname()[1]}", interface_of(address)
+        host = f"[{address}]" if ":" in address else address
+        return f"tcp://{host}:{listener.getsockname()[1]}", interface_of(address)
 
     @endpoint
     async def set_variables(self, rank: int, ranks: int, ranks_per_host: int, rendezvous: str) -> None:

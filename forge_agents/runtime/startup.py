@@ -42,7 +42,7 @@ class Startup:
     what: str
     """Model, settings and hardware: ``tiny_model, not compiled, on 2 CPU cores``."""
     usual_s: float | None
-    """Estimated seconds; None if nothing similar was started on this machine before."""
+    """Estimated seconds. None if nothing similar was started on this machine before."""
     began: float
     """Start time by the monotonic clock."""
 
@@ -76,7 +76,7 @@ def track(role: str, name: str, what: str, *, on: str = "") -> Iterator[None]:
     Args:
         role: Such as "engine".
         what: Properties that the duration depends on, such as the model's name and whether it is compiled.
-        on: Hardware, such as "2 CPU cores"; empty is this machine.
+        on: Hardware, such as "2 CPU cores". Empty is this machine.
     """
     hardware = on or machine()
     kind = f"{role} {what} on {hardware}"

@@ -250,7 +250,7 @@ def drop_privileges(user: int | None) -> None:
     """Drop all capabilities, also for any later exec.
 
     Args:
-        user: New user and only group; None keeps the user, because only root can change.
+        user: New user and only group. None keeps the user, because only root can change.
     """
     for capability in range(64):
         if _libc.prctl(_CAPBSET_DROP, capability, 0, 0, 0) < 0:

@@ -78,7 +78,7 @@ class SandboxResult:
     exit_code: int
     """Exit code; negative if the program was ended by that signal, -9 if it exceeded a limit."""
     limit: str
-    """Name of the exceeded `SandboxLimits` field; empty if there was none."""
+    """Name of the exceeded `SandboxLimits` field. Empty if there was none."""
     wall_s: float
     """Wall-clock seconds."""
     cpu_s: float
@@ -109,7 +109,7 @@ class Guarantees:
     missing: tuple[str, ...]
     """Descriptions of guarantees that are not enforced."""
     reason: str
-    """Reason for missing guarantees; empty if `full`."""
+    """Reason for missing guarantees. Empty if `full`."""
 
     def __str__(self) -> str:
         head = f"sandbox, weakened: {self.reason}" if self.reason else "sandbox"
@@ -291,7 +291,7 @@ class CommandLine:
         stdin: Standard input.
         environment: Environment variables; in a sandbox, in addition to the sandbox's.
         folder: Working directory without a sandbox.
-        sandbox: Isolation; None for none.
+        sandbox: Isolation. None for none.
         port: Port of 127.0.0.1 to which it may connect in a sandbox, or in its own network without one; 0 for none.
         files: Initial files of its folder in a sandbox, by relative path.
         container: If it is the client of a container engine: the command line that kills the container, and the one
@@ -317,8 +317,8 @@ class CommandLine:
         request |= {"namespaces": sandbox is not None, "scratch": str(folder), "collect": sandbox is not None}
         request |= {"container": [list(ends) for ends in container]}
         request |= (sandbox or Sandbox())._limits()
-        self._channel, theirs = socket.socketpair()
-        with theirs:
+        self._channel, peer = socket.socketpair()
+        with peer:
             if sandbox is None:
                 request["rlimits"] = {"RLIMIT_FSIZE": FREE_FILE_MB << 20}
             else:
@@ -335,8 +335,8 @@ class CommandLine:
                 path = [f"{sys.prefix}/bin", "/usr/local/bin", "/usr/bin", "/bin"]
                 request["environment"] = {"PATH": os.pathsep.join(path), **environment}
             if port:
-                request |= {"port": port, "channel": theirs.fileno()}
-            passed = [theirs.fileno()] if port else []
+                request |= {"port": port, "channel": peer.fileno()}
+            passed = [peer.fileno()] if port else []
             self._process = subprocess.Popen(_COMMAND, **_PIPES, pass_fds=passed)
         pipes = (self._process.stdin, self._process.stdout, self._process.stderr)
         self._stdin, self._stdout, self._stderr = (cast("IO[bytes]", pipe) for pipe in pipes)
@@ -349,7 +349,7 @@ class CommandLine:
         return self._process.pid
 
     def begin(self) -> socket.socket | None:
-        """Start it. Returns the listening socket of `port`; None without a port, or if it could not be started."""
+        """Start it. Returns the listening socket of `port`. None without a port, or if it could not be started."""
         with contextlib.suppress(OSError, ValueError), self._channel:  # it was stopped, or `wait` reports the error
             self._stdin.write(self._request)
             self._stdin.flush()
@@ -460,8 +460,8 @@ def _interpreter(python: str) -> dict[str, Any]:
     if process.returncode:
         raise SandboxError(f"python={python!r} does not run: {process.stderr.decode()[-300:]}")
     real, prefix, platlib, packages, stdlib = json.loads(process.stdout)
-    wanted = [f"{prefix}/lib", f"{prefix}/{platlib}", "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
-    readable = _covering([stdlib, real, *wanted])
+    system = [f"{prefix}/lib", f"{prefix}/{platlib}", "/lib", "/lib64", "/usr/lib", "/usr/lib64", "/etc/ld.so.cache"]
+    readable = _covering([stdlib, real, *system])
     below = tuple(f"{path}/" for path in readable)
     hidden = [path for path in packages if path.startswith(below) and Path(path).is_dir()]
     return {"python": real, "readable": readable, "hidden": hidden}
@@ -479,7 +479,7 @@ def _covering(paths: Sequence[str]) -> list[str]:
 
 @lru_cache
 def _why_no_namespaces() -> str:
-    """Reason why programs cannot be run in namespaces on this machine; empty if they can."""
+    """Reason why programs cannot be run in namespaces on this machine. Empty if they can."""
     if sys.platform != "linux":
         raise SandboxUnavailable(f"the sandbox needs Linux; this is {sys.platform}")
     patient = Sandbox(limits=SandboxLimits(wall_s=50))  # the result is cached, so a busy moment must not decide it
@@ -502,7 +502,7 @@ _LIMITS = (
 
 @lru_cache
 def _guarantees(reason: str) -> Guarantees:
-    """Guarantees on this machine. `reason` says why namespaces are missing; empty if they are available."""
+    """Guarantees on this machine. `reason` says why namespaces are missing. Empty if they are available."""
     filters = platform.machine() in ("x86_64", "aarch64")  # system call numbers are known
     polls = Path(f"/proc/self/task/{os.getpid()}/children").exists()
     from forge_agents.sandbox._isolation import landlock_version

@@ -389,7 +389,7 @@ def test_more_gpus_than_a_host_has_are_refused(settings: dict[str, Any]) -> None
 def test_missing_cores_are_refused() -> None:
     assert laid_out(hosts={"engines": 1}, cpus={"engines": "1"}).allocate("engines", 1).cores == {1}
     with pytest.raises(HostError, match=r"bind engines to 0-2 and engines-0 \(node-engines-0\) has no core 2"):
-        laid_out(hosts={"engines": 1}, cpus={"engines": "0-2"})._check_cores()
+        laid_out(hosts={"engines": 1}, cpus={"engines": "0-2"}).check_cores()
 
 
 def test_workers_are_bound_to_their_cores_during_a_run() -> None:
@@ -554,7 +554,7 @@ def test_slurm_job_has_the_requested_options(tmp_path: Path) -> None:
         check=True,
     )
     assert "kind='slurm' of the mesh: SLURM job is no longer active" in done.stdout, done.stderr
-    assert "it was asked for {'learner': 1, 'engines': 4}" in done.stdout
+    assert "requested hosts: {'learner': 1, 'engines': 4}" in done.stdout
     script = (tmp_path / "script").read_text()
     asked = {line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")}
     assert {
@@ -750,9 +750,9 @@ def test_dry_run_assumes_the_given_gpus(
     said = capsys.readouterr().err
     assert "asks for 2 GPUs on this host" in said and "it has 0" in said and "With --gpus_per_host a dry run" in said
     assert gpus("--mesh.gpus.learner", "2", "--gpus_per_host", "8")[:2] == learner
-    for wrong, why in ((["--gpus_per_host", "-1"], "give 0 or more"), (["--gpus_per_host", "8"], "--dry-run alone")):
+    for wrong, why in ((["--gpus_per_host", "-1"], "at least 0"), (["--gpus_per_host", "8"], "--dry-run alone")):
         with pytest.raises(SystemExit):
-            main([*(words if "0 or more" in why else words[:2]), *wrong])
+            main([*(words if "at least 0" in why else words[:2]), *wrong])
         assert why in capsys.readouterr().err
 
 
@@ -795,7 +795,7 @@ def test_gpu_neighbors_of_the_next_mesh(monkeypatch: pytest.MonkeyPatch) -> None
     layout = laid_out(has=2, wants={"learner": 1, "engines": 1}, kind="local")
     monkeypatch.setattr(mesh, "_cluster", lambda: layout)
     taken = {
-        number: SimpleNamespace(name=name, spot=layout.allocate(role, 1))
+        number: SimpleNamespace(name=name, allocation=layout.allocate(role, 1))
         for number, (name, role) in enumerate([("hero-learner", "learner"), ("hero", "engines")])
     }
     monkeypatch.setattr(mesh, "_spawned", taken)
