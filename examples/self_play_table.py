@@ -21,7 +21,7 @@ import forge_agents as fa
 from forge_agents.bench import GameTree, exploitability
 from forge_agents.rollout import Rollout, all_or_first_error
 from forge_trainers.rl.credit import Scored
-from forge_trainers.rl.rewards import env_reward, judge
+from forge_trainers.rl.rewards import env_reward, score
 from forge_trainers.selfplay.league import draw_matches, results_of
 from forge_trainers.selfplay.matchmaking import Standings
 
@@ -70,7 +70,7 @@ def legal_actions(observation):
     return ("call", "fold") if "call or fold" in observation else ("check", "bet")
 
 
-async def train_table(seed, steps, *, lr=6.0, entropy=0.01, groups=8, siblings=8):
+async def train_table(seed, steps, *, lr=6.0, entropy=0.01, group_count=8, group_size=8):
     """The league with a table for a policy. Returns rows of step and exploitability, and the standings."""
     league = league_of(fa.Policy("none", name="player"))
     rng = np.random.default_rng(seed)
@@ -80,45 +80,44 @@ async def train_table(seed, steps, *, lr=6.0, entropy=0.01, groups=8, siblings=8
     curve = [[0, exploitability(tree, table.chances)]]
     for step in range(steps):
         players = {name: one.player(name, rng) for name, one in {**pool, "player": table}.items()}
-        matches = draw_matches(standings, league, AGENTS, groups, key=(seed, step, 0))
-        played = await all_or_first_error(
+        matches = draw_matches(standings, league, AGENTS, group_count, key=(seed, step, 0))
+        groups = await all_or_first_error(
             Rollout(
                 make_env=lambda: fa.make(GAME),
                 env_id=GAME,
-                policies={agent: players[name] for agent, name in match.players(AGENTS, "player").items()},
-            ).group(int(rng.integers(2**31)), siblings)
+                policies={agent: players[player] for agent, player in match.players(AGENTS, "player").items()},
+            ).group(int(rng.integers(2**31)), group_size)
             for match in matches
         )
-        judged = await judge(played, env_reward, timeout_s=60)
-        table.learn(lessons(judged), lr=lr * (1 - step / steps), entropy=entropy)
-        standings.record(results_of(played, "player"))
+        scored = await score(groups, env_reward, timeout_s=60)
+        table.learn(turns_with_advantages(scored), lr=lr * (1 - step / steps), entropy=entropy)
+        standings.record(results_of(groups, "player"))
         if (step + 1) % league.snapshot_every == 0:
             name = league.snapshot_name(step + 1)
             pool[name] = table.copy()
-            for left in standings.add(name, step + 1):
-                del pool[left.name]
+            for removed in standings.add(name, step + 1):
+                del pool[removed.name]
         if (step + 1) % EVERY == 0:
             curve.append([step + 1, exploitability(tree, table.chances)])
     return curve, standings
 
 
-def lessons(judged):
-    """The policy's turns, each with its advantage; what opponents did is left out."""
-    own, scored = [], []
-    for number, item in enumerate(judged):
-        for agent in item.rewards:
-            for at, episode in enumerate(item.group.episodes):
+def turns_with_advantages(groups):
+    """Return the policy's turns, each with its advantage, without the opponents' turns."""
+    trajectories, scored = [], []
+    for number, group in enumerate(groups):
+        for agent, rewards in group.rewards.items():
+            for index, episode in enumerate(group.episodes):
                 trajectory = episode.trajectories[agent]
                 if trajectory.policy == "player" and trajectory.turns:
-                    own.append(trajectory)
-                    reward, tokens = float(item.rewards[agent][at]), [1] * len(trajectory.turns)
+                    trajectories.append(trajectory)
+                    reward, tokens = float(rewards[index]), [1] * len(trajectory.turns)
                     scored.append(Scored(seed=number, role=agent, reward=reward, response_tokens=tokens))
-    advantages = CREDIT.assign(scored)
     zeros = np.zeros(3)
     return [
         pair
-        for one, given in zip(own, advantages, strict=True)
-        for pair in zip(one.turns, zeros if given is None else given, strict=False)
+        for trajectory, advantages in zip(trajectories, CREDIT.assign(scored), strict=True)
+        for pair in zip(trajectory.turns, zeros if advantages is None else advantages, strict=False)
     ]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import html
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
@@ -426,11 +426,26 @@ def _reader() -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeGroup:
-    """Episodes with the same environment, seed and opponents. GRPO compares them with each other."""
+    """G episodes with the same environment, seed and opponents. GRPO compares them with each other.
+
+    Scoring fills `rewards`, and credit assignment fills `advantages`. The other fields never change.
+    """
 
     env_id: str
     seed: int
     episodes: tuple[Episode, ...]
+    rewards: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """By agent: float32 ``[G]``. NaN where the reward abstained or the agent did not take part in the episode."""
+    noise: Mapping[str, np.ndarray] | None = None
+    """By agent: float32 ``[G]``, the standard deviation of each reward. None if the reward does not report it."""
+    turn_rewards: Mapping[str, Sequence[np.ndarray]] | None = None
+    """By agent and episode: float32 ``[turns]``, NaN where the reward abstained. None if turns are not scored."""
+    parts: Mapping[str, tuple[float, EpisodeGroup]] | None = None
+    """By name: weight of each part of a `MultiReward`, and this group with the rewards of that part. `rewards` is then
+    the weighted sum of the parts that did not abstain."""
+    advantages: Mapping[str, Sequence[np.ndarray | None]] | None = None
+    """By agent and episode: float32 ``[turns]``, or None where there is nothing to learn. None before credit
+    assignment."""
 
     def __post_init__(self) -> None:
         other = next((e for e in self.episodes if (e.env_id, e.seed) != (self.env_id, self.seed)), None)
@@ -449,6 +464,15 @@ class EpisodeGroup:
     def trajectories(self) -> tuple[Trajectory, ...]:
         """All trajectories, episode by episode."""
         return tuple(t for e in self.episodes for t in e.trajectories.values())
+
+    def episode_rewards(self, index: int) -> dict[str, float]:
+        """Return the rewards of one episode, by agent."""
+        return {agent: float(rewards[index]) for agent, rewards in self.rewards.items()}
+
+    def rewards_of(self, policies: Collection[str]) -> dict[str, np.ndarray]:
+        """Return `rewards` of the agents that one of `policies` played in any episode."""
+        agents = {trajectory.agent for trajectory in self.trajectories if trajectory.policy in policies}
+        return {agent: rewards for agent, rewards in self.rewards.items() if agent in agents}
 
 
 def total_tokens(turns: Sequence[Turn]) -> int:

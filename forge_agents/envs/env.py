@@ -191,8 +191,8 @@ class TextGame(Forkable):
 
     def __init__(self, *, max_turns: int | None = None) -> None:
         super().__init__()
-        check_max_turns(max_turns, type(self).__name__)
         if max_turns is not None:
+            check_max_turns(max_turns, type(self).__name__)
             self.max_turns = max_turns
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -277,7 +277,9 @@ class ModelPlayer:
             asked["seed"] = sampling_seed(rng_key)
         if self._renderer.stop_ids:
             asked["stop_token_ids"] = self._renderer.stop_ids
-        sampling = replace(wanted, max_tokens=min(wanted.max_tokens, room), max_reasoning_tokens=None)
+        sampling = wanted
+        if wanted.max_tokens > room or wanted.max_reasoning_tokens is not None:
+            sampling = replace(wanted, max_tokens=min(wanted.max_tokens, room), max_reasoning_tokens=None)
         done = await self._engine.generate(prompt_ids, sampling, **asked)
         no_room = done.finish_reason == "length" and sampling.max_tokens < wanted.max_tokens
         return replace(done, finish_reason="context") if no_room else done

@@ -328,7 +328,7 @@ def _step(
     if decision is not None and callable(tell):
         tell(acting, decision.about())
     accounts = dict(env._cumulative_rewards)
-    env.step(None if decision is None else heard(env, decision.reasoning, decision.action))
+    env.step(None if decision is None else _delivered(env, decision))
     if decision is not None and (why := unpaid_reward(env, acting, accounts)):
         raise _FailureError("reward", ValueError(why))
     for agent in list(reported):
@@ -414,7 +414,7 @@ def _round(
     env: ParallelEnv[str, Any, Any], decisions: Mapping[str, Decision]
 ) -> tuple[dict[str, _StepResult], dict[str, float], Views]:
     """What those who acted are told, what others earn (who left earlier, or join now), and who decides next."""
-    actions = {agent: heard(env, decision.reasoning, decision.action) for agent, decision in decisions.items()}
+    actions = {agent: _delivered(env, decision) for agent, decision in decisions.items()}
     observations, rewards, terminated, truncated, infos = env.step(actions)
     results = {
         agent: _StepResult.of(
@@ -469,6 +469,11 @@ def _told(env: PlayableEnv, agent: str) -> tuple[str, Sequence[Mapping[str, Any]
 def _compact(env: PlayableEnv, agent: str, left_out: Sequence[tuple[str, str]]) -> str:
     tell = hook(env, "compact")
     return "" if tell is None else writable(str(tell(agent, left_out) or ""))
+
+
+def _delivered(env: Any, decision: Decision) -> str:
+    """Return what the environment gets of a decision."""
+    return heard(env, decision.reasoning, decision.action) if decision.reasoning else decision.action
 
 
 def _heard(observation: str, told: Mapping[str, Any]) -> NewMessages:

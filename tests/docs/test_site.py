@@ -169,15 +169,15 @@ def test_no_message_that_is_raised_is_missing_from_the_list(site):
 @pytest.mark.parametrize(
     ("name", "module", "told"),
     [
-        ("NotReadyError", "forge_trainers.rl.trainer", "nothing has been trained yet; call fit first"),
+        ("NotReadyError", "forge_trainers.rl.lifecycle", "nothing has been trained yet; call fit first"),
         ("RuntimeError", "forge_agents.envs.env", "…: no episode is running; call reset() before step()"),
         ("NotImplementedError", "forge_agents.envs.env", "… must define instructions(self, agent)"),
         ("FloatingPointError", "forge_trainers.learner.core", "the loss is … and the gradient norm"),
         ("BreachError", "forge_agents.envs.conformance.checks", "seed …: no end after … steps"),
         ("StallError", "forge_agents.runtime.mesh", "… did not finish … within … s. Look at"),  # made by a function
         ("RunFolderError", "forge_trainers.learner.checkpoint", "cannot write a checkpoint to …"),
-        ("DivergedError", "forge_trainers.rl.update", "the checkpoints are as they were, and the next run goes on"),
-        ("MismatchError", "forge_trainers.rl.update", "the checkpoints are as they were, and the next run goes on"),
+        ("DivergedError", "forge_trainers.rl.train_step", "the checkpoints are unchanged, and the next run continues"),
+        ("MismatchError", "forge_trainers.rl.train_step", "the checkpoints are unchanged, and the next run continues"),
         ("ValueError", "forge_trainers.offline.rows", "… has the keys …; expected …"),
         ("ValueError", "forge_agents.tools.mcp", "… failed"),  # said where there is no other text
         ("PermissionError", "forge_agents.sandbox._isolation", "users could not be mapped into the namespace"),

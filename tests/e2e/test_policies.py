@@ -102,7 +102,7 @@ def said_by(trainer: fa.GRPOTrainer) -> dict[str, list[Completion]]:
     async def ask(engine: Any) -> list[Completion]:
         return await asyncio.gather(*(engine.generate(tuple(prompt), GREEDY) for prompt in PROMPTS))
 
-    return {name: trainer._loop.run(ask(one)) for name, one in trainer._running.policy_engines.items()}
+    return {name: trainer._loop.run(ask(one.engine)) for name, one in trainer._lifecycle.running.policy_engines.items()}
 
 
 def test_adapter_and_full_policy_learn_with_settings_of_their_own(tiny_llama: Path, tmp_path: Path):
@@ -132,7 +132,7 @@ def test_two_adapters_on_one_engine_learn_each_its_own_seat(tiny_llama: Path, tm
         before = trainer.evaluate(Cases, episodes=32)
         result = trainer.fit(Cases, steps=8)
         after = trainer.evaluate(Cases, episodes=32)
-        stack = trainer._running
+        stack = trainer._lifecycle.running
         assert len(stack.engines) == 1
         assert len({learner.name for learner in stack.learners.values()}) == 1
         completions = said_by(trainer)
@@ -161,7 +161,7 @@ def test_two_adapters_on_one_engine_learn_each_its_own_seat(tiny_llama: Path, tm
             for one, two in zip(completions[name], found, strict=True):
                 assert (one.token_ids, one.versions) == (two.token_ids, two.versions)
                 np.testing.assert_allclose(one.logprobs, two.logprobs, atol=1e-3)
-        assert {name: learner.version for name, learner in trainer._running.learners.items()} == versions
+        assert {name: learner.version for name, learner in trainer._lifecycle.running.learners.items()} == versions
         programs_train_both_adapters(trainer, tmp_path)
     the_run_answers_a_program(tmp_path, tiny_llama)
 
@@ -229,7 +229,7 @@ def test_two_whole_models_learn_each_its_own_seat(tiny_llama: Path, tmp_path: Pa
         before = trainer.evaluate(Cases, episodes=32)
         result = trainer.fit(Cases, steps=8)
         assert each_learned(before, trainer.evaluate(Cases, episodes=32))
-        assert len(trainer._running.engines) == 2
+        assert len(trainer._lifecycle.running.engines) == 2
     start, low, high = (
         load_file(folder / "model.safetensors")
         for folder in (tiny_llama, result.export / "low-hero", result.export / "high-hero")

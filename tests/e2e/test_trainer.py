@@ -71,12 +71,12 @@ def trainer_of(team, tmp_path_factory):
     """
     with fa.GRPOTrainer(team, config=config(), out_dir=tmp_path_factory.mktemp("owner")) as owner:
         owner.evaluate(Letters, episodes=1)
-        processes = owner._processes
+        processes = owner._lifecycle.processes
 
         def make(out_dir, *, reward=None, fresh=False, policy=team, **changes):
             trainer = fa.GRPOTrainer(policy, reward, config(**changes), out_dir)
-            trainer._loop, trainer._processes = owner._loop, processes
-            trainer._synced = False  # the engine has the weights of whoever was here before
+            trainer._loop, trainer._lifecycle.processes = owner._loop, processes
+            trainer._lifecycle.weights.is_current = False  # the engine has the weights of whoever was here before
             for name in ("learner", "max_staleness"):  # the second decides the learner's correction
                 fresh = fresh or getattr(trainer.config, name) != getattr(processes.config, name)
             processes.config = trainer.config
@@ -127,11 +127,12 @@ def test_a_team_learns_and_the_control_does_not(trainer_of, tiny_llama, tmp_path
 
     with pytest.raises(ValueError, match=r"max_staleness=1 is not that of the processes that run, 0"):
         first.fork(tmp_path / "control", config=config(max_staleness=1))
-    engine, second = first._processes.engines["team"].pids, first.fork(
+    engine, second = first._lifecycle.processes.engines["team"].pids, first.fork(
         tmp_path / "control", config=config(learner=learner(0.0))
     )
     still_before, still, still_after = run(second)
-    assert first._processes is None and second._processes.engines["team"].pids == engine  # it was not started again
+    assert first._lifecycle.processes is None
+    assert second._lifecycle.processes.engines["team"].pids == engine, "it was not started again"
     assert abs(still_before.reward - before.reward) <= before.ci  # and has its first weights
     assert [row["learner/lr"] for row in still.metrics] == [0.0] * 12
     assert abs(still_after.reward - still_before.reward) <= still_before.ci + still_after.ci
@@ -184,7 +185,7 @@ def test_a_temperature_that_moves_is_the_learners_too_and_goes_on_in_a_run_that_
     moving = dataclasses.replace(team, sampling=sampling)
     trainer = trainer_of(tmp_path, policy=moving, max_logprob_gap=1e-3)
     with monkeypatch.context() as patched:
-        patched.setattr(trainer._processes, "policies", {"team": moving})
+        patched.setattr(trainer._lifecycle.processes, "policies", {"team": moving})
         trainer.fit(Letters, steps=1)
         rows = trainer_of(tmp_path, policy=moving, max_logprob_gap=1e-3, fresh=True).fit(Letters, steps=4).metrics
     learned = {step: row for step, row in enumerate(rows) if row["groups/used"]}  # a step may be flat
@@ -196,7 +197,7 @@ def test_a_temperature_that_moves_is_the_learners_too_and_goes_on_in_a_run_that_
 
 def test_siblings_that_never_differ_end_the_run_with_the_reason(trainer_of, tmp_path):
     trainer = trainer_of(tmp_path, reward=lambda ts: np.zeros(len(ts)), max_empty_steps=2)
-    with pytest.raises(EmptyBatchError, match="2 steps in a row.*'zero_variance': 4"):
+    with pytest.raises(EmptyBatchError, match="2 consecutive steps.*'zero_variance': 4"):
         trainer.fit(Letters, steps=10)
 
 

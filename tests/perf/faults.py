@@ -363,6 +363,12 @@ def _sabotage(trainer: Any, saboteur: Saboteur) -> None:
     from forge_agents.rollout import rollout
     from forge_agents.runtime import mesh
     from forge_agents.serving import EngineProcess
+    from forge_trainers.rl import session
+    from forge_trainers.rl.collect import Collector
+    from forge_trainers.rl.evaluation import Evaluator
+    from forge_trainers.rl.lifecycle import Lifecycle
+    from forge_trainers.rl.scoring import Scorer
+    from forge_trainers.rl.weight_sync import WeightSync
 
     step = [0]
 
@@ -389,20 +395,21 @@ def _sabotage(trainer: Any, saboteur: Saboteur) -> None:
 
     saboteur.pids = pids
     for owner, method, phase in (
-        (trainer, "_started", "start"),
-        (trainer, "_play_groups", "collect"),
-        (trainer, "_judge_groups", "judge"),
-        (sys.modules[type(trainer).__module__], "train", "learn"),
-        (trainer, "_sync", "sync"),
-        (trainer, "_evaluate", "evaluate"),
+        (Lifecycle, "start", "start"),
+        (Collector, "collect", "collect"),
+        (Collector, "resample", "collect"),
+        (Scorer, "score", "judge"),
+        (session, "train", "learn"),
+        (WeightSync, "_sync", "sync"),
+        (Evaluator, "evaluate", "evaluate"),
         (trainer._checkpoints, "start", "checkpoint"),
     ):
         before(owner, method, phase)
-    log, play, load = trainer._log, rollout.play, EngineProcess.load_weights
+    log, play, load = session.log_step, rollout.play, EngineProcess.load_weights
 
-    def logged(run: Any, at: int, *args: Any) -> None:
+    def logged(run: Any, at: int, *args: Any, **options: Any) -> None:
         saboteur.note("step", step=at)
-        log(run, at, *args)
+        log(run, at, *args, **options)
 
     async def played(*args: Any, **kwargs: Any) -> Any:
         episode = await play(*args, **kwargs)
@@ -418,7 +425,7 @@ def _sabotage(trainer: Any, saboteur: Saboteur) -> None:
         finally:
             saboteur.note("load ended", step=step[0], seconds=time.monotonic() - started)
 
-    trainer._log, rollout.play = logged, played
+    session.log_step, rollout.play = logged, played
     EngineProcess.load_weights = loaded  # type: ignore[method-assign]
 
 

@@ -114,14 +114,14 @@ _NAMES = {"engine": POLICY, "learner": f"{POLICY}-learner", "store": "weights"}
 async def _step(options: Options, processes: Any, pids: dict[str, int]) -> dict[str, float]:
     from forge_trainers.batch.packing import pack
     from forge_trainers.rl.credit import Credit
-    from forge_trainers.rl.rewards import env_reward, judge
-    from forge_trainers.rl.update import credit_groups
+    from forge_trainers.rl.rewards import env_reward, score
+    from forge_trainers.rl.samples import credit_groups
 
     clock = StageClock(pids)
     with clock.stage("generate"):
         groups = await play_all(options, processes.policy_engines, options.step_tokens)
     with clock.stage("score"):
-        judged = await judge(groups, env_reward, timeout_s=60)
+        judged = await score(groups, env_reward, timeout_s=60)
         samples = credit_groups(judged, Credit(), [POLICY]).samples[POLICY]
         batch = pack(samples)
     with clock.stage("train"):

@@ -1,4 +1,4 @@
-"""Stand-ins for a run's processes, and groups to learn from."""
+"""Fakes of a run's processes and of its collector, and groups to learn from."""
 
 from __future__ import annotations
 
@@ -43,6 +43,19 @@ def group(*rewards, seed=0, env_id="t", **options):
     """Siblings that earn `rewards`; a rival earns the opposite."""
     siblings = tuple(episode(r, -r, env_id=env_id, seed=seed, **options) for r in rewards)
     return EpisodeGroup(env_id=env_id, seed=seed, episodes=siblings)
+
+
+def collect_with(trainer, collect):
+    """Let `trainer` collect what ``await collect(collector, step, numbers, put, attempt)`` puts or returns."""
+    make = trainer._lifecycle.collector
+
+    def collector(plan, messages):
+        made = make(plan, messages)
+        made.collect = lambda step, numbers, put: collect(made, step, numbers, put, 0)
+        made.resample = lambda step, count, attempt: collect(made, step, range(count), None, attempt)
+        return made
+
+    trainer._lifecycle.collector = collector
 
 
 class Learner:

@@ -1,11 +1,9 @@
-"""Training: scored episodes in, better weights out.
+"""Training: from scored episodes to better weights.
 
-The parts of a loop of your own, in its order: `TaskSampler` draws seeds and plays their groups, `judge` scores them,
-`credit_groups` makes advantages and samples (of one trajectory: `fa.Credit` and `samples_from`), `pack` a batch, and
-`Learner.train_step` and `Learner.publish` do the rest. ``examples/rl_loop.py`` is such a loop; `fa.GRPOTrainer` is
-theirs with what a long run needs around it.
-
-In: nothing at import. Out: the public names below, loaded when first used. Waits for nothing.
+The parts of a training loop, in its order: `TaskSampler` draws seeds and collects groups, `score` adds rewards,
+`credit_groups` computes advantages and samples (for one trajectory: `fa.Credit` and `samples_from`), `pack` makes a
+batch, and `Learner.train_step` and `Learner.publish` do the rest. ``examples/rl_loop.py`` is such a loop;
+`fa.GRPOTrainer` adds everything that a long run needs.
 """
 
 from __future__ import annotations
@@ -17,41 +15,34 @@ if TYPE_CHECKING:
     from forge_trainers.batch.packing import Sample, pack, samples_from
     from forge_trainers.learner.client import Learner
     from forge_trainers.learner.config import LearnerConfig
-    from forge_trainers.learner.core import LearnerCore
-    from forge_trainers.rl.rewards import JudgedGroup, env_reward, judge
+    from forge_trainers.rl.rewards import env_reward, score
+    from forge_trainers.rl.samples import credit_groups
     from forge_trainers.rl.tasks import Task, TaskSampler
-    from forge_trainers.rl.update import StepSamples, credit_groups
 
 _HOME = {
-    "JudgedGroup": "rl.rewards",
     "Learner": "learner.client",
     "LearnerConfig": "learner.config",
-    "LearnerCore": "learner.core",
     "Sample": "batch.packing",
-    "StepSamples": "rl.update",
     "Task": "rl.tasks",
     "TaskSampler": "rl.tasks",
-    "credit_groups": "rl.update",
+    "credit_groups": "rl.samples",
     "env_reward": "rl.rewards",
-    "judge": "rl.rewards",
     "pack": "batch.packing",
     "samples_from": "batch.packing",
+    "score": "rl.rewards",
 }
 
 __all__ = [
-    "JudgedGroup",
     "Learner",
     "LearnerConfig",
-    "LearnerCore",
     "Sample",
-    "StepSamples",
     "Task",
     "TaskSampler",
     "credit_groups",
     "env_reward",
-    "judge",
     "pack",
     "samples_from",
+    "score",
 ]
 
 

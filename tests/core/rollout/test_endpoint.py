@@ -456,9 +456,11 @@ def test_one_client_serves_a_loop_and_closes_with_it(serve_chat):
 
 
 def test_a_trainer_starts_no_engine_for_an_endpoint(tmp_path):
+    from forge_trainers.rl.plan import RunPlan
     from forge_trainers.rl.tasks import TaskSampler
 
     hero = fa.Policy("m", name="hero")
     seats = {"player_0": hero, "player_1": fa.Endpoint("http://127.0.0.1:1/v1", "m")}
     trainer = fa.GRPOTrainer(seats, out_dir=tmp_path)
-    assert trainer._models(TaskSampler("forge/KuhnPoker-v0")) == {"hero": hero}
+    plan = RunPlan(TaskSampler("forge/KuhnPoker-v0"), trainer._policies, trainer.config, trainer.reward)
+    assert plan.models == {"hero": hero}

@@ -135,5 +135,5 @@ def test_a_sample_longer_than_a_microbatch_is_refused():
 
 
 def test_samples_that_are_not_packed_are_refused():
-    with pytest.raises(TypeError, match=r"a list is no batch; build one with forge_trainers\.batch\.packing\.pack"):
+    with pytest.raises(TypeError, match=r"a list is not a batch; build one with forge_trainers\.batch\.packing\.pack"):
         check_batch([sample()])

@@ -76,9 +76,7 @@ RULES = [
 @given(st.integers(0, 10_000), st.sampled_from(RULES))
 def test_advantages_sum_to_zero_where_a_mean_is_subtracted_and_forget_the_order(seed, credit):
     rng = np.random.default_rng(seed)
-    scored = [
-        one(float(rng.integers(-2, 3)), seed=s, role=role) for s in range(3) for role in "ab" for _ in range(4)
-    ]
+    scored = [one(float(rng.integers(-2, 3)), seed=s, role=role) for s in range(3) for role in "ab" for _ in range(4)]
     found = credit.assign(scored)
     flat = np.array([0.0 if own is None else own[0] for own in found])
     sums = {}

@@ -13,8 +13,8 @@ from forge_agents.envs.seeds import HELD_OUT_FROM
 from forge_agents.errors import ArgumentError, UnknownIdError
 from forge_agents.rollout import Rollout
 from forge_agents.testing import check_levels
-from forge_trainers.rl.curriculum import Curriculum, CurriculumConfig, Practice
-from forge_trainers.rl.rewards import judge
+from forge_trainers.rl.curriculum import Curriculum, CurriculumConfig, Progress
+from forge_trainers.rl.rewards import score
 from forge_trainers.rl.tasks import TaskSampler
 
 FACES = (2, 4, 8, 16)
@@ -63,7 +63,7 @@ def groups_of(env_id, wins, seed=0):
     answers = iter([str(env.shown) if won else "none" for won in wins])
     me = fa.Scripted(lambda _: next(answers), name="me")
     rollout = Rollout(make_env=lambda: fa.make(env_id), env_id=env_id, policies=me)
-    return asyncio.run(judge([asyncio.run(rollout.group(seed, len(wins)))]))
+    return asyncio.run(score([asyncio.run(rollout.group(seed, len(wins)))]))
 
 
 _fresh = itertools.count(1000)
@@ -137,7 +137,7 @@ def test_levels_of_our_environments_are_in_order_for_a_player_that_does_not_lear
 
 
 def test_groups_go_to_levels_of_which_success_lies_between_the_bounds():
-    plan, practice = Curriculum("test/Dice-v0", explore=0.2), Practice()
+    plan, practice = Curriculum("test/Dice-v0", explore=0.2), Progress()
     assert practice.shares(plan) == pytest.approx([0.25] * 4)  # nothing is known: all are as likely
     record(practice, plan, 1, [True] * 8)
     record(practice, plan, 2, [True, True, True, False] * 2)
@@ -154,7 +154,7 @@ def test_groups_go_to_levels_of_which_success_lies_between_the_bounds():
 
 
 def test_a_team_that_never_succeeds_practises_the_easiest_level():
-    plan, practice = Curriculum("test/Dice-v0", explore=0.2, memory=10_000), Practice()
+    plan, practice = Curriculum("test/Dice-v0", explore=0.2, memory=10_000), Progress()
     for level, episodes in ((1, 400), (2, 40), (3, 30), (4, 30)):
         record(practice, plan, level, [False] * episodes)
     assert practice.shares(plan) == pytest.approx([0.85, 0.05, 0.05, 0.05]), "not those of which least is known"
@@ -163,7 +163,7 @@ def test_a_team_that_never_succeeds_practises_the_easiest_level():
 
 
 def test_an_estimate_forgets_what_was_long_ago():
-    plan, practice = Curriculum("test/Dice-v0", memory=16), Practice()
+    plan, practice = Curriculum("test/Dice-v0", memory=16), Progress()
     record(practice, plan, 1, [False] * 8)
     for _ in range(8):
         record(practice, plan, 1, [True] * 8)
@@ -173,7 +173,7 @@ def test_an_estimate_forgets_what_was_long_ago():
 
 
 def test_an_estimate_fades_while_other_levels_are_played_but_never_to_nothing():
-    plan, practice = Curriculum("test/Dice-v0", memory=16), Practice()
+    plan, practice = Curriculum("test/Dice-v0", memory=16), Progress()
     record(practice, plan, 2, [False] * 8)
     for _ in range(3):
         record(practice, plan, 1, [True] * 8)
@@ -189,14 +189,14 @@ def test_an_estimate_fades_while_other_levels_are_played_but_never_to_nothing():
 
 
 def test_metrics_say_what_is_practised_and_how_well():
-    plan, practice = Curriculum("test/Dice-v0"), Practice()
+    plan, practice = Curriculum("test/Dice-v0"), Progress()
     success = {"curriculum/success/test/Dice-v0@3": 0.5}
     assert record(practice, plan, 3, [True, False]) == {"curriculum/level": 3.0} | success
     assert practice.record(plan, [], {"me"}, {}) == success
 
 
 def test_success_is_the_share_of_what_can_be_earned(caplog):
-    plan, practice = Curriculum("test/Dice-v0"), Practice()
+    plan, practice = Curriculum("test/Dice-v0"), Progress()
     with caplog.at_level(logging.WARNING):
         record(practice, plan, 1, [True, True], top=4.0)
         assert practice.success("test/Dice-v0@1") == 0.25 and not caplog.records
@@ -204,13 +204,13 @@ def test_success_is_the_share_of_what_can_be_earned(caplog):
         record(practice, plan, 2, [True, False], top=0.5)
     assert practice.success("test/Dice-v0@2") == 0.5
     (told,) = caplog.records
-    assert "lie between 0 and 2 times the most" in told.getMessage()
+    assert "lie between 0 and 2 times the maximum" in told.getMessage()
 
 
 @pytest.mark.parametrize("top", [0.0, -0.5, float("inf")])
 def test_rewards_of_which_no_share_can_be_earned_make_no_curriculum(tmp_path, top):
     trainer = fa.GRPOTrainer(fa.Policy("nowhere", name="me"), out_dir=tmp_path / "run")
-    with pytest.raises(ArgumentError, match=rf"max_reward={top:g} of test/Dice-v0@1 .* Pay rewards from 0 up"):
+    with pytest.raises(ArgumentError, match=rf"max_reward={top:g} of test/Dice-v0@1 .* Shift the rewards to start at 0"):
         trainer.fit(fa.Curriculum("test/Dice-v0"), steps=1, env_args={"top": top})
     assert not (tmp_path / "run").exists()
 
@@ -221,7 +221,7 @@ def test_levels_are_compared_as_they_pay_where_nobody_can_earn_anything():
 
 
 def test_seats_that_do_not_learn_and_failures_say_nothing_of_success():
-    plan, practice = Curriculum("test/Dice-v0"), Practice()
+    plan, practice = Curriculum("test/Dice-v0"), Progress()
     groups = groups_of("test/Dice-v0@1", [True, True])
     practice.record(plan, groups, {"somebody else"}, {})
     with pytest.raises(KeyError):
@@ -229,11 +229,11 @@ def test_seats_that_do_not_learn_and_failures_say_nothing_of_success():
 
 
 def test_seeds_whose_siblings_differed_are_played_again_and_the_least_promising_go_first():
-    plan, practice = Curriculum("test/Dice-v0", replay=0.5, max_seeds=2, explore=1.0), Practice()
+    plan, practice = Curriculum("test/Dice-v0", replay=0.5, max_seeds=2, explore=1.0), Progress()
     record(practice, plan, 1, [True, False], seed=11)
     record(practice, plan, 2, [True, False, False, False], seed=12)
     record(practice, plan, 3, [False, False], seed=13)  # nobody won: nothing to learn from
-    sampler = TaskSampler(plan, practice=practice)
+    sampler = TaskSampler(plan, progress=practice)
     old = [task.seed for task in sampler.tasks(0, 0, 400) if task.seed < 100]
     assert len(old) == pytest.approx(200, abs=30)
     assert old.count(11) / len(old) == pytest.approx(0.25 / (0.25 + 3 / 16), abs=0.1)
@@ -244,7 +244,7 @@ def test_seeds_whose_siblings_differed_are_played_again_and_the_least_promising_
 
 
 def test_seeds_played_again_tell_nothing_of_success():
-    plan, practice = Curriculum("test/Dice-v0", replay=0.5), Practice()
+    plan, practice = Curriculum("test/Dice-v0", replay=0.5), Progress()
     for seed in range(10):
         record(practice, plan, 1, [seed == 0, False], seed=seed)
     before = practice.success("test/Dice-v0@1")
@@ -252,22 +252,22 @@ def test_seeds_played_again_tell_nothing_of_success():
     assert before == pytest.approx(0.05, abs=0.01)
     assert found[0]["curriculum/success/test/Dice-v0@1"] == before, "it was chosen, because it can be won"
     assert found[1]["curriculum/success/test/Dice-v0@1"] > before, "solved, it was forgotten: a seed like others"
-    assert practice.again(replace(plan, replay=0.99), np.random.default_rng(1)) == ("test/Dice-v0@1", 0)
+    assert practice.replayed(replace(plan, replay=0.99), np.random.default_rng(1)) == ("test/Dice-v0@1", 0)
     before = practice.success("test/Dice-v0@1")
     late = [record(practice, plan, 1, [True, True], seed=0) for _ in range(2)]  # drawn twice before the first came back
     assert {row["curriculum/success/test/Dice-v0@1"] for row in late} == {before}
 
 
 def test_a_run_that_goes_on_draws_what_it_would_have():
-    plan, practice = Curriculum("test/Dice-v0", replay=0.3), Practice()
+    plan, practice = Curriculum("test/Dice-v0", replay=0.3), Progress()
     record(practice, plan, 1, [True] * 8, seed=1)
     record(practice, plan, 2, [True, False] * 4, seed=2)
-    resumed = Practice()
+    resumed = Progress()
     resumed.load_state_dict(practice.state_dict())
-    first, second = (TaskSampler(plan, practice=one) for one in (practice, resumed))
+    first, second = (TaskSampler(plan, progress=one) for one in (practice, resumed))
     assert first.tasks(3, 7, 50) == second.tasks(3, 7, 50) != first.tasks(3, 8, 50)
-    empty = Practice()
-    empty.load_state_dict(Practice().state_dict())
+    empty = Progress()
+    empty.load_state_dict(Progress().state_dict())
     assert empty.shares(plan) == pytest.approx([0.25] * 4)
 
 
@@ -294,7 +294,7 @@ def test_what_makes_no_curriculum_is_told():
         TaskSampler(Curriculum("forge/KuhnPoker-v0"))
     with pytest.raises(ArgumentError, match="two or more different ids"):
         TaskSampler(Curriculum(["test/Dice-v0@1", "test/Dice-v0@1"]))
-    with pytest.raises(ArgumentError, match="faces of env_args is what level 1 of test/Dice-v0 sets"):
+    with pytest.raises(ArgumentError, match="level 1 of test/Dice-v0 sets faces"):
         TaskSampler(Curriculum("test/Dice-v0"), {"faces": 3})
     assert TaskSampler(Curriculum("test/Dice-v0"), {"pay": 2.0}).make("test/Dice-v0@2").pay == 2.0
     with pytest.raises(ValueError, match="0 <= low < high <= 1"):

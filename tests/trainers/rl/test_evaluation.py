@@ -4,128 +4,42 @@ import asyncio
 import math
 import random
 
-import fake_processes
 import numpy as np
 import pytest
+from fake_run import TEAM, Draws, KillError, Processes, trainer
 
 import forge_agents as fa
 import forge_verifiers as fv
-from forge_agents.rollout.players import PolicyEngine
-from forge_agents.types import Completion, VersionSpan
+from forge_trainers.rl.collect import Collector
+from forge_trainers.rl.evaluation import Evaluator
 from forge_trainers.rl.rewards import env_reward
 from forge_trainers.rl.trainer import GRPOTrainer
 
-TEAM = fa.Policy("m", name="team", sampling=fa.Sampling(max_tokens=4))
 
+@pytest.fixture(autouse=True)
+def slow_evaluations(monkeypatch):
+    measured = Evaluator.metrics
 
-class Draws(fa.TurnEnv):
-    """Two decisions, paid with the digits that are said and one that is drawn."""
-
-    possible_agents = ("a",)
-
-    def setup(self, rng):
-        self.drawn, self.said = int(rng.integers(10)), 0
-
-    def instructions(self, agent):
-        return "Say a digit."
-
-    def observe_text(self, agent):
-        return "?"
-
-    def act(self, agent, action):
-        self.said += 1
-        return fa.Outcome(rewards={agent: float(action) + self.drawn / 10}, done=self.said == 2)
-
-
-class Digits:
-    """Renders nothing."""
-
-    stop_ids = ()
-
-    def begin(self, messages):
-        return (1, 2)
-
-    def go_on(self, prompt_ids, response_ids, messages):
-        return (*prompt_ids, *response_ids, 9)
-
-    def sections(self, response_ids):
-        return "", "", str(response_ids[0])
-
-
-class Engine:
-    """Says what follows from the request's seed and the version of its weights; knows how many asked at once."""
-
-    max_model_len = 100
-
-    def __init__(self):
-        self.version = self.asking = self.most = 0
-
-    async def generate(self, prompt_ids, sampling, *, choices=(), seed=None):
-        self.asking += 1
-        self.most = max(self.most, self.asking)
-        version = self.version
-        await asyncio.sleep(0.005)
-        self.asking -= 1
-        said = random.Random(f"{seed}/{version}").randrange(10)
-        return Completion(
-            token_ids=(said,),
-            logprobs=(-1.0,),
-            finish_reason="stop",
-            versions=(VersionSpan(version=version, start=0, end=1),),
-        )
-
-
-class KillError(Exception):
-    pass
-
-
-class Learner(fake_processes.Learner):
-    def __init__(self, dies_at):
-        self.version, self.dies_at = 0, dies_at
-
-    async def train_step(self, batch, **_):
-        await asyncio.sleep(0.01)
-        if self.version == self.dies_at:
-            raise KillError
-        self.version += 1
-        return {"logprob_gap_mean": 0.0, "version": self.version}
-
-    async def start_save(self, folder, **_):
-        folder.mkdir()
-        (folder / "version").write_text(str(self.version))
-
-    async def load(self, folder, **_):
-        self.version = int((folder / "version").read_text())
-
-
-class Processes(fake_processes.Processes):
-    def __init__(self, dies_at):
-        super().__init__()
-        self.learners, self.engine = {"team": Learner(dies_at)}, Engine()
-        self.policy_engines = {"team": PolicyEngine(self.engine, Digits())}
-
-    async def sync(self, published):
-        published()
-        await asyncio.sleep(0.005)
-        self.engine.version = self.learners["team"].version
-
-
-class Trainer(GRPOTrainer):
-    """Its evaluations last longer than the play of a step."""
-
-    async def _evaluation(self, sampler):
-        learned = self._running.learners["team"].version
-        found = await super()._evaluation(sampler)
+    async def metrics(self):
+        processes = self._lifecycle.running
+        version = processes.learners["team"].version
+        metrics = await measured(self)
         await asyncio.sleep(0.05)
-        assert self._running.learners["team"].version == self._running.engine.version == learned
-        return found
+        assert processes.learners["team"].version == processes.engine.version == version
+        return metrics
+
+    monkeypatch.setattr(Evaluator, "metrics", metrics)
 
 
-def trainer(folder, *, kind=Trainer, dies_at=None, reward=None, **settings):
-    own = {"group_size": 3, "groups_per_step": 2, "max_resamples": 0, "eval_episodes": 5, "preflight": False}
-    made = kind(TEAM, reward, fa.GRPOConfig(**own | settings), folder)
-    made._processes = Processes(dies_at)
-    return made
+def held_out_rewards(monkeypatch, rewards):
+    """Let evaluations report `rewards`, by version of the weights."""
+    measured = Evaluator.metrics
+
+    async def metrics(self):
+        version = self._lifecycle.running.learners["team"].version
+        return await measured(self) | {"eval/reward": rewards[version]}
+
+    monkeypatch.setattr(Evaluator, "metrics", metrics)
 
 
 STEPS = 4
@@ -134,7 +48,7 @@ STEPS = 4
 def test_rewards_and_held_out_rewards_are_those_of_one_after_the_other(tmp_path):
     with trainer(tmp_path / "beside", eval_every=2) as run:
         rows = run.fit(Draws, steps=STEPS).metrics
-        assert run._processes.engine.most == 2 * 3 + 5, "an evaluation and a step are played together"
+        assert run._lifecycle.processes.engine.most == 2 * 3 + 5, "an evaluation and a step are played together"
     with trainer(tmp_path / "ahead", eval_every=2, max_staleness=1) as run:
         ahead = run.fit(Draws, steps=STEPS).metrics
     with trainer(tmp_path / "apart") as run:
@@ -175,13 +89,9 @@ def test_a_run_that_dies_beside_or_after_an_evaluation_goes_on_as_if_it_had_not(
     assert lasting(fit(tmp_path / "killed")) == lasting(whole)
 
 
-def test_the_checkpoint_of_an_evaluation_holds_the_weights_that_were_measured(tmp_path):
-    class Falls(Trainer):
-        async def _evaluation(self, sampler):
-            version = self._running.learners["team"].version
-            return await super()._evaluation(sampler) | {"eval/reward": [0.0, 1.0, 3.0, 2.0, 1.0][version]}
-
-    with trainer(tmp_path, kind=Falls, eval_every=1, checkpoint_every=100, keep_checkpoints=1) as run:
+def test_the_checkpoint_of_an_evaluation_holds_the_weights_that_were_measured(tmp_path, monkeypatch):
+    held_out_rewards(monkeypatch, [0.0, 1.0, 3.0, 2.0, 1.0])
+    with trainer(tmp_path, eval_every=1, checkpoint_every=100, keep_checkpoints=1) as run:
         run.fit(Draws, steps=STEPS)
     best = run._checkpoints.best()
     assert best.name == "step-000002" and (best / "team" / "version").read_text() == "2"
@@ -205,17 +115,13 @@ class Rivals(Draws):
         (("zero-sum",), TEAM, lambda trajectory: abs(trajectory.reward), "step-000001"),
     ],
 )
-def test_held_out_rewards_of_zero_sum_self_play_rank_no_checkpoint(tmp_path, capsys, *, tags, opponent, reward, best):
-    class Falls(Trainer):
-        async def _evaluation(self, sampler):
-            version = self._running.learners["team"].version
-            return await super()._evaluation(sampler) | {"eval/reward": [0.0, 0.2, 0.1][version]}
-
+def test_held_out_rewards_of_zero_sum_self_play_rank_no_checkpoint(
+    tmp_path, capsys, monkeypatch, *, tags, opponent, reward, best
+):
+    held_out_rewards(monkeypatch, [0.0, 0.2, 0.1])
     fa.register("tests/Rivals-v0", entry_point=Rivals, tags=tags)
-    settings = {"group_size": 3, "groups_per_step": 2, "max_resamples": 0, "eval_episodes": 4, "preflight": False}
-    config = fa.GRPOConfig(**settings, eval_every=1, checkpoint_every=1)
-    with Falls({"a": TEAM, "b": opponent}, reward, config, tmp_path) as run:
-        run._processes = Processes(None)
+    settings = {"eval_episodes": 4, "eval_every": 1, "checkpoint_every": 1}
+    with trainer(tmp_path, policies={"a": TEAM, "b": opponent}, reward=reward, **settings) as run:
         run.fit("tests/Rivals-v0", steps=2)
         found = run._checkpoints.best()
     assert (found and found.name) == best
@@ -223,15 +129,17 @@ def test_held_out_rewards_of_zero_sum_self_play_rank_no_checkpoint(tmp_path, cap
 
 
 @pytest.mark.parametrize("every", [0, 3])
-def test_nothing_is_played_after_the_last_step(tmp_path, every):
+def test_nothing_is_played_after_the_last_step(tmp_path, every, monkeypatch):
     played = []
 
-    class Counted(Trainer):
-        async def _play_groups(self, sampler, step, put=None, **options):
-            played.append(step)
-            return await super()._play_groups(sampler, step, put, **options)
+    collect = Collector.collect
 
-    with trainer(tmp_path, kind=Counted, eval_every=every) as run:
+    async def counted(self, step, numbers, put):
+        played.append(step)
+        await collect(self, step, numbers, put)
+
+    monkeypatch.setattr(Collector, "collect", counted)
+    with trainer(tmp_path, eval_every=every) as run:
         run.fit(Draws, steps=3)
     assert played == [0, 1, 2]
 
@@ -240,7 +148,7 @@ def test_an_evaluation_says_which_weights_it_plays(tmp_path, capsys, monkeypatch
     async def start(*args, **kwargs):
         return Processes(None)
 
-    monkeypatch.setattr("forge_trainers.rl.trainer.Processes.start", start)
+    monkeypatch.setattr("forge_trainers.rl.lifecycle.Processes.start", start)
 
     def evaluated():
         config = fa.GRPOConfig(group_size=3, groups_per_step=2, preflight=False)
@@ -249,11 +157,11 @@ def test_an_evaluation_says_which_weights_it_plays(tmp_path, capsys, monkeypatch
             run.evaluate(Draws, episodes=2)
         return capsys.readouterr().err
 
-    assert evaluated().count("evaluates the start models, since there is no checkpoint") == 1
+    assert evaluated().count("evaluating the start models (there is no checkpoint)") == 1
     with trainer(tmp_path) as run:
         run.fit(Draws, steps=2)
     capsys.readouterr()
-    assert evaluated().count(f"{tmp_path}: evaluates the weights after step 2") == 1
+    assert evaluated().count(f"{tmp_path}: evaluating the weights after step 2") == 1
 
 
 # ---- by which reward

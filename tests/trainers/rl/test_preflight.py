@@ -102,7 +102,7 @@ def test_a_good_run_is_told_in_two_lines_and_goes_on(tried, tmp_path):
     drawn, _ = random.random(), random.seed(5)
     said = tried(reward=reward)
     assert said.splitlines()[0] == f"World with team; {tmp_path / 'run'}"
-    assert "preflight: 2 episodes of random players took" in said and "is left out" not in said
+    assert "preflight: 2 episodes of random players took" in said and "skipped" not in said
     assert [t.policy for t in asked[0]] == ["team"] * 4 and [t.reward for t in asked[0]] == [1.0, 0.5] * 2
     assert World.seeds == [preflight.SEED] * 2 and preflight.SEED < HELD_OUT_FROM  # games of training seeds take it
     assert random.random() == drawn  # as if nothing had been played
@@ -240,7 +240,7 @@ def test_what_a_reward_has_learned_is_as_before(tried):
     ensemble = fa.Ensemble([counts, fails, judge])
     before = {key: value.copy() for key, value in ensemble.state_dict().items()}
     said = tried(reward=ensemble)
-    assert "not asked, because they need a model or a sandbox: judge" in said and judge.usage.questions == 0
+    assert "skipped rewards that need a model or a sandbox: judge" in said and judge.usage.questions == 0
     assert "reward fails fails on random play, and may on a model's: AttributeError" in said and __file__ in said
     after = ensemble.state_dict()
     assert counts.seen[0] == 0 and before.keys() == after.keys()
@@ -271,7 +271,7 @@ def test_a_function_that_names_its_judges_is_not_asked_before_they_can_start(tri
         pytest.fail("its judges would start")
 
     reward.judges = [fv.Judge("tiny-random", "Is it polite?")]
-    assert "not asked, because they need a model or a sandbox: reward" in tried(reward=reward)
+    assert "skipped rewards that need a model or a sandbox: reward" in tried(reward=reward)
 
 
 def test_a_judge_that_a_function_does_not_name_has_no_gpu_before_a_run_has_divided_them(tried, monkeypatch):
@@ -432,7 +432,7 @@ def test_of_many_environments_those_that_time_is_up_for_are_told_in_one_line(tri
         fa.register(f"my/Slow{number}-v0", entry_point=Slow)
     said = tried(env={f"my/Slow{number}-v0": 1.0 for number in range(4)})
     assert "my/Slow0-v0 is slow; 0 of 2 episodes ended" in said and said.count("is slow") == 1
-    assert "time is up; 3 environments are left out, the first of them my/Slow1-v0" in said
+    assert "out of time, skipped 3 environments, the first of them my/Slow1-v0" in said
 
 
 class Dear(World):
@@ -447,20 +447,20 @@ class Dear(World):
 def test_what_is_dear_to_make_is_made_no_more_often(tried, monkeypatch):
     monkeypatch.setattr(preflight, "BUDGET_S", 0.05)
     monkeypatch.setattr(preflight, "time", SimpleNamespace(monotonic=lambda: 0.0))  # else it may be up before
-    assert re.search(r"making Dear takes \d+ s; it is left out", tried(env=Dear))
+    assert re.search(r"skipped Dear, which takes \d+ s to construct", tried(env=Dear))
     assert Dear.made == 1  # to ask for its seats
 
 
 def test_what_plays_in_worker_processes_is_left_out(tried):
     said = tried(env="forge/SoftwareTeam-v0")
-    assert "forge/SoftwareTeam-v0 plays in worker processes and is left out" in said
+    assert "skipped forge/SoftwareTeam-v0, which runs in worker processes" in said
 
 
 def test_a_first_prompt_that_fills_the_context_is_told_with_its_parts(tried):
     with pytest.raises(PreflightError, match="context of 256 tokens") as error:
         tried(env_args={"told": "x" * 300})
     # bytes are tokens: 300 of instructions and what the template writes around them
-    assert re.search(r"is that of player_0 in World: 3\d\d tokens, of which 3[01]\d are instructions", str(error.value))
+    assert re.search(r"has 3\d\d tokens, 3[01]\d of them instructions \(player_0 in World\)", str(error.value))
     said = tried(env_args={"told": "x" * 215})
     assert re.search(r"leaves (\d|1[0-5]|none) of max_tokens=16 for the first answer", said)
     assert "of max_tokens=16" not in tried(env_args={"told": "x" * 100})
@@ -473,9 +473,9 @@ def test_a_long_conversation_that_could_not_go_on_is_told_before_it_is_played(tr
         engine = fa.EngineConfig(max_model_len=512)
         return tried(env_args={"told": "x" * told}, seats=team, engine=engine)
 
-    assert f"context='{context}' cannot go on" in said(fills, context)
-    assert "cannot go on" not in said(fits, context)
-    assert "cannot go on" not in said(fills, "end")
+    assert f"context='{context}' cannot continue" in said(fills, context)
+    assert "cannot continue" not in said(fits, context)
+    assert "cannot continue" not in said(fills, "end")
 
 
 def test_a_template_that_refuses_is_told(tried, tiny_llama, tmp_path):

@@ -6,10 +6,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_processes import TEAM, Duel, Processes, group
+from fake_processes import TEAM, Duel, Processes, collect_with, group
 
 import forge_agents as fa
-from forge_trainers.rl.pipeline import Pipeline, TakenGroups
+from forge_trainers.rl import session
+from forge_trainers.rl.prefetch import Prefetch, TakenGroups
 from forge_trainers.rl.trainer import GRPOTrainer
 from forge_trainers.run.checkpoints import Checkpoints, RewardState
 
@@ -26,7 +27,7 @@ def of(step, number):
     return group(name, name / 2, seed=step * SIZE + number)
 
 
-def run(folder, *, staleness, killed_in=None, slow=()):
+def run(folder, monkeypatch, *, staleness, killed_in=None, slow=()):
     """Train, to the end or until the learner of a step dies; returns the ensemble and what each step learned from.
 
     Args:
@@ -34,15 +35,14 @@ def run(folder, *, staleness, killed_in=None, slow=()):
     """
     learned = []
 
-    class Played(GRPOTrainer):
-        async def _play_groups(self, sampler, step, put=None, *, only=None, **_):
-            async def one(number):
-                await asyncio.sleep(0.001)
-                if (step, number) in slow:
-                    await done[step].wait()
-                put(number, of(step, number))
+    async def collect(collector, step, numbers, put, attempt):
+        async def collect_group(number):
+            await asyncio.sleep(0.001)
+            if (step, number) in slow:
+                await done[step].wait()
+            put(number, of(step, number))
 
-            await asyncio.gather(*(one(number) for number in only))
+        await asyncio.gather(*map(collect_group, numbers))
 
     class Learns(Processes):
         def __init__(self):
@@ -60,20 +60,21 @@ def run(folder, *, staleness, killed_in=None, slow=()):
     config = fa.GRPOConfig(
         groups_per_step=SIZE, checkpoint_every=3, max_staleness=staleness, max_resamples=0, keep_episodes=99
     )
-    trainer = Played({"player_0": TEAM, "player_1": fa.Random(name="rival")}, ensemble, config, folder)
-    trainer._processes = Learns()
-    log, first = trainer._log, max([int(p.name[5:]) for p in folder.glob("checkpoints/step-*")], default=0)
+    trainer = GRPOTrainer({"player_0": TEAM, "player_1": fa.Random(name="rival")}, ensemble, config, folder)
+    trainer._lifecycle.processes = Learns()
+    collect_with(trainer, collect)
+    log, first = session.log_step, max([int(p.name[5:]) for p in folder.glob("checkpoints/step-*")], default=0)
 
     done = [asyncio.Event() for _ in range(STEPS)]
     for event in done[:first]:
         event.set()
 
-    def logged(run, step, items, *rest):
-        learned.append([(i.group.seed // SIZE, i.group.seed % SIZE) for i in items])
-        log(run, step, items, *rest)
+    def logged(run, step, groups, *rest, **options):
+        learned.append([(group.seed // SIZE, group.seed % SIZE) for group in groups])
+        log(run, step, groups, *rest, **options)
         done[step].set()
 
-    trainer._log = logged
+    monkeypatch.setattr(session, "log_step", logged)
     if killed_in is None:
         trainer.fit(Duel, steps=STEPS)
     else:
@@ -94,15 +95,15 @@ def rows(ensemble):
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
-def test_the_ensemble_of_a_killed_and_resumed_run_has_every_row_once(tmp_path, staleness, capsys):
+def test_the_ensemble_of_a_killed_and_resumed_run_has_every_row_once(tmp_path, staleness, capsys, monkeypatch):
     slow = {(2, 1), (5, 0)} if staleness == 2 else ()
-    whole, steps = run(tmp_path / "whole", staleness=staleness, slow=slow)
+    whole, steps = run(tmp_path / "whole", monkeypatch, staleness=staleness, slow=slow)
     every = [(step, number) for step in range(STEPS) for number in range(SIZE)]
     assert sorted(flat(steps)) == every
-    _, before = run(tmp_path / "killed", staleness=staleness, killed_in=4, slow=slow)
-    assert "goes on after" not in capsys.readouterr().out
-    resumed, after = run(tmp_path / "killed", staleness=staleness, slow=slow)
-    assert "goes on after step 3\n" in capsys.readouterr().out
+    _, before = run(tmp_path / "killed", monkeypatch, staleness=staleness, killed_in=4, slow=slow)
+    assert "continuing after" not in capsys.readouterr().out
+    resumed, after = run(tmp_path / "killed", monkeypatch, staleness=staleness, slow=slow)
+    assert "continuing after step 3\n" in capsys.readouterr().out
     assert sorted(flat(before[:3] + after)) == every, "none is learned from twice, none left out"
     if staleness == 2:  # the slow group is late, and one of the next step took its place
         assert (2, 1) not in flat(before[:3]) and (3, 0) in before[2] and (2, 1) in after[0]
@@ -163,7 +164,7 @@ def test_groups_that_were_taken_early_and_those_that_are_owed_survive_a_checkpoi
 
     played = []
 
-    async def collect(step, put):
+    async def collect(step, numbers, put):
         for number in again.missing(step, 2):
             played.append((step, number))
             put(number, (step, number))
@@ -172,10 +173,10 @@ def test_groups_that_were_taken_early_and_those_that_are_owed_survive_a_checkpoi
         return groups
 
     async def rest():
-        ahead = Pipeline(collect, judge, staleness=2, steps=3, size=2, taken=again)
+        ahead = Prefetch(collect, judge, staleness=2, steps=3, size=2, taken=again)
         found = []
         for step in (1, 2):
-            found.append(await ahead.batch(step).judged)
+            found.append(await ahead.batch(step).scored)
             again.settle(step)
         return found
 

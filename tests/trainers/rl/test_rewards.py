@@ -19,20 +19,12 @@ from forge_trainers.learner.core import LearnerCore
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Baselines, Credit
 from forge_trainers.rl.evaluation import EvalResult
-from forge_trainers.rl.rewards import (
-    EnvTurnReward,
-    MultiReward,
-    engines_of,
-    env_reward,
-    group_spread,
-    judge,
-    mean_and_ci,
-    models_of,
-    rates,
-    summarise,
-)
+from forge_trainers.rl.metrics import group_spread, mean_and_ci, rates, summarize
+from forge_trainers.rl.rewards import EnvTurnReward, MultiReward, engines_of, env_reward, models_of, score
+from forge_trainers.rl.samples import credit_groups
+from forge_trainers.rl.scoring import Scorer
 from forge_trainers.rl.trainer import GRPOTrainer
-from forge_trainers.rl.update import credit_groups
+from forge_trainers.run.checkpoints import RewardState
 
 
 def turn(agent, index, reward, policy="hero"):
@@ -76,12 +68,12 @@ def with_turn(item, siblings, **changes):
         own = dataclasses.replace(own, turns=turns)
         return dataclasses.replace(episode, trajectories={**episode.trajectories, "a": own})
 
-    episodes = [changed(e) if at in siblings else e for at, e in enumerate(item.group.episodes)]
-    return dataclasses.replace(item, group=dataclasses.replace(item.group, episodes=tuple(episodes)))
+    episodes = [changed(e) if at in siblings else e for at, e in enumerate(item.episodes)]
+    return dataclasses.replace(item, episodes=tuple(episodes))
 
 
 def judged(groups, reward=env_reward, timeout_s=5.0):
-    return asyncio.run(judge(groups, reward, timeout_s=timeout_s))
+    return asyncio.run(score(groups, reward, timeout_s=timeout_s))
 
 
 def test_rewards_are_split_by_group_and_role():
@@ -111,11 +103,11 @@ def test_groups_that_teach_nothing_are_counted_by_reason():
 def test_a_sample_too_long_for_its_learner_is_dropped_and_counted_and_its_siblings_learn():
     items = judged([group((0, 0), (1, 0)), group((0, 0), (1, 0), seed=1)])
     items = [with_turn(items[0], [1], prompt_ids=(1, 2, 4)), with_turn(items[1], [0, 1], prompt_ids=(1, 2, 4))]
-    lessons = credit_groups(items, Credit(scale="none"), {"hero"}, room={"hero": 3})
+    lessons = credit_groups(items, Credit(scale="none"), {"hero"}, max_tokens={"hero": 3})
     assert [(len(s.token_ids), s.advantages[-1]) for s in lessons.samples["hero"]] == [(3, -0.5)]
     assert lessons.too_long == 3
     assert lessons.counts == {"used": 1, "too_long": 1, "zero_variance": 0, "failed": 0, "abstained": 0}
-    assert credit_groups(items, Credit(), {"hero"}, room={"hero": 4}).too_long == 0
+    assert credit_groups(items, Credit(), {"hero"}, max_tokens={"hero": 4}).too_long == 0
 
 
 def test_tokens_without_a_log_probability_are_masked_and_their_share_counted():
@@ -173,12 +165,12 @@ class Forfeits(fa.TurnEnv):
     "reward",
     [
         fv.Length(high=4, slack=4),
-        fa.Ensemble([fv.Length(high=4, slack=4)], combine="mean"),
+        fv.Ensemble([fv.Length(high=4, slack=4)], combine="mean"),
         fv.Length(high=4, slack=4) + 0.5 * fv.Length(high=4, slack=4, name="other"),
         fv.Gate(fv.Length(high=100, name="check"), fv.Length(high=4, slack=4)),
         lambda completion: max(0.0, 1 - max(len(completion) - 4, 0) / 4),
         lambda trajectory: None if not trajectory.turns else float(trajectory.turns[-1].action != "forfeit"),
-        MultiReward({"length": fv.Length(high=4, slack=4), "hero only": fv.ForAgent("hero", lambda trajectory: None)}),
+        MultiReward({"length": fv.Length(high=4, slack=4), "hero only": fv.Seat("hero", lambda trajectory: None)}),
     ],
     ids=["rule", "ensemble", "sum", "gate", "completion", "trajectory", "columns"],
 )
@@ -209,10 +201,10 @@ def with_policy(items, name):
     def changed(item):
         episodes = tuple(
             dataclasses.replace(e, trajectories={a: sampled(t) for a, t in e.trajectories.items()})
-            for e in item.group.episodes
+            for e in item.episodes
         )
         parts = item.parts and {n: (w, changed(part)) for n, (w, part) in item.parts.items()}
-        return dataclasses.replace(item, group=dataclasses.replace(item.group, episodes=episodes), parts=parts)
+        return dataclasses.replace(item, episodes=episodes, parts=parts)
 
     return [changed(item) for item in items]
 
@@ -249,7 +241,7 @@ def test_a_group_counts_as_abstained_only_if_nothing_is_left_to_compare():
 def test_spread_and_means_leave_out_abstentions():
     items = judged([group((0, 0), (0, 0), (0, 0))], scores_of(None, None, 0.0, None, 1.0, None))
     assert group_spread(items, 1)["groups/reward_std"] == pytest.approx(0.5)
-    found = summarise(items)
+    found = summarize(items)
     assert found["reward/mean"] == found["reward/a"] == 0.5 and "reward/b" not in found
 
 
@@ -266,23 +258,23 @@ def test_a_reward_of_the_wrong_form_is_refused(wrong, said):
 
 
 def test_no_reward_is_the_environments_and_a_class_is_none():
-    assert asyncio.run(judge([group((1, 2), (3, 4))]))[0].rewards["b"].tolist() == [2, 4]
+    assert asyncio.run(score([group((1, 2), (3, 4))]))[0].rewards["b"].tolist() == [2, 4]
     for ask in (lambda: judged([group((0, 0), (1, 1))], fv.Numeric), lambda: GRPOTrainer(Policy("m"), fv.Numeric)):
         with pytest.raises(ArgumentError, match="Numeric"):
             ask()
     with pytest.raises(ArgumentError, match="Numeric"):
-        fa.Ensemble([fv.Numeric])
+        fv.Ensemble([fv.Numeric])
 
 
 def test_a_reward_that_raises_is_named():
     with pytest.raises(KeyError) as caught:
         judged([group((0, 0), (1, 1))], lambda trajectories: {}["gold"])
-    assert caught.value.__notes__ == ["reward <lambda> raised this when it was asked about 4 trajectories"]
+    assert caught.value.__notes__ == ["reward <lambda> raised this for a batch of 4 trajectories"]
 
 
 def test_policies_that_play_nowhere_are_told(caplog):
     items = judged([group((0, 0), (1, 0))])
-    with pytest.raises(TypeError, match="trainable='hero' is one text"):
+    with pytest.raises(TypeError, match="trained='hero' is a string"):
         credit_groups(items, Credit(), "hero")
     assert credit_groups(items, Credit(), {"hreo"}).counts["zero_variance"] == 1
     assert "(hreo) plays in these 1 groups, only hero, rival" in caplog.text
@@ -349,13 +341,12 @@ def test_the_turn_with_the_good_score_gets_the_larger_advantage():
 
 
 def test_scores_of_other_turns_are_refused():
-    with pytest.raises(ValueError, match="assessing scored other turns"):
+    with pytest.raises(ValueError, match="assessing returned a wrong number of turn scores"):
         judged([group((0, 0), (1, 1))], Assessing(turns=lambda t: [0.0] * 7))
 
 
 def test_verifiers_of_turns_reach_the_samples():
-    from forge_agents import EnvReward, Rule
-    from forge_verifiers import PerTurn
+    from forge_verifiers import EnvReward, PerTurn, Rule
 
     last = PerTurn(Rule(lambda t: float(t.turns[-1].reward > 0), name="paid"))
     groups = [EpisodeGroup(env_id="t", seed=0, episodes=(two_turns(1.0, 0.0), two_turns(0.0, 0.0)))]
@@ -366,16 +357,16 @@ def test_verifiers_of_turns_reach_the_samples():
 def test_summary_leaves_failed_episodes_out():
     broken = EpisodeError(where="step", kind="X", message="m")
     items = judged([group((0, 2), (1, 3)), group((100, 100), (100, 100), error=broken)])
-    summary = summarise(items)
+    summary = summarize(items)
     assert summary["reward/mean"] == 1.5 and summary["reward/a"] == 0.5 and summary["reward/b"] == 2.5
 
 
 def test_the_mean_reward_is_that_of_trained_policies():
     """In a zero-sum game the mean over all seats is 0, whatever the hero does."""
-    found = summarise(judged([group((-1, 1), (-1, 1), (0, 0))]), {"hero"})
+    found = summarize(judged([group((-1, 1), (-1, 1), (0, 0))]), {"hero"})
     assert found["reward/mean"] == found["reward/hero"] == found["reward/a"] == pytest.approx(-2 / 3)
     assert found["reward/b"] == pytest.approx(2 / 3) and "reward/rival" not in found
-    both = summarise(judged([group((-1, 1), (-1, 1)), group((-1, 1), (-1, 1), seed=1)]), {"hero", "rival"})
+    both = summarize(judged([group((-1, 1), (-1, 1)), group((-1, 1), (-1, 1), seed=1)]), {"hero", "rival"})
     assert (both["reward/mean"], both["reward/hero"], both["reward/rival"]) == (0.0, -1.0, 1.0)
     assert both["reward_ci/hero"] == 0.0
 
@@ -395,7 +386,7 @@ def test_a_policy_that_is_called_like_a_seat_goes_first():
             ),
         ),
     )
-    found = summarise(judged([swapped]), {"a", "b"})
+    found = summarize(judged([swapped]), {"a", "b"})
     assert (found["reward/a"], found["reward/b"]) == (5.0, 3.0)
 
 
@@ -417,8 +408,8 @@ def test_a_printed_result_is_a_line_and_not_its_episodes():
 def test_a_step_says_how_long_answers_and_their_thoughts_are():
     item = judged([group((0, 0), (0, 0))])[0]
     item = with_turn(item, [0], response_ids=(7,) * 9, logprobs=(-1.0,) * 9, reasoning_tokens=6, finish_reason="length")
-    turns = [turn for trajectory in item.group.trajectories for turn in trajectory.turns]
-    found, all_tokens = rates([item.group], 2.0), sum(len(turn.response_ids) for turn in turns)
+    turns = [turn for trajectory in item.trajectories for turn in trajectory.turns]
+    found, all_tokens = rates([item], 2.0), sum(len(turn.response_ids) for turn in turns)
     thinking = sum(turn.finish_reason == "length" for turn in turns)
     assert found["turns"] == len(turns) and found["tokens_per_s"] == all_tokens / 2
     assert found["response_tokens"] == pytest.approx(all_tokens / len(turns))
@@ -462,11 +453,11 @@ def test_siblings_are_no_evidence_apart():
     apart = [3.0, 1.0, 4.0]
     assert mean_and_ci(apart, [7, 8, 9]) == pytest.approx(mean_and_ci(apart))
     items = judged([group((0, 0), (0, 0), (0, 0)), group((1, 0), (1, 0), (1, 0), seed=1)])
-    found = summarise(items, {"hero"})
+    found = summarize(items, {"hero"})
     assert found["reward/mean"] == 0.5
     for name in ("reward/ci", "reward_ci/hero", "reward_ci/a"):
         assert found[name] == pytest.approx(mean_and_ci([0.0, 1.0])[1]), name
-    assert summarise(items[:1], {"hero"})["reward/ci"] == np.inf
+    assert summarize(items[:1], {"hero"})["reward/ci"] == np.inf
 
 
 def test_samples_know_their_trajectory_and_turns():
@@ -499,26 +490,25 @@ def test_running_means_are_of_trained_roles_and_groups_that_count():
     assert [s.advantages[-1] for s in lessons.samples["hero"]] == [0.5] and lessons.counts["used"] == 1
 
 
-def test_groups_that_teach_nothing_are_replaced(tmp_path):
+def test_groups_that_teach_nothing_are_replaced():
     asked = []
 
-    class Trainer(GRPOTrainer):
-        _running = SimpleNamespace(room={}, answers=0)
-
-        async def _play_groups(self, sampler, step, put=None, *, count=0, resample=0):
-            asked.append((step, count, resample))
-            return [group((0, 0), (int(resample == 2), 0), seed=10 * resample + i) for i in range(count)]
+    class Collector:
+        async def resample(self, step, count, attempt):
+            asked.append((step, count, attempt))
+            return [group((0, 0), (int(attempt == 2), 0), seed=10 * attempt + i) for i in range(count)]
 
     first = [group((0, 0), (1, 0)), group((0, 0), (0, 0), seed=1), group((0, 0), (0, 0), seed=2)]
-    for max_resamples, wanted in ((0, []), (1, [(7, 2, 1)]), (9, [(7, 2, 1), (7, 2, 2)])):
-        trainer = Trainer(
-            Policy("m"), config=GRPOConfig(groups_per_step=3, max_resamples=max_resamples), out_dir=tmp_path
-        )
+    processes = SimpleNamespace(room={}, learners={"hero"})
+    for max_resamples, expected in ((0, []), (1, [(7, 2, 1)]), (9, [(7, 2, 1), (7, 2, 2)])):
+        config = GRPOConfig(groups_per_step=3, max_resamples=max_resamples)
+        state, lock = RewardState(env_reward), asyncio.Lock()
+        scorer = Scorer(env_reward, Collector(), processes, config, state=state, lock=lock)
         asked.clear()
-        found, playing_s = asyncio.run(trainer._judge_groups(None, 7, list(first), {"hero"}))
-        assert asked == wanted
-        assert credit_groups(found, Credit(), {"hero"}).counts["used"] == (3 if max_resamples == 9 else 1)
-        assert len(found) == 3 + 2 * len(wanted) and (playing_s > 0) == bool(wanted)
+        groups = asyncio.run(scorer.score(7, list(first)))
+        assert asked == expected
+        assert credit_groups(groups, Credit(), {"hero"}).counts["used"] == (3 if max_resamples == 9 else 1)
+        assert len(groups) == 3 + 2 * len(expected) and (scorer.resample_s.get(7, 0) > 0) == bool(expected)
 
 
 @pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "rloo"])
@@ -540,7 +530,7 @@ def test_flat_groups_count_in_the_loss_normalization_where_the_loss_or_the_confi
     assert [s.advantages[-1] for s in found.samples["hero"]] == pytest.approx(
         [share * s.advantages[-1] for s in whole.samples["hero"]]
     )
-    assert found.shares == ({"hero": share} if counts_all else {}) and found.advantages == whole.advantages
+    assert found.fractions == ({"hero": share} if counts_all else {}) and found.advantages == whole.advantages
     assert found.counts == whole.counts
 
 
@@ -632,17 +622,17 @@ def test_columns_keep_what_their_rewards_learn():
     ],
 )
 def test_columns_without_sense_are_refused(rewards, weights):
-    with pytest.raises(ValueError, match="no reward|must be finite|is MultiReward, too"):
+    with pytest.raises(ValueError, match="at least one reward|must be finite|inside a MultiReward"):
         MultiReward(rewards, weights)
 
 
 @pytest.mark.parametrize(
-    "use", [lambda c, v: c + v, lambda c, v: v + c, lambda c, v: fv.Gate(v, c), lambda c, v: fa.Ensemble([c, v])]
+    "use", [lambda c, v: c + v, lambda c, v: v + c, lambda c, v: fv.Gate(v, c), lambda c, v: fv.Ensemble([c, v])]
 )
 def test_columns_are_no_part_of_a_verifier(use):
     """As a function, their sum would be compared as a whole, and what their verifiers learn would not be saved."""
-    verifier = fa.Rule(lambda trajectory: 1.0, name="one")
-    with pytest.raises(ArgumentError, match="compares each of its rewards separately"):
+    verifier = fv.Rule(lambda trajectory: 1.0, name="one")
+    with pytest.raises(ArgumentError, match="compares each of its rewards apart"):
         use(MultiReward({"a": verifier}), verifier)
 
 
@@ -657,7 +647,7 @@ def test_siblings_that_lack_a_seat_keep_their_places():
     assert np.array_equal(item.rewards["a"], [np.nan, 3, 3], equal_nan=True)
     assert np.array_equal(item.rewards["b"], [np.nan, 4, np.nan], equal_nan=True)
     assert item.episode_rewards(1) == {"a": 3, "b": 4}
-    assert summarise([item])["reward/mean"] == 3.5
+    assert summarize([item])["reward/mean"] == 3.5
     lessons = credit_groups([item], Credit(), {"hero"})
     assert lessons.counts["failed"] == 1 and not lessons.samples
     (item,) = judged([EpisodeGroup(env_id="t", seed=0, episodes=(whole, alone))], EnvTurnReward())
@@ -676,7 +666,7 @@ def test_an_infinite_score_is_an_abstention_told_and_counted(bad, caplog):
     assert lessons.counts == {"used": 2, "abstained": 1, "failed": 0, "zero_variance": 0, "too_long": 0}
     assert "reward overflows returned 1 infinite scores" in caplog.text
     items = judged([group((0, 0), (1, 1))], Assessing(turns=lambda t: [bad if t.reward == 0 else 1.0]))
-    assert np.isnan(items[0].turns["a"][0]).all()
+    assert np.isnan(items[0].turn_rewards["a"][0]).all()
     assert sum(credit_groups(items, Credit(), {"hero"}).counts.values()) == 1
 
 
@@ -685,8 +675,8 @@ def test_samples_without_room_count_in_no_loss_normalization():
     items = judged([group((0, 0), (1, 0)), group((1, 0), (1, 0), seed=1), group((0, 0), (1, 0), seed=2)])
     items[2] = with_turn(items[2], [0, 1], prompt_ids=(1, 2, 4))
     size_of = GRPOConfig(learner=LearnerConfig(loss="grpo")).size_of
-    found = credit_groups(items, Credit(), {"hero"}, room={"hero": 3}, size_of=size_of)
-    assert found.counts["too_long"] == 1 and found.shares == {"hero": 2 / 4}
+    found = credit_groups(items, Credit(), {"hero"}, max_tokens={"hero": 3}, size_of=size_of)
+    assert found.counts["too_long"] == 1 and found.fractions == {"hero": 2 / 4}
 
 
 def test_a_function_of_one_trajectory_is_a_reward_and_what_it_fails_on_is_told(tmp_path, caplog):
@@ -694,13 +684,13 @@ def test_a_function_of_one_trajectory_is_a_reward_and_what_it_fails_on_is_told(t
         return 3.0 / trajectory.reward
 
     trainer = GRPOTrainer(Policy("nowhere"), reward=worth, out_dir=tmp_path / "run")
-    [item] = asyncio.run(judge([group((1.0, 1.0), (2.0, 1.0), (0.0, 0.0))], trainer.reward))
+    [item] = asyncio.run(score([group((1.0, 1.0), (2.0, 1.0), (0.0, 0.0))], trainer.reward))
     assert item.rewards["a"].tolist() == pytest.approx([3.0, 1.5, math.nan], nan_ok=True)
     assert "reward worth fails on 2 of 6 trajectories" in caplog.text
     assert "ZeroDivisionError: float division by zero (test_rewards.py:" in caplog.text
     with pytest.raises(ZeroDivisionError):  # a mistake that hits all ends the run
-        asyncio.run(judge([group((0.0, 0.0))], trainer.reward))
-    with pytest.raises(ArgumentError, match=r"reward <lambda>\(a, b\) at .* unknown meaning \(a, b\); name its"):
+        asyncio.run(score([group((0.0, 0.0))], trainer.reward))
+    with pytest.raises(ArgumentError, match=r"reward <lambda>\(a, b\) at .* takes a, b, whatever that is; name its"):
         GRPOTrainer(Policy("nowhere"), reward=lambda a, b: 0.0, out_dir=tmp_path / "run")
     columns = MultiReward({"worth": worth, "env": env_reward}, {"env": 2.0})
     assert columns(group((1.0, 2.0)).trajectories).tolist() == [5.0, 5.5]
@@ -711,7 +701,7 @@ def test_engines_that_judges_start_are_found_wherever_a_reward_holds_them_and_ea
     beside = fv.Judge(first, "Is it short?", name="beside")
     second = fv.Judge("tiny-random", "Is it true?", name="second")
     served = fv.Judge(Endpoint("http://localhost", "m"), "Is it kind?", name="served")
-    ensemble = fa.Ensemble([first, beside, served, fa.Rule(lambda t: True, name="rule")], "mean")
+    ensemble = fv.Ensemble([first, beside, served, fv.Rule(lambda t: True, name="rule")], "mean")
     gated = fv.Gate(lambda t: True, ensemble + second)
     for reward in (gated, MultiReward({"env": env_reward, "judged": gated})):
         assert engines_of(reward) == [first.own_engine, second.own_engine]
@@ -732,7 +722,7 @@ def test_judges_that_a_function_names_are_found_and_whatever_else_it_asks_is_not
 
     reward.judges = [polite, graded]
     wrapped = GRPOTrainer(Policy("nowhere"), reward=reward, out_dir=tmp_path).reward
-    for given in (reward, wrapped, partial(reward), fa.Rule(reward), MultiReward({"a": reward, "b": env_reward})):
+    for given in (reward, wrapped, partial(reward), fv.Rule(reward), MultiReward({"a": reward, "b": env_reward})):
         assert (engines_of(given), models_of(given)) == ([polite.own_engine], [graded.own_model])
 
     class Panel:

@@ -8,13 +8,16 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.envs.seeds import HELD_OUT_FROM
+from forge_trainers.rl.collect import Collector
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Credit
-from forge_trainers.rl.rewards import env_reward, judge, summarise
-from forge_trainers.rl.seating import seating_of
+from forge_trainers.rl.league_policies import policies_of
+from forge_trainers.rl.metrics import summarize
+from forge_trainers.rl.plan import RunPlan
+from forge_trainers.rl.rewards import env_reward, score
+from forge_trainers.rl.samples import credit_groups
 from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.rl.trainer import GRPOTrainer
-from forge_trainers.rl.update import credit_groups
 
 GAMES = {"forge/AlphabetSort-v0": 1.0, "forge/Relay-v0": 1.0, "forge/KuhnPoker-v0": 2.0}
 SEATS = {
@@ -40,14 +43,14 @@ def test_each_environment_gets_the_policies_of_its_own_seats(tmp_path, by_seat):
     everyone = {
         agent: poker if agent in ("player_0", "player_1") else pupil for agents in SEATS.values() for agent in agents
     }
-    seating = seating_of(everyone if by_seat else pupil, GRPOConfig(), tmp_path)
-    assert seating.declared(SEATS) == ({"pupil": pupil, "poker": poker} if by_seat else {"pupil": pupil})
+    policies = policies_of(everyone if by_seat else pupil, GRPOConfig(), tmp_path)
+    assert policies.declared(SEATS) == ({"pupil": pupil, "poker": poker} if by_seat else {"pupil": pupil})
     sampler = TaskSampler(GAMES)
 
     async def play(task, seats, served):
         return seats
 
-    played = asyncio.run(seating.play_held_out(sampler.held_out(3), play, SimpleNamespace(policy_engines={})))
+    played = asyncio.run(policies.held_out(sampler.held_out(3), play, SimpleNamespace(policy_engines={})))
     if by_seat:
         assert played == [{agent: everyone[agent] for agent in agents} for agents in SEATS.values()]
     else:
@@ -66,18 +69,18 @@ def test_a_seat_that_no_environment_has_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match=r"no agent 'player_2'; the agents are sorter, asker, answerer, player_0, player_1"
     ):
-        seating_of(everyone, GRPOConfig(), tmp_path).declared(SEATS)
+        policies_of(everyone, GRPOConfig(), tmp_path).declared(SEATS)
 
 
 def test_one_of_a_runs_environments_may_be_evaluated_alone(tmp_path):
     pupil, poker = fa.Policy("model", name="pupil"), fa.Random(name="poker")
-    seating = seating_of({"sorter": pupil, "player_0": poker, "player_1": poker}, GRPOConfig(), tmp_path)
+    policies = policies_of({"sorter": pupil, "player_0": poker, "player_1": poker}, GRPOConfig(), tmp_path)
     alone = {"forge/AlphabetSort-v0": ("sorter",)}
-    assert seating.declared(alone, part=True) == {"pupil": pupil, "poker": poker}
+    assert policies.declared(alone, partial=True) == {"pupil": pupil, "poker": poker}
     with pytest.raises(ValueError, match="no agent 'player_0'; the agents are sorter"):
-        seating.declared(alone)
+        policies.declared(alone)
     with pytest.raises(ValueError, match="agent 'asker' has no policy"):
-        seating.declared({"forge/Relay-v0": ("asker", "answerer")}, part=True)
+        policies.declared({"forge/Relay-v0": ("asker", "answerer")}, partial=True)
 
 
 @pytest.mark.parametrize("where", ["make", "reset", "step", "close"])
@@ -114,21 +117,26 @@ def test_groups_of_an_environment_that_breaks_are_dropped_and_counted(where):
 
     async def run():
         sampler = TaskSampler(Coin)
-        trainer = SimpleNamespace(config=GRPOConfig(), _live=None, _announce_failure=lambda *_: None)
-        play = GRPOTrainer._group(trainer, sampler, 4, "0")
+        config, messages = GRPOConfig(), SimpleNamespace(report_failure=lambda *_: None)
+        collector = Collector(sampler, None, None, config, weights=None, limit=None, messages=messages)
+        play = collector._group_collector(4, "0")
         groups = [await play(task, fa.Scripted(lambda seen: "x"), {}) for task in sampler.tasks(0, 0, 2)]
-        return await judge(groups, env_reward, timeout_s=5.0)
+        return await score(groups, env_reward, timeout_s=5.0)
 
     with pytest.warns(RuntimeWarning, match="boom") if where == "close" else contextlib.nullcontext():
         judged = asyncio.run(run())
     counts = credit_groups(judged, Credit(), {"scripted"}).counts
     assert (counts["failed"], counts["zero_variance"]) == ((0, 2) if where == "close" else (1, 1))
-    assert judged[0].rewards["a"].tolist() == [1.0] * 4 and summarise(judged)["reward/mean"] == 1.0
+    assert judged[0].rewards["a"].tolist() == [1.0] * 4 and summarize(judged)["reward/mean"] == 1.0
     assert Coin.made == (9 if where == "close" else 1 + 4 + 8), "what failed was played again in a fresh environment"
 
 
 def talk(task, client):
     """Never run here."""
+
+
+def models_of(trainer, sampler):
+    return RunPlan(sampler, trainer._policies, trainer.config, trainer.reward).model_by_agent
 
 
 @pytest.mark.parametrize("isolation", ["none", "process"])
@@ -148,8 +156,12 @@ def test_a_run_knows_whom_a_program_asks_by_which_name(tmp_path, isolation):
     }
     sampler = TaskSampler(f"test/Asks-{isolation}-v0")
     with GRPOTrainer(seats, out_dir=tmp_path) as trainer:
-        assert trainer._sitting(sampler) == {"planner": "a", "coder": "b", "gpt-4o": "a"}
+        assert models_of(trainer, sampler) == {
+            "planner": "a",
+            "coder": "b",
+            "gpt-4o": "a",
+        }
     either = [fa.Policy("tiny-random", name="a"), fa.Policy("tiny-random", name="b", trainable=False)]
     with GRPOTrainer(lambda agent, seed: either[seed % 2], out_dir=tmp_path) as trainer:
         names = {"planner", "coder", "other", "gpt-4o", "o3"}
-        assert trainer._sitting(sampler) == dict.fromkeys(names, "a"), "of several the one that learns"
+        assert models_of(trainer, sampler) == dict.fromkeys(names, "a"), "of several the one that learns"

@@ -22,7 +22,8 @@ from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.measures import peak_flops, ratio_quantiles
 from forge_trainers.records.run_folder import dump_batch, load_batch
 from forge_trainers.rl.config import GRPOConfig
-from forge_trainers.rl.update import StepSamples, check_gap, pack_samples, staleness, train
+from forge_trainers.rl.samples import StepSamples, pack_samples
+from forge_trainers.rl.train_step import check_gap, staleness, train
 
 Batches = Callable[..., EpisodeBatch]
 
@@ -108,7 +109,7 @@ def test_samples_older_than_the_bound_or_newer_than_the_learner_are_refused(tmp_
 
 def test_a_sampler_without_log_probabilities_ends_the_run_only_beyond_a_share(tmp_path: Path):
     given = dataclasses.replace(samples(0), bad_logprobs={"hero": 0.02})
-    with pytest.raises(DivergedError, match=r"sampler of hero gave no log-probability.*2\.00%.*=1\.00%"):
+    with pytest.raises(DivergedError, match=r"sampler of hero gave invalid log-probabilities.*2\.00%.*=1\.00%"):
         run(given, {"hero": Learner()}, tmp_path)
     assert run(given, {"hero": Learner()}, tmp_path, max_bad_logprobs=0.02)["dropped/bad_logprobs"] == 0.02
     all_masked = dataclasses.replace(given, samples={}, bad_logprobs={"hero": 1.0})
@@ -118,7 +119,7 @@ def test_a_sampler_without_log_probabilities_ends_the_run_only_beyond_a_share(tm
 
 def test_a_loss_that_is_no_number_leaves_the_batch_in_a_file_and_says_which(tmp_path: Path):
     learner = Learner(7, error=FloatingPointError("the loss is nan at version 7"))
-    with pytest.raises(DivergedError, match="policy hero: the loss is nan.*goes on from the newest") as caught:
+    with pytest.raises(DivergedError, match="policy hero: the loss is nan.*continues from the newest") as caught:
         run(samples(7, 7), {"hero": learner}, tmp_path, max_skipped_steps=0)
     file = tmp_path / "failed-batches" / "step-000012-hero.safetensors"
     assert str(file) in str(caught.value)

@@ -106,7 +106,7 @@ def test_frozen_policies_and_wrong_kinds_are_refused():
 def test_two_policies_of_one_name_with_different_settings_are_refused(tmp_path: Path):
     seats = {"player_0": policy(learner={"lr": 1e-4}), "player_1": policy(learner={"lr": 1e-5})}
     with pytest.raises(ValueError, match="two different policies are called 'red'"):
-        GRPOTrainer(seats, out_dir=tmp_path)._seating.declared({"t": ("player_0", "player_1")})
+        GRPOTrainer(seats, out_dir=tmp_path)._policies.declared({"t": ("player_0", "player_1")})
 
 
 def test_adapters_on_one_model_may_differ_in_rates_but_not_in_the_model():

@@ -1,6 +1,7 @@
 """Games of a league, and a league at play with engines and learners that are stand-ins."""
 
 import asyncio
+import dataclasses
 import json
 import shutil
 import threading
@@ -15,10 +16,11 @@ import pytest
 import forge_agents as fa
 from forge_agents.cli.config import parse
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn
-from forge_trainers.rl.rewards import JudgedGroup, env_reward, judge, summarise
-from forge_trainers.rl.seating import LeagueSeating, seating_of
+from forge_trainers.rl.league_policies import LeaguePolicies, policies_of
+from forge_trainers.rl.metrics import summarize
+from forge_trainers.rl.rewards import env_reward, score
+from forge_trainers.rl.samples import credit_groups
 from forge_trainers.rl.tasks import Task
-from forge_trainers.rl.update import credit_groups
 from forge_trainers.selfplay.league import LeagueConfig, Match, draw_matches, evaluation_matches, results_of
 from forge_trainers.selfplay.matchmaking import Standings
 
@@ -68,13 +70,13 @@ def test_every_opponent_of_a_step_is_met_from_every_seat_equally_often():
     settings = LeagueConfig(self_play=0.0, opponents_per_step=2, opponents="uniform")
     for step in range(8):
         matches = draw_matches(standings(), settings, AGENTS, 8, key=(3, step, 0))
-        met = Counter((match.opponent, match.seat) for match in matches)
+        met = Counter((match.opponent, match.agent) for match in matches)
         assert len(matches) == 8 and all(met[name, "player_0"] == met[name, "player_1"] for name, _ in met)
 
 
 def test_seats_swap_from_step_to_step_where_a_step_has_one_game():
     settings = LeagueConfig(self_play=0.0, opponents_per_step=1)
-    seats = [draw_matches(standings(), settings, AGENTS, 1, key=(0, step, 0))[0].seat for step in range(4)]
+    seats = [draw_matches(standings(), settings, AGENTS, 1, key=(0, step, 0))[0].agent for step in range(4)]
     assert seats == ["player_0", "player_1", "player_0", "player_1"]
 
 
@@ -89,9 +91,9 @@ def test_a_draw_follows_from_its_key_and_self_play_takes_its_share():
 
 
 def test_who_sits_where():
-    assert Match(opponent="x", seat="player_1").players(AGENTS, "hero") == {"player_0": "x", "player_1": "hero"}
-    assert Match(opponent="", seat="").players(AGENTS, "hero") == {"player_0": "hero", "player_1": "hero"}
-    assert [(m.opponent, m.seat) for m in evaluation_matches(fa.League(HERO, anchors=(RANDOM,)), AGENTS, 3)] == [
+    assert Match(opponent="x", agent="player_1").players(AGENTS, "hero") == {"player_0": "x", "player_1": "hero"}
+    assert Match(opponent="", agent="").players(AGENTS, "hero") == {"player_0": "hero", "player_1": "hero"}
+    assert [(m.opponent, m.agent) for m in evaluation_matches(fa.League(HERO, anchors=(RANDOM,)), AGENTS, 3)] == [
         ("random", "player_0"),
         ("random", "player_1"),
         ("random", "player_0"),
@@ -104,9 +106,9 @@ def test_evaluations_meet_held_out_opponents_and_training_does_not():
     league = fa.League(HERO, anchors=(RANDOM,), held_out=(oracle, RANDOM), self_play=0.0)
     assert {m.opponent for m in evaluation_matches(league, AGENTS, 4)} == {"oracle", "random"}
     assert league.fixed == (RANDOM, oracle), "each once"
-    seating = seating_of(league, fa.GRPOConfig(), Path())
-    assert set(seating.declared({"duel": AGENTS})) == {"hero", "hero-opponent", "random", "oracle"}
-    met = {m.opponent for key in range(50) for m in draw_matches(seating.standings, league, AGENTS, 4, key=(key,))}
+    policies = policies_of(league, fa.GRPOConfig(), Path())
+    assert set(policies.declared({"duel": AGENTS})) == {"hero", "hero-opponent", "random", "oracle"}
+    met = {m.opponent for key in range(50) for m in draw_matches(policies.standings, league, AGENTS, 4, key=(key,))}
     assert met == {"hero-000000", "random"}
 
 
@@ -125,22 +127,22 @@ def test_results_are_wins_draws_and_losses_of_the_policy():
 
 def test_the_mean_reward_of_a_league_is_that_against_opponents():
     judged = [
-        JudgedGroup(
-            group=group(episode(("hero", "a"), (1, -1))), rewards={"player_0": np.ones(1), "player_1": -np.ones(1)}
+        dataclasses.replace(
+            group(episode(("hero", "a"), (1, -1))), rewards={"player_0": np.ones(1), "player_1": -np.ones(1)}
         ),
-        JudgedGroup(
-            group=group(episode(("hero", "hero"), (5, -5))), rewards={"player_0": np.ones(1), "player_1": np.ones(1)}
+        dataclasses.replace(
+            group(episode(("hero", "hero"), (5, -5))), rewards={"player_0": np.ones(1), "player_1": np.ones(1)}
         ),
     ]
-    own = LeagueSeating(fa.League(HERO), fa.GRPOConfig(), Path()).measured(judged)
-    found = summarise(own, {"hero"})
+    own = LeaguePolicies(fa.League(HERO), fa.GRPOConfig(), Path()).measured(judged)
+    found = summarize(own, {"hero"})
     assert found["reward/mean"] == found["reward/hero"] == 1 and "reward/player_1" not in found
 
 
 def test_what_opponents_sampled_never_enters_the_loss():
     versus = group(episode(("hero", "hero-000002"), (1, -1)), episode(("hero", "hero-000002"), (-1, 1)))
     swapped = group(episode(("hero-000002", "hero"), (1, -1)), episode(("hero-000002", "hero"), (-1, 1)))
-    judged = asyncio.run(judge([versus, swapped], env_reward, timeout_s=10))
+    judged = asyncio.run(score([versus, swapped], env_reward, timeout_s=10))
     samples = credit_groups(judged, fa.GRPOConfig().credit_rule, ["hero"])
     assert set(samples.samples) == {"hero"}
     said = [[i for i, m in zip(s.token_ids, s.loss_mask, strict=True) if m] for s in samples.samples["hero"]]
@@ -156,22 +158,28 @@ def test_what_opponents_sampled_never_enters_the_loss():
         (lambda: fa.League(HERO, pool=1), "pool=1 of the league must be at least 2"),
         (lambda: fa.League(HERO, snapshot_every=0), "snapshot_every=0"),
         (lambda: fa.League(HERO, opponents_per_step=0), "opponents_per_step=0"),
-        (lambda: fa.League(HERO, self_play=1.1), "a chance, 0 to 1"),
+        (lambda: fa.League(HERO, self_play=1.1), "a probability, in"),
         (lambda: fa.League(HERO, opponents="pfps"), "Did you mean 'pfsp'"),
         (lambda: fa.League(HERO, anchors=(fa.Policy("m", name="x"),)), "'x' of anchors is trainable"),
         (lambda: fa.League(HERO, anchors=(fa.Random(name="hero-000000"),)).start, "nothing"),
-        (lambda: seating_of(fa.League(HERO, anchors=(RANDOM, RANDOM)), fa.GRPOConfig(), Path()), "names of their own"),
         (
-            lambda: seating_of(fa.League(HERO, anchors=(fa.Random(name="hero"),)), fa.GRPOConfig(), Path()).declared(
+            lambda: policies_of(fa.League(HERO, anchors=(RANDOM, RANDOM)), fa.GRPOConfig(), Path()),
+            "different names",
+        ),
+        (
+            lambda: policies_of(fa.League(HERO, anchors=(fa.Random(name="hero"),)), fa.GRPOConfig(), Path()).declared(
                 {"duel": AGENTS}
             ),
             "two policies of the league are called 'hero'",
         ),
         (
-            lambda: seating_of(fa.League(HERO), fa.GRPOConfig(), Path()).declared({"duel": AGENTS, "solo": ("a",)}),
-            "environments of a league need the same seats",
+            lambda: policies_of(fa.League(HERO), fa.GRPOConfig(), Path()).declared({"duel": AGENTS, "solo": ("a",)}),
+            "environments of a league need the same agents",
         ),
-        (lambda: draw_matches(standings(), LeagueConfig(), ("solo",), 4, key=(0, 0, 0)), "the environment has solo"),
+        (
+            lambda: draw_matches(standings(), LeagueConfig(), ("solo",), 4, key=(0, 0, 0)),
+            "has only solo",
+        ),
     ],
 )
 def test_what_is_no_league_is_refused(make, words):
@@ -221,7 +229,7 @@ class Learner:
         (folder / "version").write_text(str(self.version))
 
 
-class League(LeagueSeating):
+class League(LeaguePolicies):
     """Loads no weights, and notes what it would have loaded."""
 
     async def _load(self, name, version, processes, by):
@@ -260,9 +268,9 @@ def season(folder, steps, *, pool=3, resume=False):
             learner.version = first
         for step in range(first, steps):
             tasks = [Task(env_id="duel", seed=100 * step + i, agents=AGENTS, number=i) for i in range(6)]
-            groups = await league.play(tasks, play, processes, step=step, resample=0)
+            groups = await league.collect(tasks, play, processes, step=step, resample=0)
             learner.version += 1
-            rows.append(await league.record(step, await judge(groups, env_reward, timeout_s=10), processes))
+            rows.append(await league.record(step, await score(groups, env_reward, timeout_s=10), processes))
             if (step + 1) % 4 == 0:
                 checkpoint = folder / f"checkpoints/step-{step + 1:06d}"
                 checkpoint.mkdir(parents=True)
@@ -352,7 +360,7 @@ def test_an_evaluation_meets_every_anchor_from_every_seat_in_every_environment(t
         return group(episode(tuple(seats[agent].name for agent in AGENTS), (1, -1)))
 
     tasks = [Task(env_id=f"duel-{i % 2}", seed=i, agents=AGENTS, number=i) for i in range(16)]
-    asyncio.run(league.play_held_out(tasks, play, SimpleNamespace(policy_engines={"hero": "engine"})))
+    asyncio.run(league.held_out(tasks, play, SimpleNamespace(policy_engines={"hero": "engine"})))
     names = [pair for anchor in ("random", "other") for pair in (("hero", anchor), (anchor, "hero"))]
     assert games == {(f"duel-{n}", *pair): 2 for n in range(2) for pair in names}
 
@@ -389,7 +397,7 @@ def test_a_process_answers_while_a_snapshot_is_packed(tmp_path, tiny_llama, monk
         loaded.append(version)
 
     shutil.copytree(tiny_llama, tmp_path / "league/hero-000001")
-    league = LeagueSeating(fa.League(HERO), fa.GRPOConfig(), tmp_path)
+    league = LeaguePolicies(fa.League(HERO), fa.GRPOConfig(), tmp_path)
     processes = SimpleNamespace(engines={"hero-opponent": SimpleNamespace(load_weights=load_weights)})
     asyncio.run(league._load("hero-000001", 1, processes, SimpleNamespace(ref=Store())))
     assert loaded == [1] and threading.main_thread() not in packed_by and len(packed_by) == 1

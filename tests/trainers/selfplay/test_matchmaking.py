@@ -41,7 +41,7 @@ def played(history, *, pool=4, anchors=("random", "caller")):
 @given(history=steps, rule=st.sampled_from(RULES))
 def test_chances_are_a_distribution_over_the_pool(history, rule):
     standings, _ = played(history)
-    chances = standings.chances(rule)
+    chances = standings.probabilities(rule)
     assert chances.shape == (len(standings.opponents),)
     assert (chances >= 0).all() and chances.sum() == pytest.approx(1, abs=1e-12)
 
@@ -74,7 +74,7 @@ def test_saved_and_restored_standings_go_on_bit_for_bit(tmp_path_factory, histor
     assert restored.opponents == standings.opponents
     assert (restored.mu, restored.sigma) == (standings.mu, standings.sigma)
     for rule in RULES:
-        assert restored.chances(rule).tolist() == standings.chances(rule).tolist()
+        assert restored.probabilities(rule).tolist() == standings.probabilities(rule).tolist()
 
 
 def test_pfsp_weighs_as_published():
@@ -84,22 +84,22 @@ def test_pfsp_weighs_as_published():
     hard = np.array([(1 - start) ** 2, (1 - random) ** 2, (1 - first) ** 2])
     even = np.array([start * (1 - start), random * (1 - random), first * (1 - first)])
     assert [one.name for one in standings.opponents] == ["p-0", "random", "p-1"]
-    np.testing.assert_allclose(standings.chances("pfsp"), hard / hard.sum())
-    np.testing.assert_allclose(standings.chances("pfsp_even"), even / even.sum())
+    np.testing.assert_allclose(standings.probabilities("pfsp"), hard / hard.sum())
+    np.testing.assert_allclose(standings.probabilities("pfsp_even"), even / even.sum())
 
 
 def test_latest_is_the_newest_snapshot_and_uniform_everybody():
     standings = with_snapshots(2)
-    assert standings.chances("latest").tolist() == [0, 0, 0, 1]
-    assert standings.chances("uniform").tolist() == [0.25] * 4
-    assert Standings(start="p-0").chances("latest").tolist() == [1], "before the first snapshot the start model"
+    assert standings.probabilities("latest").tolist() == [0, 0, 0, 1]
+    assert standings.probabilities("uniform").tolist() == [0.25] * 4
+    assert Standings(start="p-0").probabilities("latest").tolist() == [1], "before the first snapshot the start model"
 
 
 def test_near_prefers_those_of_a_like_rating():
     standings = with_snapshots(2)
     standings.record({"random": [1] * 30})  # far below
     standings.record({"p-2": [1, 0] * 10})
-    start, random, _, second = standings.chances("near")
+    start, random, _, second = standings.probabilities("near")
     assert second > start > random
 
 
@@ -109,7 +109,7 @@ def test_when_all_are_far_away_the_nearest_is_met():
     state["numbers"][:, 0], state["numbers"][:, 1] = [-9000, -8000], 0.01
     state["own"][:] = [9000, 0.01]
     standings.load_state_dict(state)
-    assert standings.chances("near").tolist() == [0, 1]
+    assert standings.probabilities("near").tolist() == [0, 1]
 
 
 def test_the_snapshot_that_is_beaten_most_surely_leaves_first():
@@ -144,7 +144,7 @@ def test_a_snapshot_inherits_the_rating_and_ratings_follow_results():
 def test_what_does_not_fit_is_refused():
     with pytest.raises(ValueError, match="pool=1 has no room"):
         Standings(pool=1)
-    with pytest.raises(ValueError, match="names of their own"):
+    with pytest.raises(ValueError, match="different names"):
         Standings(anchors=("start",))
     standings = with_snapshots(2)
     with pytest.raises(ValueError, match="expected 1, 0.5 or 0"):

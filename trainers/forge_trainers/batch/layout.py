@@ -272,9 +272,7 @@ def with_openings(batch: EpisodeBatch, blocks: Sequence[Block]) -> list[Block]:
             for i in range(first, last):
                 inside[i].append((number, length))
         samples = sorted(block.samples, key=lambda i: _sortable(prompts[i]))
-        made.append(
-            replace(block, samples=tuple(samples), openings=tuple(openings), inside=tuple(map(tuple, inside)))
-        )
+        made.append(replace(block, samples=tuple(samples), openings=tuple(openings), inside=tuple(map(tuple, inside))))
     return made
 
 

@@ -1,7 +1,4 @@
-"""From trajectories to the learner's batch: token-exact samples, packed end to end.
-
-In: trajectories with one advantage per turn. Out: `Sample` and `EpisodeBatch`. Waits for nothing.
-"""
+"""From trajectories to the learner's batch: token-exact samples, packed end to end."""
 
 from __future__ import annotations
 
@@ -30,45 +27,46 @@ _TOKEN_DTYPES = {
     "turn": torch.int64,
 }
 _SAMPLE_DTYPES = {"start": torch.int64, "length": torch.int64, "group": torch.int64, "trajectory": torch.int64}
-_MOST_LOGPROB = 1e-3
-"""Of a probability of 1, with what rounding adds."""
+_MAX_LOGPROB = 1e-3
+"""Log-probability of 1, plus rounding error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sample:
-    """One token stream of L tokens to learn from. Sequences are taken for its arrays, too."""
+    """One stream of L tokens to learn from. Sequences are converted to arrays."""
 
     token_ids: np.ndarray
-    """int64 ``[L]``: all tokens, prompt and responses, in order; at least two."""
+    """int64 ``[L]``: prompt and response tokens in order, at least two."""
     loss_mask: np.ndarray
-    """bool ``[L]``, True where the policy sampled the token. Never True at the first token, which nothing predicts."""
+    """bool ``[L]``, True where the policy sampled the token. False for the first token, which has no
+    prediction."""
     logprobs: np.ndarray
-    """float32 ``[L]``, the sampler's natural-log probability of each token; 0 where masked."""
+    """float32 ``[L]``, the sampler's log-probability (natural logarithm) of each token; 0 where masked."""
     advantage: float | np.ndarray
-    """How much better than its siblings: one number for the sample, or float32 ``[L]``."""
+    """Advantage: one number for the sample, or float32 ``[L]``."""
     versions: np.ndarray
     """int64 ``[L]``, version of the weights that sampled each token; -1 where masked."""
     group: int
-    """Equal for siblings, whose common first tokens may be computed once."""
+    """Number of the group. Samples of one group may share the computation of a common prefix."""
     trajectory: int | None = None
-    """Equal for the samples of one trajectory, at least 0; None for a sample that is a trajectory of its own."""
+    """Number of the trajectory, at least 0. None: the sample is a trajectory by itself."""
     turns: np.ndarray | None = None
-    """int64 ``[L]``, number of each token's turn in its trajectory, -1 where masked; None where all is one turn."""
+    """int64 ``[L]``, number of each token's turn in the trajectory, -1 where masked. None: all tokens are one turn."""
     bad_logprobs: int = 0
-    """Sampled tokens that are masked because what the sampler gave is not the logarithm of a probability."""
+    """Number of sampled tokens that are masked because their log-probability is invalid."""
 
     def __post_init__(self) -> None:
         if len(self.token_ids) < 2:
-            raise ValueError(f"a sample of {len(self.token_ids)} tokens has nothing to predict; send at least 2")
+            raise ValueError(f"a sample of {len(self.token_ids)} tokens has nothing to predict; pass at least 2")
         for name, dtype in _COLUMNS.items():
-            given = getattr(self, name)
-            if given is None or (name == "advantage" and np.ndim(given) == 0):
+            values = getattr(self, name)
+            if values is None or (name == "advantage" and np.ndim(values) == 0):
                 continue
-            if len(given) != len(self.token_ids):
+            if len(values) != len(self.token_ids):
                 raise ValueError(
-                    f"{name} has {len(given)} entries for {len(self.token_ids)} tokens; send one per token"
+                    f"{name} has {len(values)} entries for {len(self.token_ids)} tokens; pass one per token"
                 )
-            object.__setattr__(self, name, np.asarray(given, dtype))
+            object.__setattr__(self, name, np.asarray(values, dtype))
         if self.loss_mask[0]:
             raise ValueError("the first token is in the loss, but no token precedes it; the prompt is empty")
         if self.token_ids.min() < 0:
@@ -77,12 +75,12 @@ class Sample:
             values = np.atleast_1d(getattr(self, name))
             if (bad := ~np.isfinite(values)).any():
                 raise ValueError(f"{name}[{bad.argmax()}] is {values[bad][0]}; every value must be finite")
-        if self.logprobs.max() > _MOST_LOGPROB:
-            raise ValueError(f"logprob {self.logprobs.max()} is positive; send natural-log probabilities")
+        if self.logprobs.max() > _MAX_LOGPROB:
+            raise ValueError(f"logprob {self.logprobs.max()} is positive; pass natural-log probabilities")
 
     @property
     def advantages(self) -> np.ndarray:
-        """The advantage of each token, 0 where masked: float32 ``[L]``."""
+        """Advantage of each token, 0 where masked: float32 ``[L]``."""
         return np.where(self.loss_mask, self.advantage, 0.0).astype(np.float32)
 
 
@@ -99,72 +97,71 @@ _COLUMNS = {
 def samples_from(
     trajectory: Trajectory, advantages_per_turn: Sequence[float], group: int, *, number: int | None = None
 ) -> list[Sample]:
-    """Turn one agent's episode into training samples without re-tokenising anything.
+    """Cut a trajectory into training samples, without tokenizing anything again.
 
-    A turn whose prompt begins with prompt + response of the turn before it in its branch continues that sample: the
-    new part of the prompt is masked, the response is in the loss. A turn whose prompt does not (first of its branch,
-    context trimmed, history rewritten) starts a sample of its own; where its prompt repeats what was sampled in another
-    sample, that is masked in this one. Notes are a part of their turn that goes before it. So each sampled token is in
-    the loss of one sample. Turns without response tokens (scripted, empty) teach nothing and are passed over. A token
-    whose log-probability is NaN, infinite or positive is masked and counted: its ratio to the learner's has no value.
-    Tokens that no weights sampled, such as those that closed a thought, are masked.
+    If the prompt of a turn begins with prompt and response of the turn before in its branch, the turn continues that
+    sample: the new part of the prompt is masked, and the response is in the loss. Otherwise (first turn of a branch,
+    trimmed context, rewritten history) the turn starts a new sample, and sampled tokens that its prompt repeats are
+    masked. So each sampled token is in the loss of exactly one sample. Notes are a part of their turn, before the
+    response. Turns without response tokens (scripted, empty) are skipped. Tokens whose log-probability is NaN,
+    infinite or positive are masked and counted. Tokens that no model sampled, such as those that end the reasoning, are
+    masked as well.
 
     Args:
-        trajectory: What one agent saw and said.
+        trajectory: Observations and responses of one agent.
         advantages_per_turn: One finite number per turn of the trajectory.
-        group: Number of the sibling group.
-        number: Of this trajectory among all of the batch; None makes every sample a trajectory of its own.
+        group: Number of the group.
+        number: Number of the trajectory in the batch. None makes every sample a trajectory of its own.
 
     Returns:
-        Samples in the order of their first turn; empty where no turn has response tokens.
+        Samples in the order of their first turn; empty if no turn has response tokens.
 
     Raises:
-        ValueError: Lengths differ, an advantage is not finite, or a response has no prompt before it.
+        ValueError: Lengths differ, an advantage is not finite, or a response has no prompt.
     """
     if len(advantages_per_turn) != len(trajectory.turns):
         raise ValueError(
             f"{len(advantages_per_turn)} advantages for the {len(trajectory.turns)} turns of agent "
-            f"{trajectory.agent!r}; send one per turn"
+            f"{trajectory.agent!r}; pass one per turn"
         )
     streams: list[tuple[np.ndarray, list[tuple[int, int, Turn]]]] = []  # ids; number, start and source of each response
-    last: dict[int, int] = {}  # the stream that each branch is at
-    for index, turn in enumerate(trajectory.turns):
+    newest: dict[int, int] = {}  # index of the current stream of each branch
+    for number_of_turn, turn in enumerate(trajectory.turns):
         for part in turn.parts:
             if not len(part.response_ids):
                 continue
             prompt = np.asarray(part.prompt_ids, np.int64)
-            at = last.get(turn.branch)
+            at = newest.get(turn.branch)
             if at is None or not np.array_equal(prompt[: len(streams[at][0])], streams[at][0]):
-                at = last[turn.branch] = len(streams)
+                at = newest[turn.branch] = len(streams)
                 streams.append((prompt, []))
             ids = np.concatenate([prompt, np.asarray(part.response_ids, np.int64)])
-            streams[at] = (ids, [*streams[at][1], (index, len(prompt), part)])
+            streams[at] = (ids, [*streams[at][1], (number_of_turn, len(prompt), part)])
     return [
-        Sample(token_ids=ids, group=group, trajectory=number, **_columns(ids, own, advantages_per_turn))
-        for ids, own in streams
+        Sample(token_ids=ids, group=group, trajectory=number, **_columns(ids, responses, advantages_per_turn))
+        for ids, responses in streams
     ]
 
 
 def _columns(
-    ids: np.ndarray, own: Sequence[tuple[int, int, Turn]], advantages: Sequence[float]
+    ids: np.ndarray, responses: Sequence[tuple[int, int, Turn]], advantages: Sequence[float]
 ) -> dict[str, Any]:
-    """What a `Sample` says of its tokens `ids`; `own` lists number, start and source of each of its responses."""
+    """Return the fields of a `Sample` of tokens `ids`; `responses` lists turn number, start and source of each."""
     mask, bad = np.zeros(len(ids), np.bool_), 0
     logprobs, advantage = np.zeros((2, len(ids)), np.float32)
     versions, numbers = np.full((2, len(ids)), -1)
-    for index, start, said in own:
-        place = slice(start, start + len(said.response_ids))
-        given = np.asarray(said.logprobs, np.float32)
-        spans = said.versions
-        sampled = np.full(len(given), not spans)
-        for span in spans:
+    for number, start, turn in responses:
+        place = slice(start, start + len(turn.response_ids))
+        turn_logprobs = np.asarray(turn.logprobs, np.float32)
+        sampled = np.full(len(turn_logprobs), not turn.versions)
+        for span in turn.versions:
             versions[place][span.start : span.end] = span.version
             sampled[span.start : span.end] = True
-        good = (given > -np.inf) & (given <= _MOST_LOGPROB)  # False for NaN
-        bad += int((sampled & ~good).sum())
-        good &= sampled
-        mask[place], logprobs[place] = good, np.where(good, given, 0.0)
-        advantage[place], numbers[place] = advantages[index], index
+        valid = (turn_logprobs > -np.inf) & (turn_logprobs <= _MAX_LOGPROB)  # False for NaN
+        bad += int((sampled & ~valid).sum())
+        valid &= sampled
+        mask[place], logprobs[place] = valid, np.where(valid, turn_logprobs, 0.0)
+        advantage[place], numbers[place] = advantages[number], number
     return {
         "loss_mask": mask,
         "logprobs": logprobs,
@@ -176,16 +173,16 @@ def _columns(
 
 
 def pack(samples: Sequence[Sample]) -> EpisodeBatch:
-    """Lay samples end to end in the learner's batch.
+    """Concatenate samples into the learner's batch.
 
     Returns:
         A TensorDict as `forge_agents.types.EpisodeBatch` describes it.
 
     Raises:
-        EmptyBatchError: There is no sample, or no token is in the loss.
+        EmptyBatchError: There are no samples, or no token is in the loss.
     """
     if not any(sample.loss_mask.any() for sample in samples):
-        raise EmptyBatchError(f"{len(samples)} samples with no token to learn from; nothing was sampled by the policy")
+        raise EmptyBatchError(f"{len(samples)} samples without a token to learn from; the policy sampled nothing")
     lengths_n = torch.tensor([len(sample.token_ids) for sample in samples])
     turns = [np.zeros(len(s.token_ids), np.int64) if s.turns is None else s.turns for s in samples]
     free = itertools.count(1 + max((s.trajectory for s in samples if s.trajectory is not None), default=-1))
@@ -224,14 +221,14 @@ def pack(samples: Sequence[Sample]) -> EpisodeBatch:
 
 
 def minibatches(batch: EpisodeBatch, number: int) -> list[EpisodeBatch]:
-    """Split a batch into parts of whole groups, in their order and with numbers of groups as equal as possible.
+    """Split a batch into minibatches of whole groups, in order and of equal numbers of groups, as far as possible.
 
     Args:
         batch: As `pack` makes it.
-        number: Number of parts, at least 1. A batch with fewer groups has one part per group.
+        number: Number of minibatches, at least 1. A batch with fewer groups has one minibatch per group.
 
     Returns:
-        The parts. Groups without a token in the loss are left out; with `number` 1 it is the batch itself.
+        The minibatches, without groups that have no token in the loss. If `number` is 1, the batch itself.
     """
     if number == 1:
         return [batch]
@@ -254,31 +251,33 @@ def check_batch(batch: EpisodeBatch, *, vocab_size: int | None = None, max_lengt
     """Check an `EpisodeBatch` before it reaches the model.
 
     Args:
-        batch: What `pack` returned, or the like.
-        vocab_size: Token ids must be below it.
-        max_length: No sample may be longer, in tokens.
+        batch: As returned by `pack`.
+        vocab_size: Token ids must be below. None: no check.
+        max_length: Maximum number of tokens of a sample. None: no check.
 
     Raises:
-        TypeError: No batch, but samples or the like.
-        ValueError: A column is missing, has another dtype or length, holds NaN or infinity, spans do not tile the
-            tokens, a first token is in the loss, or an id or length is out of range.
+        TypeError: `batch` is a sequence, such as a list of samples.
+        ValueError: A column is missing, has another dtype or length, or holds NaN or infinity; samples do not tile the
+            tokens; a first token is in the loss; or an id or length is out of range.
     """
     if isinstance(batch, Sequence):
-        raise TypeError(f"a {type(batch).__name__} is no batch; build one with forge_trainers.batch.packing.pack")
+        raise TypeError(f"a {type(batch).__name__} is not a batch; build one with forge_trainers.batch.packing.pack")
     for part, dtypes in (("tokens", _TOKEN_DTYPES), ("samples", _SAMPLE_DTYPES)):
         if batch.get(part) is None:
             raise ValueError(f"the batch has no {part!r}; build it with forge_trainers.batch.packing.pack")
         for name, dtype in dtypes.items():
             column = batch[part].get(name)
             if column is None or column.dtype != dtype or column.ndim != 1:
-                got = "nothing" if column is None else f"{column.dtype} with shape {tuple(column.shape)}"
+                got = "missing" if column is None else f"{column.dtype} with shape {tuple(column.shape)}"
                 raise ValueError(f"batch[{part!r}, {name!r}] is {got}; expected a flat tensor of {dtype}")
     tokens, samples = batch["tokens"], batch["samples"]
     start_n, length_n = samples["start"], samples["length"]
     ends_n = length_n.cumsum(0)
     num_tokens = tokens["ids"].numel()
     if not torch.equal(start_n, ends_n - length_n) or int(ends_n[-1]) != num_tokens or int(length_n.min()) < 2:
-        raise ValueError(f"start and length of the samples must tile the {num_tokens} tokens, each sample >= 2 tokens")
+        raise ValueError(
+            f"start and length of the samples must tile the {num_tokens} tokens, and each sample needs 2 or more"
+        )
     for name in ("logprobs", "advantages"):
         bad = (~torch.isfinite(tokens[name])).nonzero()
         if bad.numel():

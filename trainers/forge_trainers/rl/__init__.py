@@ -1,12 +1,6 @@
-"""The loop: seeds to episodes to rewards to credit to a step. Start at `trainer`, with `GRPOTrainer._step`.
+"""Reinforcement learning on multi-agent episodes: `trainer` is the API, `session` has the training step.
 
-    tasks, seating --> rewards --> credit, update --> learner --> weights
-    what is played,    what it     advantages,        (`forge_trainers.learner`, `forge_agents.weights`)
-    who sits where     earned      samples, batches
+    tasks, policy_mapping -> collect -> prefetch -> scoring -> samples -> train_step -> weight_sync
 
-`pipeline` plays and judges ahead of the learner; `endings` sees when nothing is left to learn; `config` has the
-settings.
-
-In: an environment, policies, verifiers, settings. Out: trained policies and a record of the run. Waits for: every
-stage, each with a deadline.
+`evaluation`, `stopping`, `failures`, `report`, `state` and `lifecycle` surround the step.
 """

@@ -96,7 +96,7 @@ class GRPOConfig(ProcessConfig):
         if isinstance(self.credit, str):
             object.__setattr__(self, "credit", imported_credit(self.credit))
         check_tracker(self.tracker)
-        if self.group_size < 2 and self.credit_rule.needs_siblings:
+        if self.group_size < 2 and self.credit_rule.compares_episodes:
             raise ValueError(f"group_size={self.group_size} gives every advantage 0; set group_size >= 2")
         check_at_least(self, 1, "groups_per_step", "max_concurrent_episodes", "max_turns", "eval_episodes")
         self._check_minibatches(self.learner)

@@ -1,4 +1,4 @@
-"""How held-out episodes are scored, and what an evaluation returns."""
+"""Evaluation on held-out seeds."""
 
 from __future__ import annotations
 
@@ -11,81 +11,121 @@ from typing import Any
 import numpy as np
 
 from forge_agents.types import Episode, EpisodeGroup, Reward
-from forge_trainers.rl.endings import acting
-from forge_trainers.rl.rewards import (
-    EnvTurnReward,
-    JudgedGroup,
-    env_reward,
-    held_by,
-    mean_and_ci,
-    rewards_by,
-    summarise,
-)
+from forge_trainers.rl.collect import Collector
+from forge_trainers.rl.config import GRPOConfig
+from forge_trainers.rl.failures import explain_idle, idle_policies
+from forge_trainers.rl.lifecycle import Lifecycle
+from forge_trainers.rl.metrics import mean_and_ci, rewards_by, summarize
+from forge_trainers.rl.plan import RunPlan
+from forge_trainers.rl.report import Messages
+from forge_trainers.rl.rewards import all_rewards, is_env_reward, reward_name, score
 from forge_trainers.run.checkpoints import ProcessRandomness, Stateful
-from forge_verifiers.core.functions import name_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EvalResult:
-    """Reward on held-out seeds."""
+    """Rewards on held-out seeds."""
 
     reward: float
-    """Mean over episodes of the mean over the agents of trainable policies; over all agents where there is none. By the
-    reward of the run, unless `GRPOTrainer.evaluate` was given another one. NaN where no trainable policy had a turn."""
+    """Mean over episodes of the mean over agents of trainable policies, or over all agents if no policy is trainable.
+    Scored by the run's reward, or by the reward passed to `GRPOTrainer.evaluate`. NaN if no trainable policy had a
+    turn."""
     ci: float
     """Half-width of the 95 % confidence interval of `reward`."""
     by_agent: dict[str, float]
+    """Mean reward of each agent."""
     by_policy: dict[str, float]
-    """Of trainable policies. NaN of one that never had a turn."""
-    episodes: Sequence[Episode] = dataclasses.field(repr=False)  # a page each
+    """Mean reward of each trainable policy. NaN for a policy that had no turn."""
+    episodes: Sequence[Episode] = dataclasses.field(repr=False)  # too long to print
+    """All episodes, including failed ones."""
     failed: int
-    """Episodes that ended in an error; they count in no mean."""
+    """Number of episodes that ended in an error; they count in no mean."""
     abstained: int = 0
-    """Other episodes in which the reward was NaN for an agent that counts; that agent counts in no mean."""
+    """Number of other episodes in which the reward was NaN for a trained agent; that agent counts in no mean."""
     by_env: dict[str, float] = dataclasses.field(default_factory=dict)
-    """`reward` of each environment or level by its id. NaN where none of its episodes counts."""
+    """`reward` of each environment or level by id. NaN if none of its episodes counts."""
     env_reward: float = math.nan
     """The environment's own reward of the same episodes and agents, whatever `reward` is."""
     env_ci: float = math.nan
     """Half-width of the 95 % confidence interval of `env_reward`."""
     scored_by: str = "environment"
-    """Name of the reward that `reward` is the mean of; "environment" where it is the environment's own."""
+    """Name of the reward that `reward` is the mean of; "environment" for the environment's own."""
 
 
-def is_env_reward(reward: Reward) -> bool:
-    """Whether a reward is the environment's own total reward."""
-    return reward is env_reward or isinstance(reward, EnvTurnReward)
+class Evaluator:
+    """Evaluates the current weights on held-out seeds.
 
+    Args:
+        plan: Environments and policies.
+        collector: Collects the episodes.
+        lifecycle: Running processes and the lock of the reward.
+        config: Settings.
+        messages: Reports policies without a turn.
+    """
 
-def reward_name(reward: Reward) -> str:
-    """The name of a reward as users read it."""
-    return "environment" if is_env_reward(reward) else str(getattr(reward, "name", None) or name_of(reward))
+    def __init__(
+        self, plan: RunPlan, collector: Collector, lifecycle: Lifecycle, config: GRPOConfig, messages: Messages
+    ) -> None:
+        self._plan, self._collector, self._lifecycle = plan, collector, lifecycle
+        self._config, self._messages = config, messages
 
+    def is_due(self, step: int, *, last: bool) -> bool:
+        """Return whether `step` is followed by an evaluation."""
+        every = self._config.eval_every
+        return bool(every) and (last or (step + 1) % every == 0)
 
-def policies_without_turns(played: Sequence[Episode], policies: Collection[str]) -> list[str]:
-    """Those of `policies` that sampled no token in any of the episodes; none where nothing was played."""
-    return [name for name in policies if played and not any(acting(episode, [name]) for episode in played)]
+    async def metrics(self) -> dict[str, float]:
+        """Evaluate and return metrics. The caller must not train meanwhile."""
+        metrics = eval_metrics(await self.evaluate(self._config.eval_episodes, self._plan.reward))
+        if samples := self._config.exploitability_samples:
+            from forge_agents.bench.exploitability import exploited
+
+            processes = self._lifecycle.running
+            trained = {name: self._plan.models[name] for name in processes.learners}
+            work = exploited(self._plan.sampler.env_ids, trained, processes.policy_engines, samples=samples)
+            metrics |= await self._collector.while_engines_answer(work, "exploitability")
+        return metrics
+
+    async def evaluate(self, episodes: int, reward: Reward) -> EvalResult:
+        """Collect and score at least `episodes` held-out episodes."""
+        await self._lifecycle.weights.done()
+        size = min(self._config.group_size, episodes) if compares_groups(reward) else 1
+        groups = await self._collector.held_out(episodes, size)
+        env_scored = scored = await score(groups)
+        if not is_env_reward(reward):
+            async with self._lifecycle.reward_lock:
+                with unchanged(reward):
+                    scored = await score(groups, reward, timeout_s=self._config.stage_timeout_s)
+        trained = self._plan.trained
+        valid = [episode for group in groups for episode in group.episodes if episode.error is None]
+        if idle := idle_policies(valid, trained):
+            self._messages.say(f"held-out episodes do not measure {', '.join(idle)}: {explain_idle(valid, idle)}")
+        measured = self._plan.policies.measured
+        return eval_result(
+            groups, measured(scored), measured(env_scored), trained, idle=idle, scored_by=reward_name(reward)
+        )
 
 
 def compares_groups(reward: Any) -> bool:
-    """Whether a part of `reward` compares the episodes of a group, such as `SelfConsistency`.
+    """Return whether a part of `reward` compares the episodes of a group, as `SelfConsistency` does.
 
-    An ensemble counts by its verifiers: by itself it scores an episode alone.
+    An ensemble counts by its verifiers: the ensemble itself scores each episode alone.
     """
-    parts = [part for part in held_by(reward) if not hasattr(part, "verifiers")]
+    parts = [part for part in all_rewards(reward) if not hasattr(part, "verifiers")]
     leaves = (part for part in parts if not callable(getattr(part, "parts", None)))
     return any(getattr(part, "sees_groups", False) for part in leaves)
 
 
 @contextmanager
 def unchanged(reward: Any) -> Iterator[None]:
-    """Score without a trace: what `reward` has learned and the process's random state are as before at the end.
+    """Score without side effects: the reward's state and the process's random state are restored at the end.
 
-    An ensemble does not learn inside. One that has learned nothing yet does, from what is scored, and forgets it.
+    A fitted ensemble does not learn inside the block. An ensemble without data learns from the scored episodes, and
+    forgets them at the end.
     """
-    fitted = [part for part in held_by(reward) if getattr(part, "learning", False) and getattr(part, "version", 0)]
+    fitted = [part for part in all_rewards(reward) if getattr(part, "learning", False) and getattr(part, "version", 0)]
     randomness = ProcessRandomness()
-    drawn = randomness.state_dict()
+    random_state = randomness.state_dict()
     state = None
     if isinstance(reward, Stateful):
         state = {name: np.array(value) for name, value in reward.state_dict().items()}
@@ -98,34 +138,34 @@ def unchanged(reward: Any) -> Iterator[None]:
             ensemble.learning = True
         if state is not None:
             reward.load_state_dict(state)
-        randomness.load_state_dict(drawn)
+        randomness.load_state_dict(random_state)
 
 
 def eval_result(
     groups: Sequence[EpisodeGroup],
-    scored: Sequence[JudgedGroup],
-    paid: Sequence[JudgedGroup],
+    scored: Sequence[EpisodeGroup],
+    env_scored: Sequence[EpisodeGroup],
     trained: Collection[str],
     *,
     idle: Collection[str] = (),
     scored_by: str,
 ) -> EvalResult:
-    """Means of an evaluation.
+    """Compute the means of an evaluation.
 
     Args:
-        groups: All that was played.
+        groups: All groups.
         scored: The groups that count, with the measured reward.
-        paid: The same groups with the environment's own reward.
-        trained: Policies whose agents count; none counts all agents.
-        idle: Those of them that had no turn, so that their rewards say nothing of them.
+        env_scored: The same groups with the environment's own reward.
+        trained: Policies whose agents count. Empty counts all agents.
+        idle: Trained policies without a turn; their rewards say nothing about them.
         scored_by: Name of the measured reward.
     """
     unmeasured = bool(idle) and set(idle) == set(trained)
-    summary, by_policy = summarise(scored, trained), rewards_by(scored, "policy")
-    env = summarise(paid, trained)
-    by_env: dict[str, list[JudgedGroup]] = {}
-    for item in scored:
-        by_env.setdefault(item.group.env_id, []).append(item)
+    summary, by_policy = summarize(scored, trained), rewards_by(scored, "policy")
+    env = summarize(env_scored, trained)
+    by_env: dict[str, list[EpisodeGroup]] = {}
+    for group in scored:
+        by_env.setdefault(group.env_id, []).append(group)
     return EvalResult(
         reward=math.nan if unmeasured else summary["reward/mean"],
         ci=summary["reward/ci"],
@@ -138,7 +178,7 @@ def eval_result(
         episodes=tuple(episode for group in groups for episode in group.episodes),
         failed=sum(len(group.failed) for group in groups),
         abstained=_num_abstained(scored, trained),
-        by_env={env_id: summarise(own, trained)["reward/mean"] for env_id, own in by_env.items()},
+        by_env={env_id: summarize(own, trained)["reward/mean"] for env_id, own in by_env.items()},
         env_reward=math.nan if unmeasured else env["reward/mean"],
         env_ci=env["reward/ci"],
         scored_by=scored_by,
@@ -146,7 +186,7 @@ def eval_result(
 
 
 def eval_metrics(result: EvalResult) -> dict[str, float]:
-    """``eval/reward`` and the like; ``eval/env_reward`` as well if another reward is measured."""
+    """Return ``eval/reward`` and related metrics; also ``eval/env_reward`` if another reward is measured."""
     metrics = {"eval/reward": result.reward, "eval/ci": result.ci, "eval/failed": float(result.failed)}
     if result.scored_by != "environment":
         metrics |= {"eval/env_reward": result.env_reward, "eval/env_ci": result.env_ci}
@@ -157,7 +197,7 @@ def eval_metrics(result: EvalResult) -> dict[str, float]:
     return metrics
 
 
-def _num_abstained(scored: Sequence[JudgedGroup], trained: Collection[str]) -> int:
+def _num_abstained(scored: Sequence[EpisodeGroup], trained: Collection[str]) -> int:
     def counts(episode: Episode, rewards: Mapping[str, float]) -> bool:
         return any(
             np.isnan(reward) and (not trained or episode.trajectories[agent].policy in trained)
@@ -166,7 +206,7 @@ def _num_abstained(scored: Sequence[JudgedGroup], trained: Collection[str]) -> i
         )
 
     return sum(
-        episode.error is None and counts(episode, item.episode_rewards(at))
-        for item in scored
-        for at, episode in enumerate(item.group.episodes)
+        episode.error is None and counts(episode, group.episode_rewards(index))
+        for group in scored
+        for index, episode in enumerate(group.episodes)
     )

@@ -1,9 +1,4 @@
-"""Tries in seconds, before any engine starts, what would fail once they run: environments, prompts and the reward.
-
-In: a run's environments, seats, reward and settings. Out: nothing, a `PreflightError` that names file and line, and
-lines about what was seen or left out. Waits for a few seconds of random play; a reward that takes longer goes on while
-engines start.
-"""
+"""The preflight check: tries environments, prompts and the reward in seconds, before any engine starts."""
 
 from __future__ import annotations
 
@@ -31,149 +26,150 @@ from forge_agents.runtime.mesh import dividing_gpus, with_deadline
 from forge_agents.runtime.threads import in_thread
 from forge_agents.types import Episode, EpisodeGroup, Reward, Trajectory, Turn
 from forge_trainers.rl.config import GRPOConfig
-from forge_trainers.rl.endings import raised_in, where_it_failed, where_it_raised, without_turns
-from forge_trainers.rl.rewards import EnvTurnReward, asked, env_reward, parts_of
+from forge_trainers.rl.failures import describe_error, describe_exception, explain_idle, file_of
+from forge_trainers.rl.rewards import assess, is_env_reward, leaf_rewards, reward_name
 from forge_trainers.rl.tasks import Task, TaskSampler
 from forge_trainers.run.checkpoints import ProcessRandomness, Stateful
 from forge_trainers.run.supervision import Watchdog
-from forge_verifiers.core.functions import describe_function, info_keys, name_of
-from forge_verifiers.core.verifier import Composable, ScoreError, assessed, declared_judges
+from forge_verifiers.core.functions import called, has, name_of
+from forge_verifiers.core.verifier import Composable, ScoreError, assessed, named_judges
 
-Rest: TypeAlias = Callable[[], Awaitable[None]]
+FinishReward: TypeAlias = Callable[[], Awaitable[None]]
+"""Waits for a call of the reward that is still running."""
 SEED = HELD_OUT_FROM - 1
-"""Of the episodes that are played, the largest that training may draw, and once in billions does: there are games that
-take none of more bits."""
+"""Seed of the episodes: the largest training seed, which training almost never draws. Some games accept no larger
+seeds."""
 SEEDS = 8
-"""Seeds, counted down, with which an environment may fail before its first decision; one may fail with some."""
-SIBLINGS = 2
-"""Episodes of each environment."""
+"""Number of seeds, counted down, with which an environment may fail before its first decision."""
+EPISODES = 2
+"""Number of episodes of each environment."""
 BUDGET_S = 3.0
-"""Seconds of play after which nothing more is begun, and seconds that a reward is waited for."""
+"""Time limit of random play, and of the wait for the reward."""
 _MISTAKES = ("ImportError", "ModuleNotFoundError", "NameError", "NotImplementedError", "UnboundLocalError")
-"""No text that a player writes brings these about, nor what a game returns against the contract of its base, which that
-raises; others count as data, as they do in training."""
+"""Errors that no text of a player can cause. Violations of a contract by a game, which its base class raises, count as
+mistakes, too. Other errors may be caused by random actions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preflight:
-    """What is tried."""
+    """One preflight check."""
 
     sampler: TaskSampler
-    seated: Callable[[Sequence[str], int], Mapping[str, AnyPolicy]]
-    """Who sits where in an episode, of its seats and seed."""
+    mapping: Callable[[Sequence[str], int], Mapping[str, AnyPolicy]]
+    """Returns the policy of each agent, given the agents and the seed of an episode."""
     models: Mapping[str, Policy]
-    """Those that get an engine, by name."""
+    """The policies that need an engine, by name."""
     reward: Reward
     config: GRPOConfig
     say: Callable[[str], None]
-    """Shows a line."""
+    """Shows a message."""
 
-    async def run(self) -> Rest | None:
-        """Try all of it.
+    async def run(self) -> FinishReward | None:
+        """Run all checks.
 
         Returns:
-            None, or the rest, where the reward is not done: call it before anybody else asks the reward.
+            None; or, if the reward is still running, a function that waits for it. Call it before the reward is used.
 
         Raises:
             PreflightError: An environment fails before its first decision with every seed, or by a mistake that no
-                action brings about; no first prompt fits the context; the reward does not return one number per
-                trajectory, or raises by such a mistake.
-            StallError: An environment held the thread for `block_timeout_s`.
+                action can cause; no first prompt fits the context; the reward does not return one number per
+                trajectory, or raises because of such a mistake.
+            StallError: An environment blocked the event loop for `block_timeout_s`.
         """
         started, randomness = time.monotonic(), ProcessRandomness()
-        before = randomness.state_dict()
+        state = randomness.state_dict()
         try:
             with Watchdog(self.config.block_timeout_s):
                 groups = await self._play(started + BUDGET_S)
-            rest = await self._ask(groups)
+            finish = await self._call_reward(groups)
         finally:
-            randomness.load_state_dict(before)  # training draws what it would have drawn
+            randomness.load_state_dict(state)  # training draws the same random numbers as without the check
         count, seconds = sum(len(group.episodes) for group in groups), time.monotonic() - started
         if count:
             self.say(f"preflight: {count} episode{'s' * (count != 1)} of random players took {seconds:.1f} s")
         self._check_prompts(groups)
-        return rest
+        return finish
 
     # ---- random play
 
     async def _play(self, until: float) -> list[EpisodeGroup]:
-        """A group of each environment for which there is time, with random players for models, people and servers."""
-        groups, late = [], []
+        """Collect a group of each environment while there is time, with random players in place of models."""
+        groups, skipped = [], []
         for env_id in self.sampler.env_ids:
             if time.monotonic() > until:
-                late.append(env_id)
+                skipped.append(env_id)
             elif env_id in self.sampler.isolated:
-                self.say(f"preflight: {env_id} plays in worker processes and is left out")
+                self.say(f"preflight: skipped {env_id}, which runs in worker processes")
             elif self.sampler.make_s[env_id] > BUDGET_S:
-                self.say(f"preflight: making {env_id} takes {self.sampler.make_s[env_id]:.0f} s; it is left out")
+                self.say(f"preflight: skipped {env_id}, which takes {self.sampler.make_s[env_id]:.0f} s to construct")
             else:
-                groups += await self._group_of(env_id, until)
-        if late:
-            self.say(f"preflight: time is up; {len(late)} environments are left out, the first of them {late[0]}")
+                groups += await self._first_group(env_id, until)
+        if skipped:
+            self.say(f"preflight: out of time, skipped {len(skipped)} environments, the first of them {skipped[0]}")
         return groups
 
-    async def _group_of(self, env_id: str, until: float) -> list[EpisodeGroup]:
-        """One group, of the first seed with which the environment comes to a decision; none where time is up.
+    async def _first_group(self, env_id: str, until: float) -> list[EpisodeGroup]:
+        """Collect one group with the first seed that reaches a decision; none if there is no time left.
 
         Raises:
-            PreflightError: It does so with none of several seeds, or fails by a mistake.
+            PreflightError: No seed reaches a decision, or the environment fails by a mistake.
         """
         first = ""
         for seed in range(SEED, SEED - SEEDS, -1):
-            if (group := await self._group(env_id, seed, until)) is None:  # time is up
+            if (group := await self._group(env_id, seed, until)) is None:  # out of time
                 return []
             errors = [episode.error for episode in group.episodes if episode.error is not None]
             if not errors:
-                self._tell_of_programs(env_id, group)
-                self._tell_of_idle(env_id, group)
+                self._report_programs(env_id, group)
+                self._report_idle(env_id, group)
                 return [group]
-            all_failed, first = len(errors) == len(group.episodes), where_it_failed(errors[0])
-            told = f"{len(errors)} of {len(group.episodes)} episodes of random players failed in {env_id}"
-            if all_failed and (errors[0].kind in _MISTAKES or raised_in(errors[0]) == inspect.getsourcefile(TextGame)):
-                raise PreflightError(f"{told}: {first}")
+            all_failed, first = len(errors) == len(group.episodes), describe_error(errors[0])
+            failure = f"{len(errors)} of {len(group.episodes)} episodes of random players failed in {env_id}"
+            if all_failed and (errors[0].kind in _MISTAKES or file_of(errors[0]) == inspect.getsourcefile(TextGame)):
+                raise PreflightError(f"{failure}: {first}")
             if not all_failed or any(episode.turns for episode in group.episodes):
-                advice = ". Let the game answer whatever is written: an episode that fails teaches nothing"
-                self.say(f"preflight: {told}, as a model's may: {first}{advice * (errors[0].where == 'step')}")
+                advice = ". Let the game accept any text: training drops groups with failed episodes"
+                self.say(f"preflight: {failure}, as a model's may: {first}{advice * (errors[0].where == 'step')}")
                 return [group]
         raise PreflightError(f"{env_id} fails before any decision, with all of {SEEDS} seeds: {first}")
 
-    def _tell_of_idle(self, env_id: str, group: EpisodeGroup) -> None:
-        """Name the trainable policies that had no turn, and who ended the episodes before."""
+    def _report_idle(self, env_id: str, group: EpisodeGroup) -> None:
+        """Report trainable policies that had no turn, and who ended the episodes."""
         for name, policy in self.models.items():
-            own = [trajectory for trajectory in group.trajectories if trajectory.policy == name]
-            if policy.trainable and own and not any(trajectory.turns for trajectory in own):
-                told = without_turns(group.episodes, [name])
-                self.say(f"preflight: {env_id}: {told}. Random players stand in for models here")
+            trajectories = [trajectory for trajectory in group.trajectories if trajectory.policy == name]
+            if policy.trainable and trajectories and not any(trajectory.turns for trajectory in trajectories):
+                reason = explain_idle(group.episodes, [name])
+                self.say(f"preflight: {env_id}: {reason}. Random players take the place of models here")
 
-    def _tell_of_programs(self, env_id: str, group: EpisodeGroup) -> None:
-        """What programs raised, which ends an episode with a reward like any other.
+    def _report_programs(self, env_id: str, group: EpisodeGroup) -> None:
+        """Report errors of programs, which end an episode with a reward like any other.
 
         Raises:
-            PreflightError: All did, by a mistake that no answer brings about.
+            PreflightError: All programs failed by a mistake that no answer can cause.
         """
-        raised = [episode.program_error for episode in group.episodes if episode.program_error]
-        if not raised:
+        errors = [episode.program_error for episode in group.episodes if episode.program_error]
+        if not errors:
             return
-        told = f"the program of {env_id} failed in {len(raised)} of {len(group.episodes)} episodes of random players"
-        if len(raised) == len(group.episodes) and raised[0].partition(":")[0] in _MISTAKES:
-            raise PreflightError(f"{told}: {raised[0]}")
-        self.say(f"preflight: {told}, as it may with a model's answers: {raised[0]}")
+        failure = f"the program of {env_id} failed in {len(errors)} of {len(group.episodes)} episodes of random players"
+        if len(errors) == len(group.episodes) and errors[0].partition(":")[0] in _MISTAKES:
+            raise PreflightError(f"{failure}: {errors[0]}")
+        self.say(f"preflight: {failure}, as it may with a model's answers: {errors[0]}")
 
     async def _group(self, env_id: str, seed: int, until: float) -> EpisodeGroup | None:
-        agents = self.sampler.seats[env_id]
-        seats = {
+        agents = self.sampler.agents[env_id]
+        policies = {
             agent: policy if isinstance(policy, Scripted | Oracle) else Random(name=policy.name)
-            for agent, policy in self.seated(agents, seed).items()
+            for agent, policy in self.mapping(agents, seed).items()
         }
         task = Task(env_id=env_id, seed=seed, agents=agents, number=0)
-        rollout = self.sampler.rollout(task, seats, {}, max_turns=self.config.max_turns)
+        rollout = self.sampler.rollout(task, policies, {}, max_turns=self.config.max_turns)
         episodes: list[Episode] = []
         limit = asyncio.timeout(until - time.monotonic())
         try:
-            with warnings.catch_warnings():  # random players stand in for models, whose text may well be legal
+            with warnings.catch_warnings():  # random players take the place of models, whose text may well be legal
                 warnings.filterwarnings("ignore", message=".* does not always list legal actions")
-                async with limit:  # one by one: what blocks the thread is asked once before the time is looked at
-                    for _ in range(SIBLINGS):
+                async with limit:  # one by one: an environment that blocks the thread runs once before the time is up
+                    for _ in range(EPISODES):
                         await asyncio.sleep(0)
                         episodes += (await rollout.group(seed, 1)).episodes
         except TimeoutError:
@@ -181,56 +177,55 @@ class Preflight:
                 raise
             advice = ""
             if env_id not in self.sampler.isolated:
-                advice = '; while it computes or sleeps all others wait, unless it has isolation="process"'
+                advice = '; while it computes or sleeps all other episodes wait, unless it has isolation="process"'
             self.say(
-                f"preflight: {env_id} is slow; {len(episodes)} of {SIBLINGS} episodes ended in {BUDGET_S:g} s{advice}"
+                f"preflight: {env_id} is slow; {len(episodes)} of {EPISODES} episodes ended in {BUDGET_S:g} s{advice}"
             )
         return EpisodeGroup(env_id=env_id, seed=seed, episodes=tuple(episodes)) if episodes else None
 
     # ---- prompts
 
     def _check_prompts(self, groups: Sequence[EpisodeGroup]) -> None:
-        """First prompts, as the models will read them, against their context; and one that follows."""
+        """Check that the first prompts of each model, and a later one, fit its context."""
         played = [trajectory for group in groups for trajectory in group.trajectories if trajectory.turns]
         for name, policy in self.models.items():
-            own = [trajectory for trajectory in played if trajectory.policy == name]
-            if not own:
-                continue
-            folder = models.resolve(policy.model)
-            room = self.config.engine.max_model_len or models.context_of(folder)
-            try:
-                renderer = Renderer.of(folder, thinking=policy.thinking)
-            except ValueError as cause:
-                raise PreflightError(f"policy {name} cannot play: {cause}") from cause
-            counts = [len(self._rendered(renderer, trajectory, policy)) for trajectory in own]
-            if room is None:
-                continue
-            most, wanted = max(counts), policy.sampling.max_tokens
-            where = own[counts.index(most)]
-            told = len(renderer.start(where.instructions, "")) - len(renderer.start("", ""))
-            of = f"of {where.agent} in {where.env_id}: {most} tokens, of which {told}"
-            if min(counts) >= room:
-                raise PreflightError(
-                    f"no first prompt of policy {name} leaves room for an answer in its context of {room} tokens. The "
-                    f"longest is that {of} are instructions. Raise engine.max_model_len, or shorten instructions and "
-                    "observations"
-                )
-            if most + wanted > room:
-                self.say(
-                    f"preflight: the context of {name} holds {room} tokens; the longest first prompt is that {of} are "
-                    f"instructions, which leaves {max(0, room - most) or 'none'} of max_tokens={wanted} for the first "
-                    "answer"
-                )
-            talk = Conversation(renderer, limit=room, max_tokens=wanted, context=policy.context)
-            if policy.context != "end" and most + talk.least_free > room:
-                self.say(
-                    f"preflight: when the {room} tokens of {name} are used up, context={policy.context!r} cannot go on "
-                    f"and episodes end out of context: the longest first prompt, which is kept, is that {of} are "
-                    f"instructions, and {talk.least_free} must stay free. Raise engine.max_model_len, or shorten both"
-                )
+            if trajectories := [trajectory for trajectory in played if trajectory.policy == name]:
+                self._check_prompts_of(name, policy, trajectories)
 
-    def _rendered(self, renderer: Renderer, trajectory: Trajectory, policy: Policy) -> tuple[int, ...]:
-        """The first prompt."""
+    def _check_prompts_of(self, name: str, policy: Policy, trajectories: Sequence[Trajectory]) -> None:
+        folder = models.resolve(policy.model)
+        context = self.config.engine.max_model_len or models.context_of(folder)
+        try:
+            renderer = Renderer.of(folder, thinking=policy.thinking)
+        except ValueError as cause:
+            raise PreflightError(f"policy {name} cannot play: {cause}") from cause
+        counts = [len(self._first_prompt(renderer, trajectory)) for trajectory in trajectories]
+        if context is None:
+            return
+        longest, answer = max(counts), policy.sampling.max_tokens
+        example = trajectories[counts.index(longest)]
+        instructions = len(renderer.start(example.instructions, "")) - len(renderer.start("", ""))
+        prompt = f"{longest} tokens, {instructions} of them instructions ({example.agent} in {example.env_id})"
+        if min(counts) >= context:
+            raise PreflightError(
+                f"no first prompt of policy {name} leaves room for an answer in its context of {context} tokens. The "
+                f"longest has {prompt}. Raise engine.max_model_len, or shorten instructions and observations"
+            )
+        if longest + answer > context:
+            self.say(
+                f"preflight: the context of {name} holds {context} tokens; the longest first prompt has {prompt}, "
+                f"which leaves {max(0, context - longest) or 'none'} of max_tokens={answer} for the first answer"
+            )
+        conversation = Conversation(renderer, limit=context, max_tokens=answer, context=policy.context)
+        if policy.context != "end" and longest + conversation.least_free > context:
+            self.say(
+                f"preflight: when the context of {name} ({context} tokens) is full, context={policy.context!r} cannot "
+                f"continue and episodes end out of context: the longest first prompt, which is kept, has {prompt}, and "
+                f"{conversation.least_free} tokens must stay free. Raise engine.max_model_len, or shorten both"
+            )
+
+    def _first_prompt(self, renderer: Renderer, trajectory: Trajectory) -> tuple[int, ...]:
+        """Render the first prompt, and check that a second one can be rendered."""
         first, *later = trajectory.turns
         try:
             prompt = renderer.start(trajectory.instructions, first.observation)
@@ -244,91 +239,93 @@ class Preflight:
 
     # ---- the reward
 
-    async def _ask(self, groups: Sequence[EpisodeGroup]) -> Rest | None:
-        """Ask the reward's parts that cost little, each of which is put back as it was."""
+    async def _call_reward(self, groups: Sequence[EpisodeGroup]) -> FinishReward | None:
+        """Call the cheap parts of the reward, and restore their state afterwards."""
         trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-        if not trajectories or self.reward is env_reward or isinstance(self.reward, EnvTurnReward):
+        if not trajectories or is_env_reward(self.reward):
             return None
-        parts = list(parts_of(self.reward))
-        due = [(part, within) for part, within in parts if _is_cheap(part)]
-        if len(due) < len(parts):
-            names = ", ".join(_name(part) for part, _ in parts if not _is_cheap(part))
-            self.say(f"preflight: not asked, because they need a model or a sandbox: {names}")
+        leaves = list(leaf_rewards(self.reward))
+        cheap = [(leaf, in_ensemble) for leaf, in_ensemble in leaves if _is_cheap(leaf)]
+        if len(cheap) < len(leaves):
+            names = ", ".join(_name(leaf) for leaf, _ in leaves if not _is_cheap(leaf))
+            self.say(f"preflight: skipped rewards that need a model or a sandbox: {names}")
 
-        def ask() -> None:
-            with dividing_gpus():  # a function may ask a judge that it does not name
-                for part, within in due:
-                    _try(part, trajectories, within=within, say=self.say)
+        def call() -> None:
+            with dividing_gpus():  # a function may call a judge that it does not declare
+                for leaf, in_ensemble in cheap:
+                    _try(leaf, trajectories, in_ensemble=in_ensemble, say=self.say)
 
-        asking = asyncio.ensure_future(in_thread(ask, name="preflight of the reward"))
-        await asyncio.wait({asking}, timeout=BUDGET_S)
-        if asking.done():
-            asking.result()
+        calling = asyncio.ensure_future(in_thread(call, name="preflight of the reward"))
+        await asyncio.wait({calling}, timeout=BUDGET_S)
+        if calling.done():
+            calling.result()
             return None
-        self.say(f"preflight: the reward is not done after {BUDGET_S:g} s; it goes on while engines start")
-        who, timeout_s = f"reward {_name(self.reward)}", self.config.stage_timeout_s
-        asking.add_done_callback(lambda done: done.cancelled() or done.exception())  # nobody may come to ask for it
-        return partial(with_deadline, asking, timeout_s, who=who, what="scoring")
+        self.say(f"preflight: the reward takes more than {BUDGET_S:g} s; it continues while engines start")
+        who, timeout_s = f"reward {reward_name(self.reward)}", self.config.stage_timeout_s
+        calling.add_done_callback(lambda done: done.cancelled() or done.exception())  # the result may never be read
+        return partial(with_deadline, calling, timeout_s, who=who, what="scoring")
 
 
 def _name(reward: Any) -> str:
     return str(getattr(reward, "name", None) or name_of(reward))
 
 
-def _is_cheap(part: Any) -> bool:
-    return getattr(part, "cost", "cheap") == "cheap" and not declared_judges(part)
+def _is_cheap(leaf: Any) -> bool:
+    return getattr(leaf, "cost", "cheap") == "cheap" and not named_judges(leaf)
 
 
-def _try(part: Any, trajectories: Sequence[Trajectory], *, within: bool, say: Callable[[str], None]) -> None:
-    """Ask one part, and put it back as it was.
+def _try(leaf: Any, trajectories: Sequence[Trajectory], *, in_ensemble: bool, say: Callable[[str], None]) -> None:
+    """Call one part of the reward, and restore its state.
 
     Args:
-        part: A verifier, or any reward.
-        trajectories: All that were played.
-        within: It is an ensemble's, which takes a call that raises for a verifier that says nothing.
-        say: Shows a line.
+        leaf: A verifier, or any reward.
+        trajectories: All trajectories of random play.
+        in_ensemble: Whether an ensemble holds it; the ensemble treats a call that raises as an abstention.
+        say: Shows a message.
     """
-    name = _name(part)
-    state = copy.deepcopy(part.state_dict()) if isinstance(part, Stateful) else None
+    name = _name(leaf)
+    state = copy.deepcopy(leaf.state_dict()) if isinstance(leaf, Stateful) else None
     try:
-        found = assessed(part, trajectories) if isinstance(part, Composable) else asked(part, trajectories, name)
-        of = f"{len(trajectories)} trajectories of random play"
-        if found.failed and isinstance(part, Composable):  # of others `asked` has told it
-            say(f"preflight: reward {name} fails on {len(found.failed)} of {of}: {next(iter(found.failed.values()))}")
-        elif not found.failed and np.isnan(found.scores).all():
-            say(f"preflight: reward {name} abstains from all {of}, whose info has {info_keys(trajectories[0])}")
+        is_verifier = isinstance(leaf, Composable)
+        assessment = assessed(leaf, trajectories) if is_verifier else assess(leaf, trajectories, name)
+        count = f"{len(trajectories)} trajectories of random play"
+        if assessment.failed and is_verifier:  # failures of other rewards were logged by `assess`
+            failed = assessment.failed
+            say(f"preflight: reward {name} fails on {len(failed)} of {count}: {next(iter(failed.values()))}")
+        elif not assessment.failed and np.isnan(assessment.scores).all():
+            say(f"preflight: reward {name} abstains from all {count}, whose info has {has(trajectories[0])}")
     except Exception as error:
-        what = f"reward {name}" if isinstance(part, Composable) else f"reward {describe_function(part)}"
-        if _scores_one(part, trajectories[0]):
+        subject = f"reward {name}" if isinstance(leaf, Composable) else f"reward {called(leaf)}"
+        if _scores_one(leaf, trajectories[0]):
             raise PreflightError(
-                f"{what} scores one trajectory, and is asked about the list of all: call its parameter `trajectory`, "
-                f"or return a number each. It said: {where_it_raised(error)}"
+                f"{subject} scores one trajectory, but gets a list of all: call its parameter `trajectory`, or return "
+                f"one number per trajectory. It raised: {describe_exception(error)}"
             ) from error
-        if _is_mistake(error) and not (within and not isinstance(error, ScoreError)):
-            raise PreflightError(f"{what} fails: {where_it_raised(error)}") from error
-        say(f"preflight: {what} fails on random play, and may on a model's: {where_it_raised(error)}")
+        if _is_mistake(error) and not (in_ensemble and not isinstance(error, ScoreError)):
+            raise PreflightError(f"{subject} fails: {describe_exception(error)}") from error
+        say(f"preflight: {subject} fails on random play, and may on a model's: {describe_exception(error)}")
     finally:
         if state is not None:
-            part.load_state_dict(state)
+            leaf.load_state_dict(state)
 
 
 def _is_mistake(error: Exception) -> bool:
-    """Whether it is not for what was played: no number each, a name or an attribute that nothing has."""
+    """Return whether an error does not depend on the trajectories, such as an unknown name or attribute."""
     if isinstance(error, ScoreError | NameError | ImportError | NotImplementedError):
         return True
     if isinstance(error, AttributeError):
-        of = error.obj[0] if isinstance(error.obj, list | tuple) and error.obj else error.obj
-        return isinstance(of, Trajectory | Turn)  # and not a list that a player wrote as JSON
+        owner = error.obj[0] if isinstance(error.obj, list | tuple) and error.obj else error.obj
+        return isinstance(owner, Trajectory | Turn)  # and not a list that a player wrote as JSON
     innermost = traceback.extract_tb(error.__traceback__)[-1].filename
-    return innermost == inspect.getsourcefile(asked)
+    return innermost == inspect.getsourcefile(assess)
 
 
 def _scores_one(reward: Any, trajectory: Trajectory) -> bool:
-    """Whether a function that is asked about all gives a number for one trajectory."""
+    """Return whether a function for all trajectories returns a number for one trajectory."""
     if callable(getattr(reward, "assess", None)):
         return False
     try:
-        found = reward(trajectory)
-        return found is not None and np.ndim(np.asarray(found, np.float64)) == 0
-    except Exception:  # noqa: BLE001  # a stranger's function; its own error has been kept
+        value = reward(trajectory)
+        return value is not None and np.ndim(np.asarray(value, np.float64)) == 0
+    except Exception:  # noqa: BLE001  # a user's function; its first error is reported
         return False

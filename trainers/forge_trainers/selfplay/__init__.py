@@ -1,4 +1,1 @@
-"""Who plays whom: a league of versions of a policy, and the opponents drawn from it.
-
-In: ratings and results of games. Out: opponents. Waits for: nothing.
-"""
+"""Self-play leagues: a policy trains against earlier versions of itself and fixed opponents."""

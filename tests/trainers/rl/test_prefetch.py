@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_trainers.rl.pipeline import Background, Pipeline, TakenGroups, window
+from forge_trainers.rl.prefetch import Prefetch, TakenGroups, window
+from forge_trainers.rl.weight_sync import Background
 
 
 def batches_of(staleness, playing, loading, judging=None):
@@ -29,7 +30,7 @@ def batches_of(staleness, playing, loading, judging=None):
         await wait(playing[step][number])
         put(number, (step, number, sampled_with))
 
-    async def collect(step, put):
+    async def collect(step, numbers, put):
         await weights.done()
         await asyncio.gather(*(group(step, number, put) for number in range(len(playing[step]))))
 
@@ -50,8 +51,8 @@ def batches_of(staleness, playing, loading, judging=None):
         nonlocal learner
         for step in range(len(playing)):
             batch = ahead.batch(step)
-            groups = await batch.groups
-            assert await batch.judged == (step, groups)
+            groups = await batch.collected
+            assert await batch.scored == (step, groups)
             found.append([(at, number, learner - version) for at, number, version in groups])
             await asyncio.sleep(0)
             learner += 1
@@ -60,7 +61,7 @@ def batches_of(staleness, playing, loading, judging=None):
         assert engines == len(playing)
 
     found, judged = [], []
-    ahead = Pipeline(collect, judge, staleness=staleness, steps=len(playing), size=len(playing[0]))
+    ahead = Prefetch(collect, judge, staleness=staleness, steps=len(playing), size=len(playing[0]))
     weights = Background()
     asyncio.run(asyncio.wait_for(main(), 60))
     assert judged == list(range(len(playing)))
@@ -119,15 +120,15 @@ def test_a_slow_group_does_not_hold_up_the_batch():
 def test_judging_ahead_goes_on_while_the_learner_works():
     judged = []
 
-    async def collect(step, put):
+    async def collect(step, numbers, put):
         put(0, step)
 
     async def judge(step, groups):
         judged.append(step)
 
     async def main(staleness):
-        ahead = Pipeline(collect, judge, staleness=staleness, steps=5, size=1)
-        await ahead.batch(0).judged
+        ahead = Prefetch(collect, judge, staleness=staleness, steps=5, size=1)
+        await ahead.batch(0).scored
         for _ in range(50):  # the learner works
             await asyncio.sleep(0)
         await ahead.cancel()
@@ -140,7 +141,7 @@ def test_judging_ahead_goes_on_while_the_learner_works():
 
 @pytest.mark.parametrize("failing", ["collect", "judge"])
 def test_an_error_ahead_comes_with_its_own_step_or_the_one_that_waits(failing):
-    async def collect(step, put):
+    async def collect(step, numbers, put):
         put(0, step)
         if failing == "collect" and step == 1:
             raise OSError("the environment is gone")
@@ -151,21 +152,21 @@ def test_an_error_ahead_comes_with_its_own_step_or_the_one_that_waits(failing):
         return groups
 
     async def main():
-        ahead = Pipeline(collect, judge, staleness=1, steps=5, size=1)
-        assert await ahead.batch(0).judged == [0]
+        ahead = Prefetch(collect, judge, staleness=1, steps=5, size=1)
+        assert await ahead.batch(0).scored == [0]
         with pytest.raises(OSError, match="is gone"):
-            await ahead.batch(1).judged
+            await ahead.batch(1).scored
         await ahead.cancel()
 
     asyncio.run(asyncio.wait_for(main(), 10))
 
 
 def test_a_step_that_puts_too_few_groups_is_an_error_and_does_not_hang():
-    async def collect(step, put):
+    async def collect(step, numbers, put):
         put(0, step)
 
     async def main():
-        await Pipeline(collect, as_they_are, staleness=0, steps=1, size=2).batch(0).judged
+        await Prefetch(collect, as_they_are, staleness=0, steps=1, size=2).batch(0).scored
 
     with pytest.raises(RuntimeError, match="step 1 has 1 of 2 groups"):
         asyncio.run(asyncio.wait_for(main(), 10))
@@ -174,13 +175,13 @@ def test_a_step_that_puts_too_few_groups_is_an_error_and_does_not_hang():
 def test_without_staleness_nothing_is_collected_ahead():
     started = []
 
-    async def collect(step, put):
+    async def collect(step, numbers, put):
         started.append(step)
         put(0, step)
 
     async def main():
-        ahead = Pipeline(collect, as_they_are, staleness=0, steps=5, size=1)
-        await ahead.batch(0).judged
+        ahead = Prefetch(collect, as_they_are, staleness=0, steps=5, size=1)
+        await ahead.batch(0).scored
         await asyncio.sleep(0.01)
 
     asyncio.run(main())
@@ -190,7 +191,7 @@ def test_without_staleness_nothing_is_collected_ahead():
 def test_what_was_collected_ahead_is_cancelled():
     cancelled = []
 
-    async def collect(step, put):
+    async def collect(step, numbers, put):
         try:
             await asyncio.sleep(0 if step == 0 else 60)
         except asyncio.CancelledError:
@@ -199,8 +200,8 @@ def test_what_was_collected_ahead_is_cancelled():
         put(0, step)
 
     async def main():
-        ahead = Pipeline(collect, as_they_are, staleness=3, steps=5, size=1)
-        await ahead.batch(0).judged
+        ahead = Prefetch(collect, as_they_are, staleness=3, steps=5, size=1)
+        await ahead.batch(0).scored
         await asyncio.sleep(0)
         await ahead.cancel()
 
@@ -291,14 +292,14 @@ def test_a_run_that_goes_on_with_another_number_of_groups_gets_its_batches(size)
     taken = TakenGroups()
     taken.load_state_dict({"owed": np.array([(4, 3)]), "early": np.array([(5, 0)])})
 
-    async def collect(step, put):
+    async def collect(step, numbers, put):
         for number in taken.missing(step, size):
             if number < size:  # a step has no other tasks
                 put(number, (step, number))
 
     async def train():
-        ahead = Pipeline(collect, as_they_are, staleness=0, steps=7, size=size, taken=taken)
-        return [await asyncio.wait_for(ahead.batch(step).judged, 10) for step in (5, 6)]
+        ahead = Prefetch(collect, as_they_are, staleness=0, steps=7, size=size, taken=taken)
+        return [await asyncio.wait_for(ahead.batch(step).scored, 10) for step in (5, 6)]
 
     first, second = asyncio.run(train())
     assert len(first) == len(second) == size and ((4, 3) in first) == (size > 3)

@@ -5,7 +5,7 @@ import json
 
 import pytest
 import yaml
-from fake_processes import Processes, group
+from fake_processes import Processes, collect_with, group
 
 import forge_agents as fa
 from forge_agents.errors import RunFolderError
@@ -45,21 +45,10 @@ def other_reward(trajectories):
     return [2 * t.reward for t in trajectories]
 
 
-class Played(GRPOTrainer):
-    """A trainer whose processes and episodes are not real."""
-
-    started = False
-
-    async def _play_groups(self, sampler, step, put=None, *, only=None, **_):
-        for number in only:
-            put(number, group(0.1 * number, 0.5, seed=number, env_id=sampler.env_ids[0]))
-        await asyncio.sleep(0)
-
-    async def _started(self, sampler, *, learn):
-        self.started = True
-        self._processes = self._processes or Processes()
-        self._next_step = await self._checkpoints.restore(self._processes.learners)
-        return self._processes
+async def collect(collector, step, numbers, put, attempt):
+    for number in numbers:
+        put(number, group(0.1 * number, 0.5, seed=number, env_id=collector._sampler.env_ids[0]))
+    await asyncio.sleep(0)
 
 
 def fit(
@@ -67,7 +56,18 @@ def fit(
 ):
     team = fa.Policy(model, name="team", lora=lora)
     config = fa.GRPOConfig(groups_per_step=2, max_resamples=0, checkpoint_every=1, preflight=False, **settings)
-    with Played({"player_0": team, "player_1": rival or fa.Random(name="rival")}, reward, config, folder) as trainer:
+    with GRPOTrainer(
+        {"player_0": team, "player_1": rival or fa.Random(name="rival")}, reward, config, folder
+    ) as trainer:
+
+        async def start(plan, *, learn):
+            lifecycle = trainer._lifecycle
+            lifecycle.processes = lifecycle.processes or Processes()
+            lifecycle.next_step = await trainer._checkpoints.restore(lifecycle.processes.learners)
+            return lifecycle.processes
+
+        trainer._lifecycle.start = start
+        collect_with(trainer, collect)
         trainer.fit(env, steps=steps, env_args=env_args)
     return yaml.safe_load((folder / "config.yaml").read_text())
 
@@ -194,4 +194,4 @@ def test_console_metrics_episodes_and_checkpoints_number_steps_alike(tmp_path, c
     fit(tmp_path, steps=4)
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2, 3, 4]
-    assert "goes on after step 3" in capsys.readouterr().out
+    assert "continuing after step 3" in capsys.readouterr().out

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_processes import TEAM, Duel, Learner, Processes, group
+from fake_processes import TEAM, Duel, Learner, Processes, collect_with, group
 
 import forge_agents as fa
 from forge_agents.cli import main as cli
@@ -20,51 +20,46 @@ from forge_agents.errors import EmptyBatchError
 from forge_agents.policy import resolve_policies
 from forge_agents.types import EpisodeError, EpisodeGroup
 from forge_trainers.rl.credit import Credit
-from forge_trainers.rl.endings import Endings, most_of, where_it_failed
-from forge_trainers.rl.rewards import EnvTurnReward, MultiReward, env_reward, judge
-from forge_trainers.rl.seating import check_trainable, seats_at
+from forge_trainers.rl.failures import describe_error
+from forge_trainers.rl.plan import RunPlan
+from forge_trainers.rl.policy_mapping import at_step, check_trainable
+from forge_trainers.rl.rewards import EnvTurnReward, MultiReward, env_reward, max_reward_of, score
+from forge_trainers.rl.samples import credit_groups
+from forge_trainers.rl.stopping import StoppingCriteria
 from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.rl.trainer import GRPOTrainer
-from forge_trainers.rl.update import credit_groups
 from forge_verifiers.rules.text import Exact
 
 
 def trainer(folder, played, **settings):
-    """A trainer whose groups of a step are `played(step)`, or of a resample what `played` made of the step."""
+    """A trainer whose groups of a step, and of every resampling round, are `played(step)`."""
 
-    class Played(GRPOTrainer):
-        asked: list
-
-        async def _play_groups(self, sampler, step, put=None, *, count=0, resample=0, **_):
-            self.asked.append((step, resample))
-            groups = played(step)
-            for number, one in enumerate(groups if put else ()):
-                self._announce_failure(one)
-                put(number, one)
-            return groups
+    async def collect(collector, step, numbers, put, attempt):
+        made.asked.append((step, attempt))
+        groups = played(step)
+        for number, one in enumerate(groups if put else ()):
+            made._messages.report_failure(one)
+            put(number, one)
+        return groups
 
     reward = settings.pop("reward", None)
     config = {"groups_per_step": 4, "checkpoint_every": 100, "max_resamples": 0} | settings
-    seats = {"player_0": TEAM, "player_1": fa.Random(name="rival")}
-    made = Played(seats, reward, fa.GRPOConfig(**config), folder)
-    made._processes, made.asked = Processes(), []
+    policies = {"player_0": TEAM, "player_1": fa.Random(name="rival")}
+    made = GRPOTrainer(policies, reward, fa.GRPOConfig(**config), folder)
+    made._lifecycle.processes, made.asked = Processes(), []
+    collect_with(made, collect)
     return made
 
 
 def test_the_best_checkpoint_is_that_of_the_trained_policys_reward(tmp_path):
     """Of a zero-sum game: the mean over all seats would be 0 in every evaluation, and the newest the best."""
 
-    class Evaluated(GRPOTrainer):
-        async def _play_groups(self, sampler, step, put=None, **_):
-            put(0, group(1.0, 0.0, seed=step))
-
     async def play_held_out(tasks, play, processes):
-        return [group([-1.0, 1.0, 0.0][run._next_step - 1], seed=n) for n in range(4)]
+        return [group([-1.0, 1.0, 0.0][run._lifecycle.next_step - 1], seed=n) for n in range(4)]
 
-    config = fa.GRPOConfig(groups_per_step=1, eval_every=1, keep_checkpoints=1, max_resamples=0)
-    with Evaluated({"player_0": TEAM, "player_1": fa.Random(name="rival")}, config=config, out_dir=tmp_path) as run:
-        run._processes = Processes()
-        run._seating.play_held_out = play_held_out
+    settings = {"groups_per_step": 1, "eval_every": 1, "keep_checkpoints": 1}
+    with trainer(tmp_path, lambda step: [group(1.0, 0.0, seed=step)], **settings) as run:
+        run._policies.held_out = play_held_out
         result = run.fit(Duel, steps=3)
     assert [row["eval/reward"] for row in result.metrics] == [-1.0, 1.0, 0.0]
     assert [row["eval/reward/team"] for row in result.metrics] == [-1.0, 1.0, 0.0]
@@ -75,25 +70,30 @@ def test_the_best_checkpoint_is_that_of_the_trained_policys_reward(tmp_path):
     assert digest(rows[0]).reward == rows[0]["rewards"]["player_0"] == 1.0 and rows[0]["trained"] == ["team"]
 
 
+def plan_of(run, sampler):
+    return RunPlan(sampler, run._policies, run.config, run.reward)
+
+
 def test_a_run_says_who_sits_where_and_who_shares_a_learner(tmp_path, capsys):
     def shown(seats):
         run = GRPOTrainer(seats, out_dir=tmp_path)
-        sampler = TaskSampler(Duel)
-        learners = {name: SimpleNamespace(name=f"{name}-l") for name in run._models(sampler)}
-        run._announce_seats(print, sampler, SimpleNamespace(learners=learners), 20)
+        plan = plan_of(run, TaskSampler(Duel))
+        run._messages.say = print
+        learners = {name: SimpleNamespace(name=f"{name}-l") for name in plan.models}
+        run._messages.announce(plan, run.config, learners, 20)
         return capsys.readouterr().out.splitlines()
 
     one, other = fa.Policy("m"), fa.Policy("m")
-    assert shown(one) == ["player_0, player_1: policy policy is trained by policy-l"]
+    assert shown(one) == ["player_0, player_1: policy policy (trainable, learner policy-l)"]
     assert shown({"player_0": one, "player_1": fa.Random()}) == [
-        "player_0: policy policy is trained by policy-l",
-        "player_1: policy random is not trained",
+        "player_0: policy policy (trainable, learner policy-l)",
+        "player_1: policy random (frozen)",
     ]
     assert shown({"player_0": one, "player_1": other}) == [
-        "player_0: policy player_0 is trained by player_0-l",
-        "player_1: policy player_1 is trained by player_1-l",
+        "player_0: policy player_0 (trainable, learner player_0-l)",
+        "player_1: policy player_1 (trainable, learner player_1-l)",
     ]
-    assert shown(fa.League(TEAM))[0] == "player_0, player_1: policy team is trained by team-l"
+    assert shown(fa.League(TEAM))[0] == "player_0, player_1: policy team (trainable, learner team-l)"
     with pytest.raises(ValueError, match="without a name"):
         shown(lambda agent, seed: fa.Policy("m"))
 
@@ -103,12 +103,13 @@ def test_a_run_says_each_learning_rate_and_warns_of_one_that_is_too_low(tmp_path
     full, low = fa.Policy(model, name="full"), fa.Policy(model, name="low", learner={"lr": 1e-9})
     run = GRPOTrainer({"player_0": full, "player_1": low}, out_dir=tmp_path)
     learners = {name: SimpleNamespace(name=f"{name}-l") for name in ("full", "low")}
-    run._announce_seats(print, TaskSampler(Duel), SimpleNamespace(learners=learners), 20)
+    run._messages.say = print
+    run._messages.announce(plan_of(run, TaskSampler(Duel)), run.config, learners, 20)
     first, second, warning = capsys.readouterr().out.splitlines()
     assert first.startswith(
-        "player_0: policy full is trained by full-l, lr 2e-05, the default for all weights of a model"
+        "player_0: policy full (trainable, learner full-l, lr 2e-05, the default for all weights of"
     )
-    assert second == "player_1: policy low is trained by low-l, lr 1e-09"
+    assert second == "player_1: policy low (trainable, learner low-l, lr 1e-09)"
     assert warning.startswith("policy low: lr=1e-09 is too low to train all weights")
 
 
@@ -116,11 +117,11 @@ def test_a_run_says_each_learning_rate_and_warns_of_one_that_is_too_low(tmp_path
     ("sampling", "said"),
     [
         ({"temperature": 0}, "temperature=0, always the most probable token"),
-        ({"temperature": 0.005}, "vLLM samples no colder than 0.01"),
-        ({"top_p": 0.9}, "top_p=0.9; training needs the model's whole distribution"),
+        ({"temperature": 0.005}, "vLLM samples at 0.01 or above"),
+        ({"top_p": 0.9}, "top_p=0.9; training needs the model's full distribution"),
         ({"top_k": 20, "min_p": 0.1}, "top_k=20, min_p=0.1;"),
         ({"bad_words": ("no",)}, r"bad_words=\('no',\)"),
-        ({"repetition_penalty": 1.1}, "nor what it had counted so far"),
+        ({"repetition_penalty": 1.1}, "or penalized"),
     ],
 )
 def test_a_trainer_refuses_what_the_learner_cannot_compute_when_it_is_built(sampling, said, tmp_path):
@@ -145,12 +146,13 @@ def test_a_temperature_that_moves_needs_batches_of_one_step():
 
 
 def test_seats_sample_at_the_temperature_of_their_step():
-    sampling = fa.Sampling(temperature=0.5, initial_temperature=1.5, temperature_steps=2)
-    hero = fa.Policy("m", name="hero", sampling=sampling)
+    hero = fa.Policy(
+        "m", name="hero", sampling=fa.Sampling(temperature=0.5, initial_temperature=1.5, temperature_steps=2)
+    )
     still = fa.Random()
     for seats in (hero, {"a": hero, "b": still}, lambda agent, seed: still if agent == "b" else hero):
         for step, temperature in ((0, 1.5), (1, 1.0), (2, 0.5), (9, 0.5)):
-            found = resolve_policies(seats_at(seats, step), ("a", "b"), 7)
+            found = resolve_policies(at_step(seats, step), ("a", "b"), 7)
             assert found["a"] == replace(hero, sampling=fa.Sampling(temperature=temperature))
             assert found["b"] == (still if seats is not hero else found["a"])
 
@@ -215,7 +217,7 @@ def test_a_run_that_has_done_its_steps_starts_nothing(tmp_path, capsys):
     def again(steps, **seats):
         reward = Learning()
         run = GRPOTrainer({"player_0": TEAM, "player_1": fa.Random(name="rival"), **seats}, reward, out_dir=tmp_path)
-        return run, run._finished(TaskSampler(Duel), steps), reward
+        return run, run._finished(plan_of(run, TaskSampler(Duel)), steps), reward
 
     with trainer(tmp_path, lambda step: [group(0.0, 1.0, seed=step)], reward=Learning(), groups_per_step=1) as run:
         first = run.fit(Duel, steps=2)
@@ -231,7 +233,7 @@ def test_a_run_that_has_done_its_steps_starts_nothing(tmp_path, capsys):
     (tmp_path / "checkpoints/step-000002/reward.npz").write_bytes(b"damaged")
     assert again(2)[1] is None  # who restores it says what is wrong, and takes the one before
     with trainer(tmp_path, lambda step: [group(0.0, 1.0, seed=step)], groups_per_step=1) as run:
-        run._next_step = 2
+        run._lifecycle.next_step = 2
         run.fit(Duel, steps=3)
     (tmp_path / "checkpoints/step-000003/exported").unlink()  # killed while it exported
     assert again(3)[1] is None
@@ -244,7 +246,7 @@ def test_a_run_that_is_flat_elsewhere_says_where_after_saving(tmp_path):
     with trainer(tmp_path, played, max_empty_steps=3) as run, pytest.raises(EmptyBatchError) as caught:
         run.fit(Duel, steps=200)
     said = str(caught.value)
-    assert "3 steps in a row had no group to learn from" in said and "'zero_variance': 4" in said
+    assert "3 consecutive steps had no informative group" in said and "'zero_variance': 4" in said
     assert "player_0 of t 0.25, the highest seen is 0.75" in said and "player_1" not in said
     assert (tmp_path / "export").is_dir() and str(tmp_path / "export") in said
     assert (tmp_path / "checkpoints/step-000004/experiment.json").exists()
@@ -285,7 +287,7 @@ def test_a_step_in_which_every_episode_fails_ends_the_run_and_says_where_in_the_
         ([group(0, 0, sampled=False, turns=False)] * 4, "no trained policy had a turn"),
         (
             [group(0, 0, error=EpisodeError(where="policy", kind="EndpointError", message="401"), end="error")] * 4,
-            "A player fails; see that its server answers",
+            "A player fails; check that its server answers",
         ),
     ],
 )
@@ -305,13 +307,13 @@ def judged(groups):
         found = env_reward(trajectories)
         return np.where(found == 9, np.nan, found)
 
-    items = asyncio.run(judge(groups, reward, timeout_s=5))
+    items = asyncio.run(score(groups, reward, timeout_s=5))
     return items, credit_groups(items, Credit(), {"team"})
 
 
 def watch(steps, *, patience=3, tops=None):
     """What `Endings` says of steps of groups, and after how many."""
-    endings = Endings(patience)
+    endings = StoppingCriteria(patience)
     for number, groups in enumerate(steps):
         items, samples = judged(groups)
         if (found := endings.after(number, items, samples, {"team"}, tops or {"t": None})) is not None:
@@ -425,7 +427,7 @@ def test_a_run_that_goes_on_knows_that_its_policy_had_turns_before(tmp_path):
 def test_a_run_that_had_nothing_to_learn_from_says_so(tmp_path, capsys):
     with trainer(tmp_path, lambda step: HALF) as run:
         run.fit(Duel, steps=2)
-    assert "no step had anything to learn from, so the weights are those that training began with" in " ".join(
+    assert "no step had an informative group, so the weights are those that training started with" in " ".join(
         capsys.readouterr().out.split()
     )
 
@@ -433,7 +435,7 @@ def test_a_run_that_had_nothing_to_learn_from_says_so(tmp_path, capsys):
 def test_a_policy_that_was_perfect_before_training_is_solved_and_the_reason_says_so(tmp_path):
     with trainer(tmp_path, lambda step: FULL, max_empty_steps=3, groups_per_step=8) as run:
         reason = run.fit(Duel, steps=200).reason
-    assert reason.startswith("solved: all 192 episodes") and "No step had anything to learn from" in reason
+    assert reason.startswith("solved: all 192 episodes") and "No step had an informative group" in reason
 
 
 def test_a_policy_without_turns_beside_one_that_learns_is_named(tmp_path, capsys):
@@ -445,7 +447,7 @@ def test_a_policy_without_turns_beside_one_that_learns_is_named(tmp_path, capsys
             self.learners["second"] = Learner()
 
     with trainer(tmp_path, lambda step: MIXED, groups_per_step=1) as run:
-        run._processes = Two()
+        run._lifecycle.processes = Two()
         run.fit(Duel, steps=1)
     assert "policy second never had a turn" in " ".join(capsys.readouterr().out.split())
 
@@ -455,7 +457,7 @@ def test_an_evaluation_without_a_turn_of_the_policy_has_no_reward(tmp_path, capl
         return IDLE
 
     with trainer(tmp_path, lambda step: MIXED) as run:
-        run._seating.play_held_out = play_held_out
+        run._policies.held_out = play_held_out
         result = run.evaluate(Duel, episodes=8)
     assert np.isnan(result.reward) and np.isnan(result.by_policy["team"])
     assert "held-out episodes do not measure team: policy team had no turn in 64 episodes" in caplog.text
@@ -484,48 +486,51 @@ def test_one_flat_policy_of_two_ends_nothing():
         ]
         return EpisodeGroup(env_id="t", seed=seed, episodes=tuple(siblings))
 
-    endings = Endings(1)
-    items = asyncio.run(judge([both(n) for n in range(40)], env_reward, timeout_s=5))
+    endings = StoppingCriteria(1)
+    items = asyncio.run(score([both(n) for n in range(40)], env_reward, timeout_s=5))
     trained = {"team", "second"}
     assert endings.after(0, items, credit_groups(items, Credit(), trained), trained, {"t": 1.0}) is None
 
 
 def test_what_was_earned_is_known_after_a_resume():
-    first = Endings(3)
+    first = StoppingCriteria(3)
     items, samples = judged([group(0.5, 0.0)])
     first.after(0, items, samples, {"team"}, {"t": None})
-    second = Endings(3)
+    second = StoppingCriteria(3)
     second.load_state_dict(first.state_dict())
     items, samples = judged(HALF)
     found = [second.after(n, items, samples, {"team"}, {"t": None}) for n in range(3)]
     assert found[:2] == [None, None] and found[2].kind == "plateau"
-    Endings(1).load_state_dict(Endings(1).state_dict())
+    StoppingCriteria(1).load_state_dict(StoppingCriteria(1).state_dict())
 
 
 def test_the_most_that_a_reward_can_be():
     verifier = Exact()
-    assert most_of(env_reward, 3.0) == most_of(EnvTurnReward(), 3.0) == 3.0
-    assert most_of(verifier, 3.0) == 1.0 and most_of(0.25 * verifier, None) == 0.25
-    assert most_of(lambda ts: np.ones(len(ts)), 3.0) is None and most_of(MultiReward({"a": verifier}), 3.0) is None
+    assert max_reward_of(env_reward, 3.0) == max_reward_of(EnvTurnReward(), 3.0) == 3.0
+    assert max_reward_of(verifier, 3.0) == 1.0 and max_reward_of(0.25 * verifier, None) == 0.25
+    assert (
+        max_reward_of(lambda ts: np.ones(len(ts)), 3.0) is None
+        and max_reward_of(MultiReward({"a": verifier}), 3.0) is None
+    )
     graded = fa.Rule(lambda t: 0.9, name="graded")
-    assert most_of(fa.EnvReward(low=-1, high=3) + 0.2 * verifier, 1.0) == pytest.approx(0.7)
-    assert most_of(fa.EnvReward() + 0.2 * verifier, None) is None
-    assert most_of(graded, 3.0) is None and most_of(0.5 * verifier + 0.5 * graded, 3.0) is None
+    assert max_reward_of(fa.EnvReward(low=-1, high=3) + 0.2 * verifier, 1.0) == pytest.approx(0.7)
+    assert max_reward_of(fa.EnvReward() + 0.2 * verifier, None) is None
+    assert max_reward_of(graded, 3.0) is None and max_reward_of(0.5 * verifier + 0.5 * graded, 3.0) is None
 
     class Scored:
         max_reward = 7
 
-    assert most_of(Scored(), None) == 7.0
+    assert max_reward_of(Scored(), None) == 7.0
 
 
 def test_a_failure_names_the_users_code_not_a_librarys():
-    assert where_it_failed(BROKEN).endswith("at /home/me/my_env.py:12 in act")
+    assert describe_error(BROKEN).endswith("at /home/me/my_env.py:12 in act")
     ours = f'  File "{fa.__file__}", line 3, in checked\n'
     through_ours = dataclasses.replace(BROKEN, trace=BROKEN.trace + ours)
-    assert where_it_failed(through_ours).endswith("at /home/me/my_env.py:12 in act")
+    assert describe_error(through_ours).endswith("at /home/me/my_env.py:12 in act")
     only_ours = dataclasses.replace(BROKEN, trace=ours)
-    assert where_it_failed(only_ours) == f"{BROKEN.where}: {BROKEN.kind}: {BROKEN.message}"
-    assert where_it_failed(EpisodeError(where="reward", kind="ValueError", message="nan")) == "reward: ValueError: nan"
+    assert describe_error(only_ours) == f"{BROKEN.where}: {BROKEN.kind}: {BROKEN.message}"
+    assert describe_error(EpisodeError(where="reward", kind="ValueError", message="nan")) == "reward: ValueError: nan"
 
 
 def test_a_plateau_that_nobody_calls_the_top_ends_well_and_says_so(tmp_path):
@@ -541,7 +546,7 @@ def test_a_plateau_that_nobody_calls_the_top_ends_well_and_says_so(tmp_path):
 
 
 def test_what_the_reason_counts_was_judged():
-    endings = Endings(1)
+    endings = StoppingCriteria(1)
     items, samples = judged([*FULL * 3, *UNSURE[:2]])
     found = endings.after(0, items, samples, {"team"}, {"t": 1.0})
     assert found.reason.startswith("solved: all 192 episodes of the last 1 steps (16 more have no reward) earned")
@@ -557,7 +562,7 @@ def test_an_environments_words_are_shown_and_steer_nothing(tmp_path, capsys):
 
     with trainer(tmp_path, played) as run:
         assert run.fit(Duel, steps=2).steps == 2
-    assert "step: KeyError: '[/INST]' [bold]\\x1b[2J. Its trace" in capsys.readouterr().out
+    assert "step: KeyError: '[/INST]' [bold]\\x1b[2J. The traceback" in capsys.readouterr().out
 
 
 def test_a_run_on_a_reward_that_never_gives_its_highest_score_ends_well(tmp_path):
@@ -607,7 +612,7 @@ def test_held_out_episodes_that_fail_are_counted(tmp_path):
         return [group(0.0, 1.0, seed=n) for n in range(4)]
 
     with trainer(tmp_path, played, eval_every=1, eval_episodes=4) as run:
-        run._seating.play_held_out = play_held_out
+        run._policies.held_out = play_held_out
         (row,) = run.fit(Duel, steps=1).metrics
     assert (row["eval/reward"], row["eval/failed"]) == (1.0, 3.0)
 
@@ -618,7 +623,7 @@ def test_an_evaluation_of_several_levels_tells_each(tmp_path):
         return [group(float(n), seed=n, env_id=level) for n, level in enumerate(levels)]
 
     with trainer(tmp_path, lambda step: [group(0.0, 1.0)] * 4, eval_every=1) as run:
-        run._seating.play_held_out = play_held_out
+        run._policies.held_out = play_held_out
         (row,) = run.fit(Duel, steps=1).metrics
         result = run.evaluate(Duel)
     assert result.by_env == {"t@1": 1.0, "t@2": 2.0} and result.reward == 1.5
@@ -639,7 +644,7 @@ def test_the_stages_of_steps_are_all_of_the_time(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Learner, "start_save", slow)
     with trainer(tmp_path, lambda step: [group(0.0, 1.0)] * 4, eval_every=2, checkpoint_every=1) as run:
-        run._seating.play_held_out = play_held_out
+        run._policies.held_out = play_held_out
         rows = run.fit(Duel, steps=3).metrics
     stages = [{name for name in row if name.startswith("time/")} - {"time/step_s"} for row in rows]
     always = {f"time/{stage}_s" for stage in ("collect", "score", "learn", "sync")}
@@ -706,7 +711,7 @@ def test_an_evaluation_counts_what_is_in_no_mean_and_fails_where_nothing_is(
         return np.array([np.nan if t.reward == 9 else t.reward for t in trajectories])
 
     run = trainer(tmp_path, lambda step: [])
-    run._seating.play_held_out = play_held_out
+    run._policies.held_out = play_held_out
     result = run.evaluate(Duel, episodes=4, reward=unsure)
     assert (result.failed, result.abstained) == (failed, 1 if failed == 0 else 0)
     assert np.isnan(result.reward) if failed == 4 else result.reward == 0.5

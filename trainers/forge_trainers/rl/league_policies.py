@@ -1,0 +1,251 @@
+"""A league in training: opponents for every group, snapshots on disk, and their weights in the opponents' engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from zipfile import BadZipFile
+
+import numpy as np
+
+from forge_agents.models import resolve as models
+from forge_agents.policy import AnyPolicy, PolicyMapping, policies_by_name
+from forge_agents.runtime.threads import all_or_first_error
+from forge_agents.types import EpisodeGroup
+from forge_trainers.records.run_folder import read_arrays, write_atomically
+from forge_trainers.rl.policy_mapping import CollectGroup, FixedPolicies, check_trainable
+from forge_trainers.rl.tasks import Task
+from forge_trainers.selfplay.league import (
+    League,
+    Match,
+    draw_matches,
+    evaluation_matches,
+    policy_agents,
+    results_of,
+    table,
+)
+from forge_trainers.selfplay.matchmaking import Standings
+
+if TYPE_CHECKING:
+    from forge_agents.weights import Publisher, WeightStore, WeightStoreRef
+    from forge_trainers.rl.config import GRPOConfig
+    from forge_trainers.run.processes import Processes
+
+
+def policies_of(policies: PolicyMapping | League, config: GRPOConfig, folder: Path) -> FixedPolicies:
+    """Return the policies of a run, from the trainer's argument."""
+    return LeaguePolicies(policies, config, folder) if isinstance(policies, League) else FixedPolicies(policies)
+
+
+class LeaguePolicies(FixedPolicies):
+    """The policies of a league. Snapshots are in ``OUT_DIR/league``, the table in ``OUT_DIR/league.json``.
+
+    All snapshots share one engine, so two steps are never collected at the same time. With `max_staleness` a step is
+    still collected during training.
+
+    Args:
+        league: The league.
+        config: Settings of the run.
+        folder: The run's folder.
+    """
+
+    def __init__(self, league: League, config: GRPOConfig, folder: Path) -> None:
+        check_trainable({league.policy.name: league.policy})
+        self._league, self._config, self._folder = league, config, folder
+        self._snapshots = folder / "league"
+        self.standings = Standings(
+            anchors=[anchor.name for anchor in league.anchors], start=league.start, pool=league.pool
+        )
+        self._engine_lock = asyncio.Lock()
+        self._publisher: Publisher | None = None
+        self._packing = ThreadPoolExecutor(max_workers=1, thread_name_prefix="snapshots")
+        """Copies snapshots, so that this process keeps answering its engines and learners."""
+        self._store: WeightStoreRef | None = None
+        """The weight store that the engine's snapshot came from; a replaced store does not hold it."""
+        self._loaded, self._loads = league.start, 0  # the engine starts with the start model
+        self._load_s = 0.0
+
+    def declared(self, agents: Mapping[str, tuple[str, ...]], *, partial: bool = False) -> dict[str, AnyPolicy]:
+        """Return the policy, its fixed opponents, and the engine that snapshots share."""
+        league, first = self._league, next(iter(agents.values()))
+        if len(set(agents.values())) > 1:
+            raise ValueError(f"environments of a league need the same agents, got {dict(agents)}")
+        result: dict[str, AnyPolicy] = {}
+        for player in (league.policy, league.frozen(league.engine), *league.fixed):
+            for name, policy in policies_by_name(player, first).items():
+                if name in result:
+                    raise ValueError(f"two policies of the league are called {name!r}; give each its own name=")
+                result[name] = policy
+        return result
+
+    def mapping(self, agents: Sequence[str], seed: int) -> Mapping[str, AnyPolicy]:
+        """Return the policy for every agent."""
+        return dict.fromkeys(agents, self._league.policy)
+
+    def agents_by_policy(self, agents: Mapping[str, tuple[str, ...]]) -> dict[str, list[str]]:
+        """Return all agents for every policy."""
+        names = list(next(iter(agents.values())))
+        return dict.fromkeys(self.declared(agents), names)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the league's settings."""
+        return {"league": self._league.settings()}
+
+    async def collect(
+        self, tasks: Sequence[Task], collect_group: CollectGroup, processes: Processes, *, step: int, resample: int
+    ) -> list[EpisodeGroup]:
+        """Collect the groups of a step against opponents drawn for it, one snapshot after the other."""
+        async with self._engine_lock:
+            key = (self._config.seed, step, resample)
+            matches = draw_matches(self.standings, self._league, tasks[0].agents, len(tasks), key=key)
+            return await self._collect(tasks, matches, collect_group, processes)
+
+    async def held_out(
+        self, tasks: Sequence[Task], collect_group: CollectGroup, processes: Processes
+    ) -> list[EpisodeGroup]:
+        """Collect games against the opponents of `evaluation_matches`, all of them in every environment."""
+        each = evaluation_matches(self._league, tasks[0].agents, len(tasks))
+        counts: Counter[str] = Counter()
+        matches = []
+        for task in tasks:  # counted by environment; otherwise an anchor would meet only one of two environments
+            matches.append(each[counts[task.env_id]])
+            counts[task.env_id] += 1
+        async with self._engine_lock:
+            return await self._collect(tasks, matches, collect_group, processes)
+
+    def measured(self, groups: Sequence[EpisodeGroup]) -> Sequence[EpisodeGroup]:
+        """Return the rewards of the policy against opponents: over all agents of a zero-sum game they are constant."""
+        name = self._league.policy.name
+        pairs = [(group, policy_agents(group, name)) for group in groups]
+        return [replace(group, rewards={a: group.rewards[a] for a in agents}) for group, agents in pairs if agents]
+
+    async def record(self, step: int, groups: Sequence[EpisodeGroup], processes: Processes) -> dict[str, float]:
+        """Count the games, take a snapshot when it is due, and write the table. Returns metrics."""
+        results = results_of(groups, self._league.policy.name)
+        self.standings.record(results)
+        if (step + 1) % self._league.snapshot_every == 0:
+            await self._snapshot(processes)
+        league_table = {"step": step + 1, **table(self.standings, self._league)}
+        write_atomically(self._folder / "league.json", json.dumps(league_table, indent=2) + "\n")
+        games = [score for scores in results.values() for score in scores]
+        load_s, self._load_s = self._load_s, 0.0
+        return {
+            "league/win_rate": float(np.mean(games)) if games else float("nan"),
+            "league/rating": self.standings.mu,
+            "league/rating_sigma": self.standings.sigma,
+            "league/opponents": float(len(self.standings.opponents)),
+            "league/load_s": load_s,
+            **{f"league/win_rate/{name}": float(np.mean(scores)) for name, scores in sorted(results.items())},
+        }
+
+    def state_dict(self) -> dict[str, np.ndarray]:
+        """Return the standings, for a checkpoint."""
+        return self.standings.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
+        """Continue from `state_dict`.
+
+        Raises:
+            ValueError: The weights of a snapshot are missing, or the state is of another league.
+        """
+        self.standings.load_state_dict(state)
+        self._loaded = ""
+        for opponent in self.standings.opponents:
+            if Path(opponent.name).name != opponent.name:
+                raise ValueError(f"the league's {opponent.name[:80]!r} is not a valid snapshot name")
+            if opponent.version > 0 and not (self._snapshots / opponent.name).is_dir():
+                raise ValueError(f"snapshot {self._snapshots / opponent.name} of the league is missing")
+
+    async def _collect(
+        self, tasks: Sequence[Task], matches: Sequence[Match], collect_group: CollectGroup, processes: Processes
+    ) -> list[EpisodeGroup]:
+        """Play every match, one snapshot after the other; matches without a snapshot run with the first one."""
+        policy = self._league.policy
+        past = [self._league.frozen(one.name) for one in self.standings.opponents if one.version >= 0]
+        players: dict[str, AnyPolicy] = {player.name: player for player in (policy, *self._league.fixed, *past)}
+        snapshots = {one.name: one.version for one in self.standings.opponents if one.version >= 0}
+        order = list(dict.fromkeys(match.opponent for match in matches if match.opponent in snapshots)) or [""]
+        order.sort(key=lambda name: name != self._loaded)  # the snapshot in the engine goes first
+        groups: dict[int, EpisodeGroup] = {}
+        for name in order:
+            engines = dict(processes.policy_engines)
+            if name:
+                await processes.with_store(partial(self._load, name, snapshots[name], processes))
+                engines[name] = engines[self._league.engine]
+            due = [
+                (task, {agent: players[player] for agent, player in match.players(task.agents, policy.name).items()})
+                for task, match in zip(tasks, matches, strict=True)
+                if match.opponent == name or (name == order[0] and match.opponent not in snapshots)
+            ]
+            finished = await all_or_first_error(collect_group(task, mapping, engines) for task, mapping in due)
+            groups |= {task.number: group for (task, _), group in zip(due, finished, strict=True)}
+        return [groups[task.number] for task in tasks]
+
+    async def _load(self, name: str, version: int, processes: Processes, by: WeightStore) -> None:
+        """Load a snapshot's weights into the opponents' engine."""
+        store = by.ref
+        if name == self._loaded and self._store in (None, store):
+            return
+        import torch
+
+        started = time.perf_counter()
+        folder = self._snapshots / name if version else models.resolve(self._league.policy.model)
+        if self._publisher is None or self._store != store:
+            dtype = getattr(torch, self._config.learner_of(self._league.policy).compute_dtype)
+            self._publisher = store.publisher(self._league.engine, dtype=dtype, thread=self._packing)
+            self._store = store
+        tensors = await asyncio.to_thread(_read, folder)
+        self._loaded = ""  # unknown if the load is interrupted
+        self._loads += 1  # a new version each time: after a restart other weights may have the snapshot's name
+        await self._publisher.publish(self._loads, tensors)
+        await processes.engines[self._league.engine].load_weights(self._loads, timeout_s=self._config.stage_timeout_s)
+        self._loaded = name
+        self._load_s += time.perf_counter() - started
+
+    async def _snapshot(self, processes: Processes) -> None:
+        """Add the current policy to the pool, unless its weights have not changed."""
+        learner = processes.learners[self._league.policy.name]
+        if learner.version <= self.standings.latest.version:
+            return
+        name = self._league.snapshot_name(learner.version)
+        self._loaded = "" if name == self._loaded else self._loaded
+        await learner.export(
+            self._snapshots / name,
+            dtype=self._config.learner_of(self._league.policy).compute_dtype,
+            timeout_s=self._config.stage_timeout_s,
+        )
+        self.standings.add(name, learner.version)
+        await asyncio.to_thread(self._delete_unused)
+
+    def _delete_unused(self) -> None:
+        """Delete snapshots that left the league and that no checkpoint names. Other folders stay."""
+        used = {opponent.name for opponent in self.standings.opponents}
+        try:
+            for file in (self._folder / "checkpoints").glob("*/league.npz"):  # drafts, too
+                used |= set((read_arrays(file) or {})["names"].tolist())
+        except (OSError, ValueError, KeyError, BadZipFile):  # a file is being moved or is damaged: next time
+            return
+        snapshot = re.compile(rf"(\.unfinished-|\.replaced-)?{re.escape(self._league.policy.name)}-\d{{6,}}")
+        for path in self._snapshots.iterdir():
+            if path.name not in used and snapshot.fullmatch(path.name):
+                shutil.rmtree(path, ignore_errors=True)  # follows no links
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """Read all tensors of a model folder, by their Hugging Face names."""
+    from safetensors.torch import load_file
+
+    tensors: dict[str, Any] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        tensors |= load_file(file)
+    return tensors

@@ -1,0 +1,176 @@
+"""Starts, restores, hands over and stops the processes of a trainer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+
+from forge_agents.display import visible
+from forge_agents.errors import ActorDiedError, NotReadyError, StallError
+from forge_agents.policy import Policy
+from forge_agents.runtime import startup
+from forge_agents.runtime.hosts import Hosts
+from forge_agents.runtime.threads import all_or_first_error
+from forge_agents.types import Reward
+from forge_trainers.records.trackers import check_installed
+from forge_trainers.rl.collect import Collector
+from forge_trainers.rl.config import GRPOConfig
+from forge_trainers.rl.plan import RunPlan
+from forge_trainers.rl.preflight import FinishReward, Preflight
+from forge_trainers.rl.report import Messages
+from forge_trainers.rl.rewards import engines_of, models_of
+from forge_trainers.rl.weight_sync import WeightSync
+from forge_trainers.run.checkpoints import Checkpoints
+from forge_trainers.run.processes import Processes
+
+
+class Lifecycle:
+    """The processes of a trainer, from the preflight check to the end.
+
+    Args:
+        config: Settings.
+        folder: The run's folder.
+        hosts: Where processes run.
+        reward: Reward of the run; its judges may start engines.
+        checkpoints: Checkpoints of the run.
+    """
+
+    def __init__(
+        self, config: GRPOConfig, folder: Path, hosts: Hosts, reward: Reward, checkpoints: Checkpoints
+    ) -> None:
+        self._config, self._folder, self._hosts, self._reward = config, folder, hosts, reward
+        self._checkpoints = checkpoints
+        self.processes: Processes | None = None
+        """None until something was started."""
+        self.next_step: int | None = None
+        """Step to continue from. None until a checkpoint was restored or training started."""
+        self.weights = WeightSync(config.max_staleness, config.stage_timeout_s)
+        self._finish_reward: FinishReward | None = None
+        """A reward call of the preflight check that is still running."""
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the processes. The next call starts new ones, maybe in another event loop."""
+        self.processes, self.next_step = None, None
+        self.weights.reset()
+        self.episode_limit = asyncio.Semaphore(self._config.max_concurrent_episodes)
+        self.reward_lock = asyncio.Lock()
+        """Held during a call of the reward, which may have a state."""
+
+    @property
+    def running(self) -> Processes:
+        """The running processes.
+
+        Raises:
+            NotReadyError: Nothing was started.
+        """
+        if self.processes is None:
+            raise NotReadyError("nothing is running yet; call fit or evaluate first")
+        return self.processes
+
+    async def preflight(self, plan: RunPlan, reward: Reward, *, learn: bool) -> None:
+        """Run the preflight check, unless the processes that it would save are running already."""
+        running = self.processes is not None and (not learn or bool(self.processes.learners))
+        if running or not self._config.preflight:
+            return
+        with startup.show() as say:
+            say(f"{', '.join(plan.sampler.env_ids)} with {', '.join(plan.models) or 'no model'}; {self._folder}")
+            if learn:
+                check_installed(self._config.tracker)
+                trained = [plan.models[name] for name in plan.trained]
+                self._checkpoints.check_room([(one, self._config.learner_of(one)) for one in trained], say)
+            self._finish_reward = await Preflight(
+                sampler=plan.sampler,
+                mapping=plan.policies.mapping,
+                models=plan.models,
+                reward=reward,
+                config=self._config,
+                say=lambda text: say(visible(text)),
+            ).run()
+
+    async def start(self, plan: RunPlan, *, learn: bool) -> Processes:
+        """Return the running processes, with the weights of the run in the folder if there is one.
+
+        Learners start if something is or was trained, also if the engines were taken over from another run.
+
+        Raises:
+            ValueError: `learn` is set and no policy is trainable.
+        """
+        if learn and not plan.trained:
+            raise ValueError("no agent has a trainable policy; give at least one fa.Policy(..., trainable=True)")
+        needs_learners = learn or self._checkpoints.any() or not self.weights.is_current
+        restores = self.next_step is None and needs_learners
+        first_evaluation = self.processes is None and not learn and bool(plan.trained)
+        with startup.show():
+            processes = self.processes = await self._start_processes(plan.models, learners=restores)
+        if self._finish_reward is not None:  # before the reward gets the state of the run
+            finish, self._finish_reward = self._finish_reward, None
+            await finish()
+        if restores:
+            self.next_step = await self._checkpoints.restore(processes.learners)
+            if self.next_step or processes.faults.all:  # engines may be ahead of a learner that died
+                self.weights.is_current = False
+        if first_evaluation:
+            with startup.show() as say:
+                done = self.next_step
+                weights = f"the weights after step {done}" if done else "the start models (there is no checkpoint)"
+                say(f"{self._folder}: evaluating {weights}")
+        await self.weights.refresh(processes)
+        return processes
+
+    async def _start_processes(self, models: Mapping[str, Policy], *, learners: bool) -> Processes:
+        if self.processes is None:
+            return await Processes.start(
+                models,
+                self._config,
+                folder=self._folder,
+                hosts=self._hosts,
+                learn=learners,
+                judges=engines_of(self._reward),
+                held=models_of(self._reward),
+            )
+        if learners:
+            await self.processes.start_learners()
+        return self.processes
+
+    def collector(self, plan: RunPlan, messages: Messages) -> Collector:
+        """Return a collector for the running engines."""
+        return Collector(
+            plan.sampler,
+            plan.policies,
+            self.running,
+            self._config,
+            weights=self.weights,
+            limit=self.episode_limit,
+            messages=messages,
+        )
+
+    async def export(self, folder: Path) -> Path:
+        """Export the trained weights, with one subfolder per policy if several are trained.
+
+        Raises:
+            NotReadyError: Nothing has been trained.
+        """
+        learners = self.running.learners
+        if not learners:
+            raise NotReadyError("nothing has been trained yet; call fit first")
+        await all_or_first_error(
+            learner.export(folder if len(learners) == 1 else folder / name, timeout_s=self._config.stage_timeout_s)
+            for name, learner in learners.items()
+        )
+        return folder
+
+    async def stop_lost_learners(self, error: ActorDiedError | StallError) -> bool:
+        """After the loss of a learner, stop all of them. Returns whether training may continue from a checkpoint."""
+        if self.processes is None or not await self.processes.stop_learners_after(error):
+            return False
+        self.next_step = None
+        return True
+
+    async def stop(self) -> None:
+        """Stop all processes."""
+        processes = self.processes
+        self.reset()
+        if processes is not None:
+            await processes.stop()

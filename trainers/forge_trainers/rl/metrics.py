@@ -1,0 +1,150 @@
+"""Metrics of a training step: rewards with confidence intervals, groups, tokens and times."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from forge_agents.types import EpisodeGroup, total_tokens
+from forge_trainers.rl.rewards import env_reward, score_groups
+from forge_trainers.rl.samples import StepSamples
+
+if TYPE_CHECKING:
+    from forge_trainers.rl.config import GRPOConfig
+    from forge_trainers.rl.plan import RunPlan
+    from forge_trainers.run.processes import Processes
+
+
+async def step_metrics(
+    plan: RunPlan,
+    config: GRPOConfig,
+    groups: Sequence[EpisodeGroup],
+    samples: StepSamples,
+    *,
+    processes: Processes,
+    times: Mapping[str, float],
+) -> dict[str, float]:
+    """Return the metrics of a step: rewards, groups, tokens, memory and times."""
+    measured, learners = plan.policies.measured, processes.learners
+    metrics = summarize(measured(groups), learners)
+    if not plan.uses_env_reward:
+        scored = await score_groups(groups, env_reward, timeout_s=config.stage_timeout_s)
+        metrics["env_reward/mean"] = summarize(measured(scored), learners)["reward/mean"]
+    metrics |= group_spread(groups, config.groups_per_step) | samples.metrics(learners)
+    metrics |= await processes.engines_memory()
+    return metrics | dict(times) | rates(groups, times["time/step_s"])
+
+
+def summarize(groups: Sequence[EpisodeGroup], trained: Collection[str] = ()) -> dict[str, float]:
+    """Compute reward metrics of scored groups, without failed episodes and abstentions.
+
+    Args:
+        groups: Scored groups.
+        trained: Policies whose agents count. Empty counts all agents.
+
+    Returns:
+        ``reward/mean``: mean over episodes of the mean over agents of trained policies. ``reward/ci``: half-width of
+        its 95 % confidence interval for a sample of seeds. ``reward/NAME`` and ``reward_ci/NAME``: the same by agent
+        and by trained policy; a policy with the name of an agent takes precedence.
+    """
+    episodes = rewards_by(groups, "episode", trained).values()
+    mean, half_width = mean_and_ci([float(np.mean(own)) for own, _ in episodes], [index for _, (index, *_) in episodes])
+    named = {**rewards_by(groups, "agent"), **(rewards_by(groups, "policy", trained) if trained else {})}
+    means = {name: mean_and_ci(*rewards) for name, rewards in named.items()}
+    return {
+        "reward/mean": mean,
+        "reward/ci": half_width,
+        **{f"reward/{name}": value for name, (value, _) in means.items()},
+        **{f"reward_ci/{name}": width for name, (_, width) in means.items()},
+    }
+
+
+def rewards_by(
+    groups: Sequence[EpisodeGroup], by: Literal["agent", "policy", "episode"], trained: Collection[str] = ()
+) -> dict[str, tuple[list[float], list[int]]]:
+    """Collect rewards by agent, policy or episode, each with the index of its group.
+
+    Failed episodes and abstentions are left out. `trained` restricts the rewards to these policies, if given.
+    """
+    rewards: dict[str, tuple[list[float], list[int]]] = {}
+    for number, group in enumerate(groups):
+        for index, episode in enumerate(group.episodes):
+            for agent, reward in {} if episode.error is not None else group.episode_rewards(index).items():
+                if np.isnan(reward):
+                    continue
+                policy = episode.trajectories[agent].policy
+                if not trained or policy in trained:
+                    key = {"agent": agent, "policy": policy, "episode": f"{number}/{index}"}[by]
+                    values, indices = rewards.setdefault(key, ([], []))
+                    values.append(reward)
+                    indices.append(number)
+    return rewards
+
+
+def group_spread(groups: Sequence[EpisodeGroup], groups_per_step: int) -> dict[str, float]:
+    """Compute the spread of rewards within the groups of a step.
+
+    Args:
+        groups: Scored groups, including resampled ones.
+        groups_per_step: Number of groups of a step without resampling.
+
+    Returns:
+        ``groups/resampled``: number of groups added by dynamic sampling. ``groups/reward_std``: mean over groups and
+        agents of the standard deviation of rewards; NaN if every group failed or abstained.
+    """
+    spreads = [
+        float(np.nanstd(rewards))
+        for group in groups
+        for rewards in group.rewards.values()
+        if not group.failed and not np.isnan(rewards).all()
+    ]
+    spread = float(np.mean(spreads)) if spreads else float("nan")
+    return {"groups/reward_std": spread, "groups/resampled": float(len(groups) - groups_per_step)}
+
+
+def rates(groups: Sequence[EpisodeGroup], seconds: float) -> dict[str, float]:
+    """Compute token and turn metrics of a step that took `seconds`.
+
+    Returns:
+        ``tokens``, ``tokens_per_s``, ``turns``. Per turn: mean ``response_tokens``, mean ``reasoning_tokens`` among
+        them, and fraction ``cut_off``. Per episode: fractions ``out_of_context`` and ``program_failed``.
+    """
+    turns = [turn for group in groups for trajectory in group.trajectories for turn in trajectory.turns]
+    episodes = [episode for group in groups for episode in group.episodes]
+    tokens = total_tokens(turns)
+    return {
+        "tokens": float(tokens),
+        "tokens_per_s": tokens / seconds,
+        "turns": float(len(turns)),
+        "response_tokens": float(np.mean([len(turn.response_ids) for turn in turns])) if turns else 0.0,
+        "reasoning_tokens": float(np.mean([turn.reasoning_tokens for turn in turns])) if turns else 0.0,
+        "out_of_context": float(np.mean([e.end_reason == "context" for e in episodes])) if episodes else 0.0,
+        "program_failed": float(np.mean([bool(e.program_error) for e in episodes])) if episodes else 0.0,
+        "cut_off": float(np.mean([turn.finish_reason == "length" for turn in turns])) if turns else 0.0,
+    }
+
+
+def mean_and_ci(values: Sequence[float], groups: Sequence[int] | None = None) -> tuple[float, float]:
+    """Compute a mean and the half-width of its 95 % confidence interval (Student's t).
+
+    Values of one group share a seed, so they are not independent: each group's deviation counts once (the
+    cluster-robust variance of a mean, Liang and Zeger 1986).
+
+    Args:
+        values: Values. Without any, both results are NaN.
+        groups: The group of each value. None treats each value as its own group. With one group the half-width is
+            infinite.
+    """
+    from scipy.special import stdtrit  # Student's t quantiles; scipy.stats takes half a second to load
+
+    if not len(values):
+        return float("nan"), float("nan")
+    mean = float(np.mean(values))
+    _, index = np.unique(range(len(values)) if groups is None else groups, return_inverse=True)
+    deviations = np.bincount(index, weights=np.asarray(values, np.float64) - mean)
+    if (num := len(deviations)) == 1:
+        return mean, float("inf")
+    spread = np.sqrt(num / (num - 1) * np.square(deviations).sum()) / len(values)
+    return mean, float(stdtrit(num - 1, 0.975) * spread)

@@ -1,0 +1,175 @@
+"""Everything a call of the trainer knows before processes start: environments, policies, models and settings."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from forge_agents.bench.fingerprints import with_content
+from forge_agents.envs import registry
+from forge_agents.envs.spec import EnvSpec
+from forge_agents.errors import ModelNotFoundError
+from forge_agents.policy import AnyPolicy, Policy
+from forge_agents.runtime.hosts import Hosts
+from forge_agents.types import Reward
+from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.losses.registry import find_loss
+from forge_trainers.records.description import describe
+from forge_trainers.records.run_folder import check_resumable, hashes_of_models, installed_packages
+from forge_trainers.rl.config import GRPOConfig
+from forge_trainers.rl.credit import Credit
+from forge_trainers.rl.policy_mapping import FixedPolicies, check_trainable
+from forge_trainers.rl.rewards import is_env_reward, max_reward_of
+from forge_trainers.rl.tasks import TaskSampler
+from forge_trainers.run.checkpoints import Checkpoints
+from forge_trainers.run.learner_settings import record_rates, resolved_settings
+
+
+class RunPlan:
+    """Environments, policies and settings of one call of the trainer.
+
+    Args:
+        sampler: Environments and seeds.
+        policies: Who plays which agent.
+        config: Settings.
+        reward: Reward of the run.
+        partial: Whether the run has more environments than this call, such as in an evaluation.
+
+    Raises:
+        ValueError: The learner cannot train a policy, or its settings conflict with the run's.
+    """
+
+    def __init__(
+        self,
+        sampler: TaskSampler,
+        policies: FixedPolicies,
+        config: GRPOConfig,
+        reward: Reward,
+        *,
+        partial: bool = False,
+    ) -> None:
+        self.sampler, self.policies, self.reward = sampler, policies, reward
+        self._config = config
+        self.players: dict[str, AnyPolicy] = policies.declared(sampler.agents, partial=partial)
+        """All policies of the run by name."""
+        self.models = {name: policy for name, policy in self.players.items() if isinstance(policy, Policy)}
+        """The policies that need an engine."""
+        policies.check_oracles(sampler, self.players)
+        check_trainable(self.models, config.max_staleness)
+        for policy in self.models.values():
+            config.learner_of(policy)  # refuses conflicting overrides
+        self.trained = [name for name, policy in self.models.items() if policy.trainable]
+        """Names of the policies that learn."""
+        self.uses_env_reward = is_env_reward(reward)
+        self.credit, self.size_of = config.credit_rule, config.size_of
+
+    @cached_property
+    def agents_by_policy(self) -> dict[str, list[str]]:
+        """The agents that each policy may play."""
+        return self.policies.agents_by_policy(self.sampler.agents)
+
+    @cached_property
+    def learner_settings(self) -> dict[str, LearnerConfig]:
+        """Settings of each learner, with its learning rate. Empty if a model is missing, which the start reports."""
+        try:
+            return resolved_settings(self.models, self._config)
+        except ModelNotFoundError:
+            return {}
+
+    @cached_property
+    def max_rewards(self) -> dict[str, float | None]:
+        """Maximum reward by environment; None if unknown."""
+        sampler = self.sampler
+        return {env_id: max_reward_of(self.reward, sampler.max_reward[env_id]) for env_id in sampler.env_ids}
+
+    @cached_property
+    def ranks_checkpoints(self) -> bool:
+        """Whether a higher held-out reward means better policies."""
+        return not (self.uses_env_reward and self.policies.is_zero_sum_self_play(self.sampler, self.trained))
+
+    @property
+    def model_by_agent(self) -> dict[str, str]:
+        """The model of each agent, also by the names that a program uses. Of several models, the trained one."""
+        names_of: dict[str, list[str]] = {}
+        for name in sorted(self.models, key=lambda name: not self.models[name].trainable):
+            for agent in self.agents_by_policy.get(name, ()):
+                names_of.setdefault(agent, []).append(name)
+        models = {
+            agent: names[0]
+            for agent, names in names_of.items()
+            if len(names) == 1 or [self.models[name].trainable for name in names[:2]] == [True, False]
+        }
+        return models | {name: models[agent] for name, agent in self.sampler.asked_for.items() if agent in models}
+
+    def check_resumable(self, folder: Path, checkpoints: Checkpoints) -> None:
+        """Check that the run in `folder` can continue with this plan.
+
+        Raises:
+            RunFolderError: Another adapter, other start weights or policies, or a reward with another state.
+        """
+        trained = {name: self.models[name] for name in self.trained}
+        settings = {
+            "method": "grpo",
+            "policies": {name: dataclasses.asdict(policy) for name, policy in trained.items()},
+            "weights": hashes_of_models(trained),
+        }
+        fixed = ["method", *(key for name in trained for key in (f"policies.{name}.lora", f"weights.{name}"))]
+        check_resumable(folder, settings, fixed)
+        checkpoints.check_resumable(trained)
+
+    def settings(self, *, reward: Any, policy_function: Any, steps: int, hosts: Hosts) -> dict[str, Any]:
+        """Return all settings of the run as plain values, for ``config.yaml`` and for experiment trackers.
+
+        Args:
+            reward: Description of the reward. None is the environment's own.
+            policy_function: Description of the function that chooses policies. None if there is none.
+            steps: Number of optimizer steps of the run.
+            hosts: Where processes run.
+        """
+        sampler, config = self.sampler, self._config
+        others = {name: describe(player) for name, player in self.players.items() if name not in self.models}
+        settings = {
+            "method": "grpo",
+            "env": list(sampler.env_ids),
+            "env_args": _arguments(sampler.env_args),
+            "environments": {name: _environment(sampler, name) for name in sampler.env_ids},
+            **({} if sampler.curriculum is None else {"curriculum": dataclasses.asdict(sampler.curriculum)}),
+            "policies": {name: dataclasses.asdict(policy) for name, policy in self.models.items()},
+            "weights": hashes_of_models(self.models),
+            **({"players": others} if others else {}),
+            **({} if policy_function is None else {"policy_function": policy_function}),
+            "reward": reward,
+            "loss": describe(find_loss(config.learner.loss)),
+            "steps": steps,
+            "trainer": _trainer(config),
+            "mesh": describe(dataclasses.asdict(hosts)),
+            "packages": installed_packages(),
+        }
+        rates = {name: one.lr for name, one in self.learner_settings.items() if one.lr is not None}
+        return record_rates(settings, rates) | {"policy_mapping": self.model_by_agent} | self.policies.settings()
+
+
+def _environment(sampler: TaskSampler, env_id: str) -> dict[str, Any]:
+    """Return class or factory of an environment, its registered arguments and its share of the groups."""
+    facts: dict[str, Any] = {"weight": sampler.weights[env_id]}
+    if (factory := sampler.factory) is not None:
+        return {**facts, **describe(factory)}
+    spec: EnvSpec = registry.spec(env_id)
+    arguments = {"max_turns": spec.max_turns, "isolation": spec.isolation, "arguments": _arguments(spec.kwargs)}
+    return {**facts, **describe(spec.load()), **arguments}
+
+
+def _arguments(values: Mapping[str, Any]) -> Any:
+    """Return arguments of an environment; files and data sets of tasks with a hash of their content."""
+    return describe({name: with_content(value) for name, value in values.items()})
+
+
+def _trainer(config: GRPOConfig) -> dict[str, Any]:
+    """Return the trainer's settings; a user's credit rule with its class and source."""
+    plain = dataclasses.replace(config, learner=config.learning, credit=None)
+    rule = config.credit
+    credit = dataclasses.asdict(rule) if type(rule) is Credit else describe(rule)
+    return {**dataclasses.asdict(plain), "credit": credit}

@@ -1,0 +1,86 @@
+"""Reports of a run: console messages, and the records of a step in the run folder."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from forge_agents.types import EpisodeGroup
+from forge_trainers.records.run_folder import RunFolder
+from forge_trainers.rl.failures import describe_error
+from forge_trainers.rl.rewards import reward_name
+from forge_trainers.rl.samples import StepSamples
+from forge_trainers.run.learner_settings import rate_line, weak_rates
+
+if TYPE_CHECKING:
+    from forge_trainers.rl.config import GRPOConfig
+    from forge_trainers.rl.plan import RunPlan
+
+_log = logging.getLogger(__name__)
+
+
+class Messages:
+    """Shows messages above the progress bar during training, and as log warnings otherwise."""
+
+    def __init__(self) -> None:
+        self.say: Callable[[str], None] = _log.warning
+        self._reported_failure = False
+
+    def reset(self) -> None:
+        """Show messages as log warnings again."""
+        self.say = _log.warning
+
+    def report_failure(self, group: EpisodeGroup) -> None:
+        """Report the first failed episode of a run at once."""
+        if group.failed and not self._reported_failure and group.failed[0].error is not None:
+            self._reported_failure = True
+            self.say(
+                f"an episode of {group.env_id} failed: {describe_error(group.failed[0].error)}. The traceback is in "
+                "episodes.jsonl; further failures are only counted"
+            )
+
+    def announce(self, plan: RunPlan, config: GRPOConfig, learners: Mapping[str, object], steps: int) -> None:
+        """Show which policy plays which agents, which of them are trained, and how evaluations are scored."""
+        for name, agents in plan.agents_by_policy.items():
+            learner = learners.get(name)
+            role = "frozen" if learner is None else f"trainable, learner {getattr(learner, 'name', name)}"
+            if name in plan.learner_settings:
+                chosen = config.learner_of(plan.models[name]).lr is not None
+                role += ", " + rate_line(plan.learner_settings[name], chosen=chosen)
+            self.say(f"{', '.join(agents)}: policy {name} ({role})")
+        for warning in weak_rates(plan.learner_settings, steps):
+            self.say(warning)
+        if config.eval_every and not plan.ranks_checkpoints:
+            self.say(
+                "all agents of a zero-sum game are trained, so the mean held-out reward (eval/reward) is constant and "
+                "does not rank checkpoints: the newest counts as the best. Compare exported models with fa.benchmark"
+            )
+        if config.eval_every and not plan.uses_env_reward:
+            self.say(
+                f"held-out episodes are scored by the run's reward, {reward_name(plan.reward)} (eval/reward), which "
+                "keep_best uses as well; eval/env_reward is the environment's own reward"
+            )
+
+
+def log_step(
+    run: RunFolder,
+    step: int,
+    groups: Sequence[EpisodeGroup],
+    samples: StepSamples,
+    metrics: Mapping[str, float],
+    *,
+    learners: Mapping[str, object],
+    keep_episodes: int,
+) -> None:
+    """Write the metrics of a step and the first `keep_episodes` of its episodes, failed ones first."""
+    run.log(step + 1, metrics)
+    rows = [
+        (episode, group.episode_rewards(index), samples.advantages.get((number, index), {}))
+        for number, group in enumerate(groups)
+        for index, episode in enumerate(group.episodes)
+    ]
+    rows.sort(key=lambda row: row[0].error is None)
+    rows = rows[:keep_episodes]
+    episodes, rewards, advantages = zip(*rows, strict=True) if rows else ((), (), ())
+    run.keep_episodes(step + 1, episodes, rewards, advantages, trained=learners)

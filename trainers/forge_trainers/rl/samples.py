@@ -1,0 +1,288 @@
+"""From scored groups to the learners' batches: advantages of every turn, then token-exact training samples."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from forge_agents.errors import DivergedError
+from forge_agents.types import EpisodeBatch, EpisodeGroup, Trajectory
+from forge_trainers.rl.credit import Baselines, Credit, Scored
+
+if TYPE_CHECKING:
+    from forge_trainers.batch.packing import Sample
+
+_log = logging.getLogger(__name__)
+
+_Row: TypeAlias = tuple[int, str, int]
+"""Group, agent and episode of a trajectory."""
+
+
+def compute_advantages(
+    groups: Sequence[EpisodeGroup], credit: Credit, trained: Collection[str], baselines: Baselines | None = None
+) -> list[EpisodeGroup]:
+    """Compute the advantages of every turn of the trained policies.
+
+    GRPO (arXiv 2402.03300): ``A_i = (r_i - mean(r)) / std(r)`` over the episodes of a group, per agent. A group with a
+    failed episode has no advantages: the remaining episodes would be compared with a biased baseline. If a reward
+    abstained (NaN), only its trajectory is left out, and of a `MultiReward` only that part.
+
+    Groups that have advantages keep them if `credit` compares trajectories within groups only. Other rules depend on
+    all groups of the step, so everything is computed from `groups` as they are.
+
+    Args:
+        groups: Scored groups.
+        credit: Baseline and scale.
+        trained: Policies that learn.
+        baselines: Running means for ``Credit(baseline="rae")``, updated in place.
+
+    Returns:
+        The groups in order, with `advantages`.
+    """
+    if credit.is_per_group:
+        return [g if g.advantages is not None else _assigned([g], credit, trained, baselines)[0] for g in groups]
+    return _assigned(groups, credit, trained, baselines)
+
+
+def _assigned(
+    groups: Sequence[EpisodeGroup], credit: Credit, trained: Collection[str], baselines: Baselines | None
+) -> list[EpisodeGroup]:
+    """Compute advantages for all rewards of all groups at once."""
+    parts: dict[str, tuple[float, dict[_Row, Scored]]] = {}  # by name: weight of the reward, and what it scored
+    for number, group in enumerate(groups):
+        for agent in () if group.failed else group.rewards_of(trained):
+            for index in np.flatnonzero(~np.isnan(group.rewards[agent])).tolist():
+                for name, (weight, part) in (group.parts or {"": (1.0, group)}).items():
+                    if not np.isnan(part.rewards[agent][index]):
+                        _, rows = parts.setdefault(name, (weight, {}))
+                        rows[number, agent, index] = _scored(part, agent, index, number, name)
+    sums: dict[_Row, list[np.ndarray]] = {}
+    for weight, rows in parts.values():
+        for row, advantages in zip(rows, credit.assign([*rows.values()], baselines), strict=True):
+            if advantages is not None:
+                # GDPO (arXiv 2601.05242): each reward is compared separately, and the advantages are added.
+                sums.setdefault(row, []).append(weight * advantages)
+    totals = {row: np.sum(values, axis=0) for row, values in sums.items()}
+    return [
+        replace(
+            group,
+            advantages={
+                agent: [totals.get((number, agent, index)) for index in range(len(group.episodes))]
+                for agent in group.rewards
+            },
+        )
+        for number, group in enumerate(groups)
+    ]
+
+
+def _scored(part: EpisodeGroup, agent: str, index: int, number: int, name: str) -> Scored:
+    """Return the reward of an agent in one episode, of one part of the reward."""
+    turns = part.episodes[index].trajectories[agent].turns
+    return Scored(
+        seed=number,
+        role="/".join(filter(None, (part.env_id, agent, name))),
+        reward=float(part.rewards[agent][index]),
+        response_tokens=[len(turn.response_ids) for turn in turns],
+        turns=None if part.turn_rewards is None else part.turn_rewards[agent][index],
+        noise=None if part.noise is None else float(part.noise[agent][index]),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSamples:
+    """The training samples of a step, and counts of everything that was left out."""
+
+    samples: Mapping[str, Sequence[Sample]]
+    """Training samples by policy. A policy without samples is absent."""
+    counts: Mapping[str, int]
+    """Number of groups by outcome: ``used``; ``failed`` (an episode failed); ``abstained`` (rewards are NaN, so no
+    trained agent has two rewards to compare); ``too_long`` (no informative sample fits the learner);
+    ``zero_variance`` (the rewards of trained agents do not differ by more than the noise)."""
+    advantages: Mapping[tuple[int, int], Mapping[str, Sequence[float]]]
+    """By group and episode, then by agent: one number per turn. Trajectories without samples are absent."""
+    abstained: int = 0
+    """Number of trained trajectories without a reward."""
+    too_long: int = 0
+    """Number of samples that were dropped because they are longer than the learner accepts. Their rewards still count
+    in the baselines, as in DAPO's overlong filtering (arXiv 2503.14476, section 3.4)."""
+    bad_logprobs: Mapping[str, float] = field(default_factory=dict)
+    """By policy: fraction of sampled tokens that are masked because their log-probability is invalid."""
+    fractions: Mapping[str, float] = field(default_factory=dict)
+    """By policy: fraction of the loss normalization that `samples` make up. Their advantages are multiplied by it."""
+
+    def metrics(self, learners: Collection[str]) -> dict[str, float]:
+        """Return ``groups/OUTCOME``, ``dropped/...`` and each learner's ``normalization_fraction``."""
+        compared = self.counts["used"] + self.counts["zero_variance"]
+        return {
+            **{f"groups/{outcome}": float(count) for outcome, count in self.counts.items()},
+            "groups/zero_variance_fraction": self.counts["zero_variance"] / compared if compared else float("nan"),
+            "dropped/abstained": float(self.abstained),
+            "dropped/too_long": float(self.too_long),
+            "dropped/bad_logprobs": max(self.bad_logprobs.values(), default=0.0),
+            **{f"{prefix(name, learners)}/normalization_fraction": x for name, x in self.fractions.items()},
+        }
+
+
+def prefix(name: str, learners: Collection[str]) -> str:
+    """Return the prefix of a learner's metrics: its policy is named only if there are several."""
+    return "learner" if len(learners) == 1 else f"learner/{name}"
+
+
+def make_samples(
+    groups: Sequence[EpisodeGroup],
+    trained: Collection[str],
+    *,
+    max_tokens: Mapping[str, int] | None = None,
+    size_of: Callable[[Trajectory], int] | None = None,
+) -> StepSamples:
+    """Cut the trajectories of trained policies into training samples.
+
+    Args:
+        groups: Groups with `advantages`.
+        trained: Policies that learn.
+        max_tokens: Number of tokens of the longest sample that each policy's learner accepts. No limit if absent.
+        size_of: Contribution of a trajectory to the loss normalization if zero-variance trajectories count as well.
+            A learner divides by the size of its batch, so the advantages are scaled down instead. None counts used
+            trajectories only.
+    """
+    from forge_trainers.batch.packing import samples_from
+
+    samples: dict[str, list[Sample]] = {}
+    tokens: Counter[str] = Counter()
+    bad: Counter[str] = Counter()
+    sizes: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # of informative trajectories and of others
+    used, too_long = set[int](), list[int]()
+    advantages: dict[tuple[int, int], dict[str, Sequence[float]]] = {}
+    rows = [row for row in _trained_rows(groups, trained) if not np.isnan(groups[row[0]].rewards[row[1]][row[2]])]
+    for at, (number, agent, index) in enumerate(rows):
+        trajectory = groups[number].episodes[index].trajectories[agent]
+        per_turn = (groups[number].advantages or {})[agent][index]
+        cut = [] if per_turn is None else samples_from(trajectory, per_turn.tolist(), group=number, number=at)
+        limit = (max_tokens or {}).get(trajectory.policy, math.inf)
+        too_long += [number for sample in cut if len(sample.token_ids) > limit]
+        bad[trajectory.policy] += sum(sample.bad_logprobs for sample in cut)
+        tokens[trajectory.policy] += sum(int(sample.loss_mask.sum()) + sample.bad_logprobs for sample in cut)
+        accepted = [sample for sample in cut if len(sample.token_ids) <= limit and sample.loss_mask.any()]
+        if per_turn is not None and accepted:
+            samples.setdefault(trajectory.policy, []).extend(accepted)
+            advantages.setdefault((number, index), {})[agent] = per_turn.tolist()
+            used.add(number)
+        if size_of is not None and (accepted or per_turn is None):  # samples dropped for their length count nowhere
+            sizes[per_turn is not None][trajectory.policy] += size_of(trajectory)
+    # The mean over all sampled tokens is the learner's mean over informative ones, times the fraction of the latter.
+    fractions = {name: size / (size + sizes[False][name]) for name, size in sizes[True].items() if size}
+    for name, fraction in fractions.items():
+        if fraction < 1.0:
+            samples[name] = [replace(sample, advantage=fraction * sample.advantages) for sample in samples[name]]
+    return StepSamples(
+        samples=samples,
+        counts=_outcomes(groups, trained, used, set(too_long)),
+        advantages=advantages,
+        abstained=len(list(_trained_rows(groups, trained))) - len(rows),
+        too_long=len(too_long),
+        bad_logprobs={name: bad[name] / number for name, number in tokens.items() if number},
+        fractions=fractions,
+    )
+
+
+def _trained_rows(groups: Sequence[EpisodeGroup], trained: Collection[str]) -> list[_Row]:
+    """Return the trajectories of groups without failures, of agents that a trained policy plays."""
+    return [
+        (number, agent, index)
+        for number, group in enumerate(groups)
+        if not group.failed
+        for agent in group.rewards_of(trained)
+        for index, episode in enumerate(group.episodes)
+        if agent in episode.trajectories
+    ]
+
+
+def _outcomes(
+    groups: Sequence[EpisodeGroup], trained: Collection[str], used: set[int], too_long: set[int]
+) -> dict[str, int]:
+    """Count groups by outcome; see `StepSamples.counts`."""
+    failed = {number for number, group in enumerate(groups) if group.failed}
+    lost = too_long - used
+    abstained = {n for n, group in enumerate(groups) if not group.failed and _abstained(group, trained)} - used - lost
+    rest = len(groups) - len(failed) - len(used) - len(lost) - len(abstained)
+    return {
+        "used": len(used),
+        "failed": len(failed),
+        "abstained": len(abstained),
+        "too_long": len(lost),
+        "zero_variance": rest,
+    }
+
+
+def _abstained(group: EpisodeGroup, trained: Collection[str]) -> bool:
+    """Return whether no agent has two rewards of one part to compare, because some are NaN."""
+    missing, comparable = False, False
+    for agent in group.rewards_of(trained):
+        present = np.array([agent in episode.trajectories for episode in group.episodes])
+        for _, part in (group.parts or {"": (1.0, group)}).values():
+            scored = ~np.isnan(part.rewards[agent]) & present
+            missing |= not scored.all()
+            comparable |= bool(scored.sum() > 1)
+    return missing and not comparable
+
+
+def credit_groups(
+    groups: Sequence[EpisodeGroup],
+    credit: Credit,
+    trained: Collection[str],
+    baselines: Baselines | None = None,
+    *,
+    max_tokens: Mapping[str, int] | None = None,
+    size_of: Callable[[Trajectory], int] | None = None,
+) -> StepSamples:
+    """Turn scored groups into training samples: `compute_advantages`, then `make_samples`.
+
+    Raises:
+        TypeError: `trained` is a single string instead of a collection of names.
+    """
+    check_trained(groups, trained)
+    return make_samples(
+        compute_advantages(groups, credit, trained, baselines), trained, max_tokens=max_tokens, size_of=size_of
+    )
+
+
+def check_trained(groups: Sequence[EpisodeGroup], trained: Collection[str]) -> None:
+    """Warn if none of the trained policies plays in `groups`.
+
+    Raises:
+        TypeError: `trained` is a single string instead of a collection of names.
+    """
+    if isinstance(trained, str):
+        raise TypeError(f"trained={trained!r} is a string; pass a collection of names, {{{trained!r}}}")
+    playing = {trajectory.policy for group in groups for trajectory in group.trajectories}
+    if playing and playing.isdisjoint(trained):
+        _log.warning(
+            "none of the trained policies (%s) plays in these %d groups, only %s; all of them count as zero-variance",
+            ", ".join(sorted(trained)),
+            len(groups),
+            ", ".join(sorted(playing)),
+        )
+
+
+def pack_samples(samples: StepSamples, *, max_bad_logprobs: float) -> dict[str, EpisodeBatch]:
+    """Pack the samples of each policy into a batch.
+
+    Raises:
+        DivergedError: More than a fraction `max_bad_logprobs` of a policy's tokens have invalid log-probabilities.
+    """
+    for name, share in samples.bad_logprobs.items():
+        if share > max_bad_logprobs:
+            raise DivergedError(
+                f"the sampler of {name} gave invalid log-probabilities (NaN, infinite or positive) for {share:.2%} of "
+                f"a step's tokens, more than max_bad_logprobs={max_bad_logprobs:.2%}. Its weights or activations "
+                "overflow: check learner/grad_norm of earlier steps, lower lr, or set engine.dtype='float32'"
+            )
+    from forge_trainers.batch.packing import pack
+
+    return {name: pack(policy_samples) for name, policy_samples in samples.samples.items()}
