@@ -1,10 +1,8 @@
-"""What each data-parallel rank computes of a batch, one forward pass after the other: rows of samples.
+"""Layout of a batch: spreads samples over data-parallel ranks and forward passes, and shares common prefixes.
 
-In: an `EpisodeBatch`. Out: a `Row` per rank and microbatch; every rank comes to the same plan. Waits for nothing.
-
-Samples of one group that begin alike are computed as one `Block`, their common prefix once; blocks are spread over
-rows so that ranks finish together. What blocks of one row begin with alike, instructions above all, may be computed
-once for all of them: their openings.
+Samples of one group with a common prefix form a `Block`, and the prefix is computed once. Blocks are spread over rows
+so that ranks finish together. Blocks of one row may share an opening as well: a common prefix of several groups, such
+as instructions. Every rank computes the same plan.
 """
 
 from __future__ import annotations
@@ -20,69 +18,71 @@ import torch
 
 from forge_agents.types import EpisodeBatch
 
-_DEEPEST = 50
-"""Of beginnings within beginnings that openings are looked for in."""
-_LEAST_SAVED = 1 / 8
-"""Of the longest prompt that begins with an opening: a span that sees others costs more where it is long."""
+_MAX_DEPTH = 50
+"""Maximum nesting of openings."""
+_MIN_SAVING = 1 / 8
+"""Minimum saving of an opening, as a fraction of the longest prompt that begins with it: attention to other spans has a
+cost, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """Consecutive positions of a row that see a prefix in full and themselves causally."""
+    """Consecutive positions of a row. They attend to all of their prefix, and causally to each other."""
 
     start: int
     """First position in the row."""
     length: int
     prefix_start: int = 0
     prefix_length: int = 0
-    """Positions of the row that come before the span in its sample; 0 where nothing is shared."""
+    """Positions of the row that precede the span in its sample. 0: no prefix is shared."""
     openings: tuple[tuple[int, int], ...] = ()
-    """Starts and lengths of what comes before the prefix in its sample, in that order."""
+    """Starts and lengths of the openings that precede the prefix in its sample, in order."""
 
     @property
     def seen(self) -> tuple[tuple[int, int], ...]:
-        """Starts and lengths of all that it sees in full, in its sample's order."""
+        """Starts and lengths of all positions that precede the span, in the order of its sample."""
         return (*self.openings, (self.prefix_start, self.prefix_length)) if self.prefix_length else ()
 
     @property
     def before(self) -> int:
-        """Positions that it sees in full."""
+        """Number of positions that precede the span."""
         return sum(length for _, length in self.seen)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """Samples that share their first tokens; computed together."""
+    """Samples with a common prefix, computed together."""
 
     samples: tuple[int, ...]
-    """Sample numbers in the batch."""
+    """Indices of the samples in the batch."""
     prefix_length: int
-    """Tokens that all of them begin with and that are laid out once."""
+    """Number of tokens of the common prefix, which is laid out once."""
     num_tokens: int
-    """Positions the block takes in a row by itself."""
+    """Number of positions of the block in a row by itself."""
     openings: tuple[tuple[int, int], ...] = ()
-    """Of its prefix or only sample, the shorter first: a number that all blocks with this opening have, and its tokens.
-    A row has them once for all its blocks of that number."""
+    """Id and number of tokens of each opening of the block, the shorter first. Blocks with the same opening have the
+    same id, and a row lays it out once."""
     inside: tuple[tuple[tuple[int, int], ...], ...] = ()
-    """Of each sample, what it and others of the block begin with beyond the prefix, as `openings`. Empty: nothing."""
+    """For each sample, the openings that some samples of the block share beyond the prefix. Empty: none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One forward pass of one rank. L positions, S loss tokens."""
+    """One forward pass of one rank, with L positions and S loss tokens."""
 
     token_ids_1L: torch.Tensor
     """int64 [1, L]."""
     positions_1L: torch.Tensor
-    """int64 [1, L], the place of each token in its sample, for RoPE."""
+    """int64 [1, L], the position of each token in its sample, for RoPE."""
     spans: tuple[Span, ...]
-    """What attends to what; tiles the L positions."""
+    """Attention pattern. The spans tile the L positions."""
     source_S: torch.Tensor
-    """int64 [S], the position whose logits predict the loss token. A prefix's last position may appear repeatedly."""
+    """int64 [S], the position whose logits predict the loss token. The last position of a prefix may appear several
+    times."""
     token_S: torch.Tensor
-    """int64 [S], the loss token's place in ``batch["tokens"]``."""
+    """int64 [S], the index of the loss token in ``batch["tokens"]``."""
     num_tokens: int
-    """Positions that are no padding."""
+    """Number of positions without padding."""
 
     def __post_init__(self) -> None:
         assert sum(span.length for span in self.spans) == self.token_ids_1L.shape[1]
@@ -90,14 +90,14 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Microbatch:
-    """One rank's row, and what all ranks must do alike."""
+    """One rank's row, and the number of head calls, which all ranks must make together."""
 
     row: Row
     num_chunks: int
-    """Calls of the head; equal on every rank, because each takes part in collectives."""
+    """Number of calls of the head. Equal on every rank, because the head contains collectives."""
 
     def filled(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The row's ``token_S`` and ``source_S``, zeros added until they split into equal, non-empty chunks."""
+        """Return the row's ``token_S`` and ``source_S``, padded with zeros to equal, non-empty chunks."""
         num = self.row.token_S.numel()
         fill = -num % self.num_chunks if num else self.num_chunks
         token_S, source_S = (torch.cat([x, x.new_zeros(fill)]) for x in (self.row.token_S, self.row.source_S))
@@ -106,15 +106,15 @@ class Microbatch:
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Microbatches of one rank, and what the plan costs all of them."""
+    """Microbatches of one rank, and the cost of the plan."""
 
     microbatches: Sequence[Microbatch]
     positions: int
-    """Computed by all ranks."""
+    """Number of positions that all ranks compute."""
     group_positions: int
-    """As many as they would be if only siblings shared their prompts."""
+    """The same number without shared openings, so with shared prefixes within groups only."""
     waste: float
-    """Share of positions that ranks wait for, in [0, 1)."""
+    """Fraction of positions lost to waiting and padding, in [0, 1)."""
 
 
 def lay_out(
@@ -133,16 +133,16 @@ def lay_out(
     """Spread a batch over ranks and forward passes.
 
     Args:
-        batch: Checked by `forge_trainers.batch.packing.check_batch`.
-        max_tokens: Most positions of a row, unless one sample alone has more.
-        chunk_tokens: Most loss tokens of one call of the head.
-        share_prefixes: Whether siblings' common prompt is laid out once.
-        hidden_size: Of the model; weighs attention against linear layers.
-        share_openings: Whether a row has what its blocks begin with alike once, whatever their groups.
-        ranks: Data-parallel ranks.
-        rank: The one whose rows are wanted.
+        batch: A batch that passes `forge_trainers.batch.packing.check_batch`.
+        max_tokens: Maximum number of positions of a row, unless one sample has more.
+        chunk_tokens: Maximum number of loss tokens per call of the head.
+        share_prefixes: Whether the common prompt of a group is laid out once.
+        hidden_size: Hidden size of the model; weighs attention against linear layers.
+        share_openings: Whether a row lays out common prefixes of different groups once.
+        ranks: Number of data-parallel ranks.
+        rank: The rank whose rows are returned.
         multiple_of: Rows are padded to a multiple of this.
-        samples: Numbers of those to compute, at least one; None: all.
+        samples: Indices of the samples to compute, at least one. None: all.
     """
     samples = range(len(batch["samples"]["length"])) if samples is None else samples
     lengths_n = batch["samples"]["length"][list(samples)]
@@ -177,17 +177,16 @@ def lay_out(
 def blocks_of(
     batch: EpisodeBatch, *, max_tokens: int, share_prefixes: bool, samples: Sequence[int] | None = None
 ) -> list[Block]:
-    """Group samples of one group that begin with the same prompt tokens.
+    """Form blocks of samples of one group that begin with the same prompt tokens.
 
-    A prefix ends before the first token in which the sharers differ and before the first loss token of any of them.
-    Siblings that share less than half of the shortest one's prompt, and those for which a block has no room, start
-    another block.
+    A prefix ends before the first token in which its samples differ and before the first loss token of any of them. A
+    sample starts another block if it shares less than half of the block's shortest prompt, or if the block is full.
 
     Args:
-        batch: Checked.
-        max_tokens: Largest block.
+        batch: A checked batch.
+        max_tokens: Maximum number of positions of a block.
         share_prefixes: False gives every sample a block of its own.
-        samples: Numbers of those that blocks are made of, at least one; None: all.
+        samples: Indices of the samples, at least one. None: all.
 
     Raises:
         ValueError: A sample is longer than `max_tokens`.
@@ -222,7 +221,7 @@ def blocks_of(
 
 
 def _prompts(batch: EpisodeBatch) -> list[np.ndarray]:
-    """What may be shared of each sample: its tokens before the first that is in the loss, and not its last one."""
+    """Return the shareable tokens of each sample: those before the first loss token, without the last token."""
     ids_T, mask_T = batch["tokens"]["ids"].numpy(), batch["tokens"]["loss_mask"].numpy()
     prompts = []
     for start, length in zip(*(batch["samples"][key].tolist() for key in ("start", "length")), strict=True):
@@ -237,70 +236,74 @@ def _sortable(prompt: np.ndarray) -> bytes:
     return prompt.astype(">i8").tobytes()  # big-endian bytes sort as their numbers do
 
 
-def _common(one: np.ndarray, other: np.ndarray) -> int:
-    """Tokens that both begin with."""
-    num = min(len(one), len(other))
-    differ = one[:num] != other[:num]
+def _common(first: np.ndarray, second: np.ndarray) -> int:
+    """Return the length of the common prefix."""
+    num = min(len(first), len(second))
+    differ = first[:num] != second[:num]
     return int(differ.argmax()) if differ.any() else num
 
 
 def with_openings(batch: EpisodeBatch, blocks: Sequence[Block]) -> list[Block]:
-    """Find what blocks of any groups begin with alike, what some of those do, and what samples of one block do.
+    """Find the openings of all blocks: common prefixes of different groups, nested, and within a block.
 
     Args:
-        batch: The batch that the blocks point into.
-        blocks: As `blocks_of` makes them.
+        batch: The batch of the blocks.
+        blocks: Blocks from `blocks_of`.
 
     Returns:
-        The same blocks in the same order, each with its openings, samples that begin alike side by side.
+        The same blocks in the same order, with openings. Samples with common prefixes are neighbors.
     """
     prompts = _prompts(batch)
-    begins = [prompts[block.samples[0]][: block.prefix_length or None] for block in blocks]
-    order = sorted(range(len(blocks)), key=lambda i: _sortable(begins[i]))
-    found: list[list[tuple[int, int]]] = [[] for _ in blocks]
+    starts = [prompts[block.samples[0]][: block.prefix_length or None] for block in blocks]
+    order = sorted(range(len(blocks)), key=lambda i: _sortable(starts[i]))
+    by_block: list[list[tuple[int, int]]] = [[] for _ in blocks]
     numbers = itertools.count(1)
-    for first, last, length in _openings([begins[i] for i in order], 0, len(order)):
+    for first, last, length in _openings([starts[i] for i in order], 0, len(order)):
         number = next(numbers)
         for i in order[first:last]:
-            found[i].append((number, length))
-    made = []
-    for block, openings in zip(blocks, found, strict=True):
-        own = sorted((prompts[i] for i in block.samples), key=_sortable)
-        inside: list[list[tuple[int, int]]] = [[] for _ in own]
-        for first, last, length in _openings(own, 0, len(own), block.prefix_length):
+            by_block[i].append((number, length))
+    result = []
+    for block, openings in zip(blocks, by_block, strict=True):
+        sorted_prompts = sorted((prompts[i] for i in block.samples), key=_sortable)
+        inside: list[list[tuple[int, int]]] = [[] for _ in sorted_prompts]
+        for first, last, length in _openings(sorted_prompts, 0, len(sorted_prompts), block.prefix_length):
             number = next(numbers)
             for i in range(first, last):
                 inside[i].append((number, length))
         samples = sorted(block.samples, key=lambda i: _sortable(prompts[i]))
-        made.append(replace(block, samples=tuple(samples), openings=tuple(openings), inside=tuple(map(tuple, inside))))
-    return made
+        openings_inside = tuple(map(tuple, inside))
+        result.append(replace(block, samples=tuple(samples), openings=tuple(openings), inside=openings_inside))
+    return result
 
 
 def _openings(
-    begins: Sequence[np.ndarray], first: int, last: int, above: int = 0, depth: int = 0
+    prompts: Sequence[np.ndarray], first: int, last: int, above: int = 0, depth: int = 0
 ) -> list[tuple[int, int, int]]:
-    """What those from `first` to before `last` begin with, then what some of them do: first, last and tokens of each.
+    """Return the nested common prefixes of ``prompts[first:last]``: first, last and number of tokens of each.
 
     Args:
-        begins: Sorted.
-        above: Tokens that an opening of all of them has already.
-        depth: Of this call within itself.
+        prompts: Sorted prompts.
+        first: First prompt.
+        last: End of the range.
+        above: Number of tokens of the enclosing opening.
+        depth: Nesting depth.
     """
-    if last - first < 2 or depth == _DEEPEST:
+    if last - first < 2 or depth == _MAX_DEPTH:
         return []
-    common, found = _common(begins[first], begins[last - 1]), list[tuple[int, int, int]]()  # all between begin so, too
-    if (last - first - 1) * (common - above) >= max(1, _LEAST_SAVED * max(map(len, begins[first:last]))):
-        found, above = [(first, last, common)], common
+    # the prompts are sorted, so all of them share what the first and the last share
+    common, result = _common(prompts[first], prompts[last - 1]), list[tuple[int, int, int]]()
+    if (last - first - 1) * (common - above) >= max(1, _MIN_SAVING * max(map(len, prompts[first:last]))):
+        result, above = [(first, last, common)], common
     start = first
-    for at in range(first + 1, last + 1):  # those that go on with the same token
-        if at == last or _common(begins[start], begins[at]) == common:
-            found += _openings(begins, start, at, above, depth + 1)
+    for at in range(first + 1, last + 1):  # ranges that continue with the same token
+        if at == last or _common(prompts[start], prompts[at]) == common:
+            result += _openings(prompts, start, at, above, depth + 1)
             start = at
-    return found
+    return result
 
 
 def _taken(pieces: Iterable[int], lengths: Sequence[int], openings: Sequence[Sequence[tuple[int, int]]]) -> int:
-    """Positions of a row of these pieces: what an opening adds to the one above it counts once."""
+    """Return the number of positions of a row with these pieces. Each opening counts once."""
     held, positions = set[int](), 0
     for i in pieces:
         positions += lengths[i] - _held(openings[i], held)
@@ -309,7 +312,7 @@ def _taken(pieces: Iterable[int], lengths: Sequence[int], openings: Sequence[Seq
 
 
 def _held(openings: Sequence[tuple[int, int]], held: Collection[int]) -> int:
-    """Tokens of the longest opening that is there already."""
+    """Return the number of tokens of the longest opening that the row has already."""
     return max((tokens for number, tokens in openings if number in held), default=0)
 
 
@@ -324,28 +327,28 @@ def plan_rows(
 ) -> tuple[list[list[list[int]]], float]:
     """Spread pieces over rows so that ranks finish together.
 
-    Greedy: longest piece first, into the row that costs least and still has room; one rank by itself looks first for
-    one that has the piece's opening. Rows are then dealt to ranks in
-    order of cost, so that rows of one microbatch are alike. The same lengths in another order give the same row costs.
+    Greedy: the longest piece goes first, into the cheapest row with enough room. A single rank prefers a row that has
+    the piece's opening. Rows are then assigned to ranks in order of cost, so that the rows of a microbatch are similar.
+    The order of the pieces does not change the costs of the rows.
 
     Args:
-        lengths: Tokens of each piece, >= 1. A piece is never cut.
-        max_tokens: Room of a row.
-        openings: Of each piece, as `Block.openings`: it takes so many tokens fewer in a row that has another with the
-            longest of those numbers. None: pieces have nothing in common.
-        ranks: Data-parallel ranks.
-        attention_cost: Cost of a piece is ``length + attention_cost * length**2``.
+        lengths: Number of tokens of each piece, >= 1. Pieces are not split.
+        max_tokens: Maximum number of positions of a row.
+        openings: For each piece, as `Block.openings`: a row that has the opening already needs fewer positions.
+            None: no openings.
+        ranks: Number of data-parallel ranks.
+        attention_cost: The cost of a piece is ``length + attention_cost * length**2``.
         multiple_of: Rows are padded to a multiple of this many positions, which counts as waste.
 
     Returns:
-        Piece numbers by microbatch and rank, every rank in each microbatch; and the share of positions in [0, 1) that
-        ranks wait for, because the longest row of a microbatch sets its time.
+        Indices of pieces by microbatch and rank; and the fraction of positions lost to waiting, in [0, 1), because the
+        longest row of a microbatch determines its time.
 
     Raises:
-        ValueError: There is no piece, or one does not fit in a row.
+        ValueError: There are no pieces, or one does not fit in a row.
     """
     if not lengths:
-        raise ValueError("no piece to plan; the batch is empty")
+        raise ValueError("no pieces to plan; the batch is empty")
     if max(lengths) > max_tokens:
         raise ValueError(f"a piece of {max(lengths)} tokens does not fit max_tokens={max_tokens}; raise max_tokens")
     of = [()] * len(lengths) if openings is None else openings
@@ -356,13 +359,13 @@ def plan_rows(
 
     least = math.ceil(_taken(order, lengths, of) / max_tokens)
     if not any(of):
-        least = max(least, sum(2 * length > max_tokens for length in lengths))  # no two of which share a row
+        least = max(least, sum(2 * length > max_tokens for length in lengths))  # no two of these fit in one row
     num_rows = math.ceil(least / ranks) * ranks
     while True:
         filled, left = _fill(order, lengths, of, num_rows, max_tokens, attention_cost, even=ranks > 1)
         if not left:
             break
-        # by half of what they would fill: with more rows others lie elsewhere, and one at a time takes minutes of many
+        # add half of the missing rows: more rows change the whole filling, and one at a time would take minutes
         num_rows += math.ceil(max(1, _taken(left, lengths, of) // (2 * max_tokens)) / ranks) * ranks
     filled.sort(key=lambda row: (-cost(row), row))
     rows = [filled[i : i + ranks] for i in range(0, num_rows, ranks)]
@@ -378,9 +381,9 @@ def _fill(  # noqa: PLR0917  (of one caller)
     order: Sequence[int], lengths: Sequence[int], openings: Sequence[Sequence[tuple[int, int]]], num_rows: int,
     max_tokens: int, attention_cost: float, *, even: bool,
 ) -> tuple[list[list[int]], list[int]]:  # fmt: skip
-    """Pieces by row, and those for which `num_rows` are too few for this greedy filling.
+    """Return the pieces by row, and those that did not fit into `num_rows` rows.
 
-    Where rows need not be `even`, since nobody waits for the longest, a piece goes first to where its opening is.
+    If rows need not be `even`, because no rank waits for the longest, a piece prefers a row with its opening.
     """
     rows: list[list[int]] = [[] for _ in range(num_rows)]
     left = []
@@ -397,7 +400,7 @@ def _fill(  # noqa: PLR0917  (of one caller)
             continue
         cost = takes[fits] + load[fits] if even else takes[fits]
         cheapest = fits[cost == cost.min()]
-        row = int(cheapest[load[cheapest].argmin()])  # of the same, the first
+        row = int(cheapest[load[cheapest].argmin()])  # the first of equal ones
         rows[row].append(piece)
         for number, _ in openings[piece]:
             homes[number].add(row)
@@ -407,18 +410,18 @@ def _fill(  # noqa: PLR0917  (of one caller)
 
 
 def build_row(batch: EpisodeBatch, blocks: Sequence[Block], *, multiple_of: int = 1) -> Row:
-    """Lay blocks out one after the other.
+    """Concatenate blocks into a row.
 
     A rank without blocks gets one position without loss tokens, because it must take part in the collectives.
 
     Args:
-        batch: The batch that the blocks point into.
-        blocks: What to compute; may be empty.
-        multiple_of: The row is padded to a multiple of this many positions with spans of their own.
+        batch: The batch of the blocks.
+        blocks: Blocks to compute; may be empty.
+        multiple_of: The row is padded to a multiple of this many positions, with separate spans.
     """
     starts, lengths = (batch["samples"][key].tolist() for key in ("start", "length"))
     mask_T = batch["tokens"]["loss_mask"]
-    tokens: list[torch.Tensor] = []  # places in batch["tokens"], in row order
+    tokens: list[torch.Tensor] = []  # indices into batch["tokens"], in row order
     positions: list[torch.Tensor] = []
     empty = torch.zeros(0, dtype=torch.int64)
     sources, targets = [empty], [empty]
@@ -426,7 +429,7 @@ def build_row(batch: EpisodeBatch, blocks: Sequence[Block], *, multiple_of: int 
     at = 0
 
     def lay(sample: int, first: int, last: int, seen: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-        """Put these tokens of a sample next into the row. Returns where all of it is up to them."""
+        """Append tokens of a sample to the row. Returns the positions of the sample up to them."""
         nonlocal at
         tokens.append(torch.arange(starts[sample] + first, starts[sample] + last))
         positions.append(torch.arange(first, last))
@@ -437,29 +440,31 @@ def build_row(batch: EpisodeBatch, blocks: Sequence[Block], *, multiple_of: int 
         at += last - first
         return (*seen, (at - last + first, last - first))
 
-    chains: list[tuple[int, tuple[tuple[int, int], ...]]] = []  # samples, and what others begin with, too
+    chains: list[tuple[int, tuple[tuple[int, int], ...]]] = []  # samples with their shared prefixes
     for number, block in enumerate(blocks, start=1):
         prefix = ((-number, block.prefix_length),) if block.prefix_length else ()
         inside = block.inside or ((),) * len(block.samples)
-        chains += [(i, (*block.openings, *prefix, *own)) for i, own in zip(block.samples, inside, strict=True)]
+        chains += [(i, (*block.openings, *prefix, *inner)) for i, inner in zip(block.samples, inside, strict=True)]
     sharers = Counter(number for _, chain in chains for number, _ in chain)
     laid: dict[int, tuple[tuple[int, int], ...]] = {}
     for sample, chain in chains:
         seen, end = tuple[tuple[int, int], ...](), 0
         for (number, length), (after, _) in itertools.pairwise((*chain, (0, 0))):
-            if sharers[number] > max(1, sharers[after]):  # else all of the row that begin so go on with the next, too
+            if sharers[number] > max(1, sharers[after]):  # otherwise its sharers share the next one, too
                 if number not in laid:
                     laid[number] = lay(sample, end, length, seen) if length > end else seen
                 seen, end = laid[number], length
         where = lay(sample, end, lengths[sample], seen)
         place_L = torch.cat([torch.arange(start, start + length) for start, length in where])
-        loss = mask_T[starts[sample] : starts[sample] + lengths[sample]].nonzero().squeeze(1)  # >= 1, and own
-        # siblings' first own tokens are all predicted from the last position that they share
+        loss = (
+            mask_T[starts[sample] : starts[sample] + lengths[sample]].nonzero().squeeze(1)
+        )  # never in a shared prefix
+        # the first tokens after a shared prefix are all predicted from its last position
         sources.append(place_L[loss - 1])
         targets.append(starts[sample] + loss)
     ids = [batch["tokens"]["ids"][torch.cat(tokens)]] if tokens else []
     end, most = max(1, math.ceil(at / multiple_of)) * multiple_of, max(lengths, default=1)
-    for start in range(at, end, most):  # spans no longer than samples: a model may know no later positions
+    for start in range(at, end, most):  # spans no longer than samples: the model may not support later positions
         padding = min(end - start, most)
         ids.append(torch.zeros(padding, dtype=torch.int64))
         positions.append(torch.arange(padding))
