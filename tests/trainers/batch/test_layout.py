@@ -123,7 +123,7 @@ def test_rows_hold_the_batch_exactly(found: list[Sample], share: bool, openings:
         assert [positions[i] for i in past] == list(range(target - start))
 
 
-def test_padding_asks_for_no_position_that_samples_do_not_have():
+def test_padding_uses_only_positions_of_samples():
     batch = pack(
         [
             Sample(
@@ -165,7 +165,7 @@ def with_prompt(prompt: tuple[int, ...], group: int, answer: int = 7) -> Sample:
     )  # fmt: skip
 
 
-def test_groups_share_their_instructions_and_parts_of_their_prompts():
+def test_groups_share_openings():
     told, asked = (1, 2, 3, 4), (5, 6)
     found = [with_prompt((*told, *asked, 1 + group), group, answer) for group in (0, 1) for answer in (8, 9)]
     found += [with_prompt((*told, 9, 9), 2), with_prompt((8, 8, 8), 3)]
@@ -184,7 +184,7 @@ def test_groups_share_their_instructions_and_parts_of_their_prompts():
     assert layout.positions == 25
 
 
-def test_some_siblings_share_more_than_all_of_them():
+def test_nested_prefixes_are_shared():
     found = [with_prompt((1, 2, 3, 4, *said), 0, answer) for said, answer in (((5, 6), 8), ((5, 7), 9), ((9,), 8))]
     batch = pack([*found[::2], found[1]])
     (block,) = with_openings(batch, blocks_of(batch, max_tokens=100, share_prefixes=True))
@@ -194,7 +194,7 @@ def test_some_siblings_share_more_than_all_of_them():
     assert [span.seen for span in row.spans[2:]] == [((0, 4), (4, 1)), ((0, 4), (4, 1)), ((0, 4),)]
 
 
-def test_a_piece_goes_where_its_opening_is_before_a_new_row_is_opened():
+def test_piece_prefers_the_row_with_its_opening():
     # 40 tokens each, of which 30 are common to every second one: two of a kind take 50
     openings = [[(1 + i % 2, 30)] for i in range(4)]
     rows, waste = plan_rows([40] * 4, max_tokens=50, openings=openings)
@@ -205,7 +205,7 @@ def test_a_piece_goes_where_its_opening_is_before_a_new_row_is_opened():
     assert [len(row) for row in rows[0]] == [2, 2] and waste == 0
 
 
-def test_a_short_common_beginning_of_long_prompts_stays_with_each():
+def test_short_openings_are_not_shared():
     found = [with_prompt((1, 2, 3, *(4 + group,) * 40), group) for group in (0, 1)]
     batch = pack(found)
     assert not any(
@@ -228,7 +228,7 @@ def test_rows_of_compiled_blocks_are_of_few_lengths(batches: list[list[Sample]],
     assert len(found) <= 8 and max(found) < room + compiled
 
 
-def test_siblings_share_their_prompt_and_strangers_do_not():
+def test_episodes_of_a_group_share_their_prompt():
     def one(ids: tuple[int, ...], group: int) -> Sample:
         n = len(ids)
         return Sample(
@@ -254,7 +254,7 @@ def test_tokens_in_the_loss_are_never_shared():
     assert block.prefix_length == 1
 
 
-def test_a_rank_without_work_gets_one_dead_position():
+def test_rank_without_blocks_gets_one_padding_position():
     row = build_row(pack([Sample(token_ids=(0, 1), loss_mask=(False, True), logprobs=(0.0, -1.0), advantage=0.0,
                                  versions=(-1, 0), group=0)]), [])  # fmt: skip
     assert row.token_ids_1L.shape == (1, 1)

@@ -33,7 +33,7 @@ def sample(**changes: object) -> Sample:
     return dataclasses.replace(base, **changes)  # type: ignore[arg-type]
 
 
-def test_a_turn_that_extends_the_last_one_joins_its_sample():
+def test_turn_that_extends_the_last_one_joins_its_sample():
     samples = samples_from(trajectory(turn((1, 2), (3, 4)), turn((1, 2, 3, 4, 5), (6,))), [1.0, -2.0], group=9)
     assert len(samples) == 1
     assert samples[0].token_ids.tolist() == [1, 2, 3, 4, 5, 6]
@@ -45,12 +45,12 @@ def test_a_turn_that_extends_the_last_one_joins_its_sample():
     assert samples[0].group == 9
 
 
-def test_a_turn_that_rewrites_history_branches():
+def test_rewritten_history_starts_a_new_sample():
     samples = samples_from(trajectory(turn((1, 2), (3,)), turn((1, 9, 3, 5), (6,))), [1.0, 2.0], group=0)
     assert [s.token_ids.tolist() for s in samples] == [[1, 2, 3], [1, 9, 3, 5, 6]]
 
 
-def test_each_branch_goes_on_from_its_own_last_turn():
+def test_each_branch_continues_its_own_stream():
     side = dataclasses.replace(turn((1, 2, 3, 8), (9,)), branch=1)  # reads what the main conversation said, and forks
     more = dataclasses.replace(turn((1, 2, 3, 8, 9, 4), (5,)), branch=1)
     played = trajectory(turn((1, 2), (3,)), side, turn((1, 2, 3, 4), (6,)), more)
@@ -60,7 +60,7 @@ def test_each_branch_goes_on_from_its_own_last_turn():
     assert [s.turns.tolist() for s in samples] == [[-1, -1, 0, -1, 2], [-1, -1, -1, -1, 1, -1, 3]]
 
 
-def test_turns_without_a_response_are_passed_over():
+def test_turns_without_a_response_are_skipped():
     samples = samples_from(trajectory(turn((1,), ()), turn((1, 2), (3,))), [5.0, 1.0], group=0)
     assert [s.token_ids.tolist() for s in samples] == [[1, 2, 3]]
     assert samples_from(trajectory(turn((), ())), [0.0], group=0) == []
@@ -134,6 +134,6 @@ def test_a_sample_longer_than_a_microbatch_is_refused():
         check_batch(pack([sample()]), max_length=2)
 
 
-def test_samples_that_are_not_packed_are_refused():
+def test_unpacked_samples_are_refused():
     with pytest.raises(TypeError, match=r"a list is not a batch; build one with forge_trainers\.batch\.packing\.pack"):
         check_batch([sample()])

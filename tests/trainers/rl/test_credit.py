@@ -40,7 +40,7 @@ def test_without_a_baseline_rewards_are_advantages():
 
 
 @pytest.mark.parametrize("equal", [[0.5, 0.5, 0.5], [1.0]])
-def test_siblings_that_do_not_differ_teach_nothing(equal):
+def test_equal_rewards_have_no_advantages(equal):
     assert Credit().advantages(np.array(equal)) is None
     assert assigned(Credit(), [one(r) for r in equal]) == [None] * len(equal)
 
@@ -74,7 +74,7 @@ RULES = [
 
 @settings(max_examples=30)
 @given(st.integers(0, 10_000), st.sampled_from(RULES))
-def test_advantages_sum_to_zero_where_a_mean_is_subtracted_and_forget_the_order(seed, credit):
+def test_advantages_sum_to_zero_and_do_not_depend_on_order(seed, credit):
     rng = np.random.default_rng(seed)
     scored = [one(float(rng.integers(-2, 3)), seed=s, role=role) for s in range(3) for role in "ab" for _ in range(4)]
     found = credit.assign(scored)
@@ -90,7 +90,7 @@ def test_advantages_sum_to_zero_where_a_mean_is_subtracted_and_forget_the_order(
 
 
 @pytest.mark.parametrize("by", [("seed", "role"), ("seed",), ("role",), ()], ids=str)
-def test_by_says_whose_mean_is_subtracted(by):
+def test_by_selects_the_compared_trajectories(by):
     scored = [
         one(0, seed=0, role="a"), one(1, seed=0, role="a"), one(5, seed=0, role="b"), one(15, seed=0, role="b"),
         one(0, seed=1, role="a"), one(2, seed=1, role="a"), one(9, seed=1, role="b"), one(7, seed=1, role="b"),
@@ -100,7 +100,7 @@ def test_by_says_whose_mean_is_subtracted(by):
         assert own == pytest.approx([s.reward - sum(alike) / len(alike)])
 
 
-def test_a_spread_below_the_noise_teaches_nothing():
+def test_spread_below_the_noise_has_no_advantages():
     rewards, noise = np.array([0.50, 0.52, 0.48, 0.50]), np.full(4, 0.05)
     assert Credit().advantages(rewards, noise) is not None
     assert Credit(noise_multiple=1.0).advantages(rewards, noise) is None
@@ -149,14 +149,14 @@ def test_turns_of_one_number_are_compared_with_each_other():
     assert assigned(credit, whole) == [[-2], [-1, -2], [3, 2]]
 
 
-def test_a_turn_without_a_score_gets_no_advantage_and_does_not_count():
+def test_turn_without_a_reward_has_no_advantage():
     assert assigned(Credit(scale="none"), by_turn([nan, 1.0], [0.0])) == [[0.0, 0.5], [-0.5]]
     assert assigned(Credit(), by_turn([nan], [nan])) == [None, None]
     assert assigned(Credit(), by_turn([1.0], [1.0, 1.0])) == [None, None]
     assert assigned(Credit(), by_turn([], [])) == [None, None]
 
 
-def test_the_running_baseline_is_of_the_role_and_forgets_slowly():
+def test_running_baseline_is_per_role():
     credit, running = Credit(baseline="rae", scale="none", rae_decay=0.5), Baselines()
     scored = [one(1.0, seed=0), one(3.0, seed=1), one(-8.0, role="b")]
     a, b = 0.75 * 2.0, 0.5 * -8.0  # from 0, with 0.5**2 and 0.5**1 left
@@ -168,7 +168,7 @@ def test_the_running_baseline_is_of_the_role_and_forgets_slowly():
     assert assigned(credit, [one(1.0), one(1.0)]) == [[0.25], [0.25]]  # all alike, and still a lesson
 
 
-def test_running_means_equal_the_paper_where_rewards_come_one_by_one():
+def test_running_means_equal_the_paper_for_single_rewards():
     running, b = Baselines(), 0.0
     for reward in (1.0, -1.0, 1.0, 1.0):
         b = 0.95 * b + 0.05 * reward
@@ -204,20 +204,20 @@ def test_long_responses_are_punished_softly():
         (lambda: one(0.0, turns=[1.0], tokens=[1, 1]), "1 scores for 2 turns"),
     ],
 )
-def test_what_makes_no_sense_is_refused(make, message):
+def test_invalid_credit_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
 
 @pytest.mark.parametrize("unscored", [0, 3, 30])
-def test_the_spread_of_a_step_is_that_of_the_turns_that_have_a_score(unscored):
+def test_batch_std_uses_only_scored_turns(unscored):
     credit = Credit(by=("role",), baseline="mean", scale="batch_std")
     found = credit.assign(by_turn(*([nan] * unscored + [reward] for reward in (0.0, 1.0, 2.0, 5.0))))
     last = [own[-1] for own in found]
     assert np.std(last) == pytest.approx(1) and all(not own[:-1].any() for own in found)
 
 
-def test_a_way_of_comparing_of_ones_own_is_the_one_that_is_used():
+def test_custom_credit_rule_is_used():
     class Best(Credit):
         """Only the best teaches."""
 

@@ -92,7 +92,7 @@ def test_an_id_names_the_environment_at_a_level():
         fa.register("test/Other-v0@2", entry_point=Dice)
 
 
-def test_levels_stand_among_benchmarks_and_weights_as_ids_do(tmp_path):
+def test_levels_are_valid_ids(tmp_path):
     guess = {"one": fa.Scripted(lambda _: "1", name="one")}
     ids = ["test/Dice-v0@1", "test/Dice-v0@4"]
     report = fa.benchmark(guess, ids, episodes=40, out_dir=tmp_path, progress=False)
@@ -102,7 +102,7 @@ def test_levels_stand_among_benchmarks_and_weights_as_ids_do(tmp_path):
     assert sum(task.env_id == "test/Dice-v0@1" for task in drawn) in range(120, 180)
 
 
-def test_a_worker_process_plays_the_level_that_was_asked_for():
+def test_worker_process_plays_the_requested_level():
     env = fa.make("forge/Relay-v0@6", isolation="process")
     try:
         env.reset(seed=1)
@@ -113,7 +113,7 @@ def test_a_worker_process_plays_the_level_that_was_asked_for():
         env.close()
 
 
-def test_levels_that_are_not_harder_are_found_out():
+def test_levels_out_of_order_are_detected():
     means = check_levels("test/Dice-v0", fa.Scripted(lambda _: "1"), episodes=60)
     assert means[0] > 0.3 and means[-1] < 0.2
     with pytest.raises(AssertionError, match="no harder than the first"):
@@ -131,12 +131,12 @@ def test_levels_that_are_not_harder_are_found_out():
         ("forge/TreasureHunt-v0", lambda seen: "go " + WINDS[int(seen.split()[-1]) * 7 % 11 % 4]),
     ],
 )
-def test_levels_of_our_environments_are_in_order_for_a_player_that_does_not_learn(env_id, player):
+def test_levels_of_our_environments_are_ordered_by_difficulty(env_id, player):
     assert len(fa.spec(env_id).levels) >= 5
     check_levels(env_id, fa.Scripted(player), episodes=150)
 
 
-def test_groups_go_to_levels_of_which_success_lies_between_the_bounds():
+def test_groups_go_to_levels_with_success_within_bounds():
     plan, practice = Curriculum("test/Dice-v0", explore=0.2), Progress()
     assert practice.shares(plan) == pytest.approx([0.25] * 4)  # nothing is known: all are as likely
     record(practice, plan, 1, [True] * 8)
@@ -153,7 +153,7 @@ def test_groups_go_to_levels_of_which_success_lies_between_the_bounds():
     assert practice.shares(plan) == pytest.approx([0.05, 0.85, 0.05, 0.05])  # none is: the nearest
 
 
-def test_a_team_that_never_succeeds_practises_the_easiest_level():
+def test_team_without_success_gets_the_easiest_level():
     plan, practice = Curriculum("test/Dice-v0", explore=0.2, memory=10_000), Progress()
     for level, episodes in ((1, 400), (2, 40), (3, 30), (4, 30)):
         record(practice, plan, level, [False] * episodes)
@@ -162,7 +162,7 @@ def test_a_team_that_never_succeeds_practises_the_easiest_level():
     assert practice.shares(plan) == pytest.approx([0.05, 0.85, 0.05, 0.05]), "the nearest"
 
 
-def test_an_estimate_forgets_what_was_long_ago():
+def test_success_rate_forgets_old_episodes():
     plan, practice = Curriculum("test/Dice-v0", memory=16), Progress()
     record(practice, plan, 1, [False] * 8)
     for _ in range(8):
@@ -172,7 +172,7 @@ def test_an_estimate_forgets_what_was_long_ago():
     assert practice.success("test/Dice-v0@1") == pytest.approx(1 - left / sum(weights))
 
 
-def test_an_estimate_fades_while_other_levels_are_played_but_never_to_nothing():
+def test_success_rates_decay_to_one_episode_at_least():
     plan, practice = Curriculum("test/Dice-v0", memory=16), Progress()
     record(practice, plan, 2, [False] * 8)
     for _ in range(3):
@@ -188,14 +188,14 @@ def test_an_estimate_fades_while_other_levels_are_played_but_never_to_nothing():
     assert practice.success("test/Dice-v0@2") == pytest.approx(2 / (2 + left) / 2)
 
 
-def test_metrics_say_what_is_practised_and_how_well():
+def test_metrics_report_level_and_success():
     plan, practice = Curriculum("test/Dice-v0"), Progress()
     success = {"curriculum/success/test/Dice-v0@3": 0.5}
     assert record(practice, plan, 3, [True, False]) == {"curriculum/level": 3.0} | success
     assert practice.record(plan, [], {"me"}, {}) == success
 
 
-def test_success_is_the_share_of_what_can_be_earned(caplog):
+def test_success_is_a_fraction_of_max_reward(caplog):
     plan, practice = Curriculum("test/Dice-v0"), Progress()
     with caplog.at_level(logging.WARNING):
         record(practice, plan, 1, [True, True], top=4.0)
@@ -208,19 +208,19 @@ def test_success_is_the_share_of_what_can_be_earned(caplog):
 
 
 @pytest.mark.parametrize("top", [0.0, -0.5, float("inf")])
-def test_rewards_of_which_no_share_can_be_earned_make_no_curriculum(tmp_path, top):
+def test_curriculum_refuses_invalid_max_rewards(tmp_path, top):
     trainer = fa.GRPOTrainer(fa.Policy("nowhere", name="me"), out_dir=tmp_path / "run")
     with pytest.raises(ArgumentError, match=rf"max_reward={top:g} of test/Dice-v0@1 .* Shift the rewards"):
         trainer.fit(fa.Curriculum("test/Dice-v0"), steps=1, env_args={"top": top})
     assert not (tmp_path / "run").exists()
 
 
-def test_levels_are_compared_as_they_pay_where_nobody_can_earn_anything():
+def test_success_without_max_reward_is_the_reward():
     easy, *_, hard = check_levels("test/Fine-v0", fa.Scripted(lambda _: "1"), episodes=60)
     assert -1 <= hard < easy <= -0.5
 
 
-def test_seats_that_do_not_learn_and_failures_say_nothing_of_success():
+def test_success_counts_trained_agents_without_failures():
     plan, practice = Curriculum("test/Dice-v0"), Progress()
     groups = groups_of("test/Dice-v0@1", [True, True])
     practice.record(plan, groups, {"somebody else"}, {})
@@ -228,7 +228,7 @@ def test_seats_that_do_not_learn_and_failures_say_nothing_of_success():
         practice.success("test/Dice-v0@1")
 
 
-def test_seeds_whose_siblings_differed_are_played_again_and_the_least_promising_go_first():
+def test_informative_seeds_are_replayed_and_least_informative_are_dropped():
     plan, practice = Curriculum("test/Dice-v0", replay=0.5, max_seeds=2, explore=1.0), Progress()
     record(practice, plan, 1, [True, False], seed=11)
     record(practice, plan, 2, [True, False, False, False], seed=12)
@@ -243,7 +243,7 @@ def test_seeds_whose_siblings_differed_are_played_again_and_the_least_promising_
     assert {task.seed for task in sampler.tasks(0, 2, 200)} & {11, 12, 13, 14} == {14}
 
 
-def test_seeds_played_again_tell_nothing_of_success():
+def test_replayed_seeds_do_not_count_as_success():
     plan, practice = Curriculum("test/Dice-v0", replay=0.5), Progress()
     for seed in range(10):
         record(practice, plan, 1, [seed == 0, False], seed=seed)
@@ -258,7 +258,7 @@ def test_seeds_played_again_tell_nothing_of_success():
     assert {row["curriculum/success/test/Dice-v0@1"] for row in late} == {before}
 
 
-def test_a_run_that_goes_on_draws_what_it_would_have():
+def test_resumed_curriculum_draws_the_same_tasks():
     plan, practice = Curriculum("test/Dice-v0", replay=0.3), Progress()
     record(practice, plan, 1, [True] * 8, seed=1)
     record(practice, plan, 2, [True, False] * 4, seed=2)
@@ -271,7 +271,7 @@ def test_a_run_that_goes_on_draws_what_it_would_have():
     assert empty.shares(plan) == pytest.approx([0.25] * 4)
 
 
-def test_a_run_file_lists_what_is_practised_and_names_it_to_benchmarks():
+def test_run_file_declares_a_curriculum():
     plan = {"policies": {"me": fa.Policy("nowhere")}, "curriculum": CurriculumConfig()}
     easy, hard = ids = ["test/Dice-v0@1", "test/Dice-v0@3"]
     listed, weighed = fa.RunConfig(env=ids, **plan), fa.RunConfig(env={easy: 1.0, hard: 1.0}, **plan)
@@ -289,7 +289,7 @@ def test_held_out_seeds_are_of_all_levels():
     assert [task.seed for task in tasks] == list(range(HELD_OUT_FROM, HELD_OUT_FROM + 8))
 
 
-def test_what_makes_no_curriculum_is_told():
+def test_invalid_curriculum_is_refused():
     with pytest.raises(ArgumentError, match="has no levels"):
         TaskSampler(Curriculum("forge/KuhnPoker-v0"))
     with pytest.raises(ArgumentError, match="two or more different ids"):

@@ -45,7 +45,7 @@ def held_out_rewards(monkeypatch, rewards):
 STEPS = 4
 
 
-def test_rewards_and_held_out_rewards_are_those_of_one_after_the_other(tmp_path):
+def test_overlapping_evaluation_does_not_change_rewards(tmp_path):
     with trainer(tmp_path / "beside", eval_every=2) as run:
         rows = run.fit(Draws, steps=STEPS).metrics
         assert run._lifecycle.processes.engine.most == 2 * 3 + 5, "an evaluation and a step are played together"
@@ -68,7 +68,7 @@ def test_rewards_and_held_out_rewards_are_those_of_one_after_the_other(tmp_path)
     assert rows[2]["time/evaluate_s"] > 0.05
 
 
-def test_a_run_that_dies_beside_or_after_an_evaluation_goes_on_as_if_it_had_not(tmp_path):
+def test_run_killed_during_or_after_an_evaluation_resumes_equal(tmp_path):
     def noisy(trajectories):
         return [trajectory.reward + random.random() for trajectory in trajectories]
 
@@ -89,7 +89,7 @@ def test_a_run_that_dies_beside_or_after_an_evaluation_goes_on_as_if_it_had_not(
     assert lasting(fit(tmp_path / "killed")) == lasting(whole)
 
 
-def test_the_checkpoint_of_an_evaluation_holds_the_weights_that_were_measured(tmp_path, monkeypatch):
+def test_best_checkpoint_holds_the_evaluated_weights(tmp_path, monkeypatch):
     held_out_rewards(monkeypatch, [0.0, 1.0, 3.0, 2.0, 1.0])
     with trainer(tmp_path, eval_every=1, checkpoint_every=100, keep_checkpoints=1) as run:
         run.fit(Draws, steps=STEPS)
@@ -115,7 +115,7 @@ class Rivals(Draws):
         (("zero-sum",), TEAM, lambda trajectory: abs(trajectory.reward), "step-000001"),
     ],
 )
-def test_held_out_rewards_of_zero_sum_self_play_rank_no_checkpoint(
+def test_zero_sum_self_play_ranks_no_checkpoint(
     tmp_path, capsys, monkeypatch, *, tags, opponent, reward, best
 ):
     held_out_rewards(monkeypatch, [0.0, 0.2, 0.1])
@@ -129,7 +129,7 @@ def test_held_out_rewards_of_zero_sum_self_play_rank_no_checkpoint(
 
 
 @pytest.mark.parametrize("every", [0, 3])
-def test_nothing_is_played_after_the_last_step(tmp_path, every, monkeypatch):
+def test_no_groups_are_collected_after_the_last_step(tmp_path, every, monkeypatch):
     played = []
 
     collect = Collector.collect
@@ -144,7 +144,7 @@ def test_nothing_is_played_after_the_last_step(tmp_path, every, monkeypatch):
     assert played == [0, 1, 2]
 
 
-def test_an_evaluation_says_which_weights_it_plays(tmp_path, capsys, monkeypatch):
+def test_evaluation_reports_its_weights(tmp_path, capsys, monkeypatch):
     async def start(*args, **kwargs):
         return Processes(None)
 
@@ -175,14 +175,14 @@ class Unpaid(Draws):
         return fa.Outcome(done=self.said == 2)
 
 
-@fa.Rule
+@fv.Rule
 def high(trajectory):
     """The mean digit, from 0 to 1."""
     return sum(int(turn.action) for turn in trajectory.turns) / 9 / len(trajectory.turns)
 
 
 def weak(name, place):
-    return fa.Rule(lambda trajectory: int(trajectory.turns[place].action) > 4, name=name)
+    return fv.Rule(lambda trajectory: int(trajectory.turns[place].action) > 4, name=name)
 
 
 def mean_of(episodes, verifier=high):
@@ -194,7 +194,7 @@ REWARDS = {
     "function": lambda: lambda trajectory: high.grade(trajectory) * 3,
     "sum": lambda: 2.0 * high + weak("first", 0),
     "columns": lambda: fa.MultiReward({"high": high, "first": weak("first", 0)}),
-    "ensemble": lambda: fa.Ensemble([high, weak("first", 0), weak("second", 1)]),
+    "ensemble": lambda: fv.Ensemble([high, weak("first", 0), weak("second", 1)]),
 }
 
 
@@ -220,7 +220,7 @@ def test_runs_are_evaluated_by_their_own_reward(tmp_path, kind, capsys):
     assert "  env 0.000  held-out" in printed
 
 
-def test_the_environments_own_reward_is_not_reported_twice(tmp_path, capsys):
+def test_environment_reward_is_not_reported_twice(tmp_path, capsys):
     with trainer(tmp_path, eval_every=1) as run:
         rows = run.fit(Draws, steps=1).metrics
         result = run.evaluate(Draws, episodes=5)
@@ -228,14 +228,14 @@ def test_the_environments_own_reward_is_not_reported_twice(tmp_path, capsys):
     assert result.reward == result.env_reward > 0
 
 
-def test_training_reports_what_the_environment_pays_beside_another_reward(tmp_path):
+def test_training_also_reports_the_environment_reward(tmp_path):
     with trainer(tmp_path, reward=lambda trajectory: 5.0 - trajectory.reward) as run:
         rows = run.fit(Draws, steps=2).metrics
     for row in rows:
         assert row["env_reward/mean"] == pytest.approx(5.0 - row["reward/mean"]) and row["env_reward/mean"] > 0
 
 
-def test_an_evaluation_teaches_the_ensemble_nothing(tmp_path):
+def test_evaluation_does_not_change_the_ensemble(tmp_path):
     def fit(name, **settings):
         with trainer(tmp_path / name, reward=REWARDS["ensemble"](), **settings) as run:
             rows = run.fit(Unpaid, steps=STEPS).metrics
@@ -247,7 +247,7 @@ def test_an_evaluation_teaches_the_ensemble_nothing(tmp_path):
     assert state.keys() == same_state.keys() and all(state[k].tobytes() == same_state[k].tobytes() for k in state)
 
 
-def test_an_evaluation_between_steps_that_are_scored_ahead_teaches_nothing(tmp_path):
+def test_evaluation_during_prefetch_does_not_change_the_reward(tmp_path):
     with trainer(tmp_path, reward=REWARDS["ensemble"](), max_staleness=1, eval_every=1) as run:
         run.fit(Unpaid, steps=STEPS)
         report = run.reward.report()
@@ -255,14 +255,14 @@ def test_an_evaluation_between_steps_that_are_scored_ahead_teaches_nothing(tmp_p
     assert {verifier.scored for verifier in report.verifiers} == {STEPS * 6}
 
 
-def test_an_ensemble_that_has_learned_nothing_is_evaluated_and_forgets_it(tmp_path):
+def test_evaluation_does_not_fit_an_ensemble(tmp_path):
     with trainer(tmp_path, reward=REWARDS["ensemble"]()) as run:
         result = run.evaluate(Unpaid, episodes=12)
         assert math.isfinite(result.reward) and run.reward.version == 0 and run.reward.learning
 
 
-@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: fa.Ensemble([high, one, weak("first", 0)])])
-def test_a_reward_that_compares_siblings_is_evaluated_on_groups(tmp_path, wrap):
+@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: fv.Ensemble([high, one, weak("first", 0)])])
+def test_reward_that_compares_episodes_is_evaluated_on_groups(tmp_path, wrap):
     with trainer(tmp_path, reward=wrap(fv.SelfConsistency())) as run:
         result = run.evaluate(Unpaid, episodes=5)
     seeds = [episode.seed for episode in result.episodes]

@@ -88,7 +88,7 @@ def test_config_records_what_decides_a_run(tmp_path):
     assert found["loss"]["name"] == "dapo" and found["packages"]["torch"] and found["weights"]["team"]
 
 
-def test_config_of_a_plain_run_says_that_the_reward_is_the_environments(tmp_path):
+def test_config_records_the_environment_reward(tmp_path):
     found = fit(tmp_path, reward=None, env={"settings/Duel-v0@1": 1.0, "settings/Duel-v0@2": 3.0}, credit=fa.Credit())
     assert found["reward"] is None and found["env_args"] == {}
     levels = found["environments"]
@@ -127,7 +127,7 @@ def test_a_change_on_resume_is_told(tmp_path, capsys, change, told):
         ({"lora": None}, r"policies\.team\.lora"),
     ],
 )
-def test_another_adapter_is_refused_before_anything_starts(tmp_path, change, message):
+def test_different_adapter_is_refused(tmp_path, change, message):
     fit(tmp_path, lora=fa.LoRA(rank=4))
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
     with pytest.raises(RunFolderError, match=message):
@@ -153,7 +153,7 @@ def test_changed_file_of_tasks_is_told(tmp_path, capsys):
         assert ("env_args.size" in capsys.readouterr().out) == (steps == 4)
 
 
-def test_other_start_weights_are_refused_and_the_same_under_another_path_are_not(tmp_path, tiny_llama, tiny_qwen3):
+def test_different_start_weights_are_refused(tmp_path, tiny_llama, tiny_qwen3):
     fit(tmp_path / "run", model=str(tiny_llama))
     (tmp_path / "moved").symlink_to(tiny_llama)
     fit(tmp_path / "run", steps=3, model=str(tmp_path / "moved"))
@@ -161,7 +161,7 @@ def test_other_start_weights_are_refused_and_the_same_under_another_path_are_not
         fit(tmp_path / "run", steps=4, model=str(tiny_qwen3))
 
 
-def test_a_reward_whose_state_does_not_fit_is_refused_before_anything_starts(tmp_path):
+def test_reward_with_a_different_state_is_refused(tmp_path):
     def ensemble(*names):
         return fa.Ensemble([fa.Rule(lambda t, name=name: abs(t.reward) ** len(name), name=name) for name in names])
 
@@ -173,7 +173,7 @@ def test_a_reward_whose_state_does_not_fit_is_refused_before_anything_starts(tmp
     assert (tmp_path / "config.yaml").read_text() == before
 
 
-def test_a_run_of_another_method_or_policy_is_refused_in_the_folder(tmp_path):
+def test_run_of_another_method_is_refused(tmp_path):
     fit(tmp_path)
     config = yaml.safe_load((tmp_path / "config.yaml").read_text())
     (tmp_path / "config.yaml").write_text(yaml.safe_dump({**config, "method": "sft"}))
@@ -181,7 +181,7 @@ def test_a_run_of_another_method_or_policy_is_refused_in_the_folder(tmp_path):
         fit(tmp_path, steps=3)
 
 
-def test_console_metrics_episodes_and_checkpoints_number_steps_alike(tmp_path, capsys):
+def test_console_metrics_and_checkpoints_number_steps_equally(tmp_path, capsys):
     fit(tmp_path, steps=3)
     numbers = {
         name: [json.loads(line)["step"] for line in (tmp_path / name).read_text().splitlines()]

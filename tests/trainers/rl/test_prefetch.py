@@ -80,7 +80,7 @@ GROUPS = st.lists(st.lists(st.integers(0, 12), min_size=3, max_size=3), min_size
 
 @settings(max_examples=150, deadline=None)
 @given(staleness=st.integers(0, 4), playing=GROUPS, loading=DELAYS, judging=DELAYS)
-def test_every_group_is_learned_from_once_and_never_later_than_the_bound(staleness, playing, loading, judging):
+def test_every_group_is_used_once_within_the_policy_lag(staleness, playing, loading, judging):
     found = batches_of(staleness, playing, loading, judging)
     assert sorted((at, number) for batch in found for at, number, _ in batch) == [
         (at, number) for at in range(len(playing)) for number in range(3)
@@ -95,7 +95,7 @@ def test_every_group_is_learned_from_once_and_never_later_than_the_bound(stalene
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2, 3])
-def test_none_of_10_000_groups_is_older_than_the_bound_and_some_are_as_old(staleness):
+def test_policy_lag_of_10_000_groups_is_bounded_and_reached(staleness):
     rng = np.random.default_rng(staleness)
     found = batches_of(staleness, rng.integers(0, 12, (1250, 8)), rng.integers(0, 12, 1250), rng.integers(0, 12, 1250))
     ages = [age for batch in found for _, _, age in batch]
@@ -104,11 +104,11 @@ def test_none_of_10_000_groups_is_older_than_the_bound_and_some_are_as_old(stale
 
 
 @pytest.mark.parametrize(("staleness", "expected"), [(0, (0, 0)), (1, (1, 0)), (2, (1, 1)), (3, (2, 1)), (5, (4, 1))])
-def test_of_two_versions_one_is_for_slow_groups(staleness, expected):
+def test_one_of_two_versions_is_for_slow_groups(staleness, expected):
     assert window(staleness) == expected
 
 
-def test_a_slow_group_does_not_hold_up_the_batch():
+def test_slow_group_does_not_delay_the_batch():
     slow, quick = 200, 1
     playing = [[quick, slow, quick]] + [[quick] * 3] * 3
     one, two = (batches_of(staleness, playing, [0] * 4) for staleness in (1, 2))
@@ -117,7 +117,7 @@ def test_a_slow_group_does_not_hold_up_the_batch():
     assert two[1][0][:2] == (0, 1)  # the slow one, a step late and no later
 
 
-def test_judging_ahead_goes_on_while_the_learner_works():
+def test_scoring_overlaps_with_training():
     judged = []
 
     async def collect(step, numbers, put):
@@ -140,7 +140,7 @@ def test_judging_ahead_goes_on_while_the_learner_works():
 
 
 @pytest.mark.parametrize("failing", ["collect", "judge"])
-def test_an_error_ahead_comes_with_its_own_step_or_the_one_that_waits(failing):
+def test_error_of_a_prefetched_step_reaches_the_caller(failing):
     async def collect(step, numbers, put):
         put(0, step)
         if failing == "collect" and step == 1:
@@ -161,7 +161,7 @@ def test_an_error_ahead_comes_with_its_own_step_or_the_one_that_waits(failing):
     asyncio.run(asyncio.wait_for(main(), 10))
 
 
-def test_a_step_that_puts_too_few_groups_is_an_error_and_does_not_hang():
+def test_too_few_groups_raise_instead_of_hanging():
     async def collect(step, numbers, put):
         put(0, step)
 
@@ -188,7 +188,7 @@ def test_without_staleness_nothing_is_collected_ahead():
     assert started == [0]
 
 
-def test_what_was_collected_ahead_is_cancelled():
+def test_prefetched_steps_are_cancelled():
     cancelled = []
 
     async def collect(step, numbers, put):
@@ -209,7 +209,7 @@ def test_what_was_collected_ahead_is_cancelled():
     assert sorted(cancelled) == [1, 2]
 
 
-def test_work_behind_the_back_goes_on_alone_and_its_error_comes_to_whoever_waits():
+def test_background_error_reaches_the_waiting_caller():
     order = []
 
     async def work(name, let_go, fails=False):
@@ -241,7 +241,7 @@ def test_work_behind_the_back_goes_on_alone_and_its_error_comes_to_whoever_waits
     assert order == ["caller", "first", "second", "third"]
 
 
-def test_whoever_stops_waiting_does_not_stop_the_work():
+def test_cancelled_waiter_does_not_cancel_the_task():
     done = []
 
     async def work(let_go):
@@ -261,7 +261,7 @@ def test_whoever_stops_waiting_does_not_stop_the_work():
     assert done == [True]
 
 
-def test_the_caller_goes_on_when_the_work_lets_go_and_not_before():
+def test_caller_continues_when_the_background_task_releases_it():
     order = []
 
     async def work(let_go):
@@ -287,7 +287,7 @@ def test_the_caller_goes_on_when_the_work_lets_go_and_not_before():
 
 
 @pytest.mark.parametrize("size", [2, 3, 4, 6])
-def test_a_run_that_goes_on_with_another_number_of_groups_gets_its_batches(size):
+def test_resumed_run_may_change_the_number_of_groups(size):
     """A checkpoint of steps of 4 groups: one group of step 4 is owed, one of step 5 was taken early."""
     taken = TakenGroups()
     taken.load_state_dict({"owed": np.array([(4, 3)]), "early": np.array([(5, 0)])})

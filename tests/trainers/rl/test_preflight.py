@@ -91,7 +91,7 @@ def line_of(what, text):
     return f"{__file__}:{next(n for n, line in enumerate(lines, 1) if n > start and text in line)}"
 
 
-def test_a_good_run_is_told_in_two_lines_and_goes_on(tried, tmp_path):
+def test_valid_run_passes_preflight_in_two_lines(tried, tmp_path):
     asked = []
 
     def reward(trajectories):
@@ -108,7 +108,7 @@ def test_a_good_run_is_told_in_two_lines_and_goes_on(tried, tmp_path):
     assert random.random() == drawn  # as if nothing had been played
 
 
-def test_first_prompts_are_those_of_a_policy_that_thinks_as_it_is_told(tried, tiny_llama):
+def test_first_prompts_use_the_reasoning_setting(tried, tiny_llama):
     with pytest.raises(ValueError, match="thinking='off'.*has no switch for it"):  # before engines would say so
         tried(seats=fa.Policy(str(tiny_llama), name="team", thinking="off"))
 
@@ -121,7 +121,7 @@ def test_it_can_be_left_out(tried):
     assert not World.seeds
 
 
-def test_an_evaluation_is_tried_with_its_own_reward(tried):
+def test_preflight_of_an_evaluation_uses_its_reward(tried):
     with pytest.raises(PreflightError, match="reward wrong"):
         tried(reward=wrong, evaluate=True)
 
@@ -167,14 +167,14 @@ def in_words(trajectory):
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_a_reward_that_cannot_work_is_told_before_engines_start(tried, tmp_path, reward, told):
+def test_broken_reward_is_refused_before_engines_start(tried, tmp_path, reward, told):
     with pytest.raises(PreflightError) as error:
         tried(reward=reward)
     assert all(text in str(error.value) for text in told), str(error.value)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_reward_that_does_not_like_random_words_is_told_and_the_run_goes_on(tried):
+def test_reward_that_fails_on_random_text_is_reported(tried):
     def reads_json(trajectories):
         return [json.loads(t.turns[-1].action)["answer"] for t in trajectories]
 
@@ -187,12 +187,12 @@ def test_a_reward_that_does_not_like_random_words_is_told_and_the_run_goes_on(tr
 
 
 @pytest.mark.parametrize("given", [[float("nan")] * 4, [None] * 4, np.full(4, np.nan)])
-def test_a_reward_that_abstains_from_random_play_is_fine(tried, given):
+def test_reward_may_abstain_from_random_play(tried, given):
     said = tried(reward=lambda trajectories: given)
     assert "failed" not in said and "abstains from all 4 trajectories of random play, whose info has " in said
 
 
-def test_what_a_verifier_looks_for_in_an_info_is_told_beside_what_is_there(tried):
+def test_missing_info_of_a_verifier_is_reported_with_available_info(tried):
     def right(completion, gold):
         return completion == gold
 
@@ -209,7 +209,7 @@ class Scorer:
         return [1.0]
 
 
-def test_a_reward_that_is_an_object_is_named_by_its_line_and_none_of_ours(tried):
+def test_error_of_a_reward_object_names_the_users_line(tried):
     with pytest.raises(PreflightError) as error:
         tried(reward=Scorer())
     assert line_of(Scorer, "def") in str(error.value) and "rewards.py" not in str(error.value)
@@ -233,7 +233,7 @@ class Counts(fa.Rule):
         object.__setattr__(self, "seen", np.array(state["seen"]))
 
 
-def test_what_a_reward_has_learned_is_as_before(tried):
+def test_preflight_restores_the_reward_state(tried):
     counts = Counts()
     judge = fv.Judge("smollm2-135m-instruct", "Is it good?")
     fails = fa.Rule(lambda t: t.nothing, name="fails")
@@ -247,7 +247,7 @@ def test_what_a_reward_has_learned_is_as_before(tried):
     assert all(np.array_equal(before[key], after[key]) for key in before)
 
 
-def test_what_a_reward_keeps_in_numbers_of_its_own_stays_of_their_kind(tried):
+def test_reward_state_keeps_its_types(tried):
     class Scale:
         name, calls = "scale", 3
 
@@ -266,7 +266,7 @@ def test_what_a_reward_keeps_in_numbers_of_its_own_stays_of_their_kind(tried):
     assert type(reward.calls) is int and reward.calls == 3
 
 
-def test_a_function_that_names_its_judges_is_not_asked_before_they_can_start(tried):
+def test_function_with_judges_is_not_called_in_preflight(tried):
     def reward(trajectories):
         pytest.fail("its judges would start")
 
@@ -274,11 +274,11 @@ def test_a_function_that_names_its_judges_is_not_asked_before_they_can_start(tri
     assert "skipped rewards that need a model or a sandbox: reward" in tried(reward=reward)
 
 
-def test_a_judge_that_a_function_does_not_name_has_no_gpu_before_a_run_has_divided_them(tried, monkeypatch):
-    facts = HostFacts(hostname="here", gpus=("0",), cores=frozenset({0}), memory_domain="", gpu_bytes=(80_000_000_000,))
+def test_undeclared_judge_gets_no_gpu_before_placement(tried, monkeypatch):
+    facts = HostFacts(hostname="here", gpus=("0",), cores=frozenset({0}), place="", gpu_bytes=(80_000_000_000,))
     layout = Cluster(fa.Hosts(), lambda: "here")
     layout._here.facts = facts
-    monkeypatch.setattr(mesh, "_cluster", lambda: layout)
+    monkeypatch.setattr(mesh, "_layout", lambda: layout)
     judge = fv.Judge("tiny-random", "Is it polite?")
     said = tried(reward=judge.score)
     assert "would take 90% of a GPU that it shares with the processes that a run is about to start" in said
@@ -286,7 +286,7 @@ def test_a_judge_that_a_function_does_not_name_has_no_gpu_before_a_run_has_divid
     assert mesh.gpu_neighbors("judge", "judges", 1) == []
 
 
-def test_a_slow_reward_goes_on_while_engines_start_and_is_over_before_it_is_asked_again(tried, monkeypatch):
+def test_slow_reward_finishes_before_it_is_called_again(tried, monkeypatch):
     monkeypatch.setattr(preflight, "BUDGET_S", 0.2)
     ended, begun = [], threading.Event()
 
@@ -338,13 +338,13 @@ class RewardsNobody(World):
         (RewardsNobody, "names 'player_00'.*Did you mean 'player_0'"),
     ],
 )
-def test_an_environment_that_breaks_its_bases_contract_is_refused_whatever_is_played(tried, env, told):
+def test_environment_that_violates_the_contract_is_refused(tried, env, told):
     with pytest.raises(PreflightError, match=told):
         tried(env=env)
 
 
 @pytest.mark.parametrize(("env", "text"), [(BreaksAtOnce, "self.no_such_thing"), (BreaksByMistake, "no_such_name")])
-def test_an_environment_that_cannot_be_played_is_told_with_its_line(tried, env, text):
+def test_broken_environment_is_refused_with_its_line(tried, env, text):
     with pytest.raises(PreflightError, match="episodes of random players failed|fails before any decision") as error:
         tried(env=env)
     assert line_of(env, text) in str(error.value)
@@ -356,12 +356,12 @@ class BreaksWithSomeSeeds(World):
             raise RuntimeError("fragile")
 
 
-def test_an_environment_that_fails_with_some_seeds_is_played_with_another(tried):
+def test_preflight_tries_several_seeds(tried):
     assert "2 episodes of random players took" in tried(env=BreaksWithSomeSeeds)
     assert BreaksWithSomeSeeds.seeds[-2:] == [preflight.SEED - 3] * 2
 
 
-def test_an_environment_that_does_not_like_random_words_is_told_and_played(tried):
+def test_environment_that_fails_on_random_text_is_reported(tried):
     said = tried(env=BreaksByWords)
     assert "2 of 2 episodes of random players failed in BreaksByWords, as a model's may: step: ValueError" in said
     assert line_of(BreaksByWords, 'int("x")') in said and "Let the game answer whatever is written" in said
@@ -379,7 +379,7 @@ def asks_and(then):
     return partial(fa.Program, program)
 
 
-def test_a_program_that_fails_by_a_mistake_is_refused_and_by_random_words_told(tried, monkeypatch):
+def test_failing_program_is_refused_or_reported(tried, monkeypatch):
     monkeypatch.setattr(preflight, "BUDGET_S", 60.0)  # the first program of a process waits for imports, too
     with pytest.raises(PreflightError, match="failed in 2 of 2 episodes of random players: NameError") as error:
         tried(env=asks_and(mistaken))
@@ -389,7 +389,7 @@ def test_a_program_that_fails_by_a_mistake_is_refused_and_by_random_words_told(t
     assert "failed" not in tried(env=asks_and(lambda: 1.0))
 
 
-def test_a_scripted_player_sits_in_its_own_seat(tried, tiny_llama):
+def test_scripted_policy_plays_in_preflight(tried, tiny_llama):
     seats = {"player_0": fa.Policy(str(tiny_llama)), "player_1": fa.Scripted(lambda a, b, c: "x")}
     said = tried(seats=seats)
     assert "episodes of random players failed in World, as a model's may: policy: TypeError" in said
@@ -420,13 +420,13 @@ def slow(monkeypatch):
     monkeypatch.setattr(preflight, "time", Slow)
 
 
-def test_a_slow_environment_is_left_unfinished_within_the_budget(tried, slow, monkeypatch):
+def test_slow_environment_is_stopped_after_the_budget(tried, slow, monkeypatch):
     monkeypatch.setattr(preflight, "BUDGET_S", 0.5)
     said = tried(env=Slow)
     assert "Slow is slow; 0 of 2 episodes ended in 0.5 s" in said and Slow.steps <= 4
 
 
-def test_of_many_environments_those_that_time_is_up_for_are_told_in_one_line(tried, slow, monkeypatch):
+def test_environments_skipped_for_time_are_reported_once(tried, slow, monkeypatch):
     monkeypatch.setattr(preflight, "BUDGET_S", 0.3)
     for number in range(4):
         fa.register(f"my/Slow{number}-v0", entry_point=Slow)
@@ -444,19 +444,19 @@ class Dear(World):
         time.sleep(0.1)
 
 
-def test_what_is_dear_to_make_is_made_no_more_often(tried, monkeypatch):
+def test_expensive_environments_are_not_made_again(tried, monkeypatch):
     monkeypatch.setattr(preflight, "BUDGET_S", 0.05)
     monkeypatch.setattr(preflight, "time", SimpleNamespace(monotonic=lambda: 0.0))  # else it may be up before
     assert re.search(r"skipped Dear, which takes \d+ s to construct", tried(env=Dear))
     assert Dear.made == 1  # to ask for its seats
 
 
-def test_what_plays_in_worker_processes_is_left_out(tried):
+def test_environments_in_worker_processes_are_skipped(tried):
     said = tried(env="forge/SoftwareTeam-v0")
     assert "skipped forge/SoftwareTeam-v0, which runs in worker processes" in said
 
 
-def test_a_first_prompt_that_fills_the_context_is_told_with_its_parts(tried):
+def test_first_prompt_that_fills_the_context_is_refused(tried):
     with pytest.raises(PreflightError, match="context of 256 tokens") as error:
         tried(env_args={"told": "x" * 300})
     # bytes are tokens: 300 of instructions and what the template writes around them
@@ -467,7 +467,7 @@ def test_a_first_prompt_that_fills_the_context_is_told_with_its_parts(tried):
 
 
 @pytest.mark.parametrize(("context", "fits", "fills"), [("window", 430, 470), ("summarize", 20, 180)])
-def test_a_long_conversation_that_could_not_go_on_is_told_before_it_is_played(tried, tiny_llama, context, fits, fills):
+def test_conversation_that_cannot_continue_is_reported(tried, tiny_llama, context, fits, fills):
     def said(told, context):
         team = fa.Policy(str(tiny_llama), name="team", sampling=fa.Sampling(max_tokens=16), context=context)
         engine = fa.EngineConfig(max_model_len=512)
@@ -490,7 +490,7 @@ def test_a_template_that_refuses_is_told(tried, tiny_llama, tmp_path):
         tried(seats=fa.Policy(str(refusing)))
 
 
-def test_a_disk_without_room_for_a_checkpoint_is_told_and_one_without_room_for_all_is_warned_of(
+def test_disk_without_room_for_checkpoints_is_refused_or_warned_of(
     tried, monkeypatch, tiny_llama
 ):
     weights = sum(np.prod(shape) for shape in _shapes(tiny_llama))
@@ -514,14 +514,14 @@ def _shapes(folder):
     return [entry["shape"] for entry in safetensors_header(folder / "model.safetensors").values()]
 
 
-def test_a_tracker_that_is_missing_is_told_before_a_folder_is_made(tried, monkeypatch, tmp_path):
+def test_missing_tracker_is_reported_before_the_start(tried, monkeypatch, tmp_path):
     monkeypatch.setattr("forge_trainers.records.trackers.importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"\[mlflow\]"):
         tried(tracker="mlflow")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_league_is_tried_with_its_policy_in_every_seat(tried, tiny_llama):
+def test_preflight_of_a_league_uses_its_policy(tried, tiny_llama):
     asked = []
 
     def reward(trajectories):
@@ -532,7 +532,7 @@ def test_a_league_is_tried_with_its_policy_in_every_seat(tried, tiny_llama):
     assert {t.policy for t in asked} == {"hero"} and len(asked) == 4
 
 
-def test_an_oracle_is_refused_where_there_is_none_and_sits_in_its_own_seat_elsewhere(tried, tiny_llama):
+def test_oracle_is_refused_without_a_scripted_policy(tried, tiny_llama):
     team = fa.Policy(str(tiny_llama), name="team")
     asked = []
     for seats in ({"player_0": team, "player_1": fa.Oracle()}, fa.League(team, anchors=(fa.Oracle(),))):
@@ -560,7 +560,7 @@ class EndsAtOnce(World):
         return fa.Outcome(rewards={"player_0": -1.0, "player_1": 1.0}, done=True, info=told)
 
 
-def test_preflight_names_a_policy_without_a_turn_and_who_ended_the_game(tried, tiny_llama):
+def test_preflight_reports_policies_without_turns(tried, tiny_llama):
     seats = {
         "player_0": fa.Random(),
         "player_1": fa.Policy(str(tiny_llama), name="team", sampling=fa.Sampling(max_tokens=16)),

@@ -95,7 +95,7 @@ def rows(ensemble):
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 2])
-def test_the_ensemble_of_a_killed_and_resumed_run_has_every_row_once(tmp_path, staleness, capsys, monkeypatch):
+def test_resumed_run_fits_the_ensemble_with_every_row_once(tmp_path, staleness, capsys, monkeypatch):
     slow = {(2, 1), (5, 0)} if staleness == 2 else ()
     whole, steps = run(tmp_path / "whole", monkeypatch, staleness=staleness, slow=slow)
     every = [(step, number) for step in range(STEPS) for number in range(SIZE)]
@@ -110,7 +110,7 @@ def test_the_ensemble_of_a_killed_and_resumed_run_has_every_row_once(tmp_path, s
     np.testing.assert_allclose(rows(resumed), rows(whole))
 
 
-def test_what_is_judged_ahead_is_not_saved_and_forgotten_by_the_next_session():
+def test_scores_of_prefetched_groups_are_not_saved():
     class Counts:
         seen = 0
 
@@ -141,7 +141,7 @@ def test_what_is_judged_ahead_is_not_saved_and_forgotten_by_the_next_session():
     assert not RewardState(len).any and RewardState(len).state_dict() == {}
 
 
-def test_a_restart_without_a_checkpoint_begins_with_what_the_reward_knew_at_first(tmp_path):
+def test_restart_without_a_checkpoint_resets_the_reward(tmp_path):
     reward = fa.Ensemble([fa.Rule(lambda t: t.reward, name=name) for name in "abc"])
     checkpoints = Checkpoints(tmp_path, keep=1, parts={"reward": RewardState(reward)})
     assert asyncio.run(checkpoints.restore({"team": SimpleNamespace()})) == 0
@@ -151,7 +151,7 @@ def test_a_restart_without_a_checkpoint_begins_with_what_the_reward_knew_at_firs
     assert len(rows(reward)) == 0
 
 
-def test_groups_that_were_taken_early_and_those_that_are_owed_survive_a_checkpoint():
+def test_early_and_owed_groups_survive_a_checkpoint():
     taken = TakenGroups()
     taken.take(0, [(0, 0), (1, 2)], 2)  # of (0, 0), (0, 1)
     taken.take(1, [(0, 1), (1, 0)], 2)

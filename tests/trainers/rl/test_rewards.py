@@ -84,7 +84,7 @@ def test_rewards_are_split_by_group_and_role():
     ]
 
 
-def test_only_trainable_policies_learn_and_roles_have_their_own_baseline():
+def test_only_trainable_policies_learn_with_a_baseline_per_role():
     lessons = credit_groups(judged([group((0, 10), (1, 30), b_policy="hero")]), Credit(scale="none"), {"hero"})
     assert [s.advantages[-1] for s in lessons.samples["hero"]] == [-0.5, 0.5, -10, 10]
     assert lessons.advantages == {(0, 0): {"a": [-0.5], "b": [-10.0]}, (0, 1): {"a": [0.5], "b": [10.0]}}
@@ -93,14 +93,14 @@ def test_only_trainable_policies_learn_and_roles_have_their_own_baseline():
     assert [sorted(own) for own in frozen.advantages.values()] == [["a"], ["a"]]
 
 
-def test_groups_that_teach_nothing_are_counted_by_reason():
+def test_groups_are_counted_by_outcome():
     broken = EpisodeError(where="step", kind="X", message="m")
     groups = [group((0, 0), (1, 0)), group((1, 0), (1, 5)), group((0, 0), (1, 0), error=broken)]
     lessons = credit_groups(judged(groups), Credit(), {"hero"})
     assert lessons.counts == {"used": 1, "zero_variance": 1, "failed": 1, "abstained": 0, "too_long": 0}
 
 
-def test_a_sample_too_long_for_its_learner_is_dropped_and_counted_and_its_siblings_learn():
+def test_too_long_samples_are_dropped_and_counted():
     items = judged([group((0, 0), (1, 0)), group((0, 0), (1, 0), seed=1)])
     items = [with_turn(items[0], [1], prompt_ids=(1, 2, 4)), with_turn(items[1], [0, 1], prompt_ids=(1, 2, 4))]
     lessons = credit_groups(items, Credit(scale="none"), {"hero"}, max_tokens={"hero": 3})
@@ -110,7 +110,7 @@ def test_a_sample_too_long_for_its_learner_is_dropped_and_counted_and_its_siblin
     assert credit_groups(items, Credit(), {"hero"}, max_tokens={"hero": 4}).too_long == 0
 
 
-def test_tokens_without_a_log_probability_are_masked_and_their_share_counted():
+def test_tokens_with_invalid_logprobs_are_masked_and_counted():
     items = judged([group((0, 0), (1, 0))])
     whole = (VersionSpan(version=1, start=0, end=4),)
     logprobs = (-1.0, math.nan, -math.inf, 0.5)
@@ -133,7 +133,7 @@ def advantages(lessons):
     return {at: {agent: round(own[0], 3) for agent, own in by.items()} for at, by in lessons.advantages.items()}
 
 
-def test_an_abstention_leaves_out_only_its_own_trajectory():
+def test_abstention_leaves_out_only_its_trajectory():
     items = judged([group((0, 0), (0, 0), (0, 0), b_policy="hero")], scores_of(None, 1.0, 0.0, 2.0, 1.0, 3.0))
     lessons = credit_groups(items, Credit(scale="none"), {"hero"})
     assert advantages(lessons) == {(0, 0): {"b": -1.0}, (0, 1): {"a": -0.5, "b": 0.0}, (0, 2): {"a": 0.5, "b": 1.0}}
@@ -175,7 +175,7 @@ class Forfeits(fa.TurnEnv):
     ids=["rule", "ensemble", "sum", "gate", "completion", "trajectory", "columns"],
 )
 @pytest.mark.parametrize("baseline", ["mean", "leave_one_out", "rae", "none"])
-def test_a_forfeit_before_the_other_agent_acts_is_punished(reward, baseline):
+def test_forfeit_before_the_other_agent_acts_is_penalized(reward, baseline):
     def played(action):
         return fa.play(Forfeits, fa.Scripted(lambda observation, agent: action if agent == "rival" else "go"), seed=0)
 
@@ -209,7 +209,7 @@ def with_policy(items, name):
     return [changed(item) for item in items]
 
 
-def test_parts_that_do_not_apply_are_left_out_of_columns():
+def test_abstaining_parts_are_left_out_of_multi_reward():
     """Of four episodes the first two are about sums, the last two about code."""
     columns = MultiReward(
         {"sums": scores_of(0.0, 1.0, None, None), "code": scores_of(None, None, 1.0, 0.0)}, weights={"code": 2.0}
@@ -228,7 +228,7 @@ def test_parts_that_do_not_apply_are_left_out_of_columns():
     assert credit_groups(judged(groups, nothing), Credit(), {"hero"}).abstained == 1
 
 
-def test_a_group_counts_as_abstained_only_if_nothing_is_left_to_compare():
+def test_group_is_abstained_only_without_comparable_rewards():
     def counts(*rewards):
         items = judged([group(*(((0, 0),) * (len(rewards) // 2)))], scores_of(*rewards))
         return {fate: n for fate, n in credit_groups(items, Credit(), {"hero"}).counts.items() if n}
@@ -238,7 +238,7 @@ def test_a_group_counts_as_abstained_only_if_nothing_is_left_to_compare():
     assert counts(None, 1, 1.0, 1, 2.0, 1) == {"used": 1}
 
 
-def test_spread_and_means_leave_out_abstentions():
+def test_metrics_leave_out_abstentions():
     items = judged([group((0, 0), (0, 0), (0, 0))], scores_of(None, None, 0.0, None, 1.0, None))
     assert group_spread(items, 1)["groups/reward_std"] == pytest.approx(0.5)
     found = summarize(items)
@@ -252,12 +252,12 @@ def test_spread_and_means_leave_out_abstentions():
         (lambda ts: np.zeros((len(ts), 1)), r"shape \(4, 1\)"),
     ],
 )
-def test_a_reward_of_the_wrong_form_is_refused(wrong, said):
+def test_reward_of_the_wrong_shape_is_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
         judged([group((0, 0), (1, 1))], wrong)
 
 
-def test_no_reward_is_the_environments_and_a_class_is_none():
+def test_reward_defaults_to_the_environment_and_classes_are_refused():
     assert asyncio.run(score([group((1, 2), (3, 4))]))[0].rewards["b"].tolist() == [2, 4]
     for ask in (lambda: judged([group((0, 0), (1, 1))], fv.Numeric), lambda: GRPOTrainer(Policy("m"), fv.Numeric)):
         with pytest.raises(ArgumentError, match="Numeric"):
@@ -272,7 +272,7 @@ def test_a_reward_that_raises_is_named():
     assert caught.value.__notes__ == ["reward <lambda> raised this for a batch of 4 trajectories"]
 
 
-def test_policies_that_play_nowhere_are_told(caplog):
+def test_untrained_groups_are_warned_of(caplog):
     items = judged([group((0, 0), (1, 0))])
     with pytest.raises(TypeError, match="trained='hero' is a string"):
         credit_groups(items, Credit(), "hero")
@@ -314,7 +314,7 @@ class Assessing:
         )
 
 
-def test_a_group_within_the_noise_of_its_reward_is_flat():
+def test_group_within_the_noise_has_zero_variance():
     groups = [group((0.5, 0), (0.52, 0)), group((0, 0), (1, 0), seed=1)]
     lessons = credit_groups(judged(groups, Assessing(noise=0.1)), Credit(noise_multiple=1.0), {"hero"})
     assert lessons.counts == {"used": 1, "zero_variance": 1, "failed": 0, "abstained": 0, "too_long": 0}
@@ -327,7 +327,7 @@ def two_turns(first, second, seed=0):
     return Episode(env_id="t", seed=seed, trajectories={"a": trajectory})
 
 
-def test_the_turn_with_the_good_score_gets_the_larger_advantage():
+def test_turn_with_the_higher_reward_gets_the_larger_advantage():
     episodes = (two_turns(1.0, 0.0), two_turns(0.0, 1.0), two_turns(0.0, 0.0))
     groups = [EpisodeGroup(env_id="t", seed=0, episodes=episodes)]
     by_turn = Assessing(turns=lambda t: [turn.reward for turn in t.turns])
@@ -340,7 +340,7 @@ def test_the_turn_with_the_good_score_gets_the_larger_advantage():
     assert all(float(s.advantages[2]) == float(s.advantages[4]) for s in whole)
 
 
-def test_scores_of_other_turns_are_refused():
+def test_wrong_number_of_turn_scores_is_refused():
     with pytest.raises(ValueError, match="assessing returned a wrong number of turn scores"):
         judged([group((0, 0), (1, 1))], Assessing(turns=lambda t: [0.0] * 7))
 
@@ -371,7 +371,7 @@ def test_the_mean_reward_is_that_of_trained_policies():
     assert both["reward_ci/hero"] == 0.0
 
 
-def test_a_policy_that_is_called_like_a_seat_goes_first():
+def test_policy_metrics_precede_agents_of_the_same_name():
     swapped = EpisodeGroup(
         env_id="t",
         seed=0,
@@ -391,7 +391,7 @@ def test_a_policy_that_is_called_like_a_seat_goes_first():
 
 
 @pytest.mark.parametrize("returned", [["good", "bad"], {"a": 1.0}, [[1.0], [1.0, 2.0]]])
-def test_a_reward_that_returns_no_numbers_is_told_what_it_returned(returned):
+def test_invalid_reward_result_is_reported(returned):
     def praise(trajectories):
         return returned
 
@@ -399,13 +399,13 @@ def test_a_reward_that_returns_no_numbers_is_told_what_it_returned(returned):
         judged([group((0, 0))], praise)
 
 
-def test_a_printed_result_is_a_line_and_not_its_episodes():
+def test_printed_result_omits_episodes():
     episodes = group((0, 1), (2, 3)).episodes
     result = EvalResult(reward=0.5, ci=0.1, by_agent={"a": 1.0}, by_policy={}, episodes=episodes, failed=0)
     assert "reward=0.5" in str(result) and len(str(result)) < 200
 
 
-def test_a_step_says_how_long_answers_and_their_thoughts_are():
+def test_metrics_count_response_and_reasoning_tokens():
     item = judged([group((0, 0), (0, 0))])[0]
     item = with_turn(item, [0], response_ids=(7,) * 9, logprobs=(-1.0,) * 9, reasoning_tokens=6, finish_reason="length")
     turns = [turn for trajectory in item.trajectories for turn in trajectory.turns]
@@ -418,7 +418,7 @@ def test_a_step_says_how_long_answers_and_their_thoughts_are():
     assert rates([], 1.0)["reasoning_tokens"] == 0.0
 
 
-def test_a_step_says_how_many_episodes_their_program_failed_in():
+def test_metrics_count_failed_programs():
     def told(episode, info):
         kept = {agent: dataclasses.replace(one, info=info) for agent, one in episode.trajectories.items()}
         return dataclasses.replace(episode, trajectories=kept)
@@ -440,7 +440,7 @@ def test_confidence_interval_is_students():
     assert np.isnan(mean_and_ci([])[0])
 
 
-def test_siblings_are_no_evidence_apart():
+def test_confidence_interval_counts_groups():
     """Eight times the same game is one game; of 64 independent games each counts."""
     rng = np.random.default_rng(0)
     covered = 0
@@ -472,7 +472,7 @@ def test_samples_know_their_trajectory_and_turns():
     ]
 
 
-def test_the_environments_reward_may_be_credited_turn_by_turn():
+def test_environment_reward_can_be_credited_by_turn():
     groups = [EpisodeGroup(env_id="t", seed=0, episodes=(two_turns(1.0, 0.0), two_turns(0.0, 1.0)))]
     credit = Credit(turns="return", discount=0.5, scale="none")
     samples = credit_groups(judged(groups, EnvTurnReward()), credit, {"hero"}).samples["hero"]
@@ -481,7 +481,7 @@ def test_the_environments_reward_may_be_credited_turn_by_turn():
     assert credit_groups(judged(groups), credit, {"hero"}).counts["zero_variance"] == 1
 
 
-def test_running_means_are_of_trained_roles_and_groups_that_count():
+def test_running_means_count_trained_roles_of_valid_groups():
     broken = EpisodeError(where="step", kind="X", message="m")
     running = Baselines()
     credit = Credit(baseline="rae", scale="none", rae_decay=0.5)
@@ -490,7 +490,7 @@ def test_running_means_are_of_trained_roles_and_groups_that_count():
     assert [s.advantages[-1] for s in lessons.samples["hero"]] == [0.5] and lessons.counts["used"] == 1
 
 
-def test_groups_that_teach_nothing_are_replaced():
+def test_uninformative_groups_are_resampled():
     asked = []
 
     class Collector:
@@ -513,7 +513,7 @@ def test_groups_that_teach_nothing_are_replaced():
 
 @pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "rloo"])
 @pytest.mark.parametrize("loss_normalization", [None, "sampled", "used"])
-def test_flat_groups_count_in_the_loss_normalization_where_the_loss_or_the_config_says_so(loss, loss_normalization):
+def test_loss_normalization_counts_zero_variance_groups_by_loss_or_config(loss, loss_normalization):
     """One group of two teaches; a flat one of two, of three tokens a sibling, does not."""
     flat = group((1, 0), (1, 0), seed=1)
     longer = dataclasses.replace(turn("a", 0, 1), response_ids=(3, 3, 3), logprobs=(-1.0,) * 3)
@@ -534,7 +534,7 @@ def test_flat_groups_count_in_the_loss_normalization_where_the_loss_or_the_confi
     assert found.counts == whole.counts
 
 
-def test_a_learner_that_gets_flat_groups_takes_the_same_step(tiny_llama, random_batch):
+def test_zero_variance_groups_do_not_change_the_step(tiny_llama, random_batch):
     """Published GRPO: the batch with the flat groups in it, whose advantages are 0."""
     whole, without = random_batch(groups=4), random_batch(groups=4)
     keep = whole["samples"]["group"] < 3
@@ -565,7 +565,7 @@ def test_dapo_refills_by_default():
         GRPOConfig(loss_normalization="all")
 
 
-def test_columns_are_credited_apart_and_added():
+def test_parts_of_multi_reward_are_credited_separately():
     def of(index):
         return lambda trajectories: np.array([t.turns[index].reward for t in trajectories])
 
@@ -589,7 +589,7 @@ def test_columns_are_credited_apart_and_added():
     assert running.state_dict()["names"].tolist() == ["t/a/format", "t/a/answer"]
 
 
-def test_columns_keep_what_their_rewards_learn():
+def test_multi_reward_saves_the_state_of_its_rewards():
     class Learning:
         def __init__(self):
             self.seen = 0
@@ -621,7 +621,7 @@ def test_columns_keep_what_their_rewards_learn():
         ({"a": MultiReward({"b": env_reward})}, None),
     ],
 )
-def test_columns_without_sense_are_refused(rewards, weights):
+def test_invalid_multi_reward_is_refused(rewards, weights):
     with pytest.raises(ValueError, match="at least one reward|must be finite|inside a MultiReward"):
         MultiReward(rewards, weights)
 
@@ -629,14 +629,14 @@ def test_columns_without_sense_are_refused(rewards, weights):
 @pytest.mark.parametrize(
     "use", [lambda c, v: c + v, lambda c, v: v + c, lambda c, v: fv.Gate(v, c), lambda c, v: fv.Ensemble([c, v])]
 )
-def test_columns_are_no_part_of_a_verifier(use):
+def test_multi_reward_cannot_be_part_of_a_verifier(use):
     """As a function, their sum would be compared as a whole, and what their verifiers learn would not be saved."""
     verifier = fv.Rule(lambda trajectory: 1.0, name="one")
     with pytest.raises(ArgumentError, match="compares each of its rewards apart"):
         use(MultiReward({"a": verifier}), verifier)
 
 
-def test_siblings_that_lack_a_seat_keep_their_places():
+def test_episodes_without_an_agent_keep_their_index():
     """One never came to take seats, another broke before its second seat joined: each sibling keeps its own reward."""
     broken = EpisodeError(where="make", kind="RuntimeError", message="boom")
     nobody = Episode(env_id="t", seed=0, trajectories={}, error=broken, end_reason="error")
@@ -655,7 +655,7 @@ def test_siblings_that_lack_a_seat_keep_their_places():
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, 1e39])
-def test_an_infinite_score_is_an_abstention_told_and_counted(bad, caplog):
+def test_infinite_score_is_a_counted_abstention(bad, caplog):
     """Late in a long run one overflow costs its group."""
 
     def overflows(trajectories):
@@ -670,7 +670,7 @@ def test_an_infinite_score_is_an_abstention_told_and_counted(bad, caplog):
     assert sum(credit_groups(items, Credit(), {"hero"}).counts.values()) == 1
 
 
-def test_samples_without_room_count_in_no_loss_normalization():
+def test_too_long_samples_do_not_count_in_the_loss_normalization():
     """One group teaches, one is flat, one is too long: a sample is divided by the four that are left."""
     items = judged([group((0, 0), (1, 0)), group((1, 0), (1, 0), seed=1), group((0, 0), (1, 0), seed=2)])
     items[2] = with_turn(items[2], [0, 1], prompt_ids=(1, 2, 4))
@@ -679,7 +679,7 @@ def test_samples_without_room_count_in_no_loss_normalization():
     assert found.counts["too_long"] == 1 and found.fractions == {"hero": 2 / 4}
 
 
-def test_a_function_of_one_trajectory_is_a_reward_and_what_it_fails_on_is_told(tmp_path, caplog):
+def test_function_of_one_trajectory_is_a_reward(tmp_path, caplog):
     def worth(trajectory):
         return 3.0 / trajectory.reward
 
@@ -696,7 +696,7 @@ def test_a_function_of_one_trajectory_is_a_reward_and_what_it_fails_on_is_told(t
     assert columns(group((1.0, 2.0)).trajectories).tolist() == [5.0, 5.5]
 
 
-def test_engines_that_judges_start_are_found_wherever_a_reward_holds_them_and_each_once():
+def test_engines_of_all_judges_of_a_reward_are_found_once():
     first = fv.Judge("tiny-random", "Is it polite?", name="first")
     beside = fv.Judge(first, "Is it short?", name="beside")
     second = fv.Judge("tiny-random", "Is it true?", name="second")
@@ -708,7 +708,7 @@ def test_engines_that_judges_start_are_found_wherever_a_reward_holds_them_and_ea
     assert engines_of(env_reward) == []
 
 
-def test_judges_that_a_function_names_are_found_and_whatever_else_it_asks_is_not(tmp_path):
+def test_declared_judges_of_a_function_are_found(tmp_path):
     polite, kind = (fv.Judge("tiny-random", "Is it so?", name=name) for name in ("polite", "kind"))
     graded = fv.RewardModel("tiny-random", device="cuda")
 

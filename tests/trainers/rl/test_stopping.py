@@ -51,7 +51,7 @@ def trainer(folder, played, **settings):
     return made
 
 
-def test_the_best_checkpoint_is_that_of_the_trained_policys_reward(tmp_path):
+def test_best_checkpoint_is_ranked_by_the_trained_policy(tmp_path):
     """Of a zero-sum game: the mean over all seats would be 0 in every evaluation, and the newest the best."""
 
     async def play_held_out(tasks, play, processes):
@@ -74,7 +74,7 @@ def plan_of(run, sampler):
     return RunPlan(sampler, run._policies, run.config, run.reward)
 
 
-def test_a_run_says_who_sits_where_and_who_shares_a_learner(tmp_path, capsys):
+def test_run_shows_the_policies_of_all_agents(tmp_path, capsys):
     def shown(seats):
         run = GRPOTrainer(seats, out_dir=tmp_path)
         plan = plan_of(run, TaskSampler(Duel))
@@ -98,7 +98,7 @@ def test_a_run_says_who_sits_where_and_who_shares_a_learner(tmp_path, capsys):
         shown(lambda agent, seed: fa.Policy("m"))
 
 
-def test_a_run_says_each_learning_rate_and_warns_of_one_that_is_too_low(tmp_path, capsys, tiny_models):
+def test_run_shows_learning_rates_and_warns_of_low_ones(tmp_path, capsys, tiny_models):
     model = str(tiny_models(family="llama", dtype="bfloat16"))
     full, low = fa.Policy(model, name="full"), fa.Policy(model, name="low", learner={"lr": 1e-9})
     run = GRPOTrainer({"player_0": full, "player_1": low}, out_dir=tmp_path)
@@ -124,7 +124,7 @@ def test_a_run_says_each_learning_rate_and_warns_of_one_that_is_too_low(tmp_path
         ({"repetition_penalty": 1.1}, "or penalized"),
     ],
 )
-def test_a_trainer_refuses_what_the_learner_cannot_compute_when_it_is_built(sampling, said, tmp_path):
+def test_trainer_refuses_sampling_the_learner_cannot_compute(sampling, said, tmp_path):
     for trainable in (True, False):
         hero = fa.Policy("m", name="hero", sampling=fa.Sampling(**sampling), trainable=trainable)
         for seats in (hero, {"player_0": fa.Random(), "player_1": hero}):
@@ -138,14 +138,14 @@ def test_a_trainer_refuses_what_the_learner_cannot_compute_when_it_is_built(samp
         trainer.evaluate("forge/KuhnPoker-v0", episodes=0)
 
 
-def test_a_temperature_that_moves_needs_batches_of_one_step():
+def test_temperature_schedule_needs_batches_of_one_step():
     hero = fa.Policy("m", sampling=fa.Sampling(initial_temperature=1.5, temperature_steps=10))
     check_trainable({"hero": hero}, 1)
     with pytest.raises(ValueError, match="max_staleness=2 a batch may hold groups of two steps, at two temperatures"):
         check_trainable({"hero": hero}, 2)
 
 
-def test_seats_sample_at_the_temperature_of_their_step():
+def test_policies_use_the_temperature_of_the_step():
     hero = fa.Policy(
         "m", name="hero", sampling=fa.Sampling(temperature=0.5, initial_temperature=1.5, temperature_steps=2)
     )
@@ -165,7 +165,7 @@ def test_seats_sample_at_the_temperature_of_their_step():
         fa.League(fa.Policy("m", constrain_actions=True)),
     ],
 )
-def test_a_trainer_refuses_constrained_actions_when_it_is_built(seats, tmp_path):
+def test_trainer_refuses_constrained_actions(seats, tmp_path):
     with pytest.raises(ValueError, match="is trainable and constrains its actions"):
         GRPOTrainer(seats, out_dir=tmp_path)
     GRPOTrainer(
@@ -177,7 +177,7 @@ def ending_of(folder):
     return json.loads((folder / "ending.json").read_text())
 
 
-def test_a_run_that_is_solved_ends_well_saved_and_exported_with_the_reason(tmp_path, capsys):
+def test_solved_run_ends_saved_and_exported(tmp_path, capsys):
     """Rewards rise for two steps; then every episode earns the most that was seen."""
 
     def played(step):
@@ -213,7 +213,7 @@ class Learning:
         self.seen = int(state["seen"])
 
 
-def test_a_run_that_has_done_its_steps_starts_nothing(tmp_path, capsys):
+def test_finished_run_starts_no_processes(tmp_path, capsys):
     def again(steps, **seats):
         reward = Learning()
         run = GRPOTrainer({"player_0": TEAM, "player_1": fa.Random(name="rival"), **seats}, reward, out_dir=tmp_path)
@@ -239,7 +239,7 @@ def test_a_run_that_has_done_its_steps_starts_nothing(tmp_path, capsys):
     assert again(3)[1] is None
 
 
-def test_a_run_that_is_flat_elsewhere_says_where_after_saving(tmp_path):
+def test_uninformative_run_ends_saved_with_advice(tmp_path):
     def played(step):
         return [group(*([0.25, 0.75] if step == 0 else [0.25, 0.25]), seed=4 * step + n) for n in range(4)]
 
@@ -264,7 +264,7 @@ BROKEN = EpisodeError(
 )
 
 
-def test_a_step_in_which_every_episode_fails_ends_the_run_and_says_where_in_the_code(tmp_path, capsys):
+def test_failing_episodes_end_the_run_with_file_and_line(tmp_path, capsys):
     def played(step):
         return [group(0.0, 0.0, seed=n, error=BROKEN, end="error") for n in range(4)]
 
@@ -351,7 +351,7 @@ MIXED = [group(*(1.0, 0.0) * 4)]
         ([[*FULL, group(1.0, 1.0, error=BROKEN)]] * 9, {"t": None}, ("solved", 3)),  # a failure now and then
     ],
 )
-def test_solved_is_flat_at_the_top_everywhere_and_often_enough(steps, tops, wanted):
+def test_run_is_solved_only_with_enough_evidence(steps, tops, wanted):
     assert watch(steps, tops=tops) == wanted
 
 
@@ -396,7 +396,7 @@ def test_only_episodes_with_sampled_tokens_prove_success(steps, tops, wanted):
     assert watch(steps, tops=tops) == wanted
 
 
-def test_a_run_without_a_turn_of_the_policy_fails_and_names_who_ended_the_games(tmp_path):
+def test_run_without_turns_fails_and_names_who_ended_the_games(tmp_path):
     run = trainer(tmp_path, lambda step: IDLE, max_empty_steps=3, groups_per_step=8)
     with run, pytest.raises(EmptyBatchError) as caught:
         run.fit(Duel, steps=200)
@@ -406,7 +406,7 @@ def test_a_run_without_a_turn_of_the_policy_fails_and_names_who_ended_the_games(
     assert not (tmp_path / "export").exists() and ending_of(tmp_path)["ending"] == "broken"
 
 
-def test_a_short_run_without_a_turn_of_the_policy_fails_at_its_end(tmp_path):
+def test_short_run_without_turns_fails_at_its_end(tmp_path):
     """Its steps are fewer than those that a run waits for."""
     idle = [idle_group(seed=n, forfeits=()) for n in range(4)]
     with (
@@ -417,14 +417,14 @@ def test_a_short_run_without_a_turn_of_the_policy_fails_at_its_end(tmp_path):
     assert not (tmp_path / "export").exists()
 
 
-def test_a_run_that_goes_on_knows_that_its_policy_had_turns_before(tmp_path):
+def test_resumed_run_remembers_earlier_turns(tmp_path):
     with trainer(tmp_path, lambda step: MIXED, groups_per_step=1) as run:
         run.fit(Duel, steps=2)
     with trainer(tmp_path, lambda step: IDLE[:1], groups_per_step=1) as run:
         assert run.fit(Duel, steps=3).steps == 3
 
 
-def test_a_run_that_had_nothing_to_learn_from_says_so(tmp_path, capsys):
+def test_run_without_informative_groups_says_so(tmp_path, capsys):
     with trainer(tmp_path, lambda step: HALF) as run:
         run.fit(Duel, steps=2)
     assert "no step had an informative group, so the weights are those that training started with" in " ".join(
@@ -432,13 +432,13 @@ def test_a_run_that_had_nothing_to_learn_from_says_so(tmp_path, capsys):
     )
 
 
-def test_a_policy_that_was_perfect_before_training_is_solved_and_the_reason_says_so(tmp_path):
+def test_perfect_policy_is_solved_without_training(tmp_path):
     with trainer(tmp_path, lambda step: FULL, max_empty_steps=3, groups_per_step=8) as run:
         reason = run.fit(Duel, steps=200).reason
     assert reason.startswith("solved: all 192 episodes") and "No step had an informative group" in reason
 
 
-def test_a_policy_without_turns_beside_one_that_learns_is_named(tmp_path, capsys):
+def test_policy_without_turns_is_named_at_the_end(tmp_path, capsys):
     class Two(Processes):
         policies = {"team": TEAM, "second": fa.Policy("m", name="second")}
 
@@ -452,7 +452,7 @@ def test_a_policy_without_turns_beside_one_that_learns_is_named(tmp_path, capsys
     assert "policy second never had a turn" in " ".join(capsys.readouterr().out.split())
 
 
-def test_an_evaluation_without_a_turn_of_the_policy_has_no_reward(tmp_path, caplog):
+def test_evaluation_without_turns_has_no_reward(tmp_path, caplog):
     async def play_held_out(tasks, play, processes):
         return IDLE
 
@@ -464,7 +464,7 @@ def test_an_evaluation_without_a_turn_of_the_policy_has_no_reward(tmp_path, capl
     assert "64 by player_1 (rival) with an illegal action" in caplog.text
 
 
-def test_one_flat_policy_of_two_ends_nothing():
+def test_one_zero_variance_policy_of_two_does_not_end_the_run():
     def both(seed):
         """The team always earns 1, and a second policy of ours has not learned yet."""
         one = group(1.0, 1.0, seed=seed).episodes
@@ -492,7 +492,7 @@ def test_one_flat_policy_of_two_ends_nothing():
     assert endings.after(0, items, credit_groups(items, Credit(), trained), trained, {"t": 1.0}) is None
 
 
-def test_what_was_earned_is_known_after_a_resume():
+def test_reward_ranges_survive_a_resume():
     first = StoppingCriteria(3)
     items, samples = judged([group(0.5, 0.0)])
     first.after(0, items, samples, {"team"}, {"t": None})
@@ -523,7 +523,7 @@ def test_the_most_that_a_reward_can_be():
     assert max_reward_of(Scored(), None) == 7.0
 
 
-def test_a_failure_names_the_users_code_not_a_librarys():
+def test_failure_names_the_users_code():
     assert describe_error(BROKEN).endswith("at /home/me/my_env.py:12 in act")
     ours = f'  File "{fa.__file__}", line 3, in checked\n'
     through_ours = dataclasses.replace(BROKEN, trace=BROKEN.trace + ours)
@@ -533,7 +533,7 @@ def test_a_failure_names_the_users_code_not_a_librarys():
     assert describe_error(EpisodeError(where="reward", kind="ValueError", message="nan")) == "reward: ValueError: nan"
 
 
-def test_a_plateau_that_nobody_calls_the_top_ends_well_and_says_so(tmp_path):
+def test_plateau_ends_the_run_with_advice(tmp_path):
     def played(step):
         return [group(*((0.0, 0.4) * 2 if step == 0 else (0.4,) * 4), seed=10 * step + n) for n in range(4)]
 
@@ -545,14 +545,14 @@ def test_a_plateau_that_nobody_calls_the_top_ends_well_and_says_so(tmp_path):
     assert ending_of(tmp_path)["ending"] == "plateau"
 
 
-def test_what_the_reason_counts_was_judged():
+def test_reason_counts_scored_episodes():
     endings = StoppingCriteria(1)
     items, samples = judged([*FULL * 3, *UNSURE[:2]])
     found = endings.after(0, items, samples, {"team"}, {"t": 1.0})
     assert found.reason.startswith("solved: all 192 episodes of the last 1 steps (16 more have no reward) earned")
 
 
-def test_an_environments_words_are_shown_and_steer_nothing(tmp_path, capsys):
+def test_control_characters_of_an_environment_are_escaped(tmp_path, capsys):
     """Its error has what rich takes for a closing tag without an opening one, and what clears a terminal."""
     words = EpisodeError(where="step", kind="KeyError", message="'[/INST]' [bold]\x1b[2J")
 
@@ -565,7 +565,7 @@ def test_an_environments_words_are_shown_and_steer_nothing(tmp_path, capsys):
     assert "step: KeyError: '[/INST]' [bold]\\x1b[2J. The traceback" in capsys.readouterr().out
 
 
-def test_a_run_on_a_reward_that_never_gives_its_highest_score_ends_well(tmp_path):
+def test_reward_below_its_maximum_ends_as_plateau(tmp_path):
     """A judge of answers that have become the same says 0.93 of each, and will never say 1."""
     sure = fa.Rule(lambda t: 0.93 if t.reward else 0.1, name="judge")
 
@@ -577,7 +577,7 @@ def test_a_run_on_a_reward_that_never_gives_its_highest_score_ends_well(tmp_path
 
 
 @pytest.mark.parametrize(("most", "known"), [(3, 3.0), (2.5, 2.5), (np.float32(2), 2.0), ("much", None), (print, None)])
-def test_what_an_environment_calls_max_reward_counts_where_it_is_a_number(most, known):
+def test_max_reward_of_an_environment_must_be_a_number(most, known):
     kind = type("t", (Duel,), {"max_reward": most})
     assert TaskSampler(kind).max_reward == {"t": known}
 
@@ -587,13 +587,13 @@ def unlucky(step):
     return [group(0.0, 1.0, seed=step, **({"error": BROKEN, "end": "error"} if step % 3 == 2 else {}))]
 
 
-def test_a_run_of_one_group_a_step_survives_a_seed_that_fails(tmp_path, capsys):
+def test_run_of_single_groups_survives_a_failing_seed(tmp_path, capsys):
     with trainer(tmp_path, unlucky, groups_per_step=1) as run:
         assert run.fit(Duel, steps=9).steps == 9
     assert capsys.readouterr().out.count("used 0  zero-variance 0  failed 1") == 3
 
 
-def test_a_run_that_breaks_on_its_way_ends_after_the_steps_that_it_waits(tmp_path):
+def test_broken_run_ends_after_max_empty_steps(tmp_path):
     def played(step):
         return [group(0.0, 1.0, seed=n, **({"error": BROKEN, "end": "error"} if step > 1 else {})) for n in range(4)]
 
@@ -617,7 +617,7 @@ def test_held_out_episodes_that_fail_are_counted(tmp_path):
     assert (row["eval/reward"], row["eval/failed"]) == (1.0, 3.0)
 
 
-def test_an_evaluation_of_several_levels_tells_each(tmp_path):
+def test_evaluation_reports_each_level(tmp_path):
     async def play_held_out(tasks, play, processes):
         levels = ["t@1", "t@2", "t@1", "t@2"]
         return [group(float(n), seed=n, env_id=level) for n, level in enumerate(levels)]
@@ -630,7 +630,7 @@ def test_an_evaluation_of_several_levels_tells_each(tmp_path):
     assert {name: told for name, told in row.items() if "env/" in name} == {"eval/env/t@1": 1.0, "eval/env/t@2": 2.0}
 
 
-def test_the_stages_of_steps_are_all_of_the_time(tmp_path, monkeypatch):
+def test_stage_times_sum_to_the_step_time(tmp_path, monkeypatch):
     """A checkpoint counts in the step that is begun with it; an evaluation, too."""
     begun = Learner.start_save
 
@@ -655,7 +655,7 @@ def test_the_stages_of_steps_are_all_of_the_time(tmp_path, monkeypatch):
     assert all(row["time/save_s"] > 0.045 for row in rows[1:]) and rows[2]["time/evaluate_s"] > 0.045
 
 
-def test_a_learner_that_waits_for_a_checkpoint_to_be_written_saves_and_does_not_learn(tmp_path, monkeypatch):
+def test_waiting_for_a_checkpoint_counts_as_save_time(tmp_path, monkeypatch):
     learn, versions = Learner.train_step, []
 
     async def waits(self, batch, **settings):
@@ -671,7 +671,7 @@ def test_a_learner_that_waits_for_a_checkpoint_to_be_written_saves_and_does_not_
     assert second["time/learn_s"] + second["time/save_s"] <= second["time/step_s"]
 
 
-def test_playing_in_the_place_of_flat_groups_is_no_judging(tmp_path):
+def test_resampling_time_is_not_scoring_time(tmp_path):
     asked = []
 
     def played(step):
@@ -686,7 +686,7 @@ def test_playing_in_the_place_of_flat_groups_is_no_judging(tmp_path):
     assert row["groups/resampled"] == 1 and row["time/resample_s"] > 0.045 and row["time/score_s"] < 0.045
 
 
-def test_who_asks_to_stop_in_the_last_step_gets_what_was_learned(tmp_path):
+def test_interrupt_in_the_last_step_still_exports(tmp_path):
     def played(step):
         os.kill(os.getpid(), signal.SIGINT)
         return [group(0.0, 1.0)] * 4
@@ -697,7 +697,7 @@ def test_who_asks_to_stop_in_the_last_step_gets_what_was_learned(tmp_path):
 
 
 @pytest.mark.parametrize(("failed", "status"), [(0, 0), (3, 0), (4, 1)])
-def test_an_evaluation_counts_what_is_in_no_mean_and_fails_where_nothing_is(
+def test_evaluation_counts_failures_and_abstentions(
     failed, status, tmp_path, monkeypatch, capsys
 ):
     """The reward abstains from player_0's 9 in one episode, which says nothing of how the team plays."""

@@ -27,7 +27,7 @@ SEATS = {
 }
 
 
-def test_environments_of_one_run_may_have_other_seats(tmp_path):
+def test_environments_of_a_run_may_have_different_agents(tmp_path):
     sampler = TaskSampler(GAMES)
     tasks = sampler.tasks(0, 0, 400)
     assert {task.env_id: task.agents for task in tasks} == SEATS
@@ -38,7 +38,7 @@ def test_environments_of_one_run_may_have_other_seats(tmp_path):
 
 
 @pytest.mark.parametrize("by_seat", [False, True])
-def test_each_environment_gets_the_policies_of_its_own_seats(tmp_path, by_seat):
+def test_environments_get_the_policies_of_their_agents(tmp_path, by_seat):
     pupil, poker = fa.Policy("model", name="pupil"), fa.Random(name="poker")
     everyone = {
         agent: poker if agent in ("player_0", "player_1") else pupil for agents in SEATS.values() for agent in agents
@@ -57,14 +57,14 @@ def test_each_environment_gets_the_policies_of_its_own_seats(tmp_path, by_seat):
         assert played == [pupil] * 3
 
 
-def test_a_seed_that_draws_no_tasks_is_refused_before_anything_starts():
+def test_invalid_seed_is_refused():
     with pytest.raises(ValueError, match="non-negative"):
         TaskSampler("forge/KuhnPoker-v0").tasks(-1, 0, 1)
     with pytest.raises(ValueError, match="seed=-1 must be at least 0"):
         GRPOConfig(seed=-1)
 
 
-def test_a_seat_that_no_environment_has_is_refused(tmp_path):
+def test_agent_that_no_environment_has_is_refused(tmp_path):
     everyone = dict.fromkeys(["sorter", "asker", "answerer", "player_0", "player_1", "player_2"], fa.Random())
     with pytest.raises(
         ValueError, match=r"no agent 'player_2'; the agents are sorter, asker, answerer, player_0, player_1"
@@ -72,7 +72,7 @@ def test_a_seat_that_no_environment_has_is_refused(tmp_path):
         policies_of(everyone, GRPOConfig(), tmp_path).declared(SEATS)
 
 
-def test_one_of_a_runs_environments_may_be_evaluated_alone(tmp_path):
+def test_single_environment_of_a_run_can_be_evaluated(tmp_path):
     pupil, poker = fa.Policy("model", name="pupil"), fa.Random(name="poker")
     policies = policies_of({"sorter": pupil, "player_0": poker, "player_1": poker}, GRPOConfig(), tmp_path)
     alone = {"forge/AlphabetSort-v0": ("sorter",)}
@@ -84,7 +84,7 @@ def test_one_of_a_runs_environments_may_be_evaluated_alone(tmp_path):
 
 
 @pytest.mark.parametrize("where", ["make", "reset", "step", "close"])
-def test_groups_of_an_environment_that_breaks_are_dropped_and_counted(where):
+def test_groups_of_a_broken_environment_are_dropped_and_counted(where):
     class Coin(fa.TurnEnv):
         possible_agents = ["a"]
         made = 0
@@ -140,7 +140,7 @@ def models_of(trainer, sampler):
 
 
 @pytest.mark.parametrize("isolation", ["none", "process"])
-def test_a_run_knows_whom_a_program_asks_by_which_name(tmp_path, isolation):
+def test_model_names_of_programs_resolve_to_policies(tmp_path, isolation):
     fa.register(
         f"test/Asks-{isolation}-v0",
         entry_point=fa.Program,

@@ -90,7 +90,7 @@ def test_groups_ages_and_learners_are_reported(tmp_path: Path):
     assert two["staleness/0"] == 4.0 and two["learner/a/loss"] == 0.5 and two["learner/b/loss"] == 0.5
 
 
-def test_a_step_without_lessons_reports_none(tmp_path: Path):
+def test_step_without_samples_reports_zero(tmp_path: Path):
     nothing = StepSamples(
         samples={}, counts={"used": 0, "failed": 2, "abstained": 0, "zero_variance": 0}, advantages={}
     )
@@ -98,7 +98,7 @@ def test_a_step_without_lessons_reports_none(tmp_path: Path):
     assert found["staleness/max"] == found["staleness/0"] == 0 and np.isnan(found["groups/zero_variance_fraction"])
 
 
-def test_samples_older_than_the_bound_or_newer_than_the_learner_are_refused(tmp_path: Path):
+def test_samples_outside_the_policy_lag_are_refused(tmp_path: Path):
     with pytest.raises(AssertionError, match="2 versions old; the loop allows 1"):
         run(samples(3), {"hero": Learner(5)}, tmp_path, max_staleness=1)
     with pytest.raises(ValueError, match="versions 6 to 6 reached a learner at version 5"):
@@ -107,7 +107,7 @@ def test_samples_older_than_the_bound_or_newer_than_the_learner_are_refused(tmp_
         run(samples(-1, 0), {"hero": Learner(0)}, tmp_path)
 
 
-def test_a_sampler_without_log_probabilities_ends_the_run_only_beyond_a_share(tmp_path: Path):
+def test_invalid_logprobs_end_the_run_above_a_fraction(tmp_path: Path):
     given = dataclasses.replace(samples(0), bad_logprobs={"hero": 0.02})
     with pytest.raises(DivergedError, match=r"sampler of hero gave invalid log-probabilities.*2\.00%.*=1\.00%"):
         run(given, {"hero": Learner()}, tmp_path)
@@ -117,7 +117,7 @@ def test_a_sampler_without_log_probabilities_ends_the_run_only_beyond_a_share(tm
         run(all_masked, {"hero": Learner()}, tmp_path)
 
 
-def test_a_loss_that_is_no_number_leaves_the_batch_in_a_file_and_says_which(tmp_path: Path):
+def test_non_finite_loss_saves_the_batch(tmp_path: Path):
     learner = Learner(7, error=FloatingPointError("the loss is nan at version 7"))
     with pytest.raises(DivergedError, match="policy hero: the loss is nan.*continues from the newest") as caught:
         run(samples(7, 7), {"hero": learner}, tmp_path, max_skipped_steps=0)
@@ -130,13 +130,13 @@ def test_a_loss_that_is_no_number_leaves_the_batch_in_a_file_and_says_which(tmp_
     assert "nan" in facts["error"]
 
 
-def test_a_batch_that_finds_no_room_does_not_hide_the_error(tmp_path: Path):
+def test_unwritable_batch_does_not_hide_the_error(tmp_path: Path):
     (tmp_path / "failed-batches").write_text("")
     with pytest.raises(DivergedError, match="could not be written"):
         run(samples(0), {"hero": Learner(error=FloatingPointError("nan"))}, tmp_path, max_skipped_steps=0)
 
 
-def test_a_loss_that_is_no_number_is_skipped_and_two_in_a_row_end_the_run(
+def test_two_consecutive_non_finite_losses_end_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     bad, skipped = Learner(error=FloatingPointError("the loss is inf")), Counter[str]()
@@ -163,7 +163,7 @@ class PartlyFinite(Learner):
         return {"logprob_gap_mean": 0.0, "loss": 0.5, "optimizer_steps": 3.0, "skipped_minibatches": 1.0}
 
 
-def test_skipped_minibatches_are_warned_of_and_end_the_run_when_they_go_on(
+def test_repeatedly_skipped_minibatches_end_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     skipped = Counter[str]()
@@ -177,7 +177,7 @@ def test_skipped_minibatches_are_warned_of_and_end_the_run_when_they_go_on(
         run(samples(0), {"hero": PartlyFinite()}, tmp_path, skipped)
 
 
-def test_a_gap_on_fresh_samples_ends_the_run_and_keeps_the_batch(tmp_path: Path):
+def test_logprob_gap_ends_the_run_and_saves_the_batch(tmp_path: Path):
     with pytest.raises(MismatchError, match=r"differ by 0.3 per token.*step-000012-hero.safetensors"):
         run(samples(4), {"hero": Learner(4, gap=0.3)}, tmp_path, max_logprob_gap=0.25)
     run(samples(4, 3), {"hero": Learner(4, gap=0.3)}, tmp_path, max_logprob_gap=0.25, max_staleness=1)
@@ -298,7 +298,7 @@ def test_every_step_reports_ratios_work_and_memory(tiny_llama: Path, random_batc
     assert found["peak_rss_bytes"] > 1e8 and "peak_device_bytes" not in found
 
 
-def test_a_loss_that_is_not_finite_leaves_the_weights_alone(tiny_llama: Path, random_batch: Batches):
+def test_non_finite_loss_leaves_the_weights_unchanged(tiny_llama: Path, random_batch: Batches):
     core, batch = learner(tiny_llama, lr=0.1), random_batch()
     before = core.hf_state_dict(dtype=torch.float32)
     reported = core._reduce

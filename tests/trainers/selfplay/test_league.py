@@ -66,7 +66,7 @@ def group(*episodes):
     return EpisodeGroup(env_id="duel", seed=0, episodes=episodes)
 
 
-def test_every_opponent_of_a_step_is_met_from_every_seat_equally_often():
+def test_opponents_are_met_from_every_agent_equally_often():
     settings = LeagueConfig(self_play=0.0, opponents_per_step=2, opponents="uniform")
     for step in range(8):
         matches = draw_matches(standings(), settings, AGENTS, 8, key=(3, step, 0))
@@ -74,13 +74,13 @@ def test_every_opponent_of_a_step_is_met_from_every_seat_equally_often():
         assert len(matches) == 8 and all(met[name, "player_0"] == met[name, "player_1"] for name, _ in met)
 
 
-def test_seats_swap_from_step_to_step_where_a_step_has_one_game():
+def test_policy_changes_agent_from_step_to_step():
     settings = LeagueConfig(self_play=0.0, opponents_per_step=1)
     seats = [draw_matches(standings(), settings, AGENTS, 1, key=(0, step, 0))[0].agent for step in range(4)]
     assert seats == ["player_0", "player_1", "player_0", "player_1"]
 
 
-def test_a_draw_follows_from_its_key_and_self_play_takes_its_share():
+def test_matches_depend_only_on_the_key():
     settings = LeagueConfig(self_play=0.35)
     drawn = [draw_matches(standings(), settings, AGENTS, 50, key=(1, step, 0)) for step in range(20)]
     assert drawn == [draw_matches(standings(), settings, AGENTS, 50, key=(1, step, 0)) for step in range(20)]
@@ -90,7 +90,7 @@ def test_a_draw_follows_from_its_key_and_self_play_takes_its_share():
     assert all(len({m.opponent for m in step if m.opponent}) <= 2 for step in drawn)
 
 
-def test_who_sits_where():
+def test_match_assigns_players():
     assert Match(opponent="x", agent="player_1").players(AGENTS, "hero") == {"player_0": "x", "player_1": "hero"}
     assert Match(opponent="", agent="").players(AGENTS, "hero") == {"player_0": "hero", "player_1": "hero"}
     assert [(m.opponent, m.agent) for m in evaluation_matches(fa.League(HERO, anchors=(RANDOM,)), AGENTS, 3)] == [
@@ -101,7 +101,7 @@ def test_who_sits_where():
     assert {m.opponent for m in evaluation_matches(fa.League(HERO), AGENTS, 2)} == {"hero-000000"}
 
 
-def test_evaluations_meet_held_out_opponents_and_training_does_not():
+def test_held_out_opponents_are_met_only_in_evaluations():
     oracle = fa.Oracle()
     league = fa.League(HERO, anchors=(RANDOM,), held_out=(oracle, RANDOM), self_play=0.0)
     assert {m.opponent for m in evaluation_matches(league, AGENTS, 4)} == {"oracle", "random"}
@@ -125,7 +125,7 @@ def test_results_are_wins_draws_and_losses_of_the_policy():
     assert results_of(played, "hero") == {"a": [1, 0.5], "b": [0, 1]}
 
 
-def test_the_mean_reward_of_a_league_is_that_against_opponents():
+def test_league_reward_counts_games_against_opponents():
     judged = [
         dataclasses.replace(
             group(episode(("hero", "a"), (1, -1))), rewards={"player_0": np.ones(1), "player_1": -np.ones(1)}
@@ -139,7 +139,7 @@ def test_the_mean_reward_of_a_league_is_that_against_opponents():
     assert found["reward/mean"] == found["reward/hero"] == 1 and "reward/player_1" not in found
 
 
-def test_what_opponents_sampled_never_enters_the_loss():
+def test_opponents_tokens_never_enter_the_loss():
     versus = group(episode(("hero", "hero-000002"), (1, -1)), episode(("hero", "hero-000002"), (-1, 1)))
     swapped = group(episode(("hero-000002", "hero"), (1, -1)), episode(("hero-000002", "hero"), (-1, 1)))
     judged = asyncio.run(score([versus, swapped], env_reward, timeout_s=10))
@@ -182,7 +182,7 @@ def test_what_opponents_sampled_never_enters_the_loss():
         ),
     ],
 )
-def test_what_is_no_league_is_refused(make, words):
+def test_invalid_league_is_refused(make, words):
     if words == "nothing":
         assert make() == "hero-000000"
         return
@@ -282,7 +282,7 @@ def season(folder, steps, *, pool=3, resume=False):
     return league, asyncio.run(train()), games
 
 
-def test_a_killed_league_goes_on_as_if_it_had_not_been(tmp_path):
+def test_killed_league_resumes_equal(tmp_path):
     whole, _, games = season(tmp_path / "whole", 20)
     season(tmp_path / "killed", 18)  # its last checkpoint is of step 16
     again, _, later = season(tmp_path / "killed", 20, resume=True)
@@ -314,7 +314,7 @@ def test_only_snapshots_are_deleted_from_the_league_folder(tmp_path):
     assert not (mine / ".unfinished-hero-000002").exists() and not (mine / "hero-000002").exists()
 
 
-def test_a_step_loads_each_snapshot_once_and_all_groups_are_played(tmp_path):
+def test_step_loads_each_snapshot_once(tmp_path):
     league, rows, games = season(tmp_path, 12)
     assert sorted(number for number, _ in games) == sorted(list(range(6)) * 12)
     assert len(league.loads) <= 2 * 12
@@ -343,13 +343,13 @@ def test_a_missing_snapshot_is_named(tmp_path):
         season(tmp_path, 8, resume=True)
 
 
-def test_a_policy_that_has_not_changed_is_no_new_opponent(tmp_path):
+def test_unchanged_policy_is_not_a_new_opponent(tmp_path):
     league, learner = League(fa.League(HERO, snapshot_every=1), fa.GRPOConfig(), tmp_path), Learner()
     asyncio.run(league.record(0, [], SimpleNamespace(learners={"hero": learner})))
     assert [one.name for one in league.standings.opponents] == ["hero-000000"]
 
 
-def test_an_evaluation_meets_every_anchor_from_every_seat_in_every_environment(tmp_path):
+def test_evaluation_covers_anchors_agents_and_environments(tmp_path):
     """Environments, anchors and seats must not take turns in step: two of each would be two of eight games."""
     anchors = (RANDOM, fa.Random(name="other"))
     league = League(fa.League(HERO, anchors=anchors), fa.GRPOConfig(), tmp_path)
@@ -365,7 +365,7 @@ def test_an_evaluation_meets_every_anchor_from_every_seat_in_every_environment(t
     assert games == {(f"duel-{n}", *pair): 2 for n in range(2) for pair in names}
 
 
-def test_a_process_answers_while_a_snapshot_is_packed(tmp_path, tiny_llama, monkeypatch):
+def test_snapshots_are_packed_in_another_thread(tmp_path, tiny_llama, monkeypatch):
     from forge_agents.weights import Publisher
 
     packed_by, loaded = [], []

@@ -39,7 +39,7 @@ def played(history, *, pool=4, anchors=("random", "caller")):
 
 @settings(max_examples=40, deadline=None)
 @given(history=steps, rule=st.sampled_from(RULES))
-def test_chances_are_a_distribution_over_the_pool(history, rule):
+def test_probabilities_sum_to_one(history, rule):
     standings, _ = played(history)
     chances = standings.probabilities(rule)
     assert chances.shape == (len(standings.opponents),)
@@ -48,7 +48,7 @@ def test_chances_are_a_distribution_over_the_pool(history, rule):
 
 @settings(max_examples=40, deadline=None)
 @given(history=steps, pool=st.integers(2, 5))
-def test_the_pool_is_bounded_and_anchors_the_start_and_the_newest_never_leave(history, pool):
+def test_pool_is_bounded_and_keeps_pinned_opponents(history, pool):
     standings, version = played(history, pool=pool)
     names = [one.name for one in standings.opponents]
     assert {"p-0", "random", "caller", f"p-{version}"} <= set(names)
@@ -58,7 +58,7 @@ def test_the_pool_is_bounded_and_anchors_the_start_and_the_newest_never_leave(hi
 
 @settings(max_examples=25, deadline=None)
 @given(history=steps, later=steps)
-def test_saved_and_restored_standings_go_on_bit_for_bit(tmp_path_factory, history, later):
+def test_restored_standings_are_bit_equal(tmp_path_factory, history, later):
     standings, version = played(history)
     file = tmp_path_factory.mktemp("league") / "league.npz"
     np.savez(file, allow_pickle=False, **standings.state_dict())
@@ -88,7 +88,7 @@ def test_pfsp_weighs_as_published():
     np.testing.assert_allclose(standings.probabilities("pfsp_even"), even / even.sum())
 
 
-def test_latest_is_the_newest_snapshot_and_uniform_everybody():
+def test_latest_and_uniform_matchmaking():
     standings = with_snapshots(2)
     assert standings.probabilities("latest").tolist() == [0, 0, 0, 1]
     assert standings.probabilities("uniform").tolist() == [0.25] * 4
@@ -103,7 +103,7 @@ def test_near_prefers_those_of_a_like_rating():
     assert second > start > random
 
 
-def test_when_all_are_far_away_the_nearest_is_met():
+def test_nearest_opponent_is_chosen_if_all_are_far_away():
     standings = with_snapshots(1, anchors=())
     state = standings.state_dict()
     state["numbers"][:, 0], state["numbers"][:, 1] = [-9000, -8000], 0.01
@@ -112,7 +112,7 @@ def test_when_all_are_far_away_the_nearest_is_met():
     assert standings.probabilities("near").tolist() == [0, 1]
 
 
-def test_the_snapshot_that_is_beaten_most_surely_leaves_first():
+def test_weakest_snapshot_leaves_first():
     standings = with_snapshots(3, pool=4)
     standings.record({"p-1": [0, 0], "p-2": [1, 1], "p-3": [1, 0]})
     assert [one.name for one in standings.add("p-4", 4)] == ["p-2"]
@@ -130,7 +130,7 @@ def test_earlier_results_count_less():
     assert last.win_rate > 0.85 and last.games == 160
 
 
-def test_a_snapshot_inherits_the_rating_and_ratings_follow_results():
+def test_snapshot_inherits_the_rating():
     standings = with_snapshots(0)
     standings.record({"random": [1] * 20})
     rating = standings.mu
