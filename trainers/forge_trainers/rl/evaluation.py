@@ -178,7 +178,7 @@ def eval_result(
         episodes=tuple(episode for group in groups for episode in group.episodes),
         failed=sum(len(group.failed) for group in groups),
         abstained=_num_abstained(scored, trained),
-        by_env={env_id: summarize(own, trained)["reward/mean"] for env_id, own in by_env.items()},
+        by_env={env_id: summarize(env_groups, trained)["reward/mean"] for env_id, env_groups in by_env.items()},
         env_reward=math.nan if unmeasured else env["reward/mean"],
         env_ci=env["reward/ci"],
         scored_by=scored_by,

@@ -171,9 +171,9 @@ class LeaguePolicies(FixedPolicies):
     ) -> list[EpisodeGroup]:
         """Play every match, one snapshot after the other; matches without a snapshot run with the first one."""
         policy = self._league.policy
-        past = [self._league.frozen(one.name) for one in self.standings.opponents if one.version >= 0]
+        past = [self._league.frozen(opponent.name) for opponent in self.standings.opponents if opponent.version >= 0]
         players: dict[str, AnyPolicy] = {player.name: player for player in (policy, *self._league.fixed, *past)}
-        snapshots = {one.name: one.version for one in self.standings.opponents if one.version >= 0}
+        snapshots = {rival.name: rival.version for rival in self.standings.opponents if rival.version >= 0}
         order = list(dict.fromkeys(match.opponent for match in matches if match.opponent in snapshots)) or [""]
         order.sort(key=lambda name: name != self._loaded)  # the snapshot in the engine goes first
         groups: dict[int, EpisodeGroup] = {}

@@ -79,7 +79,7 @@ class Lifecycle:
             if learn:
                 check_installed(self._config.tracker)
                 trained = [plan.models[name] for name in plan.trained]
-                self._checkpoints.check_room([(one, self._config.learner_of(one)) for one in trained], say)
+                self._checkpoints.check_room([(policy, self._config.learner_of(policy)) for policy in trained], say)
             self._finish_reward = await Preflight(
                 sampler=plan.sampler,
                 mapping=plan.policies.mapping,

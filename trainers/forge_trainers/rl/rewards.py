@@ -270,9 +270,9 @@ def _split(groups: Sequence[EpisodeGroup], assessment: Assessment) -> list[Episo
         scored.append(
             replace(
                 group,
-                rewards={agent: scores[own_rows] for agent, own_rows in rows.items()},
-                noise=None if noise is None else {agent: noise[own_rows] for agent, own_rows in rows.items()},
-                turn_rewards=None if turns is None else {agent: [turns[i] for i in own] for agent, own in rows.items()},
+                rewards={agent: scores[indices] for agent, indices in rows.items()},
+                noise=None if noise is None else {agent: noise[indices] for agent, indices in rows.items()},
+                turn_rewards=None if turns is None else {a: [turns[i] for i in indices] for a, indices in rows.items()},
             )
         )
     return scored

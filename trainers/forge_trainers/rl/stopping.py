@@ -225,9 +225,9 @@ class StoppingCriteria:
 
     def _describe(self, key: EnvAgent, maximum: float | None) -> str:
         (env_id, agent), best = key, self._best[key]
-        shown = [f"{reward:g}" if len(best) == 1 else f"{reward:g} ({n})" for reward, n in best.most_common(3)]
+        rewards = [f"{reward:g}" if len(best) == 1 else f"{reward:g} ({n})" for reward, n in best.most_common(3)]
         top = f"of at most {maximum:g}" if maximum is not None else f"the highest seen is {self._range[key][1]:g}"
-        return f"{agent} of {env_id} {', '.join(shown)}{' and others' if len(best) > 3 else ''}, {top}"
+        return f"{agent} of {env_id} {', '.join(rewards)}{' and others' if len(best) > 3 else ''}, {top}"
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return reward ranges, token counts and the number of informative steps, for a checkpoint."""
