@@ -50,7 +50,9 @@ def summarize(groups: Sequence[EpisodeGroup], trained: Collection[str] = ()) -> 
         and by trained policy; a policy with the name of an agent takes precedence.
     """
     episodes = rewards_by(groups, "episode", trained).values()
-    mean, half_width = mean_and_ci([float(np.mean(values)) for values, _ in episodes], [number for _, (number, *_) in episodes])
+    mean, half_width = mean_and_ci(
+        [float(np.mean(values)) for values, _ in episodes], [number for _, (number, *_) in episodes]
+    )
     named = {**rewards_by(groups, "agent"), **(rewards_by(groups, "policy", trained) if trained else {})}
     means = {name: mean_and_ci(*rewards) for name, rewards in named.items()}
     return {
