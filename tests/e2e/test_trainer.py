@@ -125,7 +125,7 @@ def test_a_team_learns_and_the_control_does_not(trainer_of, tiny_llama, tmp_path
     assert start.keys() == trained.keys()
     assert any(not np.array_equal(start[k].float().numpy(), trained[k].float().numpy()) for k in start)
 
-    with pytest.raises(ValueError, match=r"max_staleness=1 is not that of the processes that run, 0"):
+    with pytest.raises(ValueError, match=r"max_staleness=1 differs from 0 of the running processes"):
         first.fork(tmp_path / "control", config=config(max_staleness=1))
     engine, second = first._lifecycle.processes.engines["team"].pids, first.fork(
         tmp_path / "control", config=config(learner=learner(0.0))
@@ -318,7 +318,7 @@ def test_mistakes_are_found_before_anything_starts(team, tmp_path):
         trainer.fit("forge/KuhnPokr-v0", steps=1)
     with pytest.raises(ValueError, match="no agent 'lft'.*'left'"):
         fa.GRPOTrainer({"lft": team, "right": team}, config=config(), out_dir=tmp_path).fit(Letters, steps=1)
-    with pytest.raises(ValueError, match="no seat holds a trainable policy"):
+    with pytest.raises(ValueError, match="no agent has a trainable policy"):
         fa.GRPOTrainer(fa.Random(), config=config(), out_dir=tmp_path).fit(Letters, steps=1)
     with pytest.raises(ForgeError, match="smollm2-135m-instruct"):
         fa.GRPOTrainer(fa.Policy("smollm2-135m-instrct"), config=config(), out_dir=tmp_path).fit(Letters, steps=1)
