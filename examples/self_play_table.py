@@ -21,7 +21,8 @@ import forge_agents as fa
 from forge_agents.bench import GameTree, exploitability
 from forge_agents.rollout import Rollout, all_or_first_error
 from forge_trainers.rl.credit import Scored
-from forge_trainers.rl.rewards import env_reward, score
+from forge_trainers.rl.rewards import env_reward
+from forge_trainers.rl.scoring import score
 from forge_trainers.selfplay.league import draw_matches, results_of
 from forge_trainers.selfplay.matchmaking import Standings
 

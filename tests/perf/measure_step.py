@@ -114,8 +114,9 @@ _NAMES = {"engine": POLICY, "learner": f"{POLICY}-learner", "store": "weights"}
 async def _step(options: Options, processes: Any, pids: dict[str, int]) -> dict[str, float]:
     from forge_trainers.batch.packing import pack
     from forge_trainers.rl.credit import Credit
-    from forge_trainers.rl.rewards import env_reward, score
+    from forge_trainers.rl.rewards import env_reward
     from forge_trainers.rl.samples import credit_groups
+    from forge_trainers.rl.scoring import score
 
     clock = StageClock(pids)
     with clock.stage("generate"):

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from forge_trainers.batch.packing import Sample, pack, samples_from
     from forge_trainers.learner.client import Learner
     from forge_trainers.learner.config import LearnerConfig
-    from forge_trainers.rl.rewards import env_reward, score
+    from forge_trainers.rl.rewards import env_reward
     from forge_trainers.rl.samples import credit_groups
+    from forge_trainers.rl.scoring import score
     from forge_trainers.rl.tasks import Task, TaskSampler
 
 _HOME = {
@@ -29,7 +30,7 @@ _HOME = {
     "env_reward": "rl.rewards",
     "pack": "batch.packing",
     "samples_from": "batch.packing",
-    "score": "rl.rewards",
+    "score": "rl.scoring",
 }
 
 __all__ = [

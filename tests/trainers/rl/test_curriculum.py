@@ -14,7 +14,7 @@ from forge_agents.errors import ArgumentError, UnknownIdError
 from forge_agents.rollout import Rollout
 from forge_agents.testing import check_levels
 from forge_trainers.rl.curriculum import Curriculum, CurriculumConfig, Progress
-from forge_trainers.rl.rewards import score
+from forge_trainers.rl.scoring import score
 from forge_trainers.rl.tasks import TaskSampler
 
 FACES = (2, 4, 8, 16)

@@ -20,9 +20,9 @@ from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Baselines, Credit
 from forge_trainers.rl.evaluation import EvalResult
 from forge_trainers.rl.metrics import group_spread, mean_and_ci, rates, summarize
-from forge_trainers.rl.rewards import EnvTurnReward, MultiReward, engines_of, env_reward, models_of, score
+from forge_trainers.rl.rewards import EnvTurnReward, MultiReward, engines_of, env_reward, models_of
 from forge_trainers.rl.samples import credit_groups
-from forge_trainers.rl.scoring import Scorer
+from forge_trainers.rl.scoring import Scorer, score
 from forge_trainers.rl.trainer import GRPOTrainer
 from forge_trainers.run.checkpoints import RewardState
 

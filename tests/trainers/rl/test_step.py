@@ -70,5 +70,6 @@ def test_step_enters_few_files_and_functions(entered):
 
 def test_page_lists_the_files_of_a_step(entered):
     listed = re.findall(r"^\d+\. `([\w/]+\.py)`", PAGE.read_text(), re.MULTILINE)
-    assert sorted(listed) == sorted(entered)
+    assert set(entered) <= set(listed) and len(listed) <= 25
+    assert all((ROOT / file).is_file() for file in listed)
     assert len(PAGE.read_text().split()) <= 400

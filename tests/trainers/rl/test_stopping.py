@@ -23,8 +23,9 @@ from forge_trainers.rl.credit import Credit
 from forge_trainers.rl.failures import describe_error
 from forge_trainers.rl.plan import RunPlan
 from forge_trainers.rl.policy_mapping import at_step, check_trainable
-from forge_trainers.rl.rewards import EnvTurnReward, MultiReward, env_reward, max_reward_of, score
+from forge_trainers.rl.rewards import EnvTurnReward, MultiReward, env_reward, max_reward_of
 from forge_trainers.rl.samples import credit_groups
+from forge_trainers.rl.scoring import score
 from forge_trainers.rl.stopping import StoppingCriteria
 from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.rl.trainer import GRPOTrainer

@@ -14,8 +14,9 @@ from forge_trainers.rl.credit import Credit
 from forge_trainers.rl.league_policies import policies_of
 from forge_trainers.rl.metrics import summarize
 from forge_trainers.rl.plan import RunPlan
-from forge_trainers.rl.rewards import env_reward, score
+from forge_trainers.rl.rewards import env_reward
 from forge_trainers.rl.samples import credit_groups
+from forge_trainers.rl.scoring import score
 from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.rl.trainer import GRPOTrainer
 

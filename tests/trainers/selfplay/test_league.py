@@ -18,8 +18,9 @@ from forge_agents.cli.config import parse
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn
 from forge_trainers.rl.league_policies import LeaguePolicies, policies_of
 from forge_trainers.rl.metrics import summarize
-from forge_trainers.rl.rewards import env_reward, score
+from forge_trainers.rl.rewards import env_reward
 from forge_trainers.rl.samples import credit_groups
+from forge_trainers.rl.scoring import score
 from forge_trainers.rl.tasks import Task
 from forge_trainers.selfplay.league import LeagueConfig, Match, draw_matches, evaluation_matches, results_of
 from forge_trainers.selfplay.matchmaking import Standings

@@ -18,7 +18,8 @@ from forge_trainers.rl.lifecycle import Lifecycle
 from forge_trainers.rl.metrics import mean_and_ci, rewards_by, summarize
 from forge_trainers.rl.plan import RunPlan
 from forge_trainers.rl.report import Messages
-from forge_trainers.rl.rewards import all_rewards, is_env_reward, reward_name, score
+from forge_trainers.rl.rewards import all_rewards, is_env_reward, reward_name
+from forge_trainers.rl.scoring import score
 from forge_trainers.run.checkpoints import ProcessRandomness, Stateful
 
 

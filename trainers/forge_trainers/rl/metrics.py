@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from forge_agents.types import EpisodeGroup, total_tokens
-from forge_trainers.rl.rewards import env_reward, score_groups
+from forge_trainers.rl.rewards import env_reward
 from forge_trainers.rl.samples import StepSamples
+from forge_trainers.rl.scoring import score_groups
 
 if TYPE_CHECKING:
     from forge_trainers.rl.config import GRPOConfig

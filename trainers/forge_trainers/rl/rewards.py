@@ -1,4 +1,4 @@
-"""Rewards: the environment's own, several at once, and how a run scores groups of episodes with them."""
+"""Rewards: the environment's own, several at once, and questions about the rewards inside a reward."""
 
 from __future__ import annotations
 
@@ -7,15 +7,12 @@ import logging
 import math
 import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from forge_agents.errors import ArgumentError
-from forge_agents.runtime.mesh import with_deadline
-from forge_agents.runtime.threads import in_thread
-from forge_agents.types import EpisodeGroup, Reward, Trajectory
+from forge_agents.types import Reward, Trajectory
 from forge_verifiers.core.functions import name_of
 from forge_verifiers.core.verifier import (
     Assessment,
@@ -106,7 +103,7 @@ class MultiReward:
             TypeError, ValueError: A reward did not return one number per trajectory.
         """
         scores = {name: assess(reward, trajectories, name).scores for name, reward in self._rewards.items()}
-        return _weighted_sum([(self.weights[name], values) for name, values in scores.items()])
+        return weighted_sum([(self.weights[name], values) for name, values in scores.items()])
 
     def state_dict(self) -> dict[str, np.ndarray]:
         """Return the state of the rewards, under ``name/``."""
@@ -213,82 +210,7 @@ def _attributes(reward: Any, attribute: str) -> list[Any]:
     return [*values.values()]
 
 
-async def score(
-    groups: Sequence[EpisodeGroup], reward: Reward | None = None, *, timeout_s: float = 1800.0
-) -> list[EpisodeGroup]:
-    """Score every trajectory of `groups` in one call of `reward`, or one call of each part of a `MultiReward`.
-
-    Args:
-        groups: Collected groups, including failed episodes.
-        reward: Called in a thread, so it may block. None is the environment's own reward.
-        timeout_s: Timeout of the call.
-
-    Returns:
-        The groups in order, with float32 ``[G]`` rewards by agent.
-
-    Raises:
-        StallError: The reward did not return in time.
-        ArgumentError: The reward is not callable, is a class, or has a parameter of unknown meaning.
-        TypeError, ValueError: The reward did not return one number per trajectory.
-        Exception: Any error of the reward, with a note that names the reward.
-    """
-    return await score_groups(groups, env_reward if reward is None else reward_of(reward), timeout_s=timeout_s)
-
-
-async def score_groups(groups: Sequence[EpisodeGroup], reward: Reward, *, timeout_s: float) -> list[EpisodeGroup]:
-    """Do the same as `score`, with a reward that `reward_of` returned."""
-    if isinstance(reward, MultiReward):
-        parts = {name: await score_groups(groups, part, timeout_s=timeout_s) for name, part in reward.parts().items()}
-        return [
-            _combined({name: (reward.weights[name], scored[at]) for name, scored in parts.items()})
-            for at in range(len(groups))
-        ]
-    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    name = str(getattr(reward, "name", None) or getattr(reward, "__name__", type(reward).__name__))
-    assessment = await with_deadline(
-        in_thread(assess, reward, trajectories, name, name=f"reward {name}"),
-        timeout_s,
-        who=f"reward {name}",
-        what="scoring",
-    )
-    return _split(groups, assessment)
-
-
-def _split(groups: Sequence[EpisodeGroup], assessment: Assessment) -> list[EpisodeGroup]:
-    """Distribute the scores of all trajectories over their groups."""
-    # The last row, -1, stands for an agent that did not take part in an episode.
-    scores = np.append(assessment.scores, np.float32(np.nan))
-    noise = None if assessment.noise is None else np.append(assessment.noise, np.float32(np.nan))
-    turns = None if assessment.turns is None else [*assessment.turns, np.empty(0, np.float32)]
-    scored, start = [], 0
-    for group in groups:
-        rows: dict[str, list[int]] = {}  # by agent and episode
-        for index, episode in enumerate(group.episodes):
-            for agent in episode.trajectories:
-                rows.setdefault(agent, [-1] * len(group.episodes))[index] = start
-                start += 1
-        scored.append(
-            replace(
-                group,
-                rewards={agent: scores[indices] for agent, indices in rows.items()},
-                noise=None if noise is None else {agent: noise[indices] for agent, indices in rows.items()},
-                turn_rewards=None if turns is None else {a: [turns[i] for i in indices] for a, indices in rows.items()},
-            )
-        )
-    return scored
-
-
-def _combined(parts: Mapping[str, tuple[float, EpisodeGroup]]) -> EpisodeGroup:
-    """Return one group with the weighted sum of the rewards of its parts."""
-    first = next(iter(parts.values()))[1]
-    totals = {
-        agent: _weighted_sum([(weight, group.rewards[agent]) for weight, group in parts.values()])
-        for agent in first.rewards
-    }
-    return replace(first, rewards=totals, noise=None, turn_rewards=None, parts=parts)
-
-
-def _weighted_sum(parts: Sequence[tuple[float, np.ndarray]]) -> np.ndarray:
+def weighted_sum(parts: Sequence[tuple[float, np.ndarray]]) -> np.ndarray:
     """Return the weighted sum float32 ``[n]`` of the scores that are not NaN; NaN where all are."""
     scores = np.stack([weight * np.asarray(values, np.float32) for weight, values in parts])
     return np.where(np.isnan(scores).all(axis=0), np.nan, np.nansum(scores, axis=0)).astype(np.float32)

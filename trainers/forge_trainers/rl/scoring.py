@@ -4,19 +4,101 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
+from forge_agents.runtime.mesh import with_deadline
+from forge_agents.runtime.threads import in_thread
 from forge_agents.types import EpisodeGroup, Reward
 from forge_trainers.records.run_folder import RunFolder
 from forge_trainers.rl.collect import Collector
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.failures import nothing_to_train_on
-from forge_trainers.rl.rewards import score_groups
+from forge_trainers.rl.rewards import MultiReward, assess, env_reward, weighted_sum
 from forge_trainers.rl.samples import compute_advantages, make_samples
 from forge_trainers.run.checkpoints import RewardState
+from forge_verifiers.core.verifier import Assessment, reward_of
 
 if TYPE_CHECKING:
     from forge_trainers.run.processes import Processes
+
+
+async def score(
+    groups: Sequence[EpisodeGroup], reward: Reward | None = None, *, timeout_s: float = 1800.0
+) -> list[EpisodeGroup]:
+    """Score every trajectory of `groups` in one call of `reward`, or one call of each part of a `MultiReward`.
+
+    Args:
+        groups: Collected groups, including failed episodes.
+        reward: Called in a thread, so it may block. None is the environment's own reward.
+        timeout_s: Timeout of the call.
+
+    Returns:
+        The groups in order, with float32 ``[G]`` rewards by agent.
+
+    Raises:
+        StallError: The reward did not return in time.
+        ArgumentError: The reward is not callable, is a class, or has a parameter of unknown meaning.
+        TypeError, ValueError: The reward did not return one number per trajectory.
+        Exception: Any error of the reward, with a note that names the reward.
+    """
+    return await score_groups(groups, env_reward if reward is None else reward_of(reward), timeout_s=timeout_s)
+
+
+async def score_groups(groups: Sequence[EpisodeGroup], reward: Reward, *, timeout_s: float) -> list[EpisodeGroup]:
+    """Do the same as `score`, with a reward that `reward_of` returned."""
+    if isinstance(reward, MultiReward):
+        parts = {name: await score_groups(groups, part, timeout_s=timeout_s) for name, part in reward.parts().items()}
+        return [
+            _combined({name: (reward.weights[name], scored[at]) for name, scored in parts.items()})
+            for at in range(len(groups))
+        ]
+    trajectories = [trajectory for group in groups for trajectory in group.trajectories]
+    name = str(getattr(reward, "name", None) or getattr(reward, "__name__", type(reward).__name__))
+    assessment = await with_deadline(
+        in_thread(assess, reward, trajectories, name, name=f"reward {name}"),
+        timeout_s,
+        who=f"reward {name}",
+        what="scoring",
+    )
+    return _split(groups, assessment)
+
+
+def _split(groups: Sequence[EpisodeGroup], assessment: Assessment) -> list[EpisodeGroup]:
+    """Distribute the scores of all trajectories over their groups."""
+    # The last row, -1, stands for an agent that did not take part in an episode.
+    scores = np.append(assessment.scores, np.float32(np.nan))
+    noise = None if assessment.noise is None else np.append(assessment.noise, np.float32(np.nan))
+    turns = None if assessment.turns is None else [*assessment.turns, np.empty(0, np.float32)]
+    scored, start = [], 0
+    for group in groups:
+        rows: dict[str, list[int]] = {}  # by agent and episode
+        for index, episode in enumerate(group.episodes):
+            for agent in episode.trajectories:
+                rows.setdefault(agent, [-1] * len(group.episodes))[index] = start
+                start += 1
+        scored.append(
+            replace(
+                group,
+                rewards={agent: scores[indices] for agent, indices in rows.items()},
+                noise=None if noise is None else {agent: noise[indices] for agent, indices in rows.items()},
+                turn_rewards=None if turns is None else {a: [turns[i] for i in indices] for a, indices in rows.items()},
+            )
+        )
+    return scored
+
+
+def _combined(parts: Mapping[str, tuple[float, EpisodeGroup]]) -> EpisodeGroup:
+    """Return one group with the weighted sum of the rewards of its parts."""
+    first = next(iter(parts.values()))[1]
+    totals = {
+        agent: weighted_sum([(weight, group.rewards[agent]) for weight, group in parts.values()])
+        for agent in first.rewards
+    }
+    return replace(first, rewards=totals, noise=None, turn_rewards=None, parts=parts)
 
 
 class Scorer:
