@@ -175,14 +175,14 @@ class Unpaid(Draws):
         return fa.Outcome(done=self.said == 2)
 
 
-@fv.Rule
+@fa.Rule
 def high(trajectory):
     """The mean digit, from 0 to 1."""
     return sum(int(turn.action) for turn in trajectory.turns) / 9 / len(trajectory.turns)
 
 
 def weak(name, place):
-    return fv.Rule(lambda trajectory: int(trajectory.turns[place].action) > 4, name=name)
+    return fa.Rule(lambda trajectory: int(trajectory.turns[place].action) > 4, name=name)
 
 
 def mean_of(episodes, verifier=high):
@@ -194,7 +194,7 @@ REWARDS = {
     "function": lambda: lambda trajectory: high.grade(trajectory) * 3,
     "sum": lambda: 2.0 * high + weak("first", 0),
     "columns": lambda: fa.MultiReward({"high": high, "first": weak("first", 0)}),
-    "ensemble": lambda: fv.Ensemble([high, weak("first", 0), weak("second", 1)]),
+    "ensemble": lambda: fa.Ensemble([high, weak("first", 0), weak("second", 1)]),
 }
 
 
@@ -261,7 +261,7 @@ def test_evaluation_does_not_fit_an_ensemble(tmp_path):
         assert math.isfinite(result.reward) and run.reward.version == 0 and run.reward.learning
 
 
-@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: fv.Ensemble([high, one, weak("first", 0)])])
+@pytest.mark.parametrize("wrap", [lambda one: one, lambda one: fa.Ensemble([high, one, weak("first", 0)])])
 def test_reward_that_compares_episodes_is_evaluated_on_groups(tmp_path, wrap):
     with trainer(tmp_path, reward=wrap(fv.SelfConsistency())) as run:
         result = run.evaluate(Unpaid, episodes=5)

@@ -275,10 +275,10 @@ def test_function_with_judges_is_not_called_in_preflight(tried):
 
 
 def test_undeclared_judge_gets_no_gpu_before_placement(tried, monkeypatch):
-    facts = HostFacts(hostname="here", gpus=("0",), cores=frozenset({0}), place="", gpu_bytes=(80_000_000_000,))
+    facts = HostFacts(hostname="here", gpus=("0",), cores=frozenset({0}), memory_domain="", gpu_bytes=(80_000_000_000,))
     layout = Cluster(fa.Hosts(), lambda: "here")
     layout._here.facts = facts
-    monkeypatch.setattr(mesh, "_layout", lambda: layout)
+    monkeypatch.setattr(mesh, "_cluster", lambda: layout)
     judge = fv.Judge("tiny-random", "Is it polite?")
     said = tried(reward=judge.score)
     assert "would take 90% of a GPU that it shares with the processes that a run is about to start" in said

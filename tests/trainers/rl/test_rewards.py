@@ -165,12 +165,12 @@ class Forfeits(fa.TurnEnv):
     "reward",
     [
         fv.Length(high=4, slack=4),
-        fv.Ensemble([fv.Length(high=4, slack=4)], combine="mean"),
+        fa.Ensemble([fv.Length(high=4, slack=4)], combine="mean"),
         fv.Length(high=4, slack=4) + 0.5 * fv.Length(high=4, slack=4, name="other"),
         fv.Gate(fv.Length(high=100, name="check"), fv.Length(high=4, slack=4)),
         lambda completion: max(0.0, 1 - max(len(completion) - 4, 0) / 4),
         lambda trajectory: None if not trajectory.turns else float(trajectory.turns[-1].action != "forfeit"),
-        MultiReward({"length": fv.Length(high=4, slack=4), "hero only": fv.Seat("hero", lambda trajectory: None)}),
+        MultiReward({"length": fv.Length(high=4, slack=4), "hero only": fv.ForAgent("hero", lambda trajectory: None)}),
     ],
     ids=["rule", "ensemble", "sum", "gate", "completion", "trajectory", "columns"],
 )
@@ -263,7 +263,7 @@ def test_reward_defaults_to_the_environment_and_classes_are_refused():
         with pytest.raises(ArgumentError, match="Numeric"):
             ask()
     with pytest.raises(ArgumentError, match="Numeric"):
-        fv.Ensemble([fv.Numeric])
+        fa.Ensemble([fv.Numeric])
 
 
 def test_a_reward_that_raises_is_named():
@@ -346,7 +346,8 @@ def test_wrong_number_of_turn_scores_is_refused():
 
 
 def test_verifiers_of_turns_reach_the_samples():
-    from forge_verifiers import EnvReward, PerTurn, Rule
+    from forge_agents import EnvReward, Rule
+    from forge_verifiers import PerTurn
 
     last = PerTurn(Rule(lambda t: float(t.turns[-1].reward > 0), name="paid"))
     groups = [EpisodeGroup(env_id="t", seed=0, episodes=(two_turns(1.0, 0.0), two_turns(0.0, 0.0)))]
@@ -627,12 +628,12 @@ def test_invalid_multi_reward_is_refused(rewards, weights):
 
 
 @pytest.mark.parametrize(
-    "use", [lambda c, v: c + v, lambda c, v: v + c, lambda c, v: fv.Gate(v, c), lambda c, v: fv.Ensemble([c, v])]
+    "use", [lambda c, v: c + v, lambda c, v: v + c, lambda c, v: fv.Gate(v, c), lambda c, v: fa.Ensemble([c, v])]
 )
 def test_multi_reward_cannot_be_part_of_a_verifier(use):
     """As a function, their sum would be compared as a whole, and what their verifiers learn would not be saved."""
-    verifier = fv.Rule(lambda trajectory: 1.0, name="one")
-    with pytest.raises(ArgumentError, match="compares each of its rewards apart"):
+    verifier = fa.Rule(lambda trajectory: 1.0, name="one")
+    with pytest.raises(ArgumentError, match="compares each of its rewards separately"):
         use(MultiReward({"a": verifier}), verifier)
 
 
@@ -690,7 +691,7 @@ def test_function_of_one_trajectory_is_a_reward(tmp_path, caplog):
     assert "ZeroDivisionError: float division by zero (test_rewards.py:" in caplog.text
     with pytest.raises(ZeroDivisionError):  # a mistake that hits all ends the run
         asyncio.run(score([group((0.0, 0.0))], trainer.reward))
-    with pytest.raises(ArgumentError, match=r"reward <lambda>\(a, b\) at .* takes a, b, whatever that is; name its"):
+    with pytest.raises(ArgumentError, match=r"reward <lambda>\(a, b\) at .* unknown meaning \(a, b\); name its"):
         GRPOTrainer(Policy("nowhere"), reward=lambda a, b: 0.0, out_dir=tmp_path / "run")
     columns = MultiReward({"worth": worth, "env": env_reward}, {"env": 2.0})
     assert columns(group((1.0, 2.0)).trajectories).tolist() == [5.0, 5.5]
@@ -701,7 +702,7 @@ def test_engines_of_all_judges_of_a_reward_are_found_once():
     beside = fv.Judge(first, "Is it short?", name="beside")
     second = fv.Judge("tiny-random", "Is it true?", name="second")
     served = fv.Judge(Endpoint("http://localhost", "m"), "Is it kind?", name="served")
-    ensemble = fv.Ensemble([first, beside, served, fv.Rule(lambda t: True, name="rule")], "mean")
+    ensemble = fa.Ensemble([first, beside, served, fa.Rule(lambda t: True, name="rule")], "mean")
     gated = fv.Gate(lambda t: True, ensemble + second)
     for reward in (gated, MultiReward({"env": env_reward, "judged": gated})):
         assert engines_of(reward) == [first.own_engine, second.own_engine]
@@ -722,7 +723,7 @@ def test_declared_judges_of_a_function_are_found(tmp_path):
 
     reward.judges = [polite, graded]
     wrapped = GRPOTrainer(Policy("nowhere"), reward=reward, out_dir=tmp_path).reward
-    for given in (reward, wrapped, partial(reward), fv.Rule(reward), MultiReward({"a": reward, "b": env_reward})):
+    for given in (reward, wrapped, partial(reward), fa.Rule(reward), MultiReward({"a": reward, "b": env_reward})):
         assert (engines_of(given), models_of(given)) == ([polite.own_engine], [graded.own_model])
 
     class Panel:

@@ -8,7 +8,8 @@ import forge_agents as fa
 from forge_agents import Ensemble, EnvReward, Rule, check_verifier
 from forge_agents.errors import ArgumentError
 from forge_agents.types import Episode, EpisodeGroup, Trajectory, Turn
-from forge_trainers.rl.rewards import check_env_rewards, judge
+from forge_trainers.rl.rewards import check_env_rewards
+from forge_trainers.rl.scoring import score
 from forge_verifiers import Assessment, Composable, ForAgent, Gate, PerTurn, ScoreError
 from forge_verifiers.core.verifier import Sum, checked_scores
 from forge_verifiers.distillation import distill
@@ -51,7 +52,7 @@ def test_env_reward_plus_a_weighted_verifier_is_their_weighted_sum(nest):
     assert reward.score([paid(0.3), paid(1.0), paid(1.0, "0.0")]).tolist() == pytest.approx([0.5, 1.2, 1.0])
     assert reward.score_range == pytest.approx((0.0, 1.2))
     assert PerTurn(reward).assess([paid(0.3)]).turns[0].tolist() == pytest.approx([0.5])
-    assert asyncio.run(judge([group_of(paid(0.3))], reward))[0].rewards["a"].tolist() == pytest.approx([0.5])
+    assert asyncio.run(score([group_of(paid(0.3))], reward))[0].rewards["a"].tolist() == pytest.approx([0.5])
 
 
 def group_of(*trajectories):

@@ -31,8 +31,8 @@ from forge_trainers.rl.rewards import assess, is_env_reward, leaf_rewards, rewar
 from forge_trainers.rl.tasks import Task, TaskSampler
 from forge_trainers.run.checkpoints import ProcessRandomness, Stateful
 from forge_trainers.run.supervision import Watchdog
-from forge_verifiers.core.functions import called, has, name_of
-from forge_verifiers.core.verifier import Composable, ScoreError, assessed, named_judges
+from forge_verifiers.core.functions import describe_function, info_keys, name_of
+from forge_verifiers.core.verifier import Composable, ScoreError, assessed, declared_judges
 
 FinishReward: TypeAlias = Callable[[], Awaitable[None]]
 """Waits for a call of the reward that is still running."""
@@ -271,7 +271,7 @@ def _name(reward: Any) -> str:
 
 
 def _is_cheap(leaf: Any) -> bool:
-    return getattr(leaf, "cost", "cheap") == "cheap" and not named_judges(leaf)
+    return getattr(leaf, "cost", "cheap") == "cheap" and not declared_judges(leaf)
 
 
 def _try(leaf: Any, trajectories: Sequence[Trajectory], *, in_ensemble: bool, say: Callable[[str], None]) -> None:
@@ -293,9 +293,9 @@ def _try(leaf: Any, trajectories: Sequence[Trajectory], *, in_ensemble: bool, sa
             failed = assessment.failed
             say(f"preflight: reward {name} fails on {len(failed)} of {count}: {next(iter(failed.values()))}")
         elif not assessment.failed and np.isnan(assessment.scores).all():
-            say(f"preflight: reward {name} abstains from all {count}, whose info has {has(trajectories[0])}")
+            say(f"preflight: reward {name} abstains from all {count}, whose info has {info_keys(trajectories[0])}")
     except Exception as error:
-        subject = f"reward {name}" if isinstance(leaf, Composable) else f"reward {called(leaf)}"
+        subject = f"reward {name}" if isinstance(leaf, Composable) else f"reward {describe_function(leaf)}"
         if _scores_one(leaf, trajectories[0]):
             raise PreflightError(
                 f"{subject} scores one trajectory, but gets a list of all: call its parameter `trajectory`, or return "

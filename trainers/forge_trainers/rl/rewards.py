@@ -18,8 +18,8 @@ from forge_verifiers.core.verifier import (
     Assessment,
     Composable,
     EnvReward,
+    declared_judges,
     load_nested,
-    named_judges,
     nested_state,
     reward_of,
 )
@@ -157,7 +157,7 @@ def check_env_rewards(reward: Any, max_rewards: Mapping[str, float | None]) -> N
     for leaf, _ in leaf_rewards(reward):
         for env_id, high in max_rewards.items():
             if isinstance(leaf, EnvReward) and not leaf.clip and high is not None and high > leaf.high + 1e-9:
-                raise ArgumentError(f"{env_id}: {leaf.too_small_for(leaf.low, high)}")
+                raise ArgumentError(f"{env_id}: {leaf.range_error(leaf.low, high)}")
 
 
 def max_reward_of(reward: Any, env_max: float | None) -> float | None:
@@ -206,7 +206,7 @@ def _attributes(reward: Any, attribute: str) -> list[Any]:
         visited.add(id(leaf))
         if (value := getattr(leaf, attribute, None)) is not None:
             values[id(value)] = value
-        queue += [inner for verifier in named_judges(leaf) for inner, _ in leaf_rewards(verifier)]
+        queue += [inner for verifier in declared_judges(leaf) for inner, _ in leaf_rewards(verifier)]
     return [*values.values()]
 
 

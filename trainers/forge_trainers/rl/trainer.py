@@ -50,7 +50,7 @@ class GRPOTrainer:
         policies: One policy for all agents, a policy per agent, a function ``(agent, episode_seed) -> policy``, or a
             league: a policy that plays against its own past.
         reward: Function from trajectories to float ``[n]``, NaN to abstain; or a function of one trajectory, or of its
-            text, see `forge_verifiers.core.functions.read`. None is the environment's own reward.
+            text, see `forge_verifiers.core.functions.parse_signature`. None is the environment's own reward.
         config: Settings. ``fa.LearnerConfig(loss="grpo")`` is GRPO as published (arXiv 2402.03300).
         out_dir: The run's folder. If it holds a run, training continues from the newest checkpoint.
         mesh: Where processes run. None is this host.
