@@ -9,7 +9,7 @@ from forge_verifiers import Exact, ForAgent, Gate, Judge, MathEqual, Numeric, Pe
 from forge_verifiers.models.text_models import RewardModel
 
 
-def test_verifiers_of_one_likeness_are_one_family_unless_told_otherwise() -> None:
+def test_default_families_of_verifiers() -> None:
     judge = Judge("some/model", "The answer is right.", name="a")
     endpoint = fa.Endpoint(url="http://127.0.0.1:9/v1", model="other")
     verifiers = [
@@ -48,7 +48,7 @@ def columns(cls: type, matrix: np.ndarray, names: list[str], **kwargs) -> list[R
 
 
 @pytest.mark.parametrize("alike", [True, False])
-def test_reward_models_that_nobody_tagged_weigh_as_one(alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reward_models_without_family_weigh_as_one(alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the ensemble's own families the better judge is heard; the report names both camps."""
     from .combiners.test_bounds import miscalibration, paired, pairs  # noqa: TID252
 

@@ -42,7 +42,7 @@ def test_gold_code_scores_one_and_half_right_code_its_share():
     assert scores.dtype == np.float32 and scores.tolist() == [1.0, 0.5, 0.0, 0.0, 0.0]
 
 
-def test_it_keeps_the_contract():
+def test_unit_tests_keep_the_verifier_contract():
     assert check_verifier(PATIENT, wrote(GOLD), wrote("def add(a, b): return a - b")).ok
 
 
@@ -164,19 +164,19 @@ def refuse(): raise ValueError("bad")
 """
 
 
-def test_objects_callbacks_generators_and_exceptions_cross_over():
+def test_objects_callbacks_generators_and_exceptions_are_proxied():
     report = PATIENT.run(OBJECTS_GOLD, OBJECTS)
     assert report.reasons == ("",) * 10 and report.passed == (True,) * 10
 
 
-def test_a_hang_costs_its_own_test_only():
+def test_hang_fails_only_its_own_test():
     code = "def add(a, b):\n    while a == 1: pass\n    return a + b"
     report = UnitTests(timeout_s=1.5, sandbox=PATIENT.sandbox).run(code, TESTS)
     assert report.passed == (False, True, True, True)
     assert report.reasons[0] == "candidate: too slow"
 
 
-def test_a_limit_of_the_sandbox_fails_what_is_left():
+def test_sandbox_limit_fails_the_remaining_tests():
     verifier = UnitTests(tests=TESTS, timeout_s=30, sandbox=Sandbox(limits=SandboxLimits(wall_s=0.7)))
     report = verifier.run("def add(a, b):\n    while True: pass", TESTS)
     assert report.passed == (False,) * 4 and report.limit == "wall_s"
@@ -237,7 +237,7 @@ def test_the_program_is_found_in_the_markdown_of_an_answer(text):
     assert PATIENT.grade(wrote(text)) == 1
 
 
-def test_the_last_definition_counts_so_that_trying_several_does_not_pay():
+def test_last_definition_counts():
     wrong = "```python\ndef add(a, b):\n    return 0\n```"
     assert PATIENT.grade(wrote(f"{SOLUTION}\nor\n{wrong}")) < 1
     assert PATIENT.grade(wrote("```java\nint add(int a, int b) { return a + b; }\n```")) == 0

@@ -46,7 +46,7 @@ def test_wrong_shapes_and_infinities_are_errors(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", combiners.names())
-def test_asking_before_fitting_is_an_error(name: str) -> None:
+def test_prediction_before_fit_raises(name: str) -> None:
     for call in (lambda m: m.predict_proba(np.zeros((2, 2))), lambda m: m.report(), lambda m: m.state_dict()):
         with pytest.raises(combiners.NotFittedError, match="call fit"):
             call(fresh(name))
@@ -61,14 +61,14 @@ def test_state_of_another_combiner_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", combiners.names())
-def test_every_state_survives_bit_equal(name: str) -> None:
+def test_every_state_is_restored_bit_equal(name: str) -> None:
     s, g, y = votes(1, n=200)
     model, other = fresh(name).fit(s, g, y), fresh(name)
     other.load_state_dict(model.state_dict())
     assert (other.predict_proba(s, g) == model.predict_proba(s, g)).all()
 
 
-def test_logistic_without_both_labels_says_what_to_do() -> None:
+def test_logistic_without_both_labels_raises() -> None:
     s, _, y = votes(0, n=64)
     with pytest.raises(ValueError, match="'default' combiner"):
         fresh("logistic").fit(s)
@@ -84,13 +84,13 @@ def test_one_response_gets_a_probability(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LABEL_FREE)
-def test_no_row_to_predict_gives_an_empty_answer(name: str) -> None:
+def test_prediction_of_no_rows_is_empty(name: str) -> None:
     s, _, _ = votes(0, n=64)
     assert fresh(name).fit(s).predict_proba(s[:0]).shape == (0,)
 
 
 @pytest.mark.parametrize("name", ["mean", "default"])
-def test_one_verifier_is_followed(name: str) -> None:
+def test_single_verifier_determines_the_ranking(name: str) -> None:
     s = np.linspace(-3, 5, 50)[:, None]
     p = fresh(name).fit_predict(s)
     assert (np.diff(p) >= 0).all()
@@ -103,7 +103,7 @@ def test_all_abstaining_gives_even_odds(name: str) -> None:
     np.testing.assert_allclose(fresh(name).fit_predict(np.full((20, 3), np.nan)), 0.5)
 
 
-def test_a_row_of_silence_falls_back_on_the_class_balance() -> None:
+def test_row_of_abstentions_gets_the_class_balance() -> None:
     s, _, y = votes(2, pi=0.2)
     rng = np.random.default_rng(0)
     s[rng.random(s.shape) < 0.1] = np.nan
@@ -112,11 +112,11 @@ def test_a_row_of_silence_falls_back_on_the_class_balance() -> None:
 
 
 @pytest.mark.parametrize("name", ["mean", "majority", "default"])
-def test_constant_verifiers_say_nothing(name: str) -> None:
+def test_constant_verifiers_are_ignored(name: str) -> None:
     np.testing.assert_allclose(fresh(name).fit_predict(np.ones((20, 3))), 0.5, atol=1e-6)
 
 
-def test_scores_out_of_range_at_prediction_count_as_the_extremes() -> None:
+def test_scores_outside_the_fitted_range_are_clipped() -> None:
     s = np.random.default_rng(0).random((200, 5))
     for name in ("mean", "default"):
         model = fresh(name).fit(s)

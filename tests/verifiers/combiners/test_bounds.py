@@ -94,7 +94,7 @@ UNDECIDABLE = "good, style camp"
 
 
 @pytest.mark.parametrize("name", [name for name in REGIMES if name != UNDECIDABLE])
-def test_it_is_nearly_as_good_as_the_better_simple_one(name: str) -> None:
+def test_default_is_close_to_the_better_baseline(name: str) -> None:
     s, g, y = REGIMES[name](0)
     ours = combiners.get("default").fit_predict(s, g)
     simple = [combiners.get(kind).fit_predict(s, g) for kind in ("mean", "dawid-skene")]
@@ -120,7 +120,7 @@ def test_undecidable_clusters_keep_the_mean_and_warn_once(caplog: pytest.LogCapt
         assert brier(y, combiners.get("default").fit_predict(s, g, labels)) < 0.1 < brier(y, mean)
 
 
-def test_an_unrelated_camp_turns_nobody_round() -> None:
+def test_unrelated_cluster_inverts_no_verifier() -> None:
     """Two camps that share nothing have no signs relative to each other; both are upright until others contradict."""
     for seed in range(6):
         s, g, y = REGIMES["weaker, style camp"](seed)
@@ -135,7 +135,7 @@ def test_good_verifiers_stay_good_however_many_steps_are_seen() -> None:
         assert brier(y[:rows], p) < 0.01, rows
 
 
-def test_nothing_to_learn_is_said_once_and_the_mean_is_taken(caplog: pytest.LogCaptureFixture) -> None:
+def test_uncorrelated_scores_warn_once_and_use_the_mean(caplog: pytest.LogCaptureFixture) -> None:
     rng = np.random.default_rng(0)
     s = rng.random((400, 4))
     model = combiners.get("default")
@@ -178,7 +178,7 @@ def miscalibration(y: np.ndarray, p: Floats) -> float:
     ("families", "anchors", "error"),
     [(None, None, 0.15), (["rm"] * 5 + ["judge"] * 2, None, 0.08), (None, [5, 6], 0.1)],
 )
-def test_a_camp_of_reward_models_does_not_silence_a_judge(families, anchors, error) -> None:
+def test_cluster_of_reward_models_does_not_outvote_a_judge(families, anchors, error) -> None:
     cases = [pairs(seed) for seed in range(4)]
     answers = [combiners.get("default", families=families, anchors=anchors).fit_predict(s, g) for s, g, _ in cases]
     truth = [y for _, _, y in cases]
@@ -189,7 +189,7 @@ def test_a_camp_of_reward_models_does_not_silence_a_judge(families, anchors, err
     assert np.mean([miscalibration(y, p) for y, p in zip(truth, answers, strict=True)]) <= error
 
 
-def test_the_report_says_that_two_camps_disagree() -> None:
+def test_report_notes_two_clusters_that_disagree() -> None:
     model = combiners.get("default").fit(*pairs(0)[:2])
     assert model.report().clusters.tolist() == [1, 1, 1, 1, 1, 2, 2]
     text = model.report().table(["a", "b", "c", "d", "e", "f", "g"])
@@ -198,7 +198,7 @@ def test_the_report_says_that_two_camps_disagree() -> None:
         assert not combiners.get("default").fit(case[0]).report().clusters.any()
 
 
-def test_one_label_and_one_anchor_do_not_turn_the_model() -> None:
+def test_one_label_and_one_anchor_do_not_invert_the_model() -> None:
     for s, g, y in (told((0.95,) * 5), told((0.75,) * 5), votes(1), outvoted(0), told((0.9, 0.7))):
         plain = combiners.get("default").fit_predict(s, g)
         for value in (0.0, 1.0):
@@ -212,7 +212,7 @@ def test_one_label_and_one_anchor_do_not_turn_the_model() -> None:
         assert np.abs(anchored - plain).mean() < 0.03 and accuracy(y, anchored) > accuracy(y, plain) - 0.01
 
 
-def test_labels_take_the_mean_s_share_back_by_degrees() -> None:
+def test_labels_reduce_the_share_of_the_mean_gradually() -> None:
     s, g, y = outvoted(1)
     shares = []
     for labelled in (0, 1, 5, 20, 100):

@@ -70,7 +70,7 @@ def test_any_increasing_map_of_a_score_gives_nearly_the_same_answer() -> None:
     assert np.abs(mean[0] - mean[1]).max() > 0.12
 
 
-def test_inverted_verifiers_are_recognised_not_obeyed() -> None:
+def test_inverted_verifiers_are_detected() -> None:
     s, g, y = votes(4)
     s[:, :4] = 1 - s[:, :4]
     model = combiners.get("default").fit(s, g)
@@ -80,12 +80,12 @@ def test_inverted_verifiers_are_recognised_not_obeyed() -> None:
     assert auroc(y, model.predict_proba(s, g)) > 0.97
 
 
-def test_silence_that_tells_is_heard() -> None:
+def test_informative_abstentions_are_used() -> None:
     s, g, y = silent_truth(0)
     assert auroc(y, default(s, g)) > auroc(y, combiners.get("dawid-skene").fit_predict(s)) + 0.01
 
 
-def test_a_cascades_pattern_of_silence_does_not_become_the_truth() -> None:
+def test_missing_scores_of_a_cascade_do_not_become_the_latent_class() -> None:
     for seed in (0, 1):
         s, g, y = cascade(seed)
         assert auroc(y, default(s, g)) > auroc(y, combiners.get("mean").fit_predict(s)) - 0.01
@@ -104,7 +104,7 @@ def test_five_correlated_models_do_not_outvote_a_better_judge() -> None:
 
 
 @pytest.mark.parametrize("families", [None, [None, None, "kin", "kin"]])
-def test_an_anchor_and_its_copy_are_one_witness(families) -> None:
+def test_anchor_and_its_copy_count_once(families) -> None:
     """Their agreement must not prove the anchor right: two equals contradict it."""
     for seed in (0, 1):
         rng = np.random.default_rng(seed)
@@ -117,7 +117,7 @@ def test_an_anchor_and_its_copy_are_one_witness(families) -> None:
         assert model.report().effective_number < 3.3
 
 
-def test_a_prompts_siblings_inform_its_prior() -> None:
+def test_responses_to_a_prompt_inform_its_prior() -> None:
     s, g, y = graded(2, quirk=0.0)
     weak = s[:, :5]
     assert auroc(y, default(weak, g)) > auroc(y, default(weak)) + 0.005
@@ -164,7 +164,7 @@ def test_any_finite_scores_give_probabilities(data: st.DataObject) -> None:
     assert np.isfinite(model.uncertainty(s, g)).all()
 
 
-def test_raising_a_vote_never_lowers_the_answer_when_verifiers_are_good() -> None:
+def test_higher_vote_of_good_verifiers_never_lowers_the_result() -> None:
     s, _, _ = votes(7)
     model = combiners.get("default").fit(s)
     lower, upper = s[:200].copy(), s[:200].copy()
@@ -172,7 +172,7 @@ def test_raising_a_vote_never_lowers_the_answer_when_verifiers_are_good() -> Non
     assert (model.predict_proba(upper) > model.predict_proba(lower)).all()
 
 
-def test_a_dead_a_constant_and_a_noise_verifier_do_no_harm() -> None:
+def test_dead_constant_and_noise_verifiers_do_no_harm() -> None:
     s, g, y = votes(8)
     rng = np.random.default_rng(8)
     n = len(s)
@@ -218,7 +218,7 @@ def test_fit_and_predict_are_fast_and_linear() -> None:
     assert predict / 25 < fit
 
 
-def test_means_over_regimes_and_seeds_hold_the_line() -> None:
+def test_mean_accuracy_over_regimes_and_seeds() -> None:
     cases = [
         *(votes(seed, pi=pi) for seed in (10, 11) for pi in (0.1, 0.5, 0.9)),
         *(make(seed) for seed in (10, 11) for make in (clones, graded, silent_truth)),

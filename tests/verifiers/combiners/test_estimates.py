@@ -81,7 +81,7 @@ def test_combiners_without_estimates_report_nan() -> None:
 
 
 @pytest.mark.parametrize("name", ["default", "dawid-skene", "weaver"])
-def test_nothing_tells_whether_a_verifier_alone_is_better_than_chance(name: str) -> None:
+def test_single_verifier_has_no_direction(name: str) -> None:
     s, y = votes(0, (0.7,))
     fitted = combiners.get(name)
     assert auroc(y, fitted.fit_predict(s)) == pytest.approx(auroc(y, s[:, 0]))

@@ -46,7 +46,7 @@ def test_more_votes_for_a_response_never_lower_its_value(name, ordinary, accurac
 
 
 @pytest.mark.parametrize("name", combiners.names())
-def test_one_class_votes_tell_right_from_wrong(name: str) -> None:
+def test_one_score_verifiers_separate_right_from_wrong(name: str) -> None:
     s, y = votes(0)
     assert auroc(y, fitted(name, s, y).predict_proba(s)) > 0.8
     assert auroc(y, fitted(name, s[:, :3], y).predict_proba(s[:, :3])) > 0.7
@@ -55,7 +55,7 @@ def test_one_class_votes_tell_right_from_wrong(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["default", "mean", "majority", "dawid-skene", "weaver"])
-def test_a_verifier_that_was_not_asked_casts_no_vote(name: str) -> None:
+def test_unqueried_verifier_casts_no_vote(name: str) -> None:
     s, _ = votes(1)
     asked = np.random.default_rng(0).random(s.shape) < 0.7
     model = combiners.get(name).fit(s, queried=asked)
@@ -64,7 +64,7 @@ def test_a_verifier_that_was_not_asked_casts_no_vote(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["default", "mean", "majority", "dawid-skene", "weaver"])
-def test_state_keeps_what_silence_stands_for(name: str) -> None:
+def test_state_keeps_the_meaning_of_abstentions(name: str) -> None:
     s, _ = votes(2)
     model, loaded = combiners.get(name).fit(s), combiners.get(name)
     loaded.load_state_dict(model.state_dict())
@@ -76,7 +76,7 @@ def trajectory(row: int, scores: Floats) -> Trajectory:
     return Trajectory(agent="a", policy="p", turns=(turn,), env_id="t", seed=row // 8, info={"votes": scores.tolist()})
 
 
-def test_an_ensemble_of_one_class_rules_pays_by_votes() -> None:
+def test_ensemble_of_one_score_rules_rewards_by_votes() -> None:
     s, y = votes(3, n=96)
     trajectories = [trajectory(row, scores) for row, scores in enumerate(s)]
     rules = [Rule(lambda t, k=k: t.info["votes"][k], name=f"rule {k}") for k in range(6)]

@@ -33,14 +33,14 @@ def test_leaving_out_a_strict_verifier_does_not_raise_the_level(name: str, lenie
     np.testing.assert_allclose(mixed[some.all(axis=1)].mean(), mixed[~some.all(axis=1)].mean(), atol=0.06)
 
 
-def test_the_mean_of_rows_that_nobody_was_asked_about_is_the_usual_one() -> None:
+def test_rows_without_queried_verifiers_get_the_usual_mean() -> None:
     s, g, _ = strict_first(3)
     model = combiners.get("mean").fit(s, g)
     nobody = np.zeros((1, 4), bool)
     np.testing.assert_allclose(model.predict_proba(s[:1], queried=nobody), model.predict_proba(s).mean(), atol=0.02)
 
 
-def test_a_failure_teaches_silence_nothing_and_an_abstention_does() -> None:
+def test_failures_are_no_evidence_but_abstentions_are() -> None:
     rng = np.random.default_rng(5)
     y = rng.integers(0, 2, 3000)
     s = np.where(rng.random((3000, 5)) < 0.8, y[:, None], 1 - y[:, None]).astype(float)
@@ -55,7 +55,7 @@ def test_a_failure_teaches_silence_nothing_and_an_abstention_does() -> None:
     assert told.predict_proba(spoken)[0] < told.predict_proba(spoken, queried=out)[0] - 0.1
 
 
-def test_random_partial_panels_cost_no_calibration() -> None:
+def test_random_partial_scores_stay_calibrated() -> None:
     rng = np.random.default_rng(6)
     y = rng.integers(0, 2, 3000)
     s = np.where(rng.random((3000, 7)) < [0.9, 0.85, 0.8, 0.8, 0.75, 0.7, 0.7], y[:, None], 1 - y[:, None]).astype(

@@ -55,7 +55,7 @@ def test_weaver_matches_gradient_descent_on_its_moments() -> None:
     np.testing.assert_allclose(model.predict_proba(s), posterior, atol=0.02)
 
 
-def test_weaver_reads_silence_as_incorrect() -> None:
+def test_weaver_reads_abstentions_as_incorrect() -> None:
     s, _, _ = votes(1)
     model = combiners.get("weaver").fit(s)
     silent = s.copy()
@@ -106,7 +106,7 @@ def test_logistic_agrees_with_scikit_learn() -> None:
     np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
-def test_mean_gives_each_family_one_voice() -> None:
+def test_mean_weighs_a_family_as_one_verifier() -> None:
     s = np.array([[0.0, 0.0, 0.0, 1.0], [1.0, 1.0, 1.0, 0.0]])
     np.testing.assert_allclose(combiners.get("mean").fit_predict(s), [0.25, 0.75])
     np.testing.assert_allclose(combiners.get("mean", families=["a", "a", "a", None]).fit_predict(s), [0.5, 0.5])
@@ -119,7 +119,7 @@ def test_majority_counts_votes() -> None:
     np.testing.assert_allclose(combiners.get("majority").fit_predict(s), [1 / 3, 1.0, 0.0])
 
 
-def test_dawid_skene_is_led_astray_where_the_default_is_not() -> None:
+def test_default_resists_copies_that_mislead_dawid_skene() -> None:
     s, g, y = clones(3)
     assert (
         accuracy(y, combiners.get("dawid-skene").fit_predict(s))

@@ -7,7 +7,7 @@ from forge_verifiers import combiners
 
 
 @pytest.mark.parametrize("name", ["mean", "majority", "dawid-skene", "weaver", "default"])
-def test_a_score_that_was_not_asked_for_changes_nothing(name):
+def test_scores_of_unqueried_verifiers_are_ignored(name):
     rng = np.random.default_rng(0)
     right = rng.random(400) < 0.5
     votes = np.where(rng.random((400, 5)) < 0.75, right[:, None], ~right[:, None]).astype(float)

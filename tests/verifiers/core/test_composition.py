@@ -130,7 +130,7 @@ def test_weights_must_be_positive(weight):
         weight * reads()
 
 
-def test_a_gate_zeroes_what_fails_and_spares_the_rest_the_question():
+def test_gate_scores_zero_and_skips_the_second_verifier():
     asked = []
     judge = Rule(lambda t: asked.append(t) or 0.7, name="judge", cost="expensive")
     gate = Gate(reads("check"), judge)
@@ -139,7 +139,7 @@ def test_a_gate_zeroes_what_fails_and_spares_the_rest_the_question():
     assert np.isnan(Gate(always(None), judge).score(ROWS)).all()
 
 
-def test_seats_are_judged_by_their_own_verifier():
+def test_for_agent_scores_only_its_agent():
     both = [told(0.25, "asker"), told(0.5, "answerer")]
     seat = ForAgent("answerer", reads())
     assert seat.name == "answerer:reads"

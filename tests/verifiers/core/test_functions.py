@@ -57,7 +57,7 @@ TAKEN = [
 
 
 @pytest.mark.parametrize("function", TAKEN)
-def test_what_a_function_takes_is_read_off_its_parameters(function):
+def test_parameters_decide_the_arguments_of_a_function(function):
     assert verifier_of(function).score(ROWS).tolist() == [1, 0]
     assert np.asarray(reward_of(function)(ROWS)).tolist() == [1, 0]
 
@@ -73,7 +73,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("function", "message"), REFUSED)
-def test_what_may_be_anything_is_refused(function, message):
+def test_unclear_parameters_are_refused(function, message):
     with pytest.raises(ArgumentError, match=message) as error:
         Ensemble([function])
     if callable(function) and function is not Numeric:
@@ -81,7 +81,7 @@ def test_what_may_be_anything_is_refused(function, message):
 
 
 @pytest.mark.parametrize("lacking", ["name", "family", "cost"])
-def test_a_verifier_that_lacks_something_is_not_taken_for_a_function(lacking):
+def test_incomplete_verifier_is_not_wrapped_as_a_function(lacking):
     own = {"name": "slow", "family": None, "cost": "expensive", "score": lambda self, ts: np.ones(len(ts))}
     judge = type("Judge", (Composable,), {key: value for key, value in own.items() if key != lacking})()
     with pytest.raises(ArgumentError, match=f"verifier Judge has no {lacking}; family may be None"):
@@ -133,7 +133,7 @@ def test_a_reward_of_one_trajectory_may_have_any_range_and_abstain():
     assert reward_of(verifier) is verifier
 
 
-def test_a_row_without_what_the_function_takes_fails_alone():
+def test_missing_argument_fails_only_its_row():
     rows = [*ROWS, said("It is 42"), NOBODY]
     for function in (rubric, trl):
         found = Rule(function).assess(rows)
@@ -143,7 +143,7 @@ def test_a_row_without_what_the_function_takes_fails_alone():
     assert Rule(rubric).assess([NOBODY]).failed == {}
 
 
-def test_an_exception_costs_its_row(caplog):
+def test_exception_loses_only_its_row(caplog):
     rule = Rule(lambda t: t.turns[-1].action[6] == "4", name="seventh")
     rows = [*ROWS, said("")]
     assert rule.score(rows).tolist() == pytest.approx([1, 1, math.nan], nan_ok=True)
@@ -174,7 +174,7 @@ def test_a_function_is_a_part_of_what_is_composed():
         Rule(rubric) + 3
 
 
-def test_a_function_of_all_is_held_to_one_number_each():
+def test_batch_function_must_return_one_number_each():
     with pytest.raises(ScoreError, match=r"'<lambda>' returned shape \(1,\) for 2 trajectories"):
         Rule(lambda trajectories: [1.0]).score(ROWS)
     with pytest.raises(ScoreError, match=r"graded trajectory 0 with list '\[1.0, 1.0\]'"):
@@ -190,7 +190,7 @@ def test_a_function_can_be_checked_and_what_fails_is_named():
     assert str(report).count("IndexError") == 1 and "shape and range, repeatable, order, gold (4 checks)" in str(report)
 
 
-def test_a_number_for_each_that_was_shown_and_no_fewer():
+def test_batch_function_of_texts_must_return_one_number_each():
     with pytest.raises(ValueError, match=r"received 2 of 3 trajectories.* returned \[1\.0\]; return a number each"):
         reward_of(lambda completions: [1.0])([*ROWS, NOBODY])
     with pytest.raises(ValueError, match="returned 0.5"):

@@ -42,7 +42,7 @@ def student():
     return distill(soft(trajectories), trajectories, name="student", family="kin")
 
 
-def test_a_rule_is_learned_and_held_on_other_groups(student):
+def test_distilled_rule_generalizes_to_other_groups(student):
     found = student.agreement
     assert (found.fitted, found.held_out) == (384, 96)
     assert found.auroc > 0.95 and found.correlation > 0.8 and found.calibration_error < 0.1
@@ -53,7 +53,7 @@ def test_a_rule_is_learned_and_held_on_other_groups(student):
     assert np.median(scores[good]) > 0.7 and np.median(scores[~good]) < 0.3
 
 
-def test_shuffled_posteriors_teach_nothing():
+def test_shuffled_posteriors_have_no_agreement():
     trajectories = written()
     mixed = np.random.default_rng(2).permutation(soft(trajectories))
     assert distill(mixed, trajectories).agreement.auroc == pytest.approx(0.5, abs=0.12)
@@ -79,7 +79,7 @@ def test_it_keeps_the_contract_of_verifiers(student):
     assert (student.name, student.family, student.cost) == ("student", "kin", "cheap")
 
 
-def test_an_agent_that_never_decided_gets_nan(student):
+def test_trajectory_without_turns_gets_nan(student):
     silent = Trajectory(agent="a", policy="p", turns=())
     scores = student.score([silent, trajectory("proven")])
     assert np.isnan(scores[0]) and not np.isnan(scores[1])
@@ -91,7 +91,7 @@ def test_hostile_text_has_a_bounded_score(student, text):
     assert 0 <= score[0] <= 1
 
 
-def test_the_same_bits_after_loading(student, tmp_path):
+def test_scores_are_bit_equal_after_loading(student, tmp_path):
     probes = written(groups=3, seed=5)
     state = student.state_dict()
     assert all(value.dtype != object for value in state.values())
@@ -106,13 +106,13 @@ def test_the_same_bits_after_loading(student, tmp_path):
     assert loaded.state_dict().keys() == state.keys()
 
 
-def test_scores_do_not_depend_on_the_company(student):
+def test_scores_do_not_depend_on_the_batch(student):
     probes = written(groups=100, seed=6)
     together = student.score(probes)
     assert student.score(probes[600:601])[0] == pytest.approx(together[600], abs=1e-6)
 
 
-def test_an_ensemble_is_asked_without_learning():
+def test_distill_does_not_train_the_ensemble():
     def noisy(strength, seed):
         rng = np.random.default_rng(seed)
         return lambda t: float(np.clip(0.5 + (t.info["good"] - 0.5) * strength + rng.normal(0, 0.3), 0, 1))
@@ -127,7 +127,7 @@ def test_an_ensemble_is_asked_without_learning():
     assert student.agreement.speedup == student.agreement.per_s / student.agreement.ensemble_per_s
 
 
-def test_abstentions_and_silence_are_left_out():
+def test_abstentions_and_empty_trajectories_are_left_out():
     trajectories = [*written(), Trajectory(agent="a", policy="p", turns=())]
     posteriors = np.append(soft(trajectories[:-1]), 0.5)
     posteriors[:100] = np.nan
@@ -135,7 +135,7 @@ def test_abstentions_and_silence_are_left_out():
     assert found.fitted + found.held_out == 380
 
 
-def test_one_verdict_for_all_is_learned_and_has_no_ranking():
+def test_constant_posterior_is_learned_and_has_no_ranking():
     found = distill(np.full(80, 0.9), written(groups=10)).agreement
     assert math.isnan(found.auroc) and math.isnan(found.correlation) and found.calibration_error < 0.02
 
@@ -154,7 +154,7 @@ def test_wrong_arguments_are_refused():
         distill([], [])
 
 
-def test_one_group_to_fit_on_is_enough_and_warns_of_nothing():
+def test_one_training_group_is_enough_and_does_not_warn():
     trajectories = written(groups=5, siblings=4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

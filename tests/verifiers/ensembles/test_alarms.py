@@ -21,7 +21,7 @@ def hacked_run(ensemble, calls, onset=40, seed=0):
 
 
 @pytest.mark.parametrize("anchors", [(), ("judge5",)])
-def test_hacking_is_noticed_within_sixty_calls_and_named(anchors):
+def test_hacking_is_detected_within_sixty_calls(anchors):
     ensemble = Ensemble(
         judges(), refit_every=2, max_rows=1024, anchors=anchors, alarm=HackingAlarm(on_alarm="stop", window=40)
     )
@@ -32,7 +32,7 @@ def test_hacking_is_noticed_within_sixty_calls_and_named(anchors):
     assert list(ensemble.report().alarms) == [alarm.evidence for alarm in ensemble.alarms]
 
 
-def test_an_honest_run_that_gets_better_raises_no_alarm():
+def test_improving_honest_run_raises_no_alarm():
     """A run of 160 calls; in 60 runs of 20 calls, half of them with progress, there was none either."""
     ensemble = Ensemble(judges(), refit_every=4, max_rows=512, alarm=HackingAlarm(on_alarm="stop"))
     rewards = [ensemble.score(played(call, right=min(0.85, 0.3 + 0.004 * call))).mean() for call in range(160)]
@@ -114,7 +114,7 @@ def test_a_hacked_run_of_twenty_steps_is_noticed(anchors):
 
 
 @pytest.mark.parametrize(("reward", "kinds"), [(0.5, ["spread"]), (0.99, [])])
-def test_siblings_that_all_earn_the_same_are_an_alarm_unless_they_earn_the_most(reward, kinds):
+def test_equal_rewards_within_groups_raise_an_alarm_unless_solved(reward, kinds):
     watch = AlarmMonitor(HackingAlarm(on_alarm="log"), ["a"])
     for call in range(20):
         spread = 0.3 if call < 4 else 0.001
@@ -124,7 +124,7 @@ def test_siblings_that_all_earn_the_same_are_an_alarm_unless_they_earn_the_most(
     assert [alarm.kind for alarm in watch.alarms] == kinds
 
 
-def test_the_spread_is_within_siblings():
+def test_spread_is_computed_within_groups():
     rewards, groups = np.array([0, 1, 0.5, 0.5, 0.9, np.nan], np.float32), np.array([0, 0, 1, 1, 2, 2])
     assert group_spread(rewards, groups) == pytest.approx(0.25)  # a group of one says nothing
     assert np.isnan(group_spread(rewards[4:], groups[4:]))
@@ -139,7 +139,7 @@ def test_an_alarm_is_not_repeated_within_a_window():
     assert [alarm.call for alarm in watch.alarms] == [12, 32, 52]
 
 
-def test_a_verifier_that_abstains_or_calls_without_a_sample_raise_nothing():
+def test_abstentions_and_calls_without_sample_raise_no_alarm():
     watch = AlarmMonitor(HackingAlarm(on_alarm="stop", window=16), ["a"])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -155,7 +155,7 @@ def test_a_verifier_that_abstains_or_calls_without_a_sample_raise_nothing():
     assert watch.alarms == []
 
 
-def test_disagreement_is_that_of_pairs_on_rows_believed_correct():
+def test_disagreement_is_weighted_by_the_posterior():
     scores = np.array([[0, 1, np.nan], [1, 1, 1], [0.5, 0.5, 0]], np.float32)
     assert disagreement(scores, np.array([1.0, 0, 0])) == pytest.approx(1.0)
     assert disagreement(scores, np.array([0.0, 1, 0])) == 0

@@ -22,7 +22,7 @@ def counting(cost="model", name="judge", grade=lambda t: len(t.turns[-1].action)
     return Rule(judge, name=name, cost=cost), asked
 
 
-def test_what_a_verifier_may_read_is_in_the_key_and_nothing_else():
+def test_cache_key_covers_what_verifiers_may_read():
     base = content_key(said("x"))
     others = [said("y"), said("x", seed=1), said("x", reward=1.0), said("x", info={"gold": 3})]
     assert len({base, *map(content_key, [*others, said("x", terminated=True)])}) == 6
@@ -30,7 +30,7 @@ def test_what_a_verifier_may_read_is_in_the_key_and_nothing_else():
     assert content_key(sampled) == base and len(base) == 16
 
 
-def test_the_same_content_is_judged_once():
+def test_equal_content_is_scored_once():
     judge, asked = counting()
     ensemble = Ensemble([judge])
     rows = [said("a"), said("bb"), said("a"), said("bb"), said("ccc")]
@@ -43,7 +43,7 @@ def test_the_same_content_is_judged_once():
 
 
 @pytest.mark.parametrize("cost", ["cheap", "model", "expensive"])
-def test_only_dear_verifiers_are_remembered(cost):
+def test_only_expensive_scores_are_cached(cost):
     judge, asked = counting(cost)
     ensemble = Ensemble([judge])
     for _ in range(2):
@@ -51,7 +51,7 @@ def test_only_dear_verifiers_are_remembered(cost):
     assert len(asked) == (2 if cost == "cheap" else 1)
 
 
-def test_verifiers_that_compare_siblings_see_them_all_every_time():
+def test_verifiers_that_compare_are_never_cached():
     asked = []
 
     class Watched(SelfConsistency):
@@ -66,13 +66,13 @@ def test_verifiers_that_compare_siblings_see_them_all_every_time():
     assert first[:, 0].tolist() == [1, 1, 0] and second[:, 0].tolist() == [0, 1, 1]
 
 
-def test_a_sum_with_such_a_verifier_is_one_too():
+def test_sum_with_a_comparing_verifier_is_never_cached():
     judge, _ = counting("expensive")
     assert (judge + SelfConsistency()).sees_groups and not (0.5 * judge).sees_groups
     assert Ensemble([judge]).sees_groups
 
 
-def test_abstentions_and_failures_are_asked_again():
+def test_abstentions_and_failures_are_not_cached():
     shaky, asked = counting(grade=lambda t: None if len(asked) < 3 else 0.5)
     ensemble = Ensemble([shaky])
     assert np.isnan(ensemble.scores([said("a")])).all() and np.isnan(ensemble.scores([said("a")])).all()
@@ -80,7 +80,7 @@ def test_abstentions_and_failures_are_asked_again():
     assert ensemble.scores([said("a")])[0, 0] == 0.5 and len(asked) == 3
 
 
-def test_the_least_recently_used_verdict_is_forgotten_first():
+def test_cache_evicts_the_least_recently_used_score():
     cache = ScoreCache(2)
     cache.put(0, b"a" * 16, 0.1)
     cache.put(0, b"b" * 16, 0.2)
@@ -102,7 +102,7 @@ def test_a_cache_smaller_than_one_call_still_answers_every_row():
     assert len(asked) == 2
 
 
-def test_what_is_remembered_survives_a_resume():
+def test_cache_survives_a_resume():
     first, asked = counting()
     ensemble = Ensemble([first])
     ensemble.scores([said("a"), said("bb")])

@@ -66,7 +66,7 @@ def test_a_verifier_gets_the_rows_of_all_groups_in_one_call():
     assert meter.batches == [("one", 12)]
 
 
-def test_a_call_that_hangs_gives_up_its_place():
+def test_hanging_call_frees_its_slot():
     meter = Meter()
     slow, quick = meter.verifier("slow", "model", 20.0, limit_s=0.1), meter.verifier("quick", "model", 0.0)
     caller = Caller([slow, quick], timeout_s=60.0, concurrency={"model": 1})
@@ -78,7 +78,7 @@ def test_a_call_that_hangs_gives_up_its_place():
     assert caller.call({0: ROWS})[0].failed[11].startswith("skipped")
 
 
-def test_the_deadline_of_a_waiting_call_begins_when_it_starts(monkeypatch):
+def test_timeout_of_a_waiting_call_begins_at_its_start(monkeypatch):
     class Takes60(Composable):
         family, cost = None, "model"
 

@@ -31,7 +31,7 @@ def cheap():
     return [judge(k) for k in range(4)]
 
 
-def test_the_dear_judge_is_asked_where_it_matters_and_the_fit_stays_unbiased():
+def test_cascade_skips_the_expensive_judge_without_bias():
     asked, seen, spared = [], [], []
     cascade = Cascade(verified_share=0.2, undecided=(0.15, 0.85))
     ensemble = Ensemble([*cheap(), dear(asked)], cascade=cascade, refit_every=4)
@@ -68,7 +68,7 @@ def test_only_fully_judged_rows_are_learned_from():
     assert not np.isnan(scores).any() and 64 + 8 * 8 < len(scores) < 64 + 80 * 8
 
 
-def test_until_something_was_learned_everybody_is_asked():
+def test_all_verifiers_are_called_before_the_first_fit():
     asked = []
     ensemble = Ensemble([*cheap(), dear(asked)], cascade=Cascade(warm_up_rows=100))
     for call, rows in enumerate([64, 128]):
@@ -78,7 +78,7 @@ def test_until_something_was_learned_everybody_is_asked():
     assert len(asked) < 192
 
 
-def test_evaluation_spares_calls_but_draws_no_sample():
+def test_evaluation_skips_calls_but_draws_no_sample():
     ensemble = Ensemble([*cheap(), dear([])], cascade=Cascade(warm_up_rows=1))
     ensemble.score(hard(0))
     ensemble.learning = False
@@ -91,7 +91,7 @@ def test_evaluation_spares_calls_but_draws_no_sample():
     }
 
 
-def test_who_compares_siblings_is_asked_about_whole_groups():
+def test_verifiers_that_compare_receive_whole_groups():
     sizes = []
 
     class Watched(SelfConsistency):
@@ -105,7 +105,7 @@ def test_who_compares_siblings_is_asked_about_whole_groups():
     assert all((size == 8).all() for size in sizes) and sum(map(len, sizes)) < 48
 
 
-def test_a_silence_that_nobody_asked_to_break_is_no_evidence():
+def test_skipped_scores_are_no_evidence():
     """A judge that abstains on wrong rows: its silence is evidence where it was asked, and none where it was not."""
     rng = np.random.default_rng(0)
     right = rng.random(4000) < 0.5
@@ -127,7 +127,7 @@ def test_settings_are_checked(wrong):
         Cascade(**wrong)
 
 
-def test_with_one_cost_class_there_is_nothing_to_spare():
+def test_cascade_with_one_cost_class_skips_nothing():
     plain, ensemble = Ensemble(judges()), Ensemble(judges(), cascade=Cascade(warm_up_rows=1))
     for call in range(4):
         rows = played(call)
@@ -135,7 +135,7 @@ def test_with_one_cost_class_there_is_nothing_to_spare():
     assert ensemble.report().skipped_fraction == 0 and len(ensemble.state_dict()["window/scores"]) == 256
 
 
-def test_rows_on_which_the_cheap_ones_abstain_go_on_to_the_dear_one():
+def test_rows_without_cheap_scores_reach_the_expensive_verifier():
     asked = []
     quiet = [Rule(lambda t, k=k: None if t.info["luck"] < 0.5 else t.info["votes"][k], name=f"q{k}") for k in range(4)]
     ensemble = Ensemble([*quiet, dear(asked)], cascade=Cascade(warm_up_rows=1, verified_share=0.01))

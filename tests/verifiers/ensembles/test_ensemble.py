@@ -95,7 +95,7 @@ def test_the_ensemble_beats_its_best_verifier_without_labels():
     assert auroc(Ensemble(good()).score(trajectories), trajectories) > best + 0.02
 
 
-def test_where_all_abstain_so_does_the_ensemble():
+def test_ensemble_abstains_if_all_verifiers_do():
     trajectories = played(groups=2)
     silent = Rule(lambda t: None if t.seed == 0 else t.info["votes"][0], name="half")
     scores = Ensemble([silent]).score(trajectories)
@@ -181,7 +181,7 @@ def test_few_labels_reach_the_combiner():
         Ensemble(good(), "logistic").score(trajectories)
 
 
-def test_the_report_names_who_is_good_and_who_is_upside_down():
+def test_report_shows_good_and_inverted_verifiers():
     ensemble = Ensemble([*good(), BAD["inverted"]()])
     ensemble.score(played())
     report = ensemble.report()
@@ -205,7 +205,7 @@ def coins(k, **kwargs):
         (good()[3:], {}, False),
     ],
 )
-def test_a_panel_that_tells_no_direction_warns_once_in_training(verifiers, options, warns, caplog):
+def test_undetermined_direction_warns_once_in_training(verifiers, options, warns, caplog):
     ensemble = Ensemble(verifiers, **options)
     for step in range(8):
         ensemble.score(played(step, groups=4))
@@ -231,7 +231,7 @@ def test_no_trajectories_have_an_answer():
 
 @pytest.mark.parametrize("combine", ["mean", "majority", "dawid-skene", "weaver", "default"])
 @pytest.mark.parametrize("odd", [None, 0.5, 1.0])
-def test_one_response_of_one_verifier_that_says_little_has_an_answer(combine, odd):
+def test_one_response_of_one_uninformative_verifier(combine, odd):
     (score,) = Ensemble([Rule(lambda t: odd, name="only")], combine).score(played(groups=1, siblings=1))
     assert np.isnan(score) if odd is None else 0 <= score <= 1
 

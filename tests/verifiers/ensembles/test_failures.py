@@ -63,7 +63,7 @@ def judge_on(model, start_timeout_s=5.0):
     return made
 
 
-def test_a_judge_that_starts_longer_than_the_ensembles_limit_is_waited_for():
+def test_slow_start_of_a_judge_exceeds_the_ensemble_timeout():
     with judge_on(FakeModel(start_s=0.5)) as slow:
         slow.close()
         ensemble = Ensemble([*judges(), slow], timeout_s=0.2)
@@ -84,7 +84,7 @@ def test_one_late_answer_of_64_costs_one_answer():
         assert "no answer within" in row.last_error
 
 
-def test_limits_nest_in_what_is_made_of_judges():
+def test_duration_bounds_of_composed_verifiers():
     inner = judge_on(FakeModel())
     own = inner.max_duration_s(played(0), 1.0)
     plain = Rule(lambda t: 0.5, name="plain")
@@ -96,7 +96,7 @@ def test_limits_nest_in_what_is_made_of_judges():
     assert max_duration_s(Ensemble([inner, plain], timeout_s=7.0), rows, 60.0) == own + 7
 
 
-def test_a_limit_of_its_own_is_kept_too():
+def test_verifiers_own_limit_is_enforced():
     class Patient(Composable):
         name, family, cost = "patient", None, "cheap"
 
@@ -111,7 +111,7 @@ def test_a_limit_of_its_own_is_kept_too():
     assert verdict.failure == "timeout" and verdict.failed[63] == "no scores after 0.05 s"
 
 
-def test_failed_rows_keep_their_places_in_what_is_made_of_a_verifier():
+def test_failed_rows_keep_their_index_in_composed_verifiers():
     rows = played(0)
     for at, t in enumerate(rows):
         t.info["at"] = at
@@ -128,7 +128,7 @@ def test_failed_rows_keep_their_places_in_what_is_made_of_a_verifier():
     assert list(assessed(Ensemble([flaky, dead]), rows).failed) == [9]
 
 
-def test_an_outage_teaches_nothing():
+def test_outage_does_not_change_the_fit():
     """For half of the run a judge is down, and just then the policy is bad: its silence comes with wrong answers."""
     down = []
     flaky, steady = Flaky(fails=lambda t: bool(down)), Flaky()
@@ -149,7 +149,7 @@ def test_an_outage_teaches_nothing():
     assert (row.abstained, row.failed) == (0, 8 * 64 + 320)
 
 
-def test_a_failed_answer_is_asked_for_again_and_an_abstention_of_equals_is_shared():
+def test_failed_answers_are_repeated_and_equal_abstentions_shared():
     rows = played(0)
     state = {"down": True}
     flaky = Flaky(fails=lambda t: state["down"], abstains=lambda t: t is rows[0])
@@ -162,7 +162,7 @@ def test_a_failed_answer_is_asked_for_again_and_an_abstention_of_equals_is_share
 
 
 @pytest.mark.parametrize("combine", ["mean", "majority", "dawid-skene", "weaver", "default"])
-def test_a_score_row_remembers_who_failed(combine):
+def test_window_keeps_the_mask_of_failures(combine):
     ensemble = Ensemble([*judges(), Flaky(fails=lambda t: t.seed % 2 == 0)], combine)
     ensemble.score(played(0))
     state = ensemble.state_dict()

@@ -9,7 +9,7 @@ from .simulated import auroc, judge, judges, played, truth  # noqa: TID252 (test
 ROWS = [t for call in range(5) for t in played(call)]
 
 
-def test_the_soft_minimum_lies_between_least_and_mean():
+def test_soft_minimum_lies_between_minimum_and_mean():
     rewards = np.array([[0.2, 0.5], [0.8, 0.5], [0.5, 0.5]])
     least, most = rewards.min(axis=0), rewards.mean(axis=0)
     soft = SoftMinimum(beta=0.1)(rewards)
@@ -19,7 +19,7 @@ def test_the_soft_minimum_lies_between_least_and_mean():
     np.testing.assert_allclose(SoftMinimum(beta=1e4)(rewards), most, atol=1e-3)
 
 
-def test_who_fools_one_verifier_gains_less():
+def test_soft_minimum_reduces_the_gain_from_fooling_one_verifier():
     """A confident judge is fooled by some wrong responses; the others are not."""
 
     def big(t):
@@ -34,7 +34,7 @@ def test_who_fools_one_verifier_gains_less():
     assert (careful <= plain + 0.1).all() and auroc(careful, ROWS) > auroc(plain, ROWS) - 0.02
 
 
-def test_one_family_is_left_out_at_once():
+def test_soft_minimum_leaves_out_whole_families():
     """Both of a fooled pair must be left out together, else each covers for the other."""
     verifiers = [judge(0), judge(1), *(judge(k, name=f"pair{k}") for k in (4, 5))]
     related = [*verifiers[:2], *(Rule(v.function, name=v.name, family="pair") for v in verifiers[2:])]
@@ -46,7 +46,7 @@ def test_one_family_is_left_out_at_once():
     assert together.score(rows).mean() < alone.score(rows).mean()
 
 
-def test_the_lower_bound_falls_by_what_few_rows_leave_open():
+def test_lower_confidence_bound_subtracts_the_uncertainty():
     plain = Ensemble(judges()).assess(ROWS)
     bound = Ensemble(judges(), lower_bound=LowerConfidenceBound(deviations=2)).score(ROWS)
     np.testing.assert_allclose(bound, np.maximum(plain.scores - 2 * plain.noise, 0), atol=1e-6)
@@ -55,14 +55,14 @@ def test_the_lower_bound_falls_by_what_few_rows_leave_open():
     assert few > 1.5 * plain.noise.mean()
 
 
-def test_a_combiner_without_uncertainty_knows_no_noise_and_no_bound():
+def test_combiner_without_uncertainty_has_no_noise_and_no_bound():
     assert Ensemble(judges(), "mean").assess(ROWS).noise is None
     with pytest.raises(ValueError, match="combine='default'"):
         Ensemble(judges(), "mean", lower_bound=LowerConfidenceBound())
     assert Ensemble(judges(), "mean", lower_bound=SoftMinimum()).score(ROWS).shape == (320,)
 
 
-def test_one_verifier_alone_has_nothing_to_be_compared_with():
+def test_soft_minimum_of_one_verifier_is_its_posterior():
     one, plain = (Ensemble([judge(0)], lower_bound=p).score(ROWS) for p in (SoftMinimum(), None))
     np.testing.assert_allclose(one, plain, atol=1e-6)
 

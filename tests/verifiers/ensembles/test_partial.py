@@ -54,7 +54,7 @@ def test_leaving_out_a_strict_verifier_does_not_move_the_mean(combine, others):
 
 
 @pytest.mark.parametrize("combine", COMBINERS)
-def test_the_soft_minimum_of_partial_panels_is_none_of_strictness(combine):
+def test_soft_minimum_ignores_the_strictness_of_missing_verifiers(combine):
     """Its mean over sources, which is what a large beta gives, is that of the whole panel."""
     plain, _ = taught(combine)
     careful, _ = taught(combine, lower_bound=SoftMinimum(beta=1e4))
@@ -62,7 +62,7 @@ def test_the_soft_minimum_of_partial_panels_is_none_of_strictness(combine):
 
 
 @pytest.mark.parametrize("combine", COMBINERS)
-def test_a_cascade_pays_as_the_whole_panel_does(combine):
+def test_cascade_rewards_equal_those_of_all_verifiers(combine):
     cascade = Cascade(warm_up_rows=1, verified_share=0.5, undecided=(0.3, 0.6))
     plain, _ = taught(combine, cost="model")
     spared, _ = taught(combine, cost="model", cascade=cascade)
@@ -72,7 +72,7 @@ def test_a_cascade_pays_as_the_whole_panel_does(combine):
     assert rewards.mean() == pytest.approx(plain.score(ROWS).mean(), abs=0.06)
 
 
-def test_what_nobody_heard_and_what_is_whole_stay_as_they_are():
+def test_empty_and_complete_rows_are_not_shifted():
     ensemble, strict = taught("mean")
     before = ensemble.score(ROWS)
     assert before.tobytes() == taught("mean")[0].score(ROWS).tobytes()
@@ -83,7 +83,7 @@ def test_what_nobody_heard_and_what_is_whole_stay_as_they_are():
     np.testing.assert_array_equal(one, other)
 
 
-def test_a_sum_pays_nobody_for_a_term_that_failed():
+def test_failed_term_of_a_sum_earns_nothing():
     """Siblings all alike; the strict term fails on one of them."""
 
     class Late(Strict):

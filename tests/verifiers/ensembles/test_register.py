@@ -56,7 +56,7 @@ def test_a_name_is_taken_once_and_a_cell_may_run_twice(least) -> None:
         combiners.register(Rule)
 
 
-def test_who_knows_no_uncertainty_says_so() -> None:
+def test_combiner_without_uncertainty_raises() -> None:
     s = np.random.default_rng(0).random((40, 3))
     for name in combiners.names():
         model = combiners.get(name).fit(s, labels=np.arange(40) % 2)

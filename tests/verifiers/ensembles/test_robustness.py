@@ -60,7 +60,7 @@ WORST_AUROC = {"against": 0.05, "ring of two": 0.03, "declared ring of three": 0
 
 
 @pytest.mark.parametrize("kind", BAD)
-def test_a_bad_verifier_costs_little(kind, caplog):
+def test_bad_verifier_costs_little_accuracy(kind, caplog):
     caplog.set_level(logging.CRITICAL)
     bad = BAD[kind]()
     before = Ensemble(judges()).score(ROWS)
@@ -75,7 +75,7 @@ def test_a_bad_verifier_costs_little(kind, caplog):
 
 
 @pytest.mark.parametrize(("kind", "lost"), [("inverted", 0.02), ("ring of two", 0.1), ("declared ring of three", 0.1)])
-def test_these_would_cost_a_plain_mean_much_more(kind, lost):
+def test_bad_verifiers_cost_a_plain_mean_more(kind, lost):
     """The bounds above mean something: an ensemble that cannot tell good from bad breaks them."""
     verifiers = [Rule(v.function, name=v.name) for v in BAD[kind]()]
     mean = auroc(Ensemble([*judges(), *verifiers], "mean").score(ROWS), ROWS)
@@ -119,7 +119,7 @@ def everything(**kwargs):
     )
 
 
-def test_killed_and_resumed_it_goes_on_bit_equal():
+def test_killed_and_resumed_ensemble_is_bit_equal():
     one, other = everything(), everything()
     for call in range(12):
         one.score(played(call, hacked=min(0.6, 0.05 * call)))
@@ -162,7 +162,7 @@ def test_a_strong_prior_lets_a_good_minority_win():
     assert report[0].tpr - report[0].fpr > 0.3 > abs(report[2].tpr - report[2].fpr)
 
 
-def test_a_prior_on_an_inverted_verifier_turns_it_round():
+def test_prior_inverts_an_inverted_verifier():
     rows = ROWS
     flipped = Rule(lambda t: 1.0 - t.info["votes"][5], name="flipped")
     pair = [judge(0), flipped]

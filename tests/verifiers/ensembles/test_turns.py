@@ -28,7 +28,7 @@ def values(arrays):
     return [[None if math.isnan(x) else x for x in array.tolist()] for array in arrays]
 
 
-def test_each_turn_is_judged_with_what_led_to_it():
+def test_each_turn_is_scored_with_its_history():
     found = PerTurn(polite(name="polite")).assess(ROWS)
     assert values(found.turns) == [[0, 1, None], [], [1]]
     assert values([found.scores]) == [[0.5, None, 1]]
@@ -37,13 +37,13 @@ def test_each_turn_is_judged_with_what_led_to_it():
     assert shown == [["give"], ["give", "please"], ["give", "please", "..."]]
 
 
-def test_siblings_of_a_turn_are_the_turns_at_its_place():
+def test_turns_at_the_same_index_form_a_group():
     rows = [spoke("4", "9"), spoke("4", "9"), spoke("9", "4")]
     found = PerTurn(SelfConsistency()).assess(rows)
     assert values(found.turns) == [[1, 1], [1, 1], [0, 0]]
 
 
-def test_turns_pass_through_sums_gates_and_seats():
+def test_turn_scores_pass_through_sums_gates_and_for_agent():
     per_turn = PerTurn(polite(name="polite"))
     rows = [spoke("give", "please"), spoke("please", "please")]
     outcome = Rule(lambda t: float(t.turns[0].action == "please"), name="outcome")
@@ -54,7 +54,7 @@ def test_turns_pass_through_sums_gates_and_seats():
     assert (0.5 * outcome).assess(rows).turns is None
 
 
-def test_an_ensemble_may_judge_turns_and_keeps_what_it_learned():
+def test_ensemble_scores_turns_and_keeps_its_state():
     rng = np.random.default_rng(0)
 
     def noisy(k):

@@ -127,7 +127,7 @@ def test_nonsense_abstains_and_is_counted(serve_chat):
     assert (judge.usage.nonsense, judge.usage.failed) == (2, 0)
 
 
-def test_a_choice_that_a_judge_was_held_to_is_told_apart_from_words_that_are_none(serve_chat, caplog):
+def test_unlikely_choices_differ_from_invalid_replies(serve_chat, caplog):
     held = with_logprobs([{"yes": 0.003, "no": 0.001, "As": 0.9}])
     with Judge(serve_chat(lambda request: held).endpoint, "Is it right?") as judge:
         assert np.isnan(judge.score([said("4")])).all()
@@ -151,13 +151,13 @@ def test_siblings_are_compared_in_both_orders(serve_chat):
     assert set(places.values()) == {1}
 
 
-def test_a_judge_that_prefers_a_place_says_nothing(serve_chat):
+def test_position_bias_is_a_tie(serve_chat):
     with Judge(serve_chat(lambda request: "A").endpoint, "Which is better?", answer=Pairs()) as judge:
         assert judge.score([said("1"), said("22"), said("333")]).tolist() == [0.5, 0.5, 0.5]
         assert judge.usage.nonsense == 0
 
 
-def test_a_text_whose_comparisons_make_no_sense_abstains(serve_chat):
+def test_text_without_valid_comparisons_abstains(serve_chat):
     def reply(request):
         return "neither" if "333" in answers_in(request).values() else longer(request)
 
@@ -179,7 +179,7 @@ def test_load_and_server_errors_are_waited_out(serve_chat):
     assert tries == {"4": 2, "5": 2}
 
 
-def test_what_fails_abstains_but_nothing_at_all_is_an_error(serve_chat):
+def test_some_failures_abstain_and_all_failures_raise(serve_chat):
     def reply(request):
         return "yes" if is_four(request) == "yes" else (500, {"error": {"message": "out of order"}})
 
@@ -192,7 +192,7 @@ def test_what_fails_abstains_but_nothing_at_all_is_an_error(serve_chat):
             judge.score([said("5")])
 
 
-def test_siblings_are_drawn_as_opponents_and_the_draw_is_repeated(serve_chat):
+def test_opponents_are_drawn_reproducibly(serve_chat):
     server = serve_chat(longer)
     texts = [f"{k:02d}" for k in range(16)]
 
@@ -228,7 +228,7 @@ def test_a_slow_endpoint_is_named(serve_chat):
         judge.score([said("4")])
 
 
-def test_no_more_requests_are_under_way_than_allowed(serve_chat):
+def test_concurrency_of_requests_is_limited(serve_chat):
     server = serve_chat(lambda request: server.wait_for_company(3) or is_four(request))
     with Judge(server.endpoint_with(concurrency=3), "Is it right?") as judge:
         judge.score([said(str(k)) for k in range(12)])

@@ -50,7 +50,7 @@ def conversation(chat, start_timeout_s=5.0):
     return Conversation(chat, name="fake", start_timeout_s=start_timeout_s)
 
 
-def test_a_model_that_died_is_started_again_for_what_it_left_open():
+def test_dead_model_is_restarted_for_unanswered_questions():
     chat = FakeChat(deaths=1)
     talk = conversation(chat)
     replies = talk.ask([question("deadly"), question("fine"), question("odd")])
@@ -63,7 +63,7 @@ def test_a_model_that_died_is_started_again_for_what_it_left_open():
     assert chat.stops == 2
 
 
-def test_a_model_that_keeps_dying_is_said_to_be_dead():
+def test_model_that_keeps_dying_is_reported():
     chat = FakeChat(deaths=9)
     talk = conversation(chat)
     assert isinstance(talk.ask([question("deadly")])[0], ActorDiedError)
@@ -84,7 +84,7 @@ def test_many_threads_share_one_model_and_all_questions_of_a_call_go_at_once():
     talk.close()
 
 
-def test_a_closed_conversation_frees_who_waits():
+def test_closed_conversation_releases_waiting_threads():
     chat = FakeChat(answer_s=30)
     talk = conversation(chat)
     talk.start()
@@ -106,7 +106,7 @@ def test_a_closed_conversation_frees_who_waits():
     assert caught == ["fake was closed during 1 questions"]
 
 
-def test_waits_have_deadlines(monkeypatch):
+def test_every_wait_has_a_timeout(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(clients, "_SLACK_S", 0.1)
         talk = conversation(FakeChat(start_s=30), start_timeout_s=0.1)

@@ -39,7 +39,7 @@ class FakeEngine:
 @pytest.mark.parametrize(
     ("free", "mass"), [({3: 1.0}, 0.0), ({3: 0.9, 1: 0.06, 2: 0.04}, 0.1), ({1: 0.9, 2: 0.1}, 1.0)]
 )
-def test_the_mass_of_the_choices_is_what_the_model_gave_them_unasked(free, mass):
+def test_mass_of_the_choices_is_unconstrained(free, mass):
     chat = EngineChat("m", None, name="judge", timeout_s=1.0, start_timeout_s=1.0)
     chat._engine = FakeEngine(free)
     chat._renderer = SimpleNamespace(start=lambda *_: (9,), text=lambda ids: "".join(TEXTS[token] for token in ids))
@@ -74,7 +74,7 @@ def test_an_engine_starts_as_its_run_has_placed_it(monkeypatch):
     assert Judge(Endpoint("http://localhost", "m"), "Is it polite?").own_engine is None
 
 
-def test_an_engine_that_would_crowd_others_out_of_a_gpu_says_so(monkeypatch):
+def test_engine_that_needs_a_shared_gpu_raises(monkeypatch):
     monkeypatch.setattr(mesh, "gpu_neighbors", lambda *where: ["hero", "hero-learner"])
     chat = EngineChat("tiny-random", None, name="judge", timeout_s=1.0, start_timeout_s=1.0)
     with pytest.raises(HostError, match=r"would take 90% of a GPU .* hero, hero-learner.*gpus: {judges: 1}") as told:

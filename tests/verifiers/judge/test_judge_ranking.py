@@ -30,7 +30,7 @@ def test_bradley_terry_recovers_known_strengths():
     np.testing.assert_allclose(grades, beats.sum(axis=1) / 3, atol=1e-3)
 
 
-def test_bradley_terry_sees_whom_one_beat():
+def test_bradley_terry_depends_on_the_opponents():
     wins = np.zeros((4, 4))
     wins[0, 1] = wins[1, 2] = wins[2, 3] = 4.0  # 1 and 2 both won half their games
     wins[2, 0] = wins[1, 3] = 0.0
@@ -41,7 +41,7 @@ def test_bradley_terry_sees_whom_one_beat():
 
 @settings(max_examples=40, deadline=None)
 @given(st.integers(2, 12), st.sampled_from([None, 2, 4, 6]))
-def test_each_pair_meets_once_and_everyone_equally_often(n, opponents):
+def test_pairings_are_unique_and_balanced(n, opponents):
     pairs = list(pairings(n, opponents))
     assert len(set(pairs)) == len(pairs) and all(a < b for a, b in pairs)
     times = np.bincount(np.array(pairs).ravel(), minlength=n)
@@ -82,7 +82,7 @@ def test_nonsense_has_no_grade(answer, text):
         '<think>Hm.</think>\n```\n{"reason": "so", "pass": false}\n```\n',
     ],
 )
-def test_reasoned_verdict_is_read_behind_a_thought_and_in_a_fence(text):
+def test_reasoned_answer_is_read_after_reasoning_and_in_a_fence(text):
     assert Reasoned().grade(reply(text)) == 0.0
 
 

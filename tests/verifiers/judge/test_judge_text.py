@@ -52,12 +52,12 @@ def test_breaking_control_tokens_leaves_none(text):
 
 @settings(max_examples=40, deadline=None)
 @given(st.text(max_size=60))
-def test_no_text_holds_its_own_mark(text):
+def test_no_text_contains_its_own_fence_code(text):
     (_, _, mark), *_ = fences(question_of((Part("answer", text),), "?", key=KEY))
     assert mark not in text
 
 
-def test_the_mark_follows_the_text_and_the_key():
+def test_fence_code_depends_on_text_and_key():
     def mark(text, key=KEY):
         return fences(question_of((Part("answer", text),), "?", key=key))[0][2]
 
@@ -82,7 +82,7 @@ def test_views_show_the_last_turn_all_turns_or_each():
     assert documents(played(), "trajectory", 100) == ((), 0)
 
 
-def test_thoughts_are_shown_to_who_asks_and_are_cut_before_the_task():
+def test_reasoning_is_optional_and_cut_before_the_task():
     thinking = replace(played(("sum?", "4")).turns[0], reasoning="t" * 30)
     trajectory = Trajectory(agent="a", policy="p", turns=(thinking, thinking))
     task, thought, answer = Part("task", "sum?"), Part("thought", "t" * 30), Part("answer", "4")
@@ -107,7 +107,7 @@ def test_the_task_survives_and_the_middle_of_the_history_goes_first():
     assert document == (Part("task", "task?"), Part("answer, beginning left out", "xxend")) and cut == 48
 
 
-def test_a_task_that_leaves_no_room_leaves_a_quarter_of_it():
+def test_long_task_leaves_a_quarter_for_the_answer():
     (document,), cut = documents(played(("t" * 50, "x" * 50)), "answer", 20)
     assert document == (Part("task, beginning left out", "t" * 15), Part("answer, beginning left out", "x" * 5))
     assert cut == 80
@@ -119,7 +119,7 @@ def test_a_task_that_leaves_no_room_leaves_a_quarter_of_it():
 @given(
     st.lists(st.tuples(st.text("t", max_size=9), st.text("x", max_size=9)), min_size=1, max_size=4), st.integers(1, 40)
 )
-def test_what_is_shown_fits_and_nothing_is_left_out_that_fits(turns, room):
+def test_documents_use_the_available_length(turns, room):
     (document,), cut = documents(played(*turns, instructions="rules"), "trajectory", room)
     whole = 5 + sum(len(task) + len(answer) for task, answer in turns)
     shown = sum(len(part.text) for part in document)
@@ -136,7 +136,7 @@ def test_a_comparison_shows_the_common_task_once():
     assert labels == ["task A", "answer A", "task B", "answer B"]
 
 
-def test_the_rubric_stands_in_the_judges_instructions():
+def test_rubric_is_in_the_judges_instructions():
     assert instructions_for("  Is it polite? ").endswith("Rubric:\nIs it polite?")
     with pytest.raises(ValueError, match="is empty"):
         Judge("m", " ")

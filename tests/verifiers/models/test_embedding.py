@@ -45,7 +45,7 @@ def test_the_floor_scores_zero(tiny_bert):
         assert score == pytest.approx(max((cosine - floor) / (1 - floor), 0.0), abs=1e-5)
 
 
-def test_siblings_are_compared_with_the_mean_of_the_others(tiny_bert):
+def test_group_answers_are_compared_with_the_mean_of_the_others(tiny_bert):
     folder = tiny_bert()
     texts = ["yes", "yes!", "quite something else"]
     vectors = [unit(folder, text) for text in texts]

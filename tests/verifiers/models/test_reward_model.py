@@ -143,7 +143,7 @@ def test_texts_of_like_length_share_batches(tiny_bert):
     assert model.score([]).shape == (0,) and np.isnan(model.score([said()])).all()
 
 
-def test_threads_are_given_back(tiny_bert):
+def test_number_of_threads_is_restored(tiny_bert):
     before = torch.get_num_threads()
     RewardModel(tiny_bert(labels=1), threads=before + 1).score(PLAYED)
     assert torch.get_num_threads() == before
@@ -159,7 +159,7 @@ def test_gold_answers_score_one_and_wrong_ones_less(tiny_bert):
     assert ensemble.score([golds, wrongs]).round(3).tolist() == [1.0, 0.0]
 
 
-def test_what_is_no_trained_classifier_is_refused(tiny_bert, tmp_path):
+def test_untrained_classifiers_are_refused(tiny_bert, tmp_path):
     with pytest.raises(ValueError, match="classifier.*random numbers"):
         RewardModel(tiny_bert()).score(PLAYED)
     pickled = shutil.copytree(tiny_bert(labels=2), tmp_path / "pickled")

@@ -76,7 +76,7 @@ class Reader(HTMLParser):
         self.text.append(data)
 
 
-def test_the_page_runs_nothing_and_loads_nothing(hostile):
+def test_page_has_no_scripts_and_loads_nothing(hostile):
     reader = Reader()
     reader.feed(hostile[2])
     assert not reader.tags & {"script", "link", "iframe", "object", "svg", "a"} and reader.open == []
@@ -93,7 +93,7 @@ def test_hostile_names_are_shown_as_text(hostile):
     assert "\x1b" not in table and "\u202e" not in table and "[bold]" in table
 
 
-def test_pictures_spell_names_instead_of_obeying_them():
+def test_figures_show_names_literally():
     from forge_verifiers.report.pictures import accuracy_figure, labels
 
     ensemble = Ensemble([weak(0, name=r"_$\frac{1}$"), weak(1, name="日本"), weak(2)])
@@ -123,7 +123,7 @@ def test_the_table_names_rates_counts_and_failures():
     assert "no route" in ensemble.report().table() and "effective number" in ensemble.report().table()
 
 
-def test_a_verifier_that_counts_for_little_says_why():
+def test_low_weights_have_reasons():
     rng = np.random.default_rng(7)
     coin = Rule(lambda t: float(rng.random()), name="coin")
     ensemble = Ensemble(
@@ -201,13 +201,13 @@ def noise_of(rows, m, kind="default"):
         ({"scored": 0, "skipped": 8}, 300, "default", 0, "no scores: skipped by a cascade on 8 trajectories"),
     ],
 )
-def test_each_cause_of_a_small_weight_is_told(known, rows, kind, camps, reason):
+def test_each_cause_of_a_small_weight_has_a_reason(known, rows, kind, camps, reason):
     evidence = noise_of(rows, 3, kind)
     found = with_reasons([row(**known), row("other"), row("third")], evidence, np.array([camps, 2 * camps, 0]))
     assert found[0].reason.startswith(reason) and (reason or not found[0].reason) and not found[1].reason
 
 
-def test_camps_ask_for_no_anchor_where_there_is_one():
+def test_clusters_need_no_anchor_if_there_is_one():
     camps, rows = np.array([1, 2, 0]), [row(tpr=0.5, fpr=0.45, tpr_error=0.1), row("other"), row("third")]
     evidence = noise_of(300, 3, "default")
     assert with_reasons(rows, evidence, camps)[0].reason.startswith("contradicted by other: only an anchor")
@@ -222,7 +222,7 @@ def test_camps_ask_for_no_anchor_where_there_is_one():
     assert "weak4 and weak5, weak6; labels or anchors decide" in fitted.notes(names, has_reference=True)[0]
 
 
-def test_a_verifier_that_only_accepts_is_not_constant_where_its_silence_counts():
+def test_accept_only_verifier_is_not_constant_if_abstentions_count():
     def accepts(trajectory):
         return 1.0 if trajectory.info["votes"][6] > 0.5 else None
 
@@ -286,7 +286,7 @@ def test_the_report_says_on_how_many_verifiers_the_direction_rests():
     assert direction([row(tpr=math.nan, fpr=math.nan)], noise_of(300, 1), num_labels=0, anchors=[]) == []
 
 
-def test_verifiers_that_score_alike_are_worth_one_vote():
+def test_equal_verifiers_count_as_one_vote():
     some = noise_of(300, 3)
     twins = replace(some, scores=some.scores[:, [0, 0, 1]])
     rows = [row(f"v{k}") for k in range(3)]

@@ -49,7 +49,7 @@ def rows_of_the_guide():
 
 
 @pytest.mark.parametrize(("text", "read"), rows_of_the_guide())
-def test_the_guide_says_what_is_read(text, read):
+def test_guide_table_of_extracted_answers(text, read):
     assert final_answer(text) == ("" if read == "(nothing)" else read)
 
 
@@ -72,7 +72,7 @@ def test_every_rule_that_reads_answers_reads_the_same(text):
 
 
 @pytest.mark.parametrize(("text", "gold", "is_right"), WRITINGS)
-def test_other_writings_of_an_answer_are_told_from_other_answers(text, gold, is_right):
+def test_notations_of_an_answer_differ_from_other_answers(text, gold, is_right):
     numeric, maths = scores(text, gold)[1:]
     assert maths == is_right
     assert numeric == is_right or np.isnan(numeric)  # the gold answer is no number
@@ -115,7 +115,7 @@ def test_texts_that_are_easily_misread(text, right, wrong):
         *(("A total of 42 apples.", 42), ("The answer is 5! = 120.", 120), ("7 = 3 + 4", 7), ("P(A) = 1/4", 0.25)),
     ],
 )
-def test_numbers_are_read_in_odd_clothes(text, number):
+def test_numbers_in_unusual_notations_are_read(text, number):
     assert Numeric().score([said(text, number), said(text, number + 1), said(text, -number)]).tolist() == [1, 0, 0]
 
 
@@ -151,7 +151,7 @@ def test_solutions_that_end_without_a_mark_are_read():
         *("1 m is 100 cm, so it is 300 cm long.", "So it is 3*100=<<3*100=300>>300 cm."),
     ],
 )
-def test_lengths_are_worked_out_as_models_do(text):
+def test_calculations_with_units_are_read(text):
     assert scores(text, "#### 300")[1:] == [1, 1] and scores(text, "#### 100")[1:] == [0, 0]
 
 
@@ -185,7 +185,7 @@ def test_a_text_that_decides_for_neither_or_denies_is_wrong(gold, other, style):
 
 
 @given(st.text(alphabet="0123456789 answeritobxd{}<>/\\.,:;*$#\n-=", max_size=200))
-def test_no_text_makes_the_reader_raise(text):
+def test_no_text_makes_the_parser_raise(text):
     read = parse_answer(text)
     assert len(read.value) <= len(text) + 4 and read.source in {"marked", "statement", "fallback"}
 
@@ -221,7 +221,7 @@ def test_a_gold_answer_may_be_a_whole_solution():
 
 
 @pytest.mark.parametrize("missing", [None, math.nan, np.float64("nan"), "", " ", [""], [], [None, math.nan]])
-def test_a_missing_gold_answer_is_none_whatever_stands_in_its_place(missing):
+def test_placeholders_of_missing_gold_answers_count_as_missing(missing):
     for text in ("5", "", "I do not know."):
         assert all(rule.grade(said(text, missing)) is None for rule in (Exact(), Numeric(), MathEqual()))
 
@@ -231,7 +231,7 @@ def test_gold_answers_may_be_several_of_any_kind(several):
     assert [rule.grade(said("5", several)) for rule in (Exact(), Numeric(), MathEqual())] == [1, 1, 1]
 
 
-def test_siblings_agree_in_other_words_and_writings():
+def test_self_consistency_merges_equal_notations():
     def votes(*texts):
         return SelfConsistency().score([said(text) for text in texts]).tolist()
 
@@ -270,7 +270,7 @@ def test_whole_numbers_are_equal_exactly_unless_the_tolerance_says_more():
 SUM = r"\sum_{k=1}^{10} k"
 
 
-def test_sums_and_unread_gold_answers_are_told_apart():
+def test_calculations_differ_from_unreadable_gold_answers():
     rule = MathEqual()
     unread = r"\foo{x} \mapsto = 3"
     texts = [("The answer is 55.", SUM), ("It is 54.", SUM), ("54", unread), (unread, unread), ("4", ["4", unread])]
@@ -312,7 +312,7 @@ def test_a_worker_that_exceeds_a_limit_is_killed_and_replaced(monkeypatch):
         workers.close()
 
 
-def test_pairs_that_are_late_get_no_score():
+def test_pairs_that_time_out_get_no_score():
     assert equal_answers([("x + x", "2 x"), ("3", "3")], timeout_s=1e-9) == {("3", "3"): True}
     rule = MathEqual(timeout_s=1e-9)
     assert np.isnan(rule.score([said(r"\boxed{w+w}", "2w")])).all() and "timeout_s=1e-09" in str(rule.unread)
@@ -327,7 +327,7 @@ def test_many_threads_compare_at_one_time():
         assert all(pool.map(compare, range(40)))
 
 
-def test_check_verifier_tells_what_was_read():
+def test_check_verifier_shows_extracted_answers():
     report = check_verifier(Numeric(), said("so it is 42.", 42), said("3-5", 42))
     assert "read '42' as gold and '3-5' as wrong" in str(report)
 

@@ -396,7 +396,7 @@ def test_other_gold_answers_are_no_options(gold):
     assert choice_letter(gold) == ""
 
 
-def test_options_vote_by_their_letter_and_denied_ones_do_not():
+def test_options_vote_by_letter_and_denied_options_do_not():
     texts = ["The answer is (A).", "A", "**A. Paris**", "(B)", "(A) is wrong."]
     assert SelfConsistency().score([said(text) for text in texts]).tolist() == [1, 1, 1, 0, 0]
 

@@ -214,5 +214,5 @@ def test_composed_and_decomposed_answers_vote_together():
         ("（Ａ）", "(A)"),
     ],
 )
-def test_characters_are_brought_into_one_form_unless_it_changes_their_meaning(text, plain):
+def test_characters_are_normalized_unless_their_meaning_changes(text, plain):
     assert normalized(text) == plain

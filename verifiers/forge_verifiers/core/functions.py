@@ -135,8 +135,8 @@ def grade_each(grade: Callable[[Trajectory], Any], trajectories: Sequence[Trajec
 
 def describe_error(error: Exception) -> str:
     """An error in one line, with the file and line that raised it."""
-    frames = traceback.extract_tb(error.__traceback__)
-    frames = [frame for frame in frames if not is_library(frame.filename)] or frames
+    trace = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in trace if not is_library(frame.filename)] or trace
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return f"{type(error).__name__}: {error}{place}"
 
