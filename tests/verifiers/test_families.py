@@ -49,7 +49,7 @@ def columns(cls: type, matrix: np.ndarray, names: list[str], **kwargs) -> list[R
 
 @pytest.mark.parametrize("alike", [True, False])
 def test_reward_models_without_family_weigh_as_one(alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the ensemble's own families the better judge is heard; the report names both camps."""
+    """Through the ensemble's own families the better judge is heard; the report names both clusters."""
     from .combiners.test_bounds import miscalibration, paired, pairs  # noqa: TID252
 
     right, error = [], []

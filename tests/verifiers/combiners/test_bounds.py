@@ -42,7 +42,7 @@ def silent(rng: np.random.Generator, case: Case) -> Floats:
     return np.full(len(case[0]), np.nan)
 
 
-def camp(loads: tuple[float, ...], size: int, *, n: int = 2000, seed: int = 0) -> Case:
+def cluster(loads: tuple[float, ...], size: int, *, n: int = 2000, seed: int = 0) -> Case:
     """Graded verifiers; the first `size` of them share a spurious liking."""
     rng = np.random.default_rng([24, n, size, seed])
     y = (rng.random(n) < rng.beta(1, 1, n // 8 + 1)[np.arange(n) // 8]).astype(np.intp)
@@ -67,14 +67,14 @@ REGIMES: dict[str, Callable[[int], Case]] = {
     "copies of a good one": lambda seed: with_columns(
         told((0.98, 0.75), seed=seed), copy_of(0), copy_of(0), style, seed=seed
     ),
-    "good, style camp": lambda seed: with_columns(told((0.95, 0.93, 0.9), seed=seed), style, style, style, seed=seed),
-    "weaker, style camp": lambda seed: with_columns(
+    "good, style cluster": lambda seed: with_columns(told((0.95, 0.93, 0.9), seed=seed), style, style, style, seed=seed),
+    "weaker, style cluster": lambda seed: with_columns(
         told((0.9, 0.8, 0.7, 0.65), seed=seed), style, style, style, seed=seed
     ),
     "one always silent": lambda seed: with_columns(told((0.95, 0.9, 0.8), seed=seed), silent, seed=seed),
-    "good graded": lambda seed: camp((3.5, 3.0, 3.0, 2.0), 0, seed=seed),
-    "camp against one": lambda seed: camp((0.9, 0.9, 0.8, 0.8, 0.7, 2.5), 5, seed=seed),
-    "camp against two": lambda seed: camp((0.9, 0.9, 0.8, 0.8, 0.7, 2.5, 2.0), 5, seed=seed),
+    "good graded": lambda seed: cluster((3.5, 3.0, 3.0, 2.0), 0, seed=seed),
+    "cluster against one": lambda seed: cluster((0.9, 0.9, 0.8, 0.8, 0.7, 2.5), 5, seed=seed),
+    "cluster against two": lambda seed: cluster((0.9, 0.9, 0.8, 0.8, 0.7, 2.5, 2.0), 5, seed=seed),
 }
 
 
@@ -89,7 +89,7 @@ def pointing(y: np.ndarray, p: Floats, groups: np.ndarray) -> float:
     return float(np.mean([np.corrcoef(p[r], y[r])[0, 1] if p[r].std() > 1e-12 else 0.0 for r in mixed] or [1.0]))
 
 
-UNDECIDABLE = "good, style camp"
+UNDECIDABLE = "good, style cluster"
 """Three good verifiers and three that share a style, unrelated to each other: either side may be right."""
 
 
@@ -121,9 +121,9 @@ def test_undecidable_clusters_keep_the_mean_and_warn_once(caplog: pytest.LogCapt
 
 
 def test_unrelated_cluster_inverts_no_verifier() -> None:
-    """Two camps that share nothing have no signs relative to each other; both are upright until others contradict."""
+    """Two clusters that share nothing have no signs relative to each other; both are upright until others contradict."""
     for seed in range(6):
-        s, g, y = REGIMES["weaker, style camp"](seed)
+        s, g, y = REGIMES["weaker, style cluster"](seed)
         assert brier(y, combiners.get("default").fit_predict(s, g)) < 0.1, seed
 
 
@@ -182,10 +182,10 @@ def test_cluster_of_reward_models_does_not_outvote_a_judge(families, anchors, er
     cases = [pairs(seed) for seed in range(4)]
     answers = [combiners.get("default", families=families, anchors=anchors).fit_predict(s, g) for s, g, _ in cases]
     truth = [y for _, _, y in cases]
-    camp = np.mean([paired(y, s[:, :5].mean(axis=1)) for s, _, y in cases])
+    cluster = np.mean([paired(y, s[:, :5].mean(axis=1)) for s, _, y in cases])
     right = np.mean([paired(y, p) for y, p in zip(truth, answers, strict=True)])
-    print(f"pairs: the camp alone {camp:.3f}, all {right:.3f}")  # noqa: T201
-    assert right > camp + 0.02 and right >= 0.76
+    print(f"pairs: the cluster alone {cluster:.3f}, all {right:.3f}")  # noqa: T201
+    assert right > cluster + 0.02 and right >= 0.76
     assert np.mean([miscalibration(y, p) for y, p in zip(truth, answers, strict=True)]) <= error
 
 

@@ -97,7 +97,7 @@ def test_timeout_of_a_waiting_call_begins_at_its_start(monkeypatch):
     assert [v.failure for v in verdicts.values()] == ["", "", ""]
 
 
-@pytest.mark.parametrize("wrong", [{"model": 0}, {"dear": 3}])
+@pytest.mark.parametrize("wrong", [{"model": 0}, {"costly": 3}])
 def test_limits_are_checked(wrong):
     with pytest.raises(ValueError, match="concurrency"):
         Ensemble([Meter().verifier("one", "model")], concurrency=wrong)

@@ -8,7 +8,7 @@ from .simulated import auroc, judge, judges, played, truth  # noqa: TID252 (test
 
 
 def hard(seed, **kwargs):
-    """Where the four cheap judges are split, the dear judge is worse, too."""
+    """Where the four cheap judges are split, the expensive judge is worse, too."""
     rng = np.random.default_rng([8, seed])
     rows = played(seed, **kwargs)
     for t in rows:
@@ -19,12 +19,12 @@ def hard(seed, **kwargs):
     return rows
 
 
-def dear(asked):
+def expensive(asked):
     def grade(trajectory):
         asked.append(trajectory)
         return trajectory.info["votes"][4]
 
-    return Rule(grade, name="dear", cost="expensive")
+    return Rule(grade, name="expensive", cost="expensive")
 
 
 def cheap():
@@ -34,7 +34,7 @@ def cheap():
 def test_cascade_skips_the_expensive_judge_without_bias():
     asked, seen, spared = [], [], []
     cascade = Cascade(verified_share=0.2, undecided=(0.15, 0.85))
-    ensemble = Ensemble([*cheap(), dear(asked)], cascade=cascade, refit_every=4)
+    ensemble = Ensemble([*cheap(), expensive(asked)], cascade=cascade, refit_every=4)
     for call in range(50):
         rows = hard(call, groups=16)
         before = len(asked)
@@ -53,7 +53,7 @@ def test_cascade_skips_the_expensive_judge_without_bias():
 
     share = row.skipped / len(seen)
     assert row.skipped == len(seen) - len(asked) and share > 0.3
-    full = Ensemble([*cheap(), dear([])], refit_every=4)
+    full = Ensemble([*cheap(), expensive([])], refit_every=4)
     everybody = np.concatenate([full.score(hard(call, groups=16)) for call in range(50)])
     assert auroc(np.concatenate(spared), seen) > auroc(everybody, seen) - 0.03
     assert ensemble.report().skipped_fraction == pytest.approx(share / 5, abs=1e-6)
@@ -61,7 +61,7 @@ def test_cascade_skips_the_expensive_judge_without_bias():
 
 def test_only_fully_judged_rows_are_learned_from():
     cascade = Cascade(verified_share=0.25, warm_up_rows=64)
-    ensemble = Ensemble([*cheap(), dear([])], cascade=cascade)
+    ensemble = Ensemble([*cheap(), expensive([])], cascade=cascade)
     for call in range(20):
         ensemble.score(hard(call))
     scores = ensemble.state_dict()["window/scores"]
@@ -70,7 +70,7 @@ def test_only_fully_judged_rows_are_learned_from():
 
 def test_all_verifiers_are_called_before_the_first_fit():
     asked = []
-    ensemble = Ensemble([*cheap(), dear(asked)], cascade=Cascade(warm_up_rows=100))
+    ensemble = Ensemble([*cheap(), expensive(asked)], cascade=Cascade(warm_up_rows=100))
     for call, rows in enumerate([64, 128]):
         ensemble.score(hard(call))
         assert len(asked) == rows
@@ -79,7 +79,7 @@ def test_all_verifiers_are_called_before_the_first_fit():
 
 
 def test_evaluation_skips_calls_but_draws_no_sample():
-    ensemble = Ensemble([*cheap(), dear([])], cascade=Cascade(warm_up_rows=1))
+    ensemble = Ensemble([*cheap(), expensive([])], cascade=Cascade(warm_up_rows=1))
     ensemble.score(hard(0))
     ensemble.learning = False
     before = ensemble.state_dict()
@@ -138,7 +138,7 @@ def test_cascade_with_one_cost_class_skips_nothing():
 def test_rows_without_cheap_scores_reach_the_expensive_verifier():
     asked = []
     quiet = [Rule(lambda t, k=k: None if t.info["luck"] < 0.5 else t.info["votes"][k], name=f"q{k}") for k in range(4)]
-    ensemble = Ensemble([*quiet, dear(asked)], cascade=Cascade(warm_up_rows=1, verified_share=0.01))
+    ensemble = Ensemble([*quiet, expensive(asked)], cascade=Cascade(warm_up_rows=1, verified_share=0.01))
     for call in range(4):
         rows, before = hard(call), len(asked)
         scores = ensemble.score(rows)

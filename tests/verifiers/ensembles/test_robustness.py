@@ -105,15 +105,15 @@ def test_after_a_policy_shift_quality_is_back_within_six_refits():
 
 
 def everything(**kwargs):
-    dear = Rule(lambda t: t.info["votes"][5], name="dear", cost="expensive")
+    expensive = Rule(lambda t: t.info["votes"][5], name="expensive", cost="expensive")
     return Ensemble(
-        [*judges()[:5], dear],
+        [*judges()[:5], expensive],
         refit_every=2,
         max_rows=300,
         cascade=Cascade(warm_up_rows=100, verified_share=0.4),
         alarm=HackingAlarm(on_alarm="log", window=16),
         lower_bound=SoftMinimum(),
-        priors={"dear": Prior.of(0.8, strength=20)},
+        priors={"expensive": Prior.of(0.8, strength=20)},
         cache_rows=100,
         **kwargs,
     )

@@ -172,7 +172,7 @@ def noise_of(rows, m, kind="default"):
 
 
 @pytest.mark.parametrize(
-    ("known", "rows", "kind", "camps", "reason"),
+    ("known", "rows", "kind", "clusters", "reason"),
     [
         ({}, 300, "default", 0, ""),
         (
@@ -201,17 +201,17 @@ def noise_of(rows, m, kind="default"):
         ({"scored": 0, "skipped": 8}, 300, "default", 0, "no scores: skipped by a cascade on 8 trajectories"),
     ],
 )
-def test_each_cause_of_a_small_weight_has_a_reason(known, rows, kind, camps, reason):
+def test_each_cause_of_a_small_weight_has_a_reason(known, rows, kind, clusters, reason):
     evidence = noise_of(rows, 3, kind)
-    found = with_reasons([row(**known), row("other"), row("third")], evidence, np.array([camps, 2 * camps, 0]))
+    found = with_reasons([row(**known), row("other"), row("third")], evidence, np.array([clusters, 2 * clusters, 0]))
     assert found[0].reason.startswith(reason) and (reason or not found[0].reason) and not found[1].reason
 
 
 def test_clusters_need_no_anchor_if_there_is_one():
-    camps, rows = np.array([1, 2, 0]), [row(tpr=0.5, fpr=0.45, tpr_error=0.1), row("other"), row("third")]
+    clusters, rows = np.array([1, 2, 0]), [row(tpr=0.5, fpr=0.45, tpr_error=0.1), row("other"), row("third")]
     evidence = noise_of(300, 3, "default")
-    assert with_reasons(rows, evidence, camps)[0].reason.startswith("contradicted by other: only an anchor")
-    reason = with_reasons(rows, evidence, camps, has_reference=True)[0].reason
+    assert with_reasons(rows, evidence, clusters)[0].reason.startswith("contradicted by other: only an anchor")
+    reason = with_reasons(rows, evidence, clusters, has_reference=True)[0].reason
     assert reason.startswith("these rows do not distinguish it")
     verifiers = [weak(k) for k in range(7)]
     ensemble = Ensemble(verifiers, anchors=["weak6"])
