@@ -67,7 +67,9 @@ REGIMES: dict[str, Callable[[int], Case]] = {
     "copies of a good one": lambda seed: with_columns(
         told((0.98, 0.75), seed=seed), copy_of(0), copy_of(0), style, seed=seed
     ),
-    "good, style cluster": lambda seed: with_columns(told((0.95, 0.93, 0.9), seed=seed), style, style, style, seed=seed),
+    "good, style cluster": lambda seed: with_columns(
+        told((0.95, 0.93, 0.9), seed=seed), style, style, style, seed=seed
+    ),
     "weaker, style cluster": lambda seed: with_columns(
         told((0.9, 0.8, 0.7, 0.65), seed=seed), style, style, style, seed=seed
     ),
@@ -121,7 +123,7 @@ def test_undecidable_clusters_keep_the_mean_and_warn_once(caplog: pytest.LogCapt
 
 
 def test_unrelated_cluster_inverts_no_verifier() -> None:
-    """Two clusters that share nothing have no signs relative to each other; both are upright until others contradict."""
+    """Two clusters that share nothing have no signs relative to each other; both keep their direction."""
     for seed in range(6):
         s, g, y = REGIMES["weaker, style cluster"](seed)
         assert brier(y, combiners.get("default").fit_predict(s, g)) < 0.1, seed
