@@ -34,7 +34,7 @@ class Broken(BaseException):  # BaseException, so that no `except Exception` of 
 
 
 def encode(value: Any, keep: Any) -> Any:
-    """Plain data in a form for JSON; `keep` converts all other values."""
+    """Plain data in a form for JSON. `keep` converts all other values."""
     kind = type(value)
     if value is None or kind in (bool, int, str):
         return value
@@ -50,7 +50,7 @@ def encode(value: Any, keep: Any) -> Any:
 
 
 def decode(data: Any, find: Any) -> Any:
-    """The inverse of `encode`; `find` looks up values that `keep` converted."""
+    """The inverse of `encode`. `find` looks up values that `keep` converted."""
     if not isinstance(data, list):
         return data
     kind, *rest = data
@@ -278,7 +278,7 @@ class Candidate:
             raise Broken(f"the code did not load: {error}")
 
     def stop(self) -> None:
-        """Kill the process; the next test starts another."""
+        """Kill the process. The next test starts another."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()

@@ -65,7 +65,7 @@ class UnitTests(TrajectoryRule):
     sandbox: Sandbox = field(default_factory=Sandbox)
     """The sandbox, whose limits apply to all tests of one answer together."""
     max_parallel: int = 0
-    """Maximum number of concurrent sandboxes; 0 for one per processor."""
+    """Maximum number of concurrent sandboxes. 0 for one per processor."""
 
     def __post_init__(self) -> None:
         if not 0 < self.timeout_s < math.inf:

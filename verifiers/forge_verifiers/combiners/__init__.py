@@ -1,4 +1,4 @@
-"""Combiners of weak verifiers' scores into P(correct). Start at `default`; `published` has baselines."""
+"""Combiners of weak verifiers' scores into P(correct). Start at `default`. `published` has baselines."""
 
 from __future__ import annotations
 

@@ -44,16 +44,16 @@ class CombinerReport:
     fpr_error: Floats
     """[m] standard error of `fpr`."""
     weight: Floats
-    """[m] fraction of the verifier's own evidence that counts; 1 = in full, 0 = ignored."""
+    """[m] fraction of the verifier's own evidence that counts (1 = in full, 0 = ignored)."""
     weight_error: Floats
     """[m] standard error of `weight`, or NaN where not estimated."""
     class_balance: float
     """Estimated fraction of correct responses, in [0, 1]."""
     effective_number: float
-    """Number of independent verifiers with the same information; at most the number of verifiers that vary."""
+    """Number of independent verifiers with the same information. At most the number of verifiers that vary."""
     clusters: Ints
     """[m] 1 or 2 if the verifiers form two clusters that correlate much more within than between, as reward models
-    and judges may; otherwise 0. No statistic can tell which cluster is right."""
+    and judges may. Otherwise 0. No statistic can tell which cluster is right."""
 
     @property
     def side(self) -> Ints:
@@ -158,7 +158,7 @@ def check_labels(labels: ArrayLike | None, n: int) -> Floats | None:
 
 
 def check_queried(queried: ArrayLike | None, scores: Floats) -> Bools:
-    """The mask of queried verifiers, bool [n, m]; all True for None."""
+    """The mask of queried verifiers, bool [n, m]. All True for None."""
     if queried is None:
         return np.ones(scores.shape, bool)
     mask = np.asarray(queried)
@@ -168,7 +168,7 @@ def check_queried(queried: ArrayLike | None, scores: Floats) -> Bools:
 
 
 def family_index(families: Sequence[Hashable | None] | Mapping[int, Hashable] | None, m: int) -> Ints | None:
-    """Family number [m]; a verifier without a label is a family by itself. None if no labels are given."""
+    """Family number [m]. A verifier without a label is a family by itself. None if no labels are given."""
     if families is None:
         return None
     if isinstance(families, Mapping):
@@ -194,7 +194,7 @@ def anchor_mask(anchors: Sequence[int] | None, m: int) -> Bools:
 
 
 def score_range(scores: Floats) -> tuple[Floats, Floats]:
-    """Lowest and highest score of each verifier, each [m]; 0 and 0 for a verifier that always abstained."""
+    """Lowest and highest score of each verifier, each [m]. 0 and 0 for a verifier that always abstained."""
     low = np.where(np.isnan(scores), np.inf, scores).min(axis=0)
     high = np.where(np.isnan(scores), -np.inf, scores).max(axis=0)
     empty = np.isinf(low)
@@ -202,7 +202,7 @@ def score_range(scores: Floats) -> tuple[Floats, Floats]:
 
 
 def min_max(scores: Floats, low: Floats, high: Floats) -> Floats:
-    """Scores [n, m] scaled to [0, 1] by the fitted range and clipped; 0.5 for constant verifiers, NaN stays NaN."""
+    """Scores [n, m] scaled to [0, 1] by the fitted range and clipped. 0.5 for constant verifiers, NaN stays NaN."""
     span = np.where(high > low, high - low, 1.0)
     scaled = np.clip((scores - low) / span, 0.0, 1.0)
     return np.where((high > low) | np.isnan(scores), scaled, 0.5)
@@ -279,7 +279,7 @@ class Combiner(ABC):
     fills_abstentions: ClassVar[bool] = False
     """True if abstentions of one-score verifiers are replaced before `_fit` and `_predict`, see `abstention_values`."""
     names: Sequence[str] = ()
-    """Names of the verifiers [m] for warnings; column numbers if empty."""
+    """Names of the verifiers [m] for warnings. Column numbers if empty."""
 
     def __init__(
         self,
@@ -303,10 +303,10 @@ class Combiner(ABC):
 
         Args:
             scores: float [n, m] of any finite range, with NaN for abstentions.
-            groups: Prompt id of each response [n]; optional.
-            labels: 0, 1 or NaN (unknown) [n]; optional.
+            groups: Prompt id of each response [n]. Optional.
+            labels: 0, 1 or NaN (unknown) [n]. Optional.
             queried: bool [n, m], False where a verifier was not called or failed, so that its missing score is no
-                evidence; optional.
+                evidence. Optional.
 
         Raises:
             ValueError: Wrong shapes, no response, infinite scores, or labels other than 0, 1 and NaN.

@@ -29,7 +29,7 @@ class Hypothesis(NamedTuple):
     """One division of the verifiers into voices."""
 
     voice: Ints
-    """[m] number of each verifier's voice, from 0; -1 for a verifier that never varies."""
+    """[m] number of each verifier's voice, from 0, or -1 for a verifier that never varies."""
     loading: Floats
     """[v] correlation of each voice with the common factor, which is assumed to be correctness."""
     score: float
@@ -73,7 +73,7 @@ def expected_loadings(anchors: Bools, prior_loading: Floats, prior_rows: Floats)
     Args:
         anchors: bool [m].
         prior_loading: [m] TPR minus FPR of a declared prior.
-        prior_rows: [m] its strength in rows; 0 without a prior.
+        prior_rows: [m] its strength in rows. 0 without a prior.
     """
     trust = prior_rows / (prior_rows + 30.0)
     expected = np.where(anchors, _ANCHOR, (1 - trust) * _LOADING + trust * prior_loading)

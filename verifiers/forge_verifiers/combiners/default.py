@@ -35,7 +35,7 @@ _MIN_PROBABILITY, _MAX_FITS = 0.05, 4
 _EQUIVALENT, _CONTRADICTORY = 0.9, 0.5
 """Two hypotheses are equivalent above the first correlation of their P(correct), and contradict below the second."""
 _UNDECIDED, _DECIDED = 1.5, 3.5
-"""Log-odds in nats between contradictory hypotheses: up to the first, P(correct) is the plain mean of the scores; from
+"""Log-odds in nats between contradictory hypotheses: up to the first, P(correct) is the plain mean of the scores. From
 the second on, it is the average over the hypotheses."""
 _YES = 0.5
 """Scores above it count as "yes" for a `Prior`."""
@@ -243,7 +243,7 @@ def _dispute(fitted: Sequence[_Fitted], probability: Floats) -> float:
 
 
 def _similarity(first: Floats, second: Floats) -> float:
-    """Correlation of two posteriors [n]; 1 if one of them does not vary."""
+    """Correlation of two posteriors [n]. 1 if one of them does not vary."""
     if min(float(first.std()), float(second.std())) < 1e-6:
         return 1.0
     return float(np.corrcoef(first, second)[0, 1])

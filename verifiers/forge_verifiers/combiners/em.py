@@ -95,7 +95,7 @@ class Fit(NamedTuple):
 
 
 def quantile_edges(scores: Floats) -> Floats:
-    """Inner bin edges per verifier, [m, MAX_BINS - 1], midway between scores; +inf for unused bins.
+    """Inner bin edges per verifier, [m, MAX_BINS - 1], midway between scores. +inf for unused bins.
 
     Up to MAX_BINS distinct values have one bin each. With more values, a value frequent enough to fill a bin gets its
     own.
@@ -134,7 +134,7 @@ def encode(scores: Floats, queried: Bools, edges: Floats) -> Codes:
 
 
 def count(codes: Codes, weights: NDArray[np.floating] | None = None) -> Floats:
-    """Weighted number [s, S] of rows with each symbol, 0 for "nothing"; codes and weights [s, n]."""
+    """Weighted number [s, S] of rows with each symbol, 0 for "nothing". Codes and weights [s, n]."""
     flat = None if weights is None else np.ascontiguousarray(weights).ravel()
     counts = np.bincount(codes.ravel(), flat, len(codes) * NUM_SYMBOLS).astype(np.float64).reshape(-1, NUM_SYMBOLS)
     counts[:, 0] = 0.0
@@ -142,7 +142,7 @@ def count(codes: Codes, weights: NDArray[np.floating] | None = None) -> Floats:
 
 
 def mid_ranks(counts: Floats) -> Floats:
-    """Standardized mid-rank of every symbol [s, S]: mean 0 and variance 1 over the observations; 0 for "nothing"."""
+    """Standardized mid-rank of every symbol [s, S]: mean 0 and variance 1 over the observations. 0 for "nothing"."""
     total = np.maximum(counts.sum(axis=1, keepdims=True), 1.0)
     rank = np.where(counts > 0, (np.cumsum(counts, axis=1) - counts / 2) / total - 0.5, 0.0)
     return np.asarray(rank / np.sqrt(np.maximum((counts * rank**2).sum(axis=1, keepdims=True) / total, 1e-9)))
@@ -209,7 +209,7 @@ def expectation_maximization(data: Data, start: Floats) -> Fit:
 
 
 def normalize(weights: Floats) -> Floats:
-    """Weights scaled to sum to 1 over the last axis; 0 where all are 0."""
+    """Weights scaled to sum to 1 over the last axis. 0 where all are 0."""
     return np.asarray(weights / np.maximum(weights.sum(axis=-1, keepdims=True), 1e-12))
 
 

@@ -67,7 +67,7 @@ class Scale(NamedTuple):
         return encode(scores, queried, self.edges)[: len(self.edges)]
 
     def mean(self, scores: Floats, weight: Floats) -> Floats:
-        """Weighted mean [n] of the scores on [0, 1], each relative to its verifier's mean; abstentions are left out."""
+        """Weighted mean [n] of the scores on [0, 1], each relative to its verifier's mean. Abstentions are left out."""
         relative = min_max(scores, self.low, self.high) - self.center
         total = np.maximum(~np.isnan(relative) @ np.abs(weight), 1e-9)
         return np.asarray(np.nan_to_num(relative) @ weight / total)
@@ -154,7 +154,7 @@ class Start(NamedTuple):
 
 
 class Model(NamedTuple):
-    """Parameters for predictions under one hypothesis; see `em.Fit`."""
+    """Parameters for predictions under one hypothesis. See `em.Fit`."""
 
     voice: Ints
     voice_edges: Floats

@@ -27,7 +27,7 @@ _MIDDLE = (0.2, 0.8)
 
 
 class Mean(Combiner):
-    """Mean of min-max normalized scores without abstentions; 0.5 where all verifiers abstain.
+    """Mean of min-max normalized scores without abstentions. 0.5 where all verifiers abstain.
 
     A declared family weighs as much as one verifier, an anchor three times as much. A verifier that was not queried
     counts with its mean score, so that skipping a strict verifier does not raise the result. A verifier that gives one
@@ -125,7 +125,7 @@ def _features(scores: Floats, low: Floats, high: Floats) -> Floats:
 
 
 class DawidSkene(Combiner):
-    """Two-coin Dawid-Skene (1979) by EM from the majority vote; abstentions are ignored.
+    """Two-coin Dawid-Skene (1979) by EM from the majority vote. Abstentions are ignored.
 
     Verifiers with two values vote directly, others at Otsu's threshold. A prior of two right answers and one wrong
     answer per verifier and class prevents label switching. Labeled rows keep their label during EM.
@@ -170,7 +170,7 @@ class DawidSkene(Combiner):
 
 
 def naive_bayes(yes: Floats, no: Floats, tpr: Floats, fpr: Floats, pi: float) -> Floats:
-    """P(Y=1 | votes) [n] under conditional independence; rates are clipped to [1e-3, 1 - 1e-3]."""
+    """P(Y=1 | votes) [n] under conditional independence. Rates are clipped to [1e-3, 1 - 1e-3]."""
     tpr, fpr = np.clip(tpr, 1e-3, 1 - 1e-3), np.clip(fpr, 1e-3, 1 - 1e-3)
     # logit P(Y=1|S) = logit pi + sum of S log(TPR/FPR) + (1 - S) log((1 - TPR)/(1 - FPR)), as in arXiv 2506.18203.
     return sigmoid(logit(pi) + yes @ np.log(tpr / fpr) + no @ np.log((1 - tpr) / (1 - fpr)))
@@ -259,7 +259,7 @@ def match_second_moments(votes: Floats, pi: float, *, sweeps: int = 500, toleran
     """Differences d = TPR - FPR [m] that minimize the pairwise mismatch of second moments, given `pi`.
 
     Source: arXiv 2506.18203. The sign is chosen so that the verifiers are better than chance on average. Fewer than
-    three verifiers do not determine a solution; equal d is then assumed.
+    three verifiers do not determine a solution. Equal d is then assumed.
     """
     covariance = np.atleast_2d(np.cov(votes.T, bias=True)) / (pi * (1 - pi))
     m = len(covariance)
@@ -280,7 +280,7 @@ def match_second_moments(votes: Floats, pi: float, *, sweeps: int = 500, toleran
 
 
 def class_balance_from_moments(votes: Floats) -> float:
-    """P(Y = 1) from third moments of binary votes [n, m]; 0.5 with fewer than three verifiers that vary.
+    """P(Y = 1) from third moments of binary votes [n, m]. 0.5 with fewer than three verifiers that vary.
 
     Over distinct verifiers E[e2] = pi (1 - pi) e2(d) and E[e3] = pi (1 - pi)(1 - 2 pi) e3(d), with e2 and e3 the
     elementary symmetric polynomials of the centered votes and of d (after Jaffe, Nadler and Kluger 2015). Their ratio

@@ -34,7 +34,7 @@ class Gate(Nested):
         check: The hard check.
         then: Scores the trajectories that passed.
         threshold: Lowest score of `check` that passes, in (0, 1].
-        name: Name in reports; by default made of both names.
+        name: Name in reports. By default made of both names.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ForAgent(Nested):
     Args:
         agent: Name of the agent in the environment.
         verifier: Receives only this agent's trajectories.
-        name: Name in reports; by default made of both names.
+        name: Name in reports. By default made of both names.
     """
 
     def __init__(self, agent: str, verifier: VerifierLike, *, name: str | None = None) -> None:
@@ -109,7 +109,7 @@ class PerTurn(Nested):
 
     Args:
         verifier: Scores the last turn of each trajectory, with the turns before it as context.
-        name: Name in reports; by default made of the verifier's.
+        name: Name in reports. By default made of the verifier's.
     """
 
     def __init__(self, verifier: VerifierLike, *, name: str | None = None) -> None:

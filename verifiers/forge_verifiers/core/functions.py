@@ -119,7 +119,7 @@ def _value(name: str, source: Source, trajectory: Trajectory) -> Any:
 
 
 def grade_each(grade: Callable[[Trajectory], Any], trajectories: Sequence[Trajectory]) -> FunctionResults:
-    """Call `grade` on each trajectory. An exception loses only its row; if all raise, the first error is raised."""
+    """Call `grade` on each trajectory. An exception loses only its row. If all raise, the first error is raised."""
     values: list[Any] = []
     errors: dict[int, Exception] = {}
     for row, trajectory in enumerate(trajectories):

@@ -28,7 +28,7 @@ class CodeBlock(NamedTuple):
 
 
 def answer_section(text: str) -> str:
-    """The content of the ``<answer>`` section that ends a text; without such a section the whole text.
+    """The content of the ``<answer>`` section that ends a text. Without such a section the whole text.
 
     Tags in code blocks are ignored.
     """
@@ -77,7 +77,7 @@ def _parser(*, fenced: bool, indented: bool = False) -> MarkdownIt:
     """A parser of blocks only, whose time grows linearly with hostile texts.
 
     Args:
-        fenced: Read fenced blocks; otherwise indented ones.
+        fenced: Read fenced blocks. Otherwise indented ones.
         indented: Read both, as CommonMark does. A line indented by four spaces then closes no fence.
     """
     from markdown_it import MarkdownIt

@@ -41,7 +41,7 @@ class Verifier(Protocol):
 
     @property
     def name(self) -> str:
-        """Name in reports and errors; unique within an ensemble."""
+        """Name in reports and errors. Unique within an ensemble."""
 
     @property
     def family(self) -> str | None:
@@ -108,7 +108,7 @@ class Composable:
         return Assessment(scores=self.score(trajectories))
 
     def max_duration_s(self, trajectories: Sequence[Trajectory], default_s: float) -> float:
-        """Upper bound in seconds of a call, from the verifier's own limits; `default_s` without such limits."""
+        """Upper bound in seconds of a call, from the verifier's own limits. `default_s` without such limits."""
         return default_s
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> Scores:
@@ -150,7 +150,7 @@ def range_of(verifier: Verifier) -> tuple[float, float]:
 
 
 def check_unit_range(verifier: Verifier, role: str) -> None:
-    """Raise ArgumentError if scores may leave [0, 1]; `role`, such as "the check of a Gate", is part of the message."""
+    """Raise ArgumentError if scores may leave [0, 1]. `role`, such as "the check of a Gate", is part of the message."""
     low, high = range_of(verifier)
     if low < -_ROUNDING or high > 1 + _ROUNDING:
         raise ArgumentError(
@@ -160,7 +160,7 @@ def check_unit_range(verifier: Verifier, role: str) -> None:
 
 
 def checked_scores(verifier: Verifier, trajectories: Sequence[Trajectory]) -> Scores:
-    """The validated scores of any verifier; see `checked`."""
+    """The validated scores of any verifier. See `checked`."""
     return checked(verifier.score(trajectories), verifier.name, len(trajectories), range_of(verifier))
 
 
@@ -215,7 +215,7 @@ def assessed(verifier: Verifier, trajectories: Sequence[Trajectory]) -> Assessme
 
 
 def nested_state(parts: Mapping[str, Verifier]) -> State:
-    """The states of the parts under "name/" prefixes; parts without a state_dict are skipped."""
+    """The states of the parts under "name/" prefixes. Parts without a state_dict are skipped."""
     state: State = {}
     for prefix, part in parts.items():
         part_state = part.state_dict() if hasattr(part, "state_dict") else {}
@@ -244,7 +244,7 @@ def state_under(prefix: str, state: Mapping[str, NDArray[Any]]) -> State:
 
 
 def terms_of(verifier: Verifier) -> tuple[tuple[float, Verifier], ...]:
-    """The weighted terms of a sum; any other verifier is one term of weight 1."""
+    """The weighted terms of a sum. Any other verifier is one term of weight 1."""
     return verifier.terms if isinstance(verifier, Sum) else ((1.0, verifier),)
 
 
@@ -303,7 +303,7 @@ class Sum(Nested):
 
     Args:
         terms: Weight and verifier of each term. Weights must be positive.
-        name: Name in reports; by default the formula.
+        name: Name in reports. By default the formula.
     """
 
     def __init__(self, terms: Sequence[tuple[float, VerifierLike]], *, name: str | None = None) -> None:
@@ -407,10 +407,10 @@ class Rule(TrajectoryRule):
     """A function as a verifier. Also works as a decorator.
 
     Args:
-        function: Its parameter names decide its arguments, see `functions.parse_signature`; a single parameter of
-            another name is a `Trajectory`. Returns a number in [0, 1], a bool, or None to abstain; if it takes all
+        function: Its parameter names decide its arguments, see `functions.parse_signature`. A single parameter of
+            another name is a `Trajectory`. Returns a number in [0, 1], a bool, or None to abstain. If it takes all
             trajectories, one value each.
-        name: Name in reports; by default that of the function.
+        name: Name in reports. By default that of the function.
         family: Label of verifiers that share a cause of error.
         cost: Cost class of a call.
 
@@ -498,7 +498,7 @@ class FunctionReward:
 
 
 def reward_of(value: Any) -> Reward:
-    """Convert a verifier or a function into a reward; a reward is returned unchanged.
+    """Convert a verifier or a function into a reward. A reward is returned unchanged.
 
     A function's single parameter stands for all trajectories unless its name says otherwise, see
     `functions.parse_signature`.

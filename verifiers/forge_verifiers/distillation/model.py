@@ -34,7 +34,7 @@ from forge_verifiers.rules.answers import final_answer, last_action
 Floats = NDArray[np.float64]
 
 FORMAT = "hashed-text-2"
-"""Version of the features; weights are valid for one version only."""
+"""Version of the features. Weights are valid for one version only."""
 NUM_HASHED = 1 << 16
 MEASURES = (
     "log characters",
@@ -97,7 +97,7 @@ class Agreement:
 
 
 class Distilled(Composable):
-    """A small text model that replaces an ensemble; created by `distill` or `load`.
+    """A small text model that replaces an ensemble. Created by `distill` or `load`.
 
     Its features are the texts of the last turns, the final answer and the observation. It scores style and wording,
     cannot check results, and repeats the errors of its ensemble, so it adds nothing to that ensemble. Distill again
@@ -204,7 +204,7 @@ def distill(
 
     Args:
         source: The ensemble (any verifier), or its posteriors [n] in [0, 1], NaN where it abstained.
-        trajectories: Training data; at least a few hundred trajectories of many groups.
+        trajectories: Training data. At least a few hundred trajectories of many groups.
         held_out: Fraction of the groups for the comparison, which are not part of the training data, in (0, 1).
         seed: Random seed of the choice of these groups.
         name: Name of the new verifier in reports.
@@ -287,7 +287,7 @@ def _fit_best(x: Any, target: Floats, validation: NDArray[np.bool_]) -> tuple[Fl
 
 
 def _fit(x: Any, target: Floats, l2: float) -> tuple[Floats, float]:
-    """Weights [features] and bias of a logistic regression with soft labels; the bias is not regularized."""
+    """Weights [features] and bias of a logistic regression with soft labels. The bias is not regularized."""
     from scipy.sparse import vstack
     from sklearn.linear_model import LogisticRegression
 
@@ -324,7 +324,7 @@ def text_features(trajectories: Sequence[Trajectory]) -> tuple[Any, NDArray[np.f
 
     Returns:
         A scipy CSR matrix float32 [n, NUM_HASHED] of n-grams of characters, words, the final answer and the
-        observation, and of the words that answer and observation share, each kind normalized to length 1; and the
+        observation, and of the words that answer and observation share, each kind normalized to length 1, and the
         measures, float32 [n, len(MEASURES)].
     """
     from scipy.sparse import hstack
@@ -401,6 +401,6 @@ def _measures(trajectory: Trajectory, text: str, words: list[str], prompt: str, 
 
 
 def _standard(measures: NDArray[np.float32], center: NDArray[Any], scale: NDArray[Any]) -> NDArray[np.float32]:
-    """Measures in standard deviations, clipped to [-5, 5]; 0 for constant measures."""
+    """Measures in standard deviations, clipped to [-5, 5]. 0 for constant measures."""
     varies = scale > 1e-6
     return np.asarray(np.clip((measures - center) / np.where(varies, scale, 1.0), -5, 5) * varies, np.float32)

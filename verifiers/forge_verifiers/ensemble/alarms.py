@@ -27,11 +27,11 @@ _SOLVED = 0.95
 
 
 class RewardHackingError(ForgeError, RuntimeError):
-    """The reward rises without better answers; the message has the evidence."""
+    """The reward rises without better answers. The message has the evidence."""
 
 
 class RewardHackingWarning(UserWarning):
-    """The reward may rise without better answers; the message has the evidence."""
+    """The reward may rise without better answers. The message has the evidence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +230,7 @@ def _halves(series: Floats) -> tuple[Floats, Floats]:
 
 
 def _change(series: Floats) -> tuple[float, float]:
-    """Mean of the later half minus that of the earlier half, and its Welch's t; 0 with fewer than three values each."""
+    """Mean of the later half minus that of the earlier half, and its Welch's t. 0 with fewer than three values each."""
     early, late = _halves(series)
     if min(len(early), len(late)) < 3:
         return 0.0, 0.0

@@ -66,7 +66,7 @@ class ScoreWindow:
         self.scores = np.empty((0, num_verifiers), np.float32)
         """[N, m], NaN where missing."""
         self.queried = np.empty((0, num_verifiers), bool)
-        """[N, m]; False where a verifier was not called or failed, so that its missing score is no evidence."""
+        """[N, m]. False where a verifier was not called or failed, so that its missing score is no evidence."""
         self.groups = np.empty(0, np.int64)
         """[N], ascending from old to new."""
         self.labels = np.empty(0, np.float32)
@@ -81,7 +81,7 @@ class ScoreWindow:
         labels: NDArray[np.float32],
         queried: NDArray[np.bool_],
     ) -> None:
-        """Add the rows of one call; `groups` are numbered from 0 within the call."""
+        """Add the rows of one call. `groups` are numbered from 0 within the call."""
         old = np.unique(self.groups)
         order = np.argsort(groups, kind="stable")
         new = {"scores": scores, "queried": queried, "groups": groups + self._next_group, "labels": labels}
@@ -129,21 +129,21 @@ class Ensemble(Composable):
 
     Args:
         verifiers: Verifiers or functions (see `Rule`) with unique names. Verifiers of one ``family`` count as one
-            source. By default reward models are a family, as are judges on one model and checks of one gold answer; a
+            source. By default reward models are a family, as are judges on one model and checks of one gold answer. A
             unique family separates a verifier from these.
         combine: Name of a combiner, see `combiners.get`.
         anchors: Names of verifiers known to be better than the rest.
         refit_every: Number of `score` calls between fits. The first call always fits.
         max_rows: Number of score rows in the window.
-        forget: ``"exponential"`` replaces random groups, ``"window"`` the oldest; see `ScoreWindow`.
+        forget: ``"exponential"`` replaces random groups, ``"window"`` the oldest. See `ScoreWindow`.
         label: True correctness of a trajectory, or None if unknown. A few labels help the combiner.
         priors: Prior knowledge by verifier name, for the default combiner.
         cascade: Rule for skipping expensive verifiers. With None, all verifiers are called for all rows.
         alarm: Detection of reward hacking. Disabled by default.
         lower_bound: Replaces P(correct) by a lower bound: `SoftMinimum` or `LowerConfidenceBound`.
-        concurrency: Number of concurrent verifiers by cost class; the default is `panel.CONCURRENCY`.
-        cache_rows: Number of cached scores of model and expensive verifiers; see `ScoreCache`.
-        timeout_s: Timeout in seconds of a call, for verifiers without limits of their own; see `Caller`.
+        concurrency: Number of concurrent verifiers by cost class. The default is `panel.CONCURRENCY`.
+        cache_rows: Number of cached scores of model and expensive verifiers. See `ScoreCache`.
+        timeout_s: Timeout in seconds of a call, for verifiers without limits of their own. See `Caller`.
         name: Name in reports.
         family: Its family within another ensemble.
 
@@ -181,7 +181,7 @@ class Ensemble(Composable):
         self.refit_every, self.label = refit_every, label
         self.cascade, self.lower_bound = cascade, lower_bound
         self.learning = True
-        """True if `score` learns; False freezes the parameters for evaluation."""
+        """True if `score` learns. False freezes the parameters for evaluation."""
         self.families = families_of(self.verifiers)
         """[m] families, declared or by default, or None for a verifier that is a source by itself."""
         self._combiner = combiner_for(self.verifiers, combine, families=self.families, anchors=anchors, priors=priors)
@@ -208,7 +208,7 @@ class Ensemble(Composable):
         return self._version
 
     def scores(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """Scores of every verifier, float32 [n, m], NaN = abstained. Failures are counted; nothing is learned.
+        """Scores of every verifier, float32 [n, m], NaN = abstained. Failures are counted. Nothing is learned.
 
         Raises:
             ScoreError: A verifier broke its contract.

@@ -38,7 +38,7 @@ from forge_verifiers.report.report import Evidence, VerifierReport
 _LOG = logging.getLogger(__name__)
 _DIGEST_BYTES = 16
 COUNTS = ("scored", "abstained", "failed", "errors", "timeouts", "cached", "skipped")
-"""Counters per verifier; see `VerifierReport`."""
+"""Counters per verifier. See `VerifierReport`."""
 CONCURRENCY: Mapping[Cost, int] = {"cheap": 1, "model": 4, "expensive": 8}
 """Verifiers of a cost class that run at the same time. Pure Python shares one lock, the others mostly wait."""
 
@@ -78,12 +78,12 @@ class Cascade:
             raise ValueError(f"warm_up_rows={self.warm_up_rows} must be at least 1")
 
     def verified(self, groups: NDArray[np.intp], draw: int) -> Bools:
-        """The rows [n] of the groups that all verifiers score; `draw` is the number of the sample within the run."""
+        """The rows [n] of the groups that all verifiers score. `draw` is the number of the sample within the run."""
         rng = np.random.default_rng([self.seed, draw])
         return np.asarray(rng.random(int(groups.max()) + 1)[groups] < self.verified_share)
 
     def open(self, posterior: NDArray[np.float64]) -> Bools:
-        """The rows [n] that the next cost class scores; includes NaN."""
+        """The rows [n] that the next cost class scores, including NaN."""
         low, high = self.undecided
         return ~((posterior <= low) | (posterior >= high))
 
@@ -115,7 +115,7 @@ class ScoreCache:
     """LRU cache of scores by content. Abstentions are not cached, because they may be temporary.
 
     Args:
-        max_rows: Number of scores of all verifiers together; 0 disables the cache.
+        max_rows: Number of scores of all verifiers together. 0 disables the cache.
     """
 
     def __init__(self, max_rows: int) -> None:
@@ -165,9 +165,9 @@ class CallResult:
     """Result of one call of one verifier."""
 
     scores: Scores
-    """float32 [n]; all NaN if the whole call failed."""
+    """float32 [n]. All NaN if the whole call failed."""
     failed: Mapping[int, str] = field(default_factory=dict)
-    """Error by failed row, see `Assessment.failed`; all rows if the whole call failed."""
+    """Error by failed row, see `Assessment.failed`. All rows if the whole call failed."""
     failure: Literal["", "error", "timeout"] = ""
     """Failure of the whole call."""
 
@@ -204,7 +204,7 @@ class Caller:
         timeout_s: Timeout in seconds of one call, from its start, for verifiers without limits of their own. A verifier
             with limits (`Composable.max_duration_s`) gets these: an earlier timeout would lose all its answers because
             of a single late one.
-        concurrency: Maximum number of concurrent calls by cost class; the default is `CONCURRENCY`.
+        concurrency: Maximum number of concurrent calls by cost class. The default is `CONCURRENCY`.
 
     Raises:
         ValueError: A limit below 1 or an unknown cost class.
@@ -226,7 +226,7 @@ class Caller:
         """Score trajectories by verifier number.
 
         Raises:
-            ScoreError: A verifier broke its contract (wrong shape, a score outside [0, 1]); names the verifier.
+            ScoreError: A verifier broke its contract (wrong shape, a score outside [0, 1]). The message names it.
         """
         self._hanging = {k: call for k, call in self._hanging.items() if call.is_alive()}
         ended: queue.Queue[int] = queue.Queue()
@@ -286,9 +286,9 @@ class ScoreMatrix:
     scores: Scores
     """float32 [n, m], NaN where missing."""
     queried: Bools
-    """[n, m]; False where a verifier was not called or failed, so that its missing score is no evidence."""
+    """[n, m]. False where a verifier was not called or failed, so that its missing score is no evidence."""
     verified: Bools
-    """[n]; True for rows that all verifiers were to score, so that the ensemble may learn from them."""
+    """[n], True for rows that all verifiers were to score, so that the ensemble may learn from them."""
 
 
 class Panel:
@@ -434,7 +434,7 @@ class Panel:
         return sorted(first.values()), {key: score for key, score in scores.items() if score is not None}
 
     def _count(self, k: int, result: CallResult, scores: Scores, queried: Bools, *, new: int, n: int) -> None:
-        """Count the scores of one call; `new` of them were computed, and `n` is the number of all trajectories."""
+        """Count the scores of one call. `new` of them were computed, and `n` is the number of all trajectories."""
         abstained, failed = int(np.isnan(scores[queried]).sum()), int((~queried).sum())
         failures = (result.failure == "error", result.failure == "timeout")
         saved = (len(scores) - new, n - len(scores))

@@ -28,7 +28,7 @@ class SoftMinimum:
     A source is a verifier or a declared family. If a high P(correct) depends on one source, as for a response that
     exploits a single verifier, the reward falls to the estimate of the others. Between the mean (beta to infinity) and
     the minimum (beta to 0) of reward ensembles, which mitigate reward hacking but do not remove it (Eisenstein et al.,
-    arXiv 2312.09244, section 5; their members are reward models).
+    arXiv 2312.09244, section 5. Their members are reward models).
     """
 
     beta: float = 0.1
@@ -56,7 +56,7 @@ class LowerConfidenceBound:
             raise ValueError(f"deviations={self.deviations} must be positive and finite")
 
     def __call__(self, posterior: Floats, deviation: Floats) -> Floats:
-        """float64 [n]; both arguments [n]."""
+        """float64 [n]. Both arguments [n]."""
         return np.maximum(posterior - self.deviations * deviation, 0.0)
 
 
@@ -64,7 +64,7 @@ LowerBound: TypeAlias = SoftMinimum | LowerConfidenceBound
 
 
 def families_of(verifiers: Sequence[Verifier]) -> tuple[str | None, ...]:
-    """The family of each verifier; without one, its `default_family` if another verifier has the same."""
+    """The family of each verifier. Without one, its `default_family` if another verifier has the same."""
     families = [v.family for v in verifiers]
     defaults = [
         getattr(v, "default_family", None) if family is None else None
@@ -173,7 +173,7 @@ def rewards(
 
 
 def witnesses(fitted: CombinerReport, scores: NDArray[np.float32]) -> list[int]:
-    """The verifier that correlates least with the others, of those better than chance; none if fewer than two are.
+    """The verifier that correlates least with the others, of those better than chance. None if fewer than two are.
 
     Args:
         fitted: The combiner's estimates.

@@ -58,7 +58,7 @@ class JudgeUsage:
     nonsense: int = 0
     """Replies that were not an answer, so that the judge abstained."""
     failed: int = 0
-    """Questions without a reply; the trajectories count as failed, not as abstentions."""
+    """Questions without a reply. The trajectories count as failed, not as abstentions."""
     cut_chars: int = 0
     """Characters left out because of `max_chars`."""
     prompt_tokens: int = 0
@@ -163,7 +163,7 @@ class Judge(Composable):
 
     @property
     def own_engine(self) -> EngineChat | None:
-        """The engine that starts with the first score, placed next to those of a run; None for an endpoint."""
+        """The engine that starts with the first score, placed next to those of a run. None for an endpoint."""
         chat = self._conversation.chat
         return chat if isinstance(chat, EngineChat) else None
 
@@ -214,22 +214,22 @@ class Judge(Composable):
         return self.assess(trajectories).scores
 
     def assess(self, trajectories: Sequence[Trajectory]) -> Assessment:
-        """As `score`, with failures; with ``view="turns"`` also the grade of every turn."""
+        """As `score`, with failures. With ``view="turns"`` also the grade of every turn."""
         if not len(trajectories):
             return Assessment(scores=np.empty(0, np.float32))
         started = time.perf_counter()
         texts = (documents(t, self.view, self.max_chars, reasoning=self.reasoning) for t in trajectories)
-        shown, cut = zip(*texts, strict=True)
+        views, cut = zip(*texts, strict=True)
         if isinstance(self.answer, Pairs):
-            result = self._compare(self.answer, shown, group_ids(trajectories))
+            result = self._compare(self.answer, views, group_ids(trajectories))
         else:
-            result = self._grade(shown)
+            result = self._grade(views)
         self._count(trajectories=len(trajectories), cut_chars=sum(cut), seconds=time.perf_counter() - started)
         return result
 
-    def _grade(self, shown: Sequence[tuple[Document, ...]]) -> Assessment:
+    def _grade(self, views: Sequence[tuple[Document, ...]]) -> Assessment:
         assert not isinstance(self.answer, Pairs)
-        texts = [[question_of(d, self.answer.ask, key=self._key) for d in each] for each in shown]
+        texts = [[question_of(d, self.answer.ask, key=self._key) for d in each] for each in views]
         replies = self._ask(itertools.chain.from_iterable(texts))
         grades = {text: self.answer.grade(reply) for text, reply in replies.items() if isinstance(reply, Reply)}
         self._count_nonsense(replies, grades)
@@ -240,9 +240,9 @@ class Judge(Composable):
         failed = {row: e for row, each in enumerate(texts) if math.isnan(means[row]) and (e := _error(replies, each))}
         return Assessment(scores=np.array(means, np.float32), turns=turns, failed=failed)
 
-    def _compare(self, answer: Pairs, shown: Sequence[tuple[Document, ...]], groups: NDArray[np.intp]) -> Assessment:
+    def _compare(self, answer: Pairs, views: Sequence[tuple[Document, ...]], groups: NDArray[np.intp]) -> Assessment:
         members: defaultdict[int, set[Document]] = defaultdict(set)
-        for group, each in zip(groups.tolist(), shown, strict=True):
+        for group, each in zip(groups.tolist(), views, strict=True):
             members[group].update(each)
         matches = [
             (group, first, second)
@@ -271,11 +271,11 @@ class Judge(Composable):
         grades = {group: _ranked(results, answer) for group, results in outcomes.items()}
         scores = [
             grades.get(group, {}).get(each[0], math.nan) if each else math.nan
-            for group, each in zip(groups.tolist(), shown, strict=True)
+            for group, each in zip(groups.tolist(), views, strict=True)
         ]
         failed = {
             row: lost[group, each[0]]
-            for row, (group, each) in enumerate(zip(groups.tolist(), shown, strict=True))
+            for row, (group, each) in enumerate(zip(groups.tolist(), views, strict=True))
             if math.isnan(scores[row]) and each and (group, each[0]) in lost
         }
         return Assessment(scores=np.array(scores, np.float32), failed=failed)
@@ -371,7 +371,7 @@ def _ranked(outcomes: Sequence[tuple[Document, Document, float]], answer: Pairs)
 
 
 def pairings(n: int, opponents: int | None) -> Iterator[tuple[int, int]]:
-    """Pairs among `n` texts: all, or each with its nearest `opponents` on a ring; each pair once."""
+    """Pairs among `n` texts: all, or each with its nearest `opponents` on a ring. Each pair once."""
     reach = n - 1 if opponents is None else min(opponents // 2, n - 1)
     for first in range(n):
         for second in range(first + 1, n):
@@ -390,7 +390,7 @@ def rank(wins: NDArray[np.float64], ranking: Ranking) -> NDArray[np.float32]:
     strength 1, which keeps the strengths finite. Prefer this ranking if texts had different opponents.
 
     Args:
-        wins: float64 [n, n]; number of times row beat column, 0.5 each for a tie, 0 for pairs that were not compared.
+        wins: float64 [n, n]. Number of times row beat column, 0.5 each for a tie, 0 for pairs that were not compared.
         ranking: See above.
 
     Returns:

@@ -88,18 +88,18 @@ def question_of(document: Document, ask: str, *, key: bytes) -> str:
 
 
 def comparison_of(first: Document, second: Document, ask: str, *, key: bytes) -> str:
-    """Two fenced documents and a question about them; a common beginning appears once."""
+    """Two fenced documents and a question about them. A common beginning appears once."""
     shared = 0
     for part, counterpart in zip(first[:-1], second[:-1], strict=False):
         if part != counterpart:
             break
         shared += 1
-    shown = (
+    combined = (
         *first[:shared],
         *(Part(f"{part.label} A", part.text) for part in first[shared:]),
         *(Part(f"{part.label} B", part.text) for part in second[shared:]),
     )
-    return f"{_fenced(shown, mark_of(shown, key=key))}\n\n{ask}"
+    return f"{_fenced(combined, mark_of(combined, key=key))}\n\n{ask}"
 
 
 def defused(text: str, tokens: Sequence[str] = ()) -> str:
@@ -132,7 +132,7 @@ def _fitted(document: Document, room: int) -> Document:
 
 
 def _last(parts: Sequence[Part], room: int) -> Document:
-    """At most `room` characters from the end of some parts; the label of a shortened part says so."""
+    """At most `room` characters from the end of some parts. The label of a shortened part says so."""
     selected: list[Part] = []
     for part in reversed(parts):
         if room <= 0:
@@ -328,7 +328,7 @@ class Pairs(_Choice):
     ranking: Ranking = "win_rate"
     """``"win_rate"`` or ``"bradley_terry"``."""
     opponents: int | None = None
-    """Number of texts that each text is compared with, an even number, drawn by the judge's seed; None for all.
+    """Number of texts that each text is compared with, an even number, drawn by the judge's seed. None for all.
     A group of n distinct texts costs n * opponents questions, or n * (n - 1) for all."""
     min_mass: float = MIN_MASS
     """Total probability of A and B, in [0, 1], below which the judge abstains."""

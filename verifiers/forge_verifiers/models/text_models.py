@@ -111,10 +111,10 @@ class TextModel:
         Args:
             texts: The texts.
             read: Maps the model's output and the attention mask, int64 [B, T], to [B, width].
-            special_tokens: Whether the tokenizer adds special tokens; False for texts from a chat template.
+            special_tokens: Whether the tokenizer adds special tokens. False for texts from a chat template.
 
         Returns:
-            float32 [n, width] on the CPU; width 0 for no texts.
+            float32 [n, width] on the CPU. Width 0 for no texts.
         """
         import torch
 
@@ -243,18 +243,18 @@ class RewardModel(_TextVerifier):
     A model with one label gives a logit, a model with several labels the log-odds of `positive` against all others. The
     score is sigmoid(scale * (logit - offset)): with scale 1 and offset 0, the softmax probability of `positive`. Reward
     models are trained on differences (Bradley-Terry), so their logits have no fixed zero. Choose `offset` and `scale`
-    so that scores do not saturate; the default combiner uses quantiles and needs no more.
+    so that scores do not saturate. The default combiner uses quantiles and needs no more.
 
     With a chat template, the model reads a conversation, otherwise the task and the answer as a pair of texts. Control
     tokens in the texts are broken up.
 
     Args:
-        model: A local folder, a built-in name or a hub id; safetensors only. Code from the hub is never run.
-        positive: Label that means "good". Required with three labels or more; 1 by default for two.
-        scale: Steepness; positive.
+        model: A local folder, a built-in name or a hub id. Safetensors only. Code from the hub is never run.
+        positive: Label that means "good". Required with three labels or more. 1 by default for two.
+        scale: Positive steepness.
         offset: The logit that scores 0.5.
         view: ``"trajectory"``, the whole conversation, or ``"answer"``, its last turn.
-        max_tokens: Maximum number of tokens. Longer conversations lose their middle; `usage` counts them.
+        max_tokens: Maximum number of tokens. Longer conversations lose their middle. `usage` counts them.
         batch_tokens: Maximum number of tokens of a forward pass, padding included.
         threads: Number of CPU threads during a forward pass. By default torch's setting.
         device: Device in torch's notation.
@@ -358,12 +358,12 @@ class EmbeddingSimilarity(_TextVerifier):
     [0, 1].
 
     Args:
-        model: Encoder: a local folder, a built-in name or a hub id; safetensors only.
+        model: Encoder: a local folder, a built-in name or a hub id. Safetensors only.
         against: See above.
         answer_key: Key of the reference in `Trajectory.info`: a text, or a list of alternatives.
-        extract: Returns the text to compare, or None to abstain; by default the whole last action.
+        extract: Returns the text to compare, or None to abstain. By default the whole last action.
         floor: Cosine that scores 0, in [-1, 1). Encoders rarely give different texts less than 0.2 to 0.7.
-        max_tokens: Maximum number of tokens. Longer texts lose their middle; `usage` counts them.
+        max_tokens: Maximum number of tokens. Longer texts lose their middle. `usage` counts them.
         batch_tokens: Maximum number of tokens of a forward pass, padding included.
         threads: Number of CPU threads during a forward pass. By default torch's setting.
         device: Device in torch's notation.

@@ -47,7 +47,7 @@ def accuracy_figure(
     errors: Mapping[str, Floats] = MappingProxyType({}),
     reverse: NDArray[np.bool_] | None = None,
 ) -> bytes:
-    """False and true positive rate of each verifier as the ends of a bar, next to its weight; all arguments [m].
+    """False and true positive rate of each verifier as the ends of a bar, next to its weight. All arguments [m].
 
     Args:
         names: Names.
@@ -55,7 +55,7 @@ def accuracy_figure(
         fpr: False positive rates.
         weight: Weights.
         errors: Standard errors by "tpr" and "fpr", drawn as 95 % intervals.
-        reverse: Verifiers that are significantly worse than chance, drawn in red; none by default.
+        reverse: Verifiers that are significantly worse than chance, drawn in red. None by default.
     """
     reverse = np.zeros(len(names), bool) if reverse is None else reverse
     y = np.arange(len(names))

@@ -146,7 +146,7 @@ def _common_rows(evidence: Evidence, k: int, j: int) -> int:
 
 
 def _correlation_interval(correlation: float, rows: int) -> tuple[float, float]:
-    """95 % interval of a correlation by Fisher's z transform (Fisher 1921); [-1, 1] on fewer than four rows."""
+    """95 % interval of a correlation by Fisher's z transform (Fisher 1921). [-1, 1] on fewer than four rows."""
     if rows < 4:
         return -1.0, 1.0
     z, width = math.atanh(min(correlation, 1 - 1e-9)), 1.96 / math.sqrt(rows - 3)

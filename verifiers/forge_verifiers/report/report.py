@@ -57,9 +57,9 @@ class Calibration:
     predicted: Floats
     """[B] mean predicted P(correct)."""
     observed: Floats
-    """[B] fraction of correct rows; all NaN if the source is "none"."""
+    """[B] fraction of correct rows. All NaN if the source is "none"."""
     half_width: Floats
-    """[B] half of the 95 % interval of `observed`; sampling error only."""
+    """[B] half of the 95 % interval of `observed`. Sampling error only."""
     count: NDArray[np.intp]
     """[B] rows."""
 
@@ -76,7 +76,7 @@ class Evidence:
     scores: NDArray[np.float32]
     """[N, m], NaN where missing."""
     queried: NDArray[np.bool_]
-    """[N, m]; False where a verifier was not called or failed."""
+    """[N, m]. False where a verifier was not called or failed."""
     groups: NDArray[np.int64]
     """[N] prompt of each row."""
     labels: NDArray[np.float32]
@@ -135,7 +135,7 @@ class Evidence:
             return np.asarray(np.clip(covariance / (spread * spread.T), -1.0, 1.0))
 
     def calibration(self) -> Calibration:
-        """Calibration against labels; without labels, of two halves of the verifiers against each other."""
+        """Calibration against labels. Without labels, of two halves of the verifiers against each other."""
         labeled = ~np.isnan(self.labels)
         if labeled.sum() >= _MIN_LABELS and len(np.unique(self.labels[labeled])) == 2:
             posterior, right = self.posterior()[labeled], self.labels[labeled].astype(np.float64)
@@ -322,7 +322,7 @@ class EnsembleReport:
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any], evidence: Evidence | None = None) -> Self:
-        """Restore a report from `row`; unknown keys are ignored. Raises ValueError for a missing key."""
+        """Restore a report from `row`. Unknown keys are ignored. Raises ValueError for a missing key."""
         try:
             verifiers = tuple(_build(VerifierReport, verifier) for verifier in row["verifiers"])
             report: Self = _build(cls, {**row, "verifiers": verifiers, "evidence": evidence})
@@ -339,7 +339,7 @@ class EnsembleReport:
 
         Args:
             path: The file. Missing folders are created.
-            history: Reports of this ensemble by step, for the plots over time; at least two.
+            history: Reports of this ensemble by step, for the plots over time, at least two.
 
         Raises:
             RunFolderError: The file cannot be written.
@@ -375,12 +375,12 @@ def _build(kind: Any, row: Mapping[str, Any]) -> Any:
 
 
 def number(value: float, digits: int = 3) -> str:
-    """A number with `digits` decimals; a dash for NaN."""
+    """A number with `digits` decimals. A dash for NaN."""
     return "\N{EN DASH}" if math.isnan(value) else f"{value:.{digits}f}"
 
 
 def interval(value: float, error: float, *, low: float = 0.0, high: float = 1.0) -> str:
-    """An estimate with its 95 % interval, clipped to [low, high]; only the estimate if the error is unknown."""
+    """An estimate with its 95 % interval, clipped to [low, high]. Only the estimate if the error is unknown."""
     if math.isnan(error):
         return number(value)
     ends = (max(low, value - 1.96 * error), min(high, value + 1.96 * error))

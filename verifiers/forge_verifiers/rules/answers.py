@@ -126,7 +126,7 @@ def fold(text: str) -> str:
 
 
 def same_text(answer: ParsedAnswer, gold: str) -> bool:
-    """True if an answer equals the gold answer after `fold`; for a gold option, whether this option is chosen."""
+    """True if an answer equals the gold answer after `fold`. For a gold option, whether this option is chosen."""
     if letter := choice_letter(gold):
         return chosen_letter(answer.text) == letter
     target = fold(gold)
@@ -248,7 +248,7 @@ def _inside(text: str) -> str:
 
 
 def _marks(text: str) -> list[_Mark]:
-    """All marks in order. Boxes or tags separated only by "and" or "or" are one mark; inner marks are ignored."""
+    """All marks in order. Boxes or tags separated only by "and" or "or" are one mark. Inner marks are ignored."""
     outer: list[_Mark] = []
     for mark in sorted([*_boxes(text), *_tags(text), *_hashes(text)]):
         last = outer[-1] if outer else None
@@ -630,7 +630,7 @@ def _clean(text: str) -> str:
 
 
 def _bare(text: str) -> str:
-    """A value without markup and lead-in; for a calculation, its result."""
+    """A value without markup and lead-in. For a calculation, its result."""
     text = _clean(text)
     if len(text) > _MAX_VALUE or text.isalnum():
         return text

@@ -201,7 +201,7 @@ def _strength(before: str, after: str, *, is_whole: bool) -> int:
 
 
 def _groups(sentence: str) -> list[tuple[int, int, set[str]]]:
-    """Start, end and letters of the options in a sentence; a list such as "A, B or C" is one group."""
+    """Start, end and letters of the options in a sentence. A list such as "A, B or C" is one group."""
     groups: list[tuple[int, int, set[str]]] = []
     is_last = False  # after "and", a comma ends the list
     for match in _LETTER.finditer(sentence):

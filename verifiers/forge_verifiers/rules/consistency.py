@@ -38,7 +38,7 @@ class SelfConsistency(Composable):
     graded: bool = False
     """True if the score is the fraction of the group with the same answer instead of 0 or 1."""
     extract: Callable[[Trajectory], str | None] | None = None
-    """Returns the answer; by default the final answer of the last action, see `answers`."""
+    """Returns the answer. By default the final answer of the last action, see `answers`."""
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
         """Agreement with the majority, float32 [n]."""

@@ -95,7 +95,7 @@ class Format(TrajectoryRule):
     ``Format(tags=("think", "answer"))`` expects ``<think>...</think><answer>...</answer>``. The score is the fraction
     of the agent's responses in this format.
 
-    With "think" in `tags`, the reasoning is part of the format; reasoning tags of other models, such as ``[THINK]``,
+    With "think" in `tags`, the reasoning is part of the format. Reasoning tags of other models, such as ``[THINK]``,
     count as ``<think>``. Without "think", only the answer is checked.
     """
 
@@ -193,7 +193,7 @@ class Length(TrajectoryRule):
     slack: int = 0
     """Distance from the range at which the score reaches 0."""
     unit: Literal["chars", "words", "tokens"] = "chars"
-    """Unit of the length; tokens are those that the policy sampled."""
+    """Unit of the length. Tokens are those that the policy sampled."""
     reasoning: bool = True
     """True if the length includes the reasoning."""
     name: str = "length"

@@ -166,7 +166,7 @@ def _is_inequality(value: Any) -> bool:
 
 
 def _solved(value: Any) -> tuple[Any, Any]:
-    """Name and value in ``x = 5``, ``5 = x``, ``AB = 5`` and ``P(A) = 5``; (None, None) otherwise."""
+    """Name and value in ``x = 5``, ``5 = x``, ``AB = 5`` and ``P(A) = 5``. (None, None) otherwise."""
     import sympy
 
     if isinstance(value, sympy.Eq):
@@ -213,7 +213,7 @@ def _same_set(gold: Any, answer: Any, tolerance: float) -> bool:
 
 
 def _same_value(gold: Any, answer: Any, tolerance: float) -> bool:
-    """True if two expressions are equal; with variables, at fixed points (Schwartz 1980)."""
+    """True if two expressions are equal. With variables, at fixed points (Schwartz 1980)."""
     import sympy
 
     is_rounded = bool(gold.has(sympy.Float) or answer.has(sympy.Float))

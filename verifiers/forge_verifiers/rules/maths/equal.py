@@ -57,7 +57,7 @@ class UnreadGolds:
         vars(self).update(state, _lock=threading.Lock())
 
     def add(self, name: str, gold: str, reason: str) -> None:
-        """Count a trajectory; the first one is logged."""
+        """Count a trajectory. The first one is logged."""
         with self._lock:
             first = not self._example
             self.abstained += 1
@@ -258,7 +258,7 @@ def _plain(text: str) -> Quantity:
 
 
 def _formulas(answer: str, gold: str, parts: list[Pair]) -> bool | list[Pair] | None:
-    """The formulas to compare; False if the answer is not a formula, None if the gold answer is not."""
+    """The formulas to compare. False if the answer is not a formula, None if the gold answer is not."""
     if is_words(answer) and is_words(gold):
         return False
     (left, unit), (right, gold_unit) = split_unit(answer), split_unit(gold)

@@ -144,7 +144,7 @@ def is_words(text: str) -> bool:
 
 
 def assigned(text: str) -> tuple[str, Quantity | None]:
-    """Name and value of ``x = 5``, ``5 = x`` or ``AB = 2 + 3 = 5``; an empty name for a plain number."""
+    """Name and value of ``x = 5``, ``5 = x`` or ``AB = 2 + 3 = 5``. An empty name for a plain number."""
     if "=" not in text:
         return "", read_quantity(text)
     text = cleaned(text)

@@ -322,7 +322,7 @@ def same_quantity(answer: Quantity, gold: Quantity, tolerance: float, *, is_exac
 
 
 def hundredth(quantity: Quantity) -> Fraction:
-    """The value; a percentage is divided by 100."""
+    """The value. A percentage is divided by 100."""
     return quantity.value / 100 if quantity.unit == PERCENT else quantity.value
 
 

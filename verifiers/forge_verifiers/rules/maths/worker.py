@@ -104,7 +104,7 @@ class Workers:
         self._readable: set[str] = set()
 
     def close(self) -> None:
-        """Stop the processes; the next comparison starts them again."""
+        """Stop the processes. The next comparison starts them again."""
         for worker in self._workers:
             worker.stop()
 
