@@ -40,7 +40,7 @@ def test_key_of_a_known_form_is_hidden_within_a_text(secret):
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "visible_text"),
     [
         ("Authorization: Bearer abcdefghij", f"Authorization: Bearer {HIDDEN}"),
         ("https://me:hunter2@host/x", f"https://{HIDDEN}@host/x"),
@@ -49,8 +49,8 @@ def test_key_of_a_known_form_is_hidden_within_a_text(secret):
         ('{"api_key": "abc"}', f'{{"api_key": "{HIDDEN}"}}'),
     ],
 )
-def test_credential_after_its_name_is_hidden(text, shown):
-    assert redact(text) == shown
+def test_credential_after_its_name_is_hidden(text, visible_text):
+    assert redact(text) == visible_text
 
 
 @pytest.mark.parametrize(
@@ -99,7 +99,7 @@ def test_variables_are_secrets_by_their_values(value):
 
 
 @pytest.mark.parametrize(
-    ("words", "shown"),
+    ("words", "visible_text"),
     [
         (["crew", "--api-key", "hunter2"], "crew --api-key '(hidden)'"),
         (["crew", "--api-key=hunter2"], "crew '--api-key=(hidden)'"),
@@ -111,8 +111,8 @@ def test_variables_are_secrets_by_their_values(value):
         (["python", "crew.py", "--model", "qwen", "--seed=3"], "python crew.py --model qwen --seed=3"),
     ],
 )
-def test_a_command_line_is_shown_without_credentials(words, shown):
-    assert redact_command(words) == shown
+def test_a_command_line_is_shown_without_credentials(words, visible_text):
+    assert redact_command(words) == visible_text
 
 
 def test_a_command_line_is_shown_without_values_of_secret_variables(monkeypatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
 import os
 import sys
 import sysconfig
@@ -67,3 +68,18 @@ def test_a_child_process_searches_folders_in_the_same_order(tmp_path: Path, monk
     imports.extend_path()
     assert sys.path == [str(first), installed, str(last), str(named)]
     assert os.environ["PYTHONPATH"] == str(first)
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("<frozen importlib._bootstrap>", True),
+        (json.__file__, True),
+        (pytest.__file__, True),
+        (f"{pytest.__file__}:12 main", True),  # a line of a stack
+        (__file__, False),
+        (str(Path(sys.base_prefix, "src", "project", "main.py")), False),  # a project below Python's prefix
+    ],
+)
+def test_library_files_are_recognized_by_folder_and_not_by_prefix(path: str, expected: bool) -> None:
+    assert imports.is_library(path) is expected

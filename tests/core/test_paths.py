@@ -35,11 +35,11 @@ def test_home_and_variables_are_expanded(tmp_path, home):
         assert user_path(name) == Path(name)
 
 
-@pytest.mark.parametrize(("path", "said"), [("$UNSET/x", "variable UNSET is not set"), ("~nobody9/x", "~nobody9")])
-def test_unset_variables_are_refused(path, said):
-    with pytest.raises(ValueError, match=said):
+@pytest.mark.parametrize(("path", "message"), [("$UNSET/x", "variable UNSET is not set"), ("~nobody9/x", "~nobody9")])
+def test_unset_variables_are_refused(path, message):
+    with pytest.raises(ValueError, match=message):
         user_path(path)
-    with pytest.raises(ValueError, match=said):
+    with pytest.raises(ValueError, match=message):
         fa.GRPOTrainer(fa.Policy("m"), out_dir=path)
 
 
@@ -67,8 +67,8 @@ def test_settings_file_and_its_paths_are_found_in_the_home_folder(home, tmp_path
     settings = {"env": "e", "policies": {"team": {"model": "~/m"}}, "out_dir": "$RUNS/x"}
     (home / "train.yaml").write_text(yaml.safe_dump(settings))
     run = parse(fa.RunConfig, ["~/train.yaml"], prog="x", description="d")
-    (one,) = run.of_seeds(1)
-    assert fa.GRPOTrainer(one.seated, out_dir=one.out_dir).out_dir == tmp_path / "runs/x"
+    (item,) = run.of_seeds(1)
+    assert fa.GRPOTrainer(item.seated, out_dir=item.out_dir).out_dir == tmp_path / "runs/x"
     assert [r.out_dir for r in run.of_seeds(2)] == [str(tmp_path / f"runs/x/seed-{n}") for n in (0, 1)]
 
 

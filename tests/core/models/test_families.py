@@ -79,10 +79,10 @@ def test_models_command_prints_properties(tmp_path, capsys, tiny_models):
     from forge_agents.cli import main as cli
 
     assert cli.main(["list", "--models"]) == 0
-    said = capsys.readouterr().out
+    message = capsys.readouterr().out
     for family in FAMILIES:
-        assert f"{family.models}\n  {', '.join(family.architectures)}\n" in said
-        assert f"inference only: {family.untrainable_reason}" in said or not family.untrainable_reason
+        assert f"{family.models}\n  {', '.join(family.architectures)}\n" in message
+        assert f"inference only: {family.untrainable_reason}" in message or not family.untrainable_reason
     model(tmp_path, "MixtralForCausalLM", "[INST]..[TOOL_CALLS] enable_thinking reasoning_content")
     assert cli.main(["list", "--models", str(tiny_models(family="qwen2")), str(tmp_path)]) == 0
     trainable, refused = capsys.readouterr().out.split(f"{tmp_path}\n")

@@ -36,22 +36,22 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
 
 
 def test_package_list_is_cached_until_a_package_changes(installed: Callable[[str], Path]):
-    asked = []
+    requested = []
 
     def ask() -> dict[str, list[str]]:
-        asked.append(1)
+        requested.append(1)
         importlib.invalidate_caches()
         return dict(importlib.metadata.packages_distributions())
 
     first = installed("one")
     for _ in range(2):
-        assert lean_imports.packages_distributions(ask) == {"one": ["one"]} and len(asked) == 1
+        assert lean_imports.packages_distributions(ask) == {"one": ["one"]} and len(requested) == 1
     installed("two")
     for _ in range(2):
-        assert lean_imports.packages_distributions(ask) == {"one": ["one"], "two": ["two"]} and len(asked) == 2
+        assert lean_imports.packages_distributions(ask) == {"one": ["one"], "two": ["two"]} and len(requested) == 2
     first.rename(first.with_name("one-2.dist-info"))  # as an upgrade does
     lean_imports.packages_distributions(ask)
-    assert len(asked) == 3
+    assert len(requested) == 3
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"places": []}', "a folder"])
@@ -60,9 +60,9 @@ def test_damaged_package_cache_is_replaced(text: str, installed: Callable[[str],
     note = tmp_path / "cache" / "packages.json"
     note.parent.mkdir()
     note.mkdir() if text == "a folder" else note.write_text(text)
-    found = lean_imports.packages_distributions(importlib.metadata.packages_distributions)
-    assert found == {"one": ["one"]}
-    assert note.is_dir() or json.loads(note.read_text())["packages"] == found
+    result = lean_imports.packages_distributions(importlib.metadata.packages_distributions)
+    assert result == {"one": ["one"]}
+    assert note.is_dir() or json.loads(note.read_text())["packages"] == result
 
 
 def test_lean_transformers_skips_optional_libraries(tmp_path: Path):

@@ -85,11 +85,11 @@ def test_a_missing_file_is_named(tiny_llama: Path, tmp_path: Path, missing: str)
         models.resolve(folder)
 
 
-@pytest.mark.parametrize("kept", [0, 5, 200, -1])
-def test_half_written_weights_are_named(tiny_llama: Path, tmp_path: Path, kept: int):
+@pytest.mark.parametrize("remaining", [0, 5, 200, -1])
+def test_half_written_weights_are_named(tiny_llama: Path, tmp_path: Path, remaining: int):
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:kept])
+    weights.write_bytes(weights.read_bytes()[:remaining])
     with pytest.raises(ModelNotFoundError, match=r"model\.safetensors is half-written"):
         models.resolve(folder)
 
@@ -185,9 +185,9 @@ def test_a_path_that_does_not_exist_says_so(tmp_path: Path, monkeypatch: pytest.
     assert models.resolve("mine/duel") == Path("/hub/mine/duel")
     (tmp_path / "mine" / "relay").mkdir(parents=True)
     (tmp_path / "train.yaml").touch()
-    told = "model 'mine/rely': .*/mine/rely does not exist; .* Did you mean 'mine/relay'"
+    output = "model 'mine/rely': .*/mine/rely does not exist; .* Did you mean 'mine/relay'"
     for name, message in (
-        ("mine/rely", told),
+        ("mine/rely", output),
         ("runs/duel", "runs/duel does not exist"),
         ("./duel", "/duel does not exist"),
         ("~/no-such-duel", "no-such-duel does not exist"),
@@ -344,16 +344,16 @@ def test_the_hub_id_of_a_built_in_model_prefers_the_hub_cache(
 def test_download_passes_patterns_on(hub_cache: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch):
     import huggingface_hub
 
-    asked: dict[str, object] = {}
+    requested: dict[str, object] = {}
 
     def snapshot_download(repo_id: str, *, ignore_patterns: list[str]) -> str:
-        asked.update(id=repo_id, ignore=ignore_patterns)
+        requested.update(id=repo_id, ignore=ignore_patterns)
         return str(tiny_llama)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     assert models.download("nobody/tiny", ignore=("*.safetensors",)) == tiny_llama
-    assert asked["id"] == "nobody/tiny"
-    assert {"*.safetensors", "*.bin"} <= set(asked["ignore"])
+    assert requested["id"] == "nobody/tiny"
+    assert {"*.safetensors", "*.bin"} <= set(requested["ignore"])
 
 
 def test_download_of_nonsense_says_what_an_id_looks_like():

@@ -55,8 +55,8 @@ def test_crash_reports_signal_place_and_last_lines(tmp_path: Path) -> None:
     [("os.kill(os.getpid(), signal.SIGKILL)", "was ended by SIGKILL"), ("sys.exit(3)", "ended with exit status 3")],
 )
 def test_death_without_a_dump_has_no_place(end: str, how: str, tmp_path: Path) -> None:
-    found = death(*run(end, tmp_path))
-    assert (found.how, found.place, found.last_lines) == (how, "", "loading")
+    result = death(*run(end, tmp_path))
+    assert (result.how, result.place, result.last_lines) == (how, "", "loading")
 
 
 def test_death_names_its_usual_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,8 +96,8 @@ def test_first_signal_counts_if_a_dump_broke_off(
     log.write_text(ill + ours + others + fault)
     assert death(status, log).how == "was ended by SIGILL in attention (a/ops.py:7)"
     log.write_text(ill + others + fault)
-    found = death(status, log)
-    assert (found.how, found.place) == ("was ended by SIGILL", "")
+    result = death(status, log)
+    assert (result.how, result.place) == ("was ended by SIGILL", "")
     # two dumps of children that print there, too: what ended the process itself is known
     assert death(-signal.SIGKILL, log).how == "was ended by SIGKILL"
     assert death(1, log).how == "ended with exit status 1"
@@ -160,7 +160,7 @@ def test_log_folders_are_private_and_unique():
 
 
 def test_peak_memory_excludes_the_parent():
-    held = b"x" * 400_000_000
+    data = b"x" * 400_000_000
     code = "from forge_agents.runtime.machine import resident_bytes; print(*resident_bytes())"
     now, peak = map(int, subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.split())
-    assert now <= peak < 300_000_000 < len(held)
+    assert now <= peak < 300_000_000 < len(data)

@@ -10,10 +10,10 @@ from forge_agents.runtime.heartbeat import Heartbeat
 
 
 def test_hung_process_error_names_heartbeat_timeout_s(monkeypatch):
-    asked, starting = [], asyncio.Event()
+    requested, starting = [], asyncio.Event()
 
     async def call_all(actors, size, endpoint, *args, timeout_s, who):
-        asked.append(timeout_s)
+        requested.append(timeout_s)
         starting.set()
         await asyncio.sleep(0)
         error = StallError(f"{who} did not finish {endpoint} (rank 0) within {timeout_s:g} s", who)
@@ -35,7 +35,7 @@ def test_hung_process_error_names_heartbeat_timeout_s(monkeypatch):
     error = asyncio.run(heard())
     assert str(error).startswith("hero-learner gave no sign of life for heartbeat_timeout_s=60 s: ")
     assert "raise heartbeat_timeout_s" in str(error)
-    assert (error.who, error.snapshot, asked[0]) == ("hero-learner", {"stack": "learning"}, 62)
+    assert (error.who, error.snapshot, requested[0]) == ("hero-learner", {"stack": "learning"}, 62)
 
 
 @pytest.fixture
@@ -56,11 +56,11 @@ def living_processes(monkeypatch):
 
 
 def test_hung_actor_in_a_live_process_is_detected(living_processes):
-    asked = []
+    requested = []
 
     async def answer():
-        asked.append(1)
-        await asyncio.sleep(60 if len(asked) > 3 else 0)
+        requested.append(1)
+        await asyncio.sleep(60 if len(requested) > 3 else 0)
 
     async def heard():
         heartbeat = living_processes(0.2)
@@ -73,7 +73,7 @@ def test_hung_actor_in_a_live_process_is_detected(living_processes):
     assert str(error).startswith("weights gave no sign of life for heartbeat_timeout_s=0.2 s: ")
     assert "weights did not finish answer of the store within 0.2 s" in str(error)
     assert error.who == "weights"
-    assert len(asked) == 4  # it answered three times before
+    assert len(requested) == 4  # it answered three times before
 
 
 @pytest.mark.parametrize("error", [ActorDiedError("weights died", "weights"), KeyError("sign-of-life")])
@@ -94,15 +94,15 @@ def test_failing_probe_counts_as_loss(living_processes, monkeypatch, error):
 
 
 def test_blocked_controller_thread_does_not_count_as_silence(living_processes):
-    asked, heard_again = [], asyncio.Event()
+    requested, heard_again = [], asyncio.Event()
 
     async def answer():  # of several messages
-        asked.append(1)
+        requested.append(1)
         for _ in range(5):
             await asyncio.sleep(0)
-            if len(asked) == 1:
+            if len(requested) == 1:
                 hold()
-        if len(asked) == 3:
+        if len(requested) == 3:
             heard_again.set()
 
     def hold():

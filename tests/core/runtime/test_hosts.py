@@ -27,7 +27,7 @@ from forge_agents.runtime.machine import gpu_bytes, visible_gpus
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "message"),
     [
         ({"kind": "slrum"}, r"kind='slrum'.*Did you mean 'slurm'"),
         ({"kind": "process"}, "kind='process' of the mesh has no hosts"),
@@ -49,8 +49,8 @@ from forge_agents.runtime.machine import gpu_bytes, visible_gpus
         ({"heartbeat_timeout_s": 0.0}, "heartbeat_timeout_s=0.0 of the mesh must be positive"),
     ],
 )
-def test_contradictory_settings_are_refused(settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_contradictory_settings_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         fa.Hosts(**settings)
 
 
@@ -97,17 +97,17 @@ def test_hosts_are_read_from_yaml(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("variable", "seen"),
+    ("variable", "observed"),
     [
         ("", ()), ("-1", ()), ("NoDevFiles", ()), ("0, 1", ("0", "1")), ("2,-1,3", ("2",)), ("1,,2", ("1",)),
         ("GPU-8932f937,MIG-c7384736-a75d", ("GPU-8932f937", "MIG-c7384736-a75d")),
     ],
 )  # fmt: skip
 def test_visible_gpus_match_cuda(
-    monkeypatch: pytest.MonkeyPatch, variable: str, seen: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, variable: str, observed: tuple[str, ...]
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
-    assert visible_gpus() == seen
+    assert visible_gpus() == observed
 
 
 NVIDIA_SMI = """#!/bin/sh
@@ -124,7 +124,7 @@ echo '2, GPU-99990000-1, 81559, Enabled'
 
 
 @pytest.mark.parametrize(
-    ("gpus", "found"),
+    ("gpus", "result"),
     [
         (("1", "0"), (40960 << 20, 81559 << 20)),
         (("GPU-8932f937-d72c",), (81559 << 20,)),
@@ -136,13 +136,13 @@ echo '2, GPU-99990000-1, 81559, Enabled'
     ],
 )
 def test_gpu_memory_is_found_by_every_kind_of_id(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpus: tuple[str, ...], found: tuple[int, ...]
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, gpus: tuple[str, ...], result: tuple[int, ...]
 ) -> None:
     program = tmp_path / "nvidia-smi"
     program.write_text(NVIDIA_SMI)
     program.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    assert gpu_bytes(gpus) == found
+    assert gpu_bytes(gpus) == result
 
 
 # ---- placing, on hosts that are only names
@@ -237,7 +237,7 @@ def test_gpus_are_divided_by_default(
     assert layout.allocate("learner", 2).gpus == learner
     spots = [layout.allocate("engines", 1) for _ in range(3)]
     spots.sort(key=lambda spot: spot.gpus)
-    assert [spot.gpus for spot in spots] == [(one,) for one in engines] or has == 4
+    assert [spot.gpus for spot in spots] == [(part,) for part in engines] or has == 4
     spots[1].release()
     assert layout.allocate("engines", 1).gpus == spots[1].gpus  # an engine that died comes back where it was
 
@@ -262,7 +262,7 @@ def test_judges_stay_off_the_learners_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("hosts", "given", "has", "seen"),
+    ("hosts", "value", "has", "observed"),
     [
         ({"learner": 1, "engines": 2}, {}, 8, ["0,1", "2,3", "4,5"]),
         ({"learner": 1, "engines": 1}, {"learner": 3}, 8, ["0,1,2", "3,4,5,6,7"]),
@@ -274,10 +274,10 @@ def test_judges_stay_off_the_learners_gpu() -> None:
     ],
 )
 def test_process_hosts_divide_local_gpus(
-    hosts: dict[str, int], given: dict[str, int], has: int, seen: list[str]
+    hosts: dict[str, int], value: dict[str, int], has: int, observed: list[str]
 ) -> None:
-    config = fa.Hosts(kind="process", hosts=hosts, gpus=given)
-    assert [",".join(one) for one in gpus_of_processes(config, tuple(map(str, range(has)))).values()] == seen
+    config = fa.Hosts(kind="process", hosts=hosts, gpus=value)
+    assert [",".join(part) for part in gpus_of_processes(config, tuple(map(str, range(has)))).values()] == observed
 
 
 def test_engines_outside_a_run_take_a_gpu_each() -> None:
@@ -298,8 +298,8 @@ def test_ranks_of_an_engine_are_on_one_host() -> None:
 
 def with_gpus(layout: Cluster, *gpus: tuple[str, ...]) -> Cluster:
     """The same hosts, with these GPUs one after the other."""
-    for host, own in zip(layout.hosts, gpus, strict=True):
-        host.facts = replace(host.facts, gpus=own)  # type: ignore[type-var]
+    for host, local in zip(layout.hosts, gpus, strict=True):
+        host.facts = replace(host.facts, gpus=local)  # type: ignore[type-var]
     return layout
 
 
@@ -373,15 +373,15 @@ def test_reservation_on_a_lost_host_is_dropped() -> None:
 
 def test_gpu_order_matches_nvidia_smi() -> None:
     assert mesh.mesh_variables((), None, 2).keys().isdisjoint({"CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"})
-    found = mesh.mesh_variables(("1", "3"), {"A": "b"}, None)
-    assert found == {"A": "b", "CUDA_VISIBLE_DEVICES": "1,3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    result = mesh.mesh_variables(("1", "3"), {"A": "b"}, None)
+    assert result == {"A": "b", "CUDA_VISIBLE_DEVICES": "1,3", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
 
 
 @pytest.mark.parametrize("settings", [{"kind": "local"}, {"hosts": {"engines": 1, "learner": 1}}])
 def test_more_gpus_than_a_host_has_are_refused(settings: dict[str, Any]) -> None:
-    wanted = {"learner": 2, "engines": 3} if settings.get("kind") == "local" else {"learner": 2, "engines": 5}
+    expected = {"learner": 2, "engines": 3} if settings.get("kind") == "local" else {"learner": 2, "engines": 5}
     layout = laid_out(has=4, **settings)
-    layout.config = fa.Hosts(**{"kind": "process", **settings}, gpus=wanted)
+    layout.config = fa.Hosts(**{"kind": "process", **settings}, gpus=expected)
     with pytest.raises(HostError, match=r"the mesh asks for 5 GPUs on .* and it has 4; lower gpus"):
         layout.check_gpus()
 
@@ -397,17 +397,17 @@ def test_workers_are_bound_to_their_cores_during_a_run() -> None:
         worker = workers.pool().borrow("test")
         worker.call("close", 0, timeout_s=30)
         assert worker.pid is not None
-        found = os.sched_getaffinity(worker.pid)
+        result = os.sched_getaffinity(worker.pid)
         workers.pool().give_back(worker)
-        return found
+        return result
 
-    every, one = os.sched_getaffinity(0), min(os.sched_getaffinity(0))
-    config = fa.Hosts(cpus={"envs": str(one)})
+    every, part = os.sched_getaffinity(0), min(os.sched_getaffinity(0))
+    config = fa.Hosts(cpus={"envs": str(part)})
     assert cores_of_a_worker() == every
 
     async def main() -> None:
         await mesh.launch_hosts(config)
-        assert cores_of_a_worker() == {one}
+        assert cores_of_a_worker() == {part}
         await mesh.end_hosts(config)
         assert cores_of_a_worker() == every
         with pytest.raises(HostError, match=r"bind envs to 4095 and this host .* has no core 4095"):
@@ -419,15 +419,15 @@ def test_workers_are_bound_to_their_cores_during_a_run() -> None:
 
 def test_lost_host_is_replaced_by_role_then_spare_then_others() -> None:
     layout = laid_out(hosts={"engines": 2, "spare": 1, "learner": 1})
-    told: list[str] = []
+    output: list[str] = []
     learner = layout.allocate("learner", 1)
-    learner.hosts[0].listeners.append(told.append)
+    learner.hosts[0].listeners.append(output.append)
     by_name = {host.name: host for host in layout.hosts}
     layout.lose(by_name["engines-0"], "gone")
     assert [names(layout.allocate("engines", 1)) for _ in range(2)] == [["engines-1"], ["engines-1"]]
     layout.lose(by_name["learner-0"], "power cut")
     layout.lose(by_name["learner-0"], "again")
-    assert told == ["power cut"] and learner.lost == "power cut"
+    assert output == ["power cut"] and learner.lost == "power cut"
     assert names(layout.allocate("learner", 1)) == ["spare-0"]
     layout.lose(by_name["spare-0"], "gone")
     assert names(layout.allocate("learner", 1)) == ["engines-1"]
@@ -457,20 +457,20 @@ def test_connection_without_a_secret_is_closed() -> None:
         secret = "a" * 32
         line = layout._expected[secret] = asyncio.get_running_loop().create_future()
 
-        async def knock(said: bytes) -> asyncio.StreamReader:
+        async def knock(message: bytes) -> asyncio.StreamReader:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            writer.write(said + b"\n")
-            kept.append(writer)
+            writer.write(message + b"\n")
+            remaining.append(writer)
             return reader
 
-        kept: list[asyncio.StreamWriter] = []
-        for said in (b"0" * 32, b"\xff" * 32, b"a" * 31 + b"x"):
-            assert await asyncio.wait_for((await knock(said)).read(1), 60) == b""
+        remaining: list[asyncio.StreamWriter] = []
+        for message in (b"0" * 32, b"\xff" * 32, b"a" * 31 + b"x"):
+            assert await asyncio.wait_for((await knock(message)).read(1), 60) == b""
         assert not line.done()
         await knock(secret.encode())
         await asyncio.wait_for(line, 60)
         assert await asyncio.wait_for((await knock(secret.encode())).read(1), 60) == b""  # a secret opens once
-        for writer in kept:
+        for writer in remaining:
             writer.close()
         server.close()
 
@@ -556,7 +556,7 @@ def test_slurm_job_has_the_requested_options(tmp_path: Path) -> None:
     assert "kind='slurm' of the mesh: SLURM job is no longer active" in done.stdout, done.stderr
     assert "requested hosts: {'learner': 1, 'engines': 4}" in done.stdout
     script = (tmp_path / "script").read_text()
-    asked = {line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")}
+    requested = {line.removeprefix("#SBATCH ") for line in script.splitlines() if line.startswith("#SBATCH")}
     assert {
         "--nodes=5",
         "--ntasks-per-node=1",
@@ -567,8 +567,8 @@ def test_slurm_job_has_the_requested_options(tmp_path: Path) -> None:
         "--qos=high",
         "--exclusive",
         "--constraint=h100",
-    } <= asked
-    assert any(line.startswith("--job-name=forge-agents") for line in asked)
+    } <= requested
+    assert any(line.startswith("--job-name=forge-agents") for line in requested)
     assert f"srun {sys.executable} -P -c" in script and "run_worker_loop_forever" in script
     assert (tmp_path / "calls").read_text().splitlines()[-1] == "scancel 77"  # nothing is left in the queue
 
@@ -578,15 +578,15 @@ def test_slurm_job_requests_gpus_of_its_processes(monkeypatch: pytest.MonkeyPatc
     meshes = [("weights", "store", 1), ("hero-learner", "learner", 8), *((f"hero-{i}", "engines", 2) for i in range(3))]
     two_and_two = {"kind": "slurm", "hosts": {"learner": 2, "engines": 2}}
 
-    def asked(**settings: Any) -> int | None:
+    def requested(**settings: Any) -> int | None:
         return gpus_per_node(fa.Hosts(**two_and_two, **settings), meshes)
 
-    assert asked() == 4  # four ranks of the learner on each of its hosts, two engines of two ranks on one of theirs
-    assert asked(gpus={"engines": 8}) == 8
-    assert asked(slurm_args=("--gres=gpu:h100:8",)) is None
+    assert requested() == 4  # four ranks of the learner on each of its hosts, two engines of two ranks on one of theirs
+    assert requested(gpus={"engines": 8}) == 8
+    assert requested(slurm_args=("--gres=gpu:h100:8",)) is None
     assert gpus_per_node(fa.Hosts(kind="slurm", hosts={"engines": 1}), meshes) == 6
     monkeypatch.setattr(allocation_module, "version", lambda name: "2.13.0+cpu")
-    assert asked() is None and asked(gpus={"learner": 4}) == 4
+    assert requested() is None and requested(gpus={"learner": 4}) == 4
 
 
 # ---- the examples
@@ -686,26 +686,26 @@ def test_dry_run_of_examples_lists_every_process(
     from forge_agents.cli.main import main
 
     assert main(["train", str(EXAMPLES / words[0]), *words[1:], "--dry-run"]) == 0
-    said, _, doubts = capsys.readouterr().out.partition("judges and workers")
-    lines = said.splitlines()
+    message, _, doubts = capsys.readouterr().out.partition("judges and workers")
+    lines = message.splitlines()
     assert f"--gpus {sum(hosts.values()) - 1} --model" in doubts, "all but the store have a GPU"
-    found: dict[str, list[str]] = {}
+    result: dict[str, list[str]] = {}
     host = ""
     for line in lines:
         if line.startswith("  "):
-            found[host].append(line)
+            result[host].append(line)
         else:
             host, _, variables = line.partition("): ")
             host += ")"
-            found[host] = []
+            result[host] = []
             assert f"FORGE_AGENTS_HOST={host.partition(' ')[0]}" in variables and "PYTHONPATH=" in variables
-    assert {host: len(own) for host, own in found.items()} == hosts
-    weights, *ranks = found[next(iter(hosts))]
+    assert {host: len(local) for host, local in result.items()} == hosts
+    weights, *ranks = result[next(iter(hosts))]
     assert weights.startswith("  weights rank 0: OMP_NUM_THREADS=1 ")
     for number, line in enumerate(ranks):
         assert line.startswith(f"  team-learner rank {number}, GPU {number}: CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 ")
-    for own in [*found.values()][1:]:
-        for number, line in enumerate(own):
+    for local in [*result.values()][1:]:
+        for number, line in enumerate(local):
             assert f"rank 0, GPU {number}: " in line and f" CUDA_VISIBLE_DEVICES={number} " in line
             assert "VLLM_ENABLE_V1_MULTIPROCESSING=0" in line and line.endswith("run_process()'")
 
@@ -743,12 +743,13 @@ def test_dry_run_assumes_the_given_gpus(
     shared = [f"team-{i} rank 0, GPU {(2 + i) % 3}" for i in range(3)]
     assert gpus("--gpus_per_host", "3") == [*learner, *shared], "each takes the GPU with the fewest"
     # the controller's own host, where others are described
-    asked = ["--mesh.kind", "attach", "--mesh.workers", '{"engines": ["tcp://10.0.0.2:26600"]}']
-    assert gpus(*asked) == [f"team-{i} rank 0, GPU {i}" for i in range(3)]
-    assert gpus(*asked, "--gpus_per_host", "4")[:2] == learner
+    requested = ["--mesh.kind", "attach", "--mesh.workers", '{"engines": ["tcp://10.0.0.2:26600"]}']
+    assert gpus(*requested) == [f"team-{i} rank 0, GPU {i}" for i in range(3)]
+    assert gpus(*requested, "--gpus_per_host", "4")[:2] == learner
     assert main([*words, "--mesh.gpus.learner", "2"]) == 1
-    said = capsys.readouterr().err
-    assert "asks for 2 GPUs on this host" in said and "it has 0" in said and "With --gpus_per_host a dry run" in said
+    message = capsys.readouterr().err
+    for text in ("asks for 2 GPUs on this host", "it has 0", "With --gpus_per_host a dry run"):
+        assert text in message
     assert gpus("--mesh.gpus.learner", "2", "--gpus_per_host", "8")[:2] == learner
     for wrong, why in ((["--gpus_per_host", "-1"], "at least 0"), (["--gpus_per_host", "8"], "--dry-run alone")):
         with pytest.raises(SystemExit):
@@ -821,8 +822,8 @@ def test_dry_run_refuses_ranks_that_cannot_share_a_model(
         (["--env", "forge/Realy-v0"], "Did you mean 'forge/Relay-v0'"),
     ):
         assert main([*words, *wrong]) == 1
-        told = capsys.readouterr()
-        assert why in told.err and "run_process" not in told.out
+        output = capsys.readouterr()
+        assert why in output.err and "run_process" not in output.out
 
     def doubts(*more: str) -> list[str]:
         assert main([*words, *more]) == 0
@@ -834,5 +835,5 @@ def test_dry_run_refuses_ranks_that_cannot_share_a_model(
     elsewhere = tmp_path / "of-the-cluster"
     models = {"tiny-randm": "Did you mean 'tiny-random'?", str(elsewhere): "whether ranks can share it."}
     for model, end in models.items():
-        (told,) = doubts("--policies.team.model", model, "--trainer.engine.tp", "3")
-        assert told.startswith(f"not looked at: {model}, which is not on this machine") and told.endswith(end)
+        (output,) = doubts("--policies.team.model", model, "--trainer.engine.tp", "3")
+        assert output.startswith(f"not looked at: {model}, which is not on this machine") and output.endswith(end)

@@ -14,10 +14,10 @@ from forge_agents.runtime.interrupts import Interrupt, LoopRunner, interrupted
 
 
 def test_first_signal_requests_a_stop_and_second_interrupts():
-    said = []
-    with Interrupt(said.append) as interrupt:
+    message = []
+    with Interrupt(message.append) as interrupt:
         os.kill(os.getpid(), signal.SIGINT)
-        assert interrupt.requested and "SIGINT" in said[0]
+        assert interrupt.requested and "SIGINT" in message[0]
         with pytest.raises(KeyboardInterrupt):
             os.kill(os.getpid(), signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
@@ -85,26 +85,26 @@ def test_inside_a_running_loop_the_work_moves_to_a_thread():
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
 def test_stopped_run_reports_the_saved_step(number, error):
-    said = []
-    with Interrupt(said.append) as interrupt:
+    message = []
+    with Interrupt(message.append) as interrupt:
         interrupt.stop_if_requested(3, Path("runs/x"))
         os.kill(os.getpid(), number)
         with pytest.raises(error) as ended:
             interrupt.stop_if_requested(3, Path("runs/x"))
-    told = said[-1] if error is SystemExit else str(ended.value)
-    assert "after step 3, saved in runs/x; run it again" in told
+    output = message[-1] if error is SystemExit else str(ended.value)
+    assert "after step 3, saved in runs/x; run it again" in output
     assert error is KeyboardInterrupt or ended.value.code == 143
 
 
 @pytest.mark.parametrize("listens", [True, False])
 def test_ctrl_c_in_a_notebook_reaches_the_worker_thread(listens):
-    said, seen = [], []
+    message, observed = [], []
 
     async def on_close():
         pass
 
     async def work():
-        with Interrupt(said.append) if listens else contextlib.nullcontext() as interrupt:
+        with Interrupt(message.append) if listens else contextlib.nullcontext() as interrupt:
             threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
             try:
                 for _ in range(500):
@@ -112,7 +112,7 @@ def test_ctrl_c_in_a_notebook_reaches_the_worker_thread(listens):
                     if listens and interrupt.requested:
                         interrupt.stop_if_requested(3, Path("runs/x"))
             except asyncio.CancelledError:
-                seen.append("cancelled")
+                observed.append("cancelled")
                 raise
 
     async def notebook():
@@ -128,7 +128,7 @@ def test_ctrl_c_in_a_notebook_reaches_the_worker_thread(listens):
         asyncio.run(notebook())
     finally:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    assert (["finishing" in line for line in said], seen) == (([True], []) if listens else ([], ["cancelled"]))
+    assert (["finishing" in line for line in message], observed) == (([True], []) if listens else ([], ["cancelled"]))
 
 
 SCRIPT = """
@@ -164,18 +164,19 @@ def test_ctrl_c_in_a_script_prints_one_line(call, work, close_s, presses, lines)
     code = SCRIPT.format(call=call, work=work, close_s=close_s)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     process = subprocess.Popen([sys.executable, "-c", code], text=True, **pipes)
-    told = []
+    output = []
     for mark in presses.split():
-        while not any(line.startswith(mark) for line in told):
-            told.append(process.stdout.readline().strip())
+        while not any(line.startswith(mark) for line in output):
+            output.append(process.stdout.readline().strip())
         time.sleep(0.2)
         process.send_signal(signal.SIGINT)
-    told += process.communicate(timeout=30)[0].splitlines()
+    output += process.communicate(timeout=30)[0].splitlines()
     if lines is None:
-        assert "KeyError: 'x'" in told and "Traceback (most recent call last):" in told
+        assert "KeyError: 'x'" in output and "Traceback (most recent call last):" in output
         return
     assert process.returncode == -signal.SIGINT
-    assert [line.startswith(start) for line, start in zip(told[1:], lines, strict=True)] == [True] * len(lines), told
+    starts = [line.startswith(start) for line, start in zip(output[1:], lines, strict=True)]
+    assert starts == [True] * len(lines), output
 
 
 def test_an_interrupt_shows_in_ipython_as_one_line():

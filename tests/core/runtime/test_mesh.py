@@ -247,9 +247,9 @@ def test_crash_error_names_signal_place_and_last_lines(probe_class: Any) -> None
             await mesh.with_deadline(probe.pid.call_one(), 30, who="crasher", what="pid")
             with pytest.raises(ActorDiedError) as caught:
                 await asyncio.wait_for(heartbeat.guard(probe.crash.call_one(signal.SIGILL)), 30)
-            said = str(caught.value)
-            assert "was ended by SIGILL in crash (" in said and "/probe_actors.py:" in said
-            assert said.endswith("Last lines of its log:\npid asked\nabout to crash")
+            message = str(caught.value)
+            assert "was ended by SIGILL in crash (" in message and "/probe_actors.py:" in message
+            assert message.endswith("Last lines of its log:\npid asked\nabout to crash")
             assert caught.value.place.startswith("was ended by SIGILL in [(")
 
     asyncio.run(main())

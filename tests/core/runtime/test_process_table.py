@@ -43,8 +43,8 @@ def test_process_that_ends_while_it_is_read_counts_as_ended(monkeypatch, child):
 
 
 def test_processes_of_a_mesh_are_found_and_killed(child):
-    (found,) = processes.with_variable("FORGE_AGENTS_MESH", "a-mark-of-this-test")
-    assert found.pid == child and _processes.runs(child) and "time.sleep(60)" in _processes.command_of(child)
+    (result,) = processes.with_variable("FORGE_AGENTS_MESH", "a-mark-of-this-test")
+    assert result.pid == child and _processes.runs(child) and "time.sleep(60)" in _processes.command_of(child)
     assert child in _processes.children_of(os.getpid()) and _processes.parent_of(child) == os.getpid()
     processes.kill_mesh("a-mark-of-this-tes")  # another mark, of which this one's begins
     assert _processes.runs(child)

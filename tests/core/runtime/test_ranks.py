@@ -84,8 +84,8 @@ def test_connection_of_another_user_is_refused(tmp_path: Path) -> None:
         port = 0
         while not port:
             assert waiting.poll() is None, waiting.communicate()[1]
-            found = psutil.Process(waiting.pid).net_connections("inet")
-            port = next((each.laddr.port for each in found if each.status == psutil.CONN_LISTEN), 0)
+            result = psutil.Process(waiting.pid).net_connections("inet")
+            port = next((each.laddr.port for each in result if each.status == psutil.CONN_LISTEN), 0)
         stranger = start(str(port), str(STRANGER), program=CONNECTS)
         assert stranger.stdout is not None and stranger.stdout.readline() == "connected\n"
         other = start("1", "2", f"file://{tmp_path}/rendezvous")

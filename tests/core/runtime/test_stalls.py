@@ -89,9 +89,9 @@ def test_in_thread_returns_or_raises() -> None:
 
 def test_idle_thread_is_reused_unless_forked(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
-        seen: set[int] = set()
-        while (thread := await in_thread(threading.get_ident, name="one")) not in seen:
-            seen.add(thread)
+        observed: set[int] = set()
+        while (thread := await in_thread(threading.get_ident, name="one")) not in observed:
+            observed.add(thread)
 
     asyncio.run(asyncio.wait_for(main(), 60))
     lost = threads._Helper()

@@ -36,8 +36,8 @@ def test_startup_is_printed_as_lines_without_a_terminal(clock, capsys):
         line = "starting engine team: tiny, not compiled, on 2 CPU cores (first start on this machine)\n"
         assert capsys.readouterr().err == line
         clock(12.3)
-    told = capsys.readouterr()
-    assert told.err == "started engine team (12 s)\n" and told.out == ""
+    output = capsys.readouterr()
+    assert output.err == "started engine team (12 s)\n" and output.out == ""
 
 
 def test_estimate_is_the_median_of_the_last_five_successful_startups(clock, capsys):
@@ -78,27 +78,28 @@ def test_unwritable_cache_does_not_fail_a_startup(tmp_path, monkeypatch):
 
 def test_long_startup_prints_repeated_lines(monkeypatch, capsys):
     monkeypatch.setattr(startup, "_LINE_S", 0.05)
-    again, said = threading.Event(), []
+    again, message = threading.Event(), []
 
     def say(text):
-        said.append(text)
+        message.append(text)
         if "still starting" in text:
             again.set()
 
     with startup.show(say), startup.track("learner", "team-learner", "tiny", on="here"):
         assert again.wait(20)
-    assert re.fullmatch(r"still starting learner team-learner after \d+\.\d s \(first start on this machine\)", said[1])
-    assert said[0].startswith("starting learner team-learner") and "started learner" in said[-1]
+    pattern = r"still starting learner team-learner after \d+\.\d s \(first start on this machine\)"
+    assert re.fullmatch(pattern, message[1])
+    assert message[0].startswith("starting learner team-learner") and "started learner" in message[-1]
 
 
 def test_only_the_innermost_view_shows_startups(capsys):
-    told = []
-    with startup.show(), startup.show(told.append), startup.track("engine", "judge", "x", on="here"):
+    output = []
+    with startup.show(), startup.show(output.append), startup.track("engine", "judge", "x", on="here"):
         pass
-    assert len(told) == 2 and capsys.readouterr().err == ""
+    assert len(output) == 2 and capsys.readouterr().err == ""
     with startup.track("engine", "judge", "x", on="here"):
         pass
-    assert len(told) == 2 and capsys.readouterr().err == ""
+    assert len(output) == 2 and capsys.readouterr().err == ""
 
 
 def test_terminal_shows_a_spinner_and_keeps_the_lines(monkeypatch, tmp_path, clock):
@@ -109,17 +110,17 @@ def test_terminal_shows_a_spinner_and_keeps_the_lines(monkeypatch, tmp_path, clo
         say("[i]beside")
         clock(7)
     file.seek(0)
-    said = file.read()
-    assert r"engine team: [bold]a\x1b]0;title, on here" in said  # no markup, no commands
-    assert "first start on this machine" in said
-    assert "[i]beside" in said and "\x1b]0;" not in said
-    assert said.count("started engine team (7.0 s)") == 1
+    message = file.read()
+    assert r"engine team: [bold]a\x1b]0;title, on here" in message  # no markup, no commands
+    assert "first start on this machine" in message
+    assert "[i]beside" in message and "\x1b]0;" not in message
+    assert message.count("started engine team (7.0 s)") == 1
 
 
-@pytest.mark.parametrize(("gpus", "told"), [("0", "1 GPU"), ("0,1", "2 GPUs")])
-def test_machine_is_described_by_its_gpus_if_any(monkeypatch, gpus, told):
+@pytest.mark.parametrize(("gpus", "output"), [("0", "1 GPU"), ("0,1", "2 GPUs")])
+def test_machine_is_described_by_its_gpus_if_any(monkeypatch, gpus, output):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
-    assert startup.machine() == startup.machine(1) == told
+    assert startup.machine() == startup.machine(1) == output
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(startup.os, "sched_getaffinity", lambda _: {0, 1, 2})
     assert startup.machine() == startup.machine(3) == startup.machine(4) == "3 CPU cores"

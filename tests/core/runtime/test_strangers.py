@@ -211,6 +211,18 @@ def test_only_folders_of_killed_runs_are_removed(tmp_path: Path) -> None:
     assert owners[1].returncode == 0 and not alive.exists()
 
 
+def test_logs_of_failed_processes_outlive_the_private_folder(tmp_path: Path) -> None:
+    folder, logs = tmp_path / "private", tmp_path / "private" / "engine-x"
+    logs.mkdir(parents=True)
+    (folder / "lock").touch()
+    (folder / "link").symlink_to(tmp_path)
+    private_folder._remove(folder)
+    assert [path.name for path in folder.iterdir()] == ["engine-x"]
+    logs.rmdir()
+    private_folder._remove(folder)
+    assert not folder.exists()
+
+
 def test_inherited_folder_must_be_private(tmp_path: Path) -> None:
     shared = tmp_path / "shared"
     shared.mkdir(mode=0o755)
@@ -313,7 +325,7 @@ def refusal(port: int) -> str:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "message"),
     [
         ({"certificate": "c", "workers": {"engines": ("tcp://n:1",)}}, "write all addresses as 'tls://node1:26600'"),
         ({"workers": {"engines": ("tls://n:1",)}}, "certificate='' of the mesh does not fit the addresses tls://n:1"),
@@ -323,8 +335,8 @@ def refusal(port: int) -> str:
         ),
     ],
 )
-def test_a_certificate_and_addresses_that_disagree_are_refused(options: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_a_certificate_and_addresses_that_disagree_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         fa.Hosts(kind="attach", **options)
 
 

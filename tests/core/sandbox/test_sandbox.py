@@ -15,13 +15,13 @@ from forge_agents.sandbox.sandbox import _why_no_namespaces
 from forge_agents.testing._processes import with_command
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
-held = pytest.mark.skipif(
+data = pytest.mark.skipif(
     sys.platform != "linux" or bool(_why_no_namespaces()), reason="needs user namespaces of Linux"
 )
 LIMITS = SandboxLimits(wall_s=30)
 
 
-@held
+@data
 def test_result_describes_the_program():
     code = (
         "import sys\nprint(sys.stdin.read()[::-1], flush=True)\nsys.stderr.write('e')\n"
@@ -34,14 +34,14 @@ def test_result_describes_the_program():
     assert not result.ok and not result.timed_out
 
 
-@held
+@data
 def test_modules_among_the_files_are_imported_and_runs_share_nothing():
     box = Sandbox(limits=LIMITS)
     assert box.run("import m; print(m.x); open('left', 'w')", files={"m.py": b"x = 5"}).stdout == "5\n"
     assert box.run("import os; print(os.listdir(), sorted(os.environ))").stdout.startswith("[] ['HOME', 'LANG'")
 
 
-@held
+@data
 @pytest.mark.parametrize(
     ("code", "stdout", "stderr", "exit_code"),
     [
@@ -62,7 +62,7 @@ def test_unusual_programs_have_correct_results(code, stdout, stderr, exit_code):
     assert (result.stdout, result.exit_code, result.limit) == (stdout, exit_code, "") and stderr in result.stderr
 
 
-@held
+@data
 def test_unread_input_does_not_block():
     result = Sandbox(limits=LIMITS).run("import os; os.close(0); print('done')", stdin="x" * (4 << 20))
     assert result.stdout == "done\n"
@@ -70,7 +70,7 @@ def test_unread_input_does_not_block():
     assert result.stdout == f"{1 << 20}\n"
 
 
-@held
+@data
 def test_async_runs_side_by_side_and_cancelling_ends_the_program():
     async def both():
         box = Sandbox(limits=LIMITS)
@@ -87,7 +87,7 @@ def test_async_runs_side_by_side_and_cancelling_ends_the_program():
     asyncio.run(both())
 
 
-@held
+@data
 def test_import_paths_are_read_only_and_importable(tmp_path):
     tmp_path.chmod(0o755)
     (tmp_path / "extra.py").write_text("y = 6")
@@ -99,7 +99,7 @@ def test_import_paths_are_read_only_and_importable(tmp_path):
         Sandbox(import_paths=("here",))
 
 
-@held
+@data
 def test_top_level_folders_take_and_return_files():
     code = (
         "import os; os.chdir('/app'); print(os.getcwd(), open('in').read(), os.statvfs('/app').f_flag & os.ST_NOEXEC)\n"
@@ -117,7 +117,7 @@ def test_top_level_folders_take_and_return_files():
             Sandbox(folders=(path,)).run("pass")
 
 
-@held
+@data
 def test_top_level_folder_may_contain_readable_paths(tmp_path):
     tmp_path.chmod(0o755)
     (tmp_path / "given").write_text("6")
@@ -132,7 +132,7 @@ def test_top_level_folder_may_contain_readable_paths(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["given"]
 
 
-@held
+@data
 def test_all_guarantees_are_enforced_here():
     guarantees = Sandbox().guarantees()
     assert guarantees.full and guarantees.missing == () and guarantees.reason == ""
@@ -151,7 +151,7 @@ def test_user_mistakes_are_named():
     assert sandbox.validate_path("./a//b") == "a/b"
 
 
-@held
+@data
 def test_files_above_the_limit_raise_sandbox_error():
     with pytest.raises(SandboxError, match="No space left"):
         Sandbox(limits=replace(LIMITS, disk_mb=1)).run("pass", files={"big": bytes(2 << 20)})
@@ -265,7 +265,7 @@ needs_root = pytest.mark.skipif(
 )
 
 
-@held
+@data
 @needs_root
 def test_limits_hold_for_programs_of_an_ordinary_user():
     done = as_ordinary_user(BEYOND_LIMITS)
@@ -276,7 +276,7 @@ def test_limits_hold_for_programs_of_an_ordinary_user():
     assert forking == r"['forked 0\n', '', '']"
 
 
-@held
+@data
 @needs_root
 def test_ordinary_user_needs_no_privileges():
     done = as_ordinary_user(ORDINARY)

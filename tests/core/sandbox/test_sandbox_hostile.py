@@ -382,9 +382,9 @@ LIMITED = {
 @pytest.mark.parametrize("name", LIMITED)
 def test_only_the_exceeded_limit_is_reported(name):
     program, field, low, high, mark = LIMITED[name]
-    held = Sandbox(limits=replace(LIMITS, **{field: low})).run(program.replace("HELD_S", "600"))
-    assert "all" not in held.stdout and not (held.ok and mark == "ended"), held
-    assert (held.limit == field) if mark == "ended" else (mark in held.stdout + held.stderr), held
+    data = Sandbox(limits=replace(LIMITS, **{field: low})).run(program.replace("HELD_S", "600"))
+    assert "all" not in data.stdout and not (data.ok and mark == "ended"), data
+    assert (data.limit == field) if mark == "ended" else (mark in data.stdout + data.stderr), data
     lifted = Sandbox(limits=replace(LIMITS, **{field: high})).run(program.replace("HELD_S", "0"))
     assert "all" in lifted.stdout and lifted.limit == "", lifted
 
