@@ -138,7 +138,7 @@ def test_first_agent_gives_no_advantage(tmp_path, players):
     chosen = {name: fa.Scripted({"left": left, "right": right}[name]) for name in players}
     report = fa.benchmark(chosen, SIDES, episodes=4, swap_seats=False, out_dir=tmp_path, progress=False)
     assert report.summary.teamwork == [] and len(report.records) == 4 * 3
-    assert any(f"SEATS ARE NOT SWAPPED in {SIDES}" in line for line in report.document().warnings)
+    assert any(f"AGENTS ARE NOT SWAPPED in {SIDES}" in line for line in report.document().warnings)
 
 
 def test_teamwork_uses_common_seeds(tmp_path):

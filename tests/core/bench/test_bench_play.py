@@ -248,7 +248,7 @@ def test_invalid_benchmark_arguments_are_explained(tmp_path):
         play(tmp_path, {"a b": fa.Random()})
     with pytest.raises(ValueError, match="episodes=0"):
         play(tmp_path, episodes=0)
-    with pytest.raises(ValueError, match="max_tokens=0 allows nothing"):
+    with pytest.raises(ValueError, match="max_tokens=0 must be above 0"):
         BenchLimits(max_tokens=0)
     with pytest.raises(ModelNotFoundError, match="no-such-model"):
         play(tmp_path, {"x": "no-such-model"})

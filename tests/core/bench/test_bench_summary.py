@@ -81,7 +81,7 @@ def test_forfeit_of_an_opponent_is_no_success():
 def test_report_warns_if_no_pair_can_differ(tmp_path):
     players = {"random": fa.Random(), "first": fa.Scripted(first_free), "other": fa.Random(seed=9)}
     few = fa.benchmark(players, TOE, episodes=4, out_dir=tmp_path, progress=False)
-    said = "NO PAIR CAN DIFFER: with 4 seeds none of 3 can have an adjusted p below 0.38; 7 would do"
+    said = "NO PAIR CAN DIFFER: with 4 seeds none of 3 can have an adjusted p below 0.38; 7 would suffice"
     assert all(pair.p_adjusted >= 0.375 for pair in few.summary.pairs)
     assert few.markdown().index(said) < few.markdown().index("## Players") and said in few.table()
     many = fa.benchmark(players, TOE, episodes=7, out_dir=tmp_path, progress=False)
@@ -106,7 +106,7 @@ def test_suite_distinguishes_players_that_environments_do_not():
 def test_no_ratings_without_swapped_agents(tmp_path):
     players = {"one": fa.Random(), "two": fa.Random(seed=1)}
     fixed = fa.benchmark(players, TOE, episodes=8, swap_seats=False, out_dir=tmp_path, progress=False)
-    assert not fixed.summary.ratings and f"SEATS ARE NOT SWAPPED in {TOE}" in fixed.markdown()
+    assert not fixed.summary.ratings and f"AGENTS ARE NOT SWAPPED in {TOE}" in fixed.markdown()
     both = fa.benchmark(players, TOE, episodes=8, out_dir=tmp_path, progress=False)
     assert both.summary.ratings and "NOT SWAPPED" not in both.markdown()
 
