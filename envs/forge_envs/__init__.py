@@ -1,7 +1,4 @@
-"""Environments that come with forge_agents. Importing this package registers them; their code loads when one is made.
-
-In: nothing. Out: ids in the registry, and suites. Waits for nothing.
-"""
+"""Environments that come with forge_agents. Importing this package registers them without importing their code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check of settings files and flags against the settings classes, and conversion of texts to the types of fields."""
+"""Settings files and flags against the settings classes: unknown keys, and what a text means in its field."""
 
 from __future__ import annotations
 
@@ -12,29 +12,31 @@ from forge_agents.errors import did_you_mean
 from forge_agents.settings import alternatives, field_hints, is_mapping, meanings, nested_kind
 
 Place = Callable[[Mapping[Any, Any], Any], str]
-"""Returns the position of a key of a mapping."""
-_WHOLE_NUMBER = re.compile(r"[-+]?\d+(?:\.\d*)?[eE]\+?\d{1,2}|[-+]?\d+\.0*")
-"""Whole numbers in the form of floats, such as 1e5."""
+"""Says where a key of a mapping stands."""
+
+
+_WHOLE = re.compile(r"[-+]?\d+(?:\.\d*)?[eE]\+?\d{1,2}|[-+]?\d+\.0*")
+"""Whole numbers that look like floats, such as 1e5."""
 _SWITCHES = ("yes", "no", "on", "off", "true", "false")
 
 
 class UnknownKeyError(ValueError):
-    """A key or flag that is no setting."""
+    """A key or flag that no setting has."""
 
 
 def fitted(
     values: Mapping[Any, Any], kind: type, *, also: Sequence[str] = (), place: Place | None = None
 ) -> dict[str, Any]:
-    """Return settings for `kind`, with known keys only and a bare yes, no, on or off converted for its field.
+    """Settings as `kind` takes them: every key is known, and a bare yes, no, on or off is what its field holds.
 
     Args:
-        values: Content of a file.
+        values: From a file.
         kind: A settings class.
-        also: More keys that are allowed.
-        place: Function that returns the position of a key. None: errors have no position.
+        also: Keys that are known beside its fields.
+        place: Says where a key stands; None leaves it out.
 
     Raises:
-        UnknownKeyError: A key is unknown; the error names the nearest keys.
+        UnknownKeyError: Names the key and the nearest known ones.
     """
     return _Fitting(kind, place).mapping(values, kind, "", also=also)
 
@@ -49,17 +51,17 @@ class _Fitting:
         hints = field_hints(kind)
         for key in values:
             if key not in hints and key not in also:
-                position = "" if self._place is None else f"{self._place(values, key)}: "
-                hint = advice(self._root, kind, prefix, str(key))
-                raise UnknownKeyError(f"{position}{prefix}{key} is no setting.{hint}")
+                where = "" if self._place is None else f"{self._place(values, key)}: "
+                meant = advice(self._root, kind, prefix, str(key))
+                raise UnknownKeyError(f"{where}{prefix}{key} is no setting.{meant}")
         return {key: self.value(each, hints.get(key, Any), f"{prefix}{key}") for key, each in values.items()}
 
     def value(self, value: Any, hint: Any, at: str) -> Any:
         members = alternatives(hint)
         if isinstance(value, Mapping):
             inner = nested_kind(hint)
-            is_settings = any(isinstance(member, type) and member is inner for member in members)
-            if inner is not None and is_settings:
+            own = any(isinstance(member, type) and member is inner for member in members)
+            if inner is not None and own:
                 return self.mapping(value, inner, f"{at}.")
             entries = next((get_args(member)[1] for member in members if is_mapping(member) and get_args(member)), Any)
             return {str(key): self.value(each, entries, f"{at}.{key}") for key, each in value.items()}
@@ -68,12 +70,12 @@ class _Fitting:
         if isinstance(value, Switch | bool):
             return _switched(value, members)
         if isinstance(value, float) and value.is_integer() and int in members and float not in members:
-            return int(value)  # such as 1e5, a float in YAML
+            return int(value)  # as 1e5, which YAML reads as a float
         return value
 
 
 def _switched(value: Switch | bool, members: Sequence[Any]) -> bool | str:
-    """Return a boolean, or a bare word that YAML 1.1 reads as one, in the type of its field."""
+    """A boolean, or a bare word that YAML 1.1 takes for one, as its field holds it."""
     truth = value.truth if isinstance(value, Switch) else value
     words = [word for member in members if get_origin(member) is Literal for word in get_args(member)]
     if {"on", "off"} <= set(words):
@@ -83,30 +85,30 @@ def _switched(value: Switch | bool, members: Sequence[Any]) -> bool | str:
     return str(value)
 
 
-def fitted_flags(words: Sequence[str], kind: type, options: Sequence[str]) -> list[str]:
-    """Return a command line whose flags are settings. yes and no become on and off if those are the choices.
+def fitted_flags(words: Sequence[str], kind: type, known: Sequence[str]) -> list[str]:
+    """A command line whose flags name settings; yes and no are on and off where those are the choices.
 
     Args:
-        words: Arguments of the command line.
-        kind: Settings class of the flags.
-        options: Other flags, with their dashes.
+        words: Of a command line.
+        kind: The settings class that flags set.
+        known: Other flags, with their dashes.
 
     Raises:
-        UnknownKeyError: A flag is unknown; the error names the nearest flags.
+        UnknownKeyError: Names the flag and the nearest known ones.
     """
-    other_flags = {option.removeprefix("--") for option in options}
-    fitted_words: list[str] = []
+    options = {option.removeprefix("--") for option in known}
+    found: list[str] = []
     hint: Any = None
     for word in words:
         if word.startswith("--") and word != "--":
             name, equals, value = word.partition("=")
             flag = name.removeprefix("--").removesuffix("+")
-            hint = _hint_of(flag, kind, other_flags)
-            fitted_words.append(name + equals + (_fitted_word(value, hint) if equals else ""))
+            hint = _hint_of(flag, kind, options)
+            found.append(name + equals + (_fitted_word(value, hint) if equals else ""))
         else:
-            fitted_words.append(_fitted_word(word, hint))
+            found.append(_fitted_word(word, hint))
             hint = None
-    return fitted_words
+    return found
 
 
 def check_entries(files: Sequence[Mapping[str, Any]], words: Sequence[str], kind: type) -> None:
@@ -160,7 +162,7 @@ def name_entries(values: Any, kind: type) -> None:
 
 
 def _keys_of_entries(mappings: Sequence[Any], required: Sequence[str]) -> dict[str, set[str]]:
-    """Return the keys of each entry. An entry that is no mapping counts as complete; the parser checks it."""
+    """The keys of each entry; an entry that is no mapping is left to the parser and counts as complete."""
     keys: dict[str, set[str]] = {}
     for mapping in mappings:
         for name, entry in mapping.items() if isinstance(mapping, Mapping) else ():
@@ -169,7 +171,7 @@ def _keys_of_entries(mappings: Sequence[Any], required: Sequence[str]) -> dict[s
 
 
 def _required(kind: type) -> list[str]:
-    """Return the fields of a settings class without a default."""
+    """Names of the fields of a settings class that have no default."""
     missing = dataclasses.MISSING
     return [
         field.name
@@ -180,16 +182,16 @@ def _required(kind: type) -> list[str]:
 
 def _fitted_word(word: str, hint: Any) -> str:
     members = alternatives(hint)
-    if int in members and float not in members and _WHOLE_NUMBER.fullmatch(word) and float(word).is_integer():
+    if int in members and float not in members and _WHOLE.fullmatch(word) and float(word).is_integer():
         return str(int(float(word)))
     if word.lower() not in _SWITCHES:
         return word
     fitted_value = _switched(Switch(word), alternatives(hint)) if hint is not None else word
-    return fitted_value if isinstance(fitted_value, str) else word  # the parser reads booleans
+    return fitted_value if isinstance(fitted_value, str) else word  # booleans are read as they are
 
 
 def _hint_of(flag: str, kind: type, options: Collection[str]) -> Any:
-    """Return the type of the setting that a flag names; None for a flag of the command."""
+    """The type of the setting that a flag names; None for one that is of the command itself."""
     here: Any = kind
     hint: Any = None
     parts = flag.split(".")
@@ -200,7 +202,7 @@ def _hint_of(flag: str, kind: type, options: Collection[str]) -> Any:
             continue
         if not dataclasses.is_dataclass(here) or not isinstance(here, type):
             before = ".".join(parts[:number])
-            raise UnknownKeyError(f"unrecognized arguments: --{flag}, because --{before} has no settings")
+            raise UnknownKeyError(f"unrecognized arguments: --{flag}, because --{before} holds no settings of its own")
         hints = field_hints(here)
         if name not in hints:
             if flag in options:
@@ -208,15 +210,15 @@ def _hint_of(flag: str, kind: type, options: Collection[str]) -> Any:
             prefix = "".join(f"{part}." for part in parts[:number])
             rest = "".join(f".{part}" for part in parts[number + 1 :])
             names = [*hints, *(() if number else {option.partition(".")[0] for option in options})]
-            suggestion = advice(kind, here, prefix, name, flag=True, rest=rest, names=names)
-            raise UnknownKeyError(f"unrecognized arguments: --{flag}.{suggestion}")
+            said = advice(kind, here, prefix, name, flag=True, rest=rest, names=names)
+            raise UnknownKeyError(f"unrecognized arguments: --{flag}.{said}")
         hint = hints[name]
         here = _inside(hint)
     return hint
 
 
 def _inside(hint: Any) -> Any:
-    """Return the part of a field's type that has keys (a mapping or a settings class), or the type itself."""
+    """The part of a field's type that has keys: a mapping or a settings class; else the type."""
     members = alternatives(hint)
     if nested := next((member for member in members if is_mapping(member)), None):
         return nested
@@ -226,25 +228,25 @@ def _inside(hint: Any) -> Any:
 def advice(
     root: type, kind: type, prefix: str, name: str, *, flag: bool = False, rest: str = "", names: Sequence[str] = ()
 ) -> str:
-    """Return a sentence that suggests replacements of an unknown key.
+    """What an unknown key may have meant, as a sentence.
 
     Args:
-        root: Settings class of the file.
-        kind: Settings class that was expected to have the key.
-        prefix: Dotted path of that class, with a dot at the end.
+        root: The settings class of the file.
+        kind: That of the place where the key stands.
+        prefix: Dotted place, with a dot at its end.
         name: The key.
-        flag: Whether the suggestions are shown as flags.
-        rest: Text after the name.
-        names: Valid names. Empty: the fields of `kind`.
+        flag: The names are shown as flags.
+        rest: Comes behind the name in what was written.
+        names: What is known there; by default the fields of `kind`.
     """
-    valid = list(names) or list(field_hints(kind))
-    similar = meanings(name, valid, kind)
-    if isinstance(similar, str):
-        return f" {similar}"
-    places = [prefix + place + rest for place in similar]
+    known = list(names) or list(field_hints(kind))
+    found = meanings(name, known, kind)
+    if isinstance(found, str):
+        return f" {found}"
+    places = [prefix + place + rest for place in found]
     if not places:
         elsewhere = meanings(name, (), root)
         places = [place + rest for place in elsewhere] if not isinstance(elsewhere, str) else []
     if places:
         return " Did you mean " + " or ".join(repr("--" * flag + place) for place in places) + "?"
-    return f" {prefix.removesuffix('.') or 'It'} has {', '.join(sorted(valid))}."
+    return f" {prefix.removesuffix('.') or 'It'} has {', '.join(sorted(known))}."

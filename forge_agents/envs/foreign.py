@@ -1,7 +1,4 @@
-"""Other people's environments, taking turns: what they leave out of PettingZoo's contract is filled in.
-
-In: a PettingZoo `AECEnv` or `ParallelEnv`, or a Gymnasium `Env`. Out: an `AECEnv`. Waits for nothing.
-"""
+"""Conversion of PettingZoo and Gymnasium environments to complete turn-based ones."""
 
 from __future__ import annotations
 
@@ -19,89 +16,89 @@ from forge_agents.envs.spec import AnyEnv
 
 
 def turn_based(env: Any) -> AnyEnv:
-    """`env`, or where all decide at once its conversion, in which they do so one by one."""
+    """Return `env`, converted to a turn-based environment if it is parallel."""
     if isinstance(env, ParallelEnv):
-        whole = isinstance(env, (TextGame, aec_to_parallel_wrapper))  # the latter is only taken off again
-        env = parallel_to_aec(env if whole else Complete(env))
+        complete = isinstance(env, (TextGame, aec_to_parallel_wrapper))  # the conversion just removes the latter
+        env = parallel_to_aec(env if complete else CompleteParallelEnv(env))
     return cast("AnyEnv", env)
 
 
-def unpaid_reward(env: Any, acted: str, accounts: Mapping[str, float]) -> str:
-    """Why a reward of the last step does not arrive where PettingZoo's ``last`` reports it; empty if all arrive.
+def find_lost_reward(env: Any, acted: str, sums_before: Mapping[str, float]) -> str:
+    """Explain why PettingZoo's ``last`` misreports a reward of the last step; empty if it reports all of them.
 
-    An `AECEnv` states the rewards of a step in `rewards`. It has to add them to accounts (``_accumulate_rewards``), of
-    which it empties that of the agent that acts. Rewards that are paid into accounts only, and not stated, are fine.
+    An `AECEnv` states the rewards of a step in `rewards`. It must also add them to the cumulative rewards
+    (``_accumulate_rewards``) and reset those of the acting agent. Rewards that only appear in the sums are allowed.
 
     Args:
-        env: After a step.
-        acted: The agent that acted in it.
-        accounts: ``env._cumulative_rewards`` before the step.
+        env: Environment after a step.
+        acted: Agent that acted in the step.
+        sums_before: ``env._cumulative_rewards`` before the step.
     """
     for agent, reward in env.rewards.items():
-        account, before = env._cumulative_rewards.get(agent), accounts.get(agent, 0.0)
-        if not reward or account is None or not math.isfinite(reward):
+        after, before = env._cumulative_rewards.get(agent), sums_before.get(agent, 0.0)
+        if not reward or after is None or not math.isfinite(reward):
             continue
-        if agent == acted and before and account == before + reward:
+        if agent == acted and before and after == before + reward:
             return (
-                f"{agent!r} has a reward of {reward:g} in `rewards`, and last() reports {account:g}: its earlier "
-                "rewards a second time; set self._cumulative_rewards[agent] = 0 in step() for the agent that acts"
+                f"{agent!r} has a reward of {reward:g} in `rewards`, but last() reports {after:g} because it counts "
+                "earlier rewards twice; set self._cumulative_rewards[agent] = 0 in step() for the agent that acts"
             )
-        if account == 0 and (agent == acted or before == 0):
+        if after == 0 and (agent == acted or before == 0):
             return (
-                f"{agent!r} has a reward of {reward:g} in `rewards`, and last() reports 0; call "
+                f"{agent!r} has a reward of {reward:g} in `rewards`, but last() reports 0; call "
                 "self._accumulate_rewards() in step() after the rewards are set"
             )
     return ""
 
 
-class Complete(BaseParallelWrapper):  # type: ignore[misc]  # PettingZoo ships no types
-    """A simultaneous game whose answers name everybody that they should.
+class CompleteParallelEnv(BaseParallelWrapper):  # type: ignore[misc]  # PettingZoo ships no types
+    """Wrapper that fills in agents missing from the results of a parallel environment.
 
-    PettingZoo's conversion raises KeyError, or loses a last reward, where a game leaves agents out of an answer or
-    keeps those that are out in `agents`. Here who is left out gets no reward, has its old observation and an empty
-    info, and is out where `agents` has it no more; who is out leaves `agents`.
+    PettingZoo's conversion raises KeyError, or loses a last reward, if a game omits agents from a result or keeps
+    ended agents in `agents`. Here an omitted agent gets reward 0, its previous observation and an empty info, and it
+    terminates if `agents` no longer has it. Ended agents leave `agents`.
     """
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
         """Start an episode."""
         seen, infos = self.env.reset(seed=seed, options=None if options is None else dict(options))
         self.agents: list[str] = list(self.env.agents)
-        self._seen, self._said = dict(seen), dict[str, Any]()
+        self._last_seen, self._last_actions = dict(seen), dict[str, Any]()
         return self._observations(self.agents), {agent: infos.get(agent, {}) for agent in self.agents}
 
     def step(self, actions: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Play a round; agents that are out and still asked for their actions by the game repeat their last ones."""
+        """Play a round. If the game still expects actions of ended agents, their last ones are repeated."""
         acting = list(self.agents)
-        self._said |= {agent: actions[agent] for agent in acting}
-        sent = {agent: self._said[agent] for agent in self.env.agents}
+        self._last_actions |= {agent: actions[agent] for agent in acting}
+        sent = {agent: self._last_actions[agent] for agent in self.env.agents}
         seen, rewards, terminated, truncated, infos = self.env.step(sent)
-        self._seen |= seen
-        left = set(self.env.agents)
+        self._last_seen |= seen
+        remaining = set(self.env.agents)
         cut = {agent: bool(truncated.get(agent, False)) for agent in acting}
-        done = {agent: bool(terminated.get(agent)) or (agent not in left and not cut[agent]) for agent in acting}
-        joined = [agent for agent in self.env.agents if agent not in self._said]
+        done = {agent: bool(terminated.get(agent)) or (agent not in remaining and not cut[agent]) for agent in acting}
+        joined = [agent for agent in self.env.agents if agent not in self._last_actions]
         self.agents = [agent for agent in acting if not done[agent] and not cut[agent]] + joined
-        told = acting + joined
+        reported = acting + joined
         return (
-            self._observations(told),
-            {agent: rewards.get(agent, 0.0) for agent in told},
-            {agent: done.get(agent, False) for agent in told},
-            {agent: cut.get(agent, False) for agent in told},
-            {agent: infos.get(agent, {}) for agent in told},
+            self._observations(reported),
+            {agent: rewards.get(agent, 0.0) for agent in reported},
+            {agent: done.get(agent, False) for agent in reported},
+            {agent: cut.get(agent, False) for agent in reported},
+            {agent: infos.get(agent, {}) for agent in reported},
         )
 
     def _observations(self, agents: list[str]) -> dict[str, Any]:
-        missing = [agent for agent in agents if agent not in self._seen]
+        missing = [agent for agent in agents if agent not in self._last_seen]
         if missing:
-            raise ValueError(f"{self}: {missing[0]!r} takes part and no observation of it came; return one for each")
-        return {agent: self._seen[agent] for agent in agents}
+            raise ValueError(f"{self}: {missing[0]!r} takes part but has no observation; return one for each agent")
+        return {agent: self._last_seen[agent] for agent in agents}
 
     def __str__(self) -> str:
         return str(self.env)
 
 
-class Alone(ParallelEnv):  # type: ignore[misc]  # PettingZoo ships no types
-    """A Gymnasium environment as a game of one seat, ``player``."""
+class SingleAgentEnv(ParallelEnv):  # type: ignore[misc]  # PettingZoo ships no types
+    """A Gymnasium environment as a parallel environment with one agent, ``player``."""
 
     possible_agents = ("player",)
 
@@ -112,15 +109,15 @@ class Alone(ParallelEnv):  # type: ignore[misc]  # PettingZoo ships no types
 
     @property
     def unwrapped(self) -> Any:
-        """Gymnasium's own."""
+        """The unwrapped Gymnasium environment."""
         return self.env.unwrapped
 
     def observation_space(self, agent: str) -> Any:
-        """Gymnasium's own."""
+        """Observation space of the Gymnasium environment."""
         return self.env.observation_space
 
     def action_space(self, agent: str) -> Any:
-        """Gymnasium's own."""
+        """Action space of the Gymnasium environment."""
         return self.env.action_space
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
@@ -130,15 +127,15 @@ class Alone(ParallelEnv):  # type: ignore[misc]  # PettingZoo ships no types
         return {"player": seen}, {"player": info}
 
     def step(self, actions: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Play a decision."""
+        """Play a round of one action."""
         seen, reward, done, cut, info = self.env.step(actions["player"])
         self.agents = [] if done or cut else self.agents
-        return tuple({"player": each} for each in (seen, float(reward), bool(done), bool(cut), info))
+        return tuple({"player": value} for value in (seen, float(reward), bool(done), bool(cut), info))
 
     def render(self) -> Any:
-        """What Gymnasium's renders."""
+        """Render the Gymnasium environment."""
         return self.env.render()
 
     def close(self) -> None:
-        """Close Gymnasium's."""
+        """Close the Gymnasium environment."""
         self.env.close()

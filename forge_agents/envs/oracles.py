@@ -1,8 +1,4 @@
-"""Oracles: scripts that play an environment well. They set a benchmark's scale, take a seat, and are imitated.
-
-In: a spec that was registered with ``oracle=``. Out: its factory, which makes a player for one seat of one episode, and
-what the factory is told. Waits for its import.
-"""
+"""Oracles: scripted policies registered with an environment, for benchmark scales, play and demonstrations."""
 
 from __future__ import annotations
 
@@ -16,44 +12,44 @@ from forge_agents.envs.spec import EnvSpec
 from forge_agents.errors import ForgeError
 
 Player: TypeAlias = Callable[[str], str]
-"""``player(observation) -> action``, called once for each decision of its seat, in their order."""
+"""``player(observation) -> action``, called once per decision of its agent, in order."""
 
 OracleFactory: TypeAlias = Callable[[str, Mapping[str, Any], random.Random], Player]
-"""``oracle(agent, settings, rng) -> player``: a class, or a function that returns one.
+"""``oracle(agent, settings, rng) -> player``: a class, or a function that returns a player.
 
-It is called once for each seat and episode, so a player may keep what it has read, and no two share anything: whatever
-it knows, its seat has read. `agent` is the seat whose observations it will read: in an environment that shuffles roles
-the role. `settings` are the arguments of the environment's constructor, those that have defaults included. `rng` is the
-player's own; it follows from the episode's seed, the seat and the sibling.
+The factory is called once per agent and episode, so a player may store what it has read. `agent` is the agent whose
+observations the player receives; with role shuffling, its role. `settings` holds all constructor arguments of the
+environment, defaults included. `rng` is derived from the episode seed, the agent and the index within the group.
 """
 
+AgentFactory: TypeAlias = Callable[[str, Mapping[str, Any], random.Random], Player]
+"""``factory(agent, info, rng) -> player``, where `info` came with the agent's first observation."""
 
-Seat: TypeAlias = Callable[[str, Mapping[str, Any], random.Random], Player]
-"""``seat(agent, info, rng) -> player``, of the info that came with the seat's first observation."""
 
-
-def oracle_of(spec: object, env_id: str) -> Seat:
-    """What seats an environment's oracle, who is imported if need be.
+def oracle_of(spec: object, env_id: str) -> AgentFactory:
+    """Import the oracle of an environment.
 
     Args:
-        spec: The environment's attribute ``spec``; anything but an `EnvSpec` says nothing of an oracle.
-        env_id: What errors call it.
+        spec: The environment's attribute ``spec``. Anything but an `EnvSpec` counts as having no oracle.
+        env_id: Name of the environment in errors.
 
     Raises:
-        ValueError: It has none; the message names those that have one.
-        ForgeError: It cannot be imported.
+        ValueError: The environment has no oracle. The message lists those that have one.
+        ForgeError: The oracle cannot be imported.
     """
     if not isinstance(spec, EnvSpec) or spec.oracle is None:
         raise ValueError(
-            f"{env_id} has no oracle, which fa.Oracle plays by. These have one: "
-            f"{', '.join(ids_with_oracles()) or 'none'}. fa.register(..., oracle=...) gives an environment its own"
+            f"{env_id} has no oracle, which fa.Oracle needs. Environments with an oracle: "
+            f"{', '.join(ids_with_oracles()) or 'none'}. Add one by fa.register(..., oracle=...)"
         )
     try:
-        return partial(_seat, spec, spec.load_oracle())
+        return partial(_make_player, spec, spec.load_oracle())
     except ImportError as cause:
         raise ForgeError(f"the oracle {spec.oracle!r} of {env_id} cannot be imported: {cause}") from cause
 
 
-def _seat(spec: EnvSpec, factory: OracleFactory, agent: str, info: Mapping[str, Any], rng: random.Random) -> Player:
+def _make_player(
+    spec: EnvSpec, factory: OracleFactory, agent: str, info: Mapping[str, Any], rng: random.Random
+) -> Player:
     role = str(info.get("role", agent)) if spec.kwargs.get("role_shuffle") else agent
     return factory(role, settings_of(spec), rng)

@@ -1,8 +1,4 @@
-"""Thought and answer apart: what somebody thought before answering is heard by nobody else.
-
-In: what a player said, tags and all. Out: its thought and its answer; what an environment is given of them. Waits for
-nothing.
-"""
+"""Separation of reasoning and answer in a response, so that agents never see each other's reasoning."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from typing import Any
 
 from forge_agents.envs.env import hook
 
-_PREFILLED = (  # a prompt may end with these
+_PREFILLED = (  # opening tags that a prompt may end with, and their closing tags
     (r"<think>", r"</think>"),  # DeepSeek R1, Qwen3, GLM, MiniMax, Nemotron, Olmo, SmolLM3
     (r"<mm:think>", r"</mm:think>"),  # MiniMax M3
     (r"<seed:think>", r"</seed:think>"),  # Seed-OSS
@@ -31,143 +27,137 @@ _CLOSING = (
     "<channel|>",
     "<|end|><|start|>assistant<|channel|>final<|message|>",
 )
-"""What closes a thought of each family that was cut off, up to where its answer begins."""
+"""Text that closes unfinished reasoning of each family, up to the start of the answer."""
 _OPEN = "|".join(opening for opening, _ in _PREFILLED)
 _CLOSE = re.compile("|".join(close for _, close in _PREFILLED))
 _FINAL = re.compile(r"\s*<\|channel\|>final<\|message\|>")
-"""What stands before an answer of gpt-oss."""
+"""Header of an answer of gpt-oss."""
 
 
 def split_reasoning(text: str, *, opened: bool | None = False) -> tuple[str, str]:
-    """The thought and the answer of what somebody said.
+    """Split a response into reasoning and answer.
 
-    A thought stands at the beginning, in the tags of a family of models; several may follow each other. One that is
-    never closed is all there is, and the answer is empty. From the first word of the answer on, tags are words like
-    any other: an answer may speak of them.
+    Reasoning stands at the beginning, in the tags of a model family; several sections may follow each other. If a
+    section is never closed, the answer is empty. Tags inside the answer are plain text.
 
     Args:
-        opened: Whether the prompt had opened a thought already, so that one is being thought until it is closed. None
-            where nobody knows the prompt: then a closing tag without an opening one before it says so.
+        opened: Whether the prompt already opened a reasoning section. None if the prompt is unknown: then a closing
+            tag without an earlier opening tag implies it.
 
     Returns:
-        Thought and answer, without tags and surrounding blanks; or no thought, and `text` as it is.
+        Reasoning and answer, without tags and surrounding whitespace. Without reasoning, "" and `text` unchanged.
     """
-    thoughts, at, _ = _thoughts(text, opened)
-    final = _FINAL.match(text, at)
-    if not thoughts and final is None:
+    sections, start, _ = _scan(text, opened)
+    final = _FINAL.match(text, start)
+    if not sections and final is None:
         return "", text
-    said = text[final.end() if final else at :]
-    return "\n\n".join(filter(None, map(str.strip, thoughts))), said.strip()
+    answer = text[final.end() if final else start :]
+    return "\n\n".join(filter(None, map(str.strip, sections))), answer.strip()
 
 
 def split_response(text: str, *, opening: str | None = "") -> tuple[str, str, str]:
-    """The thought, the reasoning text and the answer of a response.
+    """Split a response into reasoning, the raw text of the reasoning, and the answer.
 
     Args:
         text: The response.
-        opening: The tag with which the prompt has opened the reasoning, empty where it has not; None where the prompt
-            is not known.
+        opening: Reasoning tag that the prompt ended with, empty if none; None if the prompt is unknown.
 
     Returns:
-        Thought and answer as `split_reasoning` has them, and between them the start of the response up to the answer,
-        exactly as it was written. A tag that the prompt has opened is part of it. It is empty where no tags were
-        written.
+        Reasoning and answer as `split_reasoning` returns them. Between them the unmodified start of the response up to
+        the answer, including a tag that the prompt opened; empty if there were no tags.
     """
     opened = None if opening is None else bool(opening)
-    thought, answer = split_reasoning(text, opened=opened)
-    thoughts, at, _ = _thoughts(text, opened)
-    final = _FINAL.match(text, at)
-    if not thoughts and final is None:
+    reasoning, answer = split_reasoning(text, opened=opened)
+    sections, start, _ = _scan(text, opened)
+    final = _FINAL.match(text, start)
+    if not sections and final is None:
         return "", "", answer
-    rest = text[final.end() if final else at :].lstrip()
-    written = text[: len(text) - len(rest)].lstrip()
-    if thoughts and _OPENS.match(written) is None:
-        written = (opening or _opening_of(written)) + written
-    return thought, written, answer
+    rest = text[final.end() if final else start :].lstrip()
+    raw = text[: len(text) - len(rest)].lstrip()
+    if sections and _OPENS.match(raw) is None:
+        raw = (opening or _matching_opening(raw)) + raw
+    return reasoning, raw, answer
 
 
-def _opening_of(text: str) -> str:
-    """The opening tag that belongs to the first closing tag in `text`."""
-    found = ((close.search(text), tags[0]) for close, tags in zip(_CLOSES, _PREFILLED, strict=False))
-    at = [(match.start(), opening) for match, opening in found if match is not None]
-    return min(at)[1].replace("\\", "") if at else "<think>"
+def _matching_opening(text: str) -> str:
+    """Return the opening tag that belongs to the first closing tag in `text`."""
+    matches = ((close.search(text), tags[0]) for close, tags in zip(_CLOSES, _PREFILLED, strict=False))
+    starts = [(match.start(), opening) for match, opening in matches if match is not None]
+    return min(starts)[1].replace("\\", "") if starts else "<think>"
 
 
 def in_think_tags(text: str) -> str:
-    """A response whose reasoning at the beginning stands in ``<think>``, whatever tags its model writes.
-
-    Reasoning that is never closed stays unclosed, and several sections stay several.
-    """
-    thoughts, at, unclosed = _thoughts(text, False)
-    final = _FINAL.match(text, at)
-    sections = [f"<think>{thought}</think>" for thought in thoughts]
+    """Rewrite the reasoning tags of any model family as ``<think>``. Unclosed reasoning stays unclosed."""
+    sections, start, unclosed = _scan(text, False)
+    final = _FINAL.match(text, start)
+    tagged = [f"<think>{section}</think>" for section in sections]
     if unclosed is not None:
-        sections[-1] = sections[-1].removesuffix("</think>")
-    return "".join(sections) + text[final.end() if final else at :]
+        tagged[-1] = tagged[-1].removesuffix("</think>")
+    return "".join(tagged) + text[final.end() if final else start :]
 
 
-def answer_at(text: str, *, opened: bool = False) -> int:
-    """Where in `text`, which is as in `split_reasoning`, the answer begins: its end where a thought is not closed."""
-    return _thoughts(text, opened)[1]
+def answer_start(text: str, *, opened: bool = False) -> int:
+    """Return the index where the answer begins; the length of `text` if the reasoning is not closed."""
+    return _scan(text, opened)[1]
 
 
-def closing(text: str) -> str:
-    """What a model would write to end the thought that `text`, opening tag and all, is in; empty if it is in none."""
-    unclosed = _thoughts(text, False)[2]
+def closing_text(text: str) -> str:
+    """Return the text that closes the unfinished reasoning of `text`; empty if there is none."""
+    unclosed = _scan(text, False)[2]
     return "" if unclosed is None else _CLOSING[unclosed]
 
 
-def _thoughts(text: str, opened: bool | None) -> tuple[list[str], int, int | None]:
-    """The thoughts at the beginning of `text`, where they end, and the number of the tags of one that is not closed."""
-    thoughts, at, unclosed = [], 0, None
-    begun, close = _OPENS.match(text), _CLOSE.search(text)
+def _scan(text: str, opened: bool | None) -> tuple[list[str], int, int | None]:
+    """Return the reasoning sections, the index of their end, and the tag index of an unclosed last section."""
+    sections, end, unclosed = [], 0, None
+    opening, close = _OPENS.match(text), _CLOSE.search(text)
     if opened is None:
         opened = close is not None and re.search(_OPEN, text[: close.start()]) is None
-    if opened and begun is None:
-        thoughts.append(text[: close.start() if close else None])
-        at = close.end() if close else len(text)
-        begun = _OPENS.match(text, at)
-    while begun is not None:
-        tags = (begun.lastindex or 1) - 1
-        close = _CLOSES[tags].search(text, begun.end())
-        thoughts.append(text[begun.end() : close.start() if close else None])
-        at, unclosed = (close.end(), None) if close else (len(text), tags)
-        begun = _OPENS.match(text, at)
-    return thoughts, at, unclosed
+    if opened and opening is None:
+        sections.append(text[: close.start() if close else None])
+        end = close.end() if close else len(text)
+        opening = _OPENS.match(text, end)
+    while opening is not None:
+        tags = (opening.lastindex or 1) - 1
+        close = _CLOSES[tags].search(text, opening.end())
+        sections.append(text[opening.end() : close.start() if close else None])
+        end, unclosed = (close.end(), None) if close else (len(text), tags)
+        opening = _OPENS.match(text, end)
+    return sections, end, unclosed
 
 
-def opens_reasoning(text: str) -> str:
-    """The tag with which `text`, the end of a prompt, has opened a thought that a model goes on with; empty if none."""
-    opening = re.search(rf"(?:{_OPEN})\Z", text.rstrip())
+def opens_reasoning(prompt: str) -> str:
+    """Return the reasoning tag that a prompt ends with; empty if none."""
+    opening = re.search(rf"(?:{_OPEN})\Z", prompt.rstrip())
     return opening[0] if opening else ""
 
 
 def is_tag(text: str) -> bool:
-    """Whether `text` is a tag that opens or closes a thought, in the form in which prompts may hold it."""
+    """Whether `text` is an opening or closing reasoning tag."""
     return any(re.fullmatch(tag, text) for pair in _PREFILLED for tag in pair)
 
 
-def continued(prompt: str, message: str) -> str:
-    """What a model writes after `prompt` to say `message`: where the prompt has opened a thought, the rest of it."""
+def continuation(prompt: str, message: str) -> str:
+    """Return `message` as a model would write it after `prompt`, which may already have opened the reasoning."""
     opening = opens_reasoning(prompt)
     if not opening:
         return message
-    thought, answer = split_reasoning(message)
-    return thought if closing(message) else f"{thought}{closing(opening)}{answer}"  # may break off in its thought
+    reasoning, answer = split_reasoning(message)
+    return reasoning if closing_text(message) else f"{reasoning}{closing_text(opening)}{answer}"
 
 
-def whole(thought: str, answer: str, *, cut: bool = False) -> str:
-    """Thought and answer in one text, in the tags that most models are trained on.
+def join_reasoning(reasoning: str, answer: str, *, cut: bool = False) -> str:
+    """Join reasoning and answer in one text with ``<think>`` tags.
 
     Args:
-        cut: Whether it breaks off; without an answer it does so in the thought, which is not closed then.
+        cut: Whether the response was cut off. Without an answer, the reasoning then stays unclosed.
     """
-    if cut and thought and not answer:
-        return f"<think>\n{thought}"
-    return f"<think>\n{thought}\n</think>\n\n{answer}" if thought else answer
+    if cut and reasoning and not answer:
+        return f"<think>\n{reasoning}"
+    return f"<think>\n{reasoning}\n</think>\n\n{answer}" if reasoning else answer
 
 
-def heard(env: Any, thought: str, answer: str) -> str:
-    """The text that `env` gets: the answer, with the reasoning before it if `env.observes_reasoning` is true."""
-    # True, and not what any attribute of somebody's game that makes up attributes would be
-    return whole(thought, answer) if thought and hook(env, "observes_reasoning") is True else answer
+def visible_action(env: Any, reasoning: str, answer: str) -> str:
+    """Return the action for `env`: the answer, with the reasoning if `env.observes_reasoning` is True."""
+    # `is True`, because some environments return a value for any attribute
+    return join_reasoning(reasoning, answer) if reasoning and hook(env, "observes_reasoning") is True else answer

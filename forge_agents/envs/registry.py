@@ -1,9 +1,7 @@
-"""Environments by id: register, look up, make; suites are named lists of ids and how they are played.
+"""Registry of environments and suites: register, look up and make them by id.
 
-In: ids, classes or "package.module:Class" strings; the installed plugins of the entry-point group `forge_agents.envs`,
-imported at the first look-up; and *providers*, each a namespace of another library's environments. A library is
-imported when one of its environments is made, not before. Out: specs and fresh PettingZoo environments. Waits for
-nothing, except for a worker process where an environment asks for one.
+Plugins of the entry-point group `forge_agents.envs` are imported at the first look-up. A *provider* offers the
+environments of another library under a namespace; the library is imported when one of its environments is made.
 """
 
 from __future__ import annotations
@@ -32,45 +30,45 @@ GROUP = "forge_agents.envs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SuiteDefaults:
-    """What a benchmark of a suite takes where its caller says nothing."""
+    """Default settings of a benchmark of a suite."""
 
     episodes: int = 64
-    """Seeds for every environment and seating, at least 1."""
+    """Number of seeds per environment and assignment of players to agents. At least 1."""
     seed: int = 0
-    """Chooses the episodes' seeds, at least 0."""
+    """Seed that determines the episode seeds. At least 0."""
     swap_seats: bool = True
-    """Each of two players takes each seat."""
+    """Whether each of two players plays each agent."""
     max_tokens: int = 64
-    """Most tokens of one response, at least 1, of models and endpoints given in words."""
+    """Maximum number of tokens per response of models and endpoints that are given by name. At least 1."""
 
     def __post_init__(self) -> None:
-        for name, least in (("episodes", 1), ("seed", 0), ("max_tokens", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name}={getattr(self, name)} of a suite must be at least {least}")
+        for name, minimum in (("episodes", 1), ("seed", 0), ("max_tokens", 1)):
+            if getattr(self, name) < minimum:
+                raise ValueError(f"{name}={getattr(self, name)} of a suite must be at least {minimum}")
 
 
 ListIds: TypeAlias = Callable[[str | None], str | None]
-"""``f(None)`` registers all ids of a namespace that can be listed. ``f(name)`` may register one more, for a name that
-is not listed, and returns the id that the name means, or None."""
+"""``f(None)`` registers all ids of a namespace that can be listed. ``f(name)`` may register one that is not listed, and
+returns the id that `name` refers to, or None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provider:
-    """Where the ids of a namespace come from."""
+    """Source of the ids of a namespace."""
 
     entry_point: str
-    """``"package.module:function"`` of a `ListIds`; imported at the first listing or look-up."""
+    """``"package.module:function"`` of a `ListIds`, imported at the first listing or look-up."""
     package: str
-    """What must be importable for the environments to be listed and made, e.g. ``"textarena"``."""
+    """Package that must be importable, such as ``"textarena"``."""
     extra: str
-    """The optional extra of this project that installs it; empty where it is always there."""
+    """Optional extra of this project that installs the package; empty if it is always installed."""
 
 
 _specs: dict[str, EnvSpec] = {}
 _suites: dict[str, tuple[tuple[str, ...], SuiteDefaults]] = {}
 _providers: dict[str, Provider] = {}
 _listed: set[str] = set()
-"""Namespaces whose ids are in `_specs` already."""
+"""Namespaces whose ids are in `_specs`."""
 _broken_plugins: dict[str, str] = {}
 _lock = threading.RLock()
 _loaded = False
@@ -107,7 +105,7 @@ def register(
 
 
 def register(
-    id: str,  # noqa: A002  # the word that every registry uses
+    id: str,  # noqa: A002  # as in Gymnasium
     entry_point: str | Callable[..., Any] | None = None,
     *,
     max_turns: int | None = None,
@@ -118,42 +116,41 @@ def register(
     oracle: str | Callable[..., Any] | None = None,
     **kwargs: Any,
 ) -> EnvSpec | Callable[[Any], Any]:
-    """Make an environment available by id.
+    """Register an environment, as a decorator of a class or factory or by a call with `entry_point`.
 
-    A decorator of a class or factory, or a call with `entry_point`. Registering the same class (by its qualified
-    name) again replaces the earlier one, so notebook cells can be run twice.
+    Registering a class of the same qualified name again replaces the earlier one, so notebook cells can be rerun.
 
     Args:
-        id: ``namespace/Name-vN``. Raise N whenever rewards or observations change.
-        entry_point: ``"package.module:Class"``, imported when the environment is first made; or the class.
-        max_turns: Decisions of all agents together after which an episode is truncated.
+        id: ``namespace/Name-vN``. Increase N whenever rewards or observations change.
+        entry_point: ``"package.module:Class"``, imported when the environment is first made, or the class.
+        max_turns: Number of decisions, of all agents together, after which an episode is truncated.
         tags: Words to filter by.
-        levels: Constructor arguments of each level of difficulty, the easiest first. ``id@1`` names the environment at
-            its first level wherever an id does; `forge_agents.Curriculum` chooses among them.
-        isolation: ``"process"`` for an environment that is slow, or may crash or hang: it then lives in a worker
-            process (`forge_agents.envs.workers.env`), and a failure costs one episode.
-        step_timeout_s: Seconds that one call may take there.
-        oracle: Who plays it well, ``"package.module:Name"``, imported when it first plays, or the factory itself: see
-            `forge_agents.envs.oracles.OracleFactory`. It plays where `forge_agents.Oracle` takes a seat.
-        **kwargs: Default constructor arguments, and wrappers as in `make`.
+        levels: Constructor arguments by level of difficulty, easiest first. ``id@1`` is the environment at its first
+            level. `forge_agents.Curriculum` chooses among levels.
+        isolation: ``"process"`` runs the environment in a worker process (`forge_agents.envs.workers.env`), so that a
+            crash or hang costs one episode.
+        step_timeout_s: Maximum seconds of one call in a worker process.
+        oracle: Scripted policy, as ``"package.module:Name"`` or factory; see `forge_agents.envs.oracles.OracleFactory`.
+            `forge_agents.Oracle` plays it.
+        **kwargs: Default constructor arguments, and wrapper arguments as in `make`.
 
     Raises:
-        ValueError: The id is malformed, names a level, or is taken by another environment.
+        ValueError: The id is malformed, has a level, or belongs to another environment.
     """
     if isinstance(tags, str):
         raise TypeError(f"tags of {id} is the string {tags!r}; pass a tuple of strings")
     if split_level(id)[1] is not None:
-        raise ValueError(f"{id!r} names a level; register {split_level(id)[0]!r} with levels=[{{...}}, {{...}}, ...]")
-    words, steps = tuple(tags), tuple(levels)
+        raise ValueError(f"{id!r} has a level; register {split_level(id)[0]!r} with levels=[{{...}}, {{...}}, ...]")
+    tag_tuple, level_tuple = tuple(tags), tuple(levels)
 
     def add(target: Any) -> EnvSpec:
         new = EnvSpec(
             id=id,
             entry_point=target,
             max_turns=max_turns,
-            tags=words,
+            tags=tag_tuple,
             kwargs=kwargs,
-            levels=steps,
+            levels=level_tuple,
             isolation=isolation,
             step_timeout_s=step_timeout_s,
             oracle=oracle,
@@ -171,51 +168,53 @@ def register(
     def decorate(target: Any) -> Any:
         spec = add(target)
         if isinstance(target, type) and hasattr(target, "spec"):
-            target.spec = spec  # the class made directly knows its id and turn limit, too
+            target.spec = spec  # instances made without `make` know their id and turn limit as well
         return target
 
     return decorate if entry_point is None else add(entry_point)
 
 
 def spec(id: str) -> EnvSpec:  # noqa: A002
-    """The spec of an id; an id without a version means the newest, ``id@2`` the environment at its second level.
+    """Return the spec of an id.
 
-    ``module:namespace/Name-vN`` imports the module first, which registers the id.
+    An id without a version refers to the newest version, ``id@2`` to the second level. ``module:namespace/Name-vN``
+    imports the module first.
 
     Raises:
-        UnknownIdError: Nothing is registered under the id, it has no such level, or there is no such module. The
-            message names near ids.
-        MissingExtraError: The id's namespace belongs to a library that is not installed; the message says how to.
+        UnknownIdError: No environment, level or module has this name. The message suggests similar ids.
+        MissingExtraError: The namespace belongs to a library that is not installed. The message has the command.
     """
     if not isinstance(id, str):
-        raise TypeError(f'an environment\'s id is a text such as "forge/Relay-v0", got {type(id).__name__}')
-    bare, level = split_level(id)
-    found = _registered(bare)
-    return found if level is None else found.at_level(level)
+        raise TypeError(f'an environment id is a string such as "forge/Relay-v0", got {type(id).__name__}')
+    base, level = split_level(id)
+    env_spec = _find(base)
+    return env_spec if level is None else env_spec.at_level(level)
 
 
-def _registered(id: str) -> EnvSpec:  # noqa: A002
-    """The spec of an id without a level."""
+def _find(full_id: str) -> EnvSpec:
+    """Return the spec of an id without a level."""
     _load_plugins()
-    given, id = id, _without_module(id)  # noqa: A001
-    if id not in _specs:
-        id = _look_up(id)  # noqa: A001
-    if id in _specs:
-        return _specs[id]
-    versions = [s for s in _specs.values() if s.name == id]
+    env_id = _import_module_of(full_id)
+    if env_id not in _specs:
+        env_id = _ask_provider(env_id)
+    if env_id in _specs:
+        return _specs[env_id]
+    versions = [s for s in _specs.values() if s.name == env_id]
     if versions:
         return max(versions, key=lambda s: s.version)
-    if id in _suites:
-        raise UnknownIdError(f"{id!r} is a suite: fa.suite({id!r}) names its environments, fa.benchmark plays them")
-    hint = did_you_mean(id, [*_specs, *_suites])
+    if env_id in _suites:
+        raise UnknownIdError(
+            f"{env_id!r} is a suite: fa.suite({env_id!r}) lists its environments, fa.benchmark plays them"
+        )
+    hint = did_you_mean(env_id, [*_specs, *_suites])
     if not hint:
-        same_name = sorted(known for known in _specs if known.casefold().split("/")[-1].startswith(id.casefold()))
-        hint = f" Did you mean {' or '.join(map(repr, same_name))}?" if same_name else ""
+        similar = sorted(other for other in _specs if other.casefold().split("/")[-1].startswith(env_id.casefold()))
+        hint = f" Did you mean {' or '.join(map(repr, similar))}?" if similar else ""
     broken = "".join(f" Plugin {name!r} failed to load: {why}." for name, why in _broken_plugins.items())
-    yours = f" One of a module of yours is 'my_module:{id}', or {id!r} once that is imported."
-    yours = yours if id == given and "/" in id else ""
+    module_hint = f" For an environment of your own module, use 'my_module:{env_id}' or import the module first."
+    module_hint = module_hint if env_id == full_id and "/" in env_id else ""
     raise UnknownIdError(
-        f"no environment is registered as {id!r}.{hint}{broken}{yours} `forge-agents list` shows all ids."
+        f"no environment is registered as {env_id!r}.{hint}{broken}{module_hint} `forge-agents list` shows all ids."
     )
 
 
@@ -226,207 +225,208 @@ def make(
     isolation: Isolation | None = None,
     **kwargs: Any,
 ) -> AnyEnv:
-    """A fresh environment.
+    """Make an environment.
 
     Args:
-        id: As in `register`; without a version the newest; an older version than the newest warns.
+        id: As in `register`, or without a version for the newest. An outdated version gives a warning.
         max_turns: Replaces the registered turn limit.
-        isolation: Replaces the registered one.
-        **kwargs: Constructor arguments; they win over the registered ones. Also, unless the constructor has an
-            argument of that name: ``role_shuffle=True``, ``invalid_action="end" | "penalty" | "ask"``,
-            ``observation_window=chars`` and ``reward_scale=factor``, see `forge_agents.envs.wrappers`. A simultaneous
-            game that is wrapped or isolated takes turns.
+        isolation: Replaces the registered isolation.
+        **kwargs: Constructor arguments, which override the registered ones. Unless the constructor has an argument of
+            that name also ``role_shuffle=True``, ``invalid_action="end" | "penalty" | "ask"``,
+            ``observation_window=chars`` and ``reward_scale=factor``; see `forge_agents.envs.wrappers`. A parallel
+            environment that is wrapped or isolated becomes turn-based.
 
     Returns:
-        The environment, wrapped as was asked, with attribute ``spec``: the spec it was really made with.
+        The environment. Its attribute ``spec`` is the spec that it was made with.
 
     Raises:
         UnknownIdError: Nothing is registered under the id.
-        ArgumentError: An argument that the constructor does not take.
-        TypeError: A turn limit on what is no PettingZoo environment.
+        ArgumentError: The constructor does not take one of the arguments.
+        TypeError: `max_turns` is set for something that is not a PettingZoo environment.
     """
-    found = spec(id)
-    newest = max((s.version for s in _specs.values() if s.name == found.name), default=found.version)
-    if found.version < newest:
-        warnings.warn(f"{found.id} is outdated: {found.name}-v{newest} exists", UserWarning, stacklevel=2)
-    return made(
+    registered = spec(id)
+    newest = max((s.version for s in _specs.values() if s.name == registered.name), default=registered.version)
+    if registered.version < newest:
+        warnings.warn(f"{registered.id} is outdated: {registered.name}-v{newest} exists", UserWarning, stacklevel=2)
+    return make_from_spec(
         replace(
-            found,
-            max_turns=found.max_turns if max_turns is None else max_turns,
-            isolation=found.isolation if isolation is None else isolation,
-            kwargs={**found.kwargs, **kwargs},
+            registered,
+            max_turns=registered.max_turns if max_turns is None else max_turns,
+            isolation=registered.isolation if isolation is None else isolation,
+            kwargs={**registered.kwargs, **kwargs},
         )
     )
 
 
-def made(wanted: EnvSpec) -> AnyEnv:
-    """The environment of a spec, isolated and wrapped as it says; raises as `make`, but looks nothing up."""
+def make_from_spec(env_spec: EnvSpec) -> AnyEnv:
+    """Make the environment of a spec, isolated and wrapped. Raises as `make`."""
     from forge_agents.envs import wrappers
 
-    wraps = _check_arguments(wanted)
-    bare = replace(wanted, kwargs={name: value for name, value in wanted.kwargs.items() if name not in wraps})
-    if bare.isolation == "process":
+    wrapping = _wrapper_arguments(env_spec)
+    inner = replace(env_spec, kwargs={name: value for name, value in env_spec.kwargs.items() if name not in wrapping})
+    if inner.isolation == "process":
         from forge_agents.envs.workers.env import WorkerEnv
 
-        env: Any = WorkerEnv(bare)
+        env: Any = WorkerEnv(inner)
     else:
-        env = wrappers.build(bare)
-    if wraps:
-        env = wrappers.wrapped(env, wraps)
-    env.spec = wanted
+        env = wrappers.build(inner)
+    if wrapping:
+        env = wrappers.apply_wrappers(env, wrapping)
+    env.spec = env_spec
     return cast("AnyEnv", env)
 
 
 def list_envs(tag: str | None = None) -> list[str]:
-    """All ids, sorted, those of installed libraries included; with `tag`, those that carry it."""
+    """Return all ids, sorted, including those of installed libraries; with `tag` only those that have it."""
     _load_plugins()
     for namespace, provider in tuple(_providers.items()):
-        if _found(provider.package):
+        if _is_installed(provider.package):
             _list_namespace(namespace)
-    return sorted(id_ for id_, s in _specs.items() if tag is None or tag in s.tags)
+    return sorted(env_id for env_id, s in _specs.items() if tag is None or tag in s.tags)
 
 
 def ids_with_oracles() -> list[str]:
-    """Ids of the registered environments that have an oracle, sorted."""
+    """Return the ids of registered environments with an oracle, sorted."""
     _load_plugins()
-    return sorted(id_ for id_, s in _specs.items() if s.oracle is not None)
+    return sorted(env_id for env_id, s in _specs.items() if s.oracle is not None)
 
 
 def provide(namespace: str, *, entry_point: str, package: str, extra: str = "") -> None:
-    """Offer the environments of a library under ``namespace/``; the rest as in `Provider`.
+    """Offer the environments of a library under ``namespace/``. Arguments as in `Provider`.
 
     Raises:
-        ValueError: The namespace is offered by another function.
+        ValueError: Another function offers the namespace.
     """
-    offer = Provider(entry_point=entry_point, package=package, extra=extra)
-    if _providers.setdefault(namespace, offer) != offer:
+    provider = Provider(entry_point=entry_point, package=package, extra=extra)
+    if _providers.setdefault(namespace, provider) != provider:
         raise ValueError(f"namespace {namespace!r} is already offered by {_providers[namespace].entry_point}")
 
 
 def register_suite(
     name: str, ids: Iterable[str], *, episodes: int = 64, seed: int = 0, swap_seats: bool = True, max_tokens: int = 64
 ) -> None:
-    """Name a list of environment ids, which may be registered later, and say how it is played: see `SuiteDefaults`.
+    """Register a suite: a named list of environment ids and its benchmark settings, see `SuiteDefaults`.
+
+    The environments may be registered later.
 
     Raises:
-        ValueError: No ids, an id twice or without a version, numbers that make no sense, or a name that is taken or
-            has other characters than letters, digits, "-", "_" and ".".
+        ValueError: No ids, an id twice or without a version, a setting out of range, or a name that is taken or has
+            characters other than letters, digits, "-", "_" and ".".
     """
     if isinstance(ids, str):
-        raise TypeError(f"suite {name!r} was given the string {ids!r}; pass a list of ids")
+        raise TypeError(f"ids of suite {name!r} is the string {ids!r}; pass a list of ids")
     if not re.fullmatch(r"[\w.-]+", name):
-        raise ValueError(f"suite name {name!r} must be letters, digits, '-', '_' or '.', e.g. 'mine-v0'")
+        raise ValueError(f"suite name {name!r} must consist of letters, digits, '-', '_' and '.', e.g. 'mine-v0'")
     ids = tuple(ids)
     entry = (ids, SuiteDefaults(episodes=episodes, seed=seed, swap_seats=swap_seats, max_tokens=max_tokens))
     if not ids or len(set(ids)) < len(ids):
         raise ValueError(f"suite {name!r} needs one or more different ids, got {list(ids)}")
-    for id_ in ids:
-        split_id(id_)
+    for env_id in ids:
+        split_id(env_id)
     with _lock:
-        if (known := _suites.setdefault(name, entry)) != entry:
-            raise ValueError(f"suite {name!r} is already {known}; choose another name or version")
+        if (existing := _suites.setdefault(name, entry)) != entry:
+            raise ValueError(f"suite {name!r} is already {existing}; choose another name or version")
 
 
 def list_suites() -> list[str]:
-    """Names of all suites, sorted."""
+    """Return the names of all suites, sorted."""
     _load_plugins()
     return sorted(_suites)
 
 
 def suite(name: str) -> tuple[str, ...]:
-    """The ids of a suite, in its order.
-
-    ``module:name`` imports the module first, which registers the suite.
+    """Return the ids of a suite. ``module:name`` imports the module first.
 
     Raises:
-        UnknownIdError: No suite has the name, one of its environments is not registered, or there is no such module.
+        UnknownIdError: No suite or module has this name, or an environment of the suite is not registered.
     """
     ids, _ = _suites[suite_name(name)]
-    for id_ in ids:
-        spec(id_)
+    for env_id in ids:
+        spec(env_id)
     return ids
 
 
 def suite_name(name: str) -> str:
-    """The name of a suite without a module before it, which is imported.
+    """Import the module in ``module:name``, if any, and return the name of the suite.
 
     Raises:
-        UnknownIdError: No suite has the name, or there is no such module.
+        UnknownIdError: No suite or module has this name.
     """
     _load_plugins()
-    bare = _without_module(name)
-    if bare in _specs:
-        raise UnknownIdError(f"{bare!r} is an environment and no suite; fa.benchmark plays it, fa.make makes it")
-    if bare not in _suites:
-        near = did_you_mean(bare, [*_suites, *_specs])
-        yours = f" One of a module of yours is 'my_module:{bare}'." if bare == name else ""
-        raise UnknownIdError(f"no suite is called {bare!r}.{near}{yours} `forge-agents list` shows all suites and ids.")
-    return bare
+    short = _import_module_of(name)
+    if short in _specs:
+        raise UnknownIdError(f"{short!r} is an environment, not a suite; fa.benchmark plays it, fa.make makes it")
+    if short not in _suites:
+        hint = did_you_mean(short, [*_suites, *_specs])
+        module_hint = f" For a suite of your own module, use 'my_module:{short}'." if short == name else ""
+        raise UnknownIdError(
+            f"there is no suite {short!r}.{hint}{module_hint} `forge-agents list` shows all suites and ids."
+        )
+    return short
 
 
 def suite_defaults(name: str) -> SuiteDefaults:
-    """How a suite is played where nothing is said; also of what is no suite, such as one environment's id.
+    """Return the benchmark settings of a suite, an environment id, or several of them joined by ``+``.
 
-    Several, with ``+`` between them, take the most episodes and tokens and the first seed of them, and swap seats if
-    one of them does.
+    Several take the maximum of episodes and tokens and the seed of the first, and swap agents if any of them does.
     """
     _load_plugins()
-    parts = [name] if name in _suites else [part if "/" in part else _without_module(part) for part in name.split("+")]
-    each = [_suites[part][1] if part in _suites else SuiteDefaults() for part in parts]
+    parts = [name] if name in _suites else [p if "/" in p else _import_module_of(p) for p in name.split("+")]
+    defaults = [_suites[part][1] if part in _suites else SuiteDefaults() for part in parts]
     return SuiteDefaults(
-        episodes=max(one.episodes for one in each),
-        seed=each[0].seed,
-        swap_seats=any(one.swap_seats for one in each),
-        max_tokens=max(one.max_tokens for one in each),
+        episodes=max(d.episodes for d in defaults),
+        seed=defaults[0].seed,
+        swap_seats=any(d.swap_seats for d in defaults),
+        max_tokens=max(d.max_tokens for d in defaults),
     )
 
 
-def _without_module(id_: str) -> str:
-    """The id behind the colon; the module before it is imported."""
-    module, colon, rest = id_.rpartition(":")
+def _import_module_of(env_id: str) -> str:
+    """Import the module in ``module:id``, if any, and return the id."""
+    module, colon, rest = env_id.rpartition(":")
     if not colon:
-        return id_
+        return env_id
     try:
         import_user_module(module)
     except ModuleNotFoundError as cause:
         raise UnknownIdError(
-            f"{id_!r} names the module {module!r}: {cause}. Run the command in the module's folder, put the module "
-            "beside the run's file, or install it"
+            f"cannot import module {module!r} of {env_id!r}: {cause}. Run the command in the module's folder, put the "
+            "module next to the run's file, or install it"
         ) from cause
     return rest
 
 
-def _look_up(id_: str) -> str:
-    """The id that `id_` means, registered if its namespace knows it; `id_` itself where no namespace does."""
-    namespace, slash, name = id_.partition("/")
+def _ask_provider(env_id: str) -> str:
+    """Let the provider of the namespace register an id. Returns its full id, or `env_id` if there is no provider."""
+    namespace, slash, name = env_id.partition("/")
     provider = _providers.get(namespace)
     if not slash or provider is None:
-        return id_
-    if not _found(provider.package):
+        return env_id
+    if not _is_installed(provider.package):
         raise MissingExtraError(
             f"environments {namespace}/... need the package {provider.package!r}: "
             f"pip install '{DISTRIBUTION}[{provider.extra}]'"
         )
-    return _list_namespace(namespace)(name) or id_
+    return _list_namespace(namespace)(name) or env_id
 
 
 def _list_namespace(namespace: str) -> ListIds:
-    """Register a namespace's ids, once. Returns the function that does so."""
+    """Register the ids of a namespace, once. Returns the provider's function."""
     module, _, name = _providers[namespace].entry_point.partition(":")
     list_ids = cast("ListIds", getattr(importlib.import_module(module), name))
     if namespace not in _listed:
         list_ids(None)
-        _listed.add(namespace)  # not before: what broke off would be missing in silence from the next listing
+        _listed.add(namespace)  # only after success, so that a failed listing is repeated
     return list_ids
 
 
 @cache
-def _found(package: str) -> bool:
+def _is_installed(package: str) -> bool:
     try:
-        found = importlib.util.find_spec(package)
+        module_spec = importlib.util.find_spec(package)
     except ModuleNotFoundError:  # a parent package is missing
         return False
-    return found is not None and found.has_location  # a mere folder of that name is no package
+    return module_spec is not None and module_spec.has_location  # excludes folders of that name
 
 
 def _qualified(target: str | Callable[..., Any]) -> str:
@@ -435,57 +435,60 @@ def _qualified(target: str | Callable[..., Any]) -> str:
     return f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', repr(target))}"
 
 
-def _check_arguments(found: EnvSpec) -> dict[str, Any]:
-    """Those of `found.kwargs` that wrap; an argument that the constructor names is the constructor's.
+def _wrapper_arguments(env_spec: EnvSpec) -> dict[str, Any]:
+    """Return the arguments that wrap. An argument that the constructor has belongs to the constructor.
 
     Raises:
-        ArgumentError: One is neither the constructor's nor a wrapper's, or the constructor misses one.
+        ArgumentError: An argument belongs to neither, or the constructor misses one.
     """
     from forge_agents.envs.wrappers import BY_NAME
 
+    kwargs = env_spec.kwargs
     try:
-        signature = inspect.signature(found.load())
-    except ValueError:  # a builtin without a signature: its own error has to do
-        return {name: value for name, value in found.kwargs.items() if name in BY_NAME}
-    own = signature.parameters
-    wraps = {name: value for name, value in found.kwargs.items() if name in BY_NAME and name not in own}
+        signature = inspect.signature(env_spec.load())
+    except ValueError:  # a builtin without a signature checks its arguments itself
+        return {name: value for name, value in kwargs.items() if name in BY_NAME}
+    parameters = signature.parameters
+    wrapping = {name: value for name, value in kwargs.items() if name in BY_NAME and name not in parameters}
     try:
-        signature.bind(**{name: value for name, value in found.kwargs.items() if name not in wraps})
+        signature.bind(**{name: value for name, value in kwargs.items() if name not in wrapping})
     except TypeError as error:
-        known = [p.name for p in own.values() if p.kind is not inspect.Parameter.VAR_POSITIONAL]
-        strange = next((name for name in found.kwargs if name not in known and name not in wraps), "")
-        hint = did_you_mean(strange, [*known, *BY_NAME]) if strange else ""
-        raise ArgumentError(f"{found.id}: {error}. It takes: {', '.join(known) or 'no arguments'}.{hint}") from None
-    return wraps
+        accepted = [p.name for p in parameters.values() if p.kind is not inspect.Parameter.VAR_POSITIONAL]
+        unknown = next((name for name in kwargs if name not in accepted and name not in wrapping), "")
+        hint = did_you_mean(unknown, [*accepted, *BY_NAME]) if unknown else ""
+        listed = ", ".join(accepted) or "no arguments"
+        raise ArgumentError(f"{env_spec.id}: {error}. It takes: {listed}.{hint}") from None
+    return wrapping
 
 
-def settings_of(found: EnvSpec) -> dict[str, Any]:
-    """Arguments that the constructor gets, by name: what the spec says, and the rest as it is by default."""
+def settings_of(env_spec: EnvSpec) -> dict[str, Any]:
+    """Return the constructor arguments of a spec by name, defaults included."""
     from forge_agents.envs.wrappers import BY_NAME
 
     try:
-        own = dict(inspect.signature(found.load()).parameters)
+        parameters = dict(inspect.signature(env_spec.load()).parameters)
     except ValueError:  # a builtin without a signature
-        own = {}
-    usual = {name: one.default for name, one in own.items() if one.default is not one.empty}
-    return usual | {name: value for name, value in found.kwargs.items() if name in own or name not in BY_NAME}
+        parameters = {}
+    defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
+    kwargs = env_spec.kwargs.items()
+    return defaults | {name: value for name, value in kwargs if name in parameters or name not in BY_NAME}
 
 
 def _load_plugins() -> None:
-    global _loaded  # noqa: PLW0603  # the registry is the process's, like sys.modules
+    global _loaded  # noqa: PLW0603  # one registry per process
     with _lock:
         if _loaded:
             return
-        _loaded = True  # before loading: a plugin may look something up itself
+        _loaded = True  # before loading, because a plugin may use the registry
         for point in metadata.entry_points(group=GROUP):
             try:
                 plugin = point.load()
                 if callable(plugin):
                     plugin()
-            except Exception as error:  # noqa: BLE001  # a stranger's broken plugin must not hide all the others
+            except Exception as error:  # noqa: BLE001  # a broken plugin must not hide the others
                 why = _broken_plugins[point.name] = f"{type(error).__name__}: {error}"
                 warnings.warn(
-                    f"environment plugin {point.name!r} ({point.value}) failed to load: {why}; mend or uninstall it",
+                    f"environment plugin {point.name!r} ({point.value}) failed to load: {why}; fix or uninstall it",
                     RuntimeWarning,
                     stacklevel=4,
                 )

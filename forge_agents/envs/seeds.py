@@ -5,21 +5,21 @@ from __future__ import annotations
 import numpy as np
 
 HELD_OUT_FROM = 2**31
-"""Training draws seeds below. A trainer's own evaluations count up from here."""
+"""First seed of evaluations. Training uses the seeds below."""
 DEMONSTRATIONS_FROM = 5 * 2**29
 BENCHMARKS_FROM = 3 * 2**30
-"""Seeds of benchmarks lie from here to 2**32."""
+"""First seed of benchmarks, which use the seeds up to 2**32."""
 
 
 def is_held_out(seed: int) -> bool:
-    """Whether an evaluation or a benchmark plays a seed, as opposed to training or demonstrations."""
+    """Whether a seed belongs to evaluations or benchmarks, not to training or demonstrations."""
     return seed >= HELD_OUT_FROM and not DEMONSTRATIONS_FROM <= seed < BENCHMARKS_FROM
 
 
-def place_of(seed: int, count: int) -> int:
-    """The place in a list of `count` entries that a seed stands for.
+def index_of_seed(seed: int, count: int) -> int:
+    """Map a seed to an index in ``range(count)``.
 
-    Consecutive seeds go through the whole list before any entry comes again, each time in another order.
+    Consecutive seeds visit every index once before any index repeats, in a new order each time.
     """
-    run, at = divmod(seed % HELD_OUT_FROM, count)
-    return int(np.random.default_rng([count, run]).permutation(count)[at])
+    epoch, position = divmod(seed % HELD_OUT_FROM, count)
+    return int(np.random.default_rng([count, epoch]).permutation(count)[position])

@@ -1,7 +1,4 @@
-"""What is known of an environment before it is made: the one thing that registry, wrappers and workers hand each other.
-
-In: what `register` was told. Out: an `EnvSpec`, and the class or factory that it names. Waits for nothing.
-"""
+"""`EnvSpec`: how to make an environment, shared by the registry, wrappers and workers."""
 
 from __future__ import annotations
 
@@ -27,40 +24,40 @@ class EnvSpec:
     """How to make an environment."""
 
     id: str
-    """``namespace/Name-vN``; ``namespace/Name-vN@K`` of its level K."""
+    """``namespace/Name-vN``, or ``namespace/Name-vN@K`` for level K."""
     entry_point: str | Callable[..., Any] = field(repr=False)
     """``"package.module:Class"``, or the class or factory itself."""
     max_turns: int | None = None
-    """Decisions of all agents together after which an episode is truncated; None leaves it to the environment."""
+    """Number of decisions, of all agents together, after which an episode is truncated. None leaves it to the
+    environment."""
     tags: tuple[str, ...] = ()
-    """Words to filter by, e.g. ``"2p"``."""
+    """Words to filter by, such as ``"2p"``."""
     kwargs: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Constructor arguments, and those that `forge_agents.envs.wrappers.BY_NAME` names."""
+    """Constructor arguments, and wrapper arguments as in `forge_agents.envs.wrappers.BY_NAME`."""
     levels: tuple[Mapping[str, Any], ...] = field(default=(), hash=False)
-    """Constructor arguments of each level of difficulty, the easiest first: ``id@1`` is made with the first."""
+    """Constructor arguments by level of difficulty, easiest first. ``id@1`` uses the first."""
     isolation: Isolation = "none"
-    """``"process"``: the environment lives in a worker process, because it is slow, or may crash or hang."""
+    """``"process"`` runs the environment in a worker process, because it is slow or may crash or hang."""
     step_timeout_s: float = 60.0
-    """Seconds that one call may take in a worker process; then the worker is replaced and the episode fails."""
+    """Maximum seconds of one call in a worker process. After that the worker is replaced and the episode fails."""
     oracle: str | Callable[..., Any] | None = field(default=None, repr=False)
-    """Who plays it well: ``"package.module:Name"`` of a `forge_agents.envs.oracles.OracleFactory`, or the factory; None
-    where nobody does."""
+    """Scripted policy: ``"package.module:Name"`` of a `forge_agents.envs.oracles.OracleFactory`, or the factory."""
 
     def __post_init__(self) -> None:
         split_id(self.id)
         for name in ("entry_point", "oracle"):
-            point = getattr(self, name)
-            if isinstance(point, str) and not re.fullmatch(r"[\w.]+:[\w.]+", point):
-                raise ValueError(f"{name} of {self.id} is {point!r}; write 'package.module:Class'")
+            target = getattr(self, name)
+            if isinstance(target, str) and not re.fullmatch(r"[\w.]+:[\w.]+", target):
+                raise ValueError(f"{name} of {self.id} is {target!r}; write 'package.module:Class'")
         if not (self.oracle is None or isinstance(self.oracle, str) or callable(self.oracle)):
             raise TypeError(
-                f"oracle of {self.id} is {type(self.oracle).__name__}; give a factory (agent, settings, rng) -> player"
+                f"oracle of {self.id} is {type(self.oracle).__name__}; pass a factory (agent, settings, rng) -> player"
             )
         check_max_turns(self.max_turns, self.id)
         if self.isolation not in get_args(Isolation) or not self.step_timeout_s > 0:
             raise ValueError(
                 f"{self.id}: isolation={self.isolation!r} must be one of {', '.join(get_args(Isolation))}, and "
-                f"step_timeout_s={self.step_timeout_s} above 0"
+                f"step_timeout_s={self.step_timeout_s} must be above 0"
             )
 
     @property
@@ -74,10 +71,10 @@ class EnvSpec:
         return split_id(self.id)[1]
 
     def at_level(self, level: int) -> EnvSpec:
-        """The environment at one of its levels, 1 is the easiest.
+        """Return the spec of one level, counted from 1 (easiest).
 
         Raises:
-            UnknownIdError: It has no such level.
+            UnknownIdError: The environment has no such level.
         """
         if not 1 <= level <= len(self.levels):
             has = f"has levels 1 to {len(self.levels)}" if self.levels else "was registered without levels"
@@ -86,26 +83,26 @@ class EnvSpec:
         return replace(self, id=f"{self.id}@{level}", kwargs=arguments, levels=())
 
     def load(self) -> Callable[..., Any]:
-        """The class or factory, imported if need be."""
-        return self._loaded("entry point", self.entry_point)
+        """Return the class or factory, importing it if necessary."""
+        return self._load("entry point", self.entry_point)
 
     def load_oracle(self) -> Callable[..., Any]:
-        """The oracle's factory, imported if need be; there must be one."""
+        """Return the factory of the oracle, which must exist, importing it if necessary."""
         assert self.oracle is not None
-        return self._loaded("oracle", self.oracle)
+        return self._load("oracle", self.oracle)
 
-    def _loaded(self, what: str, point: str | Callable[..., Any]) -> Callable[..., Any]:
-        if not isinstance(point, str):
-            return point
-        module, _, path = point.partition(":")
-        found: Any = importlib.import_module(module)
+    def _load(self, what: str, target: str | Callable[..., Any]) -> Callable[..., Any]:
+        if not isinstance(target, str):
+            return target
+        module, _, path = target.partition(":")
+        value: Any = importlib.import_module(module)
         for part in path.split("."):
-            if not hasattr(found, part):
+            if not hasattr(value, part):
                 raise ForgeError(
-                    f"{what} {point!r} of {self.id}: {module} has no {path!r}.{did_you_mean(part, dir(found))}"
+                    f"{what} {target!r} of {self.id}: {module} has no {path!r}.{did_you_mean(part, dir(value))}"
                 )
-            found = getattr(found, part)
-        return cast("Callable[..., Any]", found)
+            value = getattr(value, part)
+        return cast("Callable[..., Any]", value)
 
 
 def check_max_turns(max_turns: int | None, owner: str) -> None:
@@ -114,19 +111,19 @@ def check_max_turns(max_turns: int | None, owner: str) -> None:
         raise ValueError(f"max_turns of {owner} is {max_turns!r}; set an integer >= 1, or None for no limit")
 
 
-def split_level(id_: str) -> tuple[str, int | None]:
-    """An id and the level that it names, if any."""
-    bare, at, level = id_.rpartition("@")
-    return (bare, int(level)) if at and level.isdecimal() else (id_, None)
+def split_level(env_id: str) -> tuple[str, int | None]:
+    """Split ``id@level`` into the id and the level, None if there is none."""
+    base, at, level = env_id.rpartition("@")
+    return (base, int(level)) if at and level.isdecimal() else (env_id, None)
 
 
-def split_id(id_: str) -> tuple[str, int]:
-    """Name and version, without a level.
+def split_id(env_id: str) -> tuple[str, int]:
+    """Split ``namespace/Name-vN``, with or without a level, into name and version.
 
     Raises:
-        ValueError: The id does not read ``namespace/Name-vN``.
+        ValueError: The id does not have this form.
     """
-    match = _ID.fullmatch(id_)
+    match = _ID.fullmatch(env_id)
     if match is None or match["version"] is None:
-        raise ValueError(f"environment id {id_!r} should read 'namespace/Name-vN', e.g. 'my/Kuhn-v0'")
+        raise ValueError(f"environment id {env_id!r} must have the form 'namespace/Name-vN', e.g. 'my/Kuhn-v0'")
     return match["base"], int(match["version"])

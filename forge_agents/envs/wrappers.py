@@ -1,8 +1,6 @@
-"""Wrappers of environments, in PettingZoo's manner: each takes an environment and is one.
+"""Environment wrappers: `wrap` adapts array environments to text; the others change one aspect of a text environment.
 
-In: a turn-based text environment (`pettingzoo.AECEnv`); for `wrap` any PettingZoo environment, and two functions
-between its arrays and text. Out: one that differs in a single respect; of `wrap`, one that is played in text. Waits for
-nothing. `build` and `wrapped` are what `make` does with a spec and with the arguments named in `BY_NAME`.
+`make` applies the wrappers in `BY_NAME`.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ from forge_agents.envs.env import (
     without,
     writable,
 )
-from forge_agents.envs.foreign import Alone, turn_based
+from forge_agents.envs.foreign import SingleAgentEnv, turn_based
 from forge_agents.envs.spec import AnyEnv, EnvSpec, check_max_turns
 from forge_agents.errors import ForgeError
 
@@ -40,20 +38,20 @@ Policy: TypeAlias = Literal["end", "penalty", "ask"]
 
 
 class EnvWrapper(Forkable, BaseWrapper):  # type: ignore[misc]  # PettingZoo ships no types
-    """An environment that passes everything on to the one inside, `env`.
+    """Base of wrappers: passes everything on to the wrapped environment.
 
     Raises:
-        TypeError: What is to be wrapped is no `AECEnv`.
+        TypeError: The environment is not an `AECEnv`.
     """
 
     env: Any
-    """The environment inside."""
+    """The wrapped environment."""
 
     def __init__(self, env: AnyEnv) -> None:
         if not isinstance(env, AECEnv):
             raise TypeError(
                 f"{type(self).__name__} wraps a PettingZoo AECEnv, got {type(env).__name__}; "
-                "pettingzoo.utils.conversions.parallel_to_aec makes one of a ParallelEnv"
+                "convert a ParallelEnv by pettingzoo.utils.conversions.parallel_to_aec"
             )
         super().__init__(env)
 
@@ -62,7 +60,7 @@ class EnvWrapper(Forkable, BaseWrapper):  # type: ignore[misc]  # PettingZoo shi
 
 
 class RewardScale(EnvWrapper):
-    """Every reward times `scale`, which is finite and not 0."""
+    """Multiplies every reward by `scale`, which is finite and not 0."""
 
     def __init__(self, env: AnyEnv, scale: float) -> None:
         super().__init__(env)
@@ -81,34 +79,32 @@ class RewardScale(EnvWrapper):
 
 
 class ObservationWindow(EnvWrapper):
-    """Only the end of each observation: its last `chars` characters, of its last `messages` lines.
-
-    A cut observation starts with "..." in place of what is missing, within the limit.
+    """Shortens observations to their last lines and characters. A shortened observation starts with "...".
 
     Args:
-        chars: Longest observation, at least 4 characters; None for no limit.
-        messages: Most lines that are not blank; None for no limit.
+        chars: Maximum number of characters, including the "...". At least 4, or None for no limit.
+        messages: Maximum number of lines that are not blank. None for no limit.
     """
 
     def __init__(self, env: AnyEnv, chars: int | None = None, *, messages: int | None = None) -> None:
         super().__init__(env)
         if (chars is None and messages is None) or (chars is not None and chars < 4) or (messages or 1) < 1:
             raise ValueError(
-                f"observation window of {env}: set chars={chars} to at least 4 or messages={messages} to at least 1"
+                f"observation window of {env}: chars={chars} must be at least 4 or messages={messages} at least 1"
             )
         self.chars, self.messages = chars, messages
         self._spaces = {agent: TextSpace(chars) for agent in env.possible_agents} if chars is not None else None
 
     def observe(self, agent: str) -> Observation:
-        """The end of what `agent` sees.
+        """Return the end of the observation.
 
         Raises:
-            ForgeError: It is told whole messages, of which nothing would be cut.
+            ForgeError: The environment writes whole messages, which cannot be shortened.
         """
         if (self.env.infos.get(agent) or {}).get(CONVERSATION):
             raise ForgeError(
-                f"observation_window of {self.env}: models read the messages of a conversation there, which it does "
-                "not cut; shorten them where they are written, or set context='window' of the policy"
+                f"observation_window of {self.env}: the environment writes whole messages, which cannot be shortened; "
+                "shorten them in the environment, or set context='window' of the policy"
             )
         text, cut = str(self.env.observe(agent)), False
         if self.messages is not None:
@@ -125,15 +121,15 @@ class ObservationWindow(EnvWrapper):
 
 
 def _by_agent(name: str, doc: str) -> Any:
-    """A property of `RoleShuffle`: what stands under `name` inside by role, by agent."""
+    """Return a property of `RoleShuffle` that maps the keys of an attribute of the wrapped environment to agents."""
     return property(lambda self: self._outside(getattr(self.env, name)), doc=doc)
 
 
 class RoleShuffle(EnvWrapper):
-    """Seats change roles: in each episode a permutation says which of the seats inside each agent takes.
+    """Permutes the roles of the agents in every episode. A role is an agent of the wrapped environment.
 
-    The permutation depends on the episode's seed alone, so the siblings of a group share it, and the game's own random
-    numbers stay as they are. `infos[agent]["role"]` names the seat inside; texts use the names inside, too.
+    The permutation depends only on the episode seed, so the episodes of a group share it, and the random numbers of
+    the game do not change. `infos[agent]["role"]` is the role. Texts use the names of roles.
     """
 
     def __init__(self, env: AnyEnv) -> None:
@@ -142,65 +138,64 @@ class RoleShuffle(EnvWrapper):
         self._role: dict[str, str] = {agent: agent for agent in self.possible_agents}
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
-        """Start an episode in new roles."""
+        """Start an episode with new roles."""
         seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else int(seed)
-        # A second word beside the seed: the roles must not follow from the game's first draws, nor change them.
+        # The second word makes the permutation independent of the game's first draws from the same seed.
         order = np.random.default_rng([seed, 0x520135]).permutation(len(self.possible_agents))
         self._role = {agent: self.possible_agents[i] for agent, i in zip(self.possible_agents, order, strict=True)}
         self.env.reset(seed=seed, options=options)
 
     @property
     def agents(self) -> list[str]:
-        """Who is still in."""
+        """Agents that are still in the game."""
         inside = set(self.env.agents)
         return [agent for agent in self.possible_agents if self._role[agent] in inside]
 
     @property
     def agent_selection(self) -> str:
-        """Who decides."""
+        """Agent that acts next."""
         return next(agent for agent, role in self._role.items() if role == self.env.agent_selection)
 
     rewards = _by_agent("rewards", "Rewards of the last step, by agent.")
     _cumulative_rewards = _by_agent("_cumulative_rewards", "Rewards since an agent's last decision.")
-    terminations = _by_agent("terminations", "Whose game is over.")
-    truncations = _by_agent("truncations", "Whose game was cut off.")
+    terminations = _by_agent("terminations", "Whether each agent has terminated.")
+    truncations = _by_agent("truncations", "Whether each agent was truncated.")
 
     @property
     def infos(self) -> dict[str, dict[str, Any]]:
-        """Facts by agent, with its role."""
-        found = self._outside(self.env.infos)
-        return {agent: {**info, "role": self._role[agent]} for agent, info in found.items()}
+        """Infos by agent, with the role."""
+        return {agent: {**info, "role": self._role[agent]} for agent, info in self._outside(self.env.infos).items()}
 
     def observe(self, agent: str) -> Any:
-        """What the agent's role sees."""
+        """Return the observation of the agent's role."""
         return self.env.observe(self._role[agent])
 
     def observation_space(self, agent: str) -> Any:
-        """The space of the agent's role."""
+        """Return the observation space of the agent's role."""
         return self.env.observation_space(self._role[agent])
 
     def action_space(self, agent: str) -> Any:
-        """The space of the agent's role."""
+        """Return the action space of the agent's role."""
         return self.env.action_space(self._role[agent])
 
     def __getattr__(self, name: str) -> Any:
-        found = hook(self.env, name) if name in HOOKS else None
-        if found is None:
+        method = hook(self.env, name) if name in HOOKS else None
+        if method is None:
             return super().__getattr__(name)
-        return lambda agent, *rest: found(self._role[agent], *rest)
+        return lambda agent, *args: method(self._role[agent], *args)
 
     def _outside(self, inside: Mapping[str, V]) -> dict[str, V]:
         return {agent: inside[role] for agent, role in self._role.items() if role in inside}
 
 
 class _Mirror(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
-    """PettingZoo's state of an episode, copied from the environment inside, so that the episode can end out here.
+    """Base of wrappers that can end an episode. Keeps a copy of the PettingZoo state of the wrapped environment.
 
-    Once it has, the environment inside is not stepped any more: it never saw the decision that ended it.
+    After the wrapper has ended the episode, the wrapped environment is no longer stepped.
     """
 
     env: Any
-    agents: list[str] = []  # PettingZoo's: empty until `reset`, then the instance's own
+    agents: list[str] = []  # as in PettingZoo, empty until `reset` replaces it
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
         """Start an episode."""
@@ -211,7 +206,7 @@ class _Mirror(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         self._mirror()
 
     def step(self, action: str | None) -> None:
-        """Play a decision; None for an agent that is out."""
+        """Apply an action; None for a terminated or truncated agent."""
         if not self.agents:
             raise RuntimeError(f"{self}: no episode is running; call reset() before step()")
         agent = self.agent_selection
@@ -234,33 +229,32 @@ class _Mirror(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         self.infos = {agent: dict(info) for agent, info in env.infos.items()}
 
     def _pay(self, agent: str, reward: float) -> None:
-        """The reward of a step that the environment inside does not know of."""
+        """Set the reward of a step that the wrapped environment does not see."""
         self._cumulative_rewards[agent] = 0.0
-        self.rewards = {seat: reward if seat == agent else 0.0 for seat in self.agents}
+        self.rewards = {other: reward if other == agent else 0.0 for other in self.agents}
         self._accumulate_rewards()
 
-    def _playing(self) -> list[str]:
-        """The agents whose game is neither over nor cut off."""
+    def _live_agents(self) -> list[str]:
         return [agent for agent in self.agents if not (self.terminations[agent] or self.truncations[agent])]
 
     def _end(self, *, truncated: bool) -> None:
-        """End the game for all agents that still play."""
+        """End the game of all live agents."""
         self._ended_here = True
-        (self.truncations if truncated else self.terminations).update(dict.fromkeys(self._playing(), True))
+        (self.truncations if truncated else self.terminations).update(dict.fromkeys(self._live_agents(), True))
         self.infos = {agent: without(info, "legal_actions") for agent, info in self.infos.items()}
         self._deads_step_first()
 
     def _count(self, max_turns: int | None) -> None:
-        """One decision more; the last one that is allowed cuts the episode off for all agents that still play."""
+        """Count a decision, and truncate all live agents at the limit."""
         self.num_turns += 1
-        if max_turns is not None and self.num_turns >= max_turns and self._playing():
+        if max_turns is not None and self.num_turns >= max_turns and self._live_agents():
             self._end(truncated=True)
 
 
 class TimeLimit(_Mirror, EnvWrapper):
     """Truncates an episode after `max_turns` decisions of all agents together.
 
-    `make` uses it for environments that do not count turns themselves.
+    `make` uses it for environments that have no `max_turns` of their own.
     """
 
     def __init__(self, env: AnyEnv, max_turns: int) -> None:
@@ -275,101 +269,103 @@ class TimeLimit(_Mirror, EnvWrapper):
 
 
 class InvalidAction(_Mirror, EnvWrapper):
-    """What an illegal text costs, whatever the environment does about it.
+    """Replaces an environment's own handling of illegal actions.
 
-    A text is illegal where the environment says so after it: ``infos[agent]["illegal"]`` is true. The environments of
-    this project and those that `forge_agents.wrap` makes do.
+    An action is illegal if ``infos[agent]["illegal"]`` is true after it. The environments of this project and those
+    that `forge_agents.wrap` makes set it.
 
-    ``"end"`` ends the episode for everybody; the agent gets `penalty` and the others 0. ``"ask"`` undoes the move and
-    asks the same agent again, `tries` times per decision, and then ends the episode so. ``"penalty"`` does as
-    ``"ask"``, and the agent gets `penalty` each time. The question says what was wrong.
+    - ``"end"``: the episode ends for all agents. The agent gets `penalty`, the others 0.
+    - ``"ask"``: the move is undone and the agent acts again, up to `tries` times per decision. The next observation
+      says what was wrong. After the last try the episode ends as with ``"end"``.
+    - ``"penalty"``: as ``"ask"``, and the agent gets `penalty` each time.
 
-    An environment with a method ``refusal(agent, text)``, as `wrap` makes, says so before a move; of another a
-    `copy.deepcopy` is kept while the move is tried.
+    An environment with a method ``refusal(agent, text)``, as `wrap` makes, checks an action before the move. Otherwise
+    a `copy.deepcopy` of the environment is kept during the move.
 
     Args:
-        tries: How often the agent is asked again, at least 1.
-        penalty: Reward of an illegal text, finite.
+        tries: Maximum number of repeated tries per decision. At least 1.
+        penalty: Reward of an illegal action. Finite.
     """
 
     def __init__(self, env: AnyEnv, policy: Policy = "end", *, tries: int = 2, penalty: float = -1.0) -> None:
         super().__init__(env)
         if policy not in get_args(Policy) or tries < 1 or not np.isfinite(penalty):
             raise ValueError(
-                f"invalid_action={policy!r} of {env} must be one of {', '.join(get_args(Policy))}, tries={tries} at "
-                f"least 1 and penalty={penalty} finite"
+                f"invalid_action={policy!r} of {env} must be one of {', '.join(get_args(Policy))}, tries={tries} must "
+                f"be at least 1, and penalty={penalty} must be finite"
             )
         self.policy, self.tries, self.penalty = policy, tries, float(penalty)
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
         """Start an episode."""
-        self._asked, self._complaint = 0, ""
+        self._retries, self._complaint = 0, ""
         super().reset(seed=seed, options=options)
 
     def observe(self, agent: str) -> Observation:
-        """What the agent sees; after an illegal text, what was wrong with it first."""
+        """Return the observation; after an illegal action, prefixed with what was wrong."""
         text = str(self.env.observe(agent))
         if self._complaint and agent == self.agent_selection:
             text = f"{self._complaint}\n{text}"[: self.env.observation_space(agent).max_length]
         return Observation(text)
 
     def _decide(self, agent: str, action: str | None) -> None:
-        listed = self.infos[agent].get("legal_actions") or ()
+        legal = self.infos[agent].get("legal_actions") or ()
         refusal = hook(self.env, "refusal")
-        why = None if refusal is None or action in listed else refusal(agent, action)
-        if not why:
-            # Where only the move shows whether a text is illegal, a copy is kept, but for a listed one: that is legal.
-            before = self.env if action in listed or refusal is not None else copy.deepcopy(self.env)
+        illegal = None if refusal is None or action in legal else refusal(agent, action)
+        if not illegal:
+            # A copy is only needed if the legality of the action is unknown before the move.
+            before = self.env if action in legal or refusal is not None else copy.deepcopy(self.env)
             self.env.step(action)
-            why = None if before is self.env else self.env.infos.get(agent, {}).get("illegal")
-            if not why:
-                self._asked, self._complaint = 0, ""
+            illegal = None if before is self.env else self.env.infos.get(agent, {}).get("illegal")
+            if not illegal:
+                self._retries, self._complaint = 0, ""
                 self._mirror()
                 self._count(None)
                 return
             self.env = before
-        again = self.policy != "end" and self._asked < self.tries
-        self._asked += 1
-        reason = why if isinstance(why, str) else f"choose one of: {', '.join(listed)}" if listed else "read the rules"
-        self._complaint = f"That was not a legal action ({reason})." if again else ""
-        self._pay(agent, 0.0 if again and self.policy == "ask" else self.penalty)
-        self.infos[agent]["illegal"] = why
-        if not again:
+        retry = self.policy != "end" and self._retries < self.tries
+        self._retries += 1
+        advice = f"choose one of: {', '.join(legal)}" if legal else "read the rules"
+        reason = illegal if isinstance(illegal, str) else advice
+        self._complaint = f"That was not a legal action ({reason})." if retry else ""
+        self._pay(agent, 0.0 if retry and self.policy == "ask" else self.penalty)
+        self.infos[agent]["illegal"] = illegal
+        if not retry:
             self.infos[agent]["forfeits"] = [agent]
             self._end(truncated=False)
 
 
-_MOST_NUMBERS = 1000
-"""Actions of a discrete space, beyond which they are not listed by number."""
+_MAX_LISTED = 1000
+"""Maximum size of a discrete action space whose actions are listed as numbers."""
 ILLEGAL = (ValueError, LookupError, ArithmeticError)
-"""What the `text_to_action` of `wrap` raises at a text that is no action, beside returning None."""
+"""Exceptions by which the `text_to_action` of `wrap` rejects a text. Returning None rejects it as well."""
 
 
 class WrappedEnv(_Mirror):
-    """A text environment made of an array environment, which is `env`; `unwrapped` is this text environment.
+    """A text environment around an array environment, `env`. `unwrapped` is the text environment.
 
     Args:
-        env: AEC or parallel; a parallel one is stepped agent by agent, as PettingZoo converts it. Of Gymnasium, the one
-            seat is ``player``.
-        obs_to_text: ``f(observation, agent)`` gives what the agent reads.
-        text_to_action: ``g(text, agent, action_space)`` gives the action that a text means. It says that a text is none
-            by returning None or raising ValueError, LookupError (KeyError, IndexError) or ArithmeticError. Illegal,
-            too, is what the space does not contain and what the action mask, of the observation or the info, forbids.
-            Lists and Python's numbers become arrays where the space is a Box. Any other exception is a mistake of the
-            function, and the episode fails.
-        legal_actions: ``h(observation, agent)`` gives the texts that are legal for the deciding agent, which are then
-            in ``infos[agent]["legal_actions"]``, from which random players draw. None lists numbers where the action
-            space is a Discrete of at most 1000 actions each of which `text_to_action` reads from a number, without
-            those that the action mask forbids; elsewhere nothing is listed, and random players write random letters.
-        instructions: System prompt, one for all or by agent.
-        illegal_reward: Reward of an illegal action. It ends the episode for everybody, the others get 0, and the
-            agent's info says why under ``"illegal"``; ``make(id, invalid_action=...)`` asks again instead.
-        max_turns: Decisions of all agents together after which the episode is truncated.
-        max_action_chars: Bound of the action spaces, in characters.
-        max_observation_chars: Bound of the observation spaces, in characters.
+        env: PettingZoo environment, or a Gymnasium one, whose only agent is ``player``. A parallel environment becomes
+            turn-based.
+        obs_to_text: ``f(observation, agent)`` returns the text of an observation.
+        text_to_action: ``g(text, agent, action_space)`` returns the action of a text. To reject a text, return None or
+            raise ValueError, LookupError (KeyError, IndexError) or ArithmeticError. Actions outside the space, or
+            forbidden by an ``action_mask`` in the observation or info, are rejected automatically. Lists and numbers
+            become arrays if the space is a Box. Any other exception fails the episode.
+        legal_actions: ``h(observation, agent)`` returns the legal texts of the acting agent, stored in
+            ``infos[agent]["legal_actions"]``. None lists the unmasked actions as numbers if the space is a Discrete of
+            at most 1000 actions and `text_to_action` accepts a number for each. Without a list, random players write
+            random letters.
+        instructions: System prompt for all agents, or a function of the agent.
+        illegal_reward: Reward of an illegal action, which ends the episode for all agents. The others get 0, and the
+            agent's info has the reason under ``"illegal"``. ``make(id, invalid_action=...)`` can ask again instead.
+        max_turns: Number of decisions, of all agents together, after which the episode is truncated.
+        max_action_chars: Maximum length in the action spaces.
+        max_observation_chars: Maximum length in the observation spaces.
 
     Raises:
-        TypeError: `env` is no such environment, or does not name its possible agents.
+        TypeError: `env` is not such an environment, or has no `possible_agents`, or names of agents that are not
+            strings.
     """
 
     render_mode: str | None = None
@@ -390,19 +386,19 @@ class WrappedEnv(_Mirror):
         max_observation_chars: int = 32768,
     ) -> None:
         super().__init__()
-        env = turn_based(Alone(env) if isinstance(env, gymnasium.Env) else env)
+        env = turn_based(SingleAgentEnv(env) if isinstance(env, gymnasium.Env) else env)
         if not isinstance(env, AECEnv):
-            is_one = isinstance(env, type) or hasattr(env, "parallel_env") or hasattr(env, "env")
-            hint = "; call it, or its env() or parallel_env(), and pass what that returns" if is_one else ""
+            is_factory = isinstance(env, type) or hasattr(env, "parallel_env") or hasattr(env, "env")
+            hint = "; call it, or its env() or parallel_env(), and pass the result" if is_factory else ""
             raise TypeError(
                 f"wrap takes a PettingZoo AECEnv or ParallelEnv, or a Gymnasium Env, got {type(env).__name__}{hint}"
             )
         if not hasattr(env, "possible_agents"):
-            raise TypeError(f"{env} has no possible_agents; seats must be known before an episode starts")
+            raise TypeError(f"{env} has no possible_agents; agents must be known before an episode starts")
         if other := [agent for agent in env.possible_agents if not isinstance(agent, str)]:
             raise TypeError(
-                f"{env} calls a seat {other[0]!r}, a {type(other[0]).__name__}; seats are called by texts: give it "
-                "names such as 'player_0' in its possible_agents, agents and answers"
+                f"{env} has an agent {other[0]!r} of type {type(other[0]).__name__}; agents must be strings: use names "
+                "such as 'player_0' in its possible_agents, agents and results"
             )
         check_max_turns(max_turns, str(env))
         self.env = env
@@ -419,27 +415,27 @@ class WrappedEnv(_Mirror):
 
     @property
     def source_files(self) -> frozenset[str]:
-        """Where the functions stand that `wrap` was given."""
+        """Source files of the functions passed to `wrap`."""
         functions = (self._to_text, self._to_action, self._legal, self._instructions)
-        codes = (getattr(getattr(f, "func", f), "__code__", None) for f in functions)  # of a functools.partial, too
+        codes = (getattr(getattr(f, "func", f), "__code__", None) for f in functions)  # `func` of a functools.partial
         return frozenset(code.co_filename for code in codes if code is not None)
 
     def instructions(self, agent: str) -> str:
-        """The system prompt of a seat; where `wrap` was given none, that of the environment inside, or empty."""
-        given = self._instructions if self._instructions is not None else hook(self.env, "instructions")
-        return given(agent) if callable(given) else given or ""
+        """Return the system prompt passed to `wrap`, else that of the wrapped environment, else an empty string."""
+        source = self._instructions if self._instructions is not None else hook(self.env, "instructions")
+        return source(agent) if callable(source) else source or ""
 
     def refusal(self, agent: str, text: str) -> str:
-        """Why `text` would be illegal now; empty if it is legal."""
-        return self._read(agent, writable(text))[1]
+        """Return why `text` is illegal now; empty if it is legal."""
+        return self._parse(agent, writable(text))[1]
 
     def _decide(self, agent: str, action: str | None) -> None:
         if not isinstance(action, str):
             raise TypeError(f"{self}: {agent!r} must act with text, got {type(action).__name__}")
-        move, why = self._read(agent, writable(action))
-        if why:  # the environment inside never sees an illegal action
+        move, reason = self._parse(agent, writable(action))
+        if reason:  # the wrapped environment never sees an illegal action
             self._pay(agent, self._illegal_reward)
-            self.infos[agent] |= {"illegal": why, "forfeits": [agent]}
+            self.infos[agent] |= {"illegal": reason, "forfeits": [agent]}
             self._end(truncated=False)
             return
         self.env.step(move)
@@ -447,24 +443,24 @@ class WrappedEnv(_Mirror):
         self._count(self.max_turns)
 
     def observe(self, agent: str) -> Observation:
-        """The observation inside, as text."""
+        """Return the wrapped environment's observation as text."""
         text = self._to_text(self.env.observe(agent), agent)
         return observation(self, agent, text, "obs_to_text", self._max_chars["observation"])
 
     def observation_space(self, agent: str) -> TextSpace:
-        """Text of at most `max_observation_chars`."""
+        """Text of at most `max_observation_chars` characters."""
         return self._space("observation", agent)
 
     def action_space(self, agent: str) -> TextSpace:
-        """Text of at most `max_action_chars`."""
+        """Text of at most `max_action_chars` characters."""
         return self._space("action", agent)
 
     def render(self) -> Any:
-        """What the environment inside renders."""
+        """Render the wrapped environment."""
         return self.env.render()
 
     def close(self) -> None:
-        """Close the environment inside."""
+        """Close the wrapped environment."""
         self.env.close()
 
     def __str__(self) -> str:
@@ -474,20 +470,20 @@ class WrappedEnv(_Mirror):
         return cast("WrappedEnv", _copied(self, memo))
 
     def _space(self, kind: str, agent: str) -> TextSpace:
-        """The one space of a kind and agent, made when it is first asked for: most episodes never look at it."""
+        """Return the space of a kind and agent, created at its first use because most episodes need none."""
         if agent not in self.possible_agents:
             raise KeyError(f"{self}: no agent {agent!r}; the agents are {self.possible_agents}")
         if (kind, agent) not in self._spaces:
             self._spaces[kind, agent] = TextSpace(self._max_chars[kind])
         return self._spaces[kind, agent]
 
-    def _read(self, agent: str, text: str) -> tuple[Any, str]:
-        """The action that `text` means, and why it is illegal (empty if it is legal)."""
+    def _parse(self, agent: str, text: str) -> tuple[Any, str]:
+        """Return the action of a text, and why it is illegal (empty if it is legal)."""
         space = self.env.action_space(agent)
         try:
             move = self._to_action(text, agent, space)
             if move is not None and isinstance(space, gymnasium.spaces.Box):
-                move = np.asarray(move, space.dtype)  # a list, or Python's floats, which the space takes for no action
+                move = np.asarray(move, space.dtype)  # `contains` accepts only arrays
         except ILLEGAL as error:
             return None, f"{type(error).__name__}: {error}"
         if move is None or not space.contains(move):
@@ -498,13 +494,13 @@ class WrappedEnv(_Mirror):
         return move, ""
 
     def _mask(self, agent: str) -> Any:
-        """The action mask in the observation or info of an agent; None where there is none."""
-        inside = self.env.observe(agent)
-        mask = inside.get("action_mask") if isinstance(inside, Mapping) else None
+        """Return the action mask in the observation or info of an agent, or None."""
+        seen = self.env.observe(agent)
+        mask = seen.get("action_mask") if isinstance(seen, Mapping) else None
         return self.env.infos[agent].get("action_mask") if mask is None else mask
 
-    def _numbered(self, agent: str) -> list[str] | None:
-        """Numbers that `text_to_action` reads as the legal actions; None where it does not read each action so."""
+    def _legal_numbers(self, agent: str) -> list[str] | None:
+        """Return the legal actions as numbers; None if `text_to_action` does not accept a number for every action."""
         if agent not in self._numbers:
             self._numbers[agent] = self._texts_by_action(agent, self.env.action_space(agent))
         if not (texts := self._numbers[agent]):
@@ -513,32 +509,32 @@ class WrappedEnv(_Mirror):
         return [text for action, text in texts.items() if mask is None or mask[action - start]]
 
     def _texts_by_action(self, agent: str, space: Any) -> dict[int, str]:
-        """The first number, counted from 0 or 1, that means each action; empty where some action has none."""
-        if not isinstance(space, gymnasium.spaces.Discrete) or space.n > _MOST_NUMBERS:
+        """Return the first number that maps to each action, counted from 0 or 1; empty if an action has none."""
+        if not isinstance(space, gymnasium.spaces.Discrete) or space.n > _MAX_LISTED:
             return {}
-        start, found = int(space.start), dict[int, str]()
+        start, texts = int(space.start), dict[int, str]()
         for text in map(str, range(min(start, 0), start + int(space.n) + 1)):
             move = _or_none(self._to_action, text, agent, space)
             if move is not None and np.ndim(move) == 0 and space.contains(move):
-                found.setdefault(int(move), text)
-        return dict(sorted(found.items())) if len(found) == space.n else {}
+                texts.setdefault(int(move), text)
+        return dict(sorted(texts.items())) if len(texts) == space.n else {}
 
     def _mirror(self) -> None:
         super()._mirror()
-        # A mask is of the actions inside; PettingZoo's tests and samplers would take it for one of texts.
+        # The mask describes the wrapped actions. PettingZoo's tests and samplers would apply it to texts.
         self.infos = {
-            seat: {str(name): as_json(value) for name, value in info.items() if name != "action_mask"}
-            for seat, info in self.infos.items()
+            agent: {str(name): as_json(value) for name, value in info.items() if name != "action_mask"}
+            for agent, info in self.infos.items()
         }
         agent = self.agent_selection
         if agent not in self.agents:
             return
         if self._legal is not None:
-            self.infos = {seat: without(info, "legal_actions") for seat, info in self.infos.items()}
+            self.infos = {other: without(info, "legal_actions") for other, info in self.infos.items()}
         if not (self.terminations[agent] or self.truncations[agent]):
             if self._legal is not None:
                 self.infos[agent]["legal_actions"] = list(self._legal(self.env.observe(agent), agent))
-            elif "legal_actions" not in self.infos[agent] and (numbers := self._numbered(agent)) is not None:
+            elif "legal_actions" not in self.infos[agent] and (numbers := self._legal_numbers(agent)) is not None:
                 self.infos[agent]["legal_actions"] = numbers
 
 
@@ -546,53 +542,57 @@ wrap = WrappedEnv
 
 
 def _or_none(call: Callable[..., Any], *args: object) -> Any:
-    """What a user's function returns; None where it raises, as on a text that it was not written for."""
+    """Return the result of a user's function, or None if it raises."""
     try:
         return call(*args)
-    except Exception:  # noqa: BLE001  # any exception is an answer here
+    except Exception:  # noqa: BLE001  # user code may raise anything
         return None
 
 
 def _copied(env: Any, memo: dict[int, Any]) -> Any:
-    """A deep copy, attribute by attribute: the way of `EzPickle`, which most environments have, starts them anew.
+    """Return a deep copy, made attribute by attribute because `EzPickle` would restart most environments.
 
     Raises:
-        ForgeError: An attribute cannot be copied; the message names it.
+        ForgeError: An attribute cannot be copied. The message names it.
     """
     twin = memo[id(env)] = object.__new__(type(env))
     for name, value in vars(env).items():
-        inside = isinstance(value, (AECEnv, ParallelEnv, gymnasium.Env)) and not hasattr(type(value), "__deepcopy__")
+        is_env = isinstance(value, (AECEnv, ParallelEnv, gymnasium.Env)) and not hasattr(type(value), "__deepcopy__")
         try:
-            vars(twin)[name] = _copied(value, memo) if inside and id(value) not in memo else copy.deepcopy(value, memo)
+            vars(twin)[name] = _copied(value, memo) if is_env and id(value) not in memo else copy.deepcopy(value, memo)
         except ForgeError:
             raise
         except Exception as error:
             owner = f"{type(env).__module__}.{type(env).__qualname__}"
             raise ForgeError(
-                f"{owner} keeps {name}, a {type(value).__qualname__}, which cannot be copied ({error}); do without "
-                f"copies, or derive from {type(env).__name__} a class whose __deepcopy__ leaves it out"
+                f"{owner} has an attribute {name} of type {type(value).__qualname__} that cannot be copied ({error}); "
+                f"do without copies, or use a subclass of {type(env).__name__} whose __deepcopy__ omits it"
             ) from error
     return twin
 
 
 def build(spec: EnvSpec) -> AnyEnv:
-    """The environment of a spec in this process, with its turn limit, not wrapped otherwise."""
+    """Make the environment of a spec in this process, with its turn limit and no other wrapper."""
     env: Any = spec.load()(**spec.kwargs)
     env.spec = spec
     if spec.max_turns is not None:
-        if "max_turns" in vars(env) or hasattr(type(env), "max_turns"):  # its own, not that of something inside
+        if "max_turns" in vars(env) or hasattr(type(env), "max_turns"):  # not that of a wrapped environment
             env.max_turns = spec.max_turns
         else:
             env = TimeLimit(env, spec.max_turns)
     return cast("AnyEnv", env)
 
 
-def wrapped(env: Any, arguments: Mapping[str, Any]) -> AnyEnv:
-    """`env`, taking turns, in the wrappers that `make` was asked for, innermost first as in `BY_NAME`.
+def apply_wrappers(env: Any, arguments: Mapping[str, Any]) -> AnyEnv:
+    """Make `env` turn-based and apply wrappers in the order of `BY_NAME`.
+
+    Args:
+        env: Any environment.
+        arguments: Argument of each wrapper, by name as in `BY_NAME`.
 
     Raises:
-        ForgeError: A flag that is neither true nor false.
-        TypeError, ValueError: As the wrapper's own.
+        ForgeError: `role_shuffle` is not a bool.
+        TypeError, ValueError: Raised by a wrapper.
     """
     env = turn_based(env)
     for name, wrapper in BY_NAME.items():
@@ -613,4 +613,4 @@ BY_NAME: dict[str, Callable[[AnyEnv, Any], AnyEnv]] = {
     "observation_window": ObservationWindow,
     "reward_scale": RewardScale,
 }
-"""Arguments of `make` that wrap the environment, innermost first."""
+"""Wrappers by the argument of `make` that applies them, innermost first."""

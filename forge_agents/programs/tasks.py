@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from forge_agents.envs.seeds import is_held_out, place_of
+from forge_agents.envs.seeds import index_of_seed, is_held_out
 from forge_agents.errors import ForgeError
 from forge_agents.files import user_path
 from forge_agents.jsonl import UnreadableJsonError, json_values
@@ -99,7 +99,7 @@ class Tasks:
         if callable(tasks):
             return tasks(rng)
         if self._held_out is not None:
-            return _numbered(tasks, place_of(seed, len(tasks)), name)
+            return _numbered(tasks, index_of_seed(seed, len(tasks)), name)
         split = _split(tasks)
         if held_out and split.held_out is split.training and not (len(tasks) == 1 and tasks[0] is None):
             warnings.warn(
@@ -110,7 +110,7 @@ class Tasks:
                 stacklevel=2,
             )
         part = split.held_out if held_out else split.training
-        return _numbered(tasks, part[place_of(seed, len(part))], name)
+        return _numbered(tasks, part[index_of_seed(seed, len(part))], name)
 
 
 def _numbered(tasks: Any, number: int, name: str) -> Any:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from forge_agents.envs.reasoning import whole
+from forge_agents.envs.reasoning import join_reasoning
 from forge_agents.errors import did_you_mean
 from forge_agents.files import atomic_writer, user_path
 from forge_agents.jsonl import UnreadableJsonError, json_values
@@ -509,7 +509,7 @@ def _said(messages: Any, tools: Sequence[Any], asks: Mapping[str, Any] = {}) -> 
             thoughts.append("\n".join(text for part in content if (text := _thought_in(part)) is not None))
             content = [part for part in content if _thought_in(part) is None]
         thought = next((one for one in thoughts if one and isinstance(one, str)), "")
-        told = whole(thought, text_of(content, f"messages[{place}]")) if thought else content
+        told = join_reasoning(thought, text_of(content, f"messages[{place}]")) if thought else content
         spoken.append({**{key: message[key] for key in _SPOKEN_KEYS if key in message}, "content": told})
     more = {name: asks[name] for name in _ASKED if asks.get(name) is not None}
     call = PROTOCOLS["/v1/chat/completions"].read({"model": "", "messages": spoken, "tools": offered, **more})

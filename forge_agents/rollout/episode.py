@@ -20,8 +20,8 @@ from typing import Any, NamedTuple, TypeAlias
 from pettingzoo import AECEnv, ParallelEnv
 
 from forge_agents.envs.env import CONVERSATION, as_json, hook, writable
-from forge_agents.envs.foreign import unpaid_reward
-from forge_agents.envs.reasoning import heard
+from forge_agents.envs.foreign import find_lost_reward
+from forge_agents.envs.reasoning import visible_action
 from forge_agents.errors import (
     ActorDiedError,
     ArgumentError,
@@ -389,8 +389,8 @@ def _step(
     if decision is not None and callable(about_answer):
         about_answer(acting, decision.about())
     accounts = dict(env._cumulative_rewards)
-    env.step(None if decision is None else heard(env, decision.reasoning, decision.action))
-    if decision is not None and (reason := unpaid_reward(env, acting, accounts)):
+    env.step(None if decision is None else visible_action(env, decision.reasoning, decision.action))
+    if decision is not None and (reason := find_lost_reward(env, acting, accounts)):
         raise FailureError("reward", ValueError(reason))
     for agent in list(reported):
         if env.rewards.get(agent) or env._cumulative_rewards.get(agent) != reported[agent]:
@@ -471,7 +471,7 @@ def _round(
     env: ParallelEnv[str, Any, Any], decisions: Mapping[str, Decision]
 ) -> tuple[dict[str, _StepResult], dict[str, float], _Views]:
     """Results of the agents that acted, rewards of others (left earlier, or joining now), and the next views."""
-    actions = {agent: heard(env, decision.reasoning, decision.action) for agent, decision in decisions.items()}
+    actions = {agent: visible_action(env, decision.reasoning, decision.action) for agent, decision in decisions.items()}
     observations, rewards, terminated, truncated, infos = env.step(actions)
     results = {
         agent: _StepResult.of(

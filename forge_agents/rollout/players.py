@@ -20,8 +20,8 @@ from typing import Any, Literal, Protocol, TypeAlias
 import numpy as np
 
 from forge_agents.envs.env import CONVERSATION, writable
-from forge_agents.envs.oracles import Seat, oracle_of
-from forge_agents.envs.reasoning import split_response, whole
+from forge_agents.envs.oracles import AgentFactory, oracle_of
+from forge_agents.envs.reasoning import join_reasoning, split_response
 from forge_agents.errors import EndpointError, StallError
 from forge_agents.policy import (
     AnyPolicy,
@@ -466,7 +466,8 @@ class EndpointPlayer:
             raise
         thought, written, answer = split_response(reply.text.strip(), opening="" if reply.reasoning else None)
         if reply.reasoning:
-            written = whole(reply.reasoning, "", cut=reply.finish_reason == "length" and not reply.text) + written
+            cut = reply.finish_reason == "length" and not reply.text
+            written = join_reasoning(reply.reasoning, "", cut=cut) + written
         calls = reply.tool_calls if (told or {}).get("tools", self._tools) else ()
         self._main = self._main if told else len(self._held)
         self._held.append([*messages, Message(role="assistant", content=with_calls(answer, calls))])
@@ -515,7 +516,7 @@ def _random(policy: Random, agent: str, episode_seed: int, episode_index: int) -
     return decide
 
 
-def _oracle(seat: Seat, agent: str, draws: list[int]) -> Player:
+def _oracle(seat: AgentFactory, agent: str, draws: list[int]) -> Player:
     """The environment's own oracle, made when the seat first decides: its failure is the episode's."""
     seated: list[Callable[[str], str]] = []
 

@@ -20,9 +20,9 @@ from typing import Any, TypeAlias
 from cachetools import LRUCache, cached
 
 from forge_agents.envs.reasoning import (
-    answer_at,
-    closing,
-    continued,
+    answer_start,
+    closing_text,
+    continuation,
     is_tag,
     opens_reasoning,
     split_reasoning,
@@ -167,7 +167,7 @@ class Renderer:
                     f"an answer holds the control token {token!r}, which the chat template writes between messages; "
                     "remove it, or write it with a space in between"
                 )
-        pieces = self._without_control_tokens(continued(self._probed, text).strip())
+        pieces = self._without_control_tokens(continuation(self._probed, text).strip())
         return (*(token for piece in pieces for token in self._encode(piece)), *(() if cut else self.end_ids))
 
     def _without_control_tokens(self, text: str) -> list[str]:
@@ -204,7 +204,7 @@ class Renderer:
         return "" if self._end_of(response_ids) else self._closing(response_ids).strip()
 
     def _closing(self, response_ids: Sequence[int]) -> str:
-        return closing(self._opening + str(self._tokenizer.decode(list(response_ids), skip_special_tokens=False)))
+        return closing_text(self._opening + str(self._tokenizer.decode(list(response_ids), skip_special_tokens=False)))
 
     @functools.cached_property
     def call_reader(self) -> CallReader | None:
@@ -253,7 +253,7 @@ class Renderer:
     def _cut(self, response_ids: Sequence[int], stop: Sequence[str]) -> tuple[str, str]:
         ids = response_ids[:-1] if self._end_of(response_ids) else response_ids
         text = str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
-        begun = answer_at(text, opened=bool(self._opening)) if stop else 0
+        begun = answer_start(text, opened=bool(self._opening)) if stop else 0
         found = [(at, word) for word in stop if (at := text.find(word, begun)) >= 0]
         end, word = min(found, default=(None, ""))
         return text[:end].strip(), word

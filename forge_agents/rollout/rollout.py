@@ -21,8 +21,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from pettingzoo import AECEnv, ParallelEnv
 
 from forge_agents.envs.env import CONVERSATION, as_json, hook, writable
-from forge_agents.envs.foreign import unpaid_reward
-from forge_agents.envs.reasoning import heard
+from forge_agents.envs.foreign import find_lost_reward
+from forge_agents.envs.reasoning import visible_action
 from forge_agents.errors import (
     ActorDiedError,
     ArgumentError,
@@ -329,7 +329,7 @@ def _step(
         tell(acting, decision.about())
     accounts = dict(env._cumulative_rewards)
     env.step(None if decision is None else _delivered(env, decision))
-    if decision is not None and (why := unpaid_reward(env, acting, accounts)):
+    if decision is not None and (why := find_lost_reward(env, acting, accounts)):
         raise _FailureError("reward", ValueError(why))
     for agent in list(reported):
         if env.rewards.get(agent) or env._cumulative_rewards.get(agent) != reported[agent]:
@@ -473,7 +473,7 @@ def _compact(env: PlayableEnv, agent: str, left_out: Sequence[tuple[str, str]]) 
 
 def _delivered(env: Any, decision: Decision) -> str:
     """Return what the environment gets of a decision."""
-    return heard(env, decision.reasoning, decision.action) if decision.reasoning else decision.action
+    return visible_action(env, decision.reasoning, decision.action) if decision.reasoning else decision.action
 
 
 def _heard(observation: str, told: Mapping[str, Any]) -> NewMessages:

@@ -146,5 +146,5 @@ class ToolEnv(TurnEnv):
         outcome = self.after_calls(agent, results)
         counts = {"tool_calls": self._calls[agent], "tool_errors": self._failed[agent]}
         info = {**outcome.info, agent: {**counts, **outcome.info.get(agent, {})}}
-        over = agent in {*self._named(outcome.done, "done"), *self._named(outcome.truncated, "truncated")}
+        over = agent in {*self._ended(outcome.done, "done"), *self._ended(outcome.truncated, "truncated")}
         return replace(outcome, next=outcome.next or (None if over else agent), info=info)

@@ -1,4 +1,4 @@
-"""Lets the tests of environments share what lies beside them."""
+"""Makes helper modules of this folder importable."""
 
 import sys
 from pathlib import Path

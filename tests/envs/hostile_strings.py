@@ -1,4 +1,4 @@
-"""200 texts that a model may write and that nothing here may stumble over."""
+"""200 unusual texts that environments and parsers must handle."""
 
 from __future__ import annotations
 
@@ -37,4 +37,4 @@ _SIZES = ["", " ", " \n\t", "a" * 100_000, "word " * 20_000, "\n" * 10_000, "x\n
 
 _ALL = [*_SIZES, *_JSON, *_CHAT, *_CODE, *_BRACKETS, *_NUMBERS, *_UNICODE, *_CONTROL]
 HOSTILE_STRINGS = tuple(dict.fromkeys(_ALL))[:200]
-"""Exactly 200 different texts."""
+"""200 distinct texts."""

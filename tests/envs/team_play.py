@@ -1,10 +1,10 @@
-"""Playing a game by functions or by oracles."""
+"""Helpers to play games by functions or oracles."""
 
 import forge_agents as fa
 
 
 def play(env, team, seed):
-    """Play an episode; ``team(seen, agent)`` says what a seat does. Returns the reward that all seats got."""
+    """Play an episode with actions ``team(seen, agent)``. Returns the common reward."""
     env.reset(seed=seed)
     rewards = dict.fromkeys(env.possible_agents, 0.0)
     for agent in env.agent_iter():
@@ -16,7 +16,7 @@ def play(env, team, seed):
 
 
 def with_oracle(env_id, oracle):
-    """The id of the same environment, in this process, with another oracle."""
+    """Register the same environment with another oracle. Returns its id."""
     spec = fa.spec(env_id)
     new = f"tests/{spec.name.partition('/')[2]}-{oracle.__name__}-v0"
     fa.register(new, entry_point=spec.entry_point, levels=spec.levels, tags=spec.tags, oracle=oracle, **spec.kwargs)
@@ -24,7 +24,7 @@ def with_oracle(env_id, oracle):
 
 
 def shown(env_id, seed, oracle=None, level=None, **arguments):
-    """Play an episode by the environment's oracle, or `oracle`. Returns environment and the reward that all got."""
+    """Play an episode by the environment's oracle or `oracle`. Returns the environment and the common reward."""
     env_id = with_oracle(env_id, oracle) if oracle is not None else env_id
     env = fa.make(env_id if level is None else f"{env_id}@{level}", **arguments)
     episode = fa.play(env, fa.Oracle(), seed=seed)

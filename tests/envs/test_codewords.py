@@ -51,8 +51,8 @@ def test_a_team_that_knows_the_kinds_always_earns_one(level):
         assert sorted(env.key.values()).count("") == settings["groups"] * settings["size"]
 
 
-def test_a_clue_that_also_goes_with_other_words_finds_less():
-    """Near words are of the theme, not of the kind."""
+def test_ambiguous_clue_finds_fewer_words():
+    """Near words share the theme, but not the kind."""
     far, near = ([shown(NAME, seed, ByTheme, near=n, spare=0)[1] for seed in range(40)] for n in (0, 4))
     assert sum(far) == 40 and sum(near) < 20
 
@@ -86,7 +86,7 @@ def test_what_knows_nothing_earns_next_to_nothing(say):
         ("two words 2", "one word and a number"), ("", "one word and a number"), ("colour 22", "one word"),
     ],
 )  # fmt: skip
-def test_a_clue_against_the_rules_is_refused_with_the_reason_and_the_second_costs_the_round(clue, fault):
+def test_illegal_clue_is_refused_and_the_second_ends_the_round(clue, fault):
     env = begun(spare=1)
     own = env.left("")[0]
     bad = clue.format(own=own, wide="".join(chr(ord(letter) + 0xFEE0) for letter in own))
@@ -101,7 +101,7 @@ def test_a_clue_against_the_rules_is_refused_with_the_reason_and_the_second_cost
     assert env.observe("guesser").endswith("Clue: colour 2")
 
 
-def test_words_are_turned_over_in_the_order_of_the_text_until_one_is_wrong():
+def test_words_are_uncovered_in_text_order_until_one_is_wrong():
     env = begun(size=3, others=4)
     right, wrong = env.left(""), env.left("nobody")
     env.step("colour 3")
@@ -131,7 +131,7 @@ def test_a_trap_ends_the_game_with_nothing():
 
 
 @pytest.mark.parametrize("met", ["red", "blue", "trap", "nothing"])
-def test_of_two_teams_one_wins_and_words_of_the_other_team_help_it(met):
+def test_uncovering_the_other_teams_words_helps_it(met):
     env = begun(teams=2, groups=1, size=1, traps=1, others=3)
     words = {whose: env.left(whose)[0] for whose in ("red", "blue", "trap")}
     env.step("colour 1")
@@ -144,7 +144,7 @@ def test_of_two_teams_one_wins_and_words_of_the_other_team_help_it(met):
     assert [env.infos[seat]["success"] for seat in ("red_master", "blue_master")] == [reward > 0, reward < 0]
 
 
-def test_oracles_win_against_who_says_nothing_and_share_with_their_like():
+def test_oracles_beat_silent_players_and_split_against_each_other():
     mute = fa.Scripted(lambda seen: "")
     blue = {seat: fa.Oracle() if "blue" in seat else mute for seat in begun(teams=2).possible_agents}
     assert all(fa.play("forge/CodewordsDuel-v0", blue, seed=n).rewards["blue_master"] == 1 for n in range(5))

@@ -4,11 +4,11 @@ import pytest
 import forge_agents as fa
 from forge_agents.testing import check_env, check_levels
 from forge_envs.oracles.commons import lake, leaving
-from forge_envs.teams.commons import Commons, _wanted
+from forge_envs.teams.commons import Commons, parse_request
 
 
 def take(share):
-    """The oracle, who leaves such a share of what the lake holds."""
+    """An oracle that leaves a share of the lake's capacity."""
     return lambda seen, agent: leaving(share)(seen)
 
 
@@ -17,7 +17,7 @@ def greedy(seen, agent):
 
 
 def rewards(players, seed, **settings):
-    """Plays by what each seat reads; returns the rewards of the seats in their order."""
+    """Play an episode from the agents' own observations. Returns their rewards in order."""
     env = Commons(**settings)
     seen, _ = env.reset(seed=seed)
     while env.agents:
@@ -34,14 +34,14 @@ def test_the_environment_keeps_the_contract():
 
 
 @pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
-def test_who_leaves_what_grows_back_earns_what_all_could(level):
+def test_sustainable_players_earn_the_optimum(level):
     settings = fa.spec(f"forge/Commons-v0@{level}").kwargs
     assert 0.85 < mean(take(1 / settings["regrowth"]), **settings) <= 1
     assert mean(greedy, **settings) == 0 and mean(take(0.95), **settings) < 0.5
 
 
 def test_no_plan_earns_more_than_the_best():
-    """All plans of a small lake, with equal shares."""
+    """Enumerates all plans of a small lake with equal shares."""
     env = Commons(num_players=2, regrowth=2.0, seasons=3)
     env.reset(seed=0)
 
@@ -55,7 +55,7 @@ def test_no_plan_earns_more_than_the_best():
     assert most(24, 3) == env.best == 48
 
 
-def test_one_who_takes_more_earns_more_at_the_others_cost():
+def test_greedy_player_earns_more_at_the_others_expense():
     prudent = take(0.5)
     alike, mixed = (np.mean([rewards([one, prudent, prudent], n) for n in range(20)], axis=0)
                     for one in (prudent, lambda seen, agent: f"take {lake(seen)[1] // 4}"))  # fmt: skip
@@ -77,7 +77,7 @@ def test_all_take_at_once_and_share_what_is_too_little():
     assert env.caught == {"player_0": 5, "player_1": 6, "player_2": 3} and env.stock == 0 and env.agents == []
 
 
-def test_each_level_is_harder_for_who_leaves_the_same_everywhere():
+def test_levels_get_harder_for_a_fixed_strategy():
     means = check_levels("forge/Commons-v0", fa.Scripted(take(0.35)), episodes=20)
     assert means[0] > 0.7 and means[-1] < 0.5
 
@@ -103,7 +103,7 @@ def test_settings_that_make_no_commons_are_told():
      ("take 12.5", None), ("take 5 or take 6", None), ("take 1,2000", None), ("mistake 5", None)],
 )  # fmt: skip
 def test_a_number_to_take_may_be_written_in_other_ways(text, number):
-    assert _wanted(text) == number
+    assert parse_request(text) == number
 
 
 def test_growth_is_what_its_decimals_say():

@@ -14,7 +14,7 @@ def debate(truth=True, **kwargs):
     return env
 
 
-def test_the_debaters_read_the_evidence_and_the_judge_the_debate():
+def test_only_debaters_read_the_evidence():
     env = debate()
     assert env.observe("pro") == "Question: Is water wet?\nEvidence: It was touched."
     env.step("It  is\nwet.")

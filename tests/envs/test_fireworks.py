@@ -15,7 +15,7 @@ class Slips(Oracle):
 
 
 def dealt(ann, ben, deck=(), **settings):
-    """A game with given hands and deck, whose first card is drawn first."""
+    """Start a game with fixed hands and a fixed deck, first card on top."""
     env = Fireworks(hand=len(ann), **settings)
     env.reset(seed=0)
     for seat, cards in (("player_0", ann), ("player_1", ben)):
@@ -33,7 +33,7 @@ def test_the_environment_keeps_the_contract(name):
     check_env(name, episodes=3)
 
 
-def test_a_seat_sees_the_others_cards_and_what_hints_leave_open_of_its_own():
+def test_player_sees_other_hands_and_hints_about_its_own():
     env = dealt([R1, B2], [B1, R2], [R1], colours=2, ranks=2)
     assert env.observe("player_0").splitlines() == [
         "Piles: red 0, blue 0. Hints: 6. Fuses: 3. Deck: 1.", "Gone: nothing.",
@@ -102,8 +102,8 @@ def test_what_knows_nothing_earns_next_to_nothing(say):
         assert np.mean([play(Fireworks(**settings), lambda seen, _: say(seen), n) for n in range(20)]) < 0.2
 
 
-def test_no_seat_can_tell_its_own_cards_from_what_it_reads():
-    """After hints, too: what a seat reads is the same for all hands that the hints allow."""
+def test_observations_do_not_reveal_the_own_hand():
+    """Observations are the same for all hands that are consistent with the hints."""
     env = dealt([R1, B2, B1], [R2, R1, R1], [*[R1] * 3, *[B1] * 3], colours=2, ranks=3)
     env.step("hint ben 2"), env.step("hint ann blue")
     hands = set()

@@ -10,7 +10,7 @@ NAME = "forge/Kitchen-v0"
 
 
 class Slips(Oracle):
-    """Goes anywhere in three rounds of ten."""
+    """Makes a random step in three of ten rounds."""
 
     slips = 0.3
 
@@ -74,7 +74,7 @@ def test_cooks_do_not_walk_through_each_other(moves, places):
     assert [*meet.places.values()] == [(0, 1), (0, 3)]
 
 
-def test_a_map_is_turned_over_as_a_whole_and_cooks_stay_on_the_side_that_was_drawn():
+def test_map_is_flipped_and_cooks_start_on_the_drawn_sides():
     seen = {}
     for seed in range(40):
         env = begun(LAYOUTS["wall"], swap=True)
@@ -125,7 +125,7 @@ def test_what_knows_nothing_serves_nothing(say):
         assert sum(cooked(lambda seen, _: say.format(seen=seen), n, **settings) for n in range(4)) == 0
 
 
-def test_who_cooks_alone_beside_one_who_stands_is_slower_or_fails_where_both_are_needed():
+def test_single_cook_is_slower_or_fails_if_both_are_needed():
     alone = {"cook_0": fa.Oracle(), "cook_1": fa.Scripted(lambda seen: "wait")}
     for layout, least in (("room", 1), ("wall", 0)):
         games = (fa.play(NAME, alone, seed=seed, env_args={"layout": layout}) for seed in range(6))

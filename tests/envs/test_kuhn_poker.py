@@ -26,7 +26,7 @@ def dealt(first, second):
 
 
 def totals(env, actions):
-    """Plays the actions and sums what each seat is told by `last`."""
+    """Play the actions and sum the rewards that `last` reports to each player."""
     rewards, actions = dict.fromkeys(env.possible_agents, 0.0), iter(actions)
     for agent in env.agent_iter(10):
         _, reward, terminated, truncated, _ = env.last()
@@ -78,7 +78,7 @@ def test_a_move_may_stand_in_a_sentence(text):
     assert env.moves == ["bet"] and env.agent_selection == "player_1"
 
 
-def test_seats_read_their_own_card_only_and_the_result_at_the_end():
+def test_players_see_only_their_own_card_until_the_end():
     env = dealt(2, 0)
     assert env.observe("player_0") == "Your card: King. Moves: none. Your move: check or bet?"
     env.step("bet")

@@ -100,7 +100,7 @@ def test_any_texts_end_in_a_zero_sum(actions, seed):
 
 
 class Tree:
-    """All deals and lines: who decides on what knowledge, and player_0's chips."""
+    """Return all deals and lines, with information sets and the chips of player_0."""
 
     def __init__(self):
         deals = {}
@@ -127,7 +127,7 @@ def tree():
 
 
 def best_response(tree, hero):
-    """Chips of the best answer to an opponent that plays every legal move evenly."""
+    """Return the value of the best response to a uniformly random opponent."""
     sign = 1 if hero == "player_0" else -1
     worth, choice = {}, {}
 
@@ -162,7 +162,7 @@ def best_response(tree, hero):
 
 
 def test_the_even_player_is_as_exploitable_as_is_known(tree):
-    """2.373611 chips, the number that OpenSpiel reports for Leduc poker."""
+    """OpenSpiel reports 2.373611 chips for Leduc poker."""
     assert (best_response(tree, "player_0") + best_response(tree, "player_1")) / 2 == pytest.approx(2.3736111, abs=1e-6)
 
 

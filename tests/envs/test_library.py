@@ -10,20 +10,20 @@ NAME = "forge/Library-v0"
 
 
 class Uncited(Oracle):
-    def found(self):
+    def note(self):
         return self.thing
 
 
 class Hasty(Oracle):
-    """Tells the first thing that it finds."""
+    """Reports the first thing that it finds."""
 
     def searcher(self, seen):
         said = super().searcher(seen)
-        return self.found() if self.pages else said
+        return self.note() if self.pages else said
 
 
 class Tired(Oracle):
-    """Now and then gives up, and forgets what it found."""
+    """Sometimes gives up."""
 
     def searcher(self, seen):
         said = super().searcher(seen)
@@ -43,7 +43,7 @@ def test_a_team_that_follows_the_pages_always_earns_one(level):
         assert len(env.path) == fa.spec(f"{NAME}@{level}").kwargs["hops"] == env.searches
 
 
-def test_an_answer_without_its_pages_is_half_of_one_and_a_shorter_path_is_none():
+def test_answer_without_citations_earns_half():
     assert [shown(NAME, seed, Uncited, hops=2)[1] for seed in range(5)] == [0.5] * 5
     assert sum(shown(NAME, seed, Hasty, hops=3)[1] for seed in range(20)) == 0
 
@@ -52,7 +52,7 @@ def test_an_answer_without_its_pages_is_half_of_one_and_a_shorter_path_is_none()
     "{}", "The {}.", "on the {}", "On the river {}", "in {}", ' "{}" ', "**{}**", "Answer: {}", "The answer is {}.",
     "`{}`", "\u201c{}\u201d", "Final answer: *{}*\n\nSources:",
 ])  # fmt: skip
-def test_a_right_answer_may_stand_in_words_that_say_no_more(wrapped):
+def test_correct_answer_may_have_filler_words(wrapped):
     env = Library()
     env.reset(seed=3)
     env.step("no idea")
@@ -100,12 +100,12 @@ def test_what_knows_nothing_earns_next_to_nothing(say):
         assert sum(episode.rewards["writer"] for episode in episodes) <= 2
 
 
-def test_each_level_is_harder_for_a_team_that_sometimes_gives_up():
+def test_levels_get_harder_for_a_team_that_gives_up():
     means = check_levels(with_oracle(NAME, Tired), fa.Oracle(), episodes=40)
     assert means[0] > 0.6 and means[-1] == pytest.approx(0.75**6, abs=0.2)
 
 
-def test_a_search_finds_a_thing_by_its_name_and_survives_what_is_typed():
+def test_search_finds_names_and_survives_any_text():
     env = Library(towns=60)
     env.reset(seed=5)
     for name, page in list(env.pages.items())[:40]:
@@ -141,5 +141,5 @@ def test_settings_that_make_no_library_are_told():
         ("1911 (born) [4]", "1911 born", [4]),
     ],
 )
-def test_answers_and_citations_are_read_as_people_write_them(text, value, pages):
+def test_answers_and_citations_are_parsed_in_common_forms(text, value, pages):
     assert read_answer(text) == (value, pages)

@@ -1,4 +1,4 @@
-"""Every oracle earns what docs/built-in-environments.md says of it, at every level, and by what its own seat reads."""
+"""Oracles earn the documented rewards at every level, from their own observations only."""
 
 import asyncio
 import re
@@ -19,12 +19,12 @@ PROMISED = {
     f"forge/{name}-v0": [float(figure) for figure in figures.split(", ")]
     for name, figures in re.findall(r"^\| `(\w+)` \|.*\| ([\d., -]+) \|$", PAGE, re.MULTILINE)
 }
-"""Means by level."""
+"""Mean reward by level."""
 SEEDS = 6
 
 
 def earned(episode):
-    """What the table tells: rewards over what can be earned; of Village, whether the village wins."""
+    """Return the measure of the table: reward over maximum reward, and for Village the win rate of the village."""
     assert episode.error is None, episode.error
     if "winner" in (info := next(iter(episode.trajectories.values())).info):
         return float(info["winner"] == "village")
@@ -39,7 +39,7 @@ def test_the_page_names_every_oracle_and_every_level():
 
 @pytest.mark.parametrize("id_", [id_ for id_ in PROMISED if id_ != "forge/Repair-v0"])  # that one needs a sandbox
 def test_an_oracle_keeps_its_promise_at_every_level(id_):
-    """Over a few seeds, so within chance of what is promised; exactly, where that is all that there is."""
+    """Measured over a few seeds, so within statistical error, or exactly for rewards without variance."""
     count = len(fa.spec(id_).levels)
     levels = [f"{id_}@{level}" for level in range(1, count + 1)] or [id_]
     for level, promised in zip(levels, PROMISED[id_] * (count or 1), strict=False):
@@ -53,7 +53,7 @@ def test_an_oracle_keeps_its_promise_at_every_level(id_):
 
 
 def said_again(episode, spec):
-    """Fails where a player of one seat, told what this seat read and nothing else, says anything else."""
+    """Fail if a fresh player with the same observations of one agent answers differently."""
     for agent, trajectory in episode.trajectories.items():
         player = make_player(
             fa.Oracle(), agent=agent, episode_seed=episode.seed, instructions="", engines={}, spec=spec
@@ -83,7 +83,7 @@ _MARKS = {"hermes": "<tool_call>", "mistral": "[TOOL_CALLS]", "llama": '{"name"'
 
 @pytest.mark.parametrize("tool_format", _MARKS)
 @pytest.mark.parametrize("id_", ["forge/Tables-v0@3", "forge/ServiceDesk-v0@6", "forge/Library-v0@2"])
-def test_oracles_call_as_their_instructions_say_and_read_what_comes_back(id_, tool_format):
+def test_oracles_use_the_tool_format_of_their_instructions(id_, tool_format):
     games = [fa.play(id_, fa.Oracle(), seed=seed, env_args={"tool_format": tool_format}) for seed in range(4)]
     assert [earned(game) for game in games] == [1.0] * 4
     seats = [trajectory for game in games for trajectory in game.trajectories.values()]
@@ -92,7 +92,7 @@ def test_oracles_call_as_their_instructions_say_and_read_what_comes_back(id_, to
     assert all(text.startswith(_MARKS[tool_format]) for text in calls)
 
 
-def test_the_oracle_of_the_service_desk_knows_orders_by_number_where_there_are_rules_too():
+def test_service_desk_oracle_handles_order_numbers_with_rules():
     settings = {"knows_numbers": True, "rules": 4}
     games = [fa.play("forge/ServiceDesk-v0", fa.Oracle(), seed=seed, env_args=settings) for seed in range(12)]
     assert [earned(game) for game in games] == [1.0] * 12
@@ -102,7 +102,7 @@ _ODD = ["", "I do not know.", "[1, 2]", '{"a": 1}', "[[" * 2000, "sure \u2028 CA
 
 
 @pytest.mark.parametrize("id_", [id_ for id_ in PROMISED if id_ != "forge/Repair-v0"])
-def test_an_oracle_plays_on_beside_whoever_says_odd_things(id_):
+def test_oracle_continues_next_to_players_with_odd_texts(id_):
     level = f"{id_}@2" if fa.spec(id_).levels else id_
     seats = fa.make(level).possible_agents
     for seat in seats:
@@ -111,7 +111,7 @@ def test_an_oracle_plays_on_beside_whoever_says_odd_things(id_):
             assert fa.play(level, team, seed=3).error is None, (seat, odd)
 
 
-def test_oracles_read_their_own_facts_and_not_what_partners_say_of_them():
+def test_oracles_ignore_facts_quoted_by_partners():
     def again(seen):
         return f"take 1 {seen}"  # says what it read, as small models do
 

@@ -10,7 +10,7 @@ CALL = '<tool_call>{"name": "calculator", "arguments": {"expression": "%s"}}</to
 
 
 def asked(a=17, op="+", b=25, gold=42, **kwargs):
-    """An episode with a question we know."""
+    """Start an episode with a fixed question."""
     env = Relay(**{"message": "{message}", **kwargs})
     env.reset(seed=0)
     env.question, env.gold = f"What is {a} {op} {b}?", gold
@@ -26,7 +26,7 @@ def test_both_seats_are_rewarded_for_the_right_number():
     assert env.infos["asker"]["correct"] is True and env.infos["answerer"]["message"] == "it is 42"
 
 
-def test_the_calculator_answers_the_same_seat_a_limited_number_of_times():
+def test_calculator_calls_are_limited():
     env = asked(max_tool_calls=2)
     env.step(CALL % "17 + 25")
     shown = (env.agent_selection, env.observe("asker"), env.observe("answerer"))

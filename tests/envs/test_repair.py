@@ -29,9 +29,9 @@ pytestmark = pytest.mark.skipif(not runs_code(), reason="this machine has no san
 
 @pytest.fixture
 def quick(monkeypatch):
-    """Runs sources that only functions of this module wrote here: a start of the sandbox takes 50 ms."""
+    """Runs trusted sources without the sandbox, whose start takes 50 ms."""
 
-    def given(sandbox, modules, calls):
+    def call(sandbox, modules, calls):
         space = {}
         for source in modules.values():
             exec(re.sub(r"^from .*", "", source, flags=re.MULTILINE), space)
@@ -43,14 +43,14 @@ def quick(monkeypatch):
                 lines.append(json.dumps(["error", type(error).__name__]))
         return lines, type("Result", (), {"ok": True})
 
-    monkeypatch.setattr(repair, "given", given)
+    monkeypatch.setattr(repair, "call_functions", call)
 
 
 NAME = "forge/Repair-v0"
 
 
 class Nods(Oracle):
-    """The tester ships what it did not test; now and then the planner does not see a fault."""
+    """The tester ships untested code, and the planner sometimes misses a fault."""
 
     overlooks = 0.35
 
@@ -97,7 +97,7 @@ def test_tests_and_faults_are_what_they_say(quick):
     for seed in range(30):
         env = Repair(modules=1, functions=3, kinds=[FAULTS[seed % 5]])
         env.reset(seed=seed)
-        seen, hidden = env.repository.shown, env.repository.hidden
+        seen, hidden = env.repository.visible, env.repository.hidden
         assert "tests fail." in env.test() and not set(map(str, seen)) & set(map(str, hidden))
         assert len({test.name for test in hidden}) == 3
         kinds.add(FAULTS[seed % 5])
@@ -118,12 +118,12 @@ def test_what_knows_nothing_earns_nothing(say, quick):
         assert sum(play(Repair(**at(level)), lambda seen, _: say(seen), seed) for seed in range(5)) == 0
 
 
-def test_each_level_is_harder_for_a_planner_that_overlooks_faults(quick):
+def test_levels_get_harder_for_a_planner_that_overlooks_faults(quick):
     means = check_levels(with_oracle(NAME, Nods), fa.Oracle(), episodes=30)
     assert means[0] > 0.5 and means[-1] < 0.6
 
 
-def test_only_the_planner_reads_the_manual_and_each_has_its_tools(quick):
+def test_only_the_planner_reads_the_manual(quick):
     env = Repair()
     env.reset(seed=0)
     assert "returns" in env.observe("planner") and "returns" not in env.observe("editor") + env.observe("tester")
@@ -169,7 +169,7 @@ def test_a_machine_without_a_sandbox_is_told_at_reset(monkeypatch):
         raise SandboxUnavailable("user namespaces do not work here")
 
     monkeypatch.setattr(Sandbox, "require", lacks)
-    with pytest.raises(SandboxUnavailable, match="Repair runs what its seats edit.*user namespaces do not"):
+    with pytest.raises(SandboxUnavailable, match="Repair runs model-written code.*user namespaces do not"):
         Repair().reset(seed=0)
 
 
@@ -195,7 +195,7 @@ def test_settings_that_make_no_repository_are_told(wrong):
 
 def test_a_result_that_is_printed_is_none():
     sources = {"parts": "print('[\"ok\", 1]')\ndef trim(n):\n    print('[\"ok\", 1]')\n    return n"}
-    assert hidden_tests.given(Sandbox(), sources, [("parts", "trim", [2])])[0] == ['["ok", 2]']
+    assert hidden_tests.call_functions(Sandbox(), sources, [("parts", "trim", [2])])[0] == ['["ok", 2]']
 
 
 @pytest.mark.parametrize("level", [2, 3, 5])
@@ -209,4 +209,5 @@ def test_whatever_faults_are_left_a_hidden_test_fails(level):
             left = {name: repository.broken[name] for place, name in enumerate(names) if chosen >> place & 1}
             space = {}
             exec("\n".join({**right, **left}.values()), space)
-            assert any(repair_tasks._given(space, test) != test.gives for test in repository.hidden), (seed, list(left))
+            results = [repair_tasks._result(space, test) for test in repository.hidden]
+            assert results != [test.result for test in repository.hidden], (seed, list(left))

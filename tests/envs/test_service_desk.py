@@ -14,7 +14,7 @@ PLAYERS = {"customer": fa.Scripted(service_desk.customer), "supervisor": fa.Scri
 
 
 class Rash(Oracle):
-    """Does not ask."""
+    """Never asks for approval."""
 
     def serve(self, seen):
         said = super().serve(seen)
@@ -22,7 +22,7 @@ class Rash(Oracle):
 
 
 class Overlooks(Oracle):
-    """Does not see, now and then, that a rule applies."""
+    """Sometimes overlooks a rule."""
 
     chance = 0.4
 
@@ -35,7 +35,7 @@ class Blind(Overlooks):
 
 
 class Lax(Oracle):
-    """The supervisor takes nobody to be under review."""
+    """The supervisor ignores reviews."""
 
     def __call__(self, seen):
         return super().__call__(re.sub("Under review.*", "Under review: nobody.", seen))
@@ -55,7 +55,7 @@ def test_all_that_may_happen_happens():
     assert approved >= 2
 
 
-def test_what_is_against_the_policy_earns_nothing_and_is_told():
+def test_policy_violations_earn_nothing_and_are_listed():
     rewards, told = [], []
     for seed in range(30):
         env, reward = shown(NAME, seed, Rash, level=4)
@@ -84,7 +84,7 @@ def test_what_knows_nothing_earns_nothing(say):
             assert sum(episode.rewards["agent"] for episode in episodes) == 0
 
 
-def test_each_level_is_harder_for_an_agent_that_overlooks_rules():
+def test_levels_get_harder_for_an_agent_that_overlooks_rules():
     means = check_levels(with_oracle(NAME, Overlooks), fa.Oracle(), episodes=20)
     assert means[:2] == [1, 1] and means[-1] < 0.6
 

@@ -16,7 +16,7 @@ def number(text):
 
 
 class Team:
-    """Plays all seats from their own observations only; the arguments make it play badly."""
+    """Plays all agents from their own observations only. The arguments add mistakes."""
 
     def __init__(self, *, greedy=False, lax=False, careless=False):
         self.greedy, self.lax, self.careless = greedy, lax, careless

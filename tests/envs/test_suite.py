@@ -57,7 +57,7 @@ def test_listing_imports_no_environment():
     ("team-v0", 0.49, 0.22), ("teams-v1", 0.51, 0.16), ("duels-v1", 0.68, 0.36), ("diagnostics-v1", 0.73, 0.22)
 ])  # fmt: skip
 def test_the_page_says_which_difference_a_suite_finds(name, of_one, of_all):
-    """With four players, so six pairs."""
+    """Four players have six pairs."""
     worlds, seeds = registry.suite(name), registry.suite_defaults(name).episodes
     assert detectable_difference(seeds, 6 * len(worlds)) == pytest.approx(of_one, abs=0.006)
     assert detectable_difference(seeds * len(worlds), 6) == pytest.approx(of_all, abs=0.006)
@@ -65,7 +65,7 @@ def test_the_page_says_which_difference_a_suite_finds(name, of_one, of_all):
     assert re.search(rf"^\| `{name}` \|.*\| {of_one} \| {of_all} \|$", page, re.MULTILINE)
 
 
-def test_worlds_that_work_together_are_in_one_suite_and_rivals_in_another():
+def test_suites_separate_cooperative_and_competitive_environments():
     tags = {name: [fa.spec(world).tags for world in registry.suite(name)] for name in ("teams-v1", "duels-v1")}
     assert all("cooperative" in each for each in tags["teams-v1"])
     assert not any("cooperative" in each for each in tags["duels-v1"])

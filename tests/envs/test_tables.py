@@ -17,7 +17,7 @@ class Knows(Oracle):
 
 
 class Slips(Oracle):
-    """The analyst, `times` times, tells something else than it found."""
+    """The analyst gives a wrong answer `times` times."""
 
     times = 1
 
@@ -34,7 +34,7 @@ class SlipsTwice(Slips):
 
 
 class Nods(Slips):
-    """Slips, and the reviewer does not look."""
+    """Gives a wrong answer, and the reviewer approves without a query."""
 
     def __call__(self, seen):
         return "approve" if self.agent == "reviewer" else super().__call__(seen)
@@ -44,7 +44,7 @@ def test_the_environment_keeps_the_contract():
     check_env("forge/Tables-v0")
 
 
-def test_the_reviewer_sees_the_analysts_query_and_nobody_elses():
+def test_reviewer_sees_only_the_analysts_query():
     env = Tables(revisions=2)
     env.reset(seed=1)
     env.step('CALL sql("SELECT 41")'), env.step("41")
@@ -61,7 +61,7 @@ def test_a_team_that_knows_sql_always_earns_one(level):
         assert reward == 1.0, f"{seed}\n{env.question}\n{env.render()}"
 
 
-def test_a_reviewer_that_looks_repairs_a_slip_and_one_that_nods_does_not():
+def test_reviewer_that_queries_corrects_a_mistake():
     assert sum(shown(NAME, seed, Slips, level=3)[1] for seed in range(10)) == 10
     assert sum(shown(NAME, seed, Nods, level=3)[1] for seed in range(10)) == 0
     assert sum(shown(NAME, seed, Slips, level=3, revisions=0)[1] for seed in range(10)) == 0
@@ -77,7 +77,7 @@ def test_what_knows_nothing_earns_next_to_nothing(say):
         assert sum(episode.rewards["analyst"] for episode in episodes) <= 6
 
 
-def test_levels_are_harder_for_who_guesses_and_for_who_knows_little():
+def test_levels_get_harder_for_weak_players():
     assert check_levels(with_oracle(NAME, Knows), fa.Oracle(), episodes=25) == [1, 1, 1, 0, 0, 0]
 
 
@@ -140,7 +140,7 @@ def test_a_number_counts_however_it_is_written(proposal, reward):
     assert env.rewards["analyst"] == reward
 
 
-def test_a_query_that_reads_long_texts_again_and_again_is_ended():
+def test_query_that_repeats_long_texts_is_interrupted():
     env = Tables()
     env.reset(seed=0)
     env.step("CALL sql(\"SELECT 'a' LIKE '" + "%a" * 100 + "'\")")

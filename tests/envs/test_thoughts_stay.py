@@ -22,7 +22,7 @@ def marker(agent):
 
 
 def leaks(env_id, seed):
-    """Whose thought reached whom in an episode in which everybody thinks before each answer, and how much was said."""
+    """Play an episode with reasoning before every answer. Returns leaks of reasoning, and the number of actions."""
     calls = random.Random(seed)
 
     def say(observation, agent):

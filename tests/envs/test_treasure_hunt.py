@@ -65,7 +65,7 @@ def test_the_reward_is_the_shortest_path_over_the_rounds():
     assert totals(detour, [f"go {way}" for way in ways for _ in "12"])["left"] == 1.0
 
 
-def test_a_hunt_that_fails_is_worth_the_way_that_was_made():
+def test_failed_hunt_earns_partial_credit():
     env = hunt(max_rounds=8, partial_credit=0.5)
     told = totals(env, ["go east", "go east"])
     assert told == pytest.approx({"left": 0.5 / 3, "right": 0.5 / 3})
@@ -89,7 +89,7 @@ def test_every_map_can_be_solved_in_time():
     assert env.rewards == {"left": 1.0, "right": 1.0}
 
 
-def test_another_hidden_half_changes_nothing_for_a_seat():
+def test_observations_do_not_depend_on_the_hidden_half():
     changed = 0
     for seed in range(20):
         env = TreasureHunt(size=5)

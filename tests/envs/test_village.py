@@ -11,7 +11,7 @@ ANNA, BERT, CLEO, DORA, EMIL, FRED, GINA = PLAYERS = [f"player_{number}" for num
 
 
 class Doubts(Oracle):
-    """A villager now and then does what comes to its mind."""
+    """A villager sometimes acts at random."""
 
     def villager(self, seen, asked, others):
         return self.rng.choice(others) if self.rng.random() < 0.2 else super().villager(seen, asked, others)
@@ -29,7 +29,7 @@ def begun(roles="wolf seer villager villager villager", seed=0, **settings):
 
 
 def say(env, *texts):
-    """Plays texts in the order in which seats are asked; returns who was asked."""
+    """Play texts in order. Returns the agents that acted."""
     asked = []
     for text in texts:
         asked.append(env.agent_selection)
@@ -62,7 +62,7 @@ def test_a_night_and_a_day():
     assert env.infos[EMIL]["winner"] == "village" and env.infos[ANNA]["success"] is False
 
 
-def test_who_is_guarded_lives_and_equal_votes_send_nobody_away():
+def test_guarded_player_survives_and_tied_votes_remove_no_player():
     env = begun("wolf healer villager villager villager")
     say(env, "cleo", "cleo")
     assert "Last night nobody died." in env.observe(CLEO) and len(env.alive) == 5
@@ -74,7 +74,7 @@ def test_who_is_guarded_lives_and_equal_votes_send_nobody_away():
     assert f"Votes: {first} for anna, {second} for emil" in env.observe(DORA)
 
 
-def test_wolves_know_each_other_and_what_was_named_and_nobody_else_does():
+def test_only_wolves_know_each_other_and_the_named_victim():
     env = begun("wolf wolf seer villager villager villager villager")
     assert "Wolves: anna, bert." in env.observe(ANNA) and env.legal_actions(BERT) == (*NAMES[2:], "nobody")
     say(env, "gina")
@@ -84,7 +84,7 @@ def test_wolves_know_each_other_and_what_was_named_and_nobody_else_does():
     assert "expected one of these: cleo" in env.infos[BERT]["illegal"] and env.victim == GINA
 
 
-def test_nobody_wins_when_the_days_are_over_and_wolves_when_they_are_as_many():
+def test_no_winner_after_the_last_day_and_wolves_win_a_tie():
     env = begun(days=1)
     say(env, *["nobody"] * 2, *["..."] * 5, *["nobody"] * 5)
     assert set(env.rewards.values()) == {0} and env.infos[ANNA]["winner"] is None
@@ -93,7 +93,7 @@ def test_nobody_wins_when_the_days_are_over_and_wolves_when_they_are_as_many():
     assert env.infos[EMIL]["winner"] == "wolves" and [env.rewards[n] for n in PLAYERS[:3]] == [1, 1, 0]
 
 
-def test_a_village_that_listens_wins_often_and_one_that_does_not_seldom():
+def test_village_that_uses_announcements_wins_more_often():
     seeds = range(40)
     assert village_wins("forge/Village-v0@1", fa.Oracle(), seeds) > 0.6
     for idle in (lambda seen: "", lambda seen: seen, lambda seen: "anna"):
@@ -107,13 +107,13 @@ def test_a_village_that_listens_wins_often_and_one_that_does_not_seldom():
         assert sum(sum(rewards.values()) for rewards in both) / 100 < 0.35
 
 
-def test_each_level_is_harder_for_a_village_that_doubts():
+def test_levels_get_harder_for_a_village_that_doubts():
     means = check_levels(with_oracle("forge/Village-v0", Doubts), fa.Oracle(), episodes=40)
     assert means[0] > 0.55 and means[-1] < 0.45
 
 
 @pytest.mark.parametrize(("role", "seat"), [("wolf", 0), ("seer", 1), ("healer", 2), ("villager", 3)])
-def test_a_seat_knows_what_its_role_lets_it_know_and_no_more(role, seat):
+def test_player_knows_only_what_its_role_reveals(role, seat):
     env = begun("wolf seer healer villager villager villager wolf", num_players=7)
     say(env, "dora", "gina", "emil")
     agent, found = PLAYERS[seat], set()

@@ -1,19 +1,18 @@
-"""Environments of other libraries, each behind an optional extra, each running that library's code unchanged.
+"""Adapters of environments of other libraries, which run the libraries' code unchanged.
 
-In: the namespaces' names. Out: offers in the registry; a library is imported when one of its environments is made.
-Waits for nothing. Start at `catalog` for what is listed and what is not, and why; at `contained` for what every adapter
-does around a library's code; else at the library's own module.
+Each library is an optional extra and has a module here with its environments and a function `list_ids`, which
+registers its ids without importing the library. To add a library, write such a module and add a line below.
 """
 
 from __future__ import annotations
 
 from forge_agents.envs.registry import provide
 
-_CATALOG = "forge_envs.adapters.catalog"
+_HERE = "forge_envs.adapters"
 
-provide("textarena", entry_point=f"{_CATALOG}:textarena", package="textarena", extra="textarena")
-provide("reasoning-gym", entry_point=f"{_CATALOG}:reasoning_gym", package="reasoning_gym", extra="reasoning-gym")
-provide("pettingzoo", entry_point=f"{_CATALOG}:pettingzoo", package="pettingzoo")
-provide("gymnasium", entry_point=f"{_CATALOG}:gymnasium", package="gymnasium")
-provide("openenv", entry_point=f"{_CATALOG}:openenv", package="openenv", extra="openenv")
-provide("verifiers", entry_point=f"{_CATALOG}:verifiers", package="verifiers", extra="verifiers")
+provide("textarena", entry_point=f"{_HERE}.textarena_games:list_ids", package="textarena", extra="textarena")
+provide("reasoning-gym", entry_point=f"{_HERE}.reasoning_gym:list_ids", package="reasoning_gym", extra="reasoning-gym")
+provide("pettingzoo", entry_point=f"{_HERE}.pettingzoo:list_ids", package="pettingzoo")
+provide("gymnasium", entry_point=f"{_HERE}.gymnasium:list_ids", package="gymnasium")
+provide("openenv", entry_point=f"{_HERE}.openenv:list_ids", package="openenv", extra="openenv")
+provide("verifiers", entry_point=f"{_HERE}.verifiers:list_ids", package="verifiers", extra="verifiers")

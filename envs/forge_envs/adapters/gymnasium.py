@@ -1,8 +1,4 @@
-"""Gymnasium environments with discrete or text spaces, as one-seat text environments.
-
-In: a Gymnasium id, actions by name or number. Out: its text rendering or text observation, its rewards. Waits for
-nothing.
-"""
+"""Gymnasium environments with discrete or text spaces, as single-agent text environments."""
 
 from __future__ import annotations
 
@@ -15,6 +11,7 @@ import numpy as np
 from forge_agents.envs.env import Outcome, TurnEnv
 from forge_agents.errors import ArgumentError
 from forge_envs.adapters.contained import Randomness, ended, failure
+from forge_envs.adapters.listing import entry, register_ids
 
 ACTION_NAMES: dict[str, tuple[str, ...]] = {
     "Blackjack": ("stick", "hit"),
@@ -23,26 +20,26 @@ ACTION_NAMES: dict[str, tuple[str, ...]] = {
     "FrozenLake8x8": ("left", "down", "right", "up"),
     "Taxi": ("south", "north", "east", "west", "pickup", "dropoff"),
 }
-"""Names of the actions, by number; other environments' actions are called by their numbers."""
+"""Names of actions by number. Actions of other environments are their numbers."""
 
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class GymnasiumText(TurnEnv):
-    """One Gymnasium environment; the seat is ``player``.
+    """A Gymnasium environment with the agent ``player``.
 
-    The observation is the text observation itself, or what ``render_mode="ansi"`` draws (the coloured, current place in
-    brackets), or the numbers of a discrete observation. An action is the last word or number in the text that names
-    one; a text that names none ends the episode with `illegal_reward`, told in the info under ``"illegal"``. An
-    exception inside the environment ends it likewise, told under ``"error"``.
+    The observation is the text observation, the rendering of ``render_mode="ansi"`` (the highlighted position in
+    brackets), or the numbers of a discrete observation. The action is the last word or number in the text that names
+    one. A text without an action ends the episode with `illegal_reward` and ``"illegal"`` in the info. An exception in
+    the environment ends it with `illegal_reward` and ``"error"`` in the info.
 
     Args:
         game: Gymnasium's id, e.g. ``"FrozenLake-v1"``.
-        illegal_reward: Reward of a text that names no action.
+        illegal_reward: Reward of a text without an action.
         **options: Arguments of `gymnasium.make`.
 
     Raises:
-        ArgumentError: Its action space is neither discrete nor text, or its observations cannot be told as text.
+        ArgumentError: The action space is neither discrete nor text, or the observations cannot be written as text.
     """
 
     possible_agents = ("player",)
@@ -51,15 +48,15 @@ class GymnasiumText(TurnEnv):
         super().__init__()
         import gymnasium
 
-        self._env: Any = _made(game, options)
-        action, seen = self._env.action_space, self._env.observation_space
+        self._env: Any = _make(game, options)
+        action, observation = self._env.action_space, self._env.observation_space
         if not isinstance(action, gymnasium.spaces.Discrete | gymnasium.spaces.Text):
-            raise ArgumentError(f"{game} acts in {action}; this adapter takes Discrete and Text, fa.wrap any")
-        if self._env.render_mode != "ansi" and not _is_tellable(seen):
-            raise ArgumentError(f"{game} observes {seen} and has no render mode 'ansi'; use fa.wrap")
-        count, named = int(getattr(action, "n", 0)), ACTION_NAMES.get(re.sub(r"-v\d+$", "", game), ())
+            raise ArgumentError(f"{game} has the action space {action}, not Discrete or Text; use fa.wrap")
+        if self._env.render_mode != "ansi" and not _is_writable(observation):
+            raise ArgumentError(f"{game} has observations in {observation} and no render mode 'ansi'; use fa.wrap")
+        count, names = int(getattr(action, "n", 0)), ACTION_NAMES.get(re.sub(r"-v\d+$", "", game), ())
         numbers = tuple(str(number + int(getattr(action, "start", 0))) for number in range(count))
-        self._names = named if len(named) == count else numbers
+        self._names = names if len(names) == count else numbers
         self._illegal_reward = illegal_reward
 
     def setup(self, rng: np.random.Generator) -> None:
@@ -85,15 +82,15 @@ class GymnasiumText(TurnEnv):
         move: Any = action
         if self._names:
             words = re.findall(r"-?\w+", action.casefold()[-4000:])
-            known = [word for word in words if word in self._names]
-            if not known:
-                why = f"{action[:60]!r} names none of {', '.join(self._names)}"
-                return ended(agent, self._illegal_reward, illegal=why)
-            move = self._names.index(known[-1]) + int(getattr(self._env.action_space, "start", 0))
+            actions = [word for word in words if word in self._names]
+            if not actions:
+                reason = f"{action[:60]!r} names none of {', '.join(self._names)}"
+                return ended(agent, self._illegal_reward, illegal=reason)
+            move = self._names.index(actions[-1]) + int(getattr(self._env.action_space, "start", 0))
         try:
             with self._randomness.contained():
                 self._seen, reward, done, cut, _ = self._env.step(move)
-        except Exception as error:  # noqa: BLE001  # the environment's code, on text that a model wrote
+        except Exception as error:  # noqa: BLE001  # library code on model-written text
             return ended(agent, self._illegal_reward, error=failure(error))
         return Outcome(rewards={agent: float(reward)}, done=bool(done), truncated=bool(cut) and not done)
 
@@ -101,8 +98,8 @@ class GymnasiumText(TurnEnv):
         self._env.close()
 
 
-def _made(game: str, options: dict[str, Any]) -> Any:
-    """The environment, drawing itself as text where it can."""
+def _make(game: str, options: dict[str, Any]) -> Any:
+    """Make the environment, with text rendering if available."""
     import gymnasium
 
     bare = gymnasium.make(game, **options)
@@ -112,11 +109,11 @@ def _made(game: str, options: dict[str, Any]) -> Any:
     return gymnasium.make(game, render_mode="ansi", **options)
 
 
-def _is_tellable(space: Any) -> bool:
+def _is_writable(space: Any) -> bool:
     from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
     if isinstance(space, Tuple):
-        return all(_is_tellable(part) for part in space.spaces)
+        return all(_is_writable(part) for part in space.spaces)
     return isinstance(space, Discrete | MultiBinary | MultiDiscrete | Text)
 
 
@@ -128,3 +125,17 @@ def _as_text(env: Any, seen: Any) -> str:
     if isinstance(seen, tuple):
         return ", ".join(str(part) for part in seen)
     return str(seen)
+
+
+TEXT_ENVS = ("Blackjack-v1", "CliffWalking-v1", "FrozenLake-v1", "FrozenLake8x8-v1", "Taxi-v4")
+"""Gymnasium's own environments with discrete observations and actions. Others are available by name."""
+
+
+def list_ids(name: str | None) -> str | None:
+    """Register ``gymnasium/Id-vN``; see `forge_agents.envs.registry.ListIds`."""
+    entries = {
+        env_id: entry("gymnasium:GymnasiumText", "gymnasium", "1p", max_turns=200, game=env_id)
+        for env_id in (TEXT_ENVS if name is None else (name,))
+        if re.fullmatch(r"[\w.-]+-v\d+", env_id)
+    }
+    return register_ids("gymnasium", name, entries)

@@ -1,8 +1,4 @@
-"""Environments behind OpenEnv servers, played over a WebSocket with OpenEnv's own generic client.
-
-In: a server's URL, actions as text or JSON. Out: its observations as text, its rewards. Waits for every answer of the
-server, each with a deadline.
-"""
+"""Environments of OpenEnv servers, by OpenEnv's generic WebSocket client. Every wait has a timeout."""
 
 from __future__ import annotations
 
@@ -15,28 +11,28 @@ import numpy as np
 
 from forge_agents.envs.env import Outcome, TurnEnv, writable
 from forge_envs.adapters.contained import ended, failure
+from forge_envs.adapters.listing import entry, register_ids
 
 _HIDDEN = ("done", "reward", "metadata")
 
 
 class OpenEnv(TurnEnv):
-    """An episode on an OpenEnv server; the seat is ``agent``.
+    """An episode on an OpenEnv server with the agent ``agent``.
 
-    OpenEnv's servers have no authentication: reach a remote one through a proxy or tunnel that has, and write its
-    credentials into the URL.
+    OpenEnv servers have no authentication. Access a remote server through an authenticating proxy or tunnel, with its
+    credentials in the URL.
 
-    The observation is the server's, without ``done``, ``reward`` and ``metadata``: the bare text where one text field
-    is left, else JSON. An action is sent as ``{action_field: text}``; without `action_field` it must be a JSON object,
-    and text that is none ends the episode with `illegal_reward`, told in the info under ``"illegal"``. An error that
-    the server answers with, one the connection raises, and a missed deadline end the episode likewise, told under
-    ``"error"``; at reset they raise.
+    The observation is the server's, without ``done``, ``reward`` and ``metadata``: a single text field as text, else
+    JSON. An action is sent as ``{action_field: text}``. Without `action_field` the text must be a JSON object; other
+    texts end the episode with `illegal_reward` and ``"illegal"`` in the info. Errors of the server or connection and
+    timeouts end the episode with `illegal_reward` and ``"error"`` in the info. At reset they raise.
 
     Args:
-        url: The server, e.g. ``"http://127.0.0.1:8000"``.
-        action_field: The field of the server's action that takes the text.
-        instructions: The system prompt.
-        illegal_reward: Reward of an action that the server refuses.
-        timeout_s: Seconds to wait for a connection, and for each answer.
+        url: Address of the server, e.g. ``"http://127.0.0.1:8000"``.
+        action_field: Field of the server's action that receives the text.
+        instructions: System prompt.
+        illegal_reward: Reward of a refused action.
+        timeout_s: Maximum seconds for the connection, and for each answer.
         max_turns: As in `TurnEnv`.
     """
 
@@ -55,13 +51,15 @@ class OpenEnv(TurnEnv):
     ) -> None:
         super().__init__(max_turns=max_turns)
         if not url.startswith(("http://", "https://", "ws://", "wss://")) or not timeout_s > 0:
-            raise ValueError(f"url={url!r}, timeout_s={timeout_s}: want http(s):// or ws(s)://, and seconds above 0")
-        self._url, self._field, self._told = url, action_field, instructions
+            raise ValueError(
+                f"url={url!r} must begin with http(s):// or ws(s)://, and timeout_s={timeout_s} must be above 0"
+            )
+        self._url, self._field, self._instructions = url, action_field, instructions
         self._illegal_reward, self._timeout_s = illegal_reward, timeout_s
         self._client: Any = None
 
     def setup(self, rng: np.random.Generator) -> None:
-        """Reset the server's environment in a fresh session."""
+        """Reset the server's environment in a new session."""
         from openenv.core import GenericEnvClient
 
         self.close()
@@ -72,12 +70,12 @@ class OpenEnv(TurnEnv):
         self._seen = self._client.reset(seed=int(rng.integers(2**31))).observation
 
     def instructions(self, agent: str) -> str:
-        return self._told
+        return self._instructions
 
     def observe_text(self, agent: str) -> str:
-        shown = {name: value for name, value in dict(self._seen).items() if name not in _HIDDEN}
-        only = next(iter(shown.values())) if len(shown) == 1 else None
-        text = only if isinstance(only, str) else json.dumps(shown, ensure_ascii=False, default=str)
+        fields = {name: value for name, value in dict(self._seen).items() if name not in _HIDDEN}
+        only = next(iter(fields.values())) if len(fields) == 1 else None
+        text = only if isinstance(only, str) else json.dumps(fields, ensure_ascii=False, default=str)
         return writable(text[: self.max_observation_chars])
 
     def act(self, agent: str, action: str) -> Outcome:
@@ -86,12 +84,12 @@ class OpenEnv(TurnEnv):
         except (ValueError, RecursionError) as error:
             return ended(agent, self._illegal_reward, illegal=f"no JSON: {error}"[:200])
         if not isinstance(sent, dict):
-            why = f"a JSON object is expected, not {type(sent).__name__}"
-            return ended(agent, self._illegal_reward, illegal=why)
+            reason = f"a JSON object is expected, not {type(sent).__name__}"
+            return ended(agent, self._illegal_reward, illegal=reason)
         try:
             result = self._client.step(sent)
-        except Exception as error:  # noqa: BLE001  # a stranger's server, on text that a model wrote
-            # Closing the session would wait for a server that may not answer; a thread does.
+        except Exception as error:  # noqa: BLE001  # a foreign server on model-written text
+            # Close in a thread, because the server may not answer.
             threading.Thread(target=self._client.close, daemon=True).start()
             self._client = None
             return ended(agent, self._illegal_reward, error=failure(error))
@@ -100,6 +98,11 @@ class OpenEnv(TurnEnv):
 
     def close(self) -> None:
         if self._client is not None:
-            with contextlib.suppress(Exception):  # the connection may be gone already
+            with contextlib.suppress(Exception):  # the connection may be closed already
                 self._client.close()
             self._client = None
+
+
+def list_ids(name: str | None) -> str | None:
+    """Register ``openenv/Server-v0``, which needs a running server; see `forge_agents.envs.registry.ListIds`."""
+    return register_ids("openenv", name, {"Server-v0": entry("openenv:OpenEnv", "openenv", "1p")}, ("Server-v0",))

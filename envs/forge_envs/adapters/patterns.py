@@ -1,8 +1,8 @@
-"""Regular expressions of other libraries, matched within a time limit.
+"""Time limits for the regular expressions of libraries.
 
-Libraries match patterns on texts that a model wrote. Some of these patterns take time that grows with the cube of the
-text's length, and Python's `re` stops all threads meanwhile and cannot be interrupted. Here such libraries use the
-package `regex` instead, which reads the same patterns, lets other threads run and keeps a time limit.
+Libraries apply patterns to model-written texts. Some of them take cubic time, and Python's `re` blocks all threads
+meanwhile and cannot be interrupted. This module replaces `re` in a library with the package `regex`, which accepts the
+same patterns, releases the GIL and supports timeouts.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 import regex  # type: ignore[import-untyped]
 
 LIMIT_S = 2.0
-"""Processor seconds of one match. Ordinary texts take less than a millisecond."""
+"""Maximum processor seconds per match. Ordinary texts take less than a millisecond."""
 _MATCHING = ("search", "match", "fullmatch", "findall", "finditer", "sub", "subn", "split")
 _LIMITS = {"timeout": LIMIT_S, "concurrent": True}
 
 
 class BoundedPattern:
-    """A compiled pattern whose methods raise `TimeoutError` after `LIMIT_S` seconds. Other attributes are `regex`'s."""
+    """A compiled `regex` pattern whose matching methods raise `TimeoutError` after `LIMIT_S` seconds."""
 
     def __init__(self, pattern: str | bytes, flags: int = 0) -> None:
         self._pattern = regex.compile(pattern, _flags(flags))
 
     def __getattr__(self, name: str) -> Any:
-        if name == "_pattern":  # while it is copied
+        if name == "_pattern":  # not yet set while copying
             raise AttributeError(name)
         value = getattr(self._pattern, name)
         if name not in _MATCHING:
@@ -37,7 +37,7 @@ class BoundedPattern:
 
 
 def _flags(flags: int) -> int:
-    """Flags of `re` as those of `regex`, which has another number for ASCII."""
+    """Convert flags of `re` to those of `regex`, where ASCII has another value."""
     ascii_only = regex.ASCII if flags & re.ASCII else 0
     return int(flags) & ~int(re.ASCII | re.DEBUG) | ascii_only
 
@@ -54,7 +54,7 @@ def _compile(pattern: Any, flags: int = 0) -> BoundedPattern:
 
 
 def _function(name: str, num_args: int) -> Any:
-    """The function `name` of the module `re`, which takes flags after the pattern and `num_args` more arguments."""
+    """Return the bounded version of a function of `re` with `num_args` arguments between pattern and flags."""
 
     def matching(pattern: Any, *args: Any, flags: int = 0, **named: Any) -> Any:
         if len(args) > num_args:
@@ -74,25 +74,25 @@ vars(bounded_re).update(
 
 
 _bounded: set[str] = set()
-"""Modules that match within the limit."""
+"""Names of the modules that use `bounded_re`."""
 
 
 def bound_patterns(*packages: str) -> None:
-    """Let the modules of these packages that are imported by now match within the limit."""
+    """Replace `re` with `bounded_re` in all imported modules of some packages."""
     names = (*_MATCHING, "compile")
-    instead = {id(re): bounded_re} | {id(getattr(re, name)): getattr(bounded_re, name) for name in names}
+    substitutes = {id(re): bounded_re} | {id(getattr(re, name)): getattr(bounded_re, name) for name in names}
     for name, module in list(sys.modules.items()):
         if name.partition(".")[0] in packages and name not in _bounded and hasattr(module, "__name__"):
             _bounded.add(name)
-            _replace(module, instead)
+            _replace(module, substitutes)
             for value in list(vars(module).values()):
                 if isinstance(value, type) and value.__module__ == name:
-                    _replace(value, instead)
+                    _replace(value, substitutes)
 
 
-def _replace(owner: Any, instead: dict[int, Any]) -> None:
+def _replace(owner: Any, substitutes: dict[int, Any]) -> None:
     for name, value in list(vars(owner).items()):
         if isinstance(value, re.Pattern):
             setattr(owner, name, _compile(value))
-        elif id(value) in instead:
-            setattr(owner, name, instead[id(value)])
+        elif id(value) in substitutes:
+            setattr(owner, name, substitutes[id(value)])

@@ -1,13 +1,10 @@
-"""PettingZoo's classic board and card games as text, through `forge_agents.wrap`.
-
-In: a game's module, e.g. ``"chess_v6"``, and moves by name. Out: boards and cards to read, the legal moves by name,
-PettingZoo's rewards. Waits for nothing.
-"""
+"""PettingZoo's classic board and card games as text."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.util
 import io
 import re
 import warnings
@@ -18,98 +15,99 @@ import numpy as np
 
 from forge_agents.envs.wrappers import WrappedEnv, wrap
 from forge_agents.errors import DISTRIBUTION, MissingExtraError
+from forge_envs.adapters.listing import entry, folder_of, register_ids
 
 _GO_COLUMNS = "ABCDEFGHJKLMNOPQRSTUVWXYZ"
 
 
 class Rules(NamedTuple):
-    """How a game is read and played as text."""
+    """Text interface of a game."""
 
     instructions: str
-    """The system prompt of every seat."""
+    """System prompt."""
     text: Callable[[Any, Any, str], str]
-    """``f(env, observation, agent)``: what the seat reads, without its moves."""
+    """``f(env, observation, agent)`` returns the observation without the moves."""
     names: Callable[[Any, str], Sequence[str]]
-    """``f(env, agent)``: the name of every action, by number."""
+    """``f(env, agent)`` returns the names of all actions, by number."""
     lists_moves: bool = True
-    """Whether the text ends with the legal moves; False where they are too many."""
+    """Whether the observation ends with the legal moves. False if they are too many."""
     max_seed: int = 2**63 - 1
-    """The largest seed that the game takes; of a larger one another is drawn."""
+    """Largest seed that the game accepts. Larger seeds are mapped to smaller ones."""
 
 
 class ClassicGame(WrappedEnv):
-    """A classic game as text. Legal moves, by name, are in ``infos[agent]["legal_actions"]``.
+    """A classic game as text, with the names of legal moves in ``infos[agent]["legal_actions"]``.
 
-    An action means the move that it names, alone or as the last word or phrase that names a legal move. Any other
-    text ends the game: the seat gets `illegal_reward`, the others 0, and its info says why under ``"illegal"``.
+    The action is the last word or phrase in a text that names a legal move. Any other text ends the game: the agent
+    gets `illegal_reward`, the others 0, and the agent's info has the reason under ``"illegal"``.
     """
 
     def __init__(self, env: Any, rules: Rules, *, illegal_reward: float = -1.0) -> None:
         self._rules = rules
         super().__init__(
             env,
-            obs_to_text=self._read_out,
-            text_to_action=self._meaning,
-            legal_actions=self._find_moves,
+            obs_to_text=self._describe,
+            text_to_action=self._parse_move,
+            legal_actions=self._list_moves,
             instructions=rules.instructions,
             illegal_reward=illegal_reward,
         )
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
         """Start an episode."""
-        if seed is not None and seed > self._rules.max_seed:  # held-out seeds and those of benchmarks are large
+        if seed is not None and seed > self._rules.max_seed:  # seeds of evaluations and benchmarks are large
             seed = int(np.random.default_rng(seed).integers(self._rules.max_seed))
         super().reset(seed=seed, options=options)
 
     def _mirror(self) -> None:
-        self._moves: dict[str, int] = {}  # by name, of the seat that decides
+        self._moves: dict[str, int] = {}  # number of each legal move of the acting agent
         super()._mirror()
 
-    def _find_moves(self, seen: Any, agent: str) -> Sequence[str]:
+    def _list_moves(self, observation: Any, agent: str) -> Sequence[str]:
         names = self._rules.names(self.env, agent)
-        mask = seen.get("action_mask") if isinstance(seen, dict) else None
+        mask = observation.get("action_mask") if isinstance(observation, dict) else None
         legal = range(len(names)) if mask is None else np.flatnonzero(mask)
         self._moves = {names[number]: int(number) for number in legal}
         return list(self._moves)
 
-    def _read_out(self, observation: Any, agent: str) -> str:
+    def _describe(self, observation: Any, agent: str) -> str:
         text = self._rules.text(self.env, observation, agent)
         if agent != self.agent_selection or not self._moves:
             return f"{text}\nNot your turn."
         return f"{text}\nYour moves: {', '.join(self._moves)}" if self._rules.lists_moves else text
 
-    def _meaning(self, text: str, agent: str, space: Any) -> int:
+    def _parse_move(self, text: str, agent: str, space: Any) -> int:
         moves = {name.casefold(): number for name, number in self._moves.items()}
-        wanted = " ".join(text.casefold().split())
-        if wanted in moves:
-            return moves[wanted]
+        normalized = " ".join(text.casefold().split())
+        if normalized in moves:
+            return moves[normalized]
         longest_first = "|".join(map(re.escape, sorted(moves, key=len, reverse=True)))
-        found = re.findall(rf"(?<![\w-])(?:{longest_first})(?![\w-])", wanted[-4000:])
-        if not found:
+        matches = re.findall(rf"(?<![\w-])(?:{longest_first})(?![\w-])", normalized[-4000:])
+        if not matches:
             raise ValueError(f"{text[:60]!r} names no legal move")
-        return moves[found[-1]]
+        return moves[matches[-1]]
 
 
 def classic(game: str, *, illegal_reward: float = -1.0, **options: Any) -> ClassicGame:
-    """A classic game of PettingZoo as text.
+    """Make a classic game of PettingZoo as text.
 
     Args:
-        game: The module under ``pettingzoo.classic``, e.g. ``"connect_four_v3"``.
-        illegal_reward: Reward of a text that names no legal move.
-        **options: The game's own arguments, e.g. ``board_size=9`` for go.
+        game: Module under ``pettingzoo.classic``, e.g. ``"connect_four_v3"``.
+        illegal_reward: Reward of a text without a legal move.
+        **options: Arguments of the game, e.g. ``board_size=9`` for go.
 
     Raises:
-        MissingExtraError: The game's rules come from a package that is not installed.
-        ValueError: PettingZoo has no such game, or no text is written for it.
+        MissingExtraError: The game requires a package that is not installed.
+        ValueError: PettingZoo has no such game, or it has no text interface here.
     """
     name = re.sub(r"_v\d+$", "", game)
     if name not in RULES:
-        raise ValueError(f"no text is written for PettingZoo's {game!r}; known: {', '.join(sorted(RULES))}")
+        raise ValueError(f"there is no text interface for PettingZoo's {game!r}; known: {', '.join(sorted(RULES))}")
     return ClassicGame(_raw_env(game, **options), RULES[name], illegal_reward=illegal_reward)
 
 
 def _raw_env(module: str, **options: Any) -> Any:
-    """A game of PettingZoo: its module imports pygame, which greets, and tells of a new way to import."""
+    """Import and make a game without pygame's greeting and PettingZoo's deprecation warning."""
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -159,11 +157,11 @@ def _chess_names(env: Any, agent: str) -> Sequence[str]:
 
 
 def _go(env: Any, seen: Any, agent: str) -> str:
-    stones = env._go.board  # the planes of the observation belong to whoever moved last, so they change their colours
+    stones = env._go.board  # not from the observation, whose planes swap colours with the player who moved last
     signs = np.where(stones == 1, "X", np.where(stones == -1, "O", "."))
     rows = [f"{len(signs) - number:2d} {' '.join(row)}" for number, row in enumerate(signs)]
-    own = "X, black" if agent == env.possible_agents[0] else "O, white"
-    return "\n".join([*rows, "   " + " ".join(_GO_COLUMNS[: len(signs)])]) + f"\nYou are {own}."
+    colour = "X, black" if agent == env.possible_agents[0] else "O, white"
+    return "\n".join([*rows, "   " + " ".join(_GO_COLUMNS[: len(signs)])]) + f"\nYou are {colour}."
 
 
 def _go_names(env: Any, agent: str) -> Sequence[str]:
@@ -179,10 +177,9 @@ def _poker(env: Any, seen: Any, agent: str) -> str:
     hand = state["hand"] if isinstance(state["hand"], list) else [state["hand"]]
     public = state.get("public_cards", [state.get("public_card")])
     table = [str(card) for card in public if card]
-    own = int(state["my_chips"])
-    chips = [int(count) for count in state["all_chips"]]
+    own_chips, chips = int(state["my_chips"]), [int(count) for count in state["all_chips"]]
     cards = f"Your cards: {' '.join(hand)}. Table: {' '.join(table) or 'no card'}."
-    return f"{cards} Chips in: you {own}, all seats {chips}."
+    return f"{cards} Chips in: you {own_chips}, all seats {chips}."
 
 
 def _rps(env: Any, seen: Any, agent: str) -> str:
@@ -202,10 +199,10 @@ def _hanabi(env: Any, seen: Any, agent: str) -> str:
 
 def _hanabi_names(env: Any, agent: str) -> Sequence[str]:
     inner = env.hanabi_env
-    state, seat = inner.game_state, inner.possible_agents.index(agent)
-    legal = set(state.legal_actions(seat)) if not state.is_terminal() else set()
+    state, player = inner.game_state, inner.possible_agents.index(agent)
+    legal = set(state.legal_actions(player)) if not state.is_terminal() else set()
     return [
-        state.action_to_string(seat, number).strip("()").strip() if number in legal else ""
+        state.action_to_string(player, number).strip("()").strip() if number in legal else ""
         for number in range(env.action_space(agent).n)
     ]
 
@@ -243,34 +240,34 @@ RULES = {
         max_seed=2**31 - 1,
     ),
 }
-"""Texts and names by game."""
+"""Text interfaces by game."""
 
 
-# ---- two of them as they stand under forge/: free squares and columns are numbers, and the last number counts
+# ---- two games of the namespace forge/, where moves are numbers and the last number counts
 
 _NUMBER = re.compile(r"(?<![\w.-])\d(?!\w|\.\d)", re.ASCII)
 _SQUARES = np.arange(9).reshape(3, 3).astype(str)  # PettingZoo numbers the squares column by column
 
 
 def tic_tac_toe(*, illegal_reward: float = -1.0) -> WrappedEnv:
-    """Tic-tac-toe; seats ``player_1`` and ``player_2``.
+    """Make tic-tac-toe with the agents ``player_1`` and ``player_2``.
 
-    A text is the square whose number, 0 to 8, is the last digit that stands alone in it.
+    The last isolated digit in a text is the number of the square, 0 to 8.
 
     Args:
-        illegal_reward: Reward of a text without such a digit and of a square that is taken; the other gets 0.
+        illegal_reward: Reward of a text without a free square. The other agent gets 0.
     """
     read = lambda seen, agent: f"{_rows(_grid(seen['observation'], _SQUARES).T)}\n{_free(seen)}"  # noqa: E731
     return _numbered("tictactoe", f"You play tic-tac-toe. {_SIGNS} free square.", read, illegal_reward)
 
 
 def connect_four(*, illegal_reward: float = -1.0) -> WrappedEnv:
-    """Connect four; seats ``player_0`` and ``player_1``.
+    """Make connect four with the agents ``player_0`` and ``player_1``.
 
-    A text is the column whose number, 0 to 6, is the last digit that stands alone in it.
+    The last isolated digit in a text is the number of the column, 0 to 6.
 
     Args:
-        illegal_reward: Reward of a text without such a digit and of a full column; the other gets 0.
+        illegal_reward: Reward of a text without a free column. The other agent gets 0.
     """
     read = lambda seen, agent: f"{_connect_four(None, seen, agent)}\n{_free(seen)}"  # noqa: E731
     return _numbered("connect_four", f"You play connect four. {_SIGNS} free column.", read, illegal_reward)
@@ -293,3 +290,23 @@ def _numbers(seen: Mapping[str, Any]) -> list[str]:
 
 def _free(seen: Mapping[str, Any]) -> str:
     return f"Free: {', '.join(_numbers(seen))}" if any(seen["action_mask"]) else "Not your turn."
+
+
+# ---- ids
+
+
+def list_ids(name: str | None) -> str | None:
+    """Register ``pettingzoo/game-vN`` for the classic games; see `forge_agents.envs.registry.ListIds`."""
+    entries, hidden = {}, set()
+    for path in sorted((folder_of("pettingzoo") / "classic").glob("*_v*.py")):
+        game, _, version = path.stem.rpartition("_v")
+        entries[f"{game}-v{version}"] = entry("pettingzoo:classic", "pettingzoo", max_turns=1000, game=path.stem)
+        if name is None and not _has_dependencies(game):
+            hidden.add(f"{game}-v{version}")
+    return register_ids("pettingzoo", name, entries, hidden)
+
+
+def _has_dependencies(game: str) -> bool:
+    needed = {"chess": "chess", "leduc_holdem": "rlcard", "texas_holdem": "rlcard", "hanabi": "pyspiel"}
+    package = needed.get(game) or ("rlcard" if game.startswith("texas") else "")
+    return not package or importlib.util.find_spec(package) is not None

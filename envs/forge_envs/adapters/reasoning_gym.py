@@ -1,14 +1,11 @@
-"""Generators of reasoning-gym (arXiv:2505.24760), unchanged inside: one question, one answer, its own scorer.
-
-In: a generator's name, its settings or a level of its curriculum, an answer. Out: the scorer's score as reward, the
-gold answer in the info, and a verifier. Waits for nothing.
-"""
+"""Generators of reasoning-gym (arXiv:2505.24760) as single-turn environments with their own scorers."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -18,6 +15,7 @@ from forge_agents.envs.env import Outcome, TurnEnv, writable
 from forge_agents.errors import did_you_mean
 from forge_agents.types import Trajectory
 from forge_envs.adapters.contained import Randomness, ended
+from forge_envs.adapters.listing import entry, folder_of, register_ids
 from forge_envs.adapters.patterns import bound_patterns
 from forge_envs.adapters.scoring import score
 
@@ -25,24 +23,23 @@ from forge_envs.adapters.scoring import score
 class ReasoningGym(TurnEnv):
     """One question of a generator.
 
-    The answer is what stands between the last ``<answer>`` and ``</answer>`` of the action, else the whole action.
-    The reward is the generator's own score, cut to [0, 1]. The info then holds ``"answer"`` (the gold answer),
-    ``"answer_given"``, ``"score"``, ``"outcome"`` (``"solved"`` at 1, ``"partial"`` above 0, ``"failed"``), and
-    ``"reasoning_gym"`` (generator, seed, level and settings: all that makes the question again).
+    The answer is the text between the last ``<answer>`` and ``</answer>``, else the whole action. The reward is the
+    generator's score, clipped to [0, 1]. At the end infos contain ``"answer"`` (gold), ``"answer_given"``, ``"score"``,
+    ``"outcome"`` (``"solved"`` at 1, ``"partial"`` above 0, else ``"failed"``) and ``"reasoning_gym"`` (generator,
+    seed, level and settings, which reproduce the question).
 
-    Some scorers evaluate the answer as Python or sympy. An answer that is more than a literal or a formula is not
-    handed to them: it scores 0 and the info says why under ``"refused"``. These scorers run in a process of their own,
-    within a limit of memory and a deadline. An exception inside a scorer, and a limit that it breaks, score 0, too,
-    and are told under ``"error"``.
+    Some scorers evaluate the answer as Python or sympy. They only receive literals and formulas; other answers score 0
+    with the reason under ``"refused"``. These scorers run in a process with memory and time limits. Exceptions and
+    exceeded limits score 0, with a message under ``"error"``.
 
     Args:
-        generator: reasoning-gym's name, e.g. ``"leg_counting"``.
-        level: Level of the generator's curriculum, from 0; beyond its last level the last one counts. None takes the
+        generator: Name in reasoning-gym, e.g. ``"leg_counting"``.
+        level: Level of the generator's curriculum, from 0. Levels beyond the last use the last. None uses the
             generator's defaults.
-        **settings: Fields of the generator's configuration; they win over the curriculum.
+        **settings: Fields of the generator's configuration, which override the curriculum.
 
     Raises:
-        ValueError: The generator is unknown or has no curriculum, or a setting is refused by it.
+        ValueError: The generator is unknown or has no curriculum, or it rejects a setting.
     """
 
     possible_agents = ("solver",)
@@ -52,7 +49,7 @@ class ReasoningGym(TurnEnv):
     def __init__(self, generator: str, *, level: int | None = None, **settings: Any) -> None:
         super().__init__()
         self._task = {"generator": generator, "level": level, "settings": settings}
-        _config(generator, level, settings, seed=0)  # a wrong argument is told here, not at reset
+        _config(generator, level, settings, seed=0)  # reject wrong arguments here instead of at reset
 
     def setup(self, rng: np.random.Generator) -> None:
         self._source: dict[str, Any] = {**self._task, "seed": int(rng.integers(2**31))}
@@ -69,22 +66,22 @@ class ReasoningGym(TurnEnv):
 
     def act(self, agent: str, action: str) -> Outcome:
         self._answered = True
-        given = final_answer(action)
-        reward, why = score(self._dataset, self._entry, given, self._source["generator"])
+        answer = final_answer(action)
+        reward, reasons = score(self._dataset, self._entry, answer, self._source["generator"])
         info = {
             "answer": str(self._entry["answer"]),
-            "answer_given": given[:1000],
+            "answer_given": answer[:1000],
             "score": reward,
             "outcome": "solved" if reward >= 1 else "partial" if reward > 0 else "failed",
             "reasoning_gym": self._source,
         }
-        return ended(agent, reward, **info, **why)
+        return ended(agent, reward, **info, **reasons)
 
 
 class ReasoningGymScore:
-    """The generators' own scorers as a verifier: makes each question again and scores the last action.
+    """Verifier that reproduces the question of a trajectory and scores its last action by the generator's scorer.
 
-    Abstains (NaN) on trajectories of other environments and on those without a turn.
+    Abstains (NaN) on trajectories of other environments and on those without turns.
     """
 
     name = "reasoning_gym"
@@ -92,34 +89,34 @@ class ReasoningGymScore:
     cost = "cheap"
 
     def score(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float32]:
-        """float32 [n] in [0, 1], one per trajectory."""
+        """Return scores in [0, 1], of shape ``[n]``, float32."""
         return np.array([self._grade(trajectory) for trajectory in trajectories], np.float32)
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float32]:
-        """The same as `score`: a verifier is a reward."""
+        """Same as `score`, so that the verifier can be used as a reward."""
         return self.score(trajectories)
 
     def _grade(self, trajectory: Trajectory) -> float:
         source = trajectory.info.get("reasoning_gym")
         if not trajectory.turns or not isinstance(source, Mapping):
             return float("nan")
-        dataset, entry = _again(json.dumps(source, sort_keys=True))
-        return score(dataset, entry, final_answer(trajectory.turns[-1].action), str(source["generator"]))[0]
+        dataset, question = _reproduce(json.dumps(source, sort_keys=True))
+        return score(dataset, question, final_answer(trajectory.turns[-1].action), str(source["generator"]))[0]
 
 
 def final_answer(action: str) -> str:
-    """What stands between the last ``<answer>`` and ``</answer>``, else the whole text; without white space around.
+    """Return the text between the last ``<answer>`` and ``</answer>``, else the whole text, without outer whitespace.
 
-    The same as `reasoning_gym.utils.extract_answer`, in time that grows with the text's length and not with its square.
+    Same as `reasoning_gym.utils.extract_answer`, but in linear instead of quadratic time.
     """
-    answer, at = action, 0
-    while (begin := action.find("<answer>", at)) >= 0 and (end := action.find("</answer>", begin)) >= 0:
-        answer, at = action[begin + len("<answer>") : end], end
+    answer, start = action, 0
+    while (begin := action.find("<answer>", start)) >= 0 and (end := action.find("</answer>", begin)) >= 0:
+        answer, start = action[begin + len("<answer>") : end], end
     return answer.strip()
 
 
 def levels(generator: str) -> int:
-    """How many levels the curriculum of a generator has; 0 where it has none."""
+    """Return the number of levels of a generator's curriculum, 0 without a curriculum."""
     from reasoning_gym.factory import create_curriculum, has_curriculum
 
     if not has_curriculum(generator):
@@ -128,7 +125,7 @@ def levels(generator: str) -> int:
 
 
 def _config(generator: str, level: int | None, settings: Mapping[str, Any], seed: int) -> Any:
-    """The generator's configuration for one question."""
+    """Return the generator's configuration for one question."""
     from reasoning_gym.factory import CURRICULA, DATASETS, create_curriculum
 
     if generator not in DATASETS:
@@ -140,8 +137,8 @@ def _config(generator: str, level: int | None, settings: Mapping[str, Any], seed
                 raise ValueError(f"level={level!r}: levels are integers from 0, and need a curriculum")
             curriculum = create_curriculum(generator)
             curriculum.set_global_level(level)
-            made = vars(curriculum.generate_configuration())
-            arguments = {name: value for name, value in made.items() if not name.startswith("_")} | arguments
+            fields = vars(curriculum.generate_configuration())
+            arguments = {name: value for name, value in fields.items() if not name.startswith("_")} | arguments
         config = DATASETS[generator][1](**arguments)
         if hasattr(config, "validate"):
             config.validate()
@@ -151,7 +148,7 @@ def _config(generator: str, level: int | None, settings: Mapping[str, Any], seed
 
 
 def _generate(source: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The dataset of one question, and the question."""
+    """Return a dataset of one question, and the question."""
     from reasoning_gym.factory import DATASETS
 
     bound_patterns("reasoning_gym")
@@ -163,5 +160,48 @@ def _generate(source: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 @lru_cache(maxsize=256)
-def _again(source: str) -> tuple[Any, dict[str, Any]]:
+def _reproduce(source: str) -> tuple[Any, dict[str, Any]]:
     return _generate(json.loads(source))
+
+
+# ---- ids
+
+EXCLUDED: dict[str, str] = {
+    "composite": "is a mixture of the others and needs their list as an argument",
+}
+"""Generators that are not listed, with the reason."""
+_CURRICULUM_LEVELS = 4
+"""Number of levels of each curriculum. Two of reasoning-gym's 102 curricula have fewer and repeat their last level."""
+
+
+def list_ids(name: str | None) -> str | None:
+    """Register ``reasoning-gym/generator-v0``; see `forge_agents.envs.registry.ListIds`."""
+    entries = {
+        f"{generator}-v0": entry(
+            "reasoning_gym:ReasoningGym",
+            "reasoning-gym",
+            "1p",
+            category,
+            generator=generator,
+            levels=[{"level": level} for level in range(_CURRICULUM_LEVELS * graded)],
+        )
+        for generator, (category, graded) in _generators().items()
+    }
+    return register_ids("reasoning-gym", name, entries, {f"{generator}-v0" for generator in EXCLUDED})
+
+
+@cache
+def _generators() -> dict[str, tuple[str, bool]]:
+    """Return category and presence of a curriculum by generator, read from the source that registers them."""
+    generators = {}
+    root = folder_of("reasoning_gym")
+    for path in sorted(root.rglob("*.py")):
+        source = path.read_text()
+        if "register_dataset(" not in source:
+            continue
+        names = dict(re.findall(r"^(\w+) = \"(\w+)\"$", source, re.MULTILINE))
+        for argument, rest in re.findall(r"^register_dataset\(\s*([\w\"]+)([^)]*)", source, re.MULTILINE):
+            generator = argument.strip('"') if argument.startswith('"') else names.get(argument, "")
+            if generator:
+                generators[generator] = path.relative_to(root).parts[0], "Curriculum" in rest
+    return generators

@@ -1,8 +1,4 @@
-"""Games of TextArena (arXiv:2504.11442), unchanged inside, as PettingZoo text environments.
-
-In: a game's id, a number of players, text actions. Out: per-seat messages, TextArena's rewards, and an outcome that
-never calls a forfeit a win. Waits for nothing.
-"""
+"""Games of TextArena (arXiv:2504.11442) as text environments."""
 
 from __future__ import annotations
 
@@ -23,53 +19,47 @@ from unittest import mock
 import numpy as np
 
 from forge_agents.envs.env import Outcome, TurnEnv
-from forge_envs.adapters.catalog import TEXTARENA_EXCLUDED, TEXTARENA_PLAYERS, folder_of
 from forge_envs.adapters.contained import Randomness, failure, fitting
+from forge_envs.adapters.listing import folder_of
 from forge_envs.adapters.patterns import bound_patterns
+from forge_envs.adapters.textarena_games import EXCLUDED, PLAYERS
 from forge_envs.adapters.textarena_moves import legal_moves
 
 _CUT = "[earlier messages are left out]\n"
 WORD_GAMES = frozenset(
     "Codenames DontSayIt Hangman LetterAuction SpellingBee WordChains WordLadder WordSearch Wordle".split()  # noqa: SIM905
 )
-"""The games that ask NLTK for its corpus ``words``, some also for its tagger."""
+"""Games that use NLTK's corpus ``words``, some also its tagger."""
 
-_MOST = {"Set": 20.0}
-"""Largest reward of games of one seat that do not pay at most 1."""
+_MAX_REWARD = {"Set": 20.0}
+"""Maximum reward of single-player games, if it is not 1."""
 _TAGGER = "averaged_perceptron_tagger_eng"
 
 
 class TextArena(TurnEnv):
-    """One game of TextArena.
+    """A game of TextArena with the agents ``player_0``, ``player_1``, ...
 
-    Seats are ``player_0``, ``player_1``, ... A seat's `instructions` are the prompts that the game writes at the
-    start; its observation is every message of the game and of other players since its last decision. Actions go
-    through the game's default action wrappers, cut to `max_action_chars`.
+    `instructions` are the prompts that the game writes at the start. An observation has all messages of the game and of
+    other players since the agent's last decision. Actions pass through the game's default action wrappers.
+    ``infos[agent]["legal_actions"]`` lists the legal actions of about 50 games.
 
-    ``infos[agent]["legal_actions"]`` lists the legal actions of about 50 games that have few.
+    Rewards are TextArena's, at the end of the game. Bandit is corrected: TextArena pays the regret of the chosen
+    button (its issue 173), and here the reward is 1 minus the regret. At the end every agent's info contains
 
-    Rewards are TextArena's own, given when the game ends, partial credit included. Bandit is corrected: TextArena pays
-    the regret of the button that was chosen, and so the worst button most (its issue 173); here the reward is 1 minus
-    the regret. At the end every seat's info holds
+    * ``"outcome"``: ``"win"``, ``"loss"`` or ``"draw"``; with one agent ``"solved"`` (maximum reward), ``"partial"`` or
+      ``"failed"``; ``"forfeit"`` for an agent that the game ended or removed because of invalid moves; ``"void"`` for
+      an agent whose last opponent forfeited, which keeps its reward but has not won;
+    * ``"forfeits"``: agents that forfeited; ``"score"``: the agent's reward; ``"reason"`` and ``"role"`` of TextArena.
 
-    * ``"outcome"``: ``"win"``, ``"loss"`` or ``"draw"`` among the seats; for one seat ``"solved"`` (the most that can
-      be earned: 20 in Set, 1 in other games), ``"partial"`` or ``"failed"``; ``"forfeit"`` for a seat that the game
-      ended or removed for invalid moves; and
-      ``"void"`` for a seat whose last rival forfeited: its reward stays TextArena's (usually 1), but it is no win.
-    * ``"forfeits"``: the seats that forfeited; ``"score"``: the own reward; ``"reason"`` and ``"role"``, as
-      TextArena says.
-
-    Games match patterns within a time limit; a text that exceeds it is a forfeit like an exception.
-
-    TextArena seeds and draws from Python's global generator; here each instance has a private state of it. An
-    exception inside a game is a forfeit of the seat that acted (reward -1, the others 0 and ``"void"``), told in
-    every info under ``"error"``.
+    An exception in the game, or a pattern match that exceeds its time limit, is a forfeit of the acting agent: reward
+    -1, the others 0 and ``"void"``, with ``"error"`` in all infos. Each instance has a private state of Python's global
+    random generator, which TextArena uses.
 
     Args:
         game: TextArena's id, e.g. ``"TicTacToe-v0"``.
-        num_players: Seats; None takes the least number that the game allows.
+        num_players: Number of players. None uses the game's minimum.
         max_turns: As in `TurnEnv`.
-        **options: The game's own constructor arguments.
+        **options: Constructor arguments of the game.
 
     Raises:
         ValueError: The game is unknown, or does not allow that number of players.
@@ -83,95 +73,95 @@ class TextArena(TurnEnv):
         super().__init__(max_turns=max_turns)
         import textarena
 
-        least, most = TEXTARENA_PLAYERS.get(game_name(game), (1, 1))
-        number = least if num_players is None else num_players
-        if type(number) is not int or not least <= number <= most:
-            raise ValueError(f"num_players={num_players!r} of {game}: the game takes {least} to {most} players")
+        low, high = PLAYERS.get(game_name(game), (1, 1))
+        number = low if num_players is None else num_players
+        if type(number) is not int or not low <= number <= high:
+            raise ValueError(f"num_players={num_players!r} of {game}: the game takes {low} to {high} players")
         if game not in textarena.envs.registration.ENV_REGISTRY:
             raise ValueError(f"TextArena {textarena.__version__} has no game {game!r}")
-        if reason := TEXTARENA_EXCLUDED.get(game_name(game)):
-            warnings.warn(f"TextArena's {game} does not work as it should: it {reason}", RuntimeWarning, stacklevel=2)
+        if reason := EXCLUDED.get(game_name(game)):
+            warnings.warn(f"TextArena's {game} has a known fault: it {reason}", RuntimeWarning, stacklevel=2)
         self.game = game
-        self.possible_agents = tuple(f"player_{seat}" for seat in range(number))
+        self.possible_agents = tuple(f"player_{player}" for player in range(number))
         self._arguments = options
 
     def setup(self, rng: np.random.Generator) -> str:
-        """Make and reset a fresh game on a private state of the global generators."""
+        """Make and reset a new game with a private state of the global generators."""
         import textarena
 
         seed = int(rng.integers(2**31))
         self._randomness = Randomness(seed)
         words = words_offered() if game_name(self.game) in WORD_GAMES else contextlib.nullcontext()
         with self._randomness.contained(), words:
-            home = textarena.envs.registration.ENV_REGISTRY[self.game].entry_point
-            if isinstance(home, str):
-                importlib.import_module(home.partition(":")[0])
+            entry_point = textarena.envs.registration.ENV_REGISTRY[self.game].entry_point
+            if isinstance(entry_point, str):
+                importlib.import_module(entry_point.partition(":")[0])
             bound_patterns("textarena")
             self._game = textarena.make(self.game, **self._arguments)
             self._game.reset(num_players=len(self.possible_agents), seed=seed)
             self._core = self._game
             while isinstance(self._core, textarena.Wrapper):
                 self._core = self._core.env
-            self._read: dict[str, list[Any]] = {agent: [] for agent in self.possible_agents}
-            seen = self._core.state.observations
+            self._messages: dict[str, list[Any]] = {agent: [] for agent in self.possible_agents}
+            observations = self._core.state.observations
             self._prompts = {
-                agent: [str(text) for _, text, *kind in seen.get(seat, []) if _kind(kind) == "PROMPT"]
-                for seat, agent in enumerate(self.possible_agents)
+                agent: [str(text) for _, text, *kind in observations.get(player, []) if _kind(kind) == "PROMPT"]
+                for player, agent in enumerate(self.possible_agents)
             }
-            return self._deliver()
+            return self._next_player()
 
     def instructions(self, agent: str) -> str:
         return "\n".join(self._prompts[agent])
 
     def observe_text(self, agent: str) -> str:
-        seat = self.possible_agents.index(agent)
-        told = []
-        for sender, text, *kind in [*self._read[agent], *self._core.state.observations.get(seat, [])]:
-            own_words = sender == seat and _kind(kind) == "PLAYER_ACTION"
-            if not own_words and not (_kind(kind) == "PROMPT" and str(text) in self._prompts[agent]):
-                told.append(f"[{self._core.state.role_mapping.get(sender, f'Player {sender}')}] {str(text).strip()}")
-        return fitting("\n".join(told), self.max_observation_chars, _CUT)
+        player = self.possible_agents.index(agent)
+        lines = []
+        for sender, text, *kind in [*self._messages[agent], *self._core.state.observations.get(player, [])]:
+            own_action = sender == player and _kind(kind) == "PLAYER_ACTION"
+            if not own_action and not (_kind(kind) == "PROMPT" and str(text) in self._prompts[agent]):
+                lines.append(f"[{self._core.state.role_mapping.get(sender, f'Player {sender}')}] {str(text).strip()}")
+        return fitting("\n".join(lines), self.max_observation_chars, _CUT)
 
     def legal_actions(self, agent: str) -> list[str] | None:
         return legal_moves(game_name(self.game), self._core)
 
     def act(self, agent: str, action: str) -> Outcome:
-        self._read[agent] = []
+        self._messages[agent] = []
         try:
             with self._randomness.contained():
                 done, _ = self._game.step(action=action[: self.max_action_chars])
-                if not (done or self._core.state.done or self._deserted()):
-                    return Outcome(next=self._deliver())
+                if not (done or self._core.state.done or self._is_deserted()):
+                    return Outcome(next=self._next_player())
                 rewards, infos = self._game.close()
-        except Exception as error:  # noqa: BLE001  # the game's code, on text that a model wrote
+        except Exception as error:  # noqa: BLE001  # library code on model-written text
             return self._crash(agent, error)
         return self._end(rewards or {}, infos)
 
-    def _deserted(self) -> bool:
-        """Whether one seat or none is left in a game that goes on: such games look for the next one forever."""
-        out = set(getattr(self._core.state, "elimination_order", ()))
-        return len(out) >= len(self.possible_agents) - 1 > 0
+    def _is_deserted(self) -> bool:
+        """Whether at most one player is left in a running game, which would search for the next player forever."""
+        eliminated = set(getattr(self._core.state, "elimination_order", ()))
+        return len(eliminated) >= len(self.possible_agents) - 1 > 0
 
-    def _deliver(self) -> str:
-        """Who decides now, with its messages fetched from the game."""
-        seat, messages = self._core.get_observation()
-        agent = str(self.possible_agents[seat])
-        self._read[agent] = [*self._read[agent], *messages]
+    def _next_player(self) -> str:
+        """Fetch the messages of the player to move. Returns its agent."""
+        player, messages = self._core.get_observation()
+        agent = str(self.possible_agents[player])
+        self._messages[agent] = [*self._messages[agent], *messages]
         return agent
 
     def _crash(self, agent: str, error: Exception) -> Outcome:
-        rewards = {seat: -1.0 if name == agent else 0.0 for seat, name in enumerate(self.possible_agents)}
-        infos = {seat: {"invalid_move": name == agent} for seat, name in enumerate(self.possible_agents)}
+        rewards = {player: -1.0 if name == agent else 0.0 for player, name in enumerate(self.possible_agents)}
+        infos = {player: {"invalid_move": name == agent} for player, name in enumerate(self.possible_agents)}
         return self._end(rewards, infos, error=failure(error))
 
     def _end(self, rewards: dict[int, Any], infos: dict[int, dict[str, Any]], error: str = "") -> Outcome:
         agents = self.possible_agents
-        told = {agent: infos.get(seat, {}) for seat, agent in enumerate(agents)}
-        forfeits = [agent for agent in agents if told[agent].get("invalid_move")]
-        score = {agent: _number(rewards.get(seat), agent in forfeits) for seat, agent in enumerate(agents)}
+        facts = {agent: infos.get(player, {}) for player, agent in enumerate(agents)}
+        forfeits = [agent for agent in agents if facts[agent].get("invalid_move")]
+        score = {agent: _as_reward(rewards.get(player), agent in forfeits) for player, agent in enumerate(agents)}
         if game_name(self.game) == "Bandit" and not (forfeits or error):
             score = {agent: 1.0 - regret for agent, regret in score.items()}
-        verdict = outcomes(score, forfeits, most=_MOST.get(game_name(self.game), 1.0))
+        verdict = outcomes(score, forfeits, max_reward=_MAX_REWARD.get(game_name(self.game), 1.0))
         if error:
             verdict = {agent: "forfeit" if agent in forfeits else "void" for agent in agents}
         info = {
@@ -179,8 +169,8 @@ class TextArena(TurnEnv):
                 "outcome": verdict[agent],
                 "forfeits": forfeits,
                 "score": score[agent],
-                "reason": str(told[agent].get("reason", ""))[:500],
-                "role": str(told[agent].get("role", "")),
+                "reason": str(facts[agent].get("reason", ""))[:500],
+                "role": str(facts[agent].get("role", "")),
             }
             | ({"error": error} if error else {})
             for agent in agents
@@ -188,16 +178,23 @@ class TextArena(TurnEnv):
         return Outcome(rewards=score, done=True, info=info)
 
 
-def outcomes(score: dict[str, float], forfeits: list[str], *, most: float = 1.0) -> dict[str, str]:
-    """What the end of a game counts as for each seat; see `TextArena`. A single seat can earn at most `most`.
+def outcomes(score: dict[str, float], forfeits: list[str], *, max_reward: float = 1.0) -> dict[str, str]:
+    """Return the ``"outcome"`` of each agent; see `TextArena`.
 
-    Seats that did not forfeit are compared with each other: the highest score wins, equal scores win, draw or lose
-    together by their sign. A lone seat left over by forfeits has beaten nobody.
+    Agents that did not forfeit are compared: the highest score wins, and equal scores win, draw or lose together by
+    their sign.
+
+    Args:
+        score: Reward by agent.
+        forfeits: Agents that forfeited.
+        max_reward: Reward of a solved single-player game.
     """
     playing = {agent: value for agent, value in score.items() if agent not in forfeits}
     verdict = dict.fromkeys(forfeits, "forfeit")
     if len(score) == 1:
-        return verdict | {a: "solved" if v >= most else "partial" if v > 0 else "failed" for a, v in playing.items()}
+        for agent, value in playing.items():
+            verdict[agent] = "solved" if value >= max_reward else "partial" if value > 0 else "failed"
+        return verdict
     if forfeits and len(playing) < 2:
         return verdict | dict.fromkeys(playing, "void")
     best, worst = max(playing.values()), min(playing.values())
@@ -210,42 +207,42 @@ def outcomes(score: dict[str, float], forfeits: list[str], *, most: float = 1.0)
 
 
 def game_name(game: str) -> str:
-    """The game without version and variant: ``"2048-v0-hard"`` is ``"2048"``."""
+    """Return the game without version and variant: ``"2048"`` for ``"2048-v0-hard"``."""
     return re.split(r"-v\d+", game)[0]
 
 
 def _kind(rest: list[Any]) -> str:
-    """The kind of a message; a few games leave it out."""
+    """Return the kind of a message, which a few games omit."""
     return str(getattr(rest[0], "name", "")) if rest else ""
 
 
-def _number(reward: Any, forfeited: bool) -> float:
-    """A reward; where the game gave none, or a text in its place, that of a forfeit or 0."""
+def _as_reward(reward: Any, forfeited: bool) -> float:
+    """Return a reward as float. If the game gave no number, -1 for a forfeit and else 0."""
     return float(reward) if isinstance(reward, int | float) else -1.0 if forfeited else 0.0
 
 
-# ---- words: nothing is downloaded
+# ---- word lists, without downloads
 
 
 @contextlib.contextmanager
 def words_offered() -> Iterator[None]:
-    """Inside, NLTK finds a word list and a tagger, and `nltk.download` does nothing."""
-    _offer()
+    """Provide NLTK with a word list and a tagger, and disable `nltk.download`."""
+    _write_words()
     with mock.patch("nltk.download", return_value=False):
         yield
 
 
 @cache
-def _offer() -> None:
-    """Put a stand-in for what is missing on NLTK's path; what is installed comes first.
+def _write_words() -> None:
+    """Write substitutes for missing NLTK data. Installed data takes precedence.
 
-    The stand-in of ``words/en`` holds the lower-case words of TextArena's American dictionary, that of
-    ``words/en-basic`` its nouns of three to eight letters. A word is a noun where the dictionary gives it a possessive
-    and a plural; the tagger calls nouns NN and all else JJ.
+    ``words/en`` gets the lower-case words of TextArena's American dictionary, and ``words/en-basic`` its nouns of three
+    to eight letters. Words with a possessive and a plural count as nouns. The tagger labels nouns NN and all other
+    words JJ.
     """
     import nltk
 
-    if all(_is_there(resource) for resource in ("corpora/words", f"taggers/{_TAGGER}")):
+    if all(_has_resource(resource) for resource in ("corpora/words", f"taggers/{_TAGGER}")):
         return
     dictionary = folder_of("textarena") / "envs" / "utils" / "data" / "en_US.dic"
     entries = dict(line.partition("/")[::2] for line in dictionary.read_text().splitlines()[1:])
@@ -263,7 +260,7 @@ def _offer() -> None:
     nltk.data.path.append(str(folder))
 
 
-def _is_there(resource: str) -> bool:
+def _has_resource(resource: str) -> bool:
     import nltk
 
     try:

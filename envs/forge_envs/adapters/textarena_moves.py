@@ -1,7 +1,7 @@
-"""Legal actions of TextArena's games, read off the state of a game, for those games that have few.
+"""Legal actions of TextArena's games, for games with few of them.
 
-Each function takes the game's core environment (version 0.7.4) and returns the actions that its current player may
-write, or None where any text is an answer or the actions cannot be listed.
+Each function takes the game's core environment (version 0.7.4) and returns the legal actions of the current player, or
+None if any text is legal or the actions cannot be listed.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from typing import Any
 
 _FACES = {1: "A", 11: "J", 12: "Q", 13: "K"}
 _DIRECTIONS = ("[up]", "[down]", "[left]", "[right]")
-_MOST_CHIPS = 3
-"""Largest bet or raise that is listed in games of poker, in chips: a list of all stacks would be most of the moves."""
+_MAX_CHIPS = 3
+"""Largest listed bet or raise in poker, in chips. All possible bets would dominate the list."""
 
 
 def legal_moves(game: str, core: Any) -> list[str] | None:
-    """Actions that the current player of a game may write; None where they are not known.
+    """Return the legal actions of the current player, or None if they are unknown.
 
     Args:
-        game: The game's name without version and variant.
-        core: Its environment inside TextArena's wrappers.
+        game: Name of the game without version and variant.
+        core: Environment inside TextArena's wrappers.
     """
-    find = _MOVES.get(game)
-    moves = None if find is None or core.state.done else find(core)
+    list_moves = _MOVES.get(game)
+    moves = None if list_moves is None or core.state.done else list_moves(core)
     return None if moves is None else list(moves)
 
 
@@ -33,8 +33,8 @@ def _fixed(*moves: str) -> Callable[[Any], Iterable[str]]:
 
 
 def _state(core: Any) -> dict[str, Any]:
-    found: dict[str, Any] = core.state.game_state
-    return found
+    state: dict[str, Any] = core.state.game_state
+    return state
 
 
 def _cells(rows: int, columns: int) -> Iterable[tuple[int, int]]:
@@ -42,7 +42,7 @@ def _cells(rows: int, columns: int) -> Iterable[tuple[int, int]]:
 
 
 def _free_squares(core: Any) -> list[int]:
-    """Numbers of the empty squares of a square board, row by row."""
+    """Return the numbers of the empty squares of a square board, row by row."""
     board = _state(core)["board"]
     return [row * len(board) + column for row, column in _cells(len(board), len(board)) if board[row][column] == ""]
 
@@ -83,7 +83,7 @@ def _poker(core: Any) -> Iterable[str]:
     state, player = _state(core), core.state.current_player_id
     chips, due = state["player_chips"][player], state["current_bet"] - state["player_bets"][player]
     verb = "raise" if state["current_bet"] else "bet"
-    more = [f"[{verb} {n}]" for n in range(1, min(_MOST_CHIPS, chips - due) + 1)] if due >= 0 else []
+    more = [f"[{verb} {n}]" for n in range(1, min(_MAX_CHIPS, chips - due) + 1)] if due >= 0 else []
     return [*(["[check]"] if due <= 0 else ["[call]", "[fold]"]), *more]
 
 
@@ -91,7 +91,7 @@ def _indian_poker(core: Any) -> Iterable[str]:
     state, player = _state(core), core.state.current_player_id
     chips, due = state["player_chips"][player], state["highest_bet"] - state["current_bets"][player]
     verb = "raise" if due else "bet"
-    more = [f"[{verb} {n}]" for n in range(1, min(_MOST_CHIPS, chips - due) + 1)]
+    more = [f"[{verb} {n}]" for n in range(1, min(_MAX_CHIPS, chips - due) + 1)]
     calls = ["[call]"] if due and due <= chips else [] if due else ["[check]"]
     return [*calls, "[fold]", *more]
 
@@ -174,10 +174,10 @@ def _checkers(core: Any) -> Iterable[str]:
 
 def _chopsticks(core: Any) -> Iterable[str]:
     hands, player = _state(core)["hands"], core.state.current_player_id
-    own, other = hands[player], hands[1 - player]
-    attacks = [f"[attack {mine} {theirs}]" for mine, theirs in _cells(2, 2) if own[mine] and other[theirs]]
-    total = sum(own)
-    return attacks + [f"[split {left} {total - left}]" for left in range(total + 1) if [left, total - left] != own]
+    mine, opponent = hands[player], hands[1 - player]
+    attacks = [f"[attack {hand} {target}]" for hand, target in _cells(2, 2) if mine[hand] and opponent[target]]
+    total = sum(mine)
+    return attacks + [f"[split {left} {total - left}]" for left in range(total + 1) if [left, total - left] != mine]
 
 
 def _pure_strategy(core: Any) -> Iterable[str]:
@@ -207,7 +207,7 @@ def _ultimatum(core: Any) -> Iterable[str]:
 
 
 def _in_decisions(*moves: str) -> Callable[[Any], Iterable[str] | None]:
-    """In conversation any text is a message."""
+    """Return `moves` in the decision phase. In conversation any text is legal."""
     return lambda core: moves if _state(core)["phase"] == "decision" else None
 
 
@@ -320,4 +320,4 @@ _MOVES: dict[str, Callable[[Any], Iterable[str] | None]] = {
 }
 
 GAMES_WITH_MOVES = frozenset(_MOVES)
-"""Names of the games whose legal actions are listed."""
+"""Names of games whose legal actions are listed."""

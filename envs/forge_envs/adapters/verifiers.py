@@ -1,16 +1,16 @@
-"""Environments of PrimeIntellect's verifiers (single- and multi-turn, tools), unchanged inside, with their rubrics.
-
-In: an installed environment module's name, or an environment object; the model's texts. Out: the environment's
-messages as text, the rubric's score as reward. Waits for the environment and its rubric, with a deadline.
-"""
+"""Environments of PrimeIntellect's verifiers 0.3.1 (single-turn, multi-turn, tools), with their rubrics."""
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 import json
 import math
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -20,6 +20,7 @@ from forge_agents.errors import did_you_mean
 from forge_agents.programs.tasks import Tasks
 from forge_agents.tools import FORMATS, Tool, ToolFormat, ToolResult, describe_tools, parse_tool_calls, render_results
 from forge_envs.adapters.contained import Randomness, ended, failure, fitting
+from forge_envs.adapters.listing import entry, register_ids
 from forge_envs.adapters.patterns import bound_patterns
 from forge_envs.adapters.verifiers_rollout import End, Request, Rollout
 
@@ -27,38 +28,36 @@ _OPENAI = "api.openai.com"
 
 
 class VerifiersEnv(TurnEnv):
-    """An environment of verifiers; the seat is ``agent``. Made by `wrap`, or by ``fa.make("verifiers/NAME-v0")``.
+    """An environment of verifiers with the agent ``agent``. Made by `wrap`, or by ``fa.make("verifiers/NAME-v0")``.
 
-    Each episode takes a row of the data set and is one rollout of the library's own loop. The instructions are the
-    prompt's system messages and, where there are tools, how to call them; an observation is what was said since the
-    seat's last text. Calls in any format that `forge_agents.tools.parse_tool_calls` reads become the message's tool
-    calls, as a server that parses them would have it; the message keeps its whole text.
+    Each episode is a rollout of the library's own loop on one row of the data set. The instructions are the system
+    messages and, if there are tools, how to call them. An observation has the messages since the agent's last text.
+    Calls in any format of `forge_agents.tools.parse_tool_calls` become tool calls of the message, which keeps its text.
 
-    At the end the reward is the rubric's, and the info holds ``"metrics"`` (by function), ``"stop_condition"``,
-    ``"answer"`` (where the row has one) and ``"example_id"``. An exception inside the environment and a missed deadline
-    end the episode with `error_reward`, told under ``"error"``; there, too, stand errors that the library itself turns
-    into a score, such as a reward function that raised and counts 0. At reset they raise.
+    The reward is the rubric's. At the end infos contain ``"metrics"`` (by function), ``"stop_condition"``, ``"answer"``
+    (if the row has one) and ``"example_id"``. An exception in the environment or a timeout ends the episode with
+    `error_reward` and a message under ``"error"``. Errors that the library converts to a score of 0, such as those of
+    reward functions, are also listed there. At reset such errors raise.
 
-    A fork plays the same texts again in a rollout of its own: what a tool did outside is done twice. An episode that
-    is cut by a turn limit of this framework has no score; set the environment's own ``max_turns``.
+    A fork repeats the texts in a new rollout, with all side effects of tools. An episode that is truncated by a turn
+    limit of this framework has no score; set the environment's own ``max_turns`` instead.
 
     Args:
-        vf_env: A `verifiers.Environment`, such as a `SingleTurnEnv`, `MultiTurnEnv`, `ToolEnv` or `EnvGroup`. Any
-            number of wrappers can share one.
-        split: The data set that rows come from, "train" or "eval". None: evaluations and benchmarks play rows of the
-            evaluation data set, or, where there is none, a fifth of the training data set, which training does not
-            play.
-        tool_format: How the instructions show tool calls, and results come back.
-        judge_client: What its `JudgeRubric`s ask, in the place of their own client: an `openai.AsyncOpenAI` or its
-            like. Their own is left only where it has another address than OpenAI's.
-        error_reward: Reward of an episode that an exception or a missed deadline ended.
-        timeout_s: Seconds for each answer of the environment, the rubric's score included.
+        vf_env: A `verifiers.Environment`, such as a `SingleTurnEnv`, `MultiTurnEnv`, `ToolEnv` or `EnvGroup`. Several
+            wrappers can share it.
+        split: Data set of the rows, "train" or "eval". None: evaluations and benchmarks use the evaluation data set,
+            or, without one, a fifth of the training rows, which training does not use.
+        tool_format: Format of tool calls in the instructions, and of results.
+        judge_client: Replaces the client of each `JudgeRubric`: an `openai.AsyncOpenAI` or equivalent. Required if a
+            rubric's own client uses OpenAI's address.
+        error_reward: Reward after an exception or timeout.
+        timeout_s: Maximum seconds for each answer of the environment, including the rubric's score.
         max_turns: As in `TurnEnv`.
 
     Raises:
-        TypeError: `vf_env` is no environment of the classic kind.
-        ValueError: The rubric compares the rollouts of a group, or asks a judge for which there is no client.
-        RuntimeError: At reset, where the environment ends before it asks for anything.
+        TypeError: `vf_env` is not a classic environment of verifiers.
+        ValueError: The rubric compares the rollouts of a group, or needs a `judge_client`.
+        RuntimeError: At reset, if the rollout ends before its first request.
     """
 
     possible_agents = ("agent",)
@@ -81,15 +80,15 @@ class VerifiersEnv(TurnEnv):
 
         bound_patterns("verifiers")
         if not isinstance(vf_env, vf.Environment):
-            raise TypeError(f"wrap takes a verifiers.Environment, got {type(vf_env).__name__}; tasksets of v1 are none")
+            raise TypeError(f"wrap takes a verifiers.Environment (not a taskset of v1), got {type(vf_env).__name__}")
         for rubric in _rubrics(vf_env):
             if rubric.has_group_rewards:
                 raise ValueError(
-                    f"{type(rubric).__name__} has reward functions over a group of rollouts; an episode here is scored "
-                    "alone: leave them out, or write a verifier over groups (forge_agents.Verifier)"
+                    f"{type(rubric).__name__} has reward functions over a group of rollouts, but episodes are scored "
+                    "one by one: remove them, or write a verifier over groups (forge_agents.Verifier)"
                 )
             if isinstance(rubric, vf.JudgeRubric):
-                _give_judge(rubric, judge_client)
+                _set_judge(rubric, judge_client)
         if split not in ("train", "eval", None) or tool_format not in FORMATS or not timeout_s > 0:
             raise ValueError(
                 f"split={split!r} must be train, eval or None, tool_format={tool_format!r} one of "
@@ -97,7 +96,7 @@ class VerifiersEnv(TurnEnv):
             )
         if not math.isfinite(error_reward):
             raise ValueError(f"error_reward={error_reward} must be finite")
-        # Copies of a function are the function: forks share the library's environment.
+        # A function, because copying it does not copy the environment, which forks share.
         self._env: Callable[[], Any] = lambda: vf_env
         self._split = split
         self._format: ToolFormat = tool_format
@@ -111,18 +110,19 @@ class VerifiersEnv(TurnEnv):
         self._rollout = Rollout(env, row, seed=int(rng.integers(2**31)), timeout_s=self._timeout_s)
         state = self._rollout.start()
         if isinstance(state, End):
-            why = "; ".join(_errors(state)) or f"stop condition {state.output.get('stop_condition')}"
-            message = f"{self}: the rollout ended before it asked for anything: {why}"
+            reason = "; ".join(_errors(state)) or f"stop condition {state.output.get('stop_condition')}"
+            message = f"{self}: the rollout ended before its first request: {reason}"
             raise RuntimeError(message)  # noqa: TRY004  # a failure of the environment
         self._calls = 0
         self._tools = [_tool(tool) for tool in state.tools]
         system = [_text(message) for message in state.prompt if message.role == "system"]
-        self._told = writable("\n\n".join([*system, *filter(None, [describe_tools(self._tools, self._format)])]))
+        parts = [*system, *filter(None, [describe_tools(self._tools, self._format)])]
+        self._instructions = writable("\n\n".join(parts))
         self._show([message for message in state.prompt if message.role != "system"])
-        self._asked = state
+        self._request = state
 
     def _row(self, env: Any, rng: np.random.Generator) -> Any:
-        """The row of the episode. The library builds its data sets at the first call."""
+        """Return the row of the episode. The library builds its data sets at the first call."""
         held_out = env.get_eval_dataset() if self._split == "eval" or env.build_eval_dataset() is not None else None
         has_training = env.dataset is not None or env.dataset_source is not None
         training = env.get_dataset() if has_training and self._split != "eval" else held_out
@@ -130,7 +130,7 @@ class VerifiersEnv(TurnEnv):
         return Tasks(training, training if self._split else held_out).of(self.episode_seed, rng, str(self))
 
     def instructions(self, agent: str) -> str:
-        return self._told
+        return self._instructions
 
     def observe_text(self, agent: str) -> str:
         return self._seen
@@ -139,15 +139,15 @@ class VerifiersEnv(TurnEnv):
         assert self._rollout is not None
         try:
             state = self._rollout.answer(self._response(action))
-        except Exception as error:  # noqa: BLE001  # the environment's code, on text that a model wrote
+        except Exception as error:  # noqa: BLE001  # library code on model-written text
             self._show([])
             return ended(agent, self._error_reward, error=failure(error))
         if isinstance(state, Request):
-            self._show(_since(self._asked.prompt, state.prompt))
-            self._asked = state
+            self._show(_new_messages(self._request.prompt, state.prompt))
+            self._request = state
             return Outcome()
         self._show(_after_last_text(state.output.get("completion")))
-        return self._scored(agent, state)
+        return self._end(agent, state)
 
     def close(self) -> None:
         if self._rollout is not None:
@@ -159,7 +159,7 @@ class VerifiersEnv(TurnEnv):
         if rollout is not None:
             rollout.abandon()
 
-    def _scored(self, agent: str, end: End) -> Outcome:
+    def _end(self, agent: str, end: End) -> Outcome:
         output, errors = end.output, _errors(end)
         reward = float(output.get("reward") or 0.0)
         if not math.isfinite(reward):
@@ -177,11 +177,11 @@ class VerifiersEnv(TurnEnv):
         return ended(agent, reward, **info)
 
     def tool_schemas(self, agent: str) -> list[dict[str, Any]]:
-        """The schemas of the tools of this episode's row."""
-        return [offered.schema for offered in self._tools]
+        """Return the schemas of the tools of this episode."""
+        return [tool.schema for tool in self._tools]
 
     def _response(self, action: str) -> Any:
-        """The text as the library's servers answer."""
+        """Convert a text to the response of a model server."""
         from verifiers import types
 
         calls = []
@@ -199,7 +199,7 @@ class VerifiersEnv(TurnEnv):
         return types.Response(id=f"turn_{self.num_turns}", created=0, model="seat", message=message)
 
     def _show(self, messages: Sequence[Any]) -> None:
-        """Take messages as the observation: one as its text, tool results as their format has it, else role by role."""
+        """Set the observation: the text of a single message, formatted tool results, or several messages with roles."""
         if messages and all(_field(message, "role") == "tool" for message in messages):
             results = [ToolResult(name="", content=_text(message), ok=True) for message in messages]
             text = render_results(results, self._format)
@@ -211,27 +211,27 @@ class VerifiersEnv(TurnEnv):
 
 
 wrap = VerifiersEnv
-"""An environment object of verifiers as a PettingZoo text environment."""
+"""Alias under which the class is documented: wraps an environment object of verifiers."""
 
 
 def load(name: str, *, env_args: Mapping[str, Any] | None = None, **options: Any) -> VerifiersEnv:
-    """The environment of an installed module, loaded once per process and arguments.
+    """Wrap the environment of an installed module, loaded once per process and arguments.
 
-    The library installs handlers of signals whenever an environment is made; the process's own are put back.
+    The library replaces signal handlers when it makes an environment. They are restored.
 
     Args:
-        name: The module, or its name on PrimeIntellect's hub.
-        env_args: Arguments of its ``load_environment``.
-        **options: Those of `wrap`.
+        name: Module, or its name on PrimeIntellect's hub.
+        env_args: Arguments of the module's ``load_environment``.
+        **options: Arguments of `wrap`.
 
     Raises:
-        RuntimeError: ``load_environment`` failed; the message says why.
-        ValueError: It wants to ask a model, and has no key.
+        RuntimeError: ``load_environment`` failed.
+        ValueError: The environment needs a model client and has no key.
     """
     arguments = dict(env_args or {})
     key = name, repr(sorted(arguments.items()))
     if key not in _loaded:
-        _loaded[key] = _load(name, arguments), arguments  # the arguments stay, or another object could get their repr
+        _loaded[key] = _load(name, arguments), arguments  # keep the arguments alive, as their repr may have addresses
     return wrap(_loaded[key][0], **options)
 
 
@@ -243,7 +243,7 @@ def _load(name: str, arguments: dict[str, Any]) -> Any:
 
     import verifiers as vf
 
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with Randomness(0).contained():
             environment = vf.load_environment(name, **arguments)
@@ -251,12 +251,12 @@ def _load(name: str, arguments: dict[str, Any]) -> Any:
         if not isinstance(error.__cause__, OpenAIError):
             raise
         raise ValueError(
-            f"{name} asks a model, such as a judge, through a client of its own, which has no key: hand one over in "
-            f"env_args, or set OPENAI_API_KEY and pass judge_client. It says: {error.__cause__}"
+            f"{name} creates a client of a model, such as a judge, without a key: pass a client in env_args, or set "
+            f"OPENAI_API_KEY and pass judge_client. The error: {error.__cause__}"
         ) from error
     finally:
         if threading.current_thread() is threading.main_thread():
-            for number, handler in kept.items():
+            for number, handler in handlers.items():
                 if handler is not None:
                     signal.signal(number, handler)
     bound_patterns("verifiers", name.replace("-", "_").rpartition("/")[2])
@@ -264,26 +264,26 @@ def _load(name: str, arguments: dict[str, Any]) -> Any:
 
 
 def _rubrics(env: Any) -> Iterator[Any]:
-    """All rubrics of an environment, those inside groups, too."""
-    waiting = [env.rubric, *(part.rubric for part in getattr(env, "envs", ()))]
-    while waiting:
-        rubric = waiting.pop()
+    """Yield all rubrics of an environment, including nested ones."""
+    pending = [env.rubric, *(part.rubric for part in getattr(env, "envs", ()))]
+    while pending:
+        rubric = pending.pop()
         yield rubric
-        waiting += getattr(rubric, "rubrics", ())
+        pending += getattr(rubric, "rubrics", ())
 
 
-def _give_judge(rubric: Any, client: Any) -> None:
+def _set_judge(rubric: Any, client: Any) -> None:
     if client is not None:
         rubric.judge_client = client
         rubric.class_objects["judge_client"] = client
     elif _OPENAI in str(getattr(rubric.judge_client, "base_url", "")):
         raise ValueError(
-            f"{type(rubric).__name__} asks the model {rubric.judge_model!r} at {_OPENAI} in every episode; pass "
-            "judge_client=openai.AsyncOpenAI(base_url=...) for a judge of yours, or openai.AsyncOpenAI() if you mean it"
+            f"{type(rubric).__name__} would call the model {rubric.judge_model!r} at {_OPENAI} in every episode; pass "
+            "judge_client=openai.AsyncOpenAI(base_url=...) for another judge, or openai.AsyncOpenAI() to confirm it"
         )
 
 
-# ---- messages, as objects or, in the output, as dicts
+# ---- messages: objects, or dicts in the output of a rollout
 
 
 def _field(message: Any, name: str) -> Any:
@@ -291,38 +291,74 @@ def _field(message: Any, name: str) -> Any:
 
 
 def _text(message: Any) -> str:
-    """The content of a message; parts that are no text are named only."""
+    """Return the text of a message, with placeholders for parts that are not text."""
     content = _field(message, "content")
     if content is None or isinstance(content, str):
         return content or ""
     return "\n".join(str(_field(part, "text") or f"[{_field(part, 'type')}]") for part in content)
 
 
-def _since(before: Sequence[Any], now: Sequence[Any]) -> Sequence[Any]:
-    """What stands after the seat's text; everything but system messages where the conversation was rewritten."""
-    place = len(before)
-    if list(now[:place]) == list(before) and len(now) > place and now[place].role == "assistant":
-        return now[place + 1 :]
+def _new_messages(before: Sequence[Any], now: Sequence[Any]) -> Sequence[Any]:
+    """Return the messages after the agent's text, or all but system messages if the conversation was rewritten."""
+    start = len(before)
+    if list(now[:start]) == list(before) and len(now) > start and now[start].role == "assistant":
+        return now[start + 1 :]
     return [message for message in now if message.role != "system"]
 
 
 def _after_last_text(completion: Any) -> Sequence[Any]:
     messages = completion if isinstance(completion, list) else []
-    last = max((place for place, message in enumerate(messages) if _field(message, "role") == "assistant"), default=-1)
+    last = max((index for index, message in enumerate(messages) if _field(message, "role") == "assistant"), default=-1)
     return messages[last + 1 :]
 
 
-def _tool(offered: Any) -> Tool:
-    """A tool as `describe_tools` shows it; the environment runs it."""
-    return Tool(name=offered.name, description=offered.description, parameters=dict(offered.parameters), fn=_not_here)
+def _tool(tool: Any) -> Tool:
+    """Convert a tool for its description. The environment runs it."""
+    return Tool(name=tool.name, description=tool.description, parameters=dict(tool.parameters), fn=_not_callable)
 
 
-def _not_here(**_: Any) -> None:
+def _not_callable(**_: Any) -> None:
     raise AssertionError("the environment runs its tools itself")
 
 
 def _errors(end: End) -> list[str]:
-    """What went wrong in a rollout, as the library tells and logs it."""
+    """Return the errors of a rollout, both reported and logged."""
     error = end.output.get("error")
-    told = [str(error.get("error_chain_repr") or error.get("error"))[:300]] if isinstance(error, Mapping) else []
-    return [*told, *(said for said in end.errors if not (told and said.startswith("Aborted rollout")))]
+    reported = [str(error.get("error_chain_repr") or error.get("error"))[:300]] if isinstance(error, Mapping) else []
+    return [*reported, *(text for text in end.errors if not (reported and text.startswith("Aborted rollout")))]
+
+
+# ---- ids
+
+
+def list_ids(name: str | None) -> str | None:
+    """Register ``verifiers/name-v0``; see `forge_agents.envs.registry.ListIds`.
+
+    Lists the environment modules of installed packages that require the library. Others are available by name.
+    """
+    name = None if name is None else name.removesuffix("-v0").replace("_", "-")
+    entries = {
+        f"{package}-v0": entry("verifiers:load", "verifiers", "1p", name=package)
+        for package in (_environment_packages() if name is None else (name,))
+        if _loads_environment(package.replace("-", "_"))
+    }
+    return register_ids("verifiers", name, entries)
+
+
+def _environment_packages() -> Iterator[str]:
+    for package in importlib.metadata.distributions():
+        if re.search(r"^Requires-Dist: verifiers\b", package.read_text("METADATA") or "", re.MULTILINE):
+            yield package.name.replace("_", "-")
+
+
+def _loads_environment(module: str) -> bool:
+    """Whether a module exists whose source contains ``load_environment``."""
+    if not re.fullmatch(r"[A-Za-z]\w*", module):
+        return False
+    try:
+        spec = importlib.util.find_spec(module)
+    except ValueError:  # the main program
+        return False
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        return False
+    return "load_environment" in Path(spec.origin).read_text(errors="replace")

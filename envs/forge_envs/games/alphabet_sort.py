@@ -1,7 +1,4 @@
-"""Sort names alphabetically, then sort them again with new names among them, turn after turn.
-
-In: lists of names as text. Out: a reward per turn for how well they are sorted. Waits for nothing.
-"""
+"""AlphabetSort: sort a list of names that grows in every turn."""
 
 from __future__ import annotations
 
@@ -27,23 +24,22 @@ _AROUND = string.whitespace + "\"'*_`"
 
 
 class AlphabetSort(TurnEnv):
-    """One seat, several turns.
+    """Single-agent game of several turns.
 
-    The first turn shows `num_names` names in random order; each later turn adds `num_added` names. Every turn asks for
-    the whole list in alphabetical order. A text is read as names between newlines, commas or semicolons, without
-    numbering, bullets, quotes and surrounding blanks, letter case ignored.
+    The first turn shows `num_names` names in random order, and each later turn adds `num_added` names. The answer is
+    the whole list in alphabetical order, separated by newlines, commas or semicolons. Numbering, bullets, quotes,
+    whitespace and letter case are ignored.
 
-    The reward of a turn is ``(LCS / max(number of names asked for, number of names given)) ** sharpness``, where LCS is
-    the length of the longest common subsequence of the answer and the right order: 1.0 for exactly the right list,
-    less for names that are missing, invented, repeated or out of place. The rewards of an episode add up to at most
-    `turns`. After each turn infos hold ``answer``, the right list joined by newlines, ``similarity``, and ``success``:
-    whether this was the last turn and every list was right.
+    The reward of a turn is ``(LCS / max(number of expected names, number of given names)) ** sharpness``, where LCS is
+    the length of the longest common subsequence of the answer and the correct list. The rewards of an episode sum to
+    at most `turns`. After each turn, infos contain ``answer`` (the correct list, joined by newlines), ``similarity``,
+    and ``success`` (True in the last turn if every list was correct).
 
     Args:
-        num_names: Names of the first turn, at least 2.
-        num_added: Names that each later turn adds.
+        num_names: Number of names in the first turn. At least 2.
+        num_added: Number of names that each later turn adds.
         turns: Number of turns.
-        sharpness: Exponent; larger values make half-sorted lists worth less.
+        sharpness: Exponent. Larger values lower the reward of partially sorted lists.
     """
 
     possible_agents = ("sorter",)
@@ -54,14 +50,14 @@ class AlphabetSort(TurnEnv):
         if num_names < 2 or num_added < 1 or turns < 1 or sharpness <= 0 or total > len(NAMES):
             raise ValueError(
                 f"num_names={num_names} must be >= 2, num_added={num_added} and turns={turns} >= 1, "
-                f"sharpness={sharpness} > 0, and all names together, {total}, at most {len(NAMES)}"
+                f"sharpness={sharpness} > 0, and the total number of names, {total}, at most {len(NAMES)}"
             )
         self.max_turns, self.max_reward = turns, float(turns)
         self._sizes = [num_names] + [num_added] * (turns - 1)
         self._sharpness = sharpness
 
     def setup(self, rng: np.random.Generator) -> None:
-        """Draw the names of all turns. The first list is never sorted already."""
+        """Draw the names of all turns. The first list is never sorted."""
         drawn = [NAMES[i] for i in rng.choice(len(NAMES), size=sum(self._sizes), replace=False)]
         first = self._sizes[0]
         if drawn[:first] == sorted(drawn[:first]):
@@ -80,7 +76,7 @@ class AlphabetSort(TurnEnv):
         return f"Names: {names}" if self.turn == 0 else f"Add these names and give the full sorted list: {names}"
 
     def secrets(self, agent: str) -> tuple[str, ...]:
-        """The sorted list, in the two forms in which it could be read."""
+        """Return the sorted list, in both possible formats."""
         gold = self._gold()
         return ("\n".join(gold), ", ".join(gold))
 
@@ -98,25 +94,25 @@ class AlphabetSort(TurnEnv):
 
 
 def read_names(text: str) -> list[str]:
-    """The names in an answer, in order, in lower case."""
+    """Return the names in an answer, in order, in lower case."""
     entries = (_NUMBERING.sub("", entry.strip()) for entry in _LINES.split(text))
     names = (entry.lstrip(_AROUND).rstrip(_AROUND + ".").casefold() for entry in entries)
     return [name for name in names if name]
 
 
-def list_similarity(given: list[str], gold: list[str]) -> float:
-    """Length of the longest common subsequence over the length of the longer list, 0 to 1; 0 for an empty answer.
+def list_similarity(answer: list[str], gold: list[str]) -> float:
+    """Return the length of the longest common subsequence over the length of the longer list, in [0, 1].
 
     Args:
-        given: Any entries.
-        gold: Different entries.
+        answer: Any entries.
+        gold: Distinct entries.
     """
-    place = {name: index for index, name in enumerate(gold)}
+    index_of = {name: index for index, name in enumerate(gold)}
     best = [0] * (len(gold) + 1)  # best[k]: longest match that uses only the first k entries of gold
-    for name in given:
-        if name in place:
-            k = place[name]
+    for name in answer:
+        if name in index_of:
+            k = index_of[name]
             best[k + 1] = max(best[k + 1], best[k] + 1)
             for later in range(k + 2, len(best)):
                 best[later] = max(best[later], best[later - 1])
-    return best[-1] / max(len(given), len(gold), 1)
+    return best[-1] / max(len(answer), len(gold), 1)

@@ -1,7 +1,4 @@
-"""Codewords: a spymaster's clue of one word leads a guesser to words on a board; after Codenames.
-
-In: a clue such as "farm 2", then words of the board. Out: rewards by team. Waits for nothing.
-"""
+"""Codewords: a spymaster's one-word clue leads a guesser to words on a board; after Codenames."""
 
 from __future__ import annotations
 
@@ -48,36 +45,37 @@ KINDS = {
         "combat": "boxing fencing judo karate wrestling",
     },
 }  # fmt: skip
-"""Words by theme and kind: that they go together is what clues say. None is part of another, or of a theme or kind."""
+"""Words by theme and kind. No word is part of another one, or of a theme or kind."""
 _CLUE = re.compile(r"\W*(?:clue\W+)?([^\W\d_]+)\W+([1-9])\W*", re.IGNORECASE)
 _FORM = "a clue is one word and a number from 1 to 9, such as: colour 2"
 _TRIES = 2
 
 
 class Codewords(TurnEnv):
-    """A spymaster and a guesser against the clock, or two such teams against each other; after Codenames.
+    """One team of a spymaster and a guesser with limited rounds, or two teams against each other.
 
-    On the board lie words that a team has to find, words of nobody and traps. Spymasters see which is which, guessers
-    do not. In each round of a team its spymaster gives a clue, one word and a number from 1 to 9, and its guesser names
-    words of the board. They are turned over in the order in which the text names them, as many as the clue's number,
-    until one is not the team's, or none of the team's is left. A trap ends the game.
+    The board has the words of each team, neutral words and traps. Only spymasters know which is which. In each round a
+    team's spymaster gives a clue, one word and a number from 1 to 9, and its guesser names words of the board. Up to
+    that number of words are uncovered, in the order of the text, until a word is not the team's or all of the team's
+    words are found. A trap ends the game.
 
-    A clue must not contain, or be part of, a word that still lies on the board. Any other text is refused with the
-    reason; the second refusal costs the round. A guesser's text without a word of the board passes.
+    A clue must not contain, or be part of, a word that is still covered. Other texts are refused with the reason, and
+    the second refusal ends the round. A guesser's text without a word of the board passes.
 
-    With one team, both seats get ``max(0, found - wrong) / words to find``, and 0 after a trap. With two, the team
-    whose words are all found first wins, whoever found them; who meets a trap loses; at the end of the rounds the team
-    with fewer words left wins. Winners get 1, losers -1. At the end infos hold ``found`` and ``wrong`` (of the seat's
-    team), ``trap`` (the team that met one, or None), ``key`` (what each word was) and ``success``.
+    With one team, both agents get ``max(0, found - wrong) / words to find``, and 0 after a trap. With two teams, the
+    team whose words are all found first wins, a team that uncovers a trap loses, and after the last round the team with
+    fewer words left wins. Winners get 1, losers -1. At the end infos contain ``found`` and ``wrong`` (of the agent's
+    team), ``trap`` (the team that uncovered one, or None), ``key`` (the owner of each word) and ``success``.
 
     Args:
-        teams: 1 or 2; with two, seats are called after their colour, and red begins.
-        groups: Kinds of words that a team's are of, 1 to 4; of two teams at most 3.
-        size: Words of each kind, 1 to 5.
-        others: Words of nobody, 1 to 20.
-        near: How many of them are of another kind of the same theme as a team's words.
-        traps: Words that end the game, 0 to 3; near ones where there are any.
-        spare: Rounds of a team beyond one for each of its groups.
+        teams: 1, with agents ``master`` and ``guesser``; or 2, with ``red_master``, ``red_guesser``, ``blue_master``
+            and ``blue_guesser``. Red begins.
+        groups: Number of kinds of a team's words, 1 to 4; with two teams at most 3.
+        size: Number of words per kind, 1 to 5.
+        others: Number of neutral words, 1 to 20.
+        near: Number of neutral words of the same theme, but another kind, as a team's words.
+        traps: Number of traps, 0 to 3. They are near words if there are any.
+        spare: Number of rounds of a team beyond one per group.
     """
 
     max_reward = 1.0
@@ -102,9 +100,9 @@ class Codewords(TurnEnv):
                 "least 0"
             )
         self._teams = ("red", "blue") if teams == 2 else ("",)
-        seats = [tuple(_seat(team, role) for role in ("master", "guesser")) for team in self._teams]
-        self.possible_agents = tuple(itertools.chain(*seats))
-        self.sides = seats if teams == 2 else ()
+        sides = [tuple(_agent(team, role) for role in ("master", "guesser")) for team in self._teams]
+        self.possible_agents = tuple(itertools.chain(*sides))
+        self.sides = sides if teams == 2 else ()
         self._groups, self._size, self._others, self._near, self._traps = groups, size, others, near, traps
         self._rounds = groups + spare
 
@@ -112,18 +110,18 @@ class Codewords(TurnEnv):
 
     def setup(self, rng: np.random.Generator) -> None:
         themes = [str(theme) for theme in rng.permutation(list(KINDS))]
-        own: list[str] = []
+        team_words: list[str] = []
         near: list[str] = []
-        taken = len(self._teams) * self._groups
-        for theme in themes[:taken]:
-            first, *siblings = (str(kind) for kind in rng.permutation(list(KINDS[theme])))
-            own += _drawn(rng, [KINDS[theme][first]])[: self._size]
-            near += _drawn(rng, [KINDS[theme][kind] for kind in siblings])
+        num_themes = len(self._teams) * self._groups
+        for theme in themes[:num_themes]:
+            first, *other_kinds = (str(kind) for kind in rng.permutation(list(KINDS[theme])))
+            team_words += _shuffled(rng, [KINDS[theme][first]])[: self._size]
+            near += _shuffled(rng, [KINDS[theme][kind] for kind in other_kinds])
         near = [str(word) for word in rng.permutation(near)]
-        far = _drawn(rng, [words for theme in themes[taken:] for words in KINDS[theme].values()])
+        far = _shuffled(rng, [words for theme in themes[num_themes:] for words in KINDS[theme].values()])
         traps = (near[self._near :] if self._near else far[self._others :])[: self._traps]
-        each = self._groups * self._size
-        key = {word: self._teams[place // each] for place, word in enumerate(own)}
+        words_per_team = self._groups * self._size
+        key = {word: self._teams[index // words_per_team] for index, word in enumerate(team_words)}
         key |= dict.fromkeys((*near[: self._near], *far[: self._others - self._near]), "nobody")
         key |= dict.fromkeys(traps, "trap")
         self.key = {str(word): key[str(word)] for word in rng.permutation(list(key))}
@@ -135,10 +133,10 @@ class Codewords(TurnEnv):
         self.last_round = ""
 
     def left(self, team: str) -> list[str]:
-        """The words that a team has still to find."""
+        """Return the words that a team still has to find."""
         return [word for word in self.hidden if self.key[word] == team]
 
-    # ---- what seats read
+    # ---- texts
 
     def instructions(self, agent: str) -> str:
         if agent.endswith("master"):
@@ -165,34 +163,36 @@ class Codewords(TurnEnv):
 
     def _key_of(self, team: str) -> str:
         lines = {"Your words": team, "The other team's": self._other(team), "Nobody's": "nobody", "Trap": "trap"}
-        listed = {name: ", ".join(self.left(whose)) for name, whose in lines.items() if whose is not None}
+        listed = {name: ", ".join(self.left(owner)) for name, owner in lines.items() if owner is not None}
         return "\n".join(f"{name}: {words}." for name, words in listed.items() if words)
 
     def secrets(self, agent: str) -> tuple[str, ...]:
-        """What guessers must not read: a spymaster's list."""
+        """Return a spymaster's list, for guessers."""
         return (self._key_of(self._team(agent)),) if agent.endswith("guesser") else ()
 
     def swap_secrets(self, agent: str, rng: np.random.Generator) -> None:
-        """Another key of the words that still lie, for a guesser."""
+        """Permute the owners of the covered words, for a guesser."""
         if agent.endswith("guesser"):
-            whose = rng.permutation([self.key[word] for word in self.hidden])
-            self.key |= {word: str(one) for word, one in zip(self.hidden, whose, strict=True)}
+            owners = rng.permutation([self.key[word] for word in self.hidden])
+            self.key |= {word: str(owner) for word, owner in zip(self.hidden, owners, strict=True)}
 
     # ---- the game
 
     def act(self, agent: str, action: str) -> Outcome:
         team = self._team(agent)
         if agent.endswith("master"):
-            clue, fault = self._read(action)
+            clue, fault = self._parse_clue(action)
             if clue is not None:
                 self.clue, self.refused = clue, []
-                return Outcome(next=_seat(team, "guesser"))
+                return Outcome(next=_agent(team, "guesser"))
             self.refused.append(fault)
-            told = {agent: {"illegal": fault}}
-            return Outcome(next=agent, info=told) if len(self.refused) < _TRIES else self._turned(team, "no clue", told)
+            info = {agent: {"illegal": fault}}
+            if len(self.refused) < _TRIES:
+                return Outcome(next=agent, info=info)
+            return self._end_round(team, "no clue", info)
         assert self.clue is not None
         named = dict.fromkeys(word for word in re.findall(r"\w+", action.casefold()) if word in self.hidden)
-        told = {agent: {} if named else {"illegal": "no word of the board"}}
+        info = {agent: {} if named else {"illegal": "no word of the board"}}
         results = []
         for word in list(named)[: self.clue[1]]:
             self.hidden.remove(word)
@@ -201,66 +201,67 @@ class Codewords(TurnEnv):
             if self.key[word] != team or not self.left(team):
                 break
         trapped = team if results and results[-1].endswith(" trap") else None
-        return self._turned(team, f"{self.clue[0]} {self.clue[1]}: {', '.join(results) or 'passed'}", told, trapped)
+        result = f"{self.clue[0]} {self.clue[1]}: {', '.join(results) or 'passed'}"
+        return self._end_round(team, result, info, trapped)
 
-    def _read(self, text: str) -> tuple[tuple[str, int] | None, str]:
-        """A clue, or None and what is wrong with it."""
-        found = _CLUE.fullmatch(unicodedata.normalize("NFKC", text[:200]))
-        if found is None or not found[1].isascii():  # letters of other scripts may look like a word of the board
+    def _parse_clue(self, text: str) -> tuple[tuple[str, int] | None, str]:
+        """Return the clue, or None and the reason."""
+        match = _CLUE.fullmatch(unicodedata.normalize("NFKC", text[:200]))
+        if match is None or not match[1].isascii():  # letters of other scripts may look like a word of the board
             return None, f"{_FORM}; something else was written"
-        word = found[1].casefold()
+        word = match[1].casefold()
         same = next((other for other in self.hidden if other in word or word in other), None)
         if same is not None:
             return None, f"a clue may not contain, or be part of, a word of the board: {same}"
-        return (word, int(found[2])), ""
+        return (word, int(match[2])), ""
 
-    def _turned(
-        self, team: str, result: str, told: dict[str, dict[str, str]], trapped: str | None = None
+    def _end_round(
+        self, team: str, result: str, infos: dict[str, dict[str, str]], trapped: str | None = None
     ) -> Outcome:
-        """A team's round is over."""
+        """End a team's round, and the game if it is decided."""
         self.last_round = f"Last round{f' of {team}' if team else ''}: {result}."
         self.played[team] += 1
         self.clue, self.refused = None, []
         other = self._other(team)
-        nothing_left = any(not self.left(each) for each in self._teams)
+        all_found = any(not self.left(t) for t in self._teams)
         out_of_time = self.played[other if other is not None else team] == self._rounds
-        if not nothing_left and trapped is None and not out_of_time:
-            return Outcome(next=_seat(team if other is None else other, "master"), info=told)
+        if not all_found and trapped is None and not out_of_time:
+            return Outcome(next=_agent(team if other is None else other, "master"), info=infos)
         scores = self._scores(trapped)
-        info: dict[str, dict[str, object]] = {}
-        for seat in self.agents:
-            own = self._team(seat)
-            found = self._groups * self._size - len(self.left(own))
-            won = scores[own] > 0 if other is not None else found == self._groups * self._size and trapped is None
-            info[seat] = {
-                **told.get(seat, {}), "found": found, "wrong": self.wrong[own], "trap": trapped, "key": dict(self.key),
-                "success": won, "forfeits": [],
+        final: dict[str, dict[str, object]] = {}
+        for agent in self.agents:
+            side = self._team(agent)
+            num_found = self._groups * self._size - len(self.left(side))
+            won = scores[side] > 0 if other is not None else num_found == self._groups * self._size and trapped is None
+            final[agent] = {
+                **infos.get(agent, {}), "found": num_found, "wrong": self.wrong[side], "trap": trapped,
+                "key": dict(self.key), "success": won, "forfeits": [],
             }  # fmt: skip
-        return Outcome(rewards={seat: scores[self._team(seat)] for seat in self.agents}, done=True, info=info)
+        return Outcome(rewards={agent: scores[self._team(agent)] for agent in self.agents}, done=True, info=final)
 
     def _scores(self, trapped: str | None) -> dict[str, float]:
-        """Reward by team."""
+        """Return the reward of each team."""
         left = {team: len(self.left(team)) for team in self._teams}
         if len(left) == 1:
-            most = self._groups * self._size
-            right = 0 if trapped is not None else max(0, most - left[""] - self.wrong[""])
-            return {"": right / most}
-        ahead = {team: left["red"] + left["blue"] - 2 * left[team] for team in left}
+            total = self._groups * self._size
+            right = 0 if trapped is not None else max(0, total - left[""] - self.wrong[""])
+            return {"": right / total}
+        lead = {team: left["red"] + left["blue"] - 2 * left[team] for team in left}
         if trapped is not None:
-            ahead = {team: -1 if team == trapped else 1 for team in left}
-        return {team: float(np.sign(lead)) for team, lead in ahead.items()}
+            lead = {team: -1 if team == trapped else 1 for team in left}
+        return {team: float(np.sign(difference)) for team, difference in lead.items()}
 
-    def _team(self, seat: str) -> str:
-        return seat.rpartition("_")[0]
+    def _team(self, agent: str) -> str:
+        return agent.rpartition("_")[0]
 
     def _other(self, team: str) -> str | None:
-        return next((each for each in self._teams if each != team), None)
+        return next((other for other in self._teams if other != team), None)
 
 
-def _seat(team: str, role: str) -> str:
+def _agent(team: str, role: str) -> str:
     return f"{team}_{role}" if team else role
 
 
-def _drawn(rng: np.random.Generator, lists: Sequence[str]) -> list[str]:
-    """All words of some lists, in any order."""
+def _shuffled(rng: np.random.Generator, lists: Sequence[str]) -> list[str]:
+    """Return all words of some lists in random order."""
     return [str(word) for word in rng.permutation([word for words in lists for word in words.split()])]

@@ -1,7 +1,4 @@
-"""Fireworks: cards that everybody sees but who holds them, few hints, one common score; after Hanabi.
-
-In: "play 2", "discard 1", "hint ben red". Out: the same reward for all seats. Waits for nothing.
-"""
+"""Fireworks: players see all cards but their own and give few hints; after Hanabi."""
 
 from __future__ import annotations
 
@@ -15,9 +12,9 @@ from forge_agents.envs.env import Outcome, TurnEnv
 
 COLOURS = ("red", "blue", "green", "white", "amber")
 NAMES = ("ann", "ben", "cat", "dan")
-"""What the texts call ``player_0``, ``player_1``, ..."""
+"""Names of ``player_0``, ``player_1``, ... in texts."""
 COPIES = {1: 3, 2: 2, 3: 2, 4: 2, 5: 1}
-"""Cards of each colour by rank; of the highest rank in the game there is one."""
+"""Number of cards of each colour, by rank. There is only one of the highest rank in the game."""
 Card: TypeAlias = tuple[str, int]
 _MOVE = re.compile(
     r"\b(?:(play|discard)\W{1,5}(?:(?:my|the)\W{1,5})?(?:card\W{1,5})?(\d{1,2})"
@@ -27,39 +24,43 @@ _MOVE = re.compile(
 
 
 @dataclass(slots=True)
-class Held:
-    """A card in a hand, and what hints have left open of it."""
+class Slot:
+    """A slot of a hand: a card, with the colours and ranks that hints allow."""
 
     card: Card
     colours: set[str]
     ranks: set[int]
 
     def fits(self, card: Card) -> bool:
-        """Whether hints allow it to be `card`."""
+        """Whether the hints are consistent with `card`."""
         return card[0] in self.colours and card[1] in self.ranks
 
 
 class Fireworks(TurnEnv):
-    """Two to four seats that share one score; after Bauza's Hanabi.
+    """Two to four players with a common score; after Bauza's Hanabi.
 
-    Cards have a colour and a rank. Each seat holds some, which all others see and it does not. Seats move in turn:
-    "play N" puts the own card N on its colour's pile if it is the next rank there, otherwise it is lost and costs a
-    fuse; "discard N" puts it away and regains a hint; "hint NAME COLOUR" or "hint NAME RANK" tells a seat which of its
-    cards are of that colour or rank, at least one, and uses up a hint. A complete pile regains one, too. What leaves a
-    hand is replaced from the deck, as the hand's last card. Discarding is allowed while a hint can be regained.
+    Every card has a colour and a rank. Players see all cards except their own, and move in turn:
 
-    The game ends when all piles are complete, when the last fuse has burnt, or when each seat had one more move after
-    the deck was empty. All get the cards on the piles over all that could be there, and 0 if the last fuse has burnt.
-    A text that is not exactly one allowed move costs a fuse, and infos say so under ``illegal``. At the end infos hold
-    ``score``, ``most``, ``fuses`` and ``success``: whether all piles are complete.
+    - "play N" places card N of the own hand on the pile of its colour. If it is not the next rank, the card is lost and
+      a fuse burns.
+    - "discard N" removes card N and regains a hint. Allowed only if a hint has been used.
+    - "hint NAME COLOUR" or "hint NAME RANK" shows a player which of its cards have this colour or rank, at least one,
+      and uses a hint.
+
+    Completing a pile regains a hint. Removed cards are replaced from the deck.
+
+    The game ends when all piles are complete, when the last fuse has burnt, or when every player has moved once after
+    the deck ran out. All players get the number of cards on the piles over the maximum, and 0 if the last fuse has
+    burnt. A text that is not exactly one legal move burns a fuse and sets ``illegal`` in infos. At the end infos
+    contain ``score``, ``most`` (the maximum score), ``fuses`` and ``success`` (all piles complete).
 
     Args:
         num_players: 2 to 4.
-        colours: 1 to 5.
-        ranks: 2 to 5.
-        hand: Cards of a seat, 1 to 5; the deck must hold as many for each seat.
-        hints: At the start, and the most there are; 1 to 9.
-        fuses: 1 to 9.
+        colours: Number of colours, 1 to 5.
+        ranks: Number of ranks, 2 to 5.
+        hand: Number of cards per player, 1 to 5. The deck must have enough for all players.
+        hints: Initial and maximum number of hints, 1 to 9.
+        fuses: Number of fuses, 1 to 9.
     """
 
     max_reward = 1.0
@@ -70,11 +71,11 @@ class Fireworks(TurnEnv):
         super().__init__()
         limits = {"num_players": (2, len(NAMES)), "colours": (1, len(COLOURS)), "ranks": (2, len(COPIES))}
         limits |= {"hand": (1, 5), "hints": (1, 9), "fuses": (1, 9)}
-        given = {"num_players": num_players, "colours": colours, "ranks": ranks, "hand": hand}
-        given |= {"hints": hints, "fuses": fuses}
-        for name, (least, most) in limits.items():
-            if not least <= given[name] <= most:
-                raise ValueError(f"{name}={given[name]} must be {least} to {most}")
+        values = {"num_players": num_players, "colours": colours, "ranks": ranks, "hand": hand}
+        values |= {"hints": hints, "fuses": fuses}
+        for name, (low, high) in limits.items():
+            if not low <= values[name] <= high:
+                raise ValueError(f"{name}={values[name]} must be {low} to {high}")
         self.possible_agents = tuple(f"player_{number}" for number in range(num_players))
         self._names = dict(zip(self.possible_agents, NAMES, strict=False))
         self._colours, self._ranks = COLOURS[:colours], range(1, ranks + 1)
@@ -83,25 +84,26 @@ class Fireworks(TurnEnv):
             raise ValueError(
                 f"{len(self._deck)} cards are too few for {num_players} hands of {hand}; set more colours or ranks"
             )
-        self._hand, self._most_hints, self._most_fuses = hand, hints, fuses
+        self._hand, self._max_hints, self._max_fuses = hand, hints, fuses
 
     def setup(self, rng: np.random.Generator) -> None:
-        self.deck = [self._deck[int(place)] for place in rng.permutation(len(self._deck))]
-        self.hands: dict[str, list[Held]] = {seat: [] for seat in self.possible_agents}
+        self.deck = [self._deck[int(index)] for index in rng.permutation(len(self._deck))]
+        self.hands: dict[str, list[Slot]] = {player: [] for player in self.possible_agents}
         for _ in range(self._hand):
             for hand in self.hands.values():
                 self._draw(hand)
         self.piles = dict.fromkeys(self._colours, 0)
-        self.hints, self.fuses = self._most_hints, self._most_fuses
+        self.hints, self.fuses = self._max_hints, self._max_fuses
         self.gone: list[Card] = []
         self.moves: list[str] = []
         self.after_deck = 0
+        """Number of moves since the deck ran out."""
 
-    def _draw(self, hand: list[Held]) -> None:
+    def _draw(self, hand: list[Slot]) -> None:
         if self.deck:
-            hand.append(Held(self.deck.pop(), set(self._colours), set(self._ranks)))
+            hand.append(Slot(self.deck.pop(), set(self._colours), set(self._ranks)))
 
-    # ---- what seats read
+    # ---- texts
 
     def instructions(self, agent: str) -> str:
         return (
@@ -114,107 +116,105 @@ class Fireworks(TurnEnv):
         )
 
     def observe_text(self, agent: str) -> str:
-        since = self.moves[-(len(self.possible_agents) - 1) :]
+        recent_moves = self.moves[-(len(self.possible_agents) - 1) :]
         piles = ", ".join(f"{colour} {height}" for colour, height in self.piles.items())
-        others = [self._shown(seat) for seat in self.possible_agents if seat != agent]
-        own = ", ".join(f"{place} {self._open(held)}" for place, held in enumerate(self.hands[agent], 1))
+        removed = ", ".join(f"{colour} {rank}" for colour, rank in sorted(self.gone))
+        others = [self._describe_hand(player) for player in self.possible_agents if player != agent]
+        hand = ", ".join(f"{number} {self._knowledge(slot)}" for number, slot in enumerate(self.hands[agent], 1))
         return "\n".join(
             (
-                *since,
+                *recent_moves,
                 f"Piles: {piles}. Hints: {self.hints}. Fuses: {self.fuses}. Deck: {len(self.deck)}.",
-                f"Gone: {_listed(sorted(self.gone)) or 'nothing'}.",
+                f"Gone: {removed or 'nothing'}.",
                 *others,
-                f"Your cards: {own or 'none'}.",
+                f"Your cards: {hand or 'none'}.",
             )
         )
 
-    def _shown(self, seat: str) -> str:
-        """A hand as the others see it, each card with what its holder knows."""
-        cards = (f"{held.card[0]} {held.card[1]} (knows {self._open(held)})" for held in self.hands[seat])
-        return f"{self._names[seat]}: {', '.join(cards)}"
+    def _describe_hand(self, player: str) -> str:
+        """Return a hand as the other players see it, with the holder's knowledge of each card."""
+        cards = (f"{slot.card[0]} {slot.card[1]} (knows {self._knowledge(slot)})" for slot in self.hands[player])
+        return f"{self._names[player]}: {', '.join(cards)}"
 
-    def _open(self, held: Held) -> str:
-        """What hints have left open of a card."""
-        colours = "/".join(colour for colour in self._colours if colour in held.colours)
-        ranks = "/".join(str(rank) for rank in self._ranks if rank in held.ranks)
-        some = [text for text, left, of in ((colours, held.colours, self._colours), (ranks, held.ranks, self._ranks))
-                if len(left) < len(of)]  # fmt: skip
-        return " ".join(some) or "?"
+    def _knowledge(self, slot: Slot) -> str:
+        """Return the colours and ranks that hints allow for a card."""
+        colours = "/".join(colour for colour in self._colours if colour in slot.colours)
+        ranks = "/".join(str(rank) for rank in self._ranks if rank in slot.ranks)
+        parts = [colours] * (len(slot.colours) < len(self._colours)) + [ranks] * (len(slot.ranks) < len(self._ranks))
+        return " ".join(parts) or "?"
 
     def legal_actions(self, agent: str) -> tuple[str, ...]:
-        places = range(1, len(self.hands[agent]) + 1)
-        found = [f"play {place}" for place in places]
-        if self.hints < self._most_hints:
-            found += [f"discard {place}" for place in places]
-        for seat in self.possible_agents if self.hints else ():
-            if seat != agent:
-                there = {part for held in self.hands[seat] for part in held.card}
-                parts = (part for part in (*self._colours, *self._ranks) if part in there)
-                found += [f"hint {self._names[seat]} {part}" for part in parts]
-        return tuple(found)
-
-    # ---- what seats must not read
+        numbers = range(1, len(self.hands[agent]) + 1)
+        moves = [f"play {number}" for number in numbers]
+        if self.hints < self._max_hints:
+            moves += [f"discard {number}" for number in numbers]
+        for player in self.possible_agents if self.hints else ():
+            if player != agent:
+                in_hand = {part for slot in self.hands[player] for part in slot.card}
+                parts = (part for part in (*self._colours, *self._ranks) if part in in_hand)
+                moves += [f"hint {self._names[player]} {part}" for part in parts]
+        return tuple(moves)
 
     def secrets(self, agent: str) -> tuple[str, ...]:
-        """The own hand, as the others read it."""
-        return (self._shown(agent),) if self.hands[agent] else ()
+        """Return the agent's hand, as the other players see it."""
+        return (self._describe_hand(agent),) if self.hands[agent] else ()
 
     def swap_secrets(self, agent: str, rng: np.random.Generator) -> None:
-        """Other cards in the own hand and the deck, such as the hints allow."""
+        """Redistribute the agent's cards and the deck, consistently with the hints."""
         hand = self.hands[agent]
         for _ in range(20):
-            pool = [*self.deck, *(held.card for held in hand)]
-            pool = [pool[int(place)] for place in rng.permutation(len(pool))]
+            pool = [*self.deck, *(slot.card for slot in hand)]
+            pool = [pool[int(index)] for index in rng.permutation(len(pool))]
             dealt: list[Card] = []
-            for held in hand:
-                if (card := next((card for card in pool if held.fits(card)), None)) is not None:
+            for slot in hand:
+                if (card := next((card for card in pool if slot.fits(card)), None)) is not None:
                     pool.remove(card)
                     dealt.append(card)
-            if len(dealt) == len(hand):  # a card that fits two places may leave the second without
+            if len(dealt) == len(hand):  # the greedy choice may leave a later card without a match
                 self.deck = pool
-                for held, card in zip(hand, dealt, strict=True):
-                    held.card = card
+                for slot, card in zip(hand, dealt, strict=True):
+                    slot.card = card
                 return
 
-    # ---- the game
+    # ---- rules
 
     def act(self, agent: str, action: str) -> Outcome:
-        asked = {" ".join(filter(None, parts)) for parts in _MOVE.findall(action.casefold())}
-        move = asked.pop() if len(asked) == 1 else ""
+        moves = {" ".join(filter(None, parts)) for parts in _MOVE.findall(action.casefold())}
+        move = moves.pop() if len(moves) == 1 else ""
         legal = move in self.legal_actions(agent)
         self.after_deck += not self.deck
         if not legal:
             self.fuses -= 1
-            self._tell(agent, "made no allowed move: a fuse burns")
+            self._announce(agent, "made no allowed move: a fuse burns")
         elif move.startswith("hint "):
             self._hint(agent, *move.split()[1:])
         else:
-            self._lay(agent, *move.split())
+            self._play_card(agent, *move.split())
         info = {agent: {} if legal else {"illegal": "not one allowed move"}}
         complete = all(height == self._ranks[-1] for height in self.piles.values())
         if self.fuses and not complete and self.after_deck < len(self.possible_agents):
             return Outcome(info=info)
-        score, most = sum(self.piles.values()), len(self._colours) * len(self._ranks)
-        facts = {"score": score, "most": most, "fuses": self.fuses, "success": complete, "forfeits": []}
-        told = {seat: {**info.get(seat, {}), **facts} for seat in self.agents}
-        reward = score / most if self.fuses else 0.0
-        return Outcome(rewards=dict.fromkeys(self.agents, reward), done=True, info=told)
+        score, maximum = sum(self.piles.values()), len(self._colours) * len(self._ranks)
+        facts = {"score": score, "most": maximum, "fuses": self.fuses, "success": complete, "forfeits": []}
+        final = {player: {**info.get(player, {}), **facts} for player in self.agents}
+        reward = score / maximum if self.fuses else 0.0
+        return Outcome(rewards=dict.fromkeys(self.agents, reward), done=True, info=final)
 
     def _hint(self, agent: str, name: str, what: str) -> None:
         self.hints -= 1
-        seat = next(player for player, known in self._names.items() if known == name)
-        touched = []
-        for place, held in enumerate(self.hands[seat], 1):
-            hit = what in (held.card[0], str(held.card[1]))
+        player = self.possible_agents[NAMES.index(name)]
+        matching = []
+        for number, slot in enumerate(self.hands[player], 1):
+            match = what in (slot.card[0], str(slot.card[1]))
             if what.isdecimal():
-                held.ranks = {rank for rank in held.ranks if (rank == int(what)) == hit}
+                slot.ranks = {rank for rank in slot.ranks if (rank == int(what)) == match}
             else:
-                held.colours = {colour for colour in held.colours if (colour == what) == hit}
-            touched += [str(place)] * hit
-        self._tell(agent, f"told {name}: {what} is card {', '.join(touched)}")
+                slot.colours = {colour for colour in slot.colours if (colour == what) == match}
+            matching += [str(number)] * match
+        self._announce(agent, f"told {name}: {what} is card {', '.join(matching)}")
 
-    def _lay(self, agent: str, verb: str, place: str) -> None:
-        colour, rank = self.hands[agent].pop(int(place) - 1).card
+    def _play_card(self, agent: str, verb: str, number: str) -> None:
+        colour, rank = self.hands[agent].pop(int(number) - 1).card
         fits = verb == "play" and self.piles[colour] == rank - 1
         if fits:
             self.piles[colour] = rank
@@ -222,14 +222,10 @@ class Fireworks(TurnEnv):
             self.gone.append((colour, rank))
         self.fuses -= verb == "play" and not fits
         if verb == "discard" or (fits and rank == self._ranks[-1]):
-            self.hints = min(self._most_hints, self.hints + 1)
+            self.hints = min(self._max_hints, self.hints + 1)
         result = "" if verb == "discard" else ", which fits" if fits else ", which does not fit: a fuse burns"
-        self._tell(agent, f"{'played' if verb == 'play' else 'discarded'} {colour} {rank}{result}")
+        self._announce(agent, f"{'played' if verb == 'play' else 'discarded'} {colour} {rank}{result}")
         self._draw(self.hands[agent])
 
-    def _tell(self, agent: str, what: str) -> None:
-        self.moves.append(f"{self._names[agent]} {what}.")
-
-
-def _listed(cards: list[Card]) -> str:
-    return ", ".join(f"{colour} {rank}" for colour, rank in cards)
+    def _announce(self, agent: str, event: str) -> None:
+        self.moves.append(f"{self._names[agent]} {event}.")

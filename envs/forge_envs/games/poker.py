@@ -1,7 +1,4 @@
-"""Kuhn poker, the smallest game in which bluffing pays, and Leduc poker: two rounds, a public card between them.
-
-In: a move's word somewhere in a text. Out: chips won or lost. Waits for nothing.
-"""
+"""Kuhn poker, the smallest game with bluffing, and Leduc poker, with two rounds and a public card."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ import numpy as np
 from forge_agents.envs.env import Outcome, TurnEnv
 
 CARDS = ("Jack", "Queen", "King")
-"""Lowest first. Leduc poker has two of each."""
+"""Ranks, lowest first. Leduc poker has two cards of each."""
 BETS = (2, 4)
-"""Chips of a raise in the first and in the second round of Leduc poker."""
+"""Chips of a raise in the first and second round of Leduc poker."""
 MAX_RAISES = 2
-"""Per round of Leduc poker, by both players together."""
+"""Maximum number of raises per round of Leduc poker, of both players together."""
 _KUHN_WORD = re.compile(r"\b(check|bet|call|fold)\b", re.IGNORECASE)
 _LEDUC_WORD = re.compile(r"\b(fold|call|check|raise|bet)\b", re.IGNORECASE)
 _LEDUC_DECK = [rank for rank in range(len(CARDS)) for _ in range(2)]
@@ -28,7 +25,7 @@ _SAME = {"check": "call", "bet": "raise"}
 
 
 class _Poker(TurnEnv):
-    """Two seats with a card each."""
+    """Common part of the two games."""
 
     possible_agents = ("player_0", "player_1")
     cards: dict[str, int]
@@ -37,36 +34,34 @@ class _Poker(TurnEnv):
     def _other(self, agent: str) -> str:
         return "player_1" if agent == "player_0" else "player_0"
 
-    def _told(self, agent: str, moves: Sequence[str]) -> str:
-        """Moves that player_0 began, as a seat reads them."""
+    def _describe_moves(self, agent: str, moves: Sequence[str]) -> str:
+        """Return the moves of a round, which player_0 began, from an agent's view."""
         return ", ".join(
-            f"{'you' if self.possible_agents[place % 2] == agent else 'opponent'} {move}"
-            for place, move in enumerate(moves)
+            f"{'you' if self.possible_agents[number % 2] == agent else 'opponent'} {move}"
+            for number, move in enumerate(moves)
         )
 
-    def _asked(self, agent: str) -> str:
+    def _question(self, agent: str) -> str:
         options = self.legal_actions(agent)
         return f" Your move: {' or '.join(options)}?" if options else ""
 
     def _end(self, winner: str | None, chips: int, illegal: str | None, cards: dict[str, str], moves: Any) -> Outcome:
         self.over = True
-        info = {seat: {"cards": cards, "moves": moves, "illegal": seat == illegal} for seat in self.possible_agents}
+        info = {agent: {"cards": cards, "moves": moves, "illegal": agent == illegal} for agent in self.possible_agents}
         rewards = {winner: float(chips), self._other(winner): -float(chips)} if winner else {}
         return Outcome(rewards=rewards, done=True, info=info)
 
 
 class KuhnPoker(_Poker):
-    """Two seats, zero-sum; the rules of Kuhn, "A Simplified Two-Person Poker" (1950).
+    """Two players, zero-sum; the rules of Kuhn, "A Simplified Two-Person Poker" (1950).
 
     Each player pays an ante of 1 chip and gets one of three cards. player_0 may check or bet 1 chip. Facing a bet, a
     player calls (pays 1 chip, the higher card wins the pot) or folds. After a check player_1 may also check (the higher
     card wins) or bet, and then player_0 calls or folds. Rewards are chips won: +-1 after two checks or a fold, +-2
     after a call. The value of the game for player_0 is -1/18 chip.
 
-    A text is the move whose word it contains. A text with no move's word, with words of several moves, or with a move
-    that is not allowed now is illegal: the player loses the ante, as by folding, and its info says ``"illegal": true``.
-
-    When the game is over, infos hold both ``cards`` by seat and the ``moves``.
+    A text must contain the word of exactly one legal move. Otherwise it is illegal: the player loses the ante, as by
+    folding, and its info has ``"illegal": true``. At the end infos contain ``cards`` (by agent) and ``moves``.
     """
 
     max_turns = 3
@@ -85,8 +80,8 @@ class KuhnPoker(_Poker):
         )
 
     def observe_text(self, agent: str) -> str:
-        told = self._told(agent, self.moves) or "none"
-        return f"Your card: {CARDS[self.cards[agent]]}. Moves: {told}.{self._asked(agent)}"
+        moves = self._describe_moves(agent, self.moves) or "none"
+        return f"Your card: {CARDS[self.cards[agent]]}. Moves: {moves}.{self._question(agent)}"
 
     def legal_actions(self, agent: str) -> tuple[str, ...]:
         if self.over:
@@ -94,15 +89,15 @@ class KuhnPoker(_Poker):
         return ("call", "fold") if self.moves[-1:] == ["bet"] else ("check", "bet")
 
     def secrets(self, agent: str) -> tuple[str, ...]:
-        """What `agent` must not read: the opponent's card, as observations write cards."""
+        """Return the opponent's card, in the format of observations."""
         return (f"card: {CARDS[self.cards[self._other(agent)]]}",)
 
     def swap_secrets(self, agent: str, rng: np.random.Generator) -> None:
-        """Give the opponent the card that nobody holds."""
+        """Give the opponent the card that is not dealt."""
         self.cards[self._other(agent)] = next(n for n in range(len(CARDS)) if n not in self.cards.values())
 
     def openings(self) -> Iterator[tuple[float, KuhnPoker]]:
-        """All six deals with their probability, each a game of its own before the first move."""
+        """Yield all six deals with their probability, each as a separate game before the first move."""
         for first, second in itertools.permutations(range(len(CARDS)), 2):
             game = KuhnPoker()
             game.reset(seed=0)
@@ -118,16 +113,16 @@ class KuhnPoker(_Poker):
         if move == "fold":
             return self._over(self._other(agent), 1)
         if move == "call" or self.moves == ["check", "check"]:
-            return self._over(max(self.cards, key=lambda seat: self.cards[seat]), 2 if move == "call" else 1)
+            return self._over(max(self.cards, key=lambda agent: self.cards[agent]), 2 if move == "call" else 1)
         return Outcome()
 
     def _over(self, winner: str, chips: int, illegal: str | None = None) -> Outcome:
-        cards = {seat: CARDS[card] for seat, card in self.cards.items()}
+        cards = {agent: CARDS[card] for agent, card in self.cards.items()}
         return self._end(winner, chips, illegal, cards, list(self.moves))
 
 
 class LeducPoker(_Poker):
-    """Two seats, zero-sum; the rules of Southey et al., "Bayes' Bluff" (arXiv:1207.1411).
+    """Two players, zero-sum; the rules of Southey et al., "Bayes' Bluff" (arXiv:1207.1411).
 
     Each player pays an ante of 1 chip and gets one of six cards, two of each rank. In both rounds player_0 speaks
     first: call (pay what the other has paid more; nothing to pay is a check), raise (call and pay 2 chips more, 4 in
@@ -138,9 +133,8 @@ class LeducPoker(_Poker):
     Rewards are chips won, -13 to 13: the winner gets what the other has paid, and the other loses it. The value of the
     game for player_0 is -0.0856 chips.
 
-    A text is the move whose word it contains; "check" and "call" are one word, and so are "bet" and "raise". A text
-    with no such word, with words of two moves, or with a move that is not allowed now is illegal: it folds, and the
-    player's info says ``"illegal": true``. When the game is over, infos hold all ``cards`` and the ``moves``.
+    A text must contain the word of exactly one legal move. "check" means "call", and "bet" means "raise". An illegal
+    text folds, and the player's info has ``"illegal": true``. At the end infos contain ``cards`` and ``moves``.
     """
 
     max_turns = 8
@@ -163,8 +157,8 @@ class LeducPoker(_Poker):
         public = CARDS[self.public] if len(self.rounds) == 2 else "hidden"
         text = f"Your card: {CARDS[self.cards[agent]]}. Public card: {public}."
         for number, moves in enumerate(self.rounds, 1):
-            text += f" Round {number}: {self._told(agent, moves) or 'no moves'}."
-        return f"{text} Paid: you {self.paid[agent]}, opponent {self.paid[self._other(agent)]}.{self._asked(agent)}"
+            text += f" Round {number}: {self._describe_moves(agent, moves) or 'no moves'}."
+        return f"{text} Paid: you {self.paid[agent]}, opponent {self.paid[self._other(agent)]}.{self._question(agent)}"
 
     def legal_actions(self, agent: str) -> tuple[str, ...]:
         if self.over:
@@ -173,14 +167,14 @@ class LeducPoker(_Poker):
         return ("call", *(["raise"] if raises < MAX_RAISES else []), *(["fold"] if raises else []))
 
     def secrets(self, agent: str) -> tuple[str, ...]:
-        """What `agent` must not read: the other's card, and the public card before it is shown."""
+        """Return the opponent's card, and the public card before it is shown."""
         hidden = [f"your card: {CARDS[self.cards[self._other(agent)]]}"]
         if self.cards[agent] == self.cards[self._other(agent)]:
-            hidden = []  # the same words describe the own card
+            hidden = []  # the agent's own observation has the same text
         return (*hidden, *([f"public card: {CARDS[self.public]}"] if len(self.rounds) == 1 else []))
 
     def swap_secrets(self, agent: str, rng: np.random.Generator) -> None:
-        """Deal what `agent` does not know anew."""
+        """Deal the hidden cards again."""
         if self.over:
             return
         deck = [*_LEDUC_DECK]
@@ -192,7 +186,7 @@ class LeducPoker(_Poker):
         self.public = self.public if len(self.rounds) == 2 else public
 
     def openings(self) -> Iterator[tuple[float, LeducPoker]]:
-        """All different deals with their probability, each a game of its own before the first move."""
+        """Yield all distinct deals with their probability, each as a separate game before the first move."""
         deals = Counter(itertools.permutations(_LEDUC_DECK, 3))
         for (first, second, public), count in deals.items():
             game = LeducPoker()
@@ -221,10 +215,10 @@ class LeducPoker(_Poker):
         return Outcome(next="player_0")
 
     def _winner(self) -> str | None:
-        worth = {seat: (card == self.public, card) for seat, card in self.cards.items()}
-        return None if worth["player_0"] == worth["player_1"] else max(worth, key=lambda seat: worth[seat])
+        worth = {agent: (card == self.public, card) for agent, card in self.cards.items()}
+        return None if worth["player_0"] == worth["player_1"] else max(worth, key=lambda agent: worth[agent])
 
     def _over(self, winner: str | None, illegal: str | None = None) -> Outcome:
         chips = self.paid[self._other(winner)] if winner else 0
-        cards = {**{seat: CARDS[card] for seat, card in self.cards.items()}, "public": CARDS[self.public]}
+        cards = {**{agent: CARDS[card] for agent, card in self.cards.items()}, "public": CARDS[self.public]}
         return self._end(winner, chips, illegal, cards, [list(moves) for moves in self.rounds])

@@ -1,7 +1,4 @@
-"""Village: wolves among villagers, nights and days, talk and votes; after Werewolf.
-
-In: names at night and in votes, talk by day. Out: a reward for the side that wins. Waits for nothing.
-"""
+"""Village: hidden wolves, nightly victims, discussions and votes; after Werewolf."""
 
 from __future__ import annotations
 
@@ -14,10 +11,10 @@ import numpy as np
 from forge_agents.envs.env import Outcome, TurnEnv
 
 NAMES = ("anna", "bert", "cleo", "dora", "emil", "fred", "gina")
-"""What the texts call ``player_0``, ``player_1``, ..."""
+"""Names of ``player_0``, ``player_1``, ... in texts."""
 _NOBODY = "nobody"
 _NAME = re.compile(rf"\b({'|'.join((*NAMES, _NOBODY))})\b", re.IGNORECASE)
-_ASKED = {
+_QUESTIONS = {
     "wolf": "Whom do the wolves kill? Write one name.",
     "seer": "Whose nature do you look up? Write one name.",
     "healer": "Whom do you guard tonight? Write one name.",
@@ -27,29 +24,29 @@ _ASKED = {
 
 
 class Village(TurnEnv):
-    """Five to seven seats, two sides, roles that only their holders know; after Davidoff's Mafia.
+    """Five to seven players with secret roles on two sides; after Davidoff's Mafia.
 
-    Some seats are wolves, the others villagers, of which one may be a seer and one a healer. A night: each wolf names a
-    villager, the last name counts; the seer learns of one seat whether it is a wolf; the healer guards one other seat,
-    which then survives the night. A day: everybody alive speaks `talks` times, cut to `max_message_chars`, and
-    everybody hears it; then all vote, none knowing the other votes, and who alone has the most votes is sent away. The
-    role of who dies or is sent away becomes known. Wolves know each other and what wolves named tonight.
+    The players are wolves and villagers, and one villager may be a seer and one a healer. At night each wolf names a
+    victim (the last name counts), the seer learns whether a player is a wolf, and the healer protects another player
+    from the wolves. By day all live players speak `talks` times, then vote simultaneously. The player with the most
+    votes is sent away, none in a tie. The roles of dead and removed players are revealed. Wolves know each other and
+    the victim named so far.
 
-    Villagers win when no wolf is left, wolves when they are as many as the others; after `days` days nobody wins.
-    Everybody on the winning side, alive or not, gets 1.0, the others 0.
+    Villagers win when no wolf is left, and wolves when they are as many as the others. After `days` days nobody wins.
+    All players of the winning side, alive or not, get 1, the others 0.
 
-    A text at night or in a vote counts if it names exactly one seat that may be named, otherwise it does nothing and
-    infos say so under ``illegal``. When the game is over, infos hold the ``roles``, the ``winner`` ("village",
-    "wolves" or None), the ``day`` and ``success``.
+    At night and in votes, a text must contain exactly one permitted name. Otherwise it has no effect and sets
+    ``illegal`` in infos. At the end infos contain ``roles``, ``winner`` ("village", "wolves" or None), ``day`` and
+    ``success``.
 
     Args:
         num_players: 5 to 7.
-        wolves: 1 or 2.
-        seer: Whether there is one.
-        healer: Whether there is one.
-        days: Days after which nobody wins, at least 1.
-        talks: Times that everybody speaks in a day, 0 to 3.
-        max_message_chars: Longer talk is cut.
+        wolves: Number of wolves, 1 or 2.
+        seer: Whether there is a seer.
+        healer: Whether there is a healer.
+        days: Maximum number of days. At least 1.
+        talks: Number of times that each player speaks per day, 0 to 3.
+        max_message_chars: Maximum length of a speech. Longer ones are cut.
     """
 
     max_reward = 1.0
@@ -80,17 +77,17 @@ class Village(TurnEnv):
 
     def setup(self, rng: np.random.Generator) -> str:
         dealt = rng.permutation(len(self._roles))
-        self.roles = {seat: self._roles[int(place)] for seat, place in zip(self.possible_agents, dealt, strict=True)}
+        self.roles = {agent: self._roles[int(i)] for agent, i in zip(self.possible_agents, dealt, strict=True)}
         self.alive = list(self.possible_agents)
         self.day = 0
         self.seen: dict[str, bool] = {}
         self.votes: dict[str, str] = {}
         self.victim = self.guarded = ""
         self.today: list[str] = []
-        self.phase, self.queue = "night", self._night()
+        self.phase, self.queue = "night", self._start_night()
         return self.queue[0]
 
-    # ---- what seats read
+    # ---- texts
 
     def instructions(self, agent: str) -> str:
         roles = Counter(self._roles)
@@ -103,24 +100,25 @@ class Village(TurnEnv):
         )
 
     def observe_text(self, agent: str) -> str:
-        gone = [seat for seat in self.possible_agents if seat not in self.alive]
-        dead = ", ".join(f"{self._names[seat]} ({self.roles[seat]})" for seat in gone)
+        removed = [player for player in self.possible_agents if player not in self.alive]
+        dead = ", ".join(f"{self._names[player]} ({self.roles[player]})" for player in removed)
         time = "Day" if self.phase in ("talk", "vote") else "Night"
-        lines = [f"{time} {self.day}. Alive: {self._listed(self.alive)}."]
+        lines = [f"{time} {self.day}. Alive: {self._list_names(self.alive)}."]
         lines += [f"Gone: {dead}."] * bool(dead)
         lines += self.today
-        lines.append(f"You are {self._names[agent]}, a {self.roles[agent]}. {self._knows(agent)}".rstrip())
-        asked = self.roles[agent] if self.phase == "night" else self.phase
-        return "\n".join([*lines, *([_ASKED[asked]] if agent == self.agent_selection and asked in _ASKED else [])])
+        lines.append(f"You are {self._names[agent]}, a {self.roles[agent]}. {self._private_knowledge(agent)}".rstrip())
+        question = _QUESTIONS.get(self.roles[agent] if self.phase == "night" else self.phase)
+        return "\n".join([*lines, *([question] if question and agent == self.agent_selection else [])])
 
-    def _knows(self, agent: str) -> str:
-        """What a seat knows alone, or with the other wolves."""
+    def _private_knowledge(self, agent: str) -> str:
+        """Return what an agent knows from its role."""
         if self.roles[agent] == "wolf":
-            wolves = self._listed(seat for seat in self.possible_agents if self.roles[seat] == "wolf")
+            wolves = self._list_names(player for player in self.possible_agents if self.roles[player] == "wolf")
             named = f" Named tonight: {self._names[self.victim]}." if self.victim and self.phase == "night" else ""
             return f"Wolves: {wolves}.{named}"
         if self.roles[agent] == "seer" and self.seen:
-            return " ".join(f"{self._names[seat]} is {'a' if wolf else 'no'} wolf." for seat, wolf in self.seen.items())
+            findings = self.seen.items()
+            return " ".join(f"{self._names[player]} is {'a' if wolf else 'no'} wolf." for player, wolf in findings)
         if self.roles[agent] == "healer" and self.guarded:
             return f"You guarded {self._names[self.guarded]}."
         return ""
@@ -128,57 +126,56 @@ class Village(TurnEnv):
     def legal_actions(self, agent: str) -> tuple[str, ...] | None:
         if self.phase == "talk":
             return None
-        others = [seat for seat in self.alive if seat != agent]
+        others = [player for player in self.alive if player != agent]
         if self.phase == "night" and self.roles[agent] == "wolf":
-            others = [seat for seat in others if self.roles[seat] != "wolf"]
-        return (*(self._names[seat] for seat in others), _NOBODY)
+            others = [player for player in others if self.roles[player] != "wolf"]
+        return (*(self._names[player] for player in others), _NOBODY)
 
-    def _listed(self, players: Iterable[str]) -> str:
+    def _list_names(self, players: Iterable[str]) -> str:
         return ", ".join(self._names[player] for player in players)
 
-    # ---- what seats must not read
-
     def secrets(self, agent: str) -> tuple[str, ...]:
-        """The others' roles, as they read them."""
-        return tuple(f"You are {self._names[seat]}, a {self.roles[seat]}" for seat in self.alive if seat != agent)
+        """Return the other players' roles, as they read them."""
+        others = (player for player in self.alive if player != agent)
+        return tuple(f"You are {self._names[player]}, a {self.roles[player]}" for player in others)
 
     def swap_secrets(self, agent: str, rng: np.random.Generator) -> None:
-        """Deal the roles anew among those of whom `agent` knows nothing."""
+        """Redistribute the roles that `agent` does not know."""
         role = self.roles[agent]
-        known = {agent, *(seat for seat in self.roles if seat not in self.alive)}
-        known |= {seat for seat in self.roles if role == "wolf" == self.roles[seat]}
-        known |= set(self.seen) if role == "seer" else set()
-        unknown = [seat for seat in self.alive if seat not in known]
-        dealt = [self.roles[unknown[int(place)]] for place in rng.permutation(len(unknown))]
+        fixed = {agent, *(player for player in self.roles if player not in self.alive)}
+        fixed |= {player for player in self.roles if role == "wolf" == self.roles[player]}
+        fixed |= set(self.seen) if role == "seer" else set()
+        unknown = [player for player in self.alive if player not in fixed]
+        dealt = [self.roles[unknown[int(i)]] for i in rng.permutation(len(unknown))]
         self.roles |= dict(zip(unknown, dealt, strict=True))
         if role != "seer":
-            self.seen = {seat: self.roles[seat] == "wolf" for seat in self.seen if self.roles[seat] != "seer"}
+            self.seen = {player: self.roles[player] == "wolf" for player in self.seen if self.roles[player] != "seer"}
         if role != "wolf" and self.victim:
-            self.victim = str(rng.choice([seat for seat in self.alive if self.roles[seat] != "wolf"]))
+            self.victim = str(rng.choice([player for player in self.alive if self.roles[player] != "wolf"]))
         if role != "healer":
             self.guarded = str(rng.choice(self.alive)) if self.guarded else ""
 
-    # ---- the game
+    # ---- rules
 
     def act(self, agent: str, action: str) -> Outcome:
         info: dict[str, dict[str, object]] = {}
         if self.phase == "talk":
             self.today.append(f"{self._names[agent]}: {' '.join(action.split())[: self._max_message_chars]}")
         else:
-            may = self.legal_actions(agent) or ()
+            legal = self.legal_actions(agent) or ()
             named = {name.casefold() for name in _NAME.findall(action)}
-            target = named.pop() if len(named) == 1 else ""
-            if target not in may:
-                info = {agent: {"illegal": f"expected one of these: {', '.join(may)}"}}
-            elif target != _NOBODY:
-                self._name(agent, self.possible_agents[NAMES.index(target)])
+            name = named.pop() if len(named) == 1 else ""
+            if name not in legal:
+                info = {agent: {"illegal": f"expected one of these: {', '.join(legal)}"}}
+            elif name != _NOBODY:
+                self._choose(agent, self.possible_agents[NAMES.index(name)])
         self.queue.pop(0)
         if self.queue:
             return Outcome(next=self.queue[0], info=info)
-        return self._goes_on(info)
+        return self._next_phase(info)
 
-    def _name(self, agent: str, target: str) -> None:
-        """Play a name."""
+    def _choose(self, agent: str, target: str) -> None:
+        """Apply a player's choice of another player."""
         if self.phase == "vote":
             self.votes[agent] = target
         elif self.roles[agent] == "wolf":
@@ -188,46 +185,47 @@ class Village(TurnEnv):
         else:
             self.guarded = target
 
-    def _night(self) -> list[str]:
-        """A night begins; returns who decides in it."""
+    def _start_night(self) -> list[str]:
+        """Start a night. Returns the players who act in it, in order."""
         self.day += 1
         self.victim = self.guarded = ""
-        return [seat for role in ("wolf", "seer", "healer") for seat in self.alive if self.roles[seat] == role]
+        return [player for role in ("wolf", "seer", "healer") for player in self.alive if self.roles[player] == role]
 
-    def _goes_on(self, info: dict[str, dict[str, object]]) -> Outcome:
-        """The next part of the day, once all who were to decide have done so, or the end of the game."""
-        turn = self.day % len(self.alive)
-        everybody = self.alive[turn:] + self.alive[:turn]
+    def _next_phase(self, info: dict[str, dict[str, object]]) -> Outcome:
+        """End a phase after its last action, and start the next one or end the game."""
+        start = self.day % len(self.alive)
+        order = self.alive[start:] + self.alive[:start]
         if self.phase == "night":
             died = "" if self.victim == self.guarded else self.victim
-            self.today = [f"Last night {self._leaves(died)} died."]
-            everybody = [seat for seat in everybody if seat != died]
-            self.phase, self.queue = "talk", everybody * self._talks
+            self.today = [f"Last night {self._remove(died)} died."]
+            order = [player for player in order if player != died]
+            self.phase, self.queue = "talk", order * self._talks
         elif self.phase == "vote":
-            votes = Counter(self.votes.get(seat, _NOBODY) for seat in everybody)
-            (name, most), *others = votes.most_common()
-            gone = "" if name == _NOBODY or any(count == most for _, count in others) else name
-            told = ", ".join(f"{self._names[seat]} for {self._names[whom]}" for seat, whom in self.votes.items())
-            self.today = [f"Votes: {told or 'none'}. So {self._leaves(gone)} was sent away."]
+            votes = Counter(self.votes.get(player, _NOBODY) for player in order)
+            (leader, maximum), *others = votes.most_common()
+            exiled = "" if leader == _NOBODY or any(count == maximum for _, count in others) else leader
+            pairs = self.votes.items()
+            listed = ", ".join(f"{self._names[voter]} for {self._names[target]}" for voter, target in pairs)
+            self.today = [f"Votes: {listed or 'none'}. So {self._remove(exiled)} was sent away."]
         else:
             self.queue = []
-        wolves = sum(self.roles[seat] == "wolf" for seat in self.alive)
+        wolves = sum(self.roles[player] == "wolf" for player in self.alive)
         winner = None if 0 < wolves < len(self.alive) - wolves else "wolves" if wolves else "village"
         if winner or (self.phase == "vote" and self.day == self._days):
             return self._end(winner, info)
         if self.phase == "vote":
-            self.phase, self.queue = "night", self._night()
+            self.phase, self.queue = "night", self._start_night()
         elif not self.queue:
-            self.phase, self.queue, self.votes = "vote", everybody, {}
+            self.phase, self.queue, self.votes = "vote", order, {}
         return Outcome(next=self.queue[0], info=info)
 
-    def _leaves(self, name: str) -> str:
-        """Who is out of the village now, as it is told."""
-        self.alive = [seat for seat in self.alive if seat != name]
-        return f"{self._names[name]} ({self.roles[name]})" if name else _NOBODY
+    def _remove(self, player: str) -> str:
+        """Remove a player, if any. Returns its name and role for the report."""
+        self.alive = [other for other in self.alive if other != player]
+        return f"{self._names[player]} ({self.roles[player]})" if player else _NOBODY
 
     def _end(self, winner: str | None, info: dict[str, dict[str, object]]) -> Outcome:
-        won = {seat: winner == ("wolves" if role == "wolf" else "village") for seat, role in self.roles.items()}
+        won = {agent: winner == ("wolves" if role == "wolf" else "village") for agent, role in self.roles.items()}
         facts: dict[str, object] = {"roles": dict(self.roles), "winner": winner, "day": self.day, "forfeits": []}
-        ends = {seat: {**info.get(seat, {}), **facts, "success": right} for seat, right in won.items()}
-        return Outcome(rewards={seat: float(right) for seat, right in won.items()}, done=True, info=ends)
+        final = {agent: {**info.get(agent, {}), **facts, "success": success} for agent, success in won.items()}
+        return Outcome(rewards={agent: float(success) for agent, success in won.items()}, done=True, info=final)

@@ -1,7 +1,4 @@
-"""The oracle of `forge_envs.games.alphabet_sort`.
-
-In: names. Out: all of them so far, sorted. Waits for nothing.
-"""
+"""Oracle of `forge_envs.games.alphabet_sort`."""
 
 from __future__ import annotations
 
@@ -13,11 +10,11 @@ from forge_agents.envs.oracles import Player
 
 
 def oracle(agent: str, settings: Mapping[str, Any], rng: random.Random) -> Player:
-    """Remembers the names of earlier turns."""
+    """Sort all names of this and earlier turns."""
     names: list[str] = []
 
-    def sort(seen: str) -> str:
-        names.extend(seen.rpartition(": ")[2].split(", "))
+    def sort(observation: str) -> str:
+        names.extend(observation.rpartition(": ")[2].split(", "))
         return "\n".join(sorted(names))
 
     return sort

@@ -1,7 +1,4 @@
-"""The oracle of `forge_envs.teams.commons`.
-
-In: what the lake has and holds, and the seasons left. Out: how many fish to take. Waits for nothing.
-"""
+"""Oracle of `forge_envs.teams.commons`."""
 
 from __future__ import annotations
 
@@ -16,22 +13,22 @@ _LAKE = re.compile(r"Seasons left: (\d+). The lake has (\d+) fish and holds (\d+
 
 
 def oracle(agent: str, settings: Mapping[str, Any], rng: random.Random) -> Player:
-    """Leaves what grows back to all that the lake holds, which is the best that seats alike can do."""
+    """Leave as much as grows back to a full lake, the optimum if all agents do the same."""
     return leaving(1 / settings["regrowth"])
 
 
 def leaving(share: float) -> Player:
-    """With others alike, leaves such a share of what the lake holds, and nothing in the last season."""
+    """Return a player that leaves a share of the capacity, and nothing in the last season, if all do the same."""
 
-    def take(seen: str) -> str:
-        left, stock, holds, seats = lake(seen)
-        return f"take {int((stock if left == 1 else max(0, stock - share * holds)) / seats)}"
+    def take(observation: str) -> str:
+        left, stock, capacity, agents = lake(observation)
+        return f"take {int((stock if left == 1 else max(0, stock - share * capacity)) / agents)}"
 
     return take
 
 
-def lake(seen: str) -> tuple[int, ...]:
-    """Seasons left, fish in the lake, fish that it holds, seats; what others say of it stands before."""
-    if not (told := _LAKE.findall(seen)):
-        raise ValueError(f"no lake in {seen!r:.300}")
-    return tuple(map(int, told[-1]))
+def lake(observation: str) -> tuple[int, ...]:
+    """Return seasons left, fish, capacity and number of agents. The last match, because players may quote others."""
+    if not (matches := _LAKE.findall(observation)):
+        raise ValueError(f"no lake in {observation!r:.300}")
+    return tuple(map(int, matches[-1]))

@@ -1,7 +1,4 @@
-"""The oracle of `forge_envs.teams.library`.
-
-In: a question, then the results of searches; for the writer the note. Out: searches, notes, answers. Waits for nothing.
-"""
+"""Oracle of `forge_envs.teams.library`."""
 
 from __future__ import annotations
 
@@ -31,35 +28,39 @@ _SAYS = {
     "mayor": r"Its mayor is (.+)\.$",
     "river": r"on the river (\w+)\.",
 }
-"""How a page says what is asked of its thing."""
+"""Pattern of the answer to each step in the text of a page."""
 
 
 class Oracle(Script):
-    """The searcher takes the question apart and looks up one thing after the other; the writer repeats the note."""
+    """The searcher splits the question into look-ups and follows them, and the writer repeats the note."""
 
     def searcher(self, seen: str) -> str:
-        """A search, and at the end the answer with the numbers of its pages."""
+        """Return a search, and at the end the answer with the numbers of its pages."""
         if "\n[" not in f"\n{seen}" and seen.endswith("?"):
-            self.steps, self.thing = apart(seen)
+            self.steps, self.thing = split_question(seen)
             self.pages: list[str] = []
             return self.call("search", words=self.thing)
         pages = re.findall(r"\[(\d+)\] (.+)", seen)
-        number, page = next(one for one in pages if one[1].startswith(self.thing))
+        number, page = next((number, text) for number, text in pages if text.startswith(self.thing))
         self.pages.append(f"[{number}]")
         self.thing = read(_SAYS[self.steps.pop(0)], page)
-        return self.call("search", words=self.thing) if self.steps else self.found()
+        return self.call("search", words=self.thing) if self.steps else self.note()
 
-    def found(self) -> str:
-        """What was found last, and where everything was."""
+    def note(self) -> str:
+        """Return the answer and the numbers of all pages used."""
         return " ".join((self.thing, *self.pages))
 
     def writer(self, seen: str) -> str:
-        """The note."""
+        """Return the note."""
         return seen.rpartition("Note: ")[2]
 
 
-def apart(question: str) -> tuple[list[str], str]:
-    """What to look up, step by step, and of what: ``"the mayor of the town where Ada Berg was born"``, inside out."""
+def split_question(question: str) -> tuple[list[str], str]:
+    """Split a nested question such as "Who is the mayor of the town where ..." into look-ups, innermost first.
+
+    Returns:
+        The look-ups, and the thing that the first one is about.
+    """
     steps, thing = next(([step], match[1]) for form, step in _QUESTIONS if (match := re.fullmatch(form, question)))
     while inner := [(step, match[1]) for form, step in _THINGS if (match := re.fullmatch(form, thing))]:
         step, thing = inner[0]

@@ -1,7 +1,4 @@
-"""The oracle of `forge_envs.teams.relay`.
-
-In: the question, or a message. Out: a call of the calculator where there is one, a number. Waits for nothing.
-"""
+"""Oracle of `forge_envs.teams.relay`."""
 
 from __future__ import annotations
 
@@ -13,15 +10,15 @@ from forge_envs.teams.relay import OPERATORS
 
 
 class Oracle(Script):
-    """The asker asks the calculator, or calculates itself where there is none, and both tell the number."""
+    """The asker calls the calculator, or computes the result itself if there is none. Both repeat the number."""
 
-    asked = False
+    called = False
 
     def asker(self, seen: str) -> str:
-        """A call, then its result."""
-        if self.asked:
+        """Return a call, then its result."""
+        if self.called:
             return self.answerer(seen)
-        self.asked = True
+        self.called = True
         a, sign, b = re.findall(r"(\d+)\s*([-+*])\s*(\d+)", seen)[-1]  # questions may follow examples
         if not self.settings["tool"]:
             return str(OPERATORS[sign](int(a), int(b)))
@@ -29,6 +26,6 @@ class Oracle(Script):
         return render_tool_call(call, self.settings["tool_format"])
 
     def answerer(self, seen: str) -> str:
-        """The last number; where a partner told none, that."""
+        """Return the last number."""
         numbers = re.findall(r"-?\d+", seen)
         return str(numbers[-1]) if numbers else "I was told no number."

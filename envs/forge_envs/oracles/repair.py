@@ -1,8 +1,4 @@
-"""The oracle of `forge_envs.teams.repair`.
-
-In: for the planner the manual and the modules, for the editor the plan, for the tester the tests' results. Out: calls,
-a plan of lines, SHIP. Waits for nothing.
-"""
+"""Oracle of `forge_envs.teams.repair`."""
 
 from __future__ import annotations
 
@@ -16,17 +12,17 @@ from forge_envs.oracles.script import Script, read
 from forge_envs.teams.repair_tasks import FORMS
 
 Edit: TypeAlias = "tuple[str, int, str]"
-"""Module, number of a line, and what is to stand there."""
+"""Module, line number, and new text of the line."""
 
 
 class Oracle(Script):
-    """The planner writes every function of the manual and compares it with the module; the others carry out."""
+    """The planner writes every function from the manual and compares it with the module. The others follow its plan."""
 
     module = ""
-    """The one that the planner is shown."""
+    """Module that the planner reads now."""
 
     def planner(self, seen: str) -> str:
-        """Shows one module after the other, then writes the plan."""
+        """Read one module after the other, then write the plan."""
         if seen.startswith("Manual"):
             self.right = [source_for(line) for line in re.findall(r"^.+\) returns .+$", seen, re.MULTILINE)]
             self.modules, self.plan = read(r"\nModules: (.+)", seen).split(", "), list[Edit]()
@@ -38,22 +34,22 @@ class Oracle(Script):
         if self.modules:
             self.module = self.modules.pop(0)
             return self.call("show", module=self.module)
-        return json.dumps(self.plan[::-1])  # from the end on, so that an edit moves no line of the next
+        return json.dumps(self.plan[::-1])  # last line first, so that no edit moves the lines of the next
 
     def changes(self, module: str, name: str, right: str, lines: list[str]) -> list[Edit]:
-        """What makes the function of that name right."""
+        """Return the edits that correct a function."""
         start = next(at for at, line in enumerate(lines) if line.startswith(f"def {name}("))
         end = next((at for at in range(start, len(lines)) if not lines[at].strip()), len(lines))
-        was, wanted, found = lines[start:end], right.split("\n"), list[Edit]()
-        for tag, i, j, k, m in difflib.SequenceMatcher(None, was, wanted, autojunk=False).get_opcodes():
+        old, new, edits = lines[start:end], right.split("\n"), list[Edit]()
+        for tag, i, j, k, m in difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes():
             if tag == "insert":
-                found.append((module, start + i + 1, "\n".join([*wanted[k:m], was[i]])))
+                edits.append((module, start + i + 1, "\n".join([*new[k:m], old[i]])))
             elif tag != "equal":
-                found += [(module, start + i + n + 1, wanted[k + n]) for n in range(j - i)]
-        return found
+                edits += [(module, start + i + n + 1, new[k + n]) for n in range(j - i)]
+        return edits
 
     def editor(self, seen: str) -> str:
-        """One edit of the plan after the other."""
+        """Make one edit of the plan after the other."""
         if "The plan:" in seen:
             self.todo = _edits(seen.partition("The plan:\n")[2])
         if self.todo and "reports" not in seen:
@@ -62,14 +58,14 @@ class Oracle(Script):
         return "done"
 
     def tester(self, seen: str) -> str:
-        """Tests, and ships where all pass."""
+        """Run the tests, and ship if all pass."""
         if seen.startswith("All"):
             return "SHIP"
         return self.call("test") if seen.startswith("The editor") else seen
 
 
 def _edits(plan: str) -> list[Edit]:
-    """What a plan says to do; nothing where another than an oracle wrote it in a form of its own."""
+    """Parse a plan of an oracle. Plans in any other form give no edits."""
     try:
         edits = json.loads(plan)
         return [(str(module), int(line), str(text)) for module, line, text in edits]
@@ -78,20 +74,20 @@ def _edits(plan: str) -> list[Edit]:
 
 
 def source_for(line: str) -> tuple[str, str, str]:
-    """Module, name and source of the function that a line of the manual describes, from its words alone."""
-    ((module, name, head, told),) = re.findall(r"^(\w+)\.(\w+)\((.+)\) returns (.+)\.$", line)
+    """Return module, name and source of the function that a line of the manual describes."""
+    ((module, name, head, sentence),) = re.findall(r"^(\w+)\.(\w+)\((.+)\) returns (.+)\.$", line)
     for parameters, form, code in FORMS:
-        if parameters == head and (found := re.fullmatch(_pattern(form), told)):
-            blanks = dict.fromkeys("abcfg", "0") | found.groupdict()
-            if "{c}" in code and "c" not in found.groupdict():
+        if parameters == head and (match := re.fullmatch(_pattern(form), sentence)):
+            blanks = dict.fromkeys("abcfg", "0") | match.groupdict()
+            if "{c}" in code and "c" not in match.groupdict():
                 blanks["c"] = str(int(blanks["a"]) + int(blanks["b"]))
             body = code.format(**blanks).replace("\n", "\n    ")
             return module, name, ast.unparse(ast.parse(f"def {name}({head}):\n    {body}"))
-    raise ValueError(f"{line!r} is no line of the manual")
+    raise ValueError(f"{line!r} is not a line of the manual")
 
 
 def _pattern(form: str) -> str:
-    """A sentence of the manual, each blank a group."""
+    """Return the regular expression of a sentence of the manual, with a group for each blank."""
     text, seen = re.escape(form), set()
     for blank, what in (("a", r"\d+"), ("b", r"\d+"), ("c", r"\d+"), ("f", r"\w+"), ("g", r"\w+")):
         for mark in re.findall(re.escape(re.escape(f"{{{blank}}}")), text):

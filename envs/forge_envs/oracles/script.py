@@ -1,7 +1,4 @@
-"""What oracles have in common: their seat, the world's settings, random numbers of their own.
-
-In: as `forge_agents.envs.oracles.OracleFactory` says. Out: a player. Waits for nothing.
-"""
+"""Base class of oracles."""
 
 from __future__ import annotations
 
@@ -15,34 +12,40 @@ from forge_agents.tools import ToolCall, render_tool_call
 
 
 class Script:
-    """A player whose methods have the names of the seats that they play; ``red_master`` is played by ``master``."""
+    """A player with one method per role, named after it: agent ``red_master`` is played by ``master``.
+
+    Args:
+        agent: Agent that it plays.
+        settings: Constructor arguments of the environment.
+        rng: Random generator of the player.
+    """
 
     def __init__(self, agent: str, settings: Mapping[str, Any], rng: random.Random) -> None:
         self.agent, self.settings, self.rng = agent, settings, rng
 
-    def __call__(self, seen: str) -> str:
-        return self.answer(re.sub(r"<tool_response>\n|\n</tool_response>", "", seen))  # as ``hermes`` wraps results
+    def __call__(self, observation: str) -> str:
+        return self.answer(re.sub(r"<tool_response>\n|\n</tool_response>", "", observation))  # tags of ``hermes``
 
     def answer(self, seen: str) -> str:
-        """What it says to an observation."""
+        """Return the action for an observation."""
         return cast("str", getattr(self, self.agent.rpartition("_")[2])(seen))
 
     def call(self, name: str, /, **arguments: object) -> str:
-        """A call of a tool in the form that the seat's instructions show, so that who imitates it learns that form."""
+        """Write a tool call in the format of the environment's instructions, so that imitation learns that format."""
         form = self.settings["tool_format"]
-        if form == "plain":  # where values may stand without names, which is easier to imitate
+        if form == "plain":  # values without names are easier to imitate
             values = ", ".join(json.dumps(value, ensure_ascii=False) for value in arguments.values())
             return f"CALL {name}({values})"
         return render_tool_call(ToolCall(name=name, arguments=arguments), form)
 
 
-def read(pattern: str, seen: str) -> str:
-    """The first group of `pattern`, which a text of the world's own has.
+def read(pattern: str, observation: str) -> str:
+    """Return the first group of `pattern` in an observation.
 
     Raises:
-        ValueError: It has not: this is not what the seat reads.
+        ValueError: No match, so the text is not an observation of this agent.
     """
-    match = re.search(pattern, seen)
+    match = re.search(pattern, observation)
     if match is None:
-        raise ValueError(f"no {pattern!r} in {seen!r:.300}")
+        raise ValueError(f"no {pattern!r} in {observation!r:.300}")
     return match[1]

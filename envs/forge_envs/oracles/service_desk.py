@@ -1,7 +1,4 @@
-"""The oracle of `forge_envs.teams.service_desk`.
-
-In: for the agent the policy, what customers say and what tools answer. Out: calls and messages. Waits for nothing.
-"""
+"""Oracle of `forge_envs.teams.service_desk`."""
 
 from __future__ import annotations
 
@@ -22,26 +19,26 @@ _RULES = (
     (r"A refund of more than (\d+) euros needs approval", "refund", "price", operator.gt),
     (r"Changing a plan that is more than (\d+) months old needs approval", "change_plan", "months", operator.gt),
 )
-"""The rules of policies: which wishes they are about, and which fact they compare with their number."""
+"""Policy rules: pattern, kind of wish, and the fact and comparison with the rule's number."""
 
 
 class Oracle(Script):
-    """The agent looks the customer up and holds the wish to the policy; the others are the functions of the world."""
+    """The agent looks up the customer and applies the policy. The others use the scripts of `service_desk`."""
 
     rules: tuple[tuple[str, str], ...] = ()
-    """Number and text of each."""
+    """Number and text of each rule."""
 
     def answer(self, seen: str) -> str:
         if self.agent == "agent":
             return self.serve(seen)
         if self.agent == "customer":
             return service_desk.customer(seen)
-        said = service_desk.supervisor(seen)
-        approval = re.fullmatch(r'CALL approve\("(.+)"\)', said)
-        return self.call("approve", request=approval[1]) if approval else said
+        reply = service_desk.supervisor(seen)
+        approval = re.fullmatch(r'CALL approve\("(.+)"\)', reply)
+        return self.call("approve", request=approval[1]) if approval else reply
 
     def serve(self, seen: str) -> str:
-        """A call, a question to the supervisor, or for the customer what was done."""
+        """Return a call, a question to the supervisor, or the result for the customer."""
         if seen.startswith("Policy"):
             self.rules = tuple(re.findall(r"^(\d+)\. (.+)\.$", seen, re.MULTILINE))
         if wish := re.search(r"Customer: I am (.+)\. Please (\w+) .*?(\w+)\.$", seen, re.MULTILINE):
@@ -58,27 +55,27 @@ class Oracle(Script):
         return seen.partition(" Now")[0]
 
     def decide(self, seen: str) -> str:
-        """What the policy makes of the wish, given what was looked up."""
+        """Apply the policy to the wish and the facts that were looked up."""
         facts = {what: int(read(form, seen)) for what, form in
                  (("months", r"(\d+) months old"), ("complaints", r"(\d+) complaints"))}  # fmt: skip
         which = rf"({self.what}): \w+" if self.what.isdecimal() else rf"(\d+): {self.what}"
         order = rf"order {which}, (\d+) euros, (?:open, made|delivered) (\d+) days"
-        if found := re.search(order, seen):
-            self.order = found[1]
-            facts |= {"price": int(found[2]), "days": int(found[3])}
-        hit = [(number, text) for number, text in self.rules if self.applies(text, facts)]
-        for number, text in hit:
+        if match := re.search(order, seen):
+            self.order = match[1]
+            facts |= {"price": int(match[2]), "days": int(match[3])}
+        applying = [(number, text) for number, text in self.rules if self.applies(text, facts)]
+        for number, text in applying:
             if "approval" not in text:
                 return self.refuse(number)
-        if hit:
+        if applying:
             return f"supervisor: may I {self.kind} {'' if self.kind == 'change_plan' else self.order} of {self.name}?"
         return self.do()
 
     def applies(self, text: str, facts: dict[str, int]) -> bool:
-        """Whether a rule is about this wish and these facts."""
+        """Whether a rule applies to this wish and these facts."""
         for form, kind, fact, compare in _RULES:
-            if found := re.match(form, text):
-                return kind == self.kind and bool(compare(facts[fact], int(found[1])))
+            if match := re.match(form, text):
+                return kind == self.kind and bool(compare(facts[fact], int(match[1])))
         return False
 
     def do(self) -> str:
@@ -88,5 +85,5 @@ class Oracle(Script):
         return self.call(self.kind, order=int(self.order))
 
     def refuse(self, number: str) -> str:
-        """Refuse it under a rule."""
+        """Refuse the wish by a rule."""
         return self.call("refuse", customer=self.name, rule=int(number))

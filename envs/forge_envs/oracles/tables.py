@@ -1,8 +1,4 @@
-"""The oracle of `forge_envs.teams.tables`.
-
-In: a question, then the result of a query; for the reviewer also an answer. Out: queries, answers, verdicts. Waits for
-nothing.
-"""
+"""Oracle of `forge_envs.teams.tables`."""
 
 from __future__ import annotations
 
@@ -13,7 +9,7 @@ from forge_envs.teams.tables import ALL, MOST, QUESTIONS
 
 
 class Oracle(Script):
-    """The analyst writes the query that its question asks for, the reviewer writes it, too, and compares."""
+    """The analyst writes the query of the question, and the reviewer repeats it and compares the results."""
 
     def answer(self, seen: str) -> str:
         question = seen.removeprefix("Question: ").partition("\n")[0]
@@ -27,13 +23,13 @@ class Oracle(Script):
         return "APPROVE" if value == self.proposed else f"It is {value}."
 
     def query(self, question: str) -> str:
-        """Answers it."""
+        """Return the query of a question."""
         return query_for(question)
 
 
 def query_for(question: str, levels: int = len(QUESTIONS)) -> str:
-    """The query that answers a question, from its words alone; empty where none of the first `levels` has its form."""
-    for form, query in (each for level in QUESTIONS[:levels] for each in level):
+    """Return the query of a question, empty if it has no form of the first `levels`."""
+    for form, query in (pair for level in QUESTIONS[:levels] for pair in level):
         pattern = re.escape(form).replace(r"\{", "(?P<").replace(r"\}", r">\w+)")
         if match := re.fullmatch(pattern, question):
             return query.format(**match.groupdict(), all=ALL, most=MOST)

@@ -1,7 +1,4 @@
-"""The oracle of `forge_envs.teams.treasure_hunt`.
-
-In: half of the map, and what the partner wrote. Out: that half, for the partner, and a move. Waits for nothing.
-"""
+"""Oracle of `forge_envs.teams.treasure_hunt`."""
 
 from __future__ import annotations
 
@@ -12,25 +9,26 @@ from forge_envs.teams.treasure_hunt import DIRECTIONS
 
 
 class Oracle(Script):
-    """Tells its half of the map; from the second round on both know all of it and walk the same shortest way."""
+    """Writes its half of the map. From the second round on both know the whole map and walk the same shortest path."""
 
-    heard: tuple[str, ...] = ()
-    """The partner's rows."""
+    partner_rows: tuple[str, ...] = ()
 
     def answer(self, seen: str) -> str:
         rows = seen.partition("\nPartner: ")[0].split("\n")
-        told = read(r"Partner: (.*)", seen).partition(" ")[0].split("/")
-        like = [len(row) for row in told] == [len(row) for row in rows]
-        self.heard = tuple(told) if like else self.heard or tuple("?" * len(row) for row in rows)
+        received = read(r"Partner: (.*)", seen).partition(" ")[0].split("/")
+        if [len(row) for row in received] == [len(row) for row in rows]:
+            self.partner_rows = tuple(received)
+        elif not self.partner_rows:
+            self.partner_rows = tuple("?" * len(row) for row in rows)
         whole = [
             [sign if sign != "?" else other.replace("T", ".") for sign, other in zip(*pair, strict=True)]
-            for pair in zip(rows, self.heard, strict=True)
+            for pair in zip(rows, self.partner_rows, strict=True)
         ]
-        return f"{'/'.join(rows)} go {_way(whole)}"
+        return f"{'/'.join(rows)} go {_first_step(whole)}"
 
 
-def _way(rows: list[list[str]]) -> str:
-    """The first step of a shortest way from T to X, over what may be free; east where X is not known or not reached."""
+def _first_step(rows: list[list[str]]) -> str:
+    """Return the first step of a shortest path from T to X that avoids rocks; east if X is unknown or out of reach."""
     signs = {(r, c): sign for r, row in enumerate(rows) for c, sign in enumerate(row)}
     start = next(square for square, sign in signs.items() if sign == "T")
     queue, seen = deque([(start, "")]), {start}

@@ -1,8 +1,4 @@
-"""Commons: a stock that grows back what is left of it, and seats that each take from it at the same time.
-
-In: "take 12" and talk, in one text. Out: each seat's own gain, measured by the best that all could have. Waits for
-nothing.
-"""
+"""Commons: players harvest a common stock that regrows."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ import numpy as np
 from forge_agents.envs.env import Outcome, ParallelTurnEnv
 
 NAMES = ("ann", "ben", "cat", "dan", "eve", "fay")
-"""What the texts call ``player_0``, ``player_1``, ..."""
+"""Names of ``player_0``, ``player_1``, ... in texts."""
 _TAKE = re.compile(
     r"\btake[\s:*_`\"\u201c\u201d]{1,9}([0-9]{1,3}(?:,[0-9]{3}){1,2}|[0-9]{1,9})(?![\d_]|[.,][0-9]|\s?[%/])",
     re.IGNORECASE,
@@ -24,27 +20,27 @@ _SUCCESS = 0.8
 
 
 class Commons(ParallelTurnEnv):
-    """Two to six seats with one stock; the dilemma of Hardin, "The Tragedy of the Commons" (1968).
+    """Two to six players with a common lake; the dilemma of Hardin, "The Tragedy of the Commons" (1968).
 
-    The lake is full at first, with as many fish as it can hold, which is another number in every episode. In each
-    season all seats say at once how much they take: "take 12" somewhere in the text, which the others read after the
-    season, cut to `max_message_chars`, with what each took. If they ask for more than there is, everybody gets the same
-    share of what it asked for, rounded down, and the lake is empty. What is left in the lake is multiplied by
-    `regrowth`, rounded down, up to what it can hold. An empty lake ends the game.
+    The lake starts full. Its capacity differs between episodes. In each season all players act simultaneously and write
+    how many fish they take, such as "take 12". The others read the text after the season, with the catches. If the
+    requests exceed the stock, each player gets the same fraction of its request, rounded down, and the lake is empty.
+    The remaining stock is multiplied by `regrowth`, rounded down, up to the capacity. An empty lake ends the game.
 
-    Rewards come at the end, each seat's for its own catch: 0 for no more than a share of the first stock, which all get
-    who empty the lake at once, and 1 for an equal share of the best that all could take together over all seasons; in
-    between and above it is linear, and never negative. So the mean over seats is at most 1, while one seat may get more
-    at the others' cost. The best is to leave ``hold / regrowth`` in the lake each season and nothing in the last.
+    Each player is rewarded at the end for its own catch, on a linear scale: 0 for an equal share of the first stock
+    (or less), and 1 for an equal share of the best total of all seasons. The mean over players is at most 1, but one
+    player can get more at the others' expense. The optimum leaves ``capacity / regrowth`` in each season and nothing in
+    the last.
 
-    A text without exactly one number to take takes nothing, and infos say so under ``illegal``. At the end infos hold
-    ``catch`` by seat, ``best`` (of all seats together), ``seasons`` played, and ``success``: a reward of at least 0.8.
+    A text without exactly one number to take takes nothing and sets ``illegal`` in infos. At the end infos contain
+    ``catch`` (by agent), ``best`` (optimal total), ``seasons`` (number played) and ``success`` (a reward of at least
+    0.8).
 
     Args:
         num_players: 2 to 6.
-        regrowth: Above 1, to 4.
-        seasons: 2 to 20.
-        max_message_chars: Longer texts are cut for the others.
+        regrowth: Growth factor, above 1 and at most 4.
+        seasons: Maximum number of seasons, 2 to 20.
+        max_message_chars: Maximum length of a text as the others read it. Longer ones are cut.
     """
 
     def __init__(
@@ -67,7 +63,7 @@ class Commons(ParallelTurnEnv):
         self._regrowth, self._seasons, self._max_message_chars = regrowth, seasons, max_message_chars
 
     def setup(self, rng: np.random.Generator) -> None:
-        # over a factor of a hundred, so that no one number is good in many episodes
+        # over two orders of magnitude, so that no fixed number is good in many episodes
         self.holds = round(10 ** float(rng.uniform(1, 3))) * len(self.possible_agents)
         self.stock = self.holds
         self.season = 0
@@ -76,8 +72,8 @@ class Commons(ParallelTurnEnv):
 
     @property
     def best(self) -> float:
-        """The most that all seats together can take in an episode."""
-        # a fish left grows to `regrowth` fish, as long as there is room: all else is best taken now, and the last all
+        """Optimal total catch of an episode."""
+        # Leave only as many fish as can regrow to the capacity, and none in the last season.
         return (self._seasons - 1) * self.holds * (1 - 1 / self._regrowth) + self.holds
 
     def instructions(self, agent: str) -> str:
@@ -91,36 +87,34 @@ class Commons(ParallelTurnEnv):
     def observe_text(self, agent: str) -> str:
         left = self._seasons - self.season
         lake = f"The lake has {self.stock} fish and holds {self.holds} ({len(self.caught)} seats)."
-        own = f"You have {self.caught[agent]}."
-        return "\n".join((*self.last_season, f"Seasons left: {left}. {lake} {own}"))
+        return "\n".join((*self.last_season, f"Seasons left: {left}. {lake} You have {self.caught[agent]}."))
 
     def act_all(self, actions: dict[str, str]) -> Outcome:
-        wanted = {seat: _wanted(text) for seat, text in actions.items()}
-        total = sum(number or 0 for number in wanted.values())
-        share = min(Fraction(1), Fraction(self.stock, total or 1))
-        taken = {seat: int((number or 0) * share) for seat, number in wanted.items()}
+        requests = {agent: parse_request(text) for agent, text in actions.items()}
+        total = sum(number or 0 for number in requests.values())
+        fraction = min(Fraction(1), Fraction(self.stock, total or 1))
+        catches = {agent: int((number or 0) * fraction) for agent, number in requests.items()}
         left = max(0, self.stock - total)
-        self.stock = min(self.holds, int(left * Fraction(str(self._regrowth))))  # 1.4 times 45 are 63, as told
+        self.stock = min(self.holds, int(left * Fraction(str(self._regrowth))))  # exact: 1.4 times 45 is 63
         self.season += 1
         self.last_season = [
-            f"{self._names[seat]} took {taken[seat]} and said: {' '.join(text.split())[: self._max_message_chars]}"
-            for seat, text in actions.items()
+            f"{self._names[agent]} took {catches[agent]} and said: {' '.join(text.split())[: self._max_message_chars]}"
+            for agent, text in actions.items()
         ]
-        for seat, number in taken.items():
-            self.caught[seat] += number
-        fault = {"illegal": "not exactly one number to take"}
-        info: dict[str, dict[str, Any]] = {seat: fault if number is None else {} for seat, number in wanted.items()}
+        for agent, number in catches.items():
+            self.caught[agent] += number
+        illegal = {"illegal": "not exactly one number to take"}
+        info: dict[str, dict[str, Any]] = {a: illegal if number is None else {} for a, number in requests.items()}
         if self.stock and self.season < self._seasons:
             return Outcome(info=info)
-        seats = len(self.caught)
-        nothing, best = self.holds / seats, self.best / seats
-        rewards = {seat: max(0.0, (caught - nothing) / (best - nothing)) for seat, caught in self.caught.items()}
+        zero, best = self.holds / len(self.caught), self.best / len(self.caught)
+        rewards = {agent: max(0.0, (caught - zero) / (best - zero)) for agent, caught in self.caught.items()}
         facts = {"catch": dict(self.caught), "best": self.best, "seasons": self.season, "forfeits": []}
-        info = {seat: {**info[seat], **facts, "success": reward >= _SUCCESS} for seat, reward in rewards.items()}
+        info = {agent: {**info[agent], **facts, "success": reward >= _SUCCESS} for agent, reward in rewards.items()}
         return Outcome(rewards=rewards, done=True, info=info)
 
 
-def _wanted(text: str) -> int | None:
-    """The one number that a text takes."""
-    named = set(_TAKE.findall(text))
-    return int(named.pop().replace(",", "")) if len(named) == 1 else None
+def parse_request(text: str) -> int | None:
+    """Return the number of fish that a text takes; None unless there is exactly one."""
+    numbers = set(_TAKE.findall(text))
+    return int(numbers.pop().replace(",", "")) if len(numbers) == 1 else None

@@ -1,7 +1,4 @@
-"""What functions of modules that a model wrote give, asked in the sandbox.
-
-In: modules, calls. Out: results in JSON. Waits for the sandbox, with its deadline.
-"""
+"""Calls of model-written functions in the sandbox."""
 
 from __future__ import annotations
 
@@ -24,18 +21,18 @@ for module, name, arguments in json.load(sys.stdin):
 """
 
 
-def given(
+def call_functions(
     sandbox: Sandbox, modules: Mapping[str, str], calls: Sequence[tuple[str, str, Sequence[Any]]]
 ) -> tuple[list[str], SandboxResult]:
-    """Call functions one after the other, in one process that never holds the right results.
+    """Call functions in one process, which never receives the expected results.
 
     Args:
-        sandbox: Where.
-        modules: Sources by name.
-        calls: Module, function, arguments.
+        sandbox: Sandbox of the process.
+        modules: Source by module name.
+        calls: Module, function and arguments of each call.
 
     Returns:
-        Of each call until the process ended ``["ok", result]`` or ``["error", kind]``, as JSON; and how it ended.
+        A JSON line per call until the process ended, ``["ok", result]`` or ``["error", type]``, and how it ended.
     """
     files = {f"{name}.py": source.encode() for name, source in modules.items()}
     result = sandbox.run(_HARNESS, stdin=json.dumps(calls), files=files)

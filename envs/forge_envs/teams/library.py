@@ -1,7 +1,4 @@
-"""A library: one seat searches a generated corpus, another answers a question of several hops with citations.
-
-In: texts: searches, a note, an answer with page numbers. Out: a reward that both seats share. Waits for nothing.
-"""
+"""Library: one agent searches a generated corpus, and the other answers a multi-hop question with citations."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import numpy as np
 from forge_agents.envs.env import Outcome
 from forge_agents.tools import Tool, ToolFormat, tool
 from forge_agents.tools.env import ToolEnv
-from forge_envs.teams.generated import PEOPLE, Database, ended, one, some
+from forge_envs.teams.generated import PEOPLE, Database, choose, end_for_all, sample
 
 _TOWN = "Al Bor Cas Der Elm Far Gre Hol Is Kam Lor Mar Nor Os Pel Rin Sal Tor Ul Vel"
 _ENDING = "berg ford stad wick ton"
@@ -35,7 +32,7 @@ _ARTICLES = re.compile(r"^(?:(?:in|on)\s+)?(?:the\s+)?(?:(?:river|year)\s+)?(?=\
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What is written of one thing, and what it leads to."""
+    """A page of the corpus about one thing."""
 
     number: int
     text: str
@@ -44,9 +41,9 @@ class Page:
 
 
 _STEPS = {"person": ("born", "founded"), "company": ("founder", "seat"), "town": ("mayor",)}
-"""Relations that go on, by kind."""
+"""Relations to another page, by kind."""
 _LAST_STEPS = {"person": "year", "company": "makes", "town": "river"}
-"""The relation that a question ends with, by kind."""
+"""Last relation of a question, by kind."""
 _PHRASES = {
     "born": "the town where {} was born",
     "founded": "the company that {} founded",
@@ -60,25 +57,24 @@ _PHRASES = {
 
 
 class Library(ToolEnv):
-    """Two seats that share one reward.
+    """Cooperative game of two agents.
 
-    ``searcher`` reads the question and searches: a search shows up to `hits` pages that hold most of its words, with
-    their numbers. Any other text of it is its note to the ``writer``, cut to `max_note_chars`. The writer reads the
-    question and the note only, and answers: a value, and the numbers of the pages that say so in brackets, as in
-    ``1911 [4] [17]``. Corpus and question are drawn anew in every episode, so nothing can be known by heart. The
-    question asks for a value at the end of `hops` pages, of which each names the next.
+    ``searcher`` reads the question and searches. A search returns up to `hits` matching pages with their numbers. Any
+    other text is its note. ``writer`` reads only the question and the note, and answers with a value and the numbers of
+    the supporting pages in brackets, such as ``1911 [4] [17]``. Corpus and question are generated for every episode.
+    The question follows a path of `hops` pages, each of which names the next.
 
-    Both get 1.0 for the right value with all pages of the path and at most two others cited, 0.5 for the right value
-    with other citations or none, else 0. At the end infos hold ``question``, ``answer``, ``given``, ``correct``,
+    Both get 1 for the correct value with citations of all pages of the path and at most two others, 0.5 for the correct
+    value with other citations, else 0. At the end infos contain ``question``, ``answer``, ``given``, ``correct``,
     ``cited``, ``path`` (page numbers) and ``searches``.
 
     Args:
-        hops: Pages from the question to the answer, 1 to 6.
-        towns: Towns of the corpus, 4 to 60; it has as many companies, and twice as many people.
-        hits: Pages that one search shows, at least 1.
-        max_searches: Searches of an episode; None: two more than hops.
-        max_note_chars: Longer notes are cut.
-        tool_format: As for `ToolEnv`.
+        hops: Number of pages on the path, 1 to 6.
+        towns: Number of towns in the corpus, 4 to 60. There are as many companies and twice as many people.
+        hits: Maximum number of pages per search. At least 1.
+        max_searches: Maximum number of searches per episode. None uses ``hops + 2``.
+        max_note_chars: Maximum length of the note. Longer ones are cut.
+        tool_format: As in `ToolEnv`.
     """
 
     possible_agents = ("searcher", "writer")
@@ -112,34 +108,34 @@ class Library(ToolEnv):
         self.searches = 0
 
     def _write(self, rng: np.random.Generator) -> dict[str, str]:
-        """Draw the corpus; returns the kind of each thing."""
+        """Generate the corpus. Returns the kind of each thing."""
         count = self._towns
-        towns = some(rng, _TOWNS, count)
-        people = some(rng, PEOPLE, 2 * count)
+        towns = sample(rng, _TOWNS, count)
+        people = sample(rng, PEOPLE, 2 * count)
         companies = [f"{person.split()[1]} & {town}" for person, town in zip(people[:count], towns, strict=True)]
         facts: dict[str, dict[str, str]] = {}
-        for town, mayor in zip(towns, some(rng, people, count), strict=True):
-            facts[town] = {"river": one(rng, RIVERS), "mayor": mayor}
-        for place, person in enumerate(people):
-            born, year = one(rng, towns), str(rng.integers(1850, 1990))
-            founded = {"founded": companies[place]} if place < count else {}
+        for town, mayor in zip(towns, sample(rng, people, count), strict=True):
+            facts[town] = {"river": choose(rng, RIVERS), "mayor": mayor}
+        for index, person in enumerate(people):
+            born, year = choose(rng, towns), str(rng.integers(1850, 1990))
+            founded = {"founded": companies[index]} if index < count else {}
             facts[person] = {"born": born, "year": year, **founded}
         for company, founder in zip(companies, people[:count], strict=True):
-            seat, good = one(rng, towns), one(rng, GOODS)
+            seat, good = choose(rng, towns), choose(rng, GOODS)
             facts[company] = {"founder": founder, "seat": seat, "makes": good}
-        names = some(rng, list(facts), len(facts))
-        self.pages = {name: Page(place, _text(name, facts[name]), facts[name]) for place, name in enumerate(names, 1)}
-        index = {"pages USING fts5(title, text)": [(name, page.text) for name, page in self.pages.items()]}
-        self._index = Database.of(index)  # its rows have the pages' numbers
+        names = sample(rng, list(facts), len(facts))
+        self.pages = {name: Page(number, _text(name, facts[name]), facts[name]) for number, name in enumerate(names, 1)}
+        table = {"pages USING fts5(title, text)": [(name, page.text) for name, page in self.pages.items()]}
+        self._index = Database.of(table)  # row ids are page numbers
         return dict.fromkeys(towns, "town") | dict.fromkeys(people, "person") | dict.fromkeys(companies, "company")
 
     def _ask(self, rng: np.random.Generator, kinds: dict[str, str]) -> None:
-        while True:  # until no page comes twice
-            thing = one(rng, list(self.pages))
+        while True:  # until the path has no repeated page
+            thing = choose(rng, list(self.pages))
             phrase, path = thing, [thing]
             while len(path) < self._hops:
-                going = [step for step in _STEPS[kinds[thing]] if step in self.pages[thing].facts]
-                step = one(rng, going)
+                steps = [step for step in _STEPS[kinds[thing]] if step in self.pages[thing].facts]
+                step = choose(rng, steps)
                 thing = self.pages[thing].facts[step]
                 phrase, path = _PHRASES[step].format(phrase), [*path, thing]
             if len(set(path)) == self._hops:
@@ -158,21 +154,21 @@ class Library(ToolEnv):
             words: What to look for, such as a name.
         """
         self.searches += 1
-        found = self._found(_WORD.findall(words))
-        return "\n".join(f"[{page.number}] {page.text}" for page in found) or "Nothing is found."
+        pages = self._best_matches(_WORD.findall(words))
+        return "\n".join(f"[{page.number}] {page.text}" for page in pages) or "Nothing is found."
 
-    def _found(self, words: Sequence[str]) -> list[Page]:
-        """The pages that match best, by SQLite's BM25."""
+    def _best_matches(self, words: Sequence[str]) -> list[Page]:
+        """Return the best pages by SQLite's BM25 ranking."""
         if not words:
             return []
-        asked = " OR ".join(f'"{word}"' for word in words[:64])
+        query = " OR ".join(f'"{word}"' for word in words[:64])
         by_number = {page.number: page for page in self.pages.values()}
-        return [by_number[number] for (number,) in self._index.rows(_BEST, asked, self._hits)]
+        return [by_number[number] for (number,) in self._index.rows(_BEST, query, self._hits)]
 
     def tools(self, agent: str) -> Sequence[Tool]:
         return [self.search] if agent == "searcher" else []
 
-    # ---- the game
+    # ---- texts and rules
 
     def instructions(self, agent: str) -> str:
         if agent == "writer":
@@ -190,11 +186,11 @@ class Library(ToolEnv):
         return self.question if agent == "searcher" else f"{self.question}\nNote: {self.note or '(none yet)'}"
 
     def secrets(self, agent: str) -> tuple[str, ...]:
-        """What is written in the library, for the writer."""
+        """Return the texts of all pages, for the writer."""
         return () if agent == "searcher" else tuple(page.text for page in self.pages.values())
 
     def swap_secrets(self, agent: str, rng: np.random.Generator) -> None:
-        """Another answer at the end of the path, where the writer cannot see."""
+        """Change the answer and the pages, for the writer."""
         if agent == "writer":
             self.answer = f"{self.answer} or {rng.integers(1000)}"
             self.pages = {name: Page(page.number, f"{page.text}!", page.facts) for name, page in self.pages.items()}
@@ -203,19 +199,19 @@ class Library(ToolEnv):
         if agent == "searcher":
             self.note = " ".join(action.split())[: self._max_note_chars]
             return Outcome()
-        given, cited = read_answer(action)
-        correct = given == _plain(self.answer)
-        missing, more = set(self.path) - set(cited), set(cited) - set(self.path)
-        reward = (1.0 if not missing and len(more) <= 2 else 0.5) if correct else 0.0
+        answer, cited = read_answer(action)
+        correct = answer == _normalize(self.answer)
+        missing, extra = set(self.path) - set(cited), set(cited) - set(self.path)
+        reward = (1.0 if not missing and len(extra) <= 2 else 0.5) if correct else 0.0
         facts = {
-            "question": self.question, "answer": self.answer, "given": given, "correct": correct, "cited": cited,
+            "question": self.question, "answer": self.answer, "given": answer, "correct": correct, "cited": cited,
             "path": self.path, "searches": self.searches,
         }  # fmt: skip
-        return ended(self.possible_agents, reward, facts)
+        return end_for_all(self.possible_agents, reward, facts)
 
 
 def _text(name: str, facts: Mapping[str, str]) -> str:
-    """What a page says of `name`."""
+    """Return the text of a page."""
     if "river" in facts:
         return f"{name} lies on the river {facts['river']}. Its mayor is {facts['mayor']}."
     if "makes" in facts:
@@ -225,14 +221,14 @@ def _text(name: str, facts: Mapping[str, str]) -> str:
 
 
 def read_answer(text: str) -> tuple[str, list[int]]:
-    """The value of an answer, as `_plain` has it, and the pages that it cites, in round brackets if none is square."""
-    form = _CITED if _CITED.search(text) or not _plain(_CITED_ROUND.sub(" ", text)) else _CITED_ROUND
-    pages = {int(number) for found in form.findall(text) for number in re.findall(r"[0-9]+", found)}
-    return _plain(form.sub(" ", text)), sorted(pages)
+    """Return the normalized value of an answer and the pages that it cites, in square or else in round brackets."""
+    form = _CITED if _CITED.search(text) or not _normalize(_CITED_ROUND.sub(" ", text)) else _CITED_ROUND
+    pages = {int(number) for citation in form.findall(text) for number in re.findall(r"[0-9]+", citation)}
+    return _normalize(form.sub(" ", text)), sorted(pages)
 
 
-def _plain(text: str) -> str:
-    """An answer without what does not matter: case, markup, points around it, words that introduce it, an article."""
-    bare = " ".join(text.translate(_MARKUP).split()).strip(_POINTS)
-    bare = _AFTER.sub("", _BEFORE.sub("", bare)).strip(_POINTS)
-    return _ARTICLES.sub("", bare).casefold()
+def _normalize(text: str) -> str:
+    """Remove case, markup, punctuation, introductory words and articles from an answer."""
+    value = " ".join(text.translate(_MARKUP).split()).strip(_POINTS)
+    value = _AFTER.sub("", _BEFORE.sub("", value)).strip(_POINTS)
+    return _ARTICLES.sub("", value).casefold()

@@ -1,7 +1,4 @@
-"""Negotiation: two seats share out items whose worth to the other neither knows.
-
-In: "take 2 books, 1 hat", "accept", or talk. Out: a share of what could have been gained. Waits for nothing.
-"""
+"""Negotiation: two players with private values divide items."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from forge_agents.envs.env import Outcome, TurnEnv
 
 ITEMS = ("book", "hat", "ball")
 TOTAL = 10
-"""What all items together are worth to each seat, in points."""
+"""Total value of all items to each player, in points."""
 Counts: TypeAlias = tuple[int, ...]
 _TAKE = re.compile(r"\btake\b", re.IGNORECASE)
 _CLAUSE = re.compile(r"[.,;:!?\n\u2013\u2014]|\s-+\s")
@@ -28,29 +25,28 @@ _NO_ACCEPT = re.compile(
     r"|\b(?:you|partner|player_[01])\s+(?:(?!(?:and|so|but|then|i)\b)\S+\s+){0,2})$",
     re.IGNORECASE,
 )
-"""Before "accept": said of what is not accepted, or of what the other should do."""
+"""Text before an "accept" that is negated or about the other player."""
 _OTHER = re.compile(r"\b(?:you|your|partner|player_[01])\b", re.IGNORECASE)
 
 
 class Negotiation(TurnEnv):
-    """Two seats, alternating offers, private values; after Lewis et al., "Deal or No Deal?" (arXiv:1706.05125).
+    """Two players with alternating offers; after Lewis et al., "Deal or No Deal?" (arXiv:1706.05125).
 
-    There are books, hats and balls, 1 to 4 of each and 5 to 9 in all. Each seat has its own whole-numbered values, with
-    which all items together are worth 10 points to it; every kind is worth something to somebody, and the seats differ.
-    A text with "take" followed by numbers of items, such as "I take 2 books and 1 hat", is an offer: the seat would
-    have these, and the other seat the rest. "accept" closes on the other's last offer. Any other text, and an offer of
-    more than there is, is talk. The other reads the text, cut to `max_message_chars`, and the offer if it is one.
+    There are books, hats and balls, 1 to 4 of each and 5 to 9 in total. Each player has private integer values, by
+    which all items together are worth 10 points. The players' values differ, and every kind is worth something to at
+    least one of them. A text with "take" followed by numbers of items, such as "I take 2 books and 1 hat", is an offer:
+    the other player would get the rest. "accept" accepts the other's last offer. Other texts, and offers of more items
+    than there are, are talk. The other player reads the text and the offer.
 
-    The score of a deal is its share of the Pareto surplus: the points of both seats together over the most that a deal
-    on the Pareto frontier gives them together, 0 to 1. Both seats get ``(1 - selfish) * score + selfish * own / 10``,
-    and 0 without a deal in `max_rounds`. From the start, infos hold the own ``values``; at the end also ``deal`` (the
-    items of each seat, or None), ``points`` by seat, ``score``, and ``on_frontier``: whether no other deal would have
-    been better for one seat and no worse for the other.
+    The score of a deal, in [0, 1], is the sum of both players' points over the maximum sum on the Pareto frontier. Each
+    player gets ``(1 - selfish) * score + selfish * own points / 10``, and 0 without a deal in `max_rounds`. Infos
+    contain the own ``values`` from the start, and at the end ``deal`` (items by agent, or None), ``points`` (by agent),
+    ``score`` and ``on_frontier`` (whether the deal is Pareto optimal).
 
     Args:
-        selfish: Weight of the own points against the common score, 0 to 1.
-        max_rounds: Texts that each seat may write.
-        max_message_chars: Longer messages are cut.
+        selfish: Weight of the own points against the common score, in [0, 1].
+        max_rounds: Maximum number of texts per player.
+        max_message_chars: Maximum length of a text as the other reads it. Longer ones are cut.
     """
 
     possible_agents = ("player_0", "player_1")
@@ -73,7 +69,7 @@ class Negotiation(TurnEnv):
                 break
         self.values = dict(zip(self.possible_agents, pairs[int(rng.integers(len(pairs)))], strict=True))
         self.offer: tuple[str, Counts] | None = None
-        self.said = ""
+        self.message = ""
         self.count = 0
         for agent in self.possible_agents:
             self.infos[agent] = {"values": list(self.values[agent])}
@@ -86,27 +82,28 @@ class Negotiation(TurnEnv):
         )
 
     def observe_text(self, agent: str) -> str:
-        text = f"Items: {_listed(self.items)}. {self._worth(agent)} Partner: {self.said or '(nothing yet)'}"
+        text = f"Items: {_list_items(self.items)}. {self._worth(agent)} Partner: {self.message or '(nothing yet)'}"
         if self.offer and self.offer[0] != agent:
-            text += f"\nPartner's offer: partner has {_listed(self.offer[1])}; you have {_listed(self._rest())}."
+            partner, agent_items = _list_items(self.offer[1]), _list_items(self._rest())
+            text += f"\nPartner's offer: partner has {partner}; you have {agent_items}."
         return f"{text}\nTexts left, both together: {self._texts - self.count}"
 
     def secrets(self, agent: str) -> tuple[str, ...]:
-        """What `agent` must not read: the other's values, as the other reads them."""
-        return tuple(self._worth(seat) for seat in self.possible_agents if seat != agent)
+        """Return the other player's values, as it reads them."""
+        return tuple(self._worth(other) for other in self.possible_agents if other != agent)
 
     def swap_secrets(self, agent: str, rng: np.random.Generator) -> None:
-        """Give the other seat other values."""
-        other = next(seat for seat in self.possible_agents if seat != agent)
+        """Replace the other player's values."""
+        other = next(name for name in self.possible_agents if name != agent)
         choices = [values for values in possible_values(self.items) if values != self.values[agent]]
         self.values[other] = choices[int(rng.integers(len(choices)))]
 
     def act(self, agent: str, action: str) -> Outcome:
         self.count += 1
-        self.said = " ".join(action.split())[: self._max_message_chars]
-        taken = read_offer(action, self.items)
-        if taken is not None:
-            self.offer = (agent, taken)
+        self.message = " ".join(action.split())[: self._max_message_chars]
+        offer = read_offer(action, self.items)
+        if offer is not None:
+            self.offer = (agent, offer)
         elif accepts(action) and self.offer and self.offer[0] != agent:
             return self._end({self.offer[0]: self.offer[1], agent: self._rest()})
         return self._end(None) if self.count == self._texts else Outcome()
@@ -114,20 +111,20 @@ class Negotiation(TurnEnv):
     def _end(self, deal: Mapping[str, Counts] | None) -> Outcome:
         first, second = self.possible_agents
         frontier = pareto_frontier(self.items, self.values[first], self.values[second])
-        points = {seat: points_of(deal[seat], self.values[seat]) if deal else 0 for seat in self.possible_agents}
+        points = {agent: points_of(deal[agent], self.values[agent]) if deal else 0 for agent in self.possible_agents}
         score = sum(points.values()) / max(map(sum, frontier))
         facts = {
-            "deal": {seat: list(deal[seat]) for seat in self.possible_agents} if deal else None,
+            "deal": {agent: list(deal[agent]) for agent in self.possible_agents} if deal else None,
             "points": points,
             "score": score,
             "on_frontier": (points[first], points[second]) in frontier,
         }
-        rewards = {seat: (1 - self._selfish) * score + self._selfish * own / TOTAL for seat, own in points.items()}
+        rewards = {agent: (1 - self._selfish) * score + self._selfish * gain / TOTAL for agent, gain in points.items()}
         return Outcome(rewards=rewards, done=True, info=dict.fromkeys(self.possible_agents, facts))
 
     def _rest(self) -> Counts:
         assert self.offer is not None
-        return tuple(all_ - taken for all_, taken in zip(self.items, self.offer[1], strict=True))
+        return tuple(all_ - offered for all_, offered in zip(self.items, self.offer[1], strict=True))
 
     def _worth(self, agent: str) -> str:
         worth = ", ".join(f"{item} {value}" for item, value in zip(ITEMS, self.values[agent], strict=True))
@@ -135,52 +132,53 @@ class Negotiation(TurnEnv):
 
 
 def possible_values(items: Counts) -> list[Counts]:
-    """All whole-numbered values with which `items` together are worth `TOTAL` points."""
+    """Return all integer values by which `items` together are worth `TOTAL` points."""
     ranges = (range(TOTAL // count + 1) for count in items)
     return [values for values in itertools.product(*ranges) if points_of(items, values) == TOTAL]
 
 
-def points_of(taken: Counts, values: Counts) -> int:
-    """What the items taken are worth, in points."""
-    return sum(number * value for number, value in zip(taken, values, strict=True))
+def points_of(counts: Counts, values: Counts) -> int:
+    """Return the total value of items, in points."""
+    return sum(number * value for number, value in zip(counts, values, strict=True))
 
 
 def pareto_frontier(items: Counts, first: Counts, second: Counts) -> set[tuple[int, int]]:
-    """Points of both seats at all ways to share `items` out that no other way betters for one and worsens for none."""
+    """Return the points of both players in all Pareto-optimal divisions of `items`."""
     shares = itertools.product(*(range(count + 1) for count in items))
     points = {(points_of(share, first), TOTAL - points_of(share, second)) for share in shares}
     return {p for p in points if not any(q != p and q[0] >= p[0] and q[1] >= p[1] for q in points)}
 
 
 def read_offer(text: str, items: Sequence[int]) -> Counts | None:
-    """The items that a text takes; None if it takes none, or more than there are. A kind named twice is no offer.
+    """Return the items that a text takes for its author; None if it is not a valid offer.
 
-    What the other seat is said to take, as in "you could take 1 hat", and what follows a word for it, is the other's.
+    An offer must not name a kind twice or more items than there are. Text about the other player, as in "you could
+    take 1 hat", does not count.
     """
-    own = next((place.end() for place in _TAKE.finditer(text) if not _of_another(_clause(text, place.start()))), None)
-    pairs = _ITEM.findall(_OTHER.split(text[own:], maxsplit=1)[0]) if own is not None else []
+    start = next((m.end() for m in _TAKE.finditer(text) if not _is_about_other(_clause(text, m.start()))), None)
+    pairs = _ITEM.findall(_OTHER.split(text[start:], maxsplit=1)[0]) if start is not None else []
     named = [(ITEMS.index(item.casefold()), int(number)) for number, item in pairs]
-    taken = dict(named)
-    if not named or len(taken) < len(named) or any(number > items[kind] for kind, number in named):
+    counts = dict(named)
+    if not named or len(counts) < len(named) or any(number > items[kind] for kind, number in named):
         return None
-    return tuple(taken.get(kind, 0) for kind in range(len(ITEMS)))
+    return tuple(counts.get(kind, 0) for kind in range(len(ITEMS)))
 
 
 def accepts(text: str) -> bool:
-    """Whether a text takes the other's offer: it says "accept" of itself."""
-    return any(not _NO_ACCEPT.search(_clause(text, place.start())) for place in _ACCEPT.finditer(text))
+    """Whether the author of a text accepts the other's offer."""
+    return any(not _NO_ACCEPT.search(_clause(text, match.start())) for match in _ACCEPT.finditer(text))
 
 
 def _clause(text: str, end: int) -> str:
-    """What stands before a place in its clause."""
+    """Return the part of a clause before position `end`."""
     return _CLAUSE.split(text[max(0, end - 200) : end])[-1]
 
 
-def _of_another(clause: str) -> bool:
-    """Whether the other seat is whom the end of a clause is about."""
-    named = _SUBJECT.findall(clause)
-    return bool(named) and named[-1].casefold() not in ("i", "we")
+def _is_about_other(clause: str) -> bool:
+    """Whether the last subject of a clause is the other player."""
+    subjects = _SUBJECT.findall(clause)
+    return bool(subjects) and subjects[-1].casefold() not in ("i", "we")
 
 
-def _listed(counts: Counts) -> str:
+def _list_items(counts: Counts) -> str:
     return ", ".join(f"{count} {item}{'' if count == 1 else 's'}" for count, item in zip(counts, ITEMS, strict=True))

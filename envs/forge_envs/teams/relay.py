@@ -1,7 +1,4 @@
-"""Relay: one seat knows the question, the other must give the answer; a message is all that passes between them.
-
-In: texts: tool calls, a message, a number. Out: a reward that both seats share. Waits for nothing.
-"""
+"""Relay: one agent reads an arithmetic question and sends a message, from which the other must give the answer."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ import numpy as np
 from forge_agents.envs.env import Outcome
 from forge_agents.tools import Tool, ToolCall, ToolFormat, ToolResult, calculator, render_tool_call
 from forge_agents.tools.env import ToolEnv
-from forge_envs.teams.generated import ended
+from forge_envs.teams.generated import end_for_all
 
 OPERATORS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 _NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?<![\d.])\d{1,30}(?=\.0{1,9}(?!\d)|(?!\d|\.\d))", re.ASCII)
@@ -22,30 +19,30 @@ _EXAMPLE = ToolCall(name="calculator", arguments={"expression": "2 + 3"})
 
 
 class Relay(ToolEnv):
-    """Two seats that share one reward.
+    """Cooperative game of two agents.
 
-    ``asker`` reads an arithmetic question. With `tool`, a text of it that contains a tool call runs the calculator,
-    and the result is its next observation; any other text is its message, cut to `max_message_chars`. ``answerer``
-    reads the message only and answers. The last integer of its text counts, thousands commas ignored.
+    ``asker`` reads an arithmetic question. With `tool`, a text with a tool call runs the calculator, and the next
+    observation is the result. Any other text is the message. ``answerer`` reads only the message and answers. The last
+    integer of its text counts. Thousands separators are ignored.
 
-    Both get 1.0 if it is right. Otherwise both get ``partial_credit * max(0, 1 - |answer - gold| / max(1, |gold|))``,
-    and 0 if there is no integer. On top, both get `call_reward` at the first decision of an episode whose calls have a
-    result, so an episode earns at most ``1 + call_reward``. From the start, infos hold ``question`` and ``answer`` (the
-    gold, as text) for verifiers; at the end also ``message``, ``given`` and ``correct``.
+    Both get 1 if the answer is correct, otherwise
+    ``partial_credit * max(0, 1 - |answer - gold| / max(1, |gold|))``, or 0 without an integer. Both also get
+    `call_reward` once, for the first decision with a successful call. Infos contain ``question`` and ``answer`` (the
+    gold answer, as text) from the start, and ``message``, ``given`` and ``correct`` at the end.
 
     Args:
-        max_number: Both operands are drawn from 1 to this number, evenly.
-        operators: Any of + - *, each as likely. With "-" the larger operand comes first.
-        tool: Whether the calculator is offered and understood.
-        tool_format: As for `ToolEnv`.
-        max_tool_calls: Calls after which a tool call is taken as the message it is.
-        call_reward: Reward of the first call that works, at least 0.
-        max_message_chars: Longer messages are cut.
-        partial_credit: Reward of an answer that is nearly right, 0 to 1.
+        max_number: Maximum operand. Operands are uniform in 1 to `max_number`.
+        operators: Operators to choose from: any of ``+-*``. With "-" the larger operand comes first.
+        tool: Whether the calculator is available.
+        tool_format: As in `ToolEnv`.
+        max_tool_calls: Maximum number of calls. A further call counts as the message.
+        call_reward: Reward of the first successful call. At least 0.
+        max_message_chars: Maximum length of the message. Longer ones are cut.
+        partial_credit: Reward of an almost correct answer, in [0, 1].
         question: Template of the question, with {a}, {op} and {b}.
-        asker: System prompt of the asker; None for the default.
-        answerer: System prompt of the answerer; None for the default.
-        message: Template of what the answerer reads, with {message}.
+        asker: System prompt of the asker. None uses the default.
+        answerer: System prompt of the answerer. None uses the default.
+        message: Template of the answerer's observation, with {message}.
     """
 
     possible_agents = ("asker", "answerer")
@@ -73,7 +70,7 @@ class Relay(ToolEnv):
                 f"{call_reward} >= 0, and partial_credit={partial_credit} between 0 and 1"
             )
         if not operators or set(operators) - set(OPERATORS):
-            raise ValueError(f"operators={operators!r}; name one or more of {''.join(OPERATORS)}")
+            raise ValueError(f"operators={operators!r} must be one or more of {''.join(OPERATORS)}")
         self._max_number, self._operators, self._partial = max_number, operators, partial_credit
         self._tool, self._call_reward = tool, call_reward
         self.max_reward = 1.0 + call_reward * tool
@@ -83,7 +80,7 @@ class Relay(ToolEnv):
             "asker": "You are a calculator. You only write numbers." if asker is None else asker,
             "answerer": "You only write numbers." if answerer is None else answerer,
         }
-        if tool and asker is None:  # an example says more to a small model than a schema
+        if tool and asker is None:  # small models understand an example better than a schema
             self._prompts["asker"] += f" Your tool: {render_tool_call(_EXAMPLE, tool_format)}"
 
     def tools(self, agent: str) -> Sequence[Tool]:
@@ -113,11 +110,11 @@ class Relay(ToolEnv):
         return "" if self.message is None else self._message_form.replace("{message}", self.message)
 
     def secrets(self, agent: str) -> tuple[str, ...]:
-        """What `agent` must not read: the answerer must not see the question unless the asker tells it."""
+        """Return the question, for the answerer."""
         return (self.question,) if agent == "answerer" else ()
 
     def swap_secrets(self, agent: str, rng: np.random.Generator) -> None:
-        """Ask something else, where the answerer is not to notice."""
+        """Draw another question, for the answerer."""
         if agent == "answerer":
             self._draw(rng)
 
@@ -128,16 +125,16 @@ class Relay(ToolEnv):
 
     def act(self, agent: str, action: str) -> Outcome:
         if agent == "answerer":
-            return self._judge(action)
+            return self._score(action)
         self.message = action.strip()[: self._max_message_chars]
         return Outcome()
 
-    def _judge(self, action: str) -> Outcome:
-        found = _NUMBER.findall(re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", action, flags=re.ASCII))
-        given = int(found[-1]) if found else None
-        reward = 1.0 if given == self.gold else 0.0
-        if given is not None and given != self.gold:
-            reward = self._partial * max(0.0, 1.0 - abs(given - self.gold) / max(1, abs(self.gold)))
-        shown = None if given is None else str(given)
-        facts = {"message": self.message, "given": shown, "correct": given == self.gold}
-        return ended(self.possible_agents, reward, facts)
+    def _score(self, action: str) -> Outcome:
+        numbers = _NUMBER.findall(re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", action, flags=re.ASCII))
+        answer = int(numbers[-1]) if numbers else None
+        reward = 1.0 if answer == self.gold else 0.0
+        if answer is not None and answer != self.gold:
+            reward = self._partial * max(0.0, 1.0 - abs(answer - self.gold) / max(1, abs(self.gold)))
+        text = None if answer is None else str(answer)
+        facts = {"message": self.message, "given": text, "correct": answer == self.gold}
+        return end_for_all(self.possible_agents, reward, facts)

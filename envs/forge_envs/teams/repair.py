@@ -1,8 +1,4 @@
-"""Repair: a planner who has the manual, an editor who may change the modules, a tester who may run their tests.
-
-In: texts: a plan, tool calls, reports. Out: one reward for all three: do all hidden tests pass? Waits for the sandbox
-in which the modules run, with its deadline.
-"""
+"""Repair: a planner with the manual, an editor who changes modules, and a tester who runs their tests."""
 
 from __future__ import annotations
 
@@ -19,45 +15,45 @@ from forge_agents.tools import Tool, ToolFormat, tool
 from forge_agents.tools.code import told
 from forge_agents.tools.env import ToolEnv
 from forge_agents.types import Trajectory
-from forge_envs.teams.generated import ended
-from forge_envs.teams.hidden_tests import given
+from forge_envs.teams.generated import end_for_all
+from forge_envs.teams.hidden_tests import call_functions
 from forge_envs.teams.repair_tasks import FAULTS, Test, draw
 
 _MAX_MODULE_CHARS = 8000
-_FAILURES = 4
-"""Tests that fail of which a tester is told."""
+_MAX_FAILURES = 4
+"""Maximum number of failing tests that a tester sees."""
 _SHIP = re.compile(r"\bSHIP\b")
 _RESULT = re.compile(r"(All|\d+ of) \d+ tests (?:pass|fail)\.")
 
 
 class Repair(ToolEnv):
-    """Three seats that share one reward.
+    """Cooperative game of three agents.
 
-    A repository is drawn: modules of small functions, `faults` of which have a fault. ``planner`` alone reads the
-    manual, which says what each function returns, and one test that fails; its text is the plan. ``editor`` reads the
-    plan and changes lines of the modules by its tool; any other text of it hands over. ``tester`` runs tests by its
-    tool, of which each fault breaks one or more. With the word SHIP it ends the work; any other text is a report, which
-    the editor reads, at most `revisions` times. Planner and editor may look at every module.
+    Every episode has a generated repository of modules with small functions, `faults` of which are faulty. ``planner``
+    alone reads the manual, which describes each function, and a failing test, and writes a plan. ``editor`` reads the
+    plan and edits lines of the modules by its tool. Any other text hands over to the tester. ``tester`` runs tests by
+    its tool; every fault breaks at least one of them. The word SHIP in its text ends the work. Any other text is a
+    report to the editor, at most `revisions` times. Planner and editor can view all modules.
 
-    All get 1.0 if, when the work is shipped or the revisions are used up, all hidden tests pass, else 0. Hidden tests
-    are others than those that the tester runs, of all functions; the process that runs the modules never holds the
-    right results. An episode that is cut off earns 0. At the end infos hold ``passed`` and ``tests`` (hidden ones),
-    ``shipped``, ``edits``, ``broken`` (the functions with a fault) and ``why`` (what kept the modules from running).
+    All agents get 1 if all hidden tests pass at the end, else 0. Hidden tests cover all functions and differ from the
+    tester's. The process that runs the modules never receives the expected results. A truncated episode earns 0. At the
+    end infos contain ``passed`` and ``tests`` (numbers of hidden tests), ``shipped``, ``edits``, ``broken`` (the faulty
+    functions) and ``why`` (reason why the modules could not run).
 
     Args:
-        modules: Modules of the repository, 1 to 5 and at most as many as functions.
-        functions: Functions of all modules, 1 to 12.
-        faults: Functions with a fault, 1 to as many as there are.
-        kinds: Faults that there may be, of ``repair_tasks.FAULTS``.
-        revisions: Reports after which the modules are taken as they are.
-        tool_format: As for `ToolEnv`.
-        max_turns: Decisions, tool calls included, after which the episode is cut off; None: 16, and 12 for each module
-            and each fault.
-        max_message_chars: Longer plans and reports are cut.
-        allow_weaker: Whether to run modules where the sandbox cannot hold all it promises; see `forge_agents.sandbox`.
+        modules: Number of modules, 1 to 5 and at most `functions`.
+        functions: Total number of functions, 1 to 12.
+        faults: Number of faulty functions, 1 to `functions`.
+        kinds: Kinds of faults, from ``repair_tasks.FAULTS``.
+        revisions: Maximum number of reports.
+        tool_format: As in `ToolEnv`.
+        max_turns: Number of decisions, tool calls included, after which the episode is truncated. None uses 16, plus 12
+            per module and fault.
+        max_message_chars: Maximum length of plans and reports. Longer ones are cut.
+        allow_weaker: Whether to run modules if the sandbox cannot enforce all limits; see `forge_agents.sandbox`.
 
     Raises:
-        SandboxUnavailable: At reset, where this machine cannot run them as asked.
+        SandboxUnavailable: At reset, if this machine cannot run the modules as requested.
     """
 
     possible_agents = ("planner", "editor", "tester")
@@ -76,8 +72,8 @@ class Repair(ToolEnv):
         max_message_chars: int = 2000,
         allow_weaker: bool = False,
     ) -> None:
-        most = 16 + 12 * (modules + faults) if max_turns is None else max_turns
-        super().__init__(tool_format=tool_format, max_calls=12, max_turns=most)
+        limit = 16 + 12 * (modules + faults) if max_turns is None else max_turns
+        super().__init__(tool_format=tool_format, max_calls=12, max_turns=limit)
         if not 1 <= modules <= min(5, functions) or not 1 <= faults <= functions <= 12:
             raise ValueError(
                 f"modules={modules} must be 1 to 5, functions={functions} 1 to 12 and no fewer than modules, and "
@@ -98,14 +94,14 @@ class Repair(ToolEnv):
             self._sandbox.require()
         except SandboxUnavailable as error:
             raise SandboxUnavailable(
-                f"{self} runs what its seats edit, and this machine cannot shut that in; allow_weaker=True of the "
-                f"environment is Sandbox's: {error}"
+                f"{self} runs model-written code, which this machine cannot isolate; allow_weaker=True of the "
+                f"environment is that of Sandbox: {error}"
             ) from None
         self.repository = draw(
             rng, modules=self._modules, functions=self._functions, faults=self._faults, kinds=self._kinds
         )
         self.files = self.repository.files()
-        self.heard = {"editor": "", "tester": "The editor has not begun."}
+        self.inbox = {"editor": "", "tester": "The editor has not begun."}
         self.reports = self.edits = 0
 
     # ---- tools
@@ -134,7 +130,7 @@ class Repair(ToolEnv):
             raise ValueError(f"{module} has no line {line}; lines are 1 to {len(lines)}")
         old = lines[line - 1]
         blanks = "" if text[:1].isspace() else old[: len(old) - len(old.lstrip())]
-        new = [blanks + each for each in text.split("\n")] if text else []
+        new = [blanks + part for part in text.split("\n")] if text else []
         source = "\n".join([*lines[: line - 1], *new, *lines[line:]])
         if len(source) > _MAX_MODULE_CHARS:
             raise ValueError(f"{module} would have {len(source)} characters; {_MAX_MODULE_CHARS} are allowed")
@@ -145,13 +141,14 @@ class Repair(ToolEnv):
     @tool
     def test(self) -> str:
         """Run the tests."""
-        tests = self.repository.shown
-        lines, why = self._run(tests)
-        wrong = [(test, line) for test, line in zip(tests, lines, strict=True) if line != test.gives]
+        tests = self.repository.visible
+        lines, reason = self._run(tests)
+        wrong = [(test, line) for test, line in zip(tests, lines, strict=True) if line != test.result]
         if not wrong:
             return f"All {len(tests)} tests pass."
-        failures = [f"{test.module}.{test} gives {_plain(line)}, not {_plain(test.gives)}" for test, line in wrong]
-        return "\n".join([f"{len(wrong)} of {len(tests)} tests fail.", *failures[:_FAILURES], *([why] if why else [])])
+        failures = [f"{test.module}.{test} gives {_format(line)}, not {_format(test.result)}" for test, line in wrong]
+        summary = f"{len(wrong)} of {len(tests)} tests fail."
+        return "\n".join([summary, *failures[:_MAX_FAILURES], *([reason] if reason else [])])
 
     def tools(self, agent: str) -> Sequence[Tool]:
         return {"planner": [self.show], "editor": [self.show, self.edit], "tester": [self.test]}[agent]
@@ -162,14 +159,14 @@ class Repair(ToolEnv):
         return self.files[module]
 
     def _run(self, tests: Sequence[Test]) -> tuple[list[str], str]:
-        """What each test gives, empty where the process had ended, and what kept the modules from running."""
-        if wrong := [f"{name}: {fault}" for name, source in self.files.items() if (fault := _fault(source))]:
-            return [""] * len(tests), "\n".join(wrong)
+        """Return the result of each test, empty after the process has ended, and why the modules could not run."""
+        if invalid := [f"{name}: {fault}" for name, source in self.files.items() if (fault := _fault(source))]:
+            return [""] * len(tests), "\n".join(invalid)
         calls = [(test.module, test.name, test.arguments) for test in tests]
-        lines, result = given(self._sandbox, self.files, calls)
+        lines, result = call_functions(self._sandbox, self.files, calls)
         return lines + [""] * (len(tests) - len(lines)), "" if result.ok else told(result)[-300:]
 
-    # ---- the game
+    # ---- texts and rules
 
     def instructions(self, agent: str) -> str:
         role = {
@@ -182,46 +179,45 @@ class Repair(ToolEnv):
 
     def observe_text(self, agent: str) -> str:
         if agent != "planner":
-            return self.heard[agent]
-        seen = self.repository.shown
-        failing = next(test for test in seen if test.name in self.repository.broken)
+            return self.inbox[agent]
+        failing = next(test for test in self.repository.visible if test.name in self.repository.broken)
         return (
             f"Manual:\n{self.repository.manual()}\nModules: {', '.join(self.files)}\n"
-            f"Something is wrong: {failing.module}.{failing} should give {_plain(failing.gives)}."
+            f"Something is wrong: {failing.module}.{failing} should give {_format(failing.result)}."
         )
 
     def secrets(self, agent: str) -> tuple[str, ...]:
-        """What the functions should do, for all but the planner."""
-        return () if agent == "planner" else tuple(each.manual for each in self.repository.functions)
+        """Return the manual, for all but the planner."""
+        return () if agent == "planner" else tuple(function.manual for function in self.repository.functions)
 
     def act(self, agent: str, action: str) -> Outcome:
-        said = action.strip()[: self._max_message_chars]
+        message = action.strip()[: self._max_message_chars]
         if agent == "planner":
-            self.heard["editor"] = f"Modules: {', '.join(self.files)}\nThe plan:\n{said}"
+            self.inbox["editor"] = f"Modules: {', '.join(self.files)}\nThe plan:\n{message}"
             return Outcome(next="editor")
         if agent == "editor":
-            self.heard["tester"] = f"The editor says:\n{said}"
+            self.inbox["tester"] = f"The editor says:\n{message}"
             return Outcome(next="tester")
         shipped = bool(_SHIP.search(action))
         if not shipped and self.reports < self._revisions:
             self.reports += 1
-            self.heard["editor"] = f"The tester reports:\n{said}"
+            self.inbox["editor"] = f"The tester reports:\n{message}"
             return Outcome(next="editor")
-        return self._judged(shipped)
+        return self._score(shipped)
 
-    def _judged(self, shipped: bool) -> Outcome:
+    def _score(self, shipped: bool) -> Outcome:
         tests = self.repository.hidden
-        lines, why = self._run(tests)
-        passed = sum(line == test.gives for line, test in zip(lines, tests, strict=True))
+        lines, reason = self._run(tests)
+        passed = sum(line == test.result for line, test in zip(lines, tests, strict=True))
         facts = {
             "passed": passed, "tests": len(tests), "shipped": shipped, "edits": self.edits,
-            "broken": sorted(self.repository.broken), "why": why,
+            "broken": sorted(self.repository.broken), "why": reason,
         }  # fmt: skip
-        return ended(self.possible_agents, float(passed == len(tests)), facts)
+        return end_for_all(self.possible_agents, float(passed == len(tests)), facts)
 
 
 def _fault(source: str) -> str:
-    """Why a source is no Python; empty where it is."""
+    """Return why a source is not valid Python; empty if it is."""
     try:
         ast.parse(source)
     except SyntaxError as error:
@@ -231,8 +227,8 @@ def _fault(source: str) -> str:
     return ""
 
 
-def _plain(line: str) -> str:
-    """A result as a tester reads it, of ``["ok", 3]`` the 3."""
+def _format(line: str) -> str:
+    """Return a result as a tester reads it, such as 3 for ``["ok", 3]``."""
     kind, _, value = line.strip("[]").partition(", ")
     if not line:
         return "nothing"
@@ -243,17 +239,15 @@ def _plain(line: str) -> str:
 
 
 def saw_tests_pass(trajectory: Trajectory) -> float | None:
-    """Whether the last result that the tester saw was that all tests pass; None for the others."""
+    """Return 1 if all tests passed in the tester's last run, else 0, or None for other agents."""
     if trajectory.agent != "tester" or not trajectory.turns:
         return None
-    asked = [
-        turn for before, turn in pairwise(trajectory.turns) if any(call.name == "test" for call in before.tool_calls)
-    ]
-    seen = [found for turn in asked for found in _RESULT.findall(turn.observation)]
-    return float(seen[-1:] == ["All"])
+    runs = [turn for last, turn in pairwise(trajectory.turns) if any(call.name == "test" for call in last.tool_calls)]
+    results = [result for turn in runs for result in _RESULT.findall(turn.observation)]
+    return float(results[-1:] == ["All"])
 
 
 def edited_little(trajectory: Trajectory) -> float | None:
-    """1 for one or two edits, less for more: 2 over their number; None where a seat made none."""
+    """Return ``min(1, 2 / number of edits)``, or None without edits."""
     edits = sum(call.name == "edit" for turn in trajectory.turns for call in turn.tool_calls)
     return min(1.0, 2 / edits) if edits else None

@@ -1,7 +1,4 @@
-"""Small repositories of Python modules with faults in them, and tests that find the faults.
-
-In: a generator. Out: a manual, modules right and broken, tests with right results. Waits for nothing.
-"""
+"""Generated repositories of small Python modules with faults, and tests that reveal the faults."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from forge_envs.teams.generated import one, some
+from forge_envs.teams.generated import choose, sample
 
 FAULTS = ("operator", "boundary", "name", "order", "missing")
-"""Another operator, another comparison, another parameter's name, arguments in another order, a case left out."""
-# Functions: parameters, what the manual says, code. {a}, {b} and {c} are drawn, c = a + b; {f} and {g} are functions of
-# one and of two numbers that are there already.
+"""Wrong operator, wrong comparison, wrong parameter, wrong argument order, missing case."""
+# Functions: parameters, text of the manual, code. {a} and {b} are random, {c} is a + b. {f} and {g} are earlier
+# functions of one and of two numbers.
 FORMS = (
     ("n", "n times {a}, plus {b}", "return n * {a} + {b}"),
     ("n", "n, but at least {a} and at most {c}", "if n < {a}: return {a}\nif n > {c}: return {c}\nreturn n"),
@@ -47,7 +44,7 @@ _VERBS = "adjust assess blend charge collect compare deduct gather grade level m
 _NAMES = _VERBS.split()
 _MODULES = ("rates", "parts", "costs", "stores", "plans")
 _DRAWN = 40
-"""Arguments that are tried to find out whether a fault shows."""
+"""Number of argument lists drawn per function."""
 _OTHER: Mapping[type, type] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.Mod: ast.FloorDiv,
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq,
@@ -56,26 +53,26 @@ _OTHER: Mapping[type, type] = {
 
 @dataclass(frozen=True, slots=True)
 class Function:
-    """One of a repository's."""
+    """A function of a repository."""
 
     name: str
     module: str
     manual: str
     right: str
-    """Its source."""
+    """Correct source."""
     uses: tuple[str, ...]
-    """Functions that it calls."""
+    """Names of the functions that it calls."""
 
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """A call and what it gives where nothing is broken, as JSON."""
+    """A call and the result of the correct function, as JSON."""
 
-    __test__ = False  # no test of pytest's
+    __test__ = False  # not a test of pytest
     module: str
     name: str
     arguments: tuple[Any, ...]
-    gives: str
+    result: str
 
     def __str__(self) -> str:
         return f"{self.name}({', '.join(map(repr, self.arguments))})"
@@ -83,142 +80,144 @@ class Test:
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """Modules of which some functions are broken."""
+    """Modules with faulty functions."""
 
     functions: tuple[Function, ...]
     broken: Mapping[str, str]
-    """Sources of the functions that have a fault, by name."""
-    shown: tuple[Test, ...]
-    """Tests of which every fault breaks one or more."""
+    """Faulty sources by function name."""
+    visible: tuple[Test, ...]
+    """Tests for the tester. Every fault breaks at least one."""
     hidden: tuple[Test, ...]
 
     def files(self) -> dict[str, str]:
-        """Sources by module, faults included."""
-        found: dict[str, str] = {}
+        """Return the source of each module, with the faults."""
+        files: dict[str, str] = {}
         homes = {function.name: function.module for function in self.functions}
         for module in dict.fromkeys(homes.values()):
-            own = [function for function in self.functions if function.module == module]
-            used = sorted({name for function in own for name in function.uses if homes[name] != module})
+            members = [function for function in self.functions if function.module == module]
+            used = sorted({name for function in members for name in function.uses if homes[name] != module})
             imports = [f"from {homes[name]} import {name}" for name in used]
-            sources = [self.broken.get(function.name, function.right) for function in own]
-            found[module] = "\n\n".join((*(["\n".join(imports)] if imports else []), *sources))
-        return found
+            sources = [self.broken.get(function.name, function.right) for function in members]
+            files[module] = "\n\n".join((*(["\n".join(imports)] if imports else []), *sources))
+        return files
 
     def manual(self) -> str:
-        """What each function should return."""
+        """Return the description of all functions."""
         return "\n".join(function.manual for function in self.functions)
 
 
 def draw(
     rng: np.random.Generator, *, modules: int, functions: int, faults: int, kinds: Sequence[str] = FAULTS
 ) -> Repository:
-    """Draw functions, tests and faults, until every fault shows."""
+    """Draw functions, tests and faults until the tests reveal every fault."""
     while True:
         written = _functions(rng, modules, functions)
-        sources = {each.name: each.right for each in written}
-        right = _running(sources)
-        tests = {each.name: _tests(rng, each, right) for each in written}
+        sources = {function.name: function.right for function in written}
+        right = _namespace(sources)
+        tests = {function.name: _tests(rng, function, right) for function in written}
         broken: dict[str, str] = {}
-        for each in some(rng, written, functions):
+        for function in sample(rng, written, functions):
             if len(broken) == faults:
                 break
-            for kind in some(rng, kinds, len(kinds)):
-                if not (made := _broken(each.right, kind)):
+            for kind in sample(rng, kinds, len(kinds)):
+                if not (variants := _broken(function.right, kind)):
                     continue
-                source = one(rng, made)
-                wrong = _running({**sources, **broken, each.name: source})
-                if sum(_given(wrong, test) != test.gives for test in tests[each.name]) >= 2:
-                    broken[each.name] = source
+                source = choose(rng, variants)
+                wrong = _namespace({**sources, **broken, function.name: source})
+                if sum(_result(wrong, test) != test.result for test in tests[function.name]) >= 2:
+                    broken[function.name] = source
                     break
-        wrong = _running({**sources, **broken})
-        shown, hidden, hits = [], [], 0
-        for name, own in tests.items():
-            apart = [test for test in own if _given(wrong, test) != test.gives]
-            alike = [test for test in own if test not in apart]
-            shown += [*apart[:2], *alike[:2]]
-            hidden += [*apart[2:8], *alike[2:8]]
-            hits += name in broken and bool(apart)
-        if hits != faults:  # one is made good by another
+        wrong = _namespace({**sources, **broken})
+        visible, hidden, revealed = [], [], 0
+        for name, candidates in tests.items():
+            failing = [test for test in candidates if _result(wrong, test) != test.result]
+            passing = [test for test in candidates if test not in failing]
+            visible += [*failing[:2], *passing[:2]]
+            hidden += [*failing[2:8], *passing[2:8]]
+            revealed += name in broken and bool(failing)
+        if revealed != faults:  # one fault hides another
             continue
-        if all(_fails(hidden, {**sources, **left}) for left in _some_left(broken)):
-            return Repository(tuple(written), broken, tuple(shown), tuple(hidden))
+        if all(_fails(hidden, {**sources, **remaining}) for remaining in _subsets(broken)):
+            return Repository(tuple(written), broken, tuple(visible), tuple(hidden))
 
 
-def _some_left(broken: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """The faults that may be left when an editor is done: each, every two of them, and so on."""
+def _subsets(broken: Mapping[str, str]) -> Iterator[dict[str, str]]:
+    """Yield all nonempty subsets of the faults, which an editor may leave."""
     for count in range(1, len(broken) + 1):
         yield from map(dict, itertools.combinations(broken.items(), count))
 
 
 def _fails(tests: Sequence[Test], sources: Mapping[str, str]) -> bool:
-    space = _running(sources)
-    return any(_given(space, test) != test.gives for test in tests)
+    namespace = _namespace(sources)
+    return any(_result(namespace, test) != test.result for test in tests)
 
 
 def _functions(rng: np.random.Generator, modules: int, count: int) -> list[Function]:
-    names, homes = some(rng, _NAMES, count), some(rng, _MODULES, modules)
+    names, homes = sample(rng, _NAMES, count), sample(rng, _MODULES, modules)
     written: list[Function] = []
     parameters: dict[str, str] = {}
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         f = [other for other in parameters if parameters[other] == "n"]
         g = [other for other in parameters if parameters[other] == "n, k"]
         fitting = [form for form in FORMS if (f or "{f}" not in form[2]) and (g or "{g}" not in form[2])]
         calling = [form for form in fitting if "{f}" in form[2] or "{g}" in form[2]]
-        head, manual, code = one(rng, calling if calling and place % 2 else fitting)
+        head, manual, code = choose(rng, calling if calling and index % 2 else fitting)
         a, b = int(rng.integers(2, 8)), int(rng.integers(2, 8))
-        used = {"f": one(rng, f) if f else "", "g": one(rng, g) if g else ""}
+        used = {"f": choose(rng, f) if f else "", "g": choose(rng, g) if g else ""}
         blanks = {"a": a, "b": b, "c": a + b, **used}
         body = code.format(**blanks).replace("\n", "\n    ")
-        module = homes[place * modules // count]  # a later module uses earlier ones, never the other way
+        module = homes[index * modules // count]  # modules use only earlier ones
         right = ast.unparse(ast.parse(f"def {name}({head}):\n    {body}"))
-        told = f"{module}.{name}({head}) returns {manual.format(**blanks)}."
-        written.append(Function(name, module, told, right, tuple(used[key] for key in used if f"{{{key}}}" in code)))
+        sentence = f"{module}.{name}({head}) returns {manual.format(**blanks)}."
+        uses = tuple(used[key] for key in used if f"{{{key}}}" in code)
+        written.append(Function(name, module, sentence, right, uses))
         parameters[name] = head
     return written
 
 
 def _tests(rng: np.random.Generator, function: Function, right: Mapping[str, Callable[..., Any]]) -> list[Test]:
-    """Tests of a function that differ, of numbers about those that its code compares with."""
+    """Return distinct tests of a function, with numbers near those in its code."""
 
     def drawn(head: str) -> tuple[int, ...]:
         count = int(rng.integers(0, 5)) if head == "numbers" else head.count(",") + 1
         return tuple(rng.integers(-2, 18, count).tolist())
 
     head = function.right.partition("(")[2].partition(")")[0]
-    found = list(dict.fromkeys(drawn(head) for _ in range(_DRAWN)))
-    tests = [Test(function.module, function.name, ([*each],) if head == "numbers" else each, "") for each in found]
-    return [replace(test, gives=_given(right, test)) for test in tests]
+    unique = list(dict.fromkeys(drawn(head) for _ in range(_DRAWN)))
+    arguments = [([*values],) if head == "numbers" else values for values in unique]
+    tests = [Test(function.module, function.name, values, "") for values in arguments]
+    return [replace(test, result=_result(right, test)) for test in tests]
 
 
-def _running(sources: Mapping[str, str]) -> dict[str, Callable[..., Any]]:
-    """The functions themselves: texts that were put together here, without a loop that could be endless."""
-    space: dict[str, Any] = {}
-    exec("\n".join(sources.values()), space)  # noqa: S102  # our own words; what a model edits runs in the sandbox
-    return space
+def _namespace(sources: Mapping[str, str]) -> dict[str, Callable[..., Any]]:
+    """Execute generated functions, which always terminate. Edited ones run in the sandbox instead."""
+    namespace: dict[str, Any] = {}
+    exec("\n".join(sources.values()), namespace)  # noqa: S102  # generated by this module
+    return namespace
 
 
-def _given(space: Mapping[str, Callable[..., Any]], test: Test) -> str:
+def _result(namespace: Mapping[str, Callable[..., Any]], test: Test) -> str:
     try:
-        return json.dumps(["ok", space[test.name](*test.arguments)])
-    except Exception as error:  # noqa: BLE001  # a fault may raise anything
+        return json.dumps(["ok", namespace[test.name](*test.arguments)])
+    except Exception as error:  # noqa: BLE001  # faulty functions may raise anything
         return json.dumps(["error", type(error).__name__])
 
 
 def _broken(source: str, kind: str) -> list[str]:
-    """The source with one fault of a kind, in each place where it fits."""
+    """Return all variants of a source with one fault of a kind."""
     nodes = list(ast.walk(ast.parse(source)))
     parameters = sorted(node.arg for node in nodes if isinstance(node, ast.arg))
-    found = []
-    for place, node in enumerate(nodes):
-        if _change(node, kind, parameters):  # it fits: once more, where nothing else is changed
+    variants = []
+    for index, node in enumerate(nodes):
+        if _change(node, kind, parameters):  # applicable: repeat it in a fresh tree
             tree = ast.parse(source)
-            _change(list(ast.walk(tree))[place], kind, parameters)
-            found.append(ast.unparse(tree))
-    return found
+            _change(list(ast.walk(tree))[index], kind, parameters)
+            variants.append(ast.unparse(tree))
+    return variants
 
 
 def _change(node: ast.AST, kind: str, parameters: Sequence[str]) -> bool:
-    """Put a fault into a node, if one of this kind fits there."""
+    """Insert a fault into a node. Returns whether the kind applies to it."""
     if kind == "operator" and isinstance(node, ast.BinOp | ast.AugAssign) and type(node.op) in _OTHER:
         node.op = _OTHER[type(node.op)]()
         return True

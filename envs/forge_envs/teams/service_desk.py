@@ -1,8 +1,4 @@
-"""A service desk: a customer with wishes, an agent with the shop's database and its policy, a supervisor who approves.
-
-In: texts: messages, tool calls, BYE. Out: one reward for all three: is the database as the policy would have it? Waits
-for nothing.
-"""
+"""ServiceDesk: a customer with wishes, an agent with a database and a policy, and a supervisor who approves."""
 
 from __future__ import annotations
 
@@ -16,18 +12,18 @@ from forge_agents.envs.env import Outcome
 from forge_agents.tools import Tool, ToolFormat, tool
 from forge_agents.tools.env import ToolEnv
 from forge_agents.types import Trajectory
-from forge_envs.teams.generated import PEOPLE, Database, ended, one, some
+from forge_envs.teams.generated import PEOPLE, Database, choose, end_for_all, sample
 
 ITEMS = ("bell", "boat", "chair", "clock", "drum", "flute", "kettle", "kite", "lamp", "map", "radio", "rope", "vase")
 PLANS = ("small", "middle", "large", "huge")
 KINDS = ("cancel", "refund", "change_plan")
 _DAYS, _PRICES, _MONTHS, _COMPLAINTS = (1, 60), (10, 200), (1, 24), (0, 3)
-"""Least and greatest values in the database."""
+"""Ranges of values in the database, inclusive."""
 _FACTS = (
     "SELECT {what} FROM customers LEFT JOIN orders ON orders.customer = customers.name AND orders.id = ? "
     "WHERE customers.name = ?"
 )
-# What a policy is made of: the wishes that a rule is about, its text, the facts to which it applies, the range of {n}.
+# Rules of policies: kind of wish, text, condition on the facts, range of {n}.
 _FORBIDDING = (
     ("cancel", "No order is cancelled more than {n} days after it was made.", "days > {n}", (30, 50)),
     ("cancel", "No order of less than {n} euros is cancelled.", "price < {n}", (20, 60)),
@@ -53,29 +49,29 @@ _BYE = re.compile(r"\bBYE\b")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One of the policy's."""
+    """A rule of the policy."""
 
     number: int
     text: str
     kind: str
-    """Of the wishes that it is about, one of `KINDS`; empty: of what needs approval and has none."""
+    """Kind of wish, one of `KINDS`. Empty for the rule about missing approval."""
     condition: str
-    """In SQL, of an order and its customer."""
+    """SQL condition on an order and its customer."""
     approval: bool
-    """Whether it asks for approval; else it forbids."""
+    """Whether the rule requires approval instead of forbidding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a customer wants: an order cancelled or refunded, or another plan."""
+    """A customer's wish: to cancel or refund an order, or to change the plan."""
 
     kind: str
     order: int = 0
     item: str = ""
     plan: str = ""
 
-    def told(self, *, by_number: bool) -> str:
-        """In the customer's words: the order by its number or by what it is of."""
+    def describe(self, *, by_number: bool) -> str:
+        """Return the wish in the customer's words, with the order's number or item."""
         if self.plan:
             return f"change to the plan {self.plan}"
         which = f"order {self.order}" if by_number else f"the order of the {self.item}"
@@ -83,7 +79,7 @@ class Wish:
 
     @property
     def news(self) -> str:
-        """What the customer hears once it is done."""
+        """The customer's notification once the wish is granted."""
         done = {"cancel": "cancelled", "refund": "refunded"}
         if self.plan:
             return f"Your plan is {self.plan} now."
@@ -91,35 +87,33 @@ class Wish:
 
 
 class ServiceDesk(ToolEnv):
-    """Three seats that share one reward.
+    """Cooperative game of three agents.
 
-    ``customer`` has wishes, an order cancelled or refunded or another plan, one after the other, and for each perhaps
-    another in its place if it is refused; nobody else knows them. It talks to the ``agent``, is told what happens to
-    its orders and its plan, and ends the episode with the word BYE. The agent looks up and changes the shop's database
-    by its tools, which carry out whatever they are told; what is allowed stands in a policy that it alone reads, drawn
-    anew in each episode as customers and orders are. What may not be done it refuses, under a rule's number. A text of
-    it that begins with "supervisor:" goes to the ``supervisor``, all others to the customer. The supervisor alone knows
-    which customers are under review, and approves what is asked for the others.
+    ``customer`` has one or more private wishes (cancel or refund an order, change the plan), each perhaps with an
+    alternative in case of a refusal. It writes to ``agent``, is notified of changes to its orders and plan, and ends
+    the episode by the word BYE. The agent alone reads the policy. Its tools look up and change the shop's database
+    without checking the policy. It refuses forbidden wishes by the number of a rule. Its texts go to ``supervisor`` if
+    they begin with "supervisor:", else to the customer. The supervisor alone knows which customers are under review,
+    and approves requests for the others. Policy, customers and orders are generated for every episode.
 
-    All get 1.0 if in the end the database is what the policy makes of the customer's wishes, nothing was done against
-    it on the way or without the approval that it asks for, and nothing was approved for who is under review; else 0,
-    also if the episode is cut off. At the end infos hold ``done`` (whether the database is right), ``violations``
-    (what was against the policy, in words) and ``wishes``.
+    All agents get 1 if the final database is what the policy prescribes for the wishes, no change violated the policy
+    or lacked approval, and nothing was approved for a customer under review; else 0. A truncated episode earns 0. At
+    the end infos contain ``done`` (whether the database is correct), ``violations`` (descriptions) and ``wishes``.
 
     Args:
-        kinds: How many of cancel, refund and change_plan a customer may wish for, 1 to 3.
-        knows_numbers: Whether the customer knows its orders' numbers; else the agent has to look them up.
-        rules: Rules that forbid something, 0 to 6.
-        approvals: Whether some things need the supervisor's approval.
-        alternatives: Whether a customer has another wish in the place of one that is refused.
-        wishes: Wishes of the customer, 1 to 3.
-        customers: Customers in the database, 1 to 40.
-        examples: Whether the agent reads two calls before what the customer says, instead of how tools are called; for
-            small models, and where there is nothing to do but to cancel orders.
-        tool_format: As for `ToolEnv`.
-        max_turns: Decisions, tool calls included, after which the episode is cut off; None: 16 for each wish, and as
-            many again for its alternative.
-        max_message_chars: Longer messages are cut.
+        kinds: Number of kinds of wishes, 1 to 3: cancel, refund, change_plan.
+        knows_numbers: Whether the customer knows its order numbers. Otherwise the agent must look them up.
+        rules: Number of forbidding rules, 0 to 6.
+        approvals: Whether some wishes need the supervisor's approval.
+        alternatives: Whether each wish has an alternative.
+        wishes: Number of wishes, 1 to 3.
+        customers: Number of customers in the database, 1 to 40.
+        examples: Whether the agent reads two example calls instead of the tools' description. For small models, with
+            cancellations only.
+        tool_format: As in `ToolEnv`.
+        max_turns: Number of decisions, tool calls included, after which the episode is truncated. None uses 16 per wish
+            and alternative.
+        max_message_chars: Maximum length of a message. Longer ones are cut.
     """
 
     possible_agents = ("customer", "agent", "supervisor")
@@ -140,11 +134,11 @@ class ServiceDesk(ToolEnv):
         max_turns: int | None = None,
         max_message_chars: int = 300,
     ) -> None:
-        most = 16 * wishes * (1 + alternatives) if max_turns is None else max_turns
-        super().__init__(tool_format=tool_format, max_turns=most)
-        given = {"kinds": (kinds, 1, 3), "rules": (rules, 0, len(_FORBIDDING)), "wishes": (wishes, 1, 3)}
-        given |= {"customers": (customers, 1, 40), "max_message_chars": (max_message_chars, 1, 4000)}
-        for name, (value, low, high) in given.items():
+        limit = 16 * wishes * (1 + alternatives) if max_turns is None else max_turns
+        super().__init__(tool_format=tool_format, max_turns=limit)
+        ranges = {"kinds": (kinds, 1, 3), "rules": (rules, 0, len(_FORBIDDING)), "wishes": (wishes, 1, 3)}
+        ranges |= {"customers": (customers, 1, 40), "max_message_chars": (max_message_chars, 1, 4000)}
+        for name, (value, low, high) in ranges.items():
             if not low <= value <= high:
                 raise ValueError(f"{name}={value} must be {low} to {high}")
         self._kinds, self._knows_numbers, self._num_rules, self._approvals = kinds, knows_numbers, rules, approvals
@@ -158,23 +152,23 @@ class ServiceDesk(ToolEnv):
         self._draw_policy(rng)
         self._draw_wishes(rng)
         self.reviewed = tuple(name for name in self.names if rng.random() < 0.4)
-        self.gold = self._as_it_should_be()
+        self.gold = self._expected_database()
         self.approved: set[str] = set()
         self.violations: list[str] = []
         self.news: list[str] = []
-        self.heard = {"customer": "", "agent": "", "supervisor": ""}
+        self.inbox = {"customer": "", "agent": "", "supervisor": ""}
         self.has_policy = False
 
     def _draw_shop(self, rng: np.random.Generator) -> None:
-        self.names = some(rng, PEOPLE, self._customers)
-        each = 2 * self._num_wishes + 2  # orders: half of them open
-        numbers = iter((rng.permutation(900)[: each * len(self.names)] + 100).tolist())
+        self.names = sample(rng, PEOPLE, self._customers)
+        num_orders = 2 * self._num_wishes + 2  # per customer, half of them open
+        numbers = iter((rng.permutation(900)[: num_orders * len(self.names)] + 100).tolist())
         customers, orders, complaints = [], [], []
         for name in self.names:
-            customers.append((name, one(rng, PLANS), _within(rng, _MONTHS)))
+            customers.append((name, choose(rng, PLANS), _within(rng, _MONTHS)))
             complaints += [(name, "complaint")] * _within(rng, _COMPLAINTS)
-            for place, item in enumerate(some(rng, ITEMS, each)):
-                status = ("open", "delivered")[place % 2]
+            for index, item in enumerate(sample(rng, ITEMS, num_orders)):
+                status = ("open", "delivered")[index % 2]
                 orders.append((next(numbers), name, item, _within(rng, _PRICES), status, _within(rng, _DAYS)))
         self.database = Database.of(
             {
@@ -185,53 +179,53 @@ class ServiceDesk(ToolEnv):
         )
 
     def _draw_policy(self, rng: np.random.Generator) -> None:
-        known = KINDS[: self._kinds]
-        drawn = [(*form, False) for form in some(rng, _FORBIDDING, self._num_rules)]
-        drawn += [(*form, True) for form in _APPROVED if self._approvals]
-        drawn = [form for form in drawn if form[0] in known]
+        kinds = KINDS[: self._kinds]
+        forms = [(*form, False) for form in sample(rng, _FORBIDDING, self._num_rules)]
+        forms += [(*form, True) for form in _APPROVED if self._approvals]
+        forms = [form for form in forms if form[0] in kinds]
         if self._approvals:
-            drawn.append(("", _UNAPPROVED, "", (0, 0), False))
+            forms.append(("", _UNAPPROVED, "", (0, 0), False))
         rules = []
-        for number, (kind, text, condition, span, approval) in enumerate(some(rng, drawn, len(drawn)), 1):
+        for number, (kind, text, condition, span, approval) in enumerate(sample(rng, forms, len(forms)), 1):
             n = _within(rng, span)
             rules.append(Rule(number, text.format(n=n), kind, condition.format(n=n), approval))
         self.rules = tuple(rules)
 
     def _draw_wishes(self, rng: np.random.Generator) -> None:
-        """The customer, and its wishes, each with what it wants instead."""
+        """Draw the customer and its wishes, each with its alternative."""
         self.customer, *_ = self.names
         name, plan, _ = self.database.rows("SELECT * FROM customers WHERE name = ?", self.customer)[0]
         orders = self.database.rows("SELECT id, item, status FROM orders WHERE customer = ? ORDER BY id", name)
         left = {
             "cancel": [Wish("cancel", number, item) for number, item, status in orders if status == "open"],
             "refund": [Wish("refund", number, item) for number, item, status in orders if status == "delivered"],
-            "change_plan": [Wish("change_plan", plan=one(rng, [other for other in PLANS if other != plan]))],
+            "change_plan": [Wish("change_plan", plan=choose(rng, [other for other in PLANS if other != plan]))],
         }
         drawn: list[Wish] = []
         for _ in range(self._num_wishes * (1 + self._alternatives)):
-            wishes = left[one(rng, [kind for kind in KINDS[: self._kinds] if left[kind]])]
+            wishes = left[choose(rng, [kind for kind in KINDS[: self._kinds] if left[kind]])]
             drawn.append(wishes.pop(int(rng.integers(len(wishes)))))
         step = 1 + self._alternatives
-        self.wishes = [tuple(drawn[place : place + step]) for place in range(0, len(drawn), step)]
+        self.wishes = [tuple(drawn[start : start + step]) for start in range(0, len(drawn), step)]
 
-    def _against(self, wish: Wish, customer: str, *, approved: bool) -> Rule | None:
-        """The rule that forbids something now: the first of those that apply, else that it is not approved."""
-        hit = [rule for rule in self.rules if rule.kind == wish.kind and self._applies(rule, wish, customer)]
-        if forbidding := [rule for rule in hit if not rule.approval]:
+    def _forbidding_rule(self, wish: Wish, customer: str, *, approved: bool) -> Rule | None:
+        """Return the first rule that forbids a wish now, else the rule about missing approval if it applies."""
+        applying = [rule for rule in self.rules if rule.kind == wish.kind and self._applies(rule, wish, customer)]
+        if forbidding := [rule for rule in applying if not rule.approval]:
             return forbidding[0]
-        return next(rule for rule in self.rules if not rule.kind) if hit and not approved else None
+        return next(rule for rule in self.rules if not rule.kind) if applying and not approved else None
 
     def _applies(self, rule: Rule, wish: Wish, customer: str) -> bool:
         complaints = "(SELECT COUNT(*) FROM tickets WHERE tickets.customer = name AND about = 'complaint')"
         condition = rule.condition.replace("complaints", complaints)
         return bool(self.database.rows(_FACTS.format(what=condition), wish.order, customer)[0][0])
 
-    def _as_it_should_be(self) -> Database:
-        """What the database is once the policy was kept."""
+    def _expected_database(self) -> Database:
+        """Return the database that the policy prescribes for the wishes."""
         end = self.database
         for wishes in self.wishes:
             for wish in wishes:
-                rule = self._against(wish, self.customer, approved=self.customer not in self.reviewed)
+                rule = self._forbidding_rule(wish, self.customer, approved=self.customer not in self.reviewed)
                 if rule is None:
                     end = _done(end, wish, self.customer)
                     break
@@ -296,7 +290,7 @@ class ServiceDesk(ToolEnv):
             rule: The number of the rule that forbids it.
         """
         self._row("SELECT 1 FROM customers WHERE name = ?", customer)
-        if rule not in [each.number for each in self.rules]:
+        if rule not in [existing.number for existing in self.rules]:
             raise ValueError(f"there is no rule {rule}; rules are 1 to {len(self.rules)}")
         self.database = _refused(self.database, customer, rule)
         if customer == self.customer:
@@ -311,8 +305,8 @@ class ServiceDesk(ToolEnv):
             request: The number of the order, or the name of the customer who wants another plan.
         """
         number = int(request) if request.isdecimal() and len(request) < 9 else 0
-        known = self.database.rows("SELECT customer FROM orders WHERE id = ?", number)
-        customer, request = (known[0][0], str(number)) if known else (request, request)
+        rows = self.database.rows("SELECT customer FROM orders WHERE id = ?", number)
+        customer, request = (rows[0][0], str(number)) if rows else (request, request)
         self._row("SELECT 1 FROM customers WHERE name = ?", customer)
         self.approved.add(request)
         if customer in self.reviewed:
@@ -335,25 +329,26 @@ class ServiceDesk(ToolEnv):
     def _carry_out(self, kind: str, order: int) -> str:
         needed = {"cancel": "open", "refund": "delivered"}[kind]
         number = order if 0 < order < 10**9 else 0
-        found = self.database.rows("SELECT customer, item, status FROM orders WHERE id = ?", number)
-        if not found:
+        rows = self.database.rows("SELECT customer, item, status FROM orders WHERE id = ?", number)
+        if not rows:
             raise ValueError(f"there is no order {order}")
-        customer, item, status = found[0]
+        customer, item, status = rows[0]
         if status != needed:
             raise ValueError(f"order {order} is {status}; to {kind} it, it must be {needed}")
         return self._record(Wish(kind, order, item), customer)
 
     def _record(self, wish: Wish, customer: str) -> str:
-        """Carry something out, whatever the policy says, and remember what it says."""
+        """Apply a change without checking the policy, and record any violation."""
         subject = customer if wish.plan else str(wish.order)
-        if rule := self._against(wish, customer, approved=subject in self.approved):
-            self.violations.append(f"{wish.told(by_number=True)} was done for {customer} against rule {rule.number}")
+        if rule := self._forbidding_rule(wish, customer, approved=subject in self.approved):
+            change = wish.describe(by_number=True)
+            self.violations.append(f"{change} was done for {customer} against rule {rule.number}")
         self.database = _done(self.database, wish, customer)
         if customer == self.customer:
             self.news.append(wish.news)
-        return f"Done: {wish.told(by_number=True)}. Now tell the customer."
+        return f"Done: {wish.describe(by_number=True)}. Now tell the customer."
 
-    # ---- the game
+    # ---- texts and rules
 
     def instructions(self, agent: str) -> str:
         if agent == "customer":
@@ -375,16 +370,16 @@ class ServiceDesk(ToolEnv):
         )
 
     def observe_text(self, agent: str) -> str:
-        if agent == "customer":  # all that it knows, each time: so a function without a memory can take its seat
-            return "\n".join([self._goal(), *(f"News: {line}" for line in self.news), self.heard[agent]]).rstrip("\n")
+        if agent == "customer":  # everything, every time, so that a stateless function can play the customer
+            return "\n".join([self._goal(), *(f"News: {line}" for line in self.news), self.inbox[agent]]).rstrip("\n")
         if agent == "supervisor":
-            return f"{self._under_review()}\n{self.heard[agent]}"
-        said = f"{_EXAMPLES}{self.heard[agent]}\nAnswer:" if self._examples else self.heard[agent]
-        return said if self.has_policy else f"{self._policy()}{said}"
+            return f"{self._under_review()}\n{self.inbox[agent]}"
+        message = f"{_EXAMPLES}{self.inbox[agent]}\nAnswer:" if self._examples else self.inbox[agent]
+        return message if self.has_policy else f"{self._policy()}{message}"
 
     def _goal(self) -> str:
-        told = [[wish.told(by_number=self._knows_numbers) for wish in wishes] for wishes in self.wishes]
-        wants = "\n".join(f"You want to: {', or if that is refused to: '.join(each)}." for each in told)
+        texts = [[wish.describe(by_number=self._knows_numbers) for wish in wishes] for wishes in self.wishes]
+        wants = "\n".join(f"You want to: {', or if that is refused to: '.join(options)}." for options in texts)
         return f"You are {self.customer}.\n{wants}"
 
     def _policy(self) -> str:
@@ -395,43 +390,43 @@ class ServiceDesk(ToolEnv):
         return f"Under review: {', '.join(self.reviewed) or 'nobody'}."
 
     def secrets(self, agent: str) -> tuple[str, ...]:
-        """The customer's wishes, the policy and who is under review, each for all but one."""
-        known = {"customer": self._goal(), "agent": self._policy(), "supervisor": self._under_review()}
-        return tuple(text for seat, text in known.items() if seat != agent and text)
+        """Return the wishes, the policy and the reviews that other agents know."""
+        knowledge = {"customer": self._goal(), "agent": self._policy(), "supervisor": self._under_review()}
+        return tuple(text for owner, text in knowledge.items() if owner != agent and text)
 
     def swap_secrets(self, agent: str, rng: np.random.Generator) -> None:
-        """Draw other wishes, another policy and other reviews, for those who do not know them."""
+        """Draw other wishes, another policy and other reviews, unless the agent knows them."""
         if agent != "customer":
-            self.wishes = [(Wish("change_plan", plan=one(rng, PLANS)),)]
+            self.wishes = [(Wish("change_plan", plan=choose(rng, PLANS)),)]
         if agent != "agent":
             self._draw_policy(rng)
         if agent != "supervisor":
             self.reviewed = tuple(name for name in self.names if rng.random() < 0.5)
 
     def act(self, agent: str, action: str) -> Outcome:
-        said = " ".join(action.split())[: self._max_message_chars]
+        message = " ".join(action.split())[: self._max_message_chars]
         if agent == "customer":
             if _BYE.search(action):
                 return self._end()
-            self.heard["agent"] = f"Customer: {said}"
+            self.inbox["agent"] = f"Customer: {message}"
             return Outcome(next="agent")
         if agent == "supervisor":
-            self.heard["agent"] = f"Supervisor: {said}"
+            self.inbox["agent"] = f"Supervisor: {message}"
             return Outcome(next="agent")
         self.has_policy = True
-        asked = "supervisor" if _TO_SUPERVISOR.match(action) else "customer"
-        self.heard[asked] = f"Agent: {said}"
-        return Outcome(next=asked)
+        recipient = "supervisor" if _TO_SUPERVISOR.match(action) else "customer"
+        self.inbox[recipient] = f"Agent: {message}"
+        return Outcome(next=recipient)
 
     def _end(self) -> Outcome:
         done = _contents(self.database) == _contents(self.gold)
-        told = [[wish.told(by_number=True) for wish in wishes] for wishes in self.wishes]
-        facts = {"done": done, "violations": list(self.violations), "wishes": told}
-        return ended(self.possible_agents, float(done and not self.violations), facts)
+        wishes = [[wish.describe(by_number=True) for wish in options] for options in self.wishes]
+        facts = {"done": done, "violations": list(self.violations), "wishes": wishes}
+        return end_for_all(self.possible_agents, float(done and not self.violations), facts)
 
 
 def _within(rng: np.random.Generator, span: tuple[int, int]) -> int:
-    """A whole number from the first to the second."""
+    """Draw an integer from an inclusive range."""
     return int(rng.integers(span[0], span[1] + 1))
 
 
@@ -447,51 +442,52 @@ def _refused(database: Database, customer: str, rule: int) -> Database:
 
 
 def _contents(database: Database) -> list[list[tuple[int | str, ...]]]:
-    """All rows of all tables; in which order things were done does not matter."""
-    return [sorted(database.rows(f"SELECT * FROM {table}")) for table in ("customers", "orders", "tickets")]  # noqa: S608  # our own words
+    """Return all rows of all tables, independent of their order."""
+    tables = ("customers", "orders", "tickets")
+    return [sorted(database.rows(f"SELECT * FROM {table}")) for table in tables]  # noqa: S608  # constant names
 
 
-# ---- players without a model, and a weak verifier
+# ---- scripted players, and a weak verifier
 
 
-def customer(seen: str) -> str:
-    """A customer as a function, ``fa.Scripted(customer)``: says its next wish until the news settle it, then BYE."""
-    name = re.search(r"You are (.+)\.", seen)
-    news = re.findall(r"^News: (.+)", seen, re.MULTILINE)
-    for line in re.findall(r"^You want to: (.+)\.$", seen, re.MULTILINE):
+def customer(observation: str) -> str:
+    """Scripted customer, ``fa.Scripted(customer)``: repeats its next wish until the news settle it, then writes BYE."""
+    name = re.search(r"You are (.+)\.", observation)
+    news = re.findall(r"^News: (.+)", observation, re.MULTILINE)
+    for line in re.findall(r"^You want to: (.+)\.$", observation, re.MULTILINE):
         for wish in line.split(", or if that is refused to: "):
-            place = next((at for at, told in enumerate(news) if _settles(told, wish)), None)
-            if place is None:
+            settled = next((index for index, item in enumerate(news) if _settles(item, wish)), None)
+            if settled is None:
                 return f"I am {name[1] if name else 'a customer'}. Please {wish}."
-            told, news = news[place], news[place + 1 :]
-            if "refused under" not in told:
+            item, news = news[settled], news[settled + 1 :]
+            if "refused under" not in item:
                 break
     return "BYE"
 
 
-def _settles(told: str, wish: str) -> bool:
-    """Whether a piece of news says that a wish was granted or refused."""
-    if "refused under" in told:
+def _settles(news: str, wish: str) -> bool:
+    """Whether a notification grants or refuses a wish."""
+    if "refused under" in news:
         return True
     *_, last = wish.split()
-    return told == f"Your plan is {last} now." or f" {last} is " in told or told.startswith(f"Order {last} ")
+    return news == f"Your plan is {last} now." or f" {last} is " in news or news.startswith(f"Order {last} ")
 
 
-def supervisor(seen: str) -> str:
-    """A supervisor as a function: approves what is asked for by number and name, unless the name is under review."""
-    asked = seen.rpartition("\nAgent: ")[2]
-    if seen.startswith("Approved"):
-        return seen.partition(" Now")[0]
-    if not (named := re.search(r"\b[A-Z]\w+ [A-Z]\w+\b", asked)):
+def supervisor(observation: str) -> str:
+    """Scripted supervisor: approves requests with a number and name, unless the name is under review."""
+    request = observation.rpartition("\nAgent: ")[2]
+    if observation.startswith("Approved"):
+        return observation.partition(" Now")[0]
+    if not (name := re.search(r"\b[A-Z]\w+ [A-Z]\w+\b", request)):
         return "Not approved: say for whom, with first and last name."
-    if named[0] in seen.partition("\n")[0]:
-        return f"Not approved: {named[0]} is under review."
-    order = re.search(r"\b\d{3}\b", asked)
-    return f'CALL approve("{order[0] if order else named[0]}")'
+    if name[0] in observation.partition("\n")[0]:
+        return f"Not approved: {name[0]} is under review."
+    order = re.search(r"\b\d{3}\b", request)
+    return f'CALL approve("{order[0] if order else name[0]}")'
 
 
 def looked_first(trajectory: Trajectory) -> float | None:
-    """Whether the agent looked the customer up before it changed anything; None where it changed nothing."""
+    """Return 1 if the agent looked the customer up before its first change, else 0, or None without changes."""
     names = [call.name for turn in trajectory.turns for call in turn.tool_calls]
-    changing = [place for place, name in enumerate(names) if name in KINDS]
-    return float("look_up" in names[: changing[0]]) if changing else None
+    changes = [index for index, name in enumerate(names) if name in KINDS]
+    return float("look_up" in names[: changes[0]]) if changes else None

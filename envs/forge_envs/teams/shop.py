@@ -1,7 +1,4 @@
-"""A shop: a customer with a private budget, a clerk with stock and offers, a manager who alone may grant discounts.
-
-In: texts: messages, tool calls, ACCEPT or LEAVE. Out: the same reward for all three. Waits for nothing.
-"""
+"""Shop: a customer with a private budget, a clerk who makes offers, and a manager who approves discounts."""
 
 from __future__ import annotations
 
@@ -14,18 +11,18 @@ import numpy as np
 from forge_agents.envs.env import Outcome
 from forge_agents.tools import Tool, ToolFormat, tool
 from forge_agents.tools.env import ToolEnv
-from forge_envs.teams.generated import ended
+from forge_envs.teams.generated import end_for_all
 
 GOODS = ("lamp", "chair", "kettle", "clock", "carpet", "mirror", "basket", "radio", "vase", "ladder")
 CLERKS_LIMIT = 10
-"""Largest discount in percent that the clerk may give alone."""
+"""Maximum discount without the manager's approval, in percent."""
 _DECISION = re.compile(r"\b(ACCEPT|LEAVE)\b")
 _TO_MANAGER = re.compile(r"\s*@?manager\s*[:,]", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What the customer may accept."""
+    """An offer to the customer."""
 
     item: str
     quantity: int
@@ -34,27 +31,27 @@ class Offer:
 
 
 class Shop(ToolEnv):
-    """Three seats that share one reward.
+    """Cooperative game of three agents.
 
-    ``customer`` wants so many pieces of one item and has a budget, both private. ``clerk`` looks up prices and stock
-    and makes offers with its tools. Discounts above 10 percent need the approval of ``manager``, who alone knows how
-    much each item bears. The customer and the manager talk to the clerk; a text of the clerk goes to the manager if it
-    begins with "manager:", else to the customer, who then also reads the open offer. The customer ends the episode
-    with the word ACCEPT, where there is an offer, or LEAVE; of both, the first counts.
+    ``customer`` wants a quantity of one item within a private budget. ``clerk`` looks up prices and stock and makes
+    offers with its tools. Discounts above 10 percent need the approval of ``manager``, who alone knows the maximum
+    discount of each item without a loss. Customer and manager write to the clerk. The clerk writes to the manager if
+    its text begins with "manager:", else to the customer, who also reads the open offer. The customer ends the episode
+    by the word ACCEPT, if there is an offer, or LEAVE. The first of them counts.
 
-    One case of four is drawn: the budget covers the full price; a discount of at most 10 percent is needed; a larger
-    one that the item bears is needed; or there is no deal, as the stock is too small or the item bears too little.
+    Each episode is one of four cases: the budget covers the full price, a discount of at most 10 percent is needed, a
+    larger discount without a loss is needed, or no deal is possible because of the stock or the discount.
 
-    All seats get, at ACCEPT, 1.0 if the offer is what the customer wanted, within its budget, at a discount that the
-    item bears; 0.5 if only the last does not hold; else 0. At LEAVE 1.0 if there was no deal to be had, else 0. An
-    episode that is cut off earns 0. At the end infos hold ``end``, ``deal`` (whether there was one), ``satisfied`` and
-    ``sound``.
+    After ACCEPT all agents get 1 if the offer matches the customer's wish, is within its budget, and has a discount
+    without a loss; 0.5 if only the last condition fails; else 0. After LEAVE they get 1 if no deal was possible, else
+    0. A truncated episode earns 0. At the end infos contain ``end``, ``deal`` (whether one was possible),
+    ``satisfied`` and ``sound``.
 
     Args:
-        num_goods: Items in the shop, 1 to 10.
-        tool_format: As for `ToolEnv`.
-        max_turns: Decisions, tool calls included, after which the episode is cut off.
-        max_message_chars: Longer messages are cut.
+        num_goods: Number of items in the shop, 1 to 10.
+        tool_format: As in `ToolEnv`.
+        max_turns: Number of decisions, tool calls included, after which the episode is truncated.
+        max_message_chars: Maximum length of a message. Longer ones are cut.
     """
 
     possible_agents = ("customer", "clerk", "manager")
@@ -90,7 +87,7 @@ class Shop(ToolEnv):
             self.quantity = self.stock_of[self.wanted] + int(rng.integers(1, 4))
         elif case == 3:
             self.bears[self.wanted] = int(rng.integers(0, needed))
-        else:  # a discount that the clerk gives alone is never a loss
+        else:  # a discount within the clerk's limit is never a loss
             self.bears[self.wanted] = int(rng.integers(CLERKS_LIMIT, 41))
         self.deal = case < 3
         self.budget = self.prices[self.wanted] * self.quantity * (100 - needed)
@@ -148,7 +145,7 @@ class Shop(ToolEnv):
     def tools(self, agent: str) -> Sequence[Tool]:
         return {"customer": [], "clerk": [self.stock, self.offer], "manager": [self.margin, self.approve]}[agent]
 
-    # ---- the game
+    # ---- texts and rules
 
     def instructions(self, agent: str) -> str:
         role = {
@@ -166,12 +163,12 @@ class Shop(ToolEnv):
         return self.inbox[agent]
 
     def secrets(self, agent: str) -> tuple[str, ...]:
-        """The customer's budget, and what the items bear, in the words that their owners read."""
+        """Return the customer's budget and the items' maximum discounts, as their owners read them."""
         budget = () if agent == "customer" else (self._wish(),)
         return budget if agent == "manager" else (*budget, *map(self._bearing, self.goods))
 
     def swap_secrets(self, agent: str, rng: np.random.Generator) -> None:
-        """Draw another budget and other margins, where `agent` knows none."""
+        """Draw another budget and other maximum discounts, unless `agent` knows them."""
         if agent != "customer":
             self.budget += int(rng.integers(1, 1000))
         if agent != "manager":
@@ -180,9 +177,9 @@ class Shop(ToolEnv):
     def act(self, agent: str, action: str) -> Outcome:
         message = action.strip()[: self._max_message_chars]
         if agent == "customer":
-            found = [word for word in _DECISION.findall(action) if word == "LEAVE" or self.offered]
-            if found:
-                return self._end(found[0])
+            decisions = [word for word in _DECISION.findall(action) if word == "LEAVE" or self.offered]
+            if decisions:
+                return self._end(decisions[0])
             self.inbox["clerk"] = f"Customer: {message}"
             return Outcome(next="clerk")
         if agent == "manager":
@@ -204,7 +201,7 @@ class Shop(ToolEnv):
         sound = bought is None or bought.discount <= self.bears[bought.item]
         reward = (1.0 if sound else 0.5) if satisfied else float(bought is None and not self.deal)
         facts = {"end": decision, "deal": self.deal, "satisfied": satisfied, "sound": sound}
-        return ended(self.possible_agents, reward, facts)
+        return end_for_all(self.possible_agents, reward, facts)
 
     def _wish(self) -> str:
         return f"You want to buy: {self.quantity} x {self.wanted}. You can spend {_money(self.budget)} in all."

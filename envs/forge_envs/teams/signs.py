@@ -1,7 +1,4 @@
-"""Weak signs of good work, for any team with tools: verifiers of the process that know nothing of the outcome.
-
-In: a trajectory. Out: a number in [0, 1], None where there is nothing to judge. Waits for nothing.
-"""
+"""Weak process verifiers for any team with tools, independent of the outcome."""
 
 from __future__ import annotations
 
@@ -9,17 +6,17 @@ from forge_agents.types import Trajectory
 
 
 def calls_work(trajectory: Trajectory) -> float | None:
-    """Share of a seat's calls that were no errors; None where it made none."""
-    made = int(trajectory.info.get("tool_calls", 0))
-    return 1 - int(trajectory.info.get("tool_errors", 0)) / made if made else None
+    """Return the fraction of an agent's tool calls without errors, or None without calls."""
+    calls = int(trajectory.info.get("tool_calls", 0))
+    return 1 - int(trajectory.info.get("tool_errors", 0)) / calls if calls else None
 
 
 def calls_differ(trajectory: Trajectory) -> float | None:
-    """Share of a seat's calls that it had not made before; None where it made none."""
-    made = [str(call) for turn in trajectory.turns for call in turn.tool_calls]
-    return len(set(made)) / len(made) if made else None
+    """Return the fraction of an agent's tool calls that are distinct, or None without calls."""
+    calls = [str(call) for turn in trajectory.turns for call in turn.tool_calls]
+    return len(set(calls)) / len(calls) if calls else None
 
 
 def ends_in_words(trajectory: Trajectory) -> float | None:
-    """Whether a seat's last turn is words, not calls; None where it never came to act."""
+    """Return 1 if an agent's last turn has no tool calls, else 0, or None without turns."""
     return float(not trajectory.turns[-1].tool_calls) if trajectory.turns else None

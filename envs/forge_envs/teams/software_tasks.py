@@ -1,7 +1,4 @@
-"""Small programming tasks: what to write, a right solution, and inputs drawn from a generator.
-
-In: nothing. Out: `TASKS`. Waits for nothing. Arguments and results are JSON: numbers, text, booleans, lists.
-"""
+"""Small programming tasks with reference solutions and random inputs. Arguments and results are JSON values."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One function to write."""
+    """A function to write."""
 
     description: str
     solution: Callable[..., Any]
-    """A right function; its name is the name asked for."""
+    """Reference solution. Its name is the required name."""
     draw: Callable[[np.random.Generator], tuple[Any, ...]]
-    """Arguments of one test."""
+    """Draws the arguments of a test."""
 
     @property
     def name(self) -> str:
@@ -28,7 +25,7 @@ class Task:
         return self.solution.__name__
 
     def test(self, rng: np.random.Generator) -> tuple[tuple[Any, ...], Any]:
-        """Arguments and the right result."""
+        """Return arguments and the expected result."""
         arguments = self.draw(rng)
         return arguments, self.solution(*arguments)
 
@@ -38,10 +35,10 @@ _WORDS = "ant bee cat dog eel fox gnu hen ibis jay kid lynx mole newt owl pig ra
 
 
 def _task(*draw: Callable[[np.random.Generator], Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Add a solution, with one drawing per argument, to `TASKS`; its docstring is the description."""
+    """Add a solution to `TASKS`, with a generator per argument. Its docstring is the description that models read."""
 
     def add(solution: Callable[..., Any]) -> Callable[..., Any]:
-        arguments = lambda rng: tuple(each(rng) for each in draw)  # noqa: E731  # a field of the task
+        arguments = lambda rng: tuple(argument(rng) for argument in draw)  # noqa: E731  # a field of the task
         TASKS.append(Task(description=solution.__doc__ or "", solution=solution, draw=arguments))
         return solution
 
@@ -52,8 +49,8 @@ def _int(low: int, high: int) -> Callable[[np.random.Generator], int]:
     return lambda rng: int(rng.integers(low, high + 1))
 
 
-def _ints(low: int, high: int, *, least: int = 0, most: int = 8) -> Callable[[np.random.Generator], list[int]]:
-    return lambda rng: rng.integers(low, high + 1, size=int(rng.integers(least, most + 1))).tolist()
+def _ints(low: int, high: int, *, min_size: int = 0, max_size: int = 8) -> Callable[[np.random.Generator], list[int]]:
+    return lambda rng: rng.integers(low, high + 1, size=int(rng.integers(min_size, max_size + 1))).tolist()
 
 
 def _words(rng: np.random.Generator) -> list[str]:
@@ -190,7 +187,7 @@ def turn_right(numbers: list[int], k: int) -> list[int]:
     return numbers[len(numbers) - k :] + numbers[: len(numbers) - k]
 
 
-@_task(_ints(-9, 9, least=1))
+@_task(_ints(-9, 9, min_size=1))
 def best_run(numbers: list[int]) -> int:
     """Return the largest sum of neighbouring numbers, at least one of them."""
     return max(sum(numbers[i:j]) for i in range(len(numbers)) for j in range(i + 1, len(numbers) + 1))
@@ -214,7 +211,7 @@ def differences(first: str, second: str) -> int:
     return abs(len(first) - len(second)) + sum(a != b for a, b in zip(first, second, strict=False))
 
 
-@_task(_ints(-9, 9, least=1))
+@_task(_ints(-9, 9, min_size=1))
 def lower_median(numbers: list[int]) -> int:
     """Return the middle number of the sorted list; of an even count the lower of the two."""
     return sorted(numbers)[(len(numbers) - 1) // 2]

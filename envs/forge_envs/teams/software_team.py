@@ -1,8 +1,4 @@
-"""A software team: a planner who knows the task, a coder who writes it, a tester who may run it.
-
-In: texts: a plan, Python code, tool calls and reports. Out: the same reward for all three: hidden tests passed. Waits
-for the sandbox in which the code runs, with its deadline.
-"""
+"""SoftwareTeam: a planner who knows the task, a coder who writes the code, and a tester who runs it in the sandbox."""
 
 from __future__ import annotations
 
@@ -19,8 +15,8 @@ from forge_agents.sandbox import Sandbox, SandboxLimits
 from forge_agents.tools import Tool, ToolFormat, tool
 from forge_agents.tools.code import told
 from forge_agents.tools.env import ToolEnv
-from forge_envs.teams.generated import ended
-from forge_envs.teams.hidden_tests import given
+from forge_envs.teams.generated import end_for_all
+from forge_envs.teams.hidden_tests import call_functions
 from forge_envs.teams.software_tasks import TASKS
 
 MAX_CODE_CHARS = 4000
@@ -29,24 +25,24 @@ _SHIP = re.compile(r"\bSHIP\b")
 
 
 class SoftwareTeam(ToolEnv):
-    """Three seats that share one reward.
+    """Cooperative game of three agents.
 
-    ``planner`` alone reads what the function must do, and writes a plan. ``coder`` reads the plan and the function's
-    head, and writes the code: the last fenced block of its text, or all of it, cut to 4000 characters. ``tester``
-    reads the code and two examples; its tool runs Python beside the code, which it can import from ``solution``. With
-    the word SHIP it ends the work; any other text is a report, which the coder reads, at most `revisions` times.
+    ``planner`` alone reads the task and writes a plan. ``coder`` reads the plan and the function's signature and writes
+    the code: the last fenced block of its text, or the whole text, cut to 4000 characters. ``tester`` reads the code
+    and two examples, and its tool runs Python, which can import the code from ``solution``. The word SHIP in its text
+    ends the work. Any other text is a report to the coder, at most `revisions` times.
 
-    All get the share of `num_tests` hidden tests that the last code passes, 0 to 1, when it is shipped or the
-    revisions are used up. Hidden tests are drawn by the episode's seed and differ from the examples where the task
-    allows; the process that runs the code never holds the right results. An episode that is cut off earns 0. From the
-    start infos hold ``task``; at the end also ``passed``, ``shipped`` and ``why`` (what kept the code from running).
+    All agents get the fraction of `num_tests` hidden tests that the final code passes. The hidden tests follow from the
+    episode seed and differ from the examples if the task allows it. The process that runs the code never receives the
+    expected results. A truncated episode earns 0. Infos contain ``task`` from the start, and ``passed``, ``shipped``
+    and ``why`` (reason why the code could not run) at the end.
 
     Args:
-        num_tests: Hidden tests.
-        revisions: Reports after which the code is taken as it is.
-        tool_format: As for `ToolEnv`.
-        max_turns: Decisions, tool calls included, after which the episode is cut off.
-        allow_weaker: Whether to run code where the sandbox cannot hold all it promises; see `forge_agents.sandbox`.
+        num_tests: Number of hidden tests.
+        revisions: Maximum number of reports.
+        tool_format: As in `ToolEnv`.
+        max_turns: Number of decisions, tool calls included, after which the episode is truncated.
+        allow_weaker: Whether to run code if the sandbox cannot enforce all limits; see `forge_agents.sandbox`.
     """
 
     possible_agents = ("planner", "coder", "tester")
@@ -70,9 +66,9 @@ class SoftwareTeam(ToolEnv):
     def setup(self, rng: np.random.Generator) -> None:
         self.task = TASKS[int(rng.integers(len(TASKS)))]
         self.examples = [self.task.test(rng) for _ in range(2)]
-        shown = [arguments for arguments, _ in self.examples]
+        example_arguments = [arguments for arguments, _ in self.examples]
         drawn = [self.task.test(rng) for _ in range(4 * self._num_tests)]
-        fresh = [test for test in drawn if test[0] not in shown]
+        fresh = [test for test in drawn if test[0] not in example_arguments]
         self.tests = (fresh + drawn)[: self._num_tests]
         self.head = f"def {self.task.name}({', '.join(inspect.signature(self.task.solution).parameters)}):"
         self.description, self.code, self.reports = self.task.description, "", 0
@@ -108,11 +104,11 @@ class SoftwareTeam(ToolEnv):
         return self.inbox[agent]
 
     def secrets(self, agent: str) -> tuple[str, ...]:
-        """The task, for all but the planner."""
+        """Return the task, for all but the planner."""
         return () if agent == "planner" else (self.description,)
 
     def swap_secrets(self, agent: str, rng: np.random.Generator) -> None:
-        """Draw other hidden tests; but for the planner, another task; for the coder, other examples."""
+        """Draw other hidden tests; another task for all but the planner; other examples for the coder."""
         self.tests = [self.task.test(rng) for _ in range(self._num_tests)]
         if agent != "planner":
             self.description = TASKS[int(rng.integers(len(TASKS)))].description
@@ -132,19 +128,19 @@ class SoftwareTeam(ToolEnv):
             self.reports += 1
             self.inbox["coder"] = f"The tester reports:\n{action.strip()[:MAX_CODE_CHARS]}\n\nWrite the function again."
             return Outcome(next="coder")
-        return self._judged(shipped)
+        return self._score(shipped)
 
-    def _judged(self, shipped: bool) -> Outcome:
-        passed, why = self._hidden_tests()
-        facts = {"passed": passed, "shipped": shipped, "why": why}
-        return ended(self.possible_agents, passed / self._num_tests, facts)
+    def _score(self, shipped: bool) -> Outcome:
+        passed, reason = self._hidden_tests()
+        facts = {"passed": passed, "shipped": shipped, "why": reason}
+        return end_for_all(self.possible_agents, passed / self._num_tests, facts)
 
     def _hidden_tests(self) -> tuple[int, str]:
-        """How many tests the code passes, and what kept it from running."""
+        """Return the number of tests that the code passes, and why it could not run."""
         if not _defines(self.code, self.task.name):
             return 0, f"no Python that defines {self.task.name}"
         calls = [("solution", self.task.name, arguments) for arguments, _ in self.tests]
-        lines, result = given(self._sandbox, {"solution": self.code}, calls)
+        lines, result = call_functions(self._sandbox, {"solution": self.code}, calls)
         right = [json.dumps(["ok", expected]) for _, expected in self.tests]
         passed = sum(line == gold for line, gold in zip(lines, right, strict=False))
         return passed, "" if result.ok else told(result)[-200:]
@@ -156,13 +152,13 @@ class SoftwareTeam(ToolEnv):
 
 
 def code_in(text: str) -> str:
-    """The last fenced block of a text, or all of it."""
+    """Return the last fenced block of a text, or the whole text."""
     blocks = _BLOCK.findall(text)
     return str(blocks[-1] if blocks else text).strip()[:MAX_CODE_CHARS]
 
 
 def _defines(code: str, name: str) -> bool:
-    """Whether `code` is Python with that name at its top; what is not need not be run."""
+    """Whether `code` is valid Python that defines `name` at the top level."""
     try:
         body = ast.parse(code).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):

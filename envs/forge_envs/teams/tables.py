@@ -1,7 +1,4 @@
-"""Questions over tables: an analyst asks a database and proposes an answer, a reviewer lets it pass or sends it back.
-
-In: texts: SQL, an answer, a verdict. Out: a reward that both seats share. Waits for queries, which may take few steps.
-"""
+"""Tables: an analyst queries a database and proposes an answer, which a reviewer approves or returns."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ import numpy as np
 from forge_agents.envs.env import Outcome
 from forge_agents.tools import Tool, ToolFormat, ToolResult, tool
 from forge_agents.tools.env import ToolEnv
-from forge_envs.teams.generated import Database, ended, one
+from forge_envs.teams.generated import Database, choose, end_for_all
 
 NAMES, TOWNS, GOODS, MONTHS = (
     words.split()
@@ -34,15 +31,15 @@ SCHEMA = (
     "orders(id, customer, product, pieces, month)",
 )
 _ROWS = 10
-"""Rows of a result that are shown."""
+"""Maximum number of rows shown."""
 _STEPS, _SLICE, _QUERY_S = 1_000_000, 1_000, 2.0
-"""Instructions of SQLite's machine that one query may take, of a cross join 16 ms; after how many of them somebody
-looks, also at the clock: one instruction may read a long text."""
+"""Maximum number of SQLite virtual-machine instructions per query (16 ms of a cross join), number of instructions
+between checks, and maximum seconds, because one instruction may read a long text."""
 ALL = "orders JOIN customers ON customers.id = orders.customer JOIN products ON products.id = orders.product"
-"""Every order with its customer and its product, as queries write it: ``{all}``."""
+"""All orders with customer and product, ``{all}`` in queries."""
 MOST = " ORDER BY most DESC LIMIT 2"
-"""The end of a query for the most of something and the next: ``{most}``."""
-# Questions by level, each with the query that answers it, two best rows where one is sought. Blanks are drawn.
+"""End of a query for a maximum, ``{most}`` in queries. The second row reveals ties."""
+# Questions by level, with the query that answers each.
 QUESTIONS: tuple[tuple[tuple[str, str], ...], ...] = (
     (
         ("What is the price of {good}?", "SELECT price FROM products WHERE name = '{good}'"),
@@ -88,7 +85,7 @@ QUESTIONS: tuple[tuple[tuple[str, str], ...], ...] = (
 _FUNCTIONS = frozenset(
     ("count", "sum", "total", "avg", "min", "max", "abs", "round", "length", "lower", "upper", "coalesce", "like")
 )
-"""Functions of SQL that a query may call: none of them makes a large thing of a small one."""
+"""SQL functions that a query may call. None of them creates large values from small ones."""
 _VERDICT = re.compile(r"\bAPPROVE\b", re.IGNORECASE)
 _WORD = re.compile(r"\w+")
 _NUMBER = re.compile(
@@ -97,27 +94,26 @@ _NUMBER = re.compile(
 
 
 class Tables(ToolEnv):
-    """Two seats that share one reward.
+    """Cooperative game of two agents.
 
-    ``analyst`` reads a question and what tables there are, and queries them in SQLite's SQL. Any other text of it is a
-    proposal, which goes to the ``reviewer`` with the question and the analyst's last query and its result. The reviewer
-    may query, too. A text of it with the word APPROVE ends the game; any other goes back to the analyst as a remark,
-    `revisions` times at most; after that the next proposal stands as it is. Tables and question are drawn anew in every
-    episode.
+    ``analyst`` reads a question and the schema, and queries the tables in SQLite's SQL. Any other text is a proposal.
+    ``reviewer`` reads the question, the proposal, and the analyst's last query with its result, and may also query. A
+    text with the word APPROVE ends the game. Any other text returns to the analyst as a remark, at most `revisions`
+    times. The proposal after the last remark is final. Tables and question are generated for every episode.
 
-    Both get 1.0 if the proposal that stands is the answer, and 0 otherwise. Case, points, markup and spaces do not
-    count, and of several words the last one does; where the answer is a number, the last number: 1,202 and 1202.0
-    are 1202. The whole proposal counts, also what the reviewer does not read. At the end infos hold ``question``,
-    ``query`` (one that answers it), ``answer``, ``given``, ``correct`` and ``remarks``.
+    Both get 1 if the final proposal is correct, else 0. Case, punctuation, markup and spaces are ignored. The last word
+    counts, or the last number if the answer is a number (1,202 and 1202.0 equal 1202). The whole proposal counts, even
+    parts cut for the reviewer. At the end infos contain ``question``, ``query`` (reference query), ``answer``,
+    ``given``, ``correct`` and ``remarks``.
 
     Args:
-        level: What is asked, 1 to 6: a cell; a count; a sum or the largest of sums; the same over several tables; the
-            largest of sums over several tables; money of a town.
-        orders: Rows of the largest table, 10 to 500.
-        revisions: Remarks of the reviewer, at least 0.
-        max_calls: Queries of a seat between two of its other texts.
-        max_message_chars: Longer proposals and remarks are cut.
-        tool_format: As for `ToolEnv`.
+        level: Kind of question, 1 to 6: a cell, a count, a sum or maximum, the same over several tables, a maximum over
+            several tables, spending in a town.
+        orders: Number of rows of the largest table, 10 to 500.
+        revisions: Maximum number of remarks. At least 0.
+        max_calls: Maximum number of queries of an agent between two other texts.
+        max_message_chars: Maximum length of proposals and remarks as the other reads them. Longer ones are cut.
+        tool_format: As in `ToolEnv`.
     """
 
     possible_agents = ("analyst", "reviewer")
@@ -145,13 +141,13 @@ class Tables(ToolEnv):
     # ---- the tables
 
     def setup(self, rng: np.random.Generator) -> None:
-        while True:  # until the question has one answer
+        while True:  # until the question has a unique answer
             self._draw(rng)
-            question, query = one(rng, QUESTIONS[self._level - 1])
+            question, query = choose(rng, QUESTIONS[self._level - 1])
             blanks = {"name": NAMES, "town": TOWNS, "good": GOODS, "month": MONTHS}
-            drawn = {blank: one(rng, values) for blank, values in blanks.items()}
+            drawn = {blank: choose(rng, values) for blank, values in blanks.items()}
             self.question, self.query = question.format(**drawn), query.format(**drawn, all=ALL, most=MOST)
-            if (answer := self._only_answer()) is not None:
+            if (answer := self._unique_answer()) is not None:
                 break
         self.answer = answer
         self.proposal: str | None = None
@@ -160,26 +156,26 @@ class Tables(ToolEnv):
         self.shown, self._query = "(nothing was asked)", ""
 
     def _draw(self, rng: np.random.Generator) -> None:
-        customers = [(place, name, one(rng, TOWNS)) for place, name in enumerate(NAMES, 1)]
-        products = [(place, good, int(rng.integers(2, 60))) for place, good in enumerate(GOODS, 1)]
+        customers = [(id_, name, choose(rng, TOWNS)) for id_, name in enumerate(NAMES, 1)]
+        products = [(id_, good, int(rng.integers(2, 60))) for id_, good in enumerate(GOODS, 1)]
         buyers = rng.integers(1, len(NAMES) + 1, self._orders).tolist()
-        bought = rng.integers(1, len(GOODS) + 1, self._orders).tolist()
+        goods = rng.integers(1, len(GOODS) + 1, self._orders).tolist()
         pieces = rng.integers(1, 10, self._orders).tolist()
         orders = [
-            (place, buyer, good, many, one(rng, MONTHS))
-            for place, (buyer, good, many) in enumerate(zip(buyers, bought, pieces, strict=True), 1)
+            (id_, buyer, good, count, choose(rng, MONTHS))
+            for id_, (buyer, good, count) in enumerate(zip(buyers, goods, pieces, strict=True), 1)
         ]
         self.database = Database.of(dict(zip(SCHEMA, (customers, products, orders), strict=True)))
 
-    def _only_answer(self) -> str | None:
-        """The answer; None where there is none, or two are as good."""
+    def _unique_answer(self) -> str | None:
+        """Return the answer, or None if there is none or a tie."""
         rows = self.database.rows(self.query)
         tied = len(rows) == 2 and rows[0][1] == rows[1][1]
         return None if not rows or rows[0][0] is None or tied else str(rows[0][0])
 
     @contextmanager
     def _opened(self) -> Iterator[sqlite3.Connection]:
-        """The tables, which can only be read."""
+        """Open the tables read-only, with limits."""
         with self.database.opened() as db:
             db.set_authorizer(_allowed)
             db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 10_000)
@@ -212,10 +208,10 @@ class Tables(ToolEnv):
     def after_calls(self, agent: str, results: Sequence[ToolResult]) -> Outcome:
         if agent == "analyst":
             self.shown = f"Query: {self._query[:400] or '(none)'}\nResult: {results[-1].content}"
-        self._query = ""  # the next decision's calls may hold none, or another seat's
+        self._query = ""
         return Outcome()
 
-    # ---- the game
+    # ---- texts and rules
 
     def instructions(self, agent: str) -> str:
         role = {
@@ -230,38 +226,38 @@ class Tables(ToolEnv):
         return f"{self.question}\nRemark: {self.remarks[-1]}" if self.remarks else self.question
 
     def act(self, agent: str, action: str) -> Outcome:
-        said = " ".join(action.split())[: self._max_message_chars]
+        message = " ".join(action.split())[: self._max_message_chars]
         if agent == "analyst":
-            self.proposal, self._proposed = said, action
-            stands = len(self.remarks) == self._revisions > 0
-            return self._end() if stands else Outcome(next="reviewer")
+            self.proposal, self._proposed = message, action
+            final = len(self.remarks) == self._revisions > 0
+            return self._end() if final else Outcome(next="reviewer")
         if _VERDICT.search(action) or not self._revisions:
             return self._end()
-        self.remarks.append(said)
+        self.remarks.append(message)
         return Outcome(next="analyst")
 
     def _end(self) -> Outcome:
-        given, correct = _judged(self._proposed, self.answer)
+        value, correct = _evaluate(self._proposed, self.answer)
         facts = {
-            "question": self.question, "query": self.query, "answer": self.answer, "given": given,
+            "question": self.question, "query": self.query, "answer": self.answer, "given": value,
             "correct": correct, "remarks": len(self.remarks),
         }  # fmt: skip
-        return ended(self.possible_agents, float(correct), facts)
+        return end_for_all(self.possible_agents, float(correct), facts)
 
 
-def _judged(proposal: str, answer: str) -> tuple[str, bool]:
-    """The last number of a proposal where one is asked for, else its last word; and whether it is right."""
+def _evaluate(proposal: str, answer: str) -> tuple[str, bool]:
+    """Return the last number (if the answer is one) or word of a proposal, and whether it is correct."""
     numeric = _NUMBER.fullmatch(answer) is not None
-    bare = re.sub(r"(?<=\d)[\u00a0\u202f\u2009](?=\d{3})", ",", proposal)  # thousands, as much of the world writes them
-    found = (_NUMBER if numeric else _WORD).findall(re.sub(r"[*_`]", " ", bare))
-    if not found:
+    text = re.sub(r"(?<=\d)[\u00a0\u202f\u2009](?=\d{3})", ",", proposal)  # spaces as thousands separators
+    candidates = (_NUMBER if numeric else _WORD).findall(re.sub(r"[*_`]", " ", text))
+    if not candidates:
         return "", False
-    given = str(found[-1]).replace(",", "")
-    return given, float(given) == float(answer) if numeric else given.casefold() == answer.casefold()
+    value = str(candidates[-1]).replace(",", "")
+    return value, float(value) == float(answer) if numeric else value.casefold() == answer.casefold()
 
 
 def _allowed(action: int, _: str | None, name: str | None, *__: str | None) -> int:
-    """SQLite's question whether a statement may do something: read our tables, and call what is harmless."""
+    """SQLite's authorizer: allow reading the tables and calling harmless functions."""
     reads = action in (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ)
     calls = action == sqlite3.SQLITE_FUNCTION and str(name).casefold() in _FUNCTIONS
     return sqlite3.SQLITE_OK if reads or calls else sqlite3.SQLITE_DENY

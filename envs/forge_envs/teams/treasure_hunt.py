@@ -1,7 +1,4 @@
-"""Treasure hunt: each of two seats sees half of the map, and they only move together.
-
-In: a direction and a message, in one text. Out: the same reward for both seats. Waits for nothing.
-"""
+"""Treasure hunt: two agents who each see half of a map, and move only together."""
 
 from __future__ import annotations
 
@@ -11,35 +8,34 @@ from collections import deque
 import numpy as np
 
 from forge_agents.envs.env import Outcome, TurnEnv
-from forge_envs.teams.generated import ended
+from forge_envs.teams.generated import end_for_all
 
 DIRECTIONS = {"north": (-1, 0), "south": (1, 0), "west": (0, -1), "east": (0, 1)}
-"""Row and column steps; the map's first row is its north."""
+"""Row and column steps. The first row is in the north."""
 _MOVE = re.compile(r"\bgo\W{0,9}(?:to\W{1,5})?(?:the\W{1,5})?(north|south|west|east)\b(?!-)", re.IGNORECASE)
 
 
 class TreasureHunt(TurnEnv):
-    """Two seats that share one reward and walk as one team, ``T``, over a square map.
+    """Cooperative game of two agents who walk as one team, ``T``, on a square map.
 
-    The map has rocks ``#``, free squares ``.`` and one treasure ``X``, which can be reached. ``left`` sees the western
-    half and ``right`` the eastern half of the map; the other half reads ``?``. The team's place is known to both.
+    The map has rocks ``#``, free squares ``.`` and a reachable treasure ``X``. ``left`` sees the western half and
+    ``right`` the eastern half, which includes the middle column if `size` is odd. The other half reads ``?``. Both see
+    the team.
 
-    In each round first left, then right writes a text. "go north" (south, west, east) anywhere in it is its move, the
-    last one counts; the whole text, cut to `max_message_chars`, is read by the other. The team takes a step if both
-    name the same direction and no rock and no edge is in the way; otherwise the round is lost. With an odd `size`
-    the middle column is the eastern half's.
+    In each round left and then right writes a text, which the other reads. The last "go north" (south, west, east) in
+    it is the move. The team takes a step if both moves agree and the square is free.
 
-    When the team stands on the treasure, both get ``shortest / rounds``: the length of the shortest path from the start
-    over the rounds used, in (0, 1]. If it is not found in `max_rounds`, both get ``partial_credit * max(0, 1 - left /
-    shortest)``, where ``left`` is the length of the shortest path that is left. At the end infos hold ``found``,
-    ``rounds`` and ``shortest``.
+    At the treasure both get ``shortest / rounds``, the length of the shortest path from the start over the number of
+    rounds used, in (0, 1]. After `max_rounds` both get ``partial_credit * max(0, 1 - remaining / shortest)``, where
+    ``remaining`` is the length of the remaining shortest path. At the end infos contain ``found``, ``rounds`` and
+    ``shortest``.
 
     Args:
-        size: Rows and columns, 2 to 12.
-        rocks: Share of the squares that are rocks, 0 to 0.5; fewer where the treasure could not be reached otherwise.
-        max_rounds: Rounds until the hunt is over; None for four times `size`.
-        max_message_chars: Longer messages are cut.
-        partial_credit: Reward of having come all but there, 0 to 1.
+        size: Number of rows and columns, 2 to 12.
+        rocks: Fraction of squares that are rocks, 0 to 0.5.
+        max_rounds: Maximum number of rounds. None uses four times `size`.
+        max_message_chars: Maximum length of a text as the other reads it. Longer ones are cut.
+        partial_credit: Reward for almost reaching the treasure, in [0, 1].
     """
 
     possible_agents = ("left", "right")
@@ -67,18 +63,18 @@ class TreasureHunt(TurnEnv):
         self._max_message_chars = max_message_chars
 
     def setup(self, rng: np.random.Generator) -> None:
-        """Draw rocks, the start and a treasure, until there is a way that fits into the rounds."""
+        """Draw rocks, start and treasure until a path is short enough for the rounds."""
         squares = self._squares()
         while True:
             order = [squares[i] for i in rng.permutation(len(squares))]
             self.treasure, self.place = order[:2]
             self.rocks = frozenset(order[2 : 2 + int(self._rocks * len(squares))])
-            found = self.distance(self.place)
-            if found is not None and found <= self._rounds:
+            distance = self.distance(self.place)
+            if distance is not None and distance <= self._rounds:
                 break
-        self.shortest: int = found
+        self.shortest: int = distance
         self.rounds = 0
-        self.said = dict.fromkeys(self.possible_agents, "")
+        self.messages = dict.fromkeys(self.possible_agents, "")
         self.moves: dict[str, str] = {}
 
     def instructions(self, agent: str) -> str:
@@ -90,26 +86,24 @@ class TreasureHunt(TurnEnv):
         )
 
     def observe_text(self, agent: str) -> str:
-        partner = next(seat for seat in self.possible_agents if seat != agent)
-        said = self.said[partner] or "(nothing yet)"
-        return f"{self._half(agent)}\nPartner: {said}\nRounds left: {self._rounds - self.rounds}"
+        message = self.messages[_partner(agent)] or "(nothing yet)"
+        return f"{self._half(agent)}\nPartner: {message}\nRounds left: {self._rounds - self.rounds}"
 
     def secrets(self, agent: str) -> tuple[str, ...]:
-        """What `agent` must not read: the rows of the other half, from the first to the last."""
-        partner = next(seat for seat in self.possible_agents if seat != agent)
-        return (self._half(partner),)
+        """Return the other half of the map."""
+        return (self._half(_partner(agent)),)
 
     def swap_secrets(self, agent: str, rng: np.random.Generator) -> None:
-        """Shuffle the squares that `agent` cannot see, the team's own apart."""
+        """Shuffle the squares that `agent` cannot see, except the team's."""
         hidden = [s for s in self._squares() if not self._sees(agent, s) and s != self.place]
         moved = dict(zip(hidden, [hidden[i] for i in rng.permutation(len(hidden))], strict=True))
         self.rocks = frozenset(moved.get(square, square) for square in self.rocks)
         self.treasure = moved.get(self.treasure, self.treasure)
 
     def act(self, agent: str, action: str) -> Outcome:
-        named = _MOVE.findall(action)
-        self.moves[agent] = named[-1].casefold() if named else ""
-        self.said[agent] = " ".join(action.split())[: self._max_message_chars]
+        moves = _MOVE.findall(action)
+        self.moves[agent] = moves[-1].casefold() if moves else ""
+        self.messages[agent] = " ".join(action.split())[: self._max_message_chars]
         if agent == "left":
             return Outcome()
         self.rounds += 1
@@ -117,17 +111,17 @@ class TreasureHunt(TurnEnv):
             step = DIRECTIONS[self.moves["left"]]
             ahead = (self.place[0] + step[0], self.place[1] + step[1])
             self.place = ahead if self._free(ahead) else self.place
-        found = self.place == self.treasure
-        if not found and self.rounds < self._rounds:
+        arrived = self.place == self.treasure
+        if not arrived and self.rounds < self._rounds:
             return Outcome()
-        left = self.distance(self.place)
-        near = 0.0 if left is None else max(0.0, 1 - left / self.shortest)
-        reward = self.shortest / self.rounds if found else self._partial * near
-        facts = {"found": found, "rounds": self.rounds, "shortest": self.shortest}
-        return ended(self.possible_agents, reward, facts)
+        remaining = self.distance(self.place)
+        progress = 0.0 if remaining is None else max(0.0, 1 - remaining / self.shortest)
+        reward = self.shortest / self.rounds if arrived else self._partial * progress
+        facts = {"found": arrived, "rounds": self.rounds, "shortest": self.shortest}
+        return end_for_all(self.possible_agents, reward, facts)
 
     def distance(self, start: tuple[int, int]) -> int | None:
-        """Steps of the shortest path from `start` to the treasure; None where there is no path."""
+        """Return the length of the shortest path from `start` to the treasure, or None if there is no path."""
         steps, queue = {start: 0}, deque([start])
         while queue:
             row, column = queue.popleft()
@@ -159,3 +153,7 @@ class TreasureHunt(TurnEnv):
             for square in self._squares()
         ]
         return "\n".join("".join(signs[i : i + self._size]) for i in range(0, len(signs), self._size))
+
+
+def _partner(agent: str) -> str:
+    return "right" if agent == "left" else "left"

@@ -1,7 +1,4 @@
-"""The checks of `check_env`. Each raises `BreachError` at a breach.
-
-In: a `Case`. Out: a note, or nothing. Waits for the environment's own code, and for one other process, with a deadline.
-"""
+"""The checks of `check_env`. Each raises `BreachError` if the environment fails it."""
 
 from __future__ import annotations
 
@@ -40,38 +37,38 @@ from forge_agents.envs.conformance.play import (
     same,
 )
 from forge_agents.envs.env import TextGame, hook
-from forge_agents.envs.foreign import unpaid_reward
+from forge_agents.envs.foreign import find_lost_reward
 from forge_agents.envs.spec import AnyEnv, EnvSpec
 from forge_agents.envs.wrappers import EnvWrapper, InvalidAction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is checked, and how often."""
+    """An environment to check, and the episodes to play."""
 
     build: Callable[[], Any]
-    """A fresh environment, as it is."""
+    """Makes a fresh environment."""
     create: Callable[[], AnyEnv]
-    """A fresh one that takes turns."""
+    """Makes a fresh environment, converted to a turn-based one."""
     cls: type
-    """The class whose code is at fault; of an environment that `wrap` made, that of the game inside."""
+    """Class of the environment; for `wrap`, class of the wrapped game."""
     files: Collection[str] = ()
-    """Source files of whoever asks: of `cls`, or of the functions that `wrap` was given."""
+    """Source files of the user: of `cls`, or of the functions passed to `wrap`."""
     inside: str = ""
-    """Name and package of the game that `wrap` was given; empty where nothing is wrapped."""
+    """Name and package of the game passed to `wrap`; empty if the environment is not wrapped."""
     folder: str = ""
-    """Where that package lies."""
+    """Folder of that package."""
     spec: EnvSpec
-    """How another process makes one."""
+    """Spec for another process."""
     seeds: range
-    """Of the episodes."""
+    """Episode seeds."""
 
 
 Check: TypeAlias = Callable[[Case], str | None]
-"""Returns a note, None or nothing to say; raises at a breach, and where it does not apply."""
+"""Returns an optional note. Raises `BreachError` on failure and `NotApplicableError` if the check does not apply."""
 
 STEP_S = 5.0
-"""Seconds within which an environment must have read a megabyte of text."""
+"""Maximum seconds for an environment to process a megabyte of text."""
 
 _HARMLESS = re.compile(
     r"not a NumPy array|should be gymnasium.spaces.box|recommend agents to be named|different observation space|"
@@ -80,55 +77,55 @@ _HARMLESS = re.compile(
 
 
 def pettingzoo_api(case: Case) -> str:
-    """PettingZoo's `api_test`; returns its unusual warnings."""
+    """Run PettingZoo's `api_test`. Returns its unusual warnings."""
     from pettingzoo.test import api_test
 
-    return _passes(api_test, case.create(), "derive from TurnEnv, or see PettingZoo's api_test")
+    return _run_test(api_test, case.create(), "derive from TurnEnv, or see PettingZoo's api_test")
 
 
 def pettingzoo_seed(case: Case) -> None:
-    """PettingZoo's `seed_test`."""
+    """Run PettingZoo's `seed_test`."""
     from pettingzoo.test import seed_test
 
-    _passes(seed_test, case.create, "draw every random number from the rng that setup is given", "setup")
+    _run_test(seed_test, case.create, "draw every random number from the rng that setup gets", "setup")
 
 
 def pettingzoo_parallel(case: Case) -> str:
-    """PettingZoo's `parallel_api_test` and `parallel_seed_test`; returns unusual warnings."""
+    """Run PettingZoo's `parallel_api_test` and `parallel_seed_test`. Returns unusual warnings."""
     from pettingzoo import ParallelEnv
     from pettingzoo.test import parallel_api_test, parallel_seed_test
 
     env = case.build()
     if not isinstance(env, ParallelEnv):
         raise NotApplicableError("not a ParallelEnv")
-    notes = _passes(parallel_api_test, env, "derive from ParallelTurnEnv, or see PettingZoo's parallel_api_test")
-    _passes(parallel_seed_test, case.build, "draw every random number from the rng that setup is given", "setup")
+    notes = _run_test(parallel_api_test, env, "derive from ParallelTurnEnv, or see PettingZoo's parallel_api_test")
+    _run_test(parallel_seed_test, case.build, "draw every random number from the rng that setup gets", "setup")
     return notes
 
 
-def _passes(test: Callable[..., None], subject: object, fix: str, method: str = "") -> str:
-    """Run a test of PettingZoo, which prints; returns its unusual warnings."""
-    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(record=True) as seen:
+def _run_test(test: Callable[..., None], subject: object, fix: str, method: str = "") -> str:
+    """Run a test of PettingZoo without its output. Returns its unusual warnings."""
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             test(subject, num_cycles=100)
         except AssertionError as error:
             differ = "two environments with seed 42 differ: " if method == "setup" else ""
             raise BreachError(f"{test.__name__}: {differ}{error}", fix, method) from error
-    return "; ".join(sorted({str(w.message) for w in seen if not _HARMLESS.search(str(w.message))}))
+    return "; ".join(sorted({str(w.message) for w in caught if not _HARMLESS.search(str(w.message))}))
 
 
-def _steps(case: Case, think: Callable[[str], str] | None = None) -> Iterator[tuple[AnyEnv, int, Step]]:
-    """Every step of an episode for each seed, all in one environment, with the seed."""
+def _steps(case: Case, reason: Callable[[str], str] | None = None) -> Iterator[tuple[AnyEnv, int, Step]]:
+    """Yield every step of one episode per seed, all in one environment, with the seed."""
     env = case.create()
     for seed in case.seeds:
-        for step in play(env, seed, think=think):
+        for step in play(env, seed, reason=reason):
             yield env, seed, step
     env.close()
 
 
 def plays(case: Case) -> str:
-    """Episodes of seeded random texts, each in a fresh environment, raise nothing."""
+    """Episodes with seeded random texts, each in a fresh environment, raise no exception."""
     cut = 0
     for seed in case.seeds:
         env = case.create()
@@ -136,7 +133,7 @@ def plays(case: Case) -> str:
             for _ in play(env, seed):
                 pass
         except Exception as error:
-            fix = "mend what raises, or leave this game out and say why"
+            fix = "fix the exception, or exclude this game and document why"
             raise BreachError(f"seed {seed}: {type(error).__name__}: {error}", fix) from error
         cut += bool(env.agents)
         env.close()
@@ -155,42 +152,43 @@ def ends(case: Case) -> None:
     env.close()
 
 
-def seats(case: Case) -> str:
-    """Every number of seats that `reset` may ask for takes part and plays to the end."""
+def num_agents(case: Case) -> str:
+    """Episodes with every allowed number of agents have that many agents and end."""
     env = case.create()
     game = env.unwrapped
     if not isinstance(game, TextGame) or game.min_agents is None:
         raise NotApplicableError("min_agents is None")
     numbers = range(game.min_agents, len(game.possible_agents) + 1)
     for number, seed in itertools.product(numbers, case.seeds):
-        taken = None
+        agents = None
         for agent, *_ in play(env, seed, options={"num_agents": number}):
-            taken = taken or list(env.agents)
-            if len(taken) != number or agent not in taken:
-                raise BreachError(f"num_agents={number} seats {taken}", "seat as many as asked for", "take_seats")
+            agents = agents or list(env.agents)
+            if len(agents) != number or agent not in agents:
+                message = f"num_agents={number} gives the agents {agents}"
+                raise BreachError(message, "return the requested number of agents", "select_agents")
     env.close()
-    return f"{numbers[0]} to {numbers[-1]} seats"
+    return f"{numbers[0]} to {numbers[-1]} agents"
 
 
 def spaces(case: Case) -> None:
-    """Observations are text within their space; instructions are text."""
+    """Observations are texts within their space, and instructions are texts."""
     for env, seed, (agent, seen, *_) in _steps(case):
         if not env.observation_space(agent).contains(seen):
             raise BreachError(
                 f"seed {seed}: observation of {agent!r} ({len(seen)} characters, {seen[:60]!r}) is outside its space",
-                "shorten it, leave out what UTF-8 cannot write, or raise max_observation_chars",
+                "shorten it, remove lone surrogates, or raise max_observation_chars",
                 "observe_text",
             )
         for text, method in ((seen, "observe_text"), (instructions(env, agent), "instructions")):
             try:
                 text.encode()
             except UnicodeEncodeError as error:
-                what = f"seed {seed}: {method} of {agent!r}: {error}"
-                raise BreachError(what, "leave out lone surrogates", method) from error
+                message = f"seed {seed}: {method} of {agent!r}: {error}"
+                raise BreachError(message, "remove lone surrogates", method) from error
 
 
 def observing(case: Case) -> None:
-    """Observing changes nothing."""
+    """Observing has no side effects."""
     for env, seed, (agent, observation, *_) in _steps(case):
         for other in env.agents:
             look(env, other)
@@ -198,56 +196,58 @@ def observing(case: Case) -> None:
         if again != observation:
             raise BreachError(
                 f"seed {seed}: observing {agent!r} twice gives {observation[:60]!r}, then {again[:60]!r}",
-                "let observe_text only read state; change state in act",
+                "only read state in observe_text; change state in act",
                 "observe_text",
             )
 
 
 def rewards_and_infos(case: Case) -> None:
-    """Rewards are finite and arrive in ``last``, infos JSON."""
-    acted, accounts = "", dict[str, float]()
+    """Rewards are finite and reported by ``last``, and infos are JSON."""
+    acted, sums = "", dict[str, float]()
     for env, seed, (agent, _, reward, *_) in _steps(case):
-        if acted and env.agents and (why := unpaid_reward(env, acted, accounts)):
-            raise BreachError(f"seed {seed}: {why.partition('; ')[0]}", why.partition("; ")[2], "act")
-        acted, accounts = agent if agent in live(env) else "", dict(env._cumulative_rewards)
+        if acted and env.agents and (lost := find_lost_reward(env, acted, sums)):
+            raise BreachError(f"seed {seed}: {lost.partition('; ')[0]}", lost.partition("; ")[2], "act")
+        acted, sums = agent if agent in live(env) else "", dict(env._cumulative_rewards)
         if not math.isfinite(reward):
             raise BreachError(f"seed {seed}: reward of {agent!r} is {reward}", "return finite rewards", "act")
         try:
             json.dumps(env.infos[agent], allow_nan=False)
         except (TypeError, ValueError) as error:
-            fix = "put only numbers, strings, booleans, lists and dicts with string keys into infos"
+            fix = "use only numbers, strings, booleans, lists and dicts with string keys in infos"
             raise BreachError(f"seed {seed}: infos[{agent!r}] is not JSON: {error}", fix, "act") from error
 
 
 def legal_actions(case: Case) -> None:
-    """What is listed as legal is not called illegal afterwards; does not apply where nothing is listed."""
+    """Actions that are listed as legal are accepted. Does not apply if none are listed."""
     env = case.create()
-    played, refused, listed, why = 0, 0, 0, ""
+    played, refused, listed, reason = 0, 0, 0, ""
     for seed in case.seeds:
-        before: tuple[str, str, bool] | None = None
+        previous: tuple[str, str, bool] | None = None
         for agent, *_, action in play(env, seed):
-            if before is not None and (told := env.infos.get(before[0], {}).get("illegal")):
-                refused, why = refused + 1, str(told)
-                if before[2]:
+            if previous is not None and (illegal := env.infos.get(previous[0], {}).get("illegal")):
+                refused, reason = refused + 1, str(illegal)
+                actor, refused_action, was_listed = previous
+                if was_listed:
                     raise BreachError(
-                        f"seed {seed}: {before[1]!r} is in the legal actions of {before[0]!r}, and was refused: {why}",
-                        "list texts as they are understood",
+                        f"seed {seed}: {refused_action!r} is in the legal actions of {actor!r}, but was refused: "
+                        f"{reason}",
+                        "list only texts that the game accepts",
                         "legal_actions",
                     )
-            info, before = env.infos[agent], None
-            if agent in live(env) and not info.get("illegal"):  # an older one would be taken for this action's
+            info, previous = env.infos[agent], None
+            if agent in live(env) and not info.get("illegal"):  # otherwise the old entry would be misattributed
                 played += 1
-                before = agent, action, action in (info.get("legal_actions") or ())
-                listed += before[2]
+                previous = agent, action, action in (info.get("legal_actions") or ())
+                listed += previous[2]
     env.close()
-    all_refused = f"all {played} texts were illegal ({why}): " if played and refused == played else ""
+    all_refused = f"all {played} texts were illegal ({reason}): " if played and refused == played else ""
     if not listed:
-        more = "list legal_actions, or name actions in the instructions, to try more"
-        raise NotApplicableError(f"{all_refused}{more}" if all_refused else "no legal actions are listed")
+        advice = "list legal_actions, or name actions in the instructions, so that more can be checked"
+        raise NotApplicableError(f"{all_refused}{advice}" if all_refused else "no legal actions are listed")
 
 
 def odd_actions(case: Case) -> None:
-    """No text makes the environment raise or stall, and play can go on after it."""
+    """No text makes the environment raise or stall, and play continues after it."""
     seed = case.seeds[0]
     for depth, action in itertools.product(range(3), (*ODD_ACTIONS, *HUGE_ACTIONS)):
         env = case.create()
@@ -255,66 +255,66 @@ def odd_actions(case: Case) -> None:
             if agent not in live(env):
                 break
             if index == depth:
-                _survives(env, agent, action, seed + depth, index)
+                _check_survives(env, agent, action, seed + depth, index)
                 break
         env.close()
 
 
-def _survives(env: AnyEnv, agent: str, action: str, seed: int, index: int) -> None:
-    shown = f"{action[:40]!r}" + (f"... ({len(action)} characters)" if len(action) > 40 else "")
+def _check_survives(env: AnyEnv, agent: str, action: str, seed: int, index: int) -> None:
+    excerpt = f"{action[:40]!r}" + (f"... ({len(action)} characters)" if len(action) > 40 else "")
     started = time.perf_counter()
     try:
         env.step(action)
         spent = time.perf_counter() - started
-        for _ in play(env, seed, reset=False, start=index + 1):  # and the episode goes on or ends like any other
+        for _ in play(env, seed, reset=False, start=index + 1):
             pass
     except Exception as error:
         raise BreachError(
-            f"{agent!r} answered {shown}: {type(error).__name__}: {error}",
-            "treat text that cannot be understood as an illegal move: return an Outcome, do not raise; of a program, "
-            "let reward= return a number for any result",
+            f"{agent!r} answered {excerpt}: {type(error).__name__}: {error}",
+            "treat unintelligible text as an illegal move: return an Outcome instead of raising; in a program, let "
+            "reward= return a number for any result",
             "act",
         ) from error
     if spent > STEP_S:
         raise BreachError(
-            f"{agent!r} answered {shown}: reading it took {spent:.1f} s",
-            f"look at no more than the first max_action_chars characters, or use a pattern that is linear in the text; "
-            f"{STEP_S:g} s are allowed",
+            f"{agent!r} answered {excerpt}: processing took {spent:.1f} s",
+            f"read at most the first max_action_chars characters, or use a regular expression of linear time; the "
+            f"limit is {STEP_S:g} s",
             "act",
         )
 
 
-_KEEP_STATE = "keep all state on the instance and draw every random number from the rng that setup is given"
-_NO_GLOBALS = "draw from self.rng; the global generators are shared by all environments of the process"
+_KEEP_STATE = "keep all state on the instance, and draw every random number from the rng that setup gets"
+_NO_GLOBALS = "draw from self.rng; all environments of the process share the global generators"
 
 
 def determinism(case: Case) -> None:
-    """Same seed, same actions: same episode, in a fresh, a used and an interleaved environment."""
+    """The same seed and actions give the same episode in a fresh, a used and an interleaved environment."""
     reused = case.create()
     for seed in case.seeds:
         alone = list(play(case.create(), seed))
         same(f"seed {seed}, a fresh environment and a used one", alone, list(play(reused, seed)), _KEEP_STATE)
-        beside = _interleaved(case.create(), case.create(), seed)
-        same(f"seed {seed}, alone and beside another live environment", alone, beside, _KEEP_STATE)
+        interleaved = _play_interleaved(case.create(), case.create(), seed)
+        same(f"seed {seed}, alone and next to another live environment", alone, interleaved, _KEEP_STATE)
 
 
-def _interleaved(env: AnyEnv, other: AnyEnv, seed: int) -> list[Step]:
-    """An episode of `env`, while `other` plays a different seed, step by step in turns."""
+def _play_interleaved(env: AnyEnv, other: AnyEnv, seed: int) -> list[Step]:
+    """Play an episode of `env` while `other` plays another seed, in alternating steps."""
     steps = []
-    neighbour = play(other, seed + 1_000_003)
-    next(neighbour, None)
+    other_steps = play(other, seed + 1_000_003)
+    next(other_steps, None)
     for step in play(env, seed):
         steps.append(step)
-        next(neighbour, None)
+        next(other_steps, None)
     return steps
 
 
-# ---- global generators
+# ---- global random generators
 
 
 def _global_states() -> dict[str, Any]:
-    """The state of every global generator, in comparable form."""
-    name, keys, *rest = tuple(np.random.get_state())  # noqa: NPY002  # the global one is what is looked at
+    """Return the state of every global generator, in comparable form."""
+    name, keys, *rest = tuple(np.random.get_state())  # noqa: NPY002  # reads the global generator on purpose
     states: dict[str, Any] = {"random": random.getstate(), "numpy.random": (name, np.asarray(keys).tobytes(), *rest)}
     if torch := sys.modules.get("torch"):
         states["torch"] = bytes(torch.get_rng_state().numpy())
@@ -338,8 +338,8 @@ def _reseed(salt: int) -> None:
 
 
 def global_randomness(case: Case) -> None:
-    """The process's own generators stay untouched, and nothing depends on them."""
-    # Two salts: an environment that puts a generator back after use leaves no trace but the episode it played.
+    """Episodes neither change the global random generators nor depend on them."""
+    # Two salts, because an environment that restores a generator after use is only revealed by its episodes.
     before = _global_states()
     try:
         for seed in case.seeds:
@@ -348,7 +348,7 @@ def global_randomness(case: Case) -> None:
                 _reseed(salt)
                 states = _global_states()
                 played.append(list(play(case.create(), seed)))
-                after = _global_states()  # torch may have been imported on the way
+                after = _global_states()  # may include torch, imported during the episode
                 if used := [name for name in states if after[name] != states[name]]:
                     raise BreachError(
                         f"seed {seed}: the global generator of {' and '.join(used)} was used or seeded",
@@ -362,16 +362,16 @@ def global_randomness(case: Case) -> None:
 
 
 def _line_that_draws(case: Case, seed: int) -> str:
-    """The first line of the environment's files after which a global generator has moved."""
-    files, still = {*case.files, *own_files(case.cls)}, _global_states()
-    last, found = "", ""
+    """Return the first line of the environment's files that changes a global generator."""
+    files, start_states = {*case.files, *own_files(case.cls)}, _global_states()
+    last, culprit = "", ""
 
     def trace(frame: Any, event: str, _: Any) -> Any:
-        nonlocal last, found
-        if found or frame.f_code.co_filename not in files:
+        nonlocal last, culprit
+        if culprit or frame.f_code.co_filename not in files:
             return None
-        if last and any(_global_states()[name] != state for name, state in still.items()):
-            found = last
+        if last and any(_global_states()[name] != state for name, state in start_states.items()):
+            culprit = last
             return None
         if event == "line":
             last = f"{frame.f_code.co_filename.rpartition('/')[2]}:{frame.f_lineno} {frame.f_code.co_qualname}"
@@ -384,141 +384,147 @@ def _line_that_draws(case: Case, seed: int) -> str:
             pass
     finally:
         sys.settrace(tracer)
-    return found or line_of_method(case.cls, "setup")
+    return culprit or line_of_method(case.cls, "setup")
 
 
 # ---- forks
 
 
-def _claims_fork(env: AnyEnv) -> bool:
-    """Whether it has a `fork` of its own, or a wrapper that lives on copies."""
-    inside: Any = env
-    while isinstance(inside, EnvWrapper):
-        if isinstance(inside, InvalidAction) and hook(inside.env, "refusal") is None:
+def _needs_fork(env: AnyEnv) -> bool:
+    """Whether the environment has a `fork` method or a wrapper that depends on copies."""
+    inner: Any = env
+    while isinstance(inner, EnvWrapper):
+        if isinstance(inner, InvalidAction) and hook(inner.env, "refusal") is None:
             return True
-        inside = inside.env
+        inner = inner.env
     game = env.unwrapped
     wrapped_in_worker = hasattr(type(game), "off_loop") and hook(game, "refusal") is not None
     return hasattr(type(game), "fork") and not wrapped_in_worker
 
 
-def _uncopied(env: AnyEnv) -> str:
-    """The attribute that `copy.deepcopy` cannot copy, and whose class it is of; empty if unknown."""
+def _uncopyable(env: AnyEnv) -> str:
+    """Return name and class of the attribute that `copy.deepcopy` cannot copy; empty if unknown."""
     for name, value in vars(env.unwrapped).items():
         try:
             copy.deepcopy(value)
-        except Exception:  # noqa: BLE001  # whatever somebody's class raises
+        except Exception:  # noqa: BLE001  # user classes may raise anything
             return f" self.{name}, a {type(value).__module__}.{type(value).__qualname__}"
     return ""
 
 
 def fork(case: Case) -> None:
-    """A copy continues like the original, and apart from it: neither notices the other."""
-    if not _claims_fork(case.create()):
+    """Copies and snapshots continue like the original, and copies do not affect each other."""
+    if not _needs_fork(case.create()):
         raise NotApplicableError("no method fork")
-    fix = "keep all state on the instance, in objects that copy.deepcopy copies (no open files, locks or module state)"
     for seed in case.seeds:
-        whole = list(play(case.create(), seed))
-        for at in sorted({0, len(whole) // 2, max(len(whole) - 2, 0)}):
-            env = case.create()
-            playing = play(env, seed)
-            for _ in range(at + 1):
-                next(playing, None)
-            try:
-                first, second = forked(env), forked(env)
-                snapshot = env.snapshot() if hasattr(type(env), "snapshot") else None
-            except Exception as error:
-                what = f"seed {seed}: copying{_uncopied(env)}: {type(error).__name__}: {error}"
-                own = "; where that is somebody else's class, keep plain data of it, or leave it out in a __deepcopy__"
-                raise BreachError(what, fix + own, "setup") from error
-            ahead = list(play(first, seed, reset=False, start=at))
-            same(f"seed {seed}, the original and its copy from step {at}", whole[at:], ahead, fix)
-            rest = list(playing)  # the original plays on; it must not have noticed the fork
-            same(f"seed {seed}, the original before and after a copy played from step {at}", whole[at + 1 :], rest, fix)
-            behind = list(play(second, seed, reset=False, start=at))
-            same(f"seed {seed}, a copy of step {at} and one left alone meanwhile", whole[at:], behind, fix)
-            if snapshot is not None:
-                env.restore(snapshot)
-                again = list(play(env, seed, reset=False, start=at))
-                same(f"seed {seed}, the original and its snapshot of step {at}", whole[at:], again, fix)
+        steps = list(play(case.create(), seed))
+        for start in sorted({0, len(steps) // 2, max(len(steps) - 2, 0)}):
+            _check_fork(case.create(), seed, steps, start)
+
+
+_COPYABLE = "keep all state on the instance, in objects that copy.deepcopy copies (no files, locks or module state)"
+
+
+def _check_fork(env: AnyEnv, seed: int, steps: list[Step], start: int) -> None:
+    """Fork an episode at step `start` and compare the continuations with `steps`, the whole episode."""
+    playing = play(env, seed)
+    for _ in range(start + 1):
+        next(playing, None)
+    try:
+        first, second = forked(env), forked(env)
+        snapshot = env.snapshot() if hasattr(type(env), "snapshot") else None
+    except Exception as error:
+        message = f"seed {seed}: copying{_uncopyable(env)}: {type(error).__name__}: {error}"
+        foreign = "; for a class of a library, store plain data of it, or omit it in a __deepcopy__"
+        raise BreachError(message, _COPYABLE + foreign, "setup") from error
+
+    def compare(what: str, begin: int, continuation: Iterator[Step]) -> None:
+        same(f"seed {seed}, {what} of step {start}", steps[begin:], list(continuation), _COPYABLE)
+
+    compare("the original and a copy", start, play(first, seed, reset=False, start=start))
+    compare("the original before and after playing a copy", start + 1, playing)
+    compare("the original and a copy left idle meanwhile", start, play(second, seed, reset=False, start=start))
+    if snapshot is not None:
+        env.restore(snapshot)
+        compare("the original and its snapshot", start, play(env, seed, reset=False, start=start))
 
 
 # ---- secrets
 
 
 def leak(case: Case) -> None:
-    """No agent reads a secret that nobody told it."""
+    """No agent can read a secret unless an agent wrote it."""
     env = case.create()
     secrets = hook(env, "secrets")
     if secrets is None:
         raise NotApplicableError("no method secrets(agent)")
-    looked_for = 0
+    count = 0
     for seed in case.seeds:
-        said: list[str] = []
+        written: list[str] = []
         for *_, action in play(env, seed):
             for agent in live(env):
-                texts = _texts(secrets(agent), agent)
-                looked_for += len(texts)
-                _must_not_read(env, agent, texts, said, seed)
-            said.append(action)
+                texts = _check_secrets(secrets(agent), agent)
+                count += len(texts)
+                _check_unread(env, agent, texts, written, seed)
+            written.append(action)
     env.close()
-    if not looked_for:
-        raise NotApplicableError("secrets(agent) named nothing in any episode")
+    if not count:
+        raise NotApplicableError("secrets(agent) was empty in all episodes")
 
 
-def _texts(secrets: Any, agent: str) -> list[str]:
-    """What ``secrets(agent)`` returned; a single text would be looked for letter by letter."""
-    found: list[Any] = list(secrets) if isinstance(secrets, Iterable) and not isinstance(secrets, str) else [None]
-    if not all(isinstance(text, str) and text for text in found):
+def _check_secrets(secrets: Any, agent: str) -> list[str]:
+    """Check that ``secrets(agent)`` returned a collection of texts; a string would count as single letters."""
+    texts: list[Any] = list(secrets) if isinstance(secrets, Iterable) and not isinstance(secrets, str) else [None]
+    if not all(isinstance(text, str) and text for text in texts):
         raise BreachError(
             f"secrets({agent!r}) returned {secrets!r:.80}",
-            "return a list of texts, none of them empty; an empty list where nothing is secret",
+            "return a list of nonempty texts, or an empty list if there is no secret",
             "secrets",
         )
-    return found
+    return texts
 
 
-def _must_not_read(env: AnyEnv, agent: str, secrets: list[str], said: list[str], seed: int) -> None:
+def _check_unread(env: AnyEnv, agent: str, secrets: list[str], written: list[str], seed: int) -> None:
     for method, text in (("instructions", instructions(env, agent)), ("observe_text", look(env, agent))):
         for secret in secrets:
             word = re.compile(rf"(?<!\w){re.escape(secret)}(?!\w)", re.IGNORECASE)
-            if word.search(text) and not any(word.search(heard) for heard in said):
+            if word.search(text) and not any(word.search(action) for action in written):
                 raise BreachError(
                     f"seed {seed}: {agent!r} can read the secret {secret!r}",
-                    f"leave it out of {method}; where the seat may know the same text, if only by chance, let secrets "
-                    "leave it out",
+                    f"remove it from {method}; if the agent may know the same text, even by chance, remove it from "
+                    "secrets",
                     method,
                 )
 
 
-def thoughts(case: Case) -> None:
-    """What an agent thinks before it answers reaches no other seat, not even from a game that hears thoughts."""
+def reasoning(case: Case) -> None:
+    """No agent can read another agent's reasoning, even if the environment receives it."""
     if len(case.create().possible_agents) == 1:
         raise NotApplicableError("no other agent that could read it")
     for env, seed, _ in _steps(case, _marker):
         for reader in live(env):
-            _must_not_hear(env, reader, seed)
+            _check_no_reasoning(env, reader, seed)
 
 
 def _marker(agent: str) -> str:
     return f"only-{''.join(filter(str.isalnum, agent))}-thinks-this"
 
 
-def _must_not_hear(env: AnyEnv, reader: str, seed: int) -> None:
-    told = {method: read(env, reader) for method, read in _READ.items()}
-    told["info"] = str(env.infos[reader])
-    for thinker in env.possible_agents:
-        for method, text in told.items():
-            if thinker != reader and _marker(thinker) in text:
+def _check_no_reasoning(env: AnyEnv, reader: str, seed: int) -> None:
+    texts = {method: read(env, reader) for method, read in _READ.items()}
+    texts["info"] = str(env.infos[reader])
+    for writer in env.possible_agents:
+        for method, text in texts.items():
+            if writer != reader and _marker(writer) in text:
                 raise BreachError(
-                    f"seed {seed}: {reader!r} reads in {method} what {thinker!r} thought",
-                    "let observes_reasoning be False, or pass on the answer alone: split_reasoning tells them apart",
+                    f"seed {seed}: {reader!r} can read reasoning of {writer!r} in {method}",
+                    "set observes_reasoning to False, or pass on only the answer that split_reasoning returns",
                     "act" if method == "info" else method,
                 )
 
 
 def information_sets(case: Case) -> None:
-    """What an agent reads stays the same, to the letter, when only what it must not know becomes something else."""
+    """The texts of an agent do not change if only information hidden from it changes."""
     env = case.create()
     if hook(env, "swap_secrets") is None:
         raise NotApplicableError("no method swap_secrets(agent, rng)")
@@ -532,22 +538,22 @@ def information_sets(case: Case) -> None:
                     was, became = read(env, agent), read(other, agent)
                     if was != became:
                         raise BreachError(
-                            f"seed {seed}, step {count}: what {agent!r} reads depends on what it must not know: "
+                            f"seed {seed}, step {count}: the text of {agent!r} depends on information hidden from it: "
                             f"{_around(was, became)!r} becomes {_around(became, was)!r}",
-                            f"let {method} use only what the agent knows",
+                            f"use only information that the agent has in {method}",
                             method,
                         )
                 changed = changed or _hidden(env, agent) != _hidden(other, agent)
                 other.close()
     if not changed:
-        fix = "let swap_secrets change what secrets(agent) names, or what the other seats see"
+        fix = "change the texts of secrets(agent), or what the other agents see, in swap_secrets"
         raise BreachError("swap_secrets changed nothing in any episode", fix, "swap_secrets")
 
 
 def _legal(env: AnyEnv, agent: str) -> str:
-    tell = hook(env, "legal_actions")
-    decides = env.agent_selection == agent or hasattr(env.unwrapped, "act_all")
-    return str(list(tell(agent) or ())) if tell is not None and decides else ""
+    method = hook(env, "legal_actions")
+    acts = env.agent_selection == agent or hasattr(env.unwrapped, "act_all")
+    return str(list(method(agent) or ())) if method is not None and acts else ""
 
 
 _READ: dict[str, Callable[[AnyEnv, str], str]] = {
@@ -564,12 +570,12 @@ def _hidden(env: AnyEnv, agent: str) -> tuple[list[str], list[str]]:
 
 
 def _around(text: str, other: str) -> str:
-    """The part of `text` where it begins to differ from `other`."""
-    at = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
-    return text[max(at - 20, 0) : at + 40]
+    """Return the part of `text` around its first difference from `other`."""
+    start = next((i for i, (a, b) in enumerate(zip(text, other, strict=False)) if a != b), min(len(text), len(other)))
+    return text[max(start - 20, 0) : start + 40]
 
 
-def _few(check: Check) -> Check:
+def _with_few_seeds(check: Check) -> Check:
     return lambda case: check(replace(case, seeds=case.seeds[:4]))
 
 
@@ -579,7 +585,7 @@ CHECKS: dict[str, dict[str, Check]] = {
         "pettingzoo seed": pettingzoo_seed,
         "pettingzoo parallel": pettingzoo_parallel,
         "ends": ends,
-        "seats": seats,
+        "num agents": num_agents,
         "spaces": spaces,
         "observing": observing,
         "rewards and infos": rewards_and_infos,
@@ -589,30 +595,36 @@ CHECKS: dict[str, dict[str, Check]] = {
         "odd actions": odd_actions,
         "fork": fork,
         "leak": leak,
-        "thoughts": thoughts,
+        "reasoning": reasoning,
         "information sets": information_sets,
         "other process": lambda case: other_process(case.create, case.spec, case.seeds),
     },
-    "adapter": {"plays": plays, "spaces": _few(spaces), "determinism": _few(determinism), "thoughts": _few(thoughts)},
+    "adapter": {
+        "plays": plays,
+        "spaces": _with_few_seeds(spaces),
+        "determinism": _with_few_seeds(determinism),
+        "reasoning": _with_few_seeds(reasoning),
+    },
 }
-"""By level, in the order in which they run."""
+"""Checks by level, in the order in which they run."""
 
-_SEEDS_IT = (
-    "let obs_to_text draw and count nothing; where it does not, the game inside draws from elsewhere than the seed: "
-    "derive a class from it whose reset(seed) sees to that"
+_SEED_THE_GAME = (
+    "obs_to_text must not draw random numbers or count its calls; if it does not, the wrapped game uses other "
+    "randomness than the seed: derive a class from it whose reset(seed) seeds that"
 )
-SAYS_NONE = "let text_to_action return None, or raise ValueError, LookupError or ArithmeticError, at what is no action"
-OF_A_WRAPPED = {
-    "ends": "give wrap max_turns, or register with max_turns",
-    "spaces": "let obs_to_text say less, leave out what UTF-8 cannot write, or give wrap max_observation_chars",
-    "observing": "let obs_to_text say the same of the same observation; it must not change the game or count its calls",
-    "legal actions": "let legal_actions list texts that text_to_action understands and the game's mask allows",
-    "rewards and infos": "the game inside says so: derive a class from it that gives finite numbers, and whose "
-    "last() reports them",
-    "odd actions": SAYS_NONE,
-    **dict.fromkeys(("pettingzoo seed", "determinism", "other process"), _SEEDS_IT),
-    "global randomness": f"{_SEEDS_IT}, and which uses no generator that a whole process shares",
+REJECT_TEXT = "for a text that is no action, let text_to_action return None or raise ValueError, LookupError or "
+REJECT_TEXT += "ArithmeticError"
+FIXES_OF_WRAP = {
+    "ends": "pass max_turns to wrap or register",
+    "spaces": "shorten the result of obs_to_text, remove lone surrogates, or pass max_observation_chars to wrap",
+    "observing": "obs_to_text must return the same text for the same observation, and must not change the game or "
+    "count its calls",
+    "legal actions": "legal_actions must list texts that text_to_action accepts and the game's mask allows",
+    "rewards and infos": "the wrapped game causes this: derive a class from it with finite rewards that last() reports",
+    "odd actions": REJECT_TEXT,
+    **dict.fromkeys(("pettingzoo seed", "determinism", "other process"), _SEED_THE_GAME),
+    "global randomness": f"{_SEED_THE_GAME} and does not use the global generators of the process",
 }
-"""What to do about a check that fails where `wrap` stands between a game and text."""
-OF_THE_FUNCTIONS = frozenset(("spaces", "observing", "legal actions"))
-"""Checks that fail by the functions that `wrap` was given, not by the game."""
+"""Remedies by check for environments made by `wrap`."""
+CHECKS_OF_FUNCTIONS = frozenset(("spaces", "observing", "legal actions"))
+"""Checks whose failures are caused by the functions passed to `wrap`, not by the game."""

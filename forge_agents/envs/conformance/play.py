@@ -1,7 +1,6 @@
-"""How the checks of `check_env` play, here and in another process: seeded texts, transcripts, verdicts.
+"""Seeded play for the checks of `check_env`, in this process and in another one.
 
-In: an environment and a seed. Out: `Step`s, one by one. Waits for the other process, with a deadline. Run as a program,
-it is that process: a spec and seeds come in as JSON, transcripts go out.
+As a program, this module reads a spec and seeds as JSON, plays them and writes transcripts.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from typing import Any, TypeAlias
 from forge_agents.envs import registry
 from forge_agents.envs.env import TextGame, hook
 from forge_agents.envs.foreign import turn_based
-from forge_agents.envs.reasoning import heard, split_reasoning, whole
+from forge_agents.envs.reasoning import join_reasoning, split_reasoning, visible_action
 from forge_agents.envs.spec import AnyEnv, EnvSpec
 
 ODD_ACTIONS = (
@@ -48,17 +47,17 @@ ODD_ACTIONS = (
     "a" * 100_000,
     "((((" * 500,
 )
-"""Texts that a model may write and an environment must survive."""
+"""Unusual texts that an environment must handle."""
 
 HUGE_ACTIONS = ("a" * 1_000_000, " 1" * 500_000, "[" * 1_000_000)
-"""A megabyte each: text that a pattern with nested repetition never gets through."""
+"""Texts of a megabyte, which expose regular expressions with nested repetition."""
 
 MAX_STEPS = 1000
-"""Steps after which a check gives an episode up."""
+"""Maximum number of steps per episode."""
 
 OTHER_PROCESS_S = 120.0
-"""Seconds for another process to start and play."""
-_ALONE = "depend on nothing but the seed and the actions: no hash(), no order of a set, no id(), no clock, no files"
+"""Maximum seconds for another process to start and play."""
+_NO_OUTSIDE_STATE = "use nothing but the seed and the actions: no hash(), set order, id(), clock or files"
 
 Step: TypeAlias = tuple[str, str, float, bool, bool, str, str]
 """Agent, observation, reward, terminated, truncated, info as text, action."""
@@ -74,14 +73,14 @@ _BASES = (
     "gymnasium.utils",
     "pettingzoo.utils",
 )
-"""Modules of bases, in which nobody's game is."""
+"""Modules of base classes, which are not at fault."""
 
 _ALIASES = {"observe_text": "observe", "act": "step", "setup": "reset"}
-"""The PettingZoo method that stands for a `TurnEnv`'s."""
+"""PettingZoo's methods that correspond to those of a `TurnEnv`."""
 
 
 class BreachError(Exception):
-    """A check's verdict: what was seen, what to do, and the method that is at fault."""
+    """A failed check: message, remedy, and the method at fault."""
 
     def __init__(self, message: str, fix: str, method: str = "", where: str = "") -> None:
         super().__init__(message)
@@ -89,7 +88,7 @@ class BreachError(Exception):
 
 
 class NotApplicableError(Exception):
-    """A check that does not apply."""
+    """The check does not apply to the environment."""
 
 
 # ---- playing
@@ -102,86 +101,91 @@ def play(
     reset: bool = True,
     start: int = 0,
     options: Mapping[str, Any] | None = None,
-    think: Callable[[str], str] | None = None,
+    reason: Callable[[str], str] | None = None,
 ) -> Iterator[Step]:
-    """Play to the end; the actions depend only on `seed` and what is observed. Yields before each step is taken.
+    """Play an episode with actions that depend only on `seed` and the observations. Yields before each step.
 
     Args:
-        think: What each agent thinks before it answers; None: nothing.
+        env: Turn-based environment.
+        seed: Seed of the episode and of the actions.
+        reset: Whether to reset `env` first.
+        start: Number of the first step.
+        options: Options of the reset.
+        reason: Function that returns an agent's reasoning before its answer. None: no reasoning.
     """
     if reset:
         env.reset(seed=seed, options=None if options is None else dict(options))
-    for count in range(start, MAX_STEPS):  # `ends` tells of episodes that go on
+    for count in range(start, MAX_STEPS):  # the check `ends` reports longer episodes
         if not env.agents:
             return
         agent = env.agent_selection
         observation, reward, terminated, truncated, info = env.last()
         over = terminated or truncated
         if not over and not isinstance(observation, str):
-            seen = f"the observation of {agent!r} is {type(observation).__name__}, not text"
-            raise BreachError(seen, "return a string; of a game of arrays fa.wrap makes one of text", "observe_text")
+            message = f"the observation of {agent!r} is {type(observation).__name__}, not text"
+            raise BreachError(message, "return a string; fa.wrap adapts array games to text", "observe_text")
         rng = random.Random(f"{seed}/{count}")
         action = None if over else _choose(env, agent, observation, info, rng)
         yield agent, str(observation), float(reward), terminated, truncated, repr(sorted(info.items())), str(action)
-        if action is not None and think is not None:
-            action = heard(env, *split_reasoning(whole(think(agent), action)))
+        if action is not None and reason is not None:
+            action = visible_action(env, *split_reasoning(join_reasoning(reason(agent), action)))
         env.step(action)
 
 
 def _choose(env: AnyEnv, agent: str, observation: str, info: Mapping[str, Any], rng: random.Random) -> str:
-    """A text that this environment may well understand: legal, or words it used itself; sometimes an odd one."""
-    luck = rng.random()
+    """Return a legal action or words from the texts of the environment; sometimes an odd text."""
+    kind = rng.random()
     legal = info.get("legal_actions")
-    if legal and luck < 0.7:
+    if legal and kind < 0.7:
         return str(rng.choice(list(legal)))
-    told, seen = (re.findall(r"\w+", text)[:400] for text in (instructions(env, agent), observation))
-    words = told + 2 * seen
-    if words and luck < 0.9:
+    rules, seen = (re.findall(r"\w+", text)[:400] for text in (instructions(env, agent), observation))
+    words = rules + 2 * seen
+    if words and kind < 0.9:
         start = rng.randrange(len(words))
         return " ".join(words[start : start + rng.choice((1, 1, 2, 8))])
     return rng.choice(ODD_ACTIONS)
 
 
 def instructions(env: AnyEnv, agent: str) -> str:
-    """The system prompt of a seat, empty where the environment gives none."""
-    tell = hook(env, "instructions")
-    return str(tell(agent)) if tell is not None else ""
+    """Return the system prompt of an agent, or an empty string."""
+    method = hook(env, "instructions")
+    return str(method(agent)) if method is not None else ""
 
 
 def look(env: AnyEnv, agent: str) -> str:
-    """What `agent` sees now, asked anew: a converted parallel environment only repeats what it last said."""
+    """Return a fresh observation. A converted parallel environment would repeat the last one."""
     game = env.unwrapped
     return str((game if isinstance(game, TextGame) and not hasattr(game, "last") else env).observe(agent))
 
 
 def live(env: AnyEnv) -> list[str]:
-    """Agents that have not come to their end."""
+    """Return the agents that are neither terminated nor truncated."""
     return [agent for agent in env.agents if not (env.terminations[agent] or env.truncations[agent])]
 
 
 def forked(env: AnyEnv) -> AnyEnv:
-    """An independent copy: the environment's own `fork`, else `copy.deepcopy`."""
+    """Return an independent copy, by the environment's `fork` or `copy.deepcopy`."""
     return env.fork() if hasattr(type(env), "fork") else copy.deepcopy(env)
 
 
 def same(what: str, left: list[Step], right: list[Step], fix: str) -> None:
-    """Raise BreachError at the first difference of two transcripts."""
-    for index, (one, other) in enumerate(itertools.zip_longest(left, right)):
-        if one != other:
-            pairs = zip(_PARTS, one or ("<over>",) * 7, other or ("<over>",) * 7, strict=True)
+    """Raise BreachError at the first difference between two transcripts."""
+    for index, (step, other) in enumerate(itertools.zip_longest(left, right)):
+        if step != other:
+            pairs = zip(_PARTS, step or ("<over>",) * 7, other or ("<over>",) * 7, strict=True)
             part, a, b = next((part, a, b) for part, a, b in pairs if a != b)
             method = "setup" if index == 0 else "observe_text" if part == "observation" else "act"
             raise BreachError(f"{what}: {part} of step {index} is {str(a)[:80]!r}, then {str(b)[:80]!r}", fix, method)
 
 
-# ---- lines
+# ---- source lines
 
 
 def line_of_method(cls: type, method: str) -> str:
-    """``file:line Class.method`` of a method, or of the PettingZoo method that does its work; empty if unknown."""
+    """Return ``file:line Class.method`` of a method or of its PettingZoo counterpart; empty if unknown."""
     for name in (method, f"{method}_all", _ALIASES.get(method, method)):
         for owner in cls.__mro__:
-            if name in vars(owner) and not _ours(owner):
+            if name in vars(owner) and not _is_library(owner):
                 code = getattr(inspect.unwrap(vars(owner)[name]), "__code__", None)
                 label = f"{owner.__qualname__}.{name}"
                 return f"{_short(code.co_filename)}:{code.co_firstlineno} {label}" if code is not None else label
@@ -189,26 +193,26 @@ def line_of_method(cls: type, method: str) -> str:
 
 
 def line_of_error(files: Collection[str], error: BaseException, folder: str = "") -> tuple[str, bool]:
-    """The innermost line of `files`, or of a file below `folder`, that an exception went through.
+    """Find the innermost line of an exception's traceback in `files` or below `folder`.
 
     Returns:
-        ``file:line name``, empty if there is none; whether the file is only below the folder.
+        ``file:line name``, empty if there is none, and whether the file is only below the folder.
     """
-    found, below = "", False
+    line, in_folder_only = "", False
     for frame in traceback.extract_tb((error.__cause__ or error).__traceback__):
-        inside = bool(folder) and frame.filename.startswith(folder)
-        if frame.filename in files or inside:
-            found, below = f"{_short(frame.filename)}:{frame.lineno} {frame.name}", frame.filename not in files
-    return found, below
+        in_folder = bool(folder) and frame.filename.startswith(folder)
+        if frame.filename in files or in_folder:
+            line, in_folder_only = f"{_short(frame.filename)}:{frame.lineno} {frame.name}", frame.filename not in files
+    return line, in_folder_only
 
 
 def own_files(cls: type) -> set[str]:
-    """The source files of a class and its bases, without the bases of PettingZoo, Gymnasium and the framework."""
-    modules = [sys.modules.get(owner.__module__) for owner in cls.__mro__ if not _ours(owner)]
+    """Return the source files of a class and its bases, without those of PettingZoo, Gymnasium and this framework."""
+    modules = [sys.modules.get(owner.__module__) for owner in cls.__mro__ if not _is_library(owner)]
     return {str(file) for module in modules if (file := getattr(module, "__file__", None))}
 
 
-def _ours(owner: type) -> bool:
+def _is_library(owner: type) -> bool:
     return owner.__module__.startswith(_BASES)
 
 
@@ -221,11 +225,11 @@ def _short(filename: str) -> str:
 
 
 def other_process(create: Callable[[], AnyEnv], spec: EnvSpec, seeds: range) -> None:
-    """A check: a fresh interpreter with another hash seed plays the same episodes; of long texts a digest."""
+    """Check that a fresh interpreter with another hash seed plays the same episodes."""
     entry_point = spec.entry_point if isinstance(spec.entry_point, str) else _importable(spec.entry_point)
-    there = {"id": spec.id, "entry_point": entry_point, "max_turns": spec.max_turns, "kwargs": dict(spec.kwargs)}
+    fields = {"id": spec.id, "entry_point": entry_point, "max_turns": spec.max_turns, "kwargs": dict(spec.kwargs)}
     try:
-        question = json.dumps({"spec": there, "path": sys.path, "seeds": list(seeds)}).encode()
+        request = json.dumps({"spec": fields, "path": sys.path, "seeds": list(seeds)}).encode()
     except (TypeError, ValueError) as error:
         raise NotApplicableError(f"its arguments cannot be written as JSON for another process ({error})") from error
     here = [[_fingerprint(step) for step in play(create(), seed)] for seed in seeds]
@@ -233,34 +237,35 @@ def other_process(create: Callable[[], AnyEnv], spec: EnvSpec, seeds: range) -> 
     try:
         child = subprocess.run(
             [sys.executable, "-P", "-m", __name__],
-            input=question,
+            input=request,
             capture_output=True,
             timeout=OTHER_PROCESS_S,
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             check=False,
         )
     except subprocess.TimeoutExpired:
-        seen = f"another process did not play {len(seeds)} episodes in {OTHER_PROCESS_S:g} s"
-        raise BreachError(seen, _ALONE) from None
+        message = f"another process did not play {len(seeds)} episodes in {OTHER_PROCESS_S:g} s"
+        raise BreachError(message, _NO_OUTSIDE_STATE) from None
     if child.returncode:
         last = child.stderr.decode(errors="replace").strip().splitlines()[-1:]
-        fix = "let the module be imported, and the environment made, by a fresh interpreter"
+        fix = "make sure that a fresh interpreter can import the module and make the environment"
         raise BreachError(f"another process failed: {' '.join(last)}", fix)
-    for seed, one, other in zip(seeds, here, json.loads(child.stdout.splitlines()[-1]), strict=True):
-        same(f"seed {seed}, in this process and in another", one, [tuple(step) for step in other], _ALONE)
+    for seed, steps, others in zip(seeds, here, json.loads(child.stdout.splitlines()[-1]), strict=True):
+        what = f"seed {seed}, in this process and in another"
+        same(what, steps, [tuple(step) for step in others], _NO_OUTSIDE_STATE)
 
 
 def _importable(build: Any) -> str:
     module, name = getattr(build, "__module__", "?"), getattr(build, "__qualname__", "?")
-    known: Any = sys.modules.get(module)
+    value: Any = sys.modules.get(module)
     for part in name.split("."):
-        known = getattr(known, part, None)
+        value = getattr(value, part, None)
     try:
-        found = importlib.util.find_spec(module) if known is build and module != "__main__" else None
+        module_spec = importlib.util.find_spec(module) if value is build and module != "__main__" else None
     except (ImportError, ValueError):
-        found = None
-    if found is None or found.origin != getattr(sys.modules[module], "__file__", None):
-        raise NotApplicableError(f"another process cannot import {name} of {module}; put it into a module of its own")
+        module_spec = None
+    if module_spec is None or module_spec.origin != getattr(sys.modules[module], "__file__", None):
+        raise NotApplicableError(f"another process cannot import {name} of {module}; move it to a module of its own")
     return f"{module}:{name}"
 
 
@@ -276,11 +281,11 @@ def _digest(text: str) -> str:
 
 
 def _main() -> None:
-    asked = json.loads(sys.stdin.buffer.read())
-    sys.path[:] = asked["path"]
-    with contextlib.redirect_stdout(sys.stderr):  # an environment that prints is not what is asked about
-        spec = EnvSpec(**asked["spec"])
-        envs = ((seed, turn_based(registry.made(spec))) for seed in asked["seeds"])
+    request = json.loads(sys.stdin.buffer.read())
+    sys.path[:] = request["path"]
+    with contextlib.redirect_stdout(sys.stderr):  # prints of the environment must not mix with the result
+        spec = EnvSpec(**request["spec"])
+        envs = ((seed, turn_based(registry.make_from_spec(spec))) for seed in request["seeds"])
         played = [[_fingerprint(step) for step in play(env, seed)] for seed, env in envs]
     sys.stdout.write("\n" + json.dumps(played) + "\n")
 

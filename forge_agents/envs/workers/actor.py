@@ -1,9 +1,7 @@
-"""The program of a worker process and its actor. Apart from the rest, because they load Monarch.
+"""Main program and Monarch actor of a worker process.
 
-In: commands of `forge_agents.envs.workers.env`. Out: packed answers. Waits for commands.
-
-Environments play in the main thread: Python lets no other handle signals, and graders limit their time by an alarm.
-Monarch has a thread of its own.
+Environments run in the main thread, because graders limit their time by an alarm and Python handles signals only there.
+Monarch runs in a thread of its own.
 """
 
 from __future__ import annotations
@@ -20,11 +18,11 @@ from forge_agents.runtime._monarch import Actor, endpoint, invoke_main
 PROGRAM = "from forge_agents.envs.workers.actor import main; main()"
 
 _calls: queue.SimpleQueue[tuple[Environments, str, tuple[Any, ...], Future[bytes]] | None] = queue.SimpleQueue()
-"""For the main thread; None where the process is to end."""
+"""Calls for the main thread; None ends the process."""
 
 
 class EnvActor(Actor):
-    """Plays environments, one call at a time."""
+    """Actor that runs environments, one call at a time."""
 
     def __init__(self) -> None:
         end_children_with_this_process()
@@ -32,14 +30,14 @@ class EnvActor(Actor):
 
     @endpoint
     def do(self, what: str, args: tuple[Any, ...]) -> bytes:
-        """As `Environments.answer`."""
+        """Run `Environments.answer` in the main thread."""
         answer: Future[bytes] = Future()
         _calls.put((self._environments, what, args, answer))
         return answer.result()
 
 
 def main() -> None:
-    """What a worker's process runs."""
+    """Run a worker process."""
     status: Any = 1
 
     def monarch() -> None:
@@ -56,6 +54,6 @@ def main() -> None:
         environments, what, args, answer = call
         try:
             answer.set_result(environments.answer(what, *args))
-        except BaseException as error:  # noqa: BLE001  # the actor raises it, and Monarch says who left by sys.exit
+        except BaseException as error:  # noqa: BLE001  # the actor raises it; Monarch reports a sys.exit
             answer.set_exception(error)
     sys.exit(status)

@@ -1,9 +1,7 @@
-"""Environments in worker processes: for those that are slow, or may crash or hang.
+"""Environments in worker processes, and the pool of workers.
 
-In: the spec of an environment with ``isolation="process"``. Out: `WorkerEnv`, which is played like any other. Waits for
-a free worker and for each of its answers, with deadlines.
-
-This holds crashes, not malice: a worker has every right of this process. Hostile code belongs in the sandbox.
+A worker contains crashes and hangs. It is no security boundary, because it has all rights of this process; run hostile
+code in the sandbox.
 """
 
 from __future__ import annotations
@@ -40,32 +38,31 @@ T = TypeVar("T")
 
 _slots = itertools.count()
 START_TIMEOUT_S = 120.0
-"""Seconds that a worker may take to start, to import an environment's module and to build the environment."""
+"""Maximum seconds to start a worker, import an environment's module and build the environment."""
 PATIENCE_S = 600.0
-"""Seconds that an event loop's episode waits for a free worker while not a single one is used or given back: episodes
-may last for long."""
+"""Maximum seconds that an episode on an event loop waits for a free worker while no worker is used or returned."""
 THREAD_PATIENCE_S = 60.0
-"""The same for a plain PettingZoo loop, which may itself hold all workers."""
+"""The same for a plain PettingZoo loop, which may hold all workers itself."""
 
-_LOOK_S = 0.5
-"""The end of a process or a host is seen within this time."""
-_NAMED_S = 1.5
-"""Within this time Monarch mostly says how a process ended that is seen to be gone."""
+_POLL_S = 0.5
+"""Seconds between checks whether the worker's process or host has ended."""
+_REASON_S = 1.5
+"""Seconds to wait for Monarch's report of how an ended process has ended."""
 _numbers = itertools.count()
 _MAX_CALLS = 20_000
-"""Calls after which a worker process is replaced when its episode is over. Monarch 0.7 keeps 350 bytes of each call in
-the process that answers it, and an environment may keep more."""
+"""Number of calls after which a worker process is replaced at the end of its episode. Monarch 0.7 keeps 350 bytes of
+each call in the process that answers it, and an environment may keep more."""
 
 
 class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
-    """An environment that lives in a worker process.
+    """An environment that runs in a worker process.
 
-    It has a worker from its first `reset` to its `close`. A call that outlives the spec's `step_timeout_s`, or the end
-    of the process, raises; the worker is replaced, and `reset` starts over in another one. `copy.deepcopy` copies the
-    environment within its worker.
+    It holds a worker from its first `reset` to `close`. If a call exceeds the spec's `step_timeout_s` or the process
+    ends, the call raises, and `reset` continues in another worker. `copy.deepcopy` copies the environment within its
+    worker.
 
     Raises:
-        ForgeError: The environment's class cannot be imported by another process.
+        ForgeError: Another process cannot import the environment's class.
     """
 
     def __init__(self, spec: EnvSpec) -> None:
@@ -85,7 +82,7 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         self._seen: Any = None
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
-        """Start an episode, in a worker."""
+        """Start an episode in a worker."""
         if self._worker is None:
             self._worker = pool().borrow(str(self))
         if self._slot < 0:
@@ -96,39 +93,39 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
         self._take(self._ask("reset", self._slot, seed, None if options is None else dict(options)))
 
     def step(self, action: Any) -> None:
-        """Play a decision; None for an agent that is out."""
+        """Apply an action; None for a terminated or truncated agent."""
         if self._slot < 0:
             raise RuntimeError(f"{self}: no episode is running; call reset() before step()")
         self._take(self._ask("step", self._slot, action))
 
     def observe(self, agent: str) -> Any:
-        """What `agent` sees now."""
+        """Return the observation of `agent`."""
         if self._seen is not None and agent == self.agent_selection:
             return self._seen
         return _as_observation(self._ask("call", self._slot, "observe", (agent,), {}))
 
     def observation_space(self, agent: str) -> Any:
-        """A copy of the environment's own."""
+        """Return a copy of the environment's observation space."""
         return self._space("observation_spaces", agent)
 
     def action_space(self, agent: str) -> Any:
-        """A copy of the environment's own."""
+        """Return a copy of the environment's action space."""
         return self._space("action_spaces", agent)
 
     def render(self) -> Any:
-        """What the environment renders."""
+        """Render the environment."""
         return self._ask("call", self._slot, "render", (), {}) if self._slot >= 0 else ""
 
     def fork(self) -> WorkerEnv:
-        """An independent copy in the same state, in the same worker."""
+        """Return an independent copy in the same state, in the same worker."""
         return copy.deepcopy(self)
 
     def close(self) -> None:
-        """Give the worker back; one that is still at work is killed.
+        """Return the worker to the pool, or kill it if a call is still running.
 
         Raises:
-            WorkerHungError: The environment did not close within its `step_timeout_s`; its process is gone.
-            Exception: What the environment raised; its process is gone, too.
+            WorkerHungError: The environment did not close within `step_timeout_s`. Its process was killed.
+            Exception: Raised by the environment. Its process was killed.
         """
         worker, slot = self._worker, self._slot
         self._worker, self._slot = None, -1
@@ -148,18 +145,18 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
                 pool().give_back(worker)
 
     async def off_loop(self, where: str, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run `call`, which uses this environment, beside the event loop.
+        """Run `call(*args, **kwargs)`, which uses this environment, in a thread.
 
-        A `reset` waits for a free worker first, so that episodes that wait hold no thread.
+        A `reset` first waits for a free worker on the event loop, so that waiting episodes occupy no thread.
 
         Args:
             where: "reset", "observe", "step", "reward" or "close".
-            call: What is run, with all that follows.
+            call: Function to run.
         """
         if self._worker is None and where == "reset":
             self._worker = await pool().borrow_async(str(self))
-        if self._worker is not None and self._worker.busy:  # with a call that was cancelled and holds its thread
-            return call(*args, **kwargs)  # which can only be a close, and that kills
+        if self._worker is not None and self._worker.busy:  # a cancelled call still occupies its thread
+            return call(*args, **kwargs)  # only a close can follow, which kills the worker
         return await in_thread(functools.partial(call, *args, **kwargs), name=f"environment {self}")
 
     def __getattr__(self, name: str) -> Any:
@@ -180,7 +177,7 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
             twin._take({**{name: getattr(self, name) for name in STATE}, "seen": self._seen})
         return twin
 
-    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # at the end modules are gone
+    def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # bound early: `sys` may be gone
         if not finalizing() and self.__dict__.get("_worker") is not None:
             self.close()
 
@@ -189,14 +186,14 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
 
     def _space(self, kind: str, agent: str) -> Any:
         if kind not in self._spaces:
-            self._spaces[kind] = copy.deepcopy(self._about[kind])  # spaces have generators of their own
+            self._spaces[kind] = copy.deepcopy(self._about[kind])  # spaces have random generators
         return self._spaces[kind][agent]
 
     def _remote(self, name: str, *args: Any, **kwargs: Any) -> Any:
         if self._slot < 0:
             raise RuntimeError(f"{self}: call reset() before {name}()")
         if name not in ("instructions", "tool_schemas"):
-            self._seen = None  # it may have changed what is seen
+            self._seen = None  # the call may have changed the observation
         return self._ask("call", self._slot, name, args, kwargs)
 
     def _ask(self, what: str, *args: Any, timeout_s: float | None = None) -> Any:
@@ -216,21 +213,21 @@ class WorkerEnv(AECEnv):  # type: ignore[misc]  # PettingZoo ships no types
 
 
 def _packed(spec: EnvSpec) -> bytes:
-    """The spec for another process, which imports the environment by name."""
+    """Pickle a spec for another process, which imports the environment by name."""
     target = spec.entry_point
     if not isinstance(target, str):
         target = f"{getattr(target, '__module__', '__main__')}:{getattr(target, '__qualname__', '<lambda>')}"
     if target.startswith("__main__:") or "<" in target:
         raise ForgeError(
-            f"{spec.id} plays in worker processes (isolation='process', or hosts for envs in the mesh), and these "
-            f"cannot import {target}; put the environment into a module and register 'package.module:Class'"
+            f"{spec.id} runs in worker processes (isolation='process', or hosts for envs in the mesh), which cannot "
+            f"import {target}; move the environment to a module and register 'package.module:Class'"
         )
     try:
-        return pickle.dumps(replace(spec, entry_point=target, oracle=None))  # who plays lives here
+        return pickle.dumps(replace(spec, entry_point=target, oracle=None))  # oracles play in this process
     except (pickle.PicklingError, AttributeError, TypeError) as cause:
         raise ForgeError(
-            f"{spec.id} plays in worker processes, and an argument of it cannot be sent there ({cause}); give "
-            "functions that a module defines by name, and no open files or connections"
+            f"{spec.id} runs in worker processes, and one of its arguments cannot be sent there ({cause}); pass only "
+            "module-level functions, and no open files or connections"
         ) from None
 
 
@@ -242,10 +239,10 @@ _DESCRIBE = (
 
 @functools.lru_cache(maxsize=64)
 def _about(packed: bytes) -> dict[str, Any]:
-    """What the environment is, from a process of its own: asking must not wait for a free worker.
+    """Describe an environment by a short-lived process, which needs no free worker.
 
-    It is no actor: what a run plays is looked at before its hosts are there, and where these need TCP, nobody may have
-    used Monarch before.
+    The process is not an actor, because a run describes its environments before its hosts exist, and with hosts on TCP
+    Monarch must not have been used earlier.
     """
     command = [sys.executable, "-P", "-c", _DESCRIBE, *sys.path]
     try:
@@ -254,11 +251,11 @@ def _about(packed: bytes) -> dict[str, Any]:
         )
     except subprocess.TimeoutExpired:
         raise WorkerHungError(
-            f"to import and build the environment took longer than {START_TIMEOUT_S:g} s, so its process was killed"
+            f"importing and building the environment took longer than {START_TIMEOUT_S:g} s, so its process was killed"
         ) from None
     if done.returncode:
         raise WorkerDiedError(f"the process that imports and builds the environment {describe_exit(done.returncode)}")
-    ok, answer = pickle.loads(done.stdout)  # noqa: S301  # ours
+    ok, answer = pickle.loads(done.stdout)  # noqa: S301  # written by our own process
     if not ok:
         raise answer
     return dict(answer)
@@ -268,81 +265,82 @@ def _as_observation(seen: Any) -> Any:
     return Observation(seen) if isinstance(seen, str) else seen
 
 
-# ---- worker processes, and who has them
+# ---- worker processes
 
 
 class WorkerDiedError(ForgeError, RuntimeError):
-    """The process of an environment ended in the middle of a call."""
+    """The process of an environment ended during a call."""
 
 
 class WorkerHungError(ForgeError, TimeoutError):
-    """An environment took longer than its `step_timeout_s`; its process was killed."""
+    """An environment exceeded its `step_timeout_s`. Its process was killed."""
 
 
 class Worker:
-    """One process, a Monarch mesh of its own: it may die alone. It starts at the first call."""
+    """A worker process, started at the first call. A Monarch mesh of its own, so that failures stay separate."""
 
     def __init__(self) -> None:
         self.name = f"env-worker-{next(_numbers)}"
         self._procs: Any = None
         self._actor: Any = None
         self._lock = threading.Lock()
-        self._over = False
+        self._ended = False
         self.used_at = time.monotonic()
-        """When a call ended last, or it was made."""
+        """Time of creation or of the end of the last call."""
         self.holders = 0
-        """Environments that live there: one, and its forks."""
+        """Number of environments in the process: one and its forks."""
         self._calls = 0
 
     @property
     def pid(self) -> int | None:
-        """Process id; None before the first call, and where the process runs on another machine."""
+        """Process id. None before the first call, or if the process runs on another machine."""
         return next(iter(mesh.pids(self._procs)), None)
 
     @property
     def alive(self) -> bool:
-        """Whether it runs, or was not needed yet."""
-        return not self._over and (self._procs is None or not mesh.failure_of(self._procs))
+        """Whether the process runs or has not started yet."""
+        return not self._ended and (self._procs is None or not mesh.failure_of(self._procs))
 
     @property
-    def useful(self) -> bool:
-        """Whether it lives on a host of the run of this moment, and has not answered too many calls."""
+    def reusable(self) -> bool:
+        """Whether the process belongs to the current run's hosts and has not answered too many calls."""
         return self._calls < _MAX_CALLS and self.alive and (self._procs is None or mesh.is_current(self._procs))
 
     @property
     def busy(self) -> bool:
-        """Whether a call is under way."""
+        """Whether a call is running."""
         return self._lock.locked()
 
     def call(self, what: str, *args: Any, timeout_s: float) -> Any:
-        """Do `what` there, as `process.Environments.answer`.
+        """Run a command of `process.Environments` in the worker.
 
         Raises:
-            WorkerDiedError, WorkerHungError: The process is gone now.
-            Exception: What the environment raised.
+            WorkerDiedError, WorkerHungError: The process has ended.
+            Exception: Raised by the environment.
         """
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             return self._call(what, args, timeout_s)
-        with ThreadPoolExecutor(1) as beside:  # Monarch warns of a wait on an event loop's own thread
-            return beside.submit(self._call, what, args, timeout_s).result()
+        with ThreadPoolExecutor(1) as executor:  # Monarch warns of blocking waits in the event loop's thread
+            return executor.submit(self._call, what, args, timeout_s).result()
 
     def end(self) -> None:
-        """Kill the process and what it started, and have Monarch forget it; does not wait."""
-        self._over = True
+        """Kill the process and its children, without waiting."""
+        self._ended = True
         if self._procs is not None:
             mesh.kill(self._procs)
 
     def _call(self, what: str, args: tuple[Any, ...], timeout_s: float) -> Any:
         with self._lock:
             try:
-                if self._procs is None and not self._over:
+                if self._procs is None and not self._ended:
                     self._start()
-                if self._over:
+                if self._ended:
                     raise ActorDiedError(f"{self.name} died before {what}: it was ended", self.name)
                 self._calls += 1
-                ok, answer = pickle.loads(self._wait(self._actor.do.choose(what, args), what, timeout_s))  # noqa: S301  # ours
+                packed = self._wait(self._actor.do.choose(what, args), what, timeout_s)
+                ok, answer = pickle.loads(packed)  # noqa: S301  # written by our own process
             except ActorDiedError as error:
                 self.end()
                 raise WorkerDiedError(str(error)) from None
@@ -355,7 +353,7 @@ class Worker:
             try:
                 raise answer
             finally:
-                del answer  # or its traceback keeps this frame alive, and so the environment, until garbage collection
+                del answer  # its traceback refers to this frame, which would keep the environment alive
         return answer
 
     def _start(self) -> None:
@@ -363,42 +361,42 @@ class Worker:
 
         procs = mesh.spawn_procs(self.name, role=ENVS, program=PROGRAM)
         self._actor, self._procs = procs.spawn("environments", EnvActor), procs
-        if self._over:  # its episode was cancelled meanwhile
+        if self._ended:  # the episode was cancelled during the start
             mesh.kill(procs)
 
     def _wait(self, answer: Any, what: str, timeout_s: float) -> bytes:
-        """What `answer`, a Monarch future, gives, or the error of the process or host that was lost meanwhile."""
-        began, seen_at = time.monotonic(), math.inf
+        """Wait for a Monarch future, or raise the error of a process or host that ended in the meantime."""
+        start, end_noticed = time.monotonic(), math.inf
         while True:
-            waited = time.monotonic() - began
+            waited = time.monotonic() - start
             try:
-                packed: bytes = answer.get(min(_LOOK_S, max(0.05, timeout_s - waited)))
+                packed: bytes = answer.get(min(_POLL_S, max(0.05, timeout_s - waited)))
             except TimeoutError:
-                if why := mesh.failure_of(self._procs):
-                    seen_at = min(seen_at, waited)
-                    if waited >= seen_at + _NAMED_S * (why == mesh.ENDED):
-                        raise ActorDiedError(f"{self.name} died during {what}: {why}", self.name) from None
+                if reason := mesh.failure_of(self._procs):
+                    end_noticed = min(end_noticed, waited)
+                    if waited >= end_noticed + _REASON_S * (reason == mesh.ENDED):
+                        raise ActorDiedError(f"{self.name} died during {what}: {reason}", self.name) from None
                 elif waited >= timeout_s:
                     raise WorkerHungError(
-                        f"{what} took longer than {timeout_s:g} s, so its worker process was killed; mend the "
+                        f"{what} took longer than {timeout_s:g} s, so its worker process was killed; fix the "
                         "environment, or register it with a larger step_timeout_s"
                     ) from None
-            except Exception as error:  # noqa: BLE001  # Monarch's, of several types; environments' own come as answers
+            except Exception as error:  # noqa: BLE001  # Monarch raises several types
                 cause = mesh.as_local_error(error, who=self.name, what=what)
-                if not isinstance(cause, ActorDiedError):  # its process could not begin
-                    words = f"{self.name} died during {what}: {type(cause).__name__}: {cause}"
-                    cause = ActorDiedError(f"{words}. Look at {mesh.log_hint(self.name)}", self.name)
+                if not isinstance(cause, ActorDiedError):  # the process failed to start
+                    message = f"{self.name} died during {what}: {type(cause).__name__}: {cause}"
+                    cause = ActorDiedError(f"{message}. See {mesh.log_hint(self.name)}", self.name)
                 raise cause from None
             else:
                 return packed
 
 
 class Pool:
-    """A bounded number of workers, each lent to one episode at a time and then to the next.
+    """A bounded set of workers, each used by one episode at a time.
 
     Args:
-        max_workers: Processes, and so live episodes, at once, at least 1; further episodes wait. None: as many as the
-            hosts for environments have cores, at least four each.
+        max_workers: Maximum number of processes, and so of concurrent episodes. At least 1. None uses the number of
+            cores of the hosts for environments, at least four per host.
     """
 
     def __init__(self, max_workers: int | None = None) -> None:
@@ -414,39 +412,39 @@ class Pool:
 
     @property
     def max_workers(self) -> int:
-        """Processes at once; fewer once a host is lost."""
+        """Maximum number of processes. Falls when a host is lost."""
         return self._limit or mesh.capacity(ENVS)
 
     @property
     def workers(self) -> tuple[Worker, ...]:
-        """Those that are lent and those that are idle."""
+        """All workers, in use and idle."""
         with self._lock:
             return (*self._lent, *self._idle)
 
-    def borrow(self, who: str) -> Worker:
-        """A free worker, waited for in this thread.
+    def borrow(self, borrower: str) -> Worker:
+        """Wait for a free worker in this thread.
 
         Raises:
-            StallError: None came back in time.
+            StallError: No worker was used or returned for too long.
         """
-        future, patience_s = self._ask(), min(self.patience_s, THREAD_PATIENCE_S)
+        future, patience_s = self._request(), min(self.patience_s, THREAD_PATIENCE_S)
         while True:
             try:
                 return future.result(patience_s)
             except NotYetError:
-                self._check_patience(future, patience_s, who)
+                self._check_patience(future, patience_s, borrower)
 
-    async def borrow_async(self, who: str) -> Worker:
-        """A free worker, waited for on the event loop.
+    async def borrow_async(self, borrower: str) -> Worker:
+        """Wait for a free worker on the event loop.
 
         Raises:
-            StallError: None came back in `patience_s`.
+            StallError: No worker was used or returned for `patience_s`.
         """
-        future = self._ask()
+        future = self._request()
         waiting = asyncio.wrap_future(future)
         try:
             while not (await asyncio.wait({waiting}, timeout=self.patience_s))[0]:
-                self._check_patience(future, self.patience_s, who)
+                self._check_patience(future, self.patience_s, borrower)
         except BaseException:
             if not future.cancel() and future.exception() is None:
                 self.give_back(future.result())
@@ -454,7 +452,7 @@ class Pool:
         return waiting.result()
 
     def give_back(self, worker: Worker) -> None:
-        """Hand a worker to whoever waits; a new one where it is dead."""
+        """Return a worker, and serve waiting requests. Ended workers are replaced."""
         with self._lock:
             self._last_return = time.monotonic()
             self._lent.discard(worker)
@@ -463,14 +461,14 @@ class Pool:
                 future = self._waiting.popleft()
                 if future.set_running_or_notify_cancel():
                     future.set_result(self._lend())
-            self._drop_useless()
+            self._end_unusable()
 
     def close(self) -> None:
         """End all processes."""
         for worker in self.workers:
             worker.end()
 
-    def _ask(self) -> Future[Worker]:
+    def _request(self) -> Future[Worker]:
         future: Future[Worker] = Future()
         with self._lock:
             if len(self._lent) < self.max_workers:
@@ -480,50 +478,50 @@ class Pool:
         return future
 
     def _lend(self) -> Worker:
-        self._drop_useless()
+        self._end_unusable()
         worker = self._idle.pop() if self._idle else Worker()
         self._lent.add(worker)
         worker.used_at = time.monotonic()
         return worker
 
-    def _drop_useless(self) -> None:
-        useless = [worker for worker in self._idle if not worker.useful]
-        self._idle = [worker for worker in self._idle if worker not in useless]
-        for worker in useless:
+    def _end_unusable(self) -> None:
+        unusable = [worker for worker in self._idle if not worker.reusable]
+        self._idle = [worker for worker in self._idle if worker not in unusable]
+        for worker in unusable:
             worker.end()
 
-    def _check_patience(self, future: Future[Worker], patience_s: float, who: str) -> None:
+    def _check_patience(self, future: Future[Worker], patience_s: float, borrower: str) -> None:
         with self._lock:
-            lent, last_sign = tuple(self._lent), self._last_return
-        if any(worker.busy for worker in lent):  # its call has a deadline of its own
+            lent, last_activity = tuple(self._lent), self._last_return
+        if any(worker.busy for worker in lent):  # the running call has its own timeout
             return
-        last_sign = max([last_sign, *(worker.used_at for worker in lent)])
-        if time.monotonic() - last_sign > patience_s and future.cancel():
+        last_activity = max([last_activity, *(worker.used_at for worker in lent)])
+        if time.monotonic() - last_activity > patience_s and future.cancel():
             raise StallError(
-                f"{who} waited {patience_s:g} s for a worker process while none of {self.max_workers} was used or "
-                "given back; close environments that are no longer played, or call "
+                f"{borrower} waited {patience_s:g} s for a worker process while none of {self.max_workers} was used or "
+                "returned; close environments that are no longer needed, or call "
                 "forge_agents.envs.workers.env.use(max_workers=...)"
             )
 
 
 def pool() -> Pool:
-    """The workers of this process."""
-    global _pool  # noqa: PLW0603  # processes are the process's
+    """Return the pool of this process."""
+    global _pool  # noqa: PLW0603  # one pool per process
     if _pool is None:
         _pool = Pool()
     return _pool
 
 
 def use(max_workers: int) -> None:
-    """Replace the pool: its processes end, and episodes that live there fail."""
-    global _pool  # noqa: PLW0603  # processes are the process's
+    """Replace the pool. Its processes end, and their episodes fail."""
+    global _pool  # noqa: PLW0603  # one pool per process
     shutdown()
     _pool = Pool(max_workers)
 
 
 def shutdown() -> None:
     """End all worker processes. The next episode starts new ones."""
-    global _pool  # noqa: PLW0603  # processes are the process's
+    global _pool  # noqa: PLW0603  # one pool per process
     if _pool is not None:
         _pool.close()
         _pool = None

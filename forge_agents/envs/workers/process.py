@@ -1,7 +1,4 @@
-"""What runs in a worker process: environments by number, each played by calls of one actor.
-
-In: commands. Out: a packed answer for each. Waits for nothing; ends with whoever started it.
-"""
+"""Environments inside a worker process, addressed by slot number."""
 
 from __future__ import annotations
 
@@ -20,34 +17,34 @@ from forge_agents.envs.spec import AnyEnv
 from forge_agents.envs.wrappers import build
 
 STATE = ("agents", "agent_selection", "rewards", "_cumulative_rewards", "terminations", "truncations", "infos")
-"""PettingZoo's state of an episode, sent back with every answer that changes it."""
+"""PettingZoo's state of an episode, sent with every answer that changes it."""
 NOT_SHARED = {"snapshot", "restore"}
-"""Methods that hand out the environment itself."""
+"""Methods that are not available outside, because they expose the environment itself."""
 
 
 class Environments:
-    """The environments of one process; an episode and its forks have a number each."""
+    """The environments of one process: an episode and its forks, by slot."""
 
     def __init__(self) -> None:
         self._envs: dict[int, AnyEnv] = {}
 
     def answer(self, what: str, *args: Any) -> bytes:
-        """Do `what`, such as reset or step; packs True and the result, or False and what the environment raised."""
+        """Run a command such as ``"step"``. Returns a pickled ``(True, result)`` or ``(False, error)``."""
         try:
             return pickle.dumps((True, getattr(self, f"_{what}")(*args)))
-        except Exception as error:  # noqa: BLE001  # what an environment raises is raised again by who called
+        except Exception as error:  # noqa: BLE001  # the caller raises it again
             if isinstance(error, StopIteration):
-                error = RuntimeError(f"the environment raised StopIteration({error})")  # which no future can carry
+                error = RuntimeError(f"the environment raised StopIteration({error})")  # futures cannot carry it
             error.add_note(f"In a worker process:\n{traceback.format_exc()}")
             try:
                 packed = pickle.dumps((False, error))
-                pickle.loads(packed)  # noqa: S301  # some exceptions can be packed but not unpacked
-            except Exception:  # noqa: BLE001  # an exception may hold anything
+                pickle.loads(packed)  # noqa: S301  # some exceptions can be pickled but not unpickled
+            except Exception:  # noqa: BLE001  # exceptions may have any attributes
                 return pickle.dumps((False, RuntimeError(f"{type(error).__name__}: {error}")))
             return packed
 
     def _build(self, slot: int, packed_spec: bytes) -> None:
-        self._envs[slot] = _made(packed_spec)
+        self._envs[slot] = _unpack(packed_spec)
 
     def _reset(self, slot: int, seed: int | None, options: dict[str, Any] | None) -> dict[str, Any]:
         self._envs[slot].reset(seed=seed, options=options)
@@ -73,11 +70,11 @@ class Environments:
             env.close()
 
     def _describe(self, packed_spec: bytes) -> dict[str, Any]:
-        """What is known of an environment that nobody plays yet."""
-        env = _made(packed_spec)
+        """Return the static properties of an environment."""
+        env = _unpack(packed_spec)
         agents = list(env.possible_agents)
         names = {name for name in dir(env) if not name.startswith("_")} - NOT_SHARED
-        found = {
+        description = {
             "possible_agents": agents,
             "metadata": dict(env.metadata),
             "render_mode": getattr(env, "render_mode", None),
@@ -91,7 +88,7 @@ class Environments:
             },
         }
         env.close()
-        return found
+        return description
 
     def _state(self, slot: int) -> dict[str, Any]:
         env = self._envs[slot]
@@ -99,13 +96,13 @@ class Environments:
         return {**state, "seen": env.observe(env.agent_selection) if env.agents else None}
 
 
-def _made(packed_spec: bytes) -> AnyEnv:
-    return turn_based(build(pickle.loads(packed_spec)))  # noqa: S301  # from our own controller
+def _unpack(packed_spec: bytes) -> AnyEnv:
+    return turn_based(build(pickle.loads(packed_spec)))  # noqa: S301  # sent by our own controller
 
 
 def describe_here() -> None:
-    """In a process of its own: read a packed spec from the standard input, and write what `describe` answers."""
-    # what environments print is no part of the answer, and what they start must not hold its pipe open
+    """Read a packed spec from standard input and write its description to standard output; a process's main program."""
+    # Prints of environments must not mix with the answer, and processes they start must not hold its pipe open.
     with os.fdopen(os.dup(1), "wb") as answer:
         os.dup2(2, 1)
         end_children_with_this_process()
@@ -113,14 +110,15 @@ def describe_here() -> None:
 
 
 def end_children_with_this_process() -> None:
-    """However this process ends, what its environments have started ends with it."""
-    with suppress(PermissionError):  # it leads a session, and so a group, already
+    """Start a watcher that kills the process group of this process when this process ends in any way."""
+    with suppress(PermissionError):  # this process already leads a session, and so a group
         os.setpgid(0, 0)
-    ours, _ = os.pipe()  # the kernel closes the other end, which no child inherits, when this process is gone
+    # No child inherits the write end, so the kernel closes it when this process ends, and the watcher reads EOF.
+    read_end, _ = os.pipe()
     subprocess.Popen(
         ["/bin/sh", "-c", "read _; kill -9 -$0", str(os.getpid())],
-        stdin=ours,
+        stdin=read_end,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
-    os.close(ours)
+    os.close(read_end)

@@ -115,13 +115,13 @@ def test_python_saves_the_same_report_as_the_command(short, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (lambda: fa.suite("core"), "no suite is called 'core'. Did you mean 'core-v1'"),
-        (lambda: fa.suite("KuhnPoker"), f"no suite is called 'KuhnPoker'. Did you mean '{KUHN}'"),
-        (lambda: fa.suite(KUHN), "is an environment and no suite"),
+        (lambda: fa.suite("core"), "there is no suite 'core'. Did you mean 'core-v1'"),
+        (lambda: fa.suite("KuhnPoker"), f"there is no suite 'KuhnPoker'. Did you mean '{KUHN}'"),
+        (lambda: fa.suite(KUHN), "is an environment, not a suite"),
         (lambda: fa.make("core-v1"), r"'core-v1' is a suite: fa.suite\('core-v1'\)"),
         (lambda: fa.make("core-v2"), "no environment is registered as 'core-v2'. Did you mean 'core-v1'"),
-        (lambda: fa.make("my/Own-v0"), "One of a module of yours is 'my_module:my/Own-v0'"),
-        (lambda: play("x", ["duel-v0", "cor-v1"]), "no suite is called 'cor-v1'. Did you mean 'core-v1'"),
+        (lambda: fa.make("my/Own-v0"), "use 'my_module:my/Own-v0'"),
+        (lambda: play("x", ["duel-v0", "cor-v1"]), "there is no suite 'cor-v1'. Did you mean 'core-v1'"),
         (lambda: play("x", "duel-v0", {"r": "randm"}), "player 'r': model 'randm' .*Did you mean 'random'"),
     ],
 )
@@ -182,9 +182,9 @@ def test_list_and_check_take_suites_also_of_a_module(own_module, capsys):
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("no_such_module_here:mine-v0", "names the module 'no_such_module_here'"),
-        ("json:mine-v0", "no suite is called 'mine-v0'|no environment is registered as 'mine-v0'"),
-        ("mine-v9", "One of a module of yours is 'my_module:mine-v9'"),
+        ("no_such_module_here:mine-v0", "cannot import module 'no_such_module_here'"),
+        ("json:mine-v0", "there is no suite 'mine-v0'|no environment is registered as 'mine-v0'"),
+        ("mine-v9", "use 'my_module:mine-v9'"),
     ],
 )
 def test_suites_that_a_module_does_not_have_are_named(name, said, tmp_path, capsys):
@@ -195,5 +195,5 @@ def test_suites_that_a_module_does_not_have_are_named(name, said, tmp_path, caps
 
 @pytest.mark.parametrize("name", ["my:suite", "my/suite", "a+b", ""])
 def test_suites_have_names_that_a_command_can_tell_from_ids_and_modules(name):
-    with pytest.raises(ValueError, match="must be letters, digits"):
+    with pytest.raises(ValueError, match="must consist of letters, digits"):
         fa.register_suite(name, [SORT])

@@ -125,8 +125,8 @@ def test_unknown_keys_suggest_the_nearest_setting(refused, text, said):
         ("--trainer.learning_rate", "Did you mean '--trainer.learner.lr'?"),
         ("--learning_rate", "Did you mean '--trainer.learner.lr'?"),
         ("--policy.team.model", "Did you mean '--policies.team.model'?"),
-        ("--steps.number", "--steps has no settings"),
-        ("--trainer.learner.lr.x", "--trainer.learner.lr has no settings"),
+        ("--steps.number", "--steps holds no settings of its own"),
+        ("--trainer.learner.lr.x", "--trainer.learner.lr holds no settings of its own"),
     ],
 )
 def test_unknown_flags_suggest_the_nearest_setting(refused, flag, said):

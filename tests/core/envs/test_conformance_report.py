@@ -54,14 +54,14 @@ def test_json_is_a_line_per_id_whatever_breaks_or_prints(own_ids, capsys):
     assert short["ok"] is True and short["checks"] == 4 and short["seconds"] >= 0
     assert (short["passed"], short["failed"], short["skipped"]) == (3, 0, 1)
     assert {f["check"]: f["message"] for f in short["findings"] if f["skipped"]} == {
-        "thoughts": "no other agent that could read it"
+        "reasoning": "no other agent that could read it"
     }
 
 
 def test_tags_narrow_all_and_success_is_status_0(own_ids, capsys):
     assert cli.main(["check", "--all", "--tag", "fine"]) == 0
     text = capsys.readouterr().out
-    assert "t/Short-v0" in text and "Raising" not in text and "1 of 1 environments keep the contract" in text
+    assert "t/Short-v0" in text and "Raising" not in text and "1 of 1 environments passed all checks" in text
 
 
 def test_one_id_gets_a_table_of_its_checks_without_markup(own_ids, capsys):
@@ -74,4 +74,4 @@ def test_one_id_gets_a_table_of_its_checks_without_markup(own_ids, capsys):
 def test_ids_or_all(words, capsys):
     with pytest.raises(SystemExit) as stopped:
         cli.main(["check", *words])
-    assert stopped.value.code == 2 and "--all, which --tag narrows" in capsys.readouterr().err
+    assert stopped.value.code == 2 and "--all (which --tag filters" in capsys.readouterr().err

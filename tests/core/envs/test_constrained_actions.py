@@ -66,7 +66,7 @@ def asked(policy):
     return engine.asked
 
 
-def test_a_constrained_policy_asks_for_legal_actions_where_they_are_listed():
+def test_constrained_policy_requests_listed_legal_actions():
     assert asked(fa.Policy("m", trainable=False, constrain_actions=True)) == [("left", "right"), ()]
     assert asked(fa.Policy("m")) == [(), ()]
 

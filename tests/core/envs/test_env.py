@@ -16,7 +16,7 @@ from forge_agents.testing import check_env
 
 
 class Dice(fa.TurnEnv):
-    """Three seats in turn; each turn pays what is rolled; "stop" ends it, "again" keeps the seat."""
+    """Three agents in turn. Each turn pays a roll, "stop" ends the game, and "again" repeats the turn."""
 
     possible_agents = ["x", "y", "z"]
 
@@ -142,7 +142,7 @@ def test_same_seed_same_rolls_and_fresh_ones_without():
     assert env.rolls == again.rolls
 
 
-def test_two_live_environments_and_the_global_generators_stay_apart():
+def test_environments_do_not_share_random_generators():
     alone, beside, other = started(seed=1), started(seed=1), started(seed=2)
     before = random.getstate(), str(np.random.get_state())  # noqa: NPY002  # the global one is what is looked at
     for _ in range(9):
@@ -236,7 +236,7 @@ def test_lone_surrogates_are_replaced_before_the_game_sees_them():
     assert env.infos["x"]["said"] == "a\ufffd"
 
 
-def test_samples_lie_in_their_space_and_spaces_are_the_same_object():
+def test_samples_are_in_their_space_and_spaces_are_cached():
     env = Dice()
     assert env.action_space("x") is env.action_space("x")
     assert env.action_space("x").contains(env.action_space("x").sample())
@@ -249,7 +249,7 @@ def test_observations_travel_as_plain_strings():
 
 
 class Survivors(fa.TurnEnv):
-    """Each decision costs whom it names a life; who has none is out; the last one wins."""
+    """Each action costs the named agent a life. An agent without lives is out, and the last one wins."""
 
     possible_agents = ["player_0", "player_1", "player_2"]
     min_agents = 2
@@ -272,7 +272,7 @@ class Survivors(fa.TurnEnv):
 
 
 class Winner(Survivors):
-    """The same, and the last one leaves with the one before."""
+    """The same, but the last two agents end together."""
 
     def act(self, agent, action):
         outcome = super().act(agent, action)
@@ -285,10 +285,10 @@ def test_agents_die_mid_game_and_pettingzoos_tests_pass():
         warnings.filterwarnings("ignore", message=".*(NumPy|spaces.box)")
         api_test(Winner(), num_cycles=50)
         seed_test(Winner, num_cycles=50)
-    assert check_env(Winner, episodes=2, checks=("ends", "seats", "fork", "determinism", "odd actions")).ok
+    assert check_env(Winner, episodes=2, checks=("ends", "num agents", "fork", "determinism", "odd actions")).ok
 
 
-def test_a_dead_agents_steps_are_hidden_and_the_order_goes_on_without_it():
+def test_dead_agents_are_skipped_in_the_order():
     env = started(Survivors)
     env.step("player_1")
     assert env.agent_selection == "player_1" and env.last()[1:3] == (-1.0, True)
@@ -309,11 +309,11 @@ def test_single_agents_are_cut_off_apart_from_ends(monkeypatch):
 @pytest.mark.parametrize(
     ("outcome", "error", "says"),
     [
-        (fa.Outcome(next="player_1"), ValueError, "does not play any more"),
-        (fa.Outcome(rewards={"player_1": 1.0}), ValueError, "out of the game"),
-        (fa.Outcome(info={"player_1": {}}), ValueError, "inform self.agents"),
+        (fa.Outcome(next="player_1"), ValueError, "whose game has ended"),
+        (fa.Outcome(rewards={"player_1": 1.0}), ValueError, "after its game ended"),
+        (fa.Outcome(info={"player_1": {}}), ValueError, "use self.agents"),
         (fa.Outcome(done="player_0"), TypeError, "collection of agents"),
-        (fa.Outcome(done=["player_7"]), ValueError, "Outcome.done names 'player_7'"),
+        (fa.Outcome(done=["player_7"]), ValueError, "Outcome.done has 'player_7'"),
     ],
 )
 def test_outcomes_about_agents_that_are_out_are_named(monkeypatch, outcome, error, says):
@@ -341,20 +341,20 @@ def test_reset_chooses_the_number_of_seats():
     env.reset(seed=1)
     assert env.num_agents == env.max_num_agents == 3
     for number in (1, 4, "2"):
-        with pytest.raises(ValueError, match=f"num_agents={number!r} arrived; 2 to 3 seats"):
+        with pytest.raises(ValueError, match=f"num_agents={number!r} is not possible; the game needs 2 to 3 agents"):
             env.reset(options={"num_agents": number})
-    with pytest.raises(ValueError, match="3, no other number, seats"):
+    with pytest.raises(ValueError, match="exactly 3 agents"):
         started(Dice).reset(options={"num_agents": 2})
 
 
 def test_a_game_may_draw_its_seats(monkeypatch):
     monkeypatch.setattr(
-        Survivors, "take_seats", lambda self, rng: self.possible_agents[: int(rng.integers(2, 4))], raising=True
+        Survivors, "select_agents", lambda self, rng: self.possible_agents[: int(rng.integers(2, 4))], raising=True
     )
     numbers = [len(started(Survivors, seed=seed).agents) for seed in range(12)]
     assert set(numbers) == {2, 3} and numbers == [len(started(Survivors, seed=seed).agents) for seed in range(12)]
-    monkeypatch.setattr(Survivors, "take_seats", lambda self, rng: ["player_0", "player_0"])
-    with pytest.raises(ValueError, match="take_seats returned"):
+    monkeypatch.setattr(Survivors, "select_agents", lambda self, rng: ["player_0", "player_0"])
+    with pytest.raises(ValueError, match="select_agents returned"):
         started(Survivors)
 
 

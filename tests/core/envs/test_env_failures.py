@@ -1,4 +1,4 @@
-"""Whatever an environment's code does, wherever: an episode that says so, and the run goes on."""
+"""Errors of environments fail an episode, never the run."""
 
 import asyncio
 
@@ -17,7 +17,7 @@ class OddError(Exception):
 
 
 class Broken:
-    """A game of two that breaks at `where`; elsewhere it ends after four decisions."""
+    """A game of two agents that fails at `where`, and otherwise ends after four decisions."""
 
     possible_agents = ["a", "b"]
 
@@ -149,7 +149,7 @@ def test_a_game_in_rounds_that_breaks_is_data(where, told):
     ],
     ids=["converted", "wrapped", "asked again"],
 )
-def test_environments_of_others_and_in_wrappers_break_alike(dress, where):
+def test_library_and_wrapped_environments_fail_alike(dress, where):
     (episode,) = group_of(lambda: dress(where)).failed
     assert episode.error.message == "boom"
 
@@ -160,14 +160,14 @@ def test_a_fork_that_raises_is_data():
 
 
 @pytest.mark.parametrize("kind", [Turns, Rounds])
-def test_an_episode_counts_although_its_environment_does_not_close(kind):
+def test_episode_counts_although_close_fails(kind):
     with pytest.warns(RuntimeWarning, match=r"close\(\) raised RuntimeError: boom \(.*test_env_failures.py:\d"):
         group = group_of(lambda: kind("close"), size=2)
     assert [e.error for e in group.episodes] == [None, None] and group.episodes[0].rewards == {"a": 2.0, "b": 2.0}
 
 
 @pytest.mark.parametrize("where", ["make", "reset", "step"])
-def test_what_breaks_once_is_played_again_in_a_fresh_environment(where):
+def test_failed_episode_is_retried_in_a_new_environment(where):
     made = []
 
     def make():
@@ -177,7 +177,7 @@ def test_what_breaks_once_is_played_again_in_a_fresh_environment(where):
     assert not group_of(make, size=3).failed and len(made) == 4
 
 
-def test_the_constructors_failure_spoils_its_own_episode_alone():
+def test_constructor_failure_fails_only_its_episode():
     made = []
 
     def make():
@@ -196,7 +196,7 @@ def test_a_mistake_of_the_caller_raises():
         asyncio.run(play(Turns(), {"a": fa.Random()}, seed=0))
 
 
-def test_seats_are_asked_for_twice_and_a_close_that_fails_is_a_warning():
+def test_failed_close_is_a_warning_when_agents_are_looked_up():
     made = []
 
     def make():

@@ -1,4 +1,4 @@
-"""An environment's own player: made for one seat of one episode, which reads what that seat reads."""
+"""Oracles are created per agent and episode, and read only that agent's observations."""
 
 import asyncio
 import random
@@ -18,7 +18,7 @@ SEATS = ["ann", "ben", "cat"]
 
 
 class Turns(fa.TurnEnv):
-    """Each seat reads its name and a number, and is paid for answering with both, twice."""
+    """Each agent reads its name and a number, and earns a reward for answering with both, twice."""
 
     possible_agents = SEATS
 
@@ -54,7 +54,7 @@ class AtOnce(fa.ParallelTurnEnv):
 
 
 class Knows:
-    """Says who it is and what it reads, and how often it was asked before."""
+    """Answers with its agent, the observation and the number of earlier calls."""
 
     made: list = []
 
@@ -84,7 +84,7 @@ def _registered(monkeypatch):
         ("t/Turns-v0", {"role_shuffle": True, "invalid_action": "ask", "observation_window": 40, "max_turns": 9}),
     ],
 )  # fmt: skip
-def test_each_seat_of_each_episode_has_a_player_of_its_own_that_reads_what_it_reads(env_id, arguments):
+def test_each_agent_and_episode_has_its_own_player(env_id, arguments):
     for seed in range(3):
         episode = fa.play(env_id, fa.Oracle(), seed=seed, env_args=arguments)
         assert episode.rewards == dict.fromkeys(SEATS, 2.0), episode
@@ -92,14 +92,14 @@ def test_each_seat_of_each_episode_has_a_player_of_its_own_that_reads_what_it_re
     assert [agent for agent, *_ in Knows.made].count("ben") == 3
 
 
-def test_it_is_told_the_arguments_with_defaults_and_without_wrappers():
+def test_oracle_gets_constructor_arguments_with_defaults():
     for id_ in ("t/Turns-v0", "t/Turns-v0@1"):
         fa.play(id_, fa.Oracle(), env_args={"reward_scale": 0.5})
     told = [settings for _, settings, _ in Knows.made]
     assert told == [{"top": 100, "sharp": True}] * 3 + [{"top": 5, "sharp": True}] * 3
 
 
-def test_its_random_numbers_follow_from_seed_seat_and_sibling():
+def test_oracle_rng_depends_on_seed_agent_and_group_index():
     def drawn(sibling_count=1, **given):
         Knows.made.clear()
         rollout = Rollout(make_env=lambda: fa.make("t/Turns-v0"), env_id="t/Turns-v0", policies=fa.Oracle(**given))
@@ -120,14 +120,14 @@ def test_its_random_numbers_follow_from_seed_seat_and_sibling():
         lambda tmp: fa.demonstrations("t/Alone-v0", 2),
     ],
 )  # fmt: skip
-def test_an_environment_without_one_is_refused_before_anything_is_played(wrong, tmp_path, monkeypatch):
+def test_environment_without_oracle_is_refused_before_playing(wrong, tmp_path, monkeypatch):
     monkeypatch.setattr(Turns, "setup", lambda self, rng: pytest.fail("it was played"))
     with pytest.raises(ValueError, match=r"(t/Alone-v0|Turns) has no oracle.*t/AtOnce-v0, t/Turns-v0.*oracle=\.\.\.\)"):
         wrong(tmp_path)
     assert not any(tmp_path.iterdir())
 
 
-def test_it_is_imported_when_it_first_plays_and_a_failure_is_told():
+def test_oracle_is_imported_at_first_play_and_errors_are_explained():
     fa.register("t/Late-v0", entry_point=Turns, oracle="no_such_module:Oracle")
     fa.register("t/Wrong-v0", entry_point=Turns, oracle="forge_envs.oracles.library:Orakle")
     assert fa.make("t/Late-v0").spec.oracle == "no_such_module:Oracle"
@@ -141,7 +141,7 @@ def test_it_is_imported_when_it_first_plays_and_a_failure_is_told():
         fa.register("t/Odd-v0", entry_point=Turns, oracle=3)
 
 
-def test_one_that_fails_is_data_and_one_that_says_no_text_is_told():
+def test_failing_oracle_fails_only_its_episode():
     fa.register("t/Mute-v0", entry_point=Turns, oracle=lambda agent, settings, rng: lambda seen: None)
     fa.register("t/Broken-v0", entry_point=Turns, oracle=lambda agent: "too few arguments")
     for id_, said in (("t/Mute-v0", "returned NoneType for 'ann'"), ("t/Broken-v0", "takes 1 positional argument")):
@@ -149,7 +149,7 @@ def test_one_that_fails_is_data_and_one_that_says_no_text_is_told():
             assert said in fa.play(id_, fa.Oracle()).error.message
 
 
-def test_the_word_names_it_and_its_code_belongs_to_its_fingerprint(tmp_path):
+def test_keyword_oracle_selects_it_and_its_code_is_fingerprinted(tmp_path):
     assert read_player("oracle") == fa.Oracle()
     report = fa.benchmark({"best": "oracle", "random": "random"}, "t/Turns-v0", episodes=2, samples=2, out_dir=tmp_path)
     alone = [record for record in report.records if set(record.lineup.values()) == {"best"}]

@@ -14,7 +14,7 @@ from forge_agents.types import Completion, VersionSpan
 
 
 class Auction(fa.ParallelTurnEnv):
-    """All bid at once for a hidden prize; the lowest bidder loses a life, at 0 it is out; the last one wins."""
+    """A parallel auction: the lowest bidder loses a life and leaves at 0, and the last agent wins."""
 
     possible_agents = ["player_0", "player_1", "player_2"]
     min_agents = 2
@@ -71,7 +71,7 @@ def test_it_passes_pettingzoos_own_tests_without_a_warning():
 def test_it_passes_ours():
     report = check_env(Auction, episodes=3)
     notes = {finding.check: finding.message for finding in report.findings}
-    assert notes["seats"] == "2 to 3 seats"
+    assert notes["num agents"] == "2 to 3 agents"
     assert not any(notes[check].startswith("left out") for check in ("pettingzoo parallel", "leak", "information sets"))
 
 
@@ -99,7 +99,7 @@ def test_the_turn_limit_counts_decisions_and_truncates():
 @pytest.mark.parametrize(
     ("actions", "error", "says"),
     [
-        ({"player_0": "1"}, ValueError, "send one for each"),
+        ({"player_0": "1"}, ValueError, "pass one for each"),
         ({**bids(1, 2, 3), "player_9": "1"}, ValueError, "player_9"),
         ({**bids(1, 2, 3), "player_1": 7}, TypeError, "'player_1' must act with text, got int"),
     ],
@@ -111,10 +111,10 @@ def test_wrong_actions_are_named(actions, error, says):
 
 def test_nobody_goes_first_in_a_simultaneous_game(monkeypatch):
     monkeypatch.setattr(Auction, "act_all", lambda self, actions: fa.Outcome(next="player_0"))
-    with pytest.raises(ValueError, match="all decide together"):
+    with pytest.raises(ValueError, match="all agents act together"):
         started().step(bids(1, 2, 3))
     monkeypatch.setattr(Auction, "setup", lambda self, rng: "player_0")
-    with pytest.raises(ValueError, match="setup named"):
+    with pytest.raises(ValueError, match="setup returned a first agent"):
         started()
 
 
@@ -175,7 +175,7 @@ def test_a_fork_and_a_snapshot_continue_alike_and_apart():
 
 
 class Engine:
-    """Answers when as many requests wait as seats play, and so shows that they decide at once."""
+    """Answers only when the requests of all agents are waiting, which shows that they act together."""
 
     max_model_len = 1000
 
@@ -212,12 +212,12 @@ def run(env, policies, **kwargs):
     return asyncio.run(play(env, policies, seed=5, env_id="t", **kwargs))
 
 
-def test_seats_decide_at_once_and_their_token_streams_stay_apart():
+def test_agents_act_together_with_separate_token_streams():
     model = fa.Policy("m", name="m")
     engine = Engine(together=2)
 
     class Two(Auction):
-        def take_seats(self, rng):
+        def select_agents(self, rng):
             return self.possible_agents[:2]
 
     episode = run(Two(), dict.fromkeys(Auction.possible_agents, model), engines={"m": PolicyEngine(engine, Tokens())})

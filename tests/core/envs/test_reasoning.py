@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_agents.envs.reasoning import heard, opens_reasoning, split_reasoning, whole
+from forge_agents.envs.reasoning import join_reasoning, opens_reasoning, split_reasoning, visible_action
 
 
 @pytest.mark.parametrize(
@@ -30,20 +30,20 @@ def test_a_thought_stands_before_the_answer(said, thought, answer):
     assert split_reasoning(said) == (thought, answer)
 
 
-def test_a_prompt_that_opened_a_thought_makes_what_follows_one():
+def test_text_after_an_opened_prompt_is_reasoning():
     assert split_reasoning("a</think> b", opened=True) == ("a", "b")
     assert split_reasoning("a", opened=True) == ("a", "")
     assert split_reasoning("<think>a</think> b", opened=True) == ("a", "b")
 
 
-def test_where_the_prompt_is_not_known_a_closing_tag_tells():
+def test_closing_tag_implies_reasoning_if_the_prompt_is_unknown():
     assert split_reasoning("a</think> b", opened=None) == ("a", "b")
     assert split_reasoning("a", opened=None) == ("", "a")
     assert split_reasoning("The tags <think> and </think>.", opened=None) == ("", "The tags <think> and </think>.")
 
 
 @pytest.mark.parametrize("end", ["assistant\n<think>\n", "[THINK]"])
-def test_the_end_of_a_prompt_tells_whether_a_thought_is_open(end):
+def test_end_of_a_prompt_reveals_open_reasoning(end):
     assert opens_reasoning(f"<think>x</think>{end}")
     assert not opens_reasoning(f"{end}\n</think>\n\n") and not opens_reasoning(f"{end} user: hi")
 
@@ -51,21 +51,22 @@ def test_the_end_of_a_prompt_tells_whether_a_thought_is_open(end):
 @given(st.text().map(str.strip).filter(bool), st.text().map(str.strip))
 def test_what_is_put_together_comes_apart_again(thought, answer):
     if "</think>" not in thought:
-        assert split_reasoning(whole(thought, answer)) == (thought, answer)
+        assert split_reasoning(join_reasoning(thought, answer)) == (thought, answer)
 
 
 _PIECES = st.sampled_from(["<think>", "</think>", "[THINK]", "[/THINK]", "a", " ", "\n", "<|end|>", "◁think▷"])
 
 
 @given(st.lists(_PIECES, max_size=12).map("".join), st.sampled_from([True, False, None]))
-def test_any_text_comes_apart_and_an_answer_without_a_thought_is_left_alone(text, opened):
+def test_any_text_can_be_split_and_plain_answers_stay_unchanged(text, opened):
     thought, answer = split_reasoning(text, opened=opened)
     assert len(thought) + len(answer) <= len(text) and answer in text
     if opened is False and not text.lstrip().startswith(("<think>", "[THINK]", "◁think▷")):
         assert (thought, answer) == ("", text)
 
 
-def test_only_a_game_that_says_so_hears_thoughts():
-    assert heard(SimpleNamespace(observes_reasoning=True, unwrapped=None), "a", "b") == whole("a", "b")
-    assert heard(SimpleNamespace(observes_reasoning=False, unwrapped=MagicMock()), "a", "b") == "b"
-    assert heard(MagicMock(), "a", "b") == "b"
+def test_only_an_environment_that_asks_for_reasoning_observes_it():
+    observing = SimpleNamespace(observes_reasoning=True, unwrapped=None)
+    assert visible_action(observing, "a", "b") == join_reasoning("a", "b")
+    assert visible_action(SimpleNamespace(observes_reasoning=False, unwrapped=MagicMock()), "a", "b") == "b"
+    assert visible_action(MagicMock(), "a", "b") == "b"

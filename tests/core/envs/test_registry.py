@@ -85,7 +85,7 @@ def test_unknown_ids_suggest_near_ones(wrong, near):
         fa.spec(wrong)
 
 
-def test_an_id_without_version_is_the_newest_and_an_older_one_warns():
+def test_id_without_version_is_the_newest_and_old_ones_warn():
     for version in (2, 10, 9):
         fa.register(f"t/Guess-v{version}", Guess)
     assert fa.spec("t/Guess").version == 10
@@ -104,7 +104,7 @@ def test_malformed_ids_are_refused(bad):
         fa.register(bad, entry_point=Guess)
 
 
-def test_another_class_under_a_taken_id_is_refused_but_the_same_name_replaces_it():
+def test_taken_id_is_refused_unless_the_class_has_the_same_name():
     fa.register("t/Guess-v0", entry_point=Guess)
     with pytest.raises(ValueError, match=r"t/Guess-v1"):
         fa.register("t/Guess-v0", entry_point="other:Guess")

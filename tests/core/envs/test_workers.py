@@ -51,7 +51,7 @@ class Meet(fa.ParallelTurnEnv):
 
 
 class Moody(fa.TurnEnv):
-    """One seat, three turns; what is said may break it. The seeds in `deadly` kill the process in the second turn."""
+    """One agent and three turns. Some actions fail. The seeds in `deadly` kill the process in the second turn."""
 
     possible_agents = ["a"]
 
@@ -100,7 +100,7 @@ class Moody(fa.TurnEnv):
 
 @pytest.fixture(scope="module", autouse=True)
 def folder(tmp_path_factory):
-    """Holds the module of the environments that are played here."""
+    """Writes the module of the test environments."""
     with pytest.MonkeyPatch.context() as patch:
         folder = tmp_path_factory.mktemp("moody")
         (folder / "moody_game.py").write_text(MODULE)
@@ -121,12 +121,12 @@ def gone_within(pid, seconds):
 
 
 def written(path):
-    """Whether the file is there and holds something."""
+    """Whether the file exists and is not empty."""
     return path.exists() and path.read_text() != ""
 
 
 class Standing:
-    """The workers' time, which stands still until something has happened: on a busy machine that may take long."""
+    """A clock that stands still until an event, because the machine may be busy."""
 
     def __init__(self, happened):
         self.happened, self.at, self.since = happened, time.monotonic(), None
@@ -206,7 +206,7 @@ def test_its_oracle_lives_here():
     assert all(turn.action == f"I read {turn.observation}" for turn in episode.turns)
 
 
-def test_what_the_environment_raises_is_raised_here_and_the_worker_lives():
+def test_environment_exception_is_raised_and_the_worker_survives():
     env = started()
     pid = pid_of(env)
     with pytest.raises(LookupError, match="the environment's own") as caught:
@@ -231,7 +231,7 @@ def test_a_worker_that_dies_is_replaced(text, how):
     env.close()
 
 
-def test_a_worker_is_replaced_after_its_last_call_but_not_within_an_episode(monkeypatch):
+def test_worker_is_replaced_after_its_call_limit_between_episodes(monkeypatch):
     workers.use(max_workers=1)
     monkeypatch.setattr(workers, "_MAX_CALLS", 4)
     env = started()  # two calls: build and reset
@@ -252,7 +252,7 @@ def test_a_worker_is_replaced_after_its_last_call_but_not_within_an_episode(monk
     workers.use(max_workers=2)
 
 
-def test_a_worker_that_hangs_is_killed_with_its_children(tmp_path, monkeypatch):
+def test_hung_worker_is_killed_with_its_children(tmp_path, monkeypatch):
     monkeypatch.setattr(workers, "time", Standing(lambda: written(tmp_path / "pid")))
     env = started("t/Hasty-v0")
     pid, before = pid_of(env), time.monotonic()
@@ -296,7 +296,7 @@ env.step("child " + sys.argv[2])
 """
 
 
-def test_a_worker_and_its_children_end_with_a_controller_that_is_killed_in_the_middle_of_a_call(folder, tmp_path):
+def test_worker_and_children_end_with_a_controller_killed_during_a_call(folder, tmp_path):
     words = [sys.executable, "-c", CONTROLLER, folder, tmp_path / "pid"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as controller:
         worker = int(controller.stdout.readline())
@@ -319,7 +319,7 @@ def test_it_is_played_in_a_coroutine_without_await_too():
         asyncio.run(main())
 
 
-def test_a_copy_lives_in_the_same_worker_and_goes_its_own_way():
+def test_copy_runs_in_the_same_worker_independently():
     env = started()
     env.step("x")
     twin = copy.deepcopy(env)
@@ -402,7 +402,7 @@ def test_waiting_for_a_worker_has_an_end(monkeypatch):
     started().close()
 
 
-def test_a_worker_in_use_is_waited_for_however_long_its_episode_lasts(monkeypatch):
+def test_busy_worker_is_waited_for_without_limit(monkeypatch):
     class Answer:
         def get(self, timeout):
             now[0] += 1000
@@ -428,7 +428,7 @@ def test_a_worker_in_use_is_waited_for_however_long_its_episode_lasts(monkeypatc
                 await asyncio.sleep(0)
         assert not waiting.done()
         held.used_at = now[0] - 1
-        with pytest.raises(StallError, match="another waited 0.01 s .* none of 1 was used or given back"):
+        with pytest.raises(StallError, match="another waited 0.01 s .* none of 1 was used or returned"):
             await waiting
 
     asyncio.run(asyncio.wait_for(main(), 60))
@@ -453,7 +453,7 @@ def test_settings_are_checked(bad):
 
 
 def host_of(pid):
-    """The name of the host in the run; empty for the controller's."""
+    """Return the name of the host; empty for the controller's host."""
     return processes.environment(pid).get("FORGE_AGENTS_HOST", "")
 
 
@@ -464,7 +464,7 @@ def call(worker):
 
 @contextlib.contextmanager
 def run_on(config):
-    """The hosts of a run whose event loop is in another thread."""
+    """Hosts of a run whose event loop runs in another thread."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -478,7 +478,7 @@ def run_on(config):
         loop.close()
 
 
-def test_on_hosts_of_their_own_workers_spread_are_replaced_and_leave_a_host_that_is_lost(tmp_path, monkeypatch):
+def test_workers_spread_over_hosts_and_leave_a_lost_host(tmp_path, monkeypatch):
     core, spec = min(os.sched_getaffinity(0)), workers._packed(registry.spec("t/Moody-v0"))
     with run_on(fa.Hosts(kind="process", hosts={"envs": 2}, cpus={"envs": str(core)})) as layout:
         pool = workers.Pool()
@@ -519,7 +519,7 @@ def test_on_hosts_of_their_own_workers_spread_are_replaced_and_leave_a_host_that
     pool.close()
 
 
-def test_a_process_that_does_not_start_is_told_at_once_and_the_host_goes_on(monkeypatch):
+def test_failed_process_start_is_reported_and_the_host_survives(monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(fa.Hosts, "cores_of", lambda self, role: frozenset({4095}))
         lost = workers.Worker()
@@ -531,7 +531,7 @@ def test_a_process_that_does_not_start_is_told_at_once_and_the_host_goes_on(monk
     worker.end()
 
 
-def test_a_worker_that_is_ended_while_it_starts_is_not_lent_again(monkeypatch):
+def test_worker_ended_during_start_is_not_reused(monkeypatch):
     worker, spawn_procs, marks = workers.Worker(), mesh.spawn_procs, []
 
     def spawn(name, **kwargs):
@@ -553,7 +553,7 @@ def test_a_worker_that_is_ended_while_it_starts_is_not_lent_again(monkeypatch):
 
 
 @pytest.mark.parametrize(("how", "said"), [("hang", "close took longer than 0.5 s"), ("raise", "boom")])
-def test_a_close_that_fails_is_a_warning_has_an_end_and_holds_nobody_up(how, said, monkeypatch):
+def test_failed_close_is_a_warning_and_blocks_nothing(how, said, monkeypatch):
     ticks, closing, close = [], [], workers.WorkerEnv.close
 
     def close_it(env):
@@ -561,7 +561,7 @@ def test_a_close_that_fails_is_a_warning_has_an_end_and_holds_nobody_up(how, sai
         close(env)
 
     def ticked():
-        """The loop has run since, or never will."""
+        """Whether the loop has run since then, or 30 s have passed."""
         return bool(closing) and (len(ticks) > closing[0][0] + 10 or time.monotonic() > closing[0][1] + 30)
 
     monkeypatch.setattr(workers.WorkerEnv, "close", close_it)

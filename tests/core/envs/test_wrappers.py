@@ -16,7 +16,7 @@ KUHN = "forge/KuhnPoker-v0"
 
 
 class Talk(fa.TurnEnv):
-    """Two seats, for ever; "bad" is illegal, and pays -5 to both; everything else pays the seat 1 and the other 2."""
+    """Two agents without an end. "bad" is illegal and pays both -5. Other texts pay the agent 1 and the other 2."""
 
     possible_agents = ["a", "b"]
 
@@ -47,7 +47,7 @@ def started(env, seed=0):
 
 
 def rest(env, texts=()):
-    """Plays on and sums what each seat is told."""
+    """Play to the end and sum the reported rewards."""
     told, texts = dict.fromkeys(env.possible_agents, 0.0), iter(texts)
     for agent in env.agent_iter(50):
         _, reward, terminated, truncated, _ = env.last()
@@ -78,7 +78,7 @@ def _own_registry(monkeypatch):
 
 
 @pytest.mark.usefixtures("_own_registry")
-def test_an_environment_that_counts_no_turns_gets_a_time_limit():
+def test_environment_without_max_turns_gets_a_time_limit():
     fa.register("t/Doubled-v0", entry_point=lambda: RewardScale(Talk(), 2.0), max_turns=2)
     env = started(fa.make("t/Doubled-v0"))
     assert isinstance(env, TimeLimit) and rest(env, ["x", "x"]) == {"a": 6, "b": 6}
@@ -88,7 +88,7 @@ def test_an_environment_that_counts_no_turns_gets_a_time_limit():
 # ---- invalid actions
 
 
-def test_end_is_the_end_with_the_penalty_whatever_the_game_pays():
+def test_policy_end_replaces_the_games_own_penalty():
     env = started(InvalidAction(Talk(), penalty=-3))
     env.step("x")
     env.step("bad")
@@ -190,7 +190,7 @@ def test_shuffling_leaves_the_game_as_it_is():
 
 
 class Meet(fa.ParallelTurnEnv):
-    """Both name a place at once; left is paid 1 if they meet, right 2."""
+    """Both name a place simultaneously. If they meet, left gets 1 and right 2."""
 
     possible_agents = ["left", "right"]
 
@@ -279,7 +279,7 @@ ALL = {"role_shuffle": True, "invalid_action": "penalty", "observation_window": 
 @pytest.mark.parametrize("chosen", [ALL, {"role_shuffle": True}])
 def test_wrapped_environments_keep_the_contract(chosen):
     report = fa.check_env("forge/LeducPoker-v0", episodes=4, max_turns=30, **chosen)
-    assert {f.check for f in report.skipped} >= {"pettingzoo parallel", "seats"}
+    assert {f.check for f in report.skipped} >= {"pettingzoo parallel", "num agents"}
 
 
 def test_a_time_limit_keeps_the_contract():
@@ -300,7 +300,7 @@ def test_a_fork_is_wrapped_like_the_original():
 
 
 class Falling(AECEnv):
-    """Three agents take turns; who makes decision number `deadly` dies, and the others play on, ten times in all."""
+    """Three agents in turn, for ten decisions. The agent of decision `deadly` dies."""
 
     metadata = {"name": "falling_v0"}
     possible_agents = ["a", "b", "c"]
@@ -340,7 +340,7 @@ class Falling(AECEnv):
 
 
 class FallingTogether(ParallelEnv):
-    """The same at once: in round `deadly` agent b dies."""
+    """The same in parallel: agent b dies in round `deadly`."""
 
     metadata = {"name": "falling_together_v0"}
     possible_agents = ["a", "b", "c"]
@@ -373,7 +373,7 @@ def wrapped_alike(env, max_turns):
 
 
 def played_by_hand(env):
-    """Decisions, how each agent's game ended, and what it earned, in PettingZoo's own loop."""
+    """Play PettingZoo's loop. Returns the decisions, and the end and the reward of each agent."""
     env.reset(seed=0)
     decisions, ends, earned = 0, {}, dict.fromkeys(env.possible_agents, 0.0)
     for agent in env.agent_iter(100):
@@ -398,14 +398,14 @@ def test_a_death_on_any_turn_leaves_the_turn_limit_as_it_is(limit, deadly):
 
 @pytest.mark.parametrize("limit", [limited, wrapped_alike])
 @pytest.mark.parametrize(("deadly", "max_turns"), [(1, 3), (1, 5), (2, 6), (2, 5), (2, 7)])
-def test_a_death_in_a_simultaneous_round_leaves_the_turn_limit_as_it_is(limit, deadly, max_turns):
+def test_death_in_a_parallel_round_keeps_the_turn_limit(limit, deadly, max_turns):
     decisions, ends, _ = played_by_hand(limit(FallingTogether(deadly), max_turns))
     assert decisions == max_turns
     assert ends == {"a": "cut", "b": "over" if max_turns >= 3 * deadly else "cut", "c": "cut"}
 
 
 @pytest.mark.parametrize(("deadly", "end"), [(3, "over"), (9, "cut")])
-def test_a_gymnasium_game_ends_on_its_limiting_turn_as_it_does_elsewhere(deadly, end):
+def test_gymnasium_game_ends_on_its_limiting_turn(deadly, end):
     class Alone(gymnasium.Env):
         observation_space, action_space = Discrete(20), Discrete(2)
 
@@ -421,7 +421,7 @@ def test_a_gymnasium_game_ends_on_its_limiting_turn_as_it_does_elsewhere(deadly,
     assert played_by_hand(env) == (3, {"player": end}, {"player": 3.0})
 
 
-def test_an_illegal_text_ends_the_game_of_those_that_still_play():
+def test_illegal_text_ends_the_game_of_all_live_agents():
     env = fa.wrap(Falling(2), obs_to_text=lambda seen, agent: seen, text_to_action=lambda text, *_: int(text))
     env.reset(seed=0)
     for text in ("1", "1", None, "what?"):

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 import forge_agents as fa
 from forge_agents.bench.plan import seeds_of
-from forge_agents.envs.seeds import DEMONSTRATIONS_FROM, HELD_OUT_FROM, is_held_out, place_of
+from forge_agents.envs.seeds import DEMONSTRATIONS_FROM, HELD_OUT_FROM, index_of_seed, is_held_out
 from forge_agents.errors import ForgeError
 from forge_agents.programs.tasks import Tasks
 from forge_trainers.rl.tasks import TaskSampler
@@ -275,9 +275,9 @@ def test_seeds_of_evaluations_and_benchmarks_are_held_out_and_all_others_are_not
     assert not is_held_out(0) and not is_held_out(HELD_OUT_FROM - 1) and not is_held_out(DEMONSTRATIONS_FROM)
     assert is_held_out(HELD_OUT_FROM) and all(map(is_held_out, seeds_of(3, 50))) and is_held_out(2**40)
     for start in (0, HELD_OUT_FROM):
-        places = [place_of(start + n, 7) for n in range(21)]
+        places = [index_of_seed(start + n, 7) for n in range(21)]
         assert [sorted(places[n : n + 7]) for n in (0, 7, 14)] == [list(range(7))] * 3 and places[:7] != places[7:14]
-    assert len({place_of(HELD_OUT_FROM + 2 * n, 8) for n in range(64)}) == 8, "also where two environments take turns"
+    assert len({index_of_seed(HELD_OUT_FROM + 2 * n, 8) for n in range(64)}) == 8, "with two environments in turn"
 
 
 def test_json_file_of_several_lists_is_refused_as_a_mapping_is(tmp_path):

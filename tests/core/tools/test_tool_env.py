@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 import forge_agents as fa
 from forge_agents.envs.env import Outcome
-from forge_agents.envs.reasoning import heard
+from forge_agents.envs.reasoning import visible_action
 from forge_agents.rollout.rollout import play
 from forge_agents.testing import check_env
 from forge_agents.tools import FORMATS, MAX_RESULT_CHARS, ToolCall, render_tool_call, tool
@@ -255,7 +255,7 @@ def test_a_call_that_is_only_thought_of_does_not_run():
     env = Listening()
     for answer in ("no", OPEN):
         env.reset(seed=1)
-        env.step(heard(env, f"What would {call('open_vault', key='thought')} do?", answer))
+        env.step(visible_action(env, f"What would {call('open_vault', key='thought')} do?", answer))
         ran = answer == OPEN
         assert env.agent_selection == ("keeper" if ran else "guesser")
         assert env.infos["keeper"].get("tool_calls", 0) == ran

@@ -1,4 +1,4 @@
-"""Playing an environment with random or given texts."""
+"""Helpers to play adapters with random or fixed texts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OFFER = re.compile(
 
 
 def play(env: Any, seed: int, choose: Callable[[Any, str, random.Random], str], *, max_turns: int = 300) -> list[Any]:
-    """The observations, actions and rewards of one episode; the last entry is the infos by agent."""
+    """Return observations, actions and rewards of an episode, and finally the infos by agent."""
     env.reset(seed=seed)
     rng = random.Random(seed)
     steps: list[Any] = []
@@ -32,7 +32,7 @@ def play(env: Any, seed: int, choose: Callable[[Any, str, random.Random], str], 
 
 
 def plausible(env: Any, agent: str, rng: random.Random) -> str:
-    """A legal action, or a text that the game may well accept."""
+    """Return a legal action, or a text that the game is likely to accept."""
     game, legal = env.unwrapped, env.infos[agent].get("legal_actions")
     if legal:
         return rng.choice(legal)
@@ -40,7 +40,7 @@ def plausible(env: Any, agent: str, rng: random.Random) -> str:
 
 
 def _bracketed(game: Any, agent: str, rng: random.Random) -> str:
-    """An example or offer of TextArena's own, numbers varied."""
+    """Return an example or offer of TextArena with other numbers."""
     seen = game.observe_text(agent)
     offers = [word for block in OFFER.findall(seen) for word in BRACKETS.findall(block)]
     if offers and rng.random() < 0.8:
@@ -52,14 +52,14 @@ def _bracketed(game: Any, agent: str, rng: random.Random) -> str:
 
 
 def _answer(game: Any, agent: str, rng: random.Random) -> str:
-    """The gold answer of a generator of reasoning-gym, one of the question's words, or a number."""
+    """Return the gold answer of a reasoning-gym question, one of its words, or a number."""
     words = re.findall(r"\w+", game.observe_text(agent)) or ["0"]
     options = (str(game._entry["answer"]), rng.choice(words), str(rng.randrange(-20, 100)))
     return f"<answer>{rng.choice(options)}</answer>"
 
 
 def survives(env_id: str, texts: tuple[str, ...], **kwargs: Any) -> None:
-    """Every text is played, in as many episodes as that takes, and none raises."""
+    """Play every text, in as many episodes as necessary. None may raise."""
     waiting = list(texts)
     env = fa.make(env_id, **kwargs)
     while waiting:

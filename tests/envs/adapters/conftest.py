@@ -1,4 +1,4 @@
-"""Lets the tests of adapters share how they play and what hostile texts there are."""
+"""Makes helper modules of the environments' tests importable."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if str(HERE) not in sys.path:
 
 @pytest.fixture(scope="module", autouse=True)
 def signals():
-    """The verifiers library installs handlers whenever one of its environments is made."""
+    """The verifiers library replaces signal handlers whenever it makes an environment."""
     kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     yield
     for number, handler in kept.items():

@@ -89,7 +89,7 @@ def test_a_missing_library_is_named_with_its_command(monkeypatch):
         fa.make("forge/TicTacToe-v0")
 
 
-def test_the_deciding_seat_is_told_its_legal_moves_and_random_players_keep_to_them():
+def test_acting_agent_sees_legal_moves_and_random_players_use_them():
     env = fa.make("forge/TicTacToe-v0")
     env.reset(seed=0)
     first, second = env.possible_agents

@@ -9,7 +9,7 @@ import forge_agents as fa
 
 pytest.importorskip("fastmcp")
 RELEASED = threading.Event()
-"""What hangs, hangs until then."""
+"""Set at the end of a test to release hanging servers."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Patterns of other libraries keep a time limit, and find what Python's `re` finds."""
+"""Patterns of libraries have a time limit, and match as Python's `re`."""
 
 import copy
 import re
@@ -34,7 +34,7 @@ def short_limit(monkeypatch):
     monkeypatch.setitem(patterns._LIMITS, "timeout", 0.2)
 
 
-def test_a_pattern_that_takes_too_long_ends_and_other_threads_run(monkeypatch):
+def test_slow_pattern_times_out_and_releases_the_gil(monkeypatch):
     short_limit(monkeypatch)
     ticks, end = [], threading.Event()
 
@@ -84,7 +84,7 @@ def test_bounded_functions_find_what_re_finds(name, args):
     assert bounded_re.compile(re.compile(args[0])).pattern == args[0]
 
 
-def test_modules_of_a_package_use_the_limit_wherever_their_patterns_are(monkeypatch):
+def test_all_patterns_of_a_package_are_bounded(monkeypatch):
     source = (
         "import re\nfrom re import search\nPATTERN = re.compile('a+')\n"
         "class Game:\n    pattern = re.compile('b+')\n    def read(self, text): return re.findall('c+', text)\n"
@@ -115,7 +115,7 @@ def test_no_text_stalls_a_game(game, monkeypatch):
 
 
 @pytest.mark.skipif(not fa.list_envs("reasoning-gym"), reason="no reasoning-gym")
-def test_the_last_answer_is_the_one_that_reasoning_gym_takes():
+def test_final_answer_matches_reasoning_gym():
     from reasoning_gym.utils import extract_answer
 
     from forge_envs.adapters.reasoning_gym import final_answer

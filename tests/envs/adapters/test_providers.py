@@ -24,7 +24,7 @@ def test_every_namespace_is_listed_with_the_adapter_tag():
     assert {"gymnasium/FrozenLake-v1", "pettingzoo/chess-v6", "textarena/TicTacToe-v0"} <= set(ids)
 
 
-def test_a_missing_library_lists_nothing_and_names_the_command(monkeypatch):
+def test_missing_library_lists_nothing_and_names_the_command(monkeypatch):
     monkeypatch.setattr(registry, "_providers", {})
     fa.list_envs()
     registry.provide("absent", entry_point="no_such:function", package="no_such_library", extra="textarena")
@@ -33,7 +33,7 @@ def test_a_missing_library_lists_nothing_and_names_the_command(monkeypatch):
         fa.make("absent/Game-v0")
 
 
-def test_a_listing_that_broke_off_is_made_again_and_a_whole_one_is_not(monkeypatch):
+def test_failed_listing_is_repeated_and_a_complete_one_is_not(monkeypatch):
     asked = []
 
     def ids(name):
@@ -65,7 +65,7 @@ def test_unknown_names_of_a_namespace_are_unknown_ids():
         fa.make("textarena/TicTakToe-v0")
 
 
-def test_the_librarys_own_spelling_of_a_variant_is_understood():
+def test_library_spelling_of_a_variant_is_accepted():
     assert fa.spec("textarena/2048-v0-hard").id == "textarena/2048-hard-v0"
     assert fa.spec("textarena/2048-hard-v0").kwargs["game"] == "2048-v0-hard"
     assert fa.spec("reasoning-gym/leg_counting").id == "reasoning-gym/leg_counting-v0"

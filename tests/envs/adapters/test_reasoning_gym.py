@@ -8,7 +8,7 @@ from hostile_strings import HOSTILE_STRINGS
 
 import forge_agents as fa
 from forge_envs.adapters import scoring
-from forge_envs.adapters.catalog import REASONING_GYM_EXCLUDED
+from forge_envs.adapters.reasoning_gym import EXCLUDED
 
 pytest.importorskip("reasoning_gym")
 
@@ -60,7 +60,7 @@ def test_wrong_settings_are_told_at_once(wrong):
         fa.make("reasoning-gym/chain_sum-v0", **wrong)
 
 
-def test_the_verifier_makes_the_question_again_and_scores_like_the_reward():
+def test_verifier_reproduces_the_question_and_the_reward():
     env, scored = fa.make("reasoning-gym/countdown-v0"), []
     env.reset(seed=3)
     for text in ("<answer>1</answer>", f"<answer>{env._entry['answer']}</answer>"):
@@ -87,7 +87,7 @@ def test_scorers_that_evaluate_see_no_code(generator, tmp_path):
 
 
 def hostile_answers(code):
-    """Code, dressed so that a check of its syntax gives up before a scorer does; and work that does not end."""
+    """Code that exceeds the limits of a syntax check, and computations without end."""
     deep = ("-" * 2972 + code, "(" * 150 + code + ")" * 150, "[" * 90 + code + "]" * 90, "not " * 4000 + code)
     plain = (
         code,
@@ -168,7 +168,7 @@ def test_every_evaluation_in_the_library_is_known():
     assert answers == PYTHON_SCORERS | SYMPY_SCORERS < COMPUTING_SCORERS
 
 
-def test_a_scorer_that_breaks_its_limits_scores_zero_and_the_next_one_is_scored(monkeypatch):
+def test_scorer_over_its_limits_scores_zero_and_is_restarted(monkeypatch):
     program = (
         "import sys, pickle, signal\nwhile size := sys.stdin.buffer.read(8):\n"
         "    (answer,) = pickle.loads(sys.stdin.buffer.read(int.from_bytes(size, 'big')))\n"
@@ -196,7 +196,7 @@ MORE = (
 
 
 @pytest.mark.parametrize("text", [*MORE, "x" * 3000])
-def test_formulas_that_are_more_than_formulas_are_refused(text):
+def test_unsafe_formulas_are_refused(text):
     assert refusal(text, "simple_integration")
 
 
@@ -225,4 +225,4 @@ def test_hostile_texts_are_answers_like_others(generator):
 
 def test_a_hundred_generators_are_listed():
     listed = fa.list_envs("reasoning-gym")
-    assert len(listed) >= 100 and not {f"reasoning-gym/{name}-v0" for name in REASONING_GYM_EXCLUDED} & set(listed)
+    assert len(listed) >= 100 and not {f"reasoning-gym/{name}-v0" for name in EXCLUDED} & set(listed)

@@ -8,14 +8,14 @@ from adapter_play import plausible, play, survives
 from hostile_strings import HOSTILE_STRINGS
 
 import forge_agents as fa
-from forge_envs.adapters.catalog import TEXTARENA_EXCLUDED, TEXTARENA_PLAYERS
 from forge_envs.adapters.textarena import game_name, outcomes
+from forge_envs.adapters.textarena_games import EXCLUDED, PLAYERS
 from forge_envs.adapters.textarena_moves import GAMES_WITH_MOVES
 
 pytest.importorskip("textarena")
 
 
-def test_a_won_game_is_told_and_rewarded_as_textarena_does():
+def test_won_game_is_rewarded_as_in_textarena():
     env = fa.make("textarena/TicTacToe-v0")
     env.reset(seed=0)
     assert "You are Player 1 in Tic Tac Toe" in env.instructions("player_1")
@@ -26,7 +26,7 @@ def test_a_won_game_is_told_and_rewarded_as_textarena_does():
     assert env.infos["player_0"]["forfeits"] == [] and "has won" in env.infos["player_1"]["reason"]
 
 
-def test_a_seat_reads_what_others_did_but_not_its_own_words():
+def test_player_reads_others_actions_but_not_its_own():
     env = fa.make("textarena/TicTacToe-v0")
     env.reset(seed=0)
     env.step("[4] because")
@@ -68,11 +68,11 @@ def test_outcomes(score, forfeits, verdict):
 
 
 def test_one_set_of_twenty_is_not_solved():
-    assert outcomes({"a": 1.0}, [], most=20.0) == {"a": "partial"}
-    assert outcomes({"a": 20.0}, [], most=20.0) == {"a": "solved"}
+    assert outcomes({"a": 1.0}, [], max_reward=20.0) == {"a": "partial"}
+    assert outcomes({"a": 20.0}, [], max_reward=20.0) == {"a": "solved"}
 
 
-def test_global_randomness_is_untouched_and_each_instance_has_its_own():
+def test_global_randomness_is_private_to_each_instance():
     def alone(seed):
         return play(fa.make("textarena/Bandit-v0"), seed, plausible)
 
@@ -147,18 +147,18 @@ def test_hostile_texts_are_moves_like_others(game):
 
 def test_excluded_games_are_not_listed_and_have_a_reason():
     listed = {fa.spec(id_).kwargs["game"].split("-v0")[0] for id_ in fa.list_envs("textarena")}
-    assert not listed & set(TEXTARENA_EXCLUDED) and all(TEXTARENA_EXCLUDED.values())
+    assert not listed & set(EXCLUDED) and all(EXCLUDED.values())
     assert len(listed) >= (78 if sys.version_info < (3, 12) else 82)
 
 
-def test_excluded_games_are_made_with_a_warning_that_says_why():
-    with pytest.warns(RuntimeWarning, match="FifteenPuzzle-v0 does not work as it should: it raises"):
+def test_excluded_games_warn_with_the_reason():
+    with pytest.warns(RuntimeWarning, match="FifteenPuzzle-v0 has a known fault: it raises"):
         fa.make("textarena/FifteenPuzzle-v0")
 
 
 @pytest.mark.parametrize("game", ["Briscola", "Golf"])
-def test_games_whose_multiplayer_end_fails_take_two_players(game):
-    assert TEXTARENA_PLAYERS[game] == (2, 2)
+def test_games_with_broken_multiplayer_end_take_two_players(game):
+    assert PLAYERS[game] == (2, 2)
     with pytest.raises(ValueError, match="takes 2 to 2 players"):
         fa.make(f"textarena/{game}-v0", num_players=3)
 
@@ -167,7 +167,7 @@ def test_games_whose_multiplayer_end_fails_take_two_players(game):
 
 
 def ids_with_moves():
-    """One id of each listed game whose legal actions are listed."""
+    """Return one id of each game with listed legal actions."""
     found = {}
     for id_ in fa.list_envs("textarena"):
         found.setdefault(game_name(fa.spec(id_).kwargs["game"]), id_)
@@ -176,7 +176,7 @@ def ids_with_moves():
 
 @pytest.mark.parametrize("id_", ids_with_moves())
 def test_listed_actions_are_accepted_by_the_game(id_):
-    """Judged by the game: it answers an invalid action with "attempted an invalid move", or marks a forfeit."""
+    """Whether the game rejects an action, by "attempted an invalid move" or a forfeit."""
     env = fa.make(id_)
     for seed in range(3):
         env.reset(seed=seed)
@@ -200,14 +200,14 @@ def test_listed_actions_are_accepted_by_the_game(id_):
 
 
 @pytest.mark.parametrize("game", ["KuhnPoker", "TicTacToe", "Nim", "ConnectFour", "Othello", "LiarsDice"])
-def test_random_players_forfeit_no_game_that_lists_its_actions(game):
+def test_random_players_never_forfeit_games_with_listed_actions(game):
     for seed in range(5):
         episode = fa.play(f"textarena/{game}-v0", fa.Random(), seed=seed)
         assert all(t.info["forfeits"] == [] for t in episode.trajectories.values())
 
 
 def test_chess_and_checkers_list_what_their_boards_allow():
-    """Their modules need Python 3.12, so the boards are given by hand."""
+    """The modules need Python 3.12, so the boards are set by hand."""
     from types import SimpleNamespace
 
     import chess
@@ -242,7 +242,7 @@ def draw_of(pick):
 
 
 def first_empty(core):
-    """Of a Sudoku, the first empty cell with its number."""
+    """Return the first empty cell of a Sudoku with its number."""
     cells = ((r, c) for r in range(9) for c in range(9))
     row, column = next((r, c) for r, c in cells if hidden(core)["board"][r][c] == 0)
     return f"[{row + 1} {column + 1} {core.full_grid[row][column]}]"
@@ -297,15 +297,15 @@ def test_the_best_player_earns_more_than_the_worst(game):
         assert reward < 1.0 and outcome != "solved"
 
 
-def test_no_listed_game_calls_a_verdict_that_its_state_does_not_have():
-    """Read off the sources: such a call raises at the end of a game, and the winner would pay for it."""
+def test_listed_games_call_only_existing_methods():
+    """Checks the sources: such a call raises at the end of a game and counts as a forfeit of the winner."""
     import ast
     import inspect
     import re
 
     from textarena import state as states
 
-    from forge_envs.adapters.catalog import folder_of
+    from forge_envs.adapters.listing import folder_of
 
     broken = set()
     for path in (folder_of("textarena") / "envs").glob("*/env.py"):
@@ -324,4 +324,4 @@ def test_no_listed_game_calls_a_verdict_that_its_state_does_not_have():
                     inspect.signature(method).bind(None, *call.args, **{word.arg: 0 for word in call.keywords})
                 except TypeError:
                     broken.add(path.parent.name)
-    assert {"FifteenPuzzle", "Tak"} <= broken <= set(TEXTARENA_EXCLUDED)
+    assert {"FifteenPuzzle", "Tak"} <= broken <= set(EXCLUDED)

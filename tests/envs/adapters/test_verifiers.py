@@ -15,7 +15,7 @@ from hostile_strings import HOSTILE_STRINGS
 import forge_agents as fa
 from forge_agents.envs import registry
 
-if not registry._found("verifiers"):
+if not registry._is_installed("verifiers"):
     pytest.skip("verifiers is not installed", allow_module_level=True)
 
 from datasets import Dataset
@@ -215,7 +215,7 @@ def test_the_contract_is_kept(make):
     assert fa.check_env(lambda: wrap(inside), level="adapter", episodes=4).ok
 
 
-def test_seeds_repeat_episodes_and_leave_the_global_generators_alone():
+def test_seeds_reproduce_episodes_without_global_generators():
     random.seed(5)
     before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002
 
@@ -269,7 +269,7 @@ def test_errors_that_the_library_scores_are_told(prefix, monkeypatch):
         record.msg = f"{prefix}{record.msg}"
         return True
 
-    monkeypatch.setattr(verifiers_rollout._listener, "filters", [prefixed])
+    monkeypatch.setattr(verifiers_rollout._handler, "filters", [prefixed])
     env = wrap(guess())
     env.reset(seed=0)
     env.step("sandbox")
@@ -296,14 +296,14 @@ def test_errors_that_the_library_scores_are_told(prefix, monkeypatch):
 def test_warnings_of_the_library_are_still_heard_once(capsys, monkeypatch):
     logger = logging.getLogger("verifiers")
     wrap(sums()).reset(seed=0)
-    assert verifiers_rollout._listener in logger.handlers
+    assert verifiers_rollout._handler in logger.handlers
     for others in ([], [logging.StreamHandler(sys.stderr)]):
-        monkeypatch.setattr(logger, "handlers", [verifiers_rollout._listener, *others])
+        monkeypatch.setattr(logger, "handlers", [verifiers_rollout._handler, *others])
         logging.getLogger("verifiers.somewhere").warning("take care")
         assert capsys.readouterr().err.count("take care") == 1
 
 
-def test_an_environment_that_never_asks_is_an_error_at_reset():
+def test_environment_without_requests_fails_at_reset():
     class Closed(Guess):
         async def setup_state(self, state):
             raise vf.InfraError("closed today")
@@ -368,7 +368,7 @@ def test_a_parser_of_the_library_keeps_a_time_limit(monkeypatch):
 
 
 class Judge:
-    """As much of an OpenAI client as a judge rubric asks."""
+    """The part of an OpenAI client that a judge rubric uses."""
 
     def __init__(self):
         self.chat = self.completions = self
@@ -459,8 +459,8 @@ def test_only_modules_with_an_environment_have_ids():
 def test_without_the_library_the_command_is_named(tmp_path, monkeypatch):
     (tmp_path / "a_mere_folder").mkdir()
     monkeypatch.syspath_prepend(str(tmp_path))
-    assert not registry._found("a_mere_folder") and registry._found("verifiers")
-    monkeypatch.setattr(registry, "_found", lambda package: False)
+    assert not registry._is_installed("a_mere_folder") and registry._is_installed("verifiers")
+    monkeypatch.setattr(registry, "_is_installed", lambda package: False)
     with pytest.raises(ImportError, match=r"verifiers/.*pip install 'forge-agents-rl\[verifiers\]'"):
         fa.make("verifiers/never-made-v0")
 
@@ -481,7 +481,7 @@ def test_code_that_blocks_costs_one_episode(monkeypatch):
     env.reset(seed=0)
     env._rollout._timeout_s = 0.1  # of this answer alone
     env.step("4")
-    assert "held its event loop" in env.infos["agent"]["error"]
+    assert "blocked its event loop" in env.infos["agent"]["error"]
     env.reset(seed=0)
     assert env.observe("agent").endswith("?")
     threading.Timer(0.5, released.set).start()

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 
-from forge_agents.envs.reasoning import whole
+from forge_agents.envs.reasoning import join_reasoning
 from forge_agents.episodes.stored import EPISODES, load_episodes
 from forge_agents.files import user_path
 from forge_agents.jsonl import json_objects
@@ -495,7 +495,7 @@ def _retold(source: str, trajectory: Trajectory, renderer: Renderer, keep_reason
 
     def said(turn: Turn, prompt_ids: tuple[int, ...]) -> Turn:
         cut = turn.finish_reason in ("length", "context")
-        ids = renderer.answer(whole(turn.reasoning, turn.action, cut=cut), cut=cut)
+        ids = renderer.answer(join_reasoning(turn.reasoning, turn.action, cut=cut), cut=cut)
         return replace(turn, prompt_ids=prompt_ids, response_ids=ids, logprobs=(0.0,) * len(ids), versions=())
 
     begun = Conversation(renderer, limit=sys.maxsize, max_tokens=1, keep_reasoning=keep_reasoning)

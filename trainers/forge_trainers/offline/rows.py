@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from forge_agents.envs.reasoning import whole
+from forge_agents.envs.reasoning import join_reasoning
 from forge_agents.errors import did_you_mean
 from forge_agents.programs.protocols import text_of
 from forge_agents.repeated_prompts import overlap, text_after
@@ -215,7 +215,7 @@ def _text(source: str, role: str, message: Mapping[str, Any]) -> str:
     if not isinstance(content, str) or (role == "assistant" and not content.strip()):
         what = "empty" if isinstance(content, str) else f"of type {type(content).__name__}"
         raise ValueError(f"{source} has a content that is {what}; expected text")
-    return whole(thought, content)
+    return join_reasoning(thought, content)
 
 
 def _joined(source: str, name: str, prompt: list[RowMessage], answer: list[RowMessage]) -> list[RowMessage]:
