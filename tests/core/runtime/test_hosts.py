@@ -751,7 +751,7 @@ def test_dry_run_assumes_the_given_gpus(
     for text in ("asks for 2 GPUs on this host", "it has 0", "With --gpus_per_host a dry run"):
         assert text in message
     assert gpus("--mesh.gpus.learner", "2", "--gpus_per_host", "8")[:2] == learner
-    for wrong, why in ((["--gpus_per_host", "-1"], "at least 0"), (["--gpus_per_host", "8"], "--dry-run alone")):
+    for wrong, why in ((["--gpus_per_host", "-1"], "at least 0"), (["--gpus_per_host", "8"], "needs --dry-run")):
         with pytest.raises(SystemExit):
             main([*(words if "at least 0" in why else words[:2]), *wrong])
         assert why in capsys.readouterr().err
