@@ -110,5 +110,5 @@ def test_cost_limit_stops_cleanly_and_counts_failed_episodes(serve_chat, tmp_pat
 def test_cost_limit_without_prices_is_refused(tmp_path):
     with pytest.raises(ValueError, match="max_cost=1 and no player has a price"):
         play(tmp_path, {"random": fa.Random()}, limits=BenchLimits(max_cost=1))
-    with pytest.raises(ValueError, match="max_cost=0 allows nothing"):
+    with pytest.raises(ValueError, match="max_cost=0 must be above 0"):
         BenchLimits(max_cost=0)

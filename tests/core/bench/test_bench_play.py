@@ -423,7 +423,7 @@ def test_teams_meet_as_teams(tmp_path):
 
 
 def test_sides_contain_each_agent_once():
-    with pytest.raises(ValueError, match=r"each of its seats, ann, ben, belongs to one side"):
+    with pytest.raises(ValueError, match=r"each of its agents, ann, ben, belongs to one side"):
         suite_envs({"bench/OneSided-v0": {}})
 
 
@@ -436,7 +436,7 @@ class OneSided(fa.TurnEnv):
 def test_sides_work_in_processes_and_exclude_role_shuffle():
     (far,) = suite_envs({"forge/CodewordsDuel-v0": {"isolation": "process"}})
     assert far.sides == (("red_master", "red_guesser"), ("blue_master", "blue_guesser"))
-    with pytest.raises(ValueError, match="role_shuffle deals the seats of forge/CodewordsDuel-v0 anew"):
+    with pytest.raises(ValueError, match="role_shuffle reassigns the agents of forge/CodewordsDuel-v0"):
         suite_envs({"forge/CodewordsDuel-v0": {"role_shuffle": True}})
     assert suite_envs({"forge/KuhnPoker-v0": {"role_shuffle": True}})[0].sides == (("player_0",), ("player_1",))
 
