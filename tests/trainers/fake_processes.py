@@ -12,7 +12,7 @@ TEAM = fa.Policy("m", name="team")
 
 
 def episode(*rewards, env_id="t", seed=0, error=None, sampled=True, end="terminated", turns=True):
-    """One seat a reward; the first is the team's, the others' are a rival's."""
+    """Return an episode with one agent per reward; the first belongs to the team, the others to a rival."""
 
     def one(at, reward):
         own = at == 0 and sampled
@@ -40,13 +40,13 @@ def episode(*rewards, env_id="t", seed=0, error=None, sampled=True, end="termina
 
 
 def group(*rewards, seed=0, env_id="t", **options):
-    """Siblings that earn `rewards`; a rival earns the opposite."""
+    """Return a group of episodes with `rewards`; a rival earns the opposite."""
     siblings = tuple(episode(r, -r, env_id=env_id, seed=seed, **options) for r in rewards)
     return EpisodeGroup(env_id=env_id, seed=seed, episodes=siblings)
 
 
 def collect_with(trainer, collect):
-    """Let `trainer` collect what ``await collect(collector, step, numbers, put, attempt)`` puts or returns."""
+    """Replace the collector of `trainer` by ``await collect(collector, step, numbers, put, attempt)``."""
     make = trainer._lifecycle.collector
 
     def collector(plan, messages):
@@ -81,7 +81,7 @@ class Learner:
 
 
 class Processes:
-    """A run's processes, without any."""
+    """A fake of a run's processes."""
 
     policies: ClassVar = {"team": TEAM}
     room: ClassVar = {}
@@ -116,4 +116,4 @@ class Duel(fa.TurnEnv):
     possible_agents = ["player_0", "player_1"]
 
 
-Duel.__name__ = "t"  # its id in the groups here
+Duel.__name__ = "t"  # its id in these groups

@@ -14,7 +14,7 @@ TEAM = fa.Policy("m", name="team", sampling=fa.Sampling(max_tokens=4))
 
 
 class Draws(fa.TurnEnv):
-    """Two decisions, paid with the digits that are said and one that is drawn."""
+    """Two decisions; the reward is the sum of the digits and a random one."""
 
     possible_agents = ("a",)
 
@@ -33,7 +33,7 @@ class Draws(fa.TurnEnv):
 
 
 class Digits:
-    """Renders nothing."""
+    """A fake renderer."""
 
     stop_ids = ()
 
@@ -48,7 +48,7 @@ class Digits:
 
 
 class Engine:
-    """Says what follows from the request's seed and the version of its weights; knows how many asked at once."""
+    """Samples a digit from the request's seed and the weight version, and counts concurrent requests."""
 
     max_model_len = 100
 

@@ -1,4 +1,4 @@
-"""Rows hold every token once, balance the ranks, and share only what is truly common."""
+"""Rows contain every token once, are balanced over ranks, and share common prefixes."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_rows_take_the_room_that_was_planned(found: list[Sample], share: bool, r
     assert len({len(own) for own in rows}) == 1
     lengths = [row.token_ids_1L.shape[1] for own in rows for row in own]
     dead = sum(row.num_tokens == 0 for own in rows for row in own)
-    assert sum(lengths) - plans[0].positions == dead  # a rank without work computes one position
+    assert sum(lengths) - plans[0].positions == dead  # a rank without blocks computes one position
     assert max(lengths) <= room
     longest = sum(max(row.token_ids_1L.shape[1] for row in together) for together in zip(*rows, strict=True))
     assert plans[0].waste == pytest.approx(1 - plans[0].positions / (ranks * longest))
@@ -175,7 +175,7 @@ def test_groups_share_openings():
     row = build_row(batch, blocks)
     assert [span.length for span in row.spans] == [4, 2, 1, 2, 2, 1, 2, 2, 4, 5]
     assert row.spans[3].seen == ((0, 4), (4, 2), (6, 1)) and row.spans[8].seen == ((0, 4),)
-    # what all of a row's sharers go on with is no span of its own
+    # an opening that all sharers continue is not a separate span
     assert [span.length for span in build_row(batch, blocks[:2]).spans] == [6, 1, 2, 2, 1, 2, 2]
     assert [span.length for span in build_row(batch, blocks[2:]).spans] == [8, 5]
     layout = lay_out(
@@ -195,12 +195,12 @@ def test_nested_prefixes_are_shared():
 
 
 def test_piece_prefers_the_row_with_its_opening():
-    # 40 tokens each, of which 30 are common to every second one: two of a kind take 50
+    # 40 tokens each, 30 of them shared by every second one: two of a kind take 50
     openings = [[(1 + i % 2, 30)] for i in range(4)]
     rows, waste = plan_rows([40] * 4, max_tokens=50, openings=openings)
     assert [[sorted(row) for row in microbatch] for microbatch in rows] == [[[0, 2]], [[1, 3]]]
     assert waste == 0
-    # ranks are kept even
+    # ranks stay balanced
     rows, waste = plan_rows([40] * 4, max_tokens=100, openings=openings, ranks=2)
     assert [len(row) for row in rows[0]] == [2, 2] and waste == 0
 

@@ -1,4 +1,4 @@
-"""Samples keep the sampler's tokens, and batches refuse what would train something else."""
+"""Samples keep the sampler's tokens, and invalid batches are refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_rewritten_history_starts_a_new_sample():
 
 
 def test_each_branch_continues_its_own_stream():
-    side = dataclasses.replace(turn((1, 2, 3, 8), (9,)), branch=1)  # reads what the main conversation said, and forks
+    side = dataclasses.replace(turn((1, 2, 3, 8), (9,)), branch=1)  # forks from the main conversation
     more = dataclasses.replace(turn((1, 2, 3, 8, 9, 4), (5,)), branch=1)
     played = trajectory(turn((1, 2), (3,)), side, turn((1, 2, 3, 4), (6,)), more)
     samples = samples_from(played, [1.0, 2.0, 3.0, 4.0], group=0)

@@ -10,7 +10,7 @@ nan = float("nan")
 
 
 def one(reward, *, seed=0, role="a", turns=None, tokens=None, noise=None):
-    """A trajectory; `turns` are its turns' scores, `tokens` the lengths of its responses."""
+    """Return a trajectory: `turns` are rewards of turns, `tokens` lengths of responses."""
     tokens = tokens or [1] * (1 if turns is None else len(turns))
     scores = None if turns is None else np.array(turns, np.float32)
     return Scored(seed=seed, role=role, reward=reward, response_tokens=tokens, turns=scores, noise=noise)
@@ -144,7 +144,7 @@ def test_returns_are_summed_before_they_are_compared():
 def test_turns_of_one_number_are_compared_with_each_other():
     credit = Credit(by=("seed", "role", "turn"), scale="none")
     assert assigned(credit, by_turn([1, 5], [3, 5], [2])) == [[-1, 0], [1, 0], [0]]
-    # the reward of the whole, among those that had such a turn
+    # the total reward, among trajectories with such a turn
     whole = [one(r, tokens=[1] * n) for r, n in ((0.0, 1), (1.0, 2), (5.0, 2))]
     assert assigned(credit, whole) == [[-2], [-1, -2], [3, 2]]
 
@@ -159,13 +159,13 @@ def test_turn_without_a_reward_has_no_advantage():
 def test_running_baseline_is_per_role():
     credit, running = Credit(baseline="rae", scale="none", rae_decay=0.5), Baselines()
     scored = [one(1.0, seed=0), one(3.0, seed=1), one(-8.0, role="b")]
-    a, b = 0.75 * 2.0, 0.5 * -8.0  # from 0, with 0.5**2 and 0.5**1 left
+    a, b = 0.75 * 2.0, 0.5 * -8.0  # from 0, with weights 0.5**2 and 0.5**1
     assert assigned(credit, scored, running) == [[1 - a], [3 - a], [-8 - b]]
     later = Baselines()
     later.load_state_dict(running.state_dict())
     for resumed in (running, later):
         assert assigned(credit, [one(2.0)], resumed) == [[2 - (0.5 * a + 0.5 * 2.0)]]
-    assert assigned(credit, [one(1.0), one(1.0)]) == [[0.25], [0.25]]  # all alike, and still a lesson
+    assert assigned(credit, [one(1.0), one(1.0)]) == [[0.25], [0.25]]  # equal rewards still have an advantage
 
 
 def test_running_means_equal_the_paper_for_single_rewards():
@@ -219,7 +219,7 @@ def test_batch_std_uses_only_scored_turns(unscored):
 
 def test_custom_credit_rule_is_used():
     class Best(Credit):
-        """Only the best teaches."""
+        """Only the best episode has an advantage."""
 
         def advantages(self, rewards_n, noise_n=None):
             return np.where(rewards_n == rewards_n.max(), 2.0, 0.0) if len(rewards_n) > 1 else None

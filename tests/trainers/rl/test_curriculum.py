@@ -1,4 +1,4 @@
-"""Levels of an environment, and which of them are practised."""
+"""Levels of an environment, and their shares in a curriculum."""
 
 import asyncio
 import itertools
@@ -23,7 +23,7 @@ WINDS = ("north", "east", "south", "west")
 
 @fa.register("test/Dice-v0", max_turns=1, levels=[{"faces": faces} for faces in FACES])
 class Dice(fa.TurnEnv):
-    """Say what a die will show; the hint below `known` is given away."""
+    """Guess a die; the observation reveals results below `known`."""
 
     possible_agents = ["gambler"]
 
@@ -46,7 +46,7 @@ class Dice(fa.TurnEnv):
 
 @fa.register("test/Fine-v0", max_turns=1, levels=[{"faces": faces} for faces in FACES])
 class Fine(Dice):
-    """Every wrong answer costs something, and no answer pays."""
+    """Every wrong answer has a negative reward, and no answer a positive one."""
 
     def __init__(self, faces):
         super().__init__(faces, top=-0.5)
@@ -57,7 +57,7 @@ class Fine(Dice):
 
 
 def groups_of(env_id, wins, seed=0):
-    """A judged group of `env_id` in which siblings won as `wins` says, however the dice fell."""
+    """Return a scored group of `env_id` with the given wins."""
     env = fa.make(env_id)
     env.reset(seed=seed)
     answers = iter([str(env.shown) if won else "none" for won in wins])
@@ -69,11 +69,11 @@ def groups_of(env_id, wins, seed=0):
 _fresh = itertools.count(1000)
 
 
-def record(practice, plan, level, wins, *, seed=None, top=None):
-    """Note a group of a seed, by default one that was not played before."""
+def record(progress, plan, level, wins, *, seed=None, top=None):
+    """Record a group of a seed, by default of a new one."""
     seed = next(_fresh) if seed is None else seed
     env_id = f"test/Dice-v0@{level}"
-    return practice.record(plan, groups_of(env_id, wins, seed), {"me"}, {env_id: top})
+    return progress.record(plan, groups_of(env_id, wins, seed), {"me"}, {env_id: top})
 
 
 def test_an_id_names_the_environment_at_a_level():
@@ -137,72 +137,72 @@ def test_levels_of_our_environments_are_ordered_by_difficulty(env_id, player):
 
 
 def test_groups_go_to_levels_with_success_within_bounds():
-    plan, practice = Curriculum("test/Dice-v0", explore=0.2), Progress()
-    assert practice.shares(plan) == pytest.approx([0.25] * 4)  # nothing is known: all are as likely
-    record(practice, plan, 1, [True] * 8)
-    record(practice, plan, 2, [True, True, True, False] * 2)
-    record(practice, plan, 3, [False] * 8)
+    plan, progress = Curriculum("test/Dice-v0", explore=0.2), Progress()
+    assert progress.shares(plan) == pytest.approx([0.25] * 4)  # no evidence: equal probabilities
+    record(progress, plan, 1, [True] * 8)
+    record(progress, plan, 2, [True, True, True, False] * 2)
+    record(progress, plan, 3, [False] * 8)
     # level 4 is expected to be as hard as level 3
-    assert practice.shares(plan) == pytest.approx([0.05, 0.85, 0.05, 0.05])
-    record(practice, plan, 2, [True] * 64)
-    assert practice.success("test/Dice-v0@2") > 0.85
-    # six episodes' weight is left of the 8 that all won or lost: 0.5 / sqrt(6) from 1 and 0 lies between the bounds
-    assert practice.shares(plan) == pytest.approx([0.05 + 0.8 / 3, 0.05, 0.05 + 0.8 / 3, 0.05 + 0.8 / 3])
+    assert progress.shares(plan) == pytest.approx([0.05, 0.85, 0.05, 0.05])
+    record(progress, plan, 2, [True] * 64)
+    assert progress.success("test/Dice-v0@2") > 0.85
+    # the 8 episodes have decayed to the weight of 6: 0.5 / sqrt(6) from 1 and 0 lies between the bounds
+    assert progress.shares(plan) == pytest.approx([0.05 + 0.8 / 3, 0.05, 0.05 + 0.8 / 3, 0.05 + 0.8 / 3])
     for level, won in ((1, True), (3, False), (4, False)):
-        record(practice, plan, level, [won] * 64)
-    assert practice.shares(plan) == pytest.approx([0.05, 0.85, 0.05, 0.05])  # none is: the nearest
+        record(progress, plan, level, [won] * 64)
+    assert progress.shares(plan) == pytest.approx([0.05, 0.85, 0.05, 0.05])  # no level is within bounds: the nearest
 
 
 def test_team_without_success_gets_the_easiest_level():
-    plan, practice = Curriculum("test/Dice-v0", explore=0.2, memory=10_000), Progress()
+    plan, progress = Curriculum("test/Dice-v0", explore=0.2, memory=10_000), Progress()
     for level, episodes in ((1, 400), (2, 40), (3, 30), (4, 30)):
-        record(practice, plan, level, [False] * episodes)
-    assert practice.shares(plan) == pytest.approx([0.85, 0.05, 0.05, 0.05]), "not those of which least is known"
-    record(practice, plan, 2, [True])
-    assert practice.shares(plan) == pytest.approx([0.05, 0.85, 0.05, 0.05]), "the nearest"
+        record(progress, plan, level, [False] * episodes)
+    assert progress.shares(plan) == pytest.approx([0.85, 0.05, 0.05, 0.05]), "not those of which least is known"
+    record(progress, plan, 2, [True])
+    assert progress.shares(plan) == pytest.approx([0.05, 0.85, 0.05, 0.05]), "the nearest"
 
 
 def test_success_rate_forgets_old_episodes():
-    plan, practice = Curriculum("test/Dice-v0", memory=16), Progress()
-    record(practice, plan, 1, [False] * 8)
+    plan, progress = Curriculum("test/Dice-v0", memory=16), Progress()
+    record(progress, plan, 1, [False] * 8)
     for _ in range(8):
-        record(practice, plan, 1, [True] * 8)
+        record(progress, plan, 1, [True] * 8)
     left = (1 - 1 / 16) ** 64
     weights = [(1 - 1 / 16) ** (8 * age) for age in range(9)]
-    assert practice.success("test/Dice-v0@1") == pytest.approx(1 - left / sum(weights))
+    assert progress.success("test/Dice-v0@1") == pytest.approx(1 - left / sum(weights))
 
 
 def test_success_rates_decay_to_one_episode_at_least():
-    plan, practice = Curriculum("test/Dice-v0", memory=16), Progress()
-    record(practice, plan, 2, [False] * 8)
+    plan, progress = Curriculum("test/Dice-v0", memory=16), Progress()
+    record(progress, plan, 2, [False] * 8)
     for _ in range(3):
-        record(practice, plan, 1, [True] * 8)
+        record(progress, plan, 1, [True] * 8)
     left = 8 * (1 - 1 / 16) ** 24
-    record(practice, plan, 2, [True] * 2)
+    record(progress, plan, 2, [True] * 2)
     left *= (1 - 1 / 16) ** 2
-    assert practice.success("test/Dice-v0@2") == pytest.approx(2 / (2 + left))
+    assert progress.success("test/Dice-v0@2") == pytest.approx(2 / (2 + left))
     for _ in range(100):
-        record(practice, plan, 1, [True] * 80)
-    assert practice.success("test/Dice-v0@2") == pytest.approx(2 / (2 + left))  # of one episode's weight
-    record(practice, plan, 2, [False])
-    assert practice.success("test/Dice-v0@2") == pytest.approx(2 / (2 + left) / 2)
+        record(progress, plan, 1, [True] * 80)
+    assert progress.success("test/Dice-v0@2") == pytest.approx(2 / (2 + left))  # the weight of one episode
+    record(progress, plan, 2, [False])
+    assert progress.success("test/Dice-v0@2") == pytest.approx(2 / (2 + left) / 2)
 
 
 def test_metrics_report_level_and_success():
-    plan, practice = Curriculum("test/Dice-v0"), Progress()
+    plan, progress = Curriculum("test/Dice-v0"), Progress()
     success = {"curriculum/success/test/Dice-v0@3": 0.5}
-    assert record(practice, plan, 3, [True, False]) == {"curriculum/level": 3.0} | success
-    assert practice.record(plan, [], {"me"}, {}) == success
+    assert record(progress, plan, 3, [True, False]) == {"curriculum/level": 3.0} | success
+    assert progress.record(plan, [], {"me"}, {}) == success
 
 
 def test_success_is_a_fraction_of_max_reward(caplog):
-    plan, practice = Curriculum("test/Dice-v0"), Progress()
+    plan, progress = Curriculum("test/Dice-v0"), Progress()
     with caplog.at_level(logging.WARNING):
-        record(practice, plan, 1, [True, True], top=4.0)
-        assert practice.success("test/Dice-v0@1") == 0.25 and not caplog.records
-        record(practice, plan, 2, [True, False], top=0.5)
-        record(practice, plan, 2, [True, False], top=0.5)
-    assert practice.success("test/Dice-v0@2") == 0.5
+        record(progress, plan, 1, [True, True], top=4.0)
+        assert progress.success("test/Dice-v0@1") == 0.25 and not caplog.records
+        record(progress, plan, 2, [True, False], top=0.5)
+        record(progress, plan, 2, [True, False], top=0.5)
+    assert progress.success("test/Dice-v0@2") == 0.5
     (told,) = caplog.records
     assert "lie between 0 and 2 times the maximum" in told.getMessage()
 
@@ -221,50 +221,50 @@ def test_success_without_max_reward_is_the_reward():
 
 
 def test_success_counts_trained_agents_without_failures():
-    plan, practice = Curriculum("test/Dice-v0"), Progress()
+    plan, progress = Curriculum("test/Dice-v0"), Progress()
     groups = groups_of("test/Dice-v0@1", [True, True])
-    practice.record(plan, groups, {"somebody else"}, {})
+    progress.record(plan, groups, {"somebody else"}, {})
     with pytest.raises(KeyError):
-        practice.success("test/Dice-v0@1")
+        progress.success("test/Dice-v0@1")
 
 
 def test_informative_seeds_are_replayed_and_least_informative_are_dropped():
-    plan, practice = Curriculum("test/Dice-v0", replay=0.5, max_seeds=2, explore=1.0), Progress()
-    record(practice, plan, 1, [True, False], seed=11)
-    record(practice, plan, 2, [True, False, False, False], seed=12)
-    record(practice, plan, 3, [False, False], seed=13)  # nobody won: nothing to learn from
-    sampler = TaskSampler(plan, progress=practice)
+    plan, progress = Curriculum("test/Dice-v0", replay=0.5, max_seeds=2, explore=1.0), Progress()
+    record(progress, plan, 1, [True, False], seed=11)
+    record(progress, plan, 2, [True, False, False, False], seed=12)
+    record(progress, plan, 3, [False, False], seed=13)  # no win: not informative
+    sampler = TaskSampler(plan, progress=progress)
     old = [task.seed for task in sampler.tasks(0, 0, 400) if task.seed < 100]
     assert len(old) == pytest.approx(200, abs=30)
     assert old.count(11) / len(old) == pytest.approx(0.25 / (0.25 + 3 / 16), abs=0.1)
-    record(practice, plan, 3, [True, True, False], seed=14)
+    record(progress, plan, 3, [True, True, False], seed=14)
     assert {task.seed for task in sampler.tasks(0, 1, 200)} & {11, 12, 13, 14} == {11, 14}
-    record(practice, plan, 1, [True, True], seed=11)  # it is solved
+    record(progress, plan, 1, [True, True], seed=11)  # solved
     assert {task.seed for task in sampler.tasks(0, 2, 200)} & {11, 12, 13, 14} == {14}
 
 
 def test_replayed_seeds_do_not_count_as_success():
-    plan, practice = Curriculum("test/Dice-v0", replay=0.5), Progress()
+    plan, progress = Curriculum("test/Dice-v0", replay=0.5), Progress()
     for seed in range(10):
-        record(practice, plan, 1, [seed == 0, False], seed=seed)
-    before = practice.success("test/Dice-v0@1")
-    found = [record(practice, plan, 1, wins, seed=0) for wins in ([True, True], [True, False])]
+        record(progress, plan, 1, [seed == 0, False], seed=seed)
+    before = progress.success("test/Dice-v0@1")
+    found = [record(progress, plan, 1, wins, seed=0) for wins in ([True, True], [True, False])]
     assert before == pytest.approx(0.05, abs=0.01)
     assert found[0]["curriculum/success/test/Dice-v0@1"] == before, "it was chosen, because it can be won"
     assert found[1]["curriculum/success/test/Dice-v0@1"] > before, "solved, it was forgotten: a seed like others"
-    assert practice.replayed(replace(plan, replay=0.99), np.random.default_rng(1)) == ("test/Dice-v0@1", 0)
-    before = practice.success("test/Dice-v0@1")
-    late = [record(practice, plan, 1, [True, True], seed=0) for _ in range(2)]  # drawn twice before the first came back
+    assert progress.replayed(replace(plan, replay=0.99), np.random.default_rng(1)) == ("test/Dice-v0@1", 0)
+    before = progress.success("test/Dice-v0@1")
+    late = [record(progress, plan, 1, [True, True], seed=0) for _ in range(2)]  # drawn twice before the first result
     assert {row["curriculum/success/test/Dice-v0@1"] for row in late} == {before}
 
 
 def test_resumed_curriculum_draws_the_same_tasks():
-    plan, practice = Curriculum("test/Dice-v0", replay=0.3), Progress()
-    record(practice, plan, 1, [True] * 8, seed=1)
-    record(practice, plan, 2, [True, False] * 4, seed=2)
+    plan, progress = Curriculum("test/Dice-v0", replay=0.3), Progress()
+    record(progress, plan, 1, [True] * 8, seed=1)
+    record(progress, plan, 2, [True, False] * 4, seed=2)
     resumed = Progress()
-    resumed.load_state_dict(practice.state_dict())
-    first, second = (TaskSampler(plan, progress=one) for one in (practice, resumed))
+    resumed.load_state_dict(progress.state_dict())
+    first, second = (TaskSampler(plan, progress=one) for one in (progress, resumed))
     assert first.tasks(3, 7, 50) == second.tasks(3, 7, 50) != first.tasks(3, 8, 50)
     empty = Progress()
     empty.load_state_dict(Progress().state_dict())

@@ -1,4 +1,4 @@
-"""An evaluation beside the play of the next step: what it measures, and what it leaves as it was."""
+"""Evaluations that overlap with the collection of the next step: results, and no side effects."""
 
 import asyncio
 import math
@@ -60,7 +60,7 @@ def test_overlapping_evaluation_does_not_change_rewards(tmp_path):
     assert measured == [row.get("eval/reward") for row in ahead] == [None, held_out[0], None, held_out[1]]
     assert [row["reward/mean"] for row in rows] == [row["reward/mean"] for row in apart]
     assert held_out[0] != held_out[1], "each is of its own version"
-    # the clock of a step that is played beside an evaluation begins with it
+    # the time of a step that overlaps with an evaluation starts with the evaluation
     assert [("time/evaluate_s" in row) for row in rows] == [False, False, True, False]
     for row in rows:
         stages = [value for name, value in row.items() if name.startswith("time/") and name != "time/step_s"]
@@ -82,7 +82,7 @@ def test_run_killed_during_or_after_an_evaluation_resumes_equal(tmp_path):
     random.seed(7)
     whole = fit(tmp_path / "whole")
     random.seed(7)
-    for dies_at in (1, 3):  # in the step after an evaluation, whose rewards were drawn before the checkpoint
+    for dies_at in (1, 3):  # in the step after an evaluation, whose groups were collected before the checkpoint
         with pytest.raises(KillError):
             fit(tmp_path / "killed", dies_at=dies_at)
         random.seed(0)
@@ -164,11 +164,11 @@ def test_evaluation_reports_its_weights(tmp_path, capsys, monkeypatch):
     assert evaluated().count(f"{tmp_path}: evaluating the weights after step 2") == 1
 
 
-# ---- by which reward
+# ---- the measured reward
 
 
 class Unpaid(Draws):
-    """The environment pays nothing, whatever is said."""
+    """The environment always pays 0."""
 
     def act(self, agent, action):
         self.said += 1

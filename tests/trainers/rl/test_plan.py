@@ -1,4 +1,4 @@
-"""What config.yaml says of a GRPO run, and what a resumed run may change."""
+"""Settings of a GRPO run in config.yaml, and changes of a resumed run."""
 
 import asyncio
 import json
@@ -133,7 +133,7 @@ def test_different_adapter_is_refused(tmp_path, change, message):
     with pytest.raises(RunFolderError, match=message):
         fit(tmp_path, steps=4, **change)
     with pytest.raises(RunFolderError, match=message):
-        fit(tmp_path, **change)  # also where no step is left to do
+        fit(tmp_path, **change)  # also if the run is finished
     after = {file.name: file.read_bytes() for file in tmp_path.iterdir() if file.is_file()}
     assert before == after, "nothing is rewritten"
 

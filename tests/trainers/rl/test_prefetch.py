@@ -11,7 +11,7 @@ from forge_trainers.rl.weight_sync import Background
 
 
 def batches_of(staleness, playing, loading, judging=None):
-    """Every batch as ``(step, number, age)`` of its groups; delays are turns of the event loop.
+    """Return ``(step, number, age)`` of the groups of every batch; delays are iterations of the event loop.
 
     Args:
         playing: By step, the delays of its groups.
@@ -42,7 +42,7 @@ def batches_of(staleness, playing, loading, judging=None):
     async def load(version, published):
         nonlocal engines
         await wait(loading[version - 1] // 2)
-        assert version == learner  # the learner has not gone on
+        assert version == learner  # the learner has not trained meanwhile
         published()
         await wait(loading[version - 1] - loading[version - 1] // 2)
         engines = version
@@ -69,7 +69,7 @@ def batches_of(staleness, playing, loading, judging=None):
 
 
 async def as_they_are(step, groups):
-    """A judge without an opinion."""
+    """Return the groups unchanged."""
     return groups
 
 
@@ -114,7 +114,7 @@ def test_slow_group_does_not_delay_the_batch():
     one, two = (batches_of(staleness, playing, [0] * 4) for staleness in (1, 2))
     assert [[at for at, _, _ in batch] for batch in one] == [[0] * 3, [1] * 3, [2] * 3, [3] * 3]
     assert [[at for at, _, _ in batch] for batch in two][:2] == [[0, 0, 1], [0, 1, 1]]
-    assert two[1][0][:2] == (0, 1)  # the slow one, a step late and no later
+    assert two[1][0][:2] == (0, 1)  # the slow group is one step late
 
 
 def test_scoring_overlaps_with_training():
@@ -129,7 +129,7 @@ def test_scoring_overlaps_with_training():
     async def main(staleness):
         ahead = Prefetch(collect, judge, staleness=staleness, steps=5, size=1)
         await ahead.batch(0).scored
-        for _ in range(50):  # the learner works
+        for _ in range(50):  # the learner trains
             await asyncio.sleep(0)
         await ahead.cancel()
         return judged.copy()
@@ -278,7 +278,7 @@ def test_caller_continues_when_the_background_task_releases_it():
         behind = Background()
         await behind.start(work)
         order.append("caller")
-        await behind.start(fails)  # what it raised comes to whoever waits
+        await behind.start(fails)  # the error reaches the next waiter
         with pytest.raises(ValueError, match="no store"):
             await behind.done()
 
@@ -288,7 +288,7 @@ def test_caller_continues_when_the_background_task_releases_it():
 
 @pytest.mark.parametrize("size", [2, 3, 4, 6])
 def test_resumed_run_may_change_the_number_of_groups(size):
-    """A checkpoint of steps of 4 groups: one group of step 4 is owed, one of step 5 was taken early."""
+    """The checkpoint has 4 groups per step: one of step 4 is owed, one of step 5 was taken early."""
     taken = TakenGroups()
     taken.load_state_dict({"owed": np.array([(4, 3)]), "early": np.array([(5, 0)])})
 

@@ -1,4 +1,4 @@
-"""What is found in seconds, before engines start; and a good run that it must not disturb."""
+"""The preflight check: errors found before engines start, and no effect on a valid run."""
 
 import asyncio
 import json
@@ -26,15 +26,15 @@ from forge_trainers.rl.trainer import GRPOTrainer
 from forge_trainers.run import checkpoints
 from forge_trainers.run.processes import Processes
 
-pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # a coroutine that nobody awaited
+pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")  # a coroutine that was never awaited
 
 
 class EnginesError(Exception):
-    """What would have started."""
+    """Stands for the start of processes."""
 
 
 class World(fa.TurnEnv):
-    """Two seats, a turn each."""
+    """Two agents with one turn each."""
 
     possible_agents = ["player_0", "player_1"]
     seeds: list = []
@@ -64,7 +64,7 @@ class World(fa.TurnEnv):
 
 @pytest.fixture
 def tried(tmp_path, tiny_llama, monkeypatch, capsys):
-    """``tried(env, reward, **config)``: what `fit` says until engines would start."""
+    """``tried(env, reward, **config)`` returns the output of `fit` until engines would start."""
 
     async def start(*args, **kwargs):
         raise EnginesError
@@ -85,7 +85,7 @@ def tried(tmp_path, tiny_llama, monkeypatch, capsys):
 
 
 def line_of(what, text):
-    """Where `text` stands first from the definition of `what` on."""
+    """Return file and line of the first `text` after the definition of `what`."""
     lines = Path(__file__).read_text().splitlines()
     start = next(n for n, line in enumerate(lines) if re.match(rf"(async )?(def|class) {what.__name__}\b", line))
     return f"{__file__}:{next(n for n, line in enumerate(lines, 1) if n > start and text in line)}"
@@ -104,12 +104,12 @@ def test_valid_run_passes_preflight_in_two_lines(tried, tmp_path):
     assert said.splitlines()[0] == f"World with team; {tmp_path / 'run'}"
     assert "preflight: 2 episodes of random players took" in said and "skipped" not in said
     assert [t.policy for t in asked[0]] == ["team"] * 4 and [t.reward for t in asked[0]] == [1.0, 0.5] * 2
-    assert World.seeds == [preflight.SEED] * 2 and preflight.SEED < HELD_OUT_FROM  # games of training seeds take it
-    assert random.random() == drawn  # as if nothing had been played
+    assert World.seeds == [preflight.SEED] * 2 and preflight.SEED < HELD_OUT_FROM  # a training seed
+    assert random.random() == drawn  # the random state is restored
 
 
 def test_first_prompts_use_the_reasoning_setting(tried, tiny_llama):
-    with pytest.raises(ValueError, match="thinking='off'.*has no switch for it"):  # before engines would say so
+    with pytest.raises(ValueError, match="thinking='off'.*has no switch for it"):  # before engines start
         tried(seats=fa.Policy(str(tiny_llama), name="team", thinking="off"))
 
 
@@ -216,7 +216,7 @@ def test_error_of_a_reward_object_names_the_users_line(tried):
 
 
 class Counts(fa.Rule):
-    """A verifier that learns, and remembers it."""
+    """A verifier with a state."""
 
     def __init__(self):
         super().__init__(lambda t: 1.0, name="counts")
@@ -291,7 +291,7 @@ def test_slow_reward_finishes_before_it_is_called_again(tried, monkeypatch):
     ended, begun = [], threading.Event()
 
     def slow(trajectories):
-        begun.wait(300)  # what loads the tokenizer before may load transformers
+        begun.wait(300)  # loading the tokenizer may import transformers first
         ended.append("reward")
         return [0.0] * (len(trajectories) - 1)
 
@@ -380,7 +380,7 @@ def asks_and(then):
 
 
 def test_failing_program_is_refused_or_reported(tried, monkeypatch):
-    monkeypatch.setattr(preflight, "BUDGET_S", 60.0)  # the first program of a process waits for imports, too
+    monkeypatch.setattr(preflight, "BUDGET_S", 60.0)  # the first program of a process also waits for imports
     with pytest.raises(PreflightError, match="failed in 2 of 2 episodes of random players: NameError") as error:
         tried(env=asks_and(mistaken))
     assert line_of(mistaken, "no_such_name") in str(error.value)
@@ -397,7 +397,7 @@ def test_scripted_policy_plays_in_preflight(tried, tiny_llama):
 
 
 class Slow(World):
-    """Takes 0.3 s a step; before the first one the time of the preflight stands still."""
+    """A step takes 0.3 s; the clock of the preflight starts with the first one."""
 
     steps = 0
     since = 0.0
@@ -446,9 +446,9 @@ class Dear(World):
 
 def test_expensive_environments_are_not_made_again(tried, monkeypatch):
     monkeypatch.setattr(preflight, "BUDGET_S", 0.05)
-    monkeypatch.setattr(preflight, "time", SimpleNamespace(monotonic=lambda: 0.0))  # else it may be up before
+    monkeypatch.setattr(preflight, "time", SimpleNamespace(monotonic=lambda: 0.0))  # the time is never up
     assert re.search(r"skipped Dear, which takes \d+ s to construct", tried(env=Dear))
-    assert Dear.made == 1  # to ask for its seats
+    assert Dear.made == 1  # to get its agents
 
 
 def test_environments_in_worker_processes_are_skipped(tried):
@@ -459,7 +459,7 @@ def test_environments_in_worker_processes_are_skipped(tried):
 def test_first_prompt_that_fills_the_context_is_refused(tried):
     with pytest.raises(PreflightError, match="context of 256 tokens") as error:
         tried(env_args={"told": "x" * 300})
-    # bytes are tokens: 300 of instructions and what the template writes around them
+    # one token per byte: 300 of instructions, plus the template
     assert re.search(r"has 3\d\d tokens, 3[01]\d of them instructions \(player_0 in World\)", str(error.value))
     said = tried(env_args={"told": "x" * 215})
     assert re.search(r"leaves (\d|1[0-5]|none) of max_tokens=16 for the first answer", said)
@@ -553,7 +553,7 @@ def test_a_running_loop_is_no_obstacle(tried):
 
 
 class EndsAtOnce(World):
-    """The first action of player_0 ends the game, as an action of a random player that is illegal."""
+    """The first action of player_0 ends the game, as an illegal action does."""
 
     def act(self, agent, action):
         told = {seat: {"forfeits": ["player_0"]} for seat in self.agents}

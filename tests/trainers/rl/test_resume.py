@@ -1,4 +1,4 @@
-"""A run that judges ahead, killed and resumed: every group is played, judged and learned from once."""
+"""A killed and resumed run with prefetching: every group is collected, scored and trained on once."""
 
 import asyncio
 import itertools
@@ -22,13 +22,13 @@ class KillError(Exception):
 
 
 def of(step, number):
-    """A group whose rewards say which it is."""
+    """Return a group whose rewards identify it."""
     name = (step * SIZE + number + 1) / 100
     return group(name, name / 2, seed=step * SIZE + number)
 
 
 def run(folder, monkeypatch, *, staleness, killed_in=None, slow=()):
-    """Train, to the end or until the learner of a step dies; returns the ensemble and what each step learned from.
+    """Train to the end, or until the learner of a step dies. Returns the ensemble and the groups of each step.
 
     Args:
         slow: Groups that end when their step has been learned from.
@@ -50,7 +50,7 @@ def run(folder, monkeypatch, *, staleness, killed_in=None, slow=()):
             self.learners["team"].train_step = self.train_step
 
         async def train_step(self, batch, **_):
-            await asyncio.sleep(0.03)  # judging goes on meanwhile
+            await asyncio.sleep(0.03)  # scoring continues meanwhile
             if len(learned) + first == killed_in:
                 raise KillError
             return {"logprob_gap_mean": 0.0}
@@ -89,7 +89,7 @@ def flat(steps):
 
 
 def rows(ensemble):
-    """The window's scores in the order of the groups that they are of."""
+    """Return the scores of the window in the order of the groups."""
     scores = ensemble.state_dict()["window/scores"]
     return scores[np.lexsort(scores.T)]
 
@@ -105,7 +105,7 @@ def test_resumed_run_fits_the_ensemble_with_every_row_once(tmp_path, staleness, 
     resumed, after = run(tmp_path / "killed", monkeypatch, staleness=staleness, slow=slow)
     assert "continuing after step 3\n" in capsys.readouterr().out
     assert sorted(flat(before[:3] + after)) == every, "none is learned from twice, none left out"
-    if staleness == 2:  # the slow group is late, and one of the next step took its place
+    if staleness == 2:  # the slow group is late, and a group of the next step replaces it
         assert (2, 1) not in flat(before[:3]) and (3, 0) in before[2] and (2, 1) in after[0]
     np.testing.assert_allclose(rows(resumed), rows(whole))
 
@@ -134,7 +134,7 @@ def test_scores_of_prefetched_groups_are_not_saved():
     assert evidence.state_dict() == {"seen": 2}
     evidence.begin()
     assert reward.seen == 2
-    reward.seen += 5  # told between two calls of fit
+    reward.seen += 5  # changed between two calls of fit
     assert evidence.state_dict() == {"seen": 7}
     evidence.begin()
     assert reward.seen == 7

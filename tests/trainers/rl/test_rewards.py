@@ -60,7 +60,7 @@ def group(*rewards, seed=0, **kwargs):
 
 
 def with_turn(item, siblings, **changes):
-    """The same, with another turn of agent a in some siblings."""
+    """Change the turns of agent a in some episodes."""
 
     def changed(episode):
         own = episode.trajectories["a"]
@@ -72,12 +72,12 @@ def with_turn(item, siblings, **changes):
     return dataclasses.replace(item, episodes=tuple(episodes))
 
 
-def judged(groups, reward=env_reward, timeout_s=5.0):
+def scored(groups, reward=env_reward, timeout_s=5.0):
     return asyncio.run(score(groups, reward, timeout_s=timeout_s))
 
 
 def test_rewards_are_split_by_group_and_role():
-    items = judged([group((1, 2), (3, 4)), group((5, 6), (7, 8), seed=1)])
+    items = scored([group((1, 2), (3, 4)), group((5, 6), (7, 8), seed=1)])
     assert [{k: v.tolist() for k, v in item.rewards.items()} for item in items] == [
         {"a": [1, 3], "b": [2, 4]},
         {"a": [5, 7], "b": [6, 8]},
@@ -85,10 +85,10 @@ def test_rewards_are_split_by_group_and_role():
 
 
 def test_only_trainable_policies_learn_with_a_baseline_per_role():
-    lessons = credit_groups(judged([group((0, 10), (1, 30), b_policy="hero")]), Credit(scale="none"), {"hero"})
-    assert [s.advantages[-1] for s in lessons.samples["hero"]] == [-0.5, 0.5, -10, 10]
-    assert lessons.advantages == {(0, 0): {"a": [-0.5], "b": [-10.0]}, (0, 1): {"a": [0.5], "b": [10.0]}}
-    frozen = credit_groups(judged([group((0, 10), (1, 30))]), Credit(), {"hero"})
+    samples = credit_groups(scored([group((0, 10), (1, 30), b_policy="hero")]), Credit(scale="none"), {"hero"})
+    assert [s.advantages[-1] for s in samples.samples["hero"]] == [-0.5, 0.5, -10, 10]
+    assert samples.advantages == {(0, 0): {"a": [-0.5], "b": [-10.0]}, (0, 1): {"a": [0.5], "b": [10.0]}}
+    frozen = credit_groups(scored([group((0, 10), (1, 30))]), Credit(), {"hero"})
     assert len(frozen.samples["hero"]) == 2
     assert [sorted(own) for own in frozen.advantages.values()] == [["a"], ["a"]]
 
@@ -96,49 +96,49 @@ def test_only_trainable_policies_learn_with_a_baseline_per_role():
 def test_groups_are_counted_by_outcome():
     broken = EpisodeError(where="step", kind="X", message="m")
     groups = [group((0, 0), (1, 0)), group((1, 0), (1, 5)), group((0, 0), (1, 0), error=broken)]
-    lessons = credit_groups(judged(groups), Credit(), {"hero"})
-    assert lessons.counts == {"used": 1, "zero_variance": 1, "failed": 1, "abstained": 0, "too_long": 0}
+    samples = credit_groups(scored(groups), Credit(), {"hero"})
+    assert samples.counts == {"used": 1, "zero_variance": 1, "failed": 1, "abstained": 0, "too_long": 0}
 
 
 def test_too_long_samples_are_dropped_and_counted():
-    items = judged([group((0, 0), (1, 0)), group((0, 0), (1, 0), seed=1)])
+    items = scored([group((0, 0), (1, 0)), group((0, 0), (1, 0), seed=1)])
     items = [with_turn(items[0], [1], prompt_ids=(1, 2, 4)), with_turn(items[1], [0, 1], prompt_ids=(1, 2, 4))]
-    lessons = credit_groups(items, Credit(scale="none"), {"hero"}, max_tokens={"hero": 3})
-    assert [(len(s.token_ids), s.advantages[-1]) for s in lessons.samples["hero"]] == [(3, -0.5)]
-    assert lessons.too_long == 3
-    assert lessons.counts == {"used": 1, "too_long": 1, "zero_variance": 0, "failed": 0, "abstained": 0}
+    samples = credit_groups(items, Credit(scale="none"), {"hero"}, max_tokens={"hero": 3})
+    assert [(len(s.token_ids), s.advantages[-1]) for s in samples.samples["hero"]] == [(3, -0.5)]
+    assert samples.too_long == 3
+    assert samples.counts == {"used": 1, "too_long": 1, "zero_variance": 0, "failed": 0, "abstained": 0}
     assert credit_groups(items, Credit(), {"hero"}, max_tokens={"hero": 4}).too_long == 0
 
 
 def test_tokens_with_invalid_logprobs_are_masked_and_counted():
-    items = judged([group((0, 0), (1, 0))])
+    items = scored([group((0, 0), (1, 0))])
     whole = (VersionSpan(version=1, start=0, end=4),)
     logprobs = (-1.0, math.nan, -math.inf, 0.5)
     item = with_turn(items[0], [1], response_ids=(3, 4, 5, 6), logprobs=logprobs, versions=whole)
-    lessons = credit_groups([item], Credit(), {"hero"})
-    good, bad = lessons.samples["hero"]
+    samples = credit_groups([item], Credit(), {"hero"})
+    good, bad = samples.samples["hero"]
     assert good.loss_mask.tolist() == [False, False, True]
     assert bad.loss_mask.tolist() == [False, False, True, False, False, False]
     assert bad.token_ids.tolist() == [1, 2, 3, 4, 5, 6] and bad.logprobs.tolist() == [0.0, 0.0, -1.0, 0.0, 0.0, 0.0]
-    assert lessons.bad_logprobs == {"hero": 3 / 5}
+    assert samples.bad_logprobs == {"hero": 3 / 5}
 
 
 def scores_of(*rewards):
-    """A reward that returns these, agent a before agent b in each episode."""
+    """Return a reward with these values, agent a before agent b in each episode."""
     return lambda trajectories: list(rewards)
 
 
-def advantages(lessons):
-    """By group and episode, then by agent: the advantage of the first turn, rounded."""
-    return {at: {agent: round(own[0], 3) for agent, own in by.items()} for at, by in lessons.advantages.items()}
+def advantages(samples):
+    """Return the rounded advantage of the first turn, by group and episode, then by agent."""
+    return {at: {agent: round(own[0], 3) for agent, own in by.items()} for at, by in samples.advantages.items()}
 
 
 def test_abstention_leaves_out_only_its_trajectory():
-    items = judged([group((0, 0), (0, 0), (0, 0), b_policy="hero")], scores_of(None, 1.0, 0.0, 2.0, 1.0, 3.0))
-    lessons = credit_groups(items, Credit(scale="none"), {"hero"})
-    assert advantages(lessons) == {(0, 0): {"b": -1.0}, (0, 1): {"a": -0.5, "b": 0.0}, (0, 2): {"a": 0.5, "b": 1.0}}
-    assert lessons.abstained == 1 and lessons.counts["used"] == 1
-    assert lessons.metrics({"hero"})["dropped/abstained"] == 1.0
+    items = scored([group((0, 0), (0, 0), (0, 0), b_policy="hero")], scores_of(None, 1.0, 0.0, 2.0, 1.0, 3.0))
+    samples = credit_groups(items, Credit(scale="none"), {"hero"})
+    assert advantages(samples) == {(0, 0): {"b": -1.0}, (0, 1): {"a": -0.5, "b": 0.0}, (0, 2): {"a": 0.5, "b": 1.0}}
+    assert samples.abstained == 1 and samples.counts["used"] == 1
+    assert samples.metrics({"hero"})["dropped/abstained"] == 1.0
 
 
 class Forfeits(fa.TurnEnv):
@@ -181,16 +181,16 @@ def test_forfeit_before_the_other_agent_acts_is_penalized(reward, baseline):
 
     episodes = tuple(played(action) for action in ("forfeit", "play", "play", "forfeit"))
     assert [len(one.trajectories["hero"].turns) for one in episodes] == [0, 1, 1, 0]
-    items = judged([EpisodeGroup(env_id=episodes[0].env_id, seed=0, episodes=episodes)], reward)
+    items = scored([EpisodeGroup(env_id=episodes[0].env_id, seed=0, episodes=episodes)], reward)
     credit = Credit(baseline=baseline, scale="none")
-    lessons = credit_groups(with_policy(items, "hero"), credit, {"hero"})
-    by = [one.get("rival") for one in (lessons.advantages.get((0, at), {}) for at in range(4))]
+    samples = credit_groups(with_policy(items, "hero"), credit, {"hero"})
+    by = [one.get("rival") for one in (samples.advantages.get((0, at), {}) for at in range(4))]
     assert None not in by and by[0] == by[3] < by[1] == by[2], "the forfeits are worse than the moves"
-    assert not [at for at in (0, 3) if "hero" in lessons.advantages[(0, at)]], "the hero never acted there"
+    assert not [at for at in (0, 3) if "hero" in samples.advantages[(0, at)]], "the hero never acted there"
 
 
 def with_policy(items, name):
-    """The same judged groups, as if a policy had sampled one token in every turn."""
+    """Return the groups with one sampled token of a policy in every turn."""
 
     def sampled(one):
         turns = (
@@ -210,7 +210,7 @@ def with_policy(items, name):
 
 
 def test_abstaining_parts_are_left_out_of_multi_reward():
-    """Of four episodes the first two are about sums, the last two about code."""
+    """The first two of four episodes are about sums, the last two about code."""
     columns = MultiReward(
         {"sums": scores_of(0.0, 1.0, None, None), "code": scores_of(None, None, 1.0, 0.0)}, weights={"code": 2.0}
     )
@@ -218,19 +218,19 @@ def test_abstaining_parts_are_left_out_of_multi_reward():
         dataclasses.replace(one, trajectories={"a": one.trajectories["a"]}) for one in (episode(0, 0),) * 4
     )
     groups = [EpisodeGroup(env_id="t", seed=0, episodes=episodes)]
-    items = judged(groups, columns)
+    items = scored(groups, columns)
     assert items[0].rewards["a"].tolist() == [0.0, 1.0, 2.0, 0.0] == columns(groups[0].trajectories).tolist()
-    lessons = credit_groups(items, Credit(scale="none"), {"hero"})
-    assert advantages(lessons) == {(0, 0): {"a": -0.5}, (0, 1): {"a": 0.5}, (0, 2): {"a": 1.0}, (0, 3): {"a": -1.0}}
-    assert lessons.abstained == 0
+    samples = credit_groups(items, Credit(scale="none"), {"hero"})
+    assert advantages(samples) == {(0, 0): {"a": -0.5}, (0, 1): {"a": 0.5}, (0, 2): {"a": 1.0}, (0, 3): {"a": -1.0}}
+    assert samples.abstained == 0
     nothing = MultiReward({"sums": scores_of(None, 1.0, 1.0, 1.0), "code": scores_of(None, None, None, None)})
     assert np.isnan(nothing(groups[0].trajectories)).tolist() == [True, False, False, False]
-    assert credit_groups(judged(groups, nothing), Credit(), {"hero"}).abstained == 1
+    assert credit_groups(scored(groups, nothing), Credit(), {"hero"}).abstained == 1
 
 
 def test_group_is_abstained_only_without_comparable_rewards():
     def counts(*rewards):
-        items = judged([group(*(((0, 0),) * (len(rewards) // 2)))], scores_of(*rewards))
+        items = scored([group(*(((0, 0),) * (len(rewards) // 2)))], scores_of(*rewards))
         return {fate: n for fate, n in credit_groups(items, Credit(), {"hero"}).counts.items() if n}
 
     assert counts(None, 1, 1.0, 1, None, 1) == {"abstained": 1}
@@ -239,7 +239,7 @@ def test_group_is_abstained_only_without_comparable_rewards():
 
 
 def test_metrics_leave_out_abstentions():
-    items = judged([group((0, 0), (0, 0), (0, 0))], scores_of(None, None, 0.0, None, 1.0, None))
+    items = scored([group((0, 0), (0, 0), (0, 0))], scores_of(None, None, 0.0, None, 1.0, None))
     assert group_spread(items, 1)["groups/reward_std"] == pytest.approx(0.5)
     found = summarize(items)
     assert found["reward/mean"] == found["reward/a"] == 0.5 and "reward/b" not in found
@@ -254,12 +254,12 @@ def test_metrics_leave_out_abstentions():
 )
 def test_reward_of_the_wrong_shape_is_refused(wrong, said):
     with pytest.raises(ValueError, match=said):
-        judged([group((0, 0), (1, 1))], wrong)
+        scored([group((0, 0), (1, 1))], wrong)
 
 
 def test_reward_defaults_to_the_environment_and_classes_are_refused():
     assert asyncio.run(score([group((1, 2), (3, 4))]))[0].rewards["b"].tolist() == [2, 4]
-    for ask in (lambda: judged([group((0, 0), (1, 1))], fv.Numeric), lambda: GRPOTrainer(Policy("m"), fv.Numeric)):
+    for ask in (lambda: scored([group((0, 0), (1, 1))], fv.Numeric), lambda: GRPOTrainer(Policy("m"), fv.Numeric)):
         with pytest.raises(ArgumentError, match="Numeric"):
             ask()
     with pytest.raises(ArgumentError, match="Numeric"):
@@ -268,12 +268,12 @@ def test_reward_defaults_to_the_environment_and_classes_are_refused():
 
 def test_a_reward_that_raises_is_named():
     with pytest.raises(KeyError) as caught:
-        judged([group((0, 0), (1, 1))], lambda trajectories: {}["gold"])
+        scored([group((0, 0), (1, 1))], lambda trajectories: {}["gold"])
     assert caught.value.__notes__ == ["reward <lambda> raised this for a batch of 4 trajectories"]
 
 
 def test_untrained_groups_are_warned_of(caplog):
-    items = judged([group((0, 0), (1, 0))])
+    items = scored([group((0, 0), (1, 0))])
     with pytest.raises(TypeError, match="trained='hero' is a string"):
         credit_groups(items, Credit(), "hero")
     assert credit_groups(items, Credit(), {"hreo"}).counts["zero_variance"] == 1
@@ -291,11 +291,11 @@ def test_a_reward_that_hangs_is_named():
         time.sleep(0.5)
 
     with pytest.raises(StallError, match="reward sleepy"):
-        judged([group((0, 0), (1, 1))], sleepy, timeout_s=0.05)
+        scored([group((0, 0), (1, 1))], sleepy, timeout_s=0.05)
 
 
 class Assessing:
-    """A reward that knows its noise and scores turns."""
+    """A reward with noise and turn scores."""
 
     name = "assessing"
 
@@ -316,9 +316,9 @@ class Assessing:
 
 def test_group_within_the_noise_has_zero_variance():
     groups = [group((0.5, 0), (0.52, 0)), group((0, 0), (1, 0), seed=1)]
-    lessons = credit_groups(judged(groups, Assessing(noise=0.1)), Credit(noise_multiple=1.0), {"hero"})
-    assert lessons.counts == {"used": 1, "zero_variance": 1, "failed": 0, "abstained": 0, "too_long": 0}
-    assert credit_groups(judged(groups, Assessing(noise=0.1)), Credit(), {"hero"}).counts["used"] == 2
+    samples = credit_groups(scored(groups, Assessing(noise=0.1)), Credit(noise_multiple=1.0), {"hero"})
+    assert samples.counts == {"used": 1, "zero_variance": 1, "failed": 0, "abstained": 0, "too_long": 0}
+    assert credit_groups(scored(groups, Assessing(noise=0.1)), Credit(), {"hero"}).counts["used"] == 2
 
 
 def two_turns(first, second, seed=0):
@@ -332,17 +332,17 @@ def test_turn_with_the_higher_reward_gets_the_larger_advantage():
     groups = [EpisodeGroup(env_id="t", seed=0, episodes=episodes)]
     by_turn = Assessing(turns=lambda t: [turn.reward for turn in t.turns])
     for credit in (Credit(), Credit(turns="to_go")):
-        samples = credit_groups(judged(groups, by_turn), credit, {"hero"}).samples["hero"]
+        samples = credit_groups(scored(groups, by_turn), credit, {"hero"}).samples["hero"]
         first, last = [[float(s.advantages[at]) for s in samples] for at in (2, 4)]
         assert first[0] > last[0] and last[1] > first[1], credit
         assert min(first[0], last[1]) > 0 > max(first[2], last[2])
-    whole = credit_groups(judged(groups), Credit(), {"hero"}).samples["hero"]
+    whole = credit_groups(scored(groups), Credit(), {"hero"}).samples["hero"]
     assert all(float(s.advantages[2]) == float(s.advantages[4]) for s in whole)
 
 
 def test_wrong_number_of_turn_scores_is_refused():
     with pytest.raises(ValueError, match="assessing returned a wrong number of turn scores"):
-        judged([group((0, 0), (1, 1))], Assessing(turns=lambda t: [0.0] * 7))
+        scored([group((0, 0), (1, 1))], Assessing(turns=lambda t: [0.0] * 7))
 
 
 def test_verifiers_of_turns_reach_the_samples():
@@ -351,23 +351,23 @@ def test_verifiers_of_turns_reach_the_samples():
 
     last = PerTurn(Rule(lambda t: float(t.turns[-1].reward > 0), name="paid"))
     groups = [EpisodeGroup(env_id="t", seed=0, episodes=(two_turns(1.0, 0.0), two_turns(0.0, 0.0)))]
-    samples = credit_groups(judged(groups, 0.5 * last + 0.5 * EnvReward()), Credit(), {"hero"}).samples["hero"]
+    samples = credit_groups(scored(groups, 0.5 * last + 0.5 * EnvReward()), Credit(), {"hero"}).samples["hero"]
     assert float(samples[0].advantages[2]) > float(samples[0].advantages[4]) > float(samples[1].advantages[2])
 
 
 def test_summary_leaves_failed_episodes_out():
     broken = EpisodeError(where="step", kind="X", message="m")
-    items = judged([group((0, 2), (1, 3)), group((100, 100), (100, 100), error=broken)])
+    items = scored([group((0, 2), (1, 3)), group((100, 100), (100, 100), error=broken)])
     summary = summarize(items)
     assert summary["reward/mean"] == 1.5 and summary["reward/a"] == 0.5 and summary["reward/b"] == 2.5
 
 
 def test_the_mean_reward_is_that_of_trained_policies():
-    """In a zero-sum game the mean over all seats is 0, whatever the hero does."""
-    found = summarize(judged([group((-1, 1), (-1, 1), (0, 0))]), {"hero"})
+    """In a zero-sum game the mean over all agents is 0, whatever the hero does."""
+    found = summarize(scored([group((-1, 1), (-1, 1), (0, 0))]), {"hero"})
     assert found["reward/mean"] == found["reward/hero"] == found["reward/a"] == pytest.approx(-2 / 3)
     assert found["reward/b"] == pytest.approx(2 / 3) and "reward/rival" not in found
-    both = summarize(judged([group((-1, 1), (-1, 1)), group((-1, 1), (-1, 1), seed=1)]), {"hero", "rival"})
+    both = summarize(scored([group((-1, 1), (-1, 1)), group((-1, 1), (-1, 1), seed=1)]), {"hero", "rival"})
     assert (both["reward/mean"], both["reward/hero"], both["reward/rival"]) == (0.0, -1.0, 1.0)
     assert both["reward_ci/hero"] == 0.0
 
@@ -387,7 +387,7 @@ def test_policy_metrics_precede_agents_of_the_same_name():
             ),
         ),
     )
-    found = summarize(judged([swapped]), {"a", "b"})
+    found = summarize(scored([swapped]), {"a", "b"})
     assert (found["reward/a"], found["reward/b"]) == (5.0, 3.0)
 
 
@@ -397,7 +397,7 @@ def test_invalid_reward_result_is_reported(returned):
         return returned
 
     with pytest.raises(ValueError, match="reward praise returned .*for 2 trajectories; return one number each"):
-        judged([group((0, 0))], praise)
+        scored([group((0, 0))], praise)
 
 
 def test_printed_result_omits_episodes():
@@ -407,7 +407,7 @@ def test_printed_result_omits_episodes():
 
 
 def test_metrics_count_response_and_reasoning_tokens():
-    item = judged([group((0, 0), (0, 0))])[0]
+    item = scored([group((0, 0), (0, 0))])[0]
     item = with_turn(item, [0], response_ids=(7,) * 9, logprobs=(-1.0,) * 9, reasoning_tokens=6, finish_reason="length")
     turns = [turn for trajectory in item.trajectories for turn in trajectory.turns]
     found, all_tokens = rates([item], 2.0), sum(len(turn.response_ids) for turn in turns)
@@ -429,7 +429,7 @@ def test_metrics_count_failed_programs():
     failed = dataclasses.replace(whole, episodes=(told(first, {"program_error": "KeyError: 1"}), second))
     assert rates([failed], 1.0)["program_failed"] == 0.5
     assert rates([whole], 1.0)["program_failed"] == 0.0
-    moved = dataclasses.replace(whole, episodes=(told(first, {"error": "illegal move"}), second))  # of no program
+    moved = dataclasses.replace(whole, episodes=(told(first, {"error": "illegal move"}), second))  # not of a program
     assert rates([moved], 1.0)["program_failed"] == 0.0
 
 
@@ -442,7 +442,7 @@ def test_confidence_interval_is_students():
 
 
 def test_confidence_interval_counts_groups():
-    """Eight times the same game is one game; of 64 independent games each counts."""
+    """Eight repetitions of a game count as one game, 64 independent games as 64."""
     rng = np.random.default_rng(0)
     covered = 0
     for _ in range(400):
@@ -453,7 +453,7 @@ def test_confidence_interval_counts_groups():
     assert 0.91 < covered / 400 < 0.98, "taken as 64 it is 0.6"
     apart = [3.0, 1.0, 4.0]
     assert mean_and_ci(apart, [7, 8, 9]) == pytest.approx(mean_and_ci(apart))
-    items = judged([group((0, 0), (0, 0), (0, 0)), group((1, 0), (1, 0), (1, 0), seed=1)])
+    items = scored([group((0, 0), (0, 0), (0, 0)), group((1, 0), (1, 0), (1, 0), seed=1)])
     found = summarize(items, {"hero"})
     assert found["reward/mean"] == 0.5
     for name in ("reward/ci", "reward_ci/hero", "reward_ci/a"):
@@ -465,7 +465,7 @@ def test_samples_know_their_trajectory_and_turns():
     rewritten = dataclasses.replace(two_turns(1.0, 0.0).trajectories["a"].turns[1], prompt_ids=(9, 9))
     broken = Trajectory(agent="a", policy="hero", turns=(turn("a", 0, 1.0), rewritten))
     episodes = (two_turns(0.0, 0.0), Episode(env_id="t", seed=0, trajectories={"a": broken}))
-    samples = credit_groups(judged([EpisodeGroup(env_id="t", seed=0, episodes=episodes)]), Credit(), {"hero"}).samples
+    samples = credit_groups(scored([EpisodeGroup(env_id="t", seed=0, episodes=episodes)]), Credit(), {"hero"}).samples
     assert [(s.trajectory, s.turns.tolist()) for s in samples["hero"]] == [
         (0, [-1, -1, 0, -1, 1]),
         (1, [-1, -1, 0]),
@@ -476,19 +476,19 @@ def test_samples_know_their_trajectory_and_turns():
 def test_environment_reward_can_be_credited_by_turn():
     groups = [EpisodeGroup(env_id="t", seed=0, episodes=(two_turns(1.0, 0.0), two_turns(0.0, 1.0)))]
     credit = Credit(turns="return", discount=0.5, scale="none")
-    samples = credit_groups(judged(groups, EnvTurnReward()), credit, {"hero"}).samples["hero"]
+    samples = credit_groups(scored(groups, EnvTurnReward()), credit, {"hero"}).samples["hero"]
     returns = [[1.0, 0.0], [0.5, 1.0]]
     assert [[s.advantages[2], s.advantages[4]] for s in samples] == [[r - 0.625 for r in own] for own in returns]
-    assert credit_groups(judged(groups), credit, {"hero"}).counts["zero_variance"] == 1
+    assert credit_groups(scored(groups), credit, {"hero"}).counts["zero_variance"] == 1
 
 
 def test_running_means_count_trained_roles_of_valid_groups():
     broken = EpisodeError(where="step", kind="X", message="m")
     running = Baselines()
     credit = Credit(baseline="rae", scale="none", rae_decay=0.5)
-    lessons = credit_groups(judged([group((1, 5)), group((9, 9), error=broken)]), credit, {"hero"}, running)
+    samples = credit_groups(scored([group((1, 5)), group((9, 9), error=broken)]), credit, {"hero"}, running)
     assert {k: v.tolist() for k, v in running.state_dict().items()} == {"names": ["t/a"], "means": [0.5]}
-    assert [s.advantages[-1] for s in lessons.samples["hero"]] == [0.5] and lessons.counts["used"] == 1
+    assert [s.advantages[-1] for s in samples.samples["hero"]] == [0.5] and samples.counts["used"] == 1
 
 
 def test_uninformative_groups_are_resampled():
@@ -515,7 +515,7 @@ def test_uninformative_groups_are_resampled():
 @pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "dapo", "rloo"])
 @pytest.mark.parametrize("loss_normalization", [None, "sampled", "used"])
 def test_loss_normalization_counts_zero_variance_groups_by_loss_or_config(loss, loss_normalization):
-    """One group of two teaches; a flat one of two, of three tokens a sibling, does not."""
+    """One group is informative, and one of longer episodes has zero variance."""
     flat = group((1, 0), (1, 0), seed=1)
     longer = dataclasses.replace(turn("a", 0, 1), response_ids=(3, 3, 3), logprobs=(-1.0,) * 3)
     trajectories = {"a": Trajectory(agent="a", policy="hero", turns=(longer,))}
@@ -523,7 +523,7 @@ def test_loss_normalization_counts_zero_variance_groups_by_loss_or_config(loss, 
         flat, episodes=tuple(dataclasses.replace(e, trajectories=e.trajectories | trajectories) for e in flat.episodes)
     )
     config = GRPOConfig(learner=LearnerConfig(loss=loss), loss_normalization=loss_normalization)
-    items = judged([group((0, 0), (1, 0)), flat])
+    items = scored([group((0, 0), (1, 0)), flat])
     whole = credit_groups(items, config.credit_rule, {"hero"})
     found = credit_groups(items, config.credit_rule, {"hero"}, size_of=config.size_of)
     counts_all = loss_normalization == "sampled" or (loss_normalization is None and loss != "dapo")
@@ -536,7 +536,7 @@ def test_loss_normalization_counts_zero_variance_groups_by_loss_or_config(loss, 
 
 
 def test_zero_variance_groups_do_not_change_the_step(tiny_llama, random_batch):
-    """Published GRPO: the batch with the flat groups in it, whose advantages are 0."""
+    """As in GRPO as published: the batch contains zero-variance groups with advantages 0."""
     whole, without = random_batch(groups=4), random_batch(groups=4)
     keep = whole["samples"]["group"] < 3
     starts, lengths = whole["samples"]["start"].tolist(), whole["samples"]["length"].tolist()
@@ -573,16 +573,16 @@ def test_parts_of_multi_reward_are_credited_separately():
     pairs = [(1.0, 0.0), (0.0, 10.0), (1.0, 10.0), (0.0, 0.0)]
     groups = [EpisodeGroup(env_id="t", seed=0, episodes=tuple(two_turns(*pair) for pair in pairs))]
     columns = MultiReward({"format": of(0), "answer": of(1)}, weights={"answer": 2.0})
-    items = judged(groups, columns)
+    items = scored(groups, columns)
     assert items[0].rewards["a"].tolist() == [1.0, 20.0, 21.0, 0.0] == columns(groups[0].trajectories).tolist()
     samples = credit_groups(items, Credit(), {"hero"}).samples["hero"]
-    unit = 1 / np.std([0, 0, 1, 1], ddof=1) / 2  # both columns have the same standard scores
+    unit = 1 / np.std([0, 0, 1, 1], ddof=1) / 2  # both rewards have the same standard scores
     assert [s.advantages[2] for s in samples] == pytest.approx([-unit, unit, 3 * unit, -3 * unit], rel=1e-6)
     flat = MultiReward({"a": of(0), "b": lambda ts: np.ones(len(ts))})
-    one_flat = credit_groups(judged(groups, flat), Credit(), {"hero"})
+    one_flat = credit_groups(scored(groups, flat), Credit(), {"hero"})
     assert [s.advantages[2] for s in one_flat.samples["hero"]] == pytest.approx([unit, -unit, unit, -unit], rel=1e-6)
     unsure = credit_groups(
-        judged(groups, MultiReward({"a": of(0), "b": lambda ts: [None] * len(ts)})), Credit(), {"hero"}
+        scored(groups, MultiReward({"a": of(0), "b": lambda ts: [None] * len(ts)})), Credit(), {"hero"}
     )
     assert [s.advantages[2] for s in unsure.samples["hero"]] == pytest.approx([unit, -unit, unit, -unit], rel=1e-6)
     running = Baselines()
@@ -631,49 +631,49 @@ def test_invalid_multi_reward_is_refused(rewards, weights):
     "use", [lambda c, v: c + v, lambda c, v: v + c, lambda c, v: fv.Gate(v, c), lambda c, v: fa.Ensemble([c, v])]
 )
 def test_multi_reward_cannot_be_part_of_a_verifier(use):
-    """As a function, their sum would be compared as a whole, and what their verifiers learn would not be saved."""
+    """Inside a verifier, only the sum would be compared, and the state of its rewards would not be saved."""
     verifier = fa.Rule(lambda trajectory: 1.0, name="one")
     with pytest.raises(ArgumentError, match="compares each of its rewards separately"):
         use(MultiReward({"a": verifier}), verifier)
 
 
 def test_episodes_without_an_agent_keep_their_index():
-    """One never came to take seats, another broke before its second seat joined: each sibling keeps its own reward."""
+    """One episode has no agents, another failed before its second agent joined."""
     broken = EpisodeError(where="make", kind="RuntimeError", message="boom")
     nobody = Episode(env_id="t", seed=0, trajectories={}, error=broken, end_reason="error")
     whole = episode(3, 4)
     alone = dataclasses.replace(whole, trajectories={"a": whole.trajectories["a"]})
     mixed = EpisodeGroup(env_id="t", seed=0, episodes=(nobody, whole, dataclasses.replace(alone, error=broken)))
-    (item,) = judged([mixed])
+    (item,) = scored([mixed])
     assert np.array_equal(item.rewards["a"], [np.nan, 3, 3], equal_nan=True)
     assert np.array_equal(item.rewards["b"], [np.nan, 4, np.nan], equal_nan=True)
     assert item.episode_rewards(1) == {"a": 3, "b": 4}
     assert summarize([item])["reward/mean"] == 3.5
-    lessons = credit_groups([item], Credit(), {"hero"})
-    assert lessons.counts["failed"] == 1 and not lessons.samples
-    (item,) = judged([EpisodeGroup(env_id="t", seed=0, episodes=(whole, alone))], EnvTurnReward())
+    samples = credit_groups([item], Credit(), {"hero"})
+    assert samples.counts["failed"] == 1 and not samples.samples
+    (item,) = scored([EpisodeGroup(env_id="t", seed=0, episodes=(whole, alone))], EnvTurnReward())
     assert credit_groups([item], Credit(), {"rival"}).counts["abstained"] == 1
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, 1e39])
 def test_infinite_score_is_a_counted_abstention(bad, caplog):
-    """Late in a long run one overflow costs its group."""
+    """One overflow late in a long run costs only its group."""
 
     def overflows(trajectories):
         return np.array([bad, *range(1, len(trajectories) - 1), np.nan])
 
-    items = judged([group((0, 0), (1, 1)), group((0, 0), (1, 1), seed=1), group((0, 0), (1, 1), seed=2)], overflows)
-    lessons = credit_groups(items, Credit(), {"hero"})
-    assert lessons.counts == {"used": 2, "abstained": 1, "failed": 0, "zero_variance": 0, "too_long": 0}
+    items = scored([group((0, 0), (1, 1)), group((0, 0), (1, 1), seed=1), group((0, 0), (1, 1), seed=2)], overflows)
+    samples = credit_groups(items, Credit(), {"hero"})
+    assert samples.counts == {"used": 2, "abstained": 1, "failed": 0, "zero_variance": 0, "too_long": 0}
     assert "reward overflows returned 1 infinite scores" in caplog.text
-    items = judged([group((0, 0), (1, 1))], Assessing(turns=lambda t: [bad if t.reward == 0 else 1.0]))
+    items = scored([group((0, 0), (1, 1))], Assessing(turns=lambda t: [bad if t.reward == 0 else 1.0]))
     assert np.isnan(items[0].turn_rewards["a"][0]).all()
     assert sum(credit_groups(items, Credit(), {"hero"}).counts.values()) == 1
 
 
 def test_too_long_samples_do_not_count_in_the_loss_normalization():
-    """One group teaches, one is flat, one is too long: a sample is divided by the four that are left."""
-    items = judged([group((0, 0), (1, 0)), group((1, 0), (1, 0), seed=1), group((0, 0), (1, 0), seed=2)])
+    """One group is informative, one has zero variance, one is too long."""
+    items = scored([group((0, 0), (1, 0)), group((1, 0), (1, 0), seed=1), group((0, 0), (1, 0), seed=2)])
     items[2] = with_turn(items[2], [0, 1], prompt_ids=(1, 2, 4))
     size_of = GRPOConfig(learner=LearnerConfig(loss="grpo")).size_of
     found = credit_groups(items, Credit(), {"hero"}, max_tokens={"hero": 3}, size_of=size_of)
@@ -689,7 +689,7 @@ def test_function_of_one_trajectory_is_a_reward(tmp_path, caplog):
     assert item.rewards["a"].tolist() == pytest.approx([3.0, 1.5, math.nan], nan_ok=True)
     assert "reward worth fails on 2 of 6 trajectories" in caplog.text
     assert "ZeroDivisionError: float division by zero (test_rewards.py:" in caplog.text
-    with pytest.raises(ZeroDivisionError):  # a mistake that hits all ends the run
+    with pytest.raises(ZeroDivisionError):  # an error on all trajectories ends the run
         asyncio.run(score([group((0.0, 0.0))], trainer.reward))
     with pytest.raises(ArgumentError, match=r"reward <lambda>\(a, b\) at .* unknown meaning \(a, b\); name its"):
         GRPOTrainer(Policy("nowhere"), reward=lambda a, b: 0.0, out_dir=tmp_path / "run")
@@ -716,7 +716,7 @@ def test_declared_judges_of_a_function_are_found(tmp_path):
     def plain(trajectories):
         return polite(trajectories)
 
-    assert engines_of(plain) == []  # nobody can know
+    assert engines_of(plain) == []  # undeclared
 
     def reward(trajectory):
         return 0.0
@@ -740,7 +740,7 @@ def test_declared_judges_of_a_function_are_found(tmp_path):
 
     class Itself:
         def __init__(self):
-            self.function = self.score  # a way back to where one came from
+            self.function = self.score  # a reference cycle
 
         def score(self, trajectories):
             return 0.0

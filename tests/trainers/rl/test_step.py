@@ -1,4 +1,4 @@
-"""How much code one training step enters in the controller, and whether docs/a-step.md lists it."""
+"""The number of files and functions of one training step in the controller, and the list of them in docs/a-step.md."""
 
 import re
 import sys

@@ -1,4 +1,4 @@
-"""How a run ends: solved, flat elsewhere, broken; each with what was seen, saved before."""
+"""Stopping criteria: a run that is solved, uninformative or broken ends with the reason, and is saved before."""
 
 import asyncio
 import dataclasses
@@ -53,7 +53,7 @@ def trainer(folder, played, **settings):
 
 
 def test_best_checkpoint_is_ranked_by_the_trained_policy(tmp_path):
-    """Of a zero-sum game: the mean over all seats would be 0 in every evaluation, and the newest the best."""
+    """In a zero-sum game the mean over all agents would be 0 in every evaluation."""
 
     async def play_held_out(tasks, play, processes):
         return [group([-1.0, 1.0, 0.0][run._lifecycle.next_step - 1], seed=n) for n in range(4)]
@@ -135,7 +135,7 @@ def test_trainer_refuses_sampling_the_learner_cannot_compute(sampling, said, tmp
             else:
                 GRPOTrainer(seats, out_dir=tmp_path)
     trainer = GRPOTrainer(fa.Policy("m", sampling=fa.Sampling(stop=("a",), temperature=2)), out_dir=tmp_path)
-    with pytest.raises(ValueError, match="episodes=0 measures nothing"):  # its mean would be no number
+    with pytest.raises(ValueError, match="episodes=0 measures nothing"):  # its mean would be NaN
         trainer.evaluate("forge/KuhnPoker-v0", episodes=0)
 
 
@@ -179,7 +179,7 @@ def ending_of(folder):
 
 
 def test_solved_run_ends_saved_and_exported(tmp_path, capsys):
-    """Rewards rise for two steps; then every episode earns the most that was seen."""
+    """Rewards rise for two steps, then every episode earns the highest reward seen."""
 
     def played(step):
         rewards = (0.0, 0.5, 1.0, 0.5) if step < 2 else (1.0,) * 4
@@ -193,13 +193,13 @@ def test_solved_run_ends_saved_and_exported(tmp_path, capsys):
     assert ending_of(tmp_path) == {"step": 8, "ending": "solved", "reason": result.reason}
     assert "solved: all 96" in capsys.readouterr().out
 
-    with trainer(tmp_path, played, max_empty_steps=4) as again:  # with other seeds, and it knows what was earned before
+    with trainer(tmp_path, played, max_empty_steps=4) as again:  # with other seeds; the reward ranges are known
         assert again.fit(Duel, steps=200).steps == 14
     assert again.asked[0] == (8, 0)
 
 
 class Learning:
-    """A reward that remembers how many trajectories it has seen."""
+    """A reward that counts trajectories."""
 
     name, seen = "learning", 0
 
@@ -232,11 +232,11 @@ def test_finished_run_starts_no_processes(tmp_path, capsys):
     assert (run.save(tmp_path / "copy") / "config.json").read_text() == "{}"
     assert again(1)[1].steps == 2
     (tmp_path / "checkpoints/step-000002/reward.npz").write_bytes(b"damaged")
-    assert again(2)[1] is None  # who restores it says what is wrong, and takes the one before
+    assert again(2)[1] is None  # `restore` reports the damage and takes the one before
     with trainer(tmp_path, lambda step: [group(0.0, 1.0, seed=step)], groups_per_step=1) as run:
         run._lifecycle.next_step = 2
         run.fit(Duel, steps=3)
-    (tmp_path / "checkpoints/step-000003/exported").unlink()  # killed while it exported
+    (tmp_path / "checkpoints/step-000003/exported").unlink()  # killed during the export
     assert again(3)[1] is None
 
 
@@ -299,12 +299,12 @@ def test_the_advice_fits_the_cause(tmp_path, groups, advice, capsys):
         assert "out of context 100%" in capsys.readouterr().out
 
 
-# ---- when it is solved, and when it only looks so
+# ---- evidence that a run is solved
 
 
-def judged(groups):
+def scored(groups):
     def reward(trajectories):
-        """The environment's; it abstains from 9."""
+        """The environment's reward; it abstains from 9."""
         found = env_reward(trajectories)
         return np.where(found == 9, np.nan, found)
 
@@ -313,10 +313,10 @@ def judged(groups):
 
 
 def watch(steps, *, patience=3, tops=None):
-    """What `Endings` says of steps of groups, and after how many."""
+    """Return the kind of the stop reason for steps of groups, and the number of steps."""
     endings = StoppingCriteria(patience)
     for number, groups in enumerate(steps):
-        items, samples = judged(groups)
+        items, samples = scored(groups)
         if (found := endings.after(number, items, samples, {"team"}, tops or {"t": None})) is not None:
             return found.kind, number + 1
     return None, len(steps)
@@ -332,24 +332,24 @@ MIXED = [group(*(1.0, 0.0) * 4)]
 @pytest.mark.parametrize(
     ("steps", "tops", "wanted"),
     [
-        ([FULL] * 9, {"t": None}, ("solved", 3)),  # never anything else than the full mark
+        ([FULL] * 9, {"t": None}, ("solved", 3)),  # always the maximum
         ([FULL] * 9, {"t": 1.0}, ("solved", 3)),
         ([[group(2.0, 0.0)], *[DOUBLE] * 9], {"t": None}, ("plateau", 4)),
         ([[group(2.0, 0.0)], *[DOUBLE] * 9], {"t": 2.0}, ("solved", 4)),
-        ([[*FULL, *UNSURE[:1]]] * 9, {"t": 1.0}, ("solved", 3)),  # one that nobody could judge
-        ([[*FULL[:1], *UNSURE]] * 60, {"t": 1.0}, ("uninformative", 3)),  # most could not be judged
+        ([[*FULL, *UNSURE[:1]]] * 9, {"t": 1.0}, ("solved", 3)),  # one abstention
+        ([[*FULL[:1], *UNSURE]] * 60, {"t": 1.0}, ("uninformative", 3)),  # mostly abstentions
         ([FULL] * 9, {"t": 2.0}, ("uninformative", 3)),  # the environment pays more
-        ([HALF] * 9, {"t": None}, ("uninformative", 3)),  # never anything else, and less than 1
+        ([HALF] * 9, {"t": None}, ("uninformative", 3)),  # always the same, below 1
         ([HALF] * 9, {"t": 0.5}, ("solved", 3)),
-        ([MIXED, *[HALF] * 9], {"t": None}, ("uninformative", 4)),  # more has been earned
-        ([[group(0.5, 0.0)], *[HALF] * 9], {"t": None}, ("plateau", 4)),  # the highest seen, and nobody knows
-        ([*[[group(1.0, 1.0)]] * 31, MIXED, *[[group(1.0, 1.0)]] * 31], {"t": 1.0}, (None, 63)),  # a task of small p
-        ([[group(1.0, 1.0)]] * 40, {"t": 1.0}, ("solved", 32)),  # few episodes a step: proof takes longer
-        ([[group(*(1.0,) * 8, seed=n) for n in range(2)]] * 20, {"t": 1.0}, ("solved", 12)),  # few tasks a step, too
-        ([FULL] * 9, {"t": None, "other": None}, (None, 9)),  # another environment was not drawn yet
+        ([MIXED, *[HALF] * 9], {"t": None}, ("uninformative", 4)),  # a higher reward was seen
+        ([[group(0.5, 0.0)], *[HALF] * 9], {"t": None}, ("plateau", 4)),  # the highest seen, maximum unknown
+        ([*[[group(1.0, 1.0)]] * 31, MIXED, *[[group(1.0, 1.0)]] * 31], {"t": 1.0}, (None, 63)),  # a rare task
+        ([[group(1.0, 1.0)]] * 40, {"t": 1.0}, ("solved", 32)),  # few episodes
+        ([[group(*(1.0,) * 8, seed=n) for n in range(2)]] * 20, {"t": 1.0}, ("solved", 12)),  # few tasks
+        ([FULL] * 9, {"t": None, "other": None}, (None, 9)),  # another environment has no groups yet
         ([*[FULL] * 4, [group(*(0.0,) * 8, env_id="other")]], {"t": 1.0, "other": 1.0}, ("uninformative", 5)),
-        ([*[FULL] * 2, MIXED, *[FULL] * 9], {"t": None}, ("solved", 6)),  # a curriculum: harder tasks came
-        ([[*FULL, group(1.0, 1.0, error=BROKEN)]] * 9, {"t": None}, ("solved", 3)),  # a failure now and then
+        ([*[FULL] * 2, MIXED, *[FULL] * 9], {"t": None}, ("solved", 6)),  # a curriculum moved to harder tasks
+        ([[*FULL, group(1.0, 1.0, error=BROKEN)]] * 9, {"t": None}, ("solved", 3)),  # a few failures
     ],
 )
 def test_run_is_solved_only_with_enough_evidence(steps, tops, wanted):
@@ -357,7 +357,7 @@ def test_run_is_solved_only_with_enough_evidence(steps, tops, wanted):
 
 
 def idle_group(seed=0, env_id="t", reward=1.0, forfeits=("player_1",), size=8):
-    """Episodes that the rival ended before the team had a turn."""
+    """Episodes that the rival ended before the team's first turn."""
 
     def ended(episode):
         first, second = episode.trajectories["player_0"], episode.trajectories["player_1"]
@@ -380,12 +380,12 @@ IDLE = [idle_group(seed=n) for n in range(8)]
 @pytest.mark.parametrize(
     ("steps", "tops", "wanted"),
     [
-        ([IDLE] * 9, {"t": None}, ("broken", 3)),  # the rival forfeits first: all rewards are 1, and nothing is sampled
+        ([IDLE] * 9, {"t": None}, ("broken", 3)),  # the rival forfeits first: all rewards are 1 without a sampled token
         ([IDLE] * 9, {"t": 1.0}, ("broken", 3)),
-        ([MIXED, *[IDLE] * 9], {"t": 1.0}, ("broken", 4)),  # also after steps that were learned from
-        ([[*IDLE, *FULL[:1]]] * 6, {"t": 1.0}, (None, 6)),  # few episodes prove nothing, however many end at once
-        ([[*IDLE, *FULL[:1]]] * 30, {"t": 1.0}, ("solved", 24)),  # until 24 groups were played
-        ([[*FULL, idle_group(env_id="u")]] * 9, {"t": 1.0, "u": 1.0}, ("uninformative", 3)),  # nothing is known of u
+        ([MIXED, *[IDLE] * 9], {"t": 1.0}, ("broken", 4)),  # also after informative steps
+        ([[*IDLE, *FULL[:1]]] * 6, {"t": 1.0}, (None, 6)),  # too little evidence
+        ([[*IDLE, *FULL[:1]]] * 30, {"t": 1.0}, ("solved", 24)),  # enough groups
+        ([[*FULL, idle_group(env_id="u")]] * 9, {"t": 1.0, "u": 1.0}, ("uninformative", 3)),  # no evidence for u
         (
             [[*FULL[:2], *[group(*(1.0,) * 8, error=BROKEN)] * 6]] * 9,
             {"t": 1.0},
@@ -408,7 +408,7 @@ def test_run_without_turns_fails_and_names_who_ended_the_games(tmp_path):
 
 
 def test_short_run_without_turns_fails_at_its_end(tmp_path):
-    """Its steps are fewer than those that a run waits for."""
+    """The run has fewer steps than `max_empty_steps`."""
     idle = [idle_group(seed=n, forfeits=()) for n in range(4)]
     with (
         trainer(tmp_path, lambda step: idle) as run,
@@ -467,7 +467,7 @@ def test_evaluation_without_turns_has_no_reward(tmp_path, caplog):
 
 def test_one_zero_variance_policy_of_two_does_not_end_the_run():
     def both(seed):
-        """The team always earns 1, and a second policy of ours has not learned yet."""
+        """The team always earns 1, and a second trained policy has not learned yet."""
         one = group(1.0, 1.0, seed=seed).episodes
         second = [
             dataclasses.replace(
@@ -495,11 +495,11 @@ def test_one_zero_variance_policy_of_two_does_not_end_the_run():
 
 def test_reward_ranges_survive_a_resume():
     first = StoppingCriteria(3)
-    items, samples = judged([group(0.5, 0.0)])
+    items, samples = scored([group(0.5, 0.0)])
     first.after(0, items, samples, {"team"}, {"t": None})
     second = StoppingCriteria(3)
     second.load_state_dict(first.state_dict())
-    items, samples = judged(HALF)
+    items, samples = scored(HALF)
     found = [second.after(n, items, samples, {"team"}, {"t": None}) for n in range(3)]
     assert found[:2] == [None, None] and found[2].kind == "plateau"
     StoppingCriteria(1).load_state_dict(StoppingCriteria(1).state_dict())
@@ -548,13 +548,13 @@ def test_plateau_ends_the_run_with_advice(tmp_path):
 
 def test_reason_counts_scored_episodes():
     endings = StoppingCriteria(1)
-    items, samples = judged([*FULL * 3, *UNSURE[:2]])
+    items, samples = scored([*FULL * 3, *UNSURE[:2]])
     found = endings.after(0, items, samples, {"team"}, {"t": 1.0})
     assert found.reason.startswith("solved: all 192 episodes of the last 1 steps (16 more have no reward) earned")
 
 
 def test_control_characters_of_an_environment_are_escaped(tmp_path, capsys):
-    """Its error has what rich takes for a closing tag without an opening one, and what clears a terminal."""
+    """The error contains markup of rich and a control sequence."""
     words = EpisodeError(where="step", kind="KeyError", message="'[/INST]' [bold]\x1b[2J")
 
     def played(step):
@@ -567,7 +567,7 @@ def test_control_characters_of_an_environment_are_escaped(tmp_path, capsys):
 
 
 def test_reward_below_its_maximum_ends_as_plateau(tmp_path):
-    """A judge of answers that have become the same says 0.93 of each, and will never say 1."""
+    """A judge scores all answers 0.93, and never 1."""
     sure = fa.Rule(lambda t: 0.93 if t.reward else 0.1, name="judge")
 
     def played(step):
@@ -584,7 +584,7 @@ def test_max_reward_of_an_environment_must_be_a_number(most, known):
 
 
 def unlucky(step):
-    """One seed a step, of which every third is one that the environment does not survive."""
+    """One seed per step; every third one fails."""
     return [group(0.0, 1.0, seed=step, **({"error": BROKEN, "end": "error"} if step % 3 == 2 else {}))]
 
 
@@ -602,7 +602,7 @@ def test_broken_run_ends_after_max_empty_steps(tmp_path):
         run.fit(Duel, steps=50)
     assert ending_of(tmp_path)["ending"] == "broken"
     with trainer(tmp_path, played, max_empty_steps=3) as again, pytest.raises(EmptyBatchError, match=r"step 6: all 8"):
-        again.fit(Duel, steps=50)  # nothing has been played in this session
+        again.fit(Duel, steps=50)  # no valid step in this session
 
 
 def test_held_out_episodes_that_fail_are_counted(tmp_path):
@@ -632,7 +632,7 @@ def test_evaluation_reports_each_level(tmp_path):
 
 
 def test_stage_times_sum_to_the_step_time(tmp_path, monkeypatch):
-    """A checkpoint counts in the step that is begun with it; an evaluation, too."""
+    """Checkpoints and evaluations count in the step that follows."""
     begun = Learner.start_save
 
     async def slow(self, folder, **_):
@@ -677,7 +677,7 @@ def test_resampling_time_is_not_scoring_time(tmp_path):
 
     def played(step):
         asked.append(step)
-        if len(asked) > 1:  # a resample
+        if len(asked) > 1:  # resampling
             time.sleep(0.05)
             return [group(0.0, 1.0, seed=9)]
         return [group(0.0, 1.0, seed=n) for n in range(3)] + [group(0.5, 0.5, seed=3)]
@@ -701,7 +701,7 @@ def test_interrupt_in_the_last_step_still_exports(tmp_path):
 def test_evaluation_counts_failures_and_abstentions(
     failed, status, tmp_path, monkeypatch, capsys
 ):
-    """The reward abstains from player_0's 9 in one episode, which says nothing of how the team plays."""
+    """The reward abstains in the episode where player_0 earns 9."""
 
     async def play_held_out(tasks, play, processes):
         rewards = (9.0, 0.0, 1.0, 0.5)

@@ -1,4 +1,4 @@
-"""Which environments a run plays, and who sits in their seats."""
+"""Environments of a run, and the policies of their agents."""
 
 import asyncio
 import contextlib
@@ -93,7 +93,7 @@ def test_groups_of_a_broken_environment_are_dropped_and_counted(where):
         def __init__(self):
             super().__init__()
             Coin.made += 1
-            self.broken = where == "close" or Coin.made > 5  # one is asked for its seats, the first group has four
+            self.broken = where == "close" or Coin.made > 5  # one is made to get its agents, four for the first group
             self.breaks("make")
 
         def breaks(self, place):
@@ -133,7 +133,7 @@ def test_groups_of_a_broken_environment_are_dropped_and_counted(where):
 
 
 def talk(task, client):
-    """Never run here."""
+    """Not run here."""
 
 
 def models_of(trainer, sampler):

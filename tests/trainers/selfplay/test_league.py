@@ -1,4 +1,4 @@
-"""Games of a league, and a league at play with engines and learners that are stand-ins."""
+"""Matches of a league, and a league with fake engines and learners."""
 
 import asyncio
 import dataclasses
@@ -38,7 +38,7 @@ def standings(snapshots=2):
 
 
 def episode(policies, rewards, *, error=None, seed=0):
-    """Each agent said one token, 7 times its place."""
+    """Return an episode in which each agent sampled one token, 7 times its index."""
     trajectories = {
         agent: Trajectory(
             agent=agent,
@@ -220,7 +220,7 @@ def test_a_file_declares_a_league(tmp_path, capsys):
 
 
 class Learner:
-    """Exports its version."""
+    """A learner that exports its version."""
 
     def __init__(self):
         self.version = 0
@@ -231,7 +231,7 @@ class Learner:
 
 
 class League(LeaguePolicies):
-    """Loads no weights, and notes what it would have loaded."""
+    """Loads no weights, and records the snapshots."""
 
     async def _load(self, name, version, processes, by):
         if name != self._loaded:
@@ -240,7 +240,7 @@ class League(LeaguePolicies):
 
 
 def season(folder, steps, *, pool=3, resume=False):
-    """Play steps against stand-ins; the policy beats what is older, by its luck. Checkpoints every 4 steps."""
+    """Run steps with fakes and random results. Checkpoints every 4 steps."""
     folder.mkdir(exist_ok=True)
     config = fa.GRPOConfig(checkpoint_every=4)
     declared = fa.League(HERO, snapshot_every=2, pool=pool, anchors=(RANDOM,), opponents_per_step=2)
@@ -285,7 +285,7 @@ def season(folder, steps, *, pool=3, resume=False):
 
 def test_killed_league_resumes_equal(tmp_path):
     whole, _, games = season(tmp_path / "whole", 20)
-    season(tmp_path / "killed", 18)  # its last checkpoint is of step 16
+    season(tmp_path / "killed", 18)  # the last checkpoint is that of step 16
     again, _, later = season(tmp_path / "killed", 20, resume=True)
     assert sorted(later) == sorted(games[-len(later) :]) and len(later) == 4 * 6
     for key, value in whole.state_dict().items():
@@ -308,7 +308,7 @@ def test_only_snapshots_are_deleted_from_the_league_folder(tmp_path):
         (mine / name).mkdir(parents=True)
     (tmp_path / "run").mkdir()
     (tmp_path / "run/league").symlink_to(mine)
-    (mine / ".unfinished-hero-000002").mkdir()  # of an export that was killed
+    (mine / ".unfinished-hero-000002").mkdir()  # of a killed export
     (mine / "hero-000003").symlink_to(tmp_path / "run")
     season(tmp_path / "run", 24)
     assert all((mine / name).is_dir() for name in others) and (tmp_path / "run/league.json").exists()
@@ -351,7 +351,7 @@ def test_unchanged_policy_is_not_a_new_opponent(tmp_path):
 
 
 def test_evaluation_covers_anchors_agents_and_environments(tmp_path):
-    """Environments, anchors and seats must not take turns in step: two of each would be two of eight games."""
+    """Environments, anchors and agents must not alternate in step: two of each would give two of eight games."""
     anchors = (RANDOM, fa.Random(name="other"))
     league = League(fa.League(HERO, anchors=anchors), fa.GRPOConfig(), tmp_path)
     games = Counter()
@@ -372,7 +372,7 @@ def test_snapshots_are_packed_in_another_thread(tmp_path, tiny_llama, monkeypatc
     packed_by, loaded = [], []
     monkeypatch.setattr(Publisher, "_pack", lambda *_: packed_by.append(threading.current_thread()))
 
-    class Store:  # keeps what it is given
+    class Store:  # in memory
         name, place, heartbeat_timeout_s = "weights", "elsewhere", 10.0
         values: ClassVar = {}
 

@@ -1,4 +1,4 @@
-"""What a step of learning reports, and where its guards stop the run."""
+"""Metrics of a training step, and its checks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Batches = Callable[..., EpisodeBatch]
 
 
 def samples(*versions: int, policies: tuple[str, ...] = ("hero",)) -> StepSamples:
-    """For every policy one sample per version, of two sampled tokens each."""
+    """Return one sample of two tokens per version, for every policy."""
     samples = [
         Sample(
             token_ids=(1, 2, 3),
@@ -149,7 +149,7 @@ def test_two_consecutive_non_finite_losses_end_the_run(
     assert found["learner/hero/skipped"] == 1.0 and "learner/hero/loss" not in found
     assert found["learner/rival/skipped"] == 0.0 and found["learner/rival/loss"] == 0.5
     assert "step 12 is skipped" in caplog.text and "step-000012-hero.safetensors" in caplog.text
-    step(Learner())  # what is good in between begins the count anew
+    step(Learner())  # a valid step resets the count
     step(bad)
     with pytest.raises(DivergedError, match="policy hero: the loss is inf"):
         step(bad)
@@ -209,12 +209,12 @@ def test_quantiles_are_tokens_ratios():
     assert one == {"ratio_p1": 1.0, "ratio_p50": 1.0, "ratio_p99": 1.0}
 
 
-# ---- guards, with a real learner and a sampler that is planted to be wrong
+# ---- checks, with a real learner and a wrong sampler
 
 
 TEMPERATURE = 0.8
 LIMIT = 1e-3
-"""What float32 against float32 keeps."""
+"""Maximum gap of float32 against float32."""
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +228,7 @@ def learner(model: Path, **changes: Any) -> LearnerCore:
 
 
 def gap(core: LearnerCore, batch: EpisodeBatch, sampler: LearnerCore) -> float:
-    """The mean gap that the loss reports, on tokens whose logprobs `sampler` gave."""
+    """Return the mean gap that the loss reports for log-probabilities of `sampler`."""
     batch["tokens"]["logprobs"] = sampler.logprobs(batch)
     microbatches, _ = core._plan(batch)
     count = float(batch["tokens"]["loss_mask"].sum())
@@ -314,7 +314,7 @@ def test_non_finite_loss_leaves_the_weights_unchanged(tiny_llama: Path, random_b
 
 
 def test_memory_stays_flat(core: LearnerCore, random_batch: Batches):
-    """Resident memory after 10 steps and after 30 more, of batches that are never the same."""
+    """Compare resident memory after 10 steps and after 30 more, with different batches."""
 
     def after(steps: Iterable[int]) -> int:
         for step in steps:
