@@ -35,7 +35,7 @@ def answers():
     """Conversations that end in a legal action: every action at every information set once."""
     tree = GameTree(GAME)
     rows = []
-    for place in tree.places:
+    for place in tree.info_sets:
         prompt = [{"role": "system", "content": tree.instructions[place.agent]}]
         for seen, action in place.past:
             prompt += [{"role": "user", "content": seen}, {"role": "assistant", "content": action}]

@@ -108,10 +108,10 @@ def test_earlier_actions_are_in_the_prompt(kuhn, renderer):
 
 def test_game_interprets_free_answers(kuhn, renderer):
     engine = Engine(renderer, equilibrium, wording="I {}!")
-    value, illegal = asyncio.run(model_exploitability(kuhn, POLICY, PolicyEngine(engine, renderer), samples=200))
+    value, illegal = asyncio.run(model_exploitability(kuhn, POLICY, PolicyEngine(engine, renderer), samples=400))
     assert value == pytest.approx(0, abs=0.04) and illegal == 0
     again = [prompt for prompt in engine.prompts if "you check, opponent bet" in prompt]
-    assert len(again) == 600 and all("I check!" in prompt for prompt in again), "it goes on from its own words"
+    assert len(again) == 1200 and all("I check!" in prompt for prompt in again), "it goes on from its own words"
 
 
 def test_illegal_answers_are_counted_separately(kuhn, renderer):
