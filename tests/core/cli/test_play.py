@@ -126,7 +126,7 @@ def test_invalid_play_settings_are_refused(capsys, typed):
     assert cli.main(["play", "forge/KuhnPoker-v0", "--agent", "player_2"]) == 1
     assert "has no agent 'player_2'; its agents are player_0, player_1. Did you mean" in capsys.readouterr().err
     assert cli.main(["play", "forge/KuhnPoker-v0", "--endpoint", "h", "--endpoint_model", "m"]) == 1
-    assert "no HTTP address" in capsys.readouterr().err
+    assert "not an HTTP address" in capsys.readouterr().err
     for words, said in (
         (["--seed", "1"], "env"),
         (["forge/KuhnPoker-v0", "--model=m", "--opponent=random"], "model and opponent are given for the other agents"),

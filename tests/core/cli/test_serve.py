@@ -107,7 +107,7 @@ def test_server_command_has_our_settings(run):
     [
         ({"checkpoint": ""}, "checkpoint is empty"),
         ({"port": 0}, "port=0"),
-        ({"api_key_env": "sk-secret-token"}, "no name of an environment variable"),
+        ({"api_key_env": "sk-secret-token"}, "not the name of an environment variable"),
         ({"chat_template": "nowhere.jinja"}, "is not a file"),
         ({"kv_cache_gb": 0.0}, "kv_cache_gb"),
         ({"max_model_len": -1}, "max_model_len"),

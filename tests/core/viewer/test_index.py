@@ -88,7 +88,7 @@ def test_rewritten_file_is_indexed_again(index, run_folder):
     log = run_folder / "episodes.jsonl"
     kept = log.read_text().splitlines(keepends=True)[:2]
     log.write_text("".join(kept) + json.dumps(episode(seed=5, words="replayed " * 500)) + "\n")
-    with pytest.raises(RunFolderError, match="has been rewritten"):
+    with pytest.raises(RunFolderError, match="was rewritten"):
         index.row(3)
     assert index.update() == 3
     assert numbers(index) == [1, 2, 3]

@@ -235,7 +235,7 @@ def test_folder_with_links_or_pipes_is_refused(run_folder, tmp_path, name, kind)
         os.mkfifo(run_folder / name)  # to open it would wait for ever
     else:
         (run_folder / name).symlink_to(tmp_path / ("secret" if kind == "link" else "nothing"))
-    with pytest.raises(RunFolderError, match=f"{name} is (a link|no file)"):
+    with pytest.raises(RunFolderError, match=f"{name} is (a link|not a file)"):
         find_runs([run_folder])
     (run_folder / name).unlink()
     (run_folder / "notes.md").symlink_to(tmp_path / "secret")  # as people do, and nothing here opens it
