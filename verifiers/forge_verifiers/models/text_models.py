@@ -68,28 +68,12 @@ class TextModel:
             raise ValueError(
                 f"max_tokens={max_tokens}, batch_tokens={batch_tokens}, threads={threads}; give at least 8, 1 and 1"
             )
-        self.name = name
-        self._auto_class, self._name, self._device = auto_class, model, device
-        self._max_tokens, self._batch_tokens, self._threads = max_tokens, batch_tokens, threads
+        self.name, self.model, self.device, self.batch_tokens = name, str(model), str(device), batch_tokens
+        self._auto_class, self._max_tokens, self._threads = auto_class, max_tokens, threads
         self._loaded: tuple[Any, Any] | None = None
         self._pad_id: int | None = None
         self._lock = threading.Lock()
         self.usage = TextModelUsage()
-
-    @property
-    def model(self) -> str:
-        """A built-in name, a folder or a hub id."""
-        return str(self._name)
-
-    @property
-    def device(self) -> str:
-        """Device in torch's notation."""
-        return str(self._device)
-
-    @property
-    def batch_tokens(self) -> int:
-        """Maximum number of tokens of a forward pass, padding included."""
-        return self._batch_tokens
 
     def load(self) -> tuple[Any, Any]:
         """Tokenizer and model, loaded at the first call.
@@ -126,9 +110,9 @@ class TextModel:
         results: dict[Text, torch.Tensor] = {}
         batches = 0
         with self._lock, _threads(self._threads), torch.no_grad():
-            for batch in _batches([len(ids["input_ids"]) for ids in encoded], self._batch_tokens):
+            for batch in _batches([len(ids["input_ids"]) for ids in encoded], self.batch_tokens):
                 padded = self._padded(model, [encoded[k] for k in batch])
-                inputs = {name: torch.tensor(column, device=self._device) for name, column in padded.items()}
+                inputs = {name: torch.tensor(column, device=self.device) for name, column in padded.items()}
                 rows = read(model(**inputs), inputs["attention_mask"]).float().cpu()
                 results |= {unique[k]: row for k, row in zip(batch, rows, strict=True)}
                 batches += 1
@@ -143,7 +127,7 @@ class TextModel:
     def _load(self) -> tuple[Any, Any]:
         import transformers
 
-        folder = models.resolve(self._name)
+        folder = models.resolve(self.model)
         with models.no_remote_code(folder) as arguments:
             tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **arguments)
             model, loading = getattr(transformers, self._auto_class).from_pretrained(
@@ -154,11 +138,11 @@ class TextModel:
             missing = sorted(loading["missing_keys"])
         if missing:
             raise ValueError(
-                f"{self._name} lacks {', '.join(missing[:3])}, which transformers would fill with random numbers; it "
+                f"{self.model} lacks {', '.join(missing[:3])}, which transformers would fill with random numbers; it "
                 f"is no trained {self._auto_class.removeprefix('AutoModelFor').removeprefix('AutoModel') or 'encoder'}"
             )
         self._pad_id = model.config.get_text_config().pad_token_id
-        return tokenizer, model.eval().to(self._device)
+        return tokenizer, model.eval().to(self.device)
 
     def _padded(self, model: Any, encoded: Sequence[Mapping[str, list[int]]]) -> dict[str, list[list[int]]]:
         """Pad the rows at the end to equal length.
