@@ -126,7 +126,7 @@ class Standing(Session):
         told = Question(seat=seat, call=call, number=number, after=after, new=new).conversation()
         told.pop("asked", None)  # `own` has them
         rng_key = str(call.asked["seed"]) if "seed" in call.asked else None
-        decision = await talk.player.decide("", {CONVERSATION: told}, own=own, rng_key=rng_key)
+        decision = await talk.player.decide("", {CONVERSATION: told}, override=own, rng_key=rng_key)
         at, talk.decided = talk.decided, talk.decided + 1  # nothing was awaited since the player took note of it
         decision = decision.published(told["tools"])
         reply = reply_to(call, number, decision.action, decision.about())

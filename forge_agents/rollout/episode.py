@@ -389,7 +389,7 @@ def _step(
     if decision is not None and callable(about_answer):
         about_answer(acting, decision.about())
     accounts = dict(env._cumulative_rewards)
-    env.step(None if decision is None else visible_action(env, decision.reasoning, decision.action))
+    env.step(None if decision is None else _delivered_text(env, decision))
     if decision is not None and (reason := find_lost_reward(env, acting, accounts)):
         raise FailureError("reward", ValueError(reason))
     for agent in list(reported):
@@ -471,7 +471,7 @@ def _round(
     env: ParallelEnv[str, Any, Any], decisions: Mapping[str, Decision]
 ) -> tuple[dict[str, _StepResult], dict[str, float], _Views]:
     """Results of the agents that acted, rewards of others (left earlier, or joining now), and the next views."""
-    actions = {agent: visible_action(env, decision.reasoning, decision.action) for agent, decision in decisions.items()}
+    actions = {agent: _delivered_text(env, decision) for agent, decision in decisions.items()}
     observations, rewards, terminated, truncated, infos = env.step(actions)
     results = {
         agent: _StepResult.of(
@@ -494,6 +494,11 @@ def _finite(reward: Any, agent: str) -> float:
     if not math.isfinite(value):
         raise FailureError("reward", ValueError(f"{agent!r} was rewarded with {reward!r}; rewards must be finite"))
     return value
+
+
+def _delivered_text(env: PlayableEnv, decision: Decision) -> str:
+    """The text of a decision that the environment receives."""
+    return visible_action(env, decision.reasoning, decision.action) if decision.reasoning else decision.action
 
 
 def _instructions_and_tools(env: PlayableEnv, agent: str) -> tuple[str, Sequence[Mapping[str, Any]]]:

@@ -70,7 +70,7 @@ def test_person_acts_for_the_requested_agent(typed):
 def test_leaving_a_game_is_no_failure(typed):
     shown = typed("")
     assert cli.main(["play", "forge/KuhnPoker-v0"]) == 0
-    assert "the person in seat 'player_0' left" in shown.console.file.getvalue()
+    assert "the person who plays 'player_0' left" in shown.console.file.getvalue()
 
 
 def test_endpoint_acts_for_the_other_agents(typed, serve_chat, monkeypatch):

@@ -18,7 +18,7 @@ import forge_agents as fa
 from forge_agents.errors import NotReadyError
 from forge_agents.programs import Container, containers
 from forge_agents.programs.containers import Image
-from forge_agents.rollout.rollout import play
+from forge_agents.rollout.episode import play
 from forge_agents.sandbox import Sandbox
 
 ASKS = """

@@ -21,7 +21,7 @@ import pytest
 import forge_agents as fa
 from forge_agents.programs.context import running_program
 from forge_agents.programs.gateway import Gateway
-from forge_agents.rollout.rollout import play
+from forge_agents.rollout.episode import play
 
 REAL = {"OPENAI_API_KEY": "sk-real", "ANTHROPIC_API_KEY": "sk-ant-real", "ANTHROPIC_AUTH_TOKEN": "real",
         "OPENAI_ORG_ID": "org-real", "OPENAI_API_BASE": "https://api.openai.com/v1"}  # fmt: skip

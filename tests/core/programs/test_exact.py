@@ -13,9 +13,9 @@ from forge_agents.programs.calls import reply_to
 from forge_agents.programs.gateway import Question, _Histories
 from forge_agents.programs.protocols import PROTOCOLS
 from forge_agents.rollout.conversation import Branches
+from forge_agents.rollout.episode import decision_fields, play
 from forge_agents.rollout.players import ModelPlayer, PolicyEngine
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.rollout.rollout import decision_fields, play
 from forge_agents.types import Completion, Trajectory, Turn, VersionSpan
 from forge_trainers.batch.packing import samples_from
 

@@ -27,8 +27,9 @@ import forge_agents as fa
 from forge_agents.envs.wrappers import ObservationWindow
 from forge_agents.errors import ActorDiedError, ForgeError
 from forge_agents.programs.gateway import gateway
+from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import Decision
-from forge_agents.rollout.rollout import Rollout, play
+from forge_agents.rollout.rollout import Rollout
 from forge_agents.sandbox import Sandbox, SandboxLimits
 from forge_agents.sandbox.sandbox import _why_no_namespaces
 from forge_agents.testing._processes import ended_within

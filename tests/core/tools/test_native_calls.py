@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import forge_agents as fa
 from forge_agents.models.tiny import _byte_vocab
+from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine, with_calls
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.rollout.rollout import play
 from forge_agents.tools import parse_tool_calls
 from forge_agents.tools.native import reader_for
 from forge_agents.types import Completion, Episode, ToolCall, VersionSpan

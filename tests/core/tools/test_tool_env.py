@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 import forge_agents as fa
 from forge_agents.envs.env import Outcome
 from forge_agents.envs.reasoning import visible_action
-from forge_agents.rollout.rollout import play
+from forge_agents.rollout.episode import play
 from forge_agents.testing import check_env
 from forge_agents.tools import FORMATS, MAX_RESULT_CHARS, ToolCall, render_tool_call, tool
 from forge_agents.tools.env import ToolEnv
