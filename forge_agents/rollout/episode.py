@@ -80,7 +80,7 @@ class _Draft:
 
 
 class _StepResult(NamedTuple):
-    """What the environment reports to an agent since its last decision."""
+    """Result that the environment reports to an agent since its last decision."""
 
     reward: float
     terminated: bool
@@ -241,8 +241,8 @@ async def play(
         env_id: Id of the environment, for the record.
         engines: Engines of the model policies, by policy name.
         max_turns: Maximum number of decisions. A round that has begun is finished.
-        rng_key: Unique key of the episode. What models sample then depends only on the key, the agent and the turn, so
-            a resumed run repeats it. None uses the engines' own random streams.
+        rng_key: Unique key of the episode. Samples of models then depend only on the key, the agent and the turn, so a
+            resumed run repeats them. None uses the engines' own random streams.
         episode_index: Index of the episode in its group, from 0.
         watch: Called with each turn when it is decided, before its reward and info are known.
 

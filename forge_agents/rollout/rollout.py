@@ -50,8 +50,8 @@ class Rollout:
             seed: Seed of the environment.
             size: Number of episodes.
             limit: Bounds the number of concurrent episodes.
-            rng_key: Unique key of the group. What models sample then depends only on the key, the episode, the agent
-                and the turn, so a resumed run samples the same tokens. None uses the engines' own random streams.
+            rng_key: Unique key of the group. Samples of models then depend only on the key, the episode, the agent and
+                the turn, so a resumed run samples the same tokens. None uses the engines' own random streams.
 
         Raises:
             ArgumentError: `make_env` returned an environment that is already in use.

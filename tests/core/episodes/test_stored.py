@@ -201,7 +201,7 @@ def test_damaged_foreign_and_missing_files_are_named(run, tmp_path):
     file.write_text(line.replace('"agent": "player_0"', '"agent": "player_7"') + "\n")
     assert {row["agent"] for row in fa.load_episodes(tmp_path).turns()} == {"player_7", "player_1"}
     file.write_text(json.dumps({**json.loads(line), "format": 9}) + "\n")
-    with pytest.raises(RunFolderError, match="format 9; this version"):
+    with pytest.raises(RunFolderError, match="format 9, but this version"):
         fa.load_episodes(tmp_path).episode(0)
     with pytest.raises(RunFolderError, match=r"duell holds no episodes.jsonl; give the out_dir.*Did you mean 'duel'"):
         fa.load_episodes(run.parent / "duell")
@@ -215,5 +215,5 @@ def test_benchmark_records_have_no_turns(tmp_path):
     fa.benchmark({"a": fa.Random(), "b": fa.Random(seed=1)}, KUHN, episodes=2, out_dir=tmp_path, progress=False)
     table = fa.load_episodes(tmp_path, policy="b")
     assert len(table) == 6 and {row["step"] for row in table} == {None} and table[0]["turns"] >= 2
-    with pytest.raises(RunFolderError, match="written by a benchmark, which keeps .* not their turns"):
+    with pytest.raises(RunFolderError, match="written by a benchmark, which stores .* not their turns"):
         table.episode(0)

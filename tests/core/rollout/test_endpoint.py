@@ -406,7 +406,7 @@ def test_other_keys_and_accounts_of_the_environment_are_not_sent(serve_chat, mon
 def test_missing_key_is_reported_before_an_episode(monkeypatch):
     monkeypatch.delenv("RIVAL_KEY", raising=False)
     endpoint = fa.Endpoint("http://127.0.0.1:1/v1", "m", api_key_env="RIVAL_KEY")
-    with pytest.raises(ValueError, match="'RIVAL_KEY' is not set; it must hold the key of m at http://127.0.0.1:1/v1"):
+    with pytest.raises(ValueError, match="'RIVAL_KEY' is not set; it must contain the key of m at http://127.0.0.1:1/v1"):
         policies_by_name(endpoint, ["a"])
     with pytest.raises(ValueError, match="'RIVAL_KEY' is not set"):
         asyncio.run(play(Count(), {"a": endpoint, "b": endpoint}, seed=0))
@@ -419,8 +419,8 @@ def test_missing_key_is_reported_before_an_episode(monkeypatch):
 @pytest.mark.parametrize(
     ("url", "options", "said"),
     [
-        ("localhost:8000", {}, "no HTTP address"),
-        ("http://[::1", {}, "no HTTP address"),
+        ("localhost:8000", {}, "not an HTTP address"),
+        ("http://[::1", {}, "not an HTTP address"),
         (f"https://me:{KEY}@host/v1", {}, "contains a user, a password"),
         (f"https://host/v1?key={KEY}", {}, "contains a user, a password or a query"),
         ("http://h/v1", {"model": ""}, "names no model"),

@@ -77,7 +77,7 @@ def test_end_of_input_is_recorded_and_not_retried(terminal):
     rollout = Rollout(make_env=lambda: fa.make("forge/KuhnPoker-v0"), env_id="k", policies=seats, retries=1)
     episode = asyncio.run(rollout.group(2, 1)).episodes[0]
     assert (episode.error.where, episode.error.kind) == ("policy", "PlayerLeftError")
-    assert episode.error.message == "the person in seat 'player_0' left: the input has ended"
+    assert episode.error.message == "the person who plays 'player_0' left: the input has ended"
     assert terminal.shown().count("player_0 sees") == 2  # the replay asks nothing
 
 
@@ -86,7 +86,7 @@ def test_last_line_without_line_break_counts(terminal):
     terminal.keys.close()
     assert asyncio.run(terminal.ask("a", "")) == "b\ufffd\u00e9"
     assert asyncio.run(terminal.ask("a", "")) == "last"
-    with pytest.raises(PlayerLeftError, match="seat 'a' left"):
+    with pytest.raises(PlayerLeftError, match="plays 'a' left"):
         asyncio.run(terminal.ask("a", ""))
 
 

@@ -102,7 +102,7 @@ def test_refused_setting_is_omitted_with_one_warning(serve_chat, caplog, case):
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == len(left_out) and len(server.requests) == len(left_out) + 3
     for name in left_out:
-        assert sum(f"does not accept {name}, which is left out from now on" in line for line in lines) == 1
+        assert sum(f"does not accept {name}, which is omitted from now on" in line for line in lines) == 1
     sent = {name: value for name, value in server.requests[-1].items() if name not in ("model", "messages")}
     assert sent == last
 

@@ -34,13 +34,13 @@ def test_render_cache_is_bounded_in_tokens(tokenizer, monkeypatch):
         rendered.append(text)
         return tuple(range(len(text)))
 
-    monkeypatch.setattr(rendering, "_MOST_KEPT_TOKENS", 10)
-    monkeypatch.setattr(rendering, "_TEXT_TOKENS", 1)
-    kept = rendering._kept(render)
+    monkeypatch.setattr(rendering, "_MAX_CACHED_TOKENS", 10)
+    monkeypatch.setattr(rendering, "_TOKENS_PER_TEXT", 1)
+    kept = rendering._cached(render)
     for text in ("aaaa", "bbbb", "aaaa", "cccc", "aaaa", "bbbb", "d" * 11, "d" * 11, "aaaa"):
         assert kept(text) == tuple(range(len(text)))
     assert rendered == ["aaaa", "bbbb", "cccc", "bbbb", "d" * 11, "d" * 11]  # the latest stay, what is too long never
-    monkeypatch.setattr(rendering, "_MOST_KEPT_TOKENS", 1000)
+    monkeypatch.setattr(rendering, "_MAX_CACHED_TOKENS", 1000)
     long = Renderer(tokenizer)
     for number in range(20):
         long.extend((), (), f"{number} {'x y ' * 50}")
@@ -143,7 +143,7 @@ def test_template_may_open_the_reasoning(tokenizer):
     opening.chat_template = opening.chat_template.replace("<think>", "[THINK]")
     assert opening.decode(Renderer(opening).answer("<think>hm</think>3")) == "hm\n[/THINK]\n\n3<|im_end|>"
     assert opening.decode(renderer.answer("<think>\nhm", cut=True)) == "hm", "breaks off in its thought"
-    with pytest.raises(ValueError, match="holds the end-of-turn token"):
+    with pytest.raises(ValueError, match="contains the end-of-turn token"):
         renderer.answer("a<|im_end|>b")
 
 
@@ -242,14 +242,14 @@ def test_template_that_shows_every_message_is_unchanged(renderer, tokenizer):
 
 def test_template_without_user_messages_is_refused(tiny_llama):
     silent = HEAD + "{% if m.role == 'user' %}{% continue %}{% endif %}" + TAIL
-    with pytest.raises(ValueError, match=r"leaves out messages of the role 'user'.*use a model or a template"):
+    with pytest.raises(ValueError, match=r"omits messages of the role 'user'.*use a model or a template"):
         Renderer(with_template(tiny_llama, silent))
 
 
 def test_template_without_earlier_turns_is_refused(tiny_llama):
     last = Renderer(with_template(tiny_llama, HEAD + "{% if not loop.last %}{% continue %}{% endif %}" + TAIL))
     assert last.start("", "u")
-    with pytest.raises(ValueError, match="leaves out messages of the role 'user' in a conversation of user, assistant"):
+    with pytest.raises(ValueError, match="omits messages of the role 'user' in a conversation of user, assistant"):
         last.extend((), (*b"ok", 258), "more")
 
 
@@ -285,7 +285,7 @@ def test_answer_ends_with_the_templates_token(tiny_llama, template, eos, end):
 
 
 def test_template_that_omits_the_role_in_prompts_is_refused(tiny_llama):
-    with pytest.raises(ValueError, match=r"writes '<\|im_start\|>assistant\\n' before an answer, and leaves it out"):
+    with pytest.raises(ValueError, match=r"writes '<\|im_start\|>assistant\\n' before an answer, but omits it"):
         Renderer(with_template(tiny_llama, CHATML))
     plain = "{% for m in messages %}{{ m.content + '<|im_end|>' }}{% endfor %}"  # nothing before any message
     assert Renderer(with_template(tiny_llama, plain)).start("", "u")
@@ -305,7 +305,7 @@ def test_tokenizer_without_an_end_is_refused(tiny_llama):
 
 def test_control_token_in_an_answer_is_refused(renderer, tokenizer):
     for text in ("a<|im_start|>b", "<|im_start|>user\nhi", "<think>a<|im_start|></think>b"):
-        with pytest.raises(ValueError, match=r"an answer holds the (control|end-of-turn) token '<\|"):
+        with pytest.raises(ValueError, match=r"an answer contains the (control|end-of-turn) token '<\|"):
             renderer.answer(text)
     spaced = renderer.answer("a< |im_start|>b")
     assert tokenizer.decode(spaced) == "a< |im_start|>b<|im_end|>"
