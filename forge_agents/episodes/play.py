@@ -19,6 +19,7 @@ from forge_agents.errors import NotReadyError, PlayerLeftError
 from forge_agents.policy import Oracle, Policy, PolicyMapping, policies_by_name, resolve_policies, with_unique_names
 from forge_agents.rollout import rollout
 from forge_agents.rollout.episode import PlayableEnv
+from forge_agents.rollout.episode import play as play_one
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.runtime import startup
 from forge_agents.runtime.interrupts import LoopRunner
@@ -150,7 +151,7 @@ def play(
         limit = max_turns or (spec and spec.max_turns) or 1000
 
         def play_episode(policy_engines: Mapping[str, PolicyEngine]) -> Coroutine[Any, Any, Episode]:
-            return rollout.play(
+            return play_one(
                 game,
                 resolved,
                 seed=seed,

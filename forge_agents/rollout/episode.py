@@ -451,7 +451,8 @@ async def _play_rounds(
             return "context"
         decisions = dict(zip(deciding, answers, strict=True))
         for name, agent in deciding.items():
-            agent.add_decision(index, *views[name], decisions[name])
+            observation, info = views[name]
+            agent.add_decision(index, observation, info, decisions[name])
             index += 1
         results, other_rewards, views = await run_env_code("step", env, _round, env, decisions)
         for name, agent in deciding.items():

@@ -13,7 +13,7 @@ from forge_agents.errors import ActorDiedError
 from forge_agents.programs import standing as module
 from forge_agents.programs.gateway import Gateway
 from forge_agents.programs.standing import Standing
-from forge_agents.rollout import rollout
+from forge_agents.rollout import episode as rollout
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime.threads import LoopThread
@@ -318,7 +318,7 @@ def test_a_conversation_that_branches_without_end_forgets_its_own_oldest_answers
     assert len(session._talks) == 2
     for talk in session._talks:
         assert talk.tokens == sum(tokens for _, tokens in talk.answers.values()) <= 8 * first
-        assert sum(bool(held._said) for held in talk.player._held) == len(talk.answers), "the others' are let go"
+        assert sum(bool(held._said) for held in talk.player._conversations) == len(talk.answers), "the others' are let go"
     assert (thoughts("other"), thoughts("b19"), thoughts("b0")) == (1, 2, 1)
 
 

@@ -365,7 +365,7 @@ def test_conversations_are_numbered_per_agent(tokenizer):
     game = Long(turns)
     game.act = lambda agent, action: fa.Outcome(info={agent: {"conversation": {"messages": [], "after": 7}}})
     failed = asyncio.run(play(game, {"a": policy}, seed=0))
-    assert failed.error.where == "observe" and "decision 7; the seat has made 1" in failed.error.message
+    assert failed.error.where == "observe" and "decision 7; the agent has made 1" in failed.error.message
 
 
 THOUGHT = "<think>\nhidden\n</think>\n\n"
@@ -439,7 +439,7 @@ def test_reasoning_switch_reaches_the_template(tokenizer):
 
 
 def test_unknown_choices_are_refused():
-    with pytest.raises(ValueError, match="context='forget' is unknown; choose one of end, window, summarise"):
+    with pytest.raises(ValueError, match="context='forget' is unknown; choose one of end, window, summarize"):
         fa.Policy("m", context="forget")
     with pytest.raises(ValueError, match="thinking='maybe' is unknown; choose one of auto, on, off"):
         fa.Policy("m", thinking="maybe")
@@ -547,7 +547,7 @@ def test_stop_text_in_reasoning_counts_for_the_reasoning_limit(tokenizer):
 
 
 def test_reasoning_limit_is_positive_and_not_for_endpoints():
-    with pytest.raises(ValueError, match="max_reasoning_tokens=0 leaves no room for a thought"):
+    with pytest.raises(ValueError, match="max_reasoning_tokens=0 leaves no room"):
         fa.Sampling(max_reasoning_tokens=0)
     with pytest.raises(ValueError, match="the API has no separate limit for reasoning"):
         fa.Endpoint("http://h/v1", "m", sampling=fa.Sampling(max_reasoning_tokens=9))

@@ -411,7 +411,7 @@ def test_missing_key_is_reported_before_an_episode(monkeypatch):
     with pytest.raises(ValueError, match="'RIVAL_KEY' is not set"):
         asyncio.run(play(Count(), {"a": endpoint, "b": endpoint}, seed=0))
     monkeypatch.setenv("RIVAL_KEY", f"Bearer {KEY}")
-    with pytest.raises(ValueError, match="holds blanks") as caught:
+    with pytest.raises(ValueError, match="contains spaces") as caught:
         endpoint.api_key()
     assert KEY not in str(caught.value)
 
