@@ -195,7 +195,7 @@ def _made(env: Any, arguments: Mapping[str, Any]) -> PlayableEnv:
     if isinstance(env, str):
         return registry.make(env, **arguments)
     if isinstance(env, EnvSpec):
-        return registry.made(replace(env, kwargs={**env.kwargs, **arguments}))
+        return registry.make_from_spec(replace(env, kwargs={**env.kwargs, **arguments}))
     made = env(**arguments) if callable(env) else env
     if not isinstance(made, AECEnv | ParallelEnv):
         raise TypeError(

@@ -318,7 +318,8 @@ def test_a_conversation_that_branches_without_end_forgets_its_own_oldest_answers
     assert len(session._talks) == 2
     for talk in session._talks:
         assert talk.tokens == sum(tokens for _, tokens in talk.answers.values()) <= 8 * first
-        assert sum(bool(held._said) for held in talk.player._conversations) == len(talk.answers), "the others' are let go"
+        remembered = sum(bool(each._turns) for each in talk.player._conversations)
+        assert remembered == len(talk.answers), "the others' are let go"
     assert (thoughts("other"), thoughts("b19"), thoughts("b0")) == (1, 2, 1)
 
 
