@@ -171,7 +171,7 @@ def test_program_is_watched_turn_by_turn(typed, monkeypatch):
     shown = typed("")
     call = '<think>hm</think>Yes. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     monkeypatch.setattr(PlayConfig, "other", fa.Scripted(lambda seen: call, name="script"))
-    fa.register("test/Watched-v0", entry_point=fa.Program, program=crew, seats=("planner", "coder"))
+    fa.register("test/Watched-v0", entry_point=fa.Program, program=crew, agents=("planner", "coder"))
     seen = []
     show = shown.show
     monkeypatch.setattr(shown, "show", lambda text, style="": (seen.append(text), show(text, style)))
