@@ -2,5 +2,6 @@
 
 from forge_agents.rollout.rollout import Rollout
 from forge_agents.runtime.threads import all_or_first_error
+from forge_agents.types import EpisodeGroup
 
-__all__ = ["Rollout", "all_or_first_error"]
+__all__ = ["EpisodeGroup", "Rollout", "all_or_first_error"]
