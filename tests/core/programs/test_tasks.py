@@ -252,7 +252,7 @@ def test_invalid_tasks_are_rejected(tmp_path):
     for given, error, says in (
         (str(tmp_path / "bad.jsonl"), ValueError, r"bad.jsonl:2 is not JSON"),
         (str(tmp_path / "empty.jsonl"), ValueError, "tasks is empty"),
-        (str(tmp_path / "notes.txt"), ValueError, "no file of tasks; give one that ends in .json, .jsonl"),
+        (str(tmp_path / "notes.txt"), ValueError, "not a file of tasks; give one that ends in .json, .jsonl"),
         ("gone.jsonl", ValueError, "'gone.jsonl' does not exist; the current folder is"),
         ("/nowhere/gone.jsonl", ValueError, "does not exist; give the path of a file of tasks"),
         ([], ValueError, "tasks is empty"),
