@@ -1,4 +1,7 @@
-"""A private folder with tools for agents: Python in the sandbox, and files, without a shell."""
+"""A private folder that an agent works in by tools: Python in the sandbox, and files, without a shell.
+
+In: tool calls. Out: texts for the model. Waits for the sandbox, at most its wall-clock limit.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,21 @@ from collections.abc import Mapping
 from forge_agents.sandbox import Sandbox, SandboxResult, validate_path
 from forge_agents.tools import Tool, tool
 
-_MAX_STDERR_CHARS = 1500
-"""Maximum length of the end of standard error in a result."""
+_LAST_OF_ERROR = 1500
+"""Characters of standard error that a model is shown."""
 
 
 class Workspace:
     r"""The files of one episode, and tools on them.
 
-    An environment creates one in `setup` and returns its `tools`. The files are in memory and copied into the sandbox
-    for each run. So nothing is written on the host or must be deleted, and a copy of the environment has its own files.
-    Changes by a program are kept, even if a limit ends it. Links, empty folders and special files are dropped.
+    An environment makes one in `setup` and offers `tools`. The files are held in memory and laid into the sandbox for
+    each run, so nothing is ever written on the host, a copy of the environment has its own files, and nothing is left
+    to delete. What a program changes is kept, also where a limit ends it; links, empty folders and other things that
+    are no plain files are not.
 
     Args:
-        sandbox: Sandbox for programs. Its limits `file_mb`, `disk_mb` and `files` apply to the folder as well.
-        files: Initial content by relative path.
+        sandbox: Where programs run. Its `file_mb`, `disk_mb` and `files` bound the folder, too.
+        files: What the folder holds at first, by relative path.
 
     Example:
         >>> box = Workspace(files={"data.txt": b"1 2 3"})
@@ -36,19 +40,19 @@ class Workspace:
 
     @property
     def files(self) -> dict[str, bytes]:
-        """A copy of the content by path."""
+        """What the folder holds, by path; a copy."""
         return dict(self._files)
 
     def put(self, path: str, content: bytes) -> None:
         """Write a file.
 
         Raises:
-            ValueError: The path leaves the folder, is a folder or below a file, or a limit would be exceeded.
+            ValueError: The path leaves the folder, is a folder or lies below a file, or a limit would be broken.
         """
         name, limits = validate_path(path), self.sandbox.limits
         for other in self._files:
             if other.startswith(f"{name}/") or name.startswith(f"{other}/"):
-                raise ValueError(f"{path!r} cannot be a file next to {other!r}")
+                raise ValueError(f"{path!r} cannot be a file beside {other!r}")
         others = [len(data) for key, data in self._files.items() if key != name]
         if len(content) > limits.file_mb << 20 or sum(others) + len(content) > limits.disk_mb << 20:
             raise ValueError(f"{path!r} has {len(content)} bytes; there is no room for so many")
@@ -57,10 +61,10 @@ class Workspace:
         self._files[name] = content
 
     def run(self, code: str, *, stdin: str = "") -> SandboxResult:
-        """Run a program in the folder and keep its files.
+        """Run a program in the folder, and keep the files it leaves.
 
         Raises:
-            SandboxUnavailable: This machine does not support the requested sandbox.
+            SandboxUnavailable: This machine has no sandbox as asked.
             SandboxError: The sandbox itself failed.
         """
         result = self.sandbox.run(code, stdin=stdin, files=self._files, collect=True)
@@ -69,7 +73,7 @@ class Workspace:
             try:
                 self.put(path.encode().decode(), content)
             except ValueError:
-                continue  # the name is not text, or there are too many files
+                continue  # a name that is no text, or one file too many
         return result
 
     @tool
@@ -79,7 +83,7 @@ class Workspace:
         Args:
             code: The program. It sees the standard library and your files; print what you want to know.
         """
-        return format_result(self.run(code))
+        return told(self.run(code))
 
     @tool
     def read_file(self, path: str) -> str:
@@ -111,13 +115,13 @@ class Workspace:
         return "\n".join(f"{len(data):>9}  {path}" for path, data in sorted(self._files.items())) or "(no files)"
 
     def tools(self) -> list[Tool]:
-        """Return the tools python, read_file, write_file and list_files."""
+        """python, read_file, write_file, list_files."""
         return [self.python, self.read_file, self.write_file, self.list_files]
 
 
-def format_result(result: SandboxResult) -> str:
-    """Return a program's output, the end of its errors, and the reason of its end, as text for a model."""
-    parts = [result.stdout.rstrip(), result.stderr.rstrip()[-_MAX_STDERR_CHARS:]]
+def told(result: SandboxResult) -> str:
+    """What a program printed, the end of its errors, and what ended it, for a model to read."""
+    parts = [result.stdout.rstrip(), result.stderr.rstrip()[-_LAST_OF_ERROR:]]
     if result.limit:
         parts.append(f"(ended: the limit {result.limit} was reached)")
     elif result.exit_code and not result.stderr:

@@ -20,7 +20,7 @@ _ATTRIBUTE = "_forge_segment"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentHandle:
-    """Identifies a segment for another process of the host."""
+    """What another process of the host needs to map a segment."""
 
     pid: int
     """A process that holds the segment open."""

@@ -91,10 +91,10 @@ def run_learner(options: Options) -> dict[str, Any]:
     keep_freed_memory()  # as the learner's actor does; the bare passes profit alike
     limit_matmul_cache()
     from forge_agents.models.sizes import ModelSize
+    from forge_trainers.learner.architecture import read_config
     from forge_trainers.learner.config import LearnerConfig
     from forge_trainers.learner.core import LearnerCore
     from forge_trainers.learner.memory import by_memory
-    from forge_trainers.learner.model import read_config
 
     config = LearnerConfig(model=options.model)
     size = ModelSize.from_config(read_config(options.model))

@@ -217,7 +217,7 @@ def _learner(layout: Layout, folder: Path) -> Any:
     from forge_agents.policy import LoRA
     from forge_trainers.learner.config import LearnerConfig
     from forge_trainers.learner.core import LearnerCore
-    from forge_trainers.learner.model import spread_thresholds
+    from forge_trainers.learner.model import dither_weights
 
     class Measured(LearnerCore):
         def _update(self, *args: Any) -> dict[str, float]:
@@ -228,7 +228,7 @@ def _learner(layout: Layout, folder: Path) -> Any:
     common = {"model": str(folder / layout.family), "compute_dtype": "float32", "threads": 1, "lr": 1e-3}
     lora = LoRA() if layout.adapter else None
     learner = Measured(LearnerConfig(**common, warmup_steps=2, entropy_coef=0.01, lora=lora, **layout.settings))
-    spread_thresholds(learner.model, seed=0)  # as where it computes in bfloat16: every layout alike
+    dither_weights(learner.model, seed=0)  # as where it computes in bfloat16: every layout alike
     return learner
 
 

@@ -52,7 +52,7 @@ def register_relay(id_, **more):
         id_,
         entry_point=fa.Program,
         program=relay,
-        agents=("planner", "coder"),
+        seats=("planner", "coder"),
         tasks=list(range(20)),
         reward=lambda task, result: float(result == f"coder: {task}"),
         **more,

@@ -85,7 +85,7 @@ class Attribute:
 @pytest.mark.parametrize("of", [MetadataIndex, _MEM_FORMAT_ENCODING])
 def test_any_other_attribute_is_refused(saved: Path, of: Any) -> None:
     rewritten(saved, lambda found: setattr(found, "planner_data", Attribute(of, "__init__")))
-    with pytest.raises(RunFolderError, match="asks for an attribute, which no checkpoint needs"):
+    with pytest.raises(RunFolderError, match="reads an attribute, which no checkpoint does"):
         checkpoint.load(state(), saved)
 
 
@@ -94,7 +94,7 @@ def test_metadata_that_asks_for_a_call_is_refused(saved: Path, tmp_path: Path) -
     pickle.loads((saved / ".metadata").read_bytes())  # this is how PyTorch reads it
     assert (tmp_path / "mark").exists()
     (tmp_path / "mark").unlink()
-    with pytest.raises(RunFolderError, match=r"is refused: .* asks for \w+\.system"):
+    with pytest.raises(RunFolderError, match=r"is refused: .* needs \w+\.system"):
         checkpoint.load(state(), saved)
     assert not (tmp_path / "mark").exists()
 

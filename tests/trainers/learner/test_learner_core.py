@@ -615,19 +615,19 @@ def test_learners_that_left_their_device_hold_nothing_there_and_go_on_where_they
     tiny_llama: Path, random_batch: Batches, tmp_path: Path, lora: LoRA | None
 ):
     told = []
-    for parks in (False, True):
+    for offloads in (False, True):
         first = LearnerCore(config(tiny_llama, kl_coef=0.1, lora=lora))
         cores = [first] if lora is None else [first, LearnerCore(first.config, base=first)]
         for core in cores:
             core.train_step(random_batch())
-        if parks:
+        if offloads:
             cores[-1].start_save(tmp_path / "saved")
             before = held_bytes(cores[-1])
             for core in (*cores, first):
-                core.park()
+                core.offload()
             assert held_bytes(first) == held_bytes(cores[-1]) == 0 < before
             for core in (*cores, first):
-                core.unpark()
+                core.onload()
             assert held_bytes(cores[-1]) == before
             cores[-1].finish_save()
         told.append([core.train_step(random_batch())[name] for core in cores for name in ("loss", "grad_norm", "kl")])
@@ -672,9 +672,9 @@ def test_bad_settings_are_refused(changes: dict[str, Any], message: str):
 
 
 def test_parallel_degrees_must_make_the_number_of_ranks(tiny_llama: Path):
-    with pytest.raises(ValueError, match="does not make learner_procs=1"):
+    with pytest.raises(ValueError, match="must be learner_procs=1"):
         LearnerCore(config(tiny_llama, tp=2))
-    with pytest.raises(ValueError, match="ep=2 does not divide dp_shard x tp = 1 x 1"):
+    with pytest.raises(ValueError, match=r"ep=2 must divide dp_shard \* tp = 1 \* 1"):
         LearnerCore(config(tiny_llama, ep=2))
 
 
@@ -685,7 +685,7 @@ def test_parallel_degrees_must_make_the_number_of_ranks(tiny_llama: Path):
         ("llama", {"tp": 4}, "tp=4 does not divide the model's num_key_value_heads=2"),
         ("llama", {"ep": 2}, "ep=2 spreads experts, and the model has none"),
         ("qwen3_moe", {"ep": 3}, "ep=3 does not divide the model's num_experts=4"),
-        ("qwen3_moe", {"tp": 2}, "set ep, or sequence_parallel=False"),
+        ("qwen3_moe", {"tp": 2}, "Set ep, or sequence_parallel=False"),
     ],
 )
 def test_parallel_degrees_must_divide_the_model(
@@ -709,7 +709,7 @@ def test_a_disk_that_is_full_is_told_and_leaves_no_export(tmp_path, monkeypatch)
         raise SafetensorError("I/O error: No space left on device")
 
     monkeypatch.setattr(checkpoint, "save_torch_state_dict", full)
-    with pytest.raises(RunFolderError, match="cannot export to .*out: .*No space left on device. Make room"):
+    with pytest.raises(RunFolderError, match="cannot export to .*out: .*No space left on device. Free disk space"):
         checkpoint.export([("w", torch.ones(2))], tmp_path, tmp_path / "out", dtype=torch.float32)
     assert not (tmp_path / "out").exists()
 

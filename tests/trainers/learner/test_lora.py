@@ -216,7 +216,7 @@ def test_activation_checkpointing_changes_nothing(tiny_llama: Path, random_batch
         ({"targets": ()}, "nothing to train"),
         ({"targets": ("q_prj",)}, "'q_prj'.*unknown.*Did you mean 'q_proj'"),
         ({"targets": ("lm_head",)}, "'lm_head'.*unknown"),
-        ({"targets": ("q_proj", "v_proj")}, "k_proj and v_proj their adapters together"),
+        ({"targets": ("q_proj", "v_proj")}, "k_proj and v_proj together"),
     ],
 )
 def test_bad_adapters_are_refused(settings: dict[str, Any], message: str):
@@ -225,7 +225,7 @@ def test_bad_adapters_are_refused(settings: dict[str, Any], message: str):
 
 
 def test_an_adapter_needs_layers_and_a_policy_that_learns(tiny_llama: Path):
-    with pytest.raises(TypeError, match="targets='q_proj' is a single text"):
+    with pytest.raises(TypeError, match="targets='q_proj' is one text"):
         LoRA(targets="q_proj")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="'rival' has a LoRA adapter and trainable=False"):
         Policy(str(tiny_llama), name="rival", trainable=False, lora=SMALL)

@@ -29,8 +29,8 @@ def config(model: Path, **changes: Any) -> LearnerConfig:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"compile": True}, "each new row would be compiled anew"),
-        ({"cpu_offload": True}, "the weights are in the host's memory"),
+        ({"compile": True}, "every new row would be compiled"),
+        ({"cpu_offload": True}, "weights are in host memory"),
     ],
 )
 def test_what_helps_nobody_on_cpu_is_refused_there(tiny_llama: Path, changes: dict[str, Any], message: str):

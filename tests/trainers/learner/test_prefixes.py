@@ -161,9 +161,9 @@ def test_in_bfloat16_merging_rounds_no_more_than_the_kernel_does() -> None:
 def test_a_prefix_is_one_sequence_however_many_see_it() -> None:
     spans, _ = row_of([(5, [3, 0, 2]), (0, [4]), (6, [1, 1])])
     plan = plan_prefixes([*spans, Span(start=22, length=3)], "cpu")
-    assert plan.own.cu_seq_q.tolist() == [0, 5, 8, 10, 14, 20, 21, 22, 25]
-    assert plan.shared.cu_seq_q.tolist() == [0, 5, 7] and plan.shared.cu_seq_k.tolist() == [0, 5, 11]
-    assert (plan.shared.max_q, plan.shared.max_k) == (5, 6)
+    assert plan.spans.cu_seq_q.tolist() == [0, 5, 8, 10, 14, 20, 21, 22, 25]
+    assert plan.prefixes.cu_seq_q.tolist() == [0, 5, 7] and plan.prefixes.cu_seq_k.tolist() == [0, 5, 11]
+    assert (plan.prefixes.max_q, plan.prefixes.max_k) == (5, 6)
     assert plan.query_C is not None and plan.query_C.tolist() == [5, 6, 7, 8, 9, 20, 21]
     assert plan.key_P is not None and plan.key_P.tolist() == [*range(5), *range(14, 20)]
     assert plan_prefixes([Span(start=0, length=4)], "cpu")[1:] == (None, None, None)
@@ -225,9 +225,9 @@ def test_a_compiled_block_may_hold_it(random_batch: Callable[..., EpisodeBatch])
 
 def test_padding_and_ranks_without_samples_are_spans_of_their_own(random_batch: Callable[..., EpisodeBatch]) -> None:
     row = build_row(random_batch(), [], multiple_of=16)
-    assert plan_prefixes(row.spans, "cpu").own.cu_seq_q.tolist() == [0, 16]
+    assert plan_prefixes(row.spans, "cpu").spans.cu_seq_q.tolist() == [0, 16]
 
 
 def test_sliding_windows_are_refused() -> None:
-    with pytest.raises(ValueError, match="knows no sliding windows, and this model has one of 8 positions"):
+    with pytest.raises(ValueError, match="does not support sliding windows, and this model has one of 8 positions"):
         PrefixAttention.Config(window_size=(7, 0)).build()

@@ -31,6 +31,7 @@ from forge_agents.runtime import _monarch
 
 _monarch.Actor, _monarch.concurrent_endpoint = object, lambda method: method  # called here, not from another process
 
+from forge_agents.weights.publisher import Publisher
 from forge_trainers.learner import checkpoint, titan
 from forge_trainers.learner.actor import LearnerActor
 from forge_trainers.learner.config import LearnerConfig
@@ -75,6 +76,9 @@ files.create_stream = noted("checkpoint", files.create_stream)
 
 class Store:
     name, place, heartbeat_timeout_s, kept = "store", "elsewhere", 60.0, {}
+
+    def publisher(self, weights_name, **options):
+        return Publisher(self, weights_name, **options)
 
     async def client(self):
         return self

@@ -1,9 +1,7 @@
-"""The learner in its own process: one Monarch actor per rank around `LearnerCore`.
+"""Monarch actor of one learner rank, around `LearnerCore`.
 
-In: endpoint calls of the controller's `Learner`. Out: metrics, weights in the store. Waits for the other ranks.
-
-All that touches the model or waits for other ranks runs on one thread, whose current device is the rank's, so that the
-process still answers its heartbeat and the store's messages.
+All work on the model and all collectives run on one thread, whose current device is the rank's device. The process's
+event loop stays free for heartbeats and for messages of the weight store.
 """
 
 from __future__ import annotations
@@ -30,20 +28,20 @@ T = TypeVar("T")
 
 
 def _method_of_core(name: str) -> Any:
-    """An endpoint for a method of one learner's `LearnerCore`, after the calls that came before."""
+    """An endpoint that calls a method of a learner's `LearnerCore` after all earlier calls."""
 
-    async def call(self: LearnerActor, whose: str, *args: Any) -> Any:
+    async def call(self: LearnerActor, learner: str, *args: Any) -> Any:
         async with self._one_at_a_time:
-            return await self._on_thread(getattr(self._core(whose), name), *args)
+            return await self._on_thread(getattr(self._core(learner), name), *args)
 
     call.__name__ = name
     return concurrent_endpoint(call)
 
 
 class LearnerActor(Actor):
-    """One rank of one learner, or of several whose adapters share a model.
+    """One rank of one learner, or of several learners with adapters on the same model.
 
-    Calls say whose learner they are for, and wait for each other in the order they arrive.
+    The first argument of each call is the name of the learner. Calls run in the order in which they arrive.
     """
 
     def __init__(
@@ -51,25 +49,25 @@ class LearnerActor(Actor):
     ) -> None:
         keep_freed_memory()
         limit_matmul_cache()
-        for asked, loss in losses.items():
-            add_loss(loss, asked=asked)  # one that the user registered is not known in this process
+        for loss_name, loss in losses.items():
+            add_loss(loss, requested_name=loss_name)  # a loss that the user registered is unknown in this process
         self._configs = configs
         self._name = name
         self._store = store
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="learner")
         self._cores: dict[str, LearnerCore] = {}
         self._publishers: dict[str, Publisher] = {}
-        # collectives of two calls must not mix: every rank takes its calls in the order they were sent
+        # Collectives of two calls must not mix, so every rank runs its calls in the order in which they were sent.
         self._one_at_a_time = asyncio.Lock()
 
     @concurrent_endpoint
     async def build(self) -> dict[str, int]:
-        """Load the model, once. Returns `LearnerCore.max_sample_tokens` of each learner."""
+        """Load the model. Called once. Returns `LearnerCore.max_sample_tokens` of each learner."""
 
         def build() -> dict[str, int]:
-            for whose, config in self._configs.items():
-                self._cores[whose] = LearnerCore(config, base=next(iter(self._cores.values()), None))
-            return {whose: core.max_sample_tokens for whose, core in self._cores.items()}
+            for learner, config in self._configs.items():
+                self._cores[learner] = LearnerCore(config, base=next(iter(self._cores.values()), None))
+            return {learner: core.max_sample_tokens for learner, core in self._cores.items()}
 
         async with self._one_at_a_time:
             return await self._on_thread(build)
@@ -80,38 +78,38 @@ class LearnerActor(Actor):
     start_save = _method_of_core("start_save")
     load = _method_of_core("load")
     export = _method_of_core("export")
-    park = _method_of_core("park")
-    unpark = _method_of_core("unpark")
+    offload = _method_of_core("offload")
+    onload = _method_of_core("onload")
 
     @concurrent_endpoint
-    async def finish_save(self, whose: str) -> dict[str, list[int]]:
-        """`LearnerCore.finish_save`, beside whatever is computed."""
-        return await asyncio.to_thread(self._core(whose).finish_save)
+    async def finish_save(self, learner: str) -> dict[str, list[int]]:
+        """`LearnerCore.finish_save`, which may run at the same time as other calls."""
+        return await asyncio.to_thread(self._core(learner).finish_save)
 
     @concurrent_endpoint
-    async def use_store(self, whose: str, store: WeightStoreRef) -> None:
-        """Publish there from now on."""
+    async def use_store(self, learner: str, store: WeightStoreRef) -> None:
+        """Publish to `store` from now on."""
         async with self._one_at_a_time:
             self._store = store
-            self._publishers.pop(whose, None)
+            self._publishers.pop(learner, None)
 
     @concurrent_endpoint
-    async def publish(self, whose: str) -> dict[str, float]:
-        """Put the current weights into the store. Returns the publisher's timings and ``version``."""
+    async def publish(self, learner: str) -> dict[str, float]:
+        """Publish the current weights to the store. Returns the publisher's timings and ``version``."""
         if self._store is None:
-            raise RuntimeError(f"learner {self._name!r} was started without a store; nothing can be published")
-        dtype: torch.dtype = getattr(torch, self._configs[whose].compute_dtype)
-        core = self._core(whose)
+            raise RuntimeError(f"learner {self._name!r} cannot publish: it was started without a store")
+        dtype: torch.dtype = getattr(torch, self._configs[learner].compute_dtype)
+        core = self._core(learner)
         async with self._one_at_a_time:
-            if whose not in self._publishers:  # now: `use_store` may have had its turn before
-                self._publishers[whose] = self._store.publisher(whose, dtype=dtype, thread=self._thread)
-            put = await self._publishers[whose].publish(core.version, partial(core.published, dtype))
+            if learner not in self._publishers:  # inside the lock, because `use_store` may have removed it
+                self._publishers[learner] = self._store.publisher(learner, dtype=dtype, thread=self._thread)
+            put = await self._publishers[learner].publish(core.version, partial(core.published, dtype))
             return {**put, "version": float(core.version)}
 
     async def _on_thread(self, work: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
-    def _core(self, whose: str) -> LearnerCore:
-        if whose not in self._cores:
-            raise RuntimeError(f"learner {self._name!r} is not built; call build first")
-        return self._cores[whose]
+    def _core(self, learner: str) -> LearnerCore:
+        if learner not in self._cores:
+            raise RuntimeError(f"learner {self._name!r} is not built. Call build first")
+        return self._cores[learner]

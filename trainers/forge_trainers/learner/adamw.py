@@ -1,7 +1,4 @@
-"""The learner's optimiser: TorchTitan's AdamW, with moments in the type that was asked for.
-
-In: a model whose parameters have their places. Out: TorchTitan's container of optimisers. Waits for nothing.
-"""
+"""The learner's optimizer: TorchTitan's AdamW with float32 or bfloat16 moments."""
 
 from __future__ import annotations
 
@@ -18,31 +15,31 @@ _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def build_optimizers(config: LearnerConfig, model: Any) -> Any:
-    """AdamW over all parameters of `model` that learn."""
-    assert config.lr is not None, "the learner resolves its rate first"
+    """AdamW over all trainable parameters of `model`, as TorchTitan's container of optimizers."""
+    assert config.lr is not None, "the learning rate must be resolved"
     adamw_config = titan.default_adamw(lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
     rounded = config.optimizer_state_dtype == "bfloat16"
     adamw_config.implementation = "fused_opt_states_bf16" if rounded else "fused"
-    found = adamw_config.build(model_parts=[model])
+    optimizers = adamw_config.build(model_parts=[model])
     if not rounded:
-        return found
+        return optimizers
     if all(_local(p).device.type == "cpu" for p in model.parameters() if p.requires_grad):
-        found.optimizers = [_RoundedAdamW(optimizer.param_groups) for optimizer in found]
-    for optimizer in found:
-        optimizer.register_load_state_dict_post_hook(_round)  # PyTorch gives what it loads the type of the weights
-    return found
+        optimizers.optimizers = [_RoundedAdamW(optimizer.param_groups) for optimizer in optimizers]
+    for optimizer in optimizers:
+        optimizer.register_load_state_dict_post_hook(_round)  # PyTorch casts loaded moments to the weights' dtype
+    return optimizers
 
 
 class _RoundedAdamW(torch.optim.AdamW):
-    """AdamW whose moments are bfloat16 between steps, for weights in the host's memory.
+    """AdamW with bfloat16 moments for weights on the CPU.
 
-    PyTorch's fused kernel computes in float32 with such moments on CUDA, and refuses them on CPU. This does what it
-    does there, one weight after the other, so that only one weight's moments are float32 at a time.
+    PyTorch's fused kernel accepts bfloat16 moments on CUDA, where it computes in float32, but not on CPU. This class
+    does the same for one weight at a time, so that only one weight has float32 moments at any time.
     """
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One step; no closure is called."""
+        """One optimizer step. A closure is not supported."""
         assert closure is None
         for group in self.param_groups:
             for weight in group["params"]:

@@ -1,6 +1,4 @@
-"""Attention over packed rows, with prefixes that several samples share computed once.
-
-In: queries, keys and values of a row and its spans. Out: attention outputs. Waits for nothing.
+"""Attention over packed rows on CPU. Prefixes that several samples share are computed once.
 
 Axes: T positions of the row, N query heads, K key heads, R = N / K, H head size; b spans computed together (a bucket),
 m queries of the longest span in it, s keys of the longest prefix plus m.
@@ -21,54 +19,55 @@ from forge_trainers.learner import titan
 from forge_trainers.learner.memory import KEPT_SCORES, MAX_PADDING
 
 _FREE_SCORES = 1 << 15
-"""A span joins a bucket while padded scores are at most `MAX_PADDING` over exact ones, plus this many a head, which
-cost less than another bucket's calls."""
+"""A span joins a bucket while the number of padded scores is at most `MAX_PADDING` times the exact number plus this
+many per head, which cost less than the calls of another bucket."""
 _LONG_SPAN = 512
-"""Spans from here on go one by one through PyTorch's fused kernel, which never holds the [m, s] scores."""
+"""Length from which a span is computed by PyTorch's fused kernel, which does not store the [m, s] scores."""
 _MAX_SCORES = 1 << 18
-"""Most scores a head that a bucket of several spans may hold at a time."""
+"""Maximum number of scores per head of a bucket with several spans."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bucket:
-    """Spans of similar size, padded to one batch of scores."""
+    """Spans of similar size, padded to a batch."""
 
     query_bm: torch.Tensor
-    """int64 [b * m], row position of each query slot; 0 where padded."""
+    """int64 [b * m], row position of each query slot. 0 for padding."""
     key_bs: torch.Tensor
-    """int64 [b * s], row position of each key slot; 0 where padded."""
+    """int64 [b * s], row position of each key slot. 0 for padding."""
     num_spans: int
     bias_bms: torch.Tensor
-    """float32 [b, m, s], 0 where the query sees the key and -inf where not. Padded queries see all."""
-    live_bm1: torch.Tensor | None
-    """bool [b, m, 1], False at padded queries; None where there are none."""
+    """float32 [b, m, s], 0 where the query attends to the key, else -inf. Padded queries attend to all keys."""
+    valid_bm1: torch.Tensor | None
+    """bool [b, m, 1], False for padded queries. None if there is no padding."""
     prefix_b1: torch.Tensor
-    """int64 [b, 1], tokens that each span sees in full, which are the first of its keys."""
+    """int64 [b, 1], length of each span's prefix. The prefix is the first part of the keys."""
 
     def within(self, window: int) -> Bucket:
-        """The same where a query sees the `window` positions that end with its own."""
+        """The same bucket with a sliding window of `window` positions, which ends at the query's position."""
         _, m, s = self.bias_bms.shape
-        far_bms = (self.prefix_b1 + torch.arange(m))[..., None] - torch.arange(s) >= window
-        if self.live_bm1 is not None:
-            far_bms &= self.live_bm1
-        return replace(self, bias_bms=self.bias_bms.masked_fill(far_bms, float("-inf")))
+        outside_bms = (self.prefix_b1 + torch.arange(m))[..., None] - torch.arange(s) >= window
+        if self.valid_bm1 is not None:
+            outside_bms &= self.valid_bm1
+        return replace(self, bias_bms=self.bias_bms.masked_fill(outside_bms, float("-inf")))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionPlan:
-    """What attends to what in one row; made once, used by every layer."""
+    """Attention pattern of a row, made once and used by every layer."""
 
     buckets: tuple[Bucket, ...]
     long_spans: tuple[Span, ...]
     slot_T: torch.Tensor
-    """int64 [T], where each position's query lies among the slots of all buckets; one past them for long spans."""
+    """int64 [T], index of each position's query among the slots of all buckets. The index after the last slot for
+    positions of long spans."""
     window: int | None = None
-    """Positions that a query sees, its own included; None: all before it."""
+    """Size of the sliding window in positions, including the query's own. None: no window."""
     _within: dict[int, AttentionPlan] = field(default_factory=dict, compare=False)
     _masks: dict[tuple[Span, torch.dtype], torch.Tensor] = field(default_factory=dict, compare=False)
 
     def within(self, window: int | None) -> AttentionPlan:
-        """The plan of layers with a sliding window, made when the first of them asks; None: this plan."""
+        """The plan for layers with a sliding window, created on first use. None: this plan."""
         if window is None:
             return self
         if window not in self._within:
@@ -77,45 +76,46 @@ class AttentionPlan:
         return self._within[window]
 
     def mask(self, span: Span, dtype: torch.dtype) -> torch.Tensor | None:
-        """Of a long span's scores, [length, before + length]: 0 where a query sees the key, else -inf; None: causal.
+        """Mask of a long span's scores, [length, before + length]: 0 for visible keys, else -inf. None: causal.
 
-        One for all layers, each of which keeps what it is given until the backward pass.
+        All layers share the mask, because each keeps a reference to it until the backward pass.
         """
         if not span.before and self.window is None:
             return None
         if (span, dtype) not in self._masks:
-            sees = torch.ones(span.length, span.length + span.before, dtype=torch.bool).tril_(span.before)
+            visible = torch.ones(span.length, span.length + span.before, dtype=torch.bool).tril_(span.before)
             if self.window is not None:
-                sees.triu_(span.before - self.window + 1)
-            self._masks[span, dtype] = torch.zeros(sees.shape, dtype=dtype).masked_fill_(~sees, float("-inf"))
+                visible.triu_(span.before - self.window + 1)
+            self._masks[span, dtype] = torch.zeros(visible.shape, dtype=dtype).masked_fill_(~visible, float("-inf"))
         return self._masks[span, dtype]
 
 
 def plan_attention(spans: Sequence[Span]) -> AttentionPlan:
     """Sort the spans of a row into buckets.
 
-    Those that see most go the way of long ones where buckets would keep more than `KEPT_SCORES` a position: many
-    answers under a long prompt would keep gigabytes.
+    The spans with most keys are computed like long spans if the buckets would keep more than `KEPT_SCORES` scores per
+    position. Otherwise many answers to a long prompt would keep gigabytes.
 
     Args:
-        spans: They tile the row's T positions.
+        spans: Spans that tile the row's T positions.
     """
     num_positions = sum(span.length for span in spans)
     ordered = sorted((s for s in spans if s.length < _LONG_SPAN), key=lambda s: (s.length + s.before, s.length))
-    kept = itertools.accumulate(span.length * (span.length + span.before) for span in ordered)
-    short = [span for span, so_far in zip(ordered, kept, strict=True) if so_far <= KEPT_SCORES * num_positions]
+    cumulative_scores = itertools.accumulate(span.length * (span.length + span.before) for span in ordered)
+    limit = KEPT_SCORES * num_positions
+    short = [span for span, scores in zip(ordered, cumulative_scores, strict=True) if scores <= limit]
     groups: list[list[Span]] = []
     exact = longest = before = 0
     for span in short:
-        own = span.length * (span.length + span.before)
+        scores = span.length * (span.length + span.before)
         m, most = max(longest, span.length), max(before, span.before)
         padded = m * (m + most) * (len(groups[-1]) + 1 if groups else 0)
-        if groups and padded <= min(MAX_PADDING * (exact + own) + _FREE_SCORES, _MAX_SCORES):
+        if groups and padded <= min(MAX_PADDING * (exact + scores) + _FREE_SCORES, _MAX_SCORES):
             groups[-1].append(span)
-            exact, longest, before = exact + own, m, most
+            exact, longest, before = exact + scores, m, most
         else:
             groups.append([span])
-            exact, longest, before = own, span.length, span.before
+            exact, longest, before = scores, span.length, span.before
     slot_T, in_buckets = torch.full((num_positions,), -1), set(short)
     buckets, num_slots = [], 0
     for group in groups:
@@ -142,39 +142,39 @@ def _bucket(group: Sequence[Span]) -> Bucket:
         torch.tensor([getattr(span, name) for span in group])[:, None] for name in ("length", "start", "before")
     )
     query_m, key_s = torch.arange(m)[None], torch.arange(s)[None]
-    live_bm = query_m < length_b
-    own_bs = key_s - prefix_b  # place of a key among the span's own tokens; negative in the prefix
-    position_bs = start_b + own_bs
+    valid_bm = query_m < length_b
+    offset_bs = key_s - prefix_b  # index of a key within the span; negative in the prefix
+    position_bs = start_b + offset_bs
     for row_s, span in zip(position_bs, group, strict=True):
         if span.before:
             row_s[: span.before] = torch.cat([torch.arange(start, start + length) for start, length in span.seen])
-    exists_bs = own_bs < length_b
-    sees_bms = (own_bs[:, None] <= query_m[..., None]) & exists_bs[:, None]
+    exists_bs = offset_bs < length_b
+    visible_bms = (offset_bs[:, None] <= query_m[..., None]) & exists_bs[:, None]
     return Bucket(
-        query_bm=torch.where(live_bm, start_b + query_m, 0).flatten(),
+        query_bm=torch.where(valid_bm, start_b + query_m, 0).flatten(),
         key_bs=torch.where(exists_bs, position_bs, 0).flatten(),
         num_spans=len(group),
-        bias_bms=torch.zeros(sees_bms.shape).masked_fill_(~(sees_bms | ~live_bm[..., None]), float("-inf")),
-        live_bm1=None if bool(live_bm.all()) else live_bm[..., None],
+        bias_bms=torch.zeros(visible_bms.shape).masked_fill_(~(visible_bms | ~valid_bm[..., None]), float("-inf")),
+        valid_bm1=None if bool(valid_bm.all()) else valid_bm[..., None],
         prefix_b1=prefix_b,
     )
 
 
 class PackedAttention(titan.VarlenAttention):  # type: ignore[misc]  # torchtitan is untyped
-    """TorchTitan inner attention for CPU rows, driven by an `AttentionPlan`.
+    """TorchTitan inner attention for rows on CPU, controlled by an `AttentionPlan`.
 
-    Being a ``VarlenAttention`` it is accepted wherever TorchTitan asks for packed documents.
+    TorchTitan requires a subclass of ``VarlenAttention`` for packed documents.
     """
 
     @dataclass(kw_only=True, slots=True)
     class Config(titan.VarlenAttention.Config):  # type: ignore[misc]  # torchtitan is untyped
-        """As ``VarlenAttention.Config``; attention must be causal."""
+        """As ``VarlenAttention.Config``. Attention must be causal."""
 
     def __init__(self, config: Config) -> None:
         before, after = config.window_size
         if after != 0:
-            raise ValueError(f"window_size={config.window_size} is not supported; only causal attention, (..., 0)")
-        titan.Module.__init__(self)  # VarlenAttention's own constructor asks for CUDA kernels
+            raise ValueError(f"window_size={config.window_size} is not supported, only causal attention, (..., 0)")
+        titan.Module.__init__(self)  # not VarlenAttention's constructor, which requires CUDA kernels
         self._window = None if before < 0 else before + 1
 
     def forward(
@@ -187,32 +187,32 @@ class PackedAttention(titan.VarlenAttention):  # type: ignore[misc]  # torchtita
         scale: float | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """`attend` on one row (B = 1); TorchTitan hands it the row's plan under the name of its masks."""
+        """`attend` on one row (B = 1). TorchTitan passes the row's plan as `attention_masks`."""
         return attend(q_BLNH[0], k_BLNH[0], v_BLNH[0], attention_masks.within(self._window), scale=scale)[None]
 
 
 def attend(
     q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, plan: AttentionPlan, *, scale: float | None = None
 ) -> torch.Tensor:
-    """Causal attention within each span and to its prefix, as far as the plan's window reaches.
+    """Causal attention within each span and to its prefix, limited by the plan's window.
 
-    Scores and softmax are computed in float32, probabilities times values in the inputs' type.
+    Scores and softmax are computed in float32, the product of probabilities and values in the inputs' dtype.
 
     Args:
         q_TNH: Queries, [T, N, H].
-        k_TKH: Keys, [T, K, H]; query head n reads key head ``n // R``.
+        k_TKH: Keys, [T, K, H]. Query head n reads key head ``n // R``.
         v_TKH: Values, [T, K, H].
-        plan: Made by `plan_attention` for this row.
-        scale: Factor on the scores; None: ``H ** -0.5``.
+        plan: Plan of this row, from `plan_attention`.
+        scale: Factor on the scores. None: ``H ** -0.5``.
 
     Returns:
-        [T, N, H], the type of `q_TNH`.
+        Attention outputs, [T, N, H], of the dtype of `q_TNH`.
     """
     scale = q_TNH.shape[-1] ** -0.5 if scale is None else scale
     out_TNH: torch.Tensor = _BucketAttention.apply(q_TNH, k_TKH, v_TKH, plan, scale)  # type: ignore[no-untyped-call]
     for span in plan.long_spans:
-        own = slice(span.start, span.start + span.length)
-        out_TNH[own] = _attend_long(q_TNH, k_TKH, v_TKH, span, scale, plan.mask(span, q_TNH.dtype))
+        queries = slice(span.start, span.start + span.length)
+        out_TNH[queries] = _attend_long(q_TNH, k_TKH, v_TKH, span, scale, plan.mask(span, q_TNH.dtype))
     return out_TNH
 
 
@@ -223,8 +223,8 @@ def _attend_long(  # noqa: PLR0917  (the tensors of attention in their usual ord
     keys, values = k_TKH[span.start : end], v_TKH[span.start : end]
     if span.before:
         keys, values = (
-            torch.cat([*(x[start : start + length] for start, length in span.seen), own])
-            for x, own in ((k_TKH, keys), (v_TKH, values))
+            torch.cat([*(x[start : start + length] for start, length in span.seen), tail])
+            for x, tail in ((k_TKH, keys), (v_TKH, values))
         )
     out = F.scaled_dot_product_attention(
         q_TNH[span.start : end].transpose(0, 1)[None], keys.transpose(0, 1)[None], values.transpose(0, 1)[None],
@@ -234,10 +234,10 @@ def _attend_long(  # noqa: PLR0917  (the tensors of attention in their usual ord
 
 
 class _BucketAttention(torch.autograd.Function):
-    """Softmax attention of all buckets; positions of long spans come out as zeros.
+    """Softmax attention of all buckets. Outputs at positions of long spans are zero.
 
-    Written out because PyTorch's fused CPU kernel takes five times as long on short spans, nearly all of it in its
-    backward pass. Query heads that read the same key head are folded into one batch of R * m queries.
+    PyTorch's fused CPU kernel takes five times as long for short spans, mostly in its backward pass. Query heads that
+    read the same key head are folded into a batch of R * m queries.
     """
 
     @staticmethod
@@ -263,16 +263,16 @@ class _BucketAttention(torch.autograd.Function):
         dq_slots = [q_TNH.new_zeros(1, *q_TNH.shape[1:])] if plan.long_spans else []
         for at, (bucket, probs) in enumerate(zip(plan.buckets, probs_of, strict=True)):
             q, k, v = _fold(q_TNH, bucket.query_bm, bucket, num_keys), *_fold_keys(k_TKH, v_TKH, bucket)
-            # padded queries read position 0 here, but their probabilities are 0, and so are their gradients
+            # Padded queries read position 0, but their probabilities and so their gradients are 0.
             grad = _fold(grad_TNH, bucket.query_bm, bucket, num_keys)
             probs_32 = probs.float()
             dv = torch.bmm(probs.transpose(1, 2), grad)
             dscores = torch.bmm(grad, v.transpose(1, 2)).float()
-            # The gradient of a softmax: each p times its dp less the row's mean dp under p.
+            # Gradient of softmax: p * (dp - sum over keys of p * dp)
             dscores.sub_((dscores * probs_32).sum(-1, keepdim=True)).mul_(probs_32).mul_(ctx.scale)
             dq_slots.insert(at, _unfold(torch.bmm(dscores, k.float()).to(q.dtype), bucket, q_TNH.shape[1]))
             dk = torch.bmm(dscores.transpose(1, 2), q.float())
-            # a prefix's keys belong to several spans: their gradients add up, in float32
+            # Keys of a prefix belong to several spans, so their gradients are summed, in float32.
             for into, part in ((dk_TKH, dk), (dv_TKH, dv)):
                 into.index_add_(0, bucket.key_bs, _unfold(part.float(), bucket, num_keys))
         dq_TNH = torch.cat(dq_slots).index_select(0, plan.slot_T)
@@ -298,11 +298,11 @@ def _unfold(x: torch.Tensor, bucket: Bucket, num_heads: int) -> torch.Tensor:
 
 
 def _probabilities(q: torch.Tensor, k: torch.Tensor, bucket: Bucket, scale: float) -> torch.Tensor:
-    """float32 [b * K, R * m, s]; rows of padded queries are 0."""
+    """Attention probabilities, float32 [b * K, R * m, s]. Rows of padded queries are 0."""
     b, m, s = bucket.bias_bms.shape
-    # nothing in place: selective activation checkpointing keeps results of matrix products
+    # no in-place operation, because selective activation checkpointing keeps results of matrix products
     scores = torch.bmm(q.float() * scale, k.float().transpose(1, 2)).view(b, -1, m, s) + bucket.bias_bms[:, None]
     probs = torch.softmax(scores, dim=-1)
-    if bucket.live_bm1 is not None:
-        probs = probs * bucket.live_bm1[:, None]
+    if bucket.valid_bm1 is not None:
+        probs = probs * bucket.valid_bm1[:, None]
     return probs.view(q.shape[0], -1, s)

@@ -1,11 +1,8 @@
-"""Checkpoints and exports of the learner, all or nothing.
+"""Atomic checkpoints and exports of the learner.
 
-In: state dicts. Out: folders that appear complete. Waits for the disk and the other ranks; a checkpoint is written on
-a thread of its own.
-
-PyTorch unpickles a checkpoint's ``.metadata`` and every value in it that is no tensor, and a pickle may call anything.
-Here the first is read by an unpickler that knows the classes of that file only, the others by ``weights_only``, so a
-folder that anybody may have written is read without running what it holds.
+Checkpoints may come from strangers. PyTorch unpickles a checkpoint's ``.metadata`` file and every value that is not a
+tensor, and unpickling can run any code. This module reads ``.metadata`` with an unpickler that accepts only the classes
+of that file, and all other values with ``weights_only``.
 """
 
 from __future__ import annotations
@@ -45,8 +42,8 @@ from forge_agents.models import families
 from forge_agents.models.resolve import check_contained_files
 
 _log = logging.getLogger(__name__)
-_NONSENSE = (AssertionError, AttributeError, IndexError, KeyError, TypeError)
-"""What PyTorch raises over metadata that nobody can have written."""
+_MALFORMED = (AssertionError, AttributeError, IndexError, KeyError, TypeError)
+"""Errors that PyTorch raises for malformed metadata."""
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.index.json", ".bin.index.json")
 
@@ -55,7 +52,7 @@ _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".safetensors.index.
 
 
 class _SummedFile(io.BufferedWriter):
-    """A new file whose sums are taken on the way."""
+    """A new file that computes checksums while it is written."""
 
     def __init__(self, path: str | os.PathLike[str], sums: Checksums) -> None:
         super().__init__(io.FileIO(path, "wb"))
@@ -67,7 +64,7 @@ class _SummedFile(io.BufferedWriter):
 
 
 class _SummingFileSystem(FileSystem):
-    """Files that are only ever written, and their sums by name."""
+    """Files for writing, with their checksums by name."""
 
     def __init__(self) -> None:
         self.sums: dict[str, Checksums] = {}
@@ -83,7 +80,7 @@ class _SummingFileSystem(FileSystem):
 
 
 class _Writer(FileSystemWriter):
-    """PyTorch's writer of one checkpoint into a folder that gets its name last, so none is there half."""
+    """PyTorch's writer of one checkpoint. The folder gets its name last, so it never holds an incomplete checkpoint."""
 
     def __init__(self, folder: Path, use_device: Callable[[], object]) -> None:
         super().__init__(folder.with_name(f".unfinished-{folder.name}"))
@@ -92,25 +89,25 @@ class _Writer(FileSystemWriter):
         self._use_device = use_device
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
-        return state_dict  # nothing is copied: whoever changes these tensors waits first
+        return state_dict  # no copy: the learner waits before it changes these tensors
 
     def write_data(self, plan: Any, planner: Any) -> Any:
-        self._use_device()  # PyTorch copies to the host on the current device's stream, and waits for that one
+        self._use_device()  # PyTorch copies to the host on the current device's stream and waits for that stream
         return super().write_data(plan, planner)
 
     def finish(self, metadata: Metadata, results: Any) -> None:
-        super().finish(metadata, results)  # on the first rank, after all have written; what it raises, all hear
+        super().finish(metadata, results)  # runs on the first rank after all have written; all ranks get its errors
         _put_in_place(Path(self.path), self.folder)
 
 
 class Writer:
-    """Writes one checkpoint at a time while the learner computes: torch's ``async_save``.
+    """Writes one checkpoint at a time in the background, with torch's ``async_save``.
 
-    Nothing is copied: what is being written must not change before `wait` has returned. That costs no memory, and a
-    learner changes its weights only in the optimiser's step, which comes last.
+    The state is not copied, which saves memory, so it must not change before `wait` has returned. The learner waits
+    before its optimizer changes the weights, at the end of a training step.
 
     Args:
-        use_device: Makes the device of what is written the current one of the thread that writes.
+        use_device: Sets the current device of the writing thread.
     """
 
     def __init__(self, use_device: Callable[[], object] = lambda: None) -> None:
@@ -119,26 +116,26 @@ class Writer:
         self._under_way: tuple[_Writer, Future[Any]] | None = None
 
     def start(self, state: dict[str, Any], folder: Path) -> None:
-        """Begin to write `state` to `folder` with torch's distributed checkpoint. All ranks call it together.
+        """Start to write `state` to `folder` with torch's distributed checkpoint. A collective of all ranks.
 
         Args:
-            state: Nested dicts of tensors, DTensors and numbers; the same keys on every rank.
-            folder: Appears once everything is written; replaced if it exists.
+            state: Nested dicts of tensors, DTensors and numbers, with the same keys on every rank.
+            folder: Folder of the checkpoint. An existing folder is replaced when everything is written.
         """
         self.wait()
-        if self._group is None and not is_alone():  # the thread's collectives must not mix with those of training
+        if self._group is None and not is_alone():  # collectives of the thread must not mix with those of training
             self._group = dist.new_group(backend="gloo")
         writer = _Writer(folder, self._use_device)
         if _is_first_rank():
-            shutil.rmtree(writer.path, ignore_errors=True)  # what a killed process left
-        _wait_for_ranks()  # else it could remove what another rank has just made
+            shutil.rmtree(writer.path, ignore_errors=True)  # left by a killed process
+        _wait_for_ranks()  # otherwise the first rank could remove files that another rank has just created
         saving: Any = state_dict_saver.async_save(
             state, storage_writer=writer, process_group=self._group, no_dist=is_alone()
         )
         self._under_way = writer, saving
 
     def wait(self) -> float:
-        """Return once nothing is being written, and how many seconds that took; whether it succeeded, `finish` says."""
+        """Wait until nothing is being written. Returns the seconds waited. Errors are raised by `finish`."""
         if self._under_way is None or self._under_way[1].done():
             return 0.0
         started = time.perf_counter()
@@ -146,28 +143,28 @@ class Writer:
         return time.perf_counter() - started
 
     def finish(self) -> dict[str, list[int]]:
-        """Wait for what `start` began.
+        """Wait until the checkpoint of `start` is written.
 
         Returns:
             Size and CRCs of the files that this rank wrote, by name; see `forge_agents.files.Sums`.
 
         Raises:
-            RunFolderError: It could not be written; what the folder held before is still there.
+            RunFolderError: The checkpoint could not be written. The folder's previous content is unchanged.
         """
         if self._under_way is None:
             return {}
         writer, saving = self._under_way
         try:
             saving.result()
-        except (CheckpointException, OSError, RuntimeError) as error:  # RuntimeError: torch's, where the disk is full
+        except (CheckpointException, OSError, RuntimeError) as error:  # torch raises RuntimeError if the disk is full
             raise RunFolderError(f"cannot write a checkpoint to {writer.folder}: {_reason(error, writer)}") from error
         return {name: sums.all for name, sums in writer.files.sums.items()}
 
 
 def _reason(error: BaseException, writer: _Writer) -> str:
-    """What went wrong on which rank, without DCP's tracebacks, and the room that is left on the disk.
+    """Error message with the cause on each rank, without tracebacks, and the free disk space.
 
-    Of a full disk torch only says that a position is unexpected.
+    For a full disk, torch's message only mentions an unexpected file position.
     """
     causes = {rank: cause for rank, (cause, _) in getattr(error, "failures", {}).items()} or {0: error}
     words = "; ".join(f"rank {rank}: {type(cause).__name__}: {cause}" for rank, cause in causes.items())
@@ -177,13 +174,13 @@ def _reason(error: BaseException, writer: _Writer) -> str:
 
 
 def optimizer_state(optimizers: Any) -> dict[str, Any]:
-    """State of TorchTitan's ``OptimizersContainer``, moments of zero before the first step.
+    """State of TorchTitan's ``OptimizersContainer``, with moments of zero before the first step.
 
-    PyTorch makes those by a step of its own, which does not count.
+    PyTorch creates the moments by an optimizer step, so the step counter is reset to 0.
     """
-    begun = any(optimizer.state for optimizer in optimizers)
+    has_state = any(optimizer.state for optimizer in optimizers)
     state: dict[str, Any] = optimizers.state_dict()
-    if not begun:
+    if not has_state:
         for moments in (moments for optimizer in optimizers for moments in optimizer.state.values()):
             moments["step"].zero_()
         state = optimizers.state_dict()
@@ -209,91 +206,93 @@ _CLASSES = frozenset(
 
 
 class _Reader(FileSystemReader):
-    """PyTorch's reader, for folders that nobody vouches for."""
+    """PyTorch's reader, for untrusted folders."""
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         folder = Path(self.path)
         with self.fs.create_stream(self._get_metadata_path(kwargs.get("rank")), "rb") as file:
-            found = _Unpickler(file).load()
-        if not isinstance(found, Metadata) or not isinstance(found.storage_data, dict):
-            raise pickle.UnpicklingError(f"{folder / '.metadata'} describes no checkpoint")
-        for name in {str(place.relative_path) for place in found.storage_data.values()}:
+            metadata = _Unpickler(file).load()
+        if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
+            raise pickle.UnpicklingError(f"{folder / '.metadata'} does not describe a checkpoint")
+        for name in {str(place.relative_path) for place in metadata.storage_data.values()}:
             if name != Path(name).name or not stat.S_ISREG((folder / name).lstat().st_mode):
                 raise pickle.UnpicklingError(f"{folder / '.metadata'} names {name!r}, which is no file of this folder")
-        found.storage_meta = StorageMeta(load_id=self.load_id)
-        return found
+        metadata.storage_meta = StorageMeta(load_id=self.load_id)
+        return metadata
 
 
 class _Planner(DefaultLoadPlanner):
-    """PyTorch's planner; values that are no tensors are read as tensors are: without calling anything."""
+    """PyTorch's planner, which here reads values other than tensors with ``weights_only`` as well."""
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         packed = io.BytesIO()
-        torch.save(torch.load(value, weights_only=True), packed)  # nothing but plain values comes through
+        torch.save(torch.load(value, weights_only=True), packed)  # accepts plain values only
         packed.seek(0)
         super().load_bytes(read_item, packed)
 
 
 class _Unpickler(pickle._Unpickler):
-    """Knows the classes that PyTorch writes into ``.metadata``, and lets their attributes be."""
+    """Unpickler that accepts only the classes that PyTorch writes to ``.metadata``, and does not modify them."""
 
     dispatch = dict(pickle._Unpickler.dispatch)
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
-        if module in ("pathlib", "pathlib._local") and name == "PosixPath":  # where it was written; not used
+        if module in ("pathlib", "pathlib._local") and name == "PosixPath":  # original location, not used
             return PurePosixPath
         if (module, name) in _CLASSES:
             return super().find_class(module, name)
-        if (module, name) == ("builtins", "getattr"):  # how Python before 3.11.4 writes a member of an enumeration
+        if (module, name) == ("builtins", "getattr"):  # Python before 3.11.4 pickles members of enumerations like this
             return _member
-        raise pickle.UnpicklingError(f"the checkpoint's .metadata asks for {module}.{name}, which no checkpoint needs")
+        raise pickle.UnpicklingError(f"the checkpoint's .metadata needs {module}.{name}, which no checkpoint does")
 
     def load_build(self) -> None:
-        if isinstance(self.stack[-2], type):  # type: ignore[attr-defined]  # a state would change the class for all
+        if isinstance(self.stack[-2], type):  # type: ignore[attr-defined]  # would modify the class for the process
             raise pickle.UnpicklingError("the checkpoint's .metadata changes a class")
         super().load_build()  # type: ignore[misc]
 
-    dispatch[pickle.BUILD[0]] = load_build  # type: ignore[assignment]  # of the same class, for mypy of the base
+    dispatch[pickle.BUILD[0]] = load_build  # type: ignore[assignment]  # mypy expects a method of the base class
 
 
 def _member(kind: object, name: object) -> Enum:
-    """A member of an enumeration by its name, and no other attribute of anything."""
+    """``getattr`` restricted to members of enumerations."""
     if not (isinstance(kind, EnumMeta) and isinstance(name, str) and name in kind.__members__):
-        raise pickle.UnpicklingError("the checkpoint's .metadata asks for an attribute, which no checkpoint needs")
+        raise pickle.UnpicklingError("the checkpoint's .metadata reads an attribute, which no checkpoint does")
     member: Enum = kind.__members__[name]
     return member
 
 
 def load(state: dict[str, Any], folder: Path, *, optional: Collection[str] = ()) -> dict[str, Any]:
-    """Read a checkpoint into the tensors of `state`. Nothing that it holds is run, whoever wrote it.
+    """Read a checkpoint into the tensors of `state`, without running any code from the checkpoint.
 
     Args:
-        state: As `Writer.start` was given it; its tensors are overwritten.
-        folder: What it wrote.
-        optional: Keys of `state` that a checkpoint of an older version may lack: they keep what they hold.
+        state: State as in `Writer.start`. Its tensors are overwritten.
+        folder: Folder of the checkpoint.
+        optional: Keys of `state` that a checkpoint of an older version may lack. They keep their values.
 
     Returns:
-        `state` with what was read.
+        `state` with the values of the checkpoint.
 
     Raises:
-        RunFolderError: There is no complete checkpoint, or it does not match `state`.
+        RunFolderError: The checkpoint is missing, incomplete or does not match `state`.
     """
     if not (folder / ".metadata").is_file():
-        raise RunFolderError(f"{folder} holds no complete checkpoint; choose another, or start without one")
+        raise RunFolderError(f"{folder} holds no complete checkpoint. Choose another folder, or start without one")
     try:
         reader = _Reader(folder)
         stored = {str(name).partition(".")[0] for name in reader.read_metadata().state_dict_metadata}
-        wanted = {name: value for name, value in state.items() if name in stored or name not in optional}
-        if left := sorted(state.keys() - wanted.keys()):
-            _log.warning("%s holds no %s; the run goes on with what it has", folder, ", ".join(left))
-        state_dict_loader.load(wanted, storage_reader=reader, planner=_Planner(), no_dist=is_alone())
+        requested = {name: value for name, value in state.items() if name in stored or name not in optional}
+        if left := sorted(state.keys() - requested.keys()):
+            _log.warning("%s holds no %s. The run continues with its current values", folder, ", ".join(left))
+        state_dict_loader.load(requested, storage_reader=reader, planner=_Planner(), no_dist=is_alone())
     except pickle.UnpicklingError as error:
-        raise RunFolderError(f"{folder} is refused: {error}. Nothing in it was run; ask who made it") from error
-    except (CheckpointException, OSError, RuntimeError, ValueError, EOFError, *_NONSENSE) as error:
-        raise RunFolderError(f"{folder} does not fit this model ({error}); was it saved by another one?") from error
-    return state | wanted
+        raise RunFolderError(
+            f"{folder} is refused: {error}. No code of it was run. Use only checkpoints whose origin you trust"
+        ) from error
+    except (CheckpointException, OSError, RuntimeError, ValueError, EOFError, *_MALFORMED) as error:
+        raise RunFolderError(f"{folder} does not fit this model ({error}). Was it saved by another model?") from error
+    return state | requested
 
 
 # ---- exports
@@ -307,18 +306,19 @@ def export(
     dtype: torch.dtype,
     adapter: tuple[dict[str, torch.Tensor], dict[str, Any]] | None = None,
 ) -> Path:
-    """Write a Hugging Face model folder from weights in Hugging Face's names.
+    """Write a Hugging Face model folder. A collective of all ranks.
 
     Args:
-        state: Names and tensors, plain or DTensors, which all ranks gather; one by one they go to the host's memory.
-        model_folder: The model trained; its config and tokenizer files are taken over. A token that ends answers in
-            its chat template is added to the ``eos_token_id`` of generation_config.json.
-        folder: Appears when complete; an existing one is replaced.
-        dtype: Written to config.json.
-        adapter: Tensors and configuration of a PEFT adapter, for the subfolder ``adapter``; None writes none.
+        state: Pairs of Hugging Face name and tensor (plain or DTensor). Tensors are gathered and moved to host memory
+            one at a time.
+        model_folder: Folder of the model that was trained. Its config and tokenizer files are copied. If its chat
+            template ends answers with another token, the token is added to ``eos_token_id`` in generation_config.json.
+        folder: Folder to write. An existing folder is replaced when everything is written.
+        dtype: Dtype recorded in config.json.
+        adapter: Tensors and configuration of a PEFT adapter for the subfolder ``adapter``. None: no subfolder.
 
     Raises:
-        ModelNotFoundError: A link in the model's folder leads out of it.
+        ModelNotFoundError: A link in the model's folder leads out of the folder.
         RunFolderError: The folder cannot be written.
     """
     check_contained_files(model_folder)
@@ -349,21 +349,23 @@ def export(
                 save_file(plain, unfinished / "adapter" / "adapter_model.safetensors")
                 (unfinished / "adapter" / "adapter_config.json").write_text(json.dumps(settings, indent=2) + "\n")
             _put_in_place(unfinished, folder)
-    except (OSError, SafetensorError) as error:  # the latter where a disk is full
+    except (OSError, SafetensorError) as error:  # SafetensorError: the disk is full
         failure = error
     _wait_for_ranks()
     if failure is not None:
-        raise RunFolderError(f"cannot export to {folder}: {failure}. Make room, or the folder writable") from failure
+        raise RunFolderError(
+            f"cannot export to {folder}: {failure}. Free disk space, or make the folder writable"
+        ) from failure
     return folder
 
 
 def _add_stop_token(folder: Path, model_folder: Path) -> None:
-    """Let generation with an export stop at the token that ends an answer in its chat template.
+    """Add the token that ends an answer in the chat template to the stop tokens of an export.
 
-    transformers and vLLM stop at the ids in generation_config.json. In base models it often holds only the tokenizer's
-    end-of-sequence token, while their chat template, and so training, ends an answer with another one.
+    transformers and vLLM stop at the ids in generation_config.json. The file of a base model often holds only the
+    tokenizer's end-of-sequence token, while its chat template, and so training, ends answers with another token.
     """
-    from forge_agents.rollout.rendering import Renderer  # loads what a learner needs for nothing else
+    from forge_agents.rollout.rendering import Renderer  # imports transformers, which takes seconds
 
     template, tokenizer = families.chat_template(folder), folder / "tokenizer_config.json"
     if not template or not tokenizer.is_file():
@@ -371,13 +373,13 @@ def _add_stop_token(folder: Path, model_folder: Path) -> None:
     eos = json.loads(tokenizer.read_text()).get("eos_token")
     eos = eos.get("content") if isinstance(eos, dict) else eos
     if "eos_token" in template or (eos and eos in template):
-        return  # it ends answers with the usual token, and the tokenizer, which takes seconds, need not be loaded
+        return  # answers end with the usual token, so the tokenizer need not be loaded, which takes seconds
     end_id = Renderer.of(model_folder).end_ids[-1]
     file = folder / "generation_config.json"
     settings = json.loads(file.read_text()) if file.is_file() else {}
     source = settings if file.is_file() else json.loads((folder / "config.json").read_text())
-    given = source.get("eos_token_id")
-    stop_ids = given if isinstance(given, list) else [] if given is None else [given]
+    stop_ids = source.get("eos_token_id")
+    stop_ids = stop_ids if isinstance(stop_ids, list) else [] if stop_ids is None else [stop_ids]
     if end_id not in stop_ids:
         file.write_text(json.dumps({**settings, "eos_token_id": [*stop_ids, end_id]}, indent=2) + "\n")
 
@@ -392,11 +394,11 @@ def _put_in_place(unfinished: Path, target: Path) -> None:
 
 
 def is_alone() -> bool:
-    """Whether there are no other ranks, so that torch's distributed checkpoint has nobody to agree with (``no_dist``).
+    """Whether there is a single rank, for which torch's distributed checkpoint must not communicate (``no_dist``).
 
-    It would send plans to itself through gloo, whose thread copies them with threads of its own. OpenMP (libgomp) then
-    counts more threads than cores, and from there on lets each wait asleep and not by spinning: every operation of the
-    learner takes 60 us longer to begin.
+    Otherwise torch would send plans from the rank to itself through gloo, whose thread copies them with a thread pool.
+    OpenMP (libgomp) then counts more threads than cores, and from there on its threads sleep instead of spinning. Every
+    operation of the learner would start 60 us later.
     """
     return not dist.is_initialized() or dist.get_world_size() == 1
 

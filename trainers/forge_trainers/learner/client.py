@@ -1,7 +1,6 @@
-"""The controller's side of a learner: start it, feed it batches, get weights out of it.
+"""The controller's handle to a learner: start it, train it on batches, publish and save its weights.
 
-In: a `LearnerConfig` and `EpisodeBatch`es. Out: metrics, published versions, checkpoints. Waits for the learner's
-processes, each time with a deadline, and raises as soon as one rank fails.
+Every call has a timeout and raises as soon as one rank fails.
 """
 
 from __future__ import annotations
@@ -32,14 +31,14 @@ __all__ = ["Learner", "LearnerConfig"]
 
 
 class Learner:
-    """A running learner. Make one with `start`; after an error it can only be stopped."""
+    """A running learner, created by `start`. After an error a learner can only be stopped."""
 
     def __init__(
         self,
         name: str,
         *,
         config: LearnerConfig,
-        whose: str,
+        learner_name: str,
         procs: ProcMesh,
         actors: Any,
         world_size: int,
@@ -50,17 +49,17 @@ class Learner:
     ) -> None:
         self.name = name
         self.config = config
-        """Settings it was started with, the learning rate resolved."""
+        """The learner's settings, with a resolved learning rate."""
         self.world_size = world_size
         self.max_sample_tokens = max_sample_tokens
-        """Tokens of the longest sample that `train_step` takes."""
+        """Number of tokens of the longest sample that `train_step` accepts."""
         self.version = 0
-        """Version of the weights: optimiser steps taken since the start model."""
+        """Version of the weights: number of training steps since the start model."""
         self.last_publish: dict[str, float] = {}
         """Timings of the latest `publish`: ``pack_s``, ``put_s``, and ``bytes``."""
         self._procs = procs
         self._actors = actors
-        self._whose = whose
+        self._learner_name = learner_name
         self._heartbeat = heartbeat
         self._device_access = device_access
         self._busy = busy or BusyTime()
@@ -80,30 +79,30 @@ class Learner:
         """Start the learner's processes and load the model.
 
         Args:
-            config: Settings; `model` is a name or a folder, as `fa.Policy` takes it.
-            name: Said in errors.
-            store: Where `publish` puts weights; None where it is not called.
-            weights_name: What the published weights are called; None for `name`.
-            world_size: Number of ranks, one process each.
-            heartbeat_timeout_s: A rank that says nothing for longer counts as dead, and with it the learner.
-            timeout_s: Deadline of the start.
+            config: Settings. `model` is a name or a folder, as in `fa.Policy`.
+            name: Name of the learner in error messages.
+            store: Weight store that `publish` writes to. None: the learner cannot publish.
+            weights_name: Name of the published weights. None: `name`.
+            world_size: Number of ranks. Each rank is a process.
+            heartbeat_timeout_s: Seconds without a heartbeat after which a rank, and so the learner, counts as dead.
+            timeout_s: Timeout of the start, in seconds.
 
         Raises:
-            ModelNotFoundError: There is no such model, or files of it are missing or half written.
+            ModelNotFoundError: The model does not exist, or some of its files are missing or incomplete.
             ValueError: The model or the parallel degrees are not supported.
-            StallError: The deadline passed.
+            StallError: The timeout passed.
             ActorDiedError: A process ended.
         """
-        whose = weights_name or name
+        learner_name = weights_name or name
         started = await cls.start_together(
-            {whose: config},
+            {learner_name: config},
             name=name,
             store=store,
             world_size=world_size,
             heartbeat_timeout_s=heartbeat_timeout_s,
             timeout_s=timeout_s,
         )
-        return started[whose]
+        return started[learner_name]
 
     @classmethod
     async def start_together(
@@ -117,28 +116,29 @@ class Learner:
         timeout_s: float = 600.0,
         device_access: DeviceAccess = unshared,
     ) -> dict[str, Learner]:
-        """As `start`, for learners in one set of processes: their adapters share one copy of the model.
+        """Start several learners in the same processes. Their adapters share one copy of the model.
 
-        Other arguments are those of `start`. Each learner works as if it were alone; calls that arrive at the same time
-        are done one after the other. One that is stopped, or fails, takes the others with it.
+        Other arguments are those of `start`. The learners are independent, and their calls run one at a time. Stopping
+        one learner, or a failure of one, ends all of them.
 
         Args:
-            configs: By what their published weights are called. Several need adapters of one shape on one model.
-            device_access: What its work runs in, where others use the same GPUs; they `park` and `unpark` it.
+            configs: Settings by the name of the published weights. Several learners need the same model and LoRA
+                adapters of the same shape.
+            device_access: Context for computations of a learner that shares its GPUs with others; see `offload`.
 
         Raises:
-            ValueError: The learners cannot share a model. Otherwise as `start`.
+            ValueError: The learners cannot share a model. Otherwise as for `start`.
         """
         first, *others = configs.values()
         if others and (first.lora is None or any((c.model, c.lora) != (first.model, first.lora) for c in others)):
             raise ValueError(
-                f"learners {', '.join(configs)} cannot share a model: each needs a LoRA adapter of one shape on one "
-                "model; start them apart"
+                f"learners {', '.join(configs)} cannot share a model: all need the same model and LoRA adapters of the "
+                "same shape. Start them separately"
             )
-        found = in_thread(models.resolve, first.model, name=f"model of {name}")
-        folder = await mesh.with_deadline(found, timeout_s, who=name, what="finding its model")  # it may be on a hub
-        configs = {whose: with_rate(replace(config, model=str(folder))) for whose, config in configs.items()}
-        # torch and Monarch load here, not when this module is imported
+        resolving = in_thread(models.resolve, first.model, name=f"model of {name}")
+        folder = await mesh.with_deadline(resolving, timeout_s, who=name, what="finding its model")  # may download it
+        configs = {key: with_rate(replace(config, model=str(folder))) for key, config in configs.items()}
+        # Importing torch and Monarch takes seconds, so this module does not import them.
         from forge_agents.runtime.heartbeat import Heartbeat
         from forge_trainers.learner.actor import LearnerActor
 
@@ -153,49 +153,54 @@ class Learner:
                 losses = {config.loss: find_loss(config.loss) for config in configs.values()}
                 actors = procs.spawn("learner", LearnerActor, configs, name, store, losses)
                 building = mesh.call_all(actors, world_size, "build", timeout_s=timeout_s, who=name)
-                room, *_ = await heartbeat.guard(building)
+                longest, *_ = await heartbeat.guard(building)
             heartbeat.start_timeout()
         except BaseException:
             heartbeat.end()
-            await mesh.stop(procs, at_once=True)  # a rank may wait for another that is gone
+            await mesh.stop(procs, at_once=True)  # a rank may be waiting for a rank that has ended
             raise
         busy = BusyTime()
         return {
-            whose: cls(
+            learner_name: cls(
                 name,
                 config=config,
-                whose=whose,
+                learner_name=learner_name,
                 procs=procs,
                 actors=actors,
                 world_size=world_size,
-                max_sample_tokens=room[whose],
+                max_sample_tokens=longest[learner_name],
                 heartbeat=heartbeat,
                 device_access=device_access,
                 busy=busy,
             )
-            for whose, config in configs.items()
+            for learner_name, config in configs.items()
         }
 
     async def lost(self) -> ActorDiedError | StallError:
-        """Wait until a rank dies or falls silent; returns what was seen of it."""
+        """Wait until a rank dies or sends no heartbeat. Returns the error."""
         return await self._heartbeat.lost()
 
     async def set_total_steps(self, total: int, *, timeout_s: float = 60.0) -> None:
-        """Say how many optimiser steps the run has, for a learning rate that falls; see `LearnerCore`."""
-        await self._tell("set_total_steps", total, timeout_s=timeout_s)
+        """Set the run's number of training steps, which a decaying learning rate needs; see `LearnerCore`."""
+        await self._call_ranks("set_total_steps", total, timeout_s=timeout_s)
 
     @property
     def busy_s(self) -> float:
-        """Seconds in which its processes learned or published, for it or others in them, by their own clocks."""
+        """Seconds that the processes spent on training and publishing, for all of their learners."""
         return self._busy.seconds
 
     async def train_step(
         self, batch: EpisodeBatch, *, temperature: float | None = None, timeout_s: float = 1800.0
     ) -> dict[str, float]:
-        """Learn from one batch, sampled at `temperature`; None: that of the settings.
+        """Train on one batch.
+
+        Args:
+            batch: The batch, as `forge_trainers.pack` makes it.
+            temperature: Temperature at which the batch was sampled. None: the temperature of the settings.
+            timeout_s: Timeout in seconds.
 
         Returns:
-            The metrics of `LearnerCore.train_step`, from the first rank; peaks of memory are the largest of all.
+            The metrics of `LearnerCore.train_step` from the first rank. Peak memory is the maximum over the ranks.
         """
         results = await self._call("train_step", batch, temperature, timeout_s=timeout_s)
         metrics: dict[str, float] = results[0]
@@ -205,30 +210,33 @@ class Learner:
         return {**metrics, **{name: max(result[name] for result in results) for name in peaks}}
 
     async def logprobs(self, batch: EpisodeBatch, *, timeout_s: float = 1800.0) -> torch.Tensor:
-        """The current weights' log-probability of every loss token: float32 [T], 0 where masked."""
+        """Log-probability of every loss token under the current weights: float32 [T], 0 where masked."""
         logprobs_T: torch.Tensor = (await self._call("logprobs", batch, timeout_s=timeout_s))[0]
         return logprobs_T
 
     async def save(self, folder: str | Path, *, timeout_s: float = 600.0) -> None:
-        """Write a checkpoint, all or nothing; see `LearnerCore.save`."""
+        """Write a checkpoint; see `LearnerCore.save`."""
         await self.start_save(folder, timeout_s=timeout_s)
         await self.finish_save(timeout_s=timeout_s)
 
     async def start_save(self, folder: str | Path, *, timeout_s: float = 600.0) -> None:
-        """Begin to write a checkpoint of the present state; the learner may be used meanwhile."""
+        """Start to write a checkpoint of the current state. The learner may train while it is written."""
         await self._call("start_save", _absolute(folder), timeout_s=timeout_s)
 
     async def finish_save(self, *, timeout_s: float = 600.0) -> dict[str, list[int]]:
-        """Wait for the checkpoint that `start_save` began. Raises RunFolderError where it cannot be written.
+        """Wait until the checkpoint of `start_save` is written.
 
         Returns:
-            Size and CRCs of its files, by name; see `forge_agents.files.Sums`.
+            Size and CRCs of the checkpoint's files, by name; see `forge_agents.files.Sums`.
+
+        Raises:
+            RunFolderError: The checkpoint could not be written.
         """
-        by_rank: list[dict[str, list[int]]] = await self._tell("finish_save", timeout_s=timeout_s)
-        return {name: sums for own in by_rank for name, sums in own.items()}
+        by_rank: list[dict[str, list[int]]] = await self._call_ranks("finish_save", timeout_s=timeout_s)
+        return {name: sums for files in by_rank for name, sums in files.items()}
 
     async def load(self, folder: str | Path, *, timeout_s: float = 600.0) -> int:
-        """Continue from a checkpoint. Returns its version."""
+        """Load a checkpoint. Returns the version of its weights."""
         self.version = int((await self._call("load", _absolute(folder), timeout_s=timeout_s))[0])
         return self.version
 
@@ -239,56 +247,52 @@ class Learner:
         dtype: Literal["bfloat16", "float32"] | None = None,
         timeout_s: float = 600.0,
     ) -> None:
-        """Write a Hugging Face model folder; see `LearnerCore.export`."""
+        """Write the weights as a Hugging Face model folder; see `LearnerCore.export`."""
         await self._call("export", _absolute(folder), dtype, timeout_s=timeout_s)
 
     async def publish(self, *, timeout_s: float = 600.0) -> int:
-        """Put the current weights, or the adapter, into the store; see `LearnerCore.published`.
-
-        Returns:
-            Their version.
-        """
+        """Publish the current weights, or the adapter, to the store. Returns the version of the weights."""
         self.last_publish = (await self._call("publish", timeout_s=timeout_s))[0]
         self._busy.seconds += self.last_publish["pack_s"] + self.last_publish["put_s"]
         return int(self.last_publish["version"])
 
     async def use_store(self, store: WeightStoreRef, *, timeout_s: float = 60.0) -> None:
-        """From now on publish to `store`, which took the place of one that died."""
-        await self._tell("use_store", store, timeout_s=timeout_s)
+        """Publish to `store` from now on, for example because the previous store died."""
+        await self._call_ranks("use_store", store, timeout_s=timeout_s)
 
-    async def park(self, *, timeout_s: float = 600.0) -> None:
-        """Leave the GPUs: weights and moments go to the host's memory until `unpark`. Twice is no error.
+    async def offload(self, *, timeout_s: float = 600.0) -> None:
+        """Move weights and optimizer state from the GPUs to host memory until `onload`. Idempotent.
 
-        One that has died has left them when this returns.
+        A learner that has died is stopped, so its GPU memory is free as well when this returns.
         """
         try:
-            await self._tell("park", timeout_s=timeout_s)
+            await self._call_ranks("offload", timeout_s=timeout_s)
         except ActorDiedError:
             await self.stop()
 
-    async def unpark(self, *, timeout_s: float = 600.0) -> None:
-        """Come back to the GPUs. Twice is no error."""
-        await self._tell("unpark", timeout_s=timeout_s)
+    async def onload(self, *, timeout_s: float = 600.0) -> None:
+        """Move weights and optimizer state back to the GPUs. Idempotent."""
+        await self._call_ranks("onload", timeout_s=timeout_s)
 
     async def stop(self, *, timeout_s: float = 10.0, at_once: bool = False) -> None:
-        """End the processes; `at_once` where they may be publishing, see `mesh.stop`. Twice is no error."""
+        """End the processes. Idempotent. `at_once` is for processes that may be publishing, see `mesh.stop`."""
         at_once = at_once or self._heartbeat.error is not None
         self._heartbeat.end()
         await mesh.stop(self._procs, timeout_s=timeout_s, at_once=at_once)
 
     async def _call(self, endpoint: str, *args: Any, timeout_s: float) -> list[Any]:
-        """What every rank answers to what it computes on its device."""
+        """Results of a call that computes on the device, from all ranks."""
         async with self._device_access():
-            return await self._tell(endpoint, *args, timeout_s=timeout_s)
+            return await self._call_ranks(endpoint, *args, timeout_s=timeout_s)
 
-    async def _tell(self, endpoint: str, *args: Any, timeout_s: float) -> list[Any]:
-        """What every rank answers, or at once the end of one."""
+    async def _call_ranks(self, endpoint: str, *args: Any, timeout_s: float) -> list[Any]:
+        """Results of a call from all ranks. Raises as soon as a rank ends."""
         calling = mesh.call_all(
-            self._actors, self.world_size, endpoint, self._whose, *args, timeout_s=timeout_s, who=self.name
+            self._actors, self.world_size, endpoint, self._learner_name, *args, timeout_s=timeout_s, who=self.name
         )
         return await self._heartbeat.guard(calling)
 
 
 def _absolute(folder: str | Path) -> str:
-    """The processes may have another working folder."""
+    """The absolute path of `folder`, because the processes may have another working folder."""
     return str(Path(folder).absolute())

@@ -1,7 +1,6 @@
-"""The learner of one rank, without Monarch: GRPO steps on TorchTitan's parts.
+"""One rank of a learner, without Monarch: training steps on TorchTitan components.
 
-In: `EpisodeBatch`es, the whole batch on every rank. Out: metrics, log-probabilities, weights. Waits for the other
-ranks in collectives.
+Every rank receives the whole batch.
 
 Axes: T tokens of a batch, S loss tokens of a row, D hidden size.
 """
@@ -37,46 +36,46 @@ from forge_trainers.losses.policy_loss import PolicyLoss, logprobs_of
 
 @dataclass(slots=True, kw_only=True)
 class _Minibatch:
-    """Samples of one optimizer step, laid out for this rank, and what is computed of them once per batch."""
+    """Samples of one optimizer step, laid out for this rank, with values that are computed once per batch."""
 
     batch: EpisodeBatch
     needed_n: torch.Tensor
-    """bool [n], samples that are computed."""
+    """bool [n], samples that the loss depends on. Other samples are not computed."""
     computed_T: torch.Tensor
-    """bool [T], loss tokens that are computed."""
+    """bool [T], loss tokens of these samples."""
     num_loss_tokens: float
     num_computed: float
     microbatches: Sequence[Microbatch]
     facts: dict[str, float]
     log_ratio_T: torch.Tensor | None = None
-    """float32 [T], learner's minus sampler's log-probabilities in the latest optimizer step, each token on one rank;
-    None before any."""
+    """float32 [T], learner's minus sampler's log-probabilities in the latest optimizer step, each token on one rank.
+    None before the first step."""
     old_T: torch.Tensor | None = None
-    """float32 [T], the learner's log-probabilities at the start of the batch; None where the loss needs none."""
+    """float32 [T], the learner's log-probabilities at the start of the batch. None if the loss does not need them."""
     reference_T: torch.Tensor | None = None
-    """float32 [T], log-probabilities of the reference model, once they are computed."""
+    """float32 [T], log-probabilities of the reference model. None before they are computed."""
 
 
 class LearnerCore:
-    """Model, optimiser and schedule of one rank.
+    """Model, optimizer and learning-rate schedule of one rank.
 
-    Every method is a collective: all ranks call it with the same arguments. It runs in the calling thread and blocks.
+    Every method is a collective: all ranks call it with the same arguments. Methods block the calling thread.
     """
 
     def __init__(self, config: LearnerConfig, *, base: LearnerCore | None = None) -> None:
         """Build the model and load the weights in `config.model`.
 
         Args:
-            config: How to learn.
-            base: A learner of another adapter of the same shape, whose model this one shares; None builds one.
+            config: Settings.
+            base: Learner with another adapter of the same shape, whose model this learner shares. None: build a model.
 
         Raises:
-            ModelNotFoundError: Model files are missing or half written.
-            ValueError: The model is not supported, or the parallel degrees do not fit it or the number of ranks.
+            ModelNotFoundError: Model files are missing or incomplete.
+            ValueError: The model is not supported, or the parallel degrees do not fit the model or the number of ranks.
         """
         config = config.with_memory()
         if not config.model:
-            raise ValueError("model is empty; give the folder of a Hugging Face model")
+            raise ValueError("model is empty. Set it to the folder of a Hugging Face model")
         self.config = config = with_rate(config)
         self._share = titan.DEVICE_TYPE == "cpu" if config.share_prefixes is None else config.share_prefixes
         self._ranks: Ranks = join_ranks(config) if base is None else base._ranks
@@ -84,57 +83,56 @@ class LearnerCore:
         self.model: Any = self._built.model
         self._adapter = None
         if config.lora is not None:
-            beside = None if base is None else base._adapter
-            self._adapter = lora.Adapter(self.model, seed=config.seed, beside=beside)
-        self._reference = None  # the start model: this one without its adapter, else a frozen copy
+            first = None if base is None else base._adapter
+            self._adapter = lora.Adapter(self.model, seed=config.seed, beside=first)
+        self._reference = None  # the start model: the model without its adapter, or a frozen copy
         if config.kl_coef > 0:
-            alone = self._adapter is None
-            self._reference = build_model(config, self._ranks, trainable=False).model if alone else self.model
+            needs_copy = self._adapter is None
+            self._reference = build_model(config, self._ranks, trainable=False).model if needs_copy else self.model
         self._loss = titan.ChunkedLossWrapper.Config(num_chunks=1).build()
-        self._loss.loss_fn = PolicyLoss(config.loss_settings)  # any callable will do
+        self._loss.loss_fn = PolicyLoss(config.loss_settings)  # TorchTitan accepts any callable
         self._loss.set_lm_head(self.model.lm_head)
         self._optimizers = build_optimizers(config, self.model)
         if self._built.copies is not None:
-            checkpoint.optimizer_state(self._optimizers)  # moments have their place before activations come and go
+            checkpoint.optimizer_state(self._optimizers)  # allocates the moments before activations fragment memory
         self._total_steps: int | None = None
         self._writer = checkpoint.Writer(self._ranks.use_device)
         self._models: list[Any] = [self.model] if base is None else []
-        """That this learner built; others share them."""
+        """Models that this learner built. Other learners may share them."""
         if self._reference is not None and self._reference is not self.model:
             self._models.append(self._reference)
-        self._parked: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
-        """What has left the device: where it was, and its bytes."""
+        self._offloaded: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
+        """Device storages that are offloaded, with their bytes in host memory."""
         self.version = 0
-        """Number of training steps taken, one per batch; the version of the weights."""
+        """Version of the weights: number of training steps, one per batch."""
 
     @property
     def max_sample_tokens(self) -> int:
-        """Tokens of the longest sample that fits: the setting, or less where the model's context is shorter."""
+        """Number of tokens of the longest sample: the setting, or the model's context if that is shorter."""
         return self._built.max_seq_len
 
     def set_total_steps(self, total: int) -> None:
-        """Say how many optimiser steps the run has, those already taken included, for a learning rate that falls.
+        """Set the run's total number of training steps, which a decaying learning rate needs.
 
         Raises:
-            ValueError: The rate is to fall, and warm-up leaves no step for it.
+            ValueError: The learning rate decays, and warm-up takes all steps.
         """
         if self.config.lr_decay != "none" and self.config.warmup_steps >= total:
             raise ValueError(
                 f"warmup_steps={self.config.warmup_steps} leaves none of the run's {total} steps for "
-                f"lr_decay={self.config.lr_decay!r}; lower warmup_steps or train longer"
+                f"lr_decay={self.config.lr_decay!r}. Lower warmup_steps or train for more steps"
             )
         self._total_steps = total
 
     def train_step(self, batch: EpisodeBatch, temperature: float | None = None) -> dict[str, float]:
-        """Learn from one batch: `num_iterations` passes with one optimizer step per minibatch, by default one in all.
+        """Train on one batch: `num_iterations` passes with one optimizer step per minibatch (by default a single step).
 
-        A minibatch with a loss or gradient that is not finite is skipped. Trajectories without any advantage are not
-        computed where they add nothing to the loss but to its denominator; means, quantiles and counts below are of
-        what is computed.
+        Minibatches with a non-finite loss or gradient are skipped. Trajectories whose advantages are all 0 are not
+        computed if they change the loss only through its normalization. The metrics below are over computed tokens.
 
         Args:
-            batch: As `forge_trainers.batch.packing.pack` makes it.
-            temperature: At which it was sampled, above 0; None: that of the settings.
+            batch: The batch, as `forge_trainers.batch.packing.pack` makes it.
+            temperature: Temperature at which the batch was sampled, above 0. None: the temperature of the settings.
 
         Returns:
             Means over the optimizer steps: ``loss``, ``ratio_mean`` (learner over sampler), ``clip_fraction``,
@@ -144,25 +142,25 @@ class LearnerCore:
             and sampler). Of the last pass: ``ratio_p1``, ``ratio_p50`` and ``ratio_p99`` (quantiles over loss tokens,
             exact over all ranks).
             Of the batch: ``lr``, ``temperature``, ``version`` (after the step), ``tokens``, ``loss_tokens``,
-            ``not_computed`` (share of all loss tokens), ``optimizer_steps`` (taken) and ``skipped_minibatches``.
+            ``not_computed`` (fraction of all loss tokens), ``optimizer_steps`` (taken) and ``skipped_minibatches``.
             Over all passes: ``positions`` (computed by all ranks), ``group_positions`` (if only episodes of a group
-            shared prompts), ``microbatches``, ``waste`` (share of positions that ranks wait for).
-            Time and memory: ``forward_backward_s``, ``optimizer_s``, ``step_s``, ``save_wait_s`` (not in them: until a
-            checkpoint was written), ``cpu_s`` (this rank's), ``tokens_per_s`` (of ``tokens``, in every pass),
-            ``flops_per_s`` (all ranks'), ``peak_flops_per_s`` (of all ranks' devices), ``mfu`` (the first over the
-            second), ``peak_rss_bytes`` and on an accelerator ``peak_device_bytes`` (this rank's).
+            shared prompts), ``microbatches``, ``waste`` (fraction of positions for which ranks wait).
+            Time and memory: ``forward_backward_s``, ``optimizer_s``, ``step_s``, ``save_wait_s`` (waiting for a
+            checkpoint; not part of the other times), ``cpu_s`` (this rank), ``tokens_per_s`` (``tokens`` in every
+            pass), ``flops_per_s`` (all ranks), ``peak_flops_per_s`` (all devices), ``mfu`` (``flops_per_s`` over
+            ``peak_flops_per_s``), ``peak_rss_bytes`` and on an accelerator ``peak_device_bytes`` (this rank).
 
         Raises:
-            ValueError: The batch is malformed or does not fit the model, or the learning rate is to fall and
-                `set_total_steps` leaves no step.
-            FloatingPointError: Loss or gradient of every minibatch is not finite; weights are unchanged.
+            ValueError: The batch is malformed or does not fit the model, or the learning rate decays and the run has no
+                steps left.
+            FloatingPointError: Loss or gradient of every minibatch is not finite. The weights are unchanged.
         """
         peak = dist.get_world_size() * peak_flops(titan.TORCH_DTYPE_MAP[self.config.compute_dtype])
         start, cpu_start = time.perf_counter(), time.process_time()
         self._enter()
         self._check(batch)
         if not batch["tokens"]["loss_mask"].any():
-            raise ValueError("no token of the batch is in the loss; there is nothing to learn")
+            raise ValueError("no token of the batch is in the loss, so the learner cannot train on it")
         temperature = self.config.temperature if temperature is None else temperature
         lr = learning_rate(self.config, self.version, self._total_steps)
         parts = [self._prepared(part) for part in minibatches(batch, self.config.num_minibatches)]
@@ -181,7 +179,7 @@ class LearnerCore:
             raise failures[0]
         self.version += 1
         metrics = averaged(steps)
-        end = time.perf_counter() - metrics["save_wait_s"]  # a disk's time is not the learner's
+        end = time.perf_counter() - metrics["save_wait_s"]  # waiting for the disk does not count as training
         passes = self.config.num_iterations
         facts = {name: passes * sum(part.facts[name] for part in parts) for name in parts[0].facts if name != "waste"}
         wasted = sum(part.facts["waste"] * part.facts["positions"] for part in parts)
@@ -190,7 +188,7 @@ class LearnerCore:
         num_tokens, num_computed = float(length_n.sum()), sum(part.num_computed for part in parts)
         flops = flops_per_step(self._built.architecture, self.model, length_n, facts["positions"])
         trained = [(part.log_ratio_T, part.computed_T) for part in parts if part.log_ratio_T is not None]
-        log_ratio_T = torch.cat([self._over_ranks(one) for one, _ in trained])
+        log_ratio_T = torch.cat([self._over_ranks(log_ratio_T) for log_ratio_T, _ in trained])
         return {
             **metrics,
             **ratio_quantiles(log_ratio_T, torch.cat([computed_T for _, computed_T in trained])),
@@ -214,7 +212,7 @@ class LearnerCore:
         }
 
     def _prepared(self, batch: EpisodeBatch) -> _Minibatch:
-        """A minibatch laid out for this rank."""
+        """The minibatch laid out for this rank."""
         mask_T = batch["tokens"]["loss_mask"]
         needed_n = needed_samples(self.config.loss_settings, batch)
         computed_T = mask_T & needed_n.repeat_interleave(batch["samples"]["length"])
@@ -239,10 +237,10 @@ class LearnerCore:
             moved: Whether the weights have changed since the start of the batch.
 
         Raises:
-            FloatingPointError: Loss or gradient is not finite; the weights are unchanged.
+            FloatingPointError: Loss or gradient is not finite. The weights are unchanged.
         """
         batch, microbatches = part.batch, part.microbatches
-        self._optimizers.zero_grad()  # an error within a loss has left what was there of its step
+        self._optimizers.zero_grad()  # an error in an earlier step may have left gradients
         self._loss.loss_fn.begin(temperature=temperature, computed_share=part.num_computed / part.num_loss_tokens)
         totals: dict[str, torch.Tensor] = {}
         log_ratio_T = torch.zeros(part.computed_T.shape, device=self._ranks.device)
@@ -270,14 +268,14 @@ class LearnerCore:
                 token_S = microbatch.row.token_S.to(log_ratio_T.device)
                 log_ratio_T[token_S] = self._loss.loss_fn.take_log_ratios()[: token_S.numel()]
         metrics = self._reduce(totals)
-        begun = time.perf_counter()
+        start = time.perf_counter()
         metrics |= self._update(metrics["loss"], lr)
         part.log_ratio_T = log_ratio_T
-        return metrics | {"optimizer_s": time.perf_counter() - begun - metrics["save_wait_s"]}
+        return metrics | {"optimizer_s": time.perf_counter() - start - metrics["save_wait_s"]}
 
     @torch.no_grad()
     def logprobs(self, batch: EpisodeBatch) -> torch.Tensor:
-        """The current weights' log-probability of every loss token, at the loss's temperature.
+        """Log-probability of every loss token under the current weights, at the temperature of the settings.
 
         Returns:
             float32 [T] on CPU, 0 where masked.
@@ -289,11 +287,11 @@ class LearnerCore:
             return self._logprobs(self.model, batch, microbatches, self.config.temperature)
 
     def hf_state_dict(self, *, dtype: torch.dtype) -> dict[str, Any]:
-        """The weights under Hugging Face's names, tied ones once; an adapter is merged into them.
+        """Copies of the weights by Hugging Face name. Tied weights appear once, and an adapter is merged.
 
         Returns:
-            Tensors of `dtype`: ``DTensor``s where there are several ranks, else plain; copies, not views. Experts of
-            several ranks are whole, in the host's memory.
+            Tensors of `dtype`: ``DTensor``s if there are several ranks, else plain tensors. Experts of several ranks
+            are gathered in host memory.
         """
         several = dist.get_world_size() > 1
         return {
@@ -302,21 +300,21 @@ class LearnerCore:
 
     @torch.no_grad()
     def _hf_tensors(self, dtype: torch.dtype) -> Iterator[tuple[str, Any]]:
-        """`hf_state_dict`, one tensor after the other: all of them merged, or all experts whole, may be too large."""
+        """`hf_state_dict` one tensor at a time, because all merged or gathered tensors may not fit into memory."""
         state = self._whole_state()
         scale = 0.0 if self.config.lora is None else self.config.lora.alpha / self.config.lora.rank
         for name, value in state.items() if self.config.lora is None else lora.merged(state, scale):
             copy = value.to(dtype, copy=True)
-            if isinstance(copy, DTensor) and copy.ndim == 3:  # experts: the adapter would name this rank's only
+            if isinstance(copy, DTensor) and copy.ndim == 3:  # TorchTitan would name only the experts of this rank
                 copy = copy.full_tensor()
             for hf_name, part in self._built.adapter.to_hf({name: copy}).items():
-                # the stacked experts' parts would share one piece of memory
+                # parts of stacked experts are views of one storage
                 yield hf_name, part.clone() if ".experts." in hf_name else part.contiguous()
 
     def published(self, dtype: torch.dtype) -> Iterator[tuple[str, Any]]:
-        """What an engine needs: all weights, as in `hf_state_dict`, or the adapter alone, in PEFT's layout.
+        """Weights for an engine: all weights, as in `hf_state_dict`, or only the adapter, in PEFT's layout.
 
-        Weights are copied to `dtype` one at a time; experts of several ranks are whole, where the rank computes.
+        Weights are copied to `dtype` one at a time. Experts of several ranks are gathered on the rank's device.
         """
         if self._adapter is None:
             return self._hf_tensors(dtype)
@@ -325,7 +323,7 @@ class LearnerCore:
             return iter([(name, value.to(dtype)) for name, value in adapter.items()])
 
     def save(self, folder: str | Path) -> None:
-        """Write weights, optimiser, random state and version to `folder`, all or nothing; replaces one.
+        """Write weights, optimizer state, random state and version to `folder`. Atomic; replaces an existing folder.
 
         Raises:
             RunFolderError: The folder cannot be written.
@@ -334,27 +332,30 @@ class LearnerCore:
         self.finish_save()
 
     def start_save(self, folder: str | Path) -> None:
-        """Begin to `save` the state as it is now, on a thread; `train_step` waits for it before it changes weights."""
+        """Start to `save` the current state in the background. `train_step` waits for it before it changes weights."""
         self._writer.start(self._state(), Path(folder))
 
     def finish_save(self) -> dict[str, list[int]]:
-        """Wait for what `start_save` began; it may be called from another thread. Raises what `save` raises.
+        """Wait until the checkpoint of `start_save` is written. May be called from another thread.
 
         Returns:
             Size and CRCs of the files that this rank wrote, by name; see `forge_agents.files.Sums`.
+
+        Raises:
+            RunFolderError: The folder cannot be written.
         """
         return self._writer.finish()
 
     def load(self, folder: str | Path) -> int:
-        """Continue from a checkpoint that `save` wrote, bit for bit.
+        """Load a checkpoint of `save`. Training then continues bit for bit.
 
-        Any number of ranks and any parallel degrees may load what others saved.
+        The number of ranks and the parallel degrees may differ from those of the checkpoint.
 
         Returns:
-            The version that was loaded.
+            Version of the weights.
 
         Raises:
-            RunFolderError: There is no complete checkpoint, or it belongs to another model.
+            RunFolderError: The checkpoint is missing, incomplete or of another model.
         """
         self._enter()
         free_unsharded(self.model)
@@ -367,13 +368,13 @@ class LearnerCore:
         return self.version
 
     def export(self, folder: str | Path, dtype: torch.dtype | str | None = None) -> Path:
-        """Write a Hugging Face model folder: safetensors, config.json and the tokenizer's files.
+        """Write a Hugging Face model folder: safetensors, config.json and tokenizer files.
 
-        Of an adapter it is the model with the adapter merged; ``adapter/`` in it holds the adapter alone, as PEFT does.
+        An adapter is merged into the model. The subfolder ``adapter`` then holds the adapter in PEFT's format as well.
 
         Args:
-            folder: Appears when complete; an existing one is replaced.
-            dtype: Of the stored weights, or its name; None for that of the model trained.
+            folder: Folder to write. An existing folder is replaced when everything is written.
+            dtype: Dtype of the stored weights, or its name. None: the dtype of the start model.
         """
         source = Path(self.config.model)
         dtype = dtype or models.dtype_of(source)
@@ -384,41 +385,41 @@ class LearnerCore:
             adapter = (weights, lora.peft_config(self.config.lora, self.config.model))
         return checkpoint.export(self._hf_tensors(dtype), source, Path(folder), dtype=dtype, adapter=adapter)
 
-    def park(self) -> None:
-        """Take weights and moments to the host's memory, so that others can use the device. Twice is no error."""
-        if self._parked:
+    def offload(self) -> None:
+        """Move weights and optimizer state to host memory, so that others can use the device. Idempotent."""
+        if self._offloaded:
             return
-        self._writer.wait()  # a checkpoint under way reads these very tensors
-        held: list[torch.Tensor] = []
+        self._writer.wait()  # a checkpoint that is being written reads these tensors
+        tensors: list[torch.Tensor] = []
         for model in self._models:
-            model.state_dict()  # has FSDP drop all its compute copies, and show the shards
-            held += [*model.parameters(), *model.buffers()]
+            model.state_dict()  # makes FSDP free its compute copies and expose the shards
+            tensors += [*model.parameters(), *model.buffers()]
         for optimizer in self._optimizers:
-            held += [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
-        for value in held:
+            tensors += [value for state in optimizer.state.values() for name, value in state.items() if name != "step"]
+        for value in tensors:
             local = value.to_local() if isinstance(value, DTensor) else value
             storage = local.untyped_storage()
-            if storage.nbytes():  # tied weights are there twice
-                kept = torch.empty(0, dtype=torch.uint8, device=local.device).set_(storage).to("cpu", copy=True)
-                self._parked.append((storage, kept))
-                storage.resize_(0)  # in place: FSDP, optimiser and model go on to hold the same tensors
+            if storage.nbytes():  # tied weights appear twice
+                host_copy = torch.empty(0, dtype=torch.uint8, device=local.device).set_(storage).to("cpu", copy=True)
+                self._offloaded.append((storage, host_copy))
+                storage.resize_(0)  # in place, because FSDP, optimizer and model hold references to the tensors
         if titan.DEVICE_TYPE != "cpu":
             titan.device_utils.device_module.empty_cache()
 
-    def unpark(self) -> None:
-        """Bring them back to the device. Twice is no error."""
-        while self._parked:
-            storage, kept = self._parked.pop()
-            storage.resize_(kept.numel())
-            torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).copy_(kept)
+    def onload(self) -> None:
+        """Move weights and optimizer state back to the device. Idempotent."""
+        while self._offloaded:
+            storage, host_copy = self._offloaded.pop()
+            storage.resize_(host_copy.numel())
+            torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage).copy_(host_copy)
 
     def _enter(self) -> None:
-        """Put this learner's adapter into the model; another learner of the same model may have worked since."""
+        """Load this learner's adapter into the model, because another learner may have used the model since."""
         if self._adapter is not None and self._adapter.enter():
             free_unsharded(self.model)
 
     def _whole_state(self) -> dict[str, Any]:
-        """The model's tensors by TorchTitan's names, plain where this rank has all of them."""
+        """The model's tensors by TorchTitan name. Tensors that this rank holds completely are plain tensors."""
         self._enter()
         return {
             name: value.to_local() if isinstance(value, DTensor) and value.device_mesh.size() == 1 else value
@@ -426,7 +427,7 @@ class LearnerCore:
         }
 
     def _state(self) -> dict[str, Any]:
-        """What a checkpoint holds. Adapters are copied: the next learner of the model puts its own in their place."""
+        """State for a checkpoint. Adapters are copied, because another learner may overwrite them in the model."""
         self._enter()
         model = self.model.state_dict()
         if self._adapter is not None:
@@ -444,7 +445,7 @@ class LearnerCore:
     def _plan(
         self, batch: EpisodeBatch, samples: Sequence[int] | None = None
     ) -> tuple[Sequence[Microbatch], dict[str, float]]:
-        """Lay out the batch, or some of its samples; every rank comes to the same plan."""
+        """Lay out the batch, or some of its samples. Every rank computes the same plan."""
         config = self.config
         assert config.max_tokens_per_microbatch is not None and config.loss_chunk_tokens is not None
         layout = lay_out(
@@ -498,9 +499,9 @@ class LearnerCore:
             hidden_1SD = _select(self._hidden(self.model, row), source_S.to(device))
             labels_1S = tokens["ids"][token_S][None].to(device)
             loss, metrics = self._loss(hidden_1SD, labels_1S, num_loss_tokens, valid=valid_S[None].to(device), **inputs)
-            loss.backward()  # of the trunk; the wrapper has taken the head's already, chunk by chunk
-        found: dict[str, torch.Tensor] = metrics
-        return found
+            loss.backward()  # of the trunk only: the wrapper has run the head's backward pass, chunk by chunk
+        totals: dict[str, torch.Tensor] = metrics
+        return totals
 
     @torch.no_grad()
     def _logprobs(
@@ -514,17 +515,17 @@ class LearnerCore:
             with self._ranks.context():
                 hidden_1SD = _select(self._hidden(model, row), source_S.to(self._ranks.device))
                 size = token_S.numel() // microbatch.num_chunks
-                found = []
+                logprobs = []
                 for start in range(0, labels_S.numel(), size):
                     chunk = slice(start, start + size)
                     logits = model.lm_head(hidden_1SD[:, chunk])
-                    found.append(logprobs_of(logits, labels_S[chunk][None], temperature=temperature)[0])
-            out_T[row.token_S.to(out_T.device)] = torch.cat(found)[: row.token_S.numel()]
+                    logprobs.append(logprobs_of(logits, labels_S[chunk][None], temperature=temperature)[0])
+            out_T[row.token_S.to(out_T.device)] = torch.cat(logprobs)[: row.token_S.numel()]
         free_unsharded(model)
         return self._over_ranks(out_T)
 
     def _over_ranks(self, values_T: torch.Tensor) -> torch.Tensor:
-        """Values of all tokens, on CPU; each token was computed by one data-parallel rank."""
+        """Values of all tokens, on CPU. Each token was computed by one data-parallel rank."""
         if (mesh := self._ranks.loss_mesh) is not None:
             values_T = titan.dist_utils.dist_sum_tensor(values_T, mesh)
         return values_T.cpu()
@@ -542,36 +543,36 @@ class LearnerCore:
         if not (math.isfinite(grad_norm) and math.isfinite(loss)):
             self._optimizers.zero_grad()
             raise FloatingPointError(
-                f"the loss is {loss:g} and the gradient norm {grad_norm:g} at version {self.version}; the weights are "
+                f"the loss is {loss:g} and the gradient norm {grad_norm:g} at version {self.version}. The weights are "
                 "unchanged. Lower lr or max_grad_norm, or compute in float32"
             )
-        waited_s = self._writer.wait()  # a checkpoint under way reads these very tensors
+        waited_s = self._writer.wait()  # a checkpoint that is being written reads these tensors
         config = self.config
         for optimizer in self._optimizers:
-            for group in optimizer.param_groups:  # of a checkpoint they hold what was set when it was written
+            for group in optimizer.param_groups:  # a loaded checkpoint sets them to its own settings
                 group.update(lr=lr, betas=config.betas, weight_decay=config.weight_decay)
         self._optimizers.step()
         self._optimizers.zero_grad()
         return {"grad_norm": grad_norm, "save_wait_s": waited_s}
 
     def _clip(self) -> float:
-        """The norm of all gradients, which are scaled down to the largest allowed, and not touched where it is less.
+        """Clip the gradients by their global norm. Returns the norm before clipping.
 
-        TorchTitan multiplies them with 1 there, which costs a fifth of an optimiser's step in memory traffic.
+        TorchTitan also multiplies gradients that need no clipping, by 1, which takes a fifth of the optimizer step.
         """
-        parameters, most = list(self.model.parameters()), self.config.max_grad_norm
-        if self.config.ep > 1:  # experts and the rest have meshes of their own
-            return float(titan.dist_utils.clip_grad_norm_(parameters, most, foreach=True, ep_enabled=True))
+        parameters, max_norm = list(self.model.parameters()), self.config.max_grad_norm
+        if self.config.ep > 1:  # experts and other weights are on different meshes
+            return float(titan.dist_utils.clip_grad_norm_(parameters, max_norm, foreach=True, ep_enabled=True))
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None], foreach=True)
         norm = norm.full_tensor() if isinstance(norm, DTensor) else norm
-        if most / (norm + 1e-6) < 1:
-            torch.nn.utils.clip_grads_with_norm_(parameters, most, norm, foreach=True)
+        if max_norm / (norm + 1e-6) < 1:
+            torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm, foreach=True)
         return float(norm)
 
 
 def _select(hidden_1LD: torch.Tensor, source_S: torch.Tensor) -> torch.Tensor:
-    """Hidden states of the positions that predict loss tokens, so that the head computes no others."""
-    if isinstance(hidden_1LD, DTensor):  # tensor parallelism; the last norm's output is replicated
+    """Hidden states of the positions that predict loss tokens. The head computes only these."""
+    if isinstance(hidden_1LD, DTensor):  # tensor parallelism: the output of the last norm is replicated
         mesh = hidden_1LD.device_mesh
         source_S = DTensor.from_local(source_S, mesh, [Replicate()] * mesh.ndim)
     return hidden_1LD.index_select(1, source_S)

@@ -1,7 +1,4 @@
-"""Whether the ranks of a learner can share a model, and compute it where they are.
-
-In: the learner's settings, the number of ranks, sizes of the model. Out: an error, or nothing. Waits for nothing.
-"""
+"""Checks of a learner's parallel degrees against the number of ranks, the model and the device."""
 
 from __future__ import annotations
 
@@ -10,53 +7,52 @@ from forge_trainers.learner.config import LearnerConfig
 
 
 def shards_of(config: LearnerConfig, ranks: int) -> int:
-    """Ranks that each weight is sharded over.
+    """Number of ranks over which each weight is sharded.
 
     Args:
-        config: `dp_shard=-1` takes the ranks that the other degrees leave.
-        ranks: All of the learner's.
+        config: Settings. ``dp_shard=-1`` uses all ranks that the other degrees leave.
+        ranks: Number of ranks of the learner.
 
     Raises:
-        ValueError: The degrees do not make so many ranks.
+        ValueError: The product of the degrees is not the number of ranks.
     """
     shard = config.dp_shard if config.dp_shard > 0 else max(1, ranks // (config.dp_replicate * config.tp))
     if shard * config.dp_replicate * config.tp != ranks:
         raise ValueError(
-            f"dp_replicate={config.dp_replicate} x dp_shard={config.dp_shard} x tp={config.tp} of the learner does not "
-            f"make learner_procs={ranks}; their product must"
+            f"the product of the learner's dp_replicate={config.dp_replicate}, dp_shard={config.dp_shard} and "
+            f"tp={config.tp} must be learner_procs={ranks}"
         )
     if shard * config.tp % config.ep:
         raise ValueError(
-            f"ep={config.ep} does not divide dp_shard x tp = {shard} x {config.tp}; experts are spread over those ranks"
+            f"ep={config.ep} must divide dp_shard * tp = {shard} * {config.tp}, because experts are spread over these "
+            "ranks"
         )
     return shard
 
 
 def check_degrees(config: LearnerConfig, size: ModelSize) -> None:
-    """Raise ValueError where a parallel degree does not divide what it splits."""
-    split = {
+    """Raise ValueError if a parallel degree does not divide the dimension that it splits."""
+    dimensions = {
         "num_attention_heads": (size.heads, "tp", config.tp),
         "num_key_value_heads": (size.kv_heads, "tp", config.tp),
         "vocab_size": (size.vocab, "tp", config.tp),
         "num_experts": (size.num_experts, "ep", config.ep),
     }
-    for name, (whole, degree, ranks) in split.items():
+    for name, (whole, degree, ranks) in dimensions.items():
         if whole % ranks:
-            raise ValueError(
-                f"learner.{degree}={ranks} does not divide the model's {name}={whole}; choose a divisor"
-            )
+            raise ValueError(f"learner.{degree}={ranks} does not divide the model's {name}={whole}. Choose a divisor")
     if config.ep > 1 and not size.num_experts:
-        raise ValueError(f"learner.ep={config.ep} spreads experts, and the model has none; leave it 1")
+        raise ValueError(f"learner.ep={config.ep} spreads experts, and the model has none. Leave it at 1")
     if size.num_experts and config.tp > 1 and config.ep == 1 and config.sequence_parallel:
         raise ValueError(
-            f"learner.tp={config.tp} with sequence_parallel and without ep: TorchTitan 0.3.0 then computes wrong "
-            "gradients of what goes into experts; set ep, or sequence_parallel=False"
+            f"learner.tp={config.tp} with sequence_parallel and without ep is not supported for a mixture of experts: "
+            "TorchTitan 0.3.0 computes wrong gradients of the experts' inputs. Set ep, or sequence_parallel=False"
         )
 
 
 def check_without_gpu(config: LearnerConfig) -> None:
-    """Raise ValueError for what cannot run, or helps nobody, without an accelerator."""
+    """Raise ValueError for settings that do not work, or have no effect, without an accelerator."""
     if config.compile:
-        raise ValueError("compile=True is for GPUs: on CPU each new row would be compiled anew; leave it False")
+        raise ValueError("compile=True is for GPUs: on CPU every new row would be compiled. Leave it at False")
     if config.cpu_offload:
-        raise ValueError("cpu_offload=True is for GPUs: on CPU the weights are in the host's memory; leave it False")
+        raise ValueError("cpu_offload=True is for GPUs: on CPU, weights are in host memory anyway. Leave it at False")

@@ -1,11 +1,9 @@
-"""Norms and SwiGLU that keep less for the backward pass than autograd would, and go over memory less often; embeddings.
+"""RMSNorm, SwiGLU and embeddings for CPU, with less memory traffic than autograd's versions.
 
-In: tokens or activations of a row, weights. Out: activations. Waits for nothing.
+Autograd saves the input of every operation: two float32 copies for a norm, and for SwiGLU an activation that is cheap
+to recompute. On CPU both passes are bound by memory bandwidth.
 
-Autograd keeps what each operation is given: of a norm two float32 copies of its input, of SwiGLU an activation that
-is made again from the gate in no time. On CPU both passes wait for memory.
-
-Axes: D channels, last; any others before. Of embeddings V rows, T tokens, U different ones.
+Axes: D channels, the last axis; any axes before it. Embeddings: V rows, T tokens, U distinct tokens.
 """
 
 from __future__ import annotations
@@ -27,9 +25,9 @@ class RMSNorm(titan.RMSNorm):  # type: ignore[misc]  # torchtitan is untyped
         """As ``RMSNorm.Config``."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The shape and type of `x`."""
-        found: torch.Tensor = _RMSNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
-        return found
+        """Normalized `x`, of the same shape and dtype."""
+        output: torch.Tensor = _RMSNorm.apply(x, self.weight, self.eps)  # type: ignore[no-untyped-call]
+        return output
 
 
 class FeedForward(titan.FeedForward):  # type: ignore[misc]  # torchtitan is untyped
@@ -40,16 +38,17 @@ class FeedForward(titan.FeedForward):  # type: ignore[misc]  # torchtitan is unt
         """As ``FeedForward.Config``."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """The shape and type of `x`."""
+        """The layer's output, of the shape and dtype of `x`."""
         hidden = _GatedUp.apply(self.w1(x), self.w3(x))  # type: ignore[no-untyped-call]
-        found: torch.Tensor = self.w2(hidden)
-        return found
+        output: torch.Tensor = self.w2(hidden)
+        return output
 
 
 class Embedding(titan.Embedding):  # type: ignore[misc]  # torchtitan is untyped
-    """TorchTitan's embedding. The gradients of a token that occurs often add up in float32.
+    """TorchTitan's embedding with gradients that are summed in float32.
 
-    PyTorch adds them in the weight's type on CPU: in bfloat16 the sum of 512 equal numbers stops at 256 of them.
+    On CPU, PyTorch sums the gradients of a repeated token in the weight's dtype. In bfloat16 the sum of 512 equal
+    numbers stops at 256 of them.
     """
 
     @dataclass(kw_only=True, slots=True)
@@ -57,9 +56,9 @@ class Embedding(titan.Embedding):  # type: ignore[misc]  # torchtitan is untyped
         """As ``Embedding.Config``."""
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of the weight by int64 `ids`: their shape, then D."""
-        found: torch.Tensor = _Embedding.apply(ids, self.weight)  # type: ignore[no-untyped-call]
-        return found
+        """Rows of the weight for int64 `ids`: the shape of `ids`, then D."""
+        output: torch.Tensor = _Embedding.apply(ids, self.weight)  # type: ignore[no-untyped-call]
+        return output
 
 
 class _Embedding(torch.autograd.Function):
@@ -74,10 +73,10 @@ class _Embedding(torch.autograd.Function):
         if not ctx.needs_input_grad[1]:
             return None, None
         (ids,), size = ctx.saved_tensors, grad.shape[-1]
-        known_U, place_T = ids.flatten().unique(return_inverse=True)
-        sums_UD = grad.new_zeros(len(known_U), size, dtype=torch.float32)
-        sums_UD.index_add_(0, place_T, grad.reshape(-1, size).float())
-        return None, grad.new_zeros(ctx.rows, size).index_copy_(0, known_U, sums_UD.to(grad.dtype))
+        unique_U, index_T = ids.flatten().unique(return_inverse=True)
+        sums_UD = grad.new_zeros(len(unique_U), size, dtype=torch.float32)
+        sums_UD.index_add_(0, index_T, grad.reshape(-1, size).float())
+        return None, grad.new_zeros(ctx.rows, size).index_copy_(0, unique_U, sums_UD.to(grad.dtype))
 
 
 class _RMSNorm(torch.autograd.Function):

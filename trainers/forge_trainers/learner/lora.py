@@ -1,10 +1,7 @@
-"""LoRA adapters on TorchTitan's models, and several of them on one model.
+"""LoRA adapters on TorchTitan models, also several adapters on one model.
 
-In: a model's configuration, `forge_agents.LoRA`, state dicts. Out: adapted models, adapters in PEFT's layout, merged
-weights. Waits for the other ranks where weights are sharded.
-
-TorchTitan's ``LoRAConverter`` makes the layers: beside a frozen ``weight`` they hold ``lora_a.weight`` [rank, in] and
-``lora_b.weight`` [out, rank].
+TorchTitan's ``LoRAConverter`` creates the layers. They hold ``lora_a.weight`` [rank, in] and ``lora_b.weight``
+[out, rank] next to the frozen ``weight``.
 """
 
 from __future__ import annotations
@@ -23,35 +20,35 @@ from forge_trainers.learner import titan
 
 _A, _B, _WEIGHT = ".lora_a.weight", ".lora_b.weight", ".weight"
 _LAYERS = dict(zip(LORA_TARGETS, ("wq", "wkv", "wkv", "wo", "w1", "w3", "w2"), strict=True))
-"""The fields of TorchTitan's configurations that hold these layers; keys and values share one."""
+"""Fields of TorchTitan's configurations by LoRA target. Keys and values share a field."""
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a parameter of this name belongs to an adapter."""
+    """Whether the parameter `name` belongs to an adapter."""
     return name.endswith((_A, _B))
 
 
 def adapted(model_config: Any, lora: LoRA) -> Any:
-    """TorchTitan's model configuration with adapters; everything else in it is frozen.
+    """Add adapters to a TorchTitan model configuration. All other weights are frozen.
 
     Args:
-        model_config: Complete but for them, shardings included; queries, keys and values not fused. It is changed.
-        lora: Which layers.
+        model_config: Complete configuration, including shardings, without fused queries, keys and values. Modified.
+        lora: Settings of the adapter.
 
     Raises:
-        ValueError: The model has no such layer.
+        ValueError: The model has no layer of that kind.
     """
     linear = {name.rpartition(".")[2] for name, *_ in model_config.traverse(titan.Linear.Config)}
     if absent := [target for target in lora.targets if _LAYERS[target] not in linear]:
         has = [target for target in LORA_TARGETS if _LAYERS[target] in linear]
-        raise ValueError(f"this model has no linear layers {absent} for a LoRA adapter; it has {has}")
+        raise ValueError(f"this model has no linear layers {absent} for a LoRA adapter. It has {has}")
     layers = sorted({_LAYERS[target] for target in lora.targets})
     settings = titan.LoRAConverter.Config(rank=lora.rank, alpha=lora.alpha, target_modules=layers)
     return titan.LoRAConverter(settings).convert(model_config)
 
 
 def lower_base(model: torch.nn.Module, dtype: torch.dtype) -> None:
-    """Store what is frozen in `dtype`: it needs no more digits than it is computed with."""
+    """Store frozen weights in `dtype`, the dtype in which they are used."""
     for name, parameter in model.named_parameters():
         if not is_adapter(name):
             parameter.data = parameter.data.to(dtype)
@@ -59,7 +56,7 @@ def lower_base(model: torch.nn.Module, dtype: torch.dtype) -> None:
 
 @contextmanager
 def switched_off(model: torch.nn.Module) -> Iterator[None]:
-    """The model without its adapter, for as long as the context lasts."""
+    """Context in which the model computes without its adapter."""
     layers = [module for module in model.modules() if hasattr(module, "_lora_scaling")]
     scales = [layer._lora_scaling for layer in layers]
     for layer in layers:
@@ -72,14 +69,14 @@ def switched_off(model: torch.nn.Module) -> Iterator[None]:
 
 
 class Adapter:
-    """One policy's adapter on a model that others may share. One of them is in the model's parameters at a time.
+    """Adapter of one policy on a model that policies may share. One adapter is in the model's parameters at a time.
 
-    A starts uniform within ``1 / sqrt(in)``, the same for any sharding, and B at zero.
+    A is initialized uniformly within ``1 / sqrt(in)``, independently of the sharding, and B with zeros.
 
     Args:
-        model: Adapted and parallelised.
-        seed: Of A.
-        beside: Another adapter of this model; None for the first.
+        model: Adapted, parallelized model.
+        seed: Seed of A.
+        beside: Another adapter of this model. None: this is the first.
     """
 
     @torch.no_grad()
@@ -98,30 +95,30 @@ class Adapter:
 
     @torch.no_grad()
     def enter(self) -> bool:
-        """Put this adapter into the model. Returns whether another one was there."""
+        """Load this adapter into the model. Returns whether the model had another adapter before."""
         if self._inside == [self]:
             return False
         for other in self._inside:
-            other._put_away()
+            other._save()
         for live, away in zip(self._parameters.values(), self._away, strict=True):
             _local(live).copy_(away)
         self._inside[:] = [self]
         return True
 
-    def _put_away(self) -> None:
+    def _save(self) -> None:
         for live, away in zip(self._parameters.values(), self._away, strict=True):
             away.copy_(_local(live))
 
 
 def merged(state: Mapping[str, Any], scale: float) -> Iterator[tuple[str, Any]]:
-    """TorchTitan's state dict with the adapters added to the weights they belong to, one tensor after the other.
+    """Merge the adapters of a TorchTitan state dict into their weights, one tensor at a time.
 
     Args:
-        state: Of an adapted model.
+        state: State dict of an adapted model.
         scale: ``alpha / rank``.
 
     Yields:
-        Names and tensors as of the model without adapters; adapted weights in float32, sharded as they were.
+        Names and tensors of the model without adapters. Merged weights are float32 and keep their sharding.
     """
     for name, value in state.items():
         if is_adapter(name):
@@ -130,37 +127,37 @@ def merged(state: Mapping[str, Any], scale: float) -> Iterator[tuple[str, Any]]:
         if module + _A not in state:
             yield name, value
             continue
-        # W + alpha / r * B A (LoRA, arXiv 2106.09685, eq. 3), in float32: the change is small beside W
+        # W + alpha / r * B A (LoRA, arXiv 2106.09685, eq. 3), in float32, because the change is small compared with W
         change = scale * (_whole(state[module + _B]).float() @ _whole(state[module + _A]).float())
         yield name, value.float() + _like(change, value)
 
 
 def peft_state(state: Mapping[str, Any], adapter: Any) -> dict[str, torch.Tensor]:
-    """The adapter under PEFT's names: ``base_model.model.`` LAYER ``.lora_A.weight`` [rank, in] and ``.lora_B.weight``.
+    """The adapter by PEFT name: ``base_model.model.`` LAYER ``.lora_A.weight`` [rank, in] and ``.lora_B.weight``.
 
     Args:
-        state: TorchTitan's state dict of an adapted model.
-        adapter: Converts state dicts between TorchTitan's and Hugging Face's names.
+        state: TorchTitan state dict of an adapted model.
+        adapter: TorchTitan's converter between its names and those of Hugging Face.
 
     Returns:
-        Whole, plain tensors: copies, of the type they have.
+        Copies as plain, complete tensors of the same dtype.
     """
-    found = {}
+    result = {}
     for name, value in state.items():
         if name.endswith(_B):
             module = name.removesuffix(_B)
             a_RI, b_OR = _whole(state[module + _A]), _whole(value)
-            # Hugging Face orders the rows of some layers otherwise: ask the adapter where each row goes
+            # Hugging Face orders the rows of some layers differently. Converting row numbers shows the order.
             rows = torch.arange(b_OR.shape[0])[:, None].expand(-1, a_RI.shape[1])
             ((layer, order),) = adapter.to_hf({module + _WEIGHT: rows}).items()
             prefix = "base_model.model." + layer.removesuffix(_WEIGHT)
-            found[prefix + ".lora_A.weight"] = a_RI.clone()
-            found[prefix + ".lora_B.weight"] = b_OR[order[:, 0].to(b_OR.device)]
-    return found
+            result[prefix + ".lora_A.weight"] = a_RI.clone()
+            result[prefix + ".lora_B.weight"] = b_OR[order[:, 0].to(b_OR.device)]
+    return result
 
 
 def peft_config(lora: LoRA, base: str) -> dict[str, Any]:
-    """PEFT's ``adapter_config.json`` of an adapter on the model `base`."""
+    """Content of PEFT's ``adapter_config.json`` for an adapter on the model `base`."""
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -179,17 +176,17 @@ def peft_config(lora: LoRA, base: str) -> dict[str, Any]:
 
 
 def _whole(tensor: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return found.detach()
+    result: torch.Tensor = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return result.detach()
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    found: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return found.detach()
+    result: torch.Tensor = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return result.detach()
 
 
 def _like(whole: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """`whole`, which every rank has, sharded as `tensor` is."""
+    """`whole`, which every rank has, with the sharding of `tensor`."""
     if not isinstance(tensor, DTensor):
         return whole
     return distribute_tensor(whole, tensor.device_mesh, tensor.placements, src_data_rank=None)

@@ -1,6 +1,4 @@
-"""What the learner measures of itself: ratios of probabilities, work done, memory.
-
-In: log-ratios, a model, a device. Out: numbers for the metrics. Waits for nothing.
+"""Measurements of a training step: probability ratios, floating-point operations and memory.
 
 Axes: T tokens of a batch.
 """
@@ -20,17 +18,17 @@ from forge_trainers.learner import titan
 
 _PERCENT = {"ratio_p1": 1, "ratio_p50": 50, "ratio_p99": 99}
 _MATRIX = 1024
-"""Rows of the matrices that a CPU's peak is measured with: large enough to reach it, 20 ms at 100 GFLOPS."""
+"""Rows of the matrices with which a CPU's peak is measured. A product takes 20 ms at 100 GFLOPS."""
 
 
 def ratio_quantiles(log_ratio_T: torch.Tensor, loss_mask_T: torch.Tensor) -> dict[str, float]:
-    """Quantiles over loss tokens of learner's over sampler's probability: ``ratio_p1``, ``ratio_p50``, ``ratio_p99``.
+    """Quantiles of the learner/sampler probability ratio: ``ratio_p1``, ``ratio_p50``, ``ratio_p99``.
 
-    Each is the value of one token: the smallest that at least this share of the tokens does not exceed.
+    A quantile is the smallest ratio of a token that at least this fraction of the loss tokens does not exceed.
 
     Args:
-        log_ratio_T: Natural logarithms.
-        loss_mask_T: Which tokens count, at least one.
+        log_ratio_T: Natural logarithms of the ratios.
+        loss_mask_T: Loss tokens, at least one.
     """
     ordered = log_ratio_T[loss_mask_T].double().sort().values
     at = {name: math.ceil(percent * ordered.numel() / 100) - 1 for name, percent in _PERCENT.items()}
@@ -38,11 +36,11 @@ def ratio_quantiles(log_ratio_T: torch.Tensor, loss_mask_T: torch.Tensor) -> dic
 
 
 def averaged(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Metrics of a batch from those of its optimizer steps, at least one.
+    """Combine the metrics of a batch's optimizer steps (at least one).
 
     Returns:
-        Means over the steps, sums of seconds, and of the first step the differences of sampler and learner, which
-        later steps add their learning to.
+        Means over the steps and sums of seconds. ``logprob_gap`` metrics are those of the first step, because later
+        steps compare the sampler with a changed learner.
     """
     if len(steps) == 1:
         return dict(steps[0])
@@ -55,17 +53,17 @@ def averaged(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def flops_per_step(model_config: Any, model: torch.nn.Module, lengths: torch.Tensor, positions: float) -> float:
-    """Floating-point operations that one forward and backward pass needs, as TorchTitan counts them.
+    """Floating-point operations of one forward and backward pass, as TorchTitan counts them.
 
-    Six per parameter and position, embeddings without a head left out, plus attention as if it were not causal.
-    Nothing that is computed twice counts twice. Departures: a sample's attention reaches over its own length, and the
-    head counts for every position, though it is computed for those in the loss only.
+    Six per parameter and position, without embeddings that are not tied to the head, plus non-causal attention.
+    Recomputation does not count. Unlike TorchTitan, attention is counted over the length of each sample. The head
+    counts at every position, although only positions in the loss are computed.
 
     Args:
-        model_config: TorchTitan's.
-        model: Built from it.
-        lengths: int64 [n], tokens of each sample.
-        positions: Computed, by all ranks together.
+        model_config: TorchTitan's model configuration.
+        model: The model.
+        lengths: int64 [n], number of tokens of each sample.
+        positions: Number of positions that all ranks compute together.
     """
     _, at_zero = model_config.get_nparams_and_flops(model, 0)
     _, at_one = model_config.get_nparams_and_flops(model, 1)
@@ -75,10 +73,10 @@ def flops_per_step(model_config: Any, model: torch.nn.Module, lengths: torch.Ten
 
 @functools.cache
 def peak_flops(dtype: torch.dtype) -> float:
-    """Floating-point operations per second that one rank's device can do at best.
+    """Peak floating-point operations per second of one rank's device.
 
-    A GPU's are TorchTitan's figures for its name. A CPU's are measured once: the best of five matrix products, by as
-    many threads as the learner has, so that whatever else runs at that moment lowers them.
+    For a GPU, TorchTitan's figure for its name. For a CPU, the best of five matrix products with the learner's threads,
+    measured once, so other programs that run at that time lower it.
     """
     if titan.DEVICE_TYPE != "cpu":
         return float(titan.device_utils.get_peak_flops(titan.device_utils.device_module.get_device_name()))
@@ -92,8 +90,8 @@ def peak_flops(dtype: torch.dtype) -> float:
 
 
 def memory() -> dict[str, float]:
-    """``peak_rss_bytes`` of this process, on an accelerator also ``peak_device_bytes`` that torch has allocated."""
-    found = {"peak_rss_bytes": float(resident_bytes()[1])}
+    """``peak_rss_bytes`` of this process, and on an accelerator torch's ``peak_device_bytes``."""
+    peaks = {"peak_rss_bytes": float(resident_bytes()[1])}
     if titan.DEVICE_TYPE != "cpu":
-        found["peak_device_bytes"] = float(titan.device_utils.device_module.max_memory_allocated())
-    return found
+        peaks["peak_device_bytes"] = float(titan.device_utils.device_module.max_memory_allocated())
+    return peaks

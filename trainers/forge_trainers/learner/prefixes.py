@@ -1,13 +1,12 @@
-"""Attention on GPUs over rows whose samples share prefixes: two calls of PyTorch's kernel for variable lengths, merged.
+"""Attention on GPUs over rows whose samples share prefixes.
 
-In: queries, keys and values of a row and its spans. Out: attention outputs. Waits for nothing.
+One call of PyTorch's variable-length kernel computes causal attention within each span. A second call lets all spans
+with the same prefix attend to the whole prefix. The log-sum-exp of both calls gives the weights with which their
+outputs are averaged to the softmax over all keys. Tests on CPU use a reference instead of the kernel, and `tests/gpu`
+tests the kernel itself.
 
-Every span attends to itself causally in one call; in another all spans with the same prefix attend to the whole of it.
-Softmax over both is a weighted mean of the two, because each call also says by how much its keys count. Tests on
-CPU have a reference in the kernel's place; `tests/gpu` compares the kernel itself.
-
-Axes: T positions of the row, N query heads, K key heads, H head size; C positions of spans with a prefix, P of
-prefixes.
+Axes: T positions of the row, N query heads, K key heads, H head size; C positions of spans with a prefix, P positions
+of prefixes.
 """
 
 from __future__ import annotations
@@ -22,43 +21,44 @@ from forge_trainers.batch.layout import Span
 from forge_trainers.learner import titan
 
 _KERNEL_DTYPE = torch.bfloat16
-"""What TorchTitan gives the kernel, whatever the model computes in."""
+"""Dtype of the kernel's inputs in TorchTitan, independent of the model's compute dtype."""
 
 
 class PrefixPlan(NamedTuple):
-    """What attends to what in one row; made once, used by every layer."""
+    """Attention pattern of a row, made once and used by every layer."""
 
-    own: Any
-    """TorchTitan's ``VarlenMetadata`` of the spans: they tile the row."""
-    shared: Any = None
-    """Of queries `query_C` and keys `key_P`, one sequence a prefix; None where no span has one, as the next two."""
+    spans: Any
+    """TorchTitan's ``VarlenMetadata`` of the spans, which tile the row."""
+    prefixes: Any = None
+    """TorchTitan's ``VarlenMetadata`` of the second call, one sequence per prefix. None, as the next two fields, if no
+    span has a prefix."""
     query_C: torch.Tensor | None = None
-    """int64 [C], row positions of spans with a prefix, those of one prefix side by side."""
+    """int64 [C], row positions of spans with a prefix, grouped by prefix."""
     key_P: torch.Tensor | None = None
     """int64 [P], row positions of the prefixes."""
 
 
 def plan_prefixes(spans: Sequence[Span], device: torch.device | str) -> PrefixPlan:
-    """Sort the spans of a row by the prefix that they see.
+    """Group the spans of a row by prefix.
 
     Args:
-        spans: They tile the row's T positions, in their order.
-        device: Where attention is computed.
+        spans: Spans that tile the row's T positions, in order.
+        device: Device on which attention is computed.
     """
     assert not any(span.openings for span in spans)
     lengths = [span.length for span in spans if span.length]
-    own = _sequences(lengths, lengths, device)
+    own_sequences = _sequences(lengths, lengths, device)
     queries: dict[tuple[int, int], list[torch.Tensor]] = {}
     for span in spans:
         if span.length and span.prefix_length:
             place = torch.arange(span.start, span.start + span.length)
             queries.setdefault((span.prefix_start, span.prefix_length), []).append(place)
     if not queries:
-        return PrefixPlan(own)
-    asking = [torch.cat(places) for places in queries.values()]
-    shared = _sequences([place.numel() for place in asking], [length for _, length in queries], device)
-    seen = torch.cat([torch.arange(start, start + length) for start, length in queries])
-    return PrefixPlan(own, shared, torch.cat(asking).to(device), seen.to(device))
+        return PrefixPlan(own_sequences)
+    query_places = [torch.cat(places) for places in queries.values()]
+    shared = _sequences([place.numel() for place in query_places], [length for _, length in queries], device)
+    key_P = torch.cat([torch.arange(start, start + length) for start, length in queries])
+    return PrefixPlan(own_sequences, shared, torch.cat(query_places).to(device), key_P.to(device))
 
 
 def _sequences(queries: Sequence[int], keys: Sequence[int], device: torch.device | str) -> Any:
@@ -69,17 +69,17 @@ def _sequences(queries: Sequence[int], keys: Sequence[int], device: torch.device
 
 
 class PrefixAttention(titan.VarlenAttention):  # type: ignore[misc]  # torchtitan is untyped
-    """TorchTitan's variable-length attention, driven by a `PrefixPlan`."""
+    """TorchTitan's variable-length attention, controlled by a `PrefixPlan`."""
 
     @dataclass(kw_only=True, slots=True)
     class Config(titan.VarlenAttention.Config):  # type: ignore[misc]  # torchtitan is untyped
-        """As ``VarlenAttention.Config``; attention must be causal and see everything before."""
+        """As ``VarlenAttention.Config``. Attention must be causal, without a sliding window."""
 
     def __init__(self, config: Config) -> None:
         if config.window_size != (-1, 0):
             raise ValueError(
-                f"share_prefixes=True on a GPU knows no sliding windows, and this model has one of "
-                f"{config.window_size[0] + 1} positions; leave it None"
+                f"share_prefixes=True on a GPU does not support sliding windows, and this model has one of "
+                f"{config.window_size[0] + 1} positions. Leave share_prefixes at None"
             )
         super().__init__(config)
 
@@ -93,7 +93,7 @@ class PrefixAttention(titan.VarlenAttention):  # type: ignore[misc]  # torchtita
         scale: float | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """`attend` on one row (B = 1); TorchTitan hands it the row's plan under the name of its masks."""
+        """`attend` on one row (B = 1). TorchTitan passes the row's plan as `attention_masks`."""
         q_TNH, k_TKH, v_TKH = (x[0].to(_KERNEL_DTYPE) for x in (q_BLNH, k_BLNH, v_BLNH))
         return attend(q_TNH, k_TKH, v_TKH, attention_masks, scale=scale)[None].to(q_BLNH.dtype)
 
@@ -105,13 +105,13 @@ def attend(
 
     Args:
         q_TNH: Queries, [T, N, H].
-        k_TKH: Keys, [T, K, H]; query head n reads key head ``n // (N / K)``.
+        k_TKH: Keys, [T, K, H]. Query head n reads key head ``n // (N / K)``.
         v_TKH: Values, [T, K, H].
-        plan: Made by `plan_prefixes` for this row.
-        scale: Factor on the scores; None: ``H ** -0.5``.
+        plan: Plan of this row, from `plan_prefixes`.
+        scale: Factor on the scores. None: ``H ** -0.5``.
 
     Returns:
-        [T, N, H], the type of `q_TNH`.
+        Attention outputs, [T, N, H], of the dtype of `q_TNH`.
     """
     scale = q_TNH.shape[-1] ** -0.5 if scale is None else scale
     out_TNH: torch.Tensor = _Merged.apply(q_TNH, k_TKH, v_TKH, plan, scale)  # type: ignore[no-untyped-call]
@@ -119,23 +119,23 @@ def attend(
 
 
 class _Merged(torch.autograd.Function):
-    """Both calls as one: PyTorch's own backward pass of either leaves out the gradient of its log-sum-exp."""
+    """Both calls as one function, because PyTorch's backward pass of the kernel ignores the log-sum-exp's gradient."""
 
     @staticmethod
     def forward(  # noqa: PLR0917  (autograd passes them by position)
         ctx: Any, q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, plan: PrefixPlan, scale: float
     ) -> torch.Tensor:
-        out_TNH, lse_NT = varlen(q_TNH, k_TKH, v_TKH, plan.own, causal=True, scale=scale)
+        out_TNH, lse_NT = varlen(q_TNH, k_TKH, v_TKH, plan.spans, causal=True, scale=scale)
         if (at := plan.query_C) is not None:
-            seen_CNH, seen_NC = varlen(
-                q_TNH[at], k_TKH[plan.key_P], v_TKH[plan.key_P], plan.shared, causal=False, scale=scale
+            prefix_CNH, prefix_lse_NC = varlen(
+                q_TNH[at], k_TKH[plan.key_P], v_TKH[plan.key_P], plan.prefixes, causal=False, scale=scale
             )
-            # lse = log(sum of exp(lse_i)) and out = sum of softmax(lse)_i out_i over both sets of keys: the rescaling
-            # of blocks in FlashAttention (arXiv 2205.14135, section 3.1)
-            lse_2NC = torch.stack([lse_NT[:, at], seen_NC])
-            own_CN1, prefix_CN1 = lse_2NC.softmax(0).transpose(1, 2)[..., None]
-            merged_CNH = own_CN1 * out_TNH[at] + prefix_CN1 * seen_CNH
-            # nothing in place: selective activation checkpointing keeps the kernel's results
+            # lse = log(sum of exp(lse_i)) and out = sum of softmax(lse)_i out_i over both sets of keys, as in
+            # FlashAttention's rescaling of blocks (arXiv 2205.14135, section 3.1)
+            lse_2NC = torch.stack([lse_NT[:, at], prefix_lse_NC])
+            span_weight_CN1, prefix_weight_CN1 = lse_2NC.softmax(0).transpose(1, 2)[..., None]
+            merged_CNH = span_weight_CN1 * out_TNH[at] + prefix_weight_CN1 * prefix_CNH
+            # no in-place operation, because selective activation checkpointing keeps the kernel's results
             out_TNH = out_TNH.index_copy(0, at, merged_CNH.to(out_TNH.dtype))
             lse_NT = lse_NT.index_copy(1, at, lse_2NC.logsumexp(0))
         ctx.save_for_backward(q_TNH, k_TKH, v_TKH, out_TNH, lse_NT)
@@ -145,18 +145,18 @@ class _Merged(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_TNH: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         # With scores S and upstream gradient dO: P_ij = exp(S_ij - lse_i), dV_j = sum of P_ij dO_i,
-        # dS_ij = P_ij (dO_i V_j - dO_i O_i) (arXiv 2307.08691, algorithm 2). Of all keys but j only lse_i and O_i are
-        # left in it; so with those of both calls, each call's backward pass is right for the keys that it has.
+        # dS_ij = P_ij (dO_i V_j - dO_i O_i) (arXiv 2307.08691, algorithm 2). Keys other than j enter only through lse_i
+        # and O_i. With the merged lse and O, the backward pass of each call is therefore correct for its keys.
         q_TNH, k_TKH, v_TKH, out_TNH, lse_NT = ctx.saved_tensors
         plan, scale = ctx.plan, ctx.scale
         dq_TNH, dk_TKH, dv_TKH = varlen_backward(
-            grad_TNH, q_TNH, k_TKH, v_TKH, out_TNH, lse_NT, plan.own, causal=True, scale=scale
+            grad_TNH, q_TNH, k_TKH, v_TKH, out_TNH, lse_NT, plan.spans, causal=True, scale=scale
         )
         if (at := plan.query_C) is not None:
             prefix = plan.key_P
             dq_CNH, dk_PKH, dv_PKH = varlen_backward(
                 grad_TNH[at], q_TNH[at], k_TKH[prefix], v_TKH[prefix], out_TNH[at], lse_NT[:, at].contiguous(),
-                plan.shared, causal=False, scale=scale,
+                plan.prefixes, causal=False, scale=scale,
             )  # fmt: skip
             dq_TNH.index_add_(0, at, dq_CNH)
             dk_TKH.index_add_(0, prefix, dk_PKH)
@@ -177,31 +177,31 @@ def varlen(
         k_PKH: Keys, [P, K, H].
         v_PKH: Values, [P, K, H].
         sequences: TorchTitan's ``VarlenMetadata``.
-        causal: A query sees the keys up to its own place, else all.
+        causal: Whether a query attends only to keys up to its position.
         scale: Factor on the scores.
 
     Returns:
         Outputs, [C, N, H], and the natural log-sum-exp of the scaled scores, float32 [N, C].
     """
-    found: tuple[torch.Tensor, torch.Tensor] = titan.varlen_attn(
+    result: tuple[torch.Tensor, torch.Tensor] = titan.varlen_attn(
         q_CNH, k_PKH, v_PKH, *sequences[:4],
         return_aux=titan.VarlenAuxRequest(lse=True), scale=scale, window_size=_window(causal),
         enable_gqa=q_CNH.shape[1] != k_PKH.shape[1],
         num_splits=1 if titan.current_flash_attention_impl() in {None, "FA2"} and torch.version.hip is None else None,
     )  # fmt: skip
-    return found
+    return result
 
 
 def varlen_backward(  # noqa: PLR0917  (in the kernel's order)
     grad_CNH: torch.Tensor, q_CNH: torch.Tensor, k_PKH: torch.Tensor, v_PKH: torch.Tensor, out_CNH: torch.Tensor,
     lse_NC: torch.Tensor, sequences: Any, *, causal: bool, scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Gradients of queries, keys and values; of `out_CNH` and `lse_NC` over all keys, also those not given here."""
-    unused = torch.zeros(2, dtype=torch.uint64, device=q_CNH.device)  # of dropout
-    found: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.torch_attn._varlen_attn_backward(
+    """Gradients of queries, keys and values. `out_CNH` and `lse_NC` are over all keys, also those of the other call."""
+    unused = torch.zeros(2, dtype=torch.uint64, device=q_CNH.device)  # random state of dropout
+    result: tuple[torch.Tensor, torch.Tensor, torch.Tensor] = torch.ops.torch_attn._varlen_attn_backward(
         grad_CNH, q_CNH, k_PKH, v_PKH, out_CNH, lse_NC, *sequences[:4], causal, unused, scale, list(_window(causal))
     )
-    return found
+    return result
 
 
 def _window(causal: bool) -> tuple[int, int]:

@@ -1,7 +1,4 @@
-"""The learner's part of `forge-agents doctor`.
-
-In: nothing. Out: a line that says what was seen; an exception is the finding. Waits for nothing.
-"""
+"""The learner's check in `forge-agents doctor`."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from forge_agents.models.tiny import tiny_model
 
 
 def learner_step() -> str:
-    """One GRPO step of a tiny model on TorchTitan, in this process."""
+    """Run one GRPO step of a tiny model in this process. Returns a line that describes the result."""
     from forge_trainers.batch.packing import Sample, pack
     from forge_trainers.learner.config import LearnerConfig
     from forge_trainers.learner.core import LearnerCore
@@ -40,6 +37,6 @@ def learner_step() -> str:
         metrics = learner.train_step(pack(samples))
         done = time.perf_counter()
     if learner.version != 1:
-        raise RuntimeError(f"the learner's weights are at version {learner.version} after one step; expected 1")
+        raise RuntimeError(f"the learner's weights are at version {learner.version} after one step, expected 1")
     step_ms, start_s = 1e3 * (done - ready), ready - started
     return f"gradient norm {metrics['grad_norm']:.3g} in {step_ms:.0f} ms, ready after {start_s:.0f} s"

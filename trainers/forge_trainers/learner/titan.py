@@ -1,7 +1,6 @@
-"""The only door to TorchTitan: every other module takes TorchTitan's names from here.
+"""The only module that imports TorchTitan (0.3.0). All other modules import TorchTitan's names from here.
 
-In: nothing. Out: the TorchTitan 0.3.0 names that the learner uses, and `DEVICE_TYPE`. Waits for nothing.
-Importing this module imports torch and TorchTitan (seconds), so only the learner's process does.
+The import takes seconds, so only the learner's process imports this module.
 """
 
 from __future__ import annotations
@@ -22,47 +21,47 @@ from forge_agents.imports import without_garbage_collection
 from forge_agents.runtime.ranks import join
 
 
-def _import_with_the_device_that_exists() -> str:
-    """Import `torchtitan.tools.utils` so that it records the device this machine has.
+def _import_for_this_device() -> str:
+    """Import `torchtitan.tools.utils` with the device type of this machine.
 
-    TorchTitan reads the accelerator's name at import, falls back to ``"cuda"`` where there is none, and its other
-    modules copy the value. On a machine without accelerator everything would then ask for CUDA.
+    TorchTitan determines the accelerator's name at import and falls back to ``"cuda"``, and its other modules copy the
+    value. On a machine without accelerator they would all require CUDA.
 
     Returns:
         ``"cpu"``, ``"cuda"`` or another torch device type.
 
     Raises:
-        ImportError: TorchTitan was imported by someone else first and took a device that does not exist.
+        ImportError: TorchTitan was imported before and chose a device that does not exist.
     """
     name = "torchtitan.tools.utils"
-    found: Callable[[], str | None] = torch._utils._get_available_device_type
-    if found() is None and name not in sys.modules:
+    available_device_type: Callable[[], str | None] = torch._utils._get_available_device_type
+    if available_device_type() is None and name not in sys.modules:
         torch._utils._get_available_device_type = lambda: "cpu"
         try:
             importlib.import_module(name)
         finally:
-            torch._utils._get_available_device_type = found
+            torch._utils._get_available_device_type = available_device_type
     device_type = str(importlib.import_module(name).device_type)
-    if found() is None and device_type != "cpu":
+    if available_device_type() is None and device_type != "cpu":
         raise ImportError(
             f"torchtitan was imported before forge_trainers and chose the device {device_type!r}, which this machine "
-            "does not have; import forge_trainers.learner.titan first"
+            "does not have. Import forge_trainers.learner.titan first"
         )
     return device_type
 
 
-DEVICE_TYPE = _import_with_the_device_that_exists()
+DEVICE_TYPE = _import_for_this_device()
 """Torch device type of the learner on this machine: ``"cpu"``, ``"cuda"``, ..."""
 
 _KERNELS = {"FA3": "flash_attn_interface", "FA4": "flash_attn.cute"}
-"""Where PyTorch takes newer kernels of FlashAttention from; requirements/gpu.txt has neither."""
+"""Packages with newer FlashAttention kernels. requirements/gpu.txt contains neither."""
 
 
-def _with_the_kernels_that_exist() -> None:
-    """Have TorchTitan choose a FlashAttention that is installed.
+def _choose_installed_flash_attention() -> None:
+    """Make TorchTitan choose a FlashAttention version that is installed.
 
-    On Hopper it asks for FlashAttention 3 and on Blackwell for 4, whether there is one or not; a model's attention then
-    fails to be built. Without the package it is PyTorch's own kernel, FlashAttention 2.
+    TorchTitan requires FlashAttention 3 on Hopper and 4 on Blackwell, and building the attention fails without these
+    packages. The fallback is PyTorch's kernel, FlashAttention 2.
     """
     utils: Any = importlib.import_module("torchtitan.tools.utils")
     newest: Callable[[], str | None] = utils.get_cuda_flash_attention_impl
@@ -71,18 +70,18 @@ def _with_the_kernels_that_exist() -> None:
         name = newest()
         try:
             return name if name and importlib.util.find_spec(_KERNELS[name]) else None
-        except ModuleNotFoundError:  # not even the package that would hold it
+        except ModuleNotFoundError:  # the parent package is missing
             return None
 
     utils.get_cuda_flash_attention_impl = installed
 
 
-_with_the_kernels_that_exist()
+_choose_installed_flash_attention()
 
 
-def _compiled_when_called(function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
+def _compiled_on_first_call(function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
     if function is None:  # a decorator with options
-        return functools.partial(_compiled_when_called, **options)
+        return functools.partial(_compiled_on_first_call, **options)
     compiled = functools.cache(functools.partial(_compile, function, **options))
 
     @functools.wraps(function)
@@ -93,13 +92,12 @@ def _compiled_when_called(function: Callable[..., Any] | None = None, **options:
 
 
 @contextmanager
-def _without_what_takes_long() -> Iterator[None]:
-    """Imports in two thirds of the time.
+def _fast_imports() -> Iterator[None]:
+    """Context for imports that takes a third off their time.
 
-    TorchTitan has its FlexAttention compiled where it is defined, which loads Inductor whether or not anybody will call
-    it.
+    TorchTitan compiles its FlexAttention at import, which loads Inductor even if FlexAttention is never used.
     """
-    torch.compile = _compiled_when_called  # type: ignore[assignment]
+    torch.compile = _compiled_on_first_call  # type: ignore[assignment]
     try:
         with without_garbage_collection():
             yield
@@ -109,8 +107,8 @@ def _without_what_takes_long() -> Iterator[None]:
 
 _compile = torch.compile
 
-# these must follow the device choice above
-with _without_what_takes_long():
+# these imports must follow the choice of the device above
+with _fast_imports():
     from torchtitan.components.checkpointer.utils import canonical_fqn
     from torchtitan.components.lora import LoRAConverter
     from torchtitan.components.loss import ChunkedLossWrapper
@@ -153,12 +151,12 @@ with _without_what_takes_long():
 
 
 def join_ranks(timeout_s: float) -> None:
-    """Make the process group of a learner's ranks.
+    """Create the process group of a learner's ranks.
 
-    TorchTitan's own `init_distributed` has torch listen on all network interfaces. What else it sets is set here.
+    TorchTitan's `init_distributed` makes torch listen on all network interfaces, so this function replaces it.
     """
-    torch.autograd.set_multithreading_enabled(False)  # recomputing in the backward pass needs this thread's mesh
+    torch.autograd.set_multithreading_enabled(False)  # recomputation in the backward pass needs this thread's mesh
     os.environ |= {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "TORCH_FR_BUFFER_SIZE": "0"}  # no flight recorder
     backend = torch.distributed.Backend.default_device_backend_map[DEVICE_TYPE]
-    # what ranks tell each other needs no device
+    # objects that ranks exchange are on the CPU
     join(backend if DEVICE_TYPE == "cpu" else f"{DEVICE_TYPE}:{backend},cpu:gloo", timeout_s)

@@ -1,7 +1,4 @@
-"""What a loss needs to know of whole sequences, and how far its samples are off: pure functions on tensors.
-
-In: an `EpisodeBatch` and log-probabilities. Out: weights and log-ratios per token, divergence estimates. Waits for
-nothing.
+"""Parts of losses that depend on whole sequences, importance weights and KL estimates, as pure functions on tensors.
 
 Axes: T tokens of a batch, S loss tokens.
 """
@@ -17,25 +14,26 @@ from forge_agents.types import EpisodeBatch
 from forge_trainers.losses.registry import KL, LossSettings, Reduction, is_advantage_times
 
 _NO_ADVANTAGE = 1e-12
-"""Share of the largest advantage: 0.2 less the mean of 0.1, 0.2 and 0.3 is -3e-17 in float64."""
+"""Advantages up to this fraction of the largest count as 0, because of rounding: 0.2 minus the mean of 0.1, 0.2 and 0.3
+is -3e-17 in float64."""
 
 
 def limited(log_ratio: torch.Tensor) -> torch.Tensor:
-    """Log-ratios within +-20: exp(20) = 5e8 is clipped or a sign of wrong weights, and must not become infinite."""
+    """Log-ratios clamped to [-20, 20], so that their exponential stays finite (5e8)."""
     return log_ratio.clamp(-20.0, 20.0)
 
 
 def sequence_numbers(batch: EpisodeBatch, unit: Literal["trajectory", "turn"]) -> torch.Tensor:
-    """Which sequence each token belongs to.
+    """Number of the sequence of each token.
 
-    A trajectory that was cut into several samples, because its history was rewritten, is one sequence.
+    A trajectory that is split into several samples, because its history was rewritten, is one sequence.
 
     Args:
-        batch: Checked by `forge_trainers.batch.packing.check_batch`.
-        unit: What a sequence is: an agent's whole trajectory, or one of its turns.
+        batch: Batch that `forge_trainers.batch.packing.check_batch` accepts.
+        unit: Unit of a sequence: an agent's trajectory, or a turn.
 
     Returns:
-        int64 [T], from 0 without gaps; -1 where masked.
+        int64 [T], consecutive numbers from 0. -1 for masked tokens.
     """
     tokens, samples = batch["tokens"], batch["samples"]
     mask_T = tokens["loss_mask"]
@@ -47,9 +45,9 @@ def sequence_numbers(batch: EpisodeBatch, unit: Literal["trajectory", "turn"]) -
 
 
 def sequence_sums(values_T: torch.Tensor, sequence_T: torch.Tensor) -> torch.Tensor:
-    """Sum over each token's sequence: float32 [T], the same for all tokens of a sequence; 0 where masked."""
+    """Sum over the sequence of each token: float32 [T], equal for all tokens of a sequence. 0 for masked tokens."""
     mask_T = sequence_T >= 0
-    # in float64: a log-ratio of GSPO's width, 3e-4 a token, is the difference of sums of thousands of float32 numbers
+    # float64, because GSPO's clip range of 3e-4 per token is small compared with sums of thousands of float32 numbers
     sums = torch.zeros(int(sequence_T.max()) + 1, dtype=torch.float64)
     sums.index_add_(0, sequence_T[mask_T], values_T[mask_T].double())
     out_T = torch.zeros(sequence_T.shape)
@@ -58,18 +56,18 @@ def sequence_sums(values_T: torch.Tensor, sequence_T: torch.Tensor) -> torch.Ten
 
 
 def reduction_weights(sequence_T: torch.Tensor, reduction: Reduction, *, constant: float) -> torch.Tensor:
-    """What each token's loss is multiplied with, so that the mean over all loss tokens is the wanted reduction.
+    """Weights of token losses such that their mean over all loss tokens is the given reduction.
 
     Args:
-        sequence_T: As `sequence_numbers` makes it.
-        reduction: The wanted one.
-        constant: Of the reduction ``constant``, above 0.
+        sequence_T: Result of `sequence_numbers`.
+        reduction: Reduction of token losses.
+        constant: Divisor of the reduction ``constant``, above 0.
 
     Returns:
-        float32 [T], 0 where masked.
+        float32 [T], 0 for masked tokens.
     """
     ones_T = (sequence_T >= 0).float()
-    if reduction == "token":  # 1/N sum_t, N loss tokens (DAPO, arXiv 2503.14476, eq. 8): the mean as it is
+    if reduction == "token":  # 1/N sum_t over N loss tokens (DAPO, arXiv 2503.14476, eq. 8)
         return ones_T
     tokens_per_sequence = float(ones_T.sum()) / (int(sequence_T.max()) + 1)  # N/G turns 1/N into 1/G
     if reduction == "sequence_mean":  # 1/G sum_i 1/|o_i| sum_t (GRPO, arXiv 2402.03300, eq. 3)
@@ -79,17 +77,17 @@ def reduction_weights(sequence_T: torch.Tensor, reduction: Reduction, *, constan
 
 
 def needed_samples(settings: LossSettings, batch: EpisodeBatch) -> torch.Tensor:
-    """Which samples the loss and its gradient depend on, once their number is known.
+    """Samples that must be computed for the loss and its gradient.
 
-    All, but for trajectories whose advantages are all 0: the loss of their tokens is 0, if it has no divergence and no
-    entropy bonus. They go as a whole, because ratios of sequences need all of a sequence's tokens.
+    Trajectories whose advantages are all 0 have loss 0 and are left out, unless the loss has a KL term or an entropy
+    bonus. A trajectory is left out as a whole, because sequence ratios need all of its tokens.
 
     Args:
-        settings: Which loss.
-        batch: Checked by `forge_trainers.batch.packing.check_batch`.
+        settings: Settings of the loss.
+        batch: Batch that `forge_trainers.batch.packing.check_batch` accepts.
 
     Returns:
-        bool [n], by sample; all True where no trajectory has an advantage, because something must be computed.
+        bool [n], by sample. All True if no trajectory has an advantage, because a step needs at least one sample.
     """
     samples = batch["samples"]
     all_n = torch.ones_like(samples["length"], dtype=torch.bool)
@@ -106,14 +104,14 @@ def needed_samples(settings: LossSettings, batch: EpisodeBatch) -> torch.Tensor:
 def correction_weights(
     log_ratio: torch.Tensor, how: Literal["truncate", "mask"], *, low: float, high: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights for tokens that another policy sampled, from ``log(learner / sampler)``.
+    """Importance weights of tokens from another policy, from ``log(learner / sampler)``.
 
     ``truncate``: ``min(w, high)`` (truncated importance sampling, TIS: Yao et al. 2025, "Your Efficient RL Framework
     Secretly Brings You Off-Policy RL Training"); ``mask``: w where ``low <= w <= high``, else 0 (IcePop, arXiv
     2510.18855).
 
     Returns:
-        The weights, and 1 where one was truncated or masked, else 0; float32, the shape of `log_ratio`.
+        The weights, and 1 for truncated or masked tokens, else 0. Both are float32 of the shape of `log_ratio`.
     """
     weight = limited(log_ratio).exp()
     if how == "truncate":
@@ -126,13 +124,13 @@ def kl_estimate(logprobs_S: torch.Tensor, reference_S: torch.Tensor, kind: KL) -
     """Estimate of KL(learner || reference) from tokens of the learner, with ``d = reference - logprob``.
 
     ``k1 = -d``, ``k2 = d**2 / 2``, ``k3 = exp(d) - 1 - d`` (Schulman 2020; k3 is arXiv 2402.03300, eq. 4). k1 and k3
-    have the right mean, k2 has the right gradient, k3's is that of the divergence the other way round, and k1's own is
-    0 on average (arXiv 2506.09477); so k1 has the value of k1 and the gradient of k2 here.
+    are unbiased, and k2 has the correct gradient. The gradient of k3 is that of the reverse divergence, and the
+    gradient of k1 is 0 on average (arXiv 2506.09477), so this function's k1 has the value of k1 and the gradient of k2.
 
     Args:
-        logprobs_S: The learner's, float32, with gradient.
-        reference_S: The reference's, float32.
-        kind: Which.
+        logprobs_S: Log-probabilities under the learner, float32, with gradient.
+        reference_S: Log-probabilities under the reference model, float32.
+        kind: Estimator.
     """
     d_S = limited(reference_S - logprobs_S)
     if kind == "k3":
@@ -147,21 +145,21 @@ def loss_columns(
     logprobs: Callable[[], torch.Tensor],
     old_T: torch.Tensor | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Per-token columns that depend on whole sequences, so that the loss itself can run on chunks.
+    """Per-token columns that depend on whole sequences, so that the loss can be computed in chunks.
 
     Args:
-        settings: Which loss, and how it is corrected.
+        settings: Settings of the loss.
         batch: The tokens of one optimizer step.
-        logprobs: Computes the learner's log-probabilities before this optimizer step, float32 [T]; called only where
-            they are needed.
+        logprobs: Computes the learner's log-probabilities before this optimizer step, float32 [T]. Called only if they
+            are needed.
         old_T: The learner's log-probabilities at the start of the batch, float32 [T], if the batch has several
-            optimizer steps and the loss's ratio is taken to the learner. None: they are the present ones, or the
+            optimizer steps and the loss's ratio is taken to the learner. None: they are the current ones, or the
             ratio is taken to the sampler.
 
     Returns:
-        ``weights`` where the reduction is not ``token``; ``old_logprobs``, which is `old_T`; ``sequence_log_ratio``
-        where the loss asks for it and its ratio is not 1 anyway; ``correction_log_ratio`` where the correction looks
-        at sequences. float32 [T] each.
+        float32 [T] each: ``weights`` for reductions other than ``token``, ``old_logprobs`` (`old_T`),
+        ``sequence_log_ratio`` if the loss needs it and it is not 0, and ``correction_log_ratio`` if the correction is
+        by sequence.
     """
     loss, rule = settings.loss, settings.correction
     by_sequence = rule.how in ("truncate", "mask") and rule.level != "token"

@@ -1,9 +1,6 @@
-"""From logits to a loss: log-probabilities and entropies, and the policy loss of a name on chunks of them.
+"""Policy losses on chunks of logits: log-probabilities, entropies, loss and metrics.
 
-In: logits of the positions that predict loss tokens, the sampler's logprobs, advantages. Out: a loss and metrics.
-Waits for nothing, or where tensor-parallel ranks share the vocabulary for those.
-
-Axes: S loss tokens, V vocabulary, or the part of it that this rank has.
+Axes: S loss tokens, V vocabulary, or this rank's part of the vocabulary.
 """
 
 from __future__ import annotations
@@ -20,17 +17,17 @@ from forge_trainers.losses.correction import correction_weights, kl_estimate, li
 from forge_trainers.losses.registry import LossSettings, TokenInputs
 
 _ROWS_AT_ONCE = 4
-"""Rows of logits held in float32 at a time on CPU, so that they stay in its cache."""
+"""Number of rows of logits that are float32 at a time on CPU, so that they stay in the cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VocabularyPart:
-    """Which tokens' logits this rank has, where several share them."""
+    """The part of the vocabulary whose logits this rank has."""
 
     group: dist.ProcessGroup
-    """Of the ranks that share them."""
+    """Process group of the ranks that share the vocabulary."""
     first: int
-    """Token of this rank's first logit."""
+    """First token of this rank's part."""
 
 
 def token_logprobs(
@@ -40,28 +37,28 @@ def token_logprobs(
     temperature: float = 1.0,
     part: VocabularyPart | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of each label and entropy of each distribution, in float32 whatever the logits' type.
+    """Log-probability of each label and entropy of each distribution, computed in float32.
 
     Args:
-        logits_SV: Any floating type.
-        labels_S: int64, in [0, V), or in the whole vocabulary where this rank has a part; the same on each rank.
-        temperature: Logits are divided by it, > 0: what the sampler did.
-        part: What of the vocabulary the logits are; None: all of it. The gradient is that of the part, for ranks that
-            all compute the same loss.
+        logits_SV: Logits of any floating-point dtype.
+        labels_S: int64, tokens of the whole vocabulary, the same on each rank.
+        temperature: Sampling temperature, > 0. Logits are divided by it.
+        part: The part of the vocabulary that `logits_SV` covers. None: all of it. All ranks must compute the same loss;
+            the gradient is that of the part.
 
     Returns:
-        ``logprobs_S`` and ``entropy_S`` (natural units), both float32, with gradient and of the whole vocabulary.
+        ``logprobs_S`` and ``entropy_S`` (in nats) over the whole vocabulary, both float32 with gradient.
     """
     logprobs_S, entropy_S = _TokenLogprobs.apply(logits_SV, labels_S, temperature, part)  # type: ignore[no-untyped-call]
     return logprobs_S, entropy_S
 
 
 class _TokenLogprobs(torch.autograd.Function):
-    """Log-softmax and gather in blocks of rows, keeping only the logits and one number a row.
+    """Log-softmax and gather in blocks of rows that keeps only the logits and one number per row.
 
-    ``cross_entropy`` writes several float32 copies of the [S, V] logits to memory, which costs more than the head's
-    matrix product on a CPU. TorchTitan's loss over parts of a vocabulary keeps another copy, and like torch's
-    ``loss_parallel`` knows no entropy.
+    ``cross_entropy`` writes several float32 copies of the [S, V] logits to memory, which takes longer than the head's
+    matrix product on a CPU. TorchTitan's vocabulary-parallel loss keeps another copy, and neither it nor torch's
+    ``loss_parallel`` computes the entropy.
     """
 
     @staticmethod
@@ -69,31 +66,31 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx: Any, logits_SV: torch.Tensor, labels_S: torch.Tensor, temperature: float, part: VocabularyPart | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         own_S, here_S = _own_labels(labels_S, logits_SV.shape[1], part)
-        tops, found = [], []
+        tops, sums = [], []
         rows = _rows_at_once(logits_SV)
         for start in range(0, logits_SV.shape[0], rows):
             block = slice(start, start + rows)
             x = _scaled(logits_SV[block], temperature)
             picked = x.gather(1, own_S[block, None]).squeeze(1)
-            top = x.amax(1, keepdim=True).clamp_(min=-1e30)  # of this rank's tokens all may be banned
+            top = x.amax(1, keepdim=True).clamp_(min=-1e30)  # all tokens of this rank may be banned
             weights = torch.exp(x - top)
             total = weights.sum(1)
-            # the sum must not see -inf * 0: banned tokens have weight 0
+            # banned tokens have weight 0; the clamp avoids -inf * 0
             weighted = weights.mul_(x.clamp_(min=-1e30)).sum(1)
             tops.append(top.squeeze(1))
-            found.append(torch.stack((torch.where(here_S[block], picked, 0.0), total, weighted)))
-        top_S, found_3S = torch.cat(tops), torch.cat(found, 1)
+            sums.append(torch.stack((torch.where(here_S[block], picked, 0.0), total, weighted)))
+        top_S, sums_3S = torch.cat(tops), torch.cat(sums, 1)
         if part is not None:  # sum_v e^(x_v - m) = sum_r e^(m_r - m) sum_(v of r) e^(x_v - m_r), m = max_r m_r
             own_top_S = top_S.clone()
             dist.all_reduce(top_S, dist.ReduceOp.MAX, part.group)
-            found_3S[1:] *= torch.exp(own_top_S - top_S)
-            dist.all_reduce(found_3S, dist.ReduceOp.SUM, part.group)
-        picked_S, total_S, weighted_S = found_3S
+            sums_3S[1:] *= torch.exp(own_top_S - top_S)
+            dist.all_reduce(sums_3S, dist.ReduceOp.SUM, part.group)
+        picked_S, total_S, weighted_S = sums_3S
         normalizer_S = top_S + total_S.log()
         entropy_S = normalizer_S - weighted_S / total_S  # H = log Z - sum p x
         ctx.save_for_backward(logits_SV, own_S, here_S, normalizer_S, entropy_S)
         ctx.temperature = temperature
-        ctx.set_materialize_grads(False)  # an entropy that is only looked at costs nothing
+        ctx.set_materialize_grads(False)  # no backward computation for an entropy that is only logged
         return picked_S - normalizer_S, entropy_S
 
     @staticmethod
@@ -128,7 +125,7 @@ def _own_labels(labels_S: torch.Tensor, size: int, part: VocabularyPart | None) 
 
 
 def _scaled(logits: torch.Tensor, temperature: float) -> torch.Tensor:
-    """A float32 copy, divided by the temperature."""
+    """A float32 copy of the logits, divided by the temperature."""
     copy = logits.to(torch.float32, copy=True)
     return copy if temperature == 1.0 else copy.div_(temperature)
 
@@ -145,11 +142,11 @@ class PolicyLoss:
         self.begin(temperature=settings.temperature, computed_share=1.0)
 
     def begin(self, *, temperature: float, computed_share: float) -> None:
-        """Take up another batch.
+        """Start another batch.
 
         Args:
-            temperature: It was sampled at.
-            computed_share: Of its loss tokens, those that are computed; metrics are means over them.
+            temperature: Temperature at which the batch was sampled.
+            computed_share: Fraction of the loss tokens that are computed. Metrics are means over these.
         """
         self._temperature, self._computed_share = temperature, computed_share
         self._log_ratios: list[torch.Tensor] = []
@@ -163,46 +160,47 @@ class PolicyLoss:
         valid: torch.Tensor,
         **columns_1S: torch.Tensor,
     ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-        """Loss of a chunk, already divided by the number of loss tokens in the whole batch, computed or not.
+        """Loss of a chunk, divided by the number of loss tokens of the whole batch.
 
         Args:
-            logits_1SV: Of the positions before the loss tokens.
-            labels_1S: The loss tokens.
-            num_loss_tokens: In the whole batch, over all ranks and microbatches, computed or not.
-            valid: bool [1, S], False at positions that only fill up the chunk.
-            columns_1S: float32 [1, S] each: ``sampler_logprobs``, ``advantages``, with a KL term
-                ``reference_logprobs``, and what `forge_trainers.losses.correction.loss_columns` made.
+            logits_1SV: Logits at the positions before the loss tokens.
+            labels_1S: Loss tokens.
+            num_loss_tokens: Number of loss tokens of the whole batch, over all ranks and microbatches, including tokens
+                that are not computed.
+            valid: bool [1, S], False for padding of the chunk.
+            columns_1S: float32 [1, S] each: ``sampler_logprobs``, ``advantages``, ``reference_logprobs`` (with a KL
+                term), and the columns of `forge_trainers.losses.correction.loss_columns`.
 
         Returns:
-            The loss, and metrics that add up over chunks (``NAME/mean``) or of which the largest counts (``NAME/max``);
-            TorchTitan's wrapper goes by these ends.
+            The loss, and metrics that TorchTitan's wrapper sums (``NAME/mean``) or maximizes (``NAME/max``) over
+            chunks.
         """
         settings, rule = self._settings, self._settings.correction
         column = {name: value[0] for name, value in columns_1S.items()}
         logprobs_S, entropy_S = logprobs_of(logits_1SV, labels_1S, temperature=self._temperature)
         valid_S, now_S, sampler_S = valid[0], logprobs_S.detach(), column["sampler_logprobs"]
 
-        def mean(x_S: torch.Tensor, of: float = num_loss_tokens) -> torch.Tensor:
-            return torch.where(valid_S, x_S, 0.0).sum() / of
+        def mean(x_S: torch.Tensor, count: float = num_loss_tokens) -> torch.Tensor:
+            return torch.where(valid_S, x_S, 0.0).sum() / count
 
-        # With one optimizer step per batch the learner at the batch's start is the present one: r = p / sg[p] is 1, and
-        # its gradient is that of log p.
+        # With one optimizer step per batch, the learner has not changed since the start of the batch: r = p / sg[p] is
+        # 1, and its gradient is that of log p.
         start_S = column.get("old_logprobs", now_S)
         old_S = sampler_S if rule.how == "ratio" else start_S
-        found = settings.loss.function(
+        result = settings.loss.function(
             TokenInputs(
                 logprobs_S=logprobs_S,
                 log_ratio_S=limited(logprobs_S - old_S),
-                # what was asked for and is no column is a ratio of 1
+                # without a column the ratio is 1
                 sequence_log_ratio_S=column.get("sequence_log_ratio", torch.zeros_like(now_S))
                 if settings.loss.sequence_ratio
-                else torch.empty(0).as_subclass(_Unasked),
+                else torch.empty(0).as_subclass(_NotComputed),
                 advantages_S=column["advantages"],
                 clip_low=settings.clip_low,
                 clip_high=settings.clip_high,
             )
         )
-        loss_S, clipped_S = _a_number_a_token(found, settings.loss.name, now_S.shape)
+        loss_S, clipped_S = _checked_result(result, settings.loss.name, now_S.shape)
         match rule.how:
             case "truncate" | "mask" as how:
                 log_ratio_S = column.get("correction_log_ratio", start_S - sampler_S)
@@ -219,8 +217,8 @@ class PolicyLoss:
             loss = loss - settings.entropy_coef * mean(entropy_S)
         if logprobs_S.requires_grad and not loss.requires_grad:
             raise ValueError(
-                f"loss {settings.loss.name!r} has no gradient: compute it from logprobs_S or log_ratio_S, and detach "
-                "only what weighs them (advantages_S and sequence_log_ratio_S have none)"
+                f"loss {settings.loss.name!r} has no gradient. Compute it from logprobs_S or log_ratio_S, and detach "
+                "only their weights (advantages_S and sequence_log_ratio_S have no gradient)"
             )
         with torch.no_grad():
             self._log_ratios.append(now_S - sampler_S)
@@ -240,45 +238,45 @@ class PolicyLoss:
         return loss, metrics
 
     def take_log_ratios(self) -> torch.Tensor:
-        """Learner's minus sampler's logprobs of the positions of all calls since the last time, in their order."""
-        taken, self._log_ratios = self._log_ratios, []
-        return torch.cat(taken)
+        """Learner's minus sampler's log-probabilities at all positions since the last call, in order."""
+        log_ratios, self._log_ratios = self._log_ratios, []
+        return torch.cat(log_ratios)
 
 
-class _Unasked(torch.Tensor):
-    """What a loss did not ask for: any use of it raises. NaN would be lost in a comparison, as of a mask."""
+class _NotComputed(torch.Tensor):
+    """Placeholder of a column that the loss did not request. Any use raises; NaN would get lost in comparisons."""
 
     @classmethod
     def __torch_function__(cls, *_: Any) -> Any:
         raise ValueError(
-            "the loss reads sequence_log_ratio_S, which is computed only for losses that ask for it; register it with "
+            "the loss reads sequence_log_ratio_S, which is computed only on request. Register the loss with "
             "sequence_ratio=True"
         )
 
 
-def _a_number_a_token(found: object, name: str, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a loss returned. Raises ValueError unless it is two tensors with an entry for each token."""
-    if isinstance(found, tuple) and [getattr(part, "shape", None) for part in found] == [shape, shape]:
-        return found
-    parts = found if isinstance(found, tuple) else [found]
-    said = ", ".join(f"{type(part).__name__} {list(getattr(part, 'shape', []))}" for part in parts)
+def _checked_result(result: object, name: str, shape: torch.Size) -> tuple[torch.Tensor, torch.Tensor]:
+    """The result of a loss. Raises ValueError unless it is two tensors with a number for each token."""
+    if isinstance(result, tuple) and [getattr(part, "shape", None) for part in result] == [shape, shape]:
+        return result
+    parts = result if isinstance(result, tuple) else [result]
+    types = ", ".join(f"{type(part).__name__} {list(getattr(part, 'shape', []))}" for part in parts)
     raise ValueError(
-        f"loss {name!r} returned {said} for {shape[0]} tokens; return TokenLoss(loss_S, clipped_S) with {list(shape)} "
-        "each: `reduction` says how they add up"
+        f"loss {name!r} returned {types} for {shape[0]} tokens. Return TokenLoss(loss_S, clipped_S) with shapes "
+        f"{list(shape)}. The learner applies `reduction` to them"
     )
 
 
 def logprobs_of(
     logits_1SV: torch.Tensor, labels_1S: torch.Tensor, *, temperature: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`token_logprobs` of what ``lm_head`` returned: plain, or sharded over the vocabulary by tensor parallelism.
+    """`token_logprobs` of the output of ``lm_head``, which tensor parallelism may shard over the vocabulary.
 
-    Of a sharded one each rank keeps its part; ranks tell each other four numbers a token.
+    With a sharded output, each rank keeps its part, and ranks exchange four numbers per token.
     """
     part = None
     if isinstance(logits_1SV, DTensor):
         logits_1SV, part = _own_part(logits_1SV)
-    # squeezed, not indexed: the backward pass of an index fills and copies a tensor of the same size
+    # squeeze instead of an index, whose backward pass fills and copies a tensor of the same size
     return token_logprobs(logits_1SV.squeeze(0), labels_1S[0], temperature=temperature, part=part)
 
 

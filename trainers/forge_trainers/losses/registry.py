@@ -1,10 +1,10 @@
-"""Policy losses by name: GRPO, Dr. GRPO, DAPO, GSPO, CISPO, RLOO, REINFORCE++, imitation, and what users register.
+"""Policy losses by name: GRPO, Dr. GRPO, DAPO, GSPO, CISPO, RLOO, REINFORCE++, SFT, and losses that users register.
 
-In: log-ratios and advantages of loss tokens. Out: a loss per token. Waits for nothing. Importing it does not import
-torch, because settings are checked against it: the functions use the methods of the tensors they get.
+Settings are checked against this module, so importing it does not import torch. The losses only use methods of their
+tensors.
 
-Axes: S loss tokens. r is the ratio of a token's probability to that under the policy it is compared with, A its
-advantage, o a sequence of |o| loss tokens.
+Axes: S loss tokens. r is the ratio of a token's probability under the learner to that under the old policy, A the
+token's advantage, o a sequence of |o| loss tokens.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
     import torch
 
 Reduction: TypeAlias = Literal["token", "sequence_mean", "sequence_sum", "constant"]
-"""How token losses become one number. ``token``: mean over all loss tokens of the batch. ``sequence_mean``: mean over
-each sequence, then over sequences. ``sequence_sum``: sum over each sequence, mean over sequences. ``constant``: the
-same, divided by `LearnerConfig.length_constant`."""
+"""Reduction of token losses. ``token``: mean over all loss tokens of the batch. ``sequence_mean``: mean over each
+sequence, then over sequences. ``sequence_sum``: sum over each sequence, then mean over sequences. ``constant``: as
+``sequence_sum``, divided by `LearnerConfig.length_constant`."""
 
 LossNormalization: TypeAlias = Literal["sampled", "used"]
-"""Which trajectories count in that mean. ``sampled``: also those that teach nothing because siblings earn the same, so
-that a step that teaches little is a small one. ``used``: those that teach."""
+"""Trajectories over which the mean is taken. ``sampled``: all, so steps with many zero-variance groups are small.
+``used``: trajectories of groups with non-zero variance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Correction:
-    """What is done about samples of an older or numerically different policy; `LearnerConfig` explains the fields."""
+    """Importance weighting of samples of an older or numerically different policy; see `LearnerConfig`."""
 
     how: Literal["ratio", "truncate", "mask", "none"] = "ratio"
     level: Literal["token", "sequence", "geometric"] = "token"
@@ -49,16 +49,16 @@ KL: TypeAlias = Literal["k1", "k2", "k3"]
 
 @dataclass(frozen=True, kw_only=True)
 class LossSettings:
-    """A loss with everything decided: what `LearnerConfig` sets, else what it was published with."""
+    """A loss with all settings resolved: those of `LearnerConfig`, else the loss's published values."""
 
     loss: Loss
     clip_low: float
     clip_high: float
     correction: Correction
     sequence: Literal["trajectory", "turn"]
-    """What is one sequence."""
+    """Unit of a sequence."""
     length_constant: float
-    """Tokens by which the reduction ``constant`` divides."""
+    """Divisor of the reduction ``constant``, in tokens."""
     kl: KL
     kl_coef: float
     entropy_coef: float
@@ -67,29 +67,30 @@ class LossSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenInputs:
-    """What a policy loss sees of S loss tokens. Tensors are float32 [S]."""
+    """Inputs of a policy loss for S loss tokens. Tensors are float32 [S]."""
 
     logprobs_S: torch.Tensor
-    """The learner's, with gradient."""
+    """Log-probabilities under the learner, with gradient."""
     log_ratio_S: torch.Tensor
-    """log r, with gradient, in [-20, 20]. `LearnerConfig.correction` says with what `logprobs_S` are compared."""
+    """log r, with gradient, in [-20, 20]. `LearnerConfig.correction` determines the old policy."""
     sequence_log_ratio_S: torch.Tensor
-    """Mean of log r over the token's sequence, without gradient. Any use of it raises ValueError
-    unless the loss is registered with ``sequence_ratio=True``."""
+    """Mean of log r over the token's sequence, without gradient. Any use raises ValueError unless the loss is
+    registered with ``sequence_ratio=True``."""
     advantages_S: torch.Tensor
+    """Advantages."""
     clip_low: float
-    """The ratio's lower bound is 1 minus this, in [0, 1]."""
+    """Lower clip range, in [0, 1]: the ratio is at least 1 - clip_low."""
     clip_high: float
-    """The ratio's upper bound is 1 plus this; may be infinite."""
+    """Upper clip range: the ratio is at most 1 + clip_high. May be infinite."""
 
 
 class TokenLoss(NamedTuple):
-    """What a policy loss returns, float32 [S] each."""
+    """Result of a policy loss, float32 [S] each."""
 
     loss_S: torch.Tensor
-    """Loss of each token, with gradient, before any reduction."""
+    """Loss of each token, with gradient, before the reduction."""
     clipped_S: torch.Tensor
-    """1 where the clip acts, else 0."""
+    """1 for clipped tokens, else 0."""
 
 
 LossFunction: TypeAlias = Callable[[TokenInputs], TokenLoss]
@@ -102,22 +103,20 @@ class Loss:
     name: str
     function: LossFunction
     reduction: Reduction = "token"
-    """How its token losses become one number."""
+    """Reduction of its token losses."""
     clip: tuple[float, float] = (0.2, 0.2)
-    """`clip_low` and `clip_high` where `LearnerConfig` sets none."""
+    """Default of `LearnerConfig.clip_low` and `LearnerConfig.clip_high`."""
     sequence_ratio: bool = False
-    """Whether it needs `TokenInputs.sequence_log_ratio_S`, which costs one more forward pass."""
+    """Whether the loss needs `TokenInputs.sequence_log_ratio_S`, which costs another forward pass."""
     credit: Any = field(default_factory=dict)
-    """How rewards become its advantages where `GRPOConfig` sets no credit: a `forge_agents.Credit`, or a mapping of its
-    settings. A loss only carries it."""
+    """Default of `GRPOConfig.credit`: a `forge_agents.Credit`, or a mapping of its settings."""
     correction: Correction | None = _RATIO
-    """What is done about samples of another policy where `LearnerConfig` says nothing. None: the loss's own ratio to
-    the sampler, and "truncate" where samples are of older versions of the weights, which a clip range around the
-    sampler would take from the gradient."""
+    """Default of `LearnerConfig.correction`. None: the loss's ratio to the sampler, and "truncate" for samples of older
+    versions of the weights, because a clip range around the sampler would remove them from the gradient."""
     loss_normalization: LossNormalization = "used"
-    """Which trajectories count in its mean where `GRPOConfig` says nothing."""
+    """Default of `GRPOConfig.loss_normalization`."""
     max_resamples: int = 0
-    """Times a step replaces groups that teach nothing where `GRPOConfig` says nothing."""
+    """Default of `GRPOConfig.max_resamples`."""
 
     def __post_init__(self) -> None:
         if not self.name.isidentifier():
@@ -126,9 +125,8 @@ class Loss:
             raise ValueError(f"reduction={self.reduction!r} of loss {self.name!r} must be one of {get_args(Reduction)}")
         if self.loss_normalization not in get_args(LossNormalization) or self.max_resamples < 0:
             raise ValueError(
-                f"loss_normalization={self.loss_normalization!r}, max_resamples={self.max_resamples} of loss "
-                f"{self.name!r}: one of "
-                f"{get_args(LossNormalization)}, and at least 0"
+                f"loss {self.name!r}: loss_normalization={self.loss_normalization!r} must be one of "
+                f"{get_args(LossNormalization)}, and max_resamples={self.max_resamples} at least 0"
             )
         clip: Any = self.clip
         if not (isinstance(clip, tuple | list) and len(clip) == 2):
@@ -153,8 +151,8 @@ class Loss:
 _PACKAGE = __name__.partition(".")[0]
 
 _losses: dict[str, Loss] = {}
-_given: dict[str, LossFunction] = {}
-"""What `find_loss` gave, by the whole name: who imported a module's losses once need not show it again."""
+_resolved: dict[str, LossFunction] = {}
+"""Results of `find_loss` by the full name, so that a module is imported only once."""
 
 
 def register_loss(
@@ -168,19 +166,20 @@ def register_loss(
     loss_normalization: LossNormalization = "used",
     max_resamples: int = 0,
 ) -> Callable[[LossFunction], LossFunction]:
-    """Give a policy loss a name that `LearnerConfig` knows.
+    """Decorator that registers a policy loss under a name for `LearnerConfig.loss`.
 
-    The function must be pure: it is called on chunks of a sequence, in any order, in the learner's processes.
+    The function must be pure. The learner calls it on chunks of sequences, in any order, in other processes.
 
-    A name may be taken once; registering a function of the same module and name again is no error. `Loss` explains the
-    arguments: what the loss was published with, and holds where nothing else is set.
+    Names are unique. Registering a function with the same module and name again is allowed. The arguments are the
+    fields of `Loss`, with the values that the loss was published with.
 
     Raises:
-        ValueError: The name is taken by another function, or an argument is out of range.
-        TypeError: No name, or no function with a name: `functools.partial` has none; or an argument of another kind.
+        ValueError: Another function has the name, or an argument is out of range.
+        TypeError: The name is not a string, the function has no name (such as `functools.partial`), or an argument has
+            another type.
     """
     if not isinstance(name, str):
-        raise TypeError(f"a loss is registered by name, not as {name!r:.60}; write @register_loss('name')")
+        raise TypeError(f"the name of a loss must be a string, not {name!r:.60}. Write @register_loss('name')")
 
     def register(function: LossFunction) -> LossFunction:
         loss = Loss(
@@ -200,26 +199,27 @@ def register_loss(
     return register
 
 
-def add_loss(loss: Loss, *, asked: str = "") -> None:
-    """Register `loss`; what `register_loss` does, and how a learner's process gets to know it.
+def add_loss(loss: Loss, *, requested_name: str = "") -> None:
+    """Register `loss` in this process.
 
     Args:
-        asked: The name by which `find_loss` gave it elsewhere, so that it does here.
+        loss: The loss.
+        requested_name: Full name of the loss in `find_loss`.
     """
     if not hasattr(loss.function, "__qualname__"):
         raise TypeError(
-            f"loss {loss.name!r} is {loss.function!r:.80}, which has no name by which a learner's process could tell "
-            "it from others; register a function that is written with def"
+            f"loss {loss.name!r} is {loss.function!r:.80}, which has no name by which a learner's process can "
+            "identify it. Register a function that is defined with def"
         )
-    if (known := _losses.get(loss.name)) is not None:
-        old, new = known.function, loss.function
-        # one file may be two modules, as what Python runs and as what is imported
+    if (registered := _losses.get(loss.name)) is not None:
+        old, new = registered.function, loss.function
+        # a script's file can be two modules: __main__ and the imported module
         elsewhere = old.__module__ != new.__module__ and _file_of(old) != _file_of(new)
         if old.__qualname__ != new.__qualname__ or elsewhere:
-            raise ValueError(f"loss {loss.name!r} is {old.__module__}.{old.__qualname__} already; choose another name")
+            raise ValueError(f"loss {loss.name!r} is already {old.__module__}.{old.__qualname__}. Choose another name")
     _losses[loss.name] = loss
-    if asked:
-        _given[asked] = loss.function
+    if requested_name:
+        _resolved[requested_name] = loss.function
 
 
 def _file_of(function: LossFunction) -> str:
@@ -228,46 +228,47 @@ def _file_of(function: LossFunction) -> str:
 
 
 def find_loss(name: str) -> Loss:
-    """The loss called `name`; ``package.module:name`` imports the module first.
+    """The loss with this name. ``package.module:name`` imports the module first.
 
     Raises:
-        ValueError: There is none, or it is another module's, of which the named one holds nothing.
+        ValueError: The loss does not exist, or another module, unrelated to the given one, has registered it.
     """
     module, _, word = name.rpartition(":")
-    if word in _losses and _given.get(name) is _losses[word].function:
+    if word in _losses and _resolved.get(name) is _losses[word].function:
         return _losses[word]
     home = _losses[word].function.__module__ if word in _losses else ""
-    taken = f"loss {name!r}: {word!r} is one of {home}; give yours another name, or write {home}:{word}"
+    conflict = f"loss {name!r}: {word!r} belongs to {home}. Rename your loss, or write {home}:{word}"
     if module and word in _OURS and not module.startswith(f"{_PACKAGE}."):
-        raise ValueError(taken)
+        raise ValueError(conflict)
     if home == "__main__" and Path(_file_of(_losses[word].function)).stem == module.rpartition(".")[2]:
-        home = module  # a script's own is there already; importing it would run it again
+        home = module  # the loss of a script is registered already; importing the script would run it again
     if module and home != module:
         try:
             import_user_module(module)
         except ImportError as cause:
-            raise ValueError(f"loss {name!r} cannot be imported ({cause}); write 'package.module:name'") from cause
-        ours = home.startswith(f"{_PACKAGE}.")  # a function of ours under another name, which anybody may register
-        if home and not ours and not _hands_on(module, _losses[word]):
-            raise ValueError(taken)
+            raise ValueError(f"loss {name!r} cannot be imported ({cause}). Write 'package.module:name'") from cause
+        built_in = home.startswith(f"{_PACKAGE}.")  # one of our functions, which users may register under another name
+        if home and not built_in and not _provides(module, _losses[word]):
+            raise ValueError(conflict)
     if word not in _losses:
         raise ValueError(
-            f"loss {name!r} is unknown; known are {', '.join(list_losses())}.{did_you_mean(word, list_losses())} "
-            "Register your own with forge_agents.register_loss"
+            f"unknown loss {name!r}. Registered losses: {', '.join(list_losses())}."
+            f"{did_you_mean(word, list_losses())} Register new losses with forge_agents.register_loss"
         )
-    _given[name] = _losses[word].function
+    _resolved[name] = _losses[word].function
     return _losses[word]
 
 
-def _hands_on(module: str, loss: Loss) -> bool:
-    """Whether a module, once imported, holds something of the module that `loss` is of, or is a package around it.
+def _provides(module: str, loss: Loss) -> bool:
+    """Whether an imported module imports from the loss's module, or is one of its parent packages.
 
-    One that has a function of the loss's name, which nobody registered, means that.
+    A module that defines an unregistered function with the loss's name does not provide the loss.
     """
-    held, home = vars(sys.modules[module]), loss.function.__module__
-    if getattr(held.get(loss.name), "__module__", None) == module:
+    members, home = vars(sys.modules[module]), loss.function.__module__
+    if getattr(members.get(loss.name), "__module__", None) == module:
         return False
-    names = (getattr(value, "__name__" if inspect.ismodule(value) else "__module__", None) for value in held.values())
+    origins = ("__name__" if inspect.ismodule(value) else "__module__" for value in members.values())
+    names = (getattr(value, origin, None) for value, origin in zip(members.values(), origins, strict=True))
     return any(f"{home}.".startswith(f"{name}.") for name in (module, *names))
 
 
@@ -277,7 +278,7 @@ def list_losses() -> list[str]:
 
 
 def clipped_surrogate(ratio_S: torch.Tensor, inputs: TokenInputs) -> TokenLoss:
-    """PPO's token loss ``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`` (arXiv 1707.06347, eq. 7)."""
+    """PPO's clipped surrogate ``-min(r A, clip(r, 1 - clip_low, 1 + clip_high) A)`` (arXiv 1707.06347, eq. 7)."""
     plain_S = ratio_S * inputs.advantages_S
     limited_S = ratio_S.clamp(1.0 - inputs.clip_low, 1.0 + inputs.clip_high) * inputs.advantages_S
     return TokenLoss(-plain_S.minimum(limited_S), (limited_S < plain_S).float())
@@ -306,7 +307,8 @@ def dr_grpo(inputs: TokenInputs) -> TokenLoss:
 def dapo(inputs: TokenInputs) -> TokenLoss:
     """``1/sum_i |o_i| sum_i sum_t -min(r A, clip(r, 1 - low, 1 + high) A)`` (DAPO, arXiv 2503.14476, eq. 8).
 
-    Departure: groups that teach nothing are replaced at most three times a step (eq. 11 goes on until none is left).
+    Difference to the paper: zero-variance groups are replaced at most three times per step, not until none is left (eq.
+    11).
     """
     return clipped_surrogate(inputs.log_ratio_S.exp(), inputs)
 
@@ -322,12 +324,13 @@ def dapo(inputs: TokenInputs) -> TokenLoss:
 def gspo(inputs: TokenInputs) -> TokenLoss:
     """``1/G sum_i -min(s_i A, clip(s_i) A)``, ``s_i = exp(1/|o_i| sum_t log r)`` (GSPO, arXiv 2507.18071, eq. 5 and 7).
 
-    Written token by token (GSPO-token, eq. 13 and 14), ``s_{i,t} = sg[s_i] r / sg[r]``, which has the same value and,
-    where a sequence's tokens share an advantage, the same gradient.
+    The token form (GSPO-token, eq. 13 and 14) ``s_{i,t} = sg[s_i] r / sg[r]`` has the same value and, if all tokens of
+    a sequence have the same advantage, the same gradient.
 
-    Departure: the range is meant for several steps on one batch, and rounding in bfloat16 moves s by more. With one
-    step a batch s is therefore taken to the learner, where it is 1, and the loss is multiplied with ``min(s, 2)`` of
-    learner and sampler, which has the gradient of the published loss inside its range.
+    Difference to the paper: the clip range is meant for several optimizer steps per batch, and rounding in bfloat16
+    changes s by more than the range. With one step per batch, s is therefore taken to the learner, where it is 1, and
+    the loss is multiplied by ``min(s, 2)`` of learner and sampler. Inside the range the gradient is that of the
+    published loss.
     """
     log_ratio_S = inputs.log_ratio_S
     return clipped_surrogate((inputs.sequence_log_ratio_S + log_ratio_S - log_ratio_S.detach()).exp(), inputs)
@@ -335,9 +338,9 @@ def gspo(inputs: TokenInputs) -> TokenLoss:
 
 @register_loss("cispo", reduction="token", clip=(1.0, 4.0))
 def cispo(inputs: TokenInputs) -> TokenLoss:
-    """``-sg[clip(r, 1 - low, 1 + high)] A log p``: no token loses its gradient (CISPO, arXiv 2506.13585, eq. 4 and 5).
+    """``-sg[clip(r, 1 - low, 1 + high)] A log p``: all tokens keep their gradient (CISPO, arXiv 2506.13585, eq. 4, 5).
 
-    The upper bound of 5 is ScaleRL's (arXiv 2510.13786); the paper tunes it and, as here, sets none below.
+    The upper bound of 5 is that of ScaleRL (arXiv 2510.13786). The paper tunes the bound and sets no lower bound.
     """
     ratio_S = inputs.log_ratio_S.detach().exp()
     weight_S = ratio_S.clamp(1.0 - inputs.clip_low, 1.0 + inputs.clip_high)
@@ -354,8 +357,8 @@ def cispo(inputs: TokenInputs) -> TokenLoss:
 def rloo(inputs: TokenInputs) -> TokenLoss:
     """``1/G sum_i -(R_i - mean of the others' R) log p(o_i)``: REINFORCE (RLOO, arXiv 2402.14740).
 
-    Departure: tokens of another policy are weighted with ``sg[r]``, and `clip_low`, `clip_high` may bound it; the paper
-    is on-policy, where r is 1.
+    Difference to the paper: off-policy tokens are weighted by ``sg[r]``, which `clip_low` and `clip_high` may bound.
+    The paper is on-policy, with r = 1.
     """
     return cispo(inputs)
 
@@ -368,28 +371,28 @@ def rloo(inputs: TokenInputs) -> TokenLoss:
     credit={"by": ("role",), "baseline": "mean", "scale": "std"},
 )
 def reinforce_pp(inputs: TokenInputs) -> TokenLoss:
-    """``-min(r A, clip(r) A)`` with A normalised over the whole batch (REINFORCE++, arXiv 2501.03262).
+    """``-min(r A, clip(r) A)`` with A normalized over the whole batch (REINFORCE++, arXiv 2501.03262).
 
-    Departure: the paper subtracts the sum of later k1 terms from the reward; here the divergence is a term of the loss
-    (`LearnerConfig.kl`, of which ``k2`` has the gradient of k1 in the reward of its own token).
+    Difference to the paper: the KL divergence is a term of the loss (`LearnerConfig.kl`), while the paper subtracts the
+    sum of later k1 terms from the reward. ``k2`` has the gradient of k1 in the reward of the same token.
     """
     return clipped_surrogate(inputs.log_ratio_S.exp(), inputs)
 
 
 @register_loss("sft", reduction="token")
 def sft(inputs: TokenInputs) -> TokenLoss:
-    """``1/T sum_t -w_t log p_t`` over the T loss tokens of a batch: cross-entropy, weighted with the advantages.
+    """``1/T sum_t -w_t log p_t`` over the T loss tokens of a batch: cross-entropy weighted by the advantages.
 
-    What is learned was given, so nothing is compared with a sampler; offline trainers set it.
+    Offline trainers use this loss. The data has no sampler, so there is no ratio.
     """
     loss_S = -inputs.advantages_S * inputs.logprobs_S
     return TokenLoss(loss_S, loss_S.new_zeros(loss_S.shape))
 
 
 _OURS = frozenset(_losses)
-"""Names that no other module's loss has."""
+"""Names of the losses of this module, which are reserved."""
 
 
 def is_advantage_times(loss: Loss) -> bool:
-    """Whether a token of advantage 0 has loss 0 and no gradient. All of ours are; of others nobody knows."""
+    """Whether tokens with advantage 0 have loss 0 and no gradient: True for the losses of this module, else unknown."""
     return loss.name in _OURS

@@ -166,8 +166,8 @@ class Processes:
         turns = Colocation("engines", self.config.stage_timeout_s)
         self._learning = turns.register(
             "learner",
-            offload=lambda: all_or_first_error(one.park() for each in self._resident.values() for one in each),
-            onload=lambda: all_or_first_error(one.unpark() for each in self._resident.values() for one in each),
+            offload=lambda: all_or_first_error(one.offload() for each in self._resident.values() for one in each),
+            onload=lambda: all_or_first_error(one.onload() for each in self._resident.values() for one in each),
         )
         return turns.register(
             "engines",

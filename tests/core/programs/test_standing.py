@@ -10,10 +10,10 @@ from openai import APITimeoutError, BadRequestError, OpenAI
 
 import forge_agents as fa
 from forge_agents.errors import ActorDiedError
-from forge_agents.programs import policy_server as module
+from forge_agents.programs import standing as module
 from forge_agents.programs.gateway import Gateway
-from forge_agents.programs.policy_server import PolicyServer
-from forge_agents.rollout import episode as rollout
+from forge_agents.programs.standing import Standing
+from forge_agents.rollout import rollout
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime.threads import LoopThread
@@ -64,7 +64,7 @@ class Says:
 
 @pytest.fixture
 def serve(renderer):
-    """``serve(engine)``: a server session of the policy "p", also called "planner" and "gpt-4o"."""
+    """``serve(engine)``: a standing session of the policy "p", also called "planner" and "gpt-4o"."""
     engines, opened = LoopThread("engines"), []
 
     def start(engine, **policy):
@@ -72,7 +72,7 @@ def serve(renderer):
 
         async def make():
             served = {"p": PolicyEngine(engine, renderer)}
-            opened.append(PolicyServer(gateway, dict.fromkeys(("p", "planner", "gpt-4o"), "p"), {"p": own}, served))
+            opened.append(Standing(gateway, dict.fromkeys(("p", "planner", "gpt-4o"), "p"), {"p": own}, served))
             return opened[-1]
 
         return engines.run(make(), timeout_s=20, what="a start")
@@ -126,10 +126,10 @@ def program(task, client):
 
 
 @pytest.mark.parametrize("keep_reasoning", ["all", "turn", "none"])
-def test_served_prompts_equal_those_of_training(renderer, serve, keep_reasoning):
+def test_a_program_reads_the_same_prompts_as_in_training(renderer, serve, keep_reasoning):
     trained, served = Says(renderer), Says(renderer)
     policy = fa.Policy("tiny", name="p", keep_reasoning=keep_reasoning)
-    env = fa.Program(program, agents=("planner",))
+    env = fa.Program(program, seats=("planner",))
     episode = asyncio.run(
         rollout.play(env, {"planner": policy}, seed=0, engines={"p": PolicyEngine(trained, renderer)}, max_turns=64)
     )
@@ -149,7 +149,7 @@ def test_served_prompts_equal_those_of_training(renderer, serve, keep_reasoning)
     assert len(served.read[1]) > 0 and ("one and one" in renderer.text(served.read[1])) == (keep_reasoning != "none")
 
 
-def test_sampling_settings_apply_and_limits_only_shrink(renderer, serve):
+def test_wishes_are_followed_and_limits_only_shrink(renderer, serve):
     engine = Says(renderer, ["a"])
     session = serve(engine, sampling=fa.Sampling(temperature=0.7, max_tokens=9, stop=("!",)))
     for more in ({}, {"temperature": 0, "top_p": 0.5, "max_tokens": 4, "stop": "?"}, {"max_tokens": 99}):
@@ -170,10 +170,10 @@ def test_sampling_settings_apply_and_limits_only_shrink(renderer, serve):
     ):
         status, body = request(session, body=asked(**wrong))
         assert status == 400 and says in body["error"]["message"], body
-    assert len(engine.read) == 3 and not session._pending
+    assert len(engine.read) == 3 and not session._open
 
 
-def test_response_reports_stop_text_and_reasoning_tokens(renderer, serve):
+def test_an_answer_says_which_text_ended_it_and_how_much_of_it_was_thought(renderer, serve):
     engine = Says(renderer, ["<think>no!</think>Yes! And", "Yes."])
     session = serve(engine, sampling=fa.Sampling(stop=("#",)))
     said = {"model": "p", "max_tokens": 9, "messages": [{"role": "user", "content": "-"}], "stop_sequences": ["A", "!"]}
@@ -186,7 +186,7 @@ def test_response_reports_stop_text_and_reasoning_tokens(renderer, serve):
     assert usage["completion_tokens_details"]["reasoning_tokens"] == thought < usage["completion_tokens"]
 
 
-def test_seed_is_reproducible_and_top_k_may_be_minus_one(renderer, serve):
+def test_a_seed_names_what_is_drawn_and_all_tokens_are_kept_in_whichever_way_that_is_said(renderer, serve):
     engine = Says(renderer, ["a"])
     session = serve(engine)
     for more in ({"seed": 7}, {"seed": 7.0, "top_k": -1}, {"seed": 8}, {}):
@@ -196,7 +196,7 @@ def test_seed_is_reproducible_and_top_k_may_be_minus_one(renderer, serve):
     assert engine.asked[1].top_k == 0
 
 
-def test_token_and_model_are_checked(renderer, serve):
+def test_who_may_ask_and_for_whom(renderer, serve):
     session = serve(Says(renderer))
     assert request(session, path="/health", method="GET", token="")[0] == 200
     assert request(session, body=asked(), token="another")[0] == 401
@@ -205,13 +205,13 @@ def test_token_and_model_are_checked(renderer, serve):
     assert names == ["p", "planner", "gpt-4o"]
     status, body = request(session, body=asked(model="coder"))
     assert status == 404
-    assert "this server has no model 'coder'; send one of p, planner" in body["error"]["message"]
+    assert "nobody here answers to the model 'coder'; known are p, planner" in body["error"]["message"]
     for path in ("/v1/responses", "/v1/messages"):
         status, body = request(session, path=path, body={**asked(model="gpt-4o"), "input": "Hi", "max_tokens": 5})
         assert status == 200, body
 
 
-def test_calls_run_concurrently_and_disconnected_ones_are_dropped(renderer, serve):
+def test_calls_are_answered_side_by_side_and_one_that_hung_up_is_dropped(renderer, serve):
     engine = Says(renderer, ["a"])
     engine.gate = threading.Event()
     session, heard = serve(engine), []
@@ -228,10 +228,10 @@ def test_calls_run_concurrently_and_disconnected_ones_are_dropped(renderer, serv
     engine.gate.set()
     for one in both:
         one.join(20)
-    assert heard == [200, 200] and not session._pending
+    assert heard == [200, 200] and not session._open
 
 
-def test_full_context_and_dead_engine_are_reported(renderer, serve):
+def test_a_full_context_and_a_lost_engine_are_said(renderer, serve):
     engine = Says(renderer)
     session = serve(engine)
     with (
@@ -248,9 +248,9 @@ def test_full_context_and_dead_engine_are_reported(renderer, serve):
         session.failed.result()
 
 
-def test_calls_continue_their_own_answers_after_a_failure(renderer, serve, monkeypatch):
+def test_after_an_answer_that_could_not_be_given_calls_go_on_from_their_own(renderer, serve, monkeypatch):
     engine = Says(renderer, ["<think>first</think>a", "<think>lost</think>b", "<think>third</think>c", "d"])
-    session, make_response = serve(engine), module.make_response
+    session, reply_to = serve(engine), module.reply_to
     messages = [{"role": "user", "content": "1"}]
 
     def ask():
@@ -262,15 +262,15 @@ def test_calls_continue_their_own_answers_after_a_failure(renderer, serve, monke
     def failing(call, number, action, about):
         if action == "b":
             raise ZeroDivisionError
-        return make_response(call, number, action, about)
+        return reply_to(call, number, action, about)
 
-    monkeypatch.setattr(module, "make_response", failing)
+    monkeypatch.setattr(module, "reply_to", failing)
     assert [ask() for _ in range(4)] == [200, 500, 200, 200]
     read = renderer.text(engine.read[-1])
     assert "third" in read and "lost" not in read
 
 
-def test_least_recently_used_conversation_is_evicted(renderer, serve, monkeypatch):
+def test_the_longest_silent_conversation_is_forgotten_and_read_as_it_stands(renderer, serve, monkeypatch):
     engine = Says(renderer, ["<think>hm</think>a"])
     session = serve(engine)
     one, two = ([{"role": "user", "content": text}] for text in ("first", "second"))
@@ -280,21 +280,21 @@ def test_least_recently_used_conversation_is_evicted(renderer, serve, monkeypatc
         messages += [reply, {"role": "user", "content": "on"}]
 
     ask(one)
-    monkeypatch.setattr(module, "_MAX_TOKENS", 3 * session._tokens)
+    monkeypatch.setattr(module, "_HELD_TOKENS", 3 * session._tokens)
     ask(two)
     ask(one)  # goes on; the other is the oldest now, and there is no room for it
-    assert "hm" in renderer.text(engine.read[-1]) and len(session._conversations) == 1
+    assert "hm" in renderer.text(engine.read[-1]) and len(session._talks) == 1
     ask(two)
     assert "hm" not in renderer.text(engine.read[-1]) and "second" in renderer.text(engine.read[-1])
     ask(two)
     assert "hm" in renderer.text(engine.read[-1])
-    assert len(session._conversations) == 1 and session._tokens == sum(talk.tokens for talk in session._conversations)
-    known = session._index
-    assert sum(map(len, known._answers.values())) == sum(len(talk.answers) for talk in session._conversations) == 2
+    assert len(session._talks) == 1 and session._tokens == sum(talk.tokens for talk in session._talks)
+    known = session._known
+    assert sum(map(len, known._ends.values())) == sum(len(talk.answers) for talk in session._talks) == 2
     assert len(known._continued) == 1
 
 
-def test_endlessly_branching_conversation_evicts_its_own_answers(renderer, serve, monkeypatch):
+def test_a_conversation_that_branches_without_end_forgets_its_own_oldest_answers(renderer, serve, monkeypatch):
     engine = Says(renderer, ["<think>hm</think>a"])
     session = serve(engine)
     said = {}
@@ -311,15 +311,14 @@ def test_endlessly_branching_conversation_evicts_its_own_answers(renderer, serve
 
     first = ask([{"role": "user", "content": "other"}])
     ask([{"role": "user", "content": "root"}])
-    monkeypatch.setattr(module, "_MAX_CONVERSATION_TOKENS", 8 * first)
-    monkeypatch.setattr(module, "_MAX_TOKENS", 12 * first)
+    monkeypatch.setattr(module, "_ONES_TOKENS", 8 * first)
+    monkeypatch.setattr(module, "_HELD_TOKENS", 12 * first)
     for branch in range(20):
         ask([*said["root"], {"role": "user", "content": f"b{branch}"}])
-    assert len(session._conversations) == 2
-    for talk in session._conversations:
+    assert len(session._talks) == 2
+    for talk in session._talks:
         assert talk.tokens == sum(tokens for _, tokens in talk.answers.values()) <= 8 * first
-        remembered = sum(bool(each._turns) for each in talk.player._conversations)
-        assert remembered == len(talk.answers), "the others' are let go"
+        assert sum(bool(held._said) for held in talk.player._held) == len(talk.answers), "the others' are let go"
     assert (thoughts("other"), thoughts("b19"), thoughts("b0")) == (1, 2, 1)
 
 
@@ -337,11 +336,11 @@ def long_talk(task, client):
 
 
 @pytest.mark.parametrize("context", ["end", "window", "summarize"])
-def test_full_context_is_handled_as_the_policy_says(renderer, serve, context):
+def test_a_programs_conversation_goes_on_where_its_context_is_full_as_its_policy_says(renderer, serve, context):
     engine = Says(renderer, ["<think>hm</think>fine"])
     engine.max_model_len = 700
     policy = fa.Policy("tiny", name="p", context=context, sampling=fa.Sampling(max_tokens=20))
-    env = fa.Program(long_talk, agents=("planner",))
+    env = fa.Program(long_talk, seats=("planner",))
     served = {"p": PolicyEngine(engine, renderer)}
     episode = asyncio.run(rollout.play(env, {"planner": policy}, seed=0, engines=served, max_turns=64))
     assert episode.error is None and max(map(len, engine.read)) < 700

@@ -1,0 +1,299 @@
+"""TorchTitan model specs from the config.json of a Hugging Face model.
+
+Llama uses TorchTitan's Llama blocks. All other families are its Qwen3 blocks with other options: biases, norms of
+queries and keys, RoPE frequencies, sliding windows, experts.
+
+Axes: R tokens routed to the experts of this rank, D hidden size, E experts, F hidden size of an expert.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.distributed.tensor import DTensor
+
+from forge_agents.models import families
+from forge_agents.models import resolve as models
+from forge_trainers.learner import titan
+from forge_trainers.learner.lean import Embedding, FeedForward, RMSNorm
+
+_ONES = {"weight": torch.nn.init.ones_}
+_NORMAL = {"weight": partial(torch.nn.init.normal_, std=0.02), "bias": torch.nn.init.zeros_}
+_BIASED = ("Qwen2ForCausalLM",)
+"""Architectures with biases of queries, keys and values, which their config.json does not mention."""
+_NORMED = ("Qwen3ForCausalLM", "Qwen3MoeForCausalLM")
+"""Architectures that normalize queries and keys per head."""
+_THETA = {"SmolLM3ForCausalLM": 2e6}
+"""Default of RoPE's base where it is not 10,000."""
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """``config.json`` of a model folder. Raises ModelNotFoundError if the file is missing or not a JSON object."""
+    return models.read_json(Path(folder) / "config.json")
+
+
+def spec_from_config(
+    config: Mapping[str, Any],
+    *,
+    inner_attention: Any,
+    max_seq_len: int | None = None,
+    fuse_qkv: bool = True,
+    lean: bool = False,
+) -> Any:
+    """Build the TorchTitan ``ModelSpec`` of a Hugging Face configuration.
+
+    Supported are tied embeddings, a head_dim other than hidden_size / heads, RMSNorm's epsilon, RoPE scaling, layers
+    without positions, and sliding windows. The spec's state-dict adapter converts weights between the naming schemes.
+
+    Args:
+        config: Content of config.json.
+        inner_attention: TorchTitan attention config, a ``VarlenAttention.Config`` or a subclass.
+        max_seq_len: Size of the RoPE cache in tokens. None: the model's ``max_position_embeddings``.
+        fuse_qkv: Whether to compute queries, keys and values as one product. Adapters need separate products.
+        lean: Whether to use the embeddings, norms and feed-forward layers of `lean`, which do not support DTensors.
+
+    Raises:
+        ValueError: The architecture or one of its options is not supported. The message lists the supported ones.
+    """
+    families.check_trainable(config)
+    name = config["architectures"][0]
+    is_llama = name == "LlamaForCausalLM"
+    dim, vocab_size = config["hidden_size"], config["vocab_size"]
+    head_dim = config.get("head_dim") or dim // config["num_attention_heads"]
+    tied = bool(config.get("tie_word_embeddings", name == "SmolLM3ForCausalLM"))  # transformers leaves out defaults
+
+    def norm(size: int) -> Any:
+        kind = RMSNorm if lean else titan.RMSNorm
+        return kind.Config(normalized_shape=size, eps=config.get("rms_norm_eps", 1e-6), param_init=_ONES)
+
+    rope = _rope(config, LlamaRope if is_llama else Rope, head_dim, max_seq_len)
+    no_rope = replace(rope, frequencies=(0.0,) * len(rope.frequencies), factor=1.0)
+
+    def feed_forward() -> Any:
+        ffn = titan.make_ffn_config(
+            dim=dim, hidden_dim=config["intermediate_size"], w1_param_init=_NORMAL, w2w3_param_init=_NORMAL
+        )
+        return FeedForward.Config(w1=ffn.w1, w2=ffn.w2, w3=ffn.w3) if lean else ffn
+
+    def attention(layer: int) -> Any:
+        layer_rope = rope if _has_positions(config, layer) else no_rope
+        qk_norm = norm(head_dim) if name in _NORMED else None
+        return _attention(
+            config, layer, inner_attention, head_dim=head_dim, rope=layer_rope, qk_norm=qk_norm, fuse_qkv=fuse_qkv
+        )
+
+    block = titan.Llama3TransformerBlock if is_llama else titan.Qwen3TransformerBlock
+    layers = [
+        block.Config(
+            attention_norm=norm(dim),
+            ffn_norm=norm(dim),
+            attention=attention(layer),
+            **({"moe": moe_config(config, param_init=_NORMAL["weight"])} if families.has_experts(config, layer) else
+               {"feed_forward": feed_forward()}),
+        )
+        for layer in range(config["num_hidden_layers"])
+    ]  # fmt: skip
+    embedding_init = {"weight": titan.skip_param_init} if tied else _NORMAL
+    model = (titan.Llama3Model if is_llama else titan.Qwen3Model).Config(
+        dim=dim, vocab_size=vocab_size, enable_weight_tying=tied, norm=norm(dim), layers=layers,
+        tok_embeddings=(Embedding if lean else titan.Embedding).Config(
+            num_embeddings=vocab_size, embedding_dim=dim, param_init=embedding_init
+        ),
+        lm_head=titan.Linear.Config(in_features=dim, out_features=vocab_size, param_init=_NORMAL),
+    )  # fmt: skip
+    return titan.ModelSpec(
+        name="llama3" if is_llama else "qwen3",
+        flavor="hf",
+        model=model,
+        parallelize_fn=titan.parallelize_llama if is_llama else titan.parallelize_qwen3,
+        pipelining_fn=titan.pipeline_llm,
+        post_optimizer_build_fn=None,
+        state_dict_adapter=titan.Llama3StateDictAdapter if is_llama else StateDictAdapter,
+    )
+
+
+def _attention(
+    config: Mapping[str, Any], layer: int, inner: Any, *, head_dim: int, rope: Any, qk_norm: Any, fuse_qkv: bool
+) -> Any:
+    name, dim, num_heads = config["architectures"][0], config["hidden_size"], config["num_attention_heads"]
+    if (window := _window(config, layer)) is not None:
+        inner = replace(inner, window_size=(window - 1, 0))  # TorchTitan does not count the query's own position
+    gqa = titan.make_gqa_config(
+        dim=dim, n_heads=num_heads, n_kv_heads=config.get("num_key_value_heads") or num_heads, fuse_qkv=fuse_qkv,
+        # TorchTitan derives head_dim and the default softmax scale from dim / heads when it is None
+        head_dim=None if name == "LlamaForCausalLM" and head_dim == dim // num_heads else head_dim,
+        rope=rope, qk_norm=qk_norm, wqkv_param_init=_NORMAL, wo_param_init=_NORMAL, inner_attention=inner,
+    )  # fmt: skip
+    if name in _BIASED:
+        for part in ("wqkv",) if fuse_qkv else ("wq", "wkv"):
+            setattr(gqa.qkv_linear, part, replace(getattr(gqa.qkv_linear, part), bias=True))
+    return gqa
+
+
+def _has_positions(config: Mapping[str, Any], layer: int) -> bool:
+    """Whether a layer applies RoPE. Some layers of SmolLM3 do not."""
+    if config["architectures"][0] != "SmolLM3ForCausalLM":
+        return True
+    layers = config.get("no_rope_layers")  # 1 for a layer with positions, as transformers writes it
+    return bool(layers[layer] if layers else (layer + 1) % config.get("no_rope_layer_interval", 4))
+
+
+def _window(config: Mapping[str, Any], layer: int) -> int | None:
+    """Size of a layer's sliding window in positions, including the query's own. None: no window."""
+    name = config["architectures"][0]
+    window = config.get("sliding_window", None if name == "SmolLM3ForCausalLM" else 4096)  # transformers' defaults
+    if not window or name == "LlamaForCausalLM":
+        return None
+    if name != "MistralForCausalLM" and not config.get("use_sliding_window"):
+        return None
+    if name in {"MistralForCausalLM", "Qwen3MoeForCausalLM"}:
+        slides = True
+    elif kinds := config.get("layer_types"):
+        slides = kinds[layer] == "sliding_attention"
+    elif name == "SmolLM3ForCausalLM":
+        slides = not _has_positions(config, layer)
+    else:
+        slides = layer >= config.get("max_window_layers", 28)
+    return int(window) if slides else None
+
+
+def _rope(config: Mapping[str, Any], kind: Any, head_dim: int, max_seq_len: int | None) -> Any:
+    rope, context = families.rope_of(config), config["max_position_embeddings"]
+    default = _THETA.get(config["architectures"][0], 10000.0)
+    theta = float(rope.get("rope_theta") or config.get("rope_theta") or default)
+    if max_seq_len is not None and max_seq_len > context:
+        raise ValueError(f"max_seq_len={max_seq_len} exceeds the model's {context} positions. Lower it")
+    scaling, factor = rope["rope_type"], 1.0
+    if scaling == "default":
+        frequencies = 1.0 / (theta ** (torch.arange(0, head_dim, 2).float() / head_dim))
+    else:
+        from transformers import LlamaConfig
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        settings = LlamaConfig(
+            hidden_size=config["hidden_size"], num_attention_heads=config["num_attention_heads"], head_dim=head_dim,
+            max_position_embeddings=context, rope_parameters={**rope, "rope_type": scaling, "rope_theta": theta},
+        )  # fmt: skip
+        frequencies, factor = ROPE_INIT_FUNCTIONS[scaling](settings, torch.device("cpu"))
+    return kind.Config(
+        dim=head_dim, max_seq_len=max_seq_len or context, theta=theta, frequencies=tuple(frequencies.tolist()),
+        factor=float(factor),
+    )  # fmt: skip
+
+
+def _angles(config: Any) -> torch.Tensor:
+    """Rotation angle of every position and pair of channels, float32 [positions, channels / 2]."""
+    frequencies = torch.tensor(config.frequencies, dtype=torch.float32)
+    return torch.outer(torch.arange(config.max_seq_len, dtype=torch.float32), frequencies)
+
+
+class Rope(titan.CosSinRoPE):  # type: ignore[misc]  # torchtitan is untyped
+    """TorchTitan's rotary embedding (rotation of halves) with given frequencies. A frequency of 0 rotates nothing."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(titan.CosSinRoPE.Config):  # type: ignore[misc]  # torchtitan is untyped
+        """As ``CosSinRoPE.Config``. The scaling fields of the base class are not used."""
+
+        frequencies: tuple[float, ...]
+        """Scaled frequency of each pair of channels, in radians per position."""
+        factor: float = 1.0
+        """Factor on cosines and sines, used by YaRN."""
+
+    def _precompute_cache(self) -> torch.Tensor:
+        angles = _angles(self.config).repeat(1, 2)
+        cache: torch.Tensor = torch.cat([angles.cos(), angles.sin()], dim=-1) * self.config.factor
+        return cache
+
+
+class LlamaRope(titan.ComplexRoPE):  # type: ignore[misc]  # torchtitan is untyped
+    """As `Rope`, but rotates neighboring channels, which is how TorchTitan orders the rows of Llama's weights."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(titan.ComplexRoPE.Config):  # type: ignore[misc]  # torchtitan is untyped
+        """As `Rope.Config`."""
+
+        frequencies: tuple[float, ...]
+        factor: float = 1.0
+
+    def _precompute_cache(self) -> torch.Tensor:
+        angles = _angles(self.config)
+        return torch.polar(torch.full_like(angles, self.config.factor), angles)
+
+
+def share_rope_tables(model: torch.nn.Module) -> None:
+    """Let layers with equal RoPE settings share a table. TorchTitan creates one per layer."""
+    tables: dict[tuple[object, ...], torch.Tensor] = {}
+    for module in model.modules():
+        if isinstance(module, (Rope, LlamaRope)):
+            config = module.config
+            module.cache = tables.setdefault((type(module), config.frequencies, config.factor), module.cache)
+
+
+class StateDictAdapter(titan.Qwen3StateDictAdapter):  # type: ignore[misc]  # torchtitan is untyped
+    """TorchTitan's state-dict adapter for Qwen3, extended by the biases of similar architectures."""
+
+    def __init__(self, model_config: Any, hf_assets_path: str | None) -> None:
+        super().__init__(model_config, hf_assets_path)
+        self.from_hf_map |= {
+            f"model.layers.{{}}.self_attn.{x}_proj.bias": f"layers.{{}}.attention.qkv_linear.w{x}.bias" for x in "qkv"
+        }
+
+
+class Experts(titan.GroupedExperts):  # type: ignore[misc]  # torchtitan is untyped
+    """TorchTitan's grouped experts in the dtype of their input. TorchTitan's version always computes in bfloat16."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(titan.GroupedExperts.Config):  # type: ignore[misc]  # torchtitan is untyped
+        """As ``GroupedExperts.Config``."""
+
+    def forward(self, x_RD: torch.Tensor, num_tokens_per_expert_E: torch.Tensor) -> torch.Tensor:
+        """Apply each expert to its tokens. `x_RD` is sorted by expert. Returns [R, D] of the same dtype."""
+        weights = (self.w1_EFD, self.w3_EFD, self.w2_EDF)
+        gate, up, down = (w.to_local() if isinstance(w, DTensor) else w for w in weights)
+        gate, up, down = (w.transpose(-2, -1) for w in (gate, up, down))
+        ends_E = num_tokens_per_expert_E.cumsum(0, dtype=torch.int32)
+        # SwiGLU, W2 (silu(W1 x) * W3 x) (arXiv 2002.05202, eq. 6), for each expert's rows
+        hidden = F.silu(F.grouped_mm(x_RD, gate, offs=ends_E)) * F.grouped_mm(x_RD, up, offs=ends_E)
+        return F.grouped_mm(hidden, down, offs=ends_E)
+
+
+def moe_config(config: Mapping[str, Any], *, param_init: Any) -> Any:
+    """Mixture of experts of a Qwen3 layer: the top experts, weighted by a softmax over all experts.
+
+    There is no load balancing: the model does not have the bias that TorchTitan uses, and the auxiliary loss of
+    pre-training is left out.
+
+    Args:
+        config: Content of config.json.
+        param_init: Function that initializes a weight in place.
+    """
+    dim, count, top_k = config["hidden_size"], families.num_experts(config), config["num_experts_per_tok"]
+    return titan.make_moe_config(
+        num_experts=count,
+        load_balance_coeff=None,
+        router=titan.make_router_config(
+            dim=dim,
+            num_experts=count,
+            gate_param_init={"weight": param_init},
+            top_k=top_k,
+            score_func="softmax",
+            route_norm=bool(config.get("norm_topk_prob", False)),
+        ),
+        routed_experts=titan.RoutedExperts.Config(
+            inner_experts=Experts.Config(
+                dim=dim,
+                hidden_dim=config["moe_intermediate_size"],
+                num_experts=count,
+                param_init=dict.fromkeys(("w1_EFD", "w2_EDF", "w3_EFD"), param_init),
+            ),
+            token_dispatcher=titan.make_token_dispatcher_config(
+                num_experts=count, top_k=top_k, comm_backend="standard"
+            ),
+        ),
+    )
