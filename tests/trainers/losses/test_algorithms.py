@@ -499,7 +499,7 @@ def test_the_loss_of_another_module_is_never_taken_for_the_one_that_was_asked_fo
         with pytest.raises(ValueError, match="cannot be imported"):
             find_loss("loss_e:theirs")
         assert find_loss("theirs") is found
-        with pytest.raises(ValueError, match=r"'loss_j:theirs': 'theirs' is one of loss_a; .* or write loss_a:theirs"):
+        with pytest.raises(ValueError, match=r"'loss_j:theirs': 'theirs' belongs to loss_a. .* or write loss_a:theirs"):
             find_loss("loss_j:theirs")
         far = find_loss("loss_g:far")  # through a module between
         assert find_loss("loss_g:far") is far
