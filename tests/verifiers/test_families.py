@@ -1,4 +1,4 @@
-"""Families that nobody declared: an ensemble knows what its verifiers have in common."""
+"""Default families of an ensemble."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def test_default_families_of_verifiers() -> None:
 
 
 class Column(Rule):
-    """What a column of a matrix says."""
+    """Scores from a column of a matrix."""
 
 
 def columns(cls: type, matrix: np.ndarray, names: list[str], **kwargs) -> list[Rule]:
@@ -49,7 +49,7 @@ def columns(cls: type, matrix: np.ndarray, names: list[str], **kwargs) -> list[R
 
 @pytest.mark.parametrize("alike", [True, False])
 def test_reward_models_without_family_weigh_as_one(alike: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Through the ensemble's own families the better judge is heard; the report names both clusters."""
+    """Default families give the better judge its weight, and the report names both clusters."""
     from .combiners.test_bounds import miscalibration, paired, pairs  # noqa: TID252
 
     right, error = [], []

@@ -1,4 +1,4 @@
-"""Synthetic score matrices with known truth. In: a seed. Out: scores [n, m], groups [n], truth [n]."""
+"""Synthetic score matrices with known truth: scores [n, m], groups [n] and truth [n] from a seed."""
 
 from __future__ import annotations
 

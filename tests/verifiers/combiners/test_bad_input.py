@@ -1,4 +1,4 @@
-"""Wrong or degenerate input gives a clear error or a documented answer, whatever the combiner."""
+"""Wrong or degenerate input gives a clear error or a documented result, for every combiner."""
 
 from __future__ import annotations
 

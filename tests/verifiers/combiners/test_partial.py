@@ -1,4 +1,4 @@
-"""Posteriors compare within who was asked; a failed or spared call moves nothing."""
+"""Rows with fewer queried verifiers are comparable, and failed or skipped calls are no evidence."""
 
 from __future__ import annotations
 

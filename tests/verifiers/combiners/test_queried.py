@@ -1,4 +1,4 @@
-"""Who was not asked says nothing."""
+"""Verifiers that were not queried give no evidence."""
 
 import numpy as np
 import pytest

@@ -1,1 +1,1 @@
-"""Tests of the combiners; a package so that they can share `regimes`."""
+"""Tests of ensembles. A package, so that they can share `simulated`."""

@@ -1,4 +1,4 @@
-"""A simulated policy and its judges. In: seeds. Out: trajectories with a hidden truth and votes. Waits for nothing."""
+"""A simulated policy and judges: trajectories with a hidden truth and votes from a seed."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ ROWS = [Trajectory(agent="a", policy="p", turns=(), env_id="t", seed=seed // 4) 
 
 
 class Meter:
-    """Counts who is inside a call at the same time; nobody leaves before so many have been."""
+    """Counts concurrent calls. Calls wait until `together` of them have started."""
 
     def __init__(self, together=0):
         self.lock, self.inside, self.most, self.batches = threading.Lock(), Counter(), Counter(), []

@@ -1,4 +1,4 @@
-"""A call that failed says nothing; limits nest; one late answer costs one answer."""
+"""Failed calls are no evidence, limits nest, and a late answer loses only itself."""
 
 import asyncio
 import time

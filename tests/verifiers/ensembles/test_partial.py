@@ -1,4 +1,4 @@
-"""Partial panels: of some rows fewer verifiers were asked, and nobody is paid for it."""
+"""Rows with fewer verifiers earn neither more nor less."""
 
 import numpy as np
 import pytest

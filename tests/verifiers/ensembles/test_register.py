@@ -1,4 +1,4 @@
-"""Combiners of one's own."""
+"""Custom combiners."""
 
 from __future__ import annotations
 

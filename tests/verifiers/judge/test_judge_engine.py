@@ -1,4 +1,4 @@
-"""What an engine is asked for a judge, on a fake of it."""
+"""Requests of a judge to a fake engine."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""Comparisons to grades, and replies to verdicts."""
+"""Grades from comparisons, and answers from replies."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a judge reads: hostile text stays inside its fence."""
+"""Questions of a judge: hostile text stays inside its fence."""
 
 import re
 from dataclasses import replace

@@ -337,7 +337,7 @@ def ours(case: Case) -> bool:
 
 
 def theirs(case: Case) -> bool:
-    """What math-verify says; the gold answer is given to it as it is, and in dollar signs where it reads nothing."""
+    """The result of math-verify. The gold answer is passed as it is, and in dollar signs if it is not parsed."""
     from math_verify import parse, verify
 
     gold = parse(f"${case.gold.replace('$', '')}$") or parse(case.gold)

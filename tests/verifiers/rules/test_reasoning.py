@@ -1,4 +1,4 @@
-"""Rules see the reasoning of episodes that were really played: by a script, and by a model's player."""
+"""Rules read the reasoning of episodes of a script and of a model."""
 
 import asyncio
 

@@ -31,7 +31,7 @@ _GRID = ((np.arange(12, dtype=np.float32) + 0.5) / 12)[:, None]
 
 
 class PromptModel(NamedTuple):
-    """What the responses to one prompt have in common."""
+    """Statistics that responses to one prompt share."""
 
     mean: float = 0.5  # P(correct) over all prompts
     strength: float = np.inf  # a prompt's rate of correct responses has the prior Beta(mean s, (1 - mean) s)

@@ -328,7 +328,7 @@ class Pairs(_Choice):
     ranking: Ranking = "win_rate"
     """``"win_rate"`` or ``"bradley_terry"``."""
     opponents: int | None = None
-    """Number of texts that each text is compared with, an even number, drawn by the judge's seed. None for all.
+    """Number of texts that each text is compared with, an even number, drawn by the judge's seed, or None for all.
     A group of n distinct texts costs n * opponents questions, or n * (n - 1) for all."""
     min_mass: float = MIN_MASS
     """Total probability of A and B, in [0, 1], below which the judge abstains."""

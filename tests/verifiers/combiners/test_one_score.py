@@ -1,4 +1,4 @@
-"""Verifiers that give one score or abstain vote by speaking, whatever combines them."""
+"""Verifiers that give one score or abstain vote by giving it, with every combiner."""
 
 from __future__ import annotations
 
