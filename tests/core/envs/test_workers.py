@@ -514,7 +514,7 @@ def test_workers_spread_over_hosts_and_leave_a_lost_host(tmp_path, monkeypatch):
         pool.give_back(again)
         here = pool.borrow("test")
         pid = call(here)
-        assert host_of(pid) == "" and here.useful
+        assert host_of(pid) == "" and here.reusable
     assert gone_within(pid, 30) and not here.alive
     pool.close()
 
