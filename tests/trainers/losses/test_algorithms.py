@@ -503,11 +503,11 @@ def test_the_loss_of_another_module_is_never_taken_for_the_one_that_was_asked_fo
             find_loss("loss_j:theirs")
         far = find_loss("loss_g:far")  # through a module between
         assert find_loss("loss_g:far") is far
-        add_loss(pickle.loads(pickle.dumps(far)), asked="loss_h:far")
+        add_loss(pickle.loads(pickle.dumps(far)), requested_name="loss_h:far")
         assert find_loss("loss_h:far").function is far.function
         near = find_loss("losses.a:near")
         assert find_loss("losses.c:near") is near
-        with pytest.raises(ValueError, match=r"'losses\.b:near': 'near' is one of losses\.a;"):
+        with pytest.raises(ValueError, match=r"'losses\.b:near': 'near' belongs to losses\.a\."):
             find_loss("losses.b:near")  # of the same package, and no more
         wide = find_loss("loss_f:wide")  # one of ours under a name and with a range of one's own
         assert find_loss("loss_f:wide") is wide and wide.clip == (0.2, 0.5) and find_loss("dapo").clip == (0.2, 0.28)
