@@ -513,7 +513,7 @@ def test_the_loss_of_another_module_is_never_taken_for_the_one_that_was_asked_fo
         assert find_loss("loss_f:wide") is wide and wide.clip == (0.2, 0.5) and find_loss("dapo").clip == (0.2, 0.28)
         monkeypatch.setattr(found.function, "__module__", "__main__")  # loss_a.py is the script that runs
         assert find_loss("loss_a:theirs") is found
-        with pytest.raises(ValueError, match="'loss_d:theirs': 'theirs' is one of __main__"):
+        with pytest.raises(ValueError, match="'loss_d:theirs': 'theirs' belongs to __main__"):
             find_loss("loss_d:theirs")
     finally:
         for name in files:
