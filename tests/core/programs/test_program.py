@@ -119,7 +119,7 @@ def test_a_result_that_is_nested_without_end_is_kept_as_text_and_the_episode_can
     for _ in range(5000):
         below = [below]
     info = played(lambda task, client: [plain(task, client), below]).trajectories["agent"].info
-    assert info["result"].startswith("a value of type list that cannot be written (maximum recursion")
+    assert info["result"].startswith("unprintable list (maximum recursion")
     long = played(lambda task, client: int(plain(10, client)) ** 5000, fa.Scripted(lambda seen: seen), tasks=[10],
                   reward=lambda task, result: float(result % 10 == 0))  # fmt: skip
     assert long.rewards == {"agent": 1.0} and "cannot be written" in long.trajectories["agent"].info["result"]
@@ -318,7 +318,7 @@ def test_a_window_of_observations_that_would_cut_nothing_is_refused():
     windowed = ObservationWindow(fa.Program(plain), 40)
     windowed.reset(seed=0)
     try:
-        with pytest.raises(ForgeError, match="the messages of a conversation there, which it does not cut"):
+        with pytest.raises(ForgeError, match="whole messages, which cannot be shortened"):
             windowed.observe("agent")
     finally:
         windowed.close()
