@@ -42,6 +42,7 @@ _HOME = {
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 _IN_FORGE_AGENTS = {"Ensemble", "EnvReward", "Rule", "Verifier", "check_verifier"}
+"""Names whose documented home is `forge_agents`. Importing them from this package works as well."""
 
 __all__ = [
     "Assessment", "Cascade", "Composable", "EmbeddingSimilarity", "Exact", "ForAgent", "Format", "Gate", "HackingAlarm",
@@ -55,7 +56,7 @@ def __getattr__(name: str) -> Any:
     if name == "combiners":
         return importlib.import_module("forge_verifiers.combiners")
     if name in _IN_FORGE_AGENTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; use forge_agents.{name}")
+        return getattr(importlib.import_module("forge_agents"), name)
     if name not in _MODULE_OF:
         from forge_agents.errors import did_you_mean
 
