@@ -299,9 +299,9 @@ def test_accounts_that_last_reports_are_what_each_agent_earned(kind):
 @pytest.mark.parametrize(
     ("kind", "says"),
     [
-        (NeverAdds, r"'a' has a reward of 2 in `rewards`, and last\(\) reports 0; call self._accumulate_rewards\(\)"),
-        (AddsBefore, r"'a' has a reward of 2 in `rewards`, and last\(\) reports 0; call self._accumulate_rewards\(\)"),
-        (NeverEmpties, r"'b' has a reward of 1 in `rewards`, and last\(\) reports -1: its earlier rewards a second"),
+        (NeverAdds, r"'a' has a reward of 2 in `rewards`, but last\(\) reports 0; call self._accumulate_rewards\(\)"),
+        (AddsBefore, r"'a' has a reward of 2 in `rewards`, but last\(\) reports 0; call self._accumulate_rewards\(\)"),
+        (NeverEmpties, r"'b' has a reward of 1 in `rewards`, but last\(\) reports -1 because it counts"),
     ],
 )
 def test_reward_that_does_not_arrive_once_fails_the_episode_and_the_check(kind, says):
@@ -309,7 +309,7 @@ def test_reward_that_does_not_arrive_once_fails_the_episode_and_the_check(kind, 
     assert episode.error.where == "reward" and re.search(says, episode.error.message)
     report = fa.check_env(kind, raise_on_failure=False)
     (finding,) = [finding for finding in report.failures if finding.check == "rewards and infos"]
-    assert " has a reward of 2 in `rewards`, and last() reports " in finding.message and finding.fix
+    assert " has a reward of 2 in `rewards`, but last() reports " in finding.message and finding.fix
 
 
 class Abrupt(Bank):
