@@ -335,7 +335,7 @@ class RewardsNobody(World):
     ("env", "told"),
     [
         (BreaksContract, "returned dict; return an Outcome"),
-        (RewardsNobody, "names 'player_00'.*Did you mean 'player_0'"),
+        (RewardsNobody, "has 'player_00'.*Did you mean 'player_0'"),
     ],
 )
 def test_environment_that_violates_the_contract_is_refused(tried, env, told):
