@@ -56,7 +56,7 @@ def right(task, result):
     return float(re.findall(r"\d+", str(result))[-1:] == [str(task["answer"])])
 
 
-fa.register(ENV_ID, entry_point=fa.Program, program=team, seats=SEATS, tasks=tasks, reward=right)
+fa.register(ENV_ID, entry_point=fa.Program, program=team, agents=SEATS, tasks=tasks, reward=right)
 
 
 def teacher(seat, said):

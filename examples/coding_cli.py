@@ -40,7 +40,7 @@ def runs(task, result):
 
 
 command = ["/bin/sh", "-c", START]
-fa.register("my/Coder-v0", entry_point=fa.Program, program=command, seats=("coder",), tasks=tasks, reward=runs)
+fa.register("my/Coder-v0", entry_point=fa.Program, program=command, agents=("coder",), tasks=tasks, reward=runs)
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

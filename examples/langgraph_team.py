@@ -47,7 +47,7 @@ def right(task, result):  # the last number of the answer
 
 
 SEATS = ("planner", "solver")
-fa.register("my/Graph-v0", entry_point=fa.Program, program=program, seats=SEATS, tasks=tasks, reward=right)
+fa.register("my/Graph-v0", entry_point=fa.Program, program=program, agents=SEATS, tasks=tasks, reward=right)
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)

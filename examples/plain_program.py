@@ -36,7 +36,7 @@ def right(task, result):
 
 
 SEATS = ("planner", "writer")
-fa.register("my/Crew-v0", entry_point=fa.Program, program=crew, seats=SEATS, tasks=tasks, reward=right)
+fa.register("my/Crew-v0", entry_point=fa.Program, program=crew, agents=SEATS, tasks=tasks, reward=right)
 
 
 def main(words=None):

@@ -1,4 +1,4 @@
-"""JSON schemas that neither a text nor a hostile schema can stall: a check has a time limit."""
+"""JSON Schema validation with a time limit, for untrusted schemas and values."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ import regex  # type: ignore[import-untyped]
 from jsonschema import Draft202012Validator, validators  # type: ignore[import-untyped]
 from jsonschema.exceptions import SchemaError, ValidationError  # type: ignore[import-untyped]
 
-_left_s: ContextVar[float] = ContextVar("seconds left for the patterns of a check")
-_ends_at_s: ContextVar[float] = ContextVar("time of this thread's computation at which a check ends")
+_pattern_time_s: ContextVar[float] = ContextVar("remaining seconds for the patterns of a check")
+_deadline_s: ContextVar[float] = ContextVar("time of this thread's computation at which a check ends")
 
 
 class Schema:
-    """A JSON schema, of the draft that it names, or of 2020-12.
+    """A JSON schema of the draft that it names, by default 2020-12.
 
     Args:
-        schema: What a value is to fit.
-        timeout_s: Seconds that one check may take: of waiting for patterns, all together, and of the thread's
-            computation. References that double each other make a small schema large.
-        options: Of ``jsonschema``'s validators.
+        schema: The schema.
+        timeout_s: Time limit of a check in seconds, for all patterns together and for the thread's computation. A small
+            schema may take long, because nested references can multiply.
+        options: Options of ``jsonschema``'s validators.
 
     Raises:
-        SchemaError: It holds ``unevaluatedProperties`` beside ``patternProperties``, which no limit is kept for.
+        SchemaError: The schema has both ``unevaluatedProperties`` and ``patternProperties``, for which there is no time
+            limit.
     """
 
     def __init__(self, schema: Mapping[str, Any], *, timeout_s: float, **options: Any) -> None:
@@ -40,18 +41,19 @@ class Schema:
         self._checker = kind(schema, **options)
         self._timeout_s = timeout_s
 
-    def breach(self, value: Any) -> Any:
-        """The first error of `value`, a ``ValidationError``; None where it fits.
+    def first_error(self, value: Any) -> Any:
+        """Return the first ``ValidationError`` of `value`. None if it is valid.
 
         Raises:
-            TimeoutError: The check takes longer than it may.
+            TimeoutError: The check exceeds its time limit.
         """
-        left, end = _left_s.set(self._timeout_s), _ends_at_s.set(time.thread_time() + self._timeout_s)
+        pattern_time = _pattern_time_s.set(self._timeout_s)
+        deadline = _deadline_s.set(time.thread_time() + self._timeout_s)
         try:
             return next(self._checker.iter_errors(value), None)
         finally:
-            _left_s.reset(left)
-            _ends_at_s.reset(end)
+            _pattern_time_s.reset(pattern_time)
+            _deadline_s.reset(deadline)
 
 
 def _keywords(schema: Any) -> Iterator[str]:
@@ -66,28 +68,29 @@ def _keywords(schema: Any) -> Iterator[str]:
 
 @lru_cache
 def _within_limits(kind: Any) -> Any:
-    mine = {"pattern": _pattern, "patternProperties": _pattern_properties, "additionalProperties": _additional}
-    made = validators.extend(kind, {name: _timed(check) for name, check in {**kind.VALIDATORS, **mine}.items()})
-    theirs = made.evolve
+    replacements = {"pattern": _pattern, "patternProperties": _pattern_properties, "additionalProperties": _additional}
+    checks = {**kind.VALIDATORS, **replacements}
+    limited = validators.extend(kind, {name: _timed(check) for name, check in checks.items()})
+    original_evolve = limited.evolve
 
     def evolve(self: Any, **changes: Any) -> Any:
-        """A checker of a part of the schema, without the draft that it names, for which jsonschema drops the limits.
+        """Return a validator of a part of the schema.
 
-        References are followed through here, also by keywords such as ``unevaluatedProperties``, which ask for no
-        other keyword's check meanwhile.
+        The part's own draft is removed, because jsonschema would select a validator without limits for it. References
+        are followed through this function as well, so keywords such as ``unevaluatedProperties`` are limited, too.
         """
         _check_time()
         part = changes.get("schema", self.schema)
         if isinstance(part, Mapping):
             changes["schema"] = {name: inner for name, inner in part.items() if name != "$schema"}
-        return theirs(self, **changes)
+        return original_evolve(self, **changes)
 
-    made.evolve = evolve
-    return made
+    limited.evolve = evolve
+    return limited
 
 
 def _timed(check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
-    """The check of a keyword, which is not begun when the time is up."""
+    """Return the check of a keyword, which raises TimeoutError at the time limit."""
 
     def timed(*arguments: Any) -> Iterator[Any]:
         _check_time()
@@ -97,16 +100,16 @@ def _timed(check: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
 
 
 def _check_time() -> None:
-    if time.thread_time() > _ends_at_s.get(math.inf):  # a checker may also be made outside a check
+    if time.thread_time() > _deadline_s.get(math.inf):  # validators may also be created outside of a check
         raise TimeoutError("the check takes too long")
 
 
 def _matches(pattern: str, text: str) -> bool:
-    began = time.perf_counter()
+    start = time.perf_counter()
     try:
-        return regex.search(pattern, text, timeout=max(_left_s.get(), 0.0)) is not None
+        return regex.search(pattern, text, timeout=max(_pattern_time_s.get(), 0.0)) is not None
     finally:
-        _left_s.set(_left_s.get() - (time.perf_counter() - began))
+        _pattern_time_s.set(_pattern_time_s.get() - (time.perf_counter() - start))
 
 
 def _pattern(checker: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
@@ -116,19 +119,19 @@ def _pattern(checker: Any, pattern: str, value: Any, schema: Any) -> Iterator[An
 
 def _pattern_properties(checker: Any, patterns: Mapping[str, Any], value: Any, schema: Any) -> Iterator[Any]:
     if checker.is_type(value, "object"):
-        for pattern, wanted in patterns.items():
+        for pattern, subschema in patterns.items():
             for name, inner in value.items():
                 if _matches(pattern, name):
-                    yield from checker.descend(inner, wanted, path=name, schema_path=pattern)
+                    yield from checker.descend(inner, subschema, path=name, schema_path=pattern)
 
 
-def _additional(checker: Any, wanted: Any, value: Any, schema: Mapping[str, Any]) -> Iterator[Any]:
+def _additional(checker: Any, subschema: Any, value: Any, schema: Mapping[str, Any]) -> Iterator[Any]:
     if not checker.is_type(value, "object"):
         return
-    known, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
-    more = [name for name in value if name not in known and not any(_matches(each, name) for each in patterns)]
-    if checker.is_type(wanted, "object"):
-        for name in more:
-            yield from checker.descend(value[name], wanted, path=name)
-    elif not wanted and more:
-        yield ValidationError(f"additional properties are not allowed: {', '.join(map(repr, more))}")
+    properties, patterns = schema.get("properties", {}), schema.get("patternProperties", {})
+    extra = [name for name in value if name not in properties and not any(_matches(p, name) for p in patterns)]
+    if checker.is_type(subschema, "object"):
+        for name in extra:
+            yield from checker.descend(value[name], subschema, path=name)
+    elif not subschema and extra:
+        yield ValidationError(f"additional properties are not allowed: {', '.join(map(repr, extra))}")

@@ -20,7 +20,8 @@ from forge_agents.envs.seeds import BENCHMARKS_FROM
 from forge_agents.envs.spec import AnyEnv
 from forge_agents.policy import Endpoint, Sampling
 from forge_agents.programs.program import Program
-from forge_agents.rollout.rollout import PlayableEnv, inspect_env
+from forge_agents.rollout.episode import PlayableEnv
+from forge_agents.rollout.rollout import inspect_env
 from forge_agents.serving.config import EngineConfig
 from forge_agents.settings import settings_class
 

@@ -11,7 +11,8 @@ from forge_agents.envs import registry
 from forge_agents.episodes.play import play
 from forge_agents.errors import PlayerLeftError, did_you_mean
 from forge_agents.policy import AnyPolicy, Endpoint, Human, Oracle, Policy, Random, Sampling
-from forge_agents.rollout.rollout import PlayableEnv, close
+from forge_agents.rollout.episode import PlayableEnv
+from forge_agents.rollout.rollout import close
 from forge_agents.rollout.terminal import Terminal, terminal
 from forge_agents.settings import settings_class
 from forge_agents.types import Episode, Turn

@@ -32,7 +32,7 @@ from forge_agents.display import visible
 from forge_agents.errors import ModelNotFoundError, did_you_mean
 from forge_agents.files import user_path
 from forge_agents.models.resolve import display_name, resolve
-from forge_agents.programs.gateway import error_body, invalid_key
+from forge_agents.programs.http import error_body, invalid_key
 from forge_agents.runtime import startup
 from forge_agents.runtime.interrupts import interrupted, print_stopping
 from forge_agents.runtime.machine import visible_gpus

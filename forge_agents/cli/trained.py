@@ -18,7 +18,7 @@ from forge_agents.files import check_plain_files
 from forge_agents.models import resolve as models
 from forge_agents.policy import LoRA, Policy, Sampling
 from forge_agents.programs.gateway import Gateway
-from forge_agents.programs.standing import Standing
+from forge_agents.programs.policy_server import PolicyServer
 from forge_agents.runtime import startup
 from forge_agents.runtime.interrupts import LoopRunner
 from forge_agents.serving.config import EngineConfig
@@ -167,11 +167,11 @@ async def _serve(run: TrainedRun, engine: EngineConfig, host: str, port: int, to
         fleet = await Fleet.start(run.policies, engine, tuned=run.adapters)
         try:
             with Gateway(host=host, port=port) as gateway:
-                standing = Standing(gateway, run.names, run.policies, fleet.policy_engines, token=token)
+                server = PolicyServer(gateway, run.names, run.policies, fleet.policy_engines, token=token)
                 say(f"answering on {gateway.url}")
                 try:
-                    await standing.failed
+                    await server.failed
                 finally:
-                    await standing.drained(_DRAIN_S)
+                    await server.drain(_DRAIN_S)
         finally:
             await fleet.stop()

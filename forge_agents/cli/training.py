@@ -204,7 +204,7 @@ def import_(argv: Sequence[str]) -> int:
             print(f"and {messages - _MAX_MESSAGES} more", file=sys.stderr)
     content = "pairs" if options.pairs else f"conversations with {result.answers} answers"
     print(f"wrote  {result.rows} {content} to {options.out}")
-    for reason, count in result.left_out.items():
+    for reason, count in result.skipped.items():
         print(f"  left out: {count} {printable(reason)}")
     if not options.pairs:
         print_next(f"forge-agents sft --data {shlex.quote(options.out)} --policy.model MODEL --out_dir runs/sft")

@@ -1,7 +1,4 @@
-"""`demonstrations`: games of an environment's oracle, which a policy imitates before it plays.
-
-In: an environment's id, a number of games. Out: episodes, on seeds that nothing else plays. Waits for the environment.
-"""
+"""`demonstrations`: episodes of an environment's oracle, for imitation learning."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.types import Episode
 
 _NUM_SEEDS = BENCHMARKS_FROM - DEMONSTRATIONS_FROM
-_AT_ONCE = 64
+_MAX_CONCURRENT = 64
 
 
 def demonstrations(
@@ -36,23 +33,24 @@ def demonstrations(
     env_args: Mapping[str, Any] | None = None,
     agents: Collection[str] = (),
 ) -> list[Episode]:
-    """Games of an environment's oracle in all seats, for `forge_agents.SFTTrainer.fit`.
+    """Play an environment's oracle with itself, for `forge_agents.SFTTrainer.fit`.
 
-    The same arguments give the same games, fewer of them the first. No training, evaluation or benchmark plays their
-    seeds.
+    The same arguments return the same episodes, and a smaller `games` returns the first ones. Training, evaluations and
+    benchmarks never use their seeds.
 
     Args:
-        env_id: An id, ``id@2`` at its second level.
-        seed: Chooses the games' seeds, at least 0.
+        env_id: Id of the environment; ``id@2`` is its second level.
+        games: Number of episodes, at least 1.
+        seed: Chooses the episodes' seeds; at least 0.
         env_args: Arguments of the environment.
         agents: Agents whose trajectories are kept; empty (default) keeps all. All play.
 
     Returns:
-        Episodes with ``policy`` "oracle" everywhere; one that failed twice has its `error`.
+        Episodes in which every ``policy`` is "oracle". An episode that failed twice has its `error`.
 
     Raises:
-        UnknownIdError, ArgumentError: No such environment, or arguments that it does not take.
-        ValueError: It has no oracle or no such seat, or there are no games.
+        UnknownIdError, ArgumentError: The environment does not exist, or does not accept the arguments.
+        ValueError: It has no oracle or no such agent, or `games` or `seed` is out of range.
     """
     if games < 1 or seed < 0:
         raise ValueError(f"games={games} must be at least 1 and seed={seed} at least 0")
@@ -64,10 +62,10 @@ def demonstrations(
             names, hint = ", ".join(possible), did_you_mean(agent, possible)
             raise ValueError(f"{spec.id} has no agent {agent!r}; it has {names}.{hint}")
     rollout = Rollout(make_env=make, env_id=spec.id, policies=Oracle(), max_turns=spec.max_turns or 1000)
-    limit = asyncio.Semaphore(_AT_ONCE)
+    limit = asyncio.Semaphore(_MAX_CONCURRENT)
 
     async def play() -> list[Episode]:
-        played = await all_or_first_error(rollout.group(one, 1, limit=limit) for one in _seeds(seed, games))
+        played = await all_or_first_error(rollout.group(each, 1, limit=limit) for each in _seeds(seed, games))
         return [group.episodes[0] for group in played]
 
     with contextlib.closing(LoopRunner()) as loop:
@@ -75,14 +73,17 @@ def demonstrations(
     if not agents:
         return episodes
     return [
-        replace(one, trajectories={agent: part for agent, part in one.trajectories.items() if agent in agents})
-        for one in episodes
+        replace(
+            episode,
+            trajectories={agent: each for agent, each in episode.trajectories.items() if agent in agents},
+        )
+        for episode in episodes
     ]
 
 
 def _seeds(seed: int, games: int) -> list[int]:
     rng = np.random.default_rng([seed, 0xDE305])
-    found: dict[int, None] = {}
-    while len(found) < games:
-        found.setdefault(DEMONSTRATIONS_FROM + int(rng.integers(_NUM_SEEDS)))
-    return list(found)
+    seeds: dict[int, None] = {}
+    while len(seeds) < games:
+        seeds.setdefault(DEMONSTRATIONS_FROM + int(rng.integers(_NUM_SEEDS)))
+    return list(seeds)

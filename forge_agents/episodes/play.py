@@ -1,8 +1,4 @@
-"""`play`: one game, from a seed to an `Episode`, from any Python: a script, a prompt, a notebook.
-
-In: an environment, who sits in its seats, a seed. Out: an episode. Waits for engines, endpoints and environments, each
-with its own deadline, and for people.
-"""
+"""`play`: one episode from a script, a prompt or a notebook, and `Engines`, which stay up between episodes."""
 
 from __future__ import annotations
 
@@ -22,8 +18,9 @@ from forge_agents.envs.spec import EnvSpec
 from forge_agents.errors import NotReadyError, PlayerLeftError
 from forge_agents.policy import Oracle, Policy, PolicyMapping, policies_by_name, resolve_policies, with_unique_names
 from forge_agents.rollout import rollout
+from forge_agents.rollout.episode import PlayableEnv
+from forge_agents.rollout.episode import play as play_one
 from forge_agents.rollout.players import PolicyEngine
-from forge_agents.rollout.rollout import PlayableEnv
 from forge_agents.runtime import startup
 from forge_agents.runtime.interrupts import LoopRunner
 from forge_agents.serving.config import EngineConfig
@@ -34,23 +31,23 @@ T = TypeVar("T")
 
 
 class Engines:
-    """Engines that stay up from game to game: ``with fa.Engines(team) as engines: fa.play(..., engines=engines)``.
+    """Engines that stay up between episodes: ``with fa.Engines(team) as engines: fa.play(..., engines=engines)``.
 
     Args:
-        policies: Whose models are served; policies of one model share an engine.
-        config: Settings of every engine; None leaves out compilation, so that they start sooner.
+        policies: Policies whose models are served; policies of one model share an engine.
+        config: Settings of every engine; None disables compilation, for a faster start.
 
     Raises:
-        ModelNotFoundError: On entering: there is no such model.
-        StallError, ActorDiedError: On entering: an engine did not start in time, or died.
+        ModelNotFoundError: When entered: the model does not exist.
+        StallError, ActorDiedError: When entered: an engine did not start in time, or died.
     """
 
     def __init__(self, *policies: Policy, config: EngineConfig | None = None) -> None:
-        self._models = {_asked(policy): policy for policy in policies}
+        self._models = {_engine_key(policy): policy for policy in policies}
         self._config = config or EngineConfig(enforce_eager=True)
         self._fleet: Fleet | None = None
         self._loop = LoopRunner(self._stop)
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Engines:
         self._loop.run(self._start())
@@ -62,30 +59,28 @@ class Engines:
     def run(
         self, policies: Iterable[Policy], game: Callable[[Mapping[str, PolicyEngine]], Coroutine[Any, Any, T]]
     ) -> T:
-        """Run ``game(served)`` to its end; `served` has what players of `policies` need, by their names.
-
-        Of several threads one plays after the other.
+        """Run ``game(engines)`` to its end, with the engines of `policies` by name; one game at a time.
 
         Raises:
             NotReadyError: Outside of the block, or after Ctrl-C in it.
-            ValueError: A policy is of a model that is not served here.
+            ValueError: The model of a policy is not served by these engines.
         """
         if self._fleet is None:
             raise NotReadyError(
-                "these engines are not running; they do inside their block, with fa.Engines(policy) as engines: ..., "
+                "these engines are not running; they run inside their block, with fa.Engines(policy) as engines: ..., "
                 "until Ctrl-C"
             )
-        served = {}
+        engines = {}
         for policy in policies:
-            model = _asked(policy)
+            model = _engine_key(policy)
             if model not in self._models:
                 raise ValueError(
                     f"policy {policy.name!r} plays {model}, and these engines serve {', '.join(self._models)}; "
                     "name it in fa.Engines(...), or leave out engines= and it gets one of its own"
                 )
-            served[policy.name] = self._fleet.policy_engines[model]
-        with self._turn:
-            return self._loop.run(game(served))
+            engines[policy.name] = self._fleet.policy_engines[model]
+        with self._lock:
+            return self._loop.run(game(engines))
 
     async def _start(self) -> None:
         with startup.show():
@@ -97,14 +92,14 @@ class Engines:
             await fleet.stop()
 
 
-def _asked(policy: Policy) -> str:
-    """Names a model by all that its prompts depend on; models of one folder share an engine however they are asked."""
+def _engine_key(policy: Policy) -> str:
+    """Identifies a model with its prompt settings. Models of one folder share an engine, whatever the settings."""
     return policy.model if policy.thinking == "auto" else f"{policy.model} with thinking {policy.thinking}"
 
 
 def play(
     env: str | EnvSpec | PlayableEnv | Callable[..., PlayableEnv],
-    seats: PolicyMapping,
+    policies: PolicyMapping,
     *,
     seed: int = 0,
     env_args: Mapping[str, Any] | None = None,
@@ -112,31 +107,34 @@ def play(
     engines: Engines | None = None,
     watch: Callable[[Turn], object] | None = None,
 ) -> Episode:
-    """Play one game to its end. ``print`` shows the episode as a conversation.
+    """Play one episode to its end. ``print`` shows it as a conversation.
 
-    The same seed, players and weights play the same game again, where the environment keeps to its seed.
+    The same seed, policies and weights repeat the episode if the environment is deterministic given its seed.
 
     Args:
-        env: An id, a spec, a class or factory, or an environment, which is reset and left open.
-        seats: One player for all seats, a player by seat, or a function ``(agent, seed) -> player``. A `Policy` gets
-            an engine for this one call, which takes ten seconds and more, unless `engines` serve its model. A model
-            behind a server, such as that of ``forge-agents serve``, sits down as an `Endpoint`.
-        max_turns: Decisions after which the episode is cut off; None is the registered limit, or else 1000.
-        watch: Told each turn as it is decided, before its reward is known: ``watch=print`` shows a game live.
+        env: An id, a spec, a class or factory, or an environment, which is reset and not closed.
+        policies: One policy for all agents, a mapping from agent to policy, or a function ``(agent, seed) -> policy``.
+            A `Policy` gets an engine for this call, which takes ten seconds or more, unless `engines` serve its
+            model. A model behind a server, such as that of ``forge-agents serve``, is an `Endpoint`.
+        seed: Seed of the episode; at least 0.
+        env_args: Arguments of the environment.
+        max_turns: Maximum number of decisions; None uses the registered limit, or 1000 if there is none.
+        engines: Running engines of the policies' models.
+        watch: Called with each turn when it is decided, before its reward is known: ``watch=print`` shows a game live.
 
     Returns:
         The episode. If the environment or a player failed, a warning and `Episode.error` say where and why, and the
         turns and rewards so far are kept.
 
     Raises:
-        UnknownIdError, ArgumentError: No such environment, or arguments that it does not take.
-        TypeError, ValueError: What is no environment or no player, a seat without a player, a player for a seat that
-            does not exist, an oracle where the environment has none, or engines that do not serve a model.
-        ModelNotFoundError: There is no such model.
-        StallError, ActorDiedError: An engine did not start in time, is gone or does not answer.
+        UnknownIdError, ArgumentError: The environment does not exist, or does not accept the arguments.
+        TypeError, ValueError: `env` is no environment, a policy is no policy, an agent has no policy, a policy is for
+            an agent that does not exist, the environment has no oracle, or `engines` do not serve a model.
+        ModelNotFoundError: The model does not exist.
+        StallError, ActorDiedError: An engine did not start in time, has died or does not answer.
         BudgetError: An endpoint's budget is spent.
     """
-    seed = _whole(seed)
+    seed = _check_seed(seed)
     if max_turns is not None and max_turns < 1:
         raise ValueError(f"max_turns={max_turns} plays nothing; set at least 1, or None")
     game = _made(env, env_args or {})
@@ -145,20 +143,27 @@ def play(
     env_id = spec.id if spec else type(game).__name__
     try:
         agents = game.possible_agents
-        chosen = resolve_policies(with_unique_names(resolve_policies(seats, agents, seed)), agents, seed)
-        models = {agent: policy for agent, policy in chosen.items() if isinstance(policy, Policy)}
-        policies_by_name(models, list(models))  # each has its own name; other players may share one
-        if any(isinstance(policy, Oracle) for policy in chosen.values()):
-            oracle_of(spec, env_id)  # refused before an engine starts
-        most, draw = max_turns or (spec and spec.max_turns) or 1000, f"{env_id}/{seed}"
+        resolved = resolve_policies(with_unique_names(resolve_policies(policies, agents, seed)), agents, seed)
+        models = {agent: policy for agent, policy in resolved.items() if isinstance(policy, Policy)}
+        policies_by_name(models, list(models))  # models must have unique names; other players may share one
+        if any(isinstance(policy, Oracle) for policy in resolved.values()):
+            oracle_of(spec, env_id)  # fails before an engine starts
+        limit = max_turns or (spec and spec.max_turns) or 1000
 
-        def one(served: Mapping[str, PolicyEngine]) -> Coroutine[Any, Any, Episode]:
-            return rollout.play(
-                game, chosen, seed=seed, env_id=env_id, engines=served, max_turns=most, rng_key=draw, watch=watch
+        def play_episode(policy_engines: Mapping[str, PolicyEngine]) -> Coroutine[Any, Any, Episode]:
+            return play_one(
+                game,
+                resolved,
+                seed=seed,
+                env_id=env_id,
+                engines=policy_engines,
+                max_turns=limit,
+                rng_key=f"{env_id}/{seed}",
+                watch=watch,
             )
 
         with contextlib.nullcontext(engines) if engines else Engines(*models.values()) as running:
-            episode = running.run(models.values(), one)
+            episode = running.run(models.values(), play_episode)
     finally:
         if game is not env:
             rollout.close(game, env_id)
@@ -172,19 +177,19 @@ def play(
     return episode
 
 
-def _whole(seed: Any) -> int:
-    """A seed, of Python's or NumPy's numbers, as what JSON holds."""
+def _check_seed(seed: Any) -> int:
+    """A seed of Python's or NumPy's integer types as a plain int."""
     if not isinstance(seed, SupportsIndex) or operator.index(seed) < 0:
         raise ValueError(f"seed={seed!r} is no seed; set a whole number from 0 on")
     return operator.index(seed)
 
 
 def _made(env: Any, arguments: Mapping[str, Any]) -> PlayableEnv:
-    """The environment that `env` stands for."""
+    """The environment that `env` names, creates or is."""
     if isinstance(env, AECEnv | ParallelEnv):
         if arguments:
             raise TypeError(
-                f"env_args={dict(arguments)} came with an environment that is made already; make it with them"
+                f"env_args={dict(arguments)} came with an existing environment; create it with them"
             )
         return env
     if isinstance(env, str):

@@ -1,8 +1,4 @@
-"""Episodes as runs and benchmarks keep them, a line each in ``episodes.jsonl``: what a list shows, a table of all.
-
-In: the folder of a run or a benchmark, which may still grow. Out: a `Digest` of a line, and an `EpisodeTable`. Waits
-for the disk.
-"""
+"""Stored episodes of runs and benchmarks, one per line of ``episodes.jsonl``: summaries and an `EpisodeTable`."""
 
 from __future__ import annotations
 
@@ -30,37 +26,35 @@ EPISODES = "episodes.jsonl"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """One stored episode in brief."""
+    """Summary of a stored episode."""
 
     step: int | None
     """Training step; None in a benchmark."""
     env: str
     seed: int
     reward: float | None
-    """Mean of the environment's reward over the seats of policies that learn, or over all where none does or the row
-    does not say; None where there is none."""
+    """Mean environment reward over the agents of trained policies, or over all agents if none is known to be trained;
+    None if there is no reward."""
     trained: float | None
-    """The same of what was trained on, abstentions left out; None where there is nothing."""
+    """The same mean of the training rewards, without abstentions; None if there are none."""
     turns: int
     tokens: int
-    """Sampled by models."""
+    """Number of tokens sampled by models."""
     seconds: float
     error: str
-    """Empty, or where it failed and the exception's name."""
+    """Place of the failure and name of the exception; empty if the episode did not fail."""
     end: str
     agents: str
-    """JSON: agent, policy or player, reward, in the order of seats."""
+    """JSON list of agent, policy or player, and reward, in the order of agents."""
     text: str
-    """All that was said, for the search."""
+    """All texts of the episode, for full-text search."""
 
 
 def digest(row: Any) -> Digest:
-    """The digest of one row.
-
-    Fields that a version of the format lacks are left empty; what does not look like an episode at all is refused.
+    """Summarize one row. Fields that a version of the format lacks stay empty.
 
     Raises:
-        ValueError: It is no episode of a form that is known here.
+        ValueError: The row is no episode of a known format.
     """
     try:
         if "trajectories" in row or "lineup" in row:
@@ -70,9 +64,9 @@ def digest(row: Any) -> Digest:
     raise ValueError("neither an episode of a training run nor a record of a benchmark")
 
 
-def _storable(found: Digest) -> Digest:
-    """The digest as SQLite takes it: text that can be written, integers of 64 bits."""
-    fields = dataclasses.asdict(found)
+def _storable(row: Digest) -> Digest:
+    """The digest in values that SQLite can store: valid text and integers of 64 bits."""
+    fields = dataclasses.asdict(row)
     for name, value in fields.items():
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             raise ValueError(f"{name} has {value.bit_length()} bits")
@@ -85,18 +79,18 @@ def _of_episode(row: Mapping[str, Any]) -> Digest:
     trajectories: Mapping[str, Any] = row["trajectories"]
     rewards = {agent: total_reward(trajectory) for agent, trajectory in trajectories.items()}
     turns = [turn for trajectory in trajectories.values() for turn in trajectory["turns"]]
-    learners = set(row.get("trained") or ())
-    counted = {a for a, t in trajectories.items() if t.get("policy") in learners} or set(trajectories)
-    paid = row.get("rewards") or {}
+    trained = set(row.get("trained") or ())
+    counted = {a for a, t in trajectories.items() if t.get("policy") in trained} or set(trajectories)
+    training_rewards = row.get("rewards") or {}
     error = row.get("error") or {}
-    said = (str(turn.get(part, "")) for turn in turns for part in ("observation", "reasoning", "action"))
-    left_out = (str(turn["compaction"]["text"]) for turn in turns if turn.get("compaction"))
+    texts = (str(turn.get(part, "")) for turn in turns for part in ("observation", "reasoning", "action"))
+    omissions = (str(turn["compaction"]["text"]) for turn in turns if turn.get("compaction"))
     return Digest(
         step=int(row["step"]) if row.get("step") is not None else None,
         env=str(row["env_id"]),
         seed=int(row["seed"]),
         reward=_mean(rewards[agent] for agent in counted),
-        trained=_mean(paid.get(agent) for agent in counted),
+        trained=_mean(training_rewards.get(agent) for agent in counted),
         turns=len(turns),
         tokens=sum(
             int(turn["usage"]["completion_tokens"]) if turn.get("usage") else len(turn.get("response_ids", ()))
@@ -107,7 +101,7 @@ def _of_episode(row: Mapping[str, Any]) -> Digest:
         end=str(row.get("end_reason", "")),
         agents=json.dumps([[agent, str(t.get("policy", "")), rewards[agent]] for agent, t in trajectories.items()]),
         text="\n".join(
-            [row["env_id"], *said, *left_out, *(str(error[key]) for key in ("kind", "message") if key in error)]
+            [row["env_id"], *texts, *omissions, *(str(error[key]) for key in ("kind", "message") if key in error)]
         ),
     )
 
@@ -133,18 +127,18 @@ def _of_record(row: Mapping[str, Any]) -> Digest:
 
 
 def total_reward(trajectory: Mapping[str, Any]) -> float:
-    """What the environment gave an agent in all."""
-    earned = (number(turn.get("reward")) or 0.0 for turn in trajectory["turns"])
-    return math.fsum((number(trajectory.get("initial_reward")) or 0.0, *earned))
+    """Total environment reward of an agent."""
+    rewards = (number(turn.get("reward")) or 0.0 for turn in trajectory["turns"])
+    return math.fsum((number(trajectory.get("initial_reward")) or 0.0, *rewards))
 
 
 def _mean(values: Iterable[Any]) -> float | None:
-    known = [value for value in map(number, values) if value is not None]
-    return math.fsum(known) / len(known) if known else None
+    numbers = [value for value in map(number, values) if value is not None]
+    return math.fsum(numbers) / len(numbers) if numbers else None
 
 
 def number(value: Any) -> float | None:
-    """`value` as a finite float; None where it is missing, NaN or infinite."""
+    """`value` as a finite float; None if it is missing, NaN or infinite."""
     try:
         return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
     except OverflowError:  # an int of 400 digits
@@ -152,7 +146,7 @@ def number(value: Any) -> float | None:
 
 
 def finite(value: Any, depth: int = 50) -> Any:
-    """`value` with NaN and infinities as None, so that it is JSON for browsers too; cut off below `depth` levels."""
+    """`value` with None in place of NaN and infinities, which are no valid JSON; cut off below `depth` levels."""
     if depth == 0:
         return "..."
     if isinstance(value, Mapping):
@@ -163,36 +157,37 @@ def finite(value: Any, depth: int = 50) -> Any:
 
 
 def whole_lines(file: IO[bytes], num_bytes: float = math.inf) -> Iterator[tuple[bytes, Any, str]]:
-    """Up to about `num_bytes` of a JSON-lines file that grows: each line, what it holds, and what is wrong with it.
+    """Read up to about `num_bytes` of a growing JSON-lines file: each line, its value, and its error.
 
-    A last line without its end is left for later, unless it is whole already.
+    A last line without a line break is read only if it is complete JSON.
     """
     read = 0
     while read < num_bytes and (raw := file.readline()):
-        row, wrong = None, ""
+        row, problem = None, ""
         try:
             row = json.loads(raw) if raw.strip() else None
         except (ValueError, RecursionError):
             if not raw.endswith(b"\n"):
                 return
-            wrong = "it is not JSON; the process that wrote it was killed, or the file was damaged"
+            problem = "it is not JSON; the process that wrote it was killed, or the file was damaged"
         read += len(raw)
-        yield raw, row, wrong
+        yield raw, row, problem
 
 
-# ---- a run's episodes as a table
+# ---- table of episodes
 
-_OF_A_TURN = (
+_TURN_FIELDS = (
     "agent", "policy", "observation", "reasoning", "reasoning_tokens", "action", "reward", "finish_reason",
     "terminated", "truncated", "generate_s", "branch", "forked_from",
 )
 
 
-class _Own(io.RawIOBase):
-    """A file read at a place of its own; that of an ordinary one moves when another process of a fork reads."""
+class _IndependentFile(io.RawIOBase):
+    """A file with its own position; an ordinary file shares it with forked processes."""
 
     def __init__(self, file: Path) -> None:
-        self._file, self._place = file.open("rb", buffering=0), 0  # one that a resumed run replaces is read as it was
+        # open, because a file that a resumed run replaces must be read as it was
+        self._file, self._position = file.open("rb", buffering=0), 0
 
     def readable(self) -> bool:
         return True
@@ -200,13 +195,13 @@ class _Own(io.RawIOBase):
     def seekable(self) -> bool:
         return True
 
-    def seek(self, place: int, whence: int = io.SEEK_SET) -> int:
-        self._place = place if whence == io.SEEK_SET else self._place + place
-        return self._place
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._position = offset if whence == io.SEEK_SET else self._position + offset
+        return self._position
 
-    def readinto(self, room: Any) -> int:
-        read = os.preadv(self._file.fileno(), [room], self._place)
-        self._place += read
+    def readinto(self, buffer: Any) -> int:
+        read = os.preadv(self._file.fileno(), [buffer], self._position)
+        self._position += read
         return read
 
     def close(self) -> None:
@@ -215,24 +210,24 @@ class _Own(io.RawIOBase):
 
 
 class EpisodeTable(Sequence[dict[str, Any]]):
-    """What a run or a benchmark kept of its episodes: a record each, oldest first.
+    """The episodes of a run or a benchmark: one record each, oldest first.
 
-    ``pandas.DataFrame(table)`` and ``datasets.Dataset.from_list(table)`` take it as it is. The file is read as far as
-    somebody asks: a loop that breaks off has read no further, while ``len`` reads all. Records are kept, whole episodes
-    read again, by any number of threads and forked processes, such as those of a data loader. What a run that goes on
-    writes meanwhile is in the next table. See `load_episodes` for the columns.
+    ``pandas.DataFrame(table)`` and ``datasets.Dataset.from_list(table)`` accept it. The file is read lazily: a loop
+    that ends early reads no further, while ``len`` reads all. Records stay in memory, whole episodes are read again.
+    Threads and forked processes, such as those of a data loader, can share a table. Episodes that a run adds later
+    appear only in a new table. See `load_episodes` for the columns.
     """
 
-    def __init__(self, file: Path, wanted: Callable[[Mapping[str, Any]], bool], check_end: Callable[[], None]) -> None:
-        self._name, self._file, self._turn = file, io.BufferedReader(_Own(file)), threading.RLock()
-        self._wanted, self._check_end = wanted, check_end
-        self._found: list[tuple[int, dict[str, Any]]] = []
-        self._at = self._lines = self._episodes = 0
-        self._whole = False
+    def __init__(self, file: Path, select: Callable[[Mapping[str, Any]], bool], check_end: Callable[[], None]) -> None:
+        self._name, self._file, self._lock = file, io.BufferedReader(_IndependentFile(file)), threading.RLock()
+        self._select, self._check_end = select, check_end
+        self._records: list[tuple[int, dict[str, Any]]] = []
+        self._offset = self._lines = self._episodes = 0
+        self._complete = False
 
     def __len__(self) -> int:
         self._read()
-        return len(self._found)
+        return len(self._records)
 
     @overload
     def __getitem__(self, at: int) -> dict[str, Any]: ...
@@ -243,16 +238,16 @@ class EpisodeTable(Sequence[dict[str, Any]]):
     def __getitem__(self, at: int | slice) -> dict[str, Any] | list[dict[str, Any]]:
         if isinstance(at, slice):
             self._read()
-            return [record for _, record in self._found[at]]
+            return [record for _, record in self._records[at]]
         self._read(at + 1 if at >= 0 else None)
-        return self._found[at][1]
+        return self._records[at][1]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (self._found[at][1] for at in self._places())
+        return (self._records[at][1] for at in self._positions())
 
     def __repr__(self) -> str:
-        read = f", {len(self._found)} episodes read{'' if self._whole else ' so far'}" if self._found else ""
-        return f"EpisodeTable({str(self._name)!r}{read})"  # a debugger shows it, too: nothing is read for it
+        read = f", {len(self._records)} episodes read{'' if self._complete else ' so far'}" if self._records else ""
+        return f"EpisodeTable({str(self._name)!r}{read})"  # reads nothing, because debuggers call it
 
     def __str__(self) -> str:
         self._read()
@@ -262,71 +257,72 @@ class EpisodeTable(Sequence[dict[str, Any]]):
         """The whole episode of record `at`.
 
         Raises:
-            RunFolderError: It was kept by a benchmark, which keeps no turns, or by another version.
+            RunFolderError: It is of a benchmark, which stores no turns, or of another version.
         """
         self[at]
         return self._episode(self._line(at))
 
     def episodes(self) -> Iterator[Episode]:
-        """The whole episodes, one after another; raises as `episode`."""
-        return (self._episode(self._line(at)) for at in self._places())
+        """Iterate over the whole episodes; raises as `episode`."""
+        return (self._episode(self._line(at)) for at in self._positions())
 
     def turns(self) -> Iterator[dict[str, Any]]:
-        """A record per turn, one after another; raises as `episode`.
+        """Iterate over all turns, one record each; raises as `episode`.
 
         Keys: ``episode``, ``step``, ``env_id``, ``seed`` as in the episode's record; ``turn``, ``agent``, ``policy``,
         ``observation``, ``reasoning``, ``reasoning_tokens``, ``action``, ``reward``, ``finish_reason``, ``terminated``,
-        ``truncated``, ``generate_s``, ``branch``, ``forked_from`` as in `Turn`; ``tokens`` that a model sampled;
-        ``advantage`` of each of them, None where nothing was learned.
+        ``truncated``, ``generate_s``, ``branch``, ``forked_from`` as in `Turn`; ``tokens``, the number of sampled
+        tokens; ``advantage`` of the turn, None if it was not trained on.
         """
-        for at in self._places():
-            row, record = self._line(at), self._found[at][1]
-            learned = row.get("advantages") or {}
-            place: Counter[str] = Counter()
+        for at in self._positions():
+            row, record = self._line(at), self._records[at][1]
+            advantages = row.get("advantages") or {}
+            position: Counter[str] = Counter()
             for turn in self._episode(row).turns:
-                own = learned.get(turn.agent) or []
-                number = place[turn.agent]
-                place[turn.agent] += 1
+                of_agent = advantages.get(turn.agent) or []
+                number = position[turn.agent]
+                position[turn.agent] += 1
                 yield {
                     **{name: record[name] for name in ("episode", "step", "env_id", "seed")},
                     "turn": turn.index,
-                    **{name: getattr(turn, name) for name in _OF_A_TURN},
+                    **{name: getattr(turn, name) for name in _TURN_FIELDS},
                     "tokens": turn.usage.completion_tokens if turn.usage else total_tokens([turn]),
-                    "advantage": own[number] if number < len(own) else None,
+                    "advantage": of_agent[number] if number < len(of_agent) else None,
                 }
 
-    def _places(self) -> Iterator[int]:
+    def _positions(self) -> Iterator[int]:
         at = 0
-        while at < len(self._found) or self._read(at + 1):
+        while at < len(self._records) or self._read(at + 1):
             yield at
             at += 1
 
     def _read(self, count: int | None = None) -> bool:
-        """Read on until there are `count` records, or to the end; whether there are."""
-        with self._turn:
-            self._file.seek(self._at)
-            while not self._whole and (count is None or len(self._found) < count):
-                raw, row, wrong = next(whole_lines(self._file), (b"", None, ""))
+        """Read until there are `count` records, or to the end. Returns whether there are so many."""
+        with self._lock:
+            self._file.seek(self._offset)
+            while not self._complete and (count is None or len(self._records) < count):
+                raw, row, problem = next(whole_lines(self._file), (b"", None, ""))
                 if raw.strip():
                     try:
-                        record = _record(self._episodes, row, wrong)
+                        record = _record(self._episodes, row, problem)
                     except ValueError as cause:
                         raise RunFolderError(
-                            f"line {self._lines + 1} of {self._name} cannot be read: {cause}; without it the rest can"
+                            f"line {self._lines + 1} of {self._name} cannot be read: {cause}; remove it to read the "
+                            "others"
                         ) from cause
-                    if self._wanted(record):
-                        self._found.append((self._at, record))
+                    if self._select(record):
+                        self._records.append((self._offset, record))
                     self._episodes += 1
                 elif not raw:
                     self._check_end()
-                    self._whole = True
-                # what raised is met again, and not left out
-                self._at, self._lines = self._at + len(raw), self._lines + 1
-            return count is None or len(self._found) >= count
+                    self._complete = True
+                # after an error the line is read again, not skipped
+                self._offset, self._lines = self._offset + len(raw), self._lines + 1
+            return count is None or len(self._records) >= count
 
     def _line(self, at: int) -> Mapping[str, Any]:
-        with self._turn:
-            self._file.seek(self._found[at][0])
+        with self._lock:
+            self._file.seek(self._records[at][0])
             line = self._file.readline()
         row: Mapping[str, Any] = json.loads(line)
         return row
@@ -334,8 +330,8 @@ class EpisodeTable(Sequence[dict[str, Any]]):
     def _episode(self, row: Mapping[str, Any]) -> Episode:
         if "trajectories" not in row:
             raise RunFolderError(
-                f"{self._name} was written by a benchmark, which keeps what its episodes came to and not their turns; "
-                "fa.play plays one of them again"
+                f"{self._name} was written by a benchmark, which stores results of episodes and not their turns; "
+                "fa.play repeats one of them"
             )
         try:
             return Episode.from_json(row)
@@ -352,27 +348,32 @@ def load_episodes(
     failed: bool | None = None,
     where: Callable[[Mapping[str, Any]], bool] | None = None,
 ) -> EpisodeTable:
-    """The episodes that a training run or a benchmark kept, as a table.
+    """Load the episodes of a training run or a benchmark as a table.
 
-    Each record has ``episode``, its number in the file; ``step``, None in a benchmark; ``env_id``, ``seed``;
-    ``reward``, the environment's, mean over the seats of policies that learn, and over all seats where none does, NaN
-    of an episode that failed before anybody took a seat;
-    ``trained_reward``, the same of what was trained on; ``turns``; ``tokens`` that models sampled; ``duration_s``;
-    ``end_reason``; ``error``, empty or where it failed and the exception's name; and lists with an entry per seat:
-    ``agents``, ``policies``, ``rewards``, the environment's, and ``trained_rewards``, NaN where a reward abstained and
-    None where nothing was trained.
+    Columns:
+
+    - ``episode``: number in the file
+    - ``step``: training step; None in a benchmark
+    - ``env_id``, ``seed``, ``turns``, ``duration_s``, ``end_reason``
+    - ``reward``: mean environment reward over the agents of trained policies, or over all agents if none is trained;
+      NaN if the episode failed before any agent took part
+    - ``trained_reward``: the same mean of the rewards that were trained on
+    - ``tokens``: number of tokens sampled by models
+    - ``error``: place of the failure and name of the exception, or empty
+    - ``agents``, ``policies``, ``rewards`` (of the environment) and ``trained_rewards`` (NaN if a reward abstained,
+      None if nothing was trained): lists with one entry per agent
 
     Args:
-        run: Its folder, or the ``episodes.jsonl`` in it.
-        env: Only of this environment; the module before its id may be left out.
-        step: Only of this training step, or of a range of them.
-        policy: Only those in which this policy, or in a benchmark this player, had a seat.
-        failed: True: only those that failed; False: only the others.
-        where: Only records for which it is true, such as ``lambda row: row["reward"] > 0.5``.
+        run: Folder of the run, or the ``episodes.jsonl`` in it.
+        env: Keep only this environment; the module before its id is optional.
+        step: Keep only this training step, or a range of steps.
+        policy: Keep only episodes in which this policy, or in a benchmark this player, took part.
+        failed: True keeps only failed episodes, False only the others.
+        where: Keep only records for which this function is true, such as ``lambda row: row["reward"] > 0.5``.
 
     Raises:
-        RunFolderError: There is no such file, or, while the table is read, a line of it is no episode.
-        ValueError: While the table is read to its end: no episode is of that environment or policy.
+        RunFolderError: The file does not exist, or, while the table is read, a line is no episode.
+        ValueError: No episode is of that environment or policy, when the table has been read to its end.
     """
     path = user_path(run)
     file = path if path.name == EPISODES else path / EPISODES
@@ -384,11 +385,11 @@ def load_episodes(
     if isinstance(step, int) and step < 1:
         raise ValueError(f"step={step}; steps count from 1, and table[-8:] is the newest of a table")
     steps = range(step, step + 1) if isinstance(step, int) else step
-    known: dict[str, set[str]] = {"env": set(), "policy": set()}
+    names: dict[str, set[str]] = {"env": set(), "policy": set()}
 
-    def wanted(row: Mapping[str, Any]) -> bool:
-        known["env"].add(row["env_id"])
-        known["policy"].update(row["policies"])
+    def select(row: Mapping[str, Any]) -> bool:
+        names["env"].add(row["env_id"])
+        names["policy"].update(row["policies"])
         return (
             env in ("", row["env_id"], _bare(row["env_id"]))
             and (not policy or policy in row["policies"])
@@ -398,13 +399,14 @@ def load_episodes(
         )
 
     def check_end() -> None:
-        for name, asked in (("env", env), ("policy", policy)):
-            if asked and known[name] and asked not in known[name] | set(map(_bare, known[name])):
-                seen = ", ".join(sorted(known[name]))
-                near = did_you_mean(asked, known[name])
-                raise ValueError(f"{name}={asked!r}: {file} has episodes of {visible(f'{seen}.{near}')}")
+        for option, value in (("env", env), ("policy", policy)):
+            existing = names[option]
+            if value and existing and value not in existing | set(map(_bare, existing)):
+                listed = ", ".join(sorted(existing))
+                hint = did_you_mean(value, existing)
+                raise ValueError(f"{option}={value!r}: {file} has episodes of {visible(f'{listed}.{hint}')}")
 
-    return EpisodeTable(file, wanted, check_end)
+    return EpisodeTable(file, select, check_end)
 
 
 def _bare(env_id: str) -> str:
@@ -412,27 +414,27 @@ def _bare(env_id: str) -> str:
     return env_id.rpartition(":")[2]
 
 
-def _record(number: int, row: Any, wrong: str) -> dict[str, Any]:
-    """What a table has of an episode. Raises ValueError where the line holds none."""
-    if wrong:
-        raise ValueError(wrong)
-    found = digest(row)
-    seats, paid = json.loads(found.agents), row.get("rewards")
-    paid = paid if isinstance(paid, dict) else {}
+def _record(number: int, row: Any, problem: str) -> dict[str, Any]:
+    """The record of an episode. Raises ValueError if the line holds none."""
+    if problem:
+        raise ValueError(problem)
+    summary = digest(row)
+    agents, training_rewards = json.loads(summary.agents), row.get("rewards")
+    training_rewards = training_rewards if isinstance(training_rewards, dict) else {}
     return {
         "episode": number,
-        "step": found.step,
-        "env_id": found.env,
-        "seed": found.seed,
-        "reward": math.nan if found.reward is None else found.reward,
-        "trained_reward": found.trained,
-        "turns": found.turns,
-        "tokens": found.tokens,
-        "duration_s": found.seconds,
-        "end_reason": found.end,
-        "error": found.error,
-        "agents": [agent for agent, _, _ in seats],
-        "policies": [policy for _, policy, _ in seats],
-        "rewards": [reward for _, _, reward in seats],
-        "trained_rewards": [paid.get(agent) for agent, _, _ in seats],
+        "step": summary.step,
+        "env_id": summary.env,
+        "seed": summary.seed,
+        "reward": math.nan if summary.reward is None else summary.reward,
+        "trained_reward": summary.trained,
+        "turns": summary.turns,
+        "tokens": summary.tokens,
+        "duration_s": summary.seconds,
+        "end_reason": summary.end,
+        "error": summary.error,
+        "agents": [agent for agent, _, _ in agents],
+        "policies": [policy for _, policy, _ in agents],
+        "rewards": [reward for _, _, reward in agents],
+        "trained_rewards": [training_rewards.get(agent) for agent, _, _ in agents],
     }

@@ -1,9 +1,7 @@
-"""What a program asks and what it is answered, whatever protocol it speaks.
+"""Requests of programs to models and the responses, independent of the API that a program uses.
 
-In: messages, tools, what a seat answered. Out: a `Call`, a conversation in text, a `Reply`. Waits for nothing.
-
-A conversation reaches the model as plain text of three roles, whatever its chat template knows: tools are described in
-the system prompt, calls and results stand in the form that Qwen's and Hermes' templates give them.
+Models read plain text in three roles, whatever their chat template supports: the system prompt describes the tools, and
+calls and results are written as Qwen's and Hermes' templates do.
 """
 
 from __future__ import annotations
@@ -32,24 +30,24 @@ SAMPLING = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "logit_bias", "seed",
 )
-"""Wishes about sampling that the policy in the seat does not follow: it samples as it is trained."""
+"""Sampling fields of a request. In episodes they are ignored: a policy samples as it is trained."""
 _CHOICES = ("auto", "none", "required", "any")
 _MAX_TOOLS = 256
-_MAX_NAMED = 8
-"""Calls that a refusal names."""
-_short = reprlib.Repr()
-_short.maxstring = _short.maxother = 200
-shown = _short.repr
-"""What a stranger sent, for a message: messages are kept, and it may be megabytes."""
+_MAX_LISTED_CALLS = 8
+"""Number of calls that an error message lists."""
+_abbreviation = reprlib.Repr()
+_abbreviation.maxstring = _abbreviation.maxother = 200
+abbreviate = _abbreviation.repr
+"""Shortens untrusted values for messages: messages are stored, and a value may have megabytes."""
 
 
 class RefusedError(ForgeError, ValueError):
-    """A request that is not answered.
+    """A request that is rejected.
 
     Args:
-        message: What arrived, what was expected, what to do.
-        status: Of HTTP.
-        code: A word for programs.
+        message: The problem, what was expected, and what to do.
+        status: HTTP status.
+        code: Machine-readable code.
     """
 
     def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request_error") -> None:
@@ -58,105 +56,105 @@ class RefusedError(ForgeError, ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AskedCall:
-    """A tool call of an answer, as the program hears it and sends it back."""
+class FunctionCall:
+    """A tool call in an answer, as programs receive it and send it back."""
 
     id: str
     name: str
     arguments: str
-    """JSON, as the model wrote it or as near as can be."""
+    """JSON text. Text of programs may be malformed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """One message of a conversation, reduced to what it says."""
+class ChatMessage:
+    """One message of a conversation, reduced to its content."""
 
     role: str
     """"system", "user", "assistant" or "tool"."""
     text: str
-    calls: tuple[AskedCall, ...] = ()
-    answers: str = ""
-    """Of a tool's result, the id of the call."""
+    calls: tuple[FunctionCall, ...] = ()
+    call_id: str = ""
+    """For the result of a tool, the id of the call."""
 
     @property
     def key(self) -> bytes:
-        """Equal for two messages that say the same, however their JSON was written."""
-        return self._key(int, _number)
+        """Equal for messages with the same content, independent of the formatting of their JSON."""
+        return self._key(int, _shortest_number)
 
     @property
-    def echo(self) -> bytes:
-        """Equal, too, where a client in JavaScript wrote one of them: there all numbers are floats, and -0 is 0."""
-        return self._key(_float, _float)
+    def js_key(self) -> bytes:
+        """As `key`, and also equal if a JavaScript client re-encoded one of them, where all numbers are floats."""
+        return self._key(_js_number, _js_number)
 
-    def _key(self, whole: Callable[[str], Any], broken: Callable[[str], Any]) -> bytes:
-        calls = [(call.id, call.name, _compact(call.arguments, whole, broken)) for call in self.calls]
-        return json.dumps([self.role, self.text.strip(), calls, self.answers]).encode()
+    def _key(self, parse_int: Callable[[str], Any], parse_float: Callable[[str], Any]) -> bytes:
+        calls = [(call.id, call.name, _canonical_json(call.arguments, parse_int, parse_float)) for call in self.calls]
+        return json.dumps([self.role, self.text.strip(), calls, self.call_id]).encode()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
-    """What a program asks a model, whatever protocol it asked in."""
+class ChatRequest:
+    """A request of a program to a model."""
 
     model: str
-    said: tuple[Said, ...]
-    """The conversation so far; at least one message."""
+    messages: tuple[ChatMessage, ...]
+    """The conversation, at least one message."""
     tools: tuple[Tool, ...] = ()
-    """What the answer may call; the program runs them."""
-    several: bool = True
-    """Whether one answer may hold several calls."""
-    told: str = ""
-    """What tools and the form of the answer add to the system prompt."""
+    """Tools that the answer may call. The program runs them."""
+    parallel_calls: bool = True
+    """Whether one answer may contain several calls."""
+    instructions: str = ""
+    """Description of the tools and of the response format, which is appended to the system prompt."""
     max_tokens: int | None = None
-    """None: the policy's own limit."""
+    """Token limit of the answer. None: the policy's own."""
     stop: tuple[str, ...] = ()
-    asked: Mapping[str, Any] = field(default_factory=dict)
-    """Wishes named in `SAMPLING`."""
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    """Fields named in `SAMPLING`."""
     logprobs: bool = False
     stream: bool = False
-    usage: bool = False
-    """Whether a stream ends with the counts of tokens."""
+    include_usage: bool = False
+    """Whether a stream ends with token counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reply:
-    """An answer, as every protocol words it."""
+class ChatResponse:
+    """An answer to a program."""
 
     number: int
-    """Of the call in its episode, from 0."""
+    """Index of the request in its episode, from 0."""
     text: str
-    """Without the tool calls; may be empty."""
-    calls: tuple[AskedCall, ...] = ()
-    cut: bool = False
-    """Whether a limit of tokens ended it."""
-    stopped_by: str = ""
-    """The text of `Call.stop` that ended it; empty where none did, or nobody knows."""
+    """Text without tool calls. May be empty."""
+    calls: tuple[FunctionCall, ...] = ()
+    truncated: bool = False
+    """Whether a token limit ended the answer."""
+    stop_text: str = ""
+    """The text of `ChatRequest.stop` that ended the answer. Empty if none did, or if that is unknown."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     reasoning_tokens: int = 0
-    """Among those of the completion."""
+    """Part of `completion_tokens`."""
     logprobs: tuple[tuple[int, float], ...] | None = None
-    """Id and log-probability of each token behind the thought; None where nobody asked or no model sampled."""
+    """Id and log-probability of each token after the reasoning. None if not requested or not sampled."""
 
     @property
-    def said(self) -> Said:
-        """As a message of the conversation that goes on."""
-        return Said(role="assistant", text=self.text, calls=self.calls)
+    def message(self) -> ChatMessage:
+        """The answer as a message of the conversation."""
+        return ChatMessage(role="assistant", text=self.text, calls=self.calls)
 
 
-# ---- tools and forms
+# ---- tools and response formats
 
 
-def offered(
-    tools: Sequence[Tool], choice: Any, parallel: Any, left_out: Sequence[Any] = ()
+def select_tools(
+    tools: Sequence[Tool], choice: Any, parallel: Any, omitted_types: Sequence[Any] = ()
 ) -> tuple[tuple[Tool, ...], bool, str]:
-    """The tools that an answer may call, whether several at once, and what the system prompt says of them.
+    """Return the tools that an answer may call, whether in parallel, and their description for the system prompt.
 
     Args:
-        tools: All that the program has.
-        choice: "auto", "none", "required", as it is or as the type of an object, or the name of one in the manner of
-            some protocol; nothing, or the type of what is left out, is "auto".
-        parallel: Whether the program runs several; None: yes.
-        left_out: Types of tools that the model does not hear of.
+        tools: All tools of the program.
+        choice: "auto", "none", "required", such a word as the type of an object, or the name of a tool in the form of
+            any API. None and omitted types mean "auto".
+        parallel: Whether the program accepts parallel calls. None: yes.
+        omitted_types: Types of tools that the model is not offered.
     """
     if len(tools) > _MAX_TOOLS:
         raise RefusedError(f"{len(tools)} tools arrived; send at most {_MAX_TOOLS}")
@@ -164,160 +162,159 @@ def offered(
     if isinstance(choice, Mapping):
         function, kind = choice.get("function"), choice.get("type")
         name = choice.get("name") or (function.get("name") if isinstance(function, Mapping) else None)
-        if not choice or (kind and kind in left_out):
+        if not choice or (kind and kind in omitted_types):
             name = choice = None
         elif not name and kind in _CHOICES:
             choice = kind
     if not (isinstance(name, str) or choice in (None, "", *_CHOICES)):
-        raise RefusedError(f"tool_choice={shown(choice)}; send auto, none, required, or the name of one tool")
+        raise RefusedError(f"tool_choice={abbreviate(choice)}; send auto, none, required, or the name of one tool")
     if choice == "none" or not tools:
         return (), True, ""
-    several = parallel is not False
-    lines = [describe_tools(tools)]
     if name is not None:
         tools = [tool for tool in tools if tool.name == name]
         if not tools:
-            raise RefusedError(f"tool_choice names {shown(name)}, which is not among the tools")
-        lines = [describe_tools(tools), f"Call {name} now."]
+            raise RefusedError(f"tool_choice names {abbreviate(name)}, which is not one of the tools")
+    lines = [describe_tools(tools)]
+    if name is not None:
+        lines.append(f"Call {name} now.")
     elif choice in ("required", "any"):
         lines.append("Answer with a function call.")
-    lines += [] if several else ["Call one function at a time."]
-    return tuple(tools), several, "\n\n".join(lines)
+    if parallel is False:
+        lines.append("Call one function at a time.")
+    return tuple(tools), parallel is not False, "\n\n".join(lines)
 
 
-def form_of(wanted: Any) -> str:
-    """What a ``response_format`` adds to the system prompt.
+def format_instructions(response_format: Any) -> str:
+    """Return the text about a ``response_format`` for the system prompt.
 
-    The form is asked for and not enforced: what a grammar forbids the model would not be its own distribution, which is
-    what is trained.
+    The format is requested but not enforced: a grammar would change the model's distribution, which is trained.
     """
-    kind = wanted.get("type") if isinstance(wanted, Mapping) else wanted
+    kind = response_format.get("type") if isinstance(response_format, Mapping) else response_format
     if kind in (None, "", "text"):
         return ""
     if kind == "json_object":
         return "Answer with one JSON object and nothing else."
     if kind != "json_schema":
-        raise RefusedError(f"response_format of type {shown(kind)}; text, json_object and json_schema are known")
-    named = wanted.get("json_schema") or wanted if isinstance(wanted, Mapping) else {}
-    schema = named.get("schema") if isinstance(named, Mapping) else named
+        raise RefusedError(f"response_format of type {abbreviate(kind)}; send text, json_object or json_schema")
+    is_object = isinstance(response_format, Mapping)
+    definition = response_format.get("json_schema") or response_format if is_object else {}
+    schema = definition.get("schema") if isinstance(definition, Mapping) else definition
     if not isinstance(schema, dict | bool | None):
-        raise RefusedError(f"response_format={shown(wanted)} holds no schema; send it as json_schema.schema, an object")
-    told = "Answer with one JSON value and nothing else."
-    return told if schema is None else f"{told} It fits this schema:\n{json.dumps(schema, ensure_ascii=False)}"
+        raise RefusedError(
+            f"response_format={abbreviate(response_format)} has no schema; send an object as json_schema.schema"
+        )
+    text = "Answer with one JSON value and nothing else."
+    return text if schema is None else f"{text} It fits this schema:\n{json.dumps(schema, ensure_ascii=False)}"
 
 
-def tool_of(name: Any, description: Any, parameters: Any) -> Tool:
-    """A tool that the program has."""
+def make_tool(name: Any, description: Any, parameters: Any) -> Tool:
+    """Return a tool of the program."""
     if not isinstance(name, str) or not re.fullmatch(r"[\w.-]{1,128}", name, re.ASCII):
-        raise RefusedError(f"a tool is called {shown(name)}; names are letters, digits, _ and -")
+        raise RefusedError(f"a tool has the name {abbreviate(name)}; use letters, digits, _ and -")
     schema = parameters if isinstance(parameters, dict) else {"type": "object", "properties": {}}
-    return Tool(name=name, description=str(description or ""), parameters=schema, fn=_theirs)
+    return Tool(name=name, description=str(description or ""), parameters=schema, fn=_never_run)
 
 
-def _theirs(**_: Any) -> None:
+def _never_run(**_: Any) -> None:
     raise AssertionError("the program runs its tools itself")
 
 
-def _compact(arguments: str, whole: Callable[[str], Any], broken: Callable[[str], Any]) -> str:
+def _canonical_json(arguments: str, parse_int: Callable[[str], Any], parse_float: Callable[[str], Any]) -> str:
     try:
-        return json.dumps(json.loads(arguments, parse_int=whole, parse_float=broken), sort_keys=True)
+        return json.dumps(json.loads(arguments, parse_int=parse_int, parse_float=parse_float), sort_keys=True)
     except (ValueError, RecursionError):
         return arguments
 
 
-def _number(text: str) -> float:
-    """2.0 as 2, rather than 2 as 2.0: a float would hold but the first 16 digits of a longer number."""
+def _shortest_number(text: str) -> float:
+    """Return 2 for 2.0. The reverse would be lossy: a float has only 16 digits of a long integer."""
     number = float(text)
     return int(number) if number.is_integer() else number
 
 
-def _float(text: str) -> float:
-    return float(text) + 0.0  # no -0.0
+def _js_number(text: str) -> float:
+    return float(text) + 0.0  # -0.0 becomes 0.0
 
 
-# ---- the conversation as the model reads it
+# ---- the conversation as text
 
 
-def in_order(said: Iterable[Said]) -> list[Said]:
-    """Messages with the results of an answer's calls in the order of the calls, which is all that names them there.
+def order_results(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
+    """Return the messages with tool results in the order of their calls, since the text form has no call ids.
 
     Raises:
-        RefusedError: A call has no result, or a result answers no call of the answer before it. The calls of the last
-            message may lack their results.
+        RefusedError: A call has no result, or a result has no call in the answer before it. Calls of the last message
+            may be without results.
     """
-    ordered: list[Said] = []
-    calls: tuple[AskedCall, ...] = ()
-    for are_results, run in itertools.groupby(said, lambda message: message.role == "tool"):
+    ordered: list[ChatMessage] = []
+    calls: tuple[FunctionCall, ...] = ()
+    for are_results, run in itertools.groupby(messages, lambda message: message.role == "tool"):
         if are_results:
-            ordered += _matched(calls, list(run))
+            ordered += _match_results(calls, list(run))
             calls = ()
             continue
         for message in run:
-            _matched(calls, [])
+            _match_results(calls, [])
             ordered.append(message)
             calls = message.calls
     return ordered
 
 
-def _matched(calls: Sequence[AskedCall], results: Sequence[Said]) -> list[Said]:
-    """The results in the order of the calls, matched by id, or by their places where no result has an id."""
-    if len(calls) == len(results) and not any(result.answers for result in results):
+def _match_results(calls: Sequence[FunctionCall], results: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Return the results in the order of the calls, matched by id, or by position if no result has an id."""
+    if len(calls) == len(results) and not any(result.call_id for result in results):
         return list(results)
-    waiting: dict[str, list[Said]] = {}
+    waiting: dict[str, list[ChatMessage]] = {}
     for result in results:
-        waiting.setdefault(result.answers, []).append(result)
+        waiting.setdefault(result.call_id, []).append(result)
     matched, missing = [], []
     for call in calls:
         if waiting.get(call.id):
             matched.append(waiting[call.id].pop(0))
         else:
-            missing.append(f"{call.name} ({shown(call.id)})")
+            missing.append(f"{call.name} ({abbreviate(call.id)})")
     if missing:
-        more = f", and {len(missing) - _MAX_NAMED} more" * (len(missing) > _MAX_NAMED)
+        more = f", and {len(missing) - _MAX_LISTED_CALLS} more" * (len(missing) > _MAX_LISTED_CALLS)
         raise RefusedError(
-            f"no result of the tool call {', '.join(missing[:_MAX_NAMED])}{more}; send one result for each call of an "
-            "answer, with the call's id, before any other message"
+            f"no result of the tool call {', '.join(missing[:_MAX_LISTED_CALLS])}{more}; send one result for each call "
+            "of an answer, with the call's id, before any other message"
         )
-    if left := [id_ for id_, rest in waiting.items() if rest]:
-        known = ", ".join(shown(call.id) for call in calls[:_MAX_NAMED]) or "none"
-        twice = any(call.id == left[0] for call in calls)
+    if extra := [call_id for call_id, rest in waiting.items() if rest]:
+        expected = ", ".join(abbreviate(call.id) for call in calls[:_MAX_LISTED_CALLS]) or "none"
+        repeated = any(call.id == extra[0] for call in calls)
+        problem = "a second result of the tool call" if repeated else "a result of an unknown tool call,"
         raise RefusedError(
-            f"{'a second result of the tool call' if twice else 'a result of an unknown tool call,'} {shown(left[0])}; "
-            f"the calls of the answer before it are {known}; send one result for each"
+            f"{problem} {abbreviate(extra[0])}; the calls of the answer before it are {expected}; send one result for "
+            "each"
         )
     return matched
 
 
-def as_text(said: Sequence[Said], told: str = "") -> list[dict[str, str]]:
-    """Messages of the roles system, user and assistant.
+def as_text(messages: Sequence[ChatMessage], instructions: str = "") -> list[dict[str, str]]:
+    """Return messages of the roles system, user and assistant.
 
     Args:
-        told: Added to the system prompt; where that is empty nothing is, so that new messages of a conversation that
-            began before are written in the same way.
+        messages: The messages.
+        instructions: Text that is appended to the system prompt. Empty for messages that continue a conversation.
     """
-    messages: list[dict[str, str]] = []
-    results: list[str] = []
-    for message in (*said, None):
-        if message is not None and message.role == "tool":
-            results.append(message.text)
+    texts: list[dict[str, str]] = []
+    for are_results, run in itertools.groupby(messages, lambda message: message.role == "tool"):
+        if are_results:
+            results = [ToolResult(name="", content=message.text, ok=True) for message in run]
+            texts.append({"role": "user", "content": render_results(results)})
             continue
-        if results:
-            text = render_results([ToolResult(name="", content=result, ok=True) for result in results])
-            messages.append({"role": "user", "content": text})
-            results = []
-        if message is not None:
-            calls = [render_tool_call(_as_call(call)) for call in message.calls]
-            messages.append({"role": message.role, "content": "\n".join(filter(None, [message.text, *calls]))})
-    if told:
-        first = messages[0]
-        if first["role"] == "system":
-            messages[0] = {"role": "system", "content": f"{first['content']}\n\n{told}".strip()}
+        for message in run:
+            calls = [render_tool_call(_tool_call(call)) for call in message.calls]
+            texts.append({"role": message.role, "content": "\n".join(filter(None, [message.text, *calls]))})
+    if instructions:
+        if texts[0]["role"] == "system":
+            texts[0] = {"role": "system", "content": f"{texts[0]['content']}\n\n{instructions}".strip()}
         else:
-            messages.insert(0, {"role": "system", "content": told})
-    return messages
+            texts.insert(0, {"role": "system", "content": instructions})
+    return texts
 
 
-def _as_call(call: AskedCall) -> ToolCall:
+def _tool_call(call: FunctionCall) -> ToolCall:
     try:
         arguments = json.loads(call.arguments)
     except (ValueError, RecursionError):
@@ -328,31 +325,32 @@ def _as_call(call: AskedCall) -> ToolCall:
 # ---- answers
 
 
-def reply_to(call: Call, number: int, action: str, about: Mapping[str, Any]) -> Reply:
-    """The answer to a call.
+def make_response(request: ChatRequest, number: int, action: str, details: Mapping[str, Any]) -> ChatResponse:
+    """Return the response to a request.
 
     Args:
-        call: What was asked.
-        number: Of the call in its episode.
-        action: What the seat answered.
-        about: What else is known of the answer, as the hook ``about_answer`` is told it.
+        request: The request.
+        number: Index of the request in its episode.
+        action: The agent's answer.
+        details: Facts about the answer, as the environment hook ``about_answer`` receives them.
     """
-    read = about.get("tool_calls")  # absent where nobody played: the environment was stepped by hand
-    every = parse_tool_calls(action, tools=call.tools) if read is None else [ToolCall(**each) for each in read]
-    found = [each for each in every if each.error is None] if call.tools else []
+    parsed = details.get("tool_calls")  # absent if the environment was stepped by hand
+    candidates = parse_tool_calls(action, tools=request.tools) if parsed is None else [ToolCall(**c) for c in parsed]
+    valid = [call for call in candidates if call.error is None] if request.tools else []
     calls = tuple(
-        AskedCall(id=f"call_{number}_{at}", name=each.name, arguments=json.dumps(dict(each.arguments)))
-        for at, each in enumerate(found if call.several else found[:1])
+        FunctionCall(id=f"call_{number}_{index}", name=call.name, arguments=json.dumps(dict(call.arguments)))
+        for index, call in enumerate(valid if request.parallel_calls else valid[:1])
     )
-    ids, logprobs = about.get("token_ids") or (), about.get("logprobs") or ()
-    return Reply(
+    ids, logprobs = details.get("token_ids") or (), details.get("logprobs") or ()
+    stop_text = details.get("stopped_by")
+    return ChatResponse(
         number=number,
-        text=before_calls(action, call.tools).strip() if calls else action,
+        text=before_calls(action, request.tools).strip() if calls else action,
         calls=calls,
-        cut=about.get("finish_reason") in ("length", "context"),
-        stopped_by=stopped if (stopped := about.get("stopped_by")) in call.stop else "",
-        prompt_tokens=about.get("prompt_tokens") or 0,
-        completion_tokens=about.get("completion_tokens") or 0,
-        reasoning_tokens=about.get("reasoning_tokens") or 0,
-        logprobs=tuple(zip(ids, logprobs, strict=True)) if call.logprobs and ids else None,
+        truncated=details.get("finish_reason") in ("length", "context"),
+        stop_text=stop_text if stop_text in request.stop else "",
+        prompt_tokens=details.get("prompt_tokens") or 0,
+        completion_tokens=details.get("completion_tokens") or 0,
+        reasoning_tokens=details.get("reasoning_tokens") or 0,
+        logprobs=tuple(zip(ids, logprobs, strict=True)) if request.logprobs and ids else None,
     )

@@ -1,8 +1,4 @@
-"""Container images as programs: the command lines by which an engine runs one of them and ends it.
-
-In: an image, how it is to be run, a folder of the host. Out: words for docker or podman. Waits for an engine that is
-asked whether it has the image.
-"""
+"""Container images as programs: command lines of docker or podman that run and remove a container."""
 
 from __future__ import annotations
 
@@ -25,44 +21,44 @@ from forge_agents.sandbox.sandbox import FREE_FILE_MB
 from forge_agents.settings import settings_class
 
 FOLDER = "/work"
-"""Where the episode's folder is in a container."""
+"""Path of the episode's folder in a container."""
 _ENGINES = ("docker", "podman")
 _BACKLOG = 128
 _IP_FREEBIND = 15  # <linux/in.h>
-_ANSWER_S = 60.0
-"""In which an engine has to say whether it has an image."""
+_ENGINE_TIMEOUT_S = 60.0
+"""Time limit for questions to an engine."""
 _Network = Literal["bridge", "models", "host"]
 
 
 @settings_class
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Container:
-    """How a `Program` of a container image is run, where the defaults will not do."""
+    """Settings of the container in which a `Program` with an image runs."""
 
     engine: str = ""
-    """Command line of the engine, which runs on this machine, as ``"podman --runtime=runc"``; empty: docker or else
-    podman, whichever has the image."""
+    """Command line of the local container engine, e.g. ``"podman --runtime=runc"``. Default: docker or podman,
+    whichever has the image."""
     arguments: Sequence[str] = ()
-    """More of them for its ``run``, behind ours, as ``("--gpus=all", "--volume=/data:/data:ro")``."""
+    """Additional arguments of the engine's ``run``, e.g. ``("--gpus=all", "--volume=/data:/data:ro")``."""
     network: _Network = "bridge"
-    """Network of the container. "bridge" (default): the engine's own, with the internet; of this machine, the container
-    reaches the gateway, and servers that listen on all interfaces. "models": a loopback on which only the gateway
-    answers, and no internet; needs podman run by root. "host": this machine's network, with all that listens on its
-    loopback. Programs in such a container can also connect to abstract Unix sockets of this machine's programs."""
+    """Network of the container. "bridge" (default): the engine's own network, with internet access; on this machine the
+    container reaches the gateway and servers that listen on all interfaces. "models": a loopback with only the gateway
+    and no internet access; requires podman run by root. "host": this machine's network, including servers on its
+    loopback; programs in such a container can also connect to abstract Unix sockets of this machine's programs."""
     memory_mb: int | None = None
-    """MiB of memory, swap included; None: as the engine is set."""
+    """Memory limit in MiB, swap included. None: the engine's default."""
     cpus: float | None = None
-    """Processors' time that it may take, as 0.5 or 2; None: as the engine is set."""
+    """Limit of processor time in cores, such as 0.5 or 2. None: the engine's default."""
     processes: int | None = None
-    """Processes and threads at one time; None: as the engine is set."""
+    """Maximum number of processes and threads. None: the engine's default."""
 
     def __post_init__(self) -> None:
         if isinstance(self.arguments, str) or not all(isinstance(word, str) for word in self.arguments):
             raise TypeError(f"arguments={self.arguments!r} of a container; give a list of words")
         object.__setattr__(self, "arguments", tuple(self.arguments))
         if self.network not in get_args(_Network):
-            guess = did_you_mean(str(self.network), get_args(_Network))
-            raise ValueError(f"network={self.network!r} of a container is none of {get_args(_Network)}.{guess}")
+            hint = did_you_mean(str(self.network), get_args(_Network))
+            raise ValueError(f"network={self.network!r} of a container is none of {get_args(_Network)}.{hint}")
         for name in ("memory_mb", "cpus", "processes"):
             value = getattr(self, name)
             if value is not None and not 0 < value < math.inf:
@@ -71,156 +67,159 @@ class Container:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Image:
-    """A container image, and how it is run."""
+    """A container image with the settings of its containers."""
 
     name: str
     container: Container
 
     def __post_init__(self) -> None:
         if not self.name or self.name.startswith("-") or any(letter.isspace() for letter in self.name):
-            raise ValueError(f"image={self.name!r} is no name of an image; give one such as 'my/crew:1'")
+            raise ValueError(f"image={self.name!r} is not the name of an image; give one such as 'my/crew:1'")
 
     def engine(self) -> tuple[str, ...]:
-        """The words of the engine that runs it; asked once in a process.
+        """Return the words of the engine's command line. Determined once per process.
 
         Raises:
-            NotReadyError: There is none, or none has the image; says what to do.
+            NotReadyError: There is no engine, or none has the image.
         """
-        return _engine(self.name, self.container)
+        return _find_engine(self.name, self.container)
 
     def host_address(self) -> str:
-        """Address at which a container on the engine's own network reaches this machine.
+        """Return the address at which a container on the engine's own network reaches this machine.
 
-        Empty if the gateway's port on the container's loopback leads to this machine's loopback.
+        Empty if the container's loopback forwards the gateway's port to this machine's loopback.
 
         Raises:
-            NotReadyError: The engine offers neither; says what to do.
+            NotReadyError: The engine supports neither.
         """
         engine = self.engine()
-        return _host_address(engine) if self.container.network == "bridge" else ""
+        return _find_host_address(engine) if self.container.network == "bridge" else ""
 
-    def run(self, words: Sequence[str], called: str, folder: Path, variables: Iterable[str], port: int) -> list[str]:
-        """The command line that runs it once.
+    def run(self, words: Sequence[str], name: str, folder: Path, variables: Iterable[str], port: int) -> list[str]:
+        """Return the command line that runs the image.
 
         Args:
-            words: Of the program; none: the image's own.
-            called: What the container is called, by which it is ended.
-            folder: Of the host, at `FOLDER` in the container, and where `words` start.
-            variables: Names of those that it gets from the engine's client: on a command line all users read values.
+            words: Command line of the program. Empty: the image's own.
+            name: Name of the container.
+            folder: Folder of the host that is mounted at `FOLDER`, where `words` start.
+            variables: Names of environment variables, whose values come from the engine's client: a command line can be
+                read by all users.
             port: Port of the gateway on this machine's loopback.
         """
-        most = self.container
-        network = "host"  # with "models", the one in which the engine's client runs
-        if most.network == "bridge":
+        settings = self.container
+        network = "host"  # with "models", the namespace in which the engine's client runs
+        if settings.network == "bridge":
             network = "bridge" if self.host_address() else f"pasta:-T,{port}"
-        limits = [] if most.memory_mb is None else [f"--memory={most.memory_mb}m", f"--memory-swap={most.memory_mb}m"]
-        limits += [] if most.cpus is None else [f"--cpus={most.cpus}"]
-        limits += [] if most.processes is None else [f"--pids-limit={most.processes}"]
+        memory = settings.memory_mb
+        limits = [] if memory is None else [f"--memory={memory}m", f"--memory-swap={memory}m"]
+        limits += [] if settings.cpus is None else [f"--cpus={settings.cpus}"]
+        limits += [] if settings.processes is None else [f"--pids-limit={settings.processes}"]
         return [
             *self.engine(),
-            *("run", "--interactive", f"--name={called}"),  # --rm has podman's docker interface forget the status
-            "--pull=never",  # or every episode at once would look for what is missing
+            *("run", "--interactive", f"--name={name}"),  # no --rm: podman's docker interface then forgets the status
+            "--pull=never",  # otherwise all episodes would pull a missing image at once
             f"--network={network}",
-            "--log-driver=none",  # what it prints is kept here, and only the end of it
+            "--log-driver=none",  # only the end of the output is kept, by us
             f"--ulimit=fsize={FREE_FILE_MB << 20}",
-            f"--volume={folder}:{FOLDER}:Z",  # Z: where SELinux would forbid it
+            f"--volume={folder}:{FOLDER}:Z",  # Z: relabel for SELinux
             *([f"--workdir={FOLDER}"] if words else []),
-            *(f"--env={name}" for name in variables),
+            *(f"--env={variable}" for variable in variables),
             *limits,
-            *most.arguments,
+            *settings.arguments,
             self.name,
             *words,
         ]
 
-    def ends(self, called: str) -> list[list[str]]:
-        """Command lines that end a container: the first kills what runs in it, the second removes it."""
-        return [[*self.engine(), "kill", called], [*self.engine(), "rm", "--force", "--volumes", called]]
+    def stop_commands(self, name: str) -> list[list[str]]:
+        """Return command lines that kill and then remove a container."""
+        return [[*self.engine(), "kill", name], [*self.engine(), "rm", "--force", "--volumes", name]]
+
+
+_LOCAL_ROOT = ("info", "--format", "{{.Host.ServiceIsRemote}} {{.Host.Security.Rootless}}")
+"""Asks podman whether its containers are remote, or in another user namespace."""
 
 
 @functools.lru_cache
-def _engine(image: str, container: Container) -> tuple[str, ...]:
-    alone = container.network == "models"
-    named = [tuple(shlex.split(container.engine))] if container.engine else [(name,) for name in _ENGINES]
-    said: list[str] = []
-    for engine in named:
+def _find_engine(image: str, container: Container) -> tuple[str, ...]:
+    engines = [tuple(shlex.split(container.engine))] if container.engine else [(name,) for name in _ENGINES]
+    problems: list[str] = []
+    for engine in engines:
         problem = _problem(*engine, "image", "inspect", image)
-        if not problem and alone and _problem(*engine, *_OURS, says="false false"):
-            problem = "it is no podman that root runs here, which network='models' needs; or take network='host'"
+        if not problem and container.network == "models" and _problem(*engine, *_LOCAL_ROOT, expected="false false"):
+            problem = "it is not podman run by root here, which network='models' needs; or use network='host'"
         if not problem:
             return engine
-        said.append(f"{redact_command(engine)}: {problem}")
+        problems.append(f"{redact_command(engine)}: {problem}")
     raise NotReadyError(
-        f"no container engine has the image {image!r}. {'; '.join(said)}. Build or pull it there, as by "
-        f"`{redact_command(named[-1])} pull {image}`, or name your engine: container=Container(engine=...)"
+        f"no container engine has the image {image!r}. {'; '.join(problems)}. Build or pull it there, e.g. with "
+        f"`{redact_command(engines[-1])} pull {image}`, or name your engine: container=Container(engine=...)"
     )
 
 
 @functools.lru_cache
-def _host_address(engine: tuple[str, ...]) -> str:
-    """As `Image.host_address`."""
+def _find_host_address(engine: tuple[str, ...]) -> str:
+    """See `Image.host_address`."""
     podman = Path(engine[0]).name.startswith("podman")
-    if podman and not _problem(*engine, "info", "--format", "{{.Host.Security.Rootless}}", says="true"):
-        if not _problem(*engine, "info", "--format", "{{.Host.Pasta.Executable}}", says="pasta"):
+    if podman and not _problem(*engine, "info", "--format", "{{.Host.Security.Rootless}}", expected="true"):
+        if not _problem(*engine, "info", "--format", "{{.Host.Pasta.Executable}}", expected="pasta"):
             return ""
-        problem = "podman without root has no pasta, which leads from a container to one port of this machine"
+        problem = "podman without root has no pasta, which forwards single ports of this machine to a container"
     else:
-        name, configured = ("podman", ".Subnets") if podman else ("bridge", ".IPAM.Config")
-        answer = _answer(*engine, "network", "inspect", name, "--format", "{{(index " + configured + " 0).Gateway}}")
-        problem = f"the network {name!r} has no address of this machine: {answer!r:.100}"
+        network, path = ("podman", ".Subnets") if podman else ("bridge", ".IPAM.Config")
+        answer = _ask(*engine, "network", "inspect", network, "--format", "{{(index " + path + " 0).Gateway}}")
+        problem = f"the network {network!r} has no address of this machine: {answer!r:.100}"
         with contextlib.suppress(ValueError):
             return str(ipaddress.IPv4Address(answer))
     raise NotReadyError(
-        f"{shlex.join(engine)}: a container cannot be given a network of its own: {problem}. Mend that, or choose "
-        "network='models' or network='host' for Container; with 'host', programs in the container reach all that "
-        "listens on this machine's loopback, and its abstract Unix sockets"
+        f"{shlex.join(engine)}: a container cannot be given a network of its own: {problem}. Fix that, or choose "
+        "network='models' or network='host' for Container; with 'host', programs in the container reach all servers on "
+        "this machine's loopback, and its abstract Unix sockets"
     )
 
 
-def _answer(*words: str) -> str:
-    """What a command of an engine prints, or why it failed."""
+def _run_engine(words: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ENGINE_TIMEOUT_S, check=False
+    )
+
+
+def _ask(*words: str) -> str:
+    """Return the output of an engine's command, or the reason why it failed."""
     try:
-        asked = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_S, check=False
-        )
+        done = _run_engine(words)
     except (OSError, subprocess.TimeoutExpired) as cause:
         return str(cause)
-    return " ".join((asked.stderr if asked.returncode else asked.stdout).split())
+    return " ".join((done.stderr if done.returncode else done.stdout).split())
+
+
+def _problem(*words: str, expected: str = "") -> str:
+    """Return why an engine's command failed or did not print what was expected. Empty if it succeeded."""
+    try:
+        done = _run_engine(words)
+    except subprocess.TimeoutExpired:
+        return f"it said nothing within {_ENGINE_TIMEOUT_S:g} s"
+    except OSError as cause:
+        return "it is not installed" if isinstance(cause, FileNotFoundError) else str(cause)
+    if done.returncode:
+        return " ".join(done.stderr.split())[-300:] or f"it exited with {done.returncode}"
+    return "" if expected in done.stdout else f"it said {done.stdout.strip()!r:.100}"
 
 
 def listen_at(address: str) -> socket.socket:
-    """A socket for connections to an address of this machine, which may not exist until the first container runs."""
-    asking = socket.socket()
+    """Return a listening socket at an address of this machine, which may not exist before the first container runs."""
+    listener = socket.socket()
     try:
-        asking.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)
-        asking.bind((address, 0))
-        asking.listen(_BACKLOG)
+        listener.setsockopt(socket.IPPROTO_IP, _IP_FREEBIND, 1)
+        listener.bind((address, 0))
+        listener.listen(_BACKLOG)
     except OSError:
-        asking.close()
+        listener.close()
         raise
-    return asking
+    return listener
 
 
-_OURS = ("info", "--format", "{{.Host.ServiceIsRemote}} {{.Host.Security.Rootless}}")
-"""Asks podman whether what it starts is not its own child, or in another user namespace."""
-
-
-def _problem(*words: str, says: str = "") -> str:
-    """Why a command of an engine failed, or did not say what was expected; empty where it did well."""
-    try:
-        asked = subprocess.run(
-            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return f"it said nothing within {_ANSWER_S:g} s"
-    except OSError as cause:
-        return "it is not installed" if isinstance(cause, FileNotFoundError) else str(cause)
-    if asked.returncode:
-        return " ".join(asked.stderr.split())[-300:] or f"it exited with {asked.returncode}"
-    return "" if says in asked.stdout else f"it said {asked.stdout.strip()!r:.100}"
-
-
-def without_links(folder: Path) -> None:
-    """Remove what is neither file nor folder: a link leads elsewhere here than in a container, a pipe nowhere."""
+def remove_special_files(folder: Path) -> None:
+    """Remove everything but files and folders: links have other targets outside the container, pipes no writer."""
     folders = [str(folder)]
     while folders:
         with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
@@ -228,13 +227,13 @@ def without_links(folder: Path) -> None:
                 if entry.is_dir(follow_symlinks=False):
                     folders.append(entry.path)
                 elif not entry.is_file(follow_symlinks=False):
-                    with contextlib.suppress(OSError):  # of another user's folder
+                    with contextlib.suppress(OSError):  # in another user's folder
                         Path(entry.path).unlink()
 
 
-def free_for_all(folder: Path) -> None:
-    """Let whoever a container runs as write what lies in `folder`; who may reach it on the host is its parent's say."""
-    for at, _, names in os.walk(folder):
-        Path(at).chmod(0o777)
+def make_world_writable(folder: Path) -> None:
+    """Let any user of a container write to `folder`. On the host, its parent folder restricts access."""
+    for path, _, names in os.walk(folder):
+        Path(path).chmod(0o777)
         for name in names:
-            (Path(at) / name).chmod(0o666)
+            (Path(path) / name).chmod(0o666)

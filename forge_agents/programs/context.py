@@ -1,9 +1,9 @@
-"""Makes clients that a program makes itself ask the gateway, or refuses their requests before they leave.
+"""Redirects API clients that a program creates itself to the gateway, or rejects their requests.
 
-Functions run in this process, many at a time, each with a key of its own. While a function runs as a program, the
-environment variables that clients read name the gateway and the key of its episode, also for processes that it starts.
-Requests to models of OpenAI or Anthropic, as from clients that were made earlier, are refused, and so are requests to
-the servers that the user has chosen for their clients by ``OPENAI_BASE_URL`` or ``ANTHROPIC_BASE_URL``.
+Functions run in this process, many at a time, each with its own API key. While a function runs as a program, the
+environment variables that clients read contain the gateway's URL and the episode's key, also for processes that the
+function starts. Requests to OpenAI's or Anthropic's servers, e.g. by clients created earlier, are rejected, and so are
+requests to the servers that the user has set by ``OPENAI_BASE_URL`` or ``ANTHROPIC_BASE_URL``.
 """
 
 from __future__ import annotations
@@ -28,33 +28,34 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from forge_agents.programs.calls import RefusedError
-from forge_agents.programs.gateway import Session, error_body
+from forge_agents.programs.gateway import Session
+from forge_agents.programs.http import error_body
 from forge_agents.programs.protocols import PROTOCOLS
 
 _LIBRARIES = ("httpx", "httpx2")
-"""HTTP libraries of the clients of OpenAI and Anthropic, by version."""
-_HOSTS = re.compile(r"(?:[\w-]+\.)*api\.(?:openai|anthropic)\.com\.?|[\w.-]+\.openai\.azure\.com")
-"""Servers that the clients ask by default, also those of regions and of Azure."""
-_PATHS = (*PROTOCOLS, "/v1/completions")
-"""Beginnings of the paths at which models answer. Other paths, as for embeddings, are no business of the gateway."""
-_ENV, _FORK_ENV = 10, 5
-"""Places of ``env`` among the arguments of `subprocess.Popen` and of ``_posixsubprocess.fork_exec``."""
-_AZURE = re.compile(r"^/openai(?:/deployments/[^/]+)?(?:/v1)?(?=/)")
-"""Beginnings of Azure's paths, which stand for OpenAI's ``/v1``."""
-_BASES = (b"OPENAI_BASE_URL", b"OPENAI_API_BASE", b"ANTHROPIC_BASE_URL")
-"""Variables by which the user has chosen other servers for these clients."""
-_HIDDEN = (
+"""HTTP libraries of OpenAI's and Anthropic's clients."""
+_API_HOSTS = re.compile(r"(?:[\w-]+\.)*api\.(?:openai|anthropic)\.com\.?|[\w.-]+\.openai\.azure\.com")
+"""Default servers of the clients, including regional ones and Azure."""
+_MODEL_PATHS = (*PROTOCOLS, "/v1/completions")
+"""Prefixes of paths at which models answer. Other paths, e.g. for embeddings, are not affected."""
+_POPEN_ENV, _FORK_EXEC_ENV = 10, 5
+"""Positions of ``env`` in the arguments of `subprocess.Popen` and of ``_posixsubprocess.fork_exec``."""
+_AZURE_PREFIX = re.compile(r"^/openai(?:/deployments/[^/]+)?(?:/v1)?(?=/)")
+"""Prefixes of Azure's paths, equivalent to OpenAI's ``/v1``."""
+_BASE_URL_VARIABLES = (b"OPENAI_BASE_URL", b"OPENAI_API_BASE", b"ANTHROPIC_BASE_URL")
+"""Variables with which the user selects other servers."""
+_HIDDEN_VARIABLES = (
     "ANTHROPIC_AUTH_TOKEN", "AZURE_OPENAI_AD_TOKEN", "AZURE_OPENAI_API_KEY", "OPENAI_ADMIN_KEY", "OPENAI_ORG_ID",
     "OPENAI_PROJECT_ID",
 )  # fmt: skip
-"""Variables of the user's accounts, which a program does not see."""
+"""Variables of the user's accounts that programs cannot read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Program:
     session: Session
     variables: dict[str, str | None]
-    """Values that the program sees in place of the process's; None hides a variable."""
+    """Environment variables with values of the program's own. None hides a variable."""
 
 
 _running: contextvars.ContextVar[_Program | None] = contextvars.ContextVar("forge_agents_program", default=None)
@@ -63,40 +64,41 @@ _installed: list[bool] = []
 
 
 def client_variables(session: Session, no_proxy: str = "", address: tuple[str, int] | None = None) -> dict[str, str]:
-    """Environment variables by which clients find the gateway and the key of an episode.
+    """Return environment variables that lead clients to the gateway and contain the key of an episode.
 
     Args:
-        no_proxy: The value of ``NO_PROXY`` so far.
-        address: IP address and port where the gateway answers this program; None: those of `session`.
+        session: The episode's session.
+        no_proxy: Current value of ``NO_PROXY``.
+        address: IP address and port at which this program reaches the gateway. None: those of `session`.
     """
     base = f"http://{address[0]}:{address[1]}" if address else session.url.removesuffix("/v1")
-    direct = ",".join(filter(None, [no_proxy, address[0] if address else "127.0.0.1"]))
+    no_proxy = ",".join(filter(None, [no_proxy, address[0] if address else "127.0.0.1"]))
     return {
         "OPENAI_BASE_URL": f"{base}/v1",
-        "OPENAI_API_BASE": f"{base}/v1",  # LangChain's and LiteLLM's name
+        "OPENAI_API_BASE": f"{base}/v1",  # name of LangChain and LiteLLM
         "OPENAI_API_KEY": session.token,
         "ANTHROPIC_BASE_URL": base,
         "ANTHROPIC_API_KEY": session.token,
-        "NO_PROXY": direct,
-        "no_proxy": direct,
+        "NO_PROXY": no_proxy,
+        "no_proxy": no_proxy,
     }
 
 
 @contextlib.contextmanager
 def running_program(session: Session) -> Iterator[None]:
-    """Let clients that are made within ask the gateway for `session`, also in tasks and threads that start within."""
+    """Redirect clients that are created in this context, also in tasks and threads that start within it."""
     _install()
     no_proxy = os.environ.get("NO_PROXY") or os.environ.get("no_proxy") or ""
-    program = _Program(session, {**dict.fromkeys(_HIDDEN), **client_variables(session, no_proxy)})
-    before = _running.set(program)
+    program = _Program(session, {**dict.fromkeys(_HIDDEN_VARIABLES), **client_variables(session, no_proxy)})
+    token = _running.set(program)
     try:
         yield
     finally:
-        _running.reset(before)
+        _running.reset(token)
 
 
 def _install() -> None:
-    """Once in a process: nothing changes outside of a program."""
+    """Patch the libraries once per process. Outside of programs the patches change nothing."""
     with _lock:
         if _installed:
             return
@@ -104,24 +106,24 @@ def _install() -> None:
         for name in _LIBRARIES:
             with contextlib.suppress(ImportError):
                 library = importlib.import_module(name)
-                library.Client.send = _sent(library.Client.send, library.Response)
-                library.AsyncClient.send = _sent_async(library.AsyncClient.send, library.Response)
-        os.system = _system(os.system)
-        _posixsubprocess.fork_exec = _spawned(_posixsubprocess.fork_exec)
-        BaseProcess.start = _in_environment(BaseProcess.start)  # type: ignore[method-assign]
-        HTTPConnection.putrequest = _requested(HTTPConnection.putrequest)  # type: ignore[method-assign]
-        subprocess.Popen.__init__ = _with_variables(subprocess.Popen.__init__)  # type: ignore[method-assign]
-        threading.Thread.start = _in_context(threading.Thread.start)  # type: ignore[method-assign]
-        ThreadPoolExecutor.submit = _submitted(ThreadPoolExecutor.submit)  # type: ignore[method-assign]
+                library.Client.send = _patch_send(library.Client.send, library.Response)
+                library.AsyncClient.send = _patch_async_send(library.AsyncClient.send, library.Response)
+        os.system = _patch_system(os.system)
+        _posixsubprocess.fork_exec = _patch_fork_exec(_posixsubprocess.fork_exec)
+        BaseProcess.start = _patch_process_start(BaseProcess.start)  # type: ignore[method-assign]
+        HTTPConnection.putrequest = _patch_putrequest(HTTPConnection.putrequest)  # type: ignore[method-assign]
+        subprocess.Popen.__init__ = _patch_popen(subprocess.Popen.__init__)  # type: ignore[method-assign]
+        threading.Thread.start = _patch_thread_start(threading.Thread.start)  # type: ignore[method-assign]
+        ThreadPoolExecutor.submit = _patch_submit(ThreadPoolExecutor.submit)  # type: ignore[method-assign]
         if type(os.environ) is os._Environ:
-            os.environ.__class__ = _Variables
+            os.environ.__class__ = _Environ
 
 
-# ---- the environment
+# ---- environment variables
 
 
-class _Variables(os._Environ):  # type: ignore[type-arg]
-    """The environment of the process, with the values of the program that reads or writes it."""
+class _Environ(os._Environ):  # type: ignore[type-arg]
+    """The process's environment, with the values of the program that reads or writes it."""
 
     def __getitem__(self, name: str) -> str:
         program = _running.get()
@@ -157,118 +159,119 @@ class _Variables(os._Environ):  # type: ignore[type-arg]
 # ---- processes and threads
 
 
-def _with_variables(start: Any) -> Any:
-    """`subprocess.Popen`, whose processes inherit the variables that the program sees."""
+def _patch_popen(init: Any) -> Any:
+    """Patch `subprocess.Popen`, whose processes inherit the program's variables."""
 
-    @functools.wraps(start)
-    def started(process: Any, *given: Any, **options: Any) -> None:
-        if _running.get() is not None and len(given) <= _ENV and options.get("env") is None:
-            options["env"] = dict(os.environ)
-        start(process, *given, **options)
+    @functools.wraps(init)
+    def patched(process: Any, *args: Any, **kwargs: Any) -> None:
+        if _running.get() is not None and len(args) <= _POPEN_ENV and kwargs.get("env") is None:
+            kwargs["env"] = dict(os.environ)
+        init(process, *args, **kwargs)
 
-    return started
+    return patched
 
 
-def _system(run: Any) -> Any:
-    """`os.system`, as a process of `subprocess`. Returns the status as `os.waitstatus_to_exitcode` reads it."""
+def _patch_system(system: Any) -> Any:
+    """Patch `os.system` to use `subprocess`. Returns the status in the form of `os.waitstatus_to_exitcode`."""
 
-    @functools.wraps(run)
-    def ran(command: Any) -> int:
+    @functools.wraps(system)
+    def patched(command: Any) -> int:
         if _running.get() is None:
-            return int(run(command))
-        code = subprocess.call(command, shell=True)  # noqa: S602  # as the program asks
+            return int(system(command))
+        code = subprocess.call(command, shell=True)  # noqa: S602  # as the program requests
         return -code if code < 0 else code << 8
 
-    ran.__module__ = "os"  # so that pickle finds it under its name; posix.system is the original
-    return ran
+    patched.__module__ = "os"  # so that pickle finds it by name; posix.system is the original
+    return patched
 
 
-def _spawned(fork_exec: Any) -> Any:
-    """``fork_exec``, by which `multiprocessing` starts new interpreters, with the variables that the program sees."""
+def _patch_fork_exec(fork_exec: Any) -> Any:
+    """Patch ``fork_exec``, with which `multiprocessing` starts new interpreters, to pass the program's variables."""
 
     @functools.wraps(fork_exec)
-    def spawned(*given: Any) -> Any:
-        if _running.get() is not None and given[_FORK_ENV] is None:
+    def patched(*args: Any) -> Any:
+        if _running.get() is not None and args[_FORK_EXEC_ENV] is None:
             variables = [os.fsencode(f"{name}={value}") for name, value in os.environ.items()]
-            given = (*given[:_FORK_ENV], variables, *given[_FORK_ENV + 1 :])
-        return fork_exec(*given)
+            args = (*args[:_FORK_EXEC_ENV], variables, *args[_FORK_EXEC_ENV + 1 :])
+        return fork_exec(*args)
 
-    return spawned
+    return patched
 
 
-def _in_environment(start: Any) -> Any:
-    """`multiprocessing.Process.start`: a fork server, which starts processes for all programs, has other variables."""
+def _patch_process_start(start: Any) -> Any:
+    """Patch `multiprocessing.Process.start`: a fork server is shared by all programs and has other variables."""
 
     @functools.wraps(start)
-    def started(process: Any) -> None:
+    def patched(process: Any) -> None:
         program, target = _running.get(), getattr(process, "_target", None)
         if program is not None and target is not None:
             process._target = functools.partial(_run_with, dict(program.variables), target)
         start(process)
 
-    return started
+    return patched
 
 
-def _run_with(variables: Mapping[str, str | None], target: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """Run `target` in a new process with these environment variables; None removes one."""
+def _run_with(variables: Mapping[str, str | None], target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run `target` in a new process with these environment variables. None removes a variable."""
     for name, value in variables.items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
-    return target(*given, **options)
+    return target(*args, **kwargs)
 
 
-def _in_context(start: Any) -> Any:
-    """`threading.Thread.start`, which hands the context on, as Python does by itself only without the GIL."""
+def _patch_thread_start(start: Any) -> Any:
+    """Patch `threading.Thread.start` to pass on the context, which Python itself does only without the GIL."""
 
     @functools.wraps(start)
-    def started(thread: Any) -> None:
-        # the threads of a pool outlive the program: each of their tasks has a context of its own
+    def patched(thread: Any) -> None:
+        # threads of a pool outlive the program: each of their tasks gets its own context
         if _running.get() is not None and getattr(thread, "_target", None) is not _worker:
             thread.run = functools.partial(contextvars.copy_context().run, thread.run)
         start(thread)
 
-    return started
+    return patched
 
 
-def _submitted(submit: Any) -> Any:
-    """`ThreadPoolExecutor.submit`, which hands the context on with each task."""
+def _patch_submit(submit: Any) -> Any:
+    """Patch `ThreadPoolExecutor.submit` to pass on the context with each task."""
 
     @functools.wraps(submit)
-    def submitted(pool: Any, task: Any, /, *given: Any, **options: Any) -> Any:
+    def patched(pool: Any, task: Any, /, *args: Any, **kwargs: Any) -> Any:
         if _running.get() is not None:
             task = functools.partial(contextvars.copy_context().run, task)
-        return submit(pool, task, *given, **options)
+        return submit(pool, task, *args, **kwargs)
 
-    return submitted
+    return patched
 
 
 # ---- requests
 
 
-def _sent(send: Any, response: Any) -> Any:
+def _patch_send(send: Any, response: Any) -> Any:
     @functools.wraps(send)
-    def checked(client: Any, request: Any, **options: Any) -> Any:
-        refused = _refusal(request, response)
-        return send(client, request, **options) if refused is None else refused
+    def patched(client: Any, request: Any, **kwargs: Any) -> Any:
+        rejection = _check_request(request, response)
+        return send(client, request, **kwargs) if rejection is None else rejection
 
-    return checked
+    return patched
 
 
-def _sent_async(send: Any, response: Any) -> Any:
+def _patch_async_send(send: Any, response: Any) -> Any:
     @functools.wraps(send)
-    async def checked(client: Any, request: Any, **options: Any) -> Any:
-        refused = _refusal(request, response)
-        return await send(client, request, **options) if refused is None else refused
+    async def patched(client: Any, request: Any, **kwargs: Any) -> Any:
+        rejection = _check_request(request, response)
+        return await send(client, request, **kwargs) if rejection is None else rejection
 
-    return checked
+    return patched
 
 
-def _refusal(request: Any, response: Any) -> Any:
-    """The answer to a request that must not leave, or None. A request to the gateway gets the key of its program.
+def _check_request(request: Any, response: Any) -> Any:
+    """Return an error response for a request that must not be sent, otherwise None.
 
-    A client that is kept from one episode to the next would ask with the key of the first.
+    A request to the gateway gets the key of its program: a client that is kept from one episode to the next would send
+    the key of the first.
     """
     program = _running.get()
     if program is None:
@@ -279,28 +282,28 @@ def _refusal(request: Any, response: Any) -> Any:
             if name in request.headers:
                 request.headers[name] = value
         return None
-    refused = _refused(program, request.url.host, _port(request.url), request.url.path)
-    if refused is None:
+    error = _rejection(program, request.url.host, _port(request.url), request.url.path)
+    if error is None:
         return None
-    body = json.dumps(error_body(refused)).encode()
+    body = json.dumps(error_body(error)).encode()
     return response(403, content=body, headers={"content-type": "application/json"}, request=request)
 
 
-def _requested(put: Any) -> Any:
-    """`http.client.HTTPConnection.putrequest`, by which requests, urllib3 and urllib begin to send a request."""
+def _patch_putrequest(putrequest: Any) -> Any:
+    """Patch `http.client.HTTPConnection.putrequest`, with which requests, urllib3 and urllib start a request."""
 
-    @functools.wraps(put)
-    def checked(connection: Any, method: str, url: str, *given: Any, **options: Any) -> Any:
+    @functools.wraps(putrequest)
+    def patched(connection: Any, method: str, url: str, *args: Any, **kwargs: Any) -> Any:
         program = _running.get()
         if program is not None:
             host, port = connection.host, connection.port
             if getattr(connection, "_tunnel_host", None):  # through a proxy
                 host, port = connection._tunnel_host, connection._tunnel_port
-            if (refused := _refused(program, host, port, urlsplit(url).path)) is not None:
-                raise PermissionError(str(refused))
-        return put(connection, method, url, *given, **options)
+            if (error := _rejection(program, host, port, urlsplit(url).path)) is not None:
+                raise PermissionError(str(error))
+        return putrequest(connection, method, url, *args, **kwargs)
 
-    return checked
+    return patched
 
 
 def _port(url: Any) -> int:
@@ -308,25 +311,26 @@ def _port(url: Any) -> int:
 
 
 def _is_at(address: str, host: str, port: int) -> bool:
-    """Whether an address, which may be malformed, is on this host and port."""
+    """Return whether an address, which may be malformed, has this host and port."""
     with contextlib.suppress(ValueError):
         url = urlsplit(address)
         return (url.hostname, _port(url)) == (host, port)
     return False
 
 
-def _refused(program: _Program, host: str, port: int, path: str) -> RefusedError | None:
-    """Why a request of a program is not sent, which its session remembers; None for a request that may leave."""
-    path = _AZURE.sub("/v1", path)
-    bases = [os.fsdecode(os.environb.get(name, b"")) for name in _BASES]  # of the process, not of the program
-    is_known = _HOSTS.fullmatch(host) or any(_is_at(base, host, port) for base in bases)
-    if not is_known or not path.startswith(_PATHS):
+def _rejection(program: _Program, host: str, port: int, path: str) -> RefusedError | None:
+    """Return the error for a request to a model outside of the gateway and record it. None for other requests."""
+    path = _AZURE_PREFIX.sub("/v1", path)
+    # os.environb has the process's values instead of the program's
+    bases = [os.fsdecode(os.environb.get(name, b"")) for name in _BASE_URL_VARIABLES]
+    is_model_server = _API_HOSTS.fullmatch(host) or any(_is_at(base, host, port) for base in bases)
+    if not is_model_server or not path.startswith(_MODEL_PATHS):
         return None
-    refused = RefusedError(
+    error = RefusedError(
         f"a request to {host} was not sent: its client was made before the program ran, or with base_url. Ask models "
         "through the client that the program is given, or make one within the program and without base_url",
         status=403,
         code="not_the_gateway",
     )
-    program.session._refused(str(refused))
-    return refused
+    program.session.record_error(str(error))
+    return error

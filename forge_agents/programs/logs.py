@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forge_agents.programs.calls import RefusedError
-from forge_agents.programs.protocols import text_of
-from forge_agents.programs.spans import THOUGHTS
+from forge_agents.programs.protocols.common import text_of
+from forge_agents.programs.spans import REASONING_KEYS
 from forge_agents.row_keys import marks_of
 
-_ANSWER_KEYS = ("content", "tool_calls", "function_call", "refusal", *THOUGHTS)
+_ANSWER_KEYS = ("content", "tool_calls", "function_call", "refusal", *REASONING_KEYS)
 _MOST_WRAPPED = 4
 """Levels of ``body`` around a request or a response."""
 
@@ -44,7 +44,7 @@ class Exchange:
         return asks
 
 
-def exchange_in(row: Mapping[str, Any]) -> Exchange | None:
+def parse_exchange(row: Mapping[str, Any]) -> Exchange | None:
     """Return the request and the response of a row, or None if the row is not a logged request.
 
     Args:
@@ -54,7 +54,7 @@ def exchange_in(row: Mapping[str, Any]) -> Exchange | None:
             text.
 
     Raises:
-        RefusedError: A request or a response has a form that is not read. The message names it.
+        RefusedError: A request or a response has an unsupported form.
     """
     logged = next((row[key] for key in ("request", "request_body") if row.get(key) is not None), None)
     answer = next((row[key] for key in ("response", "response_body") if row.get(key) is not None), None)
@@ -82,8 +82,8 @@ def exchange_in(row: Mapping[str, Any]) -> Exchange | None:
             "the request ends with the beginning of the answer, which Anthropic's models continue; write both as one "
             "answer"
         )
-    named = (each.get("model") for each in (row, request, response) if isinstance(each, Mapping))
-    models = frozenset(str(name) for name in named if name)
+    names = (part.get("model") for part in (row, request, response) if isinstance(part, Mapping))
+    models = frozenset(str(name) for name in names if name)
     return Exchange(request=request, messages=messages, answers=answers, models=models)
 
 
@@ -93,7 +93,7 @@ def _ends_with_answer(messages: list[Any]) -> bool:
 
 
 def _body(value: Any, name: str) -> Any:
-    """The innermost ``body``, parsed if it is JSON in a text. A response may be a plain text."""
+    """Return the innermost ``body``, parsed if it is JSON text. A response may be plain text."""
     for _ in range(_MOST_WRAPPED):
         if isinstance(value, str) and value.lstrip().startswith(("{", "[", "data:")):
             try:
@@ -107,7 +107,7 @@ def _body(value: Any, name: str) -> Any:
 
 
 def _has_failed(response: Any) -> bool:
-    """Whether the status of a response, next to its body, says that the request failed."""
+    """Return whether the status of a response, next to its body, says that the request failed."""
     statuses = [response.get(key) for key in ("status", "status_code")] if isinstance(response, Mapping) else []
     return any(isinstance(status, int) and status >= 400 for status in statuses)
 
@@ -118,8 +118,8 @@ def _messages(request: Mapping[str, Any]) -> list[Any]:
     if request.get("input") is None:
         keys = ", ".join(map(repr, list(request)[:12]))
         raise RefusedError(f"the request has the keys {keys}; expected messages, or the input of OpenAI's responses")
-    given = request["input"]
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else _of_items(given)
+    value = request["input"]
+    items = [{"role": "user", "content": value}] if isinstance(value, str) else _of_items(value)
     instructions = request.get("instructions")
     return [*([{"role": "system", "content": instructions}] if instructions else []), *items]
 
@@ -150,36 +150,36 @@ def _of_choice(choice: Any) -> dict[str, Any]:
 
 
 def _message(response: Mapping[str, Any]) -> dict[str, Any]:
-    """An assistant message without what its protocol says about it."""
+    """Return an assistant message without metadata of its protocol."""
     answer = {key: response[key] for key in _ANSWER_KEYS if key in response}
     return {**answer, **marks_of(response), "role": "assistant"}
 
 
 def _joined(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One answer of the assistant messages in a response."""
+    """Join the assistant messages of a response into one answer."""
     parts = list(messages)
     if not parts:
         return []
     texts = [part["content"] for part in parts if part["content"]]
-    thoughts = [part["reasoning"] for part in parts if part.get("reasoning")]
+    reasoning = [part["reasoning"] for part in parts if part.get("reasoning")]
     calls = [call for part in parts for call in part.get("tool_calls", ())]
-    joined = {"role": "assistant", "content": "\n".join(texts), "reasoning": "\n".join(thoughts)}
+    joined = {"role": "assistant", "content": "\n".join(texts), "reasoning": "\n".join(reasoning)}
     return [{**joined, "tool_calls": calls}]
 
 
 def _of_items(items: Any) -> list[dict[str, Any]]:
-    """Messages of the items of OpenAI's responses; what an assistant said in several items is one message."""
+    """Return messages of the items of OpenAI's responses. Several items of an assistant are one message."""
     if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
         raise RefusedError(f"the items are {str(items)[:100]!r}; expected a list of objects")
     messages: list[dict[str, Any]] = []
-    spoken: list[dict[str, Any]] = []
+    answer_parts: list[dict[str, Any]] = []
     for message in map(_of_item, items):
         if message["role"] == "assistant":
-            spoken.append(message)
+            answer_parts.append(message)
             continue
-        messages += [*_joined(spoken), message]
-        spoken = []
-    return [*messages, *_joined(spoken)]
+        messages += [*_joined(answer_parts), message]
+        answer_parts = []
+    return [*messages, *_joined(answer_parts)]
 
 
 def _of_item(item: Mapping[str, Any]) -> dict[str, Any]:
@@ -187,15 +187,15 @@ def _of_item(item: Mapping[str, Any]) -> dict[str, Any]:
     if kind == "message":
         return {"role": item.get("role"), "content": text_of(item.get("content"), "a message")}
     if kind == "reasoning":
-        thought = "\n".join(_texts(item.get("content"))) or "\n".join(_texts(item.get("summary")))
-        return {"role": "assistant", "content": "", "reasoning": thought}
+        reasoning = "\n".join(_texts(item.get("content"))) or "\n".join(_texts(item.get("summary")))
+        return {"role": "assistant", "content": "", "reasoning": reasoning}
     if kind == "function_call":
         function = {"name": item.get("name"), "arguments": item.get("arguments")}
         return {"role": "assistant", "content": "", "tool_calls": [{"id": item.get("call_id"), "function": function}]}
     if kind == "function_call_output":
         text = text_of(item.get("output"), "the result of a tool")
         return {"role": "tool", "tool_call_id": item.get("call_id"), "content": text}
-    raise RefusedError(f"an item of type {str(kind)[:100]!r} is not read; leave the row out")
+    raise RefusedError(f"an item of type {str(kind)[:100]!r} is not supported; leave the row out")
 
 
 def _texts(parts: Any) -> Iterator[str]:

@@ -1,8 +1,4 @@
-"""`Program`: an environment whose episodes are runs of a program, and whose turns are its calls of a model.
-
-In: a program, its tasks, the seats behind the models' names that it uses. Out: a PettingZoo environment. Waits for the
-program between two calls, with a deadline.
-"""
+"""`Program`: an environment in which an episode is a run of a program and a turn is a call of a model."""
 
 from __future__ import annotations
 
@@ -21,20 +17,21 @@ import numpy as np
 from forge_agents.envs.env import CONVERSATION, Outcome, TurnEnv, as_json
 from forge_agents.errors import ForgeError
 from forge_agents.programs.containers import Container, Image
-from forge_agents.programs.gateway import MAX_BODY_BYTES, Question, Session, gateway
+from forge_agents.programs.gateway import ModelCall, Session, gateway
+from forge_agents.programs.http import MAX_BODY_BYTES
 from forge_agents.programs.running import (
     AnyProgram,
     Ended,
     Finished,
     Running,
-    check,
-    misplaced,
+    check_arguments,
+    check_program,
+    describe_error,
+    error_texts,
+    relative_path_hint,
     result_as_json,
     reward_of,
-    started,
-    takes,
-    told,
-    with_causes,
+    start_program,
 )
 from forge_agents.programs.tasks import AnyTasks, Tasks
 from forge_agents.runtime.threads import in_thread
@@ -42,39 +39,39 @@ from forge_agents.sandbox.sandbox import Sandbox, validate_path
 
 T = TypeVar("T")
 MAX_CALLS = 64
-"""Of an episode, where nobody says another limit."""
-_MEANT = (
+"""Default maximum number of calls of an episode."""
+_RESERVED_INFOS = (
     "success", "outcome", "error", "program_error", "cut", "tool_calls", "tool_errors", "forfeits", "illegal",
     "legal_actions",
 )
-"""What infos mean to others: entries of a task that are called so stay in ``"task"``."""
+"""Names of infos with a fixed meaning. Entries of a task with such a name appear only in ``"task"``."""
 
 
 class Program(TurnEnv):
-    """A program that asks models through a client, as an environment: each of its calls is a turn of a seat.
+    """A program that calls models through an API client, as an environment: each call is a turn of an agent.
 
-    The program gets a task and a client of OpenAI's API, whose server is the `Gateway` of this process. What it asks
-    for as ``model`` names the seat. An observation is what the program says that the seat has not heard yet; the action
-    is the answer. Calls that go on from an earlier answer continue its tokens; others open a branch (`Turn.branch`).
-    Answers are sampled as the policy in the seat says, whatever temperature the program asks for.
+    The program gets a task and a client of OpenAI's API, whose server is the `Gateway` of this process. The ``model``
+    of a call names the agent. The observation contains the messages that are new to the agent, and the action is the
+    answer. Calls that continue an earlier answer continue its tokens. Others start a branch (`Turn.branch`). Answers
+    are sampled with the settings of the agent's policy, whatever temperature the program asks for.
 
-    When the program is through, the reward is paid to all seats, or to those that it names. After the last turn
-    ``infos[agent]`` holds ``"task"``, ``"result"``, ``"calls"``, where the task is a mapping its entries too (but such
-    as infos have of their own, ``"success"`` for one), and ``"error"`` where the program failed; ``"program_error"``
-    there, too, and where it exited with another status than 0. The program gets a copy of its task, `reward` the task
+    When the program ends, the reward is paid to all agents, or to those that it names. After the last turn
+    ``infos[agent]`` contains ``"task"``, ``"result"``, ``"calls"``, and if the task is a mapping its entries as well
+    (except reserved names such as ``"success"``). If the program failed there is ``"error"``, and if it failed or
+    exited with a status other than 0 ``"program_error"``. The program gets a copy of its task, `reward` the task
     itself.
 
-    A program that raises, or takes too long between two calls, ends its episode with `error_reward`: what a model wrote
-    may well be why. It is an error of the environment instead where no model was asked before, or where the program had
-    asked for what is not there, such as an unknown model.
+    A program that raises, or exceeds its time limit between two calls, ends its episode with `error_reward`: the reason
+    may be what a model wrote. It is an error of the environment if no model was called before, or if the program had
+    sent an invalid request, such as one for an unknown model.
 
-    Calls of one episode take turns, also where a program sends several at once. Forks run the program anew on the same
-    answers.
+    Calls of one episode are answered one after the other, even if a program sends several at once. A fork of the
+    environment runs the program again with the same answers.
 
     Example:
         >>> async def double(task, client):
-        ...     asked = [{"role": "user", "content": f"What is twice {task}?"}]
-        ...     answer = await client.chat.completions.create(model="agent", messages=asked)
+        ...     messages = [{"role": "user", "content": f"What is twice {task}?"}]
+        ...     answer = await client.chat.completions.create(model="agent", messages=messages)
         ...     return answer.choices[0].message.content
         >>> fa.register(
         ...     "my/Double-v0",
@@ -85,35 +82,36 @@ class Program(TurnEnv):
         ... )
 
     Args:
-        program: A function ``(task, client)``, async with an `openai.AsyncOpenAI`, else with an `openai.OpenAI` in a
-            thread of its own; or a command line, which finds the task on its standard input (text as it is, else JSON),
-            ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment (``ANTHROPIC_...``, too), and a folder to
-            work in, which holds `files` alone. With `image` a command line within it; empty: the image's own.
-        seats: The agents, in their order.
-        models: Seats by the names that the program asks for, where these are others than the seats' own.
-        tasks: What episodes are about: a list, a file of tasks (JSON, JSONL, CSV, Parquet), a data set of Hugging Face,
-            or a function ``rng -> task``. An episode's seed chooses one. A fifth of a list of 10 or more is held out:
-            evaluations and benchmarks play these tasks, training plays the others.
-        eval_tasks: Tasks that evaluations and benchmarks play instead, given in the same ways; training then plays all
-            of `tasks`. None: the part of `tasks` that is held out.
-        reward: ``(task, result) -> number``, or a number by seat. The result is what the function returned, or the
-            `Finished` of a command. None: the result itself where it is a number, a truth value or numbers by seat; of
-            a command, 1 where it exits with 0; else 0, for verifiers to judge. One that raises or returns something
-            else is an error of the environment.
-        timeout_s: Seconds that the program may take between an answer and its next call, or its end.
-        error_reward: What all seats get where the program fails.
-        max_sampled_tokens: Tokens that the models of an episode may write before it is cut off; None: any number.
-        max_turns: Calls of an episode before it is cut off; None takes the registered limit, else 64.
-        sandbox: Shuts a command line in: no network but the models, no files but the system's programs, our
-            interpreter's packages, `Sandbox.import_paths` and its folder, and the limits, `SandboxLimits.wall_s` apart.
-            None: it has every right of this process, and ends with it.
-        files: ``task -> {relative path: bytes}``, what a command line finds in its folder; None: nothing.
-        image: Name of a container image, in which the command line runs, each episode in a new container, with the same
-            input and variables; its folder is ``/work`` there.
-        container: How that is run: the engine, limits, the network, more arguments; None: the defaults.
+        program: A function ``(task, client)``: async with an `openai.AsyncOpenAI`, otherwise with an `openai.OpenAI` in
+            its own thread. Or a command line, which gets the task on standard input (a text as it is, other values as
+            JSON), ``OPENAI_BASE_URL`` and ``OPENAI_API_KEY`` in its environment (and ``ANTHROPIC_...``), and a working
+            folder that contains only `files`. With `image` a command line in the image. Empty: the image's own.
+        agents: The agents, in their order.
+        models: Agents by the model names that the program uses, if these differ from the agents' names.
+        tasks: Tasks of episodes: a list, a file (JSON, JSONL, CSV, Parquet), a Hugging Face data set, or a function
+            ``rng -> task``. The episode's seed selects one. A fifth of a list of 10 or more is held out for evaluations
+            and benchmarks, and training plays the others.
+        eval_tasks: Tasks of evaluations and benchmarks, in the same forms. Training then plays all of `tasks`. None:
+        the
+            part of `tasks` that is held out.
+        reward: ``(task, result) -> number``, or numbers by agent. The result is the function's return value, or the
+            `Finished` of a command line. None: the result itself if it is a number, a truth value or numbers by agent;
+            for a command line, 1 if it exits with 0; otherwise 0, for verifiers to score. A reward function that raises
+            or returns something else is an error of the environment.
+        timeout_s: Time limit in seconds between an answer and the program's next call or end.
+        error_reward: Reward of all agents if the program fails.
+        max_sampled_tokens: Number of tokens sampled in an episode at which it is cut off. None: no limit.
+        max_turns: Maximum number of calls of an episode. None: the registered limit, otherwise 64.
+        sandbox: Isolation of a command line: no network but the models, no files but the system's programs, our
+            interpreter's packages, `Sandbox.import_paths` and its folder, and all limits except
+            `SandboxLimits.wall_s`. None: the command has all rights of this process, and ends with it.
+        files: ``task -> {relative path: bytes}``, files in the working folder of a command line. None: no files.
+        image: Name of a container image in which the command line runs, each episode in a new container, with the same
+            input and variables. Its working folder is ``/work``.
+        container: Engine, limits, network and arguments of the container. None: the defaults.
 
     Raises:
-        TypeError, ValueError: Arguments that make no sense.
+        TypeError, ValueError: Invalid arguments.
         NotReadyError: No container engine has the image.
     """
 
@@ -123,7 +121,7 @@ class Program(TurnEnv):
         self,
         program: AnyProgram = (),
         *,
-        seats: Sequence[str] = ("agent",),
+        agents: Sequence[str] = ("agent",),
         models: Mapping[str, str] | None = None,
         tasks: AnyTasks = (None,),
         eval_tasks: AnyTasks | None = None,
@@ -141,147 +139,149 @@ class Program(TurnEnv):
         if container is not None and image is None:
             raise TypeError("container= says how an image is run; name it, image=...")
         self._image = None if image is None else Image(name=image, container=container or Container())
-        check(program, sandbox, self._image)
+        check_program(program, sandbox, self._image)
         if files is not None and callable(program):
-            raise TypeError("files= are what a command line finds in its folder; a function has no folder")
-        if isinstance(seats, str) or not seats:
-            raise ValueError(f"seats={seats!r}; name one or more, as in seats=('planner', 'coder')")
+            raise TypeError("files= are for the folder of a command line; a function has no folder")
+        if isinstance(agents, str) or not agents:
+            raise ValueError(f"agents={agents!r}; name one or more, as in agents=('planner', 'coder')")
         if models is not None and not isinstance(models, Mapping):
-            raise TypeError(f"models={models!r:.200}; give seats by name, as in {{'gpt-4o': {next(iter(seats))!r}}}")
-        self.possible_agents = list(seats)
-        self.models = {seat: seat for seat in seats} | dict(models or {})
-        """Seats by the names that the program asks for."""
+            example = f"{{'gpt-4o': {next(iter(agents))!r}}}"
+            raise TypeError(f"models={models!r:.200}; give agents by model name, as in {example}")
+        self.possible_agents = list(agents)
+        self.models = {agent: agent for agent in agents} | dict(models or {})
+        """Agents by the model names that the program uses."""
         self._check_agents(self.models.values(), "models names")
         _check_reward(reward)
         _check_limits(timeout_s, error_reward, max_sampled_tokens)
         self._program, self._tasks, self._reward = program, Tasks(tasks, eval_tasks), reward
         self._timeout_s, self._error_reward = timeout_s, error_reward
         self._max_sampled_tokens, self._sandbox, self._files = max_sampled_tokens, sandbox, files
-        self._given: Mapping[str, bytes] = {}
+        self._task_files: Mapping[str, bytes] = {}
         self._session: Session | None = None
         self._running: Running | None = None
-        self._question: Question | None = None
+        self._call: ModelCall | None = None
         if self._image is not None:
             self._image.host_address()  # finds the engine, too
 
     @property
     def num_training_tasks(self) -> int | None:
-        """Number of tasks that training plays. A trainer goes through all of them before it plays any again.
+        """Number of training tasks. A trainer plays all of them before it repeats any.
 
-        None where a function draws the tasks.
+        None if a function generates the tasks.
         """
         return self._tasks.num_training
 
     def setup(self, rng: np.random.Generator) -> str:
-        """Start the program on a task, up to its first call."""
+        """Start the program on a task and wait for its first call."""
         self.close()
         if self._limit is None:
             self._limit = MAX_CALLS
         assert self.episode_seed is not None, "set by reset"
         self._task = self._tasks.of(self.episode_seed, rng, str(self))
-        self._said: list[tuple[str, str, dict[str, Any]]] = []
-        self._about: dict[str, Any] = {}
-        self._sampled = self._forgiven = 0
-        self._begin_program()
+        self._answers: list[tuple[str, str, dict[str, Any]]] = []
+        self._details: dict[str, Any] = {}
+        self._sampled = self._ignored_errors = 0
+        self._start()
         try:
             event = self._next()
         except TimeoutError as late:
-            raise TimeoutError(f"{self._late(late)}. {self._how_to_ask()}") from None
+            raise TimeoutError(f"{self._describe_timeout(late)}. {self._client_hint()}") from None
         if isinstance(event, Ended):
-            why = f"{event}{self._refusals(event.error)}{self._elsewhere()}"
+            hint = "" if callable(self._program) or self._image else relative_path_hint(self._program, self._task_files)
+            reason = f"{event}{self._rejections(event.error)}{hint}"
             self.close()
-            raise ForgeError(f"the program of {self} ended before it asked any model: {why}. {self._how_to_ask()}")
-        self._question = event
-        return self._show(event)
+            raise ForgeError(f"the program of {self} ended before it asked any model: {reason}. {self._client_hint()}")
+        self._call = event
+        return self._publish(event)
 
     def instructions(self, agent: str) -> str:
-        """Nothing: the program's own system prompts are part of what it says."""
+        """Return no instructions: the program's own system prompts are part of its messages."""
         return ""
 
     def observe_text(self, agent: str) -> str:
-        """What the program says to the seat that it asks; nothing to the others."""
-        return self._question.text() if self._question is not None and agent == self._question.seat else ""
+        """Return the new messages for the agent that is called, and nothing for the others."""
+        return self._call.text() if self._call is not None and agent == self._call.agent else ""
 
     def about_answer(self, agent: str, about: Mapping[str, Any]) -> None:
-        """Hear what is known of the answer that `agent` gives next: its tokens, why it ended.
+        """Receive facts about the answer that `agent` gives next.
 
         Args:
-            agent: Who decides.
+            agent: The agent that decides.
             about: ``finish_reason``, ``stopped_by``, ``prompt_tokens``, ``completion_tokens``, ``reasoning_tokens``,
                 ``notes_tokens``, ``token_ids``, ``logprobs``, ``tool_calls``.
         """
-        self._about = dict(about)
+        self._details = dict(about)
 
     def act(self, agent: str, action: str) -> Outcome:
-        """Answer the program's call, and run it on to the next or to its end."""
+        """Answer the program's call and wait for the next call or the end."""
         assert self._session is not None
-        about, self._about = self._about, {}
-        self._forgiven = self._session.num_refused  # it went on after those
-        self._said.append((agent, action, about))
-        self._sampled += (about.get("completion_tokens") or 0) + (about.get("notes_tokens") or 0)
-        if called := len(self._session.answer(action, about).calls):
-            told = self.infos[agent]
-            self.infos[agent] = {**told, "tool_calls": told.get("tool_calls", 0) + called}
+        details, self._details = self._details, {}
+        self._ignored_errors = self._session.num_errors  # the program continued after them
+        self._answers.append((agent, action, details))
+        self._sampled += (details.get("completion_tokens") or 0) + (details.get("notes_tokens") or 0)
+        if num_calls := len(self._session.answer(action, details).calls):
+            info = self.infos[agent]
+            self.infos[agent] = {**info, "tool_calls": info.get("tool_calls", 0) + num_calls}
         try:
             event = self._next()
         except TimeoutError as late:
-            return self._failed(TimeoutError(self._late(late)))
+            return self._fail(TimeoutError(self._describe_timeout(late)))
         if isinstance(event, Ended):
-            return self._ended(event)
+            return self._finish(event)
         if self._max_sampled_tokens is not None and self._sampled >= self._max_sampled_tokens:
-            return self._over(0.0, truncated=True, cut=f"{self._sampled} tokens were sampled")
+            return self._end(0.0, truncated=True, cut=f"{self._sampled} tokens were sampled")
         if self.num_turns + 1 >= (self._limit or math.inf):
-            return self._over(0.0, truncated=True, cut=f"it made more than {self._limit} calls")
-        self._question = event
-        return Outcome(next=self._show(event), info={event.seat: {CONVERSATION: event.conversation()}})
+            return self._end(0.0, truncated=True, cut=f"it made more than {self._limit} calls")
+        self._call = event
+        return Outcome(next=self._publish(event), info={event.agent: {CONVERSATION: event.conversation()}})
 
     def close(self) -> None:
-        """End the program and refuse what it still asks."""
+        """Stop the program and reject its unanswered calls."""
         running, session = self._running, self._session
         self._running = self._session = None
-        self._question = None
+        self._call = None
         if session is not None:
             session.close()
         if running is not None:
             running.stop()
 
     async def off_loop(self, where: str, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run `call`, which uses this environment, beside the event loop where it may wait for the program.
+        """Run `call`, which uses this environment, in a thread if it may wait for the program.
 
         Args:
             where: "reset", "observe", "step", "reward" or "close".
-            call: What is run, with all that follows.
+            call: The function, with its arguments.
         """
         if where in ("observe", "reward") or (where != "reset" and self._running is None):
             return call(*args, **kwargs)
         return await in_thread(lambda: call(*args, **kwargs), name=f"environment {self}")
 
     def fork(self) -> Self:
-        """A copy in the same state, in which the program runs anew on the same answers."""
+        """Return a copy in the same state, for which the program runs again with the same answers."""
         return copy.deepcopy(self)
 
     def snapshot(self) -> Mapping[str, Any]:
-        """The whole state, for `restore`."""
+        """Return the whole state for `restore`."""
         return {"copy": copy.deepcopy(self)}
 
     def restore(self, snapshot: Mapping[str, Any]) -> None:
-        """Go back to a `snapshot`."""
+        """Return to the state of a `snapshot`."""
         self.close()
         twin = copy.deepcopy(snapshot["copy"])
         self.__dict__ = dict(vars(twin))
-        twin._session = None  # it is ours now, and does not end with the twin
+        twin._session = None  # it is ours now, and must not end with the twin
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        shared = ("_program", "_tasks", "_task", "_reward", "_files", "_given", "_question", "spec")
+        shared = ("_program", "_tasks", "_task", "_reward", "_files", "_task_files", "_call", "spec")
         twin = type(self).__new__(type(self))
         memo[id(self)] = twin
-        twin._session = twin._running = None  # a copy that is given up half-made ends its own program, if any
+        twin._session = twin._running = None  # an unfinished copy that is dropped stops only its own program
         for name, value in vars(self).items():
             if name not in ("_session", "_running"):
                 twin.__dict__[name] = value if name in shared else copy.deepcopy(value, memo)
         if self._running is not None:
-            twin._begin_program()
-            twin._question = twin._again(self._said)
+            twin._start()
+            twin._call = twin._replay(self._answers)
         return twin
 
     def __del__(self, finalizing: Callable[[], bool] = sys.is_finalizing) -> None:  # at the end modules are gone
@@ -290,89 +290,89 @@ class Program(TurnEnv):
 
     # ---- the program
 
-    def _elsewhere(self) -> str:
-        """What to do about paths of a command line that lead nowhere from where it starts."""
-        return "" if callable(self._program) or self._image else misplaced(self._program, self._given)
-
-    def _how_to_ask(self) -> str:
-        asks = "through the client that it is given, or through a client that it makes itself without base_url"
+    def _client_hint(self) -> str:
+        how = "through the client that it is given, or through a client that it makes itself without base_url"
         if not callable(self._program):
-            asks = "at OPENAI_BASE_URL or ANTHROPIC_BASE_URL, with the key OPENAI_API_KEY or ANTHROPIC_API_KEY"
-        return f"No call came through the gateway: the program must ask models {asks}"
+            how = "at OPENAI_BASE_URL or ANTHROPIC_BASE_URL, with the key OPENAI_API_KEY or ANTHROPIC_API_KEY"
+        return f"No call came through the gateway: the program must ask models {how}"
 
-    def _begin_program(self) -> None:
+    def _start(self) -> None:
         files: Any = {} if self._files is None else self._files(self._task)
         if not isinstance(files, Mapping) or not all(isinstance(data, bytes) for data in files.values()):
             raise ForgeError(f"files= of {self} returned {files!r:.200}; return bytes by relative path")
-        self._given = files = {validate_path(name): data for name, data in files.items()}
+        self._task_files = files = {validate_path(name): data for name, data in files.items()}
         self._session = gateway().open(self.models)
         task = copy.deepcopy(self._task)
-        self._running = started(self._program, task, self._session, self._image or self._sandbox, files)
+        self._running = start_program(self._program, task, self._session, self._image or self._sandbox, files)
 
-    def _next(self) -> Question | Ended:
+    def _next(self) -> ModelCall | Ended:
         assert self._session is not None
-        event: Question | Ended = self._session.next(f"the program of {self}", self._timeout_s)
+        event: ModelCall | Ended = self._session.next(f"the program of {self}", self._timeout_s)
         return event
 
-    def _late(self, late: TimeoutError) -> str:
-        at = self._running.where() if self._running is not None else ""
-        return f"{late}; it stands at {at}" if at else str(late)
+    def _describe_timeout(self, late: TimeoutError) -> str:
+        place = self._running.where() if self._running is not None else ""
+        return f"{late}; it stands at {place}" if place else str(late)
 
-    def _again(self, said: Sequence[tuple[str, str, dict[str, Any]]]) -> Question:
-        """Give the program the same answers. Returns the call that follows them."""
+    def _replay(self, answers: Sequence[tuple[str, str, dict[str, Any]]]) -> ModelCall:
+        """Give the program the same answers again. Returns the call after them."""
         assert self._session is not None
         event = self._next()
-        for seat, answer, about in said:
-            if isinstance(event, Question):
-                if event.seat != seat:
+        for agent, answer, details in answers:
+            if isinstance(event, ModelCall):
+                if event.agent != agent:
                     raise ForgeError(
-                        f"the program of {self} ran anew and asked {event.seat} where it had asked {seat}: calls that "
-                        "it sends at once come in any order, and such a program has no forks"
+                        f"the program of {self} ran again and asked {event.agent} where it had asked {agent}: calls "
+                        "that it sends at once arrive in any order, and such a program cannot be forked"
                     )
-                self._session.answer(answer, about)
+                self._session.answer(answer, details)
                 event = self._next()
         if isinstance(event, Ended):
-            raise ForgeError(f"the program of {self} ended earlier when it ran anew on the same answers")
+            raise ForgeError(f"the program of {self} ended earlier when it ran again with the same answers")
         return event
 
-    def _show(self, question: Question) -> str:
-        self.infos[question.seat] = {**self.infos[question.seat], CONVERSATION: question.conversation()}
-        return question.seat
+    def _publish(self, call: ModelCall) -> str:
+        self.infos[call.agent] = {**self.infos[call.agent], CONVERSATION: call.conversation()}
+        return call.agent
 
-    def _ended(self, end: Ended) -> Outcome:
+    # ---- the end
+
+    def _finish(self, end: Ended) -> Outcome:
         if end.error is not None:
-            return self._failed(end.error)
+            return self._fail(end.error)
         facts: dict[str, Any] = {}
         if isinstance(end.value, Finished) and end.value.exit_status:
             facts["program_error"] = str(end)
-            printed = f"{end.value.stderr}\n{end.value.stdout}"
-            if refusal := next((refusal for refusal in self._unforgiven() if refusal[:60] in printed), ""):
-                raise ForgeError(f"the program of {self} failed: {end}; the gateway had refused it: {refusal}")
-        reward = reward_of(end.value, self.agents) if self._reward is None else self._paid(end.value)
-        return self._over(0.0 if reward is None else reward, result=as_json(result_as_json(end.value)), **facts)
+            output = f"{end.value.stderr}\n{end.value.stdout}"
+            if rejection := next((error for error in self._new_errors() if error[:60] in output), ""):
+                raise ForgeError(f"the program of {self} failed: {end}; the gateway had refused it: {rejection}")
+        reward = reward_of(end.value, self.agents) if self._reward is None else self._compute_reward(end.value)
+        return self._end(0.0 if reward is None else reward, result=as_json(result_as_json(end.value)), **facts)
 
-    def _paid(self, result: Any) -> float | Mapping[str, float]:
+    def _compute_reward(self, result: Any) -> float | Mapping[str, float]:
         assert self._reward is not None
         try:
-            said = self._reward(self._task, result)
+            value = self._reward(self._task, result)
         except Exception as error:
-            raise ForgeError(f"reward= of {self} failed with {told(error)}") from error
-        reward = reward_of(said, self.agents)
-        if reward is None and isinstance(said, Mapping):
-            return said  # nothing to anybody, or what is no number, which is refused where all rewards are
+            raise ForgeError(f"reward= of {self} failed with {describe_error(error)}") from error
+        reward = reward_of(value, self.agents)
+        if reward is None and isinstance(value, Mapping):
+            return value  # empty, or invalid values, which the check of all rewards rejects
         if reward is None:
-            raise ForgeError(f"reward= of {self} returned {said!r:.200}; return a number, or numbers by seat")
+            raise ForgeError(f"reward= of {self} returned {value!r:.200}; return a number, or numbers by agent")
         return reward
 
-    def _failed(self, error: BaseException) -> Outcome:
-        if refused := self._refusals(error):
-            raise ForgeError(f"the program of {self} failed with {told(error)}{refused}") from error
-        return self._over(self._error_reward, error=told(error), program_error=told(error))
+    def _fail(self, error: BaseException) -> Outcome:
+        description = describe_error(error)
+        if rejections := self._rejections(error):
+            raise ForgeError(f"the program of {self} failed with {description}{rejections}") from error
+        return self._end(self._error_reward, error=description, program_error=description)
 
-    def _over(self, reward: float | Mapping[str, float], *, truncated: bool = False, **info: Any) -> Outcome:
-        """The end of the episode; the program's, too, where it has not ended by itself."""
+    def _end(self, reward: float | Mapping[str, float], *, truncated: bool = False, **info: Any) -> Outcome:
+        """End the episode, and the program if it still runs."""
         task = as_json(self._task)
-        entries = {name: value for name, value in task.items() if name not in _MEANT} if isinstance(task, dict) else {}
+        is_mapping = isinstance(task, dict)
+        entries = {name: value for name, value in task.items() if name not in _RESERVED_INFOS} if is_mapping else {}
         facts = {**entries, "task": task, "calls": self.num_turns + 1, **info}
         rewards = reward if isinstance(reward, Mapping) else dict.fromkeys(self.agents, reward)
         self.close()
@@ -382,28 +382,28 @@ class Program(TurnEnv):
             rewards=rewards, done=not truncated, truncated=truncated, info=dict.fromkeys(self.agents, facts)
         )
 
-    def _refusals(self, error: BaseException | None = None) -> str:
-        """What the program was refused since its last answer, or ended with, at the end of a message."""
-        refusals = self._session.refusals if self._session is not None else []
-        raised = with_causes(error) if refusals else ""
-        ended = (refusal for refusal in refusals if refusal[:60] in raised)
-        why = next(itertools.chain(ended, self._unforgiven()), "")
-        return f"; the gateway had refused it: {why}" if why else ""
+    def _rejections(self, error: BaseException | None = None) -> str:
+        """Return the rejected request that made the program fail, or the first since its last answer, for a message."""
+        errors = self._session.errors if self._session is not None else []
+        raised = error_texts(error) if errors else ""
+        causes = (message for message in errors if message[:60] in raised)
+        reason = next(itertools.chain(causes, self._new_errors()), "")
+        return f"; the gateway had refused it: {reason}" if reason else ""
 
-    def _unforgiven(self) -> list[str]:
-        """What it was refused since its last answer, as far as that is remembered."""
-        since = self._session.num_refused - self._forgiven if self._session is not None else 0
-        return self._session.refusals[-since:] if self._session is not None and since else []
+    def _new_errors(self) -> list[str]:
+        """Return the messages of requests that were rejected since the last answer, as far as they are kept."""
+        count = self._session.num_errors - self._ignored_errors if self._session is not None else 0
+        return self._session.errors[-count:] if self._session is not None and count else []
 
 
 def _check_reward(reward: object) -> None:
     if reward is None:
         return
     if not callable(reward):
-        raise TypeError(f"reward={reward!r:.200} is no function (task, result); a verifier goes to the trainer")
+        raise TypeError(f"reward={reward!r:.200} is not a function (task, result); a verifier goes to the trainer")
     if inspect.iscoroutinefunction(reward):
         raise TypeError("reward= is async; give a function that returns the number, or a judge to the trainer")
-    takes(reward, "reward", "task", "result")
+    check_arguments(reward, "reward", "task", "result")
     with contextlib.suppress(ValueError):  # built-ins have no signature
         names = list(inspect.signature(reward).parameters)[:2]
         if names[:1] == ["result"] or names[1:] == ["task"]:
@@ -411,11 +411,11 @@ def _check_reward(reward: object) -> None:
 
 
 def _check_limits(timeout_s: float, error_reward: float, max_sampled_tokens: int | None) -> None:
-    given: dict[str, object] = {"timeout_s": timeout_s, "error_reward": error_reward}
-    given["max_sampled_tokens"] = max_sampled_tokens or 0
-    for name, number in given.items():
+    numbers: dict[str, object] = {"timeout_s": timeout_s, "error_reward": error_reward}
+    numbers["max_sampled_tokens"] = max_sampled_tokens or 0
+    for name, number in numbers.items():
         if not isinstance(number, Real):
-            raise TypeError(f"{name}={number!r:.200} is no number")
+            raise TypeError(f"{name}={number!r:.200} is not a number")
     if not 0 < timeout_s < math.inf or not math.isfinite(error_reward):
         raise ValueError(f"timeout_s={timeout_s} must be above 0 and finite, error_reward={error_reward} finite")
     if max_sampled_tokens is not None and max_sampled_tokens < 1:

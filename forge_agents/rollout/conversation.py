@@ -1,7 +1,4 @@
-"""A seat's conversation as its model reads it: one stream of tokens that grows, and is written anew where it has to be.
-
-In: observations, and what the model said. Out: prompts as token ids. Waits for nothing.
-"""
+"""An agent's conversation as its model reads it: a token stream that grows, and is rendered again if it must shrink."""
 
 from __future__ import annotations
 
@@ -17,39 +14,39 @@ ASK_FOR_NOTES = (
     "Your memory is full: what was said up to here will be taken out of it. Write notes for yourself, of all that you "
     "need to go on. Answer with the notes alone."
 )
-_NOTES_SHARE, _ANSWER_SHARE, _KEPT_SHARE = 8, 4, 2
-"""Of the context at most an eighth is taken by notes, a quarter is kept free for an answer, and half is filled by a
-prompt that is written anew, so that the stream grows again instead of being written anew in every turn."""
+# Notes take at most an eighth of the context, an answer has at least a quarter, and a prompt that is rendered again
+# fills at most half, so that the stream can grow for a while before it is rendered once more.
+_NOTES_DIVISOR, _ANSWER_DIVISOR, _PROMPT_DIVISOR = 8, 4, 2
 
 
 Messages: TypeAlias = "tuple[tuple[str, str], ...]"
-"""Role and text of each."""
+"""Role and text of each message."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Said:
-    """A turn as it is remembered."""
-
-    heard: Messages
+class _PastTurn:
+    messages: Messages
     answer: str
     response_ids: tuple[int, ...]
 
 
 class Conversation:
-    """What one model has heard and said in one seat, and how much of it the model reads again.
+    """The messages and answers of one agent, and the part of them that its model reads again.
 
-    A prompt is the stream so far and what is heard now, unless something that the stream holds is to be dropped:
-    thoughts, by `keep_reasoning`, or turns for which there is no room. Then it is written anew: what was heard first,
-    what stands in place of the turns that are left out, and the turns that are kept. Those whose thoughts are dropped
-    are rendered from their text; of the others the tokens are taken as they were sampled.
+    A prompt is the stream so far plus the new messages. It therefore extends the previous prompt token by token, which
+    lets the engine reuse its prefix cache and the learner train all turns as one sample. The stream is rendered again
+    only if something in it must be dropped: reasoning, by `keep_reasoning`, or turns for which the context has no room.
+    The new prompt then has the first messages, a text in place of the dropped turns, and the remaining turns. Turns
+    whose reasoning is dropped are rendered from text; the others keep their sampled tokens.
 
-    A copy goes on by itself.
+    A shallow copy continues independently.
 
     Args:
-        limit: Tokens of prompt and response that the model has room for.
-        max_tokens: Most tokens of an answer.
-        context: What is done when the room is used up.
-        keep_reasoning: Which thoughts the model reads again.
+        renderer: Renderer of the model's prompts.
+        limit: Maximum number of tokens of prompt and response together.
+        max_tokens: Maximum number of tokens of an answer.
+        context: What happens if the context is full; see `Policy.context`.
+        keep_reasoning: Which reasoning the model reads again.
     """
 
     def __init__(
@@ -62,151 +59,167 @@ class Conversation:
         keep_reasoning: KeepReasoning = "all",
     ) -> None:
         self._renderer, self._limit, self.context, self._keep_reasoning = renderer, limit, context, keep_reasoning
-        self._wanted = 1 if context == "end" else min(max_tokens, limit // _ANSWER_SHARE)
-        self.max_notes = self._reserve = 0
-        if context == "summarize":  # kept free, so that there is room to ask and to write when the rest is full
-            self.max_notes = limit // _NOTES_SHARE
-            self._reserve = len(renderer.extend((), (), ASK_FOR_NOTES)) + self.max_notes
-        self._said: tuple[_Said, ...] = ()
-        self._stream: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())  # last prompt and response
-        self._thoughts_held = False
-        self._thoughtless = 0  # first turns whose thoughts are not read any more
-        self._left_out, self._in_their_place = 0, ""
+        self._min_answer = 1 if context == "end" else min(max_tokens, limit // _ANSWER_DIVISOR)
+        self.max_notes = self._notes_reserve = 0
+        if context == "summarize":  # kept free to ask for notes and to write them when the rest is full
+            self.max_notes = limit // _NOTES_DIVISOR
+            self._notes_reserve = len(renderer.extend((), (), ASK_FOR_NOTES)) + self.max_notes
+        self._turns: tuple[_PastTurn, ...] = ()
+        self._stream: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
+        """Last prompt and response."""
+        self._has_reasoning = False
+        self._num_stripped = 0
+        """Number of first turns whose reasoning the model does not read any more."""
+        self._num_dropped, self._replacement = 0, ""
 
-    def prompt(self, heard: Messages, *, only_results: bool = False) -> tuple[int, ...]:
-        """Tokens up to where the model answers what it hears now, whatever room they leave.
+    def prompt(self, messages: Messages, *, only_results: bool = False) -> tuple[int, ...]:
+        """Tokens up to the model's answer to `messages`, even if they leave no room for it.
 
         Args:
-            only_results: Whether that is nothing but the results of the model's own tool calls.
+            messages: New messages.
+            only_results: Whether they are only results of the model's own tool calls.
         """
-        if not self._said:
-            return self._renderer.begin(heard)
-        kept = self._keep_reasoning == "all" or (self._keep_reasoning == "turn" and only_results)
-        if kept or not self._thoughts_held:
-            return self._renderer.go_on(*self._stream, heard)
-        self._thoughts_held, self._thoughtless = False, len(self._said)
-        return self._written(self._left_out, self._in_their_place, heard)
+        if not self._turns:
+            return self._renderer.begin(messages)
+        keep = self._keep_reasoning == "all" or (self._keep_reasoning == "turn" and only_results)
+        if keep or not self._has_reasoning:
+            return self._renderer.go_on(*self._stream, messages)
+        self._has_reasoning, self._num_stripped = False, len(self._turns)
+        return self._render(self._num_dropped, self._replacement, messages)
 
     def room(self, prompt_ids: tuple[int, ...]) -> int:
-        """Tokens that an answer to `prompt_ids` may have; what notes need is not among them."""
+        """Number of tokens that an answer to `prompt_ids` may have, without the reserve for notes."""
         left = self._limit - len(prompt_ids)
-        return left - self._reserve if self._reserve and left - self._reserve >= self._wanted else left
+        reserve = self._notes_reserve
+        return left - reserve if reserve and left - reserve >= self._min_answer else left
 
     def is_full(self, prompt_ids: tuple[int, ...]) -> bool:
-        """Whether `prompt_ids` leave too little for an answer, and for notes."""
-        return self._limit - len(prompt_ids) < self._wanted + self._reserve
+        """Whether `prompt_ids` leave too little room for an answer and for notes."""
+        return self._limit - len(prompt_ids) < self._min_answer + self._notes_reserve
 
     @property
     def least_free(self) -> int:
-        """Tokens that the shortest prompt has to leave free for a conversation to go on when its room is used up."""
-        return self._wanted + self._reserve + self.max_notes
+        """Number of tokens that the shortest prompt must leave free for a full conversation to continue."""
+        return self._min_answer + self._notes_reserve + self.max_notes
 
     @property
-    def may_leave_out(self) -> bool:
-        """Whether there are turns that may be left out."""
-        return self.context != "end" and bool(self._said)
+    def may_drop_turns(self) -> bool:
+        """Whether there are turns that may be dropped."""
+        return self.context != "end" and bool(self._turns)
 
-    def to_leave_out(self, heard: Messages) -> int | None:
-        """How many turns, from the first on, have to be left out; None: all are too few."""
+    def num_turns_to_drop(self, messages: Messages) -> int | None:
+        """Number of first turns that must be dropped; None if dropping all of them is not enough."""
         most_tokens = self._limit - self.least_free
-        aim = min(self._limit // _KEPT_SHARE - self.max_notes, most_tokens)
-        fewest, most = max(1, self._left_out), len(self._said)
+        target = min(self._limit // _PROMPT_DIVISOR - self.max_notes, most_tokens)
+        fewest, most = max(1, self._num_dropped), len(self._turns)
 
         def size(number: int) -> int:
-            return len(self._written(number, left_out(number), heard))
+            return len(self._render(number, omission(number), messages))
 
-        number = fewest + bisect.bisect_left(range(fewest, most), True, key=lambda n: size(n) <= aim)
+        number = fewest + bisect.bisect_left(range(fewest, most), True, key=lambda n: size(n) <= target)
         return number if number < most or size(most) <= most_tokens else None
 
     def texts(self, number: int) -> tuple[tuple[str, str], ...]:
-        """What was heard, without instructions, and answered in each of the first `number` turns."""
+        """Messages, without instructions, and answer of each of the first `number` turns."""
         return tuple(
-            ("\n\n".join(text for role, text in turn.heard if role != "system"), turn.answer)
-            for turn in self._said[:number]
+            ("\n\n".join(text for role, text in turn.messages if role != "system"), turn.answer)
+            for turn in self._turns[:number]
         )
 
     def ask_for_notes(self) -> tuple[int, ...]:
-        """Tokens of the prompt that asks the model for notes on all that it has read and said."""
+        """Tokens of the prompt that asks the model for notes on the conversation so far."""
         return self._renderer.extend(*self._stream, ASK_FOR_NOTES)
 
-    def leave_out(self, number: int, text: str, heard: Messages) -> tuple[int, ...]:
-        """The prompt, written anew without the first `number` turns, in whose place stands `text`."""
-        self._left_out, self._in_their_place = number, text
-        return self._written(number, text, heard)
+    def drop_turns(self, number: int, replacement: str, messages: Messages) -> tuple[int, ...]:
+        """Drop the first `number` turns and render the prompt again, with `replacement` in their place."""
+        self._num_dropped, self._replacement = number, replacement
+        return self._render(number, replacement, messages)
 
-    def answered(
-        self, heard: Messages, thought: str, answer: str, prompt_ids: tuple[int, ...], response_ids: tuple[int, ...]
+    def add_turn(
+        self,
+        messages: Messages,
+        reasoning: str,
+        answer: str,
+        prompt_ids: tuple[int, ...],
+        response_ids: tuple[int, ...],
     ) -> None:
-        """Remember a turn."""
-        self._said = (*self._said, _Said(heard, answer, response_ids))
+        """Append a turn."""
+        self._turns = (*self._turns, _PastTurn(messages, answer, response_ids))
         self._stream = (prompt_ids, response_ids)
-        self._thoughts_held |= bool(thought)
+        self._has_reasoning |= bool(reasoning)
 
-    def _written(self, number: int, text: str, now: Messages) -> tuple[int, ...]:
-        kept = self._said[number:]
-        heard = [*(turn.heard for turn in kept), now]
-        if number:
-            heard[0] = _joined(self._said[0].heard, text, heard[0])
-        first = max(0, self._thoughtless - number)  # of those whose tokens are taken as they are
-        told = [(*seen, ("assistant", turn.answer)) for seen, turn in zip(heard, kept[:first], strict=False)]
-        prompt_ids = self._renderer.begin([*(message for turn in told for message in turn), *heard[first]])
-        for turn, seen in zip(kept[first:], heard[first + 1 :], strict=True):
+    def _render(self, num_dropped: int, replacement: str, new: Messages) -> tuple[int, ...]:
+        turns = self._turns[num_dropped:]
+        messages = [*(turn.messages for turn in turns), new]
+        if num_dropped:
+            messages[0] = _join(self._turns[0].messages, replacement, messages[0])
+        first = max(0, self._num_stripped - num_dropped)  # the first turn that keeps its tokens
+        as_text = [(*seen, ("assistant", turn.answer)) for seen, turn in zip(messages, turns[:first], strict=False)]
+        prompt_ids = self._renderer.begin([*(message for turn in as_text for message in turn), *messages[first]])
+        for turn, seen in zip(turns[first:], messages[first + 1 :], strict=True):
             prompt_ids = self._renderer.go_on(prompt_ids, turn.response_ids, seen)
         return prompt_ids
 
 
 class Branches:
-    """Which of a seat's conversations each of its decisions belongs to, and where one branched off another."""
+    """Assigns each decision of an agent to one of its conversations, and records where a conversation branched off."""
 
     def __init__(self) -> None:
-        self._branches: list[int] = []  # by decision
-        self._fresh = 0  # the next that is begun
-        self._main: int | None = None  # branch of the conversation that an environment need not name
-        self._gone_on: set[int] = set()  # decisions whose branch has moved on: who goes on from them begins another
+        self._branches: list[int] = []
+        """By decision."""
+        self._next = 0
+        """Number of the next branch."""
+        self._main: int | None = None
+        """Branch of the conversation that an environment need not name."""
+        self._continued: set[int] = set()
+        """Decisions whose branch has moved on; a conversation that continues from one of them begins a new branch."""
 
-    def place(self, told: Mapping[str, Any] | None) -> tuple[int, int | None]:
-        """The branch of the next decision and, where it begins there, the decision whose conversation it goes on from.
+    def place(self, conversation: Mapping[str, Any] | None) -> tuple[int, int | None]:
+        """The branch of the next decision and, if the branch begins with it, the decision that it continues from.
 
         Args:
-            told: What `forge_agents.envs.env.CONVERSATION` says of it; None for the main conversation.
+            conversation: Value of `forge_agents.envs.env.CONVERSATION`; None for the main conversation.
 
         Raises:
-            ValueError: It goes on from a decision that the seat has not made.
+            ValueError: It continues from a decision that does not exist.
         """
-        number, after = len(self._branches), None if told is None else told["after"]
+        number, after = len(self._branches), None if conversation is None else conversation["after"]
         if after is not None and not (type(after) is int and 0 <= after < number):
-            raise ValueError(f"a conversation goes on from decision {after!r}; the seat has made {number}, from 0 on")
-        begins = told is not None and (after is None or after in self._gone_on)
-        if told is None:  # 0, unless another conversation was there before it
-            branch = self._main = self._fresh if self._main is None else self._main
+            raise ValueError(
+                f"a conversation continues from decision {after!r}; the agent has made {number}, numbered from 0"
+            )
+        begins = conversation is not None and (after is None or after in self._continued)
+        if conversation is None:  # branch 0, unless another conversation began before it
+            branch = self._main = self._next if self._main is None else self._main
         else:
-            branch = self._fresh if begins or after is None else self._branches[after]
-        self._fresh = max(self._fresh, branch + 1)
-        # the main one needs no name: who names a decision of it asks beside it
-        on = number if told is None else after
-        if on is not None:
-            self._gone_on.add(on)
+            branch = self._next if begins or after is None else self._branches[after]
+        self._next = max(self._next, branch + 1)
+        # A named conversation that continues from a decision of the main one is a side question: a branch of its own.
+        previous = number if conversation is None else after
+        if previous is not None:
+            self._continued.add(previous)
         self._branches.append(branch)
         return branch, after if begins else None
 
 
-def _joined(opening: Messages, text: str, then: Messages) -> Messages:
-    """`opening`, `text` and `then`; many templates want roles to alternate, so what one role says is one message."""
+def _join(opening: Messages, text: str, following: Messages) -> Messages:
+    """Join messages with `text` in between. Neighbors of one role become one message, as many templates require."""
     *before, (role, last) = opening
-    if then and then[0][0] == role:
-        (_, first), *rest = then
+    if following and following[0][0] == role:
+        (_, first), *rest = following
         return (*before, (role, f"{last}\n\n{text}\n\n{first}"), *rest)
-    return (*before, (role, f"{last}\n\n{text}"), *then)
+    return (*before, (role, f"{last}\n\n{text}"), *following)
 
 
-def left_out(number: int, text: str = "", *, notes: bool = False) -> str:
-    """What a model reads in place of the first `number` turns.
+def omission(number: int, text: str = "", *, notes: bool = False) -> str:
+    """Text that a model reads in place of the first `number` turns.
 
     Args:
-        text: What is known of them; empty: nothing.
+        number: Number of dropped turns.
+        text: Summary of them; empty if there is none.
         notes: Whether the model itself wrote `text`.
     """
-    told = f"[{number} earlier turn{'s are' if number > 1 else ' is'} left out here"
+    head = f"[{number} earlier turn{'s are' if number > 1 else ' is'} left out here"
     if not text.strip():
-        return f"{told}.]"
-    return f"{told}. {'Your notes' if notes else 'In short'}:]\n{text.strip()}\n[Here it goes on.]"
+        return f"{head}.]"
+    return f"{head}. {'Your notes' if notes else 'In short'}:]\n{text.strip()}\n[Here it goes on.]"

@@ -1,8 +1,4 @@
-"""The client of an OpenAI-compatible chat endpoint, in a seat or behind a judge.
-
-In: chat messages. Out: replies. Waits for the server: a bounded number of requests at a time, each under one deadline
-that includes its retries.
-"""
+"""Client of an OpenAI-compatible chat endpoint: bounded concurrency, budgets, and one timeout that includes retries."""
 
 from __future__ import annotations
 
@@ -26,36 +22,36 @@ if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 _LOG = logging.getLogger(__name__)
-_SHOWN = 500
-"""Characters of what a server says that an error quotes."""
+_MAX_QUOTED_CHARS = 500
+"""Maximum length of a server's message in an error."""
 _SENT_STATUS = "forge_agents.sent_status"
-"""Extension of a response: the status that the server sent with a body that holds an error."""
-_SAID = {"content", "reasoning_content", "reasoning", "refusal", "tool_calls"}
-"""Of these a message has at least one, unless it ended before its answer."""
+"""Extension of a response: the original status, if the body holds an error with another one."""
+_CONTENT_FIELDS = {"content", "reasoning_content", "reasoning", "refusal", "tool_calls"}
+"""A message has at least one of these fields, unless it ended before its answer."""
 _refusals: contextvars.ContextVar[list[int]] = contextvars.ContextVar("_refusals")
-"""HTTP statuses of the tries so far of the request under way that the server refused."""
-_unsupported: weakref.WeakKeyDictionary[Endpoint, set[str]] = weakref.WeakKeyDictionary()
-"""Fields of a request that the server of an endpoint has refused, as long as the endpoint lives."""
+"""HTTP statuses of refused attempts of the current request."""
+_unsupported_fields: weakref.WeakKeyDictionary[Endpoint, set[str]] = weakref.WeakKeyDictionary()
+"""Request fields that the server of an endpoint has refused, for the lifetime of the endpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatReply:
-    """What an endpoint answered."""
+    """Answer of an endpoint."""
 
     text: str
     finish_reason: Literal["stop", "length"]
     usage: Usage | None
-    """As the server counts; None where it does not say."""
+    """Token counts of the server; None if it reports none."""
     reasoning: str = ""
-    """What the model thought before, where the server tells it apart (``reasoning_content``, ``reasoning``)."""
+    """Reasoning that the server separates from the answer (``reasoning_content``, ``reasoning``)."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """Calls that the server tells apart from the text."""
+    """Calls that the server separates from the text."""
     logprobs: Sequence[Mapping[str, Any]] = ()
-    """Per token of `text`, as the API has it: ``token``, ``logprob``, ``top_logprobs``; empty where there are none."""
+    """Per token of `text`, in the API's format: ``token``, ``logprob``, ``top_logprobs``; may be empty."""
 
 
 class _RefusedError(Exception):
-    """A refusal, with its HTTP status and the whole body of the server's answer."""
+    """A refusal, with the HTTP status and the full body of the response."""
 
     def __init__(self, message: str, status: int, body: str) -> None:
         super().__init__(message)
@@ -63,10 +59,10 @@ class _RefusedError(Exception):
 
 
 class EndpointClient:
-    """Asks an endpoint; belongs to the event loop that it is first used on.
+    """Client of an endpoint; belongs to the event loop on which it is first used.
 
     Args:
-        endpoint: Who is asked, how often at once, and what may be spent.
+        endpoint: The endpoint, with its limits.
 
     Raises:
         ValueError: The environment variable with the key is not set.
@@ -75,9 +71,9 @@ class EndpointClient:
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint
         self._key = endpoint.api_key()
-        self._who = f"{endpoint.model} at {endpoint.url}"
-        self._places = asyncio.Semaphore(endpoint.concurrency)
-        self._refused = _unsupported.setdefault(endpoint, set())
+        self._label = f"{endpoint.model} at {endpoint.url}"
+        self._slots = asyncio.Semaphore(endpoint.concurrency)
+        self._refused_fields = _unsupported_fields.setdefault(endpoint, set())
         self._requests = 0
         self._tokens = 0
         self._client = _connections(endpoint, self._key)
@@ -89,34 +85,35 @@ class EndpointClient:
         *,
         optional: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> ChatReply:
-        """The model's reply.
+        """Ask the model for a reply.
+
+        A field that the server refuses by name is omitted from then on, with one warning.
 
         Args:
-            sampling: Settings at their default are not sent, except the limit of tokens.
-            optional: Further fields of the request, by the word that names them in a server's refusal.
-
-        A field that the server refuses by name is left out from then on, which one line on the console says.
+            messages: The conversation.
+            sampling: Sampling settings. Defaults are not sent, except `max_tokens`.
+            optional: Further fields of the request, by the name under which a server may refuse them.
 
         Raises:
-            StallError: None in time; names the endpoint and its last refusal.
-            EndpointError: The server's refusal, after the retries, or an answer that is none.
-            BudgetError: The budget of the run is spent.
+            StallError: No reply in time; the message names the endpoint and its last refusal.
+            EndpointError: The server refused, also after retries, or sent no valid completion.
+            BudgetError: The run's budget is spent.
         """
-        async with self._places:
-            self._spend()
-            refusals: list[int] = []
-            _refusals.set(refusals)
+        async with self._slots:
+            self._count_request()
+            statuses: list[int] = []
+            _refusals.set(statuses)
             try:
                 async with asyncio.timeout(self.endpoint.timeout_s):
                     return await self._reply(messages, sampling, optional or {})
             except TimeoutError:
-                last = f"; it last refused with status {refusals[-1]}" if refusals else ""
+                last = f"; it last refused with status {statuses[-1]}" if statuses else ""
                 raise StallError(
-                    f"{self._who} gave no answer within {self.endpoint.timeout_s:g} s{last}"
-                ) from None  # what libraries raise may hold the key
+                    f"{self._label} gave no answer within {self.endpoint.timeout_s:g} s{last}"
+                ) from None  # a library's exception may hold the key
 
     async def close(self) -> None:
-        """Close the connections. Twice is no error."""
+        """Close the connections. Calling it twice is safe."""
         await self._client.close()
 
     async def _reply(
@@ -124,30 +121,30 @@ class EndpointClient:
     ) -> ChatReply:
         refusals: dict[str, _RefusedError] = {}
         while True:
-            without = {*self._refused, *refusals}  # concurrent requests may have added to it
-            limit = LIMITS[LIMITS[0] in without]
+            omitted = {*self._refused_fields, *refusals}  # concurrent requests may have added fields
+            limit = LIMITS[LIMITS[0] in omitted]
             fields = _fields(sampling, optional) | {limit: {limit: sampling.max_tokens}}
-            sent = {name: each for name, each in fields.items() if name not in without}
+            sent = {name: each for name, each in fields.items() if name not in omitted}
             try:
                 body = await self._send(messages, {key: value for each in sent.values() for key, value in each.items()})
             except _RefusedError as refusal:
                 refusals[self._refused_field(refusal, sent)] = refusal
                 continue
-            self._leave_out(refusals)
-            reply = read_reply(body, self._who, self._quote)
-            if "stop" in without:
-                reply = _cut(reply, sampling.stop)
+            self._omit(refusals)
+            reply = read_reply(body, self._label, self._quote)
+            if "stop" in omitted:
+                reply = _apply_stop(reply, sampling.stop)
             if reply.usage is not None:
                 self._tokens += reply.usage.prompt_tokens + reply.usage.completion_tokens
             elif self.endpoint.max_total_tokens is not None:
                 raise EndpointError(
-                    f"{self._who} does not say how many tokens it used, so max_total_tokens="
+                    f"{self._label} does not say how many tokens it used, so max_total_tokens="
                     f"{self.endpoint.max_total_tokens} cannot be kept; set max_requests instead"
                 )
             return reply
 
     async def _send(self, messages: Sequence[Message], fields: Mapping[str, Any]) -> str:
-        """The body of the server's answer."""
+        """Send a request. Returns the body of the response."""
         from openai import APIConnectionError, APIStatusError, OpenAIError
 
         error: EndpointError | _RefusedError
@@ -161,18 +158,18 @@ class EndpointClient:
         except APIStatusError as refusal:
             error = self._refusal(refusal.response)
         except APIConnectionError as lost:
-            error = EndpointError(f"{self._who} cannot be reached: {self._quote(str(lost.__cause__ or lost))}")
+            error = EndpointError(f"{self._label} cannot be reached: {self._quote(str(lost.__cause__ or lost))}")
         except OpenAIError as failed:
-            error = EndpointError(f"{self._who} failed: {self._quote(str(failed))}")
-        raise error  # outside the handler: what the library raised holds the request and with it the key
+            error = EndpointError(f"{self._label} failed: {self._quote(str(failed))}")
+        raise error  # outside the handler, because the library's exception holds the request and with it the key
 
     def _refusal(self, response: Any) -> EndpointError | _RefusedError:
         body, status = response.text, response.status_code
         sent_status = response.extensions.get(_SENT_STATUS)
         if sent_status and not has_error(body):
-            return _no_completion(self._who, self._quote(body))
-        said = f"answered with status {sent_status} and an error" if sent_status else f"refused with status {status}"
-        return _RefusedError(f"{self._who} {said}: {self._quote(body)}", status, body)
+            return _no_completion(self._label, self._quote(body))
+        action = f"answered with status {sent_status} and an error" if sent_status else f"refused with status {status}"
+        return _RefusedError(f"{self._label} {action}: {self._quote(body)}", status, body)
 
     def _refused_field(self, refusal: _RefusedError, sent: Mapping[str, Mapping[str, Any]]) -> str:
         """The field of `sent` that a refusal names. Raises EndpointError if it names none."""
@@ -181,47 +178,47 @@ class EndpointClient:
             raise EndpointError(str(refusal), refusal.status) from None
         return name
 
-    def _leave_out(self, refusals: Mapping[str, _RefusedError]) -> None:
-        """Leave out fields from now on, after the server has answered without them.
+    def _omit(self, refusals: Mapping[str, _RefusedError]) -> None:
+        """Omit fields from now on, after the server has answered without them.
 
-        A refusal for another reason may name a field by chance, for instance in the messages that it repeats.
+        The answer is awaited because a refusal for another reason may name a field by chance, such as in a quotation.
         """
         for name, refusal in refusals.items():
-            if name in self._refused:
+            if name in self._refused_fields:
                 continue
-            self._refused.add(name)
-            instead = f"; the limit is sent as {LIMITS[1]}" if name == LIMITS[0] else ""
-            instead = "; the stop texts are cut off here" if name == "stop" else instead
-            line = "%s does not accept %s, which is left out from now on%s: %s"
-            _LOG.warning(line, self._who, name, instead, refusal)
+            self._refused_fields.add(name)
+            note = f"; the limit is sent as {LIMITS[1]}" if name == LIMITS[0] else ""
+            note = "; the stop texts are applied to its answers" if name == "stop" else note
+            line = "%s does not accept %s, which is omitted from now on%s: %s"
+            _LOG.warning(line, self._label, name, note, refusal)
 
-    def _spend(self) -> None:
-        """Count one request. Raises BudgetError where nothing is left."""
+    def _count_request(self) -> None:
+        """Count one request. Raises BudgetError if the budget is spent."""
         limits = self.endpoint
         if limits.max_requests is not None and self._requests >= limits.max_requests:
             raise BudgetError(
-                f"{self._who} was asked {self._requests} times, all that max_requests={limits.max_requests} allows; "
-                "raise it to go on"
+                f"{self._label} was asked {self._requests} times, all that max_requests={limits.max_requests} allows; "
+                "raise it to continue"
             )
         if limits.max_total_tokens is not None and self._tokens >= limits.max_total_tokens:
             raise BudgetError(
-                f"{self._who} used {self._tokens} tokens, max_total_tokens={limits.max_total_tokens} allows no more; "
-                "raise it to go on"
+                f"{self._label} used {self._tokens} tokens, max_total_tokens={limits.max_total_tokens} allows no more; "
+                "raise it to continue"
             )
         self._requests += 1
 
-    def _quote(self, said: str) -> str:
-        """The beginning of what a server said, on one line, without the key."""
+    def _quote(self, text: str) -> str:
+        """The beginning of a server's message, on one line, without the key."""
         if self._key:
-            said = said.replace(self._key, "***")
-        return repr(said[:_SHOWN] + ("..." if len(said) > _SHOWN else ""))
+            text = text.replace(self._key, "***")
+        return repr(text[:_MAX_QUOTED_CHARS] + ("..." if len(text) > _MAX_QUOTED_CHARS else ""))
 
 
 def _fields(sampling: Sampling, optional: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The fields about sampling by the word that names them in a refusal, in the order in which they are left out.
+    """Sampling fields by the name under which a server may refuse them, in the order in which they are omitted.
 
-    If a server accepts either the temperature or another field of the two, as Anthropic's models do with top_p, the
-    temperature stays.
+    If a server accepts only one of temperature and another field, as Anthropic's models do with top_p, the temperature
+    stays.
     """
     fields = {name: dict(more) for name, more in optional.items()}
     fields |= {name: {name: value} for name, value in sampling.logit_settings.items()}
@@ -232,14 +229,14 @@ def _fields(sampling: Sampling, optional: Mapping[str, Mapping[str, Any]]) -> di
     return fields
 
 
-def _cut(reply: ChatReply, stop: Sequence[str]) -> ChatReply:
-    """A reply up to the first of the stop texts, which its server did not accept."""
+def _apply_stop(reply: ChatReply, stop: Sequence[str]) -> ChatReply:
+    """Cut a reply at the first stop text, for servers that do not accept stop texts."""
     ends = [at for text in stop if (at := reply.text.find(text)) >= 0]
     return replace(reply, text=reply.text[: min(ends)], finish_reason="stop") if ends else reply
 
 
-def read_reply(body: str, who: str, quote: Callable[[str], str]) -> ChatReply:
-    """The reply in the body of a chat completion.
+def read_reply(body: str, label: str, quote: Callable[[str], str]) -> ChatReply:
+    """Parse the body of a chat completion.
 
     Raises:
         EndpointError: The body holds no completion.
@@ -248,8 +245,8 @@ def read_reply(body: str, who: str, quote: Callable[[str], str]) -> ChatReply:
         reply = json.loads(body)
         choice = reply["choices"][0]
         message = choice["message"]
-        text, thinking = _parts(message.get("content") or message.get("refusal") or "")
-        thought = message.get("reasoning_content") or message.get("reasoning") or thinking
+        text, parts_reasoning = _split_parts(message.get("content") or message.get("refusal") or "")
+        reasoning = message.get("reasoning_content") or message.get("reasoning") or parts_reasoning
         usage = reply.get("usage")
         counts = None
         if usage:
@@ -257,35 +254,36 @@ def read_reply(body: str, who: str, quote: Callable[[str], str]) -> ChatReply:
             counts = Usage(prompt_tokens=read, completion_tokens=written)
         calls = [read_call(call["function"]) for call in message.get("tool_calls") or ()][:MAX_CALLS]
         logprobs = (choice.get("logprobs") or {}).get("content") or ()
-        ended = message.get("role") == "assistant" and choice.get("finish_reason")  # in a thought, as of Gemini
-        if not isinstance(text, str) or not (_SAID & message.keys() or ended):
+        # Gemini sends such a message if it ended inside its reasoning
+        ended = message.get("role") == "assistant" and choice.get("finish_reason")
+        if not isinstance(text, str) or not (_CONTENT_FIELDS & message.keys() or ended):
             raise TypeError("content is no text")
     except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError):
-        raise _no_completion(who, quote(body)) from None
-    cut = str(choice.get("finish_reason")).lower() in ("length", "max_tokens")  # OpenAI's word, and others'
-    thought = writable(thought).strip() if isinstance(thought, str) else ""
+        raise _no_completion(label, quote(body)) from None
+    cut = str(choice.get("finish_reason")).lower() in ("length", "max_tokens")  # names of OpenAI and others
+    reasoning = writable(reasoning).strip() if isinstance(reasoning, str) else ""
     return ChatReply(
         text=writable(text),
         finish_reason="length" if cut else "stop",
         usage=counts,
-        reasoning=thought,
+        reasoning=reasoning,
         tool_calls=tuple(calls),
         logprobs=logprobs,
     )
 
 
-def _parts(content: Any) -> tuple[Any, str]:
-    """Text and thought of a content, which Mistral's models give in parts."""
+def _split_parts(content: Any) -> tuple[Any, str]:
+    """Text and reasoning of a message's content, which Mistral's models send in parts."""
     if not isinstance(content, list):
         return content, ""
     texts = [part["text"] for part in content if part["type"] == "text"]
-    thoughts = [_parts(part["thinking"])[0] for part in content if part["type"] == "thinking"]
-    return "".join(texts), "\n".join(thoughts)
+    reasonings = [_split_parts(part["thinking"])[0] for part in content if part["type"] == "thinking"]
+    return "".join(texts), "\n".join(reasonings)
 
 
-def _no_completion(who: str, quoted: str) -> EndpointError:
+def _no_completion(label: str, quoted: str) -> EndpointError:
     return EndpointError(
-        f"{who} answered what is no chat completion: {quoted}; check that url is the base of its API, usually .../v1"
+        f"{label} sent no valid chat completion: {quoted}; check that url is the base of its API, usually .../v1"
     )
 
 
@@ -296,7 +294,7 @@ def _connections(endpoint: Endpoint, key: str) -> AsyncOpenAI:
         if response.is_success:
             await response.aread()
             status = status_of(response.text)
-            if status is not None:  # the client's own retries then treat the answer as what it is
+            if status is not None:  # so that the client's own retries treat it as an error
                 response.extensions[_SENT_STATUS] = response.status_code
                 response.status_code = status
         if response.status_code >= 400:
@@ -306,10 +304,10 @@ def _connections(endpoint: Endpoint, key: str) -> AsyncOpenAI:
         base_url=endpoint.url,
         api_key=key or "none",
         max_retries=endpoint.retries,
-        timeout=None,  # `ask` keeps the deadline, over all retries
+        timeout=None,  # `ask` has one timeout for all retries
         http_client=DefaultAsyncHttpxClient(event_hooks={"response": [note]}),
     )
-    client.organization = client.project = None  # the environment's OpenAI account is no other server's business
+    client.organization = client.project = None  # other servers must not learn the OpenAI account in the environment
     return client
 
 
@@ -320,20 +318,20 @@ _leases: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Endpoint, tup
 
 
 async def client_of(endpoint: Endpoint) -> EndpointClient:
-    """The client that all players of `endpoint` on the running loop share; it closes with the loop.
+    """The shared client of `endpoint` on the running loop; it closes with the loop.
 
     Raises:
         ValueError: The environment variable with the key is not set.
     """
-    here = _leases.setdefault(asyncio.get_running_loop(), {})
-    if endpoint not in here:
+    leases = _leases.setdefault(asyncio.get_running_loop(), {})
+    if endpoint not in leases:
         lease = _until_the_loop_ends(endpoint)
-        here[endpoint] = (await anext(lease), lease)
-    return here[endpoint][0]
+        leases[endpoint] = (await anext(lease), lease)
+    return leases[endpoint][0]
 
 
 async def _until_the_loop_ends(endpoint: Endpoint) -> _Lease:
-    """Yields a client and waits: when a loop ends, asyncio closes the generators that are still open on it."""
+    """Yield a client and wait: when a loop ends, asyncio closes the generators that are still open on it."""
     client = EndpointClient(endpoint)
     try:
         yield client

@@ -80,7 +80,7 @@ class _Draft:
 
 
 class _StepResult(NamedTuple):
-    """What the environment reports to an agent since its last decision."""
+    """Result that the environment reports to an agent since its last decision."""
 
     reward: float
     terminated: bool
@@ -241,8 +241,8 @@ async def play(
         env_id: Id of the environment, for the record.
         engines: Engines of the model policies, by policy name.
         max_turns: Maximum number of decisions. A round that has begun is finished.
-        rng_key: Unique key of the episode. What models sample then depends only on the key, the agent and the turn, so
-            a resumed run repeats it. None uses the engines' own random streams.
+        rng_key: Unique key of the episode. Samples of models then depend only on the key, the agent and the turn, so a
+            resumed run repeats them. None uses the engines' own random streams.
         episode_index: Index of the episode in its group, from 0.
         watch: Called with each turn when it is decided, before its reward and info are known.
 
@@ -389,7 +389,7 @@ def _step(
     if decision is not None and callable(about_answer):
         about_answer(acting, decision.about())
     accounts = dict(env._cumulative_rewards)
-    env.step(None if decision is None else visible_action(env, decision.reasoning, decision.action))
+    env.step(None if decision is None else _delivered_text(env, decision))
     if decision is not None and (reason := find_lost_reward(env, acting, accounts)):
         raise FailureError("reward", ValueError(reason))
     for agent in list(reported):
@@ -451,7 +451,8 @@ async def _play_rounds(
             return "context"
         decisions = dict(zip(deciding, answers, strict=True))
         for name, agent in deciding.items():
-            agent.add_decision(index, *views[name], decisions[name])
+            observation, info = views[name]
+            agent.add_decision(index, observation, info, decisions[name])
             index += 1
         results, other_rewards, views = await run_env_code("step", env, _round, env, decisions)
         for name, agent in deciding.items():
@@ -471,7 +472,7 @@ def _round(
     env: ParallelEnv[str, Any, Any], decisions: Mapping[str, Decision]
 ) -> tuple[dict[str, _StepResult], dict[str, float], _Views]:
     """Results of the agents that acted, rewards of others (left earlier, or joining now), and the next views."""
-    actions = {agent: visible_action(env, decision.reasoning, decision.action) for agent, decision in decisions.items()}
+    actions = {agent: _delivered_text(env, decision) for agent, decision in decisions.items()}
     observations, rewards, terminated, truncated, infos = env.step(actions)
     results = {
         agent: _StepResult.of(
@@ -494,6 +495,11 @@ def _finite(reward: Any, agent: str) -> float:
     if not math.isfinite(value):
         raise FailureError("reward", ValueError(f"{agent!r} was rewarded with {reward!r}; rewards must be finite"))
     return value
+
+
+def _delivered_text(env: PlayableEnv, decision: Decision) -> str:
+    """The text of a decision that the environment receives."""
+    return visible_action(env, decision.reasoning, decision.action) if decision.reasoning else decision.action
 
 
 def _instructions_and_tools(env: PlayableEnv, agent: str) -> tuple[str, Sequence[Mapping[str, Any]]]:

@@ -1,8 +1,4 @@
-"""Policies brought to life: one player decides for one seat through one episode.
-
-In: a policy and, for a model, its engine and renderer. Out: decisions. Waits for engines and endpoints, which keep
-their own deadlines, and for people.
-"""
+"""Players: a policy that decides for one agent through one episode."""
 
 from __future__ import annotations
 
@@ -35,7 +31,7 @@ from forge_agents.policy import (
     Sampling,
     Scripted,
 )
-from forge_agents.rollout.conversation import Conversation, Messages, left_out
+from forge_agents.rollout.conversation import Conversation, Messages, omission
 from forge_agents.rollout.endpoint import client_of
 from forge_agents.rollout.refusals import is_too_long
 from forge_agents.rollout.rendering import Renderer
@@ -46,9 +42,9 @@ from forge_agents.types import Compaction, Completion, FinishReason, Message, To
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What a player thought and answered, with the tokens of a model: the part of a `Turn` that is its own.
+    """A player's answer with its reasoning and tokens: the fields of a `Turn` that come from the player.
 
-    Calls that a player brings are not in its `action`: those of a family's own grammar, or that a server told apart.
+    `action` does not contain `tool_calls` that were written in the grammar of a model family or parsed by a server.
     """
 
     action: str
@@ -62,14 +58,14 @@ class Decision:
     versions: tuple[VersionSpan, ...] = ()
     finish_reason: FinishReason = "scripted"
     stopped_by: str = ""
-    """The text of `Sampling.stop` that ended the answer; empty where none did, or nobody knows."""
+    """Text of `Sampling.stop` that ended the answer; empty if none did or it is unknown."""
     usage: Usage | None = None
     generate_s: float = 0.0
     compaction: Compaction | None = None
     notes: Decision | None = None
 
     def about(self) -> dict[str, Any]:
-        """What the hook ``about_answer`` of an environment is told, JSON-safe."""
+        """JSON-safe facts for the environment's hook ``about_answer``."""
         usage = self.usage or Usage(prompt_tokens=len(self.prompt_ids), completion_tokens=len(self.response_ids))
         return {
             "finish_reason": self.finish_reason,
@@ -78,42 +74,42 @@ class Decision:
             "reasoning_tokens": self.reasoning_tokens,
             "notes_tokens": 0 if self.notes is None else len(self.notes.response_ids),
             "stopped_by": self.stopped_by,
-            # a thought is its seat's own affair, whoever can decode it
+            # reasoning is private, and its tokens could be decoded
             "token_ids": list(self.response_ids[self.reasoning_tokens :]),
             "logprobs": list(self.logprobs[self.reasoning_tokens :]),
             "tool_calls": [asdict(call) for call in self.tool_calls],
         }
 
     def published(self, tools: Sequence[Mapping[str, Any]]) -> Decision:
-        """As an environment hears it: calls of `tools`, given as schemas, in their one form, whoever read them."""
-        calls, thought = self.tool_calls, writable(self.reasoning)  # half an emoji, from an endpoint
-        written = writable(self.raw_reasoning)
+        """The decision as an environment receives it: with calls of `tools` (schemas) in the common form."""
+        calls, reasoning = self.tool_calls, writable(self.reasoning)  # an endpoint may send half a surrogate pair
+        raw = writable(self.raw_reasoning)
         action = writable(with_calls(self.action, calls))
         if tools and not calls:
             calls = tuple(parse_tool_calls(action, tools=tools))
-        if (action, thought, written, calls) == (self.action, self.reasoning, self.raw_reasoning, self.tool_calls):
-            return self  # most are: a copy costs 2 us
-        return replace(self, action=action, reasoning=thought, raw_reasoning=written, tool_calls=calls)
+        if (action, reasoning, raw, calls) == (self.action, self.reasoning, self.raw_reasoning, self.tool_calls):
+            return self  # the usual case: a copy costs 2 us
+        return replace(self, action=action, reasoning=reasoning, raw_reasoning=raw, tool_calls=calls)
 
 
-def _said(text: str) -> Decision:
-    """The decision of a player that no model makes, from all of its text."""
-    thought, written, answer = split_response(text)
-    return Decision(action=answer, reasoning=thought, raw_reasoning=written)
+def _from_text(text: str) -> Decision:
+    """The decision of a player that is no model."""
+    reasoning, raw, answer = split_response(text)
+    return Decision(action=answer, reasoning=reasoning, raw_reasoning=raw)
 
 
 Player: TypeAlias = Callable[[str, Mapping[str, Any]], Awaitable[Decision]]
-"""Decides for one seat through one episode: from the observation and the environment's `infos[agent]`."""
+"""Decides for one agent through one episode, given the observation and the environment's `infos[agent]`."""
 Compact: TypeAlias = Callable[[Sequence[tuple[str, str]]], Awaitable[str]]
-"""What an environment says in place of turns of a seat, observation and answer of each; empty where it says nothing."""
+"""Summarizes turns of an agent (observation and answer of each) for the environment; may return an empty text."""
 
 
 class ContextFullError(Exception):
-    """The conversation no longer fits the model's context: the episode ends, truncated."""
+    """The conversation no longer fits the model's context; the episode ends truncated."""
 
 
 class Generator(Protocol):
-    """What a player needs of an engine."""
+    """The interface of an engine that players use."""
 
     @property
     def max_model_len(self) -> int: ...  # noqa: D102
@@ -129,418 +125,9 @@ class Generator(Protocol):
     ) -> Completion: ...
 
 
-class ModelPlayer:
-    """A served model in a seat; keeps the seat's conversations.
-
-    Args:
-        constrain: Sample among the legal actions only.
-        keep_reasoning: Which of its thoughts the model reads again.
-        tools: Schemas of the tools that the seat may call.
-        rng_key: Names this seat of this episode: what is sampled follows from it and the turn, whatever else the engine
-            does. None: from the engine's own stream of random numbers.
-        context: What is done when a conversation does not fit the engine's context any more.
-        compact: Asked in a "window" for what takes the place of turns that are left out.
-    """
-
-    def __init__(
-        self,
-        engine: Generator,
-        renderer: Renderer,
-        sampling: Sampling,
-        instructions: str,
-        *,
-        constrain: bool = False,
-        keep_reasoning: KeepReasoning = "all",
-        tools: Sequence[Mapping[str, Any]] = (),
-        rng_key: str | None = None,
-        context: Context = "end",
-        compact: Compact | None = None,
-    ) -> None:
-        self._engine, self._renderer, self._sampling = engine, renderer, sampling
-        self._constrain, self._rng_key, self._decisions, self._compact = constrain, rng_key, 0, compact
-        self._tools = tools
-        self._told = (("system", instructions),) if instructions else ()
-        self._begun = Conversation(
-            renderer,
-            limit=engine.max_model_len,
-            max_tokens=sampling.max_tokens + (sampling.max_reasoning_tokens or 0),
-            context=context,
-            keep_reasoning=keep_reasoning,
-        )
-        self._held: list[Conversation] = []  # as it stood after each decision
-        self._main: int | None = None  # the last decision of the conversation that an environment need not name
-        self._calls = 0
-
-    async def decide(
-        self, observation: str, info: Mapping[str, Any], *, own: Sampling | None = None, rng_key: str | None = None
-    ) -> Decision:
-        """Ask the engine, in the conversation that `forge_agents.envs.env.CONVERSATION` names, or the main one.
-
-        Args:
-            own: How this answer is drawn, where nobody learns from it; None: as the policy says.
-            rng_key: What it follows from, in place of the player's own.
-
-        Raises:
-            ContextFullError: There is no room for an answer, whatever is left out.
-        """
-        told = info.get(CONVERSATION)
-        if told is None:
-            counted = info.get("tool_calls")  # of the episode so far, as a `ToolEnv` counts; or anything
-            calls = counted if isinstance(counted, int) else 0
-            after, only_results, self._calls = self._main, calls > self._calls, calls
-            heard = (*(self._told if after is None else ()), ("user", observation))
-        else:
-            after, only_results = told["after"], bool(told.get("only_results"))
-            heard = tuple((str(message["role"]), str(message["content"])) for message in told["messages"])
-        talk = copy.copy(self._begun if after is None else self._held[after])
-        prompt_ids = talk.prompt(heard, only_results=only_results)
-        notes = compaction = None
-        if talk.may_leave_out and talk.is_full(prompt_ids):
-            number = talk.to_leave_out(heard)
-            if number is None:
-                raise self._no_room(prompt_ids)
-            first = None if rng_key is None else f"{rng_key}/notes"
-            notes = await self._notes(talk, first) if talk.context == "summarize" else None
-            prompt_ids, compaction = await self._shortened(talk, number, heard, notes)
-        if (room := talk.room(prompt_ids)) < 1:
-            raise self._no_room(prompt_ids)
-        legal = info.get("legal_actions") if self._constrain and told is None else None
-        sampling = self._sampling if told is None else requested_sampling(own or self._sampling, told, self._engine)
-        tools = self._tools if told is None else told.get("tools", self._tools)
-        done = await self._answer(prompt_ids, sampling, room, tuple(legal or ()), tools=tools, rng_key=rng_key)
-        talk.answered(heard, done.reasoning, self._answer_of(done, sampling), prompt_ids, done.response_ids)
-        if told is None:
-            self._main = len(self._held)
-        self._held.append(talk)
-        return replace(done, compaction=compaction, notes=notes)
-
-    def forget(self, decision: int) -> None:
-        """Keep no tokens of a decision, from 0, that nobody will go on from."""
-        self._held[decision] = self._begun
-
-    async def _answer(
-        self,
-        prompt_ids: tuple[int, ...],
-        wanted: Sampling,
-        room: int,
-        choices: tuple[str, ...] = (),
-        *,
-        tools: Sequence[Mapping[str, Any]] = (),
-        rng_key: str | None = None,
-    ) -> Decision:
-        """What the model says, in at most `room` tokens."""
-        started = time.perf_counter()
-        if rng_key is None and self._rng_key is not None:
-            rng_key = f"{self._rng_key}/{self._decisions}"
-        self._decisions += 1
-        limit = len(prompt_ids) + room
-        if choices:  # one of them is an answer, also where the template has opened a thought
-            done = await self._sample(prompt_ids, wanted, limit, rng_key, choices)
-            thought, written, answer = "", "", self._renderer.text(done.token_ids, *wanted.stop)
-        else:
-            ask = self._respond if wanted.max_reasoning_tokens is None else self._think_and_answer
-            done = await ask(prompt_ids, wanted, limit, rng_key)
-            thought, written, answer = self._renderer.sections(done.token_ids, *wanted.stop)
-        beside, calls = self._renderer.calls(done.token_ids, tools) if tools else ("", ())
-        may_stop = wanted.stop and done.finish_reason == "stop"
-        return Decision(
-            action=beside if calls else answer,
-            reasoning=thought,
-            raw_reasoning=written,
-            reasoning_tokens=self._renderer.thought_length(done.token_ids) if thought else 0,
-            tool_calls=calls,
-            prompt_ids=prompt_ids,
-            response_ids=done.token_ids,
-            logprobs=done.logprobs,
-            versions=done.versions,
-            finish_reason=done.finish_reason,
-            stopped_by=self._renderer.stopped_by(done.token_ids, *wanted.stop) if may_stop else "",
-            generate_s=done.seconds or time.perf_counter() - started,
-        )
-
-    def _answer_of(self, decision: Decision, wanted: Sampling) -> str:
-        """The answer as the model wrote it, calls in its own grammar and all."""
-        return self._renderer.parse(decision.response_ids, *wanted.stop)[1] if decision.tool_calls else decision.action
-
-    async def _sample(
-        self,
-        prompt_ids: tuple[int, ...],
-        wanted: Sampling,
-        limit: int,
-        rng_key: str | None,
-        choices: tuple[str, ...] = (),
-    ) -> Completion:
-        """What the engine answers, in as many tokens as there is room for: `limit` with those of the prompt."""
-        room = limit - len(prompt_ids)
-        asked: dict[str, Any] = {"choices": choices} if choices else {}
-        if rng_key is not None:
-            asked["seed"] = sampling_seed(rng_key)
-        if self._renderer.stop_ids:
-            asked["stop_token_ids"] = self._renderer.stop_ids
-        sampling = wanted
-        if wanted.max_tokens > room or wanted.max_reasoning_tokens is not None:
-            sampling = replace(wanted, max_tokens=min(wanted.max_tokens, room), max_reasoning_tokens=None)
-        done = await self._engine.generate(prompt_ids, sampling, **asked)
-        no_room = done.finish_reason == "length" and sampling.max_tokens < wanted.max_tokens
-        return replace(done, finish_reason="context") if no_room else done
-
-    async def _respond(
-        self, prompt_ids: tuple[int, ...], wanted: Sampling, limit: int, rng_key: str | None
-    ) -> Completion:
-        """As `_sample`, but texts of `stop` that stand in a thought end nothing."""
-        done = await self._sample(prompt_ids, wanted, limit, rng_key)
-        stopped = wanted.stop and done.finish_reason == "stop"
-        if not stopped or not (tag := self._renderer.stopped_thinking(done.token_ids)):
-            return done
-        for part, stop in (("thought", (tag,)), ("said", wanted.stop)):
-            left, so_far = wanted.max_tokens - len(done.token_ids), (*prompt_ids, *done.token_ids)
-            if left < 1 or len(so_far) >= limit:
-                return replace(done, finish_reason="length" if left < 1 else "context")
-            more = replace(wanted, stop=stop, max_tokens=left)
-            name = None if rng_key is None else f"{rng_key}/{part}"
-            done = _joined(done, (), await self._sample(so_far, more, limit, name))
-            if done.finish_reason != "stop" or self._renderer.closing(done.token_ids):  # the turn ended in the thought
-                return done
-        return done
-
-    async def _think_and_answer(
-        self, prompt_ids: tuple[int, ...], wanted: Sampling, limit: int, rng_key: str | None
-    ) -> Completion:
-        """A thought within its budget, closed where it is not at its end by then, and the answer within its own."""
-        thinking = replace(wanted, max_tokens=wanted.max_reasoning_tokens or wanted.max_tokens)
-        done = await self._respond(prompt_ids, thinking, limit, rng_key)
-        closed = self._renderer.closing(done.token_ids)
-        at = len(done.token_ids) if closed else self._renderer.thought_length(done.token_ids)
-        left = wanted.max_tokens - (len(done.token_ids) - at)
-        if left < 0 or (left == 0 and done.finish_reason == "length"):
-            return _first(done, at + wanted.max_tokens)
-        if done.finish_reason != "length":
-            return done
-        so_far = (*prompt_ids, *done.token_ids, *closed)
-        if len(so_far) >= limit:
-            return replace(done, finish_reason="context")
-        answering, name = replace(wanted, max_tokens=left), None if rng_key is None else f"{rng_key}/answer"
-        more = await self._sample(so_far, answering, limit, name)
-        return _joined(done, closed, more)
-
-    async def _notes(self, talk: Conversation, rng_key: str | None) -> Decision | None:
-        """The model's notes on all that it has read and said; None where there is no room left to ask for them."""
-        prompt_ids = talk.ask_for_notes()
-        room = min(talk.max_notes, self._engine.max_model_len - len(prompt_ids))
-        # what ends an answer, such as a line's end, does not end notes
-        free = replace(self._sampling, max_tokens=max(talk.max_notes, 1), max_reasoning_tokens=None, stop=())
-        return await self._answer(prompt_ids, free, room, rng_key=rng_key) if room > 0 else None
-
-    async def _shortened(
-        self, talk: Conversation, number: int, heard: Messages, notes: Decision | None
-    ) -> tuple[tuple[int, ...], Compaction]:
-        """The prompt without the first `number` turns, with what is known of them in their place."""
-        told = await self._compact(talk.texts(number)) if self._compact and talk.context == "window" else ""
-        text = left_out(number, told or (notes.action if notes else ""), notes=not told)
-        prompt_ids = talk.leave_out(number, text, heard)
-        if told and talk.is_full(prompt_ids):
-            raise ValueError(
-                f"compact() returned {len(told)} characters, for which a context of {self._engine.max_model_len} "
-                "tokens has no room; return a shorter text"
-            )
-        if notes and talk.room(prompt_ids) < 1:  # bytes that are no text take more tokens as the text in their place
-            text = left_out(number)
-            prompt_ids = talk.leave_out(number, text, heard)
-        how: Literal["window", "summarize", "compact"] = "summarize" if talk.context == "summarize" else "window"
-        return prompt_ids, Compaction(how="compact" if told else how, turns=number, text=text)
-
-    def _no_room(self, prompt_ids: tuple[int, ...]) -> ContextFullError:
-        return ContextFullError(
-            f"prompt of {len(prompt_ids)} tokens fills the context of {self._engine.max_model_len}; "
-            "raise max_model_len or shorten observations"
-        )
-
-
-def requested_sampling(own: Sampling, told: Mapping[str, Any], owner: object) -> Sampling:
-    """How an answer is drawn: as the policy says, with the limits that its conversation sets.
-
-    Args:
-        own: The policy's.
-        told: What the program's call says.
-        owner: The engine or endpoint that answers; each of them warns once of a wish that it does not follow.
-    """
-    for name, value in (told.get("asked") or {}).items():
-        if name == "seed":  # not shown: it may differ from call to call, and each text is a warning of its own
-            why = "siblings have to differ; the run's own decides"
-            _warn_once(owner, f"a program asks for a seed, which is not followed: {why}")
-        elif value != getattr(own, name, {}):  # logit_bias has no field there
-            _warn_once(
-                owner,
-                f"a program asks for {name}={value!r:.200} and is answered as the policy in the seat samples: that is "
-                "what is trained; set it in the policy's fa.Sampling",
-            )
-    limit = min(own.max_tokens, told.get("max_tokens") or own.max_tokens)
-    return replace(own, max_tokens=limit, stop=tuple(dict.fromkeys((*own.stop, *(told.get("stop") or ())))))
-
-
-_MAX_WARNINGS = 50
-_warned: weakref.WeakKeyDictionary[object, set[str]] = weakref.WeakKeyDictionary()
-"""Warnings by who gave cause for them. Python's own memory of them is lost when any module changes its filters."""
-
-
-def _warn_once(owner: object, text: str) -> None:
-    seen = _warned.setdefault(owner, set())
-    if text not in seen and len(seen) < _MAX_WARNINGS:
-        seen.add(text)
-        warnings.warn(text, RuntimeWarning, stacklevel=2)
-
-
-def _joined(done: Completion, put: tuple[int, ...], more: Completion) -> Completion:
-    """One response of two requests, with what was `put` between, which nobody sampled."""
-    before = len(done.token_ids) + len(put)
-    later = (replace(span, start=before + span.start, end=before + span.end) for span in more.versions)
-    return Completion(
-        token_ids=(*done.token_ids, *put, *more.token_ids),
-        logprobs=(*done.logprobs, *(0.0 for _ in put), *more.logprobs),
-        finish_reason=more.finish_reason,
-        versions=(*done.versions, *later),
-        seconds=done.seconds + more.seconds,
-    )
-
-
-def _first(done: Completion, count: int) -> Completion:
-    """The first `count` tokens of `done`, as if no more had been asked for."""
-    spans = (replace(span, end=min(span.end, count)) for span in done.versions if span.start < count)
-    ids, logprobs = done.token_ids[:count], done.logprobs[:count]
-    return replace(
-        done, token_ids=ids, logprobs=logprobs, finish_reason="length", versions=tuple(spans), top_logprobs=()
-    )
-
-
-def sampling_seed(rng_key: str) -> int:
-    """The sampling seed, 32 bits, of a rng_key with this name."""
-    return int.from_bytes(hashlib.sha256(rng_key.encode()).digest()[:4], "big")
-
-
-def with_calls(text: str, calls: Sequence[ToolCall]) -> str:
-    """An answer as an environment reads it: what was said, and the calls beside it in their one form."""
-    if not calls:
-        return text
-    told = "\n".join(map(str, calls))
-    both = f"{text}\n{told}" if text else told
-    # where the words look like calls, something else would be read
-    return both if parse_tool_calls(both) == parse_tool_calls(told) else told
-
-
-class EndpointPlayer:
-    """A model behind an endpoint in a seat; keeps the seat's conversation."""
-
-    def __init__(
-        self, endpoint: Endpoint, instructions: str, *, tools: Sequence[Mapping[str, Any]] = ()
-    ) -> None:
-        endpoint.api_key()  # a key that is not set ends the run, not an episode
-        self._endpoint, self._tools = endpoint, tools
-        self._told = [Message(role="system", content=instructions)] if instructions else []
-        self._held: list[list[Message]] = []  # by decision
-        self._main: int | None = None
-
-    async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
-        """Ask the endpoint.
-
-        Raises:
-            EndpointError: No answer, or none in time.
-            ContextFullError: The server says that the conversation is too long for the model.
-            BudgetError: Nothing is left to spend.
-        """
-        messages, sampling = [*self._told, Message(role="user", content=observation)], self._endpoint.sampling
-        if told := info.get(CONVERSATION):
-            before = [] if told["after"] is None else self._held[told["after"]]
-            messages = [*before, *(Message(role=m["role"], content=m["content"]) for m in told["messages"])]
-            sampling = requested_sampling(sampling, told, self._endpoint)
-        elif self._main is not None:
-            messages = [*self._held[self._main], messages[-1]]
-        client = await client_of(self._endpoint)
-        started = time.perf_counter()
-        try:
-            reply = await client.ask(messages, sampling)
-        except StallError as late:  # of someone else's server: the episode's failure, not the run's
-            raise EndpointError(str(late)) from None
-        except EndpointError as error:
-            if error.status in (400, 413, 422) and is_too_long(str(error)):
-                raise ContextFullError(str(error)) from None
-            raise
-        thought, written, answer = split_response(reply.text.strip(), opening="" if reply.reasoning else None)
-        if reply.reasoning:
-            cut = reply.finish_reason == "length" and not reply.text
-            written = join_reasoning(reply.reasoning, "", cut=cut) + written
-        calls = reply.tool_calls if (told or {}).get("tools", self._tools) else ()
-        self._main = self._main if told else len(self._held)
-        self._held.append([*messages, Message(role="assistant", content=with_calls(answer, calls))])
-        return Decision(
-            action=answer,
-            reasoning="\n\n".join(filter(None, (reply.reasoning, thought))),
-            raw_reasoning=written,
-            tool_calls=calls,
-            finish_reason=reply.finish_reason,
-            usage=reply.usage,
-            generate_s=time.perf_counter() - started,
-        )
-
-
-def _human(agent: str, instructions: str) -> Player:
-    """A person at the terminal, who is shown the instructions once; PlayerLeftError where the input ends."""
-    unseen = [instructions]
-
-    async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
-        started = time.perf_counter()
-        legal = tuple(map(str, info.get("legal_actions") or ()))
-        told = unseen.pop() if unseen else ""
-        action = await terminal().ask(agent, observation, instructions=told, legal_actions=legal)
-        return replace(_said(action), generate_s=time.perf_counter() - started)
-
-    return decide
-
-
-def _draws(policy: Random | Oracle, agent: str, episode_seed: int, episode_index: int) -> list[int]:
-    """What the random choices of a seat in an episode follow from."""
-    own = [] if policy.shared or not episode_index else [episode_index]
-    return [policy.seed, episode_seed, zlib.crc32(agent.encode()), *own]
-
-
-def _random(policy: Random, agent: str, episode_seed: int, episode_index: int) -> Player:
-    """Uniform over `info["legal_actions"]`, or a short random text."""
-    rng = np.random.default_rng(_draws(policy, agent, episode_seed, episode_index))
-
-    async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
-        legal = info.get("legal_actions")
-        if legal:
-            return Decision(action=str(legal[int(rng.integers(len(legal)))]))
-        letters = rng.integers(97, 123, size=int(rng.integers(1, 9)))
-        return Decision(action="".join(map(chr, letters)))
-
-    return decide
-
-
-def _oracle(seat: AgentFactory, agent: str, draws: list[int]) -> Player:
-    """The environment's own oracle, made when the seat first decides: its failure is the episode's."""
-    seated: list[Callable[[str], str]] = []
-
-    async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
-        if not seated:
-            seated.append(seat(agent, info, random.Random(repr(draws))))
-        action = seated[0](observation)
-        if not isinstance(action, str):
-            raise TypeError(f"the oracle returned {type(action).__name__} for {agent!r}; return a str")
-        return _said(action)
-
-    return decide
-
-
-def _scripted(policy: Scripted, agent: str) -> Player:
-    async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
-        return _said(policy(observation, agent))
-
-    return decide
-
-
 @dataclass(frozen=True, eq=False)
 class PolicyEngine:
-    """What samples for one policy: an engine, or one of its adapters, and the renderer of its prompts."""
+    """The sampler of one policy: an engine, or one of its adapters, and the renderer of the policy's prompts."""
 
     engine: Any
     """A `Generator`, such as an `EngineClient`."""
@@ -566,6 +153,464 @@ class PolicyEngine:
         return timings
 
 
+class ModelPlayer:
+    """A model that plays one agent; keeps the agent's conversations.
+
+    Args:
+        engine: Engine that samples.
+        renderer: Renderer of the model's prompts.
+        sampling: Sampling settings.
+        instructions: System prompt; empty for none.
+        constrain: Whether to sample only among the legal actions.
+        keep_reasoning: Which of its own reasoning the model reads again.
+        tools: Schemas of the tools that the agent may call.
+        rng_key: Key from which the seed of every request is derived, together with the number of the decision. Samples
+            then do not depend on what else the engine computes, so a resumed run samples the same tokens. None uses
+            the engine's own random stream.
+        context: What happens if a conversation no longer fits the context; see `Policy.context`.
+        compact: Called with ``context="window"`` for a text in place of dropped turns.
+    """
+
+    def __init__(
+        self,
+        engine: Generator,
+        renderer: Renderer,
+        sampling: Sampling,
+        instructions: str,
+        *,
+        constrain: bool = False,
+        keep_reasoning: KeepReasoning = "all",
+        tools: Sequence[Mapping[str, Any]] = (),
+        rng_key: str | None = None,
+        context: Context = "end",
+        compact: Compact | None = None,
+    ) -> None:
+        self._engine, self._renderer, self._sampling = engine, renderer, sampling
+        self._constrain, self._rng_key, self._num_requests, self._compact = constrain, rng_key, 0, compact
+        self._tools = tools
+        self._instructions = (("system", instructions),) if instructions else ()
+        self._empty = Conversation(
+            renderer,
+            limit=engine.max_model_len,
+            max_tokens=sampling.max_tokens + (sampling.max_reasoning_tokens or 0),
+            context=context,
+            keep_reasoning=keep_reasoning,
+        )
+        self._conversations: list[Conversation] = []
+        """State of the conversation after each decision."""
+        self._last_main: int | None = None
+        """Last decision of the main conversation, which an environment need not name."""
+        self._num_calls = 0
+
+    async def decide(
+        self,
+        observation: str,
+        info: Mapping[str, Any],
+        *,
+        override: Sampling | None = None,
+        rng_key: str | None = None,
+    ) -> Decision:
+        """Answer in the conversation that `forge_agents.envs.env.CONVERSATION` names, or in the main one.
+
+        Args:
+            observation: New observation; ignored if `info` names a conversation.
+            info: The environment's `infos[agent]`.
+            override: Sampling settings of this answer, if it is not trained on; None for the policy's.
+            rng_key: Key of this answer in place of the player's own.
+
+        Raises:
+            ContextFullError: There is no room for an answer, even without all turns that may be dropped.
+        """
+        request = info.get(CONVERSATION)
+        after, messages, only_results = self._new_messages(observation, info, request)
+        conversation = copy.copy(self._empty if after is None else self._conversations[after])
+        prompt_ids = conversation.prompt(messages, only_results=only_results)
+        prompt_ids, compaction, notes = await self._fit(conversation, prompt_ids, messages, rng_key)
+        if (room := conversation.room(prompt_ids)) < 1:
+            raise self._no_room(prompt_ids)
+        legal, sampling, tools = (), self._sampling, self._tools
+        if request is None:
+            legal = tuple(info.get("legal_actions") or ()) if self._constrain else ()
+        else:
+            sampling = requested_sampling(override or self._sampling, request, self._engine)
+            tools = request.get("tools", self._tools)
+        decision = await self._answer(prompt_ids, sampling, room, legal, tools=tools, rng_key=rng_key)
+        answer = self._raw_answer(decision, sampling)
+        conversation.add_turn(messages, decision.reasoning, answer, prompt_ids, decision.response_ids)
+        if request is None:
+            self._last_main = len(self._conversations)
+        self._conversations.append(conversation)
+        return replace(decision, compaction=compaction, notes=notes)
+
+    def forget(self, decision: int) -> None:
+        """Free the tokens of a decision, counted from 0, from which no conversation will continue."""
+        self._conversations[decision] = self._empty
+
+    def _new_messages(
+        self, observation: str, info: Mapping[str, Any], request: Mapping[str, Any] | None
+    ) -> tuple[int | None, Messages, bool]:
+        """The decision to continue from, the new messages, and whether they are only results of tool calls."""
+        if request is not None:
+            messages = tuple((str(message["role"]), str(message["content"])) for message in request["messages"])
+            return request["after"], messages, bool(request.get("only_results"))
+        total = info.get("tool_calls")  # of the episode so far, as counted by a `ToolEnv`; or any other value
+        num_calls = total if isinstance(total, int) else 0
+        only_results, self._num_calls = num_calls > self._num_calls, num_calls
+        instructions = self._instructions if self._last_main is None else ()
+        return self._last_main, (*instructions, ("user", observation)), only_results
+
+    async def _fit(
+        self, conversation: Conversation, prompt_ids: tuple[int, ...], messages: Messages, rng_key: str | None
+    ) -> tuple[tuple[int, ...], Compaction | None, Decision | None]:
+        """Drop turns if the context is full. Returns the prompt, what was dropped, and the model's notes on it."""
+        if not (conversation.may_drop_turns and conversation.is_full(prompt_ids)):
+            return prompt_ids, None, None
+        number = conversation.num_turns_to_drop(messages)
+        if number is None:
+            raise self._no_room(prompt_ids)
+        notes_key = None if rng_key is None else f"{rng_key}/notes"
+        notes = await self._notes(conversation, notes_key) if conversation.context == "summarize" else None
+        prompt_ids, compaction = await self._drop_turns(conversation, number, messages, notes)
+        return prompt_ids, compaction, notes
+
+    async def _answer(
+        self,
+        prompt_ids: tuple[int, ...],
+        sampling: Sampling,
+        room: int,
+        choices: tuple[str, ...] = (),
+        *,
+        tools: Sequence[Mapping[str, Any]] = (),
+        rng_key: str | None = None,
+    ) -> Decision:
+        """Sample an answer of at most `room` tokens."""
+        start = time.perf_counter()
+        if rng_key is None and self._rng_key is not None:
+            rng_key = f"{self._rng_key}/{self._num_requests}"
+        self._num_requests += 1
+        limit = len(prompt_ids) + room
+        if choices:  # a choice is an answer, even if the template has opened a reasoning tag
+            completion = await self._sample(prompt_ids, sampling, limit, rng_key, choices)
+            reasoning, raw, answer = "", "", self._renderer.text(completion.token_ids, *sampling.stop)
+        else:
+            respond = self._respond if sampling.max_reasoning_tokens is None else self._reason_and_answer
+            completion = await respond(prompt_ids, sampling, limit, rng_key)
+            reasoning, raw, answer = self._renderer.sections(completion.token_ids, *sampling.stop)
+        text, calls = self._renderer.calls(completion.token_ids, tools) if tools else ("", ())
+        stopped = sampling.stop and completion.finish_reason == "stop"
+        return Decision(
+            action=text if calls else answer,
+            reasoning=reasoning,
+            raw_reasoning=raw,
+            reasoning_tokens=self._renderer.thought_length(completion.token_ids) if reasoning else 0,
+            tool_calls=calls,
+            prompt_ids=prompt_ids,
+            response_ids=completion.token_ids,
+            logprobs=completion.logprobs,
+            versions=completion.versions,
+            finish_reason=completion.finish_reason,
+            stopped_by=self._renderer.stopped_by(completion.token_ids, *sampling.stop) if stopped else "",
+            generate_s=completion.seconds or time.perf_counter() - start,
+        )
+
+    def _raw_answer(self, decision: Decision, sampling: Sampling) -> str:
+        """The answer as the model wrote it, with calls in its own grammar."""
+        if not decision.tool_calls:
+            return decision.action
+        return self._renderer.parse(decision.response_ids, *sampling.stop)[1]
+
+    async def _sample(
+        self,
+        prompt_ids: tuple[int, ...],
+        sampling: Sampling,
+        limit: int,
+        rng_key: str | None,
+        choices: tuple[str, ...] = (),
+    ) -> Completion:
+        """One request to the engine; `limit` is the maximum length of prompt and response together."""
+        room = limit - len(prompt_ids)
+        options: dict[str, Any] = {"choices": choices} if choices else {}
+        if rng_key is not None:
+            options["seed"] = sampling_seed(rng_key)
+        if self._renderer.stop_ids:
+            options["stop_token_ids"] = self._renderer.stop_ids
+        capped = sampling  # usually unchanged, and a copy is not free
+        if sampling.max_tokens > room or sampling.max_reasoning_tokens is not None:
+            capped = replace(sampling, max_tokens=min(sampling.max_tokens, room), max_reasoning_tokens=None)
+        completion = await self._engine.generate(prompt_ids, capped, **options)
+        full = completion.finish_reason == "length" and capped.max_tokens < sampling.max_tokens
+        return replace(completion, finish_reason="context") if full else completion
+
+    async def _respond(
+        self, prompt_ids: tuple[int, ...], sampling: Sampling, limit: int, rng_key: str | None
+    ) -> Completion:
+        """As `_sample`, but stop texts inside the reasoning do not end the response.
+
+        The engine stops at them, so the reasoning is continued up to its closing tag, and then the answer.
+        """
+        completion = await self._sample(prompt_ids, sampling, limit, rng_key)
+        stopped = sampling.stop and completion.finish_reason == "stop"
+        if not stopped or not (tag := self._renderer.stopped_thinking(completion.token_ids)):
+            return completion
+        for part, stop in (("thought", (tag,)), ("said", sampling.stop)):  # parts of random keys: never rename
+            left, so_far = sampling.max_tokens - len(completion.token_ids), (*prompt_ids, *completion.token_ids)
+            if left < 1 or len(so_far) >= limit:
+                return replace(completion, finish_reason="length" if left < 1 else "context")
+            rest = replace(sampling, stop=stop, max_tokens=left)
+            key = None if rng_key is None else f"{rng_key}/{part}"
+            completion = _concatenate(completion, (), await self._sample(so_far, rest, limit, key))
+            if completion.finish_reason != "stop" or self._renderer.closing(completion.token_ids):
+                return completion  # the turn ended inside the reasoning
+        return completion
+
+    async def _reason_and_answer(
+        self, prompt_ids: tuple[int, ...], sampling: Sampling, limit: int, rng_key: str | None
+    ) -> Completion:
+        """Reasoning with its own token limit, closed if it reaches the limit, and then the answer with its limit."""
+        reasoning = replace(sampling, max_tokens=sampling.max_reasoning_tokens or sampling.max_tokens)
+        completion = await self._respond(prompt_ids, reasoning, limit, rng_key)
+        closing = self._renderer.closing(completion.token_ids)
+        answer_start = len(completion.token_ids) if closing else self._renderer.thought_length(completion.token_ids)
+        left = sampling.max_tokens - (len(completion.token_ids) - answer_start)
+        if left < 0 or (left == 0 and completion.finish_reason == "length"):
+            return _truncate(completion, answer_start + sampling.max_tokens)
+        if completion.finish_reason != "length":
+            return completion
+        so_far = (*prompt_ids, *completion.token_ids, *closing)
+        if len(so_far) >= limit:
+            return replace(completion, finish_reason="context")
+        key = None if rng_key is None else f"{rng_key}/answer"
+        answer = await self._sample(so_far, replace(sampling, max_tokens=left), limit, key)
+        return _concatenate(completion, closing, answer)
+
+    async def _notes(self, conversation: Conversation, rng_key: str | None) -> Decision | None:
+        """The model's notes on the conversation so far; None if there is no room left to ask for them."""
+        prompt_ids = conversation.ask_for_notes()
+        room = min(conversation.max_notes, self._engine.max_model_len - len(prompt_ids))
+        # stop texts of answers, such as a line break, must not end notes
+        sampling = replace(
+            self._sampling, max_tokens=max(conversation.max_notes, 1), max_reasoning_tokens=None, stop=()
+        )
+        return await self._answer(prompt_ids, sampling, room, rng_key=rng_key) if room > 0 else None
+
+    async def _drop_turns(
+        self, conversation: Conversation, number: int, messages: Messages, notes: Decision | None
+    ) -> tuple[tuple[int, ...], Compaction]:
+        """The prompt without the first `number` turns, with the environment's summary or the notes in their place."""
+        summary = ""
+        if self._compact and conversation.context == "window":
+            summary = await self._compact(conversation.texts(number))
+        text = omission(number, summary or (notes.action if notes else ""), notes=not summary)
+        prompt_ids = conversation.drop_turns(number, text, messages)
+        if summary and conversation.is_full(prompt_ids):
+            raise ValueError(
+                f"compact() returned {len(summary)} characters, for which a context of {self._engine.max_model_len} "
+                "tokens has no room; return a shorter text"
+            )
+        if notes and conversation.room(prompt_ids) < 1:  # invalid bytes take more tokens as replacement characters
+            text = omission(number)
+            prompt_ids = conversation.drop_turns(number, text, messages)
+        how: Literal["window", "summarize", "compact"] = (
+            "summarize" if conversation.context == "summarize" else "window"
+        )
+        return prompt_ids, Compaction(how="compact" if summary else how, turns=number, text=text)
+
+    def _no_room(self, prompt_ids: tuple[int, ...]) -> ContextFullError:
+        return ContextFullError(
+            f"prompt of {len(prompt_ids)} tokens fills the context of {self._engine.max_model_len}; "
+            "raise max_model_len or shorten observations"
+        )
+
+
+def requested_sampling(policy_sampling: Sampling, request: Mapping[str, Any], owner: object) -> Sampling:
+    """Sampling settings of an answer: the policy's, with the limits that a program's request sets.
+
+    Args:
+        policy_sampling: The policy's settings.
+        request: The conversation's request.
+        owner: Engine or endpoint that answers; each warns once about a setting that it does not follow.
+    """
+    for name, value in (request.get("asked") or {}).items():
+        if name == "seed":  # the value is not shown: it may differ in every request, and each text is a warning
+            reason = "episodes of a group must differ, so the run's own seeds decide"
+            _warn_once(owner, f"a program asks for a seed, which is not followed: {reason}")
+        elif value != getattr(policy_sampling, name, {}):  # logit_bias has no field there
+            _warn_once(
+                owner,
+                f"a program asks for {name}={value!r:.200}, but the policy's own sampling settings apply, because they "
+                "are trained; set it in the policy's fa.Sampling",
+            )
+    limit = min(policy_sampling.max_tokens, request.get("max_tokens") or policy_sampling.max_tokens)
+    stop = tuple(dict.fromkeys((*policy_sampling.stop, *(request.get("stop") or ()))))
+    return replace(policy_sampling, max_tokens=limit, stop=stop)
+
+
+_MAX_WARNINGS = 50
+_warned: weakref.WeakKeyDictionary[object, set[str]] = weakref.WeakKeyDictionary()
+"""Warnings by owner. Python's own registry is cleared whenever any module changes the filters."""
+
+
+def _warn_once(owner: object, text: str) -> None:
+    shown = _warned.setdefault(owner, set())
+    if text not in shown and len(shown) < _MAX_WARNINGS:
+        shown.add(text)
+        warnings.warn(text, RuntimeWarning, stacklevel=2)
+
+
+def _concatenate(first: Completion, inserted: tuple[int, ...], second: Completion) -> Completion:
+    """One response of two requests, with `inserted` tokens in between that no model sampled."""
+    offset = len(first.token_ids) + len(inserted)
+    spans = (replace(span, start=offset + span.start, end=offset + span.end) for span in second.versions)
+    return Completion(
+        token_ids=(*first.token_ids, *inserted, *second.token_ids),
+        logprobs=(*first.logprobs, *(0.0 for _ in inserted), *second.logprobs),
+        finish_reason=second.finish_reason,
+        versions=(*first.versions, *spans),
+        seconds=first.seconds + second.seconds,
+    )
+
+
+def _truncate(completion: Completion, count: int) -> Completion:
+    """The first `count` tokens of a completion, as if it had ended there by its length."""
+    spans = (replace(span, end=min(span.end, count)) for span in completion.versions if span.start < count)
+    return replace(
+        completion,
+        token_ids=completion.token_ids[:count],
+        logprobs=completion.logprobs[:count],
+        finish_reason="length",
+        versions=tuple(spans),
+        top_logprobs=(),
+    )
+
+
+def sampling_seed(rng_key: str) -> int:
+    """The 32-bit sampling seed of a key."""
+    return int.from_bytes(hashlib.sha256(rng_key.encode()).digest()[:4], "big")
+
+
+def with_calls(text: str, calls: Sequence[ToolCall]) -> str:
+    """An answer as an environment reads it: its text and its calls in the common form."""
+    if not calls:
+        return text
+    calls_text = "\n".join(map(str, calls))
+    both = f"{text}\n{calls_text}" if text else calls_text
+    # if the text itself looks like calls, other calls would be parsed
+    return both if parse_tool_calls(both) == parse_tool_calls(calls_text) else calls_text
+
+
+class EndpointPlayer:
+    """A model behind an endpoint that plays one agent; keeps the agent's conversations."""
+
+    def __init__(
+        self, endpoint: Endpoint, instructions: str, *, tools: Sequence[Mapping[str, Any]] = ()
+    ) -> None:
+        endpoint.api_key()  # a missing key ends the run, not an episode
+        self._endpoint, self._tools = endpoint, tools
+        self._instructions = [Message(role="system", content=instructions)] if instructions else []
+        self._conversations: list[list[Message]] = []
+        """Messages after each decision."""
+        self._last_main: int | None = None
+
+    async def decide(self, observation: str, info: Mapping[str, Any]) -> Decision:
+        """Ask the endpoint.
+
+        Raises:
+            EndpointError: No answer, or none in time.
+            ContextFullError: The server reports that the conversation is too long for the model.
+            BudgetError: The budget is spent.
+        """
+        request: Mapping[str, Any] | None = info.get(CONVERSATION)
+        sampling = self._endpoint.sampling
+        if request:
+            before = [] if request["after"] is None else self._conversations[request["after"]]
+            messages = [*before, *(Message(role=m["role"], content=m["content"]) for m in request["messages"])]
+            sampling = requested_sampling(sampling, request, self._endpoint)
+        else:
+            before = self._instructions if self._last_main is None else self._conversations[self._last_main]
+            messages = [*before, Message(role="user", content=observation)]
+        client = await client_of(self._endpoint)
+        start = time.perf_counter()
+        try:
+            reply = await client.ask(messages, sampling)
+        except StallError as late:  # a remote server's failure concerns the episode, not the run
+            raise EndpointError(str(late)) from None
+        except EndpointError as error:
+            if error.status in (400, 413, 422) and is_too_long(str(error)):
+                raise ContextFullError(str(error)) from None
+            raise
+        reasoning, raw, answer = split_response(reply.text.strip(), opening="" if reply.reasoning else None)
+        if reply.reasoning:
+            raw = join_reasoning(reply.reasoning, "", cut=reply.finish_reason == "length" and not reply.text) + raw
+        calls = reply.tool_calls if (request or {}).get("tools", self._tools) else ()
+        self._last_main = self._last_main if request else len(self._conversations)
+        self._conversations.append([*messages, Message(role="assistant", content=with_calls(answer, calls))])
+        return Decision(
+            action=answer,
+            reasoning="\n\n".join(filter(None, (reply.reasoning, reasoning))),
+            raw_reasoning=raw,
+            tool_calls=calls,
+            finish_reason=reply.finish_reason,
+            usage=reply.usage,
+            generate_s=time.perf_counter() - start,
+        )
+
+
+def _human(agent: str, instructions: str) -> Player:
+    """A person at the terminal, who sees the instructions once. Raises PlayerLeftError if the input ends."""
+    unseen = [instructions]
+
+    async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
+        start = time.perf_counter()
+        legal = tuple(map(str, info.get("legal_actions") or ()))
+        text = unseen.pop() if unseen else ""
+        action = await terminal().ask(agent, observation, instructions=text, legal_actions=legal)
+        return replace(_from_text(action), generate_s=time.perf_counter() - start)
+
+    return decide
+
+
+def _seeds(policy: Random | Oracle, agent: str, episode_seed: int, episode_index: int) -> list[int]:
+    """Seeds of the random choices of an agent in an episode. With ``shared``, all episodes of a group have the same."""
+    index = [] if policy.shared or not episode_index else [episode_index]
+    return [policy.seed, episode_seed, zlib.crc32(agent.encode()), *index]
+
+
+def _random(policy: Random, agent: str, episode_seed: int, episode_index: int) -> Player:
+    """Uniform over `info["legal_actions"]`, or a short random text."""
+    rng = np.random.default_rng(_seeds(policy, agent, episode_seed, episode_index))
+
+    async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
+        legal = info.get("legal_actions")
+        if legal:
+            return Decision(action=str(legal[int(rng.integers(len(legal)))]))
+        letters = rng.integers(97, 123, size=int(rng.integers(1, 9)))
+        return Decision(action="".join(map(chr, letters)))
+
+    return decide
+
+
+def _oracle(seat: AgentFactory, agent: str, seeds: list[int]) -> Player:
+    """The environment's oracle, created at the first decision, so that its failure is the episode's."""
+    created: list[Callable[[str], str]] = []
+
+    async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
+        if not created:
+            created.append(seat(agent, info, random.Random(repr(seeds))))
+        action = created[0](observation)
+        if not isinstance(action, str):
+            raise TypeError(f"the oracle returned {type(action).__name__} for {agent!r}; return a str")
+        return _from_text(action)
+
+    return decide
+
+
+def _scripted(policy: Scripted, agent: str) -> Player:
+    async def decide(observation: str, info: Mapping[str, Any]) -> Decision:
+        return _from_text(policy(observation, agent))
+
+    return decide
+
+
 def make_player(
     policy: AnyPolicy,
     *,
@@ -579,18 +624,22 @@ def make_player(
     compact: Compact | None = None,
     spec: object = None,
 ) -> Player:
-    """A fresh player of `policy` for one seat of one episode.
+    """Create a player of `policy` for one agent of one episode.
 
     Args:
-        engines: Engines of the model policies, by policy name.
-        tools: Schemas of the tools that the seat may call.
-        rng_key: Names the episode among all that are ever played; see `ModelPlayer`.
-        episode_index: The episode's place in its group, from 0.
-        compact: What the environment says of turns that a conversation has no room for.
+        policy: The policy.
+        agent: The agent that it plays.
+        episode_seed: Seed of the episode.
+        instructions: System prompt of the agent.
+        engines: Engines of model policies, by policy name.
+        tools: Schemas of the tools that the agent may call.
+        rng_key: Unique key of the episode; see `ModelPlayer`.
+        episode_index: Index of the episode in its group, from 0.
+        compact: Summarizes turns that no longer fit a conversation.
         spec: The environment's `EnvSpec`, which names its oracle.
 
     Raises:
-        ValueError: A model without an engine, or an oracle where the environment has none.
+        ValueError: A model has no engine, or the environment has no oracle.
     """
     if isinstance(policy, Policy):
         if policy.name not in engines:
@@ -616,5 +665,5 @@ def make_player(
         return _random(policy, agent, episode_seed, episode_index)
     if isinstance(policy, Oracle):
         seat = oracle_of(spec, getattr(spec, "id", "an environment without an id"))
-        return _oracle(seat, agent, _draws(policy, agent, episode_seed, episode_index))
+        return _oracle(seat, agent, _seeds(policy, agent, episode_seed, episode_index))
     return _scripted(policy, agent)

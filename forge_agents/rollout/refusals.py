@@ -1,4 +1,4 @@
-"""Refusals of model servers: which field of a request they name, and errors that arrive with status 200."""
+"""Refusals of model servers: the request field that they name, and errors that arrive with status 200."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _PERMANENT = tuple(
         (400, rf"invalid_request|unsupported_(?:parameter|value)|{_TOO_LONG}"),
     )
 )
-"""Errors that another try would meet again, by the status that they should have had."""
+"""Errors that a retry would meet again, by the status that they should have had."""
 
 
 def is_too_long(refusal: str) -> bool:
@@ -46,12 +46,12 @@ def is_too_long(refusal: str) -> bool:
 def named_field(body: str, sent: Mapping[str, Iterable[str]]) -> str | None:
     """The first entry of `sent` that the body of a refusal names, or None.
 
-    Many refusals of a long conversation name the limit of tokens, and "stop" is an ordinary word. These fields count
-    only where the refusal says that the field itself is not accepted.
+    Many refusals of a long conversation name the token limit, and "stop" is an ordinary word. These fields count only
+    if the refusal says that the field itself is not accepted.
 
     Args:
-        body: The body.
-        sent: Names of fields of the request by the entry that they belong to, which may be named as well.
+        body: Body of the refusal.
+        sent: Names of the request's fields by entry; the entry itself may be named as well.
     """
     if is_too_long(body):
         return None
@@ -70,13 +70,13 @@ def named_field(body: str, sent: Mapping[str, Iterable[str]]) -> str | None:
 
 
 def status_of(body: str) -> int | None:
-    """The status that the error in a body of status 200 should have had; None where the body holds no error.
+    """The status that an error in a body of status 200 should have had; None if the body holds no error.
 
-    An error that does not say its kind, a completion without a choice and an empty body count as 502.
+    An error without a kind, a completion without a choice and an empty body count as 502.
     """
     if not body.strip():
         return _BAD_GATEWAY
-    if body.lstrip().startswith(("data:", "event:")):  # a stream that was not asked for
+    if body.lstrip().startswith(("data:", "event:")):  # a stream that was not requested
         events = (_object(line.removeprefix("data:")) for line in body.splitlines() if line.startswith("data:"))
         error = next(filter(None, map(_error_of, events)), None)
     else:
@@ -88,7 +88,7 @@ def status_of(body: str) -> int | None:
 
 
 def has_error(body: str) -> bool:
-    """Whether a body holds an error in the server's words."""
+    """Whether a body holds an error message."""
     return _error_of(_object(body)) is not None or body.lstrip().startswith(("data:", "event:"))
 
 
@@ -97,12 +97,12 @@ def _status(error: Any) -> int:
         code = error.get(name) if isinstance(error, dict) else None
         if isinstance(code, int | str) and re.fullmatch(r"[45]\d\d", str(code)):
             return int(code)
-    said = json.dumps(error)[:_MAX_CHARS]
-    return next((status for status, words in _PERMANENT if words.search(said)), _BAD_GATEWAY)
+    text = json.dumps(error)[:_MAX_CHARS]
+    return next((status for status, words in _PERMANENT if words.search(text)), _BAD_GATEWAY)
 
 
 def _object(text: str) -> Mapping[str, Any]:
-    """The JSON object that a text is; empty where it is none."""
+    """Parse a JSON object; empty if the text is none."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -111,7 +111,7 @@ def _object(text: str) -> Mapping[str, Any]:
 
 
 def _error_of(reply: Mapping[str, Any]) -> Any:
-    """The error in a reply, or None: OpenAI's, vLLM's, Anthropic's, FastAPI's, or a choice's, as OpenRouter has it."""
+    """The error in a reply, or None, in the forms of OpenAI, vLLM, Anthropic, FastAPI and OpenRouter (in a choice)."""
     if reply.get("error"):
         return reply["error"]
     if reply.get("object") == "error" or reply.get("type") == "error":

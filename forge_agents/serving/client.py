@@ -127,7 +127,7 @@ class EngineClient:
     @property
     def pids(self) -> dict[str, int | None]:
         """Process ids by replica; None if a replica is being restarted."""
-        return {replica.name: replica.engine and replica.engine.initial_info.pid for replica in self._replicas}
+        return {each.name: each.engine.initial_info.pid if each.engine else None for each in self._replicas}
 
     @property
     def busy_s(self) -> dict[str, float]:
@@ -137,7 +137,7 @@ class EngineClient:
     @property
     def unfinished(self) -> dict[str, int | None]:
         """Requests without an answer by replica; None if a replica is being restarted."""
-        return {replica.name: replica.engine and replica.engine.unfinished for replica in self._replicas}
+        return {each.name: each.engine.unfinished if each.engine else None for each in self._replicas}
 
     @property
     def on_device(self) -> bool:

@@ -206,8 +206,8 @@ class EngineProcess:
             reason is ``context`` if the response filled the context.
 
         Raises:
-            ValueError: The prompt is empty, too long, or has ids outside the vocabulary; a sampling setting is out of
-                range; the choices or the schema cannot be enforced; the adapter does not exist.
+            ValueError: The prompt is empty, too long, or has ids outside the vocabulary, a sampling setting is out of
+                range, the choices or the schema cannot be enforced, or the adapter does not exist.
             StallError: No completion within `timeout_s`; the request is dropped.
             LateAnswerError: The engine gave up after ``EngineConfig.answer_timeout_s``.
             ActorDiedError: The engine's process ended or vLLM failed.

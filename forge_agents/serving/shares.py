@@ -75,7 +75,7 @@ def memory_request(
 
 
 def divide_memory(available: int, requests: Sequence[MemoryRequest]) -> dict[str, int] | None:
-    """Bytes by engine name: what it needs and an equal part of the rest; None if `available` is too little."""
+    """Bytes by engine name: the need and an equal part of the rest; None if `available` is too little."""
     spare = available - sum(request.reserved for request in requests)
     if spare < 0 or any(request.least > request.reserved for request in requests):
         return None

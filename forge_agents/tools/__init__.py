@@ -1,8 +1,7 @@
-"""Tools that agents call in text: functions with a JSON schema, calls read from what a model wrote, results as text.
+"""Tools for agents: typed functions with a JSON schema, parsed from and rendered as text.
 
-In: typed functions, model text. Out: tools, calls, results. Every failure is text that the model can read, never an
-exception. Waits for the tool's function, with the tool's deadline where it has one. Start at `definition`; `formats`
-reads and writes calls as models do, `env` lets seats call tools, `code`, `mcp` and `arithmetic` are tools.
+A failed call has an error text as its result, never an exception. Start at `definition`. `formats` parses and renders
+calls, `env` is an environment with tools, and `code`, `mcp` and `arithmetic` are tools.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The arguments of a tool call against the tool's JSON schema, which may be a stranger's."""
+"""Checks of a call's arguments against the tool's JSON schema, which may be untrusted."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import Any
 
 from forge_agents.errors import did_you_mean
 
-_CHECK_S = 0.25
-"""Seconds that a check may take: of computation, and of matching patterns."""
-_MOST_PARTS = 500
-"""Parts of a schema in which the names of arguments are looked up."""
-_MOST_SHOWN = 1000
-"""Characters of a schema in an error."""
+_CHECK_TIMEOUT_S = 0.25
+"""Time limit of a check in seconds: of computation, and of matching patterns."""
+_MAX_PARTS = 500
+"""Maximum number of parts of a schema in which names of arguments are looked up."""
+_MAX_SHOWN = 1000
+"""Maximum length of a schema in an error."""
 _BRANCHES = ("allOf", "anyOf", "oneOf")
 _DECIDES = frozenset((
     *_BRANCHES, "$ref", "$dynamicRef", "if", "not", "dependentSchemas", "patternProperties", "additionalProperties",
     "unevaluatedProperties", "propertyNames",
 ))  # fmt: skip
-"""Keywords with which a schema itself decides about arguments that are not among its ``properties``."""
+"""Keywords that decide about arguments outside of the schema's ``properties``."""
 
 
 def argument_schemas(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -30,7 +30,7 @@ def argument_schemas(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]
     """
     schemas: dict[str, dict[str, Any]] = {}
     waiting: deque[Any] = deque([parameters])
-    for _ in range(_MOST_PARTS):
+    for _ in range(_MAX_PARTS):
         if not waiting:
             break
         part = waiting.popleft()
@@ -42,12 +42,12 @@ def argument_schemas(parameters: Mapping[str, Any]) -> dict[str, dict[str, Any]]
         for keyword in _BRANCHES:
             waiting.extend(part[keyword] if isinstance(part.get(keyword), list) else ())
         waiting.extend(part.get(keyword) for keyword in ("then", "else"))
-        waiting.append(referred(parameters, part))
+        waiting.append(resolve_reference(parameters, part))
     return schemas
 
 
-def referred(parameters: Mapping[str, Any], part: Mapping[str, Any]) -> Any:
-    """Return the part of `parameters` to which the ``$ref`` of `part` points; None if it does not point into them."""
+def resolve_reference(parameters: Mapping[str, Any], part: Mapping[str, Any]) -> Any:
+    """Return the part of `parameters` to which the ``$ref`` of `part` points. None if there is none."""
     reference = part.get("$ref")
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
@@ -57,7 +57,7 @@ def referred(parameters: Mapping[str, Any], part: Mapping[str, Any]) -> Any:
     return place
 
 
-def wrong_arguments(tool: str, parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
+def check_arguments(tool: str, parameters: Mapping[str, Any], arguments: Mapping[str, Any]) -> str:
     """Return an error message for the model if the arguments do not fit the schema, else an empty string.
 
     JSON Schema accepts unknown arguments unless a schema forbids them. Here a schema that only lists ``properties``
@@ -73,7 +73,7 @@ def wrong_arguments(tool: str, parameters: Mapping[str, Any], arguments: Mapping
     for name in required if isinstance(required, list) else ():
         if name not in arguments:
             return f"{tool} needs the argument {name!r}"
-    return _breach(tool, parameters, arguments, schemas)
+    return _schema_error(tool, parameters, arguments, schemas)
 
 
 def _unknown(tool: str, name: str, schemas: Mapping[str, Any]) -> str:
@@ -81,23 +81,24 @@ def _unknown(tool: str, name: str, schemas: Mapping[str, Any]) -> str:
     return f"{tool} has no argument {name!r}; arguments: {names}.{did_you_mean(name, schemas)}"
 
 
-def _breach(
+def _schema_error(
     tool: str, parameters: Mapping[str, Any], arguments: Mapping[str, Any], schemas: Mapping[str, dict[str, Any]]
 ) -> str:
     from referencing import Registry
 
     from forge_agents.schemas import Schema
 
-    try:  # an empty registry: a schema of a stranger's server must not make us fetch anything
-        error = Schema(_with_null(parameters), timeout_s=_CHECK_S, registry=Registry()).breach(dict(arguments))
+    try:  # an empty registry: the schema of an untrusted server must not make us fetch anything
+        schema = Schema(_with_null(parameters), timeout_s=_CHECK_TIMEOUT_S, registry=Registry())
+        error = schema.first_error(dict(arguments))
     except TimeoutError:
         return f"the arguments of {tool} take too long to compare with its schema; shorten them, or call another tool"
-    except Exception as broken:  # noqa: BLE001  # that schema may be anything
+    except Exception as broken:  # noqa: BLE001  # the schema may be anything
         return f"the schema of {tool} cannot be used ({type(broken).__name__}); call another tool"
     if error is None:
         return ""
     name = str(error.absolute_path[0]) if error.absolute_path else ""
-    if name and schemas.get(name) and "$ref" not in (expected := _shown(schemas[name])):
+    if name and schemas.get(name) and "$ref" not in (expected := _shorten(schemas[name])):
         return f"argument {name!r} of {tool} is {arguments[name]!r}; expected {expected}"
     if name and schemas.get(name):
         return f"argument {name!r} of {tool} is {arguments[name]!r}: {error.message}"
@@ -106,12 +107,12 @@ def _breach(
     closed = error.validator in ("additionalProperties", "unevaluatedProperties") and error.validator_value is False
     if closed and (extra := next((each for each in arguments if each not in schemas), None)):
         return _unknown(tool, extra, schemas)
-    expected = _shown({error.validator: error.validator_value})
+    expected = _shorten({error.validator: error.validator_value})
     return f"the arguments of {tool} do not fit: {error.message}; expected {expected}"
 
 
 def _with_null(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`parameters` with null for arguments that are ``nullable``, a word of OpenAPI that JSON Schema does not know."""
+    """Return `parameters` with null allowed for ``nullable`` arguments. JSON Schema does not have OpenAPI's keyword."""
     properties = parameters.get("properties")
     if not isinstance(properties, Mapping):
         return parameters
@@ -123,6 +124,6 @@ def _with_null(parameters: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**parameters, "properties": {**properties, **allowed}} if allowed else parameters
 
 
-def _shown(schema: Any) -> str:
+def _shorten(schema: Any) -> str:
     text = json.dumps(schema, default=str)
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}..."

@@ -1,7 +1,4 @@
-"""A calculator that a model may be given: arithmetic of bounded size, without `eval`.
-
-In: an expression as text. Out: its value as text, or an error that says what to write. Waits for nothing.
-"""
+"""A calculator tool: arithmetic with bounded size, without `eval`."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from forge_agents.tools.definition import tool
 MAX_EXPRESSION_CHARS = 200
 _MAX_BITS = 512
 _ALLOWED = re.compile(r"[0-9.+\-*/%() \t]*", re.ASCII)
-_SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**"})  # noqa: RUF001  # people's signs, not ours
+_SPELLINGS = str.maketrans({"×": "*", "·": "*", "÷": "/", "−": "-", "^": "**"})  # noqa: RUF001  # signs that people write
 _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -58,7 +55,7 @@ def _evaluate(node: ast.expr) -> int | float:
         value = _evaluate(node.operand)
         return -value if isinstance(node.op, ast.USub) else value
     if not isinstance(node, ast.BinOp):
-        raise ArithmeticError("only numbers and + - * / // % ** are understood")  # noqa: TRY004  # user's words
+        raise ArithmeticError("only numbers and + - * / // % ** are understood")  # noqa: TRY004  # about the user's text
     left, right = _evaluate(node.left), _evaluate(node.right)
     if isinstance(node.op, ast.Pow):
         return _bounded(_power(left, right))
@@ -75,7 +72,7 @@ def _power(base: float, exponent: float) -> Any:
 
 def _bounded(value: Any) -> int | float:
     if isinstance(value, complex):
-        raise ArithmeticError("the result is not a real number")  # noqa: TRY004  # user's words
+        raise ArithmeticError("the result is not a real number")  # noqa: TRY004  # about the user's text
     if isinstance(value, int) and value.bit_length() > 2 * _MAX_BITS:
         raise ArithmeticError("the result is too large")
     if isinstance(value, float) and not math.isfinite(value):

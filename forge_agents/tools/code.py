@@ -1,7 +1,4 @@
-"""A private folder that an agent works in by tools: Python in the sandbox, and files, without a shell.
-
-In: tool calls. Out: texts for the model. Waits for the sandbox, at most its wall-clock limit.
-"""
+"""A private folder with tools for agents: Python in the sandbox, and files, without a shell."""
 
 from __future__ import annotations
 
@@ -10,21 +7,20 @@ from collections.abc import Mapping
 from forge_agents.sandbox import Sandbox, SandboxResult, validate_path
 from forge_agents.tools import Tool, tool
 
-_LAST_OF_ERROR = 1500
-"""Characters of standard error that a model is shown."""
+_MAX_STDERR_CHARS = 1500
+"""Maximum length of the end of standard error in a result."""
 
 
 class Workspace:
     r"""The files of one episode, and tools on them.
 
-    An environment makes one in `setup` and offers `tools`. The files are held in memory and laid into the sandbox for
-    each run, so nothing is ever written on the host, a copy of the environment has its own files, and nothing is left
-    to delete. What a program changes is kept, also where a limit ends it; links, empty folders and other things that
-    are no plain files are not.
+    An environment creates one in `setup` and returns its `tools`. The files are in memory and copied into the sandbox
+    for each run. So nothing is written on the host or must be deleted, and a copy of the environment has its own files.
+    Changes by a program are kept, even if a limit ends it. Links, empty folders and special files are dropped.
 
     Args:
-        sandbox: Where programs run. Its `file_mb`, `disk_mb` and `files` bound the folder, too.
-        files: What the folder holds at first, by relative path.
+        sandbox: Sandbox for programs. Its limits `file_mb`, `disk_mb` and `files` apply to the folder as well.
+        files: Initial content by relative path.
 
     Example:
         >>> box = Workspace(files={"data.txt": b"1 2 3"})
@@ -40,19 +36,19 @@ class Workspace:
 
     @property
     def files(self) -> dict[str, bytes]:
-        """What the folder holds, by path; a copy."""
+        """A copy of the content by path."""
         return dict(self._files)
 
     def put(self, path: str, content: bytes) -> None:
         """Write a file.
 
         Raises:
-            ValueError: The path leaves the folder, is a folder or lies below a file, or a limit would be broken.
+            ValueError: The path leaves the folder, is a folder or below a file, or a limit would be exceeded.
         """
         name, limits = validate_path(path), self.sandbox.limits
         for other in self._files:
             if other.startswith(f"{name}/") or name.startswith(f"{other}/"):
-                raise ValueError(f"{path!r} cannot be a file beside {other!r}")
+                raise ValueError(f"{path!r} cannot be a file next to {other!r}")
         others = [len(data) for key, data in self._files.items() if key != name]
         if len(content) > limits.file_mb << 20 or sum(others) + len(content) > limits.disk_mb << 20:
             raise ValueError(f"{path!r} has {len(content)} bytes; there is no room for so many")
@@ -61,10 +57,10 @@ class Workspace:
         self._files[name] = content
 
     def run(self, code: str, *, stdin: str = "") -> SandboxResult:
-        """Run a program in the folder, and keep the files it leaves.
+        """Run a program in the folder and keep its files.
 
         Raises:
-            SandboxUnavailable: This machine has no sandbox as asked.
+            SandboxUnavailable: This machine does not support the requested sandbox.
             SandboxError: The sandbox itself failed.
         """
         result = self.sandbox.run(code, stdin=stdin, files=self._files, collect=True)
@@ -73,7 +69,7 @@ class Workspace:
             try:
                 self.put(path.encode().decode(), content)
             except ValueError:
-                continue  # a name that is no text, or one file too many
+                continue  # the name is not text, or there are too many files
         return result
 
     @tool
@@ -83,7 +79,7 @@ class Workspace:
         Args:
             code: The program. It sees the standard library and your files; print what you want to know.
         """
-        return told(self.run(code))
+        return format_result(self.run(code))
 
     @tool
     def read_file(self, path: str) -> str:
@@ -115,13 +111,13 @@ class Workspace:
         return "\n".join(f"{len(data):>9}  {path}" for path, data in sorted(self._files.items())) or "(no files)"
 
     def tools(self) -> list[Tool]:
-        """python, read_file, write_file, list_files."""
+        """Return the tools python, read_file, write_file and list_files."""
         return [self.python, self.read_file, self.write_file, self.list_files]
 
 
-def told(result: SandboxResult) -> str:
-    """What a program printed, the end of its errors, and what ended it, for a model to read."""
-    parts = [result.stdout.rstrip(), result.stderr.rstrip()[-_LAST_OF_ERROR:]]
+def format_result(result: SandboxResult) -> str:
+    """Return a program's output, the end of its errors, and the reason of its end, as text for a model."""
+    parts = [result.stdout.rstrip(), result.stderr.rstrip()[-_MAX_STDERR_CHARS:]]
     if result.limit:
         parts.append(f"(ended: the limit {result.limit} was reached)")
     elif result.exit_code and not result.stderr:

@@ -1,8 +1,4 @@
-"""What a tool is, the JSON schema that its type hints and docstring say, and how a model's call of it is run.
-
-In: typed functions or methods, calls. Out: `Tool`, `ToolResult`: whatever goes wrong in a call is text for the model.
-Waits for the function, with the tool's deadline where it has one.
-"""
+"""Definition of tools by typed functions, and execution of calls. Errors of a call become text for the model."""
 
 from __future__ import annotations
 
@@ -18,36 +14,36 @@ from typing import Any, overload
 
 from forge_agents.errors import did_you_mean
 from forge_agents.runtime.threads import begin_in_thread
-from forge_agents.tools.arguments import wrong_arguments
+from forge_agents.tools.arguments import check_arguments
 from forge_agents.types import ToolCall
 
 MAX_RESULT_CHARS = 4000
-"""Longer results are cut, with a note."""
+"""Maximum length of a result. Longer results are truncated, with a note."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tool:
-    """A function that an agent may call. In the body of a class it binds to the instance, as a method does."""
+    """A function that an agent may call. In the body of a class, it binds to the instance like a method."""
 
     name: str
     description: str
     parameters: Mapping[str, Any]
-    """JSON schema of the arguments, an object."""
+    """JSON schema of the arguments, of type object."""
     fn: Callable[..., Any]
     timeout_s: float | None = None
-    """Deadline of a call in seconds; it runs in a thread of its own then. None: runs at once, for quick functions."""
+    """Time limit of a call in seconds, which then runs in its own thread. None: the call runs directly."""
     method: bool = False
-    """Whether `fn` takes an instance first, and waits for one."""
+    """Whether `fn` is an unbound method."""
     convert: Callable[[Mapping[str, Any]], dict[str, Any]] = dict
-    """Makes what `fn` is hinted to take of JSON values that fit `parameters`; a function, which deep copies share."""
+    """Converts JSON values to the types of `fn`'s hints. Deep copies share this function."""
 
     def __post_init__(self) -> None:
         if self.timeout_s is not None and not self.timeout_s > 0:
-            raise ValueError(f"tool {self.name}: timeout_s={self.timeout_s} must be above 0, or None for no deadline")
+            raise ValueError(f"tool {self.name}: timeout_s={self.timeout_s} must be above 0, or None for no time limit")
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The form that chat templates and OpenAI-compatible servers take."""
+        """The schema in the form of chat templates and OpenAI-compatible servers."""
         function = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
         return {"type": "function", "function": function}
 
@@ -57,7 +53,7 @@ class Tool:
         return replace(self, fn=types.MethodType(self.fn, instance), method=False)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The function's own result; errors pass through. `run_tool` is the safe way."""
+        """Call the function. Exceptions are raised; `run_tool` converts them to results."""
         return self.fn(*args, **kwargs)
 
 
@@ -68,26 +64,26 @@ def tool(*, timeout_s: float | None = None) -> Callable[[Callable[..., Any]], To
 def tool(
     fn: Callable[..., Any] | None = None, *, timeout_s: float | None = None
 ) -> Tool | Callable[[Callable[..., Any]], Tool]:
-    """Make a tool of a function: its name, type hints and Google-style docstring become the schema.
+    """Make a tool from a function: its name, type hints and Google-style docstring become the schema.
 
-    A decorator, with or without arguments, of functions and of methods (whose first parameter is called `self`).
+    A decorator, with or without arguments, for functions and for methods (whose first parameter is called `self`).
 
     Args:
-        fn: Parameters are hinted what pydantic can make of JSON: str, int, float, bool, list[...], dict[str, ...],
-            Literal[...], dataclasses and the like, or any of them | None.
-        timeout_s: Deadline of a call in seconds, for functions that wait; None is for those that do not.
+        fn: The function. Type hints may be any types that pydantic can create from JSON: str, int, float, bool,
+            list[...], dict[str, ...], Literal[...], dataclasses, and unions of them.
+        timeout_s: Time limit of a call in seconds, for functions that wait. None: no limit.
 
     Raises:
-        TypeError: A parameter without a hint, with one that JSON cannot express, or variadic.
-        ValueError: No docstring: a model could not know what the tool does.
+        TypeError: A parameter is variadic, has no type hint, or has one that JSON cannot express.
+        ValueError: The function has no docstring, so a model could not know its purpose.
     """
     if fn is None:
-        return lambda fn: _tool_of(fn, timeout_s)
-    return _tool_of(fn, timeout_s)
+        return lambda fn: _make_tool(fn, timeout_s)
+    return _make_tool(fn, timeout_s)
 
 
-def _tool_of(fn: Callable[..., Any], timeout_s: float | None) -> Tool:
-    from pydantic import PydanticUserError, TypeAdapter  # takes longer to load than all the rest of this package
+def _make_tool(fn: Callable[..., Any], timeout_s: float | None) -> Tool:
+    from pydantic import PydanticUserError, TypeAdapter  # slow to import
 
     name = getattr(fn, "__name__", type(fn).__name__)
     doc = inspect.getdoc(fn)
@@ -113,17 +109,17 @@ def _tool_of(fn: Callable[..., Any], timeout_s: float | None) -> Tool:
                 f"{where} is hinted {hints[parameter.name]}, which JSON cannot express; use str, int, float, bool, "
                 "list[...], dict[str, ...], Literal[...] or a union of them"
             ) from error
-    # once more, together: parameters may share definitions
-    found, shared = TypeAdapter.json_schemas([(key, "validation", adapter) for key, adapter in adapters.items()])
-    properties = {key: found[key, "validation"] for key in adapters}
-    for key, description in _described_arguments(doc).items():
+    # generated together, because parameters may share definitions
+    schemas, definitions = TypeAdapter.json_schemas([(key, "validation", adapter) for key, adapter in adapters.items()])
+    properties = {key: schemas[key, "validation"] for key in adapters}
+    for key, description in _argument_descriptions(doc).items():
         if key in properties:
             properties[key]["description"] = description
     required = [key for key, parameter in parameters.items() if parameter.default is parameter.empty]
     return Tool(
         name=name,
         description=doc.split("\n\n")[0].replace("\n", " "),
-        parameters={"type": "object", "properties": properties, "required": required, **shared},
+        parameters={"type": "object", "properties": properties, "required": required, **definitions},
         fn=fn,
         timeout_s=timeout_s,
         method=method,
@@ -131,10 +127,10 @@ def _tool_of(fn: Callable[..., Any], timeout_s: float | None) -> Tool:
     )
 
 
-def _described_arguments(doc: str) -> dict[str, str]:
-    """Descriptions under ``Args:``, one line each plus continuations."""
+def _argument_descriptions(doc: str) -> dict[str, str]:
+    """Return the descriptions of arguments under ``Args:``."""
     _, _, section = doc.partition("\nArgs:\n")
-    described: dict[str, str] = {}
+    descriptions: dict[str, str] = {}
     current = ""
     for line in section.splitlines():
         if line and not line.startswith(" "):
@@ -142,15 +138,15 @@ def _described_arguments(doc: str) -> dict[str, str]:
         match = re.match(r" {2,4}(\w+)(?: \([^)]*\))?: (.*)", line)
         if match:
             current = match[1]
-            described[current] = match[2].strip()
+            descriptions[current] = match[2].strip()
         elif current and line.strip():
-            described[current] += " " + line.strip()
-    return described
+            descriptions[current] += " " + line.strip()
+    return descriptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """What the model gets back."""
+    """Result of a call, as text for the model."""
 
     name: str
     content: str
@@ -158,42 +154,42 @@ class ToolResult:
 
 
 def run_tool(tools: Iterable[Tool], call: ToolCall) -> ToolResult:
-    """Run one call. Unreadable calls, unknown names, wrong arguments and the tool's own errors become text."""
+    """Run a call. Malformed calls, unknown names, invalid arguments and exceptions of the tool become error texts."""
     by_name = {t.name: t for t in tools}
-    chosen = by_name.get(call.name)
-    if call.error is not None and (chosen is not None or not call.name):
-        wrong = call.error
-    elif chosen is None:
-        known = ", ".join(by_name) or "none"
-        wrong = f"no tool is called {call.name!r}; tools: {known}.{did_you_mean(call.name, by_name)}"
+    selected = by_name.get(call.name)
+    if call.error is not None and (selected is not None or not call.name):
+        error = call.error
+    elif selected is None:
+        names = ", ".join(by_name) or "none"
+        error = f"no tool is called {call.name!r}; tools: {names}.{did_you_mean(call.name, by_name)}"
     else:
-        wrong = wrong_arguments(chosen.name, chosen.parameters, call.arguments)
-    if wrong or chosen is None:
-        return _failed(call, wrong)
+        error = check_arguments(selected.name, selected.parameters, call.arguments)
+    if error or selected is None:
+        return _error_result(call, error)
     try:
-        result = _call(chosen, call.arguments)
+        result = _call(selected, call.arguments)
         text = result if isinstance(result, str) else json.dumps(result, default=str)
-    except Exception as error:  # noqa: BLE001  # tools are user code: what goes wrong is for the model to read
-        kind = "" if isinstance(error, ValueError | ArithmeticError) and str(error) else f"{type(error).__name__}: "
-        return _failed(call, f"{kind}{error}")
+    except Exception as cause:  # noqa: BLE001  # tools are user code: the model gets the error
+        kind = "" if isinstance(cause, ValueError | ArithmeticError) and str(cause) else f"{type(cause).__name__}: "
+        return _error_result(call, f"{kind}{cause}")
     if len(text) > MAX_RESULT_CHARS:
         text = f"{text[:MAX_RESULT_CHARS]}... ({len(text) - MAX_RESULT_CHARS} characters cut)"
     return ToolResult(name=call.name, content=text, ok=True)
 
 
-def _failed(call: ToolCall, why: str) -> ToolResult:
-    return ToolResult(name=call.name, content=f"Error: {why}"[:MAX_RESULT_CHARS], ok=False)
+def _error_result(call: ToolCall, reason: str) -> ToolResult:
+    return ToolResult(name=call.name, content=f"Error: {reason}"[:MAX_RESULT_CHARS], ok=False)
 
 
-def _call(chosen: Tool, arguments: Mapping[str, Any]) -> Any:
-    """The function's result; with a deadline, from a thread that is left behind when it is late."""
-    given = chosen.convert(arguments)
-    if chosen.timeout_s is None:
-        return chosen.fn(**given)
-    answer = begin_in_thread(functools.partial(chosen.fn, **given), name=f"tool {chosen.name}")
+def _call(selected: Tool, arguments: Mapping[str, Any]) -> Any:
+    """Return the function's result. With a time limit it runs in a thread, which is left behind at the limit."""
+    kwargs = selected.convert(arguments)
+    if selected.timeout_s is None:
+        return selected.fn(**kwargs)
+    answer = begin_in_thread(functools.partial(selected.fn, **kwargs), name=f"tool {selected.name}")
     try:
-        return answer.result(chosen.timeout_s)
+        return answer.result(selected.timeout_s)
     except TimeoutError as late:
-        if answer.done():  # the tool's own
+        if answer.done():  # raised by the tool
             raise
-        raise ValueError(f"{chosen.name} gave no result within {chosen.timeout_s:g} s") from late
+        raise ValueError(f"{selected.name} gave no result within {selected.timeout_s:g} s") from late

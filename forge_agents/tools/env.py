@@ -1,8 +1,4 @@
-"""Environments whose seats call tools: the environment runs the calls and shows the results to the same seat.
-
-In: a game written for `TurnEnv`, and the tools of each seat. Out: a PettingZoo environment in which a text with tool
-calls is a decision whose answer is the next observation. Waits for the tools.
-"""
+"""Environments with tools: the environment runs an agent's calls, and the agent observes the results next."""
 
 from __future__ import annotations
 
@@ -29,18 +25,18 @@ _LAST = "\n(No calls are left: answer now.)"
 
 
 class ToolEnv(TurnEnv):
-    """A `TurnEnv` with tools: write a game as ever, say in `tools` who may call what, put `tool_help` in instructions.
+    """A `TurnEnv` with tools: return each agent's tools from `tools`, and include `tool_help` in its instructions.
 
-    A text with at least one call, in any format that `parse_tool_calls` reads, does not reach `act`: the calls run in
-    order, and the next to decide is the same seat, which then observes their results. Text beside the calls is its
-    thinking and is dropped. A call that cannot be read, fails, or asks for a tool that the seat has no right to, has
-    an error text as its result. Once a seat has used up its calls, a text is taken as it is, calls and all.
+    An answer with at least one call, in any format that `parse_tool_calls` supports, does not reach `act`. The calls
+    run in order, and the same agent acts next and observes their results. Other text of the answer is dropped. A call
+    that is malformed, fails, or names a tool that the agent does not have, has an error text as its result. Once an
+    agent has used up its calls, its answers reach `act` unchanged.
 
     Calls count as decisions (`max_turns`). After each decision with calls ``infos[agent]["tool_calls"]`` and
-    ``["tool_errors"]`` hold the seat's numbers of calls and failed calls so far; both are absent before the first.
+    ``["tool_errors"]`` are the agent's numbers of calls and failed calls so far. Both are absent before the first.
 
-    Forks: tools that are methods of the game come along in a ``copy.deepcopy``. What a tool reaches outside (a server,
-    a sandbox's files) is shared between the copies.
+    A ``copy.deepcopy`` contains tools that are methods of the game. External state of a tool (a server, a sandbox's
+    files) is shared between copies.
 
     Example:
         >>> class Doubling(ToolEnv):
@@ -61,9 +57,9 @@ class ToolEnv(TurnEnv):
         ...         return Outcome(rewards={agent: float(action == str(2 * self.number))}, done=True)
 
     Args:
-        tool_format: How the instructions show calls, and results come back; `parse_tool_calls` reads every format.
-        max_calls: Calls of a seat between two of its other texts.
-        max_calls_per_episode: Calls of a seat in an episode; None sets no limit.
+        tool_format: Format of calls and results in instructions and observations. Calls in other formats run as well.
+        max_calls: Maximum number of an agent's calls between two answers without calls.
+        max_calls_per_episode: Maximum number of an agent's calls in an episode. None: no limit.
         max_turns: As for `TurnEnv`.
     """
 
@@ -78,73 +74,73 @@ class ToolEnv(TurnEnv):
         super().__init__(max_turns=max_turns)
         if tool_format not in FORMATS:
             near = did_you_mean(str(tool_format), FORMATS)
-            raise ValueError(f"tool_format={tool_format!r}; known are {', '.join(FORMATS)}.{near}")
+            raise ValueError(f"tool_format={tool_format!r} is unknown; choose from {', '.join(FORMATS)}.{near}")
         if max_calls < 0 or (max_calls_per_episode is not None and max_calls_per_episode < 0):
             raise ValueError(
                 f"max_calls={max_calls} and max_calls_per_episode={max_calls_per_episode} must be at least 0"
             )
         self.tool_format, self.max_calls, self.max_calls_per_episode = tool_format, max_calls, max_calls_per_episode
 
-    # ---- what a game writes
+    # ---- methods that a game defines
 
     def tools(self, agent: str) -> Sequence[Tool]:
-        """What a seat may call, the same all episode long: its rights. Other seats' tools do not exist for it."""
+        """Return the tools of an agent, which must stay the same in an episode."""
         raise NotImplementedError(f"{type(self).__name__} must define tools(self, agent)")
 
     def after_calls(self, agent: str, results: Sequence[ToolResult]) -> Outcome:
-        """What calls led to beside their results: rewards, or the end of the game. The same seat stays next."""
+        """Return the outcome of calls in addition to their results: rewards, or the end of the game."""
         return Outcome()
 
     def tool_schemas(self, agent: str) -> list[dict[str, Any]]:
-        """The schemas of `tools`, for whoever sits in the seat: its model's own grammar of calls is read by them."""
-        return [offered.schema for offered in self.tools(agent)]
+        """Return the schemas of `tools`, with which calls in the grammar of a model family are parsed."""
+        return [tool.schema for tool in self.tools(agent)]
 
-    # ---- what a game uses
+    # ---- methods that a game calls
 
     def tool_help(self, agent: str) -> str:
-        """How `agent` calls its tools, in `tool_format`, for its instructions; empty if it has none."""
+        """Return the description of an agent's tools for its instructions. Empty if it has none."""
         return describe_tools(self.tools(agent), self.tool_format)
 
     def calls_left(self, agent: str) -> int:
-        """Calls that `agent` may still make before its next other text."""
-        left = self.max_calls - self._calls_in_a_row[agent]
+        """Return how many calls `agent` may make before its next answer without calls."""
+        remaining = self.max_calls - self._consecutive_calls[agent]
         if self.max_calls_per_episode is not None:
-            left = min(left, self.max_calls_per_episode - self._calls[agent])
-        return left
+            remaining = min(remaining, self.max_calls_per_episode - self._calls[agent])
+        return remaining
 
     # ---- TurnEnv
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> None:
-        """Start an episode, as `TurnEnv.reset` does."""
+        """Start an episode."""
         self._calls: Counter[str] = Counter()
-        self._calls_in_a_row: Counter[str] = Counter()
-        self._failed: Counter[str] = Counter()
-        self._shown: dict[str, str] = {}
+        self._consecutive_calls: Counter[str] = Counter()
+        self._errors: Counter[str] = Counter()
+        self._results: dict[str, str] = {}
         super().reset(seed=seed, options=options)
 
     def observe(self, agent: str) -> Observation:
-        """The results of the calls that `agent` has just made; else what the game shows."""
-        shown = self._shown.get(agent)
-        return super().observe(agent) if shown is None else Observation(shown)
+        """Return the results of the calls that `agent` has just made, otherwise the game's observation."""
+        results_text = self._results.get(agent)
+        return super().observe(agent) if results_text is None else Observation(results_text)
 
     def _play(self, agent: str, action: str) -> Outcome:
-        left = self.calls_left(agent)
-        offered = list(self.tools(agent)) if left > 0 else []
-        said = split_reasoning(action)[1]  # a game that hears thoughts runs none of what is weighed in them
-        calls = parse_tool_calls(said, tools=offered)[:left] if offered else []
-        self._shown.pop(agent, None)
+        remaining = self.calls_left(agent)
+        tools = list(self.tools(agent)) if remaining > 0 else []
+        answer = split_reasoning(action)[1]  # calls within reasoning do not run
+        calls = parse_tool_calls(answer, tools=tools)[:remaining] if tools else []
+        self._results.pop(agent, None)
         if not calls:
-            self._calls_in_a_row[agent] = 0
+            self._consecutive_calls[agent] = 0
             return self.act(agent, action)
-        results = [run_tool(offered, call) for call in calls]
+        results = [run_tool(tools, call) for call in calls]
         self._calls[agent] += len(calls)
-        self._calls_in_a_row[agent] += len(calls)
-        self._failed[agent] += sum(not result.ok for result in results)
+        self._consecutive_calls[agent] += len(calls)
+        self._errors[agent] += sum(not result.ok for result in results)
         note = "" if self.calls_left(agent) > 0 else _LAST
         text = writable(render_results(results, self.tool_format))
-        self._shown[agent] = text[: self.max_observation_chars - len(note)] + note
+        self._results[agent] = text[: self.max_observation_chars - len(note)] + note
         outcome = self.after_calls(agent, results)
-        counts = {"tool_calls": self._calls[agent], "tool_errors": self._failed[agent]}
+        counts = {"tool_calls": self._calls[agent], "tool_errors": self._errors[agent]}
         info = {**outcome.info, agent: {**counts, **outcome.info.get(agent, {})}}
         over = agent in {*self._ended(outcome.done, "done"), *self._ended(outcome.truncated, "truncated")}
         return replace(outcome, next=outcome.next or (None if over else agent), info=info)

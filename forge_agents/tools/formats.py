@@ -1,12 +1,9 @@
-"""Tool calls in a text: found in what anybody said, whatever form they have, and shown for a model to write.
+"""Parsing of tool calls in text, and rendering of tools, calls and results as text.
 
-In: any text; tools, calls, results. Out: calls in order, one that cannot be read with an `error` for the model; text.
-Waits for nothing.
-
-The forms: ``hermes`` ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` (Hermes, Qwen); ``llama``
+The formats: ``hermes`` ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` (Hermes, Qwen); ``llama``
 ``{"name": ..., "parameters": {...}}`` as the whole text or after ``<|python_tag|>`` (Llama 3); ``mistral``
 ``[TOOL_CALLS][{"name": ..., "arguments": {...}}]`` or ``[TOOL_CALLS]name{...}``; ``plain``
-``CALL name(key=value, ...)`` or ``CALL name {...}``, for models that were trained on none of them.
+``CALL name(key=value, ...)`` or ``CALL name {...}``, for models without training in any of them.
 """
 
 from __future__ import annotations
@@ -20,60 +17,61 @@ from typing import Any, Literal, TypeAlias
 
 from forge_agents.errors import did_you_mean
 from forge_agents.files import is_shallow
-from forge_agents.tools.arguments import argument_schemas, referred
+from forge_agents.tools.arguments import argument_schemas, resolve_reference
 from forge_agents.tools.definition import Tool, ToolResult
 from forge_agents.types import ToolCall
 
 ToolFormat: TypeAlias = Literal["hermes", "llama", "mistral", "plain"]
 FORMATS: tuple[ToolFormat, ...] = ("hermes", "llama", "mistral", "plain")
 MAX_CALLS = 16
-"""Calls beyond these are not read."""
+"""Maximum number of calls that are read in a text."""
 
 
 def parse_tool_calls(
     text: str,
-    format: ToolFormat | Literal["auto"] = "auto",  # noqa: A002  # the word everybody uses
+    format: ToolFormat | Literal["auto"] = "auto",  # noqa: A002  # the usual name
     tools: Iterable[Tool | Mapping[str, Any]] = (),
 ) -> list[ToolCall]:
-    """The calls in a text, in order. Never raises on any text.
+    """Return the calls in a text, in order. Never raises, whatever the text.
 
     Args:
-        text: What was said, special tokens included.
-        format: One of `FORMATS`; "auto" takes the format whose mark comes first.
-        tools: Those on offer, or their schemas. In ``plain`` they let arguments stand without their names, and text
+        text: The text, special tokens included.
+        format: One of `FORMATS`. "auto" selects the format whose mark comes first.
+        tools: Available tools, or their schemas. With them, ``plain`` accepts arguments without names and texts
             without quotes.
     """
-    return [call for _, call in _found(text, format, tools)]
+    return [call for _, call in _find_calls(text, format, tools)]
 
 
 def before_calls(text: str, tools: Iterable[Tool | Mapping[str, Any]] = ()) -> str:
-    """What is said before the first call that can be read; all of it where there is none."""
-    return text[: next((at for at, call in _found(text, "auto", tools) if call.error is None), None)]
+    """Return the text before the first valid call. The whole text if there is none."""
+    return text[: next((at for at, call in _find_calls(text, "auto", tools) if call.error is None), None)]
 
 
-def _found(
+def _find_calls(
     text: str, format: ToolFormat | Literal["auto"], tools: Iterable[Tool | Mapping[str, Any]]  # noqa: A002
 ) -> list[tuple[int, ToolCall]]:
-    """The calls, and where the mark of each begins."""
+    """Return the calls with the start of each call's mark."""
     if format == "auto":
-        found = {name: mark.search(text) for name, mark in _MARKS.items()}
-        first = min(((match.start(), name) for name, match in found.items() if match), default=None)
-        return [] if first is None else _found(text, first[1], tools)
+        matches = {name: mark.search(text) for name, mark in _MARKS.items()}
+        first = min(((match.start(), name) for name, match in matches.items() if match), default=None)
+        return [] if first is None else _find_calls(text, first[1], tools)
     if format not in FORMATS:
-        raise ValueError(f"format={format!r}; known are auto, {', '.join(FORMATS)}.{did_you_mean(format, FORMATS)}")
-    offered = [(t.schema if isinstance(t, Tool) else t)["function"] for t in tools]
-    known = {each["name"]: argument_schemas(each["parameters"]) for each in offered}
-    return list(itertools.islice(_read(text, format, known), MAX_CALLS))
+        hint = did_you_mean(format, FORMATS)
+        raise ValueError(f"format={format!r} is unknown; choose from auto, {', '.join(FORMATS)}.{hint}")
+    functions = [(t.schema if isinstance(t, Tool) else t)["function"] for t in tools]
+    schemas = {function["name"]: argument_schemas(function["parameters"]) for function in functions}
+    return list(itertools.islice(_read(text, format, schemas), MAX_CALLS))
 
 
 def read_call(content: Any, form: str = '{"name": ..., "arguments": {...}}') -> ToolCall:
-    """The call that a JSON value says; `form` is how it should look, for the error of one that says none."""
+    """Return the call in a JSON value. `form` is the expected form for error messages."""
     if not isinstance(content, dict) or not isinstance(content.get("name"), str):
         return ToolCall(name="", error=f'the tool call needs a "name"; write {form}')
-    if isinstance(content.get("error"), str):  # one that could not be read, in the form of `str(call)`
+    if isinstance(content.get("error"), str):  # a malformed call in the form of `str(call)`
         return ToolCall(name=content["name"], error=content["error"])
     arguments = content.get("arguments", content.get("parameters", {}))
-    try:  # some models, and every server, write the arguments as JSON within a string
+    try:  # some models, and all servers, write the arguments as a JSON string
         arguments, _ = _json_at(arguments if isinstance(arguments, str) else json.dumps(arguments), 0)
     except ValueError:
         arguments = {} if arguments == "" else None
@@ -88,7 +86,7 @@ def read_call(content: Any, form: str = '{"name": ..., "arguments": {...}}') -> 
 def _finite(text: str) -> float:
     value = float(text)
     if not math.isfinite(value):
-        raise ValueError(f"{text} is no finite number")
+        raise ValueError(f"{text} is not a finite number")
     return value
 
 
@@ -97,10 +95,10 @@ _NOT_BLANK = re.compile(r"[^\s;,]|\Z")
 
 
 def _json_at(text: str, start: int) -> tuple[Any, int]:
-    """The JSON value that begins at `start`, blanks skipped, and where it ends.
+    """Return the JSON value at `start`, after whitespace, and its end.
 
     Raises:
-        ValueError: There is none, or it holds what cannot be written.
+        ValueError: There is none, or it cannot be encoded.
     """
     match = _NOT_BLANK.search(text, start)
     try:
@@ -113,7 +111,7 @@ def _json_at(text: str, start: int) -> tuple[Any, int]:
     return value, end
 
 
-# ---- reading: a mark, perhaps a name, and JSON; or arguments as Python writes them
+# ---- parsing: a mark, optionally a name, and JSON or Python arguments
 
 
 _MARKS: dict[ToolFormat, re.Pattern[str]] = {
@@ -130,19 +128,19 @@ _FORMS: dict[ToolFormat, str] = {
 }
 _NAME = re.compile(r"\s{0,9}([\w.-]{1,99})\s{0,9}(?:\[ARGS\]|:)?\s{0,9}(?=[({])", re.ASCII)
 _MORE = re.compile(r"[\s;,]*(?=\{)")
-_HERMES_END = re.compile(r"\s*(?:</?tool_call>|\Z)")  # cut off at the closing mark, a call is still whole
+_HERMES_END = re.compile(r"\s*(?:</?tool_call>|\Z)")  # a call truncated at the closing mark is complete
 
 
-def _read(text: str, form: ToolFormat, known: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[int, ToolCall]]:
-    """The calls behind the marks of one format, and where these are; `known` holds what each tool's arguments are."""
+def _read(text: str, form: ToolFormat, schemas: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[int, ToolCall]]:
+    """Yield the calls of one format with the positions of their marks. `schemas` are argument schemas by tool."""
     position = 0
     while match := _MARKS[form].search(text, position):
-        marked = bool(match[0].strip())  # else the whole text is JSON, which may be an answer
-        named = _NAME.match(text, match.end()) if form in ("mistral", "plain") else None
-        name, position = (named[1], named.end()) if named else ("", match.end())
+        has_mark = bool(match[0].strip())  # otherwise the whole text is JSON, which may be an answer
+        name_match = _NAME.match(text, match.end()) if form in ("mistral", "plain") else None
+        name, position = (name_match[1], name_match.end()) if name_match else ("", match.end())
         if form == "plain" and text[position] == "(":
             parts, position = _split_arguments(text, position + 1)
-            yield match.start(), _plain_call(name, parts, known.get(name, {}))
+            yield match.start(), _plain_call(name, parts, schemas.get(name, {}))
             continue
         more: re.Match[str] | None = match
         while more:
@@ -151,23 +149,23 @@ def _read(text: str, form: ToolFormat, known: Mapping[str, Mapping[str, Any]]) -
                 if form == "hermes" and not _HERMES_END.match(text, end):
                     raise ValueError("more than one value")
             except ValueError:
-                if marked or '"parameters"' in text or '"arguments"' in text:
+                if has_mark or '"parameters"' in text or '"arguments"' in text:
                     shown = _FORMS[form].replace("NAME", name)
-                    fault = f"the tool call is {_fault(text, position, form)}; write {shown}"
-                    yield match.start(), ToolCall(name=name, error=fault)
+                    error = f"the tool call is {_describe_error(text, position, form)}; write {shown}"
+                    yield match.start(), ToolCall(name=name, error=error)
                 break
-            if not marked and not (isinstance(content, dict) and {"parameters", "arguments"} & content.keys()):
+            if not has_mark and not (isinstance(content, dict) and {"parameters", "arguments"} & content.keys()):
                 break
             position = end
             for item in content if form == "mistral" and isinstance(content, list) else [content]:
                 yield match.start(), ToolCall(name=name, arguments=item) if name else read_call(item, _FORMS[form])
             more = _MORE.match(text, position) if form == "llama" else None
             position = more.end() if more else position
-        if not marked:
+        if not has_mark:
             return
 
 
-def _fault(text: str, position: int, form: ToolFormat) -> str:
+def _describe_error(text: str, position: int, form: ToolFormat) -> str:
     if form == "hermes":
         following = text.find("<tool_call>", position)
         if "</tool_call>" not in text[position : following if following >= 0 else None]:
@@ -182,14 +180,14 @@ _OPEN, _CLOSE = "([{", ")]}"
 
 
 def _split_arguments(text: str, start: int) -> tuple[list[str] | None, int]:
-    """The arguments between the parenthesis before `start` and its partner, and where that ends; None without one."""
+    """Return the arguments from `start` to the closing parenthesis, and the end. None if it is missing."""
     parts, depth, quote, begin, before = [], 0, "", start, "("
     for position in range(start, min(len(text), start + 8192)):
         char = text[position]
         if quote:
             if char == quote and before != "\\":
                 quote = ""
-        elif char in "\"'" and before in "(=,:[{":  # elsewhere it is an apostrophe
+        elif char in "\"'" and before in "(=,:[{":  # otherwise an apostrophe
             quote = char
         elif char in _OPEN:
             depth += 1
@@ -223,29 +221,29 @@ def _plain_call(name: str, parts: Sequence[str] | None, properties: Mapping[str,
     return ToolCall(name=name, arguments=arguments)
 
 
-_WORDS = {"True": True, "False": False, "None": None}
+_PYTHON_CONSTANTS = {"True": True, "False": False, "None": None}
 
 
-def _value(written: str, *, text: bool) -> Any:
-    """What a value stands for: JSON, Python's words for it, a string in single quotes, or else the text itself."""
-    quoted = len(written) > 1 and written[0] == written[-1] and written[0] in "\"'"
+def _value(source: str, *, text: bool) -> Any:
+    """Parse a value: JSON, a Python constant, a string in single quotes, or plain text."""
+    quoted = len(source) > 1 and source[0] == source[-1] and source[0] in "\"'"
     if quoted or not text:
         try:
-            value, end = _json_at(written, 0)
-            if end == len(written):
+            value, end = _json_at(source, 0)
+            if end == len(source):
                 return value
         except ValueError:
             pass
     if quoted:
-        return re.sub(r"\\(['\"\\])", r"\1", written[1:-1])
-    return written if text else _WORDS.get(written, written)
+        return re.sub(r"\\(['\"\\])", r"\1", source[1:-1])
+    return source if text else _PYTHON_CONSTANTS.get(source, source)
 
 
-# ---- writing
+# ---- rendering
 
 
-def render_tool_call(call: ToolCall, format: ToolFormat = "hermes") -> str:  # noqa: A002  # the word everybody uses
-    """`call`, which was read, as a model would write it; `parse_tool_calls` reads it back."""
+def render_tool_call(call: ToolCall, format: ToolFormat = "hermes") -> str:  # noqa: A002  # the usual name
+    """Render a call as a model would write it. `parse_tool_calls` is the inverse."""
     if format == "plain":
         return f"CALL {call.name}({', '.join(f'{key}={_json(value)}' for key, value in call.arguments.items())})"
     content = {"name": call.name, "parameters" if format == "llama" else "arguments": dict(call.arguments)}
@@ -256,16 +254,16 @@ def render_tool_call(call: ToolCall, format: ToolFormat = "hermes") -> str:  # n
     return str(call)
 
 
-def describe_tools(tools: Iterable[Tool], format: ToolFormat = "hermes") -> str:  # noqa: A002  # the same
-    """What a system prompt says of `tools`; empty without tools.
+def describe_tools(tools: Iterable[Tool], format: ToolFormat = "hermes") -> str:  # noqa: A002  # the usual name
+    """Return the description of tools for a system prompt. Empty without tools.
 
-    ``hermes`` is what the chat templates of Qwen 2.5 and 3 write, ``llama`` what the one of Llama 3.1 writes.
+    ``hermes`` is the text of the chat templates of Qwen 2.5 and 3, ``llama`` that of Llama 3.1.
     """
-    offered = list(tools)
-    if not offered:
+    tools = list(tools)
+    if not tools:
         return ""
     if format == "hermes":
-        schemas = "\n".join(_json(t.schema) for t in offered)
+        schemas = "\n".join(_json(t.schema) for t in tools)
         return (
             "# Tools\n\nYou may call one or more functions to assist with the user query.\n\n"
             "You are provided with function signatures within <tools></tools> XML tags:\n"
@@ -275,10 +273,10 @@ def describe_tools(tools: Iterable[Tool], format: ToolFormat = "hermes") -> str:
             '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
         )
     if format == "plain":
-        lines = [f"{t.name}({', '.join(argument_schemas(t.parameters))}): {t.description}" for t in offered]
-        examples = [render_tool_call(_example(t), "plain") for t in offered]
+        lines = [f"{t.name}({', '.join(argument_schemas(t.parameters))}): {t.description}" for t in tools]
+        examples = [render_tool_call(_example(t), "plain") for t in tools]
         return "Tools:\n" + "\n".join(lines) + "\nTo use a tool, write a line such as\n" + "\n".join(examples)
-    schemas = "\n\n".join(json.dumps(t.schema, indent=4, ensure_ascii=False) for t in offered)
+    schemas = "\n\n".join(json.dumps(t.schema, indent=4, ensure_ascii=False) for t in tools)
     form = {
         "llama": 'with JSON for a function call, in the format {"name": function name, "parameters": dictionary of '
         "argument name and its value}. Do not use variables.",
@@ -287,8 +285,8 @@ def describe_tools(tools: Iterable[Tool], format: ToolFormat = "hermes") -> str:
     return f"You have access to the following functions. To call a function, please respond {form}\n\n{schemas}"
 
 
-def render_results(results: Sequence[ToolResult], format: ToolFormat = "hermes") -> str:  # noqa: A002  # the same
-    """What the seat reads next. ``hermes`` is what the template of Qwen makes of tool messages; else lines of text."""
+def render_results(results: Sequence[ToolResult], format: ToolFormat = "hermes") -> str:  # noqa: A002  # the usual name
+    """Render results for the next observation. ``hermes`` is the text of Qwen's template, others are plain lines."""
     if format == "hermes":
         return "\n".join(
             f"<tool_response>\n{result.content.replace('</tool_response>', '</ tool_response>')}\n</tool_response>"
@@ -306,38 +304,38 @@ def _json(value: Any) -> str:
 _EXAMPLES = {"string": "text", "integer": 2, "number": 2.5, "boolean": True, "array": []}
 
 
-def _example(offered: Tool) -> ToolCall:
-    """A call with all the arguments that `offered` needs, of the right types."""
-    known = argument_schemas(offered.parameters)
-    shape = _example_value({"type": "object", **offered.parameters}, offered)
+def _example(tool: Tool) -> ToolCall:
+    """Return a call with all required arguments, of the right types."""
+    schemas = argument_schemas(tool.parameters)
+    shape = _example_value({"type": "object", **tool.parameters}, tool)
     names = shape if isinstance(shape, dict) else ()
-    arguments = {name: _example_value(known[name], offered) if name in known else shape[name] for name in names}
-    return ToolCall(name=offered.name, arguments=arguments)
+    arguments = {name: _example_value(schemas[name], tool) if name in schemas else shape[name] for name in names}
+    return ToolCall(name=tool.name, arguments=arguments)
 
 
-def _example_value(schema: Any, offered: Tool, depth: int = 3) -> Any:
-    """A value of a part of `offered`'s schema. A stranger's may be wide and refer to itself: both have an end."""
+def _example_value(schema: Any, tool: Tool, depth: int = 3) -> Any:
+    """Return a value for a part of a tool's schema. Width and depth are bounded: the schema may be untrusted."""
     if isinstance(schema, dict) and "$ref" in schema:
-        schema = {**schema, "allOf": [*_listed(schema.get("allOf")), referred(offered.parameters, schema)]}
+        schema = {**schema, "allOf": [*_as_list(schema.get("allOf")), resolve_reference(tool.parameters, schema)]}
     if not isinstance(schema, dict):
         return "text"
-    if "const" in schema or _listed(schema.get("enum")):
+    if "const" in schema or _as_list(schema.get("enum")):
         return schema["const"] if "const" in schema else schema["enum"][0]
     if depth and "prefixItems" in schema:
-        return [_example_value(item, offered, depth - 1) for item in _listed(schema["prefixItems"])[:32]]
-    every, either, just_one = (_listed(schema.get(keyword)) for keyword in ("allOf", "anyOf", "oneOf"))
+        return [_example_value(item, tool, depth - 1) for item in _as_list(schema["prefixItems"])[:32]]
+    every, either, just_one = (_as_list(schema.get(keyword)) for keyword in ("allOf", "anyOf", "oneOf"))
     branches = [*every[:32], *either[:1], *just_one[:1]]
-    values = [_example_value(branch, offered, depth - 1) for branch in branches] if depth else []
-    kind, needed = schema.get("type"), _listed(schema.get("required"))
+    values = [_example_value(branch, tool, depth - 1) for branch in branches] if depth else []
+    kind, needed = schema.get("type"), _as_list(schema.get("required"))
     parts = schema["properties"] if isinstance(schema.get("properties"), dict) else {}
     if kind == "object" or (kind is None and "required" in schema):
         merged = {key: value for each in values if isinstance(each, dict) for key, value in each.items()}
-        own = {key: _example_value(parts.get(key, {}), offered, depth - 1) for key in needed[:32]} if depth else {}
-        return {**merged, **own}
+        required = {key: _example_value(parts.get(key, {}), tool, depth - 1) for key in needed[:32]} if depth else {}
+        return {**merged, **required}
     if values:
         return values[0]
     return _EXAMPLES.get(kind, "text") if isinstance(kind, str) else "text"
 
 
-def _listed(value: Any) -> list[Any]:
+def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []

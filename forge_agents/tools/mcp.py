@@ -1,9 +1,6 @@
-"""The tools of an MCP server, as tools that agents call.
+"""Tools of an MCP server for agents.
 
-In: a command that starts a server, or the address of one. Out: `Tool`s with the server's schemas, while the connection
-is open. Waits for the server, with a deadline to connect and one for each call.
-
-The connection lives in a thread with an event loop of its own, so tools are called like any function.
+The connection runs in its own thread with an event loop, so that tools can be called like any function.
 """
 
 from __future__ import annotations
@@ -28,12 +25,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_STOP_S = 10.0
-"""Deadline for a server to stop."""
+_STOP_TIMEOUT_S = 10.0
+"""Time limit for a server to stop."""
 
 
 class McpServerError(ForgeError, ConnectionError):
-    """An MCP server that cannot be reached, or does not speak the protocol."""
+    """An MCP server cannot be reached or violates the protocol."""
 
 
 @contextlib.contextmanager
@@ -45,21 +42,21 @@ def mcp_tools(
     env: Mapping[str, str] | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Iterator[list[Tool]]:
-    """Connect to an MCP server for the length of a ``with`` block.
+    """Connect to an MCP server for the duration of a ``with`` block.
 
-    A call that fails, is late or finds the server gone is an error text for the model, as with any tool. Of a result
-    the model reads the texts, those of embedded resources too, and the structured content as JSON if no text holds it.
-    Images, sounds, binary resources and links are named only. Deep copies of an environment share the connection.
-    Errors name the program and its script, or the host, and hold nothing else of the command or address, of `env` and
-    of `headers`, for tokens may stand there and errors become prompts and stored episodes.
+    A call that fails, exceeds its time limit or finds the server closed results in an error text for the model. A
+    result contains the texts, those of embedded resources too, and the structured content as JSON if no text contains
+    it. Images, sounds, binary resources and links are only named. Deep copies of an environment share the connection.
+    Errors name the program and its script, or the host, and contain nothing else of the command or address, `env` and
+    `headers`: these may contain tokens, and errors become prompts and stored episodes.
 
     Args:
         server: The address of a server (streamable HTTP), such as ``"http://127.0.0.1:8000/mcp"``, or the command that
             starts one (stdio), such as ``["python", "server.py"]``. A command runs with your rights: name only servers
             that you trust.
-        connect_s: Deadline in seconds to start, connect and list the tools.
-        call_s: Deadline in seconds of one call.
-        env: Variables of a command, beside the few that it inherits (such as PATH).
+        connect_s: Time limit in seconds to start, connect and list the tools.
+        call_s: Time limit of a call in seconds.
+        env: Environment variables of a command, in addition to the few that it inherits (such as PATH).
         headers: Headers of every request to an address, such as a token.
 
     Raises:
@@ -69,10 +66,10 @@ def mcp_tools(
     if not server or not server[0]:
         raise ValueError("server is empty; pass an address or a command")
     try:
-        import mcp  # noqa: F401  # a missing package is said here, not in the thread
+        import mcp  # noqa: F401  # so that a missing package is reported here, not in the thread
     except ImportError as error:
         raise MissingExtraError("MCP tools need the package mcp; pip install 'forge-agents-rl[mcp]'") from error
-    connection = _Connection(_public_name(server), _not_public(server, {**(env or {}), **(headers or {})}))
+    connection = _Connection(_public_name(server), _secret_texts(server, {**(env or {}), **(headers or {})}))
     try:
         yield connection.open(lambda: _client(server, env, headers), connect_s, call_s)
     finally:
@@ -98,22 +95,23 @@ async def _client(
 
 
 class _Connection:
-    """One client in one thread. The client is opened and closed by one task, as its cancel scopes ask."""
+    """A client in a thread. One task opens and closes the client, as its cancel scopes require."""
 
-    def __init__(self, name: str, hidden: Sequence[str]) -> None:
-        self._name, self._hidden = name, hidden
+    def __init__(self, name: str, secrets: Sequence[str]) -> None:
+        self._name, self._secrets = name, secrets
         self._thread = LoopThread(f"mcp {name}")
         self._stop = asyncio.Event()
-        self._served: Future[None] | None = None
+        self._serving: Future[None] | None = None
 
     def open(self, connect: Callable[[], Any], connect_s: float, call_s: float) -> list[Tool]:
         ready: Future[tuple[Client, list[Any]]] = Future()
-        self._served = self._thread.begin(self._serve(connect, ready, connect_s))
+        self._serving = self._thread.begin(self._serve(connect, ready, connect_s))
         try:
-            client, listed = ready.result(connect_s + _STOP_S)  # the inner deadline comes first, unless a client blocks
+            # the inner time limit comes first, unless a client blocks
+            client, definitions = ready.result(connect_s + _STOP_TIMEOUT_S)
         except TimeoutError:
-            raise self._lost(f"gave no answer within {connect_s:g} s and blocks") from None
-        return [self._tool(client, tool, call_s) for tool in listed]
+            raise self._error(f"gave no answer within {connect_s:g} s and blocks") from None
+        return [self._tool(client, tool, call_s) for tool in definitions]
 
     async def _serve(
         self, connect: Callable[[], Any], ready: Future[tuple[Client, list[Any]]], connect_s: float
@@ -127,12 +125,12 @@ class _Connection:
         except BaseException as error:  # noqa: BLE001  # carried to the thread that connects
             if not ready.done():
                 late = isinstance(error, TimeoutError)
-                why = f"gave no answer within {connect_s:g} s" if late else self._said(error)
-                # without its cause: a traceback would show what the message does not
-                ready.set_exception(self._lost(why))
+                reason = f"gave no answer within {connect_s:g} s" if late else self._describe(error)
+                # without its cause: a traceback would show the secrets
+                ready.set_exception(self._error(reason))
 
-    def _lost(self, why: str) -> McpServerError:
-        return McpServerError(f"MCP server {self._name!r}: {why}; start it by hand to see what it says")
+    def _error(self, reason: str) -> McpServerError:
+        return McpServerError(f"MCP server {self._name!r}: {reason}; start it by hand to see what it says")
 
     def _tool(self, client: Client, tool: Any, call_s: float) -> Tool:
         def call(**arguments: Any) -> str:
@@ -145,33 +143,33 @@ class _Connection:
         return Tool(name=tool.name, description=tool.description or "", parameters=tool.input_schema, fn=call)
 
     def _within(self, work: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        """The result of a call; what goes wrong on the way is said with the server's name."""
-        if self._served is None or self._served.done():
+        """Return the result of a call. Errors of the connection name the server."""
+        if self._serving is None or self._serving.done():
             work.close()
             raise ValueError(f"the connection to the MCP server {self._name!r} is closed")
-        try:  # the client's own deadline comes first
+        try:  # the client's own time limit comes first
             return self._thread.run(work, timeout_s=timeout_s + 1.0, what="call of a tool")
         except TimeoutError as late:
             raise ValueError(f"the MCP server {self._name!r} gave no result within {timeout_s:g} s") from late
-        except Exception as error:  # noqa: BLE001  # whatever the library raises; without it as a cause, as above
-            raise ValueError(f"the MCP server {self._name!r}: {self._said(error)}") from None
+        except Exception as error:  # noqa: BLE001  # any exception of the library, without it as cause, as above
+            raise ValueError(f"the MCP server {self._name!r}: {self._describe(error)}") from None
 
-    def _said(self, error: BaseException) -> str:
-        """What went wrong, from within the groups that task groups raise, without what must not be told."""
+    def _describe(self, error: BaseException) -> str:
+        """Return the text of an exception, without secrets. Of a group, that of its first exception."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        said = str(error)
-        for text in self._hidden:
-            said = said.replace(text, "***")
-        return f"{type(error).__name__}: {said}" if said else type(error).__name__
+        description = str(error)
+        for text in self._secrets:
+            description = description.replace(text, "***")
+        return f"{type(error).__name__}: {description}" if description else type(error).__name__
 
     def close(self) -> None:
         self._thread.call(self._stop.set)
-        if self._served is not None:
+        if self._serving is not None:
             try:
-                self._served.result(_STOP_S)
+                self._serving.result(_STOP_TIMEOUT_S)
             except TimeoutError:
-                _log.warning("MCP server %r did not stop within %g s", self._name, _STOP_S)
+                _log.warning("MCP server %r did not stop within %g s", self._name, _STOP_TIMEOUT_S)
         self._thread.close()
 
 
@@ -185,22 +183,22 @@ async def _all_tools(client: Client) -> list[Any]:
 
 
 def _text(result: CallToolResult) -> str:
-    """What the model reads of a result: its texts in order, and its structured content as JSON unless a text holds it.
+    """Return the texts of a result in order, and its structured content as JSON unless a text contains it.
 
-    Anything else, such as an image, is named in brackets, with what is known of it.
+    Other content, such as an image, is named in brackets.
     """
-    texts = [_text_in(block) for block in result.content]
-    read = [text or _name_of(block) for text, block in zip(texts, result.content, strict=True)]
+    texts = [_block_text(block) for block in result.content]
+    read = [text or _block_name(block) for text, block in zip(texts, result.content, strict=True)]
     structured = result.structured_content
-    if structured is not None and not _are_of(list(filter(None, texts)), structured):
+    if structured is not None and not _contain(list(filter(None, texts)), structured):
         read.append(json.dumps(structured, ensure_ascii=False))
     return "\n".join(filter(None, read))
 
 
-def _are_of(texts: Sequence[str], structured: Mapping[str, Any]) -> bool:
-    """Whether texts say the same as the structured content, as most servers give both.
+def _contain(texts: Sequence[str], structured: Mapping[str, Any]) -> bool:
+    """Return whether the texts repeat the structured content, as most servers do.
 
-    Servers of the Python SDK write a value that is no object as ``{"result": value}``, with texts in their own form.
+    Servers of the Python SDK write values other than objects as ``{"result": value}``, and texts in another form.
     """
     if texts and structured.keys() == {"result"}:
         return True
@@ -211,27 +209,27 @@ def _are_of(texts: Sequence[str], structured: Mapping[str, Any]) -> bool:
     return False
 
 
-def _text_in(block: Any) -> str:
+def _block_text(block: Any) -> str:
     return str(getattr(block.resource if block.type == "resource" else block, "text", ""))
 
 
-def _name_of(block: Any) -> str:
-    """A name for content that is no text; empty for an empty text."""
+def _block_name(block: Any) -> str:
+    """Return a name for content other than text. Empty for an empty text."""
     if block.type == "text":
         return ""
     if block.type == "resource":
-        return _named("resource", block.resource.uri, block.resource.mime_type)
+        return _bracketed("resource", block.resource.uri, block.resource.mime_type)
     if block.type == "resource_link":
-        return _named("resource", block.title or block.name, block.uri, block.mime_type, block.description)
-    return _named(block.type, getattr(block, "mime_type", None))
+        return _bracketed("resource", block.title or block.name, block.uri, block.mime_type, block.description)
+    return _bracketed(block.type, getattr(block, "mime_type", None))
 
 
-def _named(kind: str, *about: str | None) -> str:
+def _bracketed(kind: str, *about: str | None) -> str:
     return f"[{', '.join(map(str, filter(None, [kind, *about])))}]"
 
 
 def _public_name(server: str | Sequence[str]) -> str:
-    """The host of an address; of a command the program and, where it is one, the script: ``python server.py``."""
+    """Return the host of an address, or the program of a command with its script, e.g. ``python server.py``."""
     if isinstance(server, str):
         parts = urlsplit(server)
         return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
@@ -239,8 +237,8 @@ def _public_name(server: str | Sequence[str]) -> str:
     return f"{Path(server[0]).name} {script}".rstrip()
 
 
-def _not_public(server: str | Sequence[str], values: Mapping[str, str]) -> list[str]:
-    """Texts that errors must not hold, longest first: all that was given, but for program, script and host."""
+def _secret_texts(server: str | Sequence[str], values: Mapping[str, str]) -> list[str]:
+    """Return texts that errors must not contain, longest first: everything except program, script and host."""
     texts = {*values.values(), *(word for value in values.values() for word in value.split())}
     if isinstance(server, str):
         parts = urlsplit(server)

@@ -1,10 +1,7 @@
-"""Calls in the grammar that a family of models was trained on, read by its control tokens.
+"""Parsing of calls in the grammar of a model family, by its control tokens.
 
-In: a tokenizer, the tokens of an answer, the schemas of the tools on offer. Out: the text beside the calls, and the
-calls. Waits for nothing.
-
-The parsers are those of the `renderers` package. Families that write JSON behind a mark (Qwen3, Hermes, Llama, Mistral)
-need none: `formats` reads them, whoever wrote them, and forgives more.
+The parsers are those of the `renderers` package. Families that write JSON after a marker (Qwen3, Hermes, Llama,
+Mistral) need none: `formats` parses their text, and is more tolerant.
 """
 
 from __future__ import annotations
@@ -21,36 +18,36 @@ from forge_agents.tools.formats import MAX_CALLS
 from forge_agents.types import ToolCall
 
 _log = logging.getLogger(__name__)
-_NONE = -1
-"""No token: thoughts are cut off before, and what the parser does not look at."""
+_NO_TOKEN = -1
+"""Id that matches no token, for tokens of reasoning, which is removed before."""
 
 CallReader: TypeAlias = Callable[[Sequence[int], Sequence[Mapping[str, Any]]], "tuple[str, tuple[ToolCall, ...]]"]
-"""From the tokens of an answer, its thought cut off, and the schemas of the tools: the text beside, and the calls."""
+"""Parses the tokens of an answer without its reasoning, given the schemas of the tools. Returns text and calls."""
 
 _LIBRARY = {"minimax": "minimax-m2", "kimi": "kimi-k2", "deepseek": "deepseek-v3", "glm": "glm-4.5"}
-"""Grammars that are read by the library's renderer of a family, by `Dialect.calls`."""
+"""Grammars, by `ChatFormat.calls`, that the library's renderer of a family parses."""
 _PARSERS = {
-    # the library's renderer of this family would download its tokens
+    # the library's renderer of this family would download a tokenizer
     "harmony": (
         "parse_gpt_oss",
         {f"{name}_id": f"<|{name}|>" for name in ("return", "call", "start", "end", "channel", "message")},
     ),
-    # and this one wants tokens for pictures, which not all who write the grammar have
+    # this one requires image tokens, which not all models with this grammar have
     "xml": ("parse_qwen35", {"tool_call_id": "<tool_call>", "tool_call_end_id": "</tool_call>"}),
 }
-"""Grammars that are read by the library's parser alone: its name, and the control tokens that it is told."""
+"""Grammars that a function of the library parses: its name, and the control tokens that it needs."""
 
 
 def reader_for(tokenizer: Any) -> CallReader | None:
-    """Reads the calls of a tokenizer's family; None where its chat template shows no grammar beside JSON.
+    """Return the parser of a tokenizer's family. None if its chat template uses only JSON.
 
-    A tokenizer without the control tokens of the grammar has none either, and a warning says so.
+    None with a warning if the tokenizer lacks the grammar's control tokens.
 
     Raises:
-        MissingExtraError: The package that knows the grammar is missing.
+        MissingExtraError: The package with the parsers is missing.
     """
-    dialect = chat_format_of(str(tokenizer.chat_template))
-    grammar = dialect.calls if dialect else ""
+    chat_format = chat_format_of(str(tokenizer.chat_template))
+    grammar = chat_format.calls if chat_format else ""
     if grammar not in _LIBRARY and grammar not in _PARSERS:
         return None
     try:
@@ -66,10 +63,10 @@ def reader_for(tokenizer: Any) -> CallReader | None:
 
     def read(ids: Sequence[int], tools: Sequence[Mapping[str, Any]]) -> tuple[str, tuple[ToolCall, ...]]:
         try:
-            found = parse(list(ids), list(tools))
-        except Exception as error:  # noqa: BLE001  # another's parser on whatever a model wrote
+            parsed = parse(list(ids), list(tools))
+        except Exception as error:  # noqa: BLE001  # a third-party parser on arbitrary tokens
             return "", (ToolCall(name="", error=f"the tool call cannot be read ({type(error).__name__})"),)
-        return found.content, tuple(map(_call, found.tool_calls[:MAX_CALLS]))
+        return parsed.content, tuple(map(_call, parsed.tool_calls[:MAX_CALLS]))
 
     return read
 
@@ -79,27 +76,28 @@ def _parser(tokenizer: Any, grammar: str) -> Callable[[list[int], list[Any]], An
         from renderers import config_from_name, create_renderer  # type: ignore[import-untyped]
 
         renderer = create_renderer(tokenizer, config_from_name(_LIBRARY[grammar]))
-        return lambda said, tools: renderer.parse_response(said, tools=tools)
+        return lambda tokens_read, tools: renderer.parse_response(tokens_read, tools=tools)
     from renderers import parsing
 
     name, tokens = _PARSERS[grammar]
     ids = {key: tokenizer.convert_tokens_to_ids(token) for key, token in tokens.items()}
-    missing = [tokens[key] for key, found in ids.items() if found in (None, tokenizer.unk_token_id)]
+    missing = [tokens[key] for key, token_id in ids.items() if token_id in (None, tokenizer.unk_token_id)]
     assert not missing, f"the tokenizer has no {', '.join(missing)}"
     parse = getattr(parsing, name)
     if grammar == "xml":
-        return lambda said, tools: parse(
-            tokenizer, said, **ids, tools=tools, stop_ids=set(), think_id=_NONE, think_end_id=_NONE
+        return lambda tokens_read, tools: parse(
+            tokenizer, tokens_read, **ids, tools=tools, stop_ids=set(), think_id=_NO_TOKEN, think_end_id=_NO_TOKEN
         )
-    header = [ids["start_id"], *tokenizer.encode("assistant", add_special_tokens=False)]  # the prompt ends with it
-    return lambda said, tools: parse(tokenizer, header + said, **ids, constrain_id=_NONE)
+    # the prompt ends with this header
+    header = [ids["start_id"], *tokenizer.encode("assistant", add_special_tokens=False)]
+    return lambda tokens_read, tools: parse(tokenizer, header + tokens_read, **ids, constrain_id=_NO_TOKEN)
 
 
-def _call(found: Any) -> ToolCall:
-    """A call as the library found it. Arguments of wrong types are left to the tool, whose error says more."""
-    name, arguments = found.name or "", found.arguments
+def _call(parsed: Any) -> ToolCall:
+    """Convert a call of the library. The types of arguments are checked by the tool, whose error is more precise."""
+    name, arguments = parsed.name or "", parsed.arguments
     if not (name and isinstance(arguments, Mapping)):
-        return ToolCall(name=name, error=f"the tool call cannot be read ({found.status.replace('_', ' ')})")
+        return ToolCall(name=name, error=f"the tool call cannot be read ({parsed.status.replace('_', ' ')})")
     try:
         json.dumps(dict(arguments), allow_nan=False, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:

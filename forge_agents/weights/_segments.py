@@ -20,7 +20,7 @@ _ATTRIBUTE = "_forge_segment"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentHandle:
-    """What another process of the host needs to map a segment."""
+    """Identifies a segment for another process of the host."""
 
     pid: int
     """A process that holds the segment open."""

@@ -22,56 +22,56 @@ NAMED = {
 @pytest.mark.parametrize(
     "value", [{}, {"a": 1}, {"a": "1"}, {"x1": "b"}, {"x1": 1}, {"xy": "abc"}, {"b": "12"}, {"b": "c"}, [1], 3, "b"]
 )
-def test_what_fits_is_what_fits_without_a_limit(value, closed):
+def test_validity_is_the_same_as_without_a_limit(value, closed):
     schema = {**NAMED, "additionalProperties": closed}
-    error = Schema(schema, timeout_s=5).breach(value)
+    error = Schema(schema, timeout_s=5).first_error(value)
     assert (error is None) == Draft202012Validator(schema).is_valid(value)
 
 
-def test_an_error_says_where_it_is():
-    error = Schema({"items": {"patternProperties": {"^x": ENDLESS}}}, timeout_s=5).breach([{"xa": "b"}])
+def test_error_has_a_path():
+    error = Schema({"items": {"patternProperties": {"^x": ENDLESS}}}, timeout_s=5).first_error([{"xa": "b"}])
     assert list(error.absolute_path) == [0, "xa"] and error.message == "'b' does not match '^(a|aa)+$'"
-    error = Schema({"additionalProperties": False}, timeout_s=5).breach({"a": 1, "b": 2})
+    error = Schema({"additionalProperties": False}, timeout_s=5).first_error({"a": 1, "b": 2})
     assert error.message == "additional properties are not allowed: 'a', 'b'"
 
 
 @pytest.mark.parametrize("draft", ["http://json-schema.org/draft-07/schema#", Draft202012Validator.META_SCHEMA["$id"]])
-def test_a_part_that_names_its_draft_has_the_limit_too(draft):
+def test_subschema_with_its_own_draft_is_limited(draft):
     here = {"$schema": draft, "items": {"$schema": draft, **ENDLESS}}
     again = {"$schema": draft, "properties": {"a": {"$ref": "#"}}, **ENDLESS}
     for schema, value in ((here, [STALLING]), (again, {"a": STALLING})):
         with pytest.raises(TimeoutError):
-            Schema(schema, timeout_s=0.05).breach(value)
+            Schema(schema, timeout_s=0.05).first_error(value)
 
 
 @pytest.mark.parametrize(
     ("keyword", "value"), [("unevaluatedProperties", {"a": 1}), ("unevaluatedItems", [1]), ("allOf", {"a": 1})]
 )
-def test_references_that_double_each_other_end_at_the_limit(keyword, value):
+def test_multiplying_references_end_at_the_limit(keyword, value):
     """Forty definitions, each with two references to the next, stand for 2 ** 40 parts."""
     parts = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}", "$dynamicRef": f"#/$defs/d{n + 1}"} for n in range(40)}
     first = {"$ref": "#/$defs/d0"}
     asked = {"allOf": [first]} if keyword == "allOf" else {keyword: False, "if": first}
     started = time.thread_time()
     with pytest.raises(TimeoutError):
-        Schema({"$defs": {**parts, "d40": {}}, **asked}, timeout_s=0.1).breach(value)
+        Schema({"$defs": {**parts, "d40": {}}, **asked}, timeout_s=0.1).first_error(value)
     assert time.thread_time() - started < 2
 
 
-def test_limits_of_checks_at_once_are_their_own():
+def test_concurrent_checks_have_separate_limits():
     schema, fits = Schema({"items": ENDLESS}, timeout_s=0.5), []
 
     def stall():
         with pytest.raises(TimeoutError):
-            schema.breach([STALLING])
+            schema.first_error([STALLING])
 
     other = threading.Thread(target=stall)
     other.start()
     while other.is_alive():
-        fits.append(schema.breach(["a"]) is None)
-    assert all(fits) and schema.breach(["a"]) is None
+        fits.append(schema.first_error(["a"]) is None)
+    assert all(fits) and schema.first_error(["a"]) is None
 
 
-def test_what_no_limit_is_kept_for_is_refused():
+def test_unlimitable_keyword_combination_is_rejected():
     with pytest.raises(SchemaError, match="write additionalProperties"):
         Schema({"allOf": [{"patternProperties": {"a": {}}}], "unevaluatedProperties": False}, timeout_s=1)

@@ -183,7 +183,7 @@ async def talk(task, client):
 
 
 def programs_train_both_adapters(trainer: fa.GRPOTrainer, folder: Path) -> None:
-    fa.register("test/Talk-v0", entry_point=fa.Program, program=talk, seats=("low", "high"))
+    fa.register("test/Talk-v0", entry_point=fa.Program, program=talk, agents=("low", "high"))
     row = trainer.fit("test/Talk-v0", steps=9).metrics[-1]
     for name in ("low-hero", "high-hero"):  # the learner reads the tokens that the engine read, branches or not
         assert row[f"learner/{name}/logprob_gap_mean"] < 1e-3

@@ -15,9 +15,9 @@ import torch
 import forge_agents as fa
 from forge_agents.errors import ActorDiedError
 from forge_agents.policy import Sampling
+from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.rollout.rollout import play
 from forge_agents.runtime.faults import Faults
 from forge_agents.serving import EngineClient, EngineConfig
 from forge_agents.types import Completion
@@ -76,7 +76,7 @@ def tokens(completions: list[Completion]) -> list[tuple[int, ...]]:
     return [completion.token_ids for completion in completions]
 
 
-def test_neither_a_killed_replica_nor_an_update_costs_a_request_or_mixes_versions(
+def test_killed_replica_and_update_lose_no_request(
     run: Any, tiny_llama: Path, tiny_models: Any, tmp_path: Path
 ) -> None:
     from safetensors.torch import load_file

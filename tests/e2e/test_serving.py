@@ -19,9 +19,9 @@ import torch
 import forge_agents as fa
 from forge_agents.errors import ActorDiedError, ModelNotFoundError, StallError, UnknownIdError
 from forge_agents.policy import Sampling
+from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.rollout.rollout import play
 from forge_agents.runtime import mesh
 from forge_agents.serving import EngineConfig, EngineProcess, _vllm
 from forge_agents.types import Completion, VersionSpan
@@ -176,7 +176,7 @@ def reference_logprobs(model: Path, prompt: list[int], response: tuple[int, ...]
     ],
     ids=str,
 )
-def test_logprobs_are_those_of_the_distribution_that_was_sampled(
+def test_logprobs_are_of_the_sampling_distribution(
     run: Any, engine: EngineProcess, tiny_llama: Path, shape: dict[str, Any]
 ) -> None:
     sampling = Sampling(**shape, max_tokens=40)
@@ -212,7 +212,7 @@ class Telling(fa.TurnEnv):
         return fa.Outcome(done=len(self.said) == 4)
 
 
-def test_a_thought_is_closed_at_its_budget_stays_with_its_seat_and_is_trained(
+def test_reasoning_is_closed_at_its_limit_private_and_trained(
     run: Any, engine: EngineProcess, tiny_llama: Path
 ) -> None:
     from transformers import AutoTokenizer
@@ -249,7 +249,7 @@ def test_a_thought_is_closed_at_its_budget_stays_with_its_seat_and_is_trained(
     assert put >= 2
 
 
-def test_bad_words_are_not_written(run: Any, engine: EngineProcess) -> None:
+def test_bad_words_are_not_sampled(run: Any, engine: EngineProcess) -> None:
     letters = tuple(map(chr, range(97, 123)))
 
     async def main() -> None:
@@ -262,7 +262,7 @@ def test_bad_words_are_not_written(run: Any, engine: EngineProcess) -> None:
     run(main())
 
 
-def test_a_seed_repeats_its_tokens_in_any_company(run: Any, engine: EngineProcess) -> None:
+def test_seed_repeats_tokens_with_any_other_requests(run: Any, engine: EngineProcess) -> None:
     sampling = Sampling(max_tokens=16)
 
     async def main() -> None:
@@ -276,7 +276,7 @@ def test_a_seed_repeats_its_tokens_in_any_company(run: Any, engine: EngineProces
     run(main())
 
 
-def test_requests_of_many_tasks_are_decoded_together(run: Any, engine: EngineProcess) -> None:
+def test_concurrent_requests_are_batched(run: Any, engine: EngineProcess) -> None:
     async def main() -> None:
         before = await engine.info()
         sampling = Sampling(temperature=0.0, max_tokens=20)
@@ -292,7 +292,7 @@ def test_requests_of_many_tasks_are_decoded_together(run: Any, engine: EnginePro
     run(main())
 
 
-def test_a_response_ends_for_the_reason_it_says(run: Any, engine: EngineProcess) -> None:
+def test_finish_reasons(run: Any, engine: EngineProcess) -> None:
     async def main() -> None:
         cut = await engine.generate(PROMPTS[0], Sampling(temperature=0.0, max_tokens=5))
         assert (cut.finish_reason, len(cut.token_ids)) == ("length", 5)
@@ -305,7 +305,7 @@ def test_a_response_ends_for_the_reason_it_says(run: Any, engine: EngineProcess)
     run(main())
 
 
-def test_a_text_ends_a_response(run: Any, engine: EngineProcess) -> None:
+def test_stop_text_ends_a_response(run: Any, engine: EngineProcess) -> None:
     async def main() -> None:
         sampled = await engine.generate(PROMPTS[1], Sampling(max_tokens=120), seed=1)
         place, letter = next((i, token) for i, token in enumerate(sampled.token_ids) if 33 <= token < 127)
@@ -321,7 +321,7 @@ def text_of(completion: Completion) -> str:
     return bytes(completion.token_ids[:-1]).decode()
 
 
-def test_a_response_is_one_of_the_choices_and_all_of_them_occur(run: Any, engine: EngineProcess) -> None:
+def test_response_is_one_of_the_choices(run: Any, engine: EngineProcess) -> None:
     choices = ("raise 1", "raise 10", 'say "no"\n\\', "é")
     sampling = Sampling(max_tokens=40)
 
@@ -337,7 +337,7 @@ def test_a_response_is_one_of_the_choices_and_all_of_them_occur(run: Any, engine
     run(main())
 
 
-def test_a_response_fits_the_schema(run: Any, engine: EngineProcess) -> None:
+def test_response_fits_the_schema(run: Any, engine: EngineProcess) -> None:
     schema = {
         "type": "object",
         "properties": {"move": {"enum": ["up", "down"]}, "sure": {"type": "boolean"}},
@@ -357,7 +357,7 @@ def test_a_response_fits_the_schema(run: Any, engine: EngineProcess) -> None:
     run(main())
 
 
-def test_probabilities_of_the_choices_are_those_of_the_model_among_them(
+def test_probabilities_of_choices_are_renormalized(
     run: Any, engine: EngineProcess, tiny_llama: Path
 ) -> None:
     completion = run(
@@ -371,7 +371,7 @@ def test_probabilities_of_the_choices_are_those_of_the_model_among_them(
     assert completion.logprobs[0] == first[completion.token_ids[0]]
 
 
-def test_constraints_that_cannot_be_kept_are_refused_with_the_reason(run: Any, engine: EngineProcess) -> None:
+def test_invalid_constraints_are_refused(run: Any, engine: EngineProcess) -> None:
     for constraint, message in (
         ({"choices": ["a", ""]}, "holds an empty text"),
         ({"choices": ["a"], "json_schema": {"type": "object"}}, "both given"),
@@ -394,14 +394,14 @@ def test_constraints_that_cannot_be_kept_are_refused_with_the_reason(run: Any, e
         ([65, -1], "token id -1 is outside"),
     ],
 )
-def test_prompts_that_cannot_be_served_are_refused_with_the_reason(
+def test_invalid_prompts_are_refused(
     run: Any, engine: EngineProcess, prompt: list[int], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
         run(engine.generate(prompt, GREEDY))
 
 
-def test_vllms_refusal_reaches_only_the_request_it_means(run: Any, engine: EngineProcess) -> None:
+def test_refusal_of_vllm_fails_one_request(run: Any, engine: EngineProcess) -> None:
     odd_one = Sampling(max_tokens=4)
     object.__setattr__(odd_one, "top_p", 2.0)
 
@@ -416,7 +416,7 @@ def test_vllms_refusal_reaches_only_the_request_it_means(run: Any, engine: Engin
     run(main())
 
 
-def test_a_request_that_is_too_slow_is_named_and_dropped(run: Any, engine: EngineProcess) -> None:
+def test_slow_request_is_named_and_dropped(run: Any, engine: EngineProcess) -> None:
     async def main() -> None:
         with pytest.raises(StallError, match="hero did not finish a completion"):
             await engine.generate(PROMPTS[0], Sampling(max_tokens=200), timeout_s=0.02)
@@ -426,7 +426,7 @@ def test_a_request_that_is_too_slow_is_named_and_dropped(run: Any, engine: Engin
     run(main())
 
 
-def test_updates_that_do_not_fit_leave_the_engine_as_it_was(
+def test_invalid_updates_leave_the_engine_unchanged(
     run: Any, store: WeightStore, engine: EngineProcess, tiny_llama: Path
 ) -> None:
     async def main() -> None:
@@ -449,7 +449,7 @@ def test_updates_that_do_not_fit_leave_the_engine_as_it_was(
     run(main())
 
 
-def test_a_request_in_flight_goes_on_under_new_weights_with_no_stale_keys(
+def test_request_in_flight_continues_with_new_weights(
     run: Any, store: WeightStore, engine: EngineProcess, tiny_models: Callable[..., Path]
 ) -> None:
     new = tiny_models(family="llama", seed=1)
@@ -493,7 +493,7 @@ def test_a_request_in_flight_goes_on_under_new_weights_with_no_stale_keys(
         ("mistral", False, "bfloat16"),
     ],
 )
-def test_after_an_update_an_engine_equals_a_fresh_one_and_can_go_back(  # noqa: PLR0917
+def test_updated_engine_equals_a_new_one(  # noqa: PLR0917
     run: Any, bench: Any, tiny_models: Callable[..., Path], family: str, tied: bool, dtype: str
 ) -> None:
     old, new = (tiny_models(family=family, tied=tied, dtype=dtype, seed=seed) for seed in (20, 21))
@@ -510,7 +510,7 @@ def test_after_an_update_an_engine_equals_a_fresh_one_and_can_go_back(  # noqa: 
     run(main())
 
 
-def test_weights_from_the_store_make_an_engine_equal_a_fresh_one(
+def test_engine_with_loaded_weights_equals_a_new_one(
     run: Any, store: WeightStore, engine: EngineProcess, bench: Any, tiny_models: Callable[..., Path]
 ) -> None:
     new = tiny_models(family="llama", seed=22)
@@ -529,14 +529,14 @@ def test_weights_from_the_store_make_an_engine_equal_a_fresh_one(
     run(main())
 
 
-def test_an_engine_tells_what_it_works_on_from_what_is_queued(run: Any, bench: Any, tiny_llama: Path) -> None:
+def test_running_and_queued_requests_are_distinguished(run: Any, bench: Any, tiny_llama: Path) -> None:
     config = replace(small(tiny_llama), max_num_seqs=2)
     asking = bench.at_work.call_one(config, 4, 5)
     working = run(mesh.with_deadline(asking, 60, who="bench", what="requests"))
     assert working == {"1": 5}
 
 
-def test_two_ranks_are_one_engine_until_one_of_them_dies(
+def test_two_ranks_are_one_engine_until_one_dies(
     run: Any, store: WeightStore, engine: EngineProcess, tiny_llama: Path, tiny_models: Callable[..., Path]
 ) -> None:
     """Equal to one rank before and after an update, in company and after a request that nobody waits for any more."""
@@ -584,7 +584,7 @@ def test_two_ranks_are_one_engine_until_one_of_them_dies(
     run(main())
 
 
-def test_heads_that_vllm_cannot_serve_are_refused_before_a_process_starts(
+def test_unsupported_heads_are_refused_before_a_process_starts(
     run: Any, tiny_llama: Path, tiny_models: Callable[..., Path]
 ) -> None:
     with pytest.raises(ValueError, match=r"tp=3 does not divide the 4 query and 2 key heads.*choose 1 or 2 or 4"):
@@ -594,7 +594,7 @@ def test_heads_that_vllm_cannot_serve_are_refused_before_a_process_starts(
     assert mesh.log_folder("three") is mesh.log_folder("narrow") is None
 
 
-def test_a_half_written_model_is_refused_before_a_process_starts(run: Any, tiny_llama: Path, tmp_path: Path) -> None:
+def test_incomplete_model_is_refused_before_a_process_starts(run: Any, tiny_llama: Path, tmp_path: Path) -> None:
     broken = shutil.copytree(tiny_llama, tmp_path / "broken")
     whole = (broken / "model.safetensors").read_bytes()
     half = len(whole) // 2

@@ -138,7 +138,7 @@ def some_weights(seed: int) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("where", ["shared memory", "messages"])
-def test_what_is_fetched_is_what_was_published(
+def test_loaded_weights_equal_published_weights(
     run: Any, store: WeightStore, dtype: torch.dtype, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_layout, "PART_BYTES", 500)
@@ -158,14 +158,14 @@ def test_what_is_fetched_is_what_was_published(
             assert torch.equal(taken.tensors[key], tensor)
 
 
-def test_a_version_the_caller_has_is_not_fetched_again(run: Any, store: WeightStore) -> None:
+def test_current_version_is_not_loaded_again(run: Any, store: WeightStore) -> None:
     run(Publisher(store.ref, "have").publish(3, some_weights(0)))
     taken = Taken()
     result = run(read(Subscriber(store.ref, "have"), taken, current=lambda: 3))
     assert (result.version, result.num_bytes, taken.calls) == (3, 0, 0)
 
 
-def test_old_versions_are_freed_and_asking_for_one_says_what_exists(run: Any, store: WeightStore) -> None:
+def test_freed_versions_are_refused_with_the_existing_ones(run: Any, store: WeightStore) -> None:
     publisher, subscriber = Publisher(store.ref, "ring", slots=3), Subscriber(store.ref, "ring")
     for version in (1, 2, 30, 7, 8):  # numbers need not be consecutive
         run(publisher.publish(version, some_weights(version)))
@@ -179,13 +179,13 @@ def test_old_versions_are_freed_and_asking_for_one_says_what_exists(run: Any, st
     assert len([key for key in run(client.keys()) if key.startswith("ring.")]) == 1 + 2 * 3
 
 
-def test_unknown_weights_are_named_with_the_nearest(run: Any, store: WeightStore) -> None:
+def test_unknown_weights_are_refused_with_a_suggestion(run: Any, store: WeightStore) -> None:
     run(Publisher(store.ref, "rival").publish(0, some_weights(0)))
     with pytest.raises(UnknownIdError, match=r"no weights 'rivall' have been published; .*Did you mean 'rival'"):
         run(read(Subscriber(store.ref, "rivall"), Taken()))
 
 
-def test_bad_versions_are_refused(run: Any, store: WeightStore) -> None:
+def test_invalid_versions_are_refused(run: Any, store: WeightStore) -> None:
     publisher = Publisher(store.ref, "bad")
     with pytest.raises(ValueError, match="versions count from 0"):
         run(publisher.publish(-1, some_weights(0)))
@@ -197,7 +197,7 @@ def test_bad_versions_are_refused(run: Any, store: WeightStore) -> None:
         Publisher(store.ref, "bad", slots=0)
 
 
-def test_a_reader_never_sees_two_versions_mixed(run: Any, store: WeightStore, writers: ModuleType) -> None:
+def test_reader_never_sees_mixed_versions(run: Any, store: WeightStore, writers: ModuleType) -> None:
     async def main() -> list[int]:
         procs = mesh.spawn_procs("writer", threads=1)
         writer = procs.spawn("writer", writers.Writer, store.ref, "busy", 1)  # what is read is written over next
@@ -223,7 +223,7 @@ def test_a_reader_never_sees_two_versions_mixed(run: Any, store: WeightStore, wr
     assert len(set(seen)) > 10
 
 
-def test_a_writer_killed_in_mid_publish_leaves_no_version(run: Any, store: WeightStore, writers: ModuleType) -> None:
+def test_killed_writer_leaves_no_version(run: Any, store: WeightStore, writers: ModuleType) -> None:
     async def main() -> None:
         subscriber, taken = Subscriber(store.ref, "mortal"), Taken()
         for attempt in (0, 1):  # the second writer takes over what the first left
@@ -249,7 +249,7 @@ def test_a_writer_killed_in_mid_publish_leaves_no_version(run: Any, store: Weigh
     run(main())
 
 
-def test_a_reader_that_is_stopped_at_once_leaves_a_store_that_answers(
+def test_stopped_reader_leaves_a_working_store(
     run: Any, store: WeightStore, writers: ModuleType
 ) -> None:
     async def main() -> None:
@@ -267,7 +267,7 @@ def test_a_reader_that_is_stopped_at_once_leaves_a_store_that_answers(
     run(main())
 
 
-def test_two_ranks_publish_their_shards_together(
+def test_two_ranks_publish_their_shards(
     run: Any, store: WeightStore, writers: ModuleType, tmp_path: Any
 ) -> None:
     async def main() -> None:
@@ -285,7 +285,7 @@ def test_two_ranks_publish_their_shards_together(
     run(main())
 
 
-def test_a_store_whose_actor_ends_in_a_process_that_lives_is_named(run: Any, writers: ModuleType) -> None:
+def test_dead_store_actor_in_a_live_process_is_named(run: Any, writers: ModuleType) -> None:
     async def main() -> None:
         hollow = await WeightStore.start(name="hollow store", heartbeat_timeout_s=12)
         await Publisher(hollow.ref, "any").publish(0, some_weights(0))
@@ -309,7 +309,7 @@ def test_a_store_whose_actor_ends_in_a_process_that_lives_is_named(run: Any, wri
     run(main())
 
 
-def test_a_store_that_dies_is_named_at_once(run: Any) -> None:
+def test_dead_store_is_named_at_once(run: Any) -> None:
     async def main() -> None:
         doomed = await WeightStore.start(name="doomed store")
         publisher = Publisher(doomed.ref, "any")

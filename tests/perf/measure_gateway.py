@@ -31,8 +31,8 @@ from typing import Any
 from perf_common import cpu_seconds
 
 import forge_agents as fa
+from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine
-from forge_agents.rollout.rollout import play
 
 
 class Game(fa.TurnEnv):

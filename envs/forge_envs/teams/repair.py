@@ -12,7 +12,7 @@ import numpy as np
 from forge_agents.envs.env import Outcome
 from forge_agents.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
 from forge_agents.tools import Tool, ToolFormat, tool
-from forge_agents.tools.code import told
+from forge_agents.tools.code import format_result
 from forge_agents.tools.env import ToolEnv
 from forge_agents.types import Trajectory
 from forge_envs.teams.generated import end_for_all
@@ -164,7 +164,7 @@ class Repair(ToolEnv):
             return [""] * len(tests), "\n".join(invalid)
         calls = [(test.module, test.name, test.arguments) for test in tests]
         lines, result = call_functions(self._sandbox, self.files, calls)
-        return lines + [""] * (len(tests) - len(lines)), "" if result.ok else told(result)[-300:]
+        return lines + [""] * (len(tests) - len(lines)), "" if result.ok else format_result(result)[-300:]
 
     # ---- texts and rules
 

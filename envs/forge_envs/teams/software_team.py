@@ -13,7 +13,7 @@ import numpy as np
 from forge_agents.envs.env import Outcome
 from forge_agents.sandbox import Sandbox, SandboxLimits
 from forge_agents.tools import Tool, ToolFormat, tool
-from forge_agents.tools.code import told
+from forge_agents.tools.code import format_result
 from forge_agents.tools.env import ToolEnv
 from forge_envs.teams.generated import end_for_all
 from forge_envs.teams.hidden_tests import call_functions
@@ -83,7 +83,7 @@ class SoftwareTeam(ToolEnv):
         Args:
             code: The program, such as: from solution import *; print(1 + 1)
         """
-        return told(self._sandbox.run(code, files={"solution.py": self.code.encode()}))
+        return format_result(self._sandbox.run(code, files={"solution.py": self.code.encode()}))
 
     def tools(self, agent: str) -> Sequence[Tool]:
         return [self.python] if agent == "tester" else []
@@ -143,7 +143,7 @@ class SoftwareTeam(ToolEnv):
         lines, result = call_functions(self._sandbox, {"solution": self.code}, calls)
         right = [json.dumps(["ok", expected]) for _, expected in self.tests]
         passed = sum(line == gold for line, gold in zip(lines, right, strict=False))
-        return passed, "" if result.ok else told(result)[-200:]
+        return passed, "" if result.ok else format_result(result)[-200:]
 
     def _examples(self) -> str:
         return "\n".join(

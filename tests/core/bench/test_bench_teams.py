@@ -52,7 +52,7 @@ def register_relay(id_, **more):
         id_,
         entry_point=fa.Program,
         program=relay,
-        seats=("planner", "coder"),
+        agents=("planner", "coder"),
         tasks=list(range(20)),
         reward=lambda task, result: float(result == f"coder: {task}"),
         **more,

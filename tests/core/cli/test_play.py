@@ -70,7 +70,7 @@ def test_person_acts_for_the_requested_agent(typed):
 def test_leaving_a_game_is_no_failure(typed):
     shown = typed("")
     assert cli.main(["play", "forge/KuhnPoker-v0"]) == 0
-    assert "the person in seat 'player_0' left" in shown.console.file.getvalue()
+    assert "the person who plays 'player_0' left" in shown.console.file.getvalue()
 
 
 def test_endpoint_acts_for_the_other_agents(typed, serve_chat, monkeypatch):
@@ -171,7 +171,7 @@ def test_program_is_watched_turn_by_turn(typed, monkeypatch):
     shown = typed("")
     call = '<think>hm</think>Yes. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
     monkeypatch.setattr(PlayConfig, "other", fa.Scripted(lambda seen: call, name="script"))
-    fa.register("test/Watched-v0", entry_point=fa.Program, program=crew, seats=("planner", "coder"))
+    fa.register("test/Watched-v0", entry_point=fa.Program, program=crew, agents=("planner", "coder"))
     seen = []
     show = shown.show
     monkeypatch.setattr(shown, "show", lambda text, style="": (seen.append(text), show(text, style)))

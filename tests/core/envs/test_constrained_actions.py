@@ -3,8 +3,8 @@ import asyncio
 import pytest
 
 import forge_agents as fa
+from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine
-from forge_agents.rollout.rollout import play
 from forge_agents.types import Completion, VersionSpan
 
 

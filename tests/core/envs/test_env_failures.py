@@ -8,7 +8,8 @@ from pettingzoo.utils.conversions import parallel_to_aec
 import forge_agents as fa
 from forge_agents.envs.wrappers import InvalidAction
 from forge_agents.errors import UnknownIdError
-from forge_agents.rollout.rollout import Rollout, agents_of, play
+from forge_agents.rollout.episode import play
+from forge_agents.rollout.rollout import Rollout, agents_of
 
 
 class OddError(Exception):

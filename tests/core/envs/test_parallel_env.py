@@ -7,8 +7,8 @@ from pettingzoo.test import api_test, parallel_api_test, parallel_seed_test, see
 from pettingzoo.utils.conversions import aec_to_parallel, parallel_to_aec, turn_based_aec_to_parallel
 
 import forge_agents as fa
+from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine
-from forge_agents.rollout.rollout import play
 from forge_agents.testing import check_env
 from forge_agents.types import Completion, VersionSpan
 

@@ -19,7 +19,8 @@ import forge_agents as fa
 from forge_agents.envs import registry
 from forge_agents.envs.workers import env as workers
 from forge_agents.errors import ForgeError, StallError
-from forge_agents.rollout.rollout import Rollout, play
+from forge_agents.rollout.episode import play
+from forge_agents.rollout.rollout import Rollout
 from forge_agents.runtime import mesh, processes
 from forge_agents.testing import _processes
 from forge_agents.testing._processes import ended_within

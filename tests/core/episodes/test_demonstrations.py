@@ -10,7 +10,7 @@ from forge_agents.envs.seeds import BENCHMARKS_FROM, DEMONSTRATIONS_FROM, HELD_O
 LEVEL = "forge/Codewords-v0@1"
 
 
-def test_the_same_arguments_give_the_same_games_and_more_of_them_go_on():
+def test_demonstrations_are_reproducible_and_extend():
     games = fa.demonstrations(LEVEL, 5, seed=2)
     assert [e.turns for e in games] == [e.turns for e in fa.demonstrations(LEVEL, 7, seed=2)[:5]]
     assert {tuple(e.rewards.values()) for e in games} == {(1.0, 1.0)} and {e.env_id for e in games} == {LEVEL}
@@ -18,14 +18,14 @@ def test_the_same_arguments_give_the_same_games_and_more_of_them_go_on():
     assert not {e.seed for e in games} & {e.seed for e in fa.demonstrations(LEVEL, 5)}
 
 
-def test_nothing_else_plays_their_seeds():
+def test_seeds_of_demonstrations_are_reserved():
     seeds = [episode.seed for episode in fa.demonstrations("forge/KuhnPoker-v0", 40)]
     assert len(set(seeds)) == 40 and HELD_OUT_FROM + 2**28 < DEMONSTRATIONS_FROM
     assert DEMONSTRATIONS_FROM <= min(seeds) <= max(seeds) < BENCHMARKS_FROM
     assert not any(map(is_held_out, seeds)), "an imitated task counts as trained on"
 
 
-def test_the_part_of_some_seats_is_kept_and_arguments_reach_the_environment():
+def test_demonstrations_of_some_agents_with_arguments():
     (whole,), (part,) = (
         fa.demonstrations("forge/Codewords-v0", 1, env_args={"groups": 3}, agents=seats) for seats in ((), ["guesser"])
     )
@@ -34,7 +34,7 @@ def test_the_part_of_some_seats_is_kept_and_arguments_reach_the_environment():
     assert len(part.turns) >= 3, "a clue for each group"
 
 
-def test_what_shows_nothing_is_refused():
+def test_invalid_demonstrations_are_refused():
     with pytest.raises(ValueError, match="games=0"):
         fa.demonstrations(LEVEL, 0)
     with pytest.raises(ValueError, match="no agent 'gueser'.*Did you mean 'guesser'"):
@@ -43,7 +43,7 @@ def test_what_shows_nothing_is_refused():
         fa.demonstrations("forge/Codewords-v0@9", 1)
 
 
-def test_a_notebook_may_ask_for_them():
+def test_demonstrations_run_in_a_notebook():
     async def cell():
         return fa.demonstrations(LEVEL, 1)
 

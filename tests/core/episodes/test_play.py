@@ -94,7 +94,7 @@ def fleets(monkeypatch):
     return starts
 
 
-def test_a_seed_plays_the_same_game_however_it_is_named():
+def test_seed_repeats_the_episode_whatever_its_type():
     one = fa.play(KUHN, fa.Random(), seed=3)
     named = {"player_0": fa.Random(), "player_1": fa.Random()}
     for env in (fa.spec(KUHN), fa.make(KUHN), lambda: fa.make(KUHN)):
@@ -107,7 +107,7 @@ def test_a_seed_plays_the_same_game_however_it_is_named():
     assert one.seed == 3 and len({fa.play(KUHN, fa.Random(), seed=seed).turns[0].observation for seed in range(6)}) > 1
 
 
-def test_scripted_seats_arguments_and_turn_limits():
+def test_scripted_policies_arguments_and_turn_limits():
     relay = fa.play("forge/Relay-v0", fa.Scripted(lambda seen: "5"), env_args={"max_number": 5}, seed=1)
     assert relay.error is None and fa.play(fa.spec("forge/Relay-v0"), fa.Random(), env_args={"max_number": 5})
     assert len(fa.play(Count, fa.Random()).turns) == 5
@@ -115,7 +115,7 @@ def test_scripted_seats_arguments_and_turn_limits():
     assert (len(cut.turns), cut.end_reason, cut.env_id) == (2, "turn_limit", "Count")
 
 
-def test_what_it_makes_it_closes_and_what_it_is_given_stays_open():
+def test_created_environments_are_closed_and_given_ones_stay_open():
     before, mine = Count.closed, Count()
     fa.play(mine, fa.Random())
     assert Count.closed == before
@@ -126,7 +126,7 @@ def test_what_it_makes_it_closes_and_what_it_is_given_stays_open():
     assert Count.closed == before + 2
 
 
-def test_a_failure_is_in_the_episode_and_its_turns_are_kept():
+def test_failure_is_recorded_and_turns_are_kept():
     with pytest.warns(RuntimeWarning, match=r"^Count failed in step, RuntimeError: .*broken by a player"):
         episode = fa.play(Count, {"a": fa.Scripted(lambda seen: "x"), "b": fa.Scripted(lambda seen: "break")})
     assert (episode.error.where, episode.error.kind, len(episode.turns)) == ("step", "RuntimeError", 2)
@@ -134,14 +134,14 @@ def test_a_failure_is_in_the_episode_and_its_turns_are_kept():
     assert "During handling" not in episode.error.trace
 
 
-def test_inside_a_running_loop_as_in_a_notebook():
+def test_play_works_inside_a_running_loop():
     async def cell():
         return fa.play(KUHN, fa.Random(), seed=3)
 
     assert asyncio.run(cell()).turns == fa.play(KUHN, fa.Random(), seed=3).turns
 
 
-def test_an_endpoint_and_a_person_sit_down(serve_chat, monkeypatch):
+def test_endpoint_and_person_play(serve_chat, monkeypatch):
     server = serve_chat(lambda request: "fold")
     read, write = os.pipe()
     os.write(write, b"bet\n")
@@ -154,7 +154,7 @@ def test_an_endpoint_and_a_person_sit_down(serve_chat, monkeypatch):
     assert "Your card" in shown.console.file.getvalue()
 
 
-def test_a_policy_has_an_engine_for_the_one_game(fleets, capsys):
+def test_policy_gets_an_engine_for_one_episode(fleets, capsys):
     team = fa.Policy("tiny")
     first, again = (fa.play(Count, {"a": team, "b": fa.Random()}, seed=4) for _ in range(2))
     assert [turn.policy for turn in first.turns][:2] == ["policy", "random"] and first.turns[0].action == "ok"
@@ -166,7 +166,7 @@ def test_a_policy_has_an_engine_for_the_one_game(fleets, capsys):
     assert {turn.policy for turn in fa.play(Count, {"a": fa.Policy("tiny"), "b": fa.Policy("big")}).turns} == {"a", "b"}
 
 
-def test_each_policy_thinks_as_it_says_on_the_engine_that_they_share(fleets):
+def test_policies_on_a_shared_engine_have_their_own_reasoning_setting(fleets):
     team, quiet = fa.Policy("tiny", name="team"), fa.Policy("tiny", name="quiet", thinking="off")
     with fa.Engines(team, quiet) as engines:
         served = {}
@@ -183,7 +183,7 @@ def test_each_policy_thinks_as_it_says_on_the_engine_that_they_share(fleets):
         fa.play(Count, quiet, engines=engines)
 
 
-def test_engines_that_run_already_play_many_games(fleets):
+def test_running_engines_play_many_episodes(fleets):
     team, rival = fa.Policy("tiny", name="team"), fa.Policy("big", name="rival")
     other = fa.Policy("tiny", name="other", sampling=fa.Sampling(max_tokens=3))
     engines = fa.Engines(team, rival, config=fa.EngineConfig(enforce_eager=False))
@@ -221,7 +221,7 @@ def test_engines_that_run_already_play_many_games(fleets):
         (lambda: fa.play("core-v1", fa.Random()), KeyError, "'core-v1' is a suite"),
         (lambda: fa.play(3, fa.Random()), TypeError, "a game is an environment's id.* got int"),
         (lambda: fa.play(dict, fa.Random()), TypeError, "got dict; fa.wrap"),
-        (lambda: fa.play(Count(), fa.Random(), env_args={"n": 1}), TypeError, "made already; make it with them"),
+        (lambda: fa.play(Count(), fa.Random(), env_args={"n": 1}), TypeError, "existing environment"),
         (lambda: fa.play("forge/Relay-v0", fa.Random(), env_args={"n": 1}), TypeError, "It takes: max_number"),
         (lambda: fa.play(KUHN, fa.Random), TypeError, r"the class Random: write Random\(\)"),
         (lambda: fa.play(KUHN, "random"), TypeError, "got str 'random'"),
@@ -236,6 +236,6 @@ def test_engines_that_run_already_play_many_games(fleets):
         (lambda: fa.play(KUHN, fa.Random(), seed=None), ValueError, "seed=None is no seed"),
     ],
 )
-def test_what_cannot_be_played_is_said(wrong, kind, said):
+def test_invalid_arguments_are_refused(wrong, kind, said):
     with pytest.raises(kind, match=said):
         wrong()

@@ -35,7 +35,7 @@ def run(tmp_path_factory):
     return folder
 
 
-def test_a_record_per_episode_says_what_it_came_to(run):
+def test_records_summarize_episodes(run):
     table = fa.load_episodes(run)
     first = fa.play(
         KUHN, {"player_0": fa.Scripted(lambda seen: "bet", name="hero"), "player_1": fa.Random(name="rival")}, seed=0
@@ -58,7 +58,7 @@ def test_a_record_per_episode_says_what_it_came_to(run):
         table[12]
 
 
-def test_a_record_per_turn_has_what_was_said_and_learned(run):
+def test_records_of_turns_have_texts_and_advantages(run):
     turns = list(fa.load_episodes(run, env=KUHN, step=2).turns())
     episode = fa.load_episodes(run, env=KUHN, step=2).episode(0)
     assert [(row["agent"], row["action"], row["turn"]) for row in turns] == [
@@ -68,7 +68,7 @@ def test_a_record_per_turn_has_what_was_said_and_learned(run):
     assert {row["agent"]: row["advantage"] for row in turns} == {"player_0": 0.5, "player_1": None}
 
 
-def test_a_record_per_turn_says_which_turn_its_conversation_left(tmp_path):
+def test_records_of_turns_have_branches(tmp_path):
     first, *_ = fa.play(KUHN, fa.Random(), seed=0).trajectories["player_0"].turns
     turns = tuple(dataclasses.replace(first, index=n, branch=n, forked_from=0 if n else None) for n in range(2))
     of = fa.Trajectory(agent="player_0", policy="hero", turns=turns)
@@ -96,7 +96,7 @@ def test_filters(run, asked, found):
     assert [row["episode"] for row in fa.load_episodes(run, **asked)] == found
 
 
-def test_an_environment_of_a_module_is_found_by_its_id_alone(run, tmp_path):
+def test_environment_is_found_without_its_module(run, tmp_path):
     line = json.loads((run / "episodes.jsonl").read_text().splitlines()[0])
     (tmp_path / "episodes.jsonl").write_text(json.dumps({**line, "env_id": f"my_world:{KUHN}"}) + "\n")
     assert len(fa.load_episodes(tmp_path, env=KUHN)) == len(fa.load_episodes(tmp_path, env=f"my_world:{KUHN}")) == 1
@@ -104,7 +104,7 @@ def test_an_environment_of_a_module_is_found_by_its_id_alone(run, tmp_path):
         len(fa.load_episodes(tmp_path, env=f"other:{KUHN}"))
 
 
-def test_a_filter_that_nothing_can_meet_is_a_mistake(run):
+def test_filter_without_possible_match_is_refused(run):
     with pytest.raises(ValueError, match=r"env='forge/KuhnPokr-v0'.*forge/Relay-v0. Did you mean 'forge/KuhnPoker-v0'"):
         len(fa.load_episodes(run, env="forge/KuhnPokr-v0"))
     with pytest.raises(ValueError, match="policy='heroo'.*Did you mean 'hero'"):
@@ -113,7 +113,7 @@ def test_a_filter_that_nothing_can_meet_is_a_mistake(run):
         fa.load_episodes(run, step=-1)
 
 
-def test_pandas_and_datasets_take_it_as_it_is(run):
+def test_pandas_and_datasets_accept_a_table(run):
     pandas, datasets = pytest.importorskip("pandas"), pytest.importorskip("datasets")
     table = fa.load_episodes(run)
     frame = pandas.DataFrame(table)
@@ -127,7 +127,7 @@ def test_pandas_and_datasets_take_it_as_it_is(run):
     assert datasets.Dataset.from_list(list(table.turns())).num_rows == sum(row["turns"] for row in table)
 
 
-def test_no_more_is_read_than_is_asked_for(run, monkeypatch):
+def test_table_is_read_lazily(run, monkeypatch):
     read = []
     monkeypatch.setattr(stored, "digest", lambda row, real=stored.digest: read.append(1) or real(row))
     table = fa.load_episodes(run)
@@ -140,7 +140,7 @@ def test_no_more_is_read_than_is_asked_for(run, monkeypatch):
     assert len(table) == 12 and len(list(table)) == 12 and len(read) == 12
 
 
-def test_a_run_that_goes_on_or_begins_again_does_not_confuse_it(run, tmp_path):
+def test_table_of_a_growing_or_replaced_file_is_consistent(run, tmp_path):
     file = tmp_path / "episodes.jsonl"
     lines = (run / "episodes.jsonl").read_text().splitlines(keepends=True)
     file.write_text("".join(lines[:2]) + lines[2][:50])
@@ -153,7 +153,7 @@ def test_a_run_that_goes_on_or_begins_again_does_not_confuse_it(run, tmp_path):
     assert [row["seed"] for row in fa.load_episodes(tmp_path)] == [2]
 
 
-def test_threads_and_forked_processes_each_read_what_they_ask_for(run, tmp_path):
+def test_threads_and_forked_processes_share_a_table(run, tmp_path):
     row = json.loads((run / "episodes.jsonl").read_text().splitlines()[0])
     with (tmp_path / "episodes.jsonl").open("w") as file:
         file.writelines(json.dumps({**row, "seed": seed}) + "\n" for seed in range(300))
@@ -201,7 +201,7 @@ def test_damaged_foreign_and_missing_files_are_named(run, tmp_path):
     file.write_text(line.replace('"agent": "player_0"', '"agent": "player_7"') + "\n")
     assert {row["agent"] for row in fa.load_episodes(tmp_path).turns()} == {"player_7", "player_1"}
     file.write_text(json.dumps({**json.loads(line), "format": 9}) + "\n")
-    with pytest.raises(RunFolderError, match="format 9; this version"):
+    with pytest.raises(RunFolderError, match="format 9, but this version"):
         fa.load_episodes(tmp_path).episode(0)
     with pytest.raises(RunFolderError, match=r"duell holds no episodes.jsonl; give the out_dir.*Did you mean 'duel'"):
         fa.load_episodes(run.parent / "duell")
@@ -211,9 +211,9 @@ def test_damaged_foreign_and_missing_files_are_named(run, tmp_path):
         fa.load_episodes(tmp_path)
 
 
-def test_a_benchmarks_records_are_a_table_without_turns(tmp_path):
+def test_benchmark_records_have_no_turns(tmp_path):
     fa.benchmark({"a": fa.Random(), "b": fa.Random(seed=1)}, KUHN, episodes=2, out_dir=tmp_path, progress=False)
     table = fa.load_episodes(tmp_path, policy="b")
     assert len(table) == 6 and {row["step"] for row in table} == {None} and table[0]["turns"] >= 2
-    with pytest.raises(RunFolderError, match="written by a benchmark, which keeps .* not their turns"):
+    with pytest.raises(RunFolderError, match="written by a benchmark, which stores .* not their turns"):
         table.episode(0)

@@ -8,18 +8,18 @@ import pytest
 from pydantic import BaseModel, TypeAdapter
 
 from forge_agents.errors import NotReadyError
-from forge_agents.programs.calls import AskedCall, RefusedError, Reply
+from forge_agents.programs.calls import ChatResponse, FunctionCall, RefusedError
 from forge_agents.programs.gateway import Gateway
 from forge_agents.programs.protocols import PROTOCOLS
 
 WAIT_S = 120.0
-ADDS = tuple(AskedCall(id=f"call_0_{at}", name="add", arguments=json.dumps({"a": at})) for at in range(2))
+ADDS = tuple(FunctionCall(id=f"call_0_{at}", name="add", arguments=json.dumps({"a": at})) for at in range(2))
 REPLIES = [
-    Reply(number=0, text="Hi", prompt_tokens=3, completion_tokens=2, logprobs=((5, -0.5), (6, float("-inf")))),
-    Reply(number=1, text=""),
-    Reply(number=2, text="Hi", cut=True),
-    Reply(number=3, text="I add.", calls=ADDS),
-    Reply(number=4, text="", calls=ADDS[:1], cut=True),
+    ChatResponse(number=0, text="Hi", prompt_tokens=3, completion_tokens=2, logprobs=((5, -0.5), (6, float("-inf")))),
+    ChatResponse(number=1, text=""),
+    ChatResponse(number=2, text="Hi", truncated=True),
+    ChatResponse(number=3, text="I add.", calls=ADDS),
+    ChatResponse(number=4, text="", calls=ADDS[:1], truncated=True),
 ]
 ASKED = [{"role": "user", "content": "1 + 1?"}]
 CALLS = 'I add.\n<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
@@ -56,12 +56,12 @@ def unknown(value, at=""):
 
 
 @pytest.mark.parametrize("path", PROTOCOLS)
-def test_answers_and_events_are_what_the_clients_own_types_say(path):
+def test_responses_and_events_match_the_clients_types(path):
     of_answer, of_event = map(TypeAdapter, types_of(path))
     asked = {"model": "coder", "messages": ASKED, "input": "-", "logprobs": True}
     call = PROTOCOLS[path].read({**asked, "stream_options": {"include_usage": True}})
     for reply in REPLIES:
-        sent = [(of_answer, PROTOCOLS[path].written(call, reply, 123))]
+        sent = [(of_answer, PROTOCOLS[path].write(call, reply, 123))]
         sent += [(of_event, event) for _, event in PROTOCOLS[path].events(call, reply, 123) if event != "[DONE]"]
         for kind, body in sent:
             read = kind.validate_json(json.dumps(body), strict=True)
@@ -88,7 +88,7 @@ def answers():
         answering.join(WAIT_S)
 
 
-def test_what_openais_client_documents_runs(answers):
+def test_documented_calls_of_openais_client_work(answers):
     import openai
 
     session, say = answers
@@ -128,7 +128,7 @@ def test_what_openais_client_documents_runs(answers):
         assert (error.code, error.type, error.param) == ("model_not_found", "not_found_error", None)
 
 
-def test_what_anthropics_client_documents_runs(answers):
+def test_documented_calls_of_anthropics_client_work(answers):
     anthropic = pytest.importorskip("anthropic")
     session, say = answers
     told = {"model": "coder", "messages": ASKED, "max_tokens": 9}
@@ -156,7 +156,7 @@ def test_what_anthropics_client_documents_runs(answers):
             assert TypeAdapter(anthropic.types.ErrorResponse).validate_python(refused.value.body).error.type == kind
 
 
-def test_anthropics_tool_runner_sends_the_whole_conversation_to_a_server_without_threads():
+def test_anthropics_tool_runner_resends_the_conversation_without_threads():
     anthropic = pytest.importorskip("anthropic")
 
     @anthropic.beta_tool
@@ -170,7 +170,7 @@ def test_anthropics_tool_runner_sends_the_whole_conversation_to_a_server_without
             url = session.url.removesuffix("/v1")
             with anthropic.Anthropic(base_url=url, api_key=session.token, max_retries=0) as client:
                 runner = client.beta.messages.tool_runner(model="coder", messages=ASKED, max_tokens=9, tools=[add])
-                session.tell(runner.until_done().content[0].text)
+                session.post(runner.until_done().content[0].text)
 
         threading.Thread(target=program, daemon=True).start()
         assert session.next("test", WAIT_S).after is None
@@ -182,21 +182,21 @@ def test_anthropics_tool_runner_sends_the_whole_conversation_to_a_server_without
 
 
 @pytest.mark.parametrize("status", [429, 503])
-def test_a_client_that_is_told_to_come_back_does(answers, monkeypatch, status):
+def test_client_retries_when_too_many_calls_wait(answers, monkeypatch, status):
     import openai
 
     session, say = answers
     refusals = [RefusedError("later", status=status)] * 2
-    waiting = session._waiting
+    waiting = session._add_pending
 
     def refuses_twice(call, loop):
         if refusals:
             raise refusals.pop()
         return waiting(call, loop)
 
-    monkeypatch.setattr(session, "_waiting", refuses_twice)
+    monkeypatch.setattr(session, "_add_pending", refuses_twice)
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     say(["Hi"])
     with openai.OpenAI(base_url=session.url, api_key=session.token, timeout=WAIT_S) as client:
         reply = client.chat.completions.create(model="coder", messages=ASKED)
-    assert reply.choices[0].message.content == "Hi" and session.refusals == ["later", "later"]
+    assert reply.choices[0].message.content == "Hi" and session.errors == ["later", "later"]

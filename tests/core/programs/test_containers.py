@@ -18,7 +18,7 @@ import forge_agents as fa
 from forge_agents.errors import NotReadyError
 from forge_agents.programs import Container, containers
 from forge_agents.programs.containers import Image
-from forge_agents.rollout.rollout import play
+from forge_agents.rollout.episode import play
 from forge_agents.sandbox import Sandbox
 
 ASKS = """
@@ -37,8 +37,8 @@ said = ask(json.load(sys.stdin)["question"])
 @pytest.fixture
 def engines(tmp_path, monkeypatch):
     """Makes engines of scripts: one has the images of a name, runs words here, and notes how it is asked."""
-    containers._engine.cache_clear()
-    containers._host_address.cache_clear()
+    containers._find_engine.cache_clear()
+    containers._find_host_address.cache_clear()
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
 
@@ -68,8 +68,8 @@ esac
         return lambda: (tmp_path / f"{name}-asked").read_text().splitlines()
 
     yield make
-    containers._engine.cache_clear()
-    containers._host_address.cache_clear()
+    containers._find_engine.cache_clear()
+    containers._find_host_address.cache_clear()
 
 
 def played(program, said="solved", **options):
@@ -80,7 +80,7 @@ def played(program, said="solved", **options):
         env.close()
 
 
-def test_an_engine_is_told_all_by_name_and_the_token_stands_on_no_command_line(engines):
+def test_container_command_contains_variable_names_but_no_token(engines):
     asked = engines("docker", "my/crew:1")
     most = Container(memory_mb=512, cpus=1.5, processes=99, arguments=["--gpus=all"])
     image = Image(name="my/crew:1", container=most)
@@ -100,20 +100,20 @@ def test_an_engine_is_told_all_by_name_and_the_token_stands_on_no_command_line(e
     assert ended == f"rm --force --volumes {called[1]}"
 
 
-def test_an_image_is_run_by_the_first_engine_that_has_it(engines):
+def test_image_runs_with_the_first_engine_that_has_it(engines):
     docker, podman = engines("docker", "another"), engines("podman", "my/crew:1")
     assert Image(name="my/crew:1", container=Container()).engine() == ("podman",)
     assert Image(name="my/crew:1", container=Container()).engine() == ("podman",)
     assert docker() == podman() == ["image inspect my/crew:1"]
     assert Image(name="my/crew:1", container=Container()).host_address() == "127.0.0.2"
     assert podman()[-1] == "network inspect podman --format {{(index .Subnets 0).Gateway}}"
-    with pytest.raises(NotReadyError, match=r"docker: no such image: my/crew:1\. Build or pull it there, as by `doc"):
+    with pytest.raises(NotReadyError, match=r"docker: no such image: my/crew:1\. Build or pull it there, e.g. with"):
         fa.Program(image="my/crew:1", container=Container(engine="docker"))
-    with pytest.raises(NotReadyError, match="podman: it is no podman that root runs here.*or take network='host'"):
+    with pytest.raises(NotReadyError, match="podman: it is not podman run by root here.*or use network='host'"):
         fa.Program(image="my/crew:1", container=Container(network="models"))
 
 
-def test_a_container_has_no_host_network_unless_asked(engines):
+def test_container_has_no_host_network_by_default(engines):
     engines("docker", "my/crew:1")
     for container in (Container(), Container(network="bridge")):
         words = Image(name="my/crew:1", container=container).run([], "x", Path("/a"), [], 1234)
@@ -122,7 +122,7 @@ def test_a_container_has_no_host_network_unless_asked(engines):
     assert [word for word in words if "network" in word] == ["--network=host"]
 
 
-def test_a_program_on_the_engines_network_asks_at_the_hosts_address_there(engines):
+def test_program_on_a_bridge_network_reaches_the_host_address(engines):
     engines("docker", "my/crew:1")
     script = ASKS.replace("said =", "print(os.environ['OPENAI_BASE_URL'], os.environ['NO_PROXY']);")
     episode = played([sys.executable, "-c", script], image="my/crew:1")
@@ -132,27 +132,27 @@ def test_a_program_on_the_engines_network_asks_at_the_hosts_address_there(engine
     )
 
 
-def test_podman_without_root_gets_one_port_of_the_host_through_pasta(engines, monkeypatch):
+def test_rootless_podman_forwards_one_port_through_pasta(engines, monkeypatch):
     engines("podman", "my/crew:1")
     image = Image(name="my/crew:1", container=Container())
     monkeypatch.setenv("SAYS", "true /usr/bin/pasta")
     monkeypatch.setenv("KNOWN", "Host")
     assert image.host_address() == ""
     assert "--network=pasta:-T,1234" in image.run([], "x", Path("/a"), [], 1234)
-    containers._host_address.cache_clear()
+    containers._find_host_address.cache_clear()
     monkeypatch.setenv("KNOWN", "Rootless")
     with pytest.raises(NotReadyError, match="podman without root has no pasta.*network='models' or network='host'"):
         fa.Program(image="my/crew:1")
 
 
-def test_an_engine_without_a_bridge_is_an_error_before_the_first_episode(engines, monkeypatch):
+def test_engine_without_a_bridge_fails_before_the_first_episode(engines, monkeypatch):
     engines("docker", "my/crew:1")
     monkeypatch.setenv("NO_BRIDGE", "1")
     with pytest.raises(NotReadyError, match="the network 'bridge' has no address of this machine: ''.*network='host'"):
         fa.Program(image="my/crew:1")
 
 
-def test_without_an_engine_an_image_is_refused_before_any_episode(engines, monkeypatch, tmp_path):
+def test_image_without_an_engine_fails_before_any_episode(engines, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(NotReadyError, match="image 'my/crew:1'. docker: it is not installed; podman: it is not inst"):
         fa.Program(image="my/crew:1")
@@ -164,11 +164,11 @@ def test_without_an_engine_an_image_is_refused_before_any_episode(engines, monke
         ({"program": lambda task, client: 1, "image": "a"}, TypeError, "image= runs a command line"),
         ({"image": "a", "sandbox": Sandbox()}, TypeError, "exclude each other"),
         ({"program": "true", "container": Container()}, TypeError, "name it, image="),
-        ({"image": "--privileged"}, ValueError, "no name of an image"),
+        ({"image": "--privileged"}, ValueError, "not the name of an image"),
         ({}, ValueError, "or an image= that has its own"),
     ],
 )
-def test_what_makes_no_sense_with_an_image_is_refused(options, error, says):
+def test_arguments_that_exclude_an_image_are_rejected(options, error, says):
     with pytest.raises(error, match=says):
         fa.Program(**options)
 
@@ -182,22 +182,22 @@ def test_what_makes_no_sense_with_an_image_is_refused(options, error, says):
         ({"arguments": "--gpus=all"}, TypeError, "give a list of words"),
     ],
 )
-def test_settings_of_a_container_are_checked(settings, error, says):
+def test_container_settings_are_checked(settings, error, says):
     with pytest.raises(error, match=says):
         Container(**settings)
 
 
-def test_links_and_pipes_that_a_container_leaves_lead_no_reward_elsewhere(tmp_path):
+def test_links_and_pipes_left_by_a_container_are_removed(tmp_path):
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "kept").write_text("kept")
     (tmp_path / "sub" / "link").symlink_to("/etc/hostname")
     (tmp_path / "up").symlink_to("/etc", target_is_directory=True)
     os.mkfifo(tmp_path / "pipe")
-    containers.without_links(tmp_path)
+    containers.remove_special_files(tmp_path)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["kept", "sub"] and Path("/etc/hostname").exists()
 
 
-def test_what_an_engine_could_not_run_is_told_with_its_words(engines, monkeypatch):
+def test_engine_errors_appear_in_the_episode_error(engines, monkeypatch):
     asked = engines("docker", "my/crew:1")
     monkeypatch.setenv("FAILS", "the daemon is gone")
     episode = played("true", image="my/crew:1")
@@ -262,7 +262,7 @@ def left(crew, within_s=60.0):
 
 
 @pytest.mark.parametrize("network", ["bridge", "host", "models"])
-def test_a_program_in_an_image_is_judged_by_its_status_and_files_and_may_be_alone_with_the_models(crew, network):
+def test_image_program_is_scored_by_status_and_files_without_network(crew, network):
     if network == "models" and (not crew["container"].engine.startswith("podman") or os.geteuid()):
         pytest.skip("a network of its own is made with podman and by root")
     kept, folders = {}, []
@@ -298,14 +298,14 @@ sys.exit(3)
     assert not folders[0].parent.exists() and not left(crew, 0)
 
 
-def test_a_container_is_ended_with_its_episode_also_one_that_ignores_it(crew):
+def test_container_ends_with_its_episode_even_if_it_ignores_signals(crew):
     script = "import signal\nsignal.signal(15, signal.SIG_IGN)\nwhile True: ask(said)"
     episode = played(words(script), max_turns=2, timeout_s=300.0, **crew)
     assert len(episode.turns) == 2 and "more than 2 calls" in episode.trajectories["agent"].info["cut"]
     assert not left(crew, 0)
 
 
-def test_a_container_does_not_outlive_the_process_that_runs_its_episode(crew, tmp_path):
+def test_container_ends_with_the_process_that_runs_its_episode(crew, tmp_path):
     ours = f"""
 import os
 import forge_agents as fa

@@ -21,7 +21,7 @@ import pytest
 import forge_agents as fa
 from forge_agents.programs.context import running_program
 from forge_agents.programs.gateway import Gateway
-from forge_agents.rollout.rollout import play
+from forge_agents.rollout.episode import play
 
 REAL = {"OPENAI_API_KEY": "sk-real", "ANTHROPIC_API_KEY": "sk-ant-real", "ANTHROPIC_AUTH_TOKEN": "real",
         "OPENAI_ORG_ID": "org-real", "OPENAI_API_BASE": "https://api.openai.com/v1"}  # fmt: skip
@@ -142,13 +142,13 @@ def asks_from_a_spawned_process(task, client):
         asks_from_a_thread, asks_from_the_pool_of_the_loop, shell_of_os, asks_from_a_spawned_process,
     ],
 )  # fmt: skip
-def test_a_client_that_a_program_makes_itself_asks_the_gateway(program):
+def test_client_created_by_a_program_uses_the_gateway(program):
     (episode,) = played(program)
     assert episode.error is None and episode.program_error == "" and len(episode.turns) == 1
     assert episode.trajectories["agent"].info["result"] == "answer to ?"
 
 
-def test_fork_server_serves_the_programs_of_several_episodes():
+def test_fork_server_uses_the_variables_of_each_program():
     def program(task, client):
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("forkserver")) as pool:
             return pool.submit(asks_in_a_child).result(60)
@@ -161,7 +161,7 @@ def test_fork_server_serves_the_programs_of_several_episodes():
         multiprocessing.forkserver._forkserver._stop()
 
 
-def test_programs_at_one_time_have_their_own_variables_and_the_process_keeps_its_own():
+def test_concurrent_programs_have_separate_environment_variables():
     seen = []
 
     async def program(task, client):
@@ -177,7 +177,7 @@ def test_programs_at_one_time_have_their_own_variables_and_the_process_keeps_its
     assert {name: os.environ[name] for name in REAL} == REAL and "OPENAI_BASE_URL" not in os.environ
 
 
-def test_a_client_that_is_kept_between_episodes_asks_for_the_episode_that_runs():
+def test_client_kept_between_episodes_uses_the_current_key():
     kept = []
 
     def program(task, client):
@@ -190,7 +190,7 @@ def test_a_client_that_is_kept_between_episodes_asks_for_the_episode_that_runs()
         assert episode.error is None and episode.trajectories["agent"].info["result"] == f"answer to {task}"
 
 
-def test_a_client_made_before_the_program_is_refused_and_nothing_is_sent():
+def test_client_created_before_the_program_is_rejected():
     pytest.importorskip("anthropic")
     import anthropic
 
@@ -230,14 +230,14 @@ def test_a_client_made_before_the_program_is_refused_and_nothing_is_sent():
     ["https://eu.api.openai.com/v1", "https://api.anthropic.com/v1", "https://mine.openai.azure.com/openai/v1",
      "https://mine.openai.azure.com/openai/deployments/gpt", "https://proxy.example/v1"],
 )  # fmt: skip
-def test_request_to_a_region_azure_or_the_chosen_server_is_refused(monkeypatch, url):
+def test_requests_to_regional_azure_or_configured_servers_are_rejected(monkeypatch, url):
     monkeypatch.setenv("OPENAI_BASE_URL", "https://proxy.example/v1")
     earlier = openai.OpenAI(base_url=url, max_retries=0)
     (episode,) = played(lambda task, client: asked(earlier))
     assert f"a request to {earlier.base_url.host} was not sent" in episode.error.message
 
 
-def test_request_without_a_client_is_refused_before_it_is_sent():
+def test_request_without_a_client_is_rejected_before_it_is_sent():
     def program(task, client):
         body, headers = json.dumps(ASK).encode(), {"Authorization": "Bearer sk-real"}
         address = "https://api.openai.com/v1/chat/completions"
@@ -247,7 +247,7 @@ def test_request_without_a_client_is_refused_before_it_is_sent():
     assert "a request to api.openai.com was not sent" in episode.error.message
 
 
-def test_other_requests_of_a_program_leave_as_they_are(no_real_api):
+def test_other_requests_of_a_program_are_not_changed(no_real_api):
     embeds = openai.OpenAI(base_url="https://api.openai.com/v1", max_retries=0)
 
     def program(task, client):
@@ -260,7 +260,7 @@ def test_other_requests_of_a_program_leave_as_they_are(no_real_api):
     no_real_api.clear()
 
 
-def test_a_program_that_asks_no_model_is_told_how_to_ask():
+def test_program_without_calls_gets_advice_in_its_error():
     (episode,) = played(lambda task, client: "7")
     assert "ended before it asked any model: it returned '7'. No call came through the gateway" in episode.error.message
     (episode,) = played([sys.executable, "-c", "print(7)"])
@@ -268,7 +268,7 @@ def test_a_program_that_asks_no_model_is_told_how_to_ask():
 
 
 @pytest.mark.parametrize("chosen", ["http://127.0.0.1:9/v1", "http://127.0.0.1:port/v1"])
-def test_outside_of_a_program_clients_and_variables_are_untouched(serve_chat, monkeypatch, chosen):
+def test_clients_and_variables_outside_of_programs_are_not_changed(serve_chat, monkeypatch, chosen):
     monkeypatch.setenv("OPENAI_BASE_URL", chosen)  # another server on the same host, or no address
     server = serve_chat(lambda request: "3")
     with Gateway() as gateway, gateway.open({"agent": "agent"}) as session:
@@ -283,6 +283,6 @@ def test_outside_of_a_program_clients_and_variables_are_untouched(serve_chat, mo
     assert server.headers_seen[0]["authorization"] == "Bearer k"
 
 
-def test_a_reward_sees_the_variables_of_the_process():
+def test_reward_function_has_the_variables_of_the_process():
     (episode,) = played(makes_openai, reward=lambda task, result: float(os.environ["OPENAI_API_KEY"] == "sk-real"))
     assert episode.rewards == {"agent": 1.0}

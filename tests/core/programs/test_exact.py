@@ -9,13 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forge_agents as fa
-from forge_agents.programs.calls import reply_to
-from forge_agents.programs.gateway import Question, _Histories
+from forge_agents.programs.branches import BranchIndex
+from forge_agents.programs.calls import make_response
+from forge_agents.programs.gateway import ModelCall
 from forge_agents.programs.protocols import PROTOCOLS
 from forge_agents.rollout.conversation import Branches
+from forge_agents.rollout.episode import decision_fields, play
 from forge_agents.rollout.players import ModelPlayer, PolicyEngine
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.rollout.rollout import decision_fields, play
 from forge_agents.types import Completion, Trajectory, Turn, VersionSpan
 from forge_trainers.batch.packing import samples_from
 
@@ -91,24 +92,24 @@ def as_parts(content):
 
 @settings(max_examples=80, deadline=None)
 @given(steps=STEPS, keep_reasoning=st.sampled_from(["all", "turn", "none"]))
-def test_whatever_a_program_does_to_its_history_each_sampled_token_is_trained_once(renderer, steps, keep_reasoning):
+def test_each_sampled_token_is_trained_once_for_any_edited_history(renderer, steps, keep_reasoning):
     engine = Says(renderer._tokenizer)
     players = {
         seat: ModelPlayer(engine, renderer, fa.Sampling(), "", keep_reasoning=keep_reasoning) for seat in "ab"
     }
     turns, branches, calls = {"a": [], "b": []}, {"a": Branches(), "b": Branches()}, {"a": [], "b": []}
-    histories, conversations = _Histories(), [("", [])]
+    histories, conversations = BranchIndex(), [("", [])]
     for number, (which, seat, what, thought, answer, ended) in enumerate(steps):
         last, base = conversations[which % len(conversations)]
         messages = heard_by_the_model(base, what if base else "anew", number)
         call = CHAT.read({"model": seat, "messages": messages, "tools": TOOLS})
-        after, new, mark = histories.place(seat, call)
-        asked = Question(seat=seat, call=call, number=number, after=after, new=new)
+        after, new, mark = histories.match(seat, call)
+        asked = ModelCall(agent=seat, request=call, number=number, after=after, new_messages=new)
         engine.next = thought + answer, ended
         decision = asyncio.run(players[seat].decide(asked.text(), {"conversation": asked.conversation()}))
-        reply = reply_to(call, number, decision.action, decision.about())
-        histories.answered(mark, reply.said, len(calls[seat]))
-        message = CHAT.written(call, reply, 0)["choices"][0]["message"]
+        reply = make_response(call, number, decision.action, decision.about())
+        histories.add(mark, reply.message, len(calls[seat]))
+        message = CHAT.write(call, reply, 0)["choices"][0]["message"]
         conversations.append((seat, [*messages, message]))
         fields = decision_fields(decision)
         fields["branch"], forked_from = branches[seat].place(asked.conversation())
@@ -169,7 +170,7 @@ class SaysAnything(Says):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_calls_side_by_side_that_are_given_up_and_sent_again_are_trained_once_each(renderer, seed):
+def test_retried_parallel_calls_are_trained_once_each(renderer, seed):
     draws, heard = random.Random(seed), []
 
     async def program(task, client):
@@ -197,7 +198,7 @@ def test_calls_side_by_side_that_are_given_up_and_sent_again_are_trained_once_ea
     engine = SaysAnything(renderer._tokenizer, random.Random(seed))
     kept, sampling = ("all", "turn", "none")[seed], fa.Sampling(max_tokens=99)
     policy = fa.Policy("tiny", name="p", keep_reasoning=kept, sampling=sampling)
-    env = fa.Program(program, seats=("a", "b"))
+    env = fa.Program(program, agents=("a", "b"))
     episode = asyncio.run(play(env, dict.fromkeys("ab", policy), seed=0, engines={"p": PolicyEngine(engine, renderer)}))
     assert episode.error is None, episode.error
     assert episode.rewards == {"a": 1.0, "b": 2.0} and len(heard) > 5

@@ -10,8 +10,8 @@ import warnings
 import pytest
 
 from forge_agents.programs import gateway as module
-from forge_agents.programs.calls import RefusedError, reply_to
-from forge_agents.programs.gateway import Gateway, Question
+from forge_agents.programs.calls import RefusedError, make_response
+from forge_agents.programs.gateway import Gateway, ModelCall
 from forge_agents.programs.protocols import PROTOCOLS
 from forge_agents.runtime import connections
 
@@ -99,17 +99,17 @@ def answered(session, body, action, about=None):
     program = threading.Thread(target=lambda: heard.append(request(session, body=body)))
     program.start()
     turn = session.next("test", WAIT_S)
-    assert isinstance(turn, Question)
+    assert isinstance(turn, ModelCall)
     session.answer(action, about)
     program.join(WAIT_S)
     return turn, heard[0][1] if heard[0][0] == 200 else heard[0]
 
 
-def test_a_call_is_a_turn_of_the_seat_that_it_names_and_is_answered_as_openai_answers(session):
+def test_call_is_a_turn_of_the_agent_that_its_model_names(session):
     about = {"finish_reason": "length", "prompt_tokens": 5, "completion_tokens": 2, "token_ids": [7, 8],
              "logprobs": [-0.5, float("-inf")]}
     turn, body = answered(session, asked(model="coder", logprobs=True), "Hi", about)
-    assert (turn.seat, turn.text(), turn.after, turn.number) == ("coder", "Hello.", None, 0)
+    assert (turn.agent, turn.text(), turn.after, turn.number) == ("coder", "Hello.", None, 0)
     choice = body["choices"][0]
     assert choice["message"] == {"role": "assistant", "content": "Hi"}
     assert choice["finish_reason"] == "length" and body["model"] == "coder"
@@ -119,18 +119,18 @@ def test_a_call_is_a_turn_of_the_seat_that_it_names_and_is_answered_as_openai_an
     assert [(t["token"], t["logprob"]) for t in tokens] == [("token_id:7", -0.5), ("token_id:8", -9999.0)]
 
 
-def test_a_stream_brings_the_log_probabilities_of_an_answer_that_is_a_call_and_no_text():
+def test_stream_has_logprobs_of_an_answer_with_only_a_call():
     chat = PROTOCOLS["/v1/chat/completions"]
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
     call = chat.read(asked(tools=tools, logprobs=True))
     for said in ('<tool_call>{"name": "add", "arguments": {}}</tool_call>', "Hi", ""):
-        reply = reply_to(call, 0, said, {"token_ids": [7], "logprobs": [-0.5]})
+        reply = make_response(call, 0, said, {"token_ids": [7], "logprobs": [-0.5]})
         chunks = [chunk["choices"][0] for _, chunk in chat.events(call, reply, 0) if chunk != "[DONE]"]
         (told,) = (chunk["logprobs"]["content"] for chunk in chunks if chunk.get("logprobs"))
         assert [(each["token"], each["logprob"]) for each in told] == [("token_id:7", -0.5)]
 
 
-def test_the_openai_client_reads_answers_and_streams(session):
+def test_openai_client_reads_responses_and_streams(session):
     from openai import OpenAI
 
     with OpenAI(base_url=session.url, api_key=session.token, max_retries=0, **STRICT) as client:
@@ -161,7 +161,7 @@ def test_the_openai_client_reads_answers_and_streams(session):
     assert (call.function.name, json.loads(call.function.arguments), call.id) == ("add", {"a": 1}, "call_0_0")
 
 
-def test_tool_results_go_on_from_the_call_and_reach_the_model_as_its_template_would_write_them(session):
+def test_tool_results_continue_the_call_in_the_templates_form(session):
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
     _, body = answered(session, asked(tools=tools), '<tool_call>{"name": "add", "arguments": {}}</tool_call>')
     message = body["choices"][0]["message"]
@@ -174,7 +174,7 @@ def test_tool_results_go_on_from_the_call_and_reach_the_model_as_its_template_wo
     assert second.text() == "<tool_response>\n3\n</tool_response>"
 
 
-def test_a_calls_arguments_may_come_back_as_javascript_writes_them(session):
+def test_arguments_reencoded_by_javascript_match_the_call(session):
     tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
     said = '<tool_call>{"name": "add", "arguments": {"x": 2.0, "y": 1234567890123456789, "z": -0.0}}</tool_call>'
     _, body = answered(session, asked(tools=tools), said)
@@ -188,16 +188,16 @@ def test_a_calls_arguments_may_come_back_as_javascript_writes_them(session):
     assert answered(session, more, "-")[0].after is None
 
 
-def test_marks_of_calls_in_prose_cut_nothing_off():
+def test_call_marks_in_prose_do_not_truncate_the_text():
     call = PROTOCOLS["/v1/chat/completions"].read(BODIES["/v1/chat/completions"])
     called = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
     for said in ("I will CALL the office about it.", "{I} add.", "A <tool_call> is:", ""):
-        reply = reply_to(call, 0, f"{said}\n{called} {called}", {})
+        reply = make_response(call, 0, f"{said}\n{called} {called}", {})
         assert (reply.text, len(reply.calls)) == (said, 2)
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_results_of_parallel_calls_reach_the_model_in_the_order_of_the_calls(path):
+def test_parallel_results_are_in_the_order_of_the_calls(path):
     def read(*order):
         """The results that the model reads if they arrive in this order."""
         if path == "/v1/messages":
@@ -211,7 +211,7 @@ def test_results_of_parallel_calls_reach_the_model_in_the_order_of_the_calls(pat
             calls = [{"id": name, "function": {"name": "add", "arguments": "{}"}} for name in "abc"]
             results = [{"role": "tool", "tool_call_id": name, "content": name} for name in order]
             body = {"messages": [{"role": "assistant", "tool_calls": calls}, *results]}
-        return [said.text for said in PROTOCOLS[path].read({"model": "coder", **body}).said[1:]]
+        return [said.text for said in PROTOCOLS[path].read({"model": "coder", **body}).messages[1:]]
 
     assert read("b", "c", "a") == read("a", "b", "c") == ["a", "b", "c"]
     for order, says in (
@@ -225,9 +225,9 @@ def test_results_of_parallel_calls_reach_the_model_in_the_order_of_the_calls(pat
             read(*order)
 
 
-def test_results_must_follow_their_calls_and_may_lack_ids_where_places_name_them():
+def test_results_must_match_the_calls_by_id_or_position():
     def read(*messages):
-        return PROTOCOLS["/v1/chat/completions"].read({"model": "coder", "messages": [*messages]}).said
+        return PROTOCOLS["/v1/chat/completions"].read({"model": "coder", "messages": [*messages]}).messages
 
     called = {"role": "assistant", "tool_calls": [{"id": n, "function": {"name": n, "arguments": "{}"}} for n in "ab"]}
     user, lone = {"role": "user", "content": "-"}, {"role": "tool", "tool_call_id": "a", "content": "1"}
@@ -248,9 +248,9 @@ def test_results_must_follow_their_calls_and_may_lack_ids_where_places_name_them
 @pytest.mark.parametrize(
     ("change", "status", "says"),
     [
-        ({"model": "judge"}, 404, "no seat of this episode answers to the model 'judge'; known are planner, coder"),
+        ({"model": "judge"}, 404, "this episode has no model 'judge'; send one of planner, coder"),
         ({"model": "code"}, 404, "Did you mean 'coder'"),
-        ({"n": 2}, 400, "one answer a call"),
+        ({"n": 2}, 400, "a call has one answer"),
         ({"messages": []}, 400, "at least one"),
         ({"messages": [{"role": "narrator", "content": "-"}]}, 400, "role 'narrator'"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, "read text only"),
@@ -272,15 +272,15 @@ def test_results_must_follow_their_calls_and_may_lack_ids_where_places_name_them
         ({"tool_choice": "add"}, 400, "tool_choice='add'; send auto"),
         ({"tool_choice": {"type": "function"}}, 400, "tool_choice={'type': 'function'}; send auto"),
         ({"response_format": "json"}, 400, "response_format of type 'json'"),
-        ({"response_format": {"type": "json_schema", "json_schema": "x"}}, 400, "holds no schema"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": "x"}}}, 400, "holds no schema"),
-        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, 400, "a tool is called 'a b'"),
+        ({"response_format": {"type": "json_schema", "json_schema": "x"}}, 400, "has no schema"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"schema": "x"}}}, 400, "has no schema"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, 400, "a tool has the name 'a b'"),
     ],
 )
-def test_what_cannot_be_answered_is_refused_with_the_reason_and_remembered(session, change, status, says):
+def test_invalid_request_is_rejected_with_a_reason_and_recorded(session, change, status, says):
     got, body = request(session, body=asked() | change)
     told = body["error"]["message"]
-    assert got == status and says in told and says in session.refusals[0] and len(told) < 600
+    assert got == status and says in told and says in session.errors[0] and len(told) < 600
 
 
 ADD_NOW, ONE_OF_THEM = "Call add now.", "Answer with a function call."
@@ -297,13 +297,13 @@ ADD_NOW, ONE_OF_THEM = "Call add now.", "Answer with a function call."
         ({"type": "function", "name": "add"}, 1, ADD_NOW), ({"type": "web_search"}, 2, ""),
     ],
 )  # fmt: skip
-def test_a_choice_of_tools_is_read_in_whichever_way_clients_write_it(choice, tools, ends):
+def test_tool_choice_is_read_in_all_forms(choice, tools, ends):
     named = [{"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("add", "sub")]
     body = asked(tools=[*named, {"type": "web_search"}], tool_choice=choice)
     call = PROTOCOLS["/v1/chat/completions"].read(body)
     assert len(call.tools) == tools
-    asks = [words for words in (ADD_NOW, ONE_OF_THEM) if words in call.told]
-    assert asks == [ends] * bool(ends) and bool(call.told) == bool(tools)
+    asks = [words for words in (ADD_NOW, ONE_OF_THEM) if words in call.instructions]
+    assert asks == [ends] * bool(ends) and bool(call.instructions) == bool(tools)
 
 
 @pytest.mark.parametrize(
@@ -316,25 +316,26 @@ def test_a_choice_of_tools_is_read_in_whichever_way_clients_write_it(choice, too
         ({"type": "json_schema", "json_schema": {"schema": {"a": 1}}}, 'It fits this schema:\n{"a": 1}'),
     ],
 )  # fmt: skip
-def test_a_form_without_a_schema_is_one_json_value(form, told):
+def test_response_format_without_a_schema_is_one_json_value(form, told):
     call = PROTOCOLS["/v1/chat/completions"].read(asked(response_format=form))
-    assert call.told.endswith(told) and bool(call.told) == bool(told)
+    assert call.instructions.endswith(told) and bool(call.instructions) == bool(told)
 
 
-def test_flags_may_come_as_text():
+def test_flags_may_be_texts():
     tools = {"tools": [{"type": "function", "function": {"name": "add"}}]}
     read = PROTOCOLS["/v1/chat/completions"].read
     assert not read(asked(stream="false")).stream and read(asked(stream="True")).stream
-    assert not read(asked(parallel_tool_calls="false", **tools)).several and read(asked(**tools)).several
-    assert read(asked(parallel_tool_calls=None, **tools)).several
+    assert not read(asked(parallel_tool_calls="false", **tools)).parallel_calls and read(asked(**tools)).parallel_calls
+    assert read(asked(parallel_tool_calls=None, **tools)).parallel_calls
 
 
-def test_numbers_may_come_as_text_and_an_empty_bias_is_none():
+def test_numbers_may_be_texts_and_an_empty_bias_is_ignored():
     read = PROTOCOLS["/v1/chat/completions"].read
     wishes = {"temperature": "0.2", "top_k": "50", "top_p": 1.0, "logit_bias": []}
-    assert read(asked(**wishes)).asked == {"temperature": 0.2, "top_k": 50, "top_p": 1.0}
-    assert type(read(asked(**wishes)).asked["top_k"]) is int
-    assert read(asked(logit_bias={})).asked == {} and read(asked(logit_bias={"5": 1})).asked == {"logit_bias": {"5": 1}}
+    assert read(asked(**wishes)).sampling == {"temperature": 0.2, "top_k": 50, "top_p": 1.0}
+    assert type(read(asked(**wishes)).sampling["top_k"]) is int
+    assert read(asked(logit_bias={})).sampling == {}
+    assert read(asked(logit_bias={"5": 1})).sampling == {"logit_bias": {"5": 1}}
 
 
 def places(value, at=()):
@@ -356,21 +357,21 @@ def with_odd(body, at, odd):
 
 @pytest.mark.filterwarnings("ignore:a program offers a tool of type")
 @pytest.mark.parametrize("path", BODIES)
-def test_whatever_stands_anywhere_in_a_request_is_read_or_refused_in_short_words(path):
-    assert f"It fits this schema:\n{json.dumps(PARAMETERS)}" in PROTOCOLS[path].read(BODIES[path]).told
+def test_any_value_in_a_request_is_read_or_rejected_briefly(path):
+    assert f"It fits this schema:\n{json.dumps(PARAMETERS)}" in PROTOCOLS[path].read(BODIES[path]).instructions
     for at in places(BODIES[path]):
         for odd in (5, True, 10**400, "y" * 9999, [5], [[]], {"a": 1}, {"type": "y" * 9999}):
             said = ""
             try:
                 call = PROTOCOLS[path].read(with_odd(BODIES[path], at, odd))
-                Question(seat="coder", call=call, number=0, after=None, new=call.said).text()
+                ModelCall(agent="coder", request=call, number=0, after=None, new_messages=call.messages).text()
             except RefusedError as refused:
                 said = str(refused)
             assert len(said) < 600, at
 
 
 @pytest.mark.parametrize("token", ["", "wrong", "é"])
-def test_nobody_is_answered_without_the_token_of_an_episode(session, token):
+def test_request_without_a_valid_token_is_rejected(session, token):
     status, body = request(session, body=asked(), token=token.encode().decode("latin-1"))
     error = body["error"]
     assert (status, body["type"], error["type"], error["code"]) == (
@@ -380,20 +381,20 @@ def test_nobody_is_answered_without_the_token_of_an_episode(session, token):
     assert session.token not in json.dumps(body)
 
 
-def test_the_word_before_a_token_may_be_written_in_any_letters(session):
+def test_authorization_scheme_is_case_insensitive(session):
     for word in ("Bearer", "bearer", "BEARER"):
         given = {"authorization": f"{word} {session.token}"}
         assert request(session, path="/v1/models", method="GET", token="", headers=given)[0] == 200
 
 
-def test_one_episode_is_no_other(gateway):
+def test_token_belongs_to_one_episode(gateway):
     with gateway.open({"planner": "planner"}) as mine, gateway.open({"coder": "coder"}) as other:
         assert mine.token != other.token
         assert request(mine, body=asked(model="coder"))[0] == 404  # the other's seat
         sent = {"body": asked(model="coder"), "token": other.token}
         theirs = threading.Thread(target=request, args=(mine,), kwargs=sent)
         theirs.start()
-        assert other.next("test", WAIT_S).seat == "coder"  # who holds the token speaks in that episode, and no other
+        assert other.next("test", WAIT_S).agent == "coder"  # who holds the token speaks in that episode, and no other
         other.answer("-")
         theirs.join(WAIT_S)
         with pytest.raises(TimeoutError):
@@ -401,14 +402,14 @@ def test_one_episode_is_no_other(gateway):
     assert request(other, body=asked(model="coder"))[0] == 401  # and in none once it is over
 
 
-def test_other_hosts_names_big_bodies_big_headers_and_other_paths_are_refused(session, monkeypatch):
+def test_foreign_hosts_large_requests_and_unknown_paths_are_rejected(session, monkeypatch):
     assert request(session, body=asked(), headers={"host": "evil.example"})[0] == 403
     assert request(session, path="/v1/completions", body=asked())[0] == 404
     assert request(session, body=b"{")[0] == 400
     assert request(session, body=b"[" * 100_000)[0] == 400
     two = {"x-api-key": f"{session.token}-"}
     assert request(session, body=asked(), headers=two)[0] == 401  # whose is it?
-    monkeypatch.setattr(module, "MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr("forge_agents.programs.http.MAX_BODY_BYTES", 1000)
     status, body = request(session, body=asked("a" * 2000))
     assert status == 413 and "1000 bytes" in body["error"]["message"]
     for size in (20_000, 1_000_000):  # the one in a piece that is read whole, the other in many
@@ -416,11 +417,11 @@ def test_other_hosts_names_big_bodies_big_headers_and_other_paths_are_refused(se
             status, _ = request(session, body=asked(), headers={"x-long": "a" * size})
         except ConnectionError:  # it hangs up before all of it is sent
             status = 400
-        assert status in (400, 431) and not session._open, size
+        assert status in (400, 431) and not session._pending, size
 
 
-def test_what_waits_is_bounded_by_bytes_and_what_is_over_makes_room(session, monkeypatch):
-    monkeypatch.setattr(module, "_MOST_WAITING_BYTES", 3000)
+def test_pending_requests_are_bounded_by_bytes(session, monkeypatch):
+    monkeypatch.setattr(module, "_MAX_PENDING_BYTES", 3000)
     heard = []
     first = threading.Thread(target=lambda: heard.append(request(session, body=asked("a" * 2000))))
     first.start()
@@ -431,11 +432,11 @@ def test_what_waits_is_bounded_by_bytes_and_what_is_over_makes_room(session, mon
     first.join(WAIT_S)
     assert heard[0][0] == 200 and turn.text() == "a" * 2000
     assert answered(session, asked("c" * 2000), "and on")[1]["choices"][0]["message"]["content"] == "and on"
-    assert session._held_bytes == 0
+    assert session._pending_bytes == 0
 
 
-def test_connections_of_a_command_that_is_shut_in_are_bounded(session, monkeypatch):
-    monkeypatch.setattr(module, "_MOST_CONNECTIONS", 3)
+def test_connections_of_an_isolated_command_are_bounded(session, monkeypatch):
+    monkeypatch.setattr(module, "_MAX_CONNECTIONS", 3)
     asking = socket.create_server(("127.0.0.1", 0))
     session.listen(asking)
     held = [http.client.HTTPConnection(*asking.getsockname(), timeout=WAIT_S) for _ in range(4)]
@@ -446,7 +447,7 @@ def test_connections_of_a_command_that_is_shut_in_are_bounded(session, monkeypat
         except OSError:
             status = 0
         assert status == (200 if number < 3 else 0), number
-    assert session.refusals == ["3 connections are open already; close some"]
+    assert session.errors == ["3 connections are open already; close some"]
     for connection in held:
         connection.close()
 
@@ -459,7 +460,7 @@ def hung_up(connection):
 
 
 @pytest.mark.parametrize("shut_in", [False, True])
-def test_connections_on_which_no_request_begins_are_closed(gateway, session, monkeypatch, shut_in):
+def test_idle_connections_are_closed(gateway, session, monkeypatch, shut_in):
     address = gateway._socket.getsockname()
     if shut_in:
         session.listen(asking := socket.create_server(("127.0.0.1", 0)))
@@ -497,7 +498,7 @@ def test_connections_on_which_no_request_begins_are_closed(gateway, session, mon
     computes.close()
 
 
-def test_the_usual_limit_of_open_files_is_raised_as_hundreds_of_programs_need():
+def test_limit_of_open_files_is_raised():
     import resource
 
     before = _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -512,23 +513,23 @@ def test_the_usual_limit_of_open_files_is_raised_as_hundreds_of_programs_need():
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def test_a_program_that_hangs_up_before_its_turn_takes_none(session):
+def test_disconnected_call_takes_no_turn(session):
     host = session.url.split("/")[2]
     connection = http.client.HTTPConnection(host, timeout=WAIT_S)
     connection.request(
         "POST", "/v1/chat/completions", json.dumps(asked("first")), {"authorization": f"Bearer {session.token}"}
     )
-    while not session._open:
+    while not session._pending:
         pass
     connection.close()
-    while session._open:  # the gateway notices
+    while session._pending:  # the gateway notices
         pass
-    assert session._events.qsize() == 1 and session._events.get().call is None  # what it said is not kept
+    assert session._events.qsize() == 1 and session._events.get().request is None  # what it said is not kept
     turn, _ = answered(session, asked("second"), "-")
     assert (turn.text(), turn.number) == ("second", 0)
 
 
-def test_who_waits_for_an_answer_is_told_when_the_episode_is_over(gateway):
+def test_pending_call_fails_when_the_episode_ends(gateway):
     session, heard = gateway.open(SEATS), []
     program = threading.Thread(target=lambda: heard.append(request(session, body=asked())))
     program.start()
@@ -538,7 +539,7 @@ def test_who_waits_for_an_answer_is_told_when_the_episode_is_over(gateway):
     assert heard[0][0] == 410 and "over" in heard[0][1]["error"]["message"]
 
 
-def test_a_conversation_that_is_sent_twice_has_two_answers_and_each_can_be_gone_on_from(session):
+def test_repeated_conversation_has_two_answers_to_continue(session):
     first, _ = answered(session, asked(), "same")
     second, _ = answered(session, asked(), "same")
     more = [{"role": "user", "content": "Hello."}, {"role": "assistant", "content": " same "},
@@ -550,7 +551,7 @@ def test_a_conversation_that_is_sent_twice_has_two_answers_and_each_can_be_gone_
     assert turn.after is None and [m["content"] for m in turn.conversation()["messages"]] == ["Hello.", "other", "and?"]
 
 
-def test_answers_travel_without_waiting_for_each_other(gateway):
+def test_responses_are_not_delayed_by_others(gateway):
     assert gateway._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)  # else 40 ms a call
 
 
@@ -601,15 +602,15 @@ def anthropic_messages(session, stream):
         return text.text, call.input, ask(messages).content[0].text
 
 
-def test_a_model_that_is_not_there_is_told_with_those_that_are(session):
+def test_unknown_model_error_lists_the_known_ones(session):
     status, body = request(session, "/v1/models/codr", method="GET")
     assert (status, body["error"]["code"]) == (404, "model_not_found")
-    assert "'codr'; known are planner, coder" in body["error"]["message"] and "'coder'?" in body["error"]["message"]
+    assert "'codr'; send one of planner, coder" in body["error"]["message"] and "'coder'?" in body["error"]["message"]
 
 
 @pytest.mark.parametrize("program", [openai_responses, anthropic_messages])
 @pytest.mark.parametrize("stream", [False, True])
-def test_other_protocols_say_the_same_to_the_model_and_go_on_from_its_answer(session, program, stream):
+def test_all_apis_send_the_same_text_and_continue_answers(session, program, stream):
     pytest.importorskip(program.__name__.partition("_")[0])  # a slow import is not the program's delay
     heard = []
     running = threading.Thread(target=lambda: heard.append(program(session, stream)))
@@ -635,12 +636,12 @@ def test_other_protocols_say_the_same_to_the_model_and_go_on_from_its_answer(ses
         ({}, "end_turn", None),
     ],
 )
-def test_anthropics_clients_hear_which_of_their_texts_ended_an_answer(about, reason, sequence):
+def test_anthropic_response_names_the_stop_sequence(about, reason, sequence):
     protocol = PROTOCOLS["/v1/messages"]
     said = [{"role": "user", "content": "-"}]
     call = protocol.read({"model": "coder", "max_tokens": 9, "messages": said, "stop_sequences": ["!"]})
-    reply = reply_to(call, 0, "Hi", about)
-    whole, events = protocol.written(call, reply, 0), dict(protocol.events(call, reply, 0))
+    reply = make_response(call, 0, "Hi", about)
+    whole, events = protocol.write(call, reply, 0), dict(protocol.events(call, reply, 0))
     assert (whole["stop_reason"], whole["stop_sequence"]) == (reason, sequence)
     assert events["message_delta"]["delta"] == {"stop_reason": reason, "stop_sequence": sequence}
     assert events["message_start"]["message"]["stop_sequence"] is None
@@ -648,12 +649,12 @@ def test_anthropics_clients_hear_which_of_their_texts_ended_an_answer(about, rea
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("finish", "cut"), [("length", True), ("context", True), ("stop", False)])
-def test_an_answer_with_a_whole_tool_call_says_that_the_limit_cut_it(finish, cut, stream):
+def test_truncated_answer_with_a_call_reports_the_limit(finish, cut, stream):
     said, told = SAYS, {}
     for path, protocol in PROTOCOLS.items():
         call = protocol.read(BODIES[path])
-        reply = reply_to(call, 0, said, {"finish_reason": finish})
-        whole = protocol.written(call, reply, 0)
+        reply = make_response(call, 0, said, {"finish_reason": finish})
+        whole = protocol.write(call, reply, 0)
         events = [data for _, data in protocol.events(call, reply, 0)]
         if path == "/v1/chat/completions":
             chunks = [chunk["choices"][0] for chunk in events if chunk != "[DONE]" and chunk["choices"]]
@@ -670,12 +671,12 @@ def test_an_answer_with_a_whole_tool_call_says_that_the_limit_cut_it(finish, cut
     )
 
 
-def test_the_model_reads_that_a_tool_failed():
+def test_failed_tool_result_begins_with_error():
     def read(**result):
         use = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "add", "input": {}}]}
         block = {"type": "tool_result", "tool_use_id": "c", **result}
         body = {"model": "coder", "messages": [use, {"role": "user", "content": [block]}]}
-        return PROTOCOLS["/v1/messages"].read(body).said[1].text
+        return PROTOCOLS["/v1/messages"].read(body).messages[1].text
 
     assert read(content="no such file", is_error=True) == "Error: no such file"
     assert read(content=[{"type": "text", "text": "no such file"}], is_error=True) == "Error: no such file"
@@ -686,24 +687,24 @@ def test_the_model_reads_that_a_tool_failed():
         read(content="3", is_error="maybe")
 
 
-def test_names_of_authors_are_shown_to_the_model(session):
+def test_author_names_are_in_the_text(session):
     def texts(*messages):
         body = {"model": "planner", "messages": [{"content": "Hi", **message} for message in messages]}
-        return [said.text for said in PROTOCOLS["/v1/chat/completions"].read(body).said]
+        return [said.text for said in PROTOCOLS["/v1/chat/completions"].read(body).messages]
 
     named = [{"role": "user", "name": "ann"}, {"role": "user", "name": "bob"}, {"role": "user", "name": "user"}]
     assert texts(*named, {"role": "user"}) == ["ann: Hi", "bob: Hi", "Hi", "Hi"]
     assert texts({"role": "system", "name": "example_user"}) == ["example_user: Hi"]
-    with pytest.warns(RuntimeWarning, match="do not read the name, because the message may be their own"):
+    with pytest.warns(RuntimeWarning, match="the name is not shown to models, because the message may be their own"):
         assert texts({"role": "user"}, {"role": "assistant", "name": "solver"}) == ["Hi", "Hi"]
     with pytest.raises(RefusedError, match=r"messages\[0\]: name is 5"):
         texts({"role": "user", "name": 5})
 
 
-def test_parts_of_a_message_are_read_or_refused_by_name():
+def test_message_parts_are_read_or_rejected_by_type():
     def read(path, content, role="user"):
         body = {"model": "coder", "messages": [{"role": role, "content": content}]}
-        return PROTOCOLS[path].read(body).said[0].text
+        return PROTOCOLS[path].read(body).messages[0].text
 
     chat, messages = "/v1/chat/completions", "/v1/messages"
     document = {"type": "document", "title": "Notes", "source": {"type": "text", "data": "Buy milk."}}
@@ -715,7 +716,7 @@ def test_parts_of_a_message_are_read_or_refused_by_name():
     assert read(chat, [{"type": "refusal", "refusal": "No."}], "assistant") == "No."
     refused = {"role": "assistant", "content": None, "refusal": "No."}
     body = {"model": "coder", "messages": [refused, {"role": "developer", "content": "Be brief."}]}
-    assert [(said.role, said.text) for said in PROTOCOLS[chat].read(body).said] == [
+    assert [(said.role, said.text) for said in PROTOCOLS[chat].read(body).messages] == [
         ("assistant", "No."), ("system", "Be brief.")
     ]  # fmt: skip
     for path, part in (
@@ -729,23 +730,23 @@ def test_parts_of_a_message_are_read_or_refused_by_name():
     ):
         with pytest.raises(RefusedError, match=f"a part of type '{part['type']}'; the models here read text only"):
             read(path, [part])
-    with pytest.warns(RuntimeWarning, match="a program asks for citations; models here give none"):
+    with pytest.warns(RuntimeWarning, match="a program asks for citations, which models here do not give"):
         read(messages, [{**document, "citations": {"enabled": True}}])
-    with pytest.warns(RuntimeWarning, match="a program sends prefix in a message, which is not known here"):
+    with pytest.warns(RuntimeWarning, match="a program sends prefix in a message, an unknown field"):
         PROTOCOLS[chat].read({"model": "coder", "messages": [{"role": "assistant", "content": "{", "prefix": True}]})
 
 
-def test_tokens_of_a_thought_are_counted_apart():
+def test_reasoning_tokens_are_counted():
     about = {"completion_tokens": 9, "reasoning_tokens": 6}
     of = {path: protocol.read(BODIES[path]) for path, protocol in PROTOCOLS.items()}
-    told = {path: PROTOCOLS[path].written(of[path], reply_to(of[path], 0, "Hi", about), 0)["usage"] for path in of}
+    told = {path: PROTOCOLS[path].write(of[path], make_response(of[path], 0, "Hi", about), 0)["usage"] for path in of}
     assert told["/v1/chat/completions"]["completion_tokens_details"] == {"reasoning_tokens": 6}
     assert told["/v1/responses"]["output_tokens_details"] == {"reasoning_tokens": 6}
 
 
-def test_what_a_program_wishes_and_nobody_follows_is_told(session):
+def test_ignored_fields_are_warned_about(session):
     read = PROTOCOLS["/v1/chat/completions"].read
-    with pytest.warns(RuntimeWarning, match="a program sends guided_json, which is not known here"):
+    with pytest.warns(RuntimeWarning, match="a program sends guided_json, an unknown field"):
         read(asked(guided_json={"type": "object"}, min_tokens=None))
     with pytest.warns(RuntimeWarning) as told:
         _ = [read(asked(trace_id=number + 1, **{f"x{n}": 1 for n in range(99)})) for number in range(3)]
@@ -754,14 +755,14 @@ def test_what_a_program_wishes_and_nobody_follows_is_told(session):
         warnings.simplefilter("error")
         read(asked(metadata={"a": "b"}, reasoning_effort="low", min_tokens=0, echo=False))
     begun = {"model": "coder", "messages": [{"role": "user", "content": "-"}, {"role": "assistant", "content": "{"}]}
-    with pytest.warns(RuntimeWarning, match="go on after it with a new one, and not within it"):
+    with pytest.warns(RuntimeWarning, match="do not continue it, but answer with a new message"):
         PROTOCOLS["/v1/messages"].read(begun)
     status, body = request(session, body=asked(continue_final_message=True))
     assert status == 400 and "continue_final_message is not supported here" in body["error"]["message"]
 
 
 @pytest.mark.parametrize(("given", "read"), [("20", 20), (20.0, 20), ("2e1", 20), (None, None)])
-def test_a_limit_may_come_as_text_or_as_a_float_that_is_whole(given, read):
+def test_token_limit_may_be_text_or_a_whole_float(given, read):
     names = {"chat/completions": "max_tokens", "responses": "max_output_tokens", "messages": "max_tokens"}
     for path, name in names.items():
         body = {**asked(), "input": "-", name: given}
@@ -770,28 +771,28 @@ def test_a_limit_may_come_as_text_or_as_a_float_that_is_whole(given, read):
             PROTOCOLS[f"/v1/{path}"].read({**body, name: "2.5"})
 
 
-def test_a_gateway_that_cannot_be_made_or_asked_says_what_to_give(gateway):
-    with pytest.raises(TypeError, match="give seats by name, as in {'gpt-4o': 'agent'}"):
+def test_gateway_argument_errors_say_what_to_give(gateway):
+    with pytest.raises(TypeError, match="give agents by model name, as in {'gpt-4o': 'agent'}"):
         gateway.open(["gpt-4o"])
     for wrong, told in (({"port": 99999}, "127.0.0.1 port 99999 can"), ({"host": "1.2.3.4"}, "1.2.3.4 port 0 can")):
         with pytest.raises(ValueError, match=told):
             Gateway(**wrong)
 
 
-def test_a_form_is_told_under_anthropics_older_name_too():
+def test_older_name_of_anthropics_response_format_is_read():
     form = {"type": "json_schema", "schema": {"type": "object"}}
     said = {"model": "coder", "messages": [{"role": "user", "content": "-"}]}
-    told = [PROTOCOLS["/v1/messages"].read({**said, **more}).told for more in (
+    told = [PROTOCOLS["/v1/messages"].read({**said, **more}).instructions for more in (
         {"output_format": form}, {"output_config": {"format": form}}, {}
     )]  # fmt: skip
     assert told[0] == told[1] and "schema" in told[0] and not told[2]
 
 
-def test_a_stream_has_the_log_probabilities_of_an_answer_that_is_a_call_alone():
+def test_stream_of_a_single_call_has_logprobs():
     protocol = PROTOCOLS["/v1/chat/completions"]
     tools = [{"type": "function", "function": {"name": "add", "parameters": SCHEMA}}]
     call = protocol.read(asked(tools=tools, logprobs=True, stream=True))
-    reply = reply_to(call, 0, SAYS.partition("\n")[2], {"token_ids": [7, 8], "logprobs": [-0.5, -1.0]})
+    reply = make_response(call, 0, SAYS.partition("\n")[2], {"token_ids": [7, 8], "logprobs": [-0.5, -1.0]})
     chunks = [chunk["choices"][0] for _, chunk in protocol.events(call, reply, 0) if chunk != "[DONE]"]
     heard = [token["logprob"] for chunk in chunks for token in (chunk.get("logprobs") or {}).get("content", ())]
     assert reply.calls and not reply.text and heard == [-0.5, -1.0]
@@ -808,7 +809,7 @@ def test_a_stream_has_the_log_probabilities_of_an_answer_that_is_a_call_alone():
         ("chat/completions", {"model": "coder", "messages": [{"role": "user", "content": "-"}], "tools": 3}, "a list"),
     ],
 )
-def test_other_protocols_refuse_what_they_cannot_say(session, path, body, says):
+def test_unsupported_fields_of_other_apis_are_rejected(session, path, body, says):
     status, answer = request(session, f"/v1/{path}", body=body)
     assert status == 400 and says in answer["error"]["message"]
 
@@ -821,15 +822,15 @@ def test_other_protocols_refuse_what_they_cannot_say(session, path, body, says):
         ("messages", [{"name": "add", "input_schema": {}}, {"type": "web_search", "name": "web_search"}]),
     ],
 )
-def test_tools_that_the_program_does_not_run_are_left_out_and_told(path, tools):
+def test_server_side_tools_are_ignored_with_a_warning(path, tools):
     body = {"model": "coder", "messages": [{"role": "user", "content": "-"}], "input": "-", "tools": tools}
-    with pytest.warns(RuntimeWarning, match="a tool of type 'web_search'; it is left out"):
+    with pytest.warns(RuntimeWarning, match="a tool of type 'web_search', which is ignored"):
         call = PROTOCOLS[f"/v1/{path}"].read(body)
-    assert [tool.name for tool in call.tools] == ["add"] and "web_search" not in call.told
+    assert [tool.name for tool in call.tools] == ["add"] and "web_search" not in call.instructions
 
 
-def test_a_word_of_the_system_may_stand_within_a_conversation():
+def test_system_message_may_be_within_a_conversation():
     told = [{"role": "user", "content": "Hi"}, {"role": "system", "content": "Be brief."}]
     for path in ("messages", "chat/completions"):
         call = PROTOCOLS[f"/v1/{path}"].read({"model": "coder", "messages": told})
-        assert [(said.role, said.text) for said in call.said] == [("user", "Hi"), ("system", "Be brief.")]
+        assert [(said.role, said.text) for said in call.messages] == [("user", "Hi"), ("system", "Be brief.")]

@@ -31,7 +31,7 @@ def imported(folder, *values, **options):
     source, out, heard = folder / "in.jsonl", folder / "out.jsonl", []
     source.write_text("\n".join(map(json.dumps, values)))
     out.unlink(missing_ok=True)
-    left = import_traces([source], out, say=heard.append, **options).left_out
+    left = import_traces([source], out, say=heard.append, **options).skipped
     return [json.loads(line) for line in out.read_text().splitlines()], dict(left), heard
 
 
@@ -58,14 +58,14 @@ def as_request(messages):
 
 @pytest.mark.parametrize("written", [as_chat, as_request])
 @pytest.mark.parametrize("order", [(ONE, TWO, THREE), (THREE, TWO, ONE), (TWO, THREE, ONE, THREE)])
-def test_each_answer_of_a_growing_history_is_learned_once_and_in_one_row(tmp_path, written, order):
+def test_answers_of_a_growing_history_form_one_row(tmp_path, written, order):
     rows, left, heard = imported(tmp_path, *map(written, order))
     assert rows == [{"messages": THREE}] and not heard
     assert left == {"repeated in another": len(order) - 1}
 
 
 @pytest.mark.parametrize("written", [as_chat, as_request])
-def test_conversations_that_go_on_differently_share_their_first_answers(tmp_path, written):
+def test_branches_share_their_first_answers(tmp_path, written):
     other = [*ONE, user("other"), said("9")]
     chats = [ONE, TWO, other] if written is as_request else [TWO, other]
     rows, _, _ = imported(tmp_path, *map(written, chats))
@@ -73,13 +73,13 @@ def test_conversations_that_go_on_differently_share_their_first_answers(tmp_path
     assert rows[-1] == {"prompt": other[:-1], "completion": other[-1:]}
 
 
-def test_the_same_answer_to_another_question_or_system_prompt_is_learned(tmp_path):
+def test_same_answer_to_another_prompt_is_learned(tmp_path):
     chats = [ONE, ONE[1:], [SYSTEM, user("uno"), said("1")], [{**SYSTEM, "content": "Be long."}, *ONE[1:]]]
     rows, left, _ = imported(tmp_path, *map(as_chat, chats))
     assert learned(rows) == ["1"] * 4 and left == {}
 
 
-def test_an_answer_of_weight_0_in_a_growing_history_is_not_learned_later(tmp_path):
+def test_answer_of_weight_0_in_a_growing_history_is_not_learned(tmp_path):
     bad = [SYSTEM, user("one"), said("1", weight=0)]
     rows, left, _ = imported(tmp_path, as_chat(bad), as_chat([*bad, user("two"), said("2")]))
     assert learned(rows) == ["2"] and left == {"answers of weight 0": 2}
@@ -135,7 +135,7 @@ CALLED = 'I add.\n<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_ca
         {"request": OPENAI, "response": COMPLETION, "error": None, "id": 7},
     ],
 )
-def test_a_request_and_its_response_are_a_conversation_with_one_answer(tmp_path, row):
+def test_request_and_response_form_a_conversation(tmp_path, row):
     rows, left, heard = imported(tmp_path, row)
     assert not left and not heard
     ((system, question, answer),) = (row["messages"] for row in rows)
@@ -143,18 +143,18 @@ def test_a_request_and_its_response_are_a_conversation_with_one_answer(tmp_path,
     assert (question, answer) == (user("1 + 1?"), said(CALLED))
 
 
-def test_texts_are_a_question_and_an_answer(tmp_path):
+def test_plain_texts_are_a_question_and_an_answer(tmp_path):
     rows, _, _ = imported(tmp_path, {"request": "1 + 1?", "response": "2"}, {"request": ASKED, "response": "2"})
     assert [row["messages"] for row in rows] == [[user("1 + 1?"), said("2")], [*ASKED, said("2")]]
 
 
-def test_only_the_answer_of_a_request_is_learned_and_not_its_history(tmp_path):
+def test_only_the_answer_of_a_request_is_learned(tmp_path):
     history = [*ASKED, said("An example."), user("2 + 2?")]
     rows, _, _ = imported(tmp_path, {"request": {"messages": history}, "response": "4"})
     assert rows == [{"prompt": history, "completion": [said("4")]}]
 
 
-def test_thoughts_of_a_response_stand_before_its_answer(tmp_path):
+def test_reasoning_of_a_response_precedes_its_answer(tmp_path):
     thinking = {**MESSAGE, "content": [{"type": "thinking", "thinking": "hm"}, {"type": "text", "text": "2"}]}
     reasoning = [{"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]}, OUTPUT["output"][0]]
     chat = {"choices": [{"message": said("2", reasoning_content="hm"), "finish_reason": "stop"}]}
@@ -167,7 +167,7 @@ def test_thoughts_of_a_response_stand_before_its_answer(tmp_path):
     assert learned(rows) == [f"<think>\nhm\n</think>\n\n{text}" for text in ("2", "I add.", "2")] and not heard
 
 
-def test_a_conversation_of_openais_responses_keeps_its_calls_and_results(tmp_path):
+def test_openais_responses_keep_calls_and_results(tmp_path):
     items = [
         user("1 + 1?"), *OUTPUT["output"],
         {"type": "function_call_output", "call_id": "c1", "output": "2"},
@@ -178,7 +178,7 @@ def test_a_conversation_of_openais_responses_keeps_its_calls_and_results(tmp_pat
     assert learned(rows) == ["It is 2."]
 
 
-def test_what_a_request_asks_for_is_told_in_its_system_prompt(tmp_path):
+def test_tools_and_format_are_in_the_system_prompt(tmp_path):
     form = {"type": "json_object"}
     bodies = [
         ({**OPENAI, "tools": [], "response_format": form}, "2"),
@@ -193,7 +193,7 @@ def test_what_a_request_asks_for_is_told_in_its_system_prompt(tmp_path):
     assert row["messages"][0]["content"].endswith("Answer with a function call.\n\nCall one function at a time.")
 
 
-def test_failed_and_cut_responses_are_left_out_and_counted(tmp_path):
+def test_failed_and_truncated_responses_are_skipped_and_counted(tmp_path):
     cut = {"choices": [{"message": said("tw"), "finish_reason": "length"}]}
     long = {**MESSAGE, "stop_reason": "max_tokens"}
     rows, left, heard = imported(
@@ -210,7 +210,7 @@ def test_failed_and_cut_responses_are_left_out_and_counted(tmp_path):
     assert left == {"requests that failed": 3, "answers that were cut off": 3}
 
 
-def test_several_choices_are_answers_to_the_same(tmp_path):
+def test_choices_are_answers_to_the_same_request(tmp_path):
     both = {"choices": [{"message": said(text), "finish_reason": "stop"} for text in ("2", "two")]}
     rows, _, _ = imported(tmp_path, {"request": {"messages": ASKED}, "response": both})
     assert learned(rows) == ["2", "two"]
@@ -237,22 +237,22 @@ def test_requests_are_selected_by_model_and_paired_by_score(tmp_path):
         ({"request": OPENAI, "response": {"text": "2"}}, "the response has the keys 'text'; expected choices"),
         ({"request": {**RESPONSES, "previous_response_id": "x"}, "response": OUTPUT}, "previous_response_id"),
         ({"request": OPENAI, "response": ""}, "the answer is empty"),
-        ({"request": {**OPENAI, "functions": [ADD]}, "response": "2"}, "the request has functions, which is not read"),
+        ({"request": {**OPENAI, "functions": [ADD]}, "response": "2"}, "the request has functions, which is not"),
         ({"request": {"messages": [{**user("x"), "images": ["y"]}]}, "response": "2"}, "has the key 'images'"),
-        ({"response": COMPLETION, "custom_id": "x"}, "no request with its response; its keys are"),
+        ({"response": COMPLETION, "custom_id": "x"}, "a request with its response; the keys are"),
     ],
 )
-def test_a_log_that_cannot_be_read_is_named_with_its_line(tmp_path, row, message):
+def test_unreadable_log_is_reported_with_its_line(tmp_path, row, message):
     rows, left, (heard,) = imported(tmp_path, {"request": OPENAI, "response": "2"}, row)
     assert len(rows) == 1 and left == {"unreadable": 1}
-    assert "in.jsonl:2 is left out: " in heard and message in heard
+    assert "in.jsonl:2 is skipped: " in heard and message in heard
 
 
 # ---- prompts that stand twice
 
 
 @pytest.mark.parametrize("tools", [[], [TOOL]])
-def test_a_prompt_that_an_answer_repeats_is_written_once(tmp_path, tools):
+def test_prompt_repeated_by_an_answer_is_written_once(tmp_path, tools):
     question = user("What is 1 + 1?")
     rows = [
         {"prompt": "What is 1 + 1?", "completion": "What is 1 + 1? 2"},
@@ -274,7 +274,7 @@ def test_a_prompt_that_an_answer_repeats_is_written_once(tmp_path, tools):
 
 
 @pytest.mark.parametrize("arguments", ["not json", '{"a": 1', "[1]", "7", '"a"', "null", '{"a": NaN}', '{"a": 1} {}'])
-def test_a_row_with_arguments_that_are_no_json_object_is_refused(tmp_path, arguments):
+def test_arguments_other_than_a_json_object_are_rejected(tmp_path, arguments):
     good, bad = {"messages": [*ASKED, said("2")]}, [*ASKED, calling(arguments)]
     blocks = {**MESSAGE, "content": [{**MESSAGE["content"][1], "input": arguments}]}
     logs = [
@@ -291,7 +291,7 @@ def test_a_row_with_arguments_that_are_no_json_object_is_refused(tmp_path, argum
 
 
 @pytest.mark.parametrize("arguments", ["", " ", "{}", {}, None])
-def test_a_call_without_arguments_is_kept(tmp_path, arguments):
+def test_call_without_arguments_is_kept(tmp_path, arguments):
     ((row,), left, heard) = imported(tmp_path, {"messages": [*ASKED, calling(arguments)]})
     assert row["messages"][-1]["content"].endswith('{"name": "add", "arguments": {}}\n</tool_call>')
     assert not left and not heard
@@ -301,7 +301,7 @@ def test_a_call_without_arguments_is_kept(tmp_path, arguments):
 
 
 @pytest.mark.parametrize("key", ["weight", "loss", "train", "loss_mask"])
-def test_answers_that_are_marked_as_not_to_be_learned_are_not(tmp_path, key):
+def test_answers_marked_as_unlearned_are_not_learned(tmp_path, key):
     chat = [SYSTEM, user("one"), said("1", **{key: 0}), user("two"), said("2", **{key: 1})]
     rows, left, heard = imported(tmp_path, {"messages": chat})
     assert learned(rows) == ["2"] and left == {"answers of weight 0": 1} and not heard
@@ -316,19 +316,19 @@ def test_answers_that_are_marked_as_not_to_be_learned_are_not(tmp_path, key):
     assert learned(rows) == ["1"] and "marked as not to be learned; write it as messages" in heard
 
 
-def test_keys_that_may_change_what_is_learned_are_refused_and_others_named(tmp_path):
+def test_keys_that_may_change_learning_are_rejected(tmp_path):
     good = {"messages": ONE, "id": 1, "temperature": 0.5}
     rows, left, heard = imported(
         tmp_path, good, {"messages": TWO, "images": ["x"]}, {"messages": [user("one"), said("1", mask=1)]}
     )
     assert learned(rows) == ["1"] and left == {"unreadable": 2}
     assert "the row has the key 'images'" in heard[0] and "messages[1] has the key 'mask'" in heard[1]
-    assert heard[2] == "keys that are not read: 'temperature'"
+    assert heard[2] == "ignored keys: 'temperature'"
 
 
 @pytest.mark.parametrize("key", ["weight", "train", "loss", "loss_mask"])
 @pytest.mark.parametrize("where", ["row", "answer"])
-def test_logged_request_that_is_marked_as_not_to_be_learned_is_left_out(tmp_path, key, where):
+def test_request_marked_as_unlearned_is_skipped(tmp_path, key, where):
     def logged(question, **marks):
         row, answer = (marks, {}) if where == "row" else ({}, marks)
         response = {"choices": [{"message": said("yes", **answer), "finish_reason": "stop"}]}
@@ -338,12 +338,12 @@ def test_logged_request_that_is_marked_as_not_to_be_learned_is_left_out(tmp_path
     assert rows == [{"messages": [user("good"), said("yes")]}] and left == {"marked as not to be learned": 1}
 
 
-def test_answer_that_stands_in_the_request_and_in_the_response_is_learned_once(tmp_path):
+def test_answer_in_request_and_response_is_learned_once(tmp_path):
     rows, left, _ = imported(tmp_path, {"messages": [user("one"), said("1")], "response": "1"})
     assert rows == [{"messages": [user("one"), said("1")]}] and not left
 
 
-def test_answer_that_the_request_begins_is_refused(tmp_path):
+def test_answer_begun_by_the_request_is_rejected(tmp_path):
     def logged(*messages):
         response = {"type": "message", "role": "assistant", "content": [{"type": "text", "text": "1"}]}
         return {"request": {"messages": list(messages)}, "response": response}
@@ -353,7 +353,7 @@ def test_answer_that_the_request_begins_is_refused(tmp_path):
     assert "the request ends with the beginning of the answer" in heard[0]
 
 
-def test_system_prompt_that_contradicts_the_system_message_is_refused(tmp_path):
+def test_contradicting_system_prompts_are_rejected(tmp_path):
     rows, left, heard = imported(
         tmp_path, {"system": "Be long.", "messages": ONE}, {"system": "Be  brief.", "messages": ONE}
     )

@@ -27,8 +27,9 @@ import forge_agents as fa
 from forge_agents.envs.wrappers import ObservationWindow
 from forge_agents.errors import ActorDiedError, ForgeError
 from forge_agents.programs.gateway import gateway
+from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import Decision
-from forge_agents.rollout.rollout import Rollout, play
+from forge_agents.rollout.rollout import Rollout
 from forge_agents.sandbox import Sandbox, SandboxLimits
 from forge_agents.sandbox.sandbox import _why_no_namespaces
 from forge_agents.testing._processes import ended_within
@@ -58,7 +59,7 @@ CURL = (
     'curl -s $OPENAI_BASE_URL/chat/completions -H "Authorization: Bearer $OPENAI_API_KEY" '
     """-d '{"model": "agent", "messages": [{"role": "user", "content": "-"}]}'"""
 )
-CREW = {"seats": ("planner", "solver"), "tasks": range(10), "reward": lambda task, result: float(result == "solved")}
+CREW = {"agents": ("planner", "solver"), "tasks": range(10), "reward": lambda task, result: float(result == "solved")}
 
 
 def played(program, policies=None, seed=3, **options):
@@ -71,7 +72,7 @@ def played(program, policies=None, seed=3, **options):
         env.close()
 
 
-def test_each_call_is_a_turn_and_the_result_is_paid_to_all():
+def test_each_call_is_a_turn_and_all_agents_get_the_reward():
     episode = played(crew, **CREW)
     assert [(turn.agent, turn.observation) for turn in episode.turns] == [
         ("planner", f"Plan {episode.trajectories['solver'].info['task']}."),
@@ -97,7 +98,7 @@ def test_each_call_is_a_turn_and_the_result_is_paid_to_all():
         ("0.5", 0.0),
     ],
 )
-def test_a_result_that_is_a_number_of_any_library_is_the_reward(result, reward):
+def test_number_of_any_library_is_the_reward(result, reward):
     def program(task, client):
         plain(task, client)
         return result
@@ -105,7 +106,7 @@ def test_a_result_that_is_a_number_of_any_library_is_the_reward(result, reward):
     assert played(program).rewards == played(program, reward=lambda task, given: reward).rewards == {"agent": reward}
 
 
-def test_a_result_that_is_nested_without_end_is_kept_as_text_and_the_episode_can_be_written():
+def test_endlessly_nested_result_is_stored_as_text():
     def program(task, client):
         said = json.loads(plain(task, client))
         return said if task < 2000 else [said, *said]
@@ -125,14 +126,14 @@ def test_a_result_that_is_nested_without_end_is_kept_as_text_and_the_episode_can
     assert long.rewards == {"agent": 1.0} and "cannot be written" in long.trajectories["agent"].info["result"]
 
 
-def test_numbers_by_seat_may_be_of_any_library_and_must_be_numbers():
+def test_rewards_by_agent_must_be_numbers_of_any_library():
     assert played(plain, reward=lambda task, result: {"agent": Decimal("0.5")}).rewards == {"agent": 0.5}
     assert played(plain, reward=lambda task, result: {}).rewards == {"agent": 0.0}
     for odd in ({"agent": "x"}, {"agent": float("nan")}, {"agnet": 1.0}):
         assert played(plain, reward=lambda task, result, odd=odd: odd).error is not None
 
 
-def test_an_episode_has_a_copy_of_its_task_whose_entries_are_no_verdicts():
+def test_program_gets_a_copy_of_its_task_without_reserved_infos():
     task = {"words": ["a"], "answer": 7, "success": True, "error": "of the data"}
 
     def program(task, client):
@@ -153,12 +154,12 @@ def test_an_episode_has_a_copy_of_its_task_whose_entries_are_no_verdicts():
         (lambda task, result: {}["anwser"], r"failed with KeyError: 'anwser' \(.*test_program.py:\d+\)"),
     ],
 )
-def test_a_reward_function_that_fails_is_named(reward, told):
+def test_failing_reward_function_is_named(reward, told):
     error = played(plain, reward=reward).error
     assert re.search(rf"reward= of .*{told}", error.message), error.message
 
 
-def test_a_refusal_that_a_program_went_on_after_is_not_why_it_failed():
+def test_survived_rejection_is_not_the_cause_of_a_failure():
     def program(task, client):
         with contextlib.suppress(openai.BadRequestError):
             client.chat.completions.create(**say("agent", "-", n=3))
@@ -176,7 +177,7 @@ def test_a_refusal_that_a_program_went_on_after_is_not_why_it_failed():
     assert "the gateway had refused it: n=3" in played(gathered).error.message
 
 
-def test_the_refusal_that_ends_a_program_is_known_after_many_that_did_not():
+def test_fatal_rejection_is_known_after_many_others():
     async def stubborn(task, client):
         for _ in range(9):  # more than are remembered
             with contextlib.suppress(openai.BadRequestError):
@@ -185,10 +186,10 @@ def test_the_refusal_that_ends_a_program_is_known_after_many_that_did_not():
         await client.chat.completions.create(**say("nobody", "?"))
 
     error = played(stubborn).error
-    assert error is not None and "the model 'nobody'" in error.message and "refused it: no seat" in error.message
+    assert error is not None and "refused it: this episode has no model 'nobody'" in error.message
 
 
-def test_a_command_that_fails_over_a_refusal_is_not_paid_as_if_a_model_had_failed():
+def test_command_that_fails_after_a_rejection_is_an_error():
     again = """
 import urllib.error
 request.data = json.dumps({**body, "model": sys.argv[1]}).encode()
@@ -200,11 +201,12 @@ sys.exit(1)
 """
     words = [sys.executable, "-c", COMMAND.replace("print(", f"{again}\nprint("), "nobody"]
     episode = played([*words, "told"], tasks=[{"question": "Well?"}])
-    assert "it exited with 1" in episode.error.message and "refused it: no seat" in episode.error.message
+    assert "it exited with 1" in episode.error.message
+    assert "refused it: this episode has no model" in episode.error.message
     assert played(words, tasks=[{"question": "Well?"}]).rewards == {"agent": 0.0}  # it may have failed over anything
 
 
-def test_a_fork_whose_calls_come_in_another_order_is_refused():
+def test_fork_with_calls_in_another_order_is_rejected():
     first = iter(["planner", "solver"])
 
     def program(task, client):
@@ -212,7 +214,7 @@ def test_a_fork_whose_calls_come_in_another_order_is_refused():
         for seat in (one, "solver" if one == "planner" else "planner"):
             client.chat.completions.create(**say(seat, "-"))
 
-    env = fa.Program(program, seats=("planner", "solver"))
+    env = fa.Program(program, agents=("planner", "solver"))
     try:
         env.reset(seed=0)
         env.step("said by the planner")
@@ -222,7 +224,7 @@ def test_a_fork_whose_calls_come_in_another_order_is_refused():
         env.close()
 
 
-def test_a_plain_function_has_a_thread_of_its_own_and_a_result_that_is_a_number_is_the_reward():
+def test_plain_function_runs_in_a_thread_and_returns_the_reward():
     at_once = threading.Barrier(3, timeout=20)
 
     def meets(task, client):
@@ -241,7 +243,7 @@ def test_a_plain_function_has_a_thread_of_its_own_and_a_result_that_is_a_number_
     assert [episode.rewards for episode in asyncio.run(three())] == [{"agent": 0.25}] * 3
 
 
-def test_tasks_follow_from_the_seed_and_their_entries_are_facts_for_verifiers():
+def test_task_depends_on_the_seed_and_its_entries_are_infos():
     tasks = [{"question": f"q{n}", "answer": n} for n in range(50)]
     infos = [played(plain, seed=seed, tasks=tasks).trajectories["agent"].info for seed in (1, 1, 2)]
     assert infos[0] == infos[1] != infos[2]
@@ -250,7 +252,7 @@ def test_tasks_follow_from_the_seed_and_their_entries_are_facts_for_verifiers():
     assert drawn == played(plain, tasks=lambda rng: int(rng.integers(10**6))).trajectories["agent"].info["task"]
 
 
-def test_a_program_that_trips_over_an_answer_gets_the_error_reward_and_says_why():
+def test_program_that_fails_on_an_answer_gets_the_error_reward():
     def trips(task, client):
         return json.loads(plain(task, client))
 
@@ -261,7 +263,7 @@ def test_a_program_that_trips_over_an_answer_gets_the_error_reward_and_says_why(
     assert f"the program failed: {episode.program_error}" in str(episode) + episode._repr_html_()
 
 
-def test_of_tasks_that_failed_together_the_first_is_told():
+def test_first_error_of_an_exception_group_is_reported():
     async def team(task, client):
         async def part(number):
             await client.chat.completions.create(**say("agent", str(number)))
@@ -278,11 +280,11 @@ def test_of_tasks_that_failed_together_the_first_is_told():
         async with asyncio.TaskGroup() as parts:
             parts.create_task(client.chat.completions.create(**say("gpt-5", "-")))
 
-    assert "answers to the model 'gpt-5'" in played(unknown).error.message
+    assert "this episode has no model 'gpt-5'" in played(unknown).error.message
 
 
 @pytest.mark.parametrize("how", ["together", "wrapped"])
-def test_a_refusal_is_why_a_program_failed_also_in_a_group_or_behind_another_error(how):
+def test_rejection_within_a_group_or_cause_is_found(how):
     """Although another call was answered since."""
 
     begun = threading.Event()
@@ -311,10 +313,10 @@ def test_a_refusal_is_why_a_program_failed_also_in_a_group_or_behind_another_err
         return "-"
 
     episode = played(team, fa.Scripted(slow))
-    assert "answers to the model 'gpt-5'" in episode.error.message and len(episode.turns) == 1
+    assert "this episode has no model 'gpt-5'" in episode.error.message and len(episode.turns) == 1
 
 
-def test_a_window_of_observations_that_would_cut_nothing_is_refused():
+def test_observation_window_around_a_program_is_rejected():
     windowed = ObservationWindow(fa.Program(plain), 40)
     windowed.reset(seed=0)
     try:
@@ -324,20 +326,20 @@ def test_a_window_of_observations_that_would_cut_nothing_is_refused():
         windowed.close()
 
 
-def test_a_command_that_exits_with_another_status_says_so_where_an_episode_is_shown():
+def test_exit_status_is_shown_in_the_printed_episode():
     episode = played(["sh", "-c", f"{CURL}; echo no disk >&2; exit 3"])
     assert episode.error is None and episode.rewards == {"agent": 0.0}
     assert "the program failed: it exited with 3, and it printed last 'no disk'" in str(episode)
     assert played(["sh", "-c", CURL]).program_error == ""
 
 
-def test_an_error_shows_a_command_line_without_credentials():
+def test_error_shows_the_command_without_credentials():
     words = [sys.executable, "-c", "import time; time.sleep(600)", "--api-key", "hunter2", "postgres://me:hunter2@db"]
     message = played(words, timeout_s=1.0).error.message
     assert "--api-key '(hidden)'" in message and "hunter2" not in message
 
 
-def test_a_command_line_that_names_files_of_our_own_folder_is_told_what_to_write(tmp_path, monkeypatch):
+def test_command_with_relative_paths_gets_advice(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CREW", str(tmp_path))
     Path("crew.py").write_text("print('here')")
@@ -352,20 +354,20 @@ def test_a_command_line_that_names_files_of_our_own_folder_is_told_what_to_write
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"models": ["gpt-4o"]}, "give seats by name, as in {'gpt-4o': 'agent'}"),
-        ({"reward": "exact"}, "reward='exact' is no function"),
+        ({"models": ["gpt-4o"]}, "give agents by model name, as in {'gpt-4o': 'agent'}"),
+        ({"reward": "exact"}, "reward='exact' is not a function"),
         ({"reward": lambda result: 1.0}, "reward <lambda> must take (task, result)"),
         ({"tasks": lambda: 3}, "tasks <lambda> must take (rng)"),
-        ({"timeout_s": "60"}, "timeout_s='60' is no number"),
-        ({"max_sampled_tokens": "9"}, "max_sampled_tokens='9' is no number"),
+        ({"timeout_s": "60"}, "timeout_s='60' is not a number"),
+        ({"max_sampled_tokens": "9"}, "max_sampled_tokens='9' is not a number"),
     ],
 )
-def test_arguments_of_other_kinds_are_told_where_they_are_given(wrong, told):
+def test_arguments_of_wrong_types_are_rejected(wrong, told):
     with pytest.raises(TypeError, match=re.escape(told)):
         fa.Program(plain, **wrong)
 
 
-def test_a_reward_that_nobody_would_await_is_refused():
+def test_async_reward_function_is_rejected():
     async def reward(task, result):
         return 1.0
 
@@ -373,7 +375,7 @@ def test_a_reward_that_nobody_would_await_is_refused():
         fa.Program(plain, reward=reward)
 
 
-def test_a_reward_with_its_arguments_exchanged_is_refused():
+def test_reward_function_with_swapped_arguments_is_rejected():
     for reward in (lambda result, task: 1.0, lambda result, answer: 1.0, lambda completion, task: 1.0):
         with pytest.raises(TypeError, match=r"it is called with \(task, result\), in this order"):
             fa.Program(plain, reward=reward)
@@ -381,7 +383,7 @@ def test_a_reward_with_its_arguments_exchanged_is_refused():
         fa.Program(plain, reward=reward)
 
 
-def test_tasks_that_have_no_numbered_items_are_named():
+def test_tasks_without_numbered_items_are_rejected():
     class Table:
         def __len__(self):
             return 3
@@ -392,7 +394,7 @@ def test_tasks_that_have_no_numbered_items_are_named():
     assert re.search(r"tasks\[\d\] of .*, a Table, failed with KeyError", played(plain, tasks=Table()).error.message)
 
 
-def test_fields_of_tasks_and_results_are_where_verifiers_look_for_them():
+def test_verifiers_read_fields_of_tasks_and_results():
     @dataclass
     class Task:
         answer: str
@@ -411,35 +413,35 @@ def test_fields_of_tasks_and_results_are_where_verifiers_look_for_them():
         (lambda task, client: "nothing", "ended before it asked any model: it returned 'nothing'"),
         (lambda task, client: 1 / 0, "ended before it asked any model: it raised ZeroDivisionError"),
         (lambda task, client: crew(str(task), client), "function that returned a coroutine; write it as async"),
-        (lambda task, client: client.chat.completions.create(**say("gpt-5", "-")), "answers to the model 'gpt-5'"),
+        (lambda task, client: client.chat.completions.create(**say("gpt-5", "-")), "this episode has no model 'gpt-5'"),
         ("sh -c 'echo thanks; echo no key >&2; exit 3'", "it exited with 3, and it printed last 'no key'"),
     ],
 )
-def test_what_no_model_is_to_blame_for_is_an_error_of_the_environment(program, says):
+def test_failure_without_a_model_is_an_environment_error(program, says):
     episode = played(program)
     assert episode.error.where == "reset" and says in episode.error.message
 
 
-def test_an_unknown_model_is_an_error_also_after_other_calls_and_models_may_have_other_names():
+def test_unknown_model_is_an_error_after_other_calls():
     async def two(task, client):
         await client.chat.completions.create(**say("planner", "-"))
         await client.chat.completions.create(**say("gpt-5", "-"))
         return 1.0
 
-    episode = played(two, seats=("planner", "solver"))
+    episode = played(two, agents=("planner", "solver"))
     assert episode.error.where == "step"
-    assert "no seat of this episode answers to the model 'gpt-5'" in episode.error.message
-    assert played(two, seats=("planner", "solver"), models={"gpt-5": "solver"}).rewards["solver"] == 1.0
+    assert "this episode has no model 'gpt-5'" in episode.error.message
+    assert played(two, agents=("planner", "solver"), models={"gpt-5": "solver"}).rewards["solver"] == 1.0
     with pytest.raises(ValueError, match="'editor'"):
         fa.Program(two, models={"gpt-5": "editor"})
 
 
 @pytest.mark.parametrize("kind", ["async", "blocks the loop", "thread"])
-def test_a_program_that_hangs_is_named_with_its_line_and_others_go_on(kind, monkeypatch):
+def test_hanging_program_is_reported_with_its_line(kind, monkeypatch):
     done, hangs, next_of = threading.Event(), threading.Event(), fa.Program._next
 
     def impatient(env):
-        if env._said and env._program is not crew:
+        if env._answers and env._program is not crew:
             assert hangs.wait(60)
             env._timeout_s = 0.5
         return next_of(env)
@@ -463,13 +465,13 @@ def test_a_program_that_hangs_is_named_with_its_line_and_others_go_on(kind, monk
         episode = played(waits if kind == "thread" else sleeps)
         error = episode.trajectories["agent"].info["error"]
         assert "no call and no end of the program within 0.5 s" in error and "test_program.py" in error
-        assert ("holds the event loop" in error) is (kind == "blocks the loop")
+        assert ("blocks the event loop" in error) is (kind == "blocks the loop")
         assert played(crew, **CREW).rewards["solver"] == 1.0
     finally:
         done.set()
 
 
-def test_a_program_that_never_calls_is_an_error_in_time(monkeypatch, tmp_path):
+def test_program_without_a_call_times_out(monkeypatch, tmp_path):
     begun, next_of = tmp_path / "begun", fa.Program._next
 
     def impatient(env):
@@ -492,7 +494,7 @@ def test_a_program_that_never_calls_is_an_error_in_time(monkeypatch, tmp_path):
     assert "and it printed last 'Retrying'" in episode.error.message
 
 
-def test_calls_and_tokens_are_limited_and_the_program_ends_there():
+def test_calls_and_tokens_are_limited():
     ended = []
 
     async def endless(task, client):
@@ -511,7 +513,7 @@ def test_calls_and_tokens_are_limited_and_the_program_ends_there():
     assert ended
 
 
-def test_all_tokens_that_are_sampled_count_thoughts_and_notes_too():
+def test_token_limit_includes_reasoning_and_notes():
     def endless(task, client):
         while True:
             plain(task, client)
@@ -527,7 +529,7 @@ def test_all_tokens_that_are_sampled_count_thoughts_and_notes_too():
     assert env.infos["agent"]["cut"] == "10 tokens were sampled"
 
 
-def test_calls_that_are_sent_at_once_take_turns():
+def test_simultaneous_calls_take_turns():
     async def parallel(task, client):
         asked = [client.chat.completions.create(**say("agent", str(n))) for n in range(5)]
         return sorted(reply.choices[0].message.content for reply in await asyncio.gather(*asked))
@@ -538,7 +540,7 @@ def test_calls_that_are_sent_at_once_take_turns():
 
 
 @pytest.mark.parametrize("kind", ["async", "thread"])
-def test_many_programs_at_once_each_hear_their_own_answers(kind):
+def test_concurrent_programs_get_their_own_answers(kind):
     everybody = 50
     meet, together = threading.Barrier(everybody, timeout=600), asyncio.Barrier(everybody)
 
@@ -556,7 +558,7 @@ def test_many_programs_at_once_each_hear_their_own_answers(kind):
 
     async def many():
         program, seats = crew if kind == "async" else crew_of_threads, ("planner", "solver")
-        envs = [fa.Program(program, seats=seats, tasks=range(1000), timeout_s=600.0) for _ in range(everybody)]
+        envs = [fa.Program(program, agents=seats, tasks=range(1000), timeout_s=600.0) for _ in range(everybody)]
         policies = dict.fromkeys(seats, fa.Scripted(lambda seen: f"<{seen}>"))
         try:
             return await asyncio.gather(*(play(env, policies, seed=n) for n, env in enumerate(envs)))
@@ -569,7 +571,7 @@ def test_many_programs_at_once_each_hear_their_own_answers(kind):
 
 
 @pytest.mark.parametrize("fails", [False, True])
-def test_a_gateway_that_dies_loses_its_episodes_which_are_played_once_more(fails):
+def test_episodes_of_a_dead_gateway_are_played_again(fails):
     died = []
 
     async def survives(task, client):
@@ -602,7 +604,7 @@ def test_a_gateway_that_dies_loses_its_episodes_which_are_played_once_more(fails
         socket.create_connection(("127.0.0.1", died[0].port), 2)
 
 
-def test_an_episode_leaves_the_loop_where_it_may_wait_for_its_program_and_nowhere_else():
+def test_episode_leaves_the_event_loop_only_to_wait():
     class Noted(fa.Program):
         async def off_loop(self, where, call, *args, **kwargs):
             def noted():
@@ -621,7 +623,7 @@ def test_an_episode_leaves_the_loop_where_it_may_wait_for_its_program_and_nowher
 
 
 @pytest.mark.parametrize("kind", ["function", "command"])
-def test_an_engine_that_dies_is_no_data_and_its_programs_end(kind, tmp_path):
+def test_dead_engine_ends_its_programs(kind, tmp_path):
     ended_well, tokens = threading.Event(), []
 
     async def two(task, client):
@@ -674,7 +676,7 @@ sys.exit(0 if said == "solved" else 3)
 """
 
 
-def test_a_command_line_is_a_program_judged_by_its_status_or_by_the_files_it_leaves():
+def test_command_line_is_scored_by_status_or_files():
     words, tasks = [sys.executable, "-c", COMMAND], [{"question": "Well?"}]
     episode = played(words, tasks=tasks)
     assert episode.rewards == {"agent": 1.0} and episode.turns[0].observation == "Well?"
@@ -712,7 +714,7 @@ open(sys.argv[1], "w").write(" ".join(map(str, left)))
 
 
 @pytest.mark.parametrize("how", ["hangs", "ends", "is killed"])
-def test_a_command_ends_with_all_that_it_started_also_what_left_its_session(tmp_path, how):
+def test_command_ends_with_all_its_descendants(tmp_path, how):
     farewell = "import signal; signal.signal(15, lambda *_: open(sys.argv[1] + '-told', 'w').close()); "
     hangs = f"{farewell}time.sleep(600); time.sleep(600)"
     last = {"hangs": hangs, "ends": "sys.exit(7)", "is killed": "os.kill(os.getpid(), 9)"}[how]
@@ -728,7 +730,7 @@ def test_a_command_ends_with_all_that_it_started_also_what_left_its_session(tmp_
     )
 
 
-def test_commands_do_not_outlive_the_process_that_runs_their_episodes(tmp_path):
+def test_commands_end_with_the_process_that_runs_their_episodes(tmp_path):
     script = f"{LEAVES}\n{COMMAND}"  # nobody answers its call
     ours = f"""
 import os, sys
@@ -748,7 +750,7 @@ os.kill(os.getpid(), 9)
     assert not list(tmp_path.glob("forge-program-*"))
 
 
-def test_a_command_finds_its_files_and_faults_in_them_are_named():
+def test_command_finds_its_files_and_invalid_files_are_named():
     script = COMMAND.replace("sys.exit", "print(open('a/b.bin', 'rb').read()); sys.exit")
     command = [sys.executable, "-c", script]
     episode = played(command, tasks=[{"question": "?"}], files=lambda task: {"a/b.bin": b"\xff"})
@@ -760,7 +762,7 @@ def test_a_command_finds_its_files_and_faults_in_them_are_named():
         fa.Program(plain, files=dict)
 
 
-def test_folders_in_folders_without_end_are_removed(tmp_path, monkeypatch):
+def test_deeply_nested_folders_are_removed(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     deep = "for _ in range(1500): os.mkdir('d'); os.chdir('d')"
     script = COMMAND.replace("print(", f"\nimport os\n{deep}\nprint(")
@@ -768,7 +770,7 @@ def test_folders_in_folders_without_end_are_removed(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_is_removed_with_folders_in_it_that_may_not_be_written():
+def test_folder_with_readonly_folders_is_removed():
     folder = Path(tempfile.mkdtemp())
     (folder / "work" / "mod" / "x").mkdir(parents=True)
     (folder / "work" / "mod" / "x" / "a.go").write_text("-")
@@ -786,7 +788,7 @@ def test_a_folder_is_removed_with_folders_in_it_that_may_not_be_written():
     shutil.rmtree(folder, ignore_errors=True)  # where it lies belongs to another
 
 
-def test_a_command_that_prints_without_end_fills_neither_disk_nor_memory(monkeypatch):
+def test_endless_output_fills_neither_disk_nor_memory(monkeypatch):
     from forge_agents.sandbox import sandbox
 
     monkeypatch.setattr(sandbox, "FREE_FILE_MB", 1)
@@ -796,7 +798,7 @@ def test_a_command_that_prints_without_end_fills_neither_disk_nor_memory(monkeyp
     assert "File too large" in result["stderr"]
 
 
-def test_wishes_about_sampling_are_not_followed_silently():
+def test_ignored_sampling_settings_are_warned_about():
     from forge_agents.policy import Sampling
     from forge_agents.rollout.players import requested_sampling
 
@@ -835,7 +837,7 @@ def test_wishes_about_sampling_are_not_followed_silently():
         (("echo a ; find .",), ValueError, "but ; is for one"),
     ],
 )
-def test_what_is_no_program_is_refused_at_once(arguments, error, says):
+def test_invalid_program_is_rejected_at_once(arguments, error, says):
     with pytest.raises(error, match=says):
         fa.Program(*arguments)
 
@@ -847,28 +849,28 @@ def test_what_is_no_program_is_refused_at_once(arguments, error, says):
         "find . -exec cat {} ;", r"find . -exec cat {} \;", "find . -okdir sh -c 'a; b' ; -exec rm {} ; -print",
     ],
 )  # fmt: skip
-def test_what_a_shell_would_read_may_stand_in_quotes_and_within_words(command):
+def test_shell_characters_are_allowed_in_quotes_and_words(command):
     assert fa.Program(command).possible_agents == ["agent"]
 
 
-def test_a_task_that_no_encoding_can_write_reaches_a_command():
+def test_task_with_lone_surrogates_reaches_a_command():
     with pytest.raises(ForgeError, match="it printed last 'half an emoji: \\ufffd'"):
         fa.Program(["cat"], tasks=["half an emoji: \ud83d"]).reset(seed=0)
 
 
-def test_what_cannot_be_sent_to_a_worker_is_said_before_one_starts():
+def test_unpicklable_argument_is_reported_before_a_worker_starts():
     fa.register("test/Sent-v0", entry_point=fa.Program, program=crew, reward=lambda task, result: 1.0)
     with pytest.raises(ForgeError, match="an argument of it cannot be sent there.*lambda"):
         fa.make("test/Sent-v0", isolation="process")
 
 
-def test_programs_keep_the_contract_of_environments():
+def test_programs_pass_the_environment_checks():
     fa.register("test/Crew-v0", entry_point=fa.Program, program=crew, **CREW)
     report = fa.check_env("test/Crew-v0", episodes=2)
     assert report.ok
 
 
-def test_a_command_line_is_not_told_the_secrets_of_the_run(monkeypatch):
+def test_command_line_gets_no_secret_variables(monkeypatch):
     secret = ("HF_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "ANTHROPIC_AUTH_TOKEN", "DB_PASSWORD")
     for name in (*secret, "RIVAL_KEY", "DB_PASS", "MYSQL_PWD", "GH_PAT", "GPG_PASSPHRASE", "SSHPASS", "APIKEY_2"):
         monkeypatch.setenv(name, "do-not-tell")
@@ -923,7 +925,7 @@ def outside(tmp_path, monkeypatch):
 
 
 @needs_namespaces
-def test_a_command_that_is_shut_in_reaches_the_models_and_nothing_else(outside):
+def test_isolated_command_reaches_only_the_models(outside):
     folder, parent, port = outside
     words = ["python", str(folder / "code" / "crew.py"), str(folder), parent, port]
     kept = {}
@@ -956,7 +958,7 @@ def test_a_command_that_is_shut_in_reaches_the_models_and_nothing_else(outside):
         ("open('big', 'wb').write(bytes(2 << 20))", {"file_mb": 1}, "File too large"),
     ],
 )  # fmt: skip
-def test_what_a_command_that_is_shut_in_uses_is_limited_and_told(does, limits, limit):
+def test_limits_of_an_isolated_command_are_enforced_and_named(does, limits, limit):
     box = Sandbox(limits=SandboxLimits(**limits))
     words = ["python", "-c", COMMAND.replace("sys.exit", f"\nimport time\n{does}\nsys.exit")]
     episode = played(words, tasks=[{"question": "-"}], sandbox=box)
@@ -965,7 +967,7 @@ def test_what_a_command_that_is_shut_in_uses_is_limited_and_told(does, limits, l
     assert result.get("limit") == limit or limit in result["stderr"]
 
 
-def test_where_a_command_cannot_be_shut_in_it_does_not_run(monkeypatch):
+def test_command_does_not_run_without_isolation(monkeypatch):
     from forge_agents.sandbox import sandbox
 
     monkeypatch.setattr(sandbox, "_why_no_namespaces", lambda: "user namespaces do not work here")
@@ -975,7 +977,7 @@ def test_where_a_command_cannot_be_shut_in_it_does_not_run(monkeypatch):
         fa.Program(plain, sandbox=Sandbox())
 
 
-def test_a_command_that_cannot_be_started_leaves_nothing(monkeypatch, tmp_path):
+def test_command_that_cannot_start_leaves_nothing(monkeypatch, tmp_path):
     from forge_agents.sandbox import sandbox
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -987,17 +989,17 @@ def test_a_command_that_cannot_be_started_leaves_nothing(monkeypatch, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_client_is_the_programs_error_at_once(monkeypatch):
+def test_missing_client_library_is_reported_at_once(monkeypatch):
     monkeypatch.setitem(sys.modules, "openai", None)
     for program in (crew, plain):
-        episode = played(program, seats=("planner", "solver", "agent"), timeout_s=600.0)
+        episode = played(program, agents=("planner", "solver", "agent"), timeout_s=600.0)
         assert "openai" in episode.error.message
 
 
-def test_a_fork_that_fails_halfway_leaves_the_original_alone(monkeypatch):
+def test_failed_fork_does_not_affect_the_original(monkeypatch):
     env = fa.Program(plain)
     env.reset(seed=0)
-    monkeypatch.setattr(fa.Program, "_begin_program", lambda twin: 1 / 0)
+    monkeypatch.setattr(fa.Program, "_start", lambda twin: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         env.fork()
     monkeypatch.undo()
@@ -1006,9 +1008,9 @@ def test_a_fork_that_fails_halfway_leaves_the_original_alone(monkeypatch):
     env.close()
 
 
-def test_the_clients_of_programs_share_a_context_of_tls_that_trusts_whom_others_do():
+def test_clients_share_one_default_tls_context():
     from forge_agents.programs import running
 
-    context = running._loopback()["verify"]
-    assert context is running._loopback()["verify"] and context.verify_mode is ssl.CERT_REQUIRED
+    context = running._http_settings()["verify"]
+    assert context is running._http_settings()["verify"] and context.verify_mode is ssl.CERT_REQUIRED
     assert context.cert_store_stats() == ssl.create_default_context().cert_store_stats()

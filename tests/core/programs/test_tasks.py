@@ -28,7 +28,7 @@ def drawn(tasks, seeds):
     return Counter(json.dumps(tasks.of(seed, np.random.default_rng(seed), "my/Crew-v0"), default=str) for seed in seeds)
 
 
-def test_training_and_evaluation_play_disjoint_parts_in_which_every_task_comes():
+def test_training_and_evaluation_cover_disjoint_parts():
     tasks = Tasks(ROWS)
     training, evaluation = drawn(tasks, range(600)), drawn(tasks, range(HELD_OUT_FROM, HELD_OUT_FROM + 58))
     assert not training.keys() & evaluation.keys()
@@ -40,7 +40,7 @@ def test_training_and_evaluation_play_disjoint_parts_in_which_every_task_comes()
     assert demonstrations.keys() <= training.keys(), "a task that is imitated is trained on"
 
 
-def test_trainers_and_benchmarks_play_the_parts_of_a_registered_program():
+def test_trainers_and_benchmarks_play_different_parts():
     def program(task, client):
         asked = [{"role": "user", "content": task["question"]}]
         return client.chat.completions.create(model="agent", messages=asked).choices[0].message.content
@@ -65,7 +65,7 @@ def test_trainers_and_benchmarks_play_the_parts_of_a_registered_program():
     assert len(held_out) == 12 and held_out | benchmark <= expected and training <= everything - expected
 
 
-def test_training_goes_through_all_tasks_before_any_comes_again():
+def test_training_plays_all_tasks_before_repeating_any():
     fa.register("my/Epochs-v0", entry_point=fa.Program, program=lambda task, client: 0, tasks=ROWS)
     fa.register("my/Drawn-v0", entry_point=fa.Program, program=lambda task, client: 0, tasks=lambda rng: 0)
     sampler, tasks = TaskSampler("my/Epochs-v0"), Tasks(ROWS)
@@ -82,7 +82,7 @@ def test_training_goes_through_all_tasks_before_any_comes_again():
     assert plain == [task.seed for task in TaskSampler("forge/KuhnPoker-v0").tasks(0, 0, 8)], "as in other environments"
 
 
-def test_the_split_is_the_same_in_every_process_and_in_any_order_of_the_list():
+def test_split_is_independent_of_process_and_order():
     held_out = drawn(Tasks(ROWS), EVALUATED).keys()
     assert drawn(Tasks(ROWS[::-1]), EVALUATED).keys() == held_out
     assert drawn(Tasks(tuple(dict(reversed(row.items())) for row in ROWS)), EVALUATED).keys() != set()
@@ -95,14 +95,14 @@ def test_the_split_is_the_same_in_every_process_and_in_any_order_of_the_list():
     assert {json.dumps(row) for row in json.loads(said)} == held_out
 
 
-def test_equal_tasks_are_in_the_same_part():
+def test_equal_tasks_are_in_one_part():
     rows = [{"question": f"q{n % 30}"} for n in range(300)]
     training, evaluation = drawn(Tasks(rows), SAMPLED), drawn(Tasks(rows), EVALUATED)
     assert not training.keys() & evaluation.keys() and len(training) + len(evaluation) == 30
 
 
 @pytest.mark.parametrize("key", ["id", "ID", "uuid", "task_id", "__index_level_0__"])
-def test_rows_that_differ_in_their_number_alone_are_one_task(key):
+def test_rows_that_differ_only_in_their_number_are_equal(key):
     rows = [{key: n, "question": f"What is {n % 9} + {n % 7}?", "answer": n % 9 + n % 7} for n in range(300)]
 
     def questions(seeds):
@@ -123,7 +123,7 @@ def test_rows_that_differ_in_their_number_alone_are_one_task(key):
         [{"id": n, "level": n % 20} for n in range(1000)],
     ],
 )
-def test_row_numbers_are_compared_where_they_are_the_task(rows):
+def test_row_numbers_that_are_the_task_are_compared(rows):
     training, evaluation = drawn(Tasks(rows), SAMPLED), drawn(Tasks(rows), EVALUATED)
     assert len(training) == 0.8 * len(rows) and len(evaluation) == min(200, 0.2 * len(rows))
     assert not training.keys() & evaluation.keys()
@@ -168,12 +168,12 @@ class Lazy:
         Lazy(),
     ],
 )
-def test_tasks_of_any_kind_are_split(tasks):
+def test_tasks_of_all_types_are_split(tasks):
     training, evaluation = drawn(Tasks(tasks), SAMPLED), drawn(Tasks(tasks), EVALUATED)
     assert (len(training), len(evaluation)) == (40, 10) and not training.keys() & evaluation.keys()
 
 
-def test_two_lists_are_played_whole():
+def test_two_lists_are_played_completely():
     tasks = Tasks(ROWS[:30], ROWS[30:35])
     assert len(drawn(tasks, range(30))) == 30 and len(drawn(tasks, range(HELD_OUT_FROM, HELD_OUT_FROM + 5))) == 5
     functions = Tasks(lambda rng: int(rng.integers(10**6)), lambda rng: -int(rng.integers(1, 10**6)))
@@ -181,7 +181,7 @@ def test_two_lists_are_played_whole():
     assert all(int(task) < 0 for task in drawn(functions, range(HELD_OUT_FROM, HELD_OUT_FROM + 9)))
 
 
-def test_too_few_tasks_to_hold_some_out_are_told_when_an_evaluation_plays_them():
+def test_evaluation_on_training_tasks_is_warned_about():
     few = Tasks(ROWS[:4])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -195,7 +195,7 @@ def test_too_few_tasks_to_hold_some_out_are_told_when_an_evaluation_plays_them()
             drawn(tasks, EVALUATED)
 
 
-def test_tasks_that_stand_in_both_lists_are_told():
+def test_tasks_in_both_lists_are_warned_about():
     with pytest.warns(RuntimeWarning, match="3 of the 8 tasks of eval_tasks are in tasks, too"):
         Tasks(ROWS[:20], ROWS[17:25])
 
@@ -209,7 +209,7 @@ def test_tasks_that_stand_in_both_lists_are_told():
         ("A.JSONL", "\n".join(map(json.dumps, ROWS[:20]))),
     ],
 )
-def test_a_file_of_tasks_is_read(tmp_path, monkeypatch, name, text):
+def test_tasks_are_read_from_a_file(tmp_path, monkeypatch, name, text):
     (tmp_path / name).write_bytes(text.encode())
     monkeypatch.setenv("HOME", str(tmp_path))
     rows = {json.dumps(row) for row in ROWS[:20]}
@@ -220,12 +220,12 @@ def test_a_file_of_tasks_is_read(tmp_path, monkeypatch, name, text):
     assert len(drawn(Tasks(str(tmp_path / name)), SAMPLED)) == 2, "a file that changed is read again"
 
 
-def test_tasks_may_be_texts_and_numbers_in_a_file(tmp_path):
+def test_tasks_in_a_file_may_be_texts_and_numbers(tmp_path):
     (tmp_path / "t.jsonl").write_text('"a"\n3\n["b"]\n')
     assert drawn(Tasks(tmp_path / "t.jsonl"), SAMPLED).keys() == {'"a"', "3", '["b"]'}
 
 
-def test_data_sets_of_hugging_face_are_tasks(tmp_path):
+def test_hugging_face_data_sets_are_tasks(tmp_path):
     datasets = pytest.importorskip("datasets")
     data = datasets.Dataset.from_list(ROWS)
     data.save_to_disk(str(tmp_path / "saved"))
@@ -245,15 +245,15 @@ def test_data_sets_of_hugging_face_are_tasks(tmp_path):
         Tasks(data.to_iterable_dataset())
 
 
-def test_what_cannot_be_tasks_is_refused(tmp_path):
+def test_invalid_tasks_are_rejected(tmp_path):
     (tmp_path / "bad.jsonl").write_text('{"a": 1}\n{"a": \n')
     (tmp_path / "empty.jsonl").write_text("\n")
     (tmp_path / "notes.txt").write_text("-")
     for given, error, says in (
         (str(tmp_path / "bad.jsonl"), ValueError, r"bad.jsonl:2 is not JSON"),
         (str(tmp_path / "empty.jsonl"), ValueError, "tasks is empty"),
-        (str(tmp_path / "notes.txt"), ValueError, "no file of tasks; give one that ends in .json, .jsonl"),
-        ("gone.jsonl", ValueError, "'gone.jsonl' does not exist; it is looked for in"),
+        (str(tmp_path / "notes.txt"), ValueError, "not a file of tasks; give one that ends in .json, .jsonl"),
+        ("gone.jsonl", ValueError, "'gone.jsonl' does not exist; the current folder is"),
         ("/nowhere/gone.jsonl", ValueError, "does not exist; give the path of a file of tasks"),
         ([], ValueError, "tasks is empty"),
         (7, TypeError, "tasks is a int; give a list"),
@@ -271,7 +271,7 @@ def test_what_cannot_be_tasks_is_refused(tmp_path):
         drawn(Tasks(type("Broken", (), {"__len__": lambda s: 9, "__getitem__": lambda s, n: {}[n]})()), [0])
 
 
-def test_seeds_of_evaluations_and_benchmarks_are_held_out_and_all_others_are_not():
+def test_only_evaluation_and_benchmark_seeds_are_held_out():
     assert not is_held_out(0) and not is_held_out(HELD_OUT_FROM - 1) and not is_held_out(DEMONSTRATIONS_FROM)
     assert is_held_out(HELD_OUT_FROM) and all(map(is_held_out, seeds_of(3, 50))) and is_held_out(2**40)
     for start in (0, HELD_OUT_FROM):
@@ -280,7 +280,7 @@ def test_seeds_of_evaluations_and_benchmarks_are_held_out_and_all_others_are_not
     assert len({index_of_seed(HELD_OUT_FROM + 2 * n, 8) for n in range(64)}) == 8, "with two environments in turn"
 
 
-def test_json_file_of_several_lists_is_refused_as_a_mapping_is(tmp_path):
+def test_json_file_with_several_lists_is_rejected(tmp_path):
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps({"train": [1, 2], "test": [3]}))
     with pytest.raises(TypeError, match="tasks is a dict with the keys train, test; give a list of tasks"):

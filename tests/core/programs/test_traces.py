@@ -101,16 +101,16 @@ def pairs_of(messages):
 
 @pytest.mark.parametrize("written", [conventions, openinference, openllmetry])
 @pytest.mark.parametrize("order", [1, -1])
-def test_calls_of_a_conversation_are_one_row_whatever_wrote_them_and_in_whichever_order(tmp_path, written, order):
+def test_calls_of_a_conversation_are_one_row_in_any_order(tmp_path, written, order):
     spans = [written(ASKED, CALLED), written([*ASKED, CALLED, RESULT], SAID)][::order]
     done, (row,), heard = imported(tmp_path, *map(export, spans))
-    assert (done.rows, done.answers, dict(done.left_out), heard) == (1, 2, {"repeated in another": 1}, [])
+    assert (done.rows, done.answers, dict(done.skipped), heard) == (1, 2, {"repeated in another": 1}, [])
     system, *rest = pairs_of(row["messages"])
     assert system[1].startswith("Be brief.\n\n# Tools") and '"name": "add"' in system[1]
     assert rest == TEXTS and list(row) == ["messages"]
 
 
-def test_an_answer_that_several_conversations_go_on_from_is_learned_once(tmp_path):
+def test_answer_shared_by_conversations_is_learned_once(tmp_path):
     def after(question):
         return [*ASKED, SAID, {"role": "user", "content": question}], {"role": "assistant", "content": f"To {question}"}
 
@@ -121,26 +121,26 @@ def test_an_answer_that_several_conversations_go_on_from_is_learned_once(tmp_pat
     assert sorted(message["content"] for message in learned) == ["It is 2.", "To x", "To y", "To z"]
 
 
-def test_calls_are_compared_by_all_digits_of_their_numbers(tmp_path):
+def test_calls_are_compared_by_all_digits_of_numbers(tmp_path):
     def asks(arguments):
         call = {**CALL, "function": {"name": "add", "arguments": arguments}}
         return {**CALLED, "tool_calls": [call]}
 
     digits = [asks('{"id": 1234567890123456789}'), asks('{"id": 1234567890123456790}')]
     done, _, _ = imported(tmp_path, *(export(openllmetry(ASKED, one)) for one in digits))
-    assert (done.rows, done.left_out) == (2, {})
+    assert (done.rows, done.skipped) == (2, {})
     same = [asks('{"b": -0.0, "a": 2.0}'), asks('{"a": 2, "b": 0}')]
     done, _, _ = imported(tmp_path, *(export(openllmetry(ASKED, one)) for one in same))
-    assert (done.rows, done.left_out) == (1, {"repeated in another": 1})
+    assert (done.rows, done.skipped) == (1, {"repeated in another": 1})
 
 
-def test_a_thought_stands_before_an_answer_in_parts_and_a_files_mark_is_no_text(tmp_path):
+def test_reasoning_precedes_an_answer_in_parts(tmp_path):
     said = {"role": "assistant", "reasoning_content": "hm", "content": [{"type": "text", "text": "It is 2."}]}
     _, (row,), _ = imported(tmp_path, "\ufeff" + json.dumps({"messages": [*ASKED, said]}))
     assert row["messages"][-1]["content"] == "<think>\nhm\n</think>\n\nIt is 2."
 
 
-def test_a_thought_among_the_parts_of_a_message_is_no_part_of_the_answer(tmp_path):
+def test_reasoning_part_is_not_part_of_the_answer(tmp_path):
     for part in ({"type": "reasoning", "text": "hm"}, {"type": "thinking", "thinking": [{"text": "hm"}]}):
         said = {"role": "assistant", "content": [part, {"type": "text", "text": "It is 2."}]}
         _, (row,), _ = imported(tmp_path, {"messages": [*ASKED, said]})
@@ -197,16 +197,16 @@ def of_anthropic_by_openinference(followed):
 
 
 @pytest.mark.parametrize("written", [of_anthropic_by_openllmetry, of_anthropic_by_openinference])
-def test_thoughts_calls_and_results_of_anthropics_protocol_are_read_as_the_gateway_reads_them(tmp_path, written):
+def test_anthropic_spans_are_read_as_by_the_gateway(tmp_path, written):
     done, (row,), heard = imported(tmp_path, export(written(False)), export(written(True)))
-    assert (done.answers, dict(done.left_out), heard) == (2, {"repeated in another": 1}, [])
+    assert (done.answers, dict(done.skipped), heard) == (2, {"repeated in another": 1}, [])
     system, question, called, *rest = pairs_of(row["messages"])
     assert json.dumps(SCHEMA) in system[1] and (question[1], called[1]) == ("1 + 1?", CALLED_THINKING)
     beside = [("user", "So?")] if written is of_anthropic_by_openinference else []
     assert rest == [TEXTS[2], *beside, TEXTS[3]]
 
 
-def test_parts_that_were_written_as_json_within_a_text_are_no_text(tmp_path):
+def test_parts_in_json_text_are_parsed(tmp_path):
     parts = json.dumps([{"type": "text", "text": "1 + 1?"}, {"type": "text", "text": "Well?"}])
     odd = '[{"type": "cat"}]'
     for content, read in ((parts, "1 + 1?\nWell?"), (odd, odd), ('[{"type": "text"', '[{"type": "text"')):
@@ -218,17 +218,18 @@ def test_parts_that_were_written_as_json_within_a_text_are_no_text(tmp_path):
         imported(tmp_path, export(openllmetry([{"role": "user", "content": picture}], SAID)))
 
 
-def test_what_is_imported_is_the_text_that_the_gateway_shows(tmp_path):
+def test_imported_text_equals_the_gateways_text(tmp_path):
     from forge_agents.programs.calls import as_text
     from forge_agents.programs.protocols import PROTOCOLS
 
     _, (row,), _ = imported(tmp_path, export(conventions([*ASKED, CALLED, RESULT], SAID)))
     body = {"model": "-", "messages": [*ASKED, CALLED, RESULT], "tools": [{"type": "function", "function": ADD}]}
     call = PROTOCOLS["/v1/chat/completions"].read(body)
-    assert row["prompt"] == as_text(call.said, call.told) and pairs_of(row["completion"]) == [("assistant", "It is 2.")]
+    assert row["prompt"] == as_text(call.messages, call.instructions)
+    assert pairs_of(row["completion"]) == [("assistant", "It is 2.")]
 
 
-def test_answers_that_nobody_recorded_are_not_learned_nor_are_those_that_were_cut_off(tmp_path):
+def test_unrecorded_and_truncated_answers_are_not_learned(tmp_path):
     example = [*ASKED, {"role": "assistant", "content": "An example."}, {"role": "user", "content": "And 2 + 2?"}]
     done, (row,), _ = imported(tmp_path, export(conventions(example, SAID)))
     assert pairs_of(row["completion"]) == [("assistant", "It is 2.")] and done.answers == 1
@@ -238,10 +239,10 @@ def test_answers_that_nobody_recorded_are_not_learned_nor_are_those_that_were_cu
         cuts.append(conventions(ASKED, SAID))
         cuts[-1]["gen_ai.output.messages"] = cuts[-1]["gen_ai.output.messages"].replace('"stop"', f'"{reason}"')
     done, rows, _ = imported(tmp_path, *map(export, cuts), export(conventions(ASKED, CALLED)))
-    assert done.left_out == {"answers that were cut off": 3} and rows[0]["messages"][-1]["content"] == TEXT_OF_CALL
+    assert done.skipped == {"answers that were cut off": 3} and rows[0]["messages"][-1]["content"] == TEXT_OF_CALL
 
 
-def test_chats_keep_thoughts_tools_and_sides(tmp_path):
+def test_chats_keep_reasoning_tools_and_pairs(tmp_path):
     thought = {**SAID, "reasoning_content": "Easy."}
     chat = {"messages": [*ASKED, CALLED, RESULT, thought], "tools": [{"type": "function", "function": ADD}]}
     pair = {"prompt": "1 + 1?", "chosen": [CALLED], "rejected": "3", "tools": [{"type": "function", "function": ADD}]}
@@ -252,7 +253,7 @@ def test_chats_keep_thoughts_tools_and_sides(tmp_path):
     assert (done.answers, heard) == (4, [])
 
 
-def test_pairs_are_the_best_and_the_worst_answer_to_the_same(tmp_path):
+def test_pairs_are_the_best_and_worst_answers(tmp_path):
     def scored(text, score):
         return export(conventions(ASKED, {"role": "assistant", "content": text}, helpful=score))
 
@@ -262,8 +263,8 @@ def test_pairs_are_the_best_and_the_worst_answer_to_the_same(tmp_path):
     spans.append(export(conventions(ASKED, {"role": "assistant", "content": "best"}), events=[event]))
     done, (row,), _ = imported(tmp_path, *spans, pairs="helpful")
     assert (pairs_of(row["chosen"]), pairs_of(row["rejected"])) == ([("assistant", "best")], [("assistant", "bad")])
-    assert done.left_out == {"without a number 'helpful'": 1} and pairs_of(row["prompt"])[-1] == ("user", "1 + 1?")
-    with pytest.raises(ValueError, match="nothing was found to learn from: 1 conversations without a better answer"):
+    assert done.skipped == {"without a number 'helpful'": 1} and pairs_of(row["prompt"])[-1] == ("user", "1 + 1?")
+    with pytest.raises(ValueError, match="there is nothing to learn from: 1 conversations without a better answer"):
         imported(tmp_path, scored("same", 1.0), scored("same", 0.0), pairs="helpful")
 
 
@@ -271,70 +272,70 @@ ODD = [
     ('{"messages": [', "it is not JSON"),
     ("[" * 100_000, "it is not JSON"),
     ("7", "it is a JSON int"),
-    ({"note": "-"}, "its keys are 'note'"),
+    ({"note": "-"}, "the keys are 'note'"),
     ({"messages": 7}, "the messages are '7'; expected a list of objects"),
     ({"messages": [{"role": "narrator", "content": "-"}]}, "role 'narrator'"),
     ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}, SAID]}, "read text only"),
     ({"messages": [*ASKED, {"role": "assistant", "content": " "}]}, "messages[2]: the answer is empty"),
     ({"messages": [SAID]}, "begins with an answer"),
-    ({"messages": ASKED}, "no answer is in it"),
-    ({"prompt": "hi", "completion": None}, "no answer is in it"),
-    ({"messages": None, "completion": None}, "no answer is in it"),
-    ({"resourceSpans": [7]}, "its form is not known"),
+    ({"messages": ASKED}, "it contains no answer"),
+    ({"prompt": "hi", "completion": None}, "it contains no answer"),
+    ({"messages": None, "completion": None}, "it contains no answer"),
+    ({"resourceSpans": [7]}, "its form is unknown"),
     ({"spanId": "a", "attributes": [{"key": "gen_ai.input.messages", "value": {"stringValue": "[{"}}]}, "Expecting"),
-    (export({"llm.input_messages.x.message.role": "user"}), "its form is not known"),
+    (export({"llm.input_messages.x.message.role": "user"}), "its form is unknown"),
     (export({"gen_ai.input.messages": '[{"role": "user", "parts": [{"type": "blob"}]}]'}), "a part of type 'blob'"),
 ]
 
 
-def test_what_cannot_be_read_is_told_by_its_line_and_the_rest_is_kept(tmp_path):
+def test_unreadable_lines_are_reported_and_others_kept(tmp_path):
     good = export(conventions(ASKED, SAID))
     done, rows, heard = imported(tmp_path, *(line for line, _ in ODD), good)
-    assert len(rows) == 1 and done.left_out == {"unreadable": len(ODD)}
+    assert len(rows) == 1 and done.skipped == {"unreadable": len(ODD)}
     for number, (line, (_, why)) in enumerate(zip(heard, ODD, strict=True), 1):
-        assert line.startswith(f"{tmp_path / 'in.jsonl'}:{number} is left out: ") and why in line, line
+        assert line.startswith(f"{tmp_path / 'in.jsonl'}:{number} is skipped: ") and why in line, line
 
 
-def test_spans_that_hold_no_conversation_are_counted_by_what_they_are(tmp_path):
+def test_spans_without_a_conversation_are_counted_by_kind(tmp_path):
     spans = [
         {"http.method": "GET"}, {"gen_ai.request.model": "solver"}, conventions(ASKED, None),
         {"gen_ai.operation.name": "invoke_agent", "gen_ai.input.messages": "[]"}, conventions(ASKED, SAID),
     ]  # fmt: skip
     done, rows, _ = imported(tmp_path, export(*spans))
-    assert len(rows) == 1 and done.left_out == {
+    assert len(rows) == 1 and done.skipped == {
         "spans of other things": 1, "calls without their messages": 1, "calls without an answer": 1,
         "spans around calls": 1,
     }  # fmt: skip
-    with pytest.raises(ValueError, match="nothing was found to learn from: 1 calls without their messages"):
+    with pytest.raises(ValueError, match="there is nothing to learn from: 1 calls without their messages"):
         imported(tmp_path, export({"gen_ai.request.model": "solver"}))
     assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"], "nothing half-written stays"
 
 
-def test_a_first_line_with_rubbish_behind_its_value_costs_no_other(tmp_path):
+def test_malformed_first_line_does_not_affect_others(tmp_path):
     first = json.dumps({"messages": [*ASKED, CALLED]})
     good = {"messages": [*ASKED, SAID]}
     done, rows, heard = imported(tmp_path, f"{first} rubbish", good, "{", good)
     assert [row["messages"][-1]["content"] for row in rows] == [TEXT_OF_CALL, "It is 2."]
-    assert done.left_out == {"unreadable": 2, "repeated in another": 1} and ":3 is left out" in heard[1]
-    assert ":1 is left out: it is not JSON (only the first value of the line is read" in heard[0]
+    assert done.skipped == {"unreadable": 2, "repeated in another": 1} and ":3 is skipped" in heard[1]
+    assert ":1 is skipped: it is not JSON (only the first value of the line is read" in heard[0]
 
 
-def test_chats_whose_answers_were_cut_off_are_left_out_and_rows_without_sides_make_no_pairs(tmp_path):
+def test_truncated_chats_and_rows_without_pairs_are_skipped(tmp_path):
     cut = {**SAID, "finish_reason": "length"}
     rows = [{"messages": [*ASKED, cut]}, {"prompt": "-", "completion": [cut]}]
     rows.append({"messages": [*ASKED, SAID], "finish_reason": "length"})
     done, (row,), _ = imported(tmp_path, *rows, {"messages": [*ASKED, {**SAID, "finish_reason": "stop"}]})
     assert pairs_of(row["messages"]) == [*pairs_of(ASKED), ("assistant", "It is 2.")]
-    assert done.left_out == {"answers that were cut off": 3}
+    assert done.skipped == {"answers that were cut off": 3}
     sides = {"prompt": "1 + 1?", "chosen": "2", "rejected": "3"}
     completed = {"prompt": "-", "completion": "-", "score": 1}
     done, (row,), heard = imported(tmp_path, completed, {"chosen": "-"}, sides, pairs="score")
     assert pairs_of(row["chosen"]) == [("assistant", "2")]
-    assert done.left_out == {"without sides to compare": 1, "unreadable": 1}
-    assert "of chosen and rejected it has but one" in heard[0]
+    assert done.skipped == {"without sides to compare": 1, "unreadable": 1}
+    assert "it has only one of chosen and rejected" in heard[0]
 
 
-def test_a_thought_is_the_first_text_under_any_of_its_names(tmp_path):
+def test_reasoning_is_the_first_text_of_its_keys(tmp_path):
     said = {**SAID, "reasoning_content": {"odd": 1}, "reasoning": "", "thinking": "hm"}
     odd = {**said, "content": [{"type": "image_url"}]}
     _, (row,), (heard,) = imported(tmp_path, {"messages": [*ASKED, said]}, {"messages": [*ASKED, odd]})
@@ -342,16 +343,16 @@ def test_a_thought_is_the_first_text_under_any_of_its_names(tmp_path):
     assert "messages[2]: a part of type 'image_url'" in heard
 
 
-def test_values_may_take_several_lines(tmp_path):
+def test_values_may_span_several_lines(tmp_path):
     spread = json.dumps({"attributes": conventions(ASKED, CALLED), "name": "chat"}, indent=2)
     second = json.dumps([{"attributes": conventions([*ASKED, CALLED, RESULT], SAID)}], indent=2)
     done, (row,), heard = imported(tmp_path, spread, second, "{")
     assert pairs_of(row["messages"])[1:] == TEXTS and done.answers == 2
     at = spread.count("\n") + second.count("\n") + 3
-    assert len(heard) == 1 and f"in.jsonl:{at} is left out" in heard[0] and "the rest of the file is not" in heard[0]
+    assert len(heard) == 1 and f"in.jsonl:{at} is skipped" in heard[0] and "the rest of the file is not" in heard[0]
 
 
-def test_the_command_writes_what_imitation_reads_and_shows_no_escapes(tmp_path, capsys):
+def test_command_writes_training_rows_and_escapes_output(tmp_path, capsys):
     other = conventions(ASKED, CALLED) | {"gen_ai.request.model": "planner"}
     lines = [export(conventions(ASKED, SAID)), export(other), {"\x1b[2J": 1}]
     source, out = tmp_path / "traces.jsonl", tmp_path / "data" / "chats.jsonl"
@@ -360,7 +361,7 @@ def test_the_command_writes_what_imitation_reads_and_shows_no_escapes(tmp_path, 
     said = capsys.readouterr()
     assert "wrote  1 conversations with 1 answers" in said.out
     assert "left out: 1 of other models, or of none that is named" in said.out
-    assert f"{source}:3 is left out" in said.err and "\x1b" not in said.err + said.out
+    assert f"{source}:3 is skipped" in said.err and "\x1b" not in said.err + said.out
     assert pairs_of(json.loads(out.read_text())["messages"])[-1] == ("assistant", "It is 2.")
     assert cli.main(["import", str(source), "--out", str(out)]) == 1
     assert "exists; give another --out" in capsys.readouterr().err
@@ -369,10 +370,10 @@ def test_the_command_writes_what_imitation_reads_and_shows_no_escapes(tmp_path, 
     source.write_text("{\n" * 25)
     assert cli.main(["import", str(source), "--out", str(tmp_path / "x")]) == 1
     said = capsys.readouterr().err
-    assert said.count("is left out") == 20 and "\nand 5 more\n" in said and "nothing was found" in said
+    assert said.count("is skipped") == 20 and "\nand 5 more\n" in said and "there is nothing to learn" in said
 
 
-def test_imported_rows_are_learned_as_imitation_learns_any(tmp_path, tiny_llama):
+def test_imported_rows_are_trained_like_others(tmp_path, tiny_llama):
     from forge_agents.rollout.rendering import Renderer
     from forge_trainers.offline.config import SFTConfig
     from forge_trainers.offline.data import read_demonstrations
@@ -390,7 +391,7 @@ def written(tmp_path, *values, **more):
     tmp_path.mkdir(exist_ok=True)
     source, out, said = tmp_path / "given.jsonl", tmp_path / "rows.jsonl", []
     source.write_text("\n".join(map(json.dumps, values)))
-    left = import_traces([source], out, say=said.append, **more).left_out
+    left = import_traces([source], out, say=said.append, **more).skipped
     return [json.loads(line) for line in out.read_text().splitlines()], said, left
 
 
@@ -410,7 +411,7 @@ def test_answers_of_weight_0_are_not_learned(tmp_path):
     assert left == {"answers of weight 0": 3}
 
 
-def test_a_chat_of_anthropics_keeps_its_system_prompt_tools_and_calls(tmp_path):
+def test_anthropic_chat_keeps_system_prompt_tools_and_calls(tmp_path):
     use = {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}
     result = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "2"}]}
     row = {
@@ -431,7 +432,7 @@ def test_a_chat_of_anthropics_keeps_its_system_prompt_tools_and_calls(tmp_path):
     assert rows[0]["prompt"] == ASKED and rows[1] == same[0]
 
 
-def test_what_a_request_asks_for_beside_messages_is_told_as_a_program_would_tell_it(tmp_path):
+def test_request_options_are_in_the_system_prompt(tmp_path):
     row = {"messages": [*ASKED, SAID], "response_format": {"type": "json_object"}}
     tools = {"tools": [ADD], "tool_choice": "required", "parallel_tool_calls": False}
     rows, said, _ = written(tmp_path, row, row | tools, row | {"response_format": {"type": "grammar"}})
@@ -441,7 +442,7 @@ def test_what_a_request_asks_for_beside_messages_is_told_as_a_program_would_tell
     assert len(rows) == 2 and "response_format of type 'grammar'" in said[0]
 
 
-def test_messages_in_events_beside_a_span_or_within_it_are_read_once(tmp_path):
+def test_messages_in_events_are_read_once(tmp_path):
     told = conventions(ASKED, SAID)
     attributes = [{"key": key, "value": {"stringValue": value}} for key, value in told.items()]
     event = "gen_ai.client.inference.operation.details"
@@ -455,7 +456,7 @@ def test_messages_in_events_beside_a_span_or_within_it_are_read_once(tmp_path):
     }  # fmt: skip
 
 
-def test_a_call_in_openais_first_form_is_not_lost_in_silence(tmp_path):
+def test_legacy_function_call_is_rejected(tmp_path):
     old = {"role": "assistant", "content": "I add.", "function_call": CALL["function"]}
     rows, said, _ = written(tmp_path, {"messages": [*ASKED, old]}, {"messages": [*ASKED, SAID]})
     assert len(rows) == 1 and "messages[2]: function_call is not supported here; send tool_calls" in said[0]

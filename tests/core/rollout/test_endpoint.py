@@ -16,8 +16,9 @@ from forge_agents.errors import BudgetError, EndpointError, StallError
 from forge_agents.policy import policies_by_name
 from forge_agents.rollout import endpoint
 from forge_agents.rollout.endpoint import EndpointClient, client_of
+from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine
-from forge_agents.rollout.rollout import Rollout, play
+from forge_agents.rollout.rollout import Rollout
 from forge_agents.types import Completion, Message, VersionSpan
 
 KEY = "sk-0123456789SECRET"
@@ -61,7 +62,7 @@ def body(content="3", **more):
     return {"choices": [{"message": {"role": "assistant", "content": content}, **more}]}
 
 
-def test_a_conversation_is_sent_as_chat_messages_and_kept(serve_chat):
+def test_conversation_is_sent_as_chat_messages(serve_chat):
     server = serve_chat(lambda request: " 3\n")
     sampling = fa.Sampling(temperature=0.5, top_p=0.9, max_tokens=7, stop=("!",))
     episode = group(server.endpoint_with(name="rival", sampling=sampling)).episodes[0]
@@ -87,7 +88,7 @@ def test_a_conversation_is_sent_as_chat_messages_and_kept(serve_chat):
     json.dumps(dataclasses.asdict(episode))  # as run folders keep it
 
 
-def test_all_that_shapes_the_distribution_is_sent_and_a_server_may_refuse_it(serve_chat):
+def test_sampling_settings_are_sent_and_may_be_refused(serve_chat):
     shaping = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "frequency_penalty": 0.5, "bad_words": ("no",)}
     server = serve_chat(lambda request: "3")
     ask(server.endpoint_with(sampling=fa.Sampling(top_p=0.5, **shaping)))
@@ -118,7 +119,7 @@ class One:
         return "", "", "1"
 
 
-def test_an_endpoint_sits_beside_a_served_model_and_needs_no_engine(serve_chat):
+def test_endpoint_plays_with_a_served_model_without_an_engine(serve_chat):
     server = serve_chat(lambda request: "3")
     seats = {"a": fa.Policy("m", name="hero"), "b": server.endpoint_with(sampling=fa.Sampling(stop=["!"]))}
     rollout = Rollout(make_env=Count, env_id="t", policies=seats, engines={"hero": PolicyEngine(One(), One())})
@@ -129,13 +130,13 @@ def test_an_endpoint_sits_beside_a_served_model_and_needs_no_engine(serve_chat):
     assert [turn.response_ids for turn in rival.turns] == [(), ()]
 
 
-def test_a_cut_answer_says_so_and_a_server_need_not_count(serve_chat):
+def test_cut_answer_and_missing_usage_are_recorded(serve_chat):
     server = serve_chat(lambda request: body("2", finish_reason="length"))
     turn = group(server.endpoint).episodes[0].trajectories["a"].turns[0]
     assert (turn.action, turn.finish_reason, turn.usage) == ("2", "length", None)
 
 
-def test_load_is_waited_out(serve_chat):
+def test_overloaded_server_is_retried(serve_chat):
     tries = Counter()
 
     def reply(request):
@@ -146,7 +147,7 @@ def test_load_is_waited_out(serve_chat):
     assert tries["all"] == 3  # 429, then the two decisions
 
 
-def test_a_broken_server_fails_the_episode_and_keeps_its_turns(serve_chat):
+def test_broken_server_fails_the_episode_and_keeps_its_turns(serve_chat):
     server = serve_chat(lambda request: "3" if len(request["messages"]) == 2 else (500, {"error": "on fire"}))
     episode = group(server.endpoint_with(retries=0)).episodes[0]
     assert (episode.error.where, episode.error.kind) == ("policy", "EndpointError")
@@ -154,7 +155,7 @@ def test_a_broken_server_fails_the_episode_and_keeps_its_turns(serve_chat):
     assert [turn.agent for turn in episode.turns] == ["a", "b"]
 
 
-def test_a_failed_episode_is_played_again(serve_chat):
+def test_failed_episode_is_played_again(serve_chat):
     tries = Counter()
 
     def reply(request):
@@ -164,7 +165,7 @@ def test_a_failed_episode_is_played_again(serve_chat):
     assert group(serve_chat(reply).endpoint, retries=1).failed == ()
 
 
-def test_errors_up_to_the_deadline_are_a_stall_that_names_the_endpoint_and_its_last_refusal(serve_chat, monkeypatch):
+def test_errors_until_the_timeout_name_the_last_refusal(serve_chat, monkeypatch):
     server, timeout = serve_chat(lambda request: (503, {"error": "later"})), asyncio.timeout
 
     @contextlib.asynccontextmanager
@@ -192,13 +193,13 @@ def test_errors_up_to_the_deadline_are_a_stall_that_names_the_endpoint_and_its_l
     assert (episode.error.kind, episode.error.message) == ("EndpointError", said)  # a stall of our own would raise
 
 
-def test_a_slow_server_meets_the_deadline(serve_chat):
+def test_slow_server_hits_the_timeout(serve_chat):
     server = serve_chat(lambda request: time.sleep(1) or "3")
     with pytest.raises(StallError, match=r"^stub at http://127.0.0.1:\d+/v1 gave no answer within 0.2 s$"):
         ask(server.endpoint_with(timeout_s=0.2))
 
 
-def test_a_server_that_is_not_there_is_named():
+def test_missing_server_is_named():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # bound but not listening: refused
         url = f"http://127.0.0.1:{taken.getsockname()[1]}/v1"
@@ -224,14 +225,14 @@ def test_a_server_that_is_not_there_is_named():
         {**body(), "usage": 3},
     ],
 )
-def test_garbage_is_an_error_of_the_episode(serve_chat, garbage):
+def test_invalid_reply_is_an_error_of_the_episode(serve_chat, garbage):
     sent = garbage if isinstance(garbage, bytes) else json.dumps(garbage).encode()
     error = group(serve_chat(lambda request: sent).endpoint).episodes[0].error
-    assert error.kind == "EndpointError" and "answered what is no chat completion" in error.message
+    assert error.kind == "EndpointError" and "sent no valid chat completion" in error.message
     assert error.message.isprintable() and len(error.message) < 1200
 
 
-def test_an_answer_without_content_is_empty_text_and_lone_surrogates_are_replaced(serve_chat):
+def test_missing_content_is_empty_and_surrogates_are_replaced(serve_chat):
     assert ask(serve_chat(lambda request: body(None)).endpoint).text == ""
     assert ask(serve_chat(lambda request: body("a\ud800")).endpoint).text == "a\ufffd"
 
@@ -245,7 +246,7 @@ def test_an_answer_without_content_is_empty_text_and_lone_surrogates_are_replace
         {"content": "seven\n</think>\n\n3"},  # the server's template opened it
     ],
 )
-def test_a_thought_is_told_apart_and_not_sent_again(serve_chat, message):
+def test_reasoning_is_separated_and_not_sent_again(serve_chat, message):
     server = serve_chat(lambda request: {"choices": [{"message": {"role": "assistant", **message}}]})
     episode = group(server.endpoint).episodes[0]
     assert episode.error is None
@@ -256,7 +257,7 @@ def test_a_thought_is_told_apart_and_not_sent_again(serve_chat, message):
     assert "seven" not in json.dumps(server.requests)
 
 
-def test_a_thought_that_the_limit_cut_off_leaves_an_empty_answer(serve_chat):
+def test_cut_reasoning_leaves_an_empty_answer(serve_chat):
     reply = ask(serve_chat(lambda r: {"choices": [{"message": {"content": None, "reasoning": "se"}}]}).endpoint)
     assert (reply.reasoning, reply.text) == ("se", "")
 
@@ -274,7 +275,7 @@ TEXTS = [{"type": "text", "text": "hm"}]
         ({}, "content_filter", "", ""),
     ],
 )
-def test_answers_in_parts_refusals_and_answers_that_did_not_begin_are_read(serve_chat, message, end, text, thought):
+def test_parts_refusals_and_missing_answers_are_parsed(serve_chat, message, end, text, thought):
     choice = {"message": {"role": "assistant", **message}, "finish_reason": end}
     reply = ask(serve_chat(lambda request: {"choices": [choice]}).endpoint)
     finish = "length" if end == "length" else "stop"
@@ -313,13 +314,13 @@ def test_refusal_that_names_a_field_by_chance_does_not_change_later_requests(ser
         "`inputs` tokens + `max_new_tokens` must be <= 32",
     ],
 )
-def test_a_conversation_that_is_too_long_truncates_the_episode(serve_chat, said):
+def test_too_long_conversation_truncates_the_episode(serve_chat, said):
     server = serve_chat(lambda r: "3" if len(r["messages"]) == 2 else (400, {"error": {"message": said}}))
     episode = group(server.endpoint).episodes[0]
     assert (episode.error, episode.end_reason, len(episode.turns)) == (None, "context", 2)
 
 
-def test_a_server_that_knows_the_limit_by_its_new_name_is_asked_by_that(serve_chat):
+def test_limit_is_sent_under_the_name_that_the_server_accepts(serve_chat):
     def reply(request):
         if "max_tokens" in request:
             return 400, {"error": {"message": "'max_tokens' is not supported; use 'max_completion_tokens'"}}
@@ -331,7 +332,7 @@ def test_a_server_that_knows_the_limit_by_its_new_name_is_asked_by_that(serve_ch
     assert all(request.get("max_completion_tokens") == 5 for request in server.requests[-8:])
 
 
-def test_requests_that_met_the_same_refusal_at_once_are_all_sent_again(serve_chat):
+def test_concurrent_requests_with_one_refusal_are_all_resent(serve_chat):
     server = serve_chat(lambda r: time.sleep(0.05) or ((400, {"error": "no logprobs"}) if "logprobs" in r else "3"))
 
     async def all_at_once():
@@ -344,20 +345,20 @@ def test_requests_that_met_the_same_refusal_at_once_are_all_sent_again(serve_cha
     assert asyncio.run(all_at_once()) == ["3"] * 4
 
 
-def test_a_refusal_that_names_nothing_we_sent_is_an_error(serve_chat):
+def test_refusal_that_names_no_sent_field_is_an_error(serve_chat):
     server = serve_chat(lambda request: (400, {"error": {"message": "max_tokens is too large"}}))
     with pytest.raises(EndpointError, match="status 400.*too large"):
         ask(server.endpoint)
     assert len(server.requests) == 1
 
 
-def test_no_more_requests_are_under_way_than_allowed_over_all_episodes(serve_chat):
+def test_concurrency_is_limited_over_all_episodes(serve_chat):
     server = serve_chat(lambda request: server.wait_for_company(3) or "3")
     assert group(server.endpoint_with(concurrency=3), size=9).failed == ()
     assert server.most == 3
 
 
-def test_a_budget_of_requests_ends_the_run_not_the_episode(serve_chat):
+def test_request_budget_ends_the_run(serve_chat):
     server = serve_chat(lambda request: "3")
     with pytest.raises(BudgetError, match=r"stub at .* was asked 3 times, all that max_requests=3 allows"):
         group(server.endpoint_with(max_requests=3, concurrency=1), size=4, retries=1)
@@ -365,7 +366,7 @@ def test_a_budget_of_requests_ends_the_run_not_the_episode(serve_chat):
     assert group(server.endpoint_with(max_requests=2)).failed == ()  # a run of its own
 
 
-def test_a_budget_of_tokens_counts_what_the_server_counts(serve_chat):
+def test_token_budget_uses_the_servers_counts(serve_chat):
     server = serve_chat(lambda request: "3")
     with pytest.raises(BudgetError, match="used 12 tokens, max_total_tokens=12 allows no more"):
         group(server.endpoint_with(max_total_tokens=12))
@@ -374,7 +375,7 @@ def test_a_budget_of_tokens_counts_what_the_server_counts(serve_chat):
     assert "does not say how many tokens it used" in error.message
 
 
-def test_the_key_is_sent_and_never_shown(serve_chat, monkeypatch, caplog):
+def test_key_is_sent_and_never_shown(serve_chat, monkeypatch, caplog):
     monkeypatch.setenv("RIVAL_KEY", f"{KEY}\r\n")  # as a file with a foreign line end gives it
     caplog.set_level(logging.DEBUG)
     server = serve_chat(lambda request: (401, {"error": {"message": f"Incorrect API key provided: {KEY}"}}))
@@ -394,7 +395,7 @@ def test_the_key_is_sent_and_never_shown(serve_chat, monkeypatch, caplog):
     assert KEY not in "".join(shown) and caplog.text
 
 
-def test_keys_and_accounts_of_the_environment_that_were_not_asked_for_stay_here(serve_chat, monkeypatch):
+def test_other_keys_and_accounts_of_the_environment_are_not_sent(serve_chat, monkeypatch):
     for name in ("API_KEY", "ADMIN_KEY", "ORG_ID", "PROJECT_ID"):
         monkeypatch.setenv(f"OPENAI_{name}", KEY)
     server = serve_chat(lambda request: "3")
@@ -402,15 +403,15 @@ def test_keys_and_accounts_of_the_environment_that_were_not_asked_for_stay_here(
     assert KEY not in repr(server.headers_seen)
 
 
-def test_a_missing_key_is_said_before_anything_is_played(monkeypatch):
+def test_missing_key_is_reported_before_an_episode(monkeypatch):
     monkeypatch.delenv("RIVAL_KEY", raising=False)
     endpoint = fa.Endpoint("http://127.0.0.1:1/v1", "m", api_key_env="RIVAL_KEY")
-    with pytest.raises(ValueError, match="'RIVAL_KEY' is not set; it must hold the key of m at http://127.0.0.1:1/v1"):
+    with pytest.raises(ValueError, match="'RIVAL_KEY' is not set; it must contain the key of m at http://127.0.0.1:1/v1"):
         policies_by_name(endpoint, ["a"])
     with pytest.raises(ValueError, match="'RIVAL_KEY' is not set"):
         asyncio.run(play(Count(), {"a": endpoint, "b": endpoint}, seed=0))
     monkeypatch.setenv("RIVAL_KEY", f"Bearer {KEY}")
-    with pytest.raises(ValueError, match="holds blanks") as caught:
+    with pytest.raises(ValueError, match="contains spaces") as caught:
         endpoint.api_key()
     assert KEY not in str(caught.value)
 
@@ -418,8 +419,8 @@ def test_a_missing_key_is_said_before_anything_is_played(monkeypatch):
 @pytest.mark.parametrize(
     ("url", "options", "said"),
     [
-        ("localhost:8000", {}, "no HTTP address"),
-        ("http://[::1", {}, "no HTTP address"),
+        ("localhost:8000", {}, "not an HTTP address"),
+        ("http://[::1", {}, "not an HTTP address"),
         (f"https://me:{KEY}@host/v1", {}, "contains a user, a password"),
         (f"https://host/v1?key={KEY}", {}, "contains a user, a password or a query"),
         ("http://h/v1", {"model": ""}, "names no model"),
@@ -434,13 +435,13 @@ def test_a_missing_key_is_said_before_anything_is_played(monkeypatch):
         ("http://h/v1", {"name": "a b"}, "'a b'"),
     ],
 )
-def test_an_endpoint_that_cannot_work_is_refused_without_showing_secrets(url, options, said):
+def test_invalid_endpoint_is_refused_without_showing_secrets(url, options, said):
     with pytest.raises(ValueError, match=said) as caught:
         fa.Endpoint(url, options.pop("model", "m"), **options)
     assert KEY not in str(caught.value)
 
 
-def test_one_client_serves_a_loop_and_closes_with_it(serve_chat):
+def test_client_is_shared_per_loop_and_closes_with_it(serve_chat):
     endpoint = serve_chat(lambda request: "3").endpoint
 
     async def twice():
@@ -455,7 +456,7 @@ def test_one_client_serves_a_loop_and_closes_with_it(serve_chat):
         asyncio.run(first.ask(ASK, endpoint.sampling))
 
 
-def test_a_trainer_starts_no_engine_for_an_endpoint(tmp_path):
+def test_trainer_starts_no_engine_for_an_endpoint(tmp_path):
     from forge_trainers.rl.plan import RunPlan
     from forge_trainers.rl.tasks import TaskSampler
 

@@ -14,7 +14,8 @@ import forge_agents as fa
 from forge_agents.display import visible
 from forge_agents.errors import PlayerLeftError
 from forge_agents.rollout import players
-from forge_agents.rollout.rollout import Rollout, play
+from forge_agents.rollout.episode import play
+from forge_agents.rollout.rollout import Rollout
 from forge_agents.rollout.terminal import Terminal
 
 HOSTILE = [
@@ -52,7 +53,7 @@ def run(env_id, seats, **options):
     return asyncio.run(play(fa.make(env_id), seats, seed=2, **options))
 
 
-def test_a_person_plays_a_seat(terminal):
+def test_person_plays_an_agent(terminal):
     terminal.keys.write(b"bet\n")
     episode = run("forge/KuhnPoker-v0", {"player_0": fa.Human(), "player_1": fa.Scripted(lambda seen: "fold")})
     turn = episode.trajectories["player_0"].turns[0]
@@ -69,27 +70,27 @@ def test_instructions_are_shown_once(terminal):
     assert terminal.shown().count("You play Kuhn poker") == 1 and terminal.shown().count("player_0 sees") == 2
 
 
-def test_the_end_of_the_input_ends_the_episode_as_data_and_is_not_asked_again(terminal):
+def test_end_of_input_is_recorded_and_not_retried(terminal):
     terminal.keys.write(b"check\n")
     terminal.keys.close()
     seats = {"player_0": fa.Human(), "player_1": fa.Scripted(lambda seen: "bet")}
     rollout = Rollout(make_env=lambda: fa.make("forge/KuhnPoker-v0"), env_id="k", policies=seats, retries=1)
     episode = asyncio.run(rollout.group(2, 1)).episodes[0]
     assert (episode.error.where, episode.error.kind) == ("policy", "PlayerLeftError")
-    assert episode.error.message == "the person in seat 'player_0' left: the input has ended"
+    assert episode.error.message == "the person who plays 'player_0' left: the input has ended"
     assert terminal.shown().count("player_0 sees") == 2  # the replay asks nothing
 
 
-def test_a_last_line_without_an_end_counts(terminal):
+def test_last_line_without_line_break_counts(terminal):
     terminal.keys.write(b"b\xff\xc3\xa9\r\nlast")
     terminal.keys.close()
     assert asyncio.run(terminal.ask("a", "")) == "b\ufffd\u00e9"
     assert asyncio.run(terminal.ask("a", "")) == "last"
-    with pytest.raises(PlayerLeftError, match="seat 'a' left"):
+    with pytest.raises(PlayerLeftError, match="plays 'a' left"):
         asyncio.run(terminal.ask("a", ""))
 
 
-def test_a_question_that_is_given_up_returns_at_once_and_takes_no_line(terminal):
+def test_canceled_question_returns_at_once_and_reads_no_line(terminal):
     async def impatient():
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(terminal.ask("a", "first"), 0.05)
@@ -113,7 +114,7 @@ def test_people_are_asked_one_at_a_time(terminal):
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_what_a_model_wrote_cannot_steer_the_terminal(terminal, text):
+def test_model_text_cannot_control_the_terminal(terminal, text):
     terminal.keys.write(b"ok\n")
     asyncio.run(terminal.ask(text, text, instructions=text, legal_actions=(text,)))
     shown = terminal.shown()
@@ -135,6 +136,6 @@ def test_escapes_name_the_character():
     assert visible("\x1b[0m\r\n\tA\u202e\U000e0001") == "\\x1b[0m\n\tA\\u202e\\U000e0001"
 
 
-def test_a_persons_name_is_checked():
+def test_name_of_a_person_is_checked():
     with pytest.raises(ValueError, match="'a b'"):
         fa.Human(name="a b")

@@ -31,7 +31,7 @@ def openai_refusal(name, said="Unsupported parameter: '{name}' is not supported 
     return 400, {"error": error}
 
 
-def test_default_settings_are_not_sent_and_the_limit_is(serve_chat):
+def test_only_non_default_settings_and_the_limit_are_sent(serve_chat):
     server = serve_chat(lambda request: "3")
     ask(server.endpoint)
     assert server.requests[0].keys() == {"model", "messages", "max_tokens"}
@@ -92,7 +92,7 @@ def in_the_body(request):
         (in_the_body, {"top_p": 0.9}, ["top_p"], {"max_tokens": 64}),
     ],
 )  # fmt: skip
-def test_a_refused_setting_is_left_out_with_one_line_and_remembered(serve_chat, caplog, case):
+def test_refused_setting_is_omitted_with_one_warning(serve_chat, caplog, case):
     reply, sampling, left_out, last = case
     server = serve_chat(reply)
     endpoint = server.endpoint_with(sampling=fa.Sampling(**sampling))
@@ -102,7 +102,7 @@ def test_a_refused_setting_is_left_out_with_one_line_and_remembered(serve_chat, 
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == len(left_out) and len(server.requests) == len(left_out) + 3
     for name in left_out:
-        assert sum(f"does not accept {name}, which is left out from now on" in line for line in lines) == 1
+        assert sum(f"does not accept {name}, which is omitted from now on" in line for line in lines) == 1
     sent = {name: value for name, value in server.requests[-1].items() if name not in ("model", "messages")}
     assert sent == last
 
@@ -119,18 +119,18 @@ def test_a_refused_setting_is_left_out_with_one_line_and_remembered(serve_chat, 
         ('{"error": {"message": "messages[0] is empty", "param": "messages"}}', None),
     ],
 )  # fmt: skip
-def test_only_a_field_that_the_server_does_not_accept_counts_as_named(body, name):
+def test_only_an_unaccepted_field_counts_as_named(body, name):
     assert named_field(body, {name: [name] for name in ("top_p", "stop", "temperature", "max_tokens")}) == name
 
 
 @pytest.mark.parametrize("word", ["logprobs", "top_logprobs"])
-def test_an_optional_field_is_known_by_any_of_its_names(serve_chat, word):
+def test_optional_field_is_known_by_any_of_its_names(serve_chat, word):
     server = serve_chat(lambda request: openai_refusal(word) if "logprobs" in request else "3")
     optional = {"logprobs": {"logprobs": True, "top_logprobs": 5}}
     assert ask(server.endpoint, optional=optional) == ["3"] and "top_logprobs" not in server.requests[-1]
 
 
-def test_a_limit_that_is_refused_under_both_names_is_left_out_at_last(serve_chat, caplog):
+def test_limit_refused_under_both_names_is_omitted(serve_chat, caplog):
     def reply(request):
         limit = next((name for name in ("max_tokens", "max_completion_tokens") if name in request), None)
         return openai_refusal(limit) if limit else "3"
@@ -162,7 +162,7 @@ def completion(text="3", **more):
         b'data: {"choices": [{"delta": {"content": "a"}}]}\n\ndata: {"error": {"code": 502, "message": "gone"}}\n\n',
     ],
 )
-def test_an_error_with_status_200_is_tried_again(serve_chat, body):
+def test_error_with_status_200_is_retried(serve_chat, body):
     server = serve_chat(lambda request: body if len(server.requests) == 1 else "3")
     assert ask(server.endpoint_with(retries=1)) == ["3"] and len(server.requests) == 2
     sent = body if isinstance(body, bytes) else None
@@ -181,14 +181,14 @@ def test_an_error_with_status_200_is_tried_again(serve_chat, body):
         ({"type": "authentication_error", "message": "invalid x-api-key"}, 401),
     ],
 )
-def test_a_permanent_error_with_status_200_is_not_tried_again(serve_chat, error, status):
+def test_permanent_error_with_status_200_is_not_retried(serve_chat, error, status):
     server = serve_chat(lambda request: {"error": error})
     with pytest.raises(EndpointError, match="answered with status 200 and an error") as caught:
         ask(server.endpoint_with(retries=3))
     assert caught.value.status == status and len(server.requests) == 1
 
 
-def test_a_conversation_that_is_too_long_may_be_told_with_status_200(serve_chat):
+def test_too_long_conversation_may_have_status_200(serve_chat):
     said = {"error": {"message": "This model's maximum context length is 8 tokens", "code": None}}
     with pytest.raises(EndpointError) as caught:
         ask(serve_chat(lambda request: said).endpoint)
@@ -199,5 +199,5 @@ def test_a_conversation_that_is_too_long_may_be_told_with_status_200(serve_chat)
     "body",
     [completion(), {**completion(), "error": None}, completion("Invalid api key", error=None), {"choices": [{}]}],
 )
-def test_a_completion_is_no_error_whatever_it_talks_about(body):
+def test_completion_about_errors_is_no_error(body):
     assert status_of(json.dumps(body)) is None

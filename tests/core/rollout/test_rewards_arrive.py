@@ -14,8 +14,8 @@ from pettingzoo.utils.conversions import parallel_to_aec
 
 import forge_agents as fa
 from forge_agents.envs.wrappers import InvalidAction, TimeLimit
+from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine
-from forge_agents.rollout.rollout import play
 from forge_agents.types import Completion, VersionSpan
 
 SEATS = ("a", "b", "c")
@@ -141,21 +141,21 @@ cuts = st.fixed_dictionaries({
 
 @settings(max_examples=150, deadline=None)
 @given(scripts(), cuts, st.sampled_from(["", "step", "observe"]), st.sampled_from(sorted(KINDS)))
-def test_rewards_of_a_game_in_turns_sum_to_what_it_paid(script, cut, breaks, kind):
+def test_rewards_of_turn_based_games_are_complete(script, cut, breaks, kind):
     game = Turns(*script, breaks)
     check(KINDS[kind](game), game, **cut)
 
 
 @settings(max_examples=100, deadline=None)
 @given(scripts(), cuts, st.sampled_from(["", "step", "observe"]))
-def test_rewards_of_a_game_in_rounds_sum_to_what_it_paid(script, cut, breaks):
+def test_rewards_of_parallel_games_are_complete(script, cut, breaks):
     game = Rounds(*script, "step" if breaks else "")
     check(game, game, **cut)
 
 
 @settings(max_examples=150, deadline=None)
 @given(scripts(), cuts, st.booleans(), st.booleans())
-def test_rewards_of_a_converted_game_sum_to_what_it_paid(script, cut, breaks, limited):
+def test_rewards_of_converted_games_are_complete(script, cut, breaks, limited):
     game = Rounds(*script, "step" if breaks else "")
     env = parallel_to_aec(game)
     check(TimeLimit(env, 4) if limited else env, game, **cut)
@@ -180,7 +180,7 @@ class Bank(fa.TurnEnv):
         return fa.Outcome(next=other, rewards={agent: 2.0, other: -1.0, "house": -1.0})
 
 
-def test_a_cut_off_pays_the_last_decision_of_each_seat_and_the_trajectory_of_a_seat_without_one():
+def test_truncation_pays_the_last_decision_of_each_agent():
     episode = asyncio.run(play(Bank(), dict.fromkeys(Bank.possible_agents, fa.Random()), seed=1, max_turns=3))
     assert episode.end_reason == "turn_limit"
     assert [(t.agent, t.reward, t.truncated) for t in episode.turns] == [
@@ -211,7 +211,7 @@ class Estate(ParallelEnv):
 
 
 @pytest.mark.parametrize("how", ["rounds", "turns"])
-def test_who_left_is_paid_all_the_same(how):
+def test_agents_that_left_are_paid(how):
     env = Estate() if how == "rounds" else parallel_to_aec(Estate())
     episode = asyncio.run(play(env, dict.fromkeys(Estate.possible_agents, fa.Random()), seed=1))
     assert episode.error is None and episode.rewards == {"a": 3.0, "b": 6.0}
@@ -289,7 +289,7 @@ def played(env):
 
 
 @pytest.mark.parametrize("kind", [Ledger, OnlyAccounts])
-def test_accounts_that_last_reports_are_what_each_agent_earned(kind):
+def test_accounts_reported_by_last_are_complete(kind):
     episode = played(kind())
     assert episode.error is None and episode.rewards == {"a": 2.0, "b": -2.0}
     scaled = played(fa.envs.wrappers.RewardScale(kind(), 0.5))
@@ -304,7 +304,7 @@ def test_accounts_that_last_reports_are_what_each_agent_earned(kind):
         (NeverEmpties, r"'b' has a reward of 1 in `rewards`, but last\(\) reports -1 because it counts"),
     ],
 )
-def test_reward_that_does_not_arrive_once_fails_the_episode_and_the_check(kind, says):
+def test_lost_reward_fails_the_episode_and_the_check(kind, says):
     episode = played(kind())
     assert episode.error.where == "reward" and re.search(says, episode.error.message)
     report = fa.check_env(kind, raise_on_failure=False)
@@ -322,7 +322,7 @@ class Abrupt(Bank):
             self.agents = []
 
 
-def test_a_game_that_is_over_at_once_has_paid_its_last_turns():
+def test_game_that_ends_at_once_pays_its_last_turns():
     episode = asyncio.run(play(Abrupt(), dict.fromkeys(Bank.possible_agents, fa.Random()), seed=1))
     assert episode.end_reason == "terminated" and episode.rewards == {"a": 3.0, "b": 0.0, "house": -3.0}
     assert episode.turns[-1].terminated

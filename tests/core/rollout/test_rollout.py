@@ -5,8 +5,9 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.errors import ActorDiedError, ArgumentError, LateAnswerError
+from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine
-from forge_agents.rollout.rollout import Rollout, play
+from forge_agents.rollout.rollout import Rollout
 from forge_agents.types import Completion, VersionSpan
 
 
@@ -77,7 +78,7 @@ def test_turns_carry_their_own_rewards_in_global_order():
     assert episode.trajectories["a"].instructions == "You are a."
 
 
-def test_a_models_tokens_flow_unchanged():
+def test_tokens_of_a_model_are_unchanged():
     engine = Echo()
     model = fa.Policy("m", name="m")
     episode = run(Count(), {"a": model, "b": model}, engines={"m": PolicyEngine(engine, Digits())})
@@ -87,7 +88,7 @@ def test_a_models_tokens_flow_unchanged():
     assert first.versions[0].version == 3 and first.action == "7"
 
 
-def test_an_empty_response_is_an_empty_action():
+def test_empty_response_is_an_empty_action():
     class Silent(Echo):
         async def generate(self, prompt_ids, sampling):
             return Completion(token_ids=(), logprobs=(), finish_reason="stop", versions=())
@@ -107,7 +108,7 @@ def test_an_empty_response_is_an_empty_action():
 
 
 @pytest.mark.parametrize("where", ["reset", "step", "observe"])
-def test_an_environment_that_raises_is_data(where):
+def test_environment_error_is_recorded(where):
     class Broken(Count):
         def setup(self, rng):
             super().setup(rng)
@@ -134,7 +135,7 @@ def fa_seats(action):
     return {"a": fa.Scripted(lambda o: action), "b": fa.Scripted(lambda o: action)}
 
 
-def test_infos_keep_the_truth_values_and_numbers_of_numpy():
+def test_numpy_values_of_infos_are_kept():
     told = {"illegal": np.False_, "success": np.True_, "depth": np.int64(3), "answers": np.array(["5", "6"])}
     told |= {"either": {2, 1}, "seen": {(0, 1): 2}, (1, 2): "cell"}
 
@@ -166,7 +167,7 @@ def test_infos_keep_the_truth_values_and_numbers_of_numpy():
     }
 
 
-def test_text_that_cannot_be_written_is_mended_where_it_arrives():
+def test_invalid_text_is_repaired_on_arrival():
     class Half(fa.TurnEnv):
         possible_agents = ("a",)
 
@@ -220,7 +221,7 @@ def together(game):
 
 
 @pytest.mark.parametrize("make", [lambda game: game(), together])
-def test_an_environment_is_given_answers_and_thoughts_only_if_it_hears_them(make):
+def test_environment_receives_reasoning_only_on_request(make):
     class Hearing(Listening):
         observes_reasoning = True
 
@@ -243,13 +244,13 @@ def test_nan_reward_is_an_error_of_the_episode():
     assert episode.error is not None and "nan" in episode.error.message
 
 
-def test_a_scripted_player_that_raises_is_data():
+def test_scripted_player_error_is_recorded():
     episode = run(Count(), {"a": fa.Scripted(lambda o: "1"), "b": fa.Scripted(lambda o: 1 / 0)})
     assert (episode.error.where, episode.error.kind) == ("policy", "ZeroDivisionError")
     assert [t.agent for t in episode.turns] == ["a"]
 
 
-def test_a_dead_engine_is_no_data():
+def test_dead_engine_is_raised():
     class Dead(Echo):
         async def generate(self, prompt_ids, sampling):
             raise ActorDiedError("engine m died")
@@ -259,7 +260,7 @@ def test_a_dead_engine_is_no_data():
         run(Count(), {"a": model, "b": model}, engines={"m": PolicyEngine(Dead(), Digits())})
 
 
-def test_a_late_answer_costs_its_episode():
+def test_late_answer_fails_its_episode():
     class Slow(Echo):
         async def generate(self, prompt_ids, sampling):
             raise LateAnswerError("m had 3 of at most 64 tokens")
@@ -276,7 +277,7 @@ def test_turn_limit_truncates():
     assert episode.trajectories["b"].turns[-1].truncated
 
 
-def test_a_full_context_ends_the_episode():
+def test_full_context_ends_the_episode():
     model = fa.Policy("m", name="m")
     episode = run(Count(), {"a": model, "b": model}, engines={"m": PolicyEngine(Echo(max_model_len=4), Digits())})
     assert episode.end_reason == "context" and len(episode.turns) == 2
@@ -295,7 +296,7 @@ def test_response_is_limited_to_the_room_left():
     assert engine.max_tokens == 3
 
 
-def test_random_players_repeat_themselves_for_a_seed():
+def test_random_players_repeat_for_a_seed():
     class Echoes(Count):
         def act(self, agent, action):
             self.said.append(action)
@@ -306,7 +307,7 @@ def test_random_players_repeat_themselves_for_a_seed():
     assert len({t.action for t in first.turns}) > 1
 
 
-def test_random_siblings_play_their_own_moves_unless_they_share_them():
+def test_random_moves_differ_within_a_group_unless_shared():
     class Echoes(Count):
         def act(self, agent, action):
             self.said.append(action)
@@ -322,7 +323,7 @@ def test_random_siblings_play_their_own_moves_unless_they_share_them():
     assert moves(fa.Random(shared=True)) == [own[0]] * 5
 
 
-def test_siblings_share_the_seed_and_retry_in_a_fresh_environment():
+def test_group_shares_the_seed_and_retries_in_a_new_environment():
     made = []
 
     class Flaky(Count):
@@ -345,7 +346,7 @@ def test_siblings_share_the_seed_and_retry_in_a_fresh_environment():
     assert len({e.turns[0].observation for e in group.episodes}) == 1
 
 
-def test_siblings_that_would_share_one_environment_are_refused():
+def test_shared_environment_instance_is_refused():
     only = Count()
 
     async def main():
@@ -363,7 +364,7 @@ def test_siblings_that_would_share_one_environment_are_refused():
     asyncio.run(main())
 
 
-def test_an_episode_that_keeps_failing_is_reported():
+def test_episode_that_keeps_failing_is_reported():
     class Broken(Count):
         def setup(self, rng):
             raise RuntimeError("always")
@@ -372,7 +373,7 @@ def test_an_episode_that_keeps_failing_is_reported():
     assert len(group.failed) == 2
 
 
-def test_many_live_episodes_keep_to_the_limit():
+def test_concurrent_episodes_are_limited():
     live, most = 0, 0
 
     class Watched(Echo):
@@ -394,7 +395,7 @@ def test_many_live_episodes_keep_to_the_limit():
     assert most == 7
 
 
-def test_what_a_model_samples_follows_from_the_name_of_its_group():
+def test_samples_follow_from_the_rng_key():
     seeds = []
 
     class Seeded(Echo):

@@ -10,9 +10,9 @@ import pytest
 import forge_agents as fa
 from forge_agents.models.tiny import _byte_vocab
 from forge_agents.rollout.conversation import ASK_FOR_NOTES
+from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.rollout.rollout import play
 from forge_agents.types import Completion, VersionSpan
 from forge_trainers.batch.packing import samples_from
 
@@ -57,7 +57,7 @@ def family(request):
     return request.param, tokenizer_of(request.param)
 
 
-def test_an_answer_and_its_end_are_told_apart_and_the_end_is_read_once(family):
+def test_answer_and_end_token_are_separated(family):
     name, tokenizer = family
     renderer, end = Renderer(tokenizer), ENDS[name]
     prompt = renderer.start("Be brief.", "one")
@@ -74,14 +74,14 @@ def test_an_answer_and_its_end_are_told_apart_and_the_end_is_read_once(family):
         assert text == broken_off, "the template adds what the model did not write, and nothing twice"
 
 
-def test_written_answer_ends_as_models_of_the_family_end_their_turn(family):
+def test_written_answer_ends_as_the_familys_turns(family):
     name, tokenizer = family
     renderer, end = Renderer(tokenizer), ENDS[name]
     assert tokenizer.decode(renderer.answer("two")).endswith(f"two{end}")
     assert tokenizer.decode(renderer.answer("two", cut=True)).endswith("two")
 
 
-def test_engine_is_told_of_an_end_that_is_not_the_tokenizers(family):
+def test_engine_receives_end_tokens_of_the_template(family):
     name, tokenizer = family
     told = []
 
@@ -140,7 +140,7 @@ class Long(fa.TurnEnv):
 @pytest.mark.parametrize(
     ("keep_reasoning", "context"), [("all", "end"), ("all", "summarize"), ("turn", "window"), ("none", "summarize")]
 )
-def test_each_sampled_token_is_trained_once_behind_the_prompt_that_was_read(family, keep_reasoning, context):
+def test_each_sampled_token_is_trained_once_after_its_prompt(family, keep_reasoning, context):
     name, tokenizer = family
     renderer = Renderer(tokenizer)
     engine = Says(renderer, ENDS[name])

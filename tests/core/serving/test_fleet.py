@@ -42,7 +42,7 @@ def policies(folder, *names, **settings):
     return {name: fa.Policy(str(folder), name=name, **settings) for name in names}
 
 
-def test_who_never_changes_shares_an_engine_by_model(started, tmp_path):
+def test_frozen_policies_share_an_engine_per_model(started, tmp_path):
     one, two = policies(tmp_path / "m", "a", "b"), policies(tmp_path / "n", "c")
     found, _ = started(one | two)
     assert found.engines.keys() == {"a", "c"}
@@ -50,7 +50,7 @@ def test_who_never_changes_shares_an_engine_by_model(started, tmp_path):
     assert found.policy_engines["b"].renderer.path == tmp_path / "m"
 
 
-def test_who_may_change_has_an_engine_and_adapters_share_one(started, tmp_path):
+def test_trainable_policies_have_engines_and_adapters_share_one(started, tmp_path):
     whole = policies(tmp_path / "m", "a", "b")
     adapted = policies(tmp_path / "m", "x", "y", lora=fa.LoRA(rank=2))
     found, asked = started(whole | adapted, store=object())
@@ -61,13 +61,13 @@ def test_who_may_change_has_an_engine_and_adapters_share_one(started, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["adapters", "adapter_folders"])
-def test_adapters_are_named_by_policies_alone(started, tmp_path, name):
+def test_engine_settings_may_not_name_adapters(started, tmp_path, name):
     wish = fa.EngineConfig(**{name: {"x": fa.LoRA(rank=2) if name == "adapters" else "folder"}})
     with pytest.raises(ValueError, match=rf"engine\.{name} names x; .* give the Policy its lora"):
         started(policies(tmp_path / "m", "x"), config=wish)
 
 
-def test_a_model_that_no_policy_names_is_refused(started, tmp_path):
+def test_model_without_policy_is_refused(started, tmp_path):
     for name in "mn":
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
@@ -103,7 +103,7 @@ def on_gpus(monkeypatch, tiny_llama):
     return config
 
 
-def test_engines_divide_a_gpu_that_they_share_and_only_that(on_gpus):
+def test_engines_divide_only_shared_gpus(on_gpus):
     assert on_gpus(gpus=2) == on_gpus(gpus=1, models=1) == fa.EngineConfig()  # each has one alone
     shared = on_gpus(gpus=1)
     assert shared.gpu_memory_utilization == 0.475
@@ -115,7 +115,7 @@ def test_engines_divide_a_gpu_that_they_share_and_only_that(on_gpus):
     assert (unknown.gpu_memory_utilization, unknown.kv_cache_gb) == (0.45, None)
 
 
-def test_a_large_and_a_small_model_share_a_gpu_as_a_run_shares_it(on_gpus, tmp_path):
+def test_large_and_small_model_share_a_gpu_by_need(on_gpus, tmp_path):
     """Half of the GPU would be too little for the large one."""
     folders = {}
     for name in ("32b", "0.6b"):
@@ -132,7 +132,7 @@ def test_a_large_and_a_small_model_share_a_gpu_as_a_run_shares_it(on_gpus, tmp_p
         on_gpus.all(gpus=1, folders=folders, max_model_len=16384)
 
 
-def test_what_was_said_of_a_shared_gpu_stays_and_too_many_engines_are_refused(on_gpus):
+def test_configured_share_is_kept_and_too_many_engines_are_refused(on_gpus):
     assert on_gpus(gpus=1, gpu_memory_utilization=0.2).kv_cache_gb is None
     with pytest.raises(HostError, match=r"may take 76\.0, and gpu_memory_utilization=0\.5 gives each 40\.0; engine"):
         on_gpus(gpus=1, gpu_memory_utilization=0.5)
@@ -140,7 +140,7 @@ def test_what_was_said_of_a_shared_gpu_stays_and_too_many_engines_are_refused(on
         on_gpus(gpus=1, models=8, size=16_000_000_000)
 
 
-def test_engines_that_share_gpus_have_their_places_until_the_fleet_ends(started, tmp_path, monkeypatch):
+def test_shared_gpus_stay_reserved_until_the_fleet_ends(started, tmp_path, monkeypatch):
     layout = Cluster(fa.Hosts(), lambda: "here")
     layout._here.facts = HostFacts(
         hostname="node", gpus=("0", "1"), cores=frozenset({0}), memory_domain="", gpu_bytes=(80_000_000_000,) * 2
@@ -160,7 +160,7 @@ def test_engines_that_share_gpus_have_their_places_until_the_fleet_ends(started,
     assert layout._reserved == {} and not any(layout._here.gpu_users.values())
 
 
-def test_several_engines_of_one_cpu_divide_its_cores(monkeypatch):
+def test_engines_on_cpu_divide_the_cores(monkeypatch):
     monkeypatch.setattr(fleet, "visible_gpus", lambda: ())
     monkeypatch.setattr(fleet.os, "sched_getaffinity", lambda _: set(range(6)))
 

@@ -137,7 +137,7 @@ def replicas(count: int, **others: Any) -> Any:
     return EngineClient.start(EngineConfig(replicas=count), name="hero", **others)
 
 
-def test_a_dead_engines_requests_are_asked_again_with_their_seed() -> None:
+def test_requests_of_a_dead_engine_are_retried_with_their_seed() -> None:
     async def main() -> None:
         hero = await replicas(2)
         asked = [asyncio.ensure_future(hero.generate([i], Sampling(), seed=i)) for i in range(4)]
@@ -156,7 +156,7 @@ def test_a_dead_engines_requests_are_asked_again_with_their_seed() -> None:
     asyncio.run(main())
 
 
-def test_an_only_engine_is_waited_for_and_its_successor_holds_the_newest_weights() -> None:
+def test_successor_of_a_single_engine_has_the_newest_weights() -> None:
     async def main() -> None:
         hero = await replicas(1)
         await hero.load_weights(1)
@@ -174,7 +174,7 @@ def test_an_only_engine_is_waited_for_and_its_successor_holds_the_newest_weights
     asyncio.run(main())
 
 
-def test_one_death_too_many_ends_all_waits_with_the_reason(tmp_path: Path) -> None:
+def test_too_many_deaths_fail_all_waiting_requests(tmp_path: Path) -> None:
     async def main() -> None:
         hero = await replicas(2, faults=Faults(max_respawns=1, file=tmp_path / "faults.jsonl"))
         asked = [asyncio.ensure_future(hero.generate([i], Sampling())) for i in range(2)]
@@ -193,7 +193,7 @@ def test_one_death_too_many_ends_all_waits_with_the_reason(tmp_path: Path) -> No
     assert [(row["event"], row["who"]) for row in rows][:2] == [("noticed", "hero-0"), ("noticed", "hero-1")]
 
 
-def test_weights_roll_through_the_replicas_while_the_others_generate() -> None:
+def test_weights_roll_through_replicas_while_others_generate() -> None:
     async def main() -> None:
         hero = await replicas(2)
         asked = [asyncio.ensure_future(hero.generate([i], Sampling())) for i in range(2)]
@@ -211,7 +211,7 @@ def test_weights_roll_through_the_replicas_while_the_others_generate() -> None:
 
 
 @pytest.mark.parametrize(("on_update", "asked"), [("continue", 1), ("restart", 3)])
-def test_an_answer_of_two_versions_is_kept_or_asked_again(monkeypatch: Any, on_update: Any, asked: int) -> None:
+def test_answer_of_two_versions_is_kept_or_sampled_again(monkeypatch: Any, on_update: Any, asked: int) -> None:
     whole = VersionSpan(version=3, start=0, end=3)
     spans = [(VersionSpan(version=v, start=0, end=v), VersionSpan(version=v + 1, start=v, end=3)) for v in (1, 2)]
     spans.append((whole,))  # type: ignore[arg-type]
@@ -257,13 +257,13 @@ def test_half_of_the_replicas_load_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("number", "sizes"), [(1, [1]), (2, [1, 1]), (3, [1, 1, 1]), (4, [2, 2]), (9, [4, 4, 1])])
-def test_waves_hold_every_replica_once_and_never_more_than_half_of_several(number: int, sizes: list[int]) -> None:
+def test_waves_contain_each_replica_once_and_at_most_half(number: int, sizes: list[int]) -> None:
     found = module.waves(range(number))
     assert [len(wave) for wave in found] == sizes
     assert [one for wave in found for one in wave] == list(range(number))
 
 
-def test_a_store_that_died_is_named_and_its_successor_awaited() -> None:
+def test_dead_store_is_named_and_its_successor_awaited() -> None:
     async def main() -> None:
         hero = await replicas(2)
         await hero.load_weights(1)
@@ -283,7 +283,7 @@ def test_a_store_that_died_is_named_and_its_successor_awaited() -> None:
     asyncio.run(main())
 
 
-def test_an_engine_that_starts_while_the_store_is_replaced_looks_into_the_new_one(monkeypatch: Any) -> None:
+def test_starting_engine_uses_the_replaced_store(monkeypatch: Any) -> None:
     plain, gate = Played.start.__func__, asyncio.Event()  # type: ignore[attr-defined]
 
     async def slow(cls: type[Played], *args: Any, **options: Any) -> Played:
@@ -308,7 +308,7 @@ def test_an_engine_that_starts_while_the_store_is_replaced_looks_into_the_new_on
     asyncio.run(main())
 
 
-def test_an_engine_that_waits_for_weights_tries_again_when_some_are_loaded() -> None:
+def test_starting_engine_retries_when_weights_are_loaded() -> None:
     async def main() -> None:
         hero = await replicas(2)
         await hero.load_weights(1)
@@ -324,7 +324,7 @@ def test_an_engine_that_waits_for_weights_tries_again_when_some_are_loaded() -> 
     asyncio.run(main())
 
 
-def test_an_engine_that_found_no_weights_looks_again_though_nothing_tells_it_to(monkeypatch: Any) -> None:
+def test_starting_engine_polls_for_weights(monkeypatch: Any) -> None:
     async def main() -> None:
         monkeypatch.setattr(module, "_RETRY_S", 0.01)
         hero = await replicas(1)
@@ -342,7 +342,7 @@ def test_an_engine_that_found_no_weights_looks_again_though_nothing_tells_it_to(
     asyncio.run(main())
 
 
-def test_an_engine_for_which_no_weights_come_is_named_and_not_the_store_which_may_be_well() -> None:
+def test_engine_without_weights_is_named_instead_of_the_store() -> None:
     async def main() -> None:
         hero = await replicas(1, timeout_s=0.2)
         await hero.load_weights(1)
@@ -357,7 +357,7 @@ def test_an_engine_for_which_no_weights_come_is_named_and_not_the_store_which_ma
     asyncio.run(main())
 
 
-def test_a_conversation_stays_with_its_replica() -> None:
+def test_conversation_stays_with_its_replica() -> None:
     async def main() -> None:
         hero = await replicas(2)
         for turn in range(3):
@@ -372,7 +372,7 @@ def test_a_conversation_stays_with_its_replica() -> None:
     asyncio.run(main())
 
 
-def test_a_router_that_picks_nobody_is_named() -> None:
+def test_router_that_picks_no_live_replica_is_named() -> None:
     class Lost(LeastLoaded):
         def pick(self, prompt_ids: Any, loads: Any) -> int:
             return -1  # as of a list the last
@@ -386,7 +386,7 @@ def test_a_router_that_picks_nobody_is_named() -> None:
     asyncio.run(main())
 
 
-def test_who_waits_for_an_engine_has_a_deadline() -> None:
+def test_wait_for_a_live_engine_has_a_timeout() -> None:
     async def main() -> None:
         hero = await replicas(1)
         Played.broken_starts = 10**9
@@ -400,12 +400,12 @@ def test_who_waits_for_an_engine_has_a_deadline() -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("replicas", 0), ("routing", "nearest")])
-def test_settings_that_mean_nothing_are_refused(field: str, value: Any) -> None:
+def test_meaningless_settings_are_refused(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"{field}={value!r}"):
         EngineConfig(**{field: value})
 
 
-def test_the_same_death_at_the_same_place_twice_ends_the_run_with_its_cause() -> None:
+def test_same_death_twice_ends_the_run_with_its_cause() -> None:
     async def main() -> None:
         hero = await replicas(1, faults=Faults(max_respawns=8))
         for why, place in (("killed", ""), ("killed", ""), ("SIGILL in a", "a"), ("SIGSEGV in b", "b")):
@@ -424,7 +424,7 @@ def test_the_same_death_at_the_same_place_twice_ends_the_run_with_its_cause() ->
     asyncio.run(main())
 
 
-def test_a_start_that_dies_at_the_same_place_twice_is_not_tried_a_third_time() -> None:
+def test_start_that_dies_twice_at_one_place_is_not_retried() -> None:
     tries = []
 
     async def start() -> None:
@@ -436,12 +436,12 @@ def test_a_start_that_dies_at_the_same_place_twice_is_not_tried_a_third_time() -
     assert len(tries) == 2
 
 
-def test_a_negative_limit_is_refused() -> None:
+def test_negative_respawn_limit_is_refused() -> None:
     with pytest.raises(ValueError, match="max_respawns=-1"):
         Faults(max_respawns=-1)
 
 
-def test_a_successor_holds_every_adapter_and_each_player_asks_its_own() -> None:
+def test_successor_has_every_adapter() -> None:
     async def main() -> None:
         both = await replicas(1)
         hero, rival = (PolicyEngine(both, Any, name) for name in ("hero", "rival"))
@@ -496,7 +496,7 @@ class Shared:
 
 
 @pytest.mark.parametrize("dies", ["before", "while they leave", "asleep"])
-def test_engines_that_share_gpus_are_gone_when_the_learner_comes_and_come_back_when_it_has_left(dies: str) -> None:
+def test_colocated_engines_offload_for_the_learner_and_return(dies: str) -> None:
     async def main() -> None:
         shared = Shared(dies)
         shared.hero = await replicas(2, device_access=shared.playing)

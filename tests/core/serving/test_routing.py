@@ -10,13 +10,13 @@ from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.routing import LeastLoaded, PrefixAffine, router_class
 
 
-def test_the_least_loaded_is_picked_and_equals_take_turns() -> None:
+def test_least_loaded_replica_is_picked_in_turn() -> None:
     router = LeastLoaded()
     assert router.pick([1], {0: 3, 1: 2, 2: 5}) == 1
     assert [router.pick([1], {0: 0, 1: 0, 2: 0}) for _ in range(6)] == [0, 2, 1, 0, 2, 1]
 
 
-def test_a_conversation_returns_to_the_replica_that_answered_it() -> None:
+def test_conversation_returns_to_its_replica() -> None:
     router = PrefixAffine(capacity=8)
     first = [5, 6, 7]
     router.answered(first, [8, 9], 2)
@@ -27,7 +27,7 @@ def test_a_conversation_returns_to_the_replica_that_answered_it() -> None:
     assert router.pick([*first, 8, 9, 99], {0: 1, 1: 0, 2: 0}) == 2
 
 
-def test_siblings_with_one_first_prompt_spread() -> None:
+def test_equal_first_prompts_spread_over_replicas() -> None:
     router = PrefixAffine(capacity=8)
     loads = {0: 0, 1: 0}
     for _ in range(8):
@@ -37,7 +37,7 @@ def test_siblings_with_one_first_prompt_spread() -> None:
     assert router.pick([1, 2, 3], {0: 0, 1: 0}) in {0, 1}
 
 
-def test_a_full_or_dead_home_is_passed_over() -> None:
+def test_full_or_dead_replica_is_skipped() -> None:
     router = PrefixAffine(capacity=4)
     router.answered([1, 2], [3], 1)
     prompt = [1, 2, 3, 4]
@@ -46,7 +46,7 @@ def test_a_full_or_dead_home_is_passed_over() -> None:
     assert router.pick(prompt, {0: 9}) == 0
 
 
-def test_what_was_quiet_longest_is_forgotten() -> None:
+def test_least_recent_conversations_are_forgotten() -> None:
     router = PrefixAffine(capacity=4, max_conversations=2)
     for conversation in (1, 2, 3):
         router.answered([conversation], [0], 1)
@@ -56,7 +56,7 @@ def test_what_was_quiet_longest_is_forgotten() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 200_000), min_size=1, max_size=12), min_size=1, max_size=20), st.data())
-def test_every_conversation_finds_its_home(prompts: list[list[int]], data: st.DataObject) -> None:
+def test_every_conversation_finds_its_replica(prompts: list[list[int]], data: st.DataObject) -> None:
     router = PrefixAffine(capacity=100)
     homes = {}
     for prompt in prompts:
@@ -76,7 +76,7 @@ class Last(LeastLoaded):
         return max(loads)
 
 
-def test_a_name_or_a_module_says_which_router() -> None:
+def test_router_is_named_or_imported() -> None:
     found = {name: router_class(EngineConfig(routing=name).routing) for name in ("prefix", "load", f"{__name__}:Last")}
     assert list(found.values()) == [PrefixAffine, LeastLoaded, Last]
 
@@ -90,6 +90,6 @@ def test_a_name_or_a_module_says_which_router() -> None:
         (f"{__name__}:pytest", "give a class with pick"),
     ],
 )
-def test_what_is_no_router_is_refused_with_what_one_is(routing: str, told: str) -> None:
+def test_invalid_router_is_refused(routing: str, told: str) -> None:
     with pytest.raises(ValueError, match=told):
         EngineConfig(routing=routing)

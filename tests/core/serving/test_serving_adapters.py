@@ -10,7 +10,7 @@ from forge_agents.serving import EngineConfig, _vllm
 from forge_agents.types import VersionSpan
 
 
-def test_adapters_are_numbered_from_one_and_unknown_ones_refused():
+def test_adapters_are_numbered_from_one():
     config = EngineConfig(adapters={"hero": LoRA(), "rival": LoRA()})
     assert [_vllm.adapter_number(config, name) for name in ("", "hero", "rival")] == [0, 1, 2]
     with pytest.raises(ValueError, match="no adapter 'her'; it has hero, rival"):
@@ -19,7 +19,7 @@ def test_adapters_are_numbered_from_one_and_unknown_ones_refused():
         _vllm.adapter_number(EngineConfig(), "hero")
 
 
-def test_adapters_on_cpu_are_not_compiled_and_nothing_says_they_were(monkeypatch):
+def test_cpu_engines_with_adapters_are_not_compiled(monkeypatch):
     alone, adapted = (EngineConfig(adapters=own, enforce_eager=False) for own in ({}, {"hero": LoRA()}))
     monkeypatch.setattr("forge_agents.serving.config.visible_gpus", lambda: ())
     assert alone.compiled and not adapted.compiled
@@ -27,7 +27,7 @@ def test_adapters_on_cpu_are_not_compiled_and_nothing_says_they_were(monkeypatch
     assert adapted.compiled and not EngineConfig(adapters=adapted.adapters, enforce_eager=True).compiled
 
 
-def test_a_completion_names_the_versions_of_its_own_adapter():
+def test_completion_has_the_versions_of_its_adapter():
     found = [
         SimpleNamespace(version='{"0": 0, "1": 2, "2": 5}', start=0, end=3),
         SimpleNamespace(version='{"0": 0, "1": 2, "2": 6}', start=3, end=4),
@@ -39,7 +39,7 @@ def test_a_completion_names_the_versions_of_its_own_adapter():
     assert spans["2"] == (VersionSpan(version=5, start=0, end=3), VersionSpan(version=6, start=3, end=9))
 
 
-def test_shapes_of_an_adapter_follow_the_model_and_its_targets(tiny_llama, tiny_models):
+def test_adapter_shapes_follow_model_and_targets(tiny_llama, tiny_models):
     shapes = _vllm.adapter_shapes(str(tiny_llama), LoRA(rank=3, targets=("q_proj", "down_proj")))
     layer = "base_model.model.model.layers.0."
     assert shapes[layer + "self_attn.q_proj.lora_A.weight"] == (3, 128)
@@ -51,7 +51,7 @@ def test_shapes_of_an_adapter_follow_the_model_and_its_targets(tiny_llama, tiny_
         _vllm.check_tensors({name: value.T for name, value in tensors.items()}, shapes)
 
 
-def test_an_adapter_that_fits_no_layer_is_refused(tmp_path, tiny_llama):
+def test_adapter_without_matching_layer_is_refused(tmp_path, tiny_llama):
     from safetensors.torch import save_file
 
     save_file({"model.layers.0.self_attn.q_proj.weight": torch.zeros(4, 4)}, tmp_path / "model.safetensors")
@@ -61,7 +61,7 @@ def test_an_adapter_that_fits_no_layer_is_refused(tmp_path, tiny_llama):
 
 
 @pytest.mark.parametrize("tokens", [(1, 1, 1, 1, 1), (1, 0, 2, 2, 1), (0, 0, 0, 0, 0)], ids=str)
-def test_each_token_gets_what_its_own_adapter_adds(tokens):
+def test_each_token_uses_its_own_adapter(tokens):
     from vllm.lora.layers import LoRAMapping
 
     from forge_agents.serving._grouped_lora import GroupedLoRA

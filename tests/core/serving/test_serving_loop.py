@@ -31,14 +31,14 @@ from forge_agents.serving._wire import Answer, Request
         ({"answer_timeout_s": 0.0}, "answer_timeout_s=0"),
     ],
 )
-def test_bad_settings_say_what_would_do(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=message):
         EngineConfig(model=str(tmp_path), **change)
 
 
 @pytest.mark.parametrize(("tiles", "granted"), [(True, True), (True, False), (False, False)])
-def test_tile_registers_are_asked_for_before_bfloat16_attention_takes_them(
+def test_amx_tiles_are_requested_before_bfloat16_attention(
     monkeypatch: pytest.MonkeyPatch, tiles: bool, granted: bool
 ) -> None:
     import torch
@@ -55,7 +55,7 @@ def test_tile_registers_are_asked_for_before_bfloat16_attention_takes_them(
     assert len(asked) == 2 * tiles
 
 
-def test_a_folder_without_a_model_is_refused(tmp_path: Path) -> None:
+def test_folder_without_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no folder with a config\.json"):
         EngineConfig(model=str(tmp_path))
 
@@ -73,7 +73,7 @@ class FailingEngine:
         raise ArithmeticError("numbers went missing")
 
 
-def test_a_failed_step_ends_the_thread_and_breaks_every_promise(
+def test_failed_step_ends_the_thread_and_fails_pending_jobs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.json").write_text("{}")
@@ -114,7 +114,7 @@ class GivingUpEngine:
         return [SimpleNamespace(finished=True, request_id=name, outputs=[sampled], num_cached_tokens=0)]
 
 
-def test_a_request_that_vllm_gives_up_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_that_vllm_gives_up_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text("{}")
     fake = GivingUpEngine()
     monkeypatch.setattr(_vllm, "build", lambda config: fake)
@@ -199,7 +199,7 @@ def taken(answers: queue.Queue[list[Answer]], count: int) -> dict[int, Answer]:
     return found
 
 
-def test_time_in_the_queue_does_not_count_and_one_slow_answer_fails_alone(
+def test_answer_timeout_excludes_the_queue_and_fails_one_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake, thread, answers = queueing(tmp_path, monkeypatch, room=64, seconds=8, slow={"5"})
@@ -214,7 +214,7 @@ def test_time_in_the_queue_does_not_count_and_one_slow_answer_fails_alone(
     thread.close(5)
 
 
-def test_steps_that_work_on_nothing_are_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_without_running_requests_count_as_stalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fake, thread, _ = queueing(tmp_path, monkeypatch, room=0, seconds=1, slow=set())
     thread.add([Request(request_id=0, prompt_ids=(1,), sampling=Sampling(max_tokens=2))])
     deadline = time.monotonic() + 60
@@ -266,7 +266,7 @@ class Beating:
         return None
 
 
-def test_a_failed_engine_fails_every_waiting_request_by_name() -> None:
+def test_failed_engine_fails_all_waiting_requests() -> None:
     async def main() -> None:
         actor = FakeActor()
         facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
@@ -300,7 +300,7 @@ class OfTwoRanks(Heartbeat):
 @pytest.mark.parametrize(
     "end", [ActorDiedError("hero died: SIGKILL", "hero", "a"), StallError("hero is silent", "hero")]
 )
-def test_an_update_that_breaks_off_because_another_rank_ended_is_the_engines_death(end: Any) -> None:
+def test_update_that_fails_with_a_dead_rank_reports_the_death(end: Any) -> None:
     async def main() -> None:
         actor, heartbeat = FakeActor(), OfTwoRanks()
 
@@ -322,7 +322,7 @@ def test_an_update_that_breaks_off_because_another_rank_ended_is_the_engines_dea
 
 
 @pytest.mark.parametrize("where", ["poll", "add"])
-def test_whatever_comes_back_instead_of_an_answer_nobody_waits_for_ever(where: str) -> None:
+def test_unexpected_replies_of_the_actor_fail_all_requests(where: str) -> None:
     async def refuse(requests: list[Request]) -> None:
         raise KeyError("Answer")  # such as of a message that cannot be read
 
@@ -358,7 +358,7 @@ class SlowActor(FakeActor):
         return given, self.busy_s
 
 
-def test_an_engine_s_own_clock_says_how_busy_it_was() -> None:
+def test_busy_time_is_measured_by_the_engine() -> None:
     """Of its controller, which an environment may hold up, it says nothing."""
 
     async def main() -> None:
@@ -377,7 +377,7 @@ def test_an_engine_s_own_clock_says_how_busy_it_was() -> None:
     asyncio.run(main())
 
 
-def test_a_late_answer_is_named_and_an_engine_that_answers_nobody_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_late_answer_fails_alone_and_silent_engine_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(engine_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
 
@@ -410,7 +410,7 @@ def test_a_late_answer_is_named_and_an_engine_that_answers_nobody_is_dead(monkey
     asyncio.run(main())
 
 
-def test_an_update_must_bring_every_tensor_in_its_shape(tmp_path: Path) -> None:
+def test_update_must_have_all_tensors_in_their_shapes(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     expected = {"a": (2, 3), "b": (4,)}
     whole = {"a": torch.zeros(2, 3), "b": torch.zeros(4)}

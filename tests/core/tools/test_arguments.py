@@ -3,7 +3,7 @@
 import pytest
 
 from forge_agents.tools import Tool, ToolCall, describe_tools, parse_tool_calls, run_tool
-from forge_agents.tools.arguments import argument_schemas, wrong_arguments
+from forge_agents.tools.arguments import argument_schemas, check_arguments
 
 NUMBER, TEXT = {"type": "integer"}, {"type": "string"}
 CITY, POINT = {"properties": {"city": TEXT}, "required": ["city"]}, {"properties": {"x": NUMBER}, "required": ["x"]}
@@ -39,7 +39,7 @@ SCHEMAS = {
 
 
 @pytest.mark.parametrize("kind", SCHEMAS)
-def test_a_call_that_fits_the_schema_is_run(kind):
+def test_valid_call_runs(kind):
     result = run(SCHEMAS[kind], city="Oslo")
     assert (result.ok, result.content) == (True, '[["city", "Oslo"]]')
 
@@ -65,12 +65,12 @@ def test_a_call_that_fits_the_schema_is_run(kind):
         ("plain", {"town": "x"}, "find has no argument 'town'; arguments: city."),
     ],
 )
-def test_a_call_that_does_not_fit_says_what_was_expected(kind, arguments, says):
+def test_invalid_call_error_says_what_was_expected(kind, arguments, says):
     result = run(SCHEMAS[kind], **arguments)
     assert not result.ok and says in result.content, result.content
 
 
-def test_a_schema_that_only_lists_properties_forbids_others():
+def test_schema_with_only_properties_forbids_others():
     listed = {"type": "object", "properties": {"city": TEXT}}
     assert not run(listed, city="Oslo", town="x").ok
     assert run({**listed, "additionalProperties": True}, city="Oslo", town="x").ok
@@ -87,7 +87,7 @@ def doubled(keyword, leaf, levels=60):
 
 
 @pytest.mark.parametrize("keyword", ["allOf", "anyOf", "oneOf"])
-def test_references_that_double_each_other_end_in_time(keyword):
+def test_multiplying_references_hit_the_time_limit(keyword):
     for leaf in (TEXT, NUMBER):
         last, definitions = doubled(keyword, leaf)
         result = run({"type": "object", "properties": {"x": last}, "$defs": definitions}, x="y")
@@ -115,14 +115,14 @@ def test_references_that_double_each_other_end_in_time(keyword):
         {"patternProperties": {"(": {}}},
     ],
 )
-def test_a_schema_that_cannot_be_used_is_text_for_the_model(hostile):
+def test_unusable_schema_is_an_error_text(hostile):
     result = run(hostile, x="y")
     assert result.ok or "cannot be used" in result.content, result.content
     describe_tools([tool(hostile)], "plain")
 
 
 @pytest.mark.parametrize("kind", ["anyOf", "oneOf", "allOf", "$ref", "draft 7", "if", "plain"])
-def test_plain_calls_name_and_place_the_arguments_of_combined_schemas(kind):
+def test_plain_calls_support_combined_schemas(kind):
     offered = tool(SCHEMAS[kind])
     assert next(iter(argument_schemas(offered.parameters))) == "city"
     (call,) = parse_tool_calls("CALL find(Oslo)", tools=[offered])
@@ -134,9 +134,9 @@ def test_plain_calls_name_and_place_the_arguments_of_combined_schemas(kind):
         assert run_tool([offered], example).ok, example
 
 
-def test_null_fits_an_argument_that_openapi_calls_nullable():
+def test_nullable_argument_accepts_null():
     schema = {"type": "object", "properties": {"x": {"type": "integer", "nullable": True}, "y": {"type": "integer"}}}
-    assert wrong_arguments("tool", schema, {"x": None}) == ""
-    assert wrong_arguments("tool", {**schema, "required": ["x"]}, {"x": None}) == ""
-    assert "expected" in wrong_arguments("tool", schema, {"y": None})
-    assert "expected" in wrong_arguments("tool", schema, {"x": "a"})
+    assert check_arguments("tool", schema, {"x": None}) == ""
+    assert check_arguments("tool", {**schema, "required": ["x"]}, {"x": None}) == ""
+    assert "expected" in check_arguments("tool", schema, {"y": None})
+    assert "expected" in check_arguments("tool", schema, {"x": "a"})

@@ -20,7 +20,7 @@ def use(box, name, **arguments):
     return run_tool(box.tools(), ToolCall(name=name, arguments=arguments))
 
 
-def test_files_stay_between_calls_and_programs_see_them():
+def test_files_persist_between_calls_and_programs():
     box = Workspace()
     assert use(box, "list_files").content == "(no files)"
     assert use(box, "write_file", path="lib/tools.py", text="def f(x): return x + 1\n").content == "23 bytes written"
@@ -32,7 +32,7 @@ def test_files_stay_between_calls_and_programs_see_them():
     assert box.files == {"lib/tools.py": b"def f(x): return x + 1\n"}
 
 
-def test_a_program_tells_of_errors_and_of_limits():
+def test_result_contains_errors_and_limits():
     box = Workspace(Sandbox(limits=SandboxLimits(wall_s=20)))
     assert use(box, "python", code="x = 1").content == "(nothing was printed)"
     assert "ZeroDivisionError" in use(box, "python", code="print('a'); 1 / 0").content
@@ -44,7 +44,7 @@ def test_a_program_tells_of_errors_and_of_limits():
 
 
 @pytest.mark.parametrize("path", ["../x", "/etc/passwd", "a/../../x", "", ".", "a\0b", "x" * 300])
-def test_paths_stay_in_the_folder(path):
+def test_paths_outside_the_folder_are_rejected(path):
     box = Workspace()
     for name, arguments in (("write_file", {"text": "x"}), ("read_file", {})):
         result = use(box, name, path=path, **arguments)
@@ -52,7 +52,7 @@ def test_paths_stay_in_the_folder(path):
     assert box.files == {}
 
 
-def test_links_and_odd_names_are_left_behind():
+def test_links_and_invalid_names_are_dropped():
     box = Workspace()
     box.run(
         "import os\nos.symlink('/program.py', 'link'); os.symlink('/usr', 'folder')\n"
@@ -65,7 +65,7 @@ def test_links_and_odd_names_are_left_behind():
     assert 100 < len(files) < 900
 
 
-def test_the_folder_is_bounded():
+def test_folder_size_is_bounded():
     box = Workspace(SMALL)
     assert "no room" in use(box, "write_file", path="a", text="x" * (1 << 20) + "x").content
     for name in "ab":
@@ -75,11 +75,11 @@ def test_the_folder_is_bounded():
     for name in "cd":
         box.put(name, b"")
     assert "no more are allowed" in use(box, "write_file", path="e", text="").content
-    assert "cannot be a file beside" in use(box, "write_file", path="a/b", text="").content
+    assert "cannot be a file next to" in use(box, "write_file", path="a/b", text="").content
     assert "File too large" in use(box, "python", code="open('x', 'wb').write(bytes(2 << 20))").content
 
 
-def test_an_environment_keeps_one_and_its_copies_part():
+def test_copies_of_an_environment_have_separate_files():
     class Desk(ToolEnv):
         possible_agents = ("clerk",)
 

@@ -68,7 +68,7 @@ def tools(script):
         yield found
 
 
-def test_a_stdio_servers_tools_carry_its_schemas(tools):
+def test_stdio_server_tools_have_its_schemas(tools):
     by_name = {tool.name: tool for tool in tools}
     assert set(by_name) == {"add", "fail", "sleep", "pid"}
     assert by_name["add"].description == "Add two numbers."
@@ -76,26 +76,26 @@ def test_a_stdio_servers_tools_carry_its_schemas(tools):
     assert by_name["add"].parameters["properties"]["b"]["type"] == "integer"
 
 
-def test_calls_go_to_the_server(tools):
+def test_calls_reach_the_server(tools):
     result = run_tool(tools, call("add", a=2, b=40))
     assert (result.ok, result.content) == (True, "42")
     assert run_tool(tools, call("add", a=2)).content == "3"
 
 
-def test_wrong_calls_and_failing_tools_are_text(tools):
+def test_invalid_calls_and_failing_tools_are_error_texts(tools):
     assert "argument 'a' of add is 'x'" in run_tool(tools, call("add", a="x")).content
     failed = run_tool(tools, call("fail", why="because"))
     assert not failed.ok and "because" in failed.content
 
 
-def test_a_late_call_is_text_and_the_next_one_works(tools):
+def test_call_after_a_late_call_works(tools):
     started = time.monotonic()
     late = run_tool(tools, call("sleep", seconds=60))
     assert not late.ok and "shelf.py" in late.content and time.monotonic() - started < 30
     assert run_tool(tools, call("add", a=1)).ok
 
 
-def test_an_environment_uses_them_and_its_forks_share_the_server(tools):
+def test_forks_of_an_environment_share_the_server(tools):
     class Adder(ToolEnv):
         possible_agents = ("adder",)
 
@@ -123,7 +123,7 @@ def test_an_environment_uses_them_and_its_forks_share_the_server(tools):
         assert game.rewards == {"adder": 1.0}
 
 
-def test_a_server_that_died_is_text_for_the_model(script):
+def test_dead_server_is_an_error_text(script):
     with mcp_tools([sys.executable, str(script)], call_s=2.0) as tools:
         os.kill(int(run_tool(tools, call("pid")).content), signal.SIGKILL)
         for _ in range(2):
@@ -141,7 +141,7 @@ def test_a_server_that_died_is_text_for_the_model(script):
         "http://127.0.0.1:9/mcp",
     ],
 )
-def test_a_server_that_is_not_there_is_an_error_that_names_it(server):
+def test_missing_server_error_names_it(server):
     before = set(threading.enumerate())
     name = "http://127.0.0.1:9'" if isinstance(server, str) else Path(server[0]).name
     with pytest.raises(McpServerError, match=name), mcp_tools(server):
@@ -164,14 +164,14 @@ SECRET = "s3cret-token"
         (f"nonsense://{SECRET}@127.0.0.1/mcp", {}),
     ],
 )
-def test_errors_hold_no_tokens(server, more):
+def test_errors_contain_no_tokens(server, more):
     with pytest.raises(McpServerError) as failure, mcp_tools(server, **more):
         pass
     assert SECRET not in "".join(traceback.format_exception(failure.value, chain=True))
     assert "127.0.0.1" in str(failure.value) or "program" in str(failure.value) or "python" in str(failure.value)
 
 
-def test_what_a_model_is_told_of_a_server_that_died_holds_no_tokens(script):
+def test_error_text_of_a_dead_server_contains_no_tokens(script):
     with mcp_tools([sys.executable, str(script), "--token", SECRET], call_s=2.0) as tools:
         os.kill(int(run_tool(tools, call("pid")).content), signal.SIGKILL)
         for _ in range(2):
@@ -179,16 +179,16 @@ def test_what_a_model_is_told_of_a_server_that_died_holds_no_tokens(script):
             assert not told.ok and "shelf.py" in told.content and SECRET not in told.content
 
 
-def test_a_server_that_says_nothing_is_given_up():
+def test_silent_server_times_out():
     silent = [sys.executable, "-c", "import time; time.sleep(60)"]
     with pytest.raises(McpServerError, match="no answer within 0.5 s"), mcp_tools(silent, connect_s=0.5):
         pass
 
 
-def test_a_client_that_blocks_its_thread_is_named_too(monkeypatch):
+def test_blocking_client_is_reported(monkeypatch):
     held, connection = threading.Event(), mcp._Connection("stub", ())
     try:
-        monkeypatch.setattr(mcp, "_STOP_S", 0.01)
+        monkeypatch.setattr(mcp, "_STOP_TIMEOUT_S", 0.01)
         with pytest.raises(McpServerError, match=r"'stub': gave no answer .* blocks"):
             connection.open(held.wait, 0.01, 1.0)
     finally:
@@ -216,7 +216,7 @@ def address(script):
     thread.join(20)
 
 
-def test_streamable_http_is_the_same(address):
+def test_streamable_http_server_works(address):
     with mcp_tools(address, call_s=2.0, headers={"Authorization": "Bearer token"}) as tools:
         assert run_tool(tools, call("add", a=20, b=22)).content == "42"
         assert "because" in run_tool(tools, call("fail", why="because")).content
@@ -311,7 +311,7 @@ TABLE = '{"rows": [1, 2], "name": "caf\u00e9"}'
         ("nothing", ""),
     ],
 )
-def test_texts_resources_and_structured_content_reach_the_model(give, kind, content):
+def test_result_contains_texts_resources_and_structured_content(give, kind, content):
     result = give(kind)
     assert (result.ok, result.content) == (True, content)
 
@@ -320,6 +320,6 @@ def test_texts_resources_and_structured_content_reach_the_model(give, kind, cont
     ("kind", "content"),
     [("failed resource", "# Notes"), ("failed structured", '{"code": 7}'), ("failed", "give failed")],
 )
-def test_a_failed_call_says_why_whatever_form_the_reason_has(give, kind, content):
+def test_failed_call_contains_the_reason(give, kind, content):
     result = give(kind)
     assert (result.ok, result.content) == (False, f"Error: {content}")

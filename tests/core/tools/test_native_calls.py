@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 import forge_agents as fa
 from forge_agents.models.tiny import _byte_vocab
+from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine, with_calls
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.rollout.rollout import play
 from forge_agents.tools import parse_tool_calls
 from forge_agents.tools.native import reader_for
 from forge_agents.types import Completion, Episode, ToolCall, VersionSpan
@@ -119,7 +119,7 @@ def encoded(tokenizer, text):
 
 
 @pytest.mark.parametrize("family", CALLS)
-def test_a_call_is_read_and_what_is_broken_says_so(speaking, family):
+def test_call_is_parsed_and_malformed_ones_have_errors(speaking, family):
     tokenizer, text = speaking(family), CALLS[family]
     read = reader_for(tokenizer)
     assert read(encoded(tokenizer, text), [book.schema]) == ("", (BOOK,))
@@ -129,11 +129,11 @@ def test_a_call_is_read_and_what_is_broken_says_so(speaking, family):
     assert all(call == BOOK or call.error for call in calls), "half a call is not run"
 
 
-def test_json_behind_a_mark_needs_no_package(everybody):
+def test_json_formats_need_no_package(everybody):
     assert reader_for(everybody) is None
 
 
-def test_a_template_whose_tokens_are_missing_is_read_as_text_and_says_so(everybody, caplog):
+def test_missing_control_tokens_fall_back_to_text_with_a_warning(everybody, caplog):
     lacking = copy.deepcopy(everybody)
     lacking.convert_tokens_to_ids = lambda token: None
     for template in ("<|start|><|channel|>", "<|im_start|><function="):
@@ -146,7 +146,7 @@ def test_a_template_whose_tokens_are_missing_is_read_as_text_and_says_so(everybo
 @pytest.mark.parametrize("family", CALLS)
 @settings(max_examples=40, deadline=None)
 @given(data=st.data())
-def test_no_tokens_make_reading_raise(speaking, family, data):
+def test_parsing_tokens_never_raises(speaking, family, data):
     tokenizer, text = speaking(family), CALLS[family]
     whole = encoded(tokenizer, text)
     some = st.sampled_from(whole) | st.integers(0, len(tokenizer) - 1)
@@ -196,7 +196,7 @@ class Told:
 
 @pytest.mark.parametrize("keep_reasoning", ["all", "turn", "none"])
 @pytest.mark.parametrize("family", CALLS)
-def test_a_family_calls_in_its_own_grammar_and_the_environment_reads_one_form(speaking, family, keep_reasoning):
+def test_environment_gets_one_form_for_all_grammars(speaking, family, keep_reasoning):
     tokenizer, text = speaking(family), CALLS[family]
     begin, end, final = "<think>", "</think>", ""
     if family == "gpt-oss":
@@ -230,7 +230,7 @@ def test_a_family_calls_in_its_own_grammar_and_the_environment_reads_one_form(sp
         assert engine.prompts[1].count(mark) == 1, "its own call stands whole in a history that is written anew"
 
 
-def test_a_thought_that_is_not_finished_calls_nothing(speaking):
+def test_unfinished_reasoning_contains_no_call(speaking):
     tokenizer = speaking("qwen3.5")
     engine = Told(tokenizer, [f"<think>maybe {CALLS['qwen3.5']}"])
     seats = {"guest": fa.Policy("m", name="m"), "other": fa.Scripted(lambda o: "thanks")}
@@ -239,7 +239,7 @@ def test_a_thought_that_is_not_finished_calls_nothing(speaking):
     assert turn.tool_calls == () and turn.action == "" and "Rome" in turn.reasoning
 
 
-def test_calls_that_a_server_tells_apart_are_run(serve_chat):
+def test_calls_parsed_by_a_server_run(serve_chat):
     calls = [{"type": "function", "function": {"name": "book", "arguments": '{"city": "Rome", "nights": 2}'}},
              {"type": "function", "function": {"name": "book", "arguments": "{"}}]  # fmt: skip
     server = serve_chat(
@@ -258,7 +258,7 @@ def test_calls_that_a_server_tells_apart_are_run(serve_chat):
     assert (other.action, other.tool_calls) == ("CALL book(Bern)", ()), "a seat without tools calls none"
 
 @pytest.mark.parametrize("words", ['{"name": "Bob"}', '{"name": oops', "I look.", ""])
-def test_calls_beside_words_are_the_calls_that_are_read(words):
+def test_calls_next_to_text_are_parsed(words):
     call = ToolCall(name="search", arguments={"for": "Bob"})
     assert [found.name for found in parse_tool_calls(with_calls(words, (call,)))] == ["search"]
     assert words in with_calls("I look.", (call,)) or words != "I look."

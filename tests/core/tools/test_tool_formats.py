@@ -58,7 +58,7 @@ def call(name, **arguments):
         ('CALL a(x=1) <tool_call>{"name": "b"}</tool_call>', [call("a", x=1)]),
     ],
 )  # fmt: skip
-def test_calls_are_read_from_every_format(text, expected):
+def test_calls_are_parsed_in_every_format(text, expected):
     assert parse_tool_calls(text) == expected
 
 
@@ -78,7 +78,7 @@ def test_calls_are_read_from_every_format(text, expected):
         ("", {}),
     ],
 )
-def test_plain_arguments_may_stand_without_names_and_quotes(arguments, expected):
+def test_plain_arguments_may_lack_names_and_quotes(arguments, expected):
     (read,) = parse_tool_calls(f"CALL book({arguments}) ok", tools=[book])
     assert (read.arguments, read.error) == (expected, None)
 
@@ -105,7 +105,7 @@ def test_an_expression_needs_no_quotes():
         ('<tool_call>{"name": "book", "arguments": {"city": "\\ud800"}}</tool_call>', "not valid JSON"),
     ],
 )
-def test_calls_that_cannot_be_read_say_how_to_write_them(text, says):
+def test_malformed_call_error_shows_the_format(text, says):
     (read,) = parse_tool_calls(text, tools=[book])
     assert says in read.error and says in run_tool([book], read).content
 
@@ -116,7 +116,7 @@ def cost_of(text):
     return time.process_time() - started
 
 
-def test_names_of_formats_are_checked_and_floods_are_cut():
+def test_format_name_is_checked_and_number_of_calls_limited():
     with pytest.raises(ValueError, match="hermes.*Did you mean 'hermes'"):
         parse_tool_calls("", "hermess")
     assert len(parse_tool_calls("CALL a()" * 100)) == MAX_CALLS
@@ -135,7 +135,7 @@ def test_names_of_formats_are_checked_and_floods_are_cut():
         )
     ).map("".join)
 )  # fmt: skip
-def test_no_text_makes_parsing_raise(form, text):
+def test_parsing_any_text_never_raises(form, text):
     for read in parse_tool_calls(text, form, [book]) + parse_tool_calls(text):
         assert isinstance(run_tool([book], read).content, str)
         json.dumps(dict(read.arguments), allow_nan=False).encode()
@@ -152,7 +152,7 @@ JSON = st.recursive(
 @settings(max_examples=60, deadline=None)
 @given(name=st.from_regex(r"[a-z_]{1,9}", fullmatch=True),
        arguments=st.dictionaries(st.from_regex(r"[a-z_][a-z0-9_]{0,5}", fullmatch=True), JSON, max_size=3))  # fmt: skip
-def test_what_is_rendered_is_read_back(form, name, arguments):
+def test_rendered_calls_are_parsed_back(form, name, arguments):
     written = call(name, **arguments)
     assert parse_tool_calls(render_tool_call(written, form)) == [written]
     assert parse_tool_calls(f"So.\n{render_tool_call(written, form)}", form if form != "llama" else "auto") == (
@@ -161,7 +161,7 @@ def test_what_is_rendered_is_read_back(form, name, arguments):
 
 
 @pytest.mark.parametrize("form", ["hermes", "llama", "mistral"])
-def test_a_call_that_is_nested_without_end_is_an_error_and_its_turn_can_be_written(form):
+def test_deeply_nested_call_is_an_error(form):
     for depth, error in ((90, False), (600, True)):
         deep = "[" * depth + "]" * depth
         text = render_tool_call(ToolCall(name="add", arguments={"a": "?"}), form).replace('"?"', deep)
@@ -175,7 +175,7 @@ def test_a_call_that_is_nested_without_end_is_an_error_and_its_turn_can_be_writt
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_descriptions_show_every_tool_and_how_to_call_it(form):
+def test_description_lists_every_tool_and_the_format(form):
     text = describe_tools([book, calculator], form)
     assert "Book a room." in text and "calculator" in text
     marks = {"hermes": "<tool_call>", "llama": '"parameters"', "mistral": "[TOOL_CALLS]", "plain": 'CALL book(city="'}
@@ -183,7 +183,7 @@ def test_descriptions_show_every_tool_and_how_to_call_it(form):
     assert describe_tools([], form) == ""
 
 
-def test_an_example_call_fits_whatever_a_tool_needs():
+def test_example_call_is_valid():
     @dataclass
     class Place:
         row: int
@@ -201,14 +201,14 @@ def test_an_example_call_fits_whatever_a_tool_needs():
     assert len(describe_tools([endless], "plain")) < 1000
 
 
-def test_results_are_told_apart():
+def test_results_are_distinguishable():
     results = [ToolResult(name="a", content="1", ok=True), ToolResult(name="", content="Error: x", ok=False)]
     assert render_results(results, "plain") == "a: 1\ncall: Error: x"
     assert render_results(results[:1], "llama") == "1"
     assert render_results(results).count("<tool_response>") == 2
 
 
-def test_a_servers_schema_is_followed_and_never_fetched():
+def test_server_schema_is_followed_without_fetching():
     def strange(schema):
         return Tool(name="t", description="", parameters=schema, fn=lambda **given: given)
 
@@ -230,13 +230,13 @@ def test_a_servers_schema_is_followed_and_never_fetched():
         (5, "schema of t cannot be used"),
     ],
 )
-def test_a_servers_schema_neither_stalls_nor_breaks_a_call(wanted, told):
+def test_server_schema_neither_stalls_nor_breaks_a_call(wanted, told):
     strange = Tool(name="t", description="", parameters={"properties": {"x": wanted}}, fn=lambda **given: given)
     said = run_tool([strange], call("t", x="a" * 60 + "b"))
     assert not said.ok and told in said.content
 
 
-def test_a_deadline_ends_the_wait_and_keeps_the_tools_own_errors():
+def test_time_limit_ends_the_wait_and_keeps_tool_errors():
     @tool(timeout_s=20)
     def slow(kind: str) -> str:
         """Wait or fail."""
@@ -264,13 +264,13 @@ def tokenizer(tiny_llama):
 
 
 @pytest.mark.parametrize("properties", [{"x": True}, None, True])
-def test_a_schema_may_say_nothing_of_an_argument(properties):
+def test_argument_without_a_schema_is_allowed(properties):
     tool = {"function": {"name": "add", "parameters": {"type": "object", "properties": properties}}}
     (read,) = parse_tool_calls("CALL add(x=1)", "plain", [tool])
     assert read.arguments == {"x": 1} and not read.error
 
 
-def test_a_tool_conversation_is_token_exact(tokenizer):
+def test_tool_conversation_is_token_exact(tokenizer):
     renderer = Renderer(tokenizer)
     system, asked = describe_tools([calculator], "hermes"), render_tool_call(call("calculator", expression="2 + 3"))
     first = renderer.start(system, "What is 2 + 3?")

@@ -68,7 +68,7 @@ def test_bounds_and_descriptions_of_a_hint_are_kept():
     assert run_tool([take], call("take", stones=3)).ok and not run_tool([take], call("take", stones=4)).ok
 
 
-def test_functions_that_no_model_could_call_are_refused():
+def test_functions_without_hints_or_docstring_are_rejected():
     def bare(x: int):
         return x
 
@@ -103,7 +103,7 @@ def walk(path: list[Place], start: Place, avoid: set[int]) -> str:
     return f"{path[-1]} {start} {sorted(avoid)}"
 
 
-def test_a_function_gets_the_types_that_it_is_hinted():
+def test_function_gets_values_of_its_hinted_types():
     assert walk.parameters["properties"]["path"]["items"] == walk.parameters["properties"]["start"]
     asked = call("walk", path=[{"x": 1, "y": 2}], start={"x": 3}, avoid=[4, 4])
     assert run_tool([walk], asked).content.startswith("Error: argument 'avoid' of walk is [4, 4]; expected")
@@ -114,7 +114,7 @@ def test_a_function_gets_the_types_that_it_is_hinted():
     assert not wrong.ok and "'path' of walk is [{'y': 2}]" in wrong.content
 
 
-def test_calls_are_read_in_order_from_among_text():
+def test_calls_within_text_are_parsed_in_order():
     text = (
         'Let me see. <tool_call>\n{"name": "a", "arguments": {"x": 1}}\n</tool_call> and '
         '<tool_call>{"name": "b", "arguments": "{\\"y\\": 2}"}</tool_call><tool_call>{"name": "c"}</tool_call>'
@@ -136,7 +136,7 @@ def test_calls_are_read_in_order_from_among_text():
         (f'<tool_call>{{"name": "a", "arguments": {{"x": {"9" * 5000}}}}}</tool_call>', "not valid JSON"),
     ],
 )
-def test_unreadable_calls_explain_themselves(block, says):
+def test_malformed_calls_have_error_texts(block, says):
     (read,) = parse_tool_calls(block)
     assert says in read.error
     result = run_tool([weather], read)
@@ -160,12 +160,12 @@ def test_results_are_text():
         (call("weather", city="x", tags=["a", 1]), "'tags'"),
     ],
 )
-def test_wrong_calls_are_errors_in_text(asked, says):
+def test_invalid_calls_are_error_texts(asked, says):
     result = run_tool([weather], asked)
     assert not result.ok and says in result.content
 
 
-def test_a_tool_that_raises_or_floods_is_text_too():
+def test_exceptions_and_long_results_are_texts():
     @fa.tool
     def burst(size: int) -> str:
         """Write a lot, or fail."""
@@ -196,7 +196,7 @@ def test_a_tool_that_raises_or_floods_is_text_too():
         ("+5", "5"),
     ],
 )
-def test_the_calculator_calculates(expression, value):
+def test_calculator_values(expression, value):
     assert calculator(expression) == value
 
 
@@ -227,13 +227,13 @@ def test_the_calculator_calculates(expression, value):
         "٣",
     ],
 )
-def test_the_calculator_refuses_in_text(expression):
+def test_calculator_rejects_other_text(expression):
     result = run_tool([calculator], call("calculator", expression=expression))
     assert not result.ok and result.content.startswith("Error: ")
 
 
 @given(st.text(alphabet="0123456789+-*/%(). ^", max_size=210) | st.text())
-def test_the_calculator_always_answers(expression):
+def test_calculator_never_hangs(expression):
     assert isinstance(run_tool([calculator], call("calculator", expression=expression)).content, str)
 
 

@@ -35,7 +35,7 @@ shapes = st.lists(st.integers(0, 7), max_size=3).map(tuple)
 
 
 @given(st.lists(shapes, min_size=1, max_size=12), st.integers(1, 4))
-def test_tensors_lie_aligned_inside_their_buffers_without_overlap(
+def test_tensors_are_aligned_and_do_not_overlap(
     shapes: list[tuple[int, ...]], num_ranks: int
 ) -> None:
     layout = lay_out([(f"t{i}", shape, "bfloat16", 2) for i, shape in enumerate(shapes)], num_ranks)
@@ -49,7 +49,7 @@ def test_tensors_lie_aligned_inside_their_buffers_without_overlap(
     assert layout.num_bytes <= sum(layout.rank_bytes)
 
 
-def test_ranks_share_the_bytes_evenly() -> None:
+def test_ranks_share_bytes_evenly() -> None:
     layout = lay_out([(f"t{i}", (100,), "float32", 4) for i in range(10)], 2)
     assert layout.rank_bytes[0] == layout.rank_bytes[1]
 
@@ -59,7 +59,7 @@ def write_of(version: int) -> Write:
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=20), st.integers(1, 4))
-def test_a_ring_keeps_the_last_versions_and_its_latest_where_there_is_room(versions: list[int], num_slots: int) -> None:
+def test_ring_keeps_the_last_versions(versions: list[int], num_slots: int) -> None:
     index = Index()
     for version in versions:
         before = index
@@ -78,7 +78,7 @@ def test_a_ring_keeps_the_last_versions_and_its_latest_where_there_is_room(versi
         assert len({entry.slot for entry in index.entries}) == len(index.entries)
 
 
-def test_a_writer_with_fewer_slots_takes_over() -> None:
+def test_writer_with_fewer_slots_takes_over() -> None:
     entries = tuple(Entry(version=v, slot=s, stamp=2 * v) for v, s in ((1, 0), (2, 4), (3, 1)))
     slot, during = Index(entries=entries, stamp=6).announce(2, write_of(4))
     assert (slot, during.versions, during.retiring, during.begin_write().stamp) == (0, (3,), entries[0], 7)
@@ -146,7 +146,7 @@ class Pages:
 
 
 @given(st.integers(0), st.integers(1, 3), st.booleans())
-def test_in_no_order_of_steps_a_reader_takes_a_torn_or_mixed_version(seed: int, num_slots: int, patient: bool) -> None:
+def test_no_order_of_steps_leads_to_a_torn_read(seed: int, num_slots: int, patient: bool) -> None:
     steps = random.Random(seed).choices("wrsk", (30, 10, 10, 1), k=600)
     pages = Pages(num_slots, patient)
     writer, readers = pages.write(), {"r": pages.look(0), "s": pages.look(1)}
@@ -159,7 +159,7 @@ def test_in_no_order_of_steps_a_reader_takes_a_torn_or_mixed_version(seed: int, 
         assert pages.in_vain == 0  # what a reader with a note has begun to read stays as it is
 
 
-def test_a_reader_between_two_writes_takes_the_version() -> None:
+def test_reader_between_two_writes_gets_the_version() -> None:
     pages = Pages(1, patient=True)
     writer, reader = pages.write(), pages.look(0)
     for who in [writer] * 7 + [reader] * 9:
@@ -167,7 +167,7 @@ def test_a_reader_between_two_writes_takes_the_version() -> None:
     assert pages.read == 1
 
 
-def test_shared_pages_are_seen_by_another_process_and_have_no_name() -> None:
+def test_shared_pages_are_visible_to_other_processes_and_unnamed() -> None:
     torch = pytest.importorskip("torch")
     from forge_agents.weights import _segments
 
@@ -185,7 +185,7 @@ def test_shared_pages_are_seen_by_another_process_and_have_no_name() -> None:
     assert torch.equal(bytes_B, torch.full((1024,), 9, dtype=torch.uint8))
 
 
-def test_a_closed_segment_is_gone_even_if_its_descriptor_is_used_again() -> None:
+def test_closed_segment_is_gone_if_its_descriptor_is_reused() -> None:
     pytest.importorskip("torch")
     from forge_agents.weights import _segments
 
@@ -201,7 +201,7 @@ def test_a_closed_segment_is_gone_even_if_its_descriptor_is_used_again() -> None
         _segments.open_segment(handle)
 
 
-def test_a_segment_stays_in_its_process_and_its_bytes_may_travel() -> None:
+def test_segments_cannot_be_pickled_but_their_bytes_can() -> None:
     torch = pytest.importorskip("torch")
     from forge_agents.weights import _segments
 
@@ -218,7 +218,7 @@ def test_a_segment_stays_in_its_process_and_its_bytes_may_travel() -> None:
     assert torch.equal(arrived, bytes_B) and _segments.segment_of(arrived) is None
 
 
-def test_between_places_the_store_sends_bytes_and_no_descriptor() -> None:
+def test_store_sends_bytes_between_hosts() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("torchstore")
     from forge_agents.weights import _segments, _torchstore
@@ -236,7 +236,7 @@ def test_between_places_the_store_sends_bytes_and_no_descriptor() -> None:
         assert torch.equal(read, bytes_B) and (_segments.segment_of(read) is not None) == local
 
 
-def test_pages_that_cannot_be_had_are_reported_not_touched() -> None:
+def test_unavailable_memory_is_reported() -> None:
     pytest.importorskip("torch")
     from forge_agents.weights import _segments
 
@@ -312,7 +312,7 @@ class SharedStore(SlowStore):
         return self.values[key]
 
 
-def test_a_transfer_may_take_many_times_the_silence_of_a_dead_store(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transfer_may_take_longer_than_the_heartbeat_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     from forge_agents.weights import Publisher, Subscriber
 
@@ -341,7 +341,7 @@ def test_a_transfer_may_take_many_times_the_silence_of_a_dead_store(monkeypatch:
 
 
 @pytest.mark.parametrize("slots", [1, 2])
-def test_readers_beside_a_writer_that_never_rests_take_whole_versions(
+def test_readers_of_a_busy_writer_get_whole_versions(
     monkeypatch: pytest.MonkeyPatch, slots: int
 ) -> None:
     torch = pytest.importorskip("torch")
@@ -379,7 +379,7 @@ def test_readers_beside_a_writer_that_never_rests_take_whole_versions(
     assert len(seen) == 48 and len(set(seen)) > 1
 
 
-def test_two_publishers_of_one_name_are_told_and_nobody_reads_a_mixture(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_publishers_of_one_name_fail_without_torn_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     from forge_agents.weights import Publisher, Subscriber
 
@@ -414,7 +414,7 @@ def test_two_publishers_of_one_name_are_told_and_nobody_reads_a_mixture(monkeypa
     assert seen and told
 
 
-def test_a_reader_slower_than_the_writer_is_waited_for_as_long_as_it_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writer_waits_for_a_slow_reader_that_makes_progress(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     from forge_agents.weights import Publisher, Subscriber
 
@@ -449,7 +449,7 @@ def test_a_reader_slower_than_the_writer_is_waited_for_as_long_as_it_gets_on(mon
     asyncio.run(main())
 
 
-def test_tensors_that_are_made_one_at_a_time_are_never_there_together() -> None:
+def test_generated_tensors_are_not_kept() -> None:
     torch = pytest.importorskip("torch")
     from forge_agents.weights import Publisher, Subscriber
 
@@ -486,7 +486,7 @@ def test_tensors_that_are_made_one_at_a_time_are_never_there_together() -> None:
     asyncio.run(main())
 
 
-def test_who_asks_while_a_version_is_written_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reader_waits_for_a_version_that_is_being_written(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     from forge_agents.weights import Publisher, Subscriber
 
@@ -505,7 +505,7 @@ def test_who_asks_while_a_version_is_written_waits_for_it(monkeypatch: pytest.Mo
     asyncio.run(main())
 
 
-def test_a_writer_that_gets_on_is_waited_for_however_long_it_takes_and_one_that_stalls_is_named(
+def test_readers_wait_for_a_slow_writer_and_name_a_stalled_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch = pytest.importorskip("torch")
@@ -580,7 +580,7 @@ def test_a_writer_that_gets_on_is_waited_for_however_long_it_takes_and_one_that_
     asyncio.run(main())
 
 
-def test_a_version_whose_writer_ended_in_the_middle_is_named_and_the_next_writer_publishes_anew() -> None:
+def test_unfinished_version_is_named_and_replaced_by_the_next_writer() -> None:
     torch = pytest.importorskip("torch")
     from forge_agents.weights import Publisher, Subscriber
 
@@ -621,7 +621,7 @@ def test_a_version_whose_writer_ended_in_the_middle_is_named_and_the_next_writer
     asyncio.run(main())
 
 
-def test_a_version_reaches_each_host_once_however_many_read_it_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_version_is_pulled_once_per_host(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     from forge_agents.weights import Publisher, Subscriber, _records, _segments
 
@@ -676,7 +676,7 @@ def test_a_version_reaches_each_host_once_however_many_read_it_there(monkeypatch
     asyncio.run(main())
 
 
-def test_who_pulls_for_a_host_waits_for_those_who_read_there_and_is_told_from_one_that_stalls(
+def test_puller_waits_for_readers_and_a_stalled_puller_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     torch = pytest.importorskip("torch")
@@ -724,7 +724,7 @@ def test_who_pulls_for_a_host_waits_for_those_who_read_there_and_is_told_from_on
     asyncio.run(main())
 
 
-def test_pages_that_are_written_over_while_they_are_lent_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overwritten_pages_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     torch = pytest.importorskip("torch")
     from forge_agents.weights import Publisher, Subscriber, _records
 
@@ -761,7 +761,7 @@ def test_pages_that_are_written_over_while_they_are_lent_are_noticed(monkeypatch
         (True, True, "through shared memory, to other hosts by RDMA (not run by us)"),
     ],
 )
-def test_the_start_says_how_weights_travel(
+def test_transport_is_described(
     monkeypatch: pytest.MonkeyPatch, rdma: bool, several: bool, said: str
 ) -> None:
     from forge_agents.weights import _torchstore
@@ -770,7 +770,7 @@ def test_the_start_says_how_weights_travel(
     assert _torchstore.transport(several) == said
 
 
-def test_memory_is_shared_within_a_host_where_there_is_rdma_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_shared_within_a_host_despite_rdma(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("torchstore")
     from torchstore.transport.pipe import Pipe
 
@@ -792,7 +792,7 @@ def test_memory_is_shared_within_a_host_where_there_is_rdma_too(monkeypatch: pyt
             asyncio.run(client.get("any"))
 
 
-def test_a_part_of_a_segment_travels_as_its_place() -> None:
+def test_part_of_a_segment_is_sent_as_a_range() -> None:
     torch = pytest.importorskip("torch")
     pytest.importorskip("torchstore")
     from forge_agents.weights import _segments, _torchstore

@@ -351,10 +351,10 @@ def test_control_tokens_in_what_is_learned_are_refused_and_elsewhere_are_text(sf
     number = renderer._tokenizer.convert_tokens_to_ids(token)
     text = f"a{token}user\nhi"
     for row in ({"messages": chat("uone", f"a{text}")}, {"prompt": "one", "completion": text}):
-        with pytest.raises(ValueError, match=r"row 0: an answer holds the (control|end-of-turn) token"):
+        with pytest.raises(ValueError, match=r"row 0: an answer contains the (control|end-of-turn) token"):
             sft(row)
     for side in ("chosen", "rejected"):
-        with pytest.raises(ValueError, match=f"row 0, {side}: an answer holds the"):
+        with pytest.raises(ValueError, match=f"row 0, {side}: an answer contains the"):
             dpo({"prompt": "one", "chosen": "two", "rejected": "three", side: text})
     clean = chat("sS", "uone", "atwo", "tthree", "afour")
     hostile = chat(f"sS{token}", f"uone{token}", "atwo", f"tthree{token}", "afour")

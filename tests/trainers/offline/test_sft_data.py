@@ -179,7 +179,7 @@ def test_files_with_a_byte_order_mark_or_in_utf_16_are_read(read, tmp_path):
         ),
         ({"messages": "one"}, "row 1: 'messages' is str; expected a list of messages"),
         (chat("aone"), "row 1: it begins with an answer"),
-        (chat("uone", "atwo<|im_end|>"), "row 1: an answer holds the end-of-turn token"),
+        (chat("uone", "atwo<|im_end|>"), "row 1: an answer contains the end-of-turn token"),
     ],
 )
 def test_a_malformed_row_is_named(read, row, message):
@@ -350,7 +350,7 @@ def test_a_played_text_with_control_tokens_is_left_out_and_counted(read, rendere
     assert answers(found) == ["two"]
     assert found.counts == {"learned": 1, "rendered from text": 1, "control tokens in a text": 2}
     (record,) = caplog.records
-    assert "row 0: an answer holds the control token '<|im_start|>'" in record.getMessage()
+    assert "row 0: an answer contains the control token '<|im_start|>'" in record.getMessage()
     sampled = (*b"one", START, *b"x", END)  # the policy sampled it: its own tokens are learned as they are
     own = turn(renderer, renderer.start("Play.", "look"), "one<|im_start|>x", response=sampled)
     (item,) = read([Trajectory(agent="player_0", policy="hero", turns=(own,))]).items

@@ -146,7 +146,7 @@ def test_model_names_of_programs_resolve_to_policies(tmp_path, isolation):
         f"test/Asks-{isolation}-v0",
         entry_point=fa.Program,
         program=talk,
-        seats=("planner", "coder", "other"),
+        agents=("planner", "coder", "other"),
         models={"gpt-4o": "planner", "o3": "other"},
         isolation=isolation,
     )

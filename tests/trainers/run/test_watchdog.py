@@ -13,7 +13,7 @@ import pytest
 
 import forge_agents as fa
 from forge_agents.errors import RespawnLimitError, StallError
-from forge_agents.rollout.rollout import play
+from forge_agents.rollout.episode import play
 from forge_agents.runtime import mesh
 from forge_trainers.run import supervision
 from forge_trainers.run.supervision import Watchdog, stalls_recorded

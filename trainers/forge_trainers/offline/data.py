@@ -525,9 +525,9 @@ def _retold(source: str, trajectory: Trajectory, renderer: Renderer, keep_reason
             prompt_ids = talk.prompt(heard, only_results=only_results)
             notes = said(turn.notes, talk.ask_for_notes()) if turn.notes is not None else None
             if turn.compaction is not None and after is not None:
-                prompt_ids = talk.leave_out(turn.compaction.turns, turn.compaction.text, heard)
+                prompt_ids = talk.drop_turns(turn.compaction.turns, turn.compaction.text, heard)
             turns.append(replace(said(turn, prompt_ids), notes=notes))
-            talk.answered(heard, *renderer.parse(turns[-1].response_ids), prompt_ids, turns[-1].response_ids)
+            talk.add_turn(heard, *renderer.parse(turns[-1].response_ids), prompt_ids, turns[-1].response_ids)
             held.append(talk)
     except ControlTokenError as cause:
         raise ControlTokenError(f"{source}: {cause}") from cause

@@ -12,7 +12,7 @@ from typing import Any
 
 from forge_agents.envs.reasoning import join_reasoning
 from forge_agents.errors import did_you_mean
-from forge_agents.programs.protocols import text_of
+from forge_agents.programs.protocols.common import text_of
 from forge_agents.repeated_prompts import overlap, text_after
 from forge_agents.row_keys import LEARN_KEYS, is_learned, refusal
 from forge_agents.types import Message

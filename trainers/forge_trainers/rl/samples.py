@@ -159,7 +159,8 @@ def make_samples(
     sizes: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # of informative trajectories and of others
     used, too_long = set[int](), list[int]()
     advantages: dict[tuple[int, int], dict[str, Sequence[float]]] = {}
-    rows = [row for row in _trained_rows(groups, trained) if not np.isnan(groups[row[0]].rewards[row[1]][row[2]])]
+    trajectories = _trained_rows(groups, trained)
+    rows = [row for row in trajectories if not np.isnan(groups[row[0]].rewards[row[1]][row[2]])]
     for at, (number, agent, index) in enumerate(rows):
         trajectory = groups[number].episodes[index].trajectories[agent]
         per_turn = (groups[number].advantages or {})[agent][index]
@@ -184,7 +185,7 @@ def make_samples(
         samples=samples,
         counts=_outcomes(groups, trained, used, set(too_long)),
         advantages=advantages,
-        abstained=len(list(_trained_rows(groups, trained))) - len(rows),
+        abstained=len(trajectories) - len(rows),
         too_long=len(too_long),
         bad_logprobs={name: bad[name] / number for name, number in tokens.items() if number},
         fractions=fractions,

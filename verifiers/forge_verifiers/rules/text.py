@@ -173,7 +173,7 @@ class JsonSchema(TrajectoryRule):
         texts = [block.text for block in blocks if block.language in {"", "json"}] or [block.text for block in blocks]
         try:
             value = json.loads(texts[-1] if texts else text, parse_constant=_no_constant)
-            return float(self._checked.breach(value) is None)
+            return float(self._checked.first_error(value) is None)
         except (ValueError, RecursionError, TimeoutError):  # invalid, nested too deeply, or too slow for the patterns
             return 0.0
 

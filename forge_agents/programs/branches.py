@@ -1,0 +1,63 @@
+"""Matching of requests with the conversations that they continue."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Generic, TypeVar
+
+from forge_agents.programs.calls import ChatMessage, ChatRequest
+
+T = TypeVar("T")
+
+
+class BranchIndex(Generic[T]):
+    """Finds the answer that a request continues, among the answers of an episode.
+
+    Programs send the whole conversation with each request and no id. If a request contains an answer of ours, the
+    model's prompt must continue with the tokens that were sampled for it, because text may tokenize differently and
+    training needs the exact tokens. So each answer is stored under a digest of its agent, the tool description and all
+    messages up to and including the answer. A request continues the last of its assistant messages whose digest is
+    known: everything before that message is then known to be equal, and only what follows is new. A history that the
+    program has edited has another digest from the edit on. The request continues an answer before the edit, which
+    starts a branch, or none at all.
+
+    Digests use `ChatMessage.js_key`, because clients re-encode the JSON of tool calls.
+
+    Two identical requests may have received different answers, or the same text twice. Among answers with the same
+    digest, the first that no request has continued yet is chosen, so parallel conversations with equal text do not
+    share one branch.
+
+    Args (type):
+        T: The identity of an answer, as given to `add`.
+    """
+
+    def __init__(self) -> None:
+        self._answers: dict[bytes, list[T]] = {}
+        self._continued: set[tuple[str, T]] = set()
+
+    def match(self, agent: str, request: ChatRequest) -> tuple[T | None, tuple[ChatMessage, ...], bytes]:
+        """Return the answer that a request continues, the messages after that answer, and the request's digest."""
+        digest = hashlib.blake2b(f"{agent}\0{request.instructions}".encode()).digest()
+        parent: T | None = None
+        num_known = 0
+        for position, message in enumerate(request.messages, 1):
+            digest = hashlib.blake2b(digest + message.js_key).digest()
+            if message.role == "assistant" and (answers := self._answers.get(digest)):
+                unused = (answer for answer in answers if (agent, answer) not in self._continued)
+                parent, num_known = next(unused, answers[-1]), position
+        if parent is not None:
+            self._continued.add((agent, parent))
+        return parent, request.messages[num_known:], digest
+
+    def add(self, request_digest: bytes, message: ChatMessage, answer: T) -> bytes:
+        """Store the answer to the request with this digest. Returns the digest of the answer."""
+        digest = hashlib.blake2b(request_digest + message.js_key).digest()
+        self._answers.setdefault(digest, []).append(answer)
+        return digest
+
+    def remove(self, agent: str, digest: bytes, answer: T) -> None:
+        """Remove an answer, so no later request continues it."""
+        self._continued.discard((agent, answer))
+        rest = [other for other in self._answers.pop(digest, ()) if other != answer]
+        if rest:
+            self._answers[digest] = rest

@@ -1,0 +1,156 @@
+"""Anthropic's messages: https://docs.anthropic.com/en/api/messages."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from forge_agents.envs.env import writable
+from forge_agents.programs.calls import ChatMessage, ChatRequest, ChatResponse, RefusedError
+from forge_agents.programs.protocols.common import (
+    Events,
+    Json,
+    Protocol,
+    as_object,
+    function_call,
+    get_flag,
+    get_limit,
+    get_list,
+    get_object,
+    get_role,
+    get_stop,
+    read_request,
+    text_of,
+)
+
+THREAD_UNSUPPORTED = "thread_unsupported_request"
+"""Error code at which Anthropic's clients send the whole conversation again."""
+
+
+def _read(body: Any) -> ChatRequest:
+    body = as_object(body)
+    if get_object(body, "thread").get("type") == "continue":  # the request contains only the new messages
+        raise RefusedError(
+            "thread of type 'continue' is not supported here; send the whole conversation without thread",
+            code=THREAD_UNSUPPORTED,
+        )
+    choice = get_object(body, "tool_choice")
+    kind = choice.get("type")
+    return read_request(
+        {**body, "tool_choice": choice if kind == "tool" else kind},
+        _read_messages,
+        lambda tool: {**tool, "parameters": tool.get("input_schema")} if tool.get("type") in (None, "custom") else None,
+        parallel=not get_flag(choice, "disable_parallel_tool_use"),
+        response_format=get_object(body, "output_config").get("format") or body.get("output_format"),
+        max_tokens=get_limit(body, "max_tokens"),
+        stop=get_stop(body.get("stop_sequences")),
+    )
+
+
+def _read_messages(body: Json) -> Iterator[ChatMessage]:
+    """Yield messages. Tool results in a user's message come before its text."""
+    if system := body.get("system"):
+        yield ChatMessage(role="system", text=text_of(system, "system"))
+    for index, entry in enumerate(get_list(body, "messages")):
+        where = f"messages[{index}]"
+        message = as_object(entry, where)
+        role = get_role(message.get("role"), where, "system", "user", "assistant")
+        content = message.get("content")
+        blocks = [as_object(block, where) for block in content] if isinstance(content, list) else []
+        texts, calls = [] if blocks else [content], []
+        for block in blocks:
+            kind = block.get("type")
+            if kind == "tool_use" and role == "assistant":
+                calls.append(function_call(block.get("id"), block.get("name"), block.get("input"), where))
+            elif kind == "tool_result" and role == "user":
+                call_id = str(block.get("tool_use_id") or "")
+                yield ChatMessage(role="tool", text=result_text(block, where), call_id=call_id)
+            elif kind not in ("thinking", "redacted_thinking"):
+                texts.append(_block_text(block, where))
+        if texts or calls:
+            text = text_of([text for text in texts if text], where)
+            yield ChatMessage(role=role, text=text, calls=tuple(calls))
+        if role == "assistant" and entry is body["messages"][-1]:
+            warnings.warn(
+                "the last message of a request is the model's own; models here do not continue it, but answer with a "
+                "new message",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+
+def result_text(block: Json, where: str) -> str:
+    """Return the text of a tool result. It begins with "Error" if the tool failed, as in a `ToolEnv`."""
+    content = block.get("content")
+    if isinstance(content, list):
+        content = [_block_text(as_object(part, where), where) for part in content]
+    text = text_of(content, where)
+    failed = get_flag(block, "is_error") and not text.lower().startswith("error")
+    return f"Error: {text or 'the tool failed'}" if failed else text
+
+
+def _block_text(block: Json, where: str) -> str:
+    """Return the text of a text block, a search result, or a document whose source is text."""
+    kind, source = block.get("type"), block.get("source")
+    if kind == "document" and isinstance(source, Mapping) and source.get("type") in ("text", "content"):
+        content = source.get("data") if source["type"] == "text" else source.get("content")
+    elif kind == "search_result":
+        content = block.get("content")
+    else:
+        return text_of([block], where)
+    if as_object(block.get("citations") or {}, where).get("enabled"):
+        warnings.warn("a program asks for citations, which models here do not give", RuntimeWarning, stacklevel=2)
+    heads = [block.get("title"), block.get("context"), source]
+    return "\n".join([*(writable(head) for head in heads if head and isinstance(head, str)), text_of(content, where)])
+
+
+def _write(request: ChatRequest, response: ChatResponse, created: int) -> dict[str, Any]:
+    has_text = response.text or not response.calls
+    blocks: list[dict[str, Any]] = [{"type": "text", "text": response.text}] if has_text else []
+    blocks += [
+        {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
+        for call in response.calls
+    ]
+    reason = _stop_reason(response)
+    return {
+        "id": f"msg_{response.number}",
+        "type": "message",
+        "role": "assistant",
+        "model": request.model,
+        "content": blocks,
+        "stop_reason": reason,
+        "stop_sequence": response.stop_text if reason == "stop_sequence" else None,
+        "usage": {"input_tokens": response.prompt_tokens, "output_tokens": response.completion_tokens},
+    }
+
+
+def _stop_reason(response: ChatResponse) -> str:
+    if response.truncated:
+        return "max_tokens"
+    return "tool_use" if response.calls else "stop_sequence" if response.stop_text else "end_turn"
+
+
+def _events(request: ChatRequest, response: ChatResponse, created: int) -> Events:
+    body = _write(request, response, created)
+
+    def event(kind: str, **more: Any) -> tuple[str, Any]:
+        return kind, {"type": kind, **more}
+
+    yield event("message_start", message={**body, "content": [], "stop_reason": None, "stop_sequence": None})
+    for index, block in enumerate(body["content"]):
+        is_text = block["type"] == "text"
+        empty: dict[str, Any] = {"text": ""} if is_text else {"input": {}}
+        yield event("content_block_start", index=index, content_block=block | empty)
+        delta = {"type": "text_delta", "text": block["text"]} if is_text else {
+            "type": "input_json_delta", "partial_json": json.dumps(block["input"])
+        }  # fmt: skip
+        yield event("content_block_delta", index=index, delta=delta)
+        yield event("content_block_stop", index=index)
+    end = {"stop_reason": body["stop_reason"], "stop_sequence": body["stop_sequence"]}
+    yield event("message_delta", delta=end, usage={"output_tokens": response.completion_tokens})
+    yield event("message_stop")
+
+
+PROTOCOL = Protocol(_read, _write, _events)
