@@ -9,6 +9,8 @@ from forge_agents.programs.protocols.chat import PROTOCOL as _CHAT
 from forge_agents.programs.protocols.common import Protocol
 from forge_agents.programs.protocols.responses import PROTOCOL as _RESPONSES
 
+__all__ = ["PROTOCOLS", "Protocol"]
+
 PROTOCOLS: dict[str, Protocol] = {
     "/v1/chat/completions": _CHAT,
     "/v1/responses": _RESPONSES,

@@ -811,7 +811,7 @@ def test_ignored_sampling_settings_are_warned_about():
         warnings.simplefilter("always")  # as where another module has changed the filters between two answers
         wished, again = (requested_sampling(own, told, engine) for _ in range(2))
     assert wished == again
-    assert ["asks for temperature=0.2 and is answered as the policy" in str(one.message) for one in seen] == [True]
+    assert ["asks for temperature=0.2, but the policy" in str(one.message) for one in seen] == [True]
     assert (wished.temperature, wished.max_tokens, wished.stop) == (1.0, 20, ("a", "b"))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -860,7 +860,7 @@ def test_task_with_lone_surrogates_reaches_a_command():
 
 def test_unpicklable_argument_is_reported_before_a_worker_starts():
     fa.register("test/Sent-v0", entry_point=fa.Program, program=crew, reward=lambda task, result: 1.0)
-    with pytest.raises(ForgeError, match="an argument of it cannot be sent there.*lambda"):
+    with pytest.raises(ForgeError, match="one of its arguments cannot be sent there.*lambda"):
         fa.make("test/Sent-v0", isolation="process")
 
 
