@@ -86,7 +86,7 @@ class Resident(Actor):
 """
 
 
-def test_what_is_on_a_killed_host_is_lost_at_once_and_starts_again_on_another(run: Any, import_actors: Any) -> None:
+def test_processes_of_a_killed_host_restart_on_another(run: Any, import_actors: Any) -> None:
     from forge_agents.runtime.heartbeat import Heartbeat
 
     resident = import_actors("host_residents", ACTORS).Resident
@@ -153,7 +153,7 @@ class Whereabouts(fa.TurnEnv):
 """
 
 
-def test_environments_play_on_hosts_of_their_own_and_after_these_here(run: Any, import_actors: Any) -> None:
+def test_environments_use_their_hosts_and_then_this_one(run: Any, import_actors: Any) -> None:
     from forge_agents.rollout.rollout import Rollout
 
     import_actors("host_whereabouts", WHEREABOUTS)
@@ -227,7 +227,7 @@ asyncio.run(main())
 """
 
 
-def test_a_host_ends_with_a_controller_that_is_killed(tmp_path: Path) -> None:
+def test_host_ends_with_a_killed_controller(tmp_path: Path) -> None:
     address = f"tcp://127.0.0.1:{free_port()}"
     host = subprocess.Popen([sys.executable, "-m", "forge_agents.runtime.host_process", "--address", address])
     controller = subprocess.Popen([sys.executable, "-c", CONTROLLER, address], stdout=subprocess.PIPE, text=True)
@@ -244,7 +244,7 @@ def test_a_host_ends_with_a_controller_that_is_killed(tmp_path: Path) -> None:
             process.wait(30)
 
 
-def test_a_host_that_nobody_serves_is_named(run: Any, tmp_path: Path) -> None:
+def test_unreachable_host_is_named(run: Any, tmp_path: Path) -> None:
     hosts = fa.Hosts(kind="attach", workers={"engines": (f"ipc://{tmp_path}/nobody",)}, start_timeout_s=3)
     with pytest.raises(StallError, match=r"hosts engines-0, ipc://.*nobody, did not answer within start_timeout_s=3"):
         run(mesh.launch_hosts(hosts))
@@ -265,7 +265,7 @@ class Sabotage:
         return np.array([trajectory.reward for trajectory in trajectories], dtype=np.float32)
 
 
-def test_a_run_on_three_hosts_continues_when_the_engines_is_killed_and_then_the_learners(
+def test_run_continues_after_engine_and_learner_hosts_are_killed(
     tiny_llama: Path, tmp_path: Path
 ) -> None:
     config = fa.GRPOConfig(
