@@ -98,4 +98,6 @@ class Index:
         assert self.write is not None
         others = tuple(entry for entry in self.entries if entry.version != self.write.version)
         entry = Entry(version=self.write.version, slot=slot, stamp=self.stamp + 1, publisher=self.write.publisher)
-        return Index(entries=(*others, entry), stamp=self.stamp + 1)
+        # A version that is published again leaves the index, but its old bytes stay until their slot is written next.
+        superseded = next((entry for entry in self.entries if entry.version == self.write.version), None)
+        return Index(entries=(*others, entry), retiring=superseded, stamp=self.stamp + 1)
