@@ -125,7 +125,8 @@ class Scorer:
         lock: asyncio.Lock,
         run: RunFolder | None = None,
     ) -> None:
-        self._reward, self._state, self._lock, self._run = reward, state, lock, run
+        self._reward, self._lock, self._run = reward, lock, run
+        self._state = state if state.any else None
         self._collector, self._processes, self._config = collector, processes, config
         self._credit, self._max_resamples = config.credit_rule, config.resamples
         self.resample_s: dict[int, float] = {}
@@ -134,11 +135,13 @@ class Scorer:
     async def score(self, step: int, groups: list[EpisodeGroup]) -> list[EpisodeGroup]:
         """Score the groups of a step, and add groups in place of uninformative ones."""
         async with self._lock:
-            self._state.judging(step)
+            if self._state is not None:
+                self._state.judging(step)
             groups = await self._score(groups)
             if self._max_resamples:
                 groups = await self._resampled(step, groups)
-            self._state.judged(step)
+            if self._state is not None:
+                self._state.judged(step)
             if self._run is not None:
                 self._run.keep_verifiers(step + 1, self._reward)
         return groups

@@ -50,6 +50,7 @@ class RunState:
     def __init__(self, reward: Reward, policies: FixedPolicies, config: GRPOConfig) -> None:
         self.policies = policies
         self.reward, self.taken = RewardState(reward), TakenGroups()
+        self._reward_has_state = self.reward.any
         self.baselines, self.progress = Baselines(), Progress()
         self.stopping, self.randomness = StoppingCriteria(config.max_empty_steps), ProcessRandomness()
         self.skipped = Counter[str]()
@@ -79,7 +80,8 @@ class RunState:
 
     def settle(self, step: int) -> None:
         """Count `step` as trained: from here on, checkpoints include its rewards, groups and random draws."""
-        self.reward.settle(step)
+        if self._reward_has_state:
+            self.reward.settle(step)
         self.taken.settle(step)
         self.randomness.settle()
 
