@@ -145,8 +145,9 @@ class Program(TurnEnv):
         if isinstance(agents, str) or not agents:
             raise ValueError(f"agents={agents!r}; name one or more, as in agents=('planner', 'coder')")
         if models is not None and not isinstance(models, Mapping):
-            example = f"{{'gpt-4o': {next(iter(agents))!r}}}"
-            raise TypeError(f"models={models!r:.200}; give agents by model name, as in {example}")
+            raise TypeError(
+                f"models={models!r:.200}; give agents by model name, as in {{'gpt-4o': {next(iter(agents))!r}}}"
+            )
         self.possible_agents = list(agents)
         self.models = {agent: agent for agent in agents} | dict(models or {})
         """Agents by the model names that the program uses."""
