@@ -110,7 +110,6 @@ def run(arm, asked):
         eval_episodes=asked.episodes,
         checkpoint_every=asked.eval_every,
         keep_checkpoints=1,
-        keep_best=False,
     )
     folder = asked.out / f"{arm}-{asked.seed}"
     first = folder / "before.json"  # of a run that goes on, too

@@ -42,18 +42,18 @@ ENV, ENV_ARGS = "forge/Relay-v0", {"max_number": 9, "tool": False}
 async def train(team: fa.Policy, seed: int, steps: int, episodes: int, out: Path) -> tuple[float, float]:
     """Train from the start model. Returns the mean held-out reward before and after."""
     store = await WeightStore.start()
-    settings = fa.LearnerConfig(
-        model=team.model,
-        lr=2e-5,
-        warmup_steps=2,
-        temperature=team.sampling.temperature,  # sampler and learner must use the same temperature
-        max_sample_tokens=CONTEXT,
-        seed=seed,
-    )
     # Both start at the same time. The learner publishes weights under the policy's name, and the engine loads them.
     fleet, learner = await asyncio.gather(
         Fleet.start({team.name: team}, fa.EngineConfig(max_model_len=CONTEXT), store=store.ref),
-        Learner.start(settings, name="learner", store=store.ref, weights_name=team.name),
+        Learner.start(
+            fa.LearnerConfig(lr=2e-5, warmup_steps=2),
+            model=team.model,
+            temperature=team.sampling.temperature,  # of the sampler, for equal log-probabilities
+            max_sample_tokens=CONTEXT,
+            seed=seed,
+            store=store.ref,
+            weights_name=team.name,
+        ),
     )
     make_env = partial(fa.make, ENV, **ENV_ARGS)
     rollout = Rollout(make_env=make_env, env_id=ENV, policies=team, engines=fleet.policy_engines)

@@ -1,4 +1,4 @@
-"""Checks that all settings classes share: their names, the kinds of their values, and words of other libraries."""
+"""Checks that all settings classes share: names, types of values, and names from other libraries."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ OTHER_NAMES: Mapping[str, tuple[tuple[str, str], ...] | str] = {
     "beta": (("LearnerConfig", "kl_coef"),),
     "kl_loss_coef": (("LearnerConfig", "kl_coef"),),
     "init_kl_coef": (("LearnerConfig", "kl_coef"),),
-    "epsilon": (("LearnerConfig", "clip_low"), ("LearnerConfig", "clip_high")),
-    "epsilon_high": (("LearnerConfig", "clip_high"),),
-    "cliprange": (("LearnerConfig", "clip_low"), ("LearnerConfig", "clip_high")),
-    "clip_ratio": (("LearnerConfig", "clip_low"), ("LearnerConfig", "clip_high")),
-    "clip_ratio_low": (("LearnerConfig", "clip_low"),),
-    "clip_ratio_high": (("LearnerConfig", "clip_high"),),
+    "epsilon": (("LearnerConfig", "clip"),),
+    "epsilon_high": (("LearnerConfig", "clip"),),
+    "cliprange": (("LearnerConfig", "clip"),),
+    "clip_ratio": (("LearnerConfig", "clip"),),
+    "clip_ratio_low": (("LearnerConfig", "clip"),),
+    "clip_ratio_high": (("LearnerConfig", "clip"),),
     "loss_type": (("LearnerConfig", "loss"),),
     "entropy_coeff": (("LearnerConfig", "entropy_coef"),),
     "lr_scheduler_type": (("LearnerConfig", "lr_decay"),),
@@ -47,8 +47,8 @@ OTHER_NAMES: Mapping[str, tuple[tuple[str, str], ...] | str] = {
     "bf16": (("LearnerConfig", "compute_dtype"),),
     "fp16": (("LearnerConfig", "compute_dtype"),),
     "gradient_checkpointing": (("LearnerConfig", "activation_checkpointing"),),
-    "max_seq_length": (("LearnerConfig", "max_sample_tokens"),),
-    "max_length": (("LearnerConfig", "max_sample_tokens"), ("EngineConfig", "max_model_len")),
+    "max_seq_length": (("OfflineConfig", "max_sample_tokens"), ("EngineConfig", "max_model_len")),
+    "max_length": (("OfflineConfig", "max_sample_tokens"), ("EngineConfig", "max_model_len")),
     "max_prompt_length": (("EngineConfig", "max_model_len"),),
     "scale_rewards": (("Credit", "scale"),),
     "adv_estimator": (("GRPOConfig", "credit"),),
@@ -95,34 +95,34 @@ OTHER_NAMES: Mapping[str, tuple[tuple[str, str], ...] | str] = {
     "reward_funcs": "The reward of a run is `reward`; several rewards by name are `fa.MultiReward`.",
     "reward_fn": "The reward of a run is `reward`.",
     "reward_weights": "Several rewards with weights are `fa.MultiReward(rewards, weights)`.",
-    "train_dataset": "What is learned is the first argument of `fit`: an environment, or a dataset for fine-tuning.",
+    "train_dataset": "The first argument of `fit` is the environment, or the dataset for fine-tuning.",
 }
-"""Names of TRL, verl, OpenRLHF, PEFT and transformers: by each, the class and setting that mean the same here, or what
-to do instead."""
+"""Names of TRL, verl, OpenRLHF, PEFT and transformers, each with the class and setting that mean the same here, or with
+advice."""
 
 
 def settings_class(kind: C) -> C:
-    """Decorator of a settings dataclass: refuses unknown names with the nearest known one, and values of another kind.
+    """Decorator of a settings dataclass that checks names and types of its arguments.
 
-    Nested settings may be given as a mapping, which is checked as if the class had been called. Whole numbers may come
-    as floats, and True and False stand for "on" and "off" where those are choices, as YAML 1.1 reads them.
+    Nested settings may be mappings. Floats with integer values are accepted as integers. True and False are accepted
+    for "on" and "off", as YAML 1.1 reads them.
 
     Raises:
-        TypeError: An unknown name, a value of another kind, None where nothing may be absent.
-        ValueError: NaN, a fraction where a whole number is wanted, or a word that is none of the choices.
+        TypeError: A name is unknown (the message names the nearest known one), or a value has another type.
+        ValueError: A number is NaN or no integer, or a word is none of the choices.
     """
-    plain = kind.__init__  # type: ignore[misc]  # of a class that is not subclassed here
+    plain = kind.__init__  # type: ignore[misc]
     names = [field.name for field in dataclasses.fields(kind) if field.init]
     positional = [field.name for field in dataclasses.fields(kind) if field.init and not field.kw_only]
 
     @functools.wraps(plain)
     def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
         check_names(kind.__name__, kwargs, names, kind=kind)
-        hints, given = _hints(kind), {**dict(zip(positional, args, strict=False)), **kwargs}
-        ready = {name: _converted(kind, name, value, hints[name]) for name, value in given.items()}
-        firsts = [ready[name] for name in positional[: len(args)]]
-        plain(self, *firsts, *args[len(positional) :], **{name: ready[name] for name in kwargs})
-        for name, value in given.items():
+        hints, arguments = _hints(kind), {**dict(zip(positional, args, strict=False)), **kwargs}
+        values = {name: _converted(kind, name, value, hints[name]) for name, value in arguments.items()}
+        first = [values[name] for name in positional[: len(args)]]
+        plain(self, *first, *args[len(positional) :], **{name: values[name] for name in kwargs})
+        for name, value in arguments.items():
             _check_choice(name, value, hints[name])
 
     kind.__init__ = initialize  # type: ignore[misc]
@@ -130,7 +130,7 @@ def settings_class(kind: C) -> C:
 
 
 def named_arguments(function: F) -> F:
-    """Decorator of a public function or constructor: an unknown keyword is refused with the nearest known one."""
+    """Decorator of a public function or constructor that refuses unknown keywords and names the nearest known one."""
     names = [name for name in inspect.signature(function).parameters if name != "self"]
     what = function.__qualname__.removesuffix(".__init__")
 
@@ -142,53 +142,53 @@ def named_arguments(function: F) -> F:
     return typing.cast("F", call)
 
 
-def check_names(what: str, given: Mapping[str, Any], names: Sequence[str], *, kind: type | None = None) -> None:
-    """Raise ArgumentError, a TypeError, for the first of `given` that is none of `names`."""
-    for name in given:
+def check_names(what: str, arguments: Mapping[str, Any], names: Sequence[str], *, kind: type | None = None) -> None:
+    """Raise ArgumentError, a TypeError, for the first of `arguments` that is not in `names`."""
+    for name in arguments:
         if name not in names:
             advice = suggestion(name, names, kind=kind) or f" It has {', '.join(names)}."
             raise ArgumentError(f"{what} has no setting {name!r}.{advice}")
 
 
 def suggestion(unknown: str, names: Sequence[str], *, kind: type | None = None) -> str:
-    """A sentence that says what an unknown name may have meant; empty where nothing is near.
+    """Return a "Did you mean ...?" sentence for an unknown name, or an empty string.
 
     Args:
-        unknown: What was given.
-        names: What is known there.
-        kind: The settings class that has those names, whose nested settings are looked at as well.
+        unknown: The unknown name.
+        names: Known names.
+        kind: Settings class of the known names. Its nested settings are searched as well.
     """
-    found = meanings(unknown, names, kind)
-    if isinstance(found, str):
-        return f" {found}"
-    texts = [repr(_as_python(kind, place) if "." in place and kind is not None else place) for place in found]
-    meant = OTHER_NAMES.get(unknown, ())
-    if not texts and not isinstance(meant, str):
-        texts = [repr(f"{owner}({field}=...)") for owner, field in meant]
+    candidates = meanings(unknown, names, kind)
+    if isinstance(candidates, str):
+        return f" {candidates}"
+    texts = [repr(_as_python(kind, place) if "." in place and kind is not None else place) for place in candidates]
+    equivalents = OTHER_NAMES.get(unknown, ())
+    if not texts and not isinstance(equivalents, str):
+        texts = [repr(f"{owner}({field}=...)") for owner, field in equivalents]
     return " Did you mean " + " or ".join(texts) + "?" if texts else ""
 
 
 def meanings(unknown: str, names: Sequence[str], kind: type | None) -> list[str] | str:
-    """Dotted places of the settings that an unknown name may have meant, the likeliest alone; or what to do instead.
+    """Return dotted places of the settings that an unknown name most likely means, or advice as a text.
 
     Args:
-        unknown: What was given.
-        names: What is known there; none looks at nested settings alone.
-        kind: The settings class that has those names, whose nested settings are looked at as well.
+        unknown: The unknown name.
+        names: Known names. Empty: only nested settings are searched.
+        kind: Settings class of the known names. Its nested settings are searched as well.
     """
-    meant: tuple[tuple[str, str], ...] | str = OTHER_NAMES.get(unknown, ())
-    if isinstance(meant, str):
-        return meant
-    own = [field for owner, field in meant if field in names and (kind is None or owner in _owners(kind))]
-    own = own or [field for _, field in meant if field in names]
-    nested = [] if kind is None else nested_places(kind, unknown, meant)
+    equivalents: tuple[tuple[str, str], ...] | str = OTHER_NAMES.get(unknown, ())
+    if isinstance(equivalents, str):
+        return equivalents
+    direct = [field for owner, field in equivalents if field in names and (kind is None or owner in _owners(kind))]
+    direct = direct or [field for _, field in equivalents if field in names]
+    nested = [] if kind is None else nested_places(kind, unknown, equivalents)
     nested = [place for place in nested if _depth(place) == min(map(_depth, nested))]
     near = near_names(unknown, names, cutoff=0.65)
-    return list(dict.fromkeys(own or nested or near or ([] if meant else near_names(unknown, names))))
+    return list(dict.fromkeys(direct or nested or near or ([] if equivalents else near_names(unknown, names))))
 
 
 def _depth(place: str) -> tuple[int, int]:
-    """Settings of every policy, and settings deep inside, are less often meant."""
+    """Sort key of a place: settings of each policy and deeply nested settings are less likely."""
     return place.count("NAME"), place.count(".")
 
 
@@ -197,7 +197,7 @@ def _owners(kind: type) -> set[str]:
 
 
 def _as_python(kind: type | None, place: str) -> str:
-    """``learner.lr`` as ``learner=LearnerConfig(lr=...)``."""
+    """Return ``learner.lr`` as ``learner=LearnerConfig(lr=...)``."""
     first, _, rest = place.partition(".")
     inner = None if kind is None else nested_kind(_hints(kind).get(first))
     if not rest:
@@ -206,32 +206,32 @@ def _as_python(kind: type | None, place: str) -> str:
 
 
 def nested_places(
-    kind: type, name: str, meant: Sequence[tuple[str, str]] = (), *, prefix: str = "", depth: int = 3
+    kind: type, name: str, equivalents: Sequence[tuple[str, str]] = (), *, prefix: str = "", depth: int = 3
 ) -> list[str]:
-    """Dotted places of a setting in the nested settings of `kind`, such as ``learner.lr``.
+    """Return dotted places of a setting in the nested settings of `kind`, such as ``learner.lr``.
 
     Args:
-        kind: A settings class.
-        name: The setting.
-        meant: Other names for it, each with the class that has it.
-        prefix: Comes before each place.
-        depth: Levels that are looked at.
+        kind: Settings class.
+        name: Name of the setting.
+        equivalents: Other names of the setting, each with its class.
+        prefix: Prefix of each place.
+        depth: Maximum number of levels to search.
     """
-    found: list[str] = []
+    places: list[str] = []
     for field, hint in _hints(kind).items():
         inner = nested_kind(hint)
         if inner is None or not depth:
             continue
         at = f"{prefix}{field}." + ("NAME." if is_mapping(hint) else "")
-        own = [one.name for one in dataclasses.fields(inner)]
-        found += [at + other for owner, other in meant if owner in _owners(inner) and other in own]
-        found += [at + name] if name in own and not meant else []
-        found += nested_places(inner, name, meant, prefix=at, depth=depth - 1)
-    return found
+        members = [member.name for member in dataclasses.fields(inner)]
+        places += [at + other for owner, other in equivalents if owner in _owners(inner) and other in members]
+        places += [at + name] if name in members and not equivalents else []
+        places += nested_places(inner, name, equivalents, prefix=at, depth=depth - 1)
+    return places
 
 
 def nested_kind(hint: Any) -> type | None:
-    """The settings class of a field: its own, that of an optional one, or that of a mapping's values."""
+    """Return the settings class of a field, of an optional field, or of a mapping's values."""
     for part in alternatives(hint):
         if isinstance(part, type) and dataclasses.is_dataclass(part):
             return part
@@ -241,7 +241,7 @@ def nested_kind(hint: Any) -> type | None:
 
 
 def field_hints(kind: type) -> Mapping[str, Any]:
-    """Types of the fields of a settings class, by name."""
+    """Return the types of the fields of a settings class, by name."""
     return _hints(kind)
 
 
@@ -252,34 +252,35 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def alternatives(hint: Any) -> tuple[Any, ...]:
-    """The members of a union; any other type alone."""
+    """Return the members of a union, or the type itself."""
     return get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
 
 
 def is_mapping(hint: Any) -> bool:
-    """Whether a type is a mapping, with or without types of its keys and values."""
+    """Return whether a type is a mapping, with or without types of keys and values."""
     origin = get_origin(hint) or hint
     return isinstance(origin, type) and issubclass(origin, Mapping)
 
 
-# ---- kinds of values
+# ---- types of values
 
 
 def _converted(kind: type, name: str, value: Any, hint: Any) -> Any:
-    """`value` as the field holds it.
+    """Return `value` converted to the type of the field.
 
     Raises:
-        TypeError, ValueError: It is of no kind that the field takes.
+        TypeError, ValueError: The field does not take such a value.
     """
     members = alternatives(hint)
     if value is None and type(None) not in members and _is_empty_default(kind, name):
-        return _default(kind, name)  # nothing given is an empty tuple
+        return _default(kind, name)  # None stands for an empty tuple
     error: Exception | None = None
     for member in members:
         try:
             return _as(name, value, member)
-        except (TypeError, ValueError) as refused:
-            error = error if error is not None and member in (type(None), str) else refused
+        except (TypeError, ValueError) as problem:
+            is_word = member in (type(None), str) or get_origin(member) is Literal
+            error = error if error is not None and is_word else problem
     assert error is not None
     raise error
 
@@ -309,7 +310,7 @@ def _number(name: str, value: Any, hint: Any) -> Any:
     what = "a whole number" if hint is int else "a number"
     if isinstance(value, str):
         raise TypeError(f"{name}={reprlib.repr(value)} is a text; give a number")
-    number = value.item() if getattr(value, "ndim", None) == 0 else value  # a number of NumPy or PyTorch
+    number = value.item() if getattr(value, "ndim", None) == 0 else value  # of NumPy or PyTorch
     if isinstance(number, bool) or not isinstance(number, int | float):
         raise TypeError(f"{name}={reprlib.repr(value)} must be {what}")
     if isinstance(number, float) and math.isnan(number):
@@ -334,6 +335,8 @@ def _simple(name: str, value: Any, hint: Any) -> Any:
 
 def _word(value: Any, words: Sequence[Any]) -> Any:
     """YAML 1.1 reads on and off as booleans."""
+    if isinstance(value, Mapping):
+        raise TypeError(f"{reprlib.repr(value)} must be one of {', '.join(map(repr, words))}")
     if isinstance(value, bool) and {"on", "off"} <= set(words):
         return "on" if value else "off"
     return value
@@ -347,8 +350,8 @@ def _nested(name: str, value: Any, kind: type) -> Any:
             raise type(cause)(f"{name}: {cause}") from cause
     is_base = dataclasses.is_dataclass(value) and not isinstance(value, type) and issubclass(kind, type(value))
     if not (isinstance(value, kind) or is_base):
-        given = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
-        raise TypeError(f"{name} must be {kind.__name__}(...), got {given}")
+        actual = f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__
+        raise TypeError(f"{name} must be {kind.__name__}(...), got {actual}")
     return value
 
 
@@ -368,7 +371,7 @@ def _items(name: str, value: Any, hints: tuple[Any, ...]) -> Any:
 
 def _entries(name: str, value: Any, hints: tuple[Any, ...]) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return value  # the class itself takes the fields of some
+        return value  # some classes accept a settings object here
     if not isinstance(value, Mapping):
         raise TypeError(f"{name}={reprlib.repr(value)} must be a mapping")
     if hints and (hints[1] in (int, float) or nested_kind(hints[1]) is not None):
@@ -377,7 +380,7 @@ def _entries(name: str, value: Any, hints: tuple[Any, ...]) -> Any:
 
 
 def _check_choice(name: str, value: Any, hint: Any) -> None:
-    """Raise ValueError for a word that is no choice, where the class itself has not refused it."""
+    """Raise ValueError for a word that is none of the choices."""
     words = [word for member in alternatives(hint) if get_origin(member) is Literal for word in get_args(member)]
     others = [member for member in alternatives(hint) if get_origin(member) is not Literal and member is not type(None)]
     if words and not others and value is not None and _word(value, words) not in words:

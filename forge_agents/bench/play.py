@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -32,7 +32,6 @@ from forge_agents.bench.report import Report
 from forge_agents.envs import registry
 from forge_agents.envs.spec import EnvSpec
 from forge_agents.errors import BudgetError, ModelNotFoundError, did_you_mean
-from forge_agents.models.resolve import resolve
 from forge_agents.policy import KEYWORDS, Human, Oracle, Policy, Random, Sampling
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rollout import Rollout
@@ -245,10 +244,9 @@ class _Run:
             return
         policies = {name: policies_of(player) for name, player in self.players.items()}
         models = {p.name: p for name in policies if name in needed for p in policies[name] if isinstance(p, Policy)}
-        engine = _without_model(self.engine, [policy for group in policies.values() for policy in group])
         async with contextlib.AsyncExitStack() as stack:
             with self.bar.startup():
-                engines = await stack.enter_async_context(_fleet(models, engine))
+                engines = await stack.enter_async_context(_fleet(models, self.engine))
             start = time.monotonic()
             workers = min(self.limits.max_concurrent_episodes, len(queue))
             await all_or_first_error(self._worker(queue, engines) for _ in range(workers))
@@ -377,20 +375,6 @@ class _Bar(bars.Progress):
         self._failed += failed
         facts = f"{tokens:,} tokens" + (f", {self._failed} failed" if self._failed else "")
         self.update(self._bench, advance=1, facts=facts)
-
-
-def _without_model(config: EngineConfig, policies: Iterable[object]) -> EngineConfig:
-    """Return `config` without its model, because engines start for the models of the policies.
-
-    Raises:
-        ValueError: No policy has the model of `config`.
-    """
-    if not config.model:
-        return config
-    from forge_agents.serving.fleet import check_policy_models
-
-    check_policy_models(config, [resolve(policy.model) for policy in policies if isinstance(policy, Policy)])
-    return replace(config, model="")
 
 
 @contextlib.asynccontextmanager

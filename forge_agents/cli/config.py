@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, _loaders_dumpers, set_parsing_settings
 
 from forge_agents.cli import completion, keys
+from forge_agents.cli.help import ALL_FLAG, has_short_help, short_help, usage
 from forge_agents.cli.schema import check_entries, fitted, fitted_flags, name_entries
 from forge_agents.cli.yaml_file import YamlFile, as_text
 from forge_agents.errors import did_you_mean
@@ -62,7 +63,10 @@ class Parser(ArgumentParser):
     def __init__(self, *, examples: Sequence[str] = (), **kwargs: Any) -> None:
         self.settings_kind: type | None = None
         self.settings_files: list[Mapping[str, Any]] = []
+        self._show_all = False
         epilog = "\n  ".join(("examples:", *examples)) if examples else None
+        if has_short_help(prog := kwargs.get("prog", "")):
+            kwargs["usage"] = usage(prog)
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, epilog=epilog, **kwargs)
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
@@ -70,11 +74,20 @@ class Parser(ArgumentParser):
         if completion.completion_requested():
             completion.offer_values(self)
         if args and isinstance(args[0], list):
-            words = [self._named(word) for word in args[0]]
+            self._show_all = ALL_FLAG in args[0]
+            words = ["--help" if word == ALL_FLAG else self._named(word) for word in args[0]]
             if self.settings_kind is not None:
                 words = self._with_files(words, self.settings_kind)
             args = (words, *args[1:])
         return super().parse_args(*args, **kwargs)
+
+    def format_help(self) -> str:
+        """Return the main settings, or all of them with ``--help-all``."""
+        if self._show_all or self.settings_kind is None or not has_short_help(self.prog):
+            return super().format_help()
+        settings = (*field_hints(self.settings_kind), "help", "print_config")
+        names = [action.dest for action in self._actions]
+        return short_help(self, [name for name in names if name.partition(".")[0] not in settings])
 
     def _with_files(self, words: Sequence[str], kind: type) -> list[str]:
         """The words with the content of each ``--config`` file in the place of its name; unknown keys are refused."""

@@ -303,10 +303,10 @@ def engine_step() -> str:
     from forge_agents.models.tiny import tiny_model
     from forge_agents.policy import Sampling
     from forge_agents.runtime import mesh
-    from forge_agents.serving import EngineConfig, EngineProcess
+    from forge_agents.serving import EnginePlan, EngineProcess
 
     async def sample(model: Path) -> str:
-        config = EngineConfig(
+        config = EnginePlan(
             model=str(model), max_model_len=256, max_num_seqs=2, kv_cache_gb=0.1, enforce_eager=True, threads=1
         )
         async with mesh.session():

@@ -87,7 +87,7 @@ def train(argv: Sequence[str]) -> int:
         parser.error(f"--gpus_per_host is {gpus_per_host}; it must be at least 0")
     run = built(parser, fa.RunConfig, chosen)
     if dry_run:
-        print("\n".join(run.rehearsal(gpus_per_host=gpus_per_host)))
+        print("\n".join(run.dry_run(gpus_per_host=gpus_per_host)))
         return 0
     check_contained(user_path(run.out_dir))  # a warm start and several seeds write to its subfolders
     run = run.warmed_up()

@@ -2,8 +2,8 @@
 
 from forge_agents.serving._wire import EngineInfo
 from forge_agents.serving.client import EngineClient
-from forge_agents.serving.config import EngineConfig
+from forge_agents.serving.config import EngineConfig, EnginePlan
 from forge_agents.serving.fleet import Fleet
 from forge_agents.serving.process import EngineProcess
 
-__all__ = ["EngineClient", "EngineConfig", "EngineInfo", "EngineProcess", "Fleet"]
+__all__ = ["EngineClient", "EngineConfig", "EngineInfo", "EnginePlan", "EngineProcess", "Fleet"]

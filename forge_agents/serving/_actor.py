@@ -17,7 +17,7 @@ from forge_agents.serving._loop import EngineThread, follow
 from forge_agents.serving._wire import Answer, EngineInfo, Request
 
 if TYPE_CHECKING:
-    from forge_agents.serving.config import EngineConfig
+    from forge_agents.serving.config import EnginePlan
     from forge_agents.weights import LoadedWeights, Subscriber, WeightStoreRef
 
 _BATCHING_S = 0.002
@@ -28,7 +28,7 @@ class EngineActor(Actor):
     """Serves one model. The controller calls it through `EngineProcess`."""
 
     def __init__(
-        self, config: EngineConfig, store: WeightStoreRef | None, weights_name: str, heartbeat_timeout_s: float
+        self, config: EnginePlan, store: WeightStoreRef | None, weights_name: str, heartbeat_timeout_s: float
     ) -> None:
         self._config = config
         self._heartbeat_timeout_s = heartbeat_timeout_s

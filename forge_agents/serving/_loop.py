@@ -21,7 +21,7 @@ from forge_agents.serving._wire import Answer, Request
 if TYPE_CHECKING:
     import torch
 
-    from forge_agents.serving.config import EngineConfig
+    from forge_agents.serving.config import EnginePlan
 
 T = TypeVar("T")
 _IDLE = timedelta(days=365)
@@ -40,7 +40,7 @@ class EngineThread:
 
     def __init__(
         self,
-        config: EngineConfig,
+        config: EnginePlan,
         *,
         deliver: Callable[[list[Answer]], object],
         on_death: Callable[[BaseException], object],
@@ -236,7 +236,7 @@ class EngineThread:
             self._forget(name)
 
 
-def follow(config: EngineConfig, ready: Future[None], on_death: Callable[[BaseException], object]) -> threading.Thread:
+def follow(config: EnginePlan, ready: Future[None], on_death: Callable[[BaseException], object]) -> threading.Thread:
     """Run another rank of an engine on a thread: build it, then repeat the first rank's calls.
 
     Args:

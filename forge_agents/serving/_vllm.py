@@ -32,7 +32,7 @@ from forge_agents.types import Completion, FinishReason, VersionSpan
 if TYPE_CHECKING:
     import torch
 
-    from forge_agents.serving.config import EngineConfig
+    from forge_agents.serving.config import EnginePlan
 
 QUIET_AND_LOCAL = {
     "VLLM_LOGGING_LEVEL": "WARNING",
@@ -59,12 +59,12 @@ _BASE = "0"
 """Key of the model's own weights among an engine's versions; adapters have the keys "1" and so on."""
 
 
-def environment(config: EngineConfig) -> dict[str, str]:
+def environment(config: EnginePlan) -> dict[str, str]:
     """Environment of the actor's process, including `ENVIRONMENT`."""
     return {**ENVIRONMENT, **({"TORCHDYNAMO_DISABLE": "1"} if config.eager else {})}
 
 
-def adapter_number(config: EngineConfig, adapter: str) -> int:
+def adapter_number(config: EnginePlan, adapter: str) -> int:
     """Number of an adapter in requests and versions; 0 for "", the model without one.
 
     Raises:
@@ -75,7 +75,7 @@ def adapter_number(config: EngineConfig, adapter: str) -> int:
     return 1 + list(config.adapters).index(adapter) if adapter else 0
 
 
-def build(config: EngineConfig) -> Any:
+def build(config: EnginePlan) -> Any:
     """Build a vLLM engine in this process."""
     with lean_transformers():
         with without_scipy_signal():
@@ -98,12 +98,12 @@ def build(config: EngineConfig) -> Any:
         return engine
 
 
-def _dtype(config: EngineConfig) -> str:
+def _dtype(config: EnginePlan) -> str:
     # vLLM would take "auto" as bfloat16 for a float32 model
     return models.dtype_of(Path(config.model)) if config.dtype == "auto" else config.dtype
 
 
-def _engine_args(config: EngineConfig) -> Any:
+def _engine_args(config: EnginePlan) -> Any:
     """VLLM's settings. Those that concern sampling and scheduling make tokens depend on nothing but the request."""
     from vllm import EngineArgs
     from vllm.platforms import current_platform
@@ -116,7 +116,7 @@ def _engine_args(config: EngineConfig) -> Any:
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         enforce_eager=config.eager,
-        enable_prefix_caching=config.prefix_caching,
+        enable_prefix_caching=True,
         # prompts share whole blocks; on CPU vLLM's have 128 tokens, and its kernels take any multiple of 32
         block_size=32 if on_cpu else None,
         seed=config.seed,
@@ -136,7 +136,7 @@ def _engine_args(config: EngineConfig) -> Any:
     )
 
 
-def _initial_adapter(config: EngineConfig, adapter: str) -> dict[str, torch.Tensor]:
+def _initial_adapter(config: EnginePlan, adapter: str) -> dict[str, torch.Tensor]:
     """First weights of an adapter.
 
     Raises:
@@ -158,7 +158,7 @@ def _initial_adapter(config: EngineConfig, adapter: str) -> dict[str, torch.Tens
     return tensors
 
 
-def _memory_options(config: EngineConfig) -> dict[str, Any]:
+def _memory_options(config: EnginePlan) -> dict[str, Any]:
     """VLLM's memory settings; omitted ones are measured by vLLM.
 
     Raises:
@@ -174,7 +174,7 @@ def _memory_options(config: EngineConfig) -> dict[str, Any]:
     return options
 
 
-def cache_bytes(config: EngineConfig, dtype: str) -> int:
+def cache_bytes(config: EnginePlan, dtype: str) -> int:
     """Size of the KV cache in host memory, in bytes.
 
     Raises:
@@ -201,7 +201,7 @@ def cache_bytes(config: EngineConfig, dtype: str) -> int:
     return max(least, min(usual, free))
 
 
-def _adapter_options(config: EngineConfig) -> dict[str, Any]:
+def _adapter_options(config: EnginePlan) -> dict[str, Any]:
     if not config.adapters:
         return {}
     from vllm.platforms import current_platform
@@ -221,7 +221,7 @@ def _adapter_options(config: EngineConfig) -> dict[str, Any]:
 # ---- patches of vLLM
 
 
-def _patch(config: EngineConfig) -> None:
+def _patch(config: EnginePlan) -> None:
     """Patch vLLM in this process, before an engine is built."""
     from vllm.platforms import current_platform
 
@@ -509,7 +509,7 @@ def _spans(vllm_spans: Iterable[Any], adapter: str) -> tuple[VersionSpan, ...]:
 # ---- weights
 
 
-def check_ranks(config: EngineConfig) -> None:
+def check_ranks(config: EnginePlan) -> None:
     """Raise ValueError if the model's heads cannot be divided among the ranks; the message lists possible numbers."""
     if config.tp > 1:
         memory.check_tp(ModelSize.of(Path(config.model)), config.tp, config.model)

@@ -37,7 +37,7 @@ class Answer:
     error: str = ""
     """Reason why there is no completion."""
     late: bool = False
-    """Whether the engine gave up after ``EngineConfig.answer_timeout_s``."""
+    """Whether the engine gave up after ``EnginePlan.answer_timeout_s``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from forge_agents.serving.routing import Router, router_class
 from forge_agents.types import Completion
 
 if TYPE_CHECKING:
-    from forge_agents.serving.config import EngineConfig
+    from forge_agents.serving.config import EnginePlan
     from forge_agents.weights.store import WeightStoreRef
 
 T = TypeVar("T")
@@ -51,7 +51,7 @@ class EngineClient:
 
     def __init__(
         self,
-        config: EngineConfig,
+        config: EnginePlan,
         name: str,
         store: WeightStoreRef | None,
         faults: Faults,
@@ -79,7 +79,7 @@ class EngineClient:
     @classmethod
     async def start(
         cls,
-        config: EngineConfig,
+        config: EnginePlan,
         *,
         name: str = "engine",
         store: WeightStoreRef | None = None,

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from forge_agents.errors import HostError, ModelNotFoundError
 from forge_agents.models import resolve as models
@@ -25,11 +25,13 @@ from forge_agents.runtime.machine import visible_gpus
 from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.serving import memory, shares
 from forge_agents.serving.client import EngineClient, names_of
-from forge_agents.serving.config import EngineConfig
+from forge_agents.serving.config import EngineConfig, EnginePlan
 from forge_agents.serving.process import HEARTBEAT_TIMEOUT_S
 
 if TYPE_CHECKING:
     from forge_agents.weights.store import WeightStoreRef
+
+C = TypeVar("C", bound=EngineConfig)
 
 
 async def start_engines(
@@ -47,7 +49,7 @@ async def start_engines(
 
     Args:
         folders: Model folders by engine name.
-        configs: Settings by engine name; `model` and `adapters` are replaced. See `check_policy_models`.
+        configs: Settings by engine name; `model` and `adapters` are replaced.
         adapters: Adapters by engine name and their own name.
         store: Store of new weights; None for models that never change.
         faults: Counter of deaths; None allows the default number of `Faults` for all engines together.
@@ -58,7 +60,7 @@ async def start_engines(
     counter = Faults() if faults is None else faults
     starting = (
         EngineClient.start(
-            replace(configs[name], model=str(folder), adapters=(adapters or {}).get(name, {})),
+            EnginePlan.of(configs[name], model=str(folder), adapters=(adapters or {}).get(name, {})),
             name=name,
             store=store,
             faults=counter,
@@ -72,31 +74,7 @@ async def start_engines(
     return dict(zip(folders, engines, strict=True))
 
 
-def check_policy_models(config: EngineConfig, folders: Iterable[Path]) -> None:
-    """Check that settings of all engines name no model or adapters of their own, which policies decide.
-
-    Args:
-        config: Settings of all engines.
-        folders: Model folders of the policies.
-
-    Raises:
-        ValueError: `config` names a model that no policy has, or adapters.
-    """
-    policy_folders = {folder.resolve() for folder in folders}
-    if config.model and Path(config.model).resolve() not in policy_folders:
-        raise ValueError(
-            f"engine.model={config.model!r} is the model of no policy; engines serve those that policies name, "
-            f"{', '.join(map(str, sorted(policy_folders)))}: leave it out, or name it in a Policy"
-        )
-    for name in ("adapters", "adapter_folders"):
-        if names := getattr(config, name):
-            raise ValueError(
-                f"engine.{name} names {', '.join(names)}; engines serve the adapters of policies, which begin at "
-                "zero or as their run left them: leave it out, and give the Policy its lora"
-            )
-
-
-def with_divided_threads(config: EngineConfig, engines: int) -> EngineConfig:
+def with_divided_threads(config: C, engines: int) -> C:
     """`config` with a number of threads: without a GPU, several `engines` of one host divide its cores.
 
     With all cores for each engine, threads wait for each other: two engines took four times as long on two cores.
@@ -108,8 +86,8 @@ def with_divided_threads(config: EngineConfig, engines: int) -> EngineConfig:
 
 
 def divide_gpus(
-    folders: Mapping[str, Path], config: EngineConfig, adapters: Mapping[str, Mapping[str, LoRA]]
-) -> dict[str, EngineConfig]:
+    folders: Mapping[str, Path], config: C, adapters: Mapping[str, Mapping[str, LoRA]]
+) -> dict[str, C]:
     """`config` for each engine, with its part of the memory of GPUs that several engines share.
 
     Args:
@@ -223,7 +201,6 @@ class Fleet:
             timeout_s: Timeout of each start, in seconds.
         """
         paths = {name: models.resolve(policy.model).resolve() for name, policy in policies.items()}
-        check_policy_models(config, paths.values())
         renderers = {name: Renderer.of(paths[name], thinking=policy.thinking) for name, policy in policies.items()}
         engine_of, adapters = assign_engines(policies, paths)
         if store is None:
@@ -232,7 +209,8 @@ class Fleet:
             for name in tuned or {}:
                 if (lora := policies[name].lora) is not None:
                     adapters.setdefault(engine_of[name], {})[name] = lora
-            config = replace(config, adapter_folders={name: str(folder) for name, folder in (tuned or {}).items()})
+            folders_of_adapters = {name: str(folder) for name, folder in (tuned or {}).items()}
+            config = EnginePlan.of(config, adapter_folders=folders_of_adapters)
         folders = {engine: paths[engine] for engine in engine_of.values()}
         config = with_divided_threads(config, len(_meshes(folders, config)))
         configs = divide_gpus(folders, config, adapters)

@@ -26,7 +26,7 @@ from forge_agents.types import Completion
 if TYPE_CHECKING:
     from forge_agents.runtime._monarch import ProcMesh, ReplyPort
     from forge_agents.runtime.heartbeat import Heartbeat
-    from forge_agents.serving.config import EngineConfig
+    from forge_agents.serving.config import EnginePlan
     from forge_agents.weights.store import WeightStoreRef
 
 _POLL_S = 5.0
@@ -46,7 +46,7 @@ class EngineProcess:
 
     def __init__(
         self,
-        config: EngineConfig,
+        config: EnginePlan,
         *,
         name: str,
         procs: ProcMesh,
@@ -83,7 +83,7 @@ class EngineProcess:
     @classmethod
     async def start(
         cls,
-        config: EngineConfig,
+        config: EnginePlan,
         *,
         name: str = "engine",
         store: WeightStoreRef | None = None,
@@ -193,9 +193,9 @@ class EngineProcess:
             choices: Texts of which the response is exactly one, unless `max_tokens` cuts it off; empty allows any.
             json_schema: Schema of the JSON response, unless `max_tokens` cuts it off; None allows any text.
             top_logprobs: Number of most probable tokens to report at each position, 0 to 20.
-            adapter: Name of the adapter that samples, in ``EngineConfig.adapters``; empty for the model without one.
+            adapter: Name of the adapter that samples, in ``EnginePlan.adapters``; empty for the model without one.
             timeout_s: Timeout in seconds, including the queue. None: the request may wait in the queue as long as the
-                engine answers others, and ``EngineConfig.answer_timeout_s`` limits the time after that.
+                engine answers others, and ``EnginePlan.answer_timeout_s`` limits the time after that.
 
         With `choices` or `json_schema`, tokens are sampled from the model's distribution over the allowed tokens, and
         log-probabilities refer to that distribution.
@@ -209,7 +209,7 @@ class EngineProcess:
             ValueError: The prompt is empty, too long, or has ids outside the vocabulary, a sampling setting is out of
                 range, the choices or the schema cannot be enforced, or the adapter does not exist.
             StallError: No completion within `timeout_s`; the request is dropped.
-            LateAnswerError: The engine gave up after ``EngineConfig.answer_timeout_s``.
+            LateAnswerError: The engine gave up after ``EnginePlan.answer_timeout_s``.
             ActorDiedError: The engine's process ended or vLLM failed.
         """
         prompt = self._check_prompt(prompt_ids)

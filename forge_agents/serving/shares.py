@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA
 from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.memory import USUAL_SHARE, engine_bytes, item_bytes, kv_bytes
 
+C = TypeVar("C", bound=EngineConfig)
 USABLE_SHARE = 0.95
 """Fraction of a GPU's memory that is divided; the rest is the allocator's overhead."""
 
@@ -95,7 +97,7 @@ class MemoryShare:
     shared: bool
 
 
-def with_memory_share(config: EngineConfig, model: Footprint, shares: Sequence[MemoryShare]) -> EngineConfig:
+def with_memory_share(config: C, model: Footprint, shares: Sequence[MemoryShare]) -> C:
     """`config` with memory limits if one of the engine's ranks or replicas, which have `shares`, shares its GPU.
 
     Limits are in bytes, because vLLM's own measurement depends on other processes that start and end. All replicas have

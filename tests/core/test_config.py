@@ -81,7 +81,7 @@ def test_learner_settings_of_a_policy_that_do_not_hold_are_refused(config, capsy
     [
         ({"steps": 2.5}, "steps is 2.5; expected a whole number."),
         ({"trainer": {"learner": {"lr": "high"}}}, "trainer.learner.lr is high; expected a number or null."),
-        ({"trainer": {"keep_best": "maybe"}}, "trainer.keep_best is maybe; expected true or false."),
+        ({"trainer": {"preflight": "maybe"}}, "trainer.preflight is maybe; expected true or false."),
         ({"policies": {"team": "m"}}, "policies is m; expected a mapping of settings."),
         ({"policies": {"team": {"model": "m", "lora": 8}}}, "policies.lora is 8; expected a mapping of settings or"),
         ({"policy_mapping": ["team"]}, "policy_mapping is ['team']; expected a text or a mapping."),

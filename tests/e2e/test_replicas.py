@@ -20,6 +20,7 @@ from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime.faults import Faults
 from forge_agents.serving import EngineClient, EngineConfig
+from forge_agents.serving.config import EnginePlan
 from forge_agents.types import Completion
 from forge_agents.weights import Publisher, WeightStore
 
@@ -29,7 +30,7 @@ PROMPTS = [[65 + i, 66, 67] for i in range(8)]
 
 
 def small(model: Path, replicas: int, **changes: Any) -> EngineConfig:
-    return EngineConfig(
+    return EnginePlan(
         model=str(model),
         enforce_eager=True,
         kv_cache_gb=0.02,

@@ -24,6 +24,7 @@ from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.runtime import mesh
 from forge_agents.serving import EngineConfig, EngineProcess, _vllm
+from forge_agents.serving.config import EnginePlan
 from forge_agents.types import Completion, VersionSpan
 from forge_agents.weights import Publisher, WeightStore
 from forge_trainers.batch.packing import samples_from
@@ -33,7 +34,7 @@ PROMPTS = [[65, 66, 67], [200, 3, 9, 9, 9], list(range(40, 80))]
 
 
 def small(model: Path) -> EngineConfig:
-    return EngineConfig(
+    return EnginePlan(
         model=str(model), enforce_eager=True, kv_cache_gb=0.02, threads=1, max_model_len=256, max_num_seqs=16
     )
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import forge_agents as fa
 from forge_agents.models.families import FAMILIES
 from forge_agents.models.tiny import tiny_model
+from forge_trainers.learner.plan import LearnerPlan
 
 STEPS = 3
 HEAD = "| family | logits | gap before | gap after | a stale engine's | seconds |\n|---|---|---|---|---|---|\n"
@@ -89,7 +90,6 @@ def beside_transformers(model: Path, run: Path) -> tuple[float, float]:
 
     from forge_trainers.batch.layout import Span
     from forge_trainers.learner.attention import plan_attention
-    from forge_trainers.learner.config import LearnerConfig
     from forge_trainers.learner.core import LearnerCore
 
     theirs = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
@@ -101,7 +101,7 @@ def beside_transformers(model: Path, run: Path) -> tuple[float, float]:
             logprobs = torch.log_softmax(theirs(ids).logits[0, len(turn.prompt_ids) - 1 : -1], dim=-1)
             found = logprobs.gather(1, torch.tensor(turn.response_ids)[:, None])[:, 0].tolist()
             gaps += [abs(a - b) for a, b in zip(found, turn.logprobs or (), strict=True)]
-        core = LearnerCore(LearnerConfig(model=str(model), compute_dtype="float32", threads=1))
+        core = LearnerCore(LearnerPlan(model=str(model), compute_dtype="float32", threads=1))
         core.model._skip_lm_head = False
         ids = torch.randint(0, 256, (1, 600), generator=torch.Generator().manual_seed(0))
         ours = core.model(ids, torch.arange(600)[None], plan_attention([Span(start=0, length=600)]))

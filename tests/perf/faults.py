@@ -301,6 +301,7 @@ def _child(name: str, folder: Path) -> None:
     import forge_agents as fa
     from forge_agents.envs.registry import register
     from forge_agents.testing import tiny_model
+    from forge_trainers.run import processes, supervision
 
     saboteur = Saboteur(SESSIONS[name], folder)
     model = folder / "model"
@@ -342,11 +343,10 @@ def _child(name: str, folder: Path) -> None:
         ),
         max_staleness=2 if name.startswith("ahead") else 0,
         heartbeat_timeout_s=HEARTBEAT_TIMEOUT_S,
-        block_timeout_s=BLOCK_S,
         stage_timeout_s=3 * BLOCK_S if name == "code" else 600.0,
-        max_respawns=len(MACHINERY),
         max_logprob_gap=5.0,
     )
+    supervision.BLOCK_TIMEOUT_S, processes.MAX_RESPAWNS = BLOCK_S, len(MACHINERY)
     with fa.GRPOTrainer(seats, reward=reward, config=config, out_dir=folder / "run") as trainer:
         _sabotage(trainer, saboteur)
         try:

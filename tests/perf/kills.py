@@ -148,7 +148,7 @@ def train(out: Path, model: Path, steps: int) -> None:
         learner=fa.LearnerConfig(lr=3e-3, warmup_steps=4, threads=1, compute_dtype="float32"),
         # requests one at a time, none on what another left: sums in another order are other numbers
         engine=fa.EngineConfig(
-            enforce_eager=True, kv_cache_gb=0.05, max_model_len=128, threads=1, max_num_seqs=1, prefix_caching=False
+            enforce_eager=True, kv_cache_gb=0.05, max_model_len=128, threads=1, max_num_seqs=1
         ),
     )
     team = fa.Policy(str(model), name="team", sampling=fa.Sampling(max_tokens=6))

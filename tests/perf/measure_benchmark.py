@@ -19,7 +19,7 @@ from perf_common import PROMPTS, THREADS, Options, Story, goal, in_child, median
 if TYPE_CHECKING:
     from forge_agents.policy import Policy
     from forge_agents.rollout.players import Generator, PolicyEngine
-    from forge_agents.serving import EngineConfig
+    from forge_agents.serving import EnginePlan
     from forge_agents.serving._wire import Answer, Request
 
 DEADLINE_S = 1800
@@ -63,10 +63,10 @@ def _episodes(options: Options) -> int:
     return 8 if options.quick else 256
 
 
-def _config(options: Options) -> EngineConfig:
-    from forge_agents.serving import EngineConfig
+def _config(options: Options) -> EnginePlan:
+    from forge_agents.serving import EnginePlan
 
-    return EngineConfig(
+    return EnginePlan(
         model=options.model, max_model_len=512, threads=THREADS, enforce_eager=options.quick, kv_cache_gb=1.0
     )
 
@@ -99,7 +99,7 @@ def _benchmark(options: Options, *, seed: int, asked: list[Request]) -> dict[str
     plain = playing._fleet
 
     @contextlib.asynccontextmanager
-    async def heard(models: Mapping[str, Policy], config: EngineConfig) -> AsyncIterator[Mapping[str, PolicyEngine]]:
+    async def heard(models: Mapping[str, Policy], config: EnginePlan) -> AsyncIterator[Mapping[str, PolicyEngine]]:
         async with plain(models, config) as served:
             yield {name: replace(one, engine=_Heard(one.engine, asked)) for name, one in served.items()}
 

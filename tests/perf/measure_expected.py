@@ -52,7 +52,8 @@ def run_engine(options: Options) -> dict[str, dict[str, int]]:
 
     from forge_agents.models.resolve import dtype_of
     from forge_agents.models.sizes import ModelSize
-    from forge_agents.serving import EngineConfig, _vllm
+    from forge_agents.serving import _vllm
+    from forge_agents.serving.config import EnginePlan
     from forge_agents.serving.memory import fixed_bytes
 
     os.environ |= _vllm.ENVIRONMENT
@@ -60,7 +61,7 @@ def run_engine(options: Options) -> dict[str, dict[str, int]]:
 
     pack = utils.dispatch_cpu_unquantized_gemm
     utils.dispatch_cpu_unquantized_gemm = lambda layer, remove_weight: pack(layer, remove_weight=False)
-    config = EngineConfig(model=options.model, max_model_len=2048, max_num_seqs=16, enforce_eager=True)
+    config = EnginePlan(model=options.model, max_model_len=2048, max_num_seqs=16, enforce_eager=True)
     engine = _vllm.build(config)
     runner = engine.model_executor.driver_worker.worker.model_runner
     dtype = dtype_of(Path(options.model))
@@ -79,11 +80,11 @@ def run_learners(options: Options) -> dict[str, dict[str, dict[str, int]]]:
 def _learner(model: str, *, lora: bool = False, **settings: Any) -> dict[str, dict[str, int]]:
     from forge_agents.models.sizes import ModelSize
     from forge_agents.policy import LoRA
-    from forge_trainers.learner.config import LearnerConfig
     from forge_trainers.learner.core import LearnerCore
     from forge_trainers.learner.memory import learner_bytes
+    from forge_trainers.learner.plan import LearnerPlan
 
-    config = LearnerConfig(model=model, share_prefixes=False, lora=LoRA() if lora else None, **settings)
+    config = LearnerPlan(model=model, share_prefixes=False, lora=LoRA() if lora else None, **settings)
     expected = dict(learner_bytes(ModelSize.of(Path(model)), config))
     core = LearnerCore(config)
     batch = batch_of(WORK, core, share=False)

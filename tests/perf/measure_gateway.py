@@ -33,6 +33,7 @@ from perf_common import cpu_seconds
 import forge_agents as fa
 from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine
+from forge_agents.serving.config import EnginePlan
 
 
 class Game(fa.TurnEnv):
@@ -189,11 +190,11 @@ async def _engine(model: str, programs: int, tokens: int) -> AsyncIterator[tuple
     from forge_agents.models.resolve import resolve
     from forge_agents.rollout.rendering import Renderer
     from forge_agents.runtime import mesh
-    from forge_agents.serving import EngineConfig, EngineProcess
+    from forge_agents.serving import EngineProcess
 
     folder = resolve(model)
     async with mesh.session():
-        config = EngineConfig(model=str(folder), max_model_len=1024, max_num_seqs=programs, kv_cache_gb=2.0)
+        config = EnginePlan(model=str(folder), max_model_len=1024, max_num_seqs=programs, kv_cache_gb=2.0)
         engine = await EngineProcess.start(config, name="engine", timeout_s=600)
         policy = fa.Policy(str(folder), name="perf", sampling=fa.Sampling(max_tokens=tokens))
         yield policy, PolicyEngine(engine, Renderer.of(folder))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from perf_common import PROMPTS, THREADS, Options, goal, in_child, median
 
+from forge_agents.serving.config import EnginePlan
 from forge_agents.types import Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -125,9 +126,8 @@ def run_combiner(options: Options) -> dict[str, float]:
 
 
 def _config(options: Options) -> EngineConfig:
-    from forge_agents.serving import EngineConfig
 
-    return EngineConfig(
+    return EnginePlan(
         model=options.model, max_model_len=4096 if options.quick else 1024, max_num_seqs=64, kv_cache_gb=1.0,
         threads=THREADS, enforce_eager=options.quick,
     )  # fmt: skip

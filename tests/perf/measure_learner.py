@@ -21,6 +21,7 @@ from unittest.mock import patch
 from perf_common import Options, goal, in_child
 
 from forge_agents.runtime import processes
+from forge_trainers.learner.plan import LearnerPlan
 
 TURNS = ("shared", "unshared", "bare", "shared", "bare_packed", "products", "bare", "shared")
 """What is measured one after the other. The median counts: most goals are about the step with shared prompts."""
@@ -92,11 +93,10 @@ def run_learner(options: Options) -> dict[str, Any]:
     limit_matmul_cache()
     from forge_agents.models.sizes import ModelSize
     from forge_trainers.learner.architecture import read_config
-    from forge_trainers.learner.config import LearnerConfig
     from forge_trainers.learner.core import LearnerCore
     from forge_trainers.learner.memory import by_memory
 
-    config = LearnerConfig(model=options.model)
+    config = LearnerPlan(model=options.model)
     size = ModelSize.from_config(read_config(options.model))
     core = LearnerCore(by_memory(size, config, total_bytes() // 2, on_cpu=True))  # as a run by itself has it
     model = _bare_model(core)

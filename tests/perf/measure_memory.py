@@ -58,13 +58,13 @@ def _run(options: Options, mode: Literal["none", "selective", "full"]) -> dict[s
 
     keep_freed_memory()  # as the learner's actor does
     limit_matmul_cache()
-    from forge_trainers.learner.config import LearnerConfig
     from forge_trainers.learner.core import LearnerCore
+    from forge_trainers.learner.plan import LearnerPlan
 
     room = ROOM // 8 if options.quick else ROOM
     work = dataclasses.replace(WORK, siblings=1) if options.quick else WORK
     core = LearnerCore(
-        LearnerConfig(
+        LearnerPlan(
             model=options.model, max_tokens_per_microbatch=room, activation_checkpointing=mode, share_prefixes=False
         )
     )

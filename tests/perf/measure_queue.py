@@ -52,10 +52,10 @@ async def _run(options: Options) -> dict[str, float]:
     from forge_agents.rollout.players import PolicyEngine
     from forge_agents.rollout.rendering import Renderer
     from forge_agents.runtime import mesh
-    from forge_agents.serving import EngineConfig, EngineProcess
+    from forge_agents.serving import EnginePlan, EngineProcess
 
     episodes = 400 if options.quick else 10_000
-    config = EngineConfig(model=options.model, max_model_len=512, kv_cache_gb=1.0, enforce_eager=options.quick)
+    config = EnginePlan(model=options.model, max_model_len=512, kv_cache_gb=1.0, enforce_eager=options.quick)
     async with mesh.session():
         engine = await EngineProcess.start(config, name="engine", timeout_s=600)
         served = {"perf": PolicyEngine(engine, Renderer.of(Path(options.model)))}

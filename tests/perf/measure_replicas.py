@@ -66,10 +66,10 @@ class RandomRouter:
 async def _run(options: Options, replicas: int) -> dict[str, Any]:
     from forge_agents.policy import Sampling
     from forge_agents.runtime import mesh
-    from forge_agents.serving import EngineClient, EngineConfig
+    from forge_agents.serving import EngineClient, EnginePlan
     from forge_agents.serving.routing import PrefixAffine
 
-    config = EngineConfig(
+    config = EnginePlan(
         model=options.model,
         enforce_eager=options.quick,
         max_model_len=2048,

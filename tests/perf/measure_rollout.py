@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from perf_common import POLICY, THREADS, Options, goal, in_child, median, play_all
 
 if TYPE_CHECKING:
-    from forge_agents.serving import EngineConfig
+    from forge_agents.serving import EnginePlan
 
 DEADLINE_S = 900
 _OPENMP = {name: str(THREADS) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
@@ -72,10 +72,10 @@ def _medians(options: Options, run: Callable[[int], dict[str, float]]) -> dict[s
     return {str(most): median([run(most) for _ in range(1 + options.rounds)][1:]) for most in _lengths(options)}
 
 
-def _config(options: Options) -> EngineConfig:
-    from forge_agents.serving import EngineConfig
+def _config(options: Options) -> EnginePlan:
+    from forge_agents.serving import EnginePlan
 
-    return EngineConfig(
+    return EnginePlan(
         model=options.model,
         max_model_len=512,
         max_num_seqs=64,
@@ -186,7 +186,7 @@ def run_llm(options: Options) -> dict[str, dict[str, float]]:
         max_num_seqs=config.max_num_seqs,
         kv_cache_memory_bytes=int(config.kv_cache_gb * 1e9),
         enforce_eager=config.enforce_eager,
-        enable_prefix_caching=config.prefix_caching,
+        enable_prefix_caching=True,
         seed=config.seed,
     )
     prompts = [{"prompt_token_ids": list(prompt)} for prompt in _prompts(options)]

@@ -52,9 +52,9 @@ def measure(options: Options) -> list[dict[str, Any]]:
 
 
 def _config(options: Options) -> Any:
-    from forge_agents.serving import EngineConfig
+    from forge_agents.serving import EnginePlan
 
-    return EngineConfig(model=options.model, max_model_len=512, enforce_eager=options.quick or None)
+    return EnginePlan(model=options.model, max_model_len=512, enforce_eager=options.quick or None)
 
 
 def _exported(model: str, folder: str) -> str:

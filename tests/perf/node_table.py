@@ -57,7 +57,7 @@ def train(folder: Path, layout: Mapping[str, int], seed: int, steps: int) -> dic
         max_resamples=0,
         checkpoint_every=steps,
         learner_procs=procs,
-        learner=fa.LearnerConfig(lr=3e-3, threads=1, compute_dtype="float32", dp_shard=procs),
+        learner=fa.LearnerConfig(lr=3e-3, threads=1, compute_dtype="float32"),
         engine=fa.EngineConfig(
             dtype="float32", max_model_len=512, kv_cache_gb=0.05, threads=1, replicas=replicas, tp=tp
         ),

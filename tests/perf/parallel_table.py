@@ -44,27 +44,24 @@ class Layout:
 
 
 ROUNDED = {"optimizer_state_dtype": "bfloat16"}
-SEVERAL = {"num_iterations": 2, "num_minibatches": 3, "correction": "truncate", "correction_level": "sequence"}
+SEVERAL = {"num_iterations": 2, "num_minibatches": 3, "correction": {"how": "truncate", "level": "sequence"}}
 LAYOUTS = (
     Layout(name="1 process"),
-    Layout(name="DDP 2", processes=2, settings={"dp_replicate": 2, "dp_shard": 1}),
-    Layout(name="FSDP 2", processes=2, settings={"dp_shard": 2}),
-    Layout(name="FSDP 2, microbatches", processes=2, settings={"dp_shard": 2, "max_tokens_per_microbatch": 40}),
+    Layout(name="FSDP 2", processes=2, settings={}),
+    Layout(name="FSDP 2, microbatches", processes=2, settings={"max_tokens_per_microbatch": 40}),
     Layout(name="TP 2", processes=2, settings={"tp": 2}),
-    Layout(name="TP 2, no sequence parallelism", processes=2, settings={"tp": 2, "sequence_parallel": False}),
-    Layout(name="FSDP 2 x TP 2", processes=4, settings={"dp_shard": 2, "tp": 2}),
-    Layout(name="HSDP 2 x 2", processes=4, settings={"dp_replicate": 2, "dp_shard": 2}),
+    Layout(name="FSDP 2 x TP 2", processes=4, settings={"tp": 2}),
     Layout(name="moments in bfloat16, 1 process", settings=ROUNDED),
-    Layout(name="moments in bfloat16, FSDP 2 x TP 2", processes=4, settings={"dp_shard": 2, "tp": 2, **ROUNDED}),
+    Layout(name="moments in bfloat16, FSDP 2 x TP 2", processes=4, settings={"tp": 2, **ROUNDED}),
     Layout(name="6 optimizer steps per batch, 1 process", settings=SEVERAL),
-    Layout(name="6 optimizer steps per batch, FSDP 2", processes=2, settings={"dp_shard": 2, **SEVERAL}),
+    Layout(name="6 optimizer steps per batch, FSDP 2", processes=2, settings={**SEVERAL}),
     Layout(name="6 optimizer steps per batch, TP 2", processes=2, settings={"tp": 2, **SEVERAL}),
     Layout(name="adapter, 1 process", adapter=True),
-    Layout(name="adapter, FSDP 2", processes=2, settings={"dp_shard": 2}, adapter=True),
+    Layout(name="adapter, FSDP 2", processes=2, settings={}, adapter=True),
     Layout(name="adapter, TP 2", processes=2, settings={"tp": 2}, adapter=True),
     Layout(name="experts, 1 process", family="qwen3_moe"),
-    Layout(name="experts, FSDP 2", processes=2, family="qwen3_moe", settings={"dp_shard": 2}),
-    Layout(name="experts, FSDP 2, EP 2", processes=2, family="qwen3_moe", settings={"dp_shard": 2, "ep": 2}),
+    Layout(name="experts, FSDP 2", processes=2, family="qwen3_moe", settings={}),
+    Layout(name="experts, FSDP 2, EP 2", processes=2, family="qwen3_moe", settings={"ep": 2}),
     Layout(
         name="experts, TP 2, no sequence parallelism",
         processes=2,
@@ -76,7 +73,7 @@ LAYOUTS = (
         name="experts, FSDP 2 x TP 2, EP 2",
         processes=4,
         family="qwen3_moe",
-        settings={"dp_shard": 2, "tp": 2, "ep": 2},
+        settings={"tp": 2, "ep": 2},
     ),
 )
 """The first of each kind is what the others are compared with."""
@@ -215,9 +212,9 @@ def _learner(layout: Layout, folder: Path) -> Any:
     import torch
 
     from forge_agents.policy import LoRA
-    from forge_trainers.learner.config import LearnerConfig
     from forge_trainers.learner.core import LearnerCore
     from forge_trainers.learner.model import dither_weights
+    from forge_trainers.learner.plan import LearnerPlan
 
     class Measured(LearnerCore):
         def _update(self, *args: Any) -> dict[str, float]:
@@ -227,7 +224,7 @@ def _learner(layout: Layout, folder: Path) -> Any:
 
     common = {"model": str(folder / layout.family), "compute_dtype": "float32", "threads": 1, "lr": 1e-3}
     lora = LoRA() if layout.adapter else None
-    learner = Measured(LearnerConfig(**common, warmup_steps=2, entropy_coef=0.01, lora=lora, **layout.settings))
+    learner = Measured(LearnerPlan(**common, warmup_steps=2, entropy_coef=0.01, lora=lora, **layout.settings))
     dither_weights(learner.model, seed=0)  # as where it computes in bfloat16: every layout alike
     return learner
 

@@ -143,11 +143,10 @@ def train(folder: Path, *, learner_procs: int = 1, tp: int = 1, mesh: Any = None
     import forge_agents as fa
 
     config = fa.GRPOConfig(
-        start_timeout_s=_TIMEOUT_S,
         groups_per_step=1,
         group_size=2,
         learner_procs=learner_procs,
-        learner=fa.LearnerConfig(threads=1, compute_dtype="float32", dp_shard=learner_procs),
+        learner=fa.LearnerConfig(threads=1, compute_dtype="float32"),
         engine=fa.EngineConfig(dtype="float32", max_model_len=512, kv_cache_gb=0.05, threads=1, tp=tp),
     )
     team = fa.Policy("tiny-random", name="team", sampling=fa.Sampling(max_tokens=8))
@@ -170,7 +169,6 @@ def train_program(folder: Path) -> None:
     script.write_text(_PROGRAM)
     program = fa.Program([sys.executable, str(script)], tasks=[{"question": "2"}], reward=lambda *_: 1.0)
     config = fa.GRPOConfig(
-        start_timeout_s=_TIMEOUT_S,
         groups_per_step=1,
         group_size=2,
         learner=fa.LearnerConfig(threads=1, compute_dtype="float32"),

@@ -19,6 +19,7 @@ import forge_agents as fa
 from forge_agents.models import resolve as models
 from forge_agents.runtime import mesh
 from forge_agents.serving import EngineProcess
+from forge_agents.serving.config import EnginePlan
 from forge_agents.types import Completion
 
 PROMPTS = (
@@ -58,7 +59,7 @@ async def greedy(folder: Path, tp: int, tokens: int) -> list[Completion]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    config = fa.EngineConfig(
+    config = EnginePlan(
         model=str(folder),
         dtype="float32",
         max_model_len=256,

@@ -12,8 +12,8 @@ import torch
 
 from forge_agents.types import EpisodeBatch
 from forge_trainers.batch.packing import Sample, pack
-from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
+from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.offline import trainer as offline
 
 HERE = str(Path(__file__).parent)
@@ -54,7 +54,7 @@ def random_batch() -> Callable[..., EpisodeBatch]:
 class HereLearner:
     """`Learner` without processes, on the same core."""
 
-    def __init__(self, config: LearnerConfig) -> None:
+    def __init__(self, config: LearnerPlan) -> None:
         self.core = LearnerCore(config)
 
     async def set_total_steps(self, total: int) -> None:
@@ -89,9 +89,10 @@ def learner_here(monkeypatch: pytest.MonkeyPatch) -> list[HereLearner]:
 
     class Starter:
         @staticmethod
-        async def start(config: LearnerConfig, **_: Any) -> HereLearner:
-            started.append(HereLearner(config))
-            return started[-1]
+        async def start_together(plans: dict[str, LearnerPlan], **_: Any) -> dict[str, HereLearner]:
+            learners = {name: HereLearner(plan) for name, plan in plans.items()}
+            started.extend(learners.values())
+            return learners
 
     monkeypatch.setattr(offline, "Learner", Starter)
     return started

@@ -25,11 +25,12 @@ from forge_agents.models.sizes import ModelSize
 from forge_agents.runtime import mesh
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.runtime.machine import gpu_bytes, visible_gpus
+from forge_agents.serving.config import EnginePlan
 from forge_trainers.demo import ENV_ARGS, ENV_ID, DemoConfig, settings, team
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.trainer import GRPOTrainer
 from forge_trainers.run.placement import Placed, Placement, parts_of, place
-from forge_trainers.run.processes import computing
+from forge_trainers.run.plan import compute_processes
 
 _SEEN = "CUDA_VISIBLE_DEVICES"
 _MOST_COPIED = 1_000_000_000
@@ -119,7 +120,7 @@ def placement_of(way: Way, model: str, gpus: Sequence[int]) -> Placement:
         HostError: It does not fit.
     """
     config, policy = _config(way), team(model)
-    engines, learners = computing({policy.name: policy}, {policy.name: resolve(model)}, config)
+    engines, learners = compute_processes({policy.name: policy}, {policy.name: resolve(model)}, config)
     parts = parts_of(engines, learners, ranks=config.learner_procs, tp=config.engine.tp)
     many = len(gpus)
     rehearse = partial(mesh.preview_placement_on, Hosts(), gpus_per_host=many, gpu_bytes=min(gpus), here=many)
@@ -232,7 +233,7 @@ def _config(way: Way) -> GRPOConfig:
     return replace(
         base,
         learner_procs=way.learner_procs,
-        engine=replace(base.engine, replicas=way.replicas, tp=way.tp, sleeps=way.turns),
+        engine=EnginePlan.of(base.engine, replicas=way.replicas, tp=way.tp, sleeps=way.turns),
         colocate=way.turns,
         checkpoint_every=STEPS,
     )

@@ -1,7 +1,4 @@
-"""A run as its YAML file and the command line's flags say it.
-
-In: what a user wrote. Out: checked, frozen dataclasses, and what a trainer takes. Waits for warm starts, which train.
-"""
+"""Settings of a training run, as in a YAML file and flags, and their conversion to arguments of the trainer."""
 
 from __future__ import annotations
 
@@ -35,31 +32,31 @@ LearnerOverrides: type = make_dataclass(
     frozen=True,
     kw_only=True,
 )
-"""Learner settings of one policy: the fields of `LearnerConfig`, of which None leaves those that the trainer has."""
-LearnerOverrides.__module__ = __name__  # where the command line's parser looks for it
+"""Learner settings of one policy: the fields of `LearnerConfig`. None keeps the trainer's value."""
+LearnerOverrides.__module__ = __name__  # the command line's parser imports it from here
 settings_class(LearnerOverrides)
 
 
 @settings_class
 @dataclass(frozen=True)
 class RunPolicy(Policy):
-    """A policy, as YAML and flags say it."""
+    """Policy, as in a YAML file and flags."""
 
     learner: LearnerOverrides | None = field(  # type: ignore[valid-type]
         default=None, kw_only=True, hash=False
     )
-    """Learner settings of this policy alone, which override those of the trainer. null: the trainer's."""
+    """Learner settings of this policy alone, which override those of the trainer. null (default) overrides none."""
 
     def declared(self, name: str) -> Policy:
-        """The policy under its key as name."""
-        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        """Return the policy with its key as name."""
+        values = {member.name: getattr(self, member.name) for member in fields(self)}
         return Policy(**{**values, "name": name})
 
 
 @settings_class
 @dataclass(frozen=True, kw_only=True)
 class RunLeague(LeagueConfig):
-    """A league, as YAML and flags say it."""
+    """League, as in a YAML file and flags."""
 
     anchors: tuple[str, ...] = ()
     """Fixed opponents beside the start model, by names that `policy_mapping` could use: policies with trainable: false,
@@ -76,36 +73,36 @@ class RunLeague(LeagueConfig):
 @settings_class
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One training run, as YAML and flags say it."""
+    """Training run, as in a YAML file and flags."""
 
     env: str | list[str] | dict[str, float]
-    """Environment id, a list of several that are played alike, or weights by id."""
+    """Environment id, a list of ids with equal weights, or weights by id."""
     env_args: dict[str, Any] = field(default_factory=dict)
     """Arguments of the environment."""
     curriculum: CurriculumConfig | None = None
-    """Practise the levels of `env`, or the ids that it lists, as the team's success says. null: all of `env`."""
+    """Curriculum that chooses levels of `env`, or ids of its list, by success rate. null (default) uses all alike."""
     policies: dict[str, RunPolicy] = field(default_factory=dict)
-    """Models by name."""
+    """Policies by name, each with a model."""
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
-    """OpenAI-compatible servers by name; never trained."""
+    """OpenAI-compatible servers by name. They are never trained."""
     policy_mapping: str | dict[str, str] = ""
-    """Who sits in every seat, or by seat: the name of a policy or an endpoint, "random" for random play, "human" for a
-    person at the terminal, "oracle" for the environment's own oracle. Empty: the only policy."""
+    """Player for each agent: one for all, or a mapping from agent to player. A player is the name of a policy or
+    endpoint, "random", "human" (at the terminal) or "oracle" (the environment's scripted policy). Empty (default): the
+    only policy."""
     league: RunLeague | None = None
-    """Self-play: the policy that `policy_mapping` names plays against its snapshots and anchors. null: the agents stay
-    as they are."""
+    """Self-play of the policy in `policy_mapping` against its snapshots and anchors. null (default): no league."""
     warm_start: dict[str, WarmStart] = field(default_factory=dict)
-    """What policies, by name, learn from conversations or episodes before they play."""
+    """Supervised fine-tuning of policies before reinforcement learning, by policy."""
     reward: str | None = None
-    """Reward as "package.module:object"; null is the environment's own."""
+    """Reward as "package.module:object". null (default): the environment's own."""
     steps: int = 100
-    """Optimiser steps of the run."""
+    """Number of optimizer steps of the run."""
     out_dir: str = "runs/default"
-    """The run's folder; a run in it is continued."""
+    """Run folder. A run in it is continued."""
     trainer: GRPOConfig = field(default_factory=GRPOConfig)
     """Settings of the trainer."""
     mesh: Hosts = field(default_factory=Hosts)
-    """Where processes run."""
+    """Hosts of the processes."""
 
     def __post_init__(self) -> None:
         if not self.policies:
@@ -296,8 +293,8 @@ class RunConfig:
             return ()
         return tuple(seat for seat, who in self.policy_mapping.items() if who == name)
 
-    def rehearsal(self, *, gpus_per_host: int | None = None) -> list[str]:
-        """A line for each process that this run starts with: where, with which GPU, environment and command.
+    def dry_run(self, *, gpus_per_host: int | None = None) -> list[str]:
+        """Describe the processes that this run starts with and their resolved settings, line by line.
 
         Args:
             gpus_per_host: GPUs of this machine, and of each other host whose role ``mesh.gpus`` does not name. None:
@@ -310,9 +307,16 @@ class RunConfig:
         """
         for env_id in self._env_ids:
             registry.spec(env_id)
-        from forge_trainers.run.rehearsal import rehearsal  # knows Monarch, which takes a second to load
+        from forge_trainers.run.dry_run import dry_run  # knows Monarch, which takes a second to load
 
-        return rehearsal(self.models, self.trainer, self.mesh, gpus_per_host=gpus_per_host, judges=self.judges)
+        return dry_run(
+            self.models,
+            self.trainer,
+            self.mesh,
+            out_dir=user_path(self.out_dir),
+            gpus_per_host=gpus_per_host,
+            judges=self.judges,
+        )
 
     @property
     def judges(self) -> list[OwnEngine]:

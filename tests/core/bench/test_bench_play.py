@@ -8,7 +8,6 @@ import socket
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -391,19 +390,6 @@ def test_interrupted_benchmark_keeps_its_episodes(tmp_path):
         play(tmp_path, players, limits=BenchLimits(max_concurrent_episodes=1))
     rest = play(tmp_path, players)
     assert rest.complete and rest.timing["reused"] > 0
-
-
-def test_the_engine_settings_may_name_the_model_of_a_player_that_has_played(tmp_path, monkeypatch):
-    monkeypatch.setattr(playing, "resolve", Path)
-    for name in ("done", "left", "other"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
-    players = [fa.Policy(str(tmp_path / "done")), fa.Policy(str(tmp_path / "left")), fa.Random()]
-    for name in ("done", "left"):
-        config = fa.EngineConfig(model=str(tmp_path / name), max_num_seqs=3)
-        assert playing._without_model(config, players) == fa.EngineConfig(max_num_seqs=3)
-    with pytest.raises(ValueError, match="is the model of no policy"):
-        playing._without_model(fa.EngineConfig(model=str(tmp_path / "other")), players)
 
 
 def test_teams_meet_as_teams(tmp_path):

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from forge_agents.cli import main as cli
+from forge_agents.serving.config import EnginePlan
 
 
 def test_help_lists_every_command(capsys):
@@ -84,9 +85,8 @@ def save_before_training():
 
 
 def serve_a_folder_without_a_model():
-    from forge_agents.serving import EngineConfig
 
-    EngineConfig(model="nowhere")
+    EnginePlan(model="nowhere")
 
 
 def read_tools_without_the_package():

@@ -25,8 +25,8 @@ def completions(line, tmp_path):
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("forge-agents simu", ["simulate"]),
-        ("forge-agents train --trainer.learner.clip_l", ["--trainer.learner.clip_low"]),
+        ("forge-agents le", ["leaderboard"]),
+        ("forge-agents train --trainer.learner.cli", ["--trainer.learner.clip"]),
         ("forge-agents play forge/KuhnPoker-v0 --opponent h", ["human"]),
         ("forge-agents bench --swap_seats f", ["false"]),
         ("forge-agents play forge/Kuhn", ["forge/KuhnPoker-v0"]),

@@ -39,6 +39,20 @@ def test_every_command_is_in_one_group_of_the_help(capsys):
     assert all(f"  {name}" in shown for name in listed) and max(map(len, shown.splitlines())) <= 100
 
 
+@pytest.mark.parametrize(("command", "lines"), [("train", 120), ("eval", 60), ("simulate", 110), ("sft", 90)])
+def test_help_shows_the_main_settings_and_help_all_the_rest(command, lines, capsys):
+    texts = []
+    for flag in ("--help", "--help-all"):
+        with pytest.raises(SystemExit):
+            cli.main([command, flag])
+        texts.append(capsys.readouterr().out)
+    short, full = (set(re.findall(r"^  (--[a-z][\w.-]*)", text, re.MULTILINE)) for text in texts)
+    assert texts[0].count("\n") < lines
+    assert "[--SETTING VALUE ...]" in texts[0].splitlines()[0] and "==SUPPRESS==" not in texts[0]
+    assert f"forge-agents {command} --help-all" in texts[0]
+    assert len(short) <= 50 and short - {"--send_key"} < full
+
+
 def test_benchmark_prints_the_next_command(tmp_path, capsys):
     words = ["bench", "--suite", "forge/KuhnPoker-v0", "--episodes", "2", "--out_dir", str(tmp_path)]
     assert cli.main([*words, "--players.a", "random", "--limits.max_episodes", "1"]) == 1

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from forge_agents.models.sizes import SHAPES, ModelSize
-from forge_agents.serving import EngineConfig, _actor, _vllm, memory
+from forge_agents.serving import _actor, _vllm, memory
+from forge_agents.serving.config import EnginePlan
 
 GB = 1_000_000_000
 SOURCE = "v1/attention/backends/cpu_attn.py"
@@ -30,7 +31,7 @@ def large(tmp_path: Path) -> Path:
 
 def cache(folder: Path, monkeypatch: pytest.MonkeyPatch, free: int, **settings: object) -> int:
     monkeypatch.setattr(_vllm, "available_bytes", lambda: free)
-    return _vllm.cache_bytes(EngineConfig(model=str(folder), **settings), "bfloat16")  # type: ignore[arg-type]
+    return _vllm.cache_bytes(EnginePlan(model=str(folder), **settings), "bfloat16")  # type: ignore[arg-type]
 
 
 def test_default_context_fits_in_memory(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,7 +68,7 @@ def test_tp_must_divide_the_heads(
     config = {**SHAPES["8b"], "num_attention_heads": heads, "num_key_value_heads": kv}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=f"tp={tp} does not divide .* choose {choices}$"):
-        _vllm.check_ranks(EngineConfig(model=str(tmp_path), tp=tp))
+        _vllm.check_ranks(EnginePlan(model=str(tmp_path), tp=tp))
 
 
 @pytest.mark.parametrize(

@@ -6,25 +6,26 @@ import pytest
 import torch
 
 from forge_agents.policy import LoRA
-from forge_agents.serving import EngineConfig, _vllm
+from forge_agents.serving import _vllm
+from forge_agents.serving.config import EnginePlan
 from forge_agents.types import VersionSpan
 
 
 def test_adapters_are_numbered_from_one():
-    config = EngineConfig(adapters={"hero": LoRA(), "rival": LoRA()})
+    config = EnginePlan(adapters={"hero": LoRA(), "rival": LoRA()})
     assert [_vllm.adapter_number(config, name) for name in ("", "hero", "rival")] == [0, 1, 2]
     with pytest.raises(ValueError, match="no adapter 'her'; it has hero, rival"):
         _vllm.adapter_number(config, "her")
     with pytest.raises(ValueError, match="no adapter 'hero'; it has none"):
-        _vllm.adapter_number(EngineConfig(), "hero")
+        _vllm.adapter_number(EnginePlan(), "hero")
 
 
 def test_cpu_engines_with_adapters_are_not_compiled(monkeypatch):
-    alone, adapted = (EngineConfig(adapters=own, enforce_eager=False) for own in ({}, {"hero": LoRA()}))
+    alone, adapted = (EnginePlan(adapters=own, enforce_eager=False) for own in ({}, {"hero": LoRA()}))
     monkeypatch.setattr("forge_agents.serving.config.visible_gpus", lambda: ())
     assert alone.compiled and not adapted.compiled
     monkeypatch.setattr("forge_agents.serving.config.visible_gpus", lambda: ("0",))
-    assert adapted.compiled and not EngineConfig(adapters=adapted.adapters, enforce_eager=True).compiled
+    assert adapted.compiled and not EnginePlan(adapters=adapted.adapters, enforce_eager=True).compiled
 
 
 def test_completion_has_the_versions_of_its_adapter():

@@ -14,10 +14,11 @@ import pytest
 from forge_agents.errors import ActorDiedError, LateAnswerError, StallError
 from forge_agents.policy import Sampling
 from forge_agents.runtime.heartbeat import Heartbeat
-from forge_agents.serving import EngineConfig, EngineProcess, _vllm
+from forge_agents.serving import EngineProcess, _vllm
 from forge_agents.serving import process as engine_module
 from forge_agents.serving._loop import EngineThread
 from forge_agents.serving._wire import Answer, Request
+from forge_agents.serving.config import EnginePlan
 
 
 @pytest.mark.parametrize(
@@ -34,7 +35,7 @@ from forge_agents.serving._wire import Answer, Request
 def test_invalid_settings_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=message):
-        EngineConfig(model=str(tmp_path), **change)
+        EnginePlan(model=str(tmp_path), **change)
 
 
 @pytest.mark.parametrize(("tiles", "granted"), [(True, True), (True, False), (False, False)])
@@ -57,7 +58,7 @@ def test_amx_tiles_are_requested_before_bfloat16_attention(
 
 def test_folder_without_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no folder with a config\.json"):
-        EngineConfig(model=str(tmp_path))
+        EnginePlan(model=str(tmp_path))
 
 
 class FailingEngine:
@@ -82,7 +83,7 @@ def test_failed_step_ends_the_thread_and_fails_pending_jobs(
     monkeypatch.setattr(_vllm, "max_model_len", lambda engine: 8)
     monkeypatch.setattr(_vllm, "add", lambda engine, name, request: fake.requests.append(name))
     deaths: queue.Queue[BaseException] = queue.Queue()
-    thread = EngineThread(EngineConfig(model=str(tmp_path)), deliver=lambda answers: None, on_death=deaths.put)
+    thread = EngineThread(EnginePlan(model=str(tmp_path)), deliver=lambda answers: None, on_death=deaths.put)
     thread.ready.result(timeout=60)
     assert thread.call(lambda: 42).result(timeout=60) == 42
     with pytest.raises(LookupError):
@@ -122,7 +123,7 @@ def test_request_that_vllm_gives_up_fails_alone(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(_vllm, "add", lambda engine, name, request: fake.requests.append(name))
     monkeypatch.setattr(_vllm, "running", lambda engine: {})
     answers: queue.Queue[list[Answer]] = queue.Queue()
-    thread = EngineThread(EngineConfig(model=str(tmp_path)), deliver=answers.put, on_death=lambda error: None)
+    thread = EngineThread(EnginePlan(model=str(tmp_path)), deliver=answers.put, on_death=lambda error: None)
     thread.ready.result(timeout=60)
     thread.add([Request(request_id=number, prompt_ids=(1,), sampling=Sampling(max_tokens=2)) for number in (0, 1)])
     (failed,), (answered,) = answers.get(timeout=60), answers.get(timeout=60)
@@ -186,7 +187,7 @@ def queueing(
     monkeypatch.setattr(_vllm, "add", lambda engine, name, request: fake.queue.append(name))
     monkeypatch.setattr(_vllm, "running", lambda engine: dict(engine.working))
     answers: queue.Queue[list[Answer]] = queue.Queue()
-    settings = EngineConfig(model=str(tmp_path), answer_timeout_s=10.0)
+    settings = EnginePlan(model=str(tmp_path), answer_timeout_s=10.0)
     thread = EngineThread(settings, deliver=answers.put, on_death=lambda error: None)
     thread.ready.result(timeout=60)
     return fake, thread, answers
@@ -271,7 +272,7 @@ def test_failed_engine_fails_all_waiting_requests() -> None:
         actor = FakeActor()
         facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
         engine = EngineProcess(
-            EngineConfig(), name="hero", procs=None, actor=actor, initial_info=facts, heartbeat=Beating()
+            EnginePlan(), name="hero", procs=None, actor=actor, initial_info=facts, heartbeat=Beating()
         )
         waiting = [asyncio.ensure_future(engine.generate([1, 2], Sampling(), timeout_s=60)) for _ in range(50)]
         await asyncio.sleep(0.1)
@@ -311,7 +312,7 @@ def test_update_that_fails_with_a_dead_rank_reports_the_death(end: Any) -> None:
         actor.load_weights = Call(load_weights)  # type: ignore[attr-defined]
         facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
         engine = EngineProcess(
-            EngineConfig(), name="hero", procs=None, actor=actor, initial_info=facts, heartbeat=heartbeat
+            EnginePlan(), name="hero", procs=None, actor=actor, initial_info=facts, heartbeat=heartbeat
         )
         with pytest.raises(ActorDiedError, match=str(end)) as caught:  # and not what gloo says, which ends a run
             await engine.load_weights(2)
@@ -335,7 +336,7 @@ def test_unexpected_replies_of_the_actor_fail_all_requests(where: str) -> None:
             actor.add = Call(refuse)
         facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
         engine = EngineProcess(
-            EngineConfig(), name="hero", procs=None, actor=actor, initial_info=facts, heartbeat=Beating()
+            EnginePlan(), name="hero", procs=None, actor=actor, initial_info=facts, heartbeat=Beating()
         )
         with pytest.raises(ActorDiedError, match="hero .*KeyError: 'Answer'"):
             await engine.generate([1], Sampling())
@@ -365,7 +366,7 @@ def test_busy_time_is_measured_by_the_engine() -> None:
         actor = SlowActor()
         facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
         engine = EngineProcess(
-            EngineConfig(), name="hero", procs=None, actor=actor, initial_info=facts, heartbeat=Beating()
+            EnginePlan(), name="hero", procs=None, actor=actor, initial_info=facts, heartbeat=Beating()
         )
         for busy_s in (1.5, 1.5, 2.0):
             actor.busy_s = busy_s
@@ -384,7 +385,7 @@ def test_late_answer_fails_alone_and_silent_engine_is_dead(monkeypatch: pytest.M
     async def main() -> None:
         actor = SlowActor()
         facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
-        config = EngineConfig(answer_timeout_s=60.0)
+        config = EnginePlan(answer_timeout_s=60.0)
         engine = EngineProcess(
             config,
             name="hero",

@@ -25,9 +25,9 @@ from forge_trainers.forecast.fit import Fit, _model_of, fit_gpus, preview_slots
 from forge_trainers.forecast.simulate import Hardware
 from forge_trainers.run import placement
 from forge_trainers.run.config import ProcessConfig
+from forge_trainers.run.dry_run import dry_run
 from forge_trainers.run.placement import OwnEngine, Placement
-from forge_trainers.run.processes import computing, meshes_of
-from forge_trainers.run.rehearsal import rehearsal
+from forge_trainers.run.plan import compute_processes, meshes_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "hardware.md"
 SETTINGS = ProcessConfig(engine=fa.EngineConfig(max_model_len=8192))
@@ -238,7 +238,7 @@ def test_fit_matches_placement_and_dry_run(
 
     monkeypatch.setattr(placement, "place", noted)
     monkeypatch.setattr(mesh, "_cluster", lambda: layout)
-    own = computing(asked, paths, run)
+    own = compute_processes(asked, paths, run)
     told, learners = placement.place_here(
         *own, ranks=run.learner_procs, engine=run.engine, judges=chats, turns=run.colocate
     )
@@ -250,7 +250,7 @@ def test_fit_matches_placement_and_dry_run(
     assert learners == found.placement.learners
     assert told == found.placement.engines and placed[-1].doubts == found.placement.doubts
     if hosts.counts:
-        lines = rehearsal(asked, run, hosts, gpus_per_host=8, judges=chats)
+        lines = dry_run(asked, run, hosts, gpus_per_host=8, judges=chats)
         host, said = "", []
         for line in lines:
             words = line.split(":")[0]
@@ -308,7 +308,7 @@ def test_adapter_advice_for_a_mixture_targets_attention() -> None:
 def test_ranks_that_cannot_split_the_model_do_not_fit() -> None:
     found = fit_gpus(replace(SETTINGS, engine=replace(SETTINGS.engine, tp=3)), "0.6b", Hardware(gpus=8))
     assert "engine.tp=3 does not divide" in found.problem and found.changes["engine.tp"] == 1
-    with pytest.raises(HostError, match=r"tp=3 of the learner does not make learner_procs=4.* change the limits"):
+    with pytest.raises(HostError, match=r"tp=3 of the learner does not divide learner_procs=4.* change the limits"):
         fit_gpus(replace(SETTINGS, learner_procs=4, learner=fa.LearnerConfig(tp=3)), "0.6b", Hardware(gpus=8))
 
 

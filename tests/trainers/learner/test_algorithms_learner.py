@@ -12,16 +12,16 @@ import pytest
 import torch
 
 from forge_agents.types import EpisodeBatch
-from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
+from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.losses.correction import needed_samples
-from forge_trainers.losses.registry import Loss, find_loss
+from forge_trainers.losses.registry import Correction, Loss, find_loss
 
 Batches = Callable[..., EpisodeBatch]
 
 
-def config(model: Path, **changes: Any) -> LearnerConfig:
-    return LearnerConfig(model=str(model), compute_dtype="float32", threads=1, **{"lr": 1e-3, **changes})
+def config(model: Path, **changes: Any) -> LearnerPlan:
+    return LearnerPlan(model=str(model), compute_dtype="float32", threads=1, **{"lr": 1e-3, **changes})
 
 
 def mixed(random_batch: Batches, core: LearnerCore) -> EpisodeBatch:
@@ -72,7 +72,7 @@ def test_the_learner_computes_the_formula_however_the_batch_is_cut(tiny_llama: P
 
 
 def test_a_sequence_correction_masks_whole_trajectories(tiny_llama: Path, random_batch: Batches):
-    core = LearnerCore(config(tiny_llama, correction="mask", correction_level="sequence", lr=0.0))
+    core = LearnerCore(config(tiny_llama, correction=Correction(how="mask", level="sequence"), lr=0.0))
     batch = mixed(random_batch, core)
     plain = core.train_step(batch)
     assert plain["corrected_fraction"] < 0.2 and plain["clip_fraction"] == 0.0
@@ -128,7 +128,7 @@ def test_trajectories_without_advantage_are_not_computed_and_count_in_the_loss_n
 
 def test_what_may_add_to_the_loss_without_an_advantage_is_computed(random_batch: Batches):
     def needed(batch: EpisodeBatch, **changes: Any) -> list[bool]:
-        found: list[bool] = needed_samples(LearnerConfig(**changes).loss_settings, batch).tolist()
+        found: list[bool] = needed_samples(LearnerPlan(**changes).loss_settings, batch).tolist()
         return found
 
     batch = random_batch()
@@ -139,7 +139,7 @@ def test_what_may_add_to_the_loss_without_an_advantage_is_computed(random_batch:
     assert needed(batch) == (~gone).tolist(), "what rounding leaves of a mean"
     assert all(needed(batch, kl_coef=0.01)) and all(needed(batch, entropy_coef=0.01))
     monkey = Loss(name="monkey", function=find_loss("dapo").function)
-    assert needed_samples(dataclasses.replace(LearnerConfig().loss_settings, loss=monkey), batch).all(), "not ours"
+    assert needed_samples(dataclasses.replace(LearnerPlan().loss_settings, loss=monkey), batch).all(), "not ours"
     batch["samples"]["trajectory"][1] = batch["samples"]["trajectory"][0]
     assert needed(batch)[1], "the other sample of its trajectory has an advantage"
     without_advantage(batch, batch["samples"]["trajectory"].tolist())

@@ -16,8 +16,8 @@ from forge_agents.policy import LoRA
 from forge_agents.types import EpisodeBatch
 from forge_trainers.batch.layout import Span
 from forge_trainers.learner.attention import plan_attention
-from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
+from forge_trainers.learner.plan import LearnerPlan
 
 LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 YARN = {"rope_type": "yarn", "factor": 64.0}  # 4,096 positions of 64 that it began with
@@ -55,7 +55,7 @@ def test_logits_equal_transformers_alone_and_packed(tmp_path: Path, family: str,
         settings = settings | {"rope_parameters": rope}
     tied = family in {"llama", "smollm3"}
     model = tiny_model(tmp_path, family=family, settings=settings, tied=tied)  # type: ignore[arg-type]
-    core = LearnerCore(LearnerConfig(model=str(model), compute_dtype="float32", threads=1))
+    core = LearnerCore(LearnerPlan(model=str(model), compute_dtype="float32", threads=1))
     core.model._skip_lm_head = False
     ids = torch.randint(0, 256, (1, 600), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -88,7 +88,7 @@ def test_what_was_learned_is_exported_for_transformers(
     lora: LoRA | None,
 ):
     model, batch = tiny_models(family=family), random_batch()
-    settings = LearnerConfig(model=str(model), compute_dtype="float32", threads=1, lr=1e-2, lora=lora)
+    settings = LearnerPlan(model=str(model), compute_dtype="float32", threads=1, lr=1e-2, lora=lora)
     core = LearnerCore(settings)
     core.train_step(batch)
     core.train_step(batch)  # the first moves only one half of an adapter
@@ -114,6 +114,6 @@ def test_every_family_that_is_trained_is_tried_here(tiny_models: Callable[..., P
 )
 def test_layers_that_turn_alike_share_a_table(tmp_path: Path, family: Any, settings: dict[str, Any], tables: int):
     model = tiny_model(tmp_path, family=family, settings=settings)
-    core = LearnerCore(LearnerConfig(model=str(model), compute_dtype="float32", threads=1))
+    core = LearnerCore(LearnerPlan(model=str(model), compute_dtype="float32", threads=1))
     found = [layer.attention.rope.cache for layer in core.model.layers.values()]
     assert len(found) > 1 and len({table.data_ptr() for table in found}) == tables

@@ -21,8 +21,8 @@ from forge_agents.runtime import mesh
 from forge_agents.types import EpisodeBatch
 from forge_agents.weights import Subscriber, WeightStore
 from forge_trainers.learner.client import Learner
-from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
+from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.losses import registry
 from forge_trainers.losses.registry import TokenInputs, TokenLoss, find_loss, register_loss
 
@@ -30,8 +30,8 @@ pytestmark = pytest.mark.slow
 Batches = Callable[..., EpisodeBatch]
 
 
-def config(model: Path, **changes: object) -> LearnerConfig:
-    return LearnerConfig(model=str(model), compute_dtype="float32", threads=1, lr=1e-3, **changes)  # type: ignore[arg-type]
+def config(model: Path, **changes: object) -> LearnerPlan:
+    return LearnerPlan(model=str(model), compute_dtype="float32", threads=1, lr=1e-3, **changes)  # type: ignore[arg-type]
 
 
 def mixed(random_batch: Batches, core: LearnerCore, seed: int) -> EpisodeBatch:
@@ -81,7 +81,8 @@ def session(tiny_llama: Path, random_batch: Batches, tmp_path_factory: pytest.Te
 
         async def run() -> Session:
             async with mesh.session():
-                learner = await Learner.start(settings, name="hero", world_size=2, timeout_s=90)
+                started = await Learner.start_together({"hero": settings}, name="hero", world_size=2, timeout_s=90)
+                learner = started["hero"]
                 with pytest.raises(RuntimeError) as unstored:
                     await learner.publish()
                 store = await WeightStore.start(timeout_s=60)
@@ -143,12 +144,12 @@ def test_failures_come_back_at_once_and_by_name(session: Session, tiny_llama: Pa
     async def run() -> None:
         async with mesh.session():
             with pytest.raises(ModelNotFoundError, match="config.json is missing"):
-                await Learner.start(config(tmp_path), timeout_s=60)
+                await Learner.start_together({"m": config(tmp_path)}, timeout_s=60)
             shutil.copytree(tiny_llama, tmp_path / "other")
             stored = json.loads((tiny_llama / "config.json").read_text())
             (tmp_path / "other" / "config.json").write_text(json.dumps({**stored, "architectures": ["Mystery"]}))
             with pytest.raises(ValueError, match="'Mystery' cannot be trained"):  # said by the learner's process
-                await Learner.start(config(tmp_path / "other"), timeout_s=60)
+                await Learner.start_together({"m": config(tmp_path / "other")}, timeout_s=60)
 
     asyncio.run(run())
     assert "logprobs of token 25 is nan" in str(session.errors["bad batch"])

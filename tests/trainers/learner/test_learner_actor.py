@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from forge_trainers.learner.actor import LearnerActor
-from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.plan import LearnerPlan
 
 
 class Publisher:
@@ -29,7 +29,7 @@ def test_who_publishes_after_the_store_was_replaced_publishes_to_the_next() -> N
     async def order() -> dict[str, Any]:
         learner: Any = SimpleNamespace(
             _name="hero-learner",
-            _configs={"hero": LearnerConfig()},
+            _configs={"hero": LearnerPlan()},
             _store="first",
             _publishers={"hero": Publisher("first")},
             _one_at_a_time=asyncio.Lock(),

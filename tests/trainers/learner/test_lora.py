@@ -16,17 +16,17 @@ from safetensors.torch import load_file
 from forge_agents.cli.config import parse
 from forge_agents.policy import LORA_TARGETS, LoRA, Policy
 from forge_agents.types import EpisodeBatch
-from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.lora import is_adapter
+from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.run_file import RunConfig
 
 Batches = Callable[..., EpisodeBatch]
 SMALL = LoRA(rank=4, alpha=8)
 
 
-def config(model: Path, **changes: Any) -> LearnerConfig:
-    base = LearnerConfig(model=str(model), compute_dtype="float32", threads=1, lr=3e-3, lora=SMALL)
+def config(model: Path, **changes: Any) -> LearnerPlan:
+    base = LearnerPlan(model=str(model), compute_dtype="float32", threads=1, lr=3e-3, lora=SMALL)
     return dataclasses.replace(base, **changes)
 
 

@@ -16,9 +16,9 @@ from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA
 from forge_agents.types import EpisodeBatch
 from forge_trainers.learner import model as titan_model
-from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.memory import RECOMPUTED, _activations, learner_bytes
+from forge_trainers.learner.plan import LearnerPlan
 
 
 def local(tensor: Any) -> torch.Tensor:
@@ -79,7 +79,7 @@ def test_expected_bytes_are_those_of_the_tensors(
     model = tiny_models(family=family)
     batch = random_batch(groups=1, siblings=1, prompt=1000, longest=60)
     positions = int(batch["samples"]["length"].sum())
-    config = LearnerConfig(
+    config = LearnerPlan(
         model=str(model), compute_dtype=dtype, threads=1, share_prefixes=False, max_tokens_per_microbatch=positions
     )
     expected = learner_bytes(ModelSize.of(model), config)
@@ -95,27 +95,27 @@ def test_a_rank_computes_with_its_own_experts_where_they_are_spread() -> None:
     experts, ends = 128 * 3 * 2048 * 768, 2 * 151936 * 2048
 
     def copied(**settings: Any) -> int:
-        config = LearnerConfig(activation_checkpointing="full", **settings)
+        config = LearnerPlan(activation_checkpointing="full", **settings)
         return learner_bytes(mixture, config, ranks=8)["compute copy"]
 
     assert copied() == 2 * (2 * layer + ends + 2 * experts)
     assert copied(ep=8) == 2 * (2 * layer + ends + 2 * experts // 8)
     assert copied(tp=2, ep=4) == 2 * ((2 * layer + ends) // 2 + 2 * experts // 4)
-    assert copied(tp=2, sequence_parallel=False) == 2 * (2 * layer + ends + 2 * experts) // 2
-    one = learner_bytes(mixture, LearnerConfig(dp_shard=1, tp=2, ep=2), ranks=2)["compute copy"]
+    assert copied(tp=2) == 2 * (2 * layer + ends + 2 * experts) // 2
+    one = learner_bytes(mixture, LearnerPlan(tp=2, ep=2), ranks=2)["compute copy"]
     assert one == 2 * (mixture.weights // 2)
 
 
 def test_ranks_that_share_the_vocabulary_hold_a_part_of_the_logits_each() -> None:
     def logits(ranks: int, **settings: Any) -> int:
-        return learner_bytes(ModelSize.named("8b"), LearnerConfig(**settings), ranks=ranks)["logits"]
+        return learner_bytes(ModelSize.named("8b"), LearnerPlan(**settings), ranks=ranks)["logits"]
 
     assert logits(8) == logits(8, tp=2) * 2 == logits(8, tp=8) * 8
 
 
 def test_sharing_prefixes_counts_attentions_gradients_where_they_are_the_widest() -> None:
     def backward(model: str, **settings: Any) -> int:
-        return learner_bytes(ModelSize.named(model), LearnerConfig(**settings))["backward"]
+        return learner_bytes(ModelSize.named(model), LearnerPlan(**settings))["backward"]
 
     for settings in ({}, {"compute_dtype": "float32"}):
         assert backward("8b", share_prefixes=True, **settings) == backward("8b", **settings)
@@ -127,7 +127,7 @@ def test_sharing_prefixes_counts_attentions_gradients_where_they_are_the_widest(
 def test_expected_bytes_of_an_adapter_are_those_of_its_tensors(
     tiny_llama: Path, random_batch: Callable[..., EpisodeBatch]
 ) -> None:
-    config = LearnerConfig(model=str(tiny_llama), threads=1, lora=LoRA(rank=8))
+    config = LearnerPlan(model=str(tiny_llama), threads=1, lora=LoRA(rank=8))
     expected = learner_bytes(ModelSize.of(tiny_llama), config)
     found = measured(LearnerCore(config), random_batch(groups=1))
     for part in ("weights", "optimizer"):
@@ -150,7 +150,7 @@ def test_what_is_recomputed_in_part_is_kept_in_part(
 
     def left(how: Any) -> tuple[int, int, dict[str, float]]:
         """Bytes that the trunk's forward pass leaves, and those expected of its layers; metrics of a step."""
-        config = LearnerConfig(
+        config = LearnerPlan(
             model=str(model), compute_dtype="float32", threads=1, lora=lora, activation_checkpointing=how
         )
         core = LearnerCore(config)

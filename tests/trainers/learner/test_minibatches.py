@@ -14,9 +14,9 @@ import torch
 from forge_agents.policy import LoRA
 from forge_agents.types import EpisodeBatch
 from forge_trainers.batch.packing import check_batch, minibatches
-from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
-from forge_trainers.losses.registry import TokenInputs, TokenLoss, register_loss
+from forge_trainers.learner.plan import LearnerPlan
+from forge_trainers.losses.registry import Correction, TokenInputs, TokenLoss, register_loss
 from forge_trainers.rl.config import GRPOConfig
 
 Batches = Callable[..., EpisodeBatch]
@@ -35,7 +35,7 @@ def seen_clip_higher(inputs: TokenInputs) -> TokenLoss:
 
 def core(model: Path, **changes: Any) -> LearnerCore:
     base = {"model": str(model), "compute_dtype": "float32", "threads": 1, "lr": 1e-2}
-    return LearnerCore(LearnerConfig(**{**base, **changes}))
+    return LearnerCore(LearnerPlan(**{**base, **changes}))
 
 
 def weights(one: LearnerCore) -> dict[str, torch.Tensor]:
@@ -118,7 +118,7 @@ def test_the_clip_acts_from_the_second_optimizer_step_on(tiny_llama: Path, rando
 def test_ratios_are_to_the_learner_at_the_start_and_corrections_stay(tiny_llama: Path, random_batch: Batches):
     """Samples of another policy, decoupled: r = now / start, and each token weighs min(start / sampler, high)."""
     batch = random_batch()  # log-probabilities of no model
-    settings: dict[str, Any] = {"loss": "seen_clip_higher", "correction": "truncate", "correction_high": 1.5}
+    settings: dict[str, Any] = {"loss": "seen_clip_higher", "correction": Correction(how="truncate", high=1.5)}
     start_T = core(tiny_llama).logprobs(batch)
     SEEN.clear()
     one = core(tiny_llama, **settings)
@@ -146,7 +146,7 @@ def test_gspo_clips_sequences_by_their_ratio_to_the_batch_start(tiny_llama: Path
     [
         {"loss": "grpo", "kl_coef": 0.1, "entropy_coef": 0.01},
         {"loss": "gspo"},
-        {"correction": "mask", "correction_level": "sequence"},
+        {"correction": Correction(how="mask", level="sequence")},
         {"lora": LoRA(rank=4), "kl_coef": 0.1},
     ],
 )
@@ -220,13 +220,13 @@ def test_a_batch_without_a_finite_minibatch_changes_nothing(tiny_llama: Path, ra
 @pytest.mark.parametrize("value", [0, -1, 1.5, True])
 def test_numbers_of_optimizer_steps_are_whole_and_positive(name: str, value: Any):
     with pytest.raises((TypeError, ValueError), match=f"{name}=.*(whole number|at least 1)"):
-        LearnerConfig(**{name: value})
+        LearnerPlan(**{name: value})
 
 
 def test_more_minibatches_than_groups_are_refused():
     with pytest.raises(ValueError, match="num_minibatches=9 is more than groups_per_step=8"):
-        GRPOConfig(learner=LearnerConfig(num_minibatches=9))
-    assert GRPOConfig(learner=LearnerConfig(num_minibatches=8)).learner.num_minibatches == 8
+        GRPOConfig(learner=LearnerPlan(num_minibatches=9))
+    assert GRPOConfig(learner=LearnerPlan(num_minibatches=8)).learner.num_minibatches == 8
 
 
 def test_each_optimizer_step_clips_its_own_gradient(tiny_llama: Path, random_batch: Batches):

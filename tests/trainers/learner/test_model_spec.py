@@ -13,9 +13,9 @@ from safetensors.torch import load_file, save_file
 
 from forge_agents.errors import ModelNotFoundError
 from forge_trainers.learner.architecture import read_config, spec_from_config
-from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.model import build_model, check_weights
+from forge_trainers.learner.plan import LearnerPlan
 
 
 def changed(folder: Path, **changes: Any) -> dict[str, Any]:
@@ -60,15 +60,15 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path):
         check_weights(tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": ["LlamaForCausalLM"], "hidden_size": 8}')
     with pytest.raises(ValueError, match=r"config\.json lacks whole numbers for .*max_position_embeddings"):
-        build_model(LearnerConfig(model=str(tmp_path)), None)
+        build_model(LearnerPlan(model=str(tmp_path)), None)
 
 
-def rewritten(folder: Path, to: Path, **tensors: torch.Tensor | None) -> LearnerConfig:
+def rewritten(folder: Path, to: Path, **tensors: torch.Tensor | None) -> LearnerPlan:
     """A learner of a copy of the model in which tensors are others, or gone."""
     copy = shutil.copytree(folder, to / "model")
     held = {**load_file(copy / "model.safetensors"), **tensors}
     save_file({name: x for name, x in held.items() if x is not None}, copy / "model.safetensors")
-    return LearnerConfig(model=str(copy), compute_dtype="float32", threads=1)
+    return LearnerPlan(model=str(copy), compute_dtype="float32", threads=1)
 
 
 def test_weights_that_do_not_fit_their_config_are_refused(tiny_llama: Path, tmp_path: Path):

@@ -23,8 +23,8 @@ from forge_trainers.batch.layout import Span, build_row
 from forge_trainers.learner import core as learner_core
 from forge_trainers.learner import model as learner_model
 from forge_trainers.learner import prefixes, titan
-from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
+from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.learner.prefixes import PrefixAttention, attend, plan_prefixes
 
 Blocks = list[tuple[int, list[int]]]
@@ -192,7 +192,7 @@ def test_a_learner_with_it_learns_what_it_would_without_sharing(
     found = []
     for share in (True, False):
         core = LearnerCore(
-            LearnerConfig(model=str(tiny_llama), compute_dtype="float32", threads=1, lr=1e-3, share_prefixes=share,
+            LearnerPlan(model=str(tiny_llama), compute_dtype="float32", threads=1, lr=1e-3, share_prefixes=share,
                           activation_checkpointing=recomputed, max_tokens_per_microbatch=200)
         )  # fmt: skip
         before = core.logprobs(batch)

@@ -100,7 +100,7 @@ class Store:
 
 
 async def main():
-    config = LearnerConfig(model=model, compute_dtype="float32", threads=1)
+    config = LearnerPlan(model=model, compute_dtype="float32", threads=1)
     actor = LearnerActor({"hero": config}, "hero", Store(), {})
     await actor.build()
     for _ in range(2):

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import forge_agents as fa
-from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
+from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.learner.rates import default_rate, weak_rate, with_rate
 from forge_trainers.run.config import ProcessConfig
 from forge_trainers.run.learner_settings import rate_line, record_rates, resolved_settings
@@ -45,7 +45,7 @@ def test_default_rate_falls_with_size_and_is_ten_times_as_high_for_adapters(meth
 
 
 def test_unset_rate_is_resolved_and_a_set_one_stays(tiny_llama: Path):
-    unset = LearnerConfig(model=str(tiny_llama))
+    unset = LearnerPlan(model=str(tiny_llama))
     assert unset.lr is None and with_rate(unset).lr == 2e-5
     assert with_rate(replace(unset, lora=fa.LoRA())).lr == 2e-4
     assert with_rate(replace(unset, loss="sft")).lr == 5e-5
@@ -55,7 +55,7 @@ def test_unset_rate_is_resolved_and_a_set_one_stays(tiny_llama: Path):
 
 def test_rate_that_cannot_move_weights_is_named(tiny_models: Callable[..., Path]):
     model = str(tiny_models(family="llama", dtype="bfloat16"))
-    low = LearnerConfig(model=model, lr=1e-9)
+    low = LearnerPlan(model=model, lr=1e-9)
     warning = weak_rate(low, 20)
     assert "lr=1e-09 is too low" in warning and "20 steps" in warning and "default of 2e-05" in warning
     assert not weak_rate(low, 10_000_000), "a long run gets there"
@@ -66,7 +66,7 @@ def test_rate_that_cannot_move_weights_is_named(tiny_models: Callable[..., Path]
 
 def test_warning_counts_the_schedule_and_the_adapter(tiny_models: Callable[..., Path]):
     model = str(tiny_models(family="llama", dtype="bfloat16"))
-    steady = LearnerConfig(model=model, lr=1.9e-5)
+    steady = LearnerPlan(model=model, lr=1.9e-5)
     steps = next(n for n in range(1, 1000) if not weak_rate(steady, n))
     assert steps > 1 and weak_rate(replace(steady, lr_decay="linear"), steps)
     assert weak_rate(replace(steady, lora=fa.LoRA()), steps), "an adapter needs about ten times as much"
@@ -76,7 +76,7 @@ def test_warning_counts_the_schedule_and_the_adapter(tiny_models: Callable[..., 
 def test_smollm2_at_a_large_models_rate_is_warned_of(parameters: int, rate: float):
     from forge_agents.models.resolve import resolve
 
-    settings = LearnerConfig(model=str(resolve("smollm2-135m-instruct")), lr=rate)
+    settings = LearnerPlan(model=str(resolve("smollm2-135m-instruct")), lr=rate)
     assert "135M parameters" in weak_rate(settings, 20)
     assert not weak_rate(replace(settings, lr=5e-6), 20)
 
@@ -98,11 +98,11 @@ def test_common_rate_is_recorded_in_the_trainer_and_others_by_policy(tiny_llama:
     assert [two["policies"][name]["learner"] for name in ("full", "ad")] == [{"lr": 2e-5}, {"lr": 2e-4}]
     own = written(full, replace(adapter, learner={"lr": 3e-4, "warmup_steps": 2}))
     assert own["policies"]["ad"]["learner"] == {"lr": 3e-4, "warmup_steps": 2}
-    chosen = written(full, adapter, config=ProcessConfig(learner=LearnerConfig(lr=1e-3)))
+    chosen = written(full, adapter, config=ProcessConfig(learner=LearnerPlan(lr=1e-3)))
     assert chosen["trainer"]["learner"]["lr"] == 1e-3 and chosen["policies"]["ad"]["learner"] is None
 
 
 def test_start_says_the_rate_and_that_it_is_the_default(tiny_llama: Path):
-    settings = with_rate(LearnerConfig(model=str(tiny_llama), lora=fa.LoRA()))
+    settings = with_rate(LearnerPlan(model=str(tiny_llama), lora=fa.LoRA()))
     assert rate_line(settings, chosen=True) == "lr 0.0002"
     assert rate_line(settings, chosen=False).startswith("lr 0.0002, the default for a LoRA adapter of a model with 0.")

@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from forge_agents.types import EpisodeBatch
-from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
+from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.learner.rates import learning_rate
 
 
 def rates(total: int, **settings: Any) -> list[float]:
-    config = LearnerConfig(lr=1.0, **settings)
+    config = LearnerPlan(lr=1.0, **settings)
     return [learning_rate(config, step, total) for step in range(total)]
 
 
@@ -65,7 +65,7 @@ def test_a_square_root_falls_fastest_at_first():
 
 
 def test_a_falling_rate_needs_to_know_the_end(tiny_llama: Path):
-    settings = LearnerConfig(lr=1e-6, lr_decay="linear", warmup_steps=2, model=str(tiny_llama), threads=1)
+    settings = LearnerPlan(lr=1e-6, lr_decay="linear", warmup_steps=2, model=str(tiny_llama), threads=1)
     with pytest.raises(ValueError, match="0 are taken and None planned"):
         learning_rate(settings, 0, None)
     with pytest.raises(ValueError, match="leaves none of the run's 2 steps"):
@@ -78,7 +78,7 @@ def test_a_falling_rate_needs_to_know_the_end(tiny_llama: Path):
 def test_a_longer_run_goes_on_at_the_longer_schedules_rate(
     tiny_llama: Path, random_batch: Callable[..., EpisodeBatch], tmp_path: Path
 ):
-    settings = LearnerConfig(
+    settings = LearnerPlan(
         model=str(tiny_llama), compute_dtype="float32", threads=1, lr=1.0e-3, warmup_steps=1, lr_decay="linear"
     )
     batch = random_batch(groups=1)
@@ -106,14 +106,14 @@ def test_a_longer_run_goes_on_at_the_longer_schedules_rate(
 )
 def test_bad_schedules_are_refused(changes: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):
-        LearnerConfig(**changes)
+        LearnerPlan(**changes)
 
 
 def test_the_trainer_tells_the_learner_how_long_the_run_is(tiny_llama: Path, learner_here: list[Any], tmp_path: Path):
     import forge_agents as fa
 
     del learner_here
-    settings = LearnerConfig(lr=4e-3, lr_decay="linear", threads=1, compute_dtype="float32")
+    settings = LearnerPlan(lr=4e-3, lr_decay="linear", threads=1, compute_dtype="float32")
     with fa.SFTTrainer(fa.Policy(str(tiny_llama)), fa.SFTConfig(learner=settings, batch_size=2), tmp_path) as trainer:
         rows = trainer.fit([{"prompt": f"{i}?", "completion": str(i)} for i in range(4)], steps=4).metrics
     assert [row["learner/lr"] for row in rows] == pytest.approx([4e-3, 3e-3, 2e-3, 1e-3])

@@ -17,6 +17,7 @@ import forge_trainers.losses.registry as algorithms
 from forge_agents.types import EpisodeBatch
 from forge_trainers.batch.packing import Sample, pack
 from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.losses.correction import kl_estimate, loss_columns, reduction_weights, sequence_numbers
 from forge_trainers.losses.policy_loss import PolicyLoss
 from forge_trainers.losses.registry import (
@@ -102,7 +103,7 @@ def ours(case: Case, config: LearnerConfig, chunks: int = 3) -> tuple[float, tor
 
     def before() -> torch.Tensor:
         out_T = torch.zeros(tokens["ids"].shape)
-        out_T[case.place_S] = case.logprobs(case.logits_SV, config.temperature).float()
+        out_T[case.place_S] = case.logprobs(case.logits_SV, config.loss_settings.temperature).float()
         return out_T
 
     columns = {"sampler_logprobs": tokens["logprobs"], "advantages": tokens["advantages"]}
@@ -169,10 +170,10 @@ def reference(case: Case, config: LearnerConfig) -> tuple[float, torch.Tensor]:
     """Loss and gradient by plain loops over sequences."""
     reduction, low, high = PUBLISHED[config.loss]
     rule = config.loss_settings.correction
-    low = low if config.clip_low is None else config.clip_low
-    high = high if config.clip_high is None else config.clip_high
+    low, high = config.clip or (low, high)
     logits = case.logits_SV.double().requires_grad_()
-    logprobs = case.logprobs(logits, config.temperature)
+    temperature = config.loss_settings.temperature
+    logprobs = case.logprobs(logits, temperature)
     tokens, samples = case.batch["tokens"], case.batch["samples"]
     owner = [
         int(samples["trajectory"][i]) for i in range(len(samples["length"])) for _ in range(int(samples["length"][i]))
@@ -205,9 +206,9 @@ def reference(case: Case, config: LearnerConfig) -> tuple[float, torch.Tensor]:
                 straight = d * d / 2 - (d * d / 2).detach() - d.detach()  # k1 with the gradient of k2
                 terms[i] = terms[i] + config.kl_coef * {"k1": straight, "k2": d * d / 2, "k3": k3}[config.kl]
         rows.append(terms)
-    loss = REDUCED[reduction](rows, float(config.length_constant or 2048))
+    loss = REDUCED[reduction](rows, 2048.0)
     if config.entropy_coef:
-        p = torch.softmax(logits / config.temperature, -1)
+        p = torch.softmax(logits / temperature, -1)
         loss = loss + config.entropy_coef * (p * p.log()).sum(1).mean()
     (grads,) = torch.autograd.grad(loss, logits)
     return float(loss.detach()), grads
@@ -232,7 +233,7 @@ def test_losses_and_gradients_equal_the_published_formula(name: str, seed: int):
 
 def test_gspo_of_one_advantage_per_sequence_is_the_sequence_loss():
     """arXiv 2507.18071, eq. 5: the gradient of the whole sequence's ratio, and not of its tokens'."""
-    case, config = Case(2, gap=0.02), LearnerConfig(loss="gspo", clip_low=0.01, clip_high=0.01)
+    case, config = Case(2, gap=0.02), LearnerConfig(loss="gspo", clip=(0.01, 0.01))
     tokens = case.batch["tokens"]
     sequence_T = sequence_numbers(case.batch, "trajectory")
     advantages = torch.randn(int(sequence_T.max()) + 1)
@@ -259,11 +260,13 @@ def test_a_loss_brings_its_correction(name: str):
     own = LearnerConfig(loss=name).loss_settings.correction
     assert own == (Correction(how="truncate", level="geometric", high=2.0) if name == "gspo" else Correction())
     # a clip that bounds nothing is none
-    assert LearnerConfig(loss=name, clip_high=0.1).loss_settings.correction == Correction()
-    assert LearnerConfig(loss=name, correction="mask", correction_low=0.0).loss_settings.correction == Correction(
-        how="mask", low=0.0
+    assert LearnerConfig(loss=name, clip=(0.2, 0.1)).loss_settings.correction == Correction()
+    masked = Correction(how="mask", low=0.0)
+    assert LearnerConfig(loss=name, correction=masked).loss_settings.correction == masked
+    assert LearnerConfig(loss=name, correction="mask").loss_settings.correction == Correction(how="mask")
+    assert LearnerConfig(loss="gspo", correction="truncate").loss_settings.correction == Correction(
+        how="truncate", level="geometric", high=2.0
     )
-    assert LearnerConfig(loss="gspo", correction_high=3.0).loss_settings.correction.high == 3.0
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
@@ -273,11 +276,9 @@ def test_where_samples_are_old_the_clip_range_lies_around_the_learner(name: str)
     old = LearnerConfig(loss=name).for_old_samples().loss_settings.correction
     clips_gradients = name in {"grpo", "dr_grpo", "dapo", "reinforce_pp"}
     assert old == (Correction(how="truncate") if clips_gradients else own)
-    for chosen in ({"correction": "ratio"}, {"correction": "mask"}, {"clip_low": 0.1}, {"clip_high": 0.1}):
+    for chosen in ({"correction": "ratio"}, {"correction": "mask"}, {"clip": (0.1, 0.2)}, {"clip": (0.2, 0.1)}):
         config = LearnerConfig(loss=name, **chosen)
         assert config.for_old_samples() == config
-    bounded = LearnerConfig(loss=name, correction_high=2.0).for_old_samples()
-    assert bounded.loss_settings.correction.high == 2.0
 
 
 def test_a_loss_of_the_users_is_truncated_for_old_samples_where_it_leaves_that_open():
@@ -342,7 +343,7 @@ def test_rounding_takes_the_gradient_from_hardly_any_sequence(noise: float):
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 def test_a_turn_can_be_the_sequence(name: str):
-    case, turn = Case(1), LearnerConfig(loss=name, sequence="turn", length_constant=7)
+    case, turn = Case(1), LearnerConfig(loss=name, sequence="turn")
     check(case, turn)
     whole = ours(case, dataclasses.replace(turn, sequence="trajectory"))[0]
     assert (ours(case, turn)[0] == whole) == (PUBLISHED[name][0] == "token")
@@ -352,8 +353,8 @@ def test_a_turn_can_be_the_sequence(name: str):
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 @pytest.mark.parametrize("how", ["truncate", "mask", "none"])
 def test_corrections_equal_the_formula(name: str, how: str, level: str):
-    bounds = {"correction_low": 0.9, "correction_high": 1.1}
-    metrics = check(Case(2), LearnerConfig(loss=name, correction=how, correction_level=level, **bounds))
+    correction = Correction(how=how, level=level, low=0.9, high=1.1)
+    metrics = check(Case(2), LearnerConfig(loss=name, correction=correction))
     assert metrics["clip_fraction/mean"] == 0.0
     assert (metrics["corrected_fraction/mean"] > 0.05) == (how != "none")
 
@@ -361,7 +362,7 @@ def test_corrections_equal_the_formula(name: str, how: str, level: str):
 @pytest.mark.parametrize("kl", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("name", ["dapo", "grpo", "dr_grpo"])
 def test_divergence_and_entropy_equal_the_formula(name: str, kl: str):
-    check(Case(3), LearnerConfig(loss=name, kl=kl, kl_coef=0.3, entropy_coef=0.2, temperature=0.7, clip_high=0.1))
+    check(Case(3), LearnerPlan(loss=name, kl=kl, kl_coef=0.3, entropy_coef=0.2, temperature=0.7, clip=(0.2, 0.1)))
 
 
 def test_the_default_is_dapo_as_it_was():
@@ -559,7 +560,7 @@ def test_a_loss_needs_two_bounds_and_a_credit_that_is_one():
         register_loss("one", credit=Credit)(lambda inputs: inputs)
     with pytest.raises(TypeError, match=r"correction='truncate' of loss 'one' must be a Correction\(how="):
         register_loss("one", correction="truncate")(lambda inputs: inputs)
-    with pytest.raises(ValueError, match=r"how='truncat'.* of loss 'one': how is one of \('ratio', 'truncate'"):
+    with pytest.raises(ValueError, match=r"how='truncat'; choose one of 'ratio', 'truncate'"):
         register_loss("one", correction=Correction(how="truncat"))(lambda inputs: inputs)
 
 
@@ -574,14 +575,13 @@ def test_a_loss_needs_a_name():
     ("make", "message"),
     [
         (lambda: LearnerConfig(loss="grop"), "unknown loss 'grop'.*grpo"),
-        (lambda: LearnerConfig(clip_high=-1.0), "clip_high=-1.0"),
+        (lambda: LearnerConfig(clip=(0.2, -1.0)), r"clip=\(0\.2, -1\.0\)"),
         (lambda: LearnerConfig(correction="tis"), "correction='tis'"),
-        (lambda: LearnerConfig(correction_level="word"), "correction_level"),
-        (lambda: LearnerConfig(correction_low=1.5), "correction_low"),
-        (lambda: LearnerConfig(correction_high=0.5), "correction_high"),
+        (lambda: LearnerConfig(correction={"level": "word"}), "level='word'"),
+        (lambda: Correction(low=1.5), "low=1.5"),
+        (lambda: Correction(high=0.5), "high=0.5"),
         (lambda: LearnerConfig(kl="k4"), "kl='k4'"),
         (lambda: LearnerConfig(entropy_coef=-1.0), "entropy_coef"),
-        (lambda: LearnerConfig(length_constant=0), "length_constant"),
         (lambda: LearnerConfig(sequence="word"), "sequence='word'"),
         (lambda: Loss(name="a b", function=lambda x: x), "must be a word"),
         (lambda: Loss(name="a", function=lambda x: x, reduction="sum"), "reduction='sum'"),

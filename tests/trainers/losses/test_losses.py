@@ -57,7 +57,7 @@ def chunk(config: LearnerConfig, logits: torch.Tensor, labels: torch.Tensor, tot
 
 def test_the_loss_is_divided_by_all_loss_tokens_and_ignores_filling():
     torch.manual_seed(0)
-    config = LearnerConfig(clip_low=0.2, clip_high=0.2, entropy_coef=0.1)
+    config = LearnerConfig(clip=(0.2, 0.2), entropy_coef=0.1)
     logits, labels = torch.randn(1, 6, 30), torch.randint(0, 30, (1, 6))
     inputs = {"sampler_logprobs": torch.full((1, 6), -3.0), "advantages": torch.randn(1, 6)}
     valid = torch.tensor([[True, True, True, True, False, False]])

@@ -14,7 +14,7 @@ from forge_trainers.batch.packing import Sample, pack
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.losses.correction import correction_weights, loss_columns
 from forge_trainers.losses.policy_loss import PolicyLoss
-from forge_trainers.losses.registry import TokenInputs, TokenLoss
+from forge_trainers.losses.registry import Correction, TokenInputs, TokenLoss
 
 VOCAB, LONGEST, PROMPT = 11, 9, 2
 LENGTHS = (9, 1, 4, 7, 2, 5)
@@ -132,14 +132,14 @@ def agree(ours: tuple[float, torch.Tensor], theirs: tuple[float, torch.Tensor]) 
         ({"loss": "grpo"}, {"loss_type": "grpo", "epsilon_high": 0.2}),
         ({"loss": "dapo"}, {"loss_type": "dapo"}),
         ({"loss": "reinforce_pp"}, {"loss_type": "bnpo", "epsilon_high": 0.2}),
-        ({"loss": "dr_grpo", "length_constant": LONGEST}, {"loss_type": "dr_grpo", "epsilon_high": 0.2}),
+        ({"loss": "dr_grpo"}, {"loss_type": "dr_grpo", "epsilon_high": 0.2}),
         ({"loss": "cispo"}, {"loss_type": "cispo", "epsilon_high": 5.0}),
-        ({"loss": "cispo", "clip_high": 0.1}, {"loss_type": "cispo", "epsilon_high": 1.1}),
+        ({"loss": "cispo", "clip": (1.0, 0.1)}, {"loss_type": "cispo", "epsilon_high": 1.1}),
         (
-            {"loss": "gspo", "clip_low": 0.05, "clip_high": 0.1},
+            {"loss": "gspo", "clip": (0.05, 0.1)},
             {"importance_sampling_level": "sequence", "epsilon_low": 0.05, "epsilon_high": 0.1},
         ),
-        ({"loss": "grpo", "kl_coef": 0.2, "clip_high": 0.28}, {"beta": 0.2}),
+        ({"loss": "grpo", "kl_coef": 0.2, "clip": (0.2, 0.28)}, {"beta": 0.2}),
         ({"loss": "dapo", "kl_coef": 0.2}, {"loss_type": "dapo", "beta": 0.2}),
         (
             {"loss": "grpo", "entropy_coef": 0.1},
@@ -162,9 +162,7 @@ def test_corrections_equal_trls(trl: Any, how: str, level: str):
         gap = gap.sum(1, keepdim=True)
     ratio = gap.exp()  # as GRPOTrainer's "token_truncate", "sequence_mask" and so on
     ratio = ratio.clamp(max=1.3) if how == "truncate" else ratio.masked_fill((ratio < 0.7) | (ratio > 1.3), 0.0)
-    config = LearnerConfig(
-        loss="grpo", correction=how, correction_level=level, correction_low=0.7, correction_high=1.3
-    )
+    config = LearnerConfig(loss="grpo", correction=Correction(how=how, level=level, low=0.7, high=1.3))
     agree(same.ours(config), same.theirs(trl, correction=ratio.double()))
     weight, acted = correction_weights(gap, how, low=0.7, high=1.3)
     assert torch.allclose(weight, ratio) and float(acted.sum()) > 0

@@ -64,7 +64,7 @@ def hf_dpo(model, start, rows):
 @pytest.mark.parametrize("room", [2048, 70])
 def test_loss_and_gradient_equal_those_of_transformers(trainer, tiny_llama, tmp_path, room):
     rows = preferences(6)
-    with trainer(learner={"max_tokens_per_microbatch": room, "loss_chunk_tokens": 5}) as run:
+    with trainer(learner={"max_tokens_per_microbatch": room}) as run:
         run.fit(rows, steps=2)
         run.save(tmp_path / "moved")
         first, _, third = run.fit(rows, steps=3).metrics

@@ -77,7 +77,7 @@ def hf_loss(model, rows):
 @pytest.mark.parametrize("room", [2048, 80])
 def test_the_loss_and_its_gradient_equal_those_of_transformers(trainer, tiny_llama, room):
     rows = ragged(12)
-    with trainer(batch_size=12, lr=0.0, learner={"max_tokens_per_microbatch": room, "loss_chunk_tokens": 7}) as run:
+    with trainer(batch_size=12, lr=0.0, learner={"max_tokens_per_microbatch": room}) as run:
         measured = run.evaluate(rows)
         (row,) = run.fit(rows, steps=1).metrics
     loss, norm, tokens = hf_loss(tiny_llama, rows)
@@ -201,7 +201,7 @@ def test_bad_input_ends_before_a_learner_starts(trainer, tmp_path, starts):
         with pytest.raises(RuntimeError, match="call fit first"):
             run.save(tmp_path / "none")
     with (
-        trainer(learner={"max_sample_tokens": 9000}, too_long="error") as run,
+        trainer(max_sample_tokens=9000, too_long="error") as run,
         pytest.raises(ValueError, match="at most 4096"),  # the model's context
     ):
         run.fit([long])
@@ -221,7 +221,7 @@ def test_bad_input_ends_before_a_learner_starts(trainer, tmp_path, starts):
         ({"seed": -1}, "seed=-1 must be at least 0"),
         ({"best_per_group": 0}, "best_per_group=0 leaves nothing"),
         ({"too_long": "cut"}, "too_long='cut' is neither"),
-        ({"stage_timeout_s": 0.0}, "every wait has a deadline"),
+        ({"stage_timeout_s": 0.0}, "every wait has a timeout"),
     ],
 )
 def test_bad_settings_are_refused(settings, message):
@@ -258,7 +258,7 @@ def test_the_command_line_names_what_it_does_not_know(tiny_llama, tmp_path, caps
     assert "Did you mean 'epochs'" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main(["sft", "--help"])
-    assert "--trainer.best_per_group" in capsys.readouterr().out
+    assert "--trainer.min_reward" in capsys.readouterr().out
 
 
 def test_one_file_warms_up_and_then_plays(tiny_llama, tmp_path, starts):

@@ -203,7 +203,7 @@ def test_a_row_that_is_too_long_is_named_dropped_and_counted(read, caplog):
         read(rows, room=long - 1, too_long="error")
     found = read(rows, room=long - 1)
     assert found.counts == {"learned": 1, "too long": 1}
-    assert f"row 1 has {long} tokens" in caplog.text and "learner.max_sample_tokens" in caplog.text
+    assert f"row 1 has {long} tokens" in caplog.text and "max_sample_tokens" in caplog.text
     with pytest.raises(ValueError, match=r"nothing is left to learn.*2 too long.*max_sample_tokens"):
         read(rows, room=3)
 

@@ -73,7 +73,7 @@ def test_run_killed_during_or_after_an_evaluation_resumes_equal(tmp_path):
         return [trajectory.reward + random.random() for trajectory in trajectories]
 
     def fit(folder, **options):
-        with trainer(folder, reward=noisy, eval_every=1, checkpoint_every=1, keep_best=False, **options) as run:
+        with trainer(folder, reward=noisy, eval_every=1, checkpoint_every=1, **options) as run:
             return run.fit(Draws, steps=STEPS).metrics
 
     def lasting(rows):

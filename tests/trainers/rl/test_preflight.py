@@ -503,7 +503,7 @@ def test_disk_without_room_for_checkpoints_is_refused_or_warned_of(
     with pytest.raises(RunFolderError, match="GB free; one checkpoint takes"):
         tried()
     has(one)
-    assert "lower keep_checkpoints, or make room" in tried()
+    assert "lower keep_checkpoints, or free some space" in tried()
     has(one + 3 * 12 * weights)
     assert "keep_checkpoints" not in tried()
 

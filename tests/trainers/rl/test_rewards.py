@@ -16,6 +16,7 @@ from forge_agents.policy import Endpoint, Policy
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup, Trajectory, Turn, VersionSpan
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
+from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.credit import Baselines, Credit
 from forge_trainers.rl.evaluation import EvalResult
@@ -548,7 +549,7 @@ def test_zero_variance_groups_do_not_change_the_step(tiny_llama, random_batch):
     samples = without["samples"][keep]
     samples["start"] = samples["length"].cumsum(0) - samples["length"]
     without["tokens"], without["samples"] = tokens, samples
-    config = LearnerConfig(model=str(tiny_llama), compute_dtype="float32", threads=1, lr=0.0, loss="grpo")
+    config = LearnerPlan(model=str(tiny_llama), compute_dtype="float32", threads=1, lr=0.0, loss="grpo")
     one, other = LearnerCore(config).train_step(whole), LearnerCore(config).train_step(without)
     assert other["loss"] == pytest.approx(one["loss"], rel=1e-5) and other["grad_norm"] == pytest.approx(
         one["grad_norm"], rel=1e-5

@@ -189,7 +189,7 @@ def test_a_part_that_an_older_checkpoint_lacks_starts_afresh_with_a_warning(tmp_
     reward, baselines = Reward(), Baselines()
     assert restore(tmp_path, reward=reward, baselines=baselines) == (10, 10)
     assert reward.seen == 7
-    assert "holds no baselines, which starts afresh" in caplog.text
+    assert "holds no baselines, which starts from its initial state" in caplog.text
 
 
 def test_running_baselines_are_restored_with_the_learners(tmp_path):
@@ -230,7 +230,7 @@ def test_a_checkpoint_that_cannot_be_written_costs_a_warning_and_the_next_is_tri
         await checkpoints.save(4, {"hero": learner})
 
     asyncio.run(run())
-    assert "step 2 cannot be written" in caplog.text and "training goes on" in caplog.text
+    assert "step 2 cannot be written" in caplog.text and "training continues" in caplog.text
     assert restore(tmp_path) == (4, 1)
 
 

@@ -19,14 +19,14 @@ from forge_agents.cli import main as cli
 from forge_agents.errors import ModelNotFoundError, RunFolderError
 from forge_agents.types import EpisodeBatch
 from forge_trainers.learner import checkpoint
-from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
+from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.run.checkpoints import export_checkpoint
 
 
 @pytest.fixture(scope="module")
 def learned(tiny_llama: Path) -> LearnerCore:
-    return LearnerCore(LearnerConfig(model=str(tiny_llama), lora=LoRA(rank=2), lr=1e-2, threads=1))
+    return LearnerCore(LearnerPlan(model=str(tiny_llama), lora=LoRA(rank=2), lr=1e-2, threads=1))
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def test_the_best_and_the_newest_are_the_weights_of_their_steps(run: Path, capsy
 def test_what_cannot_be_exported_is_told(run: Path, tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="'step-9'; there are best, newest, step-000002, step-000001"):
         export_checkpoint(run, checkpoint="step-9")
-    with pytest.raises(RunFolderError, match="is there already"):
+    with pytest.raises(RunFolderError, match="exists already"):
         export_checkpoint(run, out=run / "model-1")
     with pytest.raises(RunFolderError, match=r"config\.yaml cannot be read"):
         export_checkpoint(tmp_path / "nothing")
@@ -78,7 +78,7 @@ def test_what_cannot_be_exported_is_told(run: Path, tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="names no policies"):
         export_checkpoint(run)
     (run / "config.yaml").write_text("policies: {villain: {model: x}}")
-    with pytest.raises(RunFolderError, match="says nothing of the policy 'hero'"):
+    with pytest.raises(RunFolderError, match="has no policy 'hero'"):
         export_checkpoint(run, checkpoint="newest")
 
 

@@ -10,9 +10,9 @@ import pytest
 import forge_agents as fa
 from forge_trainers.rl.trainer import GRPOTrainer
 from forge_trainers.run.config import ProcessConfig
+from forge_trainers.run.dry_run import dry_run
 from forge_trainers.run.learner_settings import shared_settings
-from forge_trainers.run.processes import computing
-from forge_trainers.run.rehearsal import rehearsal
+from forge_trainers.run.plan import compute_processes
 
 LORA = fa.LoRA(rank=4)
 
@@ -46,13 +46,13 @@ def test_overrides_are_taken_before_what_follows_from_staleness():
         ({"beta": 0.1}, ValueError, "learner.beta is no field of fa.LearnerConfig. Did you mean 'kl_coef'?"),
         ({"lr": "1e-4"}, TypeError, "policy 'red': lr='1e-4' is a text"),
         ({"lr": -1.0}, ValueError, "policy 'red': lr=-1.0"),
-        ({"model": "other"}, ValueError, "policy 'red': learner.model is no setting of one policy; set the policy's"),
-        ({"temperature": 0.5}, ValueError, "set the policy's sampling.temperature"),
+        ({"model": "other"}, ValueError, "learner.model is no field of fa.LearnerConfig. Did you mean 'Policy(model"),
+        ({"temperature": 0.5}, ValueError, "Did you mean 'Sampling(temperature=...)'"),
         ({"threads": 2}, ValueError, "share the host's cores"),
         ({"num_minibatches": 9}, ValueError, "more than groups_per_step=8"),
         ({"lr_min_ratio": 0.1}, ValueError, "policy 'red': learner.lr_min_ratio=0.1 has no effect"),
-        ({"correction": "truncate", "clip_high": 0.3}, ValueError, "learner.clip_high=0.3 has no effect"),
-        ({"correction": "none", "clip_low": 0.3}, ValueError, "learner.clip_low=0.3 has no effect"),
+        ({"correction": "truncate", "clip": (0.2, 0.3)}, ValueError, "learner.clip=(0.2, 0.3) has no effect"),
+        ({"correction": "none", "clip": (0.3, 0.2)}, ValueError, "learner.clip=(0.3, 0.2) has no effect"),
         ({"sequence": "turn"}, ValueError, "learner.sequence='turn' has no effect: loss='dapo'"),
         ({"loss": "grpo"}, ValueError, "max_resamples=0 and the trainer's loss 'dapo' max_resamples=3"),
     ],
@@ -70,11 +70,11 @@ def test_overrides_that_cannot_hold_are_refused_by_name(
 @pytest.mark.parametrize(
     "learner",
     [
-        {"clip_high": 0.3},
-        {"correction": "ratio", "clip_high": 0.3},
-        {"correction": "truncate", "clip_high": 0.3, "num_iterations": 2},
-        {"correction": "truncate", "clip_high": 0.3, "num_minibatches": 2},
-        {"correction": "mask", "correction_level": "sequence", "sequence": "turn"},
+        {"clip": (0.2, 0.3)},
+        {"correction": "ratio", "clip": (0.2, 0.3)},
+        {"correction": "truncate", "clip": (0.2, 0.3), "num_iterations": 2},
+        {"correction": "truncate", "clip": (0.2, 0.3), "num_minibatches": 2},
+        {"correction": {"how": "mask", "level": "sequence"}, "sequence": "turn"},
     ],
 )
 def test_clips_and_sequences_that_act_are_taken(learner: dict[str, Any]):
@@ -115,21 +115,21 @@ def test_adapters_on_one_model_may_differ_in_rates_but_not_in_the_model():
     assert shared_settings([red, blue], config).lr == 1e-4
     apart = policy("blue", lora=LORA, learner={"compute_dtype": "float32"})
     with pytest.raises(ValueError, match="'red' and 'blue' have adapters.*compute_dtype is 'bfloat16' for one and"):
-        computing({"red": red, "blue": apart}, {"red": Path("m"), "blue": Path("m")}, config)
+        compute_processes({"red": red, "blue": apart}, {"red": Path("m"), "blue": Path("m")}, config)
 
 
 def test_each_learner_starts_with_its_policys_settings():
     policies = {
-        "full": policy("full", learner={"lr": 1e-5, "dp_shard": 1}),
-        "ad": policy("ad", lora=LORA, learner={"lr": 3e-4, "max_sample_tokens": 99}),
+        "full": policy("full", learner={"lr": 1e-5}),
+        "ad": policy("ad", lora=LORA, learner={"lr": 3e-4, "max_tokens_per_microbatch": 99}),
     }
-    _, learners = computing(policies, dict.fromkeys(policies, Path("m")), ProcessConfig())
+    _, learners = compute_processes(policies, dict.fromkeys(policies, Path("m")), ProcessConfig())
     started = {name: settings for name, (settings, _) in learners.items()}
     assert (started["full-learner"].lr, started["ad-learner"].lr) == (1e-5, 3e-4)
-    assert started["ad-learner"].max_sample_tokens == 99
+    assert started["ad-learner"].max_tokens_per_microbatch == 99
     wrong = {"full": policy("full", learner={"tp": 2})}
-    with pytest.raises(ValueError, match="tp=2 of the learner does not make learner_procs=1"):
-        rehearsal(wrong, ProcessConfig(), fa.Hosts())
+    with pytest.raises(ValueError, match="tp=2 of the learner does not divide learner_procs=1"):
+        dry_run(wrong, ProcessConfig(), fa.Hosts())
 
 
 def test_snapshots_of_a_league_have_no_learner_settings():

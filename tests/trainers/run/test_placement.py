@@ -18,8 +18,10 @@ from forge_agents.runtime import mesh, startup
 from forge_agents.runtime.cluster import Cluster
 from forge_agents.runtime.host_process import HostFacts
 from forge_agents.runtime.hosts import ProcessSlot
+from forge_agents.serving.config import EnginePlan
 from forge_agents.serving.memory import OVERHEAD_BYTES, adapter_weights, fixed_bytes, kv_bytes
 from forge_trainers.learner.memory import learner_bytes
+from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.run import placement
 from forge_trainers.run.placement import (
     ATTENTION_TARGETS,
@@ -57,7 +59,7 @@ def placed(
 ) -> Any:
     size, engine = ModelSize.named(model), engine or fa.EngineConfig(max_model_len=8192)
     parts = [
-        Part(name="hero-learner", ranks=ranks, size=size, learner=fa.LearnerConfig(**learner)),
+        Part(name="hero-learner", ranks=ranks, size=size, learner=LearnerPlan(**learner)),
         *(Part(name=f"hero-{i}", ranks=engine.tp, size=size) for i in range(replicas)),
     ]
     return place(parts, engine, on(gpus, {"learner": ranks, "engines": replicas * engine.tp}, each), turns=turns)
@@ -86,7 +88,7 @@ def test_engine_takes_what_the_learner_leaves_on_one_gpu() -> None:
     assert 0.5 < found.engines["hero-0"].gpu_memory_utilization < 0.95
     assert sum(one.bytes for one in found.processes) <= 0.951 * H100
     size = ModelSize.named("0.6b")
-    left = 0.95 * H100 - sum(learner_bytes(size, fa.LearnerConfig()).values())
+    left = 0.95 * H100 - sum(learner_bytes(size, LearnerPlan()).values())
     beside = sum(fixed_bytes(size, sequences=64).values())
     assert found.engines["hero-0"].kv_cache_gb == pytest.approx((left - beside) / 1e9, abs=0.01)
 
@@ -138,7 +140,7 @@ def test_large_model_is_split_over_ranks() -> None:
 def test_gpu_of_unknown_memory_is_used() -> None:
     size = ModelSize.named("70b")
     seats = on(1, {"learner": 1}, each=0)
-    learner = Part(name="hero-learner", ranks=1, size=size, learner=fa.LearnerConfig())
+    learner = Part(name="hero-learner", ranks=1, size=size, learner=LearnerPlan())
     assert [one.seat.gpu for one in place([learner], fa.EngineConfig(), seats).processes] == ["0"]
 
 
@@ -157,7 +159,7 @@ def test_refusal_names_the_requested_share() -> None:
 
 def test_engines_share_the_rest_of_a_gpu_evenly() -> None:
     small, large, settings = ModelSize.named("0.6b"), ModelSize.named("8b"), fa.EngineConfig(max_model_len=8192)
-    learner = fa.LearnerConfig(lora=fa.LoRA(), activation_checkpointing="full")
+    learner = LearnerPlan(lora=fa.LoRA(), activation_checkpointing="full")
     seats = [("learner", "0"), ("small", "0"), ("large", "1"), ("other", "1")]
 
     def seated(meshes: Any) -> list[ProcessSlot]:
@@ -200,7 +202,7 @@ def test_large_and_small_engine_share_a_gpu() -> None:
 
 def test_engine_alone_on_a_gpu_is_not_limited() -> None:
     parts = [
-        Part(name="learner", ranks=1, size=ModelSize.named("0.6b"), learner=fa.LearnerConfig()),
+        Part(name="learner", ranks=1, size=ModelSize.named("0.6b"), learner=LearnerPlan()),
         Part(name="large", ranks=1, size=ModelSize.named("8b")),
         Part(name="small", ranks=1, size=ModelSize.named("0.6b")),
     ]
@@ -267,7 +269,7 @@ def test_learners_on_cpu_share_half_of_the_memory(
     monkeypatch.setattr(placement, "total_bytes", lambda: gigabytes * 10**9)
     size = ModelSize.of(Path(placement.models.resolve("smollm2-135m-instruct")))
     names = [f"hero-{i}-learner" for i in range(learners)]
-    parts = [Part(name=name, ranks=ranks, size=size, learner=fa.LearnerConfig()) for name in names]
+    parts = [Part(name=name, ranks=ranks, size=size, learner=LearnerPlan()) for name in names]
     rehearse = on(0, {"learner": ranks * learners})
     for own in place(parts, fa.EngineConfig(), rehearse).learners.values():
         assert (own.max_tokens_per_microbatch, own.loss_chunk_tokens) == decided
@@ -290,11 +292,11 @@ def test_passes_on_cpu_follow_the_host_memory(
     monkeypatch.setattr(startup, "say", said.append)
     monkeypatch.setattr(placement, "total_bytes", lambda: gigabytes * 10**9)
     folder = Path(placement.models.resolve("smollm2-135m-instruct"))
-    learner, engine = fa.LearnerConfig(model=str(folder)), fa.EngineConfig(max_num_seqs=3)
+    learner, engine = LearnerPlan(model=str(folder)), fa.EngineConfig(max_num_seqs=3)
     engines, learners = place_here({"hero": (folder, ())}, {"hero-learner": (learner, 1)}, ranks=1, engine=engine)
     own = learners["hero-learner"]
     assert (own.max_tokens_per_microbatch, own.loss_chunk_tokens, own.activation_checkpointing) == (*decided, "none")
-    assert engines == {"hero": engine}
+    assert engines == {"hero": EnginePlan.of(engine)}
     assert [line.partition(":")[0] for line in said] == ["hero-learner, by memory"] * (decided != (2048, 256))
 
 
@@ -316,15 +318,15 @@ def test_passes_grow_on_exclusive_gpus() -> None:
 
 
 def test_memory_driven_settings_are_shown_and_keep_the_loss() -> None:
-    asked = fa.LearnerConfig(loss="dr_grpo", loss_chunk_tokens=300)
+    asked = LearnerPlan(loss="dr_grpo", loss_chunk_tokens=300)
     found = placed("0.6b", 2, loss="dr_grpo", loss_chunk_tokens=300)
     own = found.learners["hero-learner"]
     assert own.loss_settings == asked.loss_settings and own.loss_settings.length_constant == 2048
     assert found.chosen({"hero-learner": asked}) == [
         "hero-learner, by memory: max_tokens_per_microbatch 8192, activation_checkpointing none"
     ]
-    assert placed("0.6b", 1).chosen({"hero-learner": fa.LearnerConfig()}) == []  # as small as can be
-    said = fa.LearnerConfig(max_tokens_per_microbatch=4096, loss_chunk_tokens=7, activation_checkpointing="none")
+    assert placed("0.6b", 1).chosen({"hero-learner": LearnerPlan()}) == []  # as small as can be
+    said = LearnerPlan(max_tokens_per_microbatch=4096, loss_chunk_tokens=7, activation_checkpointing="none")
     assert place([Part(name="hero-learner", ranks=1, size=ModelSize.named("0.6b"), learner=said)], fa.EngineConfig(),
                  on(1, {"learner": 1})).chosen({"hero-learner": said}) == []  # fmt: skip
 
@@ -367,7 +369,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         monkeypatch.setattr(startup, "say", said.append)
         monkeypatch.setattr(placement, "available_bytes", lambda: 1 << 50)
         monkeypatch.setattr(placement.models, "resolve", Path)
-        learner = fa.LearnerConfig(model=str(folder), max_sample_tokens=2048, share_prefixes=share_prefixes)
+        learner = LearnerPlan(model=str(folder), max_sample_tokens=2048, share_prefixes=share_prefixes)
         engine = fa.EngineConfig(max_model_len=8192)
         place_here(
             {"hero": (folder, ())}, {"hero-learner": (learner, 1)}, ranks=1, engine=engine, judges=judges, **settings
@@ -375,14 +377,6 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         return [line for line in said if "by memory" not in line]
 
     return placed_with
-
-
-@pytest.mark.parametrize(("gpus", "share", "said"), [(1, None, False), (1, True, True), (0, True, False)])
-def test_untested_prefix_sharing_on_gpu_is_reported(
-    node: Callable[..., list[str]], small_judge: Path, gpus: int, share: bool | None, said: bool
-) -> None:
-    lines = node(gpus, [], small_judge, share_prefixes=share)
-    assert any("share_prefixes" in line and "not been run by us" in line for line in lines) == said
 
 
 def test_judges_have_own_gpus_or_share(
@@ -430,11 +424,11 @@ def test_judge_stays_loaded_during_colocation(node: Callable[..., list[str]], sm
     """One GPU on which learner and engine do not fit side by side, and a judge, which does not sleep."""
     judge = Judging("judge", small_judge, max_model_len=2048)
     size, settings = ModelSize.named("0.6b"), fa.EngineConfig(max_model_len=8192)
-    whole = fa.LearnerConfig(activation_checkpointing="none")
+    whole = LearnerPlan(activation_checkpointing="none")
     parts = [
         Part(name="learner", ranks=1, size=size, learner=whole),
         Part(name="hero", ranks=1, size=size),
-        Part(name="judge", ranks=1, size=size, judge=judge.config),
+        Part(name="judge", ranks=1, size=size, judge=EnginePlan.of(judge.config)),
     ]
     each = 28_000_000_000
     seats = on(1, {"learner": 1, "engines": 1, "judges": 1}, each)
@@ -506,7 +500,7 @@ def test_running_processes_on_gpus_are_reported(
 def test_short_host_memory_is_reported() -> None:
     size, engine = ModelSize.named("70b"), fa.EngineConfig(max_model_len=8192, tp=4)
     engines = [Part(name=f"hero-{i}", ranks=4, size=size) for i in range(2)]
-    whole = Part(name="hero-learner", ranks=64, size=size, learner=fa.LearnerConfig(activation_checkpointing="full"))
+    whole = Part(name="hero-learner", ranks=64, size=size, learner=LearnerPlan(activation_checkpointing="full"))
     rival = Part(name="rival", ranks=4, size=size)
     parts = [whole, *engines, rival]
     found = place(parts, engine, on(80, {"learner": 64, "engines": 12}))
@@ -514,12 +508,12 @@ def test_short_host_memory_is_reported() -> None:
     assert host_doubts(parts, found, free=each) == []  # whoever reads them, they are there once
     (told,) = host_doubts(parts, found, free=each - 1)
     assert "(weights on their way 141.1) and 141.1 are free" in told
-    exact = replace(whole, learner=fa.LearnerConfig(compute_dtype="float32"))  # and travels as it is computed
+    exact = replace(whole, learner=LearnerPlan(compute_dtype="float32"))  # and travels as it is computed
     assert "(weights on their way 282.2)" in host_doubts([exact, *engines], found, free=0)[0]
-    adapter = replace(whole, learner=fa.LearnerConfig(lora=fa.LoRA(), activation_checkpointing="full"))
+    adapter = replace(whole, learner=LearnerPlan(lora=fa.LoRA(), activation_checkpointing="full"))
     assert host_doubts([adapter, *engines], found, free=0) == []  # its bytes are few
     small = ModelSize.named("0.6b")
-    settings = fa.LearnerConfig(activation_checkpointing="none")
+    settings = LearnerPlan(activation_checkpointing="none")
     learner = Part(name="hero-learner", ranks=1, size=small, learner=settings)
     parts = [learner, Part(name="hero", ranks=1, size=small)]
     turns = place(parts, fa.EngineConfig(max_model_len=8192), on(1, {}, 24_000_000_000), turns=True)
@@ -542,15 +536,14 @@ def test_running_or_unknown_judges_are_reported(
 @pytest.mark.parametrize(
     ("ranks", "settings", "message"),
     [
-        (4, {"tp": 3}, "tp=3 of the learner does not make learner_procs=4"),
-        (4, {"tp": 2, "dp_shard": 4}, "dp_shard=4 x tp=2 of the learner does not make learner_procs=4"),
+        (4, {"tp": 3}, "tp=3 of the learner does not divide learner_procs=4"),
         (16, {"tp": 16}, "learner.tp=16 does not divide the model's num_key_value_heads=8"),
         (4, {"ep": 4}, "learner.ep=4 spreads experts, and the model has none"),
     ],
 )
 def test_invalid_ranks_are_refused_before_startup(ranks: int, settings: Any, message: str) -> None:
     size = ModelSize.named("8b")
-    learner = Part(name="hero-learner", ranks=ranks, size=size, learner=fa.LearnerConfig(**settings))
+    learner = Part(name="hero-learner", ranks=ranks, size=size, learner=LearnerPlan(**settings))
     with pytest.raises(ValueError, match=message):
         check_ranks([learner])
     with pytest.raises(ValueError, match="engine.tp=3 does not divide the 32 query and 8 key heads of hero"):
@@ -572,7 +565,7 @@ def test_unsupported_model_settings_are_refused_before_startup(
     check_models([engine], fa.EngineConfig(max_model_len=40961))
 
     def learner(size: ModelSize, lora: fa.LoRA) -> Part:
-        return Part(name="hero-learner", ranks=1, size=size, learner=fa.LearnerConfig(lora=lora))
+        return Part(name="hero-learner", ranks=1, size=size, learner=LearnerPlan(lora=lora))
 
     with pytest.raises(ValueError, match=r"hero-learner: .* get no adapter; set LoRA\(targets=\('q_proj', 'k_proj'"):
         check_models([learner(mixture, fa.LoRA())], fa.EngineConfig())

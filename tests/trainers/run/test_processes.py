@@ -6,17 +6,21 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import yaml
 
 from forge_agents.errors import ActorDiedError, StallError
+from forge_agents.models import resolve as models
 from forge_agents.policy import Policy
 from forge_agents.runtime.hosts import Hosts, ProcessSlot
 from forge_agents.serving.config import EngineConfig
 from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.offline.config import SFTConfig
 from forge_trainers.offline.sft import SFTTrainer
 from forge_trainers.run.config import ProcessConfig
-from forge_trainers.run.processes import Processes, _share_gpus, check_hosts, meshes_of
-from forge_trainers.run.rehearsal import rehearsal
+from forge_trainers.run.dry_run import dry_run
+from forge_trainers.run.plan import Plan, Threads, check_hosts, meshes_of, resolve
+from forge_trainers.run.processes import Processes, _share_gpus
 
 
 class Stores:
@@ -121,15 +125,15 @@ def test_a_learners_death_ends_the_wait_of_an_engine_that_has_nobody_to_get_weig
 
 
 class Starting:
-    """What `Processes.start_learners` uses: a context of engines, and learners that are only noted."""
+    """What `Processes.start_learners` uses; learners are only noted."""
 
-    start_learners, _learner_settings = Processes.start_learners, Processes._learner_settings
+    start_learners = Processes.start_learners
 
-    def __init__(self, context=8192, **settings):
-        self.config = ProcessConfig(learner=LearnerConfig(**settings), engine=EngineConfig(max_model_len=context))
+    def __init__(self):
         self.policies = {"hero": Policy("hero"), "rival": Policy("rival")}
+        self.plan = Plan(engines={}, learners={name: LearnerPlan(model=name) for name in self.policies})
         self.store = SimpleNamespace(heartbeat=SimpleNamespace(error=None))
-        self.folder, self.learners, self._lost, self._placed = Path("run"), {}, [], {}
+        self.learners, self._lost = {}, []
 
     async def _start_learners(self, configs):
         return configs
@@ -146,8 +150,7 @@ class Slow:
 
 
 @pytest.mark.parametrize("failing", ["hero", "rival"])
-def test_a_learner_that_started_beside_one_that_failed_is_stopped(monkeypatch, failing):
-    monkeypatch.setattr("forge_trainers.run.processes.models.resolve", Path)
+def test_learners_that_started_are_stopped_if_another_fails(failing):
     started, cancelled = [], []
 
     class Failing(Starting):
@@ -178,26 +181,35 @@ def test_a_learner_that_started_beside_one_that_failed_is_stopped(monkeypatch, f
     assert all(learner.stopped for learner in started) and len(cancelled) == 1
 
 
-def test_learners_take_what_memory_decided_unless_it_is_set(monkeypatch):
-    monkeypatch.setattr("forge_trainers.run.processes.models.resolve", Path)
-    processes = Starting(loss_chunk_tokens=7)
+def resolved(tmp_path, engine=None, learners=None, **settings):
+    policies = {"hero": Policy("tiny-random"), "rival": Policy("tiny-random")}
+    folders = {name: models.resolve(policy.model) for name, policy in policies.items()}
+    config = ProcessConfig(learner=LearnerConfig(**settings), engine=EngineConfig(**(engine or {})), seed=3)
+    return resolve(policies, folders, config, out_dir=tmp_path, learners=learners, threads=Threads(engine=2, learner=5))
+
+
+def test_learners_use_memory_driven_values_unless_they_are_set(tmp_path):
     placed = {"max_tokens_per_microbatch": 8192, "loss_chunk_tokens": 1024, "activation_checkpointing": "selective"}
-    processes._placed = {"hero": LearnerConfig().with_memory(**placed)}
-    asyncio.run(processes.start_learners())
-    hero, rival = processes.learners["hero"], processes.learners["rival"]
-    assert (hero.max_tokens_per_microbatch, hero.loss_chunk_tokens) == (8192, 7)
+    learners = {"hero-learner": LearnerPlan(**placed)}
+    plan = resolved(tmp_path, learners=learners, max_tokens_per_microbatch=64)
+    hero, rival = plan.learners["hero"], plan.learners["rival"]
+    assert (hero.max_tokens_per_microbatch, hero.loss_chunk_tokens) == (64, 1024)
     assert hero.activation_checkpointing == "selective"
-    assert rival == replace(hero, **{name: getattr(rival, name) for name in ("model", "dump_folder", *placed)})
-    assert (rival.max_tokens_per_microbatch, rival.activation_checkpointing) == (2048, "none")
+    changes = {name: getattr(rival, name) for name in ("dump_folder", *placed)}
+    assert rival == replace(hero, **changes)
+    assert (rival.loss_chunk_tokens, rival.activation_checkpointing) == (256, "none")
 
 
-@pytest.mark.parametrize(("limit", "taken"), [(None, 8192), (1024, 1024), (9000, 9000)])
-def test_learners_take_what_their_engine_holds(monkeypatch, caplog, limit, taken):
-    monkeypatch.setattr("forge_trainers.run.processes.models.resolve", Path)
-    processes = Starting(8192, max_sample_tokens=limit)
-    asyncio.run(processes.start_learners())
-    assert [settings.max_sample_tokens for settings in processes.learners.values()] == [taken, taken]
-    assert ("up to 8192 tokens, learner.max_sample_tokens=1024" in caplog.text) == (limit == 1024)
+def test_processes_receive_what_the_run_decides(tmp_path):
+    plan = resolved(tmp_path, {"max_model_len": 96})
+    hero, engine = plan.learners["hero"], plan.engines["hero"]
+    assert (hero.seed, hero.threads, hero.max_sample_tokens, hero.temperature) == (3, 5, 96, 1.0)
+    assert hero.lr is not None and hero.dump_folder == str(tmp_path / "learner" / "hero")
+    assert (engine.seed, engine.threads, engine.answer_timeout_s) == (3, 2, 600.0)
+    assert engine.model == hero.model == str(models.resolve("tiny-random"))
+    plan.write(tmp_path)
+    written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
+    assert written["learners"]["hero"]["max_sample_tokens"] == 96 and written["engines"]["hero"]["threads"] == 2
 
 
 @pytest.mark.parametrize(
@@ -237,21 +249,16 @@ def test_ranks_that_cannot_share_a_model_ask_for_no_host(tmp_path, monkeypatch):
         sft.fit([chat] * 4, steps=1)
 
 
-def test_adapters_of_an_earlier_run_are_refused_in_a_trainers_settings():
-    with pytest.raises(ValueError, match=r"engine\.adapter_folders=.* has no effect: .* give the exported model"):
-        ProcessConfig(engine=EngineConfig(adapter_folders={"hero": "runs/old/export/adapter"}))
-
-
 @pytest.mark.parametrize(
     ("names", "twice"), [(("a", "a-learner"), "'a-learner'"), (("weights", "a"), "'weights'")]
 )
 def test_policies_whose_processes_would_have_one_name_are_refused(names, twice):
     policies = {name: Policy("tiny-random", name=name) for name in names}
     meshes = meshes_of(policies, {name: Path(name) for name in names}, ProcessConfig())
-    with pytest.raises(ValueError, match=f"{twice} would be the name of .* call one of the policies otherwise"):
+    with pytest.raises(ValueError, match=f"{twice} would be the name of .* rename one of the policies"):
         check_hosts(meshes, Hosts(), ProcessConfig(), [])
-    with pytest.raises(ValueError, match="otherwise"):
-        rehearsal(policies, ProcessConfig(), Hosts(), gpus_per_host=8)
+    with pytest.raises(ValueError, match="rename one"):
+        dry_run(policies, ProcessConfig(), Hosts(), gpus_per_host=8)
 
 
 def test_memory_of_engines_is_told_where_they_have_a_device() -> None:

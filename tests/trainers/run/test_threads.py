@@ -5,14 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import forge_agents as fa
-from forge_trainers.run.config import share_threads, with_threads
+from forge_agents.runtime.hosts import Hosts
+from forge_trainers.run.plan import share_threads, threads_of
 
 COUNTS = st.integers(1, 9)
 
 
 @given(cores=st.integers(1, 64), engines=COUNTS, ranks=st.integers(0, 9), overlap=st.booleans())
-def test_no_more_threads_than_cores_compute_at_the_same_time(cores, engines, ranks, overlap):
-    engine, learner = share_threads(cores, engines=engines, ranks=ranks, overlap=overlap)
+def test_threads_never_exceed_the_cores(cores, engines, ranks, overlap):
+    threads = share_threads(cores, engines=engines, ranks=ranks, overlap=overlap)
+    engine, learner = threads.engine, threads.learner
     assert all(share is None or 1 <= share < cores for share in (engine, learner))
     engine, learner = engine or cores, learner or cores
     room = cores // 2 if overlap and ranks else cores
@@ -33,15 +35,17 @@ def test_no_more_threads_than_cores_compute_at_the_same_time(cores, engines, ran
     ],
 )
 def test_shares(settings, expected):
-    assert share_threads(8, **{"engines": 1, "ranks": 1, "overlap": False, **settings}) == expected
+    threads = share_threads(8, **{"engines": 1, "ranks": 1, "overlap": False, **settings})
+    assert (threads.engine, threads.learner) == expected
 
 
-def test_only_what_nobody_chose_is_divided(monkeypatch):
+def test_cores_are_divided_only_among_processes_without_threads_setting(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
 
     def threads(engines=1, learners=1, **settings):
-        config = with_threads(fa.GRPOConfig(**settings), engines=engines, learners=learners)
-        return config.engine.threads, config.learner.threads
+        config = fa.GRPOConfig(**settings)
+        threads = threads_of(config, Hosts(), engines=engines, learners=learners)
+        return config.engine.threads or threads.engine, config.learner.threads or threads.learner
 
     assert threads() == (None, None)  # each has the host for itself
     assert threads(max_staleness=1) == (4, 4)

@@ -18,8 +18,8 @@ from forge_agents.policy import LoRA, Policy
 from forge_agents.runtime import mesh
 from forge_agents.runtime.hosts import Hosts, ProcessSlot
 from forge_trainers.forecast.simulate import Hardware
-from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.memory import RECOMPUTED
+from forge_trainers.learner.plan import MEMORY_DRIVEN
 from forge_trainers.run.config import ProcessConfig
 from forge_trainers.run.placement import (
     ATTENTION_TARGETS,
@@ -37,7 +37,7 @@ from forge_trainers.run.placement import (
     judges_of,
     place,
 )
-from forge_trainers.run.processes import check_hosts, computing, whose
+from forge_trainers.run.plan import check_hosts, compute_processes, policies_by_process
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -87,7 +87,7 @@ class Fit:
             "changes": {key: asdict(new) if isinstance(new, LoRA) else new for key, new in self.changes.items()},
             "doubts": list(self.placement.doubts),
             "learners": {
-                name: {key: getattr(config, key) for key in LearnerConfig().left_to_memory}
+                name: {key: getattr(config, key) for key in MEMORY_DRIVEN}
                 for name, config in self.placement.learners.items()
             },
             "hosts": {host: dict(needs) for host, needs in self.hosts.items()},
@@ -154,7 +154,9 @@ def fit_gpus(
     }
     most = replace(settings, engine=replace(settings.engine, replicas=max(hardware.gpus, settings.engine.replicas)))
     paths = _paths(policies, sizes)
-    reserved = {*policies, *whose(policies, paths, settings), *whose(policies, paths, most)}  # names in any candidate
+    reserved = {*policies}  # names in any candidate
+    for candidate in (settings, most):
+        reserved |= policies_by_process(policies, paths, candidate).keys()
     judge_parts, doubts = judges_of(by_own_name(judges, taken=reserved))
     loaded, unknown = held_on(held, _controller_slots(hardware, hosts))
     problem = ""
@@ -162,7 +164,7 @@ def fit_gpus(
     for candidate in itertools.chain([current], candidates):
         run = _changed(settings, candidate)
         adapted = _adapted(policies, candidate["Policy.lora"])
-        served = whose(adapted, _paths(adapted, sizes), run)
+        served = policies_by_process(adapted, _paths(adapted, sizes), run)
         parts = [*_parts(adapted, run, sizes, served), *judge_parts]
         try:
             placement = _placed(parts, run, hardware, hosts, loaded)
@@ -378,7 +380,7 @@ def _parts(
     sizes: Mapping[str, _Model],
     served: Mapping[str, Sequence[str]],
 ) -> list[Part]:
-    engines, learners = computing(policies, _paths(policies, sizes), settings)
+    engines, learners = compute_processes(policies, _paths(policies, sizes), settings)
     of = {name: sizes[names[0]] for name, names in served.items()}
     return [
         *(
@@ -438,7 +440,7 @@ def _candidates(
         _tensor_parallel(sizes, hardware, settings.engine.tp),
     ):
         adapted = _adapted(policies, lora)
-        engines, learners = computing(adapted, _paths(adapted, sizes), ProcessConfig())
+        engines, learners = compute_processes(adapted, _paths(adapted, sizes), ProcessConfig())
         engine_gpus = described.get("engines", hardware.gpus - share - judge_gpus)
         yield {
             "learner_procs": max(1, share // max(1, len(learners))),

@@ -22,10 +22,10 @@ from forge_agents.files import check_plain_files, user_path
 from forge_agents.serving.client import waves
 from forge_agents.serving.routing import router_class
 from forge_trainers.forecast.model import EpisodeShape, Plan, StageTimes, TurnShape, Workload, collection_work
-from forge_trainers.learner.config import LEAST_MICROBATCH
+from forge_trainers.learner.plan import LEAST_MICROBATCH
 from forge_trainers.losses.registry import find_loss
 from forge_trainers.records.run_folder import read_rows
-from forge_trainers.run.config import share_threads
+from forge_trainers.run.plan import share_threads
 
 TO_MEASURE = (
     "forge-agents train CONFIG --steps 8 --trainer.max_staleness 0 --trainer.keep_episodes 10000 "
@@ -92,13 +92,13 @@ def plan_of(policies: Mapping[str, Mapping[str, Any]], trainer: Mapping[str, Any
     learners = len({_learner_key(name, policies[name]) for name in trained})
     engine_threads = engine.get("threads")
     if math.isfinite(cores):
-        engine_share, _ = share_threads(
+        share = share_threads(
             max(1, round(cores)),
             engines=len(set(homes.values())) * engine.get("replicas", 1) * tp,
             ranks=learners * trainer["learner_procs"],
             overlap=trainer["max_staleness"] > 0,
         )
-        engine_threads = engine_threads or engine_share
+        engine_threads = engine_threads or share.engine
     return Plan(
         group_size=trainer["group_size"],
         groups_per_step=trainer["groups_per_step"],

@@ -13,7 +13,7 @@ from forge_agents.files import user_path
 from forge_agents.settings import settings_class
 from forge_trainers.forecast.measured import TO_MEASURE, Measured, measure, plan_of, read_run
 from forge_trainers.forecast.model import Plan, evaluation_s, step_times
-from forge_trainers.learner.config import LEAST_MICROBATCH
+from forge_trainers.learner.plan import LEAST_MICROBATCH
 from forge_trainers.run_file import RunConfig
 
 if TYPE_CHECKING:

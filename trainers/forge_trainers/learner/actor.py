@@ -20,8 +20,8 @@ with without_garbage_collection():
     from forge_agents.runtime._monarch import Actor, concurrent_endpoint
     from forge_agents.runtime.machine import keep_freed_memory, limit_matmul_cache
     from forge_agents.weights import Publisher, WeightStoreRef
-    from forge_trainers.learner.config import LearnerConfig
     from forge_trainers.learner.core import LearnerCore
+    from forge_trainers.learner.plan import LearnerPlan
     from forge_trainers.losses.registry import Loss, add_loss
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class LearnerActor(Actor):
     """
 
     def __init__(
-        self, configs: Mapping[str, LearnerConfig], name: str, store: WeightStoreRef | None, losses: Mapping[str, Loss]
+        self, configs: Mapping[str, LearnerPlan], name: str, store: WeightStoreRef | None, losses: Mapping[str, Loss]
     ) -> None:
         keep_freed_memory()
         limit_matmul_cache()

@@ -9,12 +9,12 @@ from torch.distributed.tensor import DTensor
 from torch.optim.adamw import adamw
 
 from forge_trainers.learner import titan
-from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.plan import LearnerPlan
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
-def build_optimizers(config: LearnerConfig, model: Any) -> Any:
+def build_optimizers(config: LearnerPlan, model: Any) -> Any:
     """AdamW over all trainable parameters of `model`, as TorchTitan's container of optimizers."""
     assert config.lr is not None, "the learning rate must be resolved"
     adamw_config = titan.default_adamw(lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)

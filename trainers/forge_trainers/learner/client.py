@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from forge_agents.errors import ActorDiedError, StallError
 from forge_agents.models import resolve as models
+from forge_agents.policy import LoRA
 from forge_agents.runtime import mesh, startup
 from forge_agents.runtime.colocation import DeviceAccess, unshared
 from forge_agents.runtime.threads import BusyTime, in_thread
 from forge_agents.types import EpisodeBatch
 from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.learner.rates import with_rate
 from forge_trainers.losses.registry import find_loss
 
@@ -27,8 +29,6 @@ if TYPE_CHECKING:
     from forge_agents.runtime.heartbeat import Heartbeat
     from forge_agents.weights import WeightStoreRef
 
-__all__ = ["Learner", "LearnerConfig"]
-
 
 class Learner:
     """A running learner, created by `start`. After an error a learner can only be stopped."""
@@ -37,7 +37,7 @@ class Learner:
         self,
         name: str,
         *,
-        config: LearnerConfig,
+        config: LearnerPlan,
         learner_name: str,
         procs: ProcMesh,
         actors: Any,
@@ -69,6 +69,11 @@ class Learner:
         cls,
         config: LearnerConfig,
         *,
+        model: str,
+        lora: LoRA | None = None,
+        temperature: float = 1.0,
+        seed: int = 0,
+        max_sample_tokens: int | None = None,
         name: str = "learner",
         store: WeightStoreRef | None = None,
         weights_name: str | None = None,
@@ -79,7 +84,12 @@ class Learner:
         """Start the learner's processes and load the model.
 
         Args:
-            config: Settings. `model` is a name or a folder, as in `fa.Policy`.
+            config: Settings.
+            model: Name or folder of a model, as in `fa.Policy`.
+            lora: Adapter that is trained instead of the weights.
+            temperature: Temperature of the sampler, above 0.
+            seed: Random seed.
+            max_sample_tokens: Maximum number of tokens of a sample. None: the model's context.
             name: Name of the learner in error messages.
             store: Weight store that `publish` writes to. None: the learner cannot publish.
             weights_name: Name of the published weights. None: `name`.
@@ -94,8 +104,11 @@ class Learner:
             ActorDiedError: A process ended.
         """
         learner_name = weights_name or name
+        plan = LearnerPlan.of(
+            config, model=model, lora=lora, temperature=temperature, seed=seed, max_sample_tokens=max_sample_tokens
+        )
         started = await cls.start_together(
-            {learner_name: config},
+            {learner_name: plan},
             name=name,
             store=store,
             world_size=world_size,
@@ -107,7 +120,7 @@ class Learner:
     @classmethod
     async def start_together(
         cls,
-        configs: Mapping[str, LearnerConfig],
+        configs: Mapping[str, LearnerPlan],
         *,
         name: str = "learner",
         store: WeightStoreRef | None = None,

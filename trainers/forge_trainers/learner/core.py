@@ -25,9 +25,9 @@ from forge_trainers.batch.packing import check_batch, minibatches
 from forge_trainers.learner import checkpoint, lora, titan
 from forge_trainers.learner.adamw import build_optimizers
 from forge_trainers.learner.attention import plan_attention
-from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.measures import averaged, flops_per_step, memory, peak_flops, ratio_quantiles
 from forge_trainers.learner.model import Built, Ranks, build_model, free_unsharded, join_ranks, sync_gradients
+from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.learner.prefixes import plan_prefixes
 from forge_trainers.learner.rates import learning_rate, with_rate
 from forge_trainers.losses.correction import loss_columns, needed_samples
@@ -62,7 +62,7 @@ class LearnerCore:
     Every method is a collective: all ranks call it with the same arguments. Methods block the calling thread.
     """
 
-    def __init__(self, config: LearnerConfig, *, base: LearnerCore | None = None) -> None:
+    def __init__(self, config: LearnerPlan, *, base: LearnerCore | None = None) -> None:
         """Build the model and load the weights in `config.model`.
 
         Args:

@@ -7,27 +7,18 @@ from forge_trainers.learner.config import LearnerConfig
 
 
 def shards_of(config: LearnerConfig, ranks: int) -> int:
-    """Number of ranks over which each weight is sharded.
-
-    Args:
-        config: Settings. ``dp_shard=-1`` uses all ranks that the other degrees leave.
-        ranks: Number of ranks of the learner.
+    """Return the number of ranks over which each weight is sharded.
 
     Raises:
-        ValueError: The product of the degrees is not the number of ranks.
+        ValueError: A parallel degree does not divide the number of ranks.
     """
-    shard = config.dp_shard if config.dp_shard > 0 else max(1, ranks // (config.dp_replicate * config.tp))
-    if shard * config.dp_replicate * config.tp != ranks:
-        raise ValueError(
-            f"the product of the learner's dp_replicate={config.dp_replicate}, dp_shard={config.dp_shard} and "
-            f"tp={config.tp} must be learner_procs={ranks}"
-        )
-    if shard * config.tp % config.ep:
-        raise ValueError(
-            f"ep={config.ep} must divide dp_shard * tp = {shard} * {config.tp}, because experts are spread over these "
-            "ranks"
-        )
-    return shard
+    for name in ("tp", "ep"):
+        if ranks % (degree := getattr(config, name)):
+            raise ValueError(
+                f"{name}={degree} of the learner does not divide learner_procs={ranks}; choose a divisor, or change "
+                "learner_procs"
+            )
+    return ranks // config.tp
 
 
 def check_degrees(config: LearnerConfig, size: ModelSize) -> None:
@@ -43,10 +34,10 @@ def check_degrees(config: LearnerConfig, size: ModelSize) -> None:
             raise ValueError(f"learner.{degree}={ranks} does not divide the model's {name}={whole}. Choose a divisor")
     if config.ep > 1 and not size.num_experts:
         raise ValueError(f"learner.ep={config.ep} spreads experts, and the model has none. Leave it at 1")
-    if size.num_experts and config.tp > 1 and config.ep == 1 and config.sequence_parallel:
+    if size.num_experts and config.tp > 1 and config.ep == 1:
         raise ValueError(
-            f"learner.tp={config.tp} with sequence_parallel and without ep is not supported for a mixture of experts: "
-            "TorchTitan 0.3.0 computes wrong gradients of the experts' inputs. Set ep, or sequence_parallel=False"
+            f"learner.tp={config.tp} without ep is not supported for a mixture of experts: "
+            "TorchTitan 0.3.0 computes wrong gradients of the experts' inputs. Set learner.ep"
         )
 
 

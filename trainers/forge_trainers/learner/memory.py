@@ -8,8 +8,9 @@ from typing import Literal
 
 from forge_agents.models.sizes import ModelSize
 from forge_agents.serving.memory import OVERHEAD_BYTES, adapter_weights
-from forge_trainers.learner.config import LEAST_CHUNK, LEAST_MICROBATCH, LearnerConfig
+from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.degrees import shards_of
+from forge_trainers.learner.plan import LEAST_CHUNK, LEAST_MICROBATCH, LearnerPlan
 
 KEPT_SCORES, MAX_PADDING = 512, 1.35
 """Limits of `forge_trainers.learner.attention` for rows on CPU: number of attention scores per head and position that
@@ -28,19 +29,19 @@ _FRACTION, _LOGITS_FRACTION = 0.75, 1 / 32
 
 
 def learner_bytes(
-    size: ModelSize, config: LearnerConfig, *, ranks: int = 1, sharing: int = 1, on_cpu: bool = False
+    size: ModelSize, config: LearnerPlan, *, ranks: int = 1, sharing: int = 1, on_cpu: bool = False
 ) -> Mapping[str, int]:
     """Upper estimate of the memory of one rank, in bytes by part.
 
     Args:
         size: Size of the model.
-        config: Settings of the learner. ``dp_shard=-1`` uses all ranks that the other degrees leave.
+        config: Settings of the learner.
         ranks: Number of ranks.
         sharing: Number of policies whose adapters share the model. Each has a copy of its adapter and its own moments.
         on_cpu: Whether the learner computes on a CPU.
 
     Raises:
-        ValueError: The product of the degrees is not the number of ranks.
+        ValueError: A parallel degree does not divide the number of ranks.
     """
     config = config.with_memory()
     assert config.max_tokens_per_microbatch is not None and config.loss_chunk_tokens is not None
@@ -77,13 +78,13 @@ def learner_bytes(
 
 def by_memory(
     size: ModelSize,
-    config: LearnerConfig,
+    config: LearnerPlan,
     device_bytes: int,
     *,
     ranks: int = 1,
     sharing: int = 1,
     on_cpu: bool = False,
-) -> LearnerConfig:
+) -> LearnerPlan:
     """`config` with microbatch and chunk sizes chosen by memory, where `config` does not set them.
 
     A chunk has 1,024 or 512 tokens if its logits take at most 1/32 of the device. A microbatch has 8,192 or 4,096
@@ -100,7 +101,7 @@ def by_memory(
         on_cpu: As for `learner_bytes`. Microbatches then have at most 4,096 positions; larger ones were not tested.
     """
 
-    def memory(candidate: LearnerConfig) -> int:
+    def memory(candidate: LearnerPlan) -> int:
         return sum(learner_bytes(size, candidate, ranks=ranks, sharing=sharing, on_cpu=on_cpu).values())
 
     def logits(chunk: int) -> int:
@@ -114,7 +115,7 @@ def by_memory(
     return next(candidate for candidate in candidates if memory(candidate) <= limit)
 
 
-def _logits(size: ModelSize, config: LearnerConfig, chunk: int, *, on_cpu: bool) -> int:
+def _logits(size: ModelSize, config: LearnerPlan, chunk: int, *, on_cpu: bool) -> int:
     return _LOSS_COPIES * chunk * size.vocab * 4 // config.tp // (4 if on_cpu else 1)
 
 
@@ -123,19 +124,19 @@ def moment_bytes(config: LearnerConfig) -> int:
     return 2 * _BYTES[config.optimizer_state_dtype]
 
 
-def offloaded_bytes(size: ModelSize, config: LearnerConfig) -> int:
+def offloaded_bytes(size: ModelSize, config: LearnerPlan) -> int:
     """Bytes of weights, gradients and moments in host memory, over all ranks of a learner with `cpu_offload`."""
     if config.lora is not None:
         return _BYTES[config.compute_dtype] * size.weights
     return (4 + 4 + moment_bytes(config)) * size.weights
 
 
-def published_bytes(size: ModelSize, config: LearnerConfig) -> int:
+def published_bytes(size: ModelSize, config: LearnerPlan) -> int:
     """Bytes of all weights that are published to engines, in the learner's compute dtype."""
     return _BYTES[config.compute_dtype] * size.weights
 
 
-def _gradients(size: ModelSize, config: LearnerConfig, item: int) -> int:
+def _gradients(size: ModelSize, config: LearnerPlan, item: int) -> int:
     """Bytes per position of the largest gradients of the last layer, while all activations are in memory.
 
     They are those of the feed-forward products, or with shared prefixes (`forge_trainers.learner.prefixes`) those of
@@ -147,7 +148,7 @@ def _gradients(size: ModelSize, config: LearnerConfig, item: int) -> int:
     return max(products, shared)
 
 
-def _activations(size: ModelSize, config: LearnerConfig, item: int, *, on_cpu: bool) -> int:
+def _activations(size: ModelSize, config: LearnerPlan, item: int, *, on_cpu: bool) -> int:
     """Bytes per position that are kept for the backward pass, counted from the saved tensors of each model family.
 
     A norm keeps its input and the normalized input in float32. In the compute dtype: inputs of the query, gate and
@@ -167,7 +168,6 @@ def _activations(size: ModelSize, config: LearnerConfig, item: int, *, on_cpu: b
         "none": layer,
         "selective": _kept_selectively(size, item, adapter=config.lora is not None),
         "full": layer_input,
-        "memory_budget": int(layer_input + config.memory_budget * (layer - layer_input)),
     }
     recomputed = layer if how != "none" else 0  # one layer at a time
     return size.layers * kept_bytes[how] + recomputed + 8 * size.hidden

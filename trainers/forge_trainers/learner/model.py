@@ -1,6 +1,6 @@
 """Builds a Hugging Face model folder as a parallelized TorchTitan model on this rank.
 
-Collectives wait for other ranks for at most `collective_timeout_s` seconds.
+Collectives wait for other ranks for at most `COLLECTIVE_TIMEOUT_S` seconds.
 """
 
 from __future__ import annotations
@@ -32,15 +32,17 @@ from forge_trainers.learner import titan
 from forge_trainers.learner.architecture import read_config, share_rope_tables, spec_from_config
 from forge_trainers.learner.attention import PackedAttention
 from forge_trainers.learner.checkpoint import is_alone
-from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.degrees import check_degrees, check_without_gpu, shards_of
 from forge_trainers.learner.lora import adapted, is_adapter, lower_base
+from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.learner.prefixes import PrefixAttention
 
 _ROWS_AT_ONCE = 1024
 """Number of rows of a gradient that are converted to float32 at a time."""
 _FLOATS = ("F64", "F32", "BF16", "F16")
 """Supported dtypes of stored weights, by their names in safetensors."""
+COLLECTIVE_TIMEOUT_S = 300.0
+"""Timeout in seconds of a collective call between ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,7 @@ class Ranks:
         return self.dims.get_optional_mesh("loss")
 
 
-def join_ranks(config: LearnerConfig) -> Ranks:
+def join_ranks(config: LearnerPlan) -> Ranks:
     """Set the number of threads, join the process group and build the mesh.
 
     Several ranks need the environment that `forge_agents.runtime.ranks.RankSetup` sets.
@@ -89,16 +91,15 @@ def join_ranks(config: LearnerConfig) -> Ranks:
         if world_size == 1:
             dist.init_process_group(store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
         else:
-            titan.join_ranks(config.collective_timeout_s)
+            titan.join_ranks(COLLECTIVE_TIMEOUT_S)
     world_size = dist.get_world_size()
     shard = shards_of(config, world_size)
     parallelism = titan.ParallelismConfig(
         # TorchTitan's default backend needs a nightly version of torch. This one runs on releases, on CPU and GPU.
         spmd_backend="partial_dtensor",
-        data_parallel_replicate_degree=config.dp_replicate,
         data_parallel_shard_degree=shard,
         tensor_parallel_degree=config.tp,
-        enable_sequence_parallel=config.sequence_parallel,
+        enable_sequence_parallel=True,
         expert_parallel_degree=config.ep,
         # Without sharding, the compute copies are kept for the backward pass, unless memory is short.
         fsdp_reshard_after_forward="never" if shard == 1 and config.activation_checkpointing != "full" else "default",
@@ -194,7 +195,7 @@ def _take_gradient(weight: torch.nn.Parameter, total: torch.Tensor, copy: torch.
         total[rows].add_(gradient[rows])
 
 
-def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) -> Built:
+def build_model(config: LearnerPlan, ranks: Ranks, *, trainable: bool = True) -> Built:
     """Build the model of `config.model`, parallelize it and load its weights.
 
     Args:
@@ -233,7 +234,7 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
         training = titan.TrainingConfig(
             dtype=dtype,
             mixed_precision_param=config.compute_dtype,
-            mixed_precision_reduce=config.reduce_dtype,
+            mixed_precision_reduce="float32",
             enable_cpu_offload=config.cpu_offload,
             seq_len=max_seq_len,
             max_norm=config.max_grad_norm,
@@ -273,22 +274,20 @@ def build_model(config: LearnerConfig, ranks: Ranks, *, trainable: bool = True) 
     )
 
 
-def _attention_of(config: LearnerConfig) -> Any:
+def _attention_of(config: LearnerPlan) -> Any:
     """TorchTitan's inner attention for this device."""
     if titan.DEVICE_TYPE == "cpu":
         return PackedAttention
     return PrefixAttention if config.share_prefixes else titan.VarlenAttention
 
 
-def _activation_checkpointing(config: LearnerConfig) -> Any:
+def _activation_checkpointing(config: LearnerPlan) -> Any:
     """TorchTitan's settings of activation checkpointing. None: off."""
     match config.activation_checkpointing:
         case "selective":
             return titan.SelectiveAC.Config()
         case "full":
             return titan.FullAC.Config()
-        case "memory_budget":
-            return titan.MemoryBudgetAC.Config(memory_budget=config.memory_budget)
     return None
 
 
@@ -307,7 +306,7 @@ def _configure_fsdp(model: Any, ranks: Ranks, *, tied_experts: bool) -> None:
         model.tok_embeddings.set_modules_to_forward_prefetch([])
 
 
-def needs_fsdp(config: LearnerConfig) -> bool:
+def needs_fsdp(config: LearnerPlan) -> bool:
     """Whether the model needs FSDP: for several ranks, accelerators or compilation."""
     return titan.DEVICE_TYPE != "cpu" or dist.get_world_size() > 1 or config.compile
 

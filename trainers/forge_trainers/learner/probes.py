@@ -14,8 +14,8 @@ from forge_agents.models.tiny import tiny_model
 def learner_step() -> str:
     """Run one GRPO step of a tiny model in this process. Returns a line that describes the result."""
     from forge_trainers.batch.packing import Sample, pack
-    from forge_trainers.learner.config import LearnerConfig
     from forge_trainers.learner.core import LearnerCore
+    from forge_trainers.learner.plan import LearnerPlan
 
     sampled = np.arange(10) >= 5
     samples = [
@@ -32,7 +32,7 @@ def learner_step() -> str:
     with tempfile.TemporaryDirectory() as folder:
         model = tiny_model(Path(folder) / "model")
         started = time.perf_counter()
-        learner = LearnerCore(LearnerConfig(model=str(model), lr=1e-3, threads=1, dump_folder=folder))
+        learner = LearnerCore(LearnerPlan(model=str(model), lr=1e-3, threads=1, dump_folder=folder))
         ready = time.perf_counter()
         metrics = learner.train_step(pack(samples))
         done = time.perf_counter()

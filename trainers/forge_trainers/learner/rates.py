@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from forge_agents.models import resolve as models
-from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.plan import LearnerPlan
 
 Method: TypeAlias = Literal["rl", "sft", "dpo"]
 """Training method. Each has default learning rates of its own."""
@@ -46,7 +46,7 @@ def default_rate(method: Method, parameters: int, *, adapter: bool) -> float:
     return float(f"{small * (large / small) ** share * (_ADAPTER if adapter else 1):.1e}")
 
 
-def with_rate(config: LearnerConfig, method: Method | None = None) -> LearnerConfig:
+def with_rate(config: LearnerPlan, method: Method | None = None) -> LearnerPlan:
     """`config` with a learning rate: its own, or the default for its model.
 
     Args:
@@ -63,13 +63,13 @@ def with_rate(config: LearnerConfig, method: Method | None = None) -> LearnerCon
     return replace(config, lr=default_rate(method, parameters, adapter=config.lora is not None))
 
 
-def described(config: LearnerConfig, parameters: int) -> str:
+def described(config: LearnerPlan, parameters: int) -> str:
     """The part of a model that is trained, for messages: "all weights of 135M parameters"."""
     size = f"{parameters / 1e9:.1f}B" if parameters >= 1e9 else f"{max(parameters / 1e6, 0.1):.3g}M"
     return f"{'all weights' if config.lora is None else 'a LoRA adapter'} of a model with {size} parameters"
 
 
-def weak_rate(config: LearnerConfig, steps: int, method: Method = "rl") -> str:
+def weak_rate(config: LearnerPlan, steps: int, method: Method = "rl") -> str:
     """A warning if the learning rate is too low to change the model within the run, else an empty string.
 
     AdamW moves a weight by about the learning rate per optimizer step. The warning compares the largest possible
@@ -114,7 +114,7 @@ def _medians(folder: Path) -> Iterator[float]:
                 yield float(tensors.get_slice(name)[:_ROWS].float().abs().median())
 
 
-def learning_rate(config: LearnerConfig, step: int, total: int | None) -> float:
+def learning_rate(config: LearnerPlan, step: int, total: int | None) -> float:
     """Learning rate of a training step: warm-up, stable, decay (arXiv 2404.06395), counted as TorchTitan does.
 
     The rate depends on these arguments alone, so a resumed run that is made longer continues at the rate that the

@@ -14,10 +14,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, get_args
 
 from forge_agents.errors import did_you_mean
 from forge_agents.imports import import_user_module
+from forge_agents.settings import settings_class
 
 if TYPE_CHECKING:
     import torch
@@ -25,21 +26,41 @@ if TYPE_CHECKING:
 Reduction: TypeAlias = Literal["token", "sequence_mean", "sequence_sum", "constant"]
 """Reduction of token losses. ``token``: mean over all loss tokens of the batch. ``sequence_mean``: mean over each
 sequence, then over sequences. ``sequence_sum``: sum over each sequence, then mean over sequences. ``constant``: as
-``sequence_sum``, divided by `LearnerConfig.length_constant`."""
+``sequence_sum``, divided by 2,048 tokens."""
 
 LossNormalization: TypeAlias = Literal["sampled", "used"]
 """Trajectories over which the mean is taken. ``sampled``: all, so steps with many zero-variance groups are small.
 ``used``: trajectories of groups with non-zero variance."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Correction:
-    """Importance weighting of samples of an older or numerically different policy; see `LearnerConfig`."""
+CorrectionName: TypeAlias = Literal["ratio", "truncate", "mask", "none"]
+CORRECTIONS: tuple[CorrectionName, ...] = get_args(CorrectionName)
 
-    how: Literal["ratio", "truncate", "mask", "none"] = "ratio"
+
+@settings_class
+@dataclass(frozen=True, kw_only=True)
+class Correction:
+    """Importance weighting of samples of an older or numerically different policy.
+
+    `LearnerConfig.correction` explains the four kinds.
+    """
+
+    how: CorrectionName = "ratio"
+    """Kind of correction."""
     level: Literal["token", "sequence", "geometric"] = "token"
+    """Level at which "truncate" and "mask" compare probabilities: a token, a sequence, or the geometric mean over the
+    tokens of a sequence. The last two need one more forward pass."""
     low: float = 0.5
+    """Lower bound of the weight for "mask", in [0, 1]. The default is IcePop's (arXiv 2510.18855)."""
     high: float = 5.0
+    """Upper bound of the weight for "truncate" and "mask", at least 1. The default is IcePop's; 2 is usual for
+    "truncate"."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.low <= 1:
+            raise ValueError(f"low={self.low} of the correction must be in [0, 1]")
+        if not self.high >= 1:
+            raise ValueError(f"high={self.high} of the correction must be at least 1")
 
 
 _RATIO = Correction()
@@ -57,12 +78,12 @@ class LossSettings:
     correction: Correction
     sequence: Literal["trajectory", "turn"]
     """Unit of a sequence."""
-    length_constant: float
-    """Divisor of the reduction ``constant``, in tokens."""
     kl: KL
     kl_coef: float
     entropy_coef: float
-    temperature: float
+    temperature: float = 1.0
+    length_constant: float = 2048.0
+    """Number of tokens by which the reduction ``constant`` divides."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +126,7 @@ class Loss:
     reduction: Reduction = "token"
     """Reduction of its token losses."""
     clip: tuple[float, float] = (0.2, 0.2)
-    """Default of `LearnerConfig.clip_low` and `LearnerConfig.clip_high`."""
+    """Default of `LearnerConfig.clip`, as (low, high)."""
     sequence_ratio: bool = False
     """Whether the loss needs `TokenInputs.sequence_log_ratio_S`, which costs another forward pass."""
     credit: Any = field(default_factory=dict)
@@ -143,9 +164,6 @@ class Loss:
             raise TypeError(
                 f"correction={correction!r:.80} of loss {self.name!r} must be a Correction(how=...), or None"
             )
-        hows, levels = (get_args(get_type_hints(Correction)[field]) for field in ("how", "level"))
-        if correction is not None and (correction.how not in hows or correction.level not in levels):
-            raise ValueError(f"{correction} of loss {self.name!r}: how is one of {hows}, level of {levels}")
 
 
 _PACKAGE = __name__.partition(".")[0]
@@ -357,7 +375,7 @@ def cispo(inputs: TokenInputs) -> TokenLoss:
 def rloo(inputs: TokenInputs) -> TokenLoss:
     """``1/G sum_i -(R_i - mean of the others' R) log p(o_i)``: REINFORCE (RLOO, arXiv 2402.14740).
 
-    Difference to the paper: off-policy tokens are weighted by ``sg[r]``, which `clip_low` and `clip_high` may bound.
+    Difference to the paper: off-policy tokens are weighted by ``sg[r]``, which `clip` may bound.
     The paper is on-policy, with r = 1.
     """
     return cispo(inputs)

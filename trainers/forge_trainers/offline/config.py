@@ -1,7 +1,4 @@
-"""Settings of supervised fine-tuning and of preference optimisation.
-
-In: what a user sets. Out: checked, frozen dataclasses. Waits for nothing.
-"""
+"""User settings of supervised fine-tuning and preference optimization."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from forge_agents.runtime.hosts import Hosts
 from forge_agents.settings import settings_class
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.records.trackers import Tracker, check_tracker
-from forge_trainers.run.config import check_at_least, check_deadlines
+from forge_trainers.run.config import check_at_least, check_timeouts
 from forge_trainers.run.ineffective import refuse_ineffective
 
 if TYPE_CHECKING:
@@ -25,43 +22,45 @@ if TYPE_CHECKING:
 @settings_class
 @dataclass(frozen=True, kw_only=True)
 class OfflineConfig:
-    """What learning from given data has in common."""
+    """Settings that all training on given data shares."""
 
     batch_size: int = 32
-    """Conversations, or pairs of them, per optimiser step."""
+    """Number of conversations, or of pairs of them, per optimizer step."""
     learner: LearnerConfig = field(default_factory=LearnerConfig)
-    """Optimizer and precision. The trainer sets its loss, correction and temperature. The default learning rate of a
-    method is that of `forge_trainers.learner.rates`: for SFT 5e-5 to 1e-5, for DPO 5e-6 to 5e-7, by the model's size,
-    and ten times as much for an adapter."""
+    """Optimizer, precision and parallelism. Loss and correction are those of the method. The default learning rate
+    depends on method and model size (`forge_trainers.learner.rates`): for SFT 5e-5 to 1e-5, for DPO 5e-6 to 5e-7, and
+    ten times as much for an adapter."""
     learner_procs: int = 1
-    """Processes of the learner; more than one shards it."""
+    """Number of processes of the learner. More than one shards its weights (FSDP2)."""
     too_long: Literal["error", "drop"] = "drop"
-    """What happens to a conversation that the model or `learner.max_sample_tokens` has no room for: "drop" leaves it
-    out, counts it and names the first."""
+    """Handling of conversations that are longer than `max_sample_tokens`: "drop" (default) leaves them out, counts them
+    and names the first, "error" refuses the data."""
+    max_sample_tokens: int | None = None
+    """Maximum number of tokens of a conversation, at least 2. None (default): the model's context."""
     eval_share: float = 0.0
-    """Share of the data that is never learned, chosen by `seed`, and measured. In [0, 0.9]."""
+    """Fraction of the data that is held out for evaluation, chosen by `seed`, in [0, 0.9]."""
     eval_every: int = 0
-    """Steps between measurements of what is held out; 0 measures after the last step only."""
+    """Number of steps between evaluations on the held-out data. 0 (default) evaluates after the last step only."""
     checkpoint_every: int = 100
-    """Steps between checkpoints; the last step is always saved."""
+    """Number of steps between checkpoints. The last step is always saved."""
     keep_checkpoints: int = 2
-    """Newest checkpoints kept on disk."""
+    """Number of newest checkpoints that are kept on disk."""
     tracker: Tracker = "tensorboard"
-    """Where curves go beside ``metrics.jsonl``: "tensorboard", "wandb" or "mlflow"."""
+    """Experiment tracker: "tensorboard" (default), "wandb" or "mlflow". Metrics are always written to ``metrics.jsonl``
+    as well."""
     seed: int = 0
-    """Of the order of the data and of the held-out share."""
-    start_timeout_s: float = 600.0
-    """Deadline for the learner to start."""
+    """Random seed for the order of the data and the choice of the held-out part."""
     stage_timeout_s: float = 1800.0
-    """Deadline of each step, measurement and export."""
+    """Timeout in seconds of each step, evaluation and export."""
     heartbeat_timeout_s: float = 60.0
-    """Seconds after which a learner that says nothing counts as dead."""
+    """Timeout in seconds of the learner's heartbeat. A learner that misses it counts as dead."""
 
     def __post_init__(self) -> None:
-        refuse_ineffective(self.learner)
+        refuse_ineffective(self.learner, policy_loss=False)
         check_at_least(self, 1, "batch_size", "learner_procs", "checkpoint_every", "keep_checkpoints")
         check_at_least(self, 0, "eval_every", "seed")
-        check_deadlines(self, "start_timeout_s", "stage_timeout_s", "heartbeat_timeout_s")
+        check_at_least(self, 2, "max_sample_tokens")
+        check_timeouts(self, "stage_timeout_s", "heartbeat_timeout_s")
         if self.too_long not in ("error", "drop"):
             raise ValueError(f"too_long={self.too_long!r} is neither 'error' nor 'drop'")
         if not 0 <= self.eval_share <= 0.9:
@@ -77,13 +76,13 @@ class OfflineConfig:
 @settings_class
 @dataclass(frozen=True, kw_only=True)
 class SFTConfig(OfflineConfig):
-    """Supervised fine-tuning: cross-entropy of the answers, given what stands before them."""
+    """Settings of supervised fine-tuning: cross-entropy of the answers, given the conversation before them."""
 
     min_reward: float | None = None
-    """Of episodes, only trajectories with at least this reward are learned; None sets no bound."""
+    """Minimum reward of a trajectory of an episode to be trained on. None (default) sets no bound."""
     best_per_group: int | None = None
-    """Of trajectories of one agent in episodes with one environment and seed, this many of highest reward are learned;
-    None sets no bound. With `min_reward`: of those that reach it."""
+    """Number of trajectories with the highest reward to train on, per agent and seed of an environment. None (default)
+    sets no bound. With `min_reward`, the number of those that reach it."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,13 +93,13 @@ class SFTConfig(OfflineConfig):
 @settings_class
 @dataclass(frozen=True, kw_only=True)
 class DPOConfig(OfflineConfig):
-    """Direct preference optimisation (arXiv 2305.18290) against the frozen start model."""
+    """Settings of direct preference optimization (arXiv 2305.18290) against the frozen start model."""
 
     beta: float = 0.1
-    """How closely the policy is held to the start model; above 0."""
+    """Strength of the pull towards the start model, above 0."""
     min_difference: float = 0.0
-    """Of episodes with one environment and seed, an agent's best and worst make a pair where their rewards differ by
-    more than this. At least 0."""
+    """Minimum difference of rewards, at least 0: an agent's best and worst trajectory of one seed make a pair if their
+    rewards differ by more."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,48 +112,52 @@ class DPOConfig(OfflineConfig):
 @settings_class
 @dataclass(frozen=True, kw_only=True)
 class WarmStart:
-    """What a policy learns by imitation before it plays."""
+    """Imitation learning of a policy before reinforcement learning."""
 
     data: str
-    """A JSONL file of conversations, or the folder of a run, whose episodes are learned; with `games`, an environment's
-    id."""
+    """JSONL file of conversations, or the folder of a run, whose episodes are imitated. With `games`, the id of an
+    environment."""
     games: int | None = None
-    """Games of the oracle of the environment that `data` names, which are learned. null: `data` is a file or folder."""
+    """Number of episodes of the environment's oracle to imitate. null (default): `data` is a file or folder."""
     env_args: dict[str, Any] = field(default_factory=dict)
     """Arguments of that environment."""
     eval_data: str | None = None
-    """The same, measured and never learned; null takes `trainer.eval_share` of `data`."""
+    """Held-out data in the same format. null (default) holds out `trainer.eval_share` of `data`."""
     epochs: int = 1
-    """Times that every conversation is learned."""
+    """Number of passes over the data."""
     steps: int | None = None
-    """Optimiser steps; null takes as many as `epochs` needs."""
+    """Number of optimizer steps. null (default): as many as `epochs` needs."""
     trainer: SFTConfig = field(default_factory=SFTConfig)
-    """Settings of the trainer; its `seed` also chooses the seeds of `games`."""
+    """Settings of the trainer. Its `seed` also chooses the seeds of `games`."""
 
     def __post_init__(self) -> None:
         if self.games is not None and self.games < 1:
             raise ValueError(f"games={self.games} shows nothing; set at least 1, or null where data is a file")
         if self.env_args and self.games is None:
-            raise ValueError(f"env_args={self.env_args} are of games of an oracle; say how many with games")
+            raise ValueError(f"env_args={self.env_args} are for games of an oracle; set their number with games")
 
-    def dataset(self, seats: Collection[str] = ()) -> str | list[Episode]:
-        """What `fit` learns: `data`, or the games, which are played now; of them the part of `seats`, empty: all."""
+    def dataset(self, agents: Collection[str] = ()) -> str | list[Episode]:
+        """Return the data for `fit`: `data`, or the oracle's games, which are played now.
+
+        Args:
+            agents: Agents of the games whose trajectories are imitated. Empty: all.
+        """
         if self.games is None:
             return self.data
-        from forge_agents.episodes.demonstrations import demonstrations  # nothing is played when settings are read
+        from forge_agents.episodes.demonstrations import demonstrations  # imports environments
 
         seed = self.trainer.seed
-        return demonstrations(self.data, self.games, seed=seed, env_args=self.env_args, agents=seats)
+        return demonstrations(self.data, self.games, seed=seed, env_args=self.env_args, agents=agents)
 
 
 @settings_class
 @dataclass(frozen=True, kw_only=True)
 class SFTRunConfig(WarmStart):
-    """One run of supervised fine-tuning, as YAML and flags say it."""
+    """Run of supervised fine-tuning, as in a YAML file and flags."""
 
     policy: Policy
-    """The model that learns."""
+    """Model to train."""
     out_dir: str = "runs/sft"
-    """The run's folder; a run in it is continued."""
+    """Run folder. A run in it is continued."""
     mesh: Hosts = field(default_factory=Hosts)
-    """Where the learner runs."""
+    """Hosts of the learner."""

@@ -1,7 +1,4 @@
-"""What is learned offline: conversations, pairs and episodes as token streams, with the answers marked.
-
-In: rows, files of them, episodes, run folders; a renderer. Out: `Demonstration`s or `Pair`s. Waits for nothing.
-"""
+"""Training data as token streams: conversations, pairs and episodes, with the tokens of answers marked."""
 
 from __future__ import annotations
 
@@ -36,12 +33,12 @@ if TYPE_CHECKING:
 Dataset: TypeAlias = "str | os.PathLike[str] | Iterable[Mapping[str, Any] | Episode | EpisodeGroup | Trajectory]"
 """A finite source of conversations: a JSONL file, the folder of a run, or any iterable, such as a Hugging Face dataset.
 
-A row is a mapping with ``messages``, a list of ``{"role", "content"}`` of which every assistant message is learned, or
-with ``prompt`` and ``completion``, each a text or such a list, of which only the completion is learned. A message may
-hold the thought before its answer under ``reasoning_content``, ``reasoning`` or ``thinking``. A row may have a
-``system`` prompt. An answer with ``weight``, ``loss``, ``train`` or ``loss_mask`` of 0 is read and not learned. Other
-keys that may change what is learned are refused, metadata are ignored. Of an episode the trajectories of the policy
-that learns are taken, and of one that oracles alone played all; a trajectory given itself always is.
+A row is a mapping with ``messages``, a list of ``{"role", "content"}`` whose assistant messages are trained on, or with
+``prompt`` and ``completion``, each a text or such a list, of which the completion is trained on. A message may hold the
+reasoning before its answer under ``reasoning_content``, ``reasoning`` or ``thinking``. A row may have a ``system``
+prompt. An answer with ``weight``, ``loss``, ``train`` or ``loss_mask`` of 0 is context only. Other keys that may change
+the training data are refused, and metadata are ignored. From an episode, the trajectories of the trained policy are
+used, or all if oracles alone played it. A `Trajectory` is always used.
 """
 
 T = TypeVar("T", bound="Content")
@@ -49,7 +46,7 @@ _log = logging.getLogger(__name__)
 
 
 class Content(Protocol):
-    """What is learned at once: a conversation, or a pair of them."""
+    """Unit of training data: a conversation, or a pair of them."""
 
     @property
     def content(self) -> bytes: ...  # noqa: D102
@@ -63,40 +60,40 @@ class Demonstration:
     """One token stream to imitate."""
 
     ids: np.ndarray
-    """int32 ``[L]``."""
+    """Token ids, int32 ``[L]``."""
     mask: np.ndarray
-    """bool ``[L]``, True at the tokens of answers, their end-of-turn tokens included."""
+    """bool ``[L]``, True for tokens of answers, including end-of-turn tokens."""
     source: str
-    """Where it comes from, as errors say it."""
+    """Origin of the stream, for error messages."""
 
     @property
     def content(self) -> bytes:
-        """32 bytes, equal for equal streams."""
+        """Hash of 32 bytes, equal for equal streams."""
         return hashlib.sha256(self.ids.tobytes() + self.mask.tobytes()).digest()
 
     @property
     def longest(self) -> int:
-        """Its tokens."""
+        """Number of tokens."""
         return len(self.ids)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pair:
-    """Two answers to the same, or two episodes of the same, of which one is better."""
+    """Two answers to one prompt, or two episodes of one seed, of which one is better."""
 
     chosen: tuple[Demonstration, ...]
-    """Token streams of the better one; several where an episode's history was rewritten."""
+    """Token streams of the better one. Several if an episode's history was rewritten."""
     rejected: tuple[Demonstration, ...]
 
     @property
     def content(self) -> bytes:
-        """32 bytes, equal for equal pairs."""
+        """Hash of 32 bytes, equal for equal pairs."""
         parts = (*(s.content for s in self.chosen), b"/", *(s.content for s in self.rejected))
         return hashlib.sha256(b"".join(parts)).digest()
 
     @property
     def longest(self) -> int:
-        """Tokens of its longest stream."""
+        """Number of tokens of the longest stream."""
         return max(stream.longest for stream in (*self.chosen, *self.rejected))
 
 
@@ -106,7 +103,7 @@ class Gathered(Generic[T]):
 
     items: Sequence[T]
     counts: Mapping[str, int]
-    """What became of what arrived: ``learned``, ``rendered from text``, and why others were left out."""
+    """Counts of items: ``learned``, ``rendered from text``, and reasons why others were left out."""
 
     @property
     def digest(self) -> str:
@@ -115,7 +112,7 @@ class Gathered(Generic[T]):
 
 
 def packed(streams: Iterable[Demonstration]) -> EpisodeBatch:
-    """What the learner takes, every token of an answer with weight 1."""
+    """Pack streams into a batch for the learner, with weight 1 for every token of an answer."""
     from forge_trainers.batch.packing import Sample, pack  # loads torch, which reading settings does not need
 
     return pack(
@@ -126,7 +123,7 @@ def packed(streams: Iterable[Demonstration]) -> EpisodeBatch:
                 logprobs=np.zeros(len(stream.ids)),
                 advantage=1.0,
                 versions=np.full(len(stream.ids), -1),
-                group=0,  # conversations of a batch that begin alike share the computation of that
+                group=0,  # equal beginnings of conversations in a batch are computed once
             )
             for stream in streams
         ]
@@ -143,26 +140,26 @@ def read_demonstrations(
     reward: Reward | None = None,
     keep_reasoning: KeepReasoning = "all",
 ) -> Gathered[Demonstration]:
-    """Read, filter and tokenise `data`.
+    """Read, filter and tokenize `data`.
 
-    Episodes are taken token by token where the learner's tokenizer reads their tokens as the text that was played;
-    what a script, a person or a model of another vocabulary played is rendered from its text, as the model that learns
-    would have read it. A history that is not one that only grows, for thoughts or turns are dropped from it or branches
-    go on from it, becomes several streams; each answer is learned in one.
+    Episodes keep their tokens if the learner's tokenizer decodes them to the same text. Episodes of scripts, people or
+    models of another vocabulary are rendered from their text, as the trained model would have read it. A history that
+    was rewritten, because reasoning or turns were dropped or it was forked, becomes several streams. Each answer is
+    trained on in one of them.
 
     Args:
         data: See `Dataset`.
-        renderer: Of the model that learns.
-        config: What is left out.
-        policy: Name of the policy whose part in episodes is learned.
-        room: Most tokens of one stream.
-        reward: What episodes are filtered by; None is the environment's own reward, and in a run's folder the reward
-            that the run trained on.
-        keep_reasoning: Which of its thoughts the model that learns reads again, where text is rendered.
+        renderer: Renderer of the trained model.
+        config: Filters.
+        policy: Name of the policy whose trajectories are used.
+        room: Maximum number of tokens of a stream.
+        reward: Reward that episodes are filtered by. None: the environment's own reward, or in a run folder the reward
+            that the run was trained on.
+        keep_reasoning: Reasoning that the trained model reads again, if text is rendered.
 
     Raises:
-        ValueError: Nothing is left to learn; a row is malformed, has no answer, or is too long. The message names it.
-        TypeError: `data` or a row of it is of no known kind.
+        ValueError: No data are left, or a row is malformed, has no answer, or is too long. The message names it.
+        TypeError: `data` or a row has an unknown type.
     """
     counts: Counter[str] = Counter()
     rows, played = _rows_and_episodes(data, policy, reward, counts)
@@ -192,14 +189,12 @@ def read_pairs(
     reward: Reward | None = None,
     keep_reasoning: KeepReasoning = "all",
 ) -> Gathered[Pair]:
-    """Read `data` and pair it.
+    """Read pairs from `data`.
 
-    A row has ``chosen`` and ``rejected``, each a text or a list of messages, and the ``prompt`` before both, unless
-    they begin with it. Of the episodes with one environment and seed, each agent's best and worst are a pair. Pairs of
-    equal answers are left out.
+    A row has ``chosen`` and ``rejected``, each a text or a list of messages, and ``prompt``, unless both begin with it.
+    Each agent's best and worst trajectory of one environment and seed make a pair. Pairs of equal answers are left out.
 
-    Arguments and errors are those of `read_demonstrations`; `config` says what makes a pair, and `reward` is what
-    episodes are compared by.
+    Arguments and errors are those of `read_demonstrations`. `reward` compares episodes.
     """
     counts: Counter[str] = Counter()
     rows, played = _rows_and_episodes(data, policy, reward, counts)
@@ -226,59 +221,59 @@ def read_pairs(
 
 
 def _fits(streams: Sequence[Demonstration], room: int, config: OfflineConfig, counts: Counter[str]) -> bool:
-    """Whether the learner has room for each of `streams`; else they are counted, the first is named, or an error."""
+    """Return whether no stream is too long. Otherwise count it and warn once, or raise, depending on `too_long`."""
     long = next((item for item in streams if len(item.ids) > room), None)
     if long is None:
         return True
     message = (
         f"{long.source} has {len(long.ids)} tokens, the learner takes at most {room}; raise "
-        "learner.max_sample_tokens (up to the model's context) or shorten it"
+        "max_sample_tokens (up to the model's context) or shorten it"
     )
     if config.too_long == "error":
         raise ValueError(message)
     if not counts["too long"]:
-        _log.warning("%s. It is left out, and so is every other that is too long", message)
+        _log.warning("%s. It is left out, like every other that is too long", message)
     counts["too long"] += 1
     return False
 
 
 def _gathered(items: Sequence[T], counts: Counter[str], policy: str) -> Gathered[T]:
-    left = {why: number for why, number in counts.items() if number}
+    excluded = {reason: number for reason, number in counts.items() if number}
     if not items:
         raise ValueError(
-            f"nothing is left to learn ({', '.join(f'{number} {why}' for why, number in left.items())}). "
-            f"other policies: none of the episode's trajectories is of {policy!r}, so name the policy as in the "
-            "episodes or pass trajectories; too long: raise learner.max_sample_tokens, up to the model's context; "
-            "otherwise the settings leave nothing"
+            f"nothing is left to learn ({', '.join(f'{number} {reason}' for reason, number in excluded.items())}). "
+            f"If other policies: no trajectory of the episodes is of {policy!r}, so name the policy as in the "
+            "episodes or pass trajectories. If too long: raise max_sample_tokens, up to the model's context. "
+            "Otherwise the settings exclude all data"
         )
-    return Gathered(items=items, counts={"learned": len(items), **left})
+    return Gathered(items=items, counts={"learned": len(items), **excluded})
 
 
 def _report(reader: RowReader, counts: Counter[str]) -> None:
-    """Count what became of rows, and name the keys that were ignored."""
+    """Add the counts of rows, and warn about ignored keys."""
     counts.update(reader.counts)
     if reader.unread:
         names = ", ".join(map(repr, sorted(reader.unread)[:20]))
         _log.warning("rows and messages have keys that are not read: %s", names)
 
 
-# ---- where they come from
+# ---- sources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Played:
-    """A trajectory that may be learned."""
+    """A trajectory that may be trained on."""
 
     source: str
     trajectory: Trajectory
     reward: float
-    """NaN where it is not known."""
+    """NaN if it is unknown."""
 
 
 def _rows_and_episodes(
     data: Dataset, policy: str, reward: Reward | None, counts: Counter[str]
 ) -> tuple[list[tuple[str, Mapping[str, Any]]], list[_Played]]:
-    """The rows of `data`, each with where it comes from, and the trajectories to learn of its episodes."""
+    """Return the rows of `data` with their origins, and the trajectories of its episodes."""
     rows: list[tuple[str, Mapping[str, Any]]] = []
     played: list[_Played] = []
     for source, thing in _items(data):
@@ -301,14 +296,14 @@ def _rows_and_episodes(
 def _check_has_episodes(
     rows: Sequence[Any], played: Sequence[Any], counts: Counter[str], **settings: Any
 ) -> None:
-    """Raise ValueError for a setting that selects episodes, if only rows arrived, which it would not change."""
+    """Raise ValueError for a setting that selects episodes, if the data are rows."""
     used = [name for name, value in settings.items() if value is not None]
     if rows and not played and not counts and used:
         raise ValueError(f"{used[0]} selects episodes, and the data are rows; leave it out, or select the rows before")
 
 
 def _items(data: Dataset) -> Iterator[tuple[str, Any]]:
-    """Rows, episodes, and of a run's folder episodes with the rewards that they were trained on; and their names."""
+    """Yield rows or episodes with their origins; from a run folder also the rewards that were trained on."""
     if isinstance(data, str | os.PathLike):
         yield from _items_of_file(user_path(data))
         return
@@ -352,7 +347,7 @@ def _items_of_file(path: Path) -> Iterator[tuple[str, Any]]:
 def _rendered(
     source: str, messages: Sequence[RowMessage], renderer: Renderer, keep_reasoning: KeepReasoning
 ) -> tuple[Demonstration, ...]:
-    """The token streams of a row. The messages after the last learned answer are left out."""
+    """Return the token streams of a row, without messages after the last trained answer."""
     turns: list[Turn] = []
     learned: list[bool] = []
     waiting: list[tuple[str, str]] = []
@@ -374,7 +369,7 @@ def _rendered(
 
 
 def _marked(source: str, trajectory: Trajectory, learned: Sequence[bool] | None = None) -> tuple[Demonstration, ...]:
-    """The streams of a trajectory; the answers of turns that are `learned` are marked, by default all."""
+    """Return the streams of a trajectory, with the answers of `learned` turns marked, by default all."""
     from forge_trainers.batch.packing import samples_from
 
     weights = [1.0] * len(trajectory.turns) if learned is None else list(map(float, learned))
@@ -389,7 +384,7 @@ def _marked(source: str, trajectory: Trajectory, learned: Sequence[bool] | None 
 
 
 def _trajectories(source: str, thing: Any, policy: str, counts: Counter[str]) -> list[_Played]:
-    """What may be learned of an episode, with or without rewards, of a group of episodes, or of a trajectory itself."""
+    """Return the trajectories of an episode, a group of episodes, or a trajectory that may be trained on."""
     if isinstance(thing, Trajectory):
         return [_Played(source=source, trajectory=thing, reward=thing.reward)]
     if isinstance(thing, EpisodeGroup):
@@ -417,7 +412,7 @@ def _trajectories(source: str, thing: Any, policy: str, counts: Counter[str]) ->
 
 
 def _best(played: Sequence[_Played], config: SFTConfig, counts: Counter[str]) -> list[_Played]:
-    """Those that `min_reward` and `best_per_group` leave, in their order. A NaN reward reaches no bound."""
+    """Return the trajectories that pass `min_reward` and `best_per_group`, in order. NaN rewards pass no bound."""
     if config.min_reward is None and config.best_per_group is None:
         return list(played)
     known = [one for one in played if not np.isnan(one.reward)]
@@ -426,7 +421,7 @@ def _best(played: Sequence[_Played], config: SFTConfig, counts: Counter[str]) ->
     counts["below min_reward"] += len(known) - len(good)
     if config.best_per_group is None:
         return good
-    # sorted is stable: of equals the earlier stays
+    # sorted is stable, so the earlier of equal rewards is kept
     best = [sorted(own, key=lambda n: -good[n].reward)[: config.best_per_group] for own in _siblings(good)]
     chosen = sorted(number for own in best for number in own)
     counts["not among the best"] += len(good) - len(chosen)
@@ -434,7 +429,7 @@ def _best(played: Sequence[_Played], config: SFTConfig, counts: Counter[str]) ->
 
 
 def _extremes(played: Sequence[_Played], config: DPOConfig, counts: Counter[str]) -> list[tuple[_Played, _Played]]:
-    """Best and worst of each agent among siblings; of equals the earlier."""
+    """Return the best and worst trajectory of each agent and seed, the earlier of equal ones."""
     known = [one for one in played if not np.isnan(one.reward)]
     counts["without reward"] += len(played) - len(known)
     found = []
@@ -448,7 +443,7 @@ def _extremes(played: Sequence[_Played], config: DPOConfig, counts: Counter[str]
 
 
 def _siblings(played: Sequence[_Played]) -> Iterable[list[int]]:
-    """Places of one agent's trajectories in episodes with one environment and seed."""
+    """Return the indices of each agent's trajectories with one environment and seed."""
     groups: dict[tuple[str, int, str], list[int]] = {}
     for number, one in enumerate(played):
         key = (one.trajectory.env_id, one.trajectory.seed, one.trajectory.agent)
@@ -459,9 +454,9 @@ def _siblings(played: Sequence[_Played]) -> Iterable[list[int]]:
 def _streams(
     one: _Played, renderer: Renderer, keep_reasoning: KeepReasoning, counts: Counter[str]
 ) -> tuple[Demonstration, ...]:
-    """Its own tokens where the learner reads them as what was played, else its text, which is counted.
+    """Return the streams of a trajectory: its tokens if the learner decodes them to the same text, else its text.
 
-    A trajectory whose text holds control tokens is left out and counted; the first is named in a warning.
+    A trajectory with control tokens in its text is left out and counted. A warning names the first one.
     """
     trajectory = one.trajectory
     if not all(len(turn.response_ids) and _reads_alike(turn, renderer) for turn in trajectory.turns):
@@ -469,7 +464,7 @@ def _streams(
             trajectory = _retold(one.source, trajectory, renderer, keep_reasoning)
         except ControlTokenError as cause:
             if not counts["control tokens in a text"]:
-                _log.warning("%s. It is left out, and so is every other episode with one", cause)
+                _log.warning("%s. It is left out, like every other episode with one", cause)
             counts["control tokens in a text"] += 1
             return ()
         counts["rendered from text"] += 1
@@ -477,11 +472,11 @@ def _streams(
 
 
 def _reads_alike(turn: Turn, renderer: Renderer) -> bool:
-    """Whether the learner's tokenizer reads the tokens of `turn` as what was heard and said."""
+    """Return whether the learner's tokenizer decodes the tokens of `turn` to its prompt and answer."""
     if renderer.parse(turn.response_ids) == (turn.reasoning, turn.action):
         return True
-    # what was played is not all that was written where a stop text ended it, where it is one of a game's choices, and
-    # where calls were written anew; what was heard tells other tokens than the learner's
+    # The action may be only a part of the text: after a stop text, for a choice of a game, or for rewritten calls. In
+    # these cases the decoded prompt shows whether the tokens are the learner's.
     named = [call.name for call in turn.tool_calls if call.name]
     said = renderer.text(turn.response_ids)
     if (turn.action or turn.reasoning) not in said and not (named and all(name in said for name in named)):
@@ -491,7 +486,7 @@ def _reads_alike(turn: Turn, renderer: Renderer) -> bool:
 
 
 def _retold(source: str, trajectory: Trajectory, renderer: Renderer, keep_reasoning: KeepReasoning) -> Trajectory:
-    """The same in tokens of the model that learns: what it would have read, and how it would have written it."""
+    """Return the trajectory in tokens of the trained model, as it would have read and written it."""
 
     def said(turn: Turn, prompt_ids: tuple[int, ...]) -> Turn:
         cut = turn.finish_reason in ("length", "context")
@@ -499,11 +494,11 @@ def _retold(source: str, trajectory: Trajectory, renderer: Renderer, keep_reason
         return replace(turn, prompt_ids=prompt_ids, response_ids=ids, logprobs=(0.0,) * len(ids), versions=())
 
     begun = Conversation(renderer, limit=sys.maxsize, max_tokens=1, keep_reasoning=keep_reasoning)
-    held: list[Conversation] = []  # as it stood after each turn
+    held: list[Conversation] = []  # conversation after each turn
     turns: list[Turn] = []
     instructions = (("system", trajectory.instructions),) if trajectory.instructions else ()
     main, calls = None, 0
-    last: dict[int, int] = {}  # turn of each branch
+    last: dict[int, int] = {}  # last turn of each branch
     numbers = {turn.index: number for number, turn in enumerate(trajectory.turns)}
     try:
         for number, turn in enumerate(trajectory.turns):

@@ -1,7 +1,4 @@
-"""Direct preference optimisation of one policy: `DPOTrainer.fit`.
-
-In: pairs of answers or of episodes. Out: better weights and a run folder. Waits for the learner, each time with a
-deadline.
+"""Direct preference optimization of one policy: `DPOTrainer.fit`.
 
 Axes: n samples of a batch, P pairs, T tokens.
 """
@@ -27,18 +24,19 @@ if TYPE_CHECKING:
 
 
 class DPOTrainer(OfflineTrainer[Pair]):
-    """Teaches a policy to prefer the better of two answers; see `forge_trainers.offline.data.read_pairs` for the data.
+    """Trains a policy to prefer the better of two answers, see `forge_trainers.offline.data.read_pairs`.
 
     The loss of a pair is ``-log sigmoid(m)``, ``m = beta * (log p(c) / p0(c) - log p(r) / p0(r))`` with the chosen c,
     the rejected r and the frozen start model p0 (DPO, arXiv 2305.18290, eq. 7). Its gradient is that of
-    ``-beta * sigmoid(-m) * (log p(c) - log p(r))`` with the factor held fixed (section 4), so a step is one pass for m
-    and one for this sum over tokens; p0's log-probabilities are computed once, before the first step of a session.
+    ``-beta * sigmoid(-m) * (log p(c) - log p(r))`` with a constant factor (section 4). A step therefore needs one
+    forward pass for m and one training step for this sum over tokens. The log-probabilities of p0 are computed once,
+    before the first step of a session.
 
     Args:
-        policy: The model that learns, and where it starts.
-        config: Settings.
-        out_dir: The run's folder. Where it holds a run already, training continues from its newest checkpoint.
-        mesh: Where the learner runs; None: on this host.
+        policy: Model to train, which is also the start model.
+        config: User settings.
+        out_dir: Run folder. If it holds a run, training continues from the newest checkpoint.
+        mesh: Hosts of the learner. None: this host.
     """
 
     config: DPOConfig
@@ -55,15 +53,15 @@ class DPOTrainer(OfflineTrainer[Pair]):
     ) -> None:
         super().__init__(policy, config or DPOConfig(), out_dir, mesh)
         self._start: dict[bytes, tuple[float, float]] = {}
-        """The start model's log-probability of a pair's chosen and rejected streams, by the pair's content."""
+        """Log-probability of chosen and rejected streams under the start model, by the content of the pair."""
 
     def _ready_for(self, items: Sequence[Pair]) -> bool:
         return all(pair.content in self._start for pair in items)
 
     async def _look_at_start(self, learner: Learner, items: Sequence[Pair]) -> None:
-        for some in self._batches(items):
-            sums_P2 = await self._sums(learner, some, _packed(some))
-            for pair, (chosen, rejected) in zip(some, sums_P2.tolist(), strict=True):
+        for part in self._batches(items):
+            sums_P2 = await self._sums(learner, part, _packed(part))
+            for pair, (chosen, rejected) in zip(part, sums_P2.tolist(), strict=True):
                 self._start[pair.content] = (chosen, rejected)
 
     async def _learn(self, learner: Learner, items: Sequence[Pair]) -> dict[str, float]:
@@ -71,25 +69,25 @@ class DPOTrainer(OfflineTrainer[Pair]):
         margin_P = self._margins(items, await self._sums(learner, items, batch))
         pull_P = self.config.beta * (-margin_P).sigmoid()  # d -log sigmoid(m) = -sigmoid(-m) dm (section 4)
         pair_n, side_n = _owners(items)
-        # the learner divides by the loss tokens of the batch; wanted is the mean over pairs
+        # the learner divides by the number of loss tokens; DPO needs the mean over pairs
         scale = float(batch["tokens"]["loss_mask"].sum()) / len(items)
         weight_n = scale * pull_P[pair_n] * (1 - 2 * side_n)
         weight_T = weight_n.float().repeat_interleave(batch["samples"]["length"])
         batch["tokens"]["advantages"] = weight_T * batch["tokens"]["loss_mask"]
-        found = await learner.train_step(batch, timeout_s=self.config.stage_timeout_s)
-        metrics = {f"train/{name}": value for name, value in _judged(margin_P).items()}
-        return metrics | learner_metrics(found, self.config)
+        learned = await learner.train_step(batch, timeout_s=self.config.stage_timeout_s)
+        metrics = {f"train/{name}": value for name, value in _metrics(margin_P).items()}
+        return metrics | learner_metrics(learned, self.config)
 
     async def _measure(self, learner: Learner, items: Sequence[Pair]) -> dict[str, float]:
         import torch
 
         margins = [
-            self._margins(some, await self._sums(learner, some, _packed(some))) for some in self._batches(items)
+            self._margins(part, await self._sums(learner, part, _packed(part))) for part in self._batches(items)
         ]
-        return _judged(torch.cat(margins))
+        return _metrics(torch.cat(margins))
 
     async def _sums(self, learner: Learner, items: Sequence[Pair], batch: EpisodeBatch) -> torch.Tensor:
-        """Log-probabilities of the chosen and the rejected answers' tokens, summed: float64 [P, 2]."""
+        """Return the summed log-probabilities of chosen and rejected answers: float64 [P, 2]."""
         import torch
 
         logprobs_T = await learner.logprobs(batch, timeout_s=self.config.stage_timeout_s)
@@ -99,7 +97,7 @@ class DPOTrainer(OfflineTrainer[Pair]):
         return sums.view(-1, 2)
 
     def _margins(self, items: Sequence[Pair], sums_P2: torch.Tensor) -> torch.Tensor:
-        """M of each pair, float64 [P]."""
+        """Return the margin m of each pair, float64 [P]."""
         import torch
 
         gain_P2 = sums_P2 - torch.tensor([self._start[pair.content] for pair in items], dtype=torch.float64)
@@ -111,7 +109,7 @@ def _packed(items: Sequence[Pair]) -> EpisodeBatch:
 
 
 def _owners(items: Sequence[Pair]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The pair of each sample of `_packed`, and 0 where it is of the chosen side, 1 of the rejected: int64 [n]."""
+    """Return the pair of each sample of `_packed`, and its side (0 chosen, 1 rejected): int64 [n]."""
     import torch
 
     owners = [
@@ -124,8 +122,8 @@ def _owners(items: Sequence[Pair]) -> tuple[torch.Tensor, torch.Tensor]:
     return pair_n, side_n
 
 
-def _judged(margin_P: torch.Tensor) -> dict[str, float]:
-    """``loss``, ``accuracy`` (share of pairs with a positive margin) and mean ``margin``."""
+def _metrics(margin_P: torch.Tensor) -> dict[str, float]:
+    """Return ``loss``, ``accuracy`` (fraction of pairs with a positive margin) and mean ``margin``."""
     import torch
 
     return {

@@ -1,7 +1,4 @@
-"""Supervised fine-tuning of one policy: `SFTTrainer.fit`.
-
-In: conversations or episodes. Out: better weights and a run folder. Waits for the learner, each time with a deadline.
-"""
+"""Supervised fine-tuning of one policy: `SFTTrainer.fit`."""
 
 from __future__ import annotations
 
@@ -25,26 +22,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SFTEval:
-    """How well the answers of a data set are predicted."""
+    """Prediction quality on the answers of a data set."""
 
     loss: float
-    """Mean negative log-probability of a token, in natural units."""
+    """Mean negative log-probability per token, in nats."""
     perplexity: float
-    """Its exponential."""
+    """Exponential of the loss."""
     tokens: int
-    """Tokens of answers that were measured."""
+    """Number of tokens of answers."""
 
 
 class SFTTrainer(OfflineTrainer[Demonstration]):
-    """Teaches a policy to answer as in given conversations or episodes.
-
-    `forge_trainers.offline.data.Dataset` says which.
+    """Trains a policy to answer as in given conversations or episodes, see `forge_trainers.offline.data.Dataset`.
 
     Args:
-        policy: The model that learns.
-        config: Settings.
-        out_dir: The run's folder. Where it holds a run already, training continues from its newest checkpoint.
-        mesh: Where the learner runs; None: on this host.
+        policy: Model to train.
+        config: User settings.
+        out_dir: Run folder. If it holds a run, training continues from the newest checkpoint.
+        mesh: Hosts of the learner. None: this host.
     """
 
     config: SFTConfig
@@ -62,29 +57,29 @@ class SFTTrainer(OfflineTrainer[Demonstration]):
         super().__init__(policy, config or SFTConfig(), out_dir, mesh)
 
     def evaluate(self, dataset: Dataset, *, reward: Reward | None = None) -> SFTEval:
-        """How well the current weights predict the answers in `dataset`; nothing is learned.
+        """Measure how well the current weights predict the answers in `dataset`, without training.
 
         Args:
-            dataset: As in `fit`; `too_long`, `min_reward` and `best_per_group` of the settings hold here, too.
-            reward: What episodes are filtered by.
+            dataset: As in `fit`. `too_long`, `min_reward` and `best_per_group` of the settings apply here as well.
+            reward: Reward that episodes are filtered by.
         """
         return self._loop.run(self._evaluate(self._read(dataset, reward).items))
 
     async def _learn(self, learner: Learner, items: Sequence[Demonstration]) -> dict[str, float]:
-        found = await learner.train_step(packed(items), timeout_s=self.config.stage_timeout_s)
-        return {"train/loss": float(found["loss"]), **learner_metrics(found, self.config)}
+        metrics = await learner.train_step(packed(items), timeout_s=self.config.stage_timeout_s)
+        return {"train/loss": float(metrics["loss"]), **learner_metrics(metrics, self.config)}
 
     async def _measure(self, learner: Learner, items: Sequence[Demonstration]) -> dict[str, float]:
-        found = await self._predicted(learner, items)
-        return {"loss": found.loss, "perplexity": found.perplexity}
+        result = await self._predict(learner, items)
+        return {"loss": result.loss, "perplexity": result.perplexity}
 
     async def _evaluate(self, items: Sequence[Demonstration]) -> SFTEval:
-        return await self._predicted(await self._started(items), items)
+        return await self._predict(await self._started(items), items)
 
-    async def _predicted(self, learner: Learner, items: Sequence[Demonstration]) -> SFTEval:
+    async def _predict(self, learner: Learner, items: Sequence[Demonstration]) -> SFTEval:
         total, tokens = 0.0, 0
-        for some in self._batches(items):
-            batch = packed(some)
+        for part in self._batches(items):
+            batch = packed(part)
             logprobs_T = await learner.logprobs(batch, timeout_s=self.config.stage_timeout_s)
             total -= float(logprobs_T.double().sum())
             tokens += int(batch["tokens"]["loss_mask"].sum())

@@ -1,7 +1,4 @@
-"""Learning from given data: what supervised fine-tuning and preference optimisation have in common.
-
-In: a data set. Out: better weights and a run folder. Waits for the learner, each time with a deadline.
-"""
+"""Training on given data: the common part of supervised fine-tuning and preference optimization."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from forge_agents.runtime.hosts import Hosts
 from forge_agents.runtime.interrupts import Interrupt, LoopRunner
 from forge_agents.settings import named_arguments
 from forge_trainers.learner.client import Learner
-from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.learner.rates import Method, weak_rate, with_rate
 from forge_trainers.offline.config import OfflineConfig
 from forge_trainers.offline.data import Dataset, Gathered, T
@@ -49,20 +46,20 @@ from forge_trainers.run.supervision import Stopwatch
 if TYPE_CHECKING:
     from forge_agents.types import Reward
 
-_ABOUT_A_SAMPLER = ("ratio_", "clip_fraction", "correction", "corrected_fraction", "logprob_gap")
-"""Beginnings of the learner's metrics that mean nothing without a sampler."""
+_NEEDS_SAMPLER = ("ratio_", "clip_fraction", "correction", "corrected_fraction", "logprob_gap")
+"""Prefixes of learner metrics that are undefined without a sampler."""
 _FIXED = ("method", "policy.lora", *(f"trainer.{name}" for name in ("batch_size", "eval_share", "seed")))
-"""Settings that a resumed run must share with its checkpoint: the last three decide which rows were learned."""
+"""Settings that a resumed run must share with its checkpoint. The last three determine the order of rows."""
 
 
 class OfflineTrainer(ABC, Generic[T]):
-    """Teaches a policy from given data.
+    """Trains a policy on given data.
 
     Args:
-        policy: The model that learns.
-        config: Settings.
-        out_dir: The run's folder. Where it holds a run already, training continues from its newest checkpoint.
-        hosts: Where the learner runs; None: on this host.
+        policy: Model to train.
+        config: User settings.
+        out_dir: Run folder. If it holds a run, training continues from the newest checkpoint.
+        hosts: Hosts of the learner. None: this host.
 
     The learner starts with the first call that needs it and stops with `close`, at the end of a ``with`` block or of
     the program.
@@ -70,11 +67,11 @@ class OfflineTrainer(ABC, Generic[T]):
 
     config: OfflineConfig
     method: ClassVar[Method]
-    """Training method, which the default learning rate depends on and the live display shows."""
+    """Training method. It determines the default learning rate and is shown on the console."""
     curves: ClassVar[Mapping[str, str]] = {"train/loss": "learned", "eval/loss": "held out"}
-    """What ``loss.png`` shows."""
+    """Curves of ``loss.png``: label by metric."""
     _gather: ClassVar[Callable[..., Gathered[Any]]]
-    """Reads and tokenises a data set, as `forge_trainers.offline.data.read_pairs`."""
+    """Function that reads and tokenizes a data set, such as `forge_trainers.offline.data.read_pairs`."""
 
     def __init__(
         self, policy: Policy, config: OfflineConfig, out_dir: str | os.PathLike[str], hosts: Hosts | None
@@ -105,28 +102,27 @@ class OfflineTrainer(ABC, Generic[T]):
         steps: int | None = None,
         reward: Reward | None = None,
     ) -> FitResult:
-        """Train until the run has done its optimiser steps, earlier sessions in `out_dir` included.
+        """Train until the run has done all optimizer steps, including those of earlier sessions in `out_dir`.
 
         Args:
-            dataset: A path or an iterable; the trainer says of what.
-            eval_dataset: The same, measured and never learned; None takes ``config.eval_share`` of `dataset`.
-            epochs: Times that everything is learned, in an order of its own each time. What the last step has
-                room for is filled from the next order.
-            steps: Optimiser steps; None takes as many as `epochs` needs.
-            reward: What episodes are compared by; None is the environment's own reward, and in a run's folder the
-                reward that the run trained on.
+            dataset: Path or iterable. The class of the trainer documents its rows.
+            eval_dataset: Held-out data in the same format. None holds out ``config.eval_share`` of `dataset`.
+            epochs: Number of passes over the data, each in a new order. The last step is filled from the next pass.
+            steps: Number of optimizer steps. None: as many as `epochs` needs.
+            reward: Reward that episodes are compared by. None: the environment's own reward, or the reward that the run
+                was trained on if `dataset` is a run folder.
 
         Raises:
-            ValueError: Nothing to learn, or a row that is malformed, has no answer or is too long; it is named.
+            ValueError: There is no data, or a row is malformed, has no answer or is too long. The message names it.
             RunFolderError: `out_dir` holds a run on other data.
-            KeyboardInterrupt: Ctrl-C; the step was finished and saved before.
-            SystemExit: SIGTERM, with status 143; the same.
+            KeyboardInterrupt: Ctrl-C, after the step was finished and saved.
+            SystemExit: SIGTERM, with status 143, after the step was finished and saved.
         """
         if epochs < 1 or (steps is not None and steps < 1):
             raise ValueError(f"epochs={epochs}, steps={steps} trains nothing; set at least 1")
         if eval_dataset is not None and self.config.eval_share:
             raise ValueError(
-                f"there is an eval_dataset, and eval_share={self.config.eval_share} would hold out more; give one"
+                f"both eval_dataset and eval_share={self.config.eval_share} are set; give one of them"
             )
         data = self._read(dataset, reward)
         learned, held_out = split(data.items, self.config)
@@ -139,9 +135,9 @@ class OfflineTrainer(ABC, Generic[T]):
                 f"eval_every={self.config.eval_every} measures nothing, because nothing is held out; give an "
                 "eval_dataset or set eval_share"
             )
-        wanted = steps or math.ceil(epochs * len(learned) / self.config.batch_size)
-        described = self._settings(data, wanted, reward)
-        return self._loop.run(self._fit(described, data, learned, held_out, wanted))
+        total = steps or math.ceil(epochs * len(learned) / self.config.batch_size)
+        described = self._settings(data, total, reward)
+        return self._loop.run(self._fit(described, data, learned, held_out, total))
 
     def save(self, folder: str | os.PathLike[str]) -> Path:
         """Export the trained weights in Hugging Face format."""
@@ -157,40 +153,40 @@ class OfflineTrainer(ABC, Generic[T]):
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    # ---- what a kind of trainer says
+    # ---- implemented by subclasses
 
     @abstractmethod
     async def _learn(self, learner: Learner, items: Sequence[T]) -> dict[str, float]:
-        """One optimiser step on `items`. Returns its metrics, the learner's among them."""
+        """Do one optimizer step on `items`. Returns its metrics, including the learner's."""
 
     @abstractmethod
     async def _measure(self, learner: Learner, items: Sequence[T]) -> dict[str, float]:
-        """Metrics of held-out `items`, by their names after ``eval/``."""
+        """Return metrics of held-out `items`, by their names after ``eval/``."""
 
     def _ready_for(self, items: Sequence[T]) -> bool:
-        """Whether `_look_at_start` has seen all of `items`."""
+        """Return whether `_look_at_start` has processed all of `items`."""
         del items
         return True
 
     async def _look_at_start(self, learner: Learner, items: Sequence[T]) -> None:
-        """Called with the start model's weights, before those of a checkpoint are loaded."""
+        """Process `items` with the weights of the start model, before a checkpoint is loaded."""
 
     # ---- the loop
 
     def _read(self, dataset: Dataset, reward: Reward | None) -> Gathered[T]:
         folder = models.resolve(self.policy.model)
-        limits = (models.context_of(folder), self.config.learner.max_sample_tokens)
-        room = min((limit for limit in limits if limit), default=sys.maxsize)
-        found: Gathered[T] = self._gather(
+        limits = (models.context_of(folder), self.config.max_sample_tokens)
+        max_tokens = min((limit for limit in limits if limit), default=sys.maxsize)
+        gathered: Gathered[T] = self._gather(
             dataset,
             Renderer.of(folder, thinking=self.policy.thinking),
             self.config,
             policy=self.policy.name,
-            room=room,
+            room=max_tokens,
             reward=reward,
             keep_reasoning=self.policy.keep_reasoning,
         )
-        return found
+        return gathered
 
     def _batches(self, items: Sequence[T]) -> Iterator[Sequence[T]]:
         size = self.config.batch_size
@@ -198,7 +194,7 @@ class OfflineTrainer(ABC, Generic[T]):
 
     @property
     def _learning(self) -> dict[str, Any]:
-        """The part of the settings that says which weights learn."""
+        """Settings that determine which weights are trained."""
         return {
             "method": self.method,
             "policy": dataclasses.asdict(self.policy),
@@ -206,14 +202,14 @@ class OfflineTrainer(ABC, Generic[T]):
         }
 
     def _check_resumable(self, settings: Mapping[str, Any]) -> None:
-        """Refuse what the run in `out_dir` cannot go on with, before anything starts."""
+        """Check that the run in `out_dir` can be resumed, before anything starts."""
         if self._learner is None and self._checkpoints.any():
             check_resumable(self.out_dir, settings, [*_FIXED, f"weights.{self.policy.name}"])
             self._checkpoints.check_resumable([self.policy.name])
 
     def _settings(self, data: Gathered[T], steps: int, reward: Reward | None) -> dict[str, Any]:
-        """What config.yaml says of the run."""
-        learner = dataclasses.replace(self.config.learner, lr=self._learner_settings().lr)
+        """Return the settings for config.yaml."""
+        learner = dataclasses.replace(self.config.learner, lr=self._learner_plan().lr)
         return {
             **self._learning,
             "data": dict(data.counts),
@@ -247,7 +243,7 @@ class OfflineTrainer(ABC, Generic[T]):
     async def _session(
         self, run: RunFolder, counts: Mapping[str, int], learned: Sequence[T], held_out: Sequence[T], steps: int
     ) -> FitResult:
-        """Train to the end of the run."""
+        """Train until the end of the run."""
         config = self.config
         with startup.show():
             learner = await self._started([*learned, *held_out])
@@ -256,11 +252,11 @@ class OfflineTrainer(ABC, Generic[T]):
         run.rewind(first)
         run.keep_settings()
         with Display(self.method, steps, first) as display, Interrupt(display.say) as interrupt:
-            settings = self._learner_settings()
+            settings = self._learner_plan()
             display.say(rate_line(settings, chosen=config.learner.lr is not None))
             if warning := weak_rate(settings, steps, self.method):
                 display.say(warning)
-            display.say("data: " + ", ".join(f"{number} {why}" for why, number in counts.items() if number))
+            display.say("data: " + ", ".join(f"{number} {kind}" for kind, number in counts.items() if number))
             if first and run.changed:
                 display.say(f"settings have changed: {run.changed}; config.previous.yaml has the old ones")
             for step in range(first, steps):
@@ -299,9 +295,9 @@ class OfflineTrainer(ABC, Generic[T]):
         return folder
 
     async def _started(self, items: Sequence[T]) -> Learner:
-        """The running learner; where `out_dir` holds a run, with its weights."""
+        """Return the running learner, with the weights of the run in `out_dir` if there is one."""
         if not self._ready_for(items):
-            await self._stop()  # only a fresh learner holds the start model
+            await self._stop()  # only a new learner has the start model
         if self._learner is None:
             self._check_resumable(self._learning)
             name, config = self.policy.name, self.config
@@ -309,29 +305,22 @@ class OfflineTrainer(ABC, Generic[T]):
             self._hosts.check_processes("learner", config.learner_procs, each=config.learner_procs)
             self.out_dir.mkdir(parents=True, exist_ok=True)
             meshes = [(f"{name}-learner", "learner", config.learner_procs)]
-            settings = dataclasses.replace(
-                self._learner_settings(),
-                model=str(folder),
-                loss="sft",
-                correction="none",
-                temperature=1.0,
-                lora=self.policy.lora,
-                seed=config.seed,
-                dump_folder=str(self.out_dir / "learner" / name),
-            )
+            settings = self._learner_plan()
             with contextlib.suppress(ModelNotFoundError):
                 checked_parts({}, {name: (settings, 1)}, ranks=config.learner_procs)
             await mesh.launch_hosts(self._hosts, paths=(folder, self.out_dir), meshes=meshes)
             try:
                 counted = dataclasses.replace(settings, max_sample_tokens=max(item.longest for item in items))
                 _, placed = place_here({}, {f"{name}-learner": (counted, 1)}, ranks=config.learner_procs)
-                self._learner = learner = await Learner.start(
-                    dataclasses.replace(placed[f"{name}-learner"], max_sample_tokens=settings.max_sample_tokens),
+                plan = LearnerPlan.of(placed[f"{name}-learner"], max_sample_tokens=settings.max_sample_tokens)
+                started = await Learner.start_together(
+                    {name: plan},
                     name=f"{name}-learner",
                     world_size=config.learner_procs,
                     heartbeat_timeout_s=config.heartbeat_timeout_s,
-                    timeout_s=config.start_timeout_s,
+                    timeout_s=self._hosts.start_timeout_s,
                 )
+                self._learner = learner = started[name]
                 await self._look_at_start(learner, items)
                 self._next_step = await self._checkpoints.restore({name: learner})
             except BaseException:
@@ -339,18 +328,27 @@ class OfflineTrainer(ABC, Generic[T]):
                 raise
         return self._learner
 
-    def _learner_settings(self) -> LearnerConfig:
-        """Settings of the learner for this policy, with a learning rate."""
-        model = str(models.resolve(self.policy.model))
-        return with_rate(dataclasses.replace(self.config.learner, model=model, lora=self.policy.lora), self.method)
+    def _learner_plan(self) -> LearnerPlan:
+        """Return the resolved settings of the learner, with a learning rate."""
+        plan = LearnerPlan.of(
+            self.config.learner,
+            model=str(models.resolve(self.policy.model)),
+            lora=self.policy.lora,
+            loss="sft",
+            correction="none",
+            seed=self.config.seed,
+            dump_folder=str(self.out_dir / "learner" / self.policy.name),
+            max_sample_tokens=self.config.max_sample_tokens,
+        )
+        return with_rate(plan, self.method)
 
     def _keep_digest(self, digest: str) -> None:
-        """A run is continued on the data it began with: the order of rows depends on them."""
+        """Check that a resumed run has the same data: the order of rows depends on it."""
         file = self.out_dir / "data.sha256"
         if self._checkpoints.any() and file.exists() and file.read_text() != digest:
             raise RunFolderError(
-                f"{self.out_dir} holds a run on other data; choose another out_dir, with the export of this one as the "
-                "model to go on from"
+                f"{self.out_dir} holds a run on other data; choose another out_dir, and the export of this run as the "
+                "model to continue from"
             )
         file.write_text(digest)
 
@@ -362,7 +360,7 @@ class OfflineTrainer(ABC, Generic[T]):
 
 
 def split(items: Sequence[T], config: OfflineConfig) -> tuple[list[T], list[T]]:
-    """What is learned and what is held out, chosen by the seed."""
+    """Split items into a training and a held-out part by the seed."""
     count = round(config.eval_share * len(items))
     if config.eval_share and not 0 < count < len(items):
         raise ValueError(
@@ -376,25 +374,25 @@ def split(items: Sequence[T], config: OfflineConfig) -> tuple[list[T], list[T]]:
 
 
 def rows_of(step: int, rows: int, config: OfflineConfig) -> list[int]:
-    """The rows of one step: a function of the seed and the step alone, so a resumed run learns what it would have.
+    """Return the rows of one step, a function of seed and step alone, so that a resumed run trains on the same rows.
 
-    Epochs follow each other without a gap, each in an order of its own.
+    Epochs follow each other without a gap, each in a different order.
     """
     first = step * config.batch_size
-    wanted = range(first, first + config.batch_size)
+    positions = range(first, first + config.batch_size)
     orders = {
         epoch: np.random.default_rng([config.seed, 0, epoch]).permutation(rows)
-        for epoch in range(wanted[0] // rows, wanted[-1] // rows + 1)
+        for epoch in range(positions[0] // rows, positions[-1] // rows + 1)
     }
-    return [int(orders[at // rows][at % rows]) for at in wanted]
+    return [int(orders[at // rows][at % rows]) for at in positions]
 
 
-def learner_metrics(found: Mapping[str, float], config: OfflineConfig) -> dict[str, float]:
-    """What the learner says of a step that has no sampler; its loss is left to the caller."""
+def learner_metrics(metrics: Mapping[str, float], config: OfflineConfig) -> dict[str, float]:
+    """Return the learner's metrics of a step without a sampler and without its loss."""
     plain = ("tokens", "loss_tokens", "tokens_per_s")
     hidden = ("loss", "step_s", *plain, *(() if config.learner.kl_coef else ("kl",)))
-    return {name: float(found[name]) for name in plain} | {
+    return {name: float(metrics[name]) for name in plain} | {
         f"learner/{name}": float(value)
-        for name, value in found.items()
-        if name not in hidden and not name.startswith(_ABOUT_A_SAMPLER)
+        for name, value in metrics.items()
+        if name not in hidden and not name.startswith(_NEEDS_SAMPLER)
     }

@@ -1,7 +1,7 @@
-"""Python objects as plain values: what ``config.yaml`` says of a reward, a loss, a player or an environment.
+"""Descriptions of Python objects as plain values, for rewards, losses, players and environments in ``config.yaml``.
 
-An object is described by its import path, its arguments and a hash of its source. Two descriptions are equal where the
-objects do the same, so a resumed run can name what has changed.
+An object is described by its import path, its arguments and a hash of its source. Objects with the same behavior have
+equal descriptions, so a resumed run can name the changes.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ from forge_agents.credentials import HIDDEN, is_secret, redact
 
 _MAX_DEPTH = 12
 _MAX_ITEMS = 64
-"""Longest list that is written out; a longer one is described by its length and a hash."""
+"""Maximum length of a list that is written out. Longer ones are described by length and hash."""
 _MAX_TEXT = 400
-"""Longest text that is written out, in characters."""
-_MAX_PARTS = 20_000
-"""Most values that one description looks at."""
+"""Maximum number of characters of a text that is written out."""
+_MAX_VALUES = 20_000
+"""Maximum number of values in one description."""
 _HASH_LENGTH = 12
 _OUR_PACKAGES = ("forge_agents", "forge_envs", "forge_verifiers", "forge_trainers")
 
 
 def describe(value: Any) -> Any:
-    """`value` as nested dicts, lists, texts, numbers, booleans and None, which YAML and JSON hold.
+    """Describe `value` by nested dicts, lists, texts, numbers, booleans and None, for YAML and JSON.
 
     Functions and classes become ``{"function": "module:name", "source": HASH}`` and ``{"class": ..., "source": ...}``.
-    Instances also have their arguments: those of the constructor where they are known, else their attributes. Code of
-    this project and of libraries has no hash: their versions stand for it. Keys, tokens and passwords are hidden, if
-    the name of the argument or their form shows them.
+    Instances also have the arguments of the constructor if they are known, else their attributes. Code of this project
+    and of libraries has no hash, because their versions are recorded. Keys, tokens and passwords are hidden if the name
+    of the argument or their form reveals them.
     """
     return _Describer().describe(value)
 
@@ -54,7 +54,7 @@ class _Describer:
     def __init__(self) -> None:
         self._parts = 0
         self._open: set[int] = set()
-        """Ids of the objects that are being described: a second meeting is a cycle."""
+        """Ids of the objects that are being described, to detect cycles."""
 
     def describe(self, value: Any, depth: int = 0) -> Any:
         self._parts += 1
@@ -69,7 +69,7 @@ class _Describer:
             return number if not isinstance(number, float) or math.isfinite(number) else str(number)  # NaN is not NaN
         if isinstance(value, bytes | bytearray | np.ndarray):
             return _data(value)
-        if depth >= _MAX_DEPTH or self._parts > _MAX_PARTS or id(value) in self._open:
+        if depth >= _MAX_DEPTH or self._parts > _MAX_VALUES or id(value) in self._open:
             return {"class": _path(type(value))}
         self._open.add(id(value))
         try:
@@ -98,32 +98,32 @@ class _Describer:
         return self._instance(value, depth)
 
     def _code(self, kind: str, target: Callable[..., Any] | type) -> dict[str, Any]:
-        """Import path of a function or class, and the hash of its source where it is neither ours nor a library's."""
+        """Return the import path of a function or class, and a hash of its source if it is user code."""
         module = _module_of(target)
         if module.partition(".")[0] in _OUR_PACKAGES or _is_library(module):
             return {kind: _path(target)}
         try:
             source = digest(described(target))
-        except Exception:  # noqa: BLE001  # a stranger's object; the record of a run must not end it
+        except Exception:  # noqa: BLE001  # any error of a user's object
             source = "unreadable"
         return {kind: _path(target), "source": source}
 
     def _function(self, function: types.FunctionType, depth: int) -> dict[str, Any]:
-        found = self._code("function", function)
-        if "<" not in function.__qualname__:  # made once, when its module is imported: its source says everything
-            return found
+        code = self._code("function", function)
+        if "<" not in function.__qualname__:  # a function of a module is fully described by its source
+            return code
         if closure := inspect.getclosurevars(function).nonlocals:
-            found["closure"] = self._named(closure, depth)
+            code["closure"] = self._named(closure, depth)
         positional = {"positional": function.__defaults__} if function.__defaults__ else {}
         if defaults := {**positional, **(function.__kwdefaults__ or {})}:
-            found["defaults"] = self._named(defaults, depth)
-        return found
+            code["defaults"] = self._named(defaults, depth)
+        return code
 
     def _instance(self, value: Any, depth: int) -> dict[str, Any]:
-        found = self._code("class", type(value))
+        code = self._code("class", type(value))
         if (arguments := _arguments(value)) is not None:
-            return {**found, **self._named(arguments, depth)}
-        return found if _is_library(_module_of(type(value))) else {**found, **self._named(_attributes(value), depth)}
+            return {**code, **self._named(arguments, depth)}
+        return code if _is_library(_module_of(type(value))) else {**code, **self._named(_attributes(value), depth)}
 
     def _named(self, values: Mapping[Any, Any], depth: int) -> dict[str, Any]:
         if len(values) > _MAX_ITEMS:
@@ -143,10 +143,10 @@ class _Describer:
         ]
 
     def _hash(self, values: Iterable[Any], depth: int) -> str:
-        """Of as many of `values` as the bound on the size allows."""
+        """Return a hash of `values`, as many as the limit allows."""
         total = hashlib.sha256()
         for each in values:
-            if self._parts > _MAX_PARTS:
+            if self._parts > _MAX_VALUES:
                 break
             total.update(json.dumps(self.describe(each, depth), default=str).encode())
         return total.hexdigest()[:_HASH_LENGTH]
@@ -157,7 +157,7 @@ def _dict_of(described: Any) -> dict[str, Any]:
 
 
 def _is_flag(value: Any) -> bool:
-    """Whether a value is a flag of a command line, which names the value after it."""
+    """Return whether a value is a command-line flag, which names the next value."""
     return isinstance(value, str) and value.startswith("-")
 
 
@@ -171,8 +171,8 @@ def _text(text: str) -> str:
 def _data(value: bytes | bytearray | np.ndarray) -> dict[str, Any]:
     if not isinstance(value, np.ndarray):
         return {"length": len(value), "hash": _hash_of(bytes(value))}
-    found: dict[str, Any] = {"shape": list(value.shape), "dtype": str(value.dtype)}
-    return found if value.dtype.hasobject else {**found, "hash": _hash_of(np.ascontiguousarray(value).tobytes())}
+    array: dict[str, Any] = {"shape": list(value.shape), "dtype": str(value.dtype)}
+    return array if value.dtype.hasobject else {**array, "hash": _hash_of(np.ascontiguousarray(value).tobytes())}
 
 
 def _hash_of(data: bytes) -> str:
@@ -180,13 +180,13 @@ def _hash_of(data: bytes) -> str:
 
 
 def _path(target: Any) -> str:
-    """``module:name``, as a configuration file names it."""
+    """Return ``module:name``, as in a configuration file."""
     name = getattr(target, "__qualname__", None) or getattr(target, "__name__", type(target).__qualname__)
     return f"{getattr(target, '__module__', None) or 'builtins'}:{name}"
 
 
 def _by_name(function: Callable[..., Any], args: Sequence[Any]) -> dict[str, Any]:
-    """Positional arguments by the names of their parameters, or by their numbers."""
+    """Return positional arguments by parameter name, or by number."""
     try:
         return dict(inspect.signature(function).bind_partial(*args).arguments)
     except (TypeError, ValueError):
@@ -194,9 +194,9 @@ def _by_name(function: Callable[..., Any], args: Sequence[Any]) -> dict[str, Any
 
 
 def _arguments(value: Any) -> Mapping[str, Any] | None:
-    """What an object was made with; None where it does not say so."""
-    if (given := getattr(value, "__dict__", {}).get("_constructor_arguments")) is not None:
-        args, kwargs = given
+    """Return the constructor arguments of an object, or None if they are unknown."""
+    if (recorded := getattr(value, "__dict__", {}).get("_constructor_arguments")) is not None:
+        args, kwargs = recorded
         try:
             bound = inspect.signature(type(value).__init__).bind(value, *args, **kwargs).arguments
             return dict(list(bound.items())[1:])  # without self
@@ -208,10 +208,10 @@ def _arguments(value: Any) -> Mapping[str, Any] | None:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Attributes of a user's object that have a value; ``__slots__`` count, names with two underscores do not."""
+    """Return the attributes of an object, including slots, without names that begin with two underscores."""
     slots = (name for kind in type(value).__mro__ for name in _slots(kind) if hasattr(value, name))
-    found = {name: getattr(value, name) for name in slots} | dict(getattr(value, "__dict__", {}))
-    return {name.lstrip("_"): each for name, each in found.items() if not name.startswith("__")}
+    values = {name: getattr(value, name) for name in slots} | dict(getattr(value, "__dict__", {}))
+    return {name.lstrip("_"): each for name, each in values.items() if not name.startswith("__")}
 
 
 def _slots(kind: type) -> tuple[str, ...]:
@@ -224,7 +224,7 @@ def _module_of(target: Any) -> str:
 
 
 def _is_library(module: str) -> bool:
-    """Whether a module is of an installed package or of Python itself."""
+    """Return whether a module belongs to an installed package or to Python itself."""
     top = module.partition(".")[0]
     if top in (*_OUR_PACKAGES, "__main__"):
         return False

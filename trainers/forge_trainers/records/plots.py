@@ -1,7 +1,4 @@
-"""Curves of runs: one run's with its interval, or arms of an experiment with their seeds.
-
-In: numbers by step. Out: lines on axes, pictures. Waits for the disk only.
-"""
+"""Figures of runs: metrics with confidence intervals, or arms of an experiment over seeds."""
 
 from __future__ import annotations
 
@@ -15,14 +12,14 @@ import numpy as np
 
 @contextlib.contextmanager
 def picture(target: Path, *, size: tuple[float, float] = (8, 4.5), **labels: str) -> Iterator[Any]:
-    """Axes to draw on, written to `target` at the end of the block; `labels` as in matplotlib's ``Axes.set``."""
+    """Yield axes that are written to `target` at the end of the block. `labels` are those of ``Axes.set``."""
     from matplotlib.figure import Figure  # without pyplot: no window system, no global state
 
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots()
     yield axes
     axes.set(**labels)
-    if axes.get_legend_handles_labels()[0]:  # nothing was drawn where nothing is known, such as no reward
+    if axes.get_legend_handles_labels()[0]:  # without data there is no legend
         axes.legend()
     axes.grid(alpha=0.3)
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -50,15 +47,15 @@ def draw_arms(
     over: str = "step",
     level: tuple[str, float] | None = None,
 ) -> None:
-    """Write a picture of an experiment: thin lines are seeds, a thick one is the mean of an arm.
+    """Write a figure of an experiment: thin lines are seeds, thick lines are means of arms.
 
     Args:
-        arms: By label one curve a seed, of as many pairs (step, value).
-        target: A file whose ending names the format.
-        title: Above the picture.
-        value: What the curves measure.
-        over: What the first number of a pair is.
-        level: A value to compare with, named and drawn as a dashed line.
+        arms: By label, one curve per seed: pairs (step, value), of the same length.
+        target: File of the figure. The suffix sets the format.
+        title: Title of the figure.
+        value: Label of the vertical axis.
+        over: Label of the horizontal axis.
+        level: Label and value of a dashed reference line.
     """
     with picture(target, xlabel=over, ylabel=value, title=title) as axes:
         for number, (label, curves) in enumerate(arms.items()):

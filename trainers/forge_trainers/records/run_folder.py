@@ -1,8 +1,4 @@
-"""What a run leaves on disk: settings, metrics, curves, sampled episodes, failed batches; and how it is read back.
-
-In: a folder, metrics by step, episodes. Out: ``config.yaml``, ``metrics.jsonl``, a tracker's curves,
-``episodes.jsonl``, ``verifiers.jsonl``, ``ending.json``, ``reward.png``. Waits for the disk.
-"""
+"""Files of a run: settings, metrics, curves, episodes and failed batches, written and read back."""
 
 from __future__ import annotations
 
@@ -42,75 +38,74 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _VERIFIERS = "verifiers.jsonl"
-_OWN, _CURVES = (".lock", "config.yaml", "data.sha256"), "events.out.tfevents"
-"""Files that each run's folder holds before anything has come of the run."""
-_MOST_CHANGES = 20
+_OWN, _CURVES = (".lock", "config.yaml", "plan.yaml", "data.sha256"), "events.out.tfevents"
+"""Files that a run folder holds before the first step."""
+_MAX_CHANGES = 20
 CHECKPOINT_MARK = "experiment.json"
-"""The file that a checkpoint holds once it is complete."""
+"""File that marks a checkpoint as complete."""
 _REWARDS = {"reward/mean": "training episodes", "eval/reward": "held-out seeds"}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class FitResult:
-    """What `fit` did."""
+    """Result of `fit`."""
 
     steps: int
-    """Steps of the run so far, earlier sessions included."""
+    """Number of steps of the run so far, including earlier sessions."""
     metrics: Sequence[dict[str, Any]] = dataclasses.field(repr=False)
     """One row per step, as in ``metrics.jsonl``."""
     out_dir: Path
     export: Path
-    """Folder with the trained model, or one subfolder per policy where several were trained."""
+    """Folder of the trained model, or of one subfolder per policy if several were trained."""
     curve: Path | None
-    """``reward.png``, or of supervised fine-tuning ``loss.png``."""
+    """``reward.png``, or ``loss.png`` of fine-tuning."""
     reason: str = ""
-    """Why the run was over before its steps were done: ``solved: ...``, or ``plateau: ...`` where every episode earned
-    the highest reward that was seen and nobody knows whether more can be earned. Empty where all were done."""
+    """Reason why the run ended early: ``solved: ...``, or ``plateau: ...`` if every episode earned the highest reward
+    seen and the maximum is unknown. Empty if all steps were done."""
     first_step_s: float | None = dataclasses.field(default=None, compare=False)
-    """From the call until its first step was done, all starts included; None where it did no step, and of supervised
-    fine-tuning."""
+    """Seconds from the call to the end of its first step, including startup. None without a step or in fine-tuning."""
 
 
 def _changes(before: str, after: str) -> str:
-    """The settings in which two texts of YAML differ, the first of them."""
+    """Return the settings in which two YAML texts differ, at most `_MAX_CHANGES` of them."""
     try:
         old, new = (dict(leaves(safe_yaml.load(text))) for text in (before, after))
     except ValueError:
         return "config.yaml could not be read"
     keys = [key for key in (new | old) if old.get(key) != new.get(key)]
-    told = [f"{key}: {str(old.get(key))[:80]} -> {str(new.get(key))[:80]}" for key in keys[:_MOST_CHANGES]]
-    return visible("; ".join([*told, f"and {len(keys) - len(told)} more"] if keys[len(told) :] else told))
+    changes = [f"{key}: {str(old.get(key))[:80]} -> {str(new.get(key))[:80]}" for key in keys[:_MAX_CHANGES]]
+    return visible("; ".join([*changes, f"and {len(keys) - len(changes)} more"] if keys[len(changes) :] else changes))
 
 
 def check_resumable(folder: Path, settings: Mapping[str, Any], fixed: Iterable[str]) -> None:
-    """Refuse to resume a run with another value of a setting that its checkpoints depend on.
+    """Check that a resumed run has the same settings as its checkpoints.
 
     Args:
-        folder: The run's folder, with or without a run.
-        settings: Those of the new session, as for `RunFolder`.
-        fixed: Dotted keys that must be as in ``config.yaml``, each with all keys below it. A key that one of the two
-            does not have is not compared.
+        folder: Run folder, which may be empty.
+        settings: Settings of the new session, as for `RunFolder`.
+        fixed: Dotted keys that must equal those of ``config.yaml``, each with all keys below it. Keys that one of the
+            two lacks are not compared.
 
     Raises:
-        RunFolderError: Names the first setting that differs, and both values; or a link that leads out of the folder.
+        RunFolderError: A setting differs, or a link leads out of the folder.
     """
     check_contained(folder)
     try:
         before = safe_yaml.read(folder / "config.yaml")
     except (OSError, ValueError):
-        return  # no run, or a damaged record, which says nothing
+        return  # no run, or a damaged record
     after = yaml.safe_load(yaml.safe_dump(dict(settings)))  # a tuple is a list in the file
     for key in fixed:
-        found = [_at(values, key) for values in (before, after)]
-        if _ABSENT in found:
+        pair = [_at(values, key) for values in (before, after)]
+        if _ABSENT in pair:
             continue
-        if found[0] is None or found[1] is None:  # nothing against several settings
-            old, new = ({key: value} for value in found)
+        if None in pair:  # None against several settings
+            old, new = ({key: value} for value in pair)
         else:
-            old, new = (dict(leaves(value, key)) for value in found)
+            old, new = (dict(leaves(value, key)) for value in pair)
         if changed := next((name for name in (old | new) if old.get(name) != new.get(name)), None):
             setting, values = changed, [str(side.get(changed)) for side in (old, new)]
-            if key.startswith("weights."):  # a hash is no setting
+            if key.startswith("weights."):  # name the model instead of its hash
                 setting = _model_setting(after, key.removeprefix("weights."))
                 names = [_at(side, setting) for side in (before, after)]
                 values = [f"{name} (hash {value})" for name, value in zip(names, values, strict=True)]
@@ -123,7 +118,7 @@ def check_resumable(folder: Path, settings: Mapping[str, Any], fixed: Iterable[s
 
 
 def _model_setting(settings: Mapping[str, Any], policy: str) -> str:
-    """The dotted key of the model of a policy, in the settings of a run with one policy or several."""
+    """Return the dotted key of a policy's model."""
     return f"policies.{policy}.model" if "policies" in settings else "policy.model"
 
 
@@ -131,7 +126,7 @@ _ABSENT = object()
 
 
 def _at(values: Any, key: str) -> Any:
-    """The value at a dotted key; `_ABSENT` where there is none."""
+    """Return the value at a dotted key, or `_ABSENT`."""
     for name in key.split("."):
         if not isinstance(values, Mapping) or name not in values:
             return _ABSENT
@@ -140,9 +135,9 @@ def _at(values: Any, key: str) -> Any:
 
 
 def hashes_of_models(policies: Mapping[str, Policy]) -> dict[str, str]:
-    """Hashes of the models that policies start from, by policy; see `sampled_hash`.
+    """Return hashes of the start models by policy (`sampled_hash`).
 
-    A model that is not on this machine, or not completely, is left out: its weights are not known yet.
+    A model that is missing or incomplete on this machine is left out.
     """
     hashes: dict[str, str] = {}
     for name, policy in policies.items():
@@ -154,22 +149,21 @@ def hashes_of_models(policies: Mapping[str, Policy]) -> dict[str, str]:
 
 
 def installed_packages() -> dict[str, str]:
-    """Versions of the packages that decide what a run computes, by name."""
-    found: dict[str, str] = provenance()["packages"]
-    return found
+    """Return the versions of packages that influence a run's results, by name."""
+    versions: dict[str, str] = provenance()["packages"]
+    return versions
 
 
 class RunFolder:
-    """One run's folder, held by one process at a time.
+    """Folder of one run, locked by one process at a time.
 
-    Steps have one number everywhere, from 1: in its files, on the console and in the names of checkpoints. The row of
-    step 3 says what the third step came to, and ``step-000003`` holds the weights after it.
+    Steps are counted from 1 in files, on the console and in names of checkpoints: ``step-000003`` holds the weights
+    after the third step.
 
     Args:
-        path: Created where absent.
-        config: Resolved settings, JSON-safe; written to ``config.yaml`` where there is none. Where the folder holds
-            other settings, `keep_settings` replaces them.
-        tracker: Where curves go beside ``metrics.jsonl``.
+        path: Folder, created if it is missing.
+        config: JSON-safe settings, written to ``config.yaml`` if the folder has none. `keep_settings` replaces others.
+        tracker: Experiment tracker.
 
     Raises:
         RunFolderError: The folder cannot be written, holds links, or another process trains in it.
@@ -182,10 +176,10 @@ class RunFolder:
     ) -> None:
         self.path = user_path(path)
         self._odd: set[str] = set()
-        """Metrics of which a warning has said that they are no numbers."""
+        """Metrics that are no numbers and were warned about."""
         self._made = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
         self._was_empty = not (self.path.exists() and any(self.path.iterdir()))
-        check_contained(self.path)  # what is written and deleted below would follow links of somebody else
+        check_contained(self.path)  # files written and deleted below would follow links
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock: IO[str] = (self.path / ".lock").open("a")
@@ -200,7 +194,7 @@ class RunFolder:
             ) from cause
         self._settings, written = yaml.safe_dump(dict(config), sort_keys=False), self.path / "config.yaml"
         self.changed = ""
-        """Settings that differ from the last session's, ``key: old -> new``; empty where none does."""
+        """Settings that differ from the last session's, as ``key: old -> new``."""
         if not written.exists():
             write_atomically(written, self._settings)
         elif (before := written.read_text(errors="replace")) != self._settings:
@@ -214,9 +208,9 @@ class RunFolder:
             raise
 
     def keep_settings(self) -> None:
-        """Replace the settings of an earlier session, which stay in ``config.previous.yaml``.
+        """Replace the settings of an earlier session, which move to ``config.previous.yaml``.
 
-        Call it once the run has started: a call that was refused must leave the record of the run as it was.
+        Call it after the run has started, so that a refused call leaves the record unchanged.
         """
         written = self.path / "config.yaml"
         if written.read_text(errors="replace") != self._settings:
@@ -224,40 +218,40 @@ class RunFolder:
             write_atomically(written, self._settings)
 
     def rewind(self, steps: int) -> None:
-        """Forget what was logged after `steps` steps: a resumed run logs the later ones again."""
+        """Delete rows after `steps` steps: a resumed run logs them again."""
         for name in ("metrics.jsonl", EPISODES, _VERIFIERS):
             file = self.path / name
             if file.exists():
                 draft = file.with_name(f".{name}.draft")
-                with draft.open("w") as kept:  # line by line: a long run's episodes may be larger than the memory
+                with draft.open("w") as kept:  # line by line, because episodes may be larger than memory
                     kept.writelines(f"{line.rstrip()}\n" for line, row in _rows(file) if row["step"] <= steps)
                 draft.replace(file)
         (self.path / "ending.json").unlink(missing_ok=True)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append one row of metrics, to ``metrics.jsonl`` and the tracker. NaN and infinity are written as null.
+        """Append one row of metrics to ``metrics.jsonl`` and the tracker. NaN and infinity are written as null.
 
-        A metric that is no number, such as one that a loss returned by mistake, is null with a warning.
+        A metric that is no number is written as null, with a warning.
         """
         numbers = {name: _number(value) for name, value in metrics.items()}
         if odd := [name for name, value in numbers.items() if value is None and name not in self._odd]:
             self._odd.update(odd)
             _log.warning("metrics that are no numbers are written as null: %s", ", ".join(odd))
-        known = {name: value for name, value in numbers.items() if value is not None}
-        clean = {name: known[name] if math.isfinite(known.get(name, math.nan)) else None for name in metrics}
+        valid = {name: value for name, value in numbers.items() if value is not None}
+        clean = {name: valid[name] if math.isfinite(valid.get(name, math.nan)) else None for name in metrics}
         self._append("metrics.jsonl", [{"step": step, **clean}])
-        self._track(f"take step {step}", trackers.TRACKER_TIMEOUT_S, self._curves.log, step, known)
+        self._track(f"take step {step}", trackers.TRACKER_TIMEOUT_S, self._curves.log, step, valid)
 
     def _track(
         self, what: str, timeout_s: float, call: Callable[..., None], *args: Any, quiet: bool = False
     ) -> None:
-        """Let the tracker take something; a curve is not worth a run, nor the wait for it: metrics.jsonl has it."""
+        """Call the tracker. Its errors only cost a warning, because ``metrics.jsonl`` has all rows."""
         if not self._tracker_answers:
             return
         self._tracking = begin_in_thread(call, *args, name=f"tracker {self._tracker}")
         try:
             self._tracking.result(timeout_s)
-        except Exception as error:  # noqa: BLE001  # its own, or the deadline's
+        except Exception as error:  # noqa: BLE001  # any error of the tracker, or the timeout
             why = f"{type(error).__name__}: {error}"
             if not self._tracking.done():
                 why = f"no answer in {timeout_s:g} s; until there is, it is given nothing more"
@@ -275,11 +269,11 @@ class RunFolder:
         advantages: Sequence[Mapping[str, Sequence[float]]] | None = None,
         trained: Iterable[str] = (),
     ) -> None:
-        """Append whole episodes, tokens and all, each with the `rewards` that its agents were trained on.
+        """Append whole episodes with their tokens and the rewards that their agents were trained on.
 
         Args:
-            advantages: Per episode, by agent: of each turn's tokens. None where nothing was learned.
-            trained: Policies that learn.
+            advantages: Advantages of each turn by agent, per episode. None if nothing was learned.
+            trained: Names of the trained policies.
         """
         learners = sorted(trained)
         learned = advantages or [{}] * len(episodes)
@@ -290,40 +284,40 @@ class RunFolder:
                     "step": step,
                     "trained": learners,
                     "rewards": dict(reward),
-                    "advantages": dict(own),
+                    "advantages": dict(advantage),
                     **episode.as_json(),
                 }
-                for episode, reward, own in zip(episodes, rewards, learned, strict=True)
+                for episode, reward, advantage in zip(episodes, rewards, learned, strict=True)
             ],
         )
 
     def end(self, step: int, kind: str, reason: str) -> None:
-        """Say in ``ending.json`` why the run was over after `step`, before its steps were done."""
-        said = {"step": step, "ending": kind, "reason": reason}
-        write_atomically(self.path / "ending.json", json.dumps(said, indent=2) + "\n")
+        """Write ``ending.json`` with the reason why the run ended early after `step`."""
+        ending = {"step": step, "ending": kind, "reason": reason}
+        write_atomically(self.path / "ending.json", json.dumps(ending, indent=2) + "\n")
 
     def keep_verifiers(self, step: int, reward: object) -> None:
-        """Append what an ensemble believes of its verifiers: `reward`, or else the first among its parts, if any."""
+        """Append an ensemble's estimates of its verifiers, if `reward` or one of its parts is an ensemble."""
         report = _report_of(reward)
         if report is not None:
             self._append(_VERIFIERS, [{"step": step, **report.row()}])
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Every row logged so far."""
+        """Return every row logged so far."""
         file = self.path / "metrics.jsonl"
         return read_rows(file) if file.exists() else []
 
     def plot_rewards(self, policies: Collection[str]) -> Path | None:
-        """Draw ``reward.png``: the mean over trained policies, and each of several; None before any step."""
-        own = {f"reward/{name}": f"{name}, training episodes" for name in policies if len(policies) > 1}
-        return self.plot(curves={**_REWARDS, **own})
+        """Draw ``reward.png``: the mean over trained policies, and each of several. None before the first step."""
+        per_policy = {f"reward/{name}": f"{name}, training episodes" for name in policies if len(policies) > 1}
+        return self.plot(curves={**_REWARDS, **per_policy})
 
     def plot(self, what: str = "reward", curves: Mapping[str, str] = _REWARDS) -> Path | None:
-        """Draw metrics by step into ``WHAT.png``; None before any step.
+        """Draw metrics by step into ``WHAT.png``. None before the first step.
 
         Args:
-            what: What the metrics measure.
-            curves: Label by metric. The half-width of a mean is shaded, where there is one.
+            what: Quantity that the metrics measure.
+            curves: Label by metric. Confidence intervals are shaded if they were logged.
         """
         rows = self.metrics()
         if not rows:
@@ -337,9 +331,9 @@ class RunFolder:
         return target
 
     def close(self, *, quiet: bool = False) -> None:
-        """Release the folder; `quiet`, because an error says already that the disk takes no more."""
+        """Release the folder. `quiet` leaves out warnings, because an error about the disk is reported already."""
         if not self._tracker_answers:
-            _log.warning("%s is left open: it still has not answered", self._tracker)
+            _log.warning("%s is left open, because it does not answer", self._tracker)
         self._track("close", trackers.CLOSE_TIMEOUT_S, self._curves.close, quiet=quiet)
         self._lock.close()
 
@@ -347,20 +341,20 @@ class RunFolder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        """Release the folder. Where nothing came of the run but an error, as of a call that was refused, remove it."""
+        """Release the folder. Remove it if a call failed before it wrote anything else."""
         self.close(quiet=kind is not None and issubclass(kind, RunFolderError))
         if kind is not None:
             self._leave_nothing()
 
     def _leave_nothing(self) -> None:
-        """Remove what `__init__` wrote if there was nothing before and there is nothing else."""
+        """Remove the files of `__init__` if the folder was empty before and holds nothing else."""
         files = [file for file in self.path.rglob("*") if not file.is_dir()] if self._was_empty else []
         if not files or any(file.name not in _OWN and not file.name.startswith(_CURVES) for file in files):
             return
         for file in files:
             file.unlink()
         for folder in (*sorted(self.path.rglob("*"), reverse=True), *self._made):
-            with contextlib.suppress(OSError):  # somebody else uses it
+            with contextlib.suppress(OSError):  # not empty
                 folder.rmdir()
 
     def _append(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
@@ -369,13 +363,13 @@ class RunFolder:
                 file.writelines(json.dumps(row) + "\n" for row in rows)
         except OSError as cause:
             raise RunFolderError(
-                f"{self.path / name} cannot be written ({cause}); make room and run it again: it goes on from the "
-                "newest checkpoint"
+                f"{self.path / name} cannot be written ({cause}); free some disk space and run it again: it "
+                "continues from the newest checkpoint"
             ) from cause
 
 
 def _number(value: Any) -> float | None:
-    """A metric as a Python number; None where it is none."""
+    """Return a metric as a Python number, or None if it is no number."""
     if isinstance(value, int | float):
         return value
     try:
@@ -385,51 +379,51 @@ def _number(value: Any) -> float | None:
 
 
 def _report_of(reward: object) -> Any:
-    """The first report with a ``row()`` that `reward` or a part of it gives; None where there is none."""
+    """Return the first report with a ``row()`` of `reward` or one of its parts, or None."""
     report, parts = getattr(reward, "report", None), getattr(reward, "parts", None)
-    found: Any = report() if callable(report) else None
-    if hasattr(found, "row"):
-        return found
-    held = parts() if callable(parts) else None
-    each = (_report_of(part) for part in held.values()) if isinstance(held, Mapping) else ()
-    return next((found for found in each if found is not None), None)
+    result: Any = report() if callable(report) else None
+    if hasattr(result, "row"):
+        return result
+    members = parts() if callable(parts) else None
+    reports = (_report_of(part) for part in members.values()) if isinstance(members, Mapping) else ()
+    return next((report for report in reports if report is not None), None)
 
 
 def read_rows(file: Path) -> list[dict[str, Any]]:
-    """Rows of one of a run's JSON-lines files; a last line that a kill cut short is dropped.
+    """Read the rows of one of a run's JSONL files. An incomplete last line is dropped.
 
     Raises:
-        RunFolderError: Another line is no JSON object with a step.
+        RunFolderError: Another line is not a JSON object with a step.
     """
     return [row for _, row in _rows(file)]
 
 
 def _rows(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each line, and what it holds: an object with the number of a step."""
+    """Yield each line and its object."""
     with file.open() as lines:
         for number, line in enumerate(lines, 1):
             try:
                 row = json.loads(line)
-            except (ValueError, RecursionError):  # also a number of more than 4,300 digits
+            except (ValueError, RecursionError):  # ValueError also for numbers of more than 4,300 digits
                 if next(lines, None) is not None:
                     raise RunFolderError(f"{file}:{number} is not JSON; the file was edited or damaged") from None
                 return
             if not isinstance(row, dict) or type(row.get("step")) is not int:
-                raise RunFolderError(f"{file}:{number} has no number of a step; the file was edited or damaged")
+                raise RunFolderError(f"{file}:{number} has no step number; the file was edited or damaged")
             yield line, row
 
 
 def write_atomically(file: Path, text: str) -> None:
-    """Put `text` in the place of `file`: whoever reads it sees the old or the new."""
+    """Replace the content of `file`: readers see the old text or the new one."""
     draft = file.with_name(f".{file.name}.draft")
     draft.write_text(text)
     draft.replace(file)
 
 
 def verifier_history(folder: str | os.PathLike[str]) -> list[Snapshot]:
-    """One snapshot per logged step of a run, oldest first, at least one.
+    """Read one snapshot of the verifiers per logged step, oldest first, at least one.
 
-    The last report carries the score rows of the newest checkpoint, where there is one.
+    The last report has the score rows of the newest checkpoint, if there is one.
 
     Raises:
         RunFolderError: The folder holds no run, a run without verifiers, or a damaged one.
@@ -439,28 +433,28 @@ def verifier_history(folder: str | os.PathLike[str]) -> list[Snapshot]:
     path = user_path(folder)
     check_plain_files(path)
     if not (path / "config.yaml").exists():
-        raise RunFolderError(f"{path} is no run folder: it has no config.yaml; give the out_dir of a training run")
+        raise RunFolderError(f"{path} is not a run folder: it has no config.yaml; give the out_dir of a training run")
     if not (path / _VERIFIERS).exists():
         raise RunFolderError(
-            f"the run in {path} has no verifiers: there is no {_VERIFIERS}. Training writes it where the reward is or "
-            "holds an Ensemble"
+            f"the run in {path} has no verifiers: there is no {_VERIFIERS}. Training writes it if the reward is or "
+            "contains an Ensemble"
         )
     metrics = read_rows(path / "metrics.jsonl") if (path / "metrics.jsonl").exists() else []
     rewards = {row["step"]: row.get("reward/mean") for row in metrics}
     snapshots = []
     for row in read_rows(path / _VERIFIERS):
         try:
-            step, found = int(row["step"]), EnsembleReport.from_row(row)
+            step, report = int(row["step"]), EnsembleReport.from_row(row)
         except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as cause:
-            raise RunFolderError(f"{path / _VERIFIERS} holds something that is not a report: {cause}") from cause
+            raise RunFolderError(f"{path / _VERIFIERS} has a line that is not a report: {cause}") from cause
         reward = rewards.get(step)
-        snapshots.append(Snapshot(step=step, report=found, reward=math.nan if reward is None else reward))
+        snapshots.append(Snapshot(step=step, report=report, reward=math.nan if reward is None else reward))
     if not snapshots:
-        raise RunFolderError(f"{path / _VERIFIERS} is empty: no step of the run is finished yet; wait for the first")
+        raise RunFolderError(f"{path / _VERIFIERS} is empty: no step has finished yet; wait for the first one")
     last, report = snapshots[-1], snapshots[-1].report
     names = [verifier.name for verifier in report.verifiers]
     saved = saved_reward(path / "checkpoints")
-    for key, value in saved.items():  # the ensemble may be a part of the reward
+    for key, value in saved.items():  # the ensemble may be one part of the reward
         if (key == "names" or key.endswith("/names")) and value.tolist() == names:
             prefix = key.removesuffix("names")
             state = {k.removeprefix(prefix): v for k, v in saved.items() if k.startswith(prefix)}
@@ -471,16 +465,16 @@ def verifier_history(folder: str | os.PathLike[str]) -> list[Snapshot]:
 
 
 def checkpoint_marks(folder: Path) -> list[Path]:
-    """The mark of each complete checkpoint in `folder`, newest first, also past step 999999."""
-    found = folder.glob(f"step-*/{CHECKPOINT_MARK}")
-    return sorted(found, key=lambda mark: (len(mark.parent.name), mark.parent.name), reverse=True)
+    """Return the mark of each complete checkpoint in `folder`, newest first, also past step 999999."""
+    marks = folder.glob(f"step-*/{CHECKPOINT_MARK}")
+    return sorted(marks, key=lambda mark: (len(mark.parent.name), mark.parent.name), reverse=True)
 
 
 def saved_reward(folder: Path) -> dict[str, np.ndarray]:
-    """What the reward had learned at the newest complete checkpoint in `folder`; empty where nothing was saved.
+    """Read the state of the reward in the newest complete checkpoint in `folder`. Empty if none was saved.
 
     Raises:
-        ForgeError: It cannot be read.
+        ForgeError: The file cannot be read.
     """
     files = (mark.with_name("reward.npz") for mark in checkpoint_marks(folder))
     newest = next((file for file in files if file.exists()), None)
@@ -493,10 +487,10 @@ def saved_reward(folder: Path) -> dict[str, np.ndarray]:
 
 
 def read_arrays(file: Path) -> dict[str, np.ndarray] | None:
-    """Read what ``np.savez`` wrote; None if there is no such file. Memory is bounded by the size of the file.
+    """Read a file of ``np.savez``, or None if it does not exist. Memory is bounded by the size of the file.
 
     Raises:
-        ValueError, BadZipFile: The file is damaged, or holds compressed or overlapping parts, which stand for more.
+        ValueError, BadZipFile: The file is damaged, or holds compressed or overlapping parts, which expand to more.
         OSError: The file cannot be read.
     """
     if not file.exists():
@@ -509,14 +503,14 @@ def read_arrays(file: Path) -> dict[str, np.ndarray] | None:
         with np.load(file, allow_pickle=False) as saved:
             return dict(saved)
     except MemoryError as cause:
-        raise ValueError(f"{file.name} names an array that no memory holds") from cause
+        raise ValueError(f"{file.name} names an array that does not fit into memory") from cause
 
 
 def dump_batch(batch: EpisodeBatch, file: str | os.PathLike[str], facts: Mapping[str, Any]) -> Path:
-    """Write `batch` to `file`, and `facts`, JSON-safe, beside it with the ending ``.json``.
+    """Write `batch` to `file`, and JSON-safe `facts` to a file of the same name with the ending ``.json``.
 
     Args:
-        file: Its folder is created; an existing file is replaced.
+        file: Path of the file. Its folder is created, and an existing file is replaced.
 
     Returns:
         `file`.
@@ -532,11 +526,11 @@ def dump_batch(batch: EpisodeBatch, file: str | os.PathLike[str], facts: Mapping
 
 
 def load_batch(file: str | os.PathLike[str]) -> EpisodeBatch:
-    """The batch that `dump_batch` wrote, checked.
+    """Read and check a batch that `dump_batch` wrote.
 
     Raises:
         RunFolderError: The file cannot be read.
-        ValueError: It holds something else.
+        ValueError: The file is not a batch.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file

@@ -1,8 +1,4 @@
-"""Where the curves of a run go beside ``metrics.jsonl``: TensorBoard, Weights & Biases or MLflow.
-
-In: metrics by step. Out: the tracker's own files or its server's. Waits for the tracker, `OPEN_TIMEOUT_S` at the start;
-a run gives it `TRACKER_TIMEOUT_S` for a row and `CLOSE_TIMEOUT_S` to close.
-"""
+"""Experiment trackers of a run: TensorBoard, Weights & Biases or MLflow."""
 
 from __future__ import annotations
 
@@ -24,25 +20,25 @@ Tracker: TypeAlias = Literal["tensorboard", "wandb", "mlflow"]
 """Names that `GRPOConfig.tracker` takes."""
 
 PROJECT = "forge-agents"
-"""The project or experiment, where ``WANDB_PROJECT`` or ``MLFLOW_EXPERIMENT_NAME`` say nothing."""
+"""Default project or experiment, if ``WANDB_PROJECT`` or ``MLFLOW_EXPERIMENT_NAME`` is not set."""
 
 OPEN_TIMEOUT_S = 120.0
-"""Seconds that a run waits for its tracker to open; W&B itself gives up after 90."""
+"""Timeout in seconds for a tracker to open. W&B itself gives up after 90."""
 
 TRACKER_TIMEOUT_S = 30.0
-"""Seconds that a run waits for a tracker to take a row."""
+"""Timeout in seconds for a tracker to take a row."""
 
 CLOSE_TIMEOUT_S = 300.0
-"""Seconds that it waits for one to close, which may be an upload over a slow line."""
+"""Timeout in seconds for a tracker to close, which may be an upload over a slow connection."""
 
 _MLFLOW_PARAMS, _MLFLOW_METRICS = 100, 1000
-"""Parameters and metrics that MLflow takes at once."""
-_MOST_REFUSED = 5
-"""Metrics that a tracker may refuse before it counts as out of reach."""
+"""Maximum number of parameters and of metrics in one request to MLflow."""
+_MAX_REFUSED = 5
+"""Number of metrics that a tracker may refuse before it counts as unreachable."""
 
 
 def check_tracker(tracker: str) -> None:
-    """Raise ValueError unless there is such a tracker."""
+    """Raise ValueError for an unknown tracker."""
     if tracker not in get_args(Tracker):
         raise ValueError(
             f"tracker={tracker!r} is none of {', '.join(get_args(Tracker))}.{did_you_mean(tracker, get_args(Tracker))}"
@@ -50,97 +46,96 @@ def check_tracker(tracker: str) -> None:
 
 
 def check_installed(tracker: Tracker) -> None:
-    """Raise MissingExtraError, which names the command that installs it, unless the tracker's package is there."""
+    """Raise MissingExtraError with the install command if the tracker's package is missing."""
     if importlib.util.find_spec(tracker) is None and tracker != "tensorboard":
         raise MissingExtraError(f"tracker={tracker} needs a package: pip install '{DISTRIBUTION}[{tracker}]'")
 
 
 class Curves(Protocol):
-    """Takes the curves of one run; raises whatever its tracker raises."""
+    """Curves of one run in a tracker. Methods raise the tracker's own errors."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One row; of a resumed run, steps may come again."""
+        """Log one row. A resumed run may log a step again."""
 
     def close(self) -> None:
-        """Nothing more comes in this session."""
+        """End the session."""
 
 
 def open_tracker(tracker: Tracker, folder: Path, config: Mapping[str, Any]) -> Curves:
-    """A run's curves in a tracker; a resumed run goes on in its own.
+    """Open a tracker for a run. A resumed run continues its own curves.
 
     Args:
-        tracker: Where to.
-        folder: The run's folder.
-        config: Settings that the tracker shows beside the curves.
+        tracker: Name of the tracker.
+        folder: Run folder.
+        config: Settings that the tracker shows next to the curves.
 
     Raises:
-        MissingExtraError: The tracker's package is not installed; the message names the command that installs it.
-        StallError: It does not open in time: nothing has started yet, and nobody would see that its curves are missing.
+        MissingExtraError: The tracker's package is not installed.
+        StallError: The tracker does not open in time. The run ends, because its curves would be missing unnoticed.
     """
     check_installed(tracker)
     opening = begin_in_thread(_TRACKERS[tracker], folder, config, name=f"tracker {tracker}")
     try:
         return opening.result(OPEN_TIMEOUT_S)
     except TimeoutError as late:
-        if opening.done():  # its own
+        if opening.done():  # the tracker's own TimeoutError
             raise
         raise StallError(
-            f"{tracker} did not open within {OPEN_TIMEOUT_S:g} s. See that its server can be reached and that it asks "
-            f"for nothing ({_SETTINGS[tracker]}), or leave out tracker={tracker}",
+            f"{tracker} did not open within {OPEN_TIMEOUT_S:g} s. Check that its server can be reached and that it "
+            f"asks for no input ({_SETTINGS[tracker]}), or leave out tracker={tracker}",
             who=tracker,
         ) from late
 
 
 class TrackerNames:
-    """Names that a tracker takes, by ours: what it does not take becomes an underscore, and no two become one.
+    """Metric names in a tracker: forbidden characters become underscores, and different names stay different.
 
     Args:
-        allowed: Characters that stay, as in a regular expression's brackets.
-        longest: Most characters of a name.
-        nested: Whether a name may begin with another one and a slash. A tracker that keeps each metric in a file of its
-            name has no folder of that name.
+        allowed: Allowed characters, as in the brackets of a regular expression.
+        longest: Maximum number of characters of a name.
+        nested: Whether a name may begin with another name and a slash. False for trackers with a file per metric.
     """
 
     def __init__(self, allowed: str, *, longest: int = 250, nested: bool = True) -> None:
-        self._others, self._longest, self._nested = re.compile(f"[^{allowed}]"), longest, nested
-        self._given: dict[str, str] = {}
+        self._forbidden, self._longest, self._nested = re.compile(f"[^{allowed}]"), longest, nested
+        self._names: dict[str, str] = {}
 
     def of(self, names: Iterable[str]) -> dict[str, str]:
-        """The tracker's name of each."""
+        """Return the tracker's name of each metric."""
         for name in sorted(names):
-            if name not in self._given:
+            if name not in self._names:
                 clean = self._clean(name)
-                if clean in self._given.values():
+                if clean in self._names.values():
                     clean = f"{clean[: self._longest - 9]}_{zlib.crc32(name.encode('utf-8', 'replace')):08x}"
-                self._given[name] = clean
-        return {name: self._given[name] for name in names}
+                self._names[name] = clean
+        return {name: self._names[name] for name in names}
 
     def _clean(self, name: str) -> str:
-        parts = [part for part in self._others.sub("_", name).split("/") if part.strip()]
+        parts = [part for part in self._forbidden.sub("_", name).split("/") if part.strip()]
         clean = "/".join("_" * len(part) if set(part) == {"."} else part for part in parts)[: self._longest] or "_"
-        for known in () if self._nested else sorted(self._given.values(), key=len):
-            if clean.startswith(f"{known}/"):
-                clean = f"{known}.{clean.removeprefix(f'{known}/')}"
+        for other in () if self._nested else sorted(self._names.values(), key=len):
+            if clean.startswith(f"{other}/"):
+                clean = f"{other}.{clean.removeprefix(f'{other}/')}"
         return clean
 
 
 def _each(metrics: Mapping[str, float], take: Callable[[Mapping[str, float]], Any]) -> None:
-    """Give a tracker a row; where it refuses the whole, give it each metric alone.
+    """Log a row. If the tracker refuses it, log each metric alone.
 
     Raises:
-        RuntimeError: It refused some, whose names are told; the others are there.
+        RuntimeError: The tracker refused some metrics, which the message names. The others are logged.
     """
     try:
         take(metrics)
-    except Exception as whole:
+    except Exception as row_error:
         refused: dict[str, Exception] = {}
         for name, value in metrics.items():
             try:
                 take({name: value})
-            except Exception as error:  # noqa: BLE001  # a tracker's own
+            except Exception as error:  # noqa: BLE001  # any error of the tracker
                 refused[name] = error
-            if len(refused) in (_MOST_REFUSED, len(metrics)):  # it is down, rather than at odds with a name
-                raise whole from None
+            if len(refused) in (_MAX_REFUSED, len(metrics)):  # the tracker is down
+                raise row_error from None
         if refused:
             why = next(iter(refused.values()))
             names = ", ".join(refused)
@@ -148,7 +143,7 @@ def _each(metrics: Mapping[str, float], take: Callable[[Mapping[str, float]], An
 
 
 class _TensorBoard:
-    """Event files in ``FOLDER/tensorboard``, written in the thread that logs, so that a full disk is told once."""
+    """Event files in ``FOLDER/tensorboard``, written in the calling thread, so that a full disk raises once."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         self._folder = folder / "tensorboard"
@@ -175,7 +170,7 @@ class _TensorBoard:
         self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=values)))
 
     def _layout(self, metrics: Mapping[str, float]) -> Any:
-        """A chart with the curves of all policies, under "custom scalars"; None where there are not several."""
+        """Return a chart with the curves of all policies, under "custom scalars"; None for a single policy."""
         groups = {what: [f"{what}/{name}" for name in self._policies] for what in ("reward", "eval/reward")}
         charts = {what: [tag for tag in tags if tag in metrics] for what, tags in groups.items()}
         several = {what: ["Multiline", [self._names.of(tags)[tag] for tag in tags]] for what, tags in charts.items()}
@@ -189,9 +184,9 @@ class _TensorBoard:
     def _write(self, event: Any) -> None:
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        whole = io.BytesIO()
-        RecordWriter(whole).write(event.SerializeToString())
-        self._file.write(whole.getvalue())
+        record = io.BytesIO()
+        RecordWriter(record).write(event.SerializeToString())
+        self._file.write(record.getvalue())
 
     def close(self) -> None:
         if self._file is not None:
@@ -199,7 +194,7 @@ class _TensorBoard:
 
 
 class _WandB:
-    """A run of Weights & Biases; ``WANDB_MODE=offline`` keeps it in the run's folder."""
+    """Run of Weights & Biases. ``WANDB_MODE=offline`` keeps it in the run folder."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         import wandb
@@ -214,7 +209,7 @@ class _WandB:
             resume="allow",
         )
         mark.write_text(self._run.id)
-        self._run.define_metric("*", step_metric="step")  # its own counter cannot go back when a run is resumed
+        self._run.define_metric("*", step_metric="step")  # W&B's own counter cannot go back when a run is resumed
         self._names = TrackerNames(r"-\w./")
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -227,7 +222,7 @@ class _WandB:
 
 
 class _MLflow:
-    """A run of MLflow: at ``MLFLOW_TRACKING_URI``, or where MLflow itself would put it."""
+    """Run of MLflow, at ``MLFLOW_TRACKING_URI`` or MLflow's default location."""
 
     def __init__(self, folder: Path, config: Mapping[str, Any]) -> None:
         from mlflow import MlflowClient
@@ -241,13 +236,13 @@ class _MLflow:
             self._client.update_run(self._run, status="RUNNING")
             return
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
-        found = self._client.get_experiment_by_name(name)
-        experiment = found.experiment_id if found else self._client.create_experiment(name)
+        existing = self._client.get_experiment_by_name(name)
+        experiment = existing.experiment_id if existing else self._client.create_experiment(name)
         self._run = self._client.create_run(experiment, run_name=folder.resolve().name).info.run_id
         mark.write_text(self._run)
         settings = dict(leaves(config))
         names = TrackerNames(r"-\w. /").of(settings)
-        params = [Param(names[key], str(value)[:500]) for key, value in settings.items()]  # it takes no longer values
+        params = [Param(names[key], str(value)[:500]) for key, value in settings.items()]  # MLflow's limit
         for start in range(0, len(params), _MLFLOW_PARAMS):
             self._client.log_batch(self._run, params=params[start : start + _MLFLOW_PARAMS])
 
@@ -277,15 +272,15 @@ _TRACKERS: Mapping[Tracker, Callable[[Path, Mapping[str, Any]], Curves]] = {
 
 
 _SETTINGS: Mapping[Tracker, str] = {
-    "tensorboard": "it writes into the run's folder",
+    "tensorboard": "it writes to the run folder",
     "wandb": "WANDB_API_KEY, WANDB_BASE_URL; WANDB_MODE=offline needs no server",
     "mlflow": "MLFLOW_TRACKING_URI",
 }
-"""What decides whether each opens."""
+"""Settings that opening each tracker depends on."""
 
 
 def leaves(value: Any, at: str = "") -> Iterator[tuple[str, Any]]:
-    """Settings, each with its dotted key; items of a list that holds settings have their number."""
+    """Yield every setting with its dotted key. Items of a list of mappings are numbered."""
     if isinstance(value, list) and any(isinstance(part, Mapping | list) for part in value):
         value = dict(enumerate(value))
     if isinstance(value, Mapping) and value:

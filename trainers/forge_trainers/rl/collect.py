@@ -96,7 +96,7 @@ class Collector:
             task: Task, mapping: PolicyMapping, engines: Mapping[str, PolicyEngine]
         ) -> EpisodeGroup:
             mapping = mapping if step is None else at_step(mapping, step)
-            rollout = self._sampler.rollout(task, mapping, engines, max_turns=self._config.max_turns)
+            rollout = self._sampler.rollout(task, mapping, engines)
             group = await rollout.group(task.seed, size, limit=self._limit, rng_key=f"{name}/{task.number}")
             if group.failed:
                 self._messages.report_failure(group)

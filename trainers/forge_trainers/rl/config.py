@@ -1,7 +1,4 @@
-"""Settings of a GRPO run.
-
-In: what a user sets. Out: a checked, frozen dataclass. Waits for nothing.
-"""
+"""User settings of a GRPO run."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.losses.registry import LossNormalization, find_loss
 from forge_trainers.records.trackers import Tracker, check_tracker
 from forge_trainers.rl.credit import Credit, imported_credit
-from forge_trainers.run.config import ProcessConfig, check_at_least, check_deadlines
+from forge_trainers.run.config import ProcessConfig, check_at_least
 
 
 @settings_class
@@ -28,68 +25,59 @@ class GRPOConfig(ProcessConfig):
     """
 
     group_size: int = 8
-    """Siblings per group: episodes with one seed. At least 2 where `credit` compares them with each other."""
+    """Number of episodes per group. All episodes of a group share a seed and are compared with each other, so this must
+    be at least 2, unless `credit` compares none."""
     groups_per_step: int = 8
-    """Groups, so seeds, per optimiser step."""
+    """Number of groups (seeds) per optimizer step."""
     max_resamples: int | None = None
-    """Times a step may replace groups that teach nothing, and failed ones, by groups with other seeds, played on the
-    present weights (DAPO's dynamic sampling, arXiv 2503.14476, eq. 11). 0 learns from what is left. None: as the
-    learner's loss brings it, 3 for "dapo" and 0 for the others."""
+    """Maximum number of resampling rounds per step (DAPO's dynamic sampling, arXiv 2503.14476, eq. 11). Each round
+    replaces failed and zero-variance groups with groups from new seeds. None (default) uses the value of the loss: 3
+    for "dapo" and 0 for the others."""
     loss_normalization: LossNormalization | None = None
-    """Which trajectories count in the mean that a loss is: "sampled", also those of groups whose siblings earn the same
-    (GRPO as published), or "used", those that teach. None: as the learner's loss brings it."""
+    """Loss normalization: "sampled" divides by all sampled tokens (GRPO as published); "used" divides by the tokens of
+    groups with non-zero variance. None (default) uses the value of the loss."""
     credit: Credit | str | None = None
-    """How rewards become advantages: a `Credit`, or "package.module:name" of one or of a subclass, which is imported.
-    None: as the learner's loss was published."""
+    """Rule that turns rewards into advantages: a `Credit`, or "package.module:name" of one or of a subclass, which is
+    imported. None (default) uses the published rule of the loss."""
     max_concurrent_episodes: int = 512
-    """Episodes in flight at once."""
-    max_turns: int = 64
-    """Decisions after which an episode is cut off, where its environment sets no limit."""
+    """Maximum number of episodes that run at the same time."""
     eval_every: int = 0
-    """Number of steps between evaluations on held-out seeds; 0 (default) never evaluates. Episodes are scored by the
-    reward of the run; the environment's own reward is reported as well. The next step is played at the same time, on
-    the same weights; the learner waits for both."""
+    """Number of steps between evaluations on held-out seeds. 0 (default) disables evaluation. Episodes are scored by
+    the reward of the run; the environment's own reward is reported as well. The next step's episodes are sampled at the
+    same time, with the same weights. The checkpoint of the highest held-out reward is kept."""
     eval_episodes: int = 64
-    """Number of held-out episodes of one evaluation. Each has a seed of its own, unless the reward compares episodes of
-    a group: then each seed is played `group_size` times."""
+    """Number of held-out episodes per evaluation. Each has its own seed, unless the reward compares the episodes of a
+    group: then each seed is used `group_size` times."""
     exploitability_samples: int = 0
-    """Free answers drawn at every information set at each evaluation, which then also says how much the best response
-    wins from each trained policy: in games of two that can list their openings, such as forge/KuhnPoker-v0. 0 leaves
-    it out."""
+    """Number of free answers sampled at every information set per evaluation, to estimate how much a best response wins
+    from each trained policy. For two-player games that list their openings, such as forge/KuhnPoker-v0. 0 (default)
+    disables the estimate."""
     checkpoint_every: int = 10
-    """Steps between checkpoints; the last step is always saved."""
+    """Number of steps between checkpoints. The last step is always saved."""
     keep_checkpoints: int = 2
-    """Newest checkpoints kept on disk."""
-    keep_best: bool = True
-    """Whether the checkpoint of highest held-out reward, by the reward of the run, stays on disk as well. A checkpoint
-    is then written at every evaluation, see `eval_every`, that is the best so far."""
+    """Number of newest checkpoints that are kept on disk. The checkpoint of the highest held-out reward is kept as
+    well, see `eval_every`."""
     keep_episodes: int = 4
-    """Episodes of each step written to ``episodes.jsonl``."""
+    """Number of episodes of each step that are written to ``episodes.jsonl``."""
     tracker: Tracker = "tensorboard"
-    """Where curves go beside ``metrics.jsonl``: "tensorboard" writes files in the run's folder; "wandb" and "mlflow"
-    are extras to install, and read their own environment variables."""
+    """Experiment tracker: "tensorboard" (default) writes files to the run folder; "wandb" and "mlflow" are extras to
+    install and read their own environment variables. Metrics are always written to ``metrics.jsonl`` as well."""
     max_logprob_gap: float = 0.2
-    """Mean absolute difference between the sampler's and the learner's log-probability of the sampled tokens above
-    which the run ends: the two no longer hold the same model. Looked at where every sample is of the learner's own
-    version, as the first step's always are. bfloat16 against bfloat16 shows 0.02 to 0.042 on average over a step."""
-    max_bad_logprobs: float = 0.01
-    """Share of a policy's sampled tokens in a step whose log-probability may be NaN, infinite or positive; they are
-    masked. More end the run. In [0, 1]."""
+    """Maximum mean absolute difference between the log-probabilities of sampler and learner. If exceeded, they no
+    longer hold the same model and training stops with `MismatchError`. Checked in steps whose samples all have the
+    learner's current version. bfloat16 shows 0.02 to 0.042 on average over a step. inf disables the check."""
     max_skipped_steps: int = 1
     """Maximum number of consecutive steps in which a policy skips its batch, or minibatches of it, because their loss
-    or gradient is not finite. What is skipped leaves the weights unchanged. The batch is saved to ``failed-batches``,
-    and ``learner/skipped`` or ``learner/skipped_minibatches`` counts it. If exceeded, training stops with
+    or gradient is not finite. A skipped batch leaves the weights unchanged and is saved to ``failed-batches``;
+    ``learner/skipped`` and ``learner/skipped_minibatches`` count it. If exceeded, training stops with
     `DivergedError`."""
     max_empty_steps: int = 5
-    """Steps in a row without one group to learn from, after which the run ends, saved and exported, with the reason:
-    well where every episode earns the most there is or the highest that was seen, with an `EmptyBatchError`
-    elsewhere."""
+    """Maximum number of consecutive steps without an informative group. If exceeded, the run is saved and exported and
+    ends: successfully if every episode earns the maximum or the highest reward seen, otherwise with
+    `EmptyBatchError`."""
     preflight: bool = True
-    """Whether a few seconds of random play try environment, reward, prompts and disk before engines start, so that what
-    fails is told at once; see `forge_trainers.rl.preflight`."""
-    block_timeout_s: float = 120.0
-    """Seconds that an environment without isolation, or a scripted player, may hold the controller's thread at once;
-    then it is interrupted and its episode fails."""
+    """Whether to check environment, reward, prompts and disk with a few seconds of random play before engines start,
+    see `forge_trainers.rl.preflight`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -98,7 +86,7 @@ class GRPOConfig(ProcessConfig):
         check_tracker(self.tracker)
         if self.group_size < 2 and self.credit_rule.compares_episodes:
             raise ValueError(f"group_size={self.group_size} gives every advantage 0; set group_size >= 2")
-        check_at_least(self, 1, "groups_per_step", "max_concurrent_episodes", "max_turns", "eval_episodes")
+        check_at_least(self, 1, "groups_per_step", "max_concurrent_episodes", "eval_episodes")
         self._check_minibatches(self.learner)
         check_at_least(self, 1, "checkpoint_every", "keep_checkpoints", "max_empty_steps")
         check_at_least(self, 0, "max_resamples", "max_skipped_steps", "eval_every", "keep_episodes")
@@ -108,27 +96,25 @@ class GRPOConfig(ProcessConfig):
             )
         if self.exploitability_samples < 0 or (self.exploitability_samples and not self.eval_every):
             raise ValueError(
-                f"exploitability_samples={self.exploitability_samples} with eval_every={self.eval_every}: at least 0, "
-                "and above 0 only with evaluations, where it is measured"
+                f"exploitability_samples={self.exploitability_samples} with eval_every={self.eval_every}: must be at "
+                "least 0, and above 0 only with evaluations, where it is measured"
             )
         if not self.max_logprob_gap > 0:
-            raise ValueError(f"max_logprob_gap={self.max_logprob_gap} must be above 0; inf switches the guard off")
-        if not 0 <= self.max_bad_logprobs <= 1:
-            raise ValueError(f"max_bad_logprobs={self.max_bad_logprobs} must be in [0, 1]; 1 switches the guard off")
-        check_deadlines(self, "block_timeout_s")
+            raise ValueError(f"max_logprob_gap={self.max_logprob_gap} must be above 0; inf disables the check")
 
     def learner_of(self, policy: Policy) -> LearnerConfig:
-        """As in `ProcessConfig`; a loss of the policy's own must fit the step, which is the same for all policies.
+        """Return the learner settings of one policy, as `ProcessConfig.learner_of`.
 
         Raises:
-            ValueError: The loss comes with another credit, loss normalization or dynamic sampling than the trainer's.
+            ValueError: The policy's loss has another credit, loss normalization or dynamic sampling than the trainer's.
+                A step has one of each for all policies.
         """
         settings = super().learner_of(policy)
         self._check_minibatches(settings)
         for name, of_loss, of_trainer in (
             ("credit", self._credit(settings), self.credit_rule),
-            ("max_resamples", self._refills(settings), self.resamples),
-            ("loss_normalization", self._loss_normalization(settings), self._loss_normalization(self.learner)),
+            ("max_resamples", self._resamples(settings), self.resamples),
+            ("loss_normalization", self._normalization(settings), self._normalization(self.learner)),
         ):
             if of_loss != of_trainer:
                 raise ValueError(
@@ -146,15 +132,15 @@ class GRPOConfig(ProcessConfig):
             )
 
     def _credit(self, learner: LearnerConfig) -> Credit:
-        own = find_loss(learner.loss).credit
+        published = find_loss(learner.loss).credit
         assert not isinstance(self.credit, str)
-        return self.credit or (Credit(**own) if isinstance(own, Mapping) else own)
+        return self.credit or (Credit(**published) if isinstance(published, Mapping) else published)
 
-    def _refills(self, learner: LearnerConfig) -> int:
+    def _resamples(self, learner: LearnerConfig) -> int:
         return find_loss(learner.loss).max_resamples if self.max_resamples is None else self.max_resamples
 
-    def _loss_normalization(self, learner: LearnerConfig) -> tuple[LossNormalization, str]:
-        """Loss normalization, and the unit in which trajectories are counted for it."""
+    def _normalization(self, learner: LearnerConfig) -> tuple[LossNormalization, str]:
+        """Return the loss normalization and the unit that it counts."""
         loss = find_loss(learner.loss)
         rule = self.loss_normalization or loss.loss_normalization
         unit = "tokens" if loss.reduction == "token" else learner.sequence
@@ -167,17 +153,17 @@ class GRPOConfig(ProcessConfig):
 
     @property
     def resamples(self) -> int:
-        """`max_resamples`, or those of the learner's loss."""
-        return self._refills(self.learner)
+        """`max_resamples`, or that of the learner's loss."""
+        return self._resamples(self.learner)
 
     @property
     def size_of(self) -> Callable[[Trajectory], int] | None:
-        """What a trajectory that teaches nothing adds to the loss normalization; None: nothing."""
-        rule = self.loss_normalization or find_loss(self.learner.loss).loss_normalization
+        """Function from a zero-variance trajectory to its contribution to the loss normalization; None: always 0."""
+        rule, _ = self._normalization(self.learner)
         return self._size if rule == "sampled" else None
 
     def _size(self, trajectory: Trajectory) -> int:
-        """Tokens or sequences."""
+        """Return the number of sampled tokens, or of sequences with a sampled token."""
         tokens = [total_tokens([turn]) for turn in trajectory.turns]
         if find_loss(self.learner.loss).reduction == "token":
             return sum(tokens)

@@ -15,7 +15,7 @@ from forge_agents.errors import ModelNotFoundError
 from forge_agents.policy import AnyPolicy, Policy
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.types import Reward
-from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.losses.registry import find_loss
 from forge_trainers.records.description import describe
 from forge_trainers.records.run_folder import check_resumable, hashes_of_models, installed_packages
@@ -72,7 +72,7 @@ class RunPlan:
         return self.policies.agents_by_policy(self.sampler.agents)
 
     @cached_property
-    def learner_settings(self) -> dict[str, LearnerConfig]:
+    def learner_settings(self) -> dict[str, LearnerPlan]:
         """Settings of each learner, with its learning rate. Empty if a model is missing, which the start reports."""
         try:
             return resolved_settings(self.models, self._config)

@@ -74,12 +74,12 @@ class Preflight:
             PreflightError: An environment fails before its first decision with every seed, or by a mistake that no
                 action can cause; no first prompt fits the context; the reward does not return one number per
                 trajectory, or raises because of such a mistake.
-            StallError: An environment blocked the event loop for `block_timeout_s`.
+            StallError: An environment blocked the event loop for `supervision.BLOCK_TIMEOUT_S`.
         """
         started, randomness = time.monotonic(), ProcessRandomness()
         state = randomness.state_dict()
         try:
-            with Watchdog(self.config.block_timeout_s):
+            with Watchdog():
                 groups = await self._play(started + BUDGET_S)
             finish = await self._call_reward(groups)
         finally:
@@ -162,7 +162,7 @@ class Preflight:
             for agent, policy in self.mapping(agents, seed).items()
         }
         task = Task(env_id=env_id, seed=seed, agents=agents, number=0)
-        rollout = self.sampler.rollout(task, policies, {}, max_turns=self.config.max_turns)
+        rollout = self.sampler.rollout(task, policies, {})
         episodes: list[Episode] = []
         limit = asyncio.timeout(until - time.monotonic())
         try:

@@ -59,7 +59,7 @@ class Messages:
         if config.eval_every and not plan.uses_env_reward:
             self.say(
                 f"held-out episodes are scored by the run's reward, {reward_name(plan.reward)} (eval/reward), which "
-                "keep_best uses as well; eval/env_reward is the environment's own reward"
+                "the choice of the best checkpoint uses as well; eval/env_reward is the environment's own reward"
             )
 
 

@@ -23,6 +23,9 @@ _log = logging.getLogger(__name__)
 _Row: TypeAlias = tuple[int, str, int]
 """Group, agent and episode of a trajectory."""
 
+MAX_BAD_LOGPROBS = 0.01
+"""Maximum fraction of a policy's sampled tokens in a step with a NaN, infinite or positive log-probability."""
+
 
 def compute_advantages(
     groups: Sequence[EpisodeGroup], credit: Credit, trained: Collection[str], baselines: Baselines | None = None
@@ -271,7 +274,7 @@ def check_trained(groups: Sequence[EpisodeGroup], trained: Collection[str]) -> N
         )
 
 
-def pack_samples(samples: StepSamples, *, max_bad_logprobs: float) -> dict[str, EpisodeBatch]:
+def pack_samples(samples: StepSamples, *, max_bad_logprobs: float = MAX_BAD_LOGPROBS) -> dict[str, EpisodeBatch]:
     """Pack the samples of each policy into a batch.
 
     Raises:
@@ -281,7 +284,7 @@ def pack_samples(samples: StepSamples, *, max_bad_logprobs: float) -> dict[str, 
         if share > max_bad_logprobs:
             raise DivergedError(
                 f"the sampler of {name} gave invalid log-probabilities (NaN, infinite or positive) for {share:.2%} of "
-                f"a step's tokens, more than max_bad_logprobs={max_bad_logprobs:.2%}. Its weights or activations "
+                f"a step's tokens, more than {max_bad_logprobs:.2%}. Its weights or activations "
                 "overflow: check learner/grad_norm of earlier steps, lower lr, or set engine.dtype='float32'"
             )
     from forge_trainers.batch.packing import pack

@@ -149,7 +149,7 @@ class Session:
         groups = compute_advantages(groups, self.plan.credit, trained, self._state.baselines)
         samples = make_samples(groups, trained, max_tokens=processes.room, size_of=self.plan.size_of)
         watch.lap("score")
-        batches = pack_samples(samples, max_bad_logprobs=config.max_bad_logprobs)
+        batches = pack_samples(samples)
         learned = await train(
             batches,
             processes.learners,
@@ -190,7 +190,7 @@ class Session:
             self._run.rewind(first)
             self._run.keep_settings()
             display = Display("train", self._num_steps, first, learners)
-            watching = startup.show(display.say), Watchdog(self._config.block_timeout_s)
+            watching = startup.show(display.say), Watchdog()
             with display, watching[0], Interrupt(display.say) as interrupt, watching[1]:
                 self._announce(display, first)
                 reason = await self._steps(range(first, self._num_steps), display, interrupt)

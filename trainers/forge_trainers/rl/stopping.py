@@ -183,7 +183,7 @@ class StoppingCriteria:
             "difficulty, the temperature or group_size. If this is the maximum, declare it with the environment's "
             "max_reward",
             "failed": "Episodes fail: see the errors in episodes.jsonl",
-            "too_long": "Samples are longer than the learner accepts: raise learner.max_sample_tokens, or limit the "
+            "too_long": "Samples are longer than the learner accepts: raise engine.max_model_len, or limit the "
             "length of episodes",
             "abstained": "The reward returned NaN: check its requirements",
         }

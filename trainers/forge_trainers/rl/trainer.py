@@ -78,7 +78,7 @@ class GRPOTrainer:
         self._checkpoints = Checkpoints(
             self.out_dir / "checkpoints",
             keep=self.config.keep_checkpoints,
-            keep_best=self.config.keep_best,
+            keep_best=True,
             parts=self._state.parts,
             timeout_s=self.config.stage_timeout_s,
         )

@@ -1,7 +1,7 @@
-"""Checkpoints of a whole run: every learner, whatever else has learned, and the step to continue from; their export.
+"""Checkpoints of a run: learners, other stateful parts, and the step to continue from; and their export.
 
-In: learners and parts with a state. Out: folders ``step-NNNNNN``, complete once they hold ``experiment.json``, and
-models that others load. Waits for the learners and the disk; training goes on while files are written.
+A checkpoint is a folder ``step-NNNNNN``. It is complete when it holds ``experiment.json``. Training continues while its
+files are written.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from forge_agents.runtime.mesh import with_deadline
 from forge_agents.runtime.threads import all_or_first_error
 from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.memory import moment_bytes
+from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.records.run_folder import CHECKPOINT_MARK, checkpoint_marks, read_arrays
 
 if TYPE_CHECKING:
@@ -40,15 +41,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _EXPORTED = "exported"
-"""The file in a checkpoint that says that the run's export was made of it."""
+"""File in the checkpoint from which the run's export was made."""
 
-_DAMAGES = (OSError, RuntimeError, ValueError, KeyError, EOFError, BadZipFile)
-"""What reading a checkpoint raises whose files are not as they were written."""
+_DAMAGE = (OSError, RuntimeError, ValueError, KeyError, EOFError, BadZipFile)
+"""Errors of reading a damaged checkpoint."""
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What learns or remembers, such as a verifier ensemble: arrays by name, none of them of objects."""
+    """Object with a state to save, such as a verifier ensemble: arrays by name, none of them of objects."""
 
     def state_dict(self) -> Mapping[str, np.ndarray]: ...  # noqa: D102
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None: ...  # noqa: D102
@@ -56,54 +57,55 @@ class Stateful(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class _Mark:
-    """What ``experiment.json`` says of its folder."""
+    """Content of ``experiment.json``."""
 
     step: int
-    """Steps done."""
+    """Number of steps done."""
     policies: list[str]
     """Names of the learners, sorted."""
     score: float | None = None
-    """Mean held-out reward of these weights; None where it was not measured."""
+    """Mean held-out reward of these weights. None if it was not measured."""
     files: dict[str, list[int]] = field(default_factory=dict)
-    """Size in bytes and CRC-32 of every chunk of every other file, by path."""
+    """Size in bytes and CRC-32 of every chunk of each other file, by path."""
     chunk_bytes: int = 0
-    """Size of a chunk; 0: the whole file is one."""
+    """Size of a chunk in bytes. 0: each file is one chunk."""
 
     @classmethod
     def read(cls, folder: Path) -> _Mark:
-        """Raises ValueError where the file does not say what it should."""
+        """Read the mark of a checkpoint. Raises ValueError if it is damaged."""
         check_plain_files(folder)
         text = (folder / CHECKPOINT_MARK).read_text()
         try:
-            found = json.loads(text)
-            mark = cls(**{**found, "step": int(found["step"]), "policies": [str(name) for name in found["policies"]]})
-            paths = {name: PurePosixPath(name) for name in (*mark.policies, *mark.files)}  # they are opened
-            odd = [n for n, p in paths.items() if not p.parts or p.is_absolute() or ".." in p.parts or "\0" in n]
+            values = json.loads(text)
+            policies = [str(name) for name in values["policies"]]
+            mark = cls(**{**values, "step": int(values["step"]), "policies": policies})
+            paths = {name: PurePosixPath(name) for name in (*mark.policies, *mark.files)}  # opened later
+            outside = [n for n, p in paths.items() if not p.parts or p.is_absolute() or ".." in p.parts or "\0" in n]
             math.isfinite(mark.score or 0.0)
         except (ArithmeticError, KeyError, TypeError, RecursionError) as cause:
             raise ValueError(f"{CHECKPOINT_MARK} is damaged: {cause!r}") from cause
-        if odd:
-            raise ValueError(f"{CHECKPOINT_MARK} is damaged: {odd[0][:80]!r} does not stay in the folder")
+        if outside:
+            raise ValueError(f"{CHECKPOINT_MARK} is damaged: {outside[0][:80]!r} leads out of the folder")
         return mark
 
 
 class ProcessRandomness:
-    """The random state of Python and NumPy in this process, for environments and rewards that draw from it."""
+    """Random state of Python and NumPy in this process, for environments and rewards that use it."""
 
     def __init__(self) -> None:
         self._settled: dict[str, np.ndarray] | None = None
 
     def settle(self) -> None:
-        """A step has been learned from: what is drawn from here on is drawn again after a resume."""
+        """Record the state after a training step. A resumed run continues from it."""
         self._settled = self._state()
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """Both generators' states, as after the last step that was learned from."""
+        """Return the states of both generators after the last training step."""
         return self._state() if self._settled is None else self._settled
 
     def _state(self) -> dict[str, np.ndarray]:
         _, words, normal = random.getstate()
-        _, keys, place, has_normal, cached = np.random.get_state()  # noqa: NPY002  # the state that others draw from
+        _, keys, place, has_normal, cached = np.random.get_state()  # noqa: NPY002  # the global state
         return {
             "python": np.array(words, dtype=np.uint64),
             "python_normal": np.array(math.nan if normal is None else normal),
@@ -124,18 +126,18 @@ class ProcessRandomness:
 
 
 class RewardState:
-    """The state of a reward after the last step that was learned from, whatever it has judged ahead since.
+    """State of a reward after the last training step, without steps that were scored ahead.
 
-    Steps that were judged ahead are played and judged again after a resume, so their evidence must not be saved; and
-    nobody may read a state that a judging thread is changing.
+    Steps that were scored ahead are collected and scored again after a resume, so their evidence must not be saved. The
+    state is copied between steps, because a scoring thread may be changing it at any other time.
 
     Args:
-        reward: Any; without a state there is nothing to do.
+        reward: Any reward. Without a state, all methods do nothing.
     """
 
     def __init__(self, reward: object) -> None:
         self._reward = reward if isinstance(reward, Stateful) else None
-        self._judged: dict[int, dict[str, np.ndarray]] = {}
+        self._scored: dict[int, dict[str, np.ndarray]] = {}
         self._learned: dict[str, np.ndarray] | None = None
         self._ahead: set[int] = set()
 
@@ -145,50 +147,50 @@ class RewardState:
         return self._reward is not None
 
     def begin(self) -> None:
-        """Begin a session: what was judged and never learned from is forgotten."""
+        """Begin a session: forget steps that were scored and not trained on."""
         if self._ahead and self._learned is not None and self._reward is not None:
             self._reward.load_state_dict(self._learned)
-        self._judged, self._ahead = {}, set()
+        self._scored, self._ahead = {}, set()
 
     def judging(self, step: int) -> None:
-        """The groups of `step` are about to be judged."""
+        """Note that the groups of `step` are about to be scored."""
         if not self._ahead:
             self._learned = self._state()
         self._ahead.add(step)
 
     def judged(self, step: int) -> None:
-        """They have been, and those of the next are not yet."""
-        self._judged[step] = self._state()
+        """Note that the groups of `step` are scored and those of the next step are not."""
+        self._scored[step] = self._state()
 
     def settle(self, step: int) -> None:
-        """`step` has been learned from."""
+        """Note that `step` was trained on."""
         self._ahead.discard(step)
-        self._learned = self._judged.pop(step, self._learned)
+        self._learned = self._scored.pop(step, self._learned)
 
     def state_dict(self) -> dict[str, np.ndarray]:
-        """As after the last step that was learned from."""
+        """Return the state after the last training step."""
         return self._state() if self._learned is None or not self._ahead else self._learned
 
     def load_state_dict(self, state: Mapping[str, np.ndarray]) -> None:
         """Continue from `state_dict`."""
-        self._judged, self._learned, self._ahead = {}, None, set()
+        self._scored, self._learned, self._ahead = {}, None, set()
         if self._reward is not None:
             self._reward.load_state_dict(state)
 
     def _state(self) -> dict[str, np.ndarray]:
-        """A copy: what is learned later must not change it."""
+        """Return a copy of the reward's state."""
         return {} if self._reward is None else {k: np.array(v) for k, v in self._reward.state_dict().items()}
 
 
 class Checkpoints:
-    """The newest checkpoints of a run, and its best.
+    """The newest checkpoints of a run, and the best one.
 
     Args:
-        folder: Where they lie.
-        keep: How many of the newest stay on disk, at least 1.
-        keep_best: Whether the one of highest score stays as well.
-        parts: What is saved and restored beside the learners, by name, where it is `Stateful`.
-        timeout_s: Deadline of writing or reading one.
+        folder: Folder of the checkpoints.
+        keep: Number of newest checkpoints on disk, at least 1.
+        keep_best: Whether the checkpoint of the highest score is kept as well.
+        parts: Objects that are saved and restored next to the learners, by name, if they are `Stateful`.
+        timeout_s: Timeout in seconds of writing or reading a checkpoint.
     """
 
     def __init__(
@@ -206,56 +208,56 @@ class Checkpoints:
         self._first: dict[str, dict[str, np.ndarray]] = {}
 
     def any(self) -> bool:
-        """Whether there is a complete checkpoint."""
+        """Return whether there is a complete checkpoint."""
         return bool(self.complete())
 
     def best(self) -> Path | None:
-        """The checkpoint of highest score, of equal ones the newest; None where none has a score."""
+        """Return the newest checkpoint of the highest score, or None if none has a score."""
         scored = [(mark.score, folder) for folder, mark in self._marks().items() if mark.score is not None]
         return max(scored)[1] if scored else None
 
     def score(self, folder: Path) -> float | None:
-        """Mean held-out reward of a checkpoint; None where it was not measured."""
+        """Return the mean held-out reward of a checkpoint, or None if it was not measured."""
         mark = self._marks().get(folder)
         return None if mark is None else mark.score
 
     def complete(self) -> list[Path]:
-        """Complete checkpoints, newest first."""
+        """Return the complete checkpoints, newest first."""
         return [mark.parent for mark in checkpoint_marks(self._folder)]
 
     def standing(self) -> str:
-        """What a run that was stopped has saved, and how to go on."""
+        """Return a message for a stopped run: what is saved, and how to continue."""
         saved = self.complete()
         if not saved:
-            return f"stopped before a step was saved in {self._folder.parent}; the same call begins anew"
+            return f"stopped before a step was saved in {self._folder.parent}; the same call starts from the beginning"
         step = saved[0].name.rpartition("-")[2].lstrip("0")
-        return f"stopped; {self._folder.parent} holds the run after step {step}, from which the same call goes on"
+        return f"stopped; {self._folder.parent} holds the run after step {step}; the same call continues from there"
 
     def exported(self) -> None:
-        """Note that the run's export holds the newest checkpoint."""
+        """Note that the run's export was made from the newest checkpoint."""
         for newest in self.complete()[:1]:
             (newest / _EXPORTED).touch()
 
     def finished(self, steps: int, learners: Collection[str]) -> int:
-        """Where the newest checkpoint is exported and `steps` or more, load the parts and return its steps; else 0."""
+        """Load the parts of the newest checkpoint if it is exported and has `steps` or more. Returns its steps or 0."""
         for folder in self.complete()[:1]:
             try:
                 mark = _Mark.read(folder)
                 if mark.step >= steps and mark.policies == sorted(learners) and (folder / _EXPORTED).exists():
                     self._load_parts(folder)
                     return mark.step
-            except _DAMAGES as cause:  # `restore` will say more
+            except _DAMAGE as cause:  # `restore` reports it in detail
                 _log.warning("checkpoint %s does not load (%s)", folder, cause)
         return 0
 
     def check_resumable(self, learners: Collection[str]) -> None:
-        """See that the newest checkpoint is of these learners and parts, before anything is started.
+        """Check that the newest checkpoint fits these learners and parts, before anything is started.
 
-        A damaged checkpoint is left to `restore`, which takes the one before.
+        Damaged checkpoints are skipped here, because `restore` falls back to the one before.
 
         Raises:
-            RunFolderError: It holds other policies, or the state of a part does not fit, such as that of a reward with
-                other verifiers.
+            RunFolderError: The checkpoint has other policies, or the state of a part does not fit, such as that of a
+                reward with other verifiers.
         """
         for folder in self.complete()[:1]:
             try:
@@ -264,14 +266,14 @@ class Checkpoints:
                 if find_damage(folder, parts, chunk_bytes=mark.chunk_bytes):
                     return
                 states = {name: read_arrays(folder / f"{name}.npz") for name in self._parts}
-            except _DAMAGES:
+            except _DAMAGE:
                 return
             _check_policies(folder, mark, learners)
             for name, state in states.items():
                 self._check_part(folder, name, state)
 
     def _check_part(self, folder: Path, name: str, state: Mapping[str, np.ndarray] | None) -> None:
-        """Load the state of a part and put the part back as it was."""
+        """Load the state of a part as a test, and restore the part."""
         part = self._parts[name]
         before = {key: np.array(value) for key, value in part.state_dict().items()}
         try:
@@ -280,46 +282,47 @@ class Checkpoints:
                 part.load_state_dict(before)
         except (ValueError, KeyError, TypeError, IndexError) as cause:
             raise RunFolderError(
-                f"the state of {name} in {folder} does not fit this call: {cause}. Give the run what it was trained "
-                "with, or choose another out_dir"
+                f"the state of {name} in {folder} does not fit this call: {cause}. Use the reward and settings "
+                "that the run was trained with, or choose another out_dir"
             ) from cause
 
     def check_room(self, policies: Iterable[tuple[Policy, LearnerConfig]], say: Callable[[str], None]) -> None:
-        """See that the disk holds what training `policies` writes: checkpoints, and the export at the end.
+        """Check that the disk has space for the checkpoints and the final export.
 
         Args:
             policies: Trainable policies with their learner settings.
-            say: Shows a line, where there is room for the first checkpoint and not for all that are to be kept.
+            say: Shows a warning if there is space for one checkpoint, but not for all that are kept.
 
         Raises:
-            RunFolderError: There is no room for one.
+            RunFolderError: There is no space for one checkpoint.
         """
-        each = export = 0
+        checkpoint = export = 0
         for policy, learner in policies:
             model = models.resolve(policy.model)
             export += models.weight_bytes(model)
-            each += 0 if policy.lora else models.weight_count(model) * (4 + moment_bytes(learner))  # adapters are small
-        there = self._folder.absolute()
-        while not there.exists():
-            there = there.parent
-        free = shutil.disk_usage(there).free
-        if free < each + export:
+            if policy.lora is None:  # adapters are small
+                checkpoint += models.weight_count(model) * (4 + moment_bytes(learner))
+        disk = self._folder.absolute()
+        while not disk.exists():
+            disk = disk.parent
+        free = shutil.disk_usage(disk).free
+        if free < checkpoint + export:
             raise RunFolderError(
-                f"{there} has {free / 1e9:.1f} GB free; one checkpoint takes {each / 1e9:.1f} GB and the export "
-                f"{export / 1e9:.1f} GB. Make room, or choose another out_dir"
+                f"{disk} has {free / 1e9:.1f} GB free; one checkpoint takes {checkpoint / 1e9:.1f} GB and the export "
+                f"{export / 1e9:.1f} GB. Free some space, or choose another out_dir"
             )
-        wanted = (self._keep + self._keep_best + 1 - len(self.complete())) * each + export
-        if free < wanted:
+        needed = (self._keep + self._keep_best + 1 - len(self.complete())) * checkpoint + export
+        if free < needed:
             say(
-                f"{there} has {free / 1e9:.1f} GB free, and all checkpoints that are kept take {wanted / 1e9:.1f} GB: "
-                "lower keep_checkpoints, or make room"
+                f"{disk} has {free / 1e9:.1f} GB free, and all checkpoints that are kept take {needed / 1e9:.1f} GB: "
+                "lower keep_checkpoints, or free some space"
             )
 
     def policies(self, folder: Path) -> list[str]:
-        """Names of the learners in a checkpoint; each has a folder there.
+        """Return the names of the learners in a checkpoint. Each has a folder there.
 
         Raises:
-            RunFolderError: Its files are not as they were written.
+            RunFolderError: The checkpoint is damaged.
         """
         try:
             return _checked(folder).policies
@@ -327,45 +330,45 @@ class Checkpoints:
             raise RunFolderError(f"checkpoint {folder} is damaged: {cause}") from cause
 
     def is_best(self, score: float | None) -> bool:
-        """Whether a checkpoint with `score` would be kept as the best."""
+        """Return whether a checkpoint with `score` would be kept as the best."""
         if score is None or not self._keep_best:
             return False
         scores = [mark.score for mark in self._marks().values() if mark.score is not None]
         return score >= max(scores, default=-math.inf)
 
     async def start(self, step: int, learners: Mapping[str, Learner], *, score: float | None = None) -> None:
-        """Take the state after `step` steps, and begin to write it.
+        """Copy the state after `step` steps and begin to write it.
 
-        Waits for the checkpoint before, if it is still being written. That it could not be written is a warning here,
-        and the run goes on: this one is the next attempt.
+        Waits for the previous checkpoint if it is still being written. If that failed, the run continues with a
+        warning, because this checkpoint is the next attempt.
         """
         try:
             await self.finish()
         except RunFolderError as cause:
-            _log.warning("%s; training goes on", cause)
-        taken = asyncio.Event()
-        self._writing = asyncio.ensure_future(self._write(step, learners, score, taken))
-        begun = asyncio.ensure_future(taken.wait())
-        await asyncio.wait({self._writing, begun}, return_when=asyncio.FIRST_COMPLETED)
-        begun.cancel()
+            _log.warning("%s; training continues", cause)
+        copied = asyncio.Event()
+        self._writing = asyncio.ensure_future(self._write(step, learners, score, copied))
+        copying = asyncio.ensure_future(copied.wait())
+        await asyncio.wait({self._writing, copying}, return_when=asyncio.FIRST_COMPLETED)
+        copying.cancel()
 
     async def finish(self) -> None:
-        """Wait until what `start` began is on disk.
+        """Wait until the checkpoint that `start` began is on disk.
 
         Raises:
-            RunFolderError: It could not be written; older ones are untouched.
+            RunFolderError: The checkpoint could not be written. Older ones are untouched.
         """
         writing, self._writing = self._writing, None
         if writing is not None:
             await writing
 
     async def save(self, step: int, learners: Mapping[str, Learner], *, score: float | None = None) -> None:
-        """`start` and `finish`."""
+        """Write a checkpoint: `start` and `finish`."""
         await self.start(step, learners, score=score)
         await self.finish()
 
     async def settle(self) -> None:
-        """End what is under way, whatever becomes of the run: wait for it, or drop it where the run was cancelled."""
+        """End the checkpoint that is being written: wait for it, or drop it if the run was cancelled."""
         task = asyncio.current_task()
         if self._writing is not None and task is not None and task.cancelling():
             self._writing.cancel()
@@ -375,15 +378,15 @@ class Checkpoints:
             _log.warning("the last checkpoint was not finished: %s", cause)
 
     async def restore(self, learners: Mapping[str, Learner]) -> int:
-        """Load the newest checkpoint that loads; newer, damaged ones are renamed ``damaged-NNNNNN``.
+        """Load the newest undamaged checkpoint. Newer, damaged ones are renamed ``damaged-NNNNNN``.
 
-        Where there is none, parts are as they were when this was called first.
+        Without a checkpoint, parts get the state that they had at the first call.
 
         Returns:
-            The step to continue from; 0 where there is none.
+            The step to continue from, 0 without a checkpoint.
 
         Raises:
-            ForgeError: Checkpoints are there and none of them loads, or they hold other policies.
+            ForgeError: No checkpoint loads, or they hold other policies.
         """
         damaged: dict[Path, BaseException] = {}
         for folder in self.complete():
@@ -394,27 +397,27 @@ class Checkpoints:
                     await self._load(folder, learners)
             except (StallError, ActorDiedError):
                 raise
-            except _DAMAGES as cause:
+            except _DAMAGE as cause:
                 _log.warning("checkpoint %s does not load (%s); trying the one before", folder, cause)
                 damaged[folder] = cause
                 continue
             _check_policies(folder, mark, learners)
-            for newer in damaged:  # the run will come to their steps again
+            for newer in damaged:  # the run will write their steps again
                 name = newer.name.replace("step", "damaged")
                 names = itertools.chain((name,), (f"{name}.{number}" for number in itertools.count(2)))
                 newer.replace(next(p for p in map(self._folder.joinpath, names) if not p.exists()))
             return mark.step
         if damaged:
-            raise ForgeError("no checkpoint loads: " + "; ".join(f"{path}: {why}" for path, why in damaged.items()))
+            raise ForgeError("no checkpoint loads: " + "; ".join(f"{path}: {error}" for path, error in damaged.items()))
         for name, state in self._first.items():
             self._parts[name].load_state_dict(state)
         self._first = {name: {k: np.array(v) for k, v in p.state_dict().items()} for name, p in self._parts.items()}
         return 0
 
     async def _write(
-        self, step: int, learners: Mapping[str, Learner], score: float | None, taken: asyncio.Event
+        self, step: int, learners: Mapping[str, Learner], score: float | None, copied: asyncio.Event
     ) -> None:
-        # Under a name that nobody looks for until all files and, last, the mark are there: a kill leaves no half one.
+        # The draft is renamed after all files and, last, the mark are written: a kill leaves no partial checkpoint.
         draft, final = self._folder / f".draft-{step:06d}", self._folder / f"step-{step:06d}"
         try:
             for old in self._folder.glob(".draft-*"):
@@ -422,22 +425,22 @@ class Checkpoints:
             draft.mkdir(parents=True)
             sums: dict[str, list[int]] = {}
             for name, part in self._parts.items():
-                whole, own_sums = io.BytesIO(), Checksums()
-                np.savez(whole, allow_pickle=False, **part.state_dict())
-                own_sums.add(whole.getbuffer())
-                (draft / f"{name}.npz").write_bytes(whole.getbuffer())
-                sums[f"{name}.npz"] = own_sums.all
+                buffer, checksums = io.BytesIO(), Checksums()
+                np.savez(buffer, allow_pickle=False, **part.state_dict())
+                checksums.add(buffer.getbuffer())
+                (draft / f"{name}.npz").write_bytes(buffer.getbuffer())
+                sums[f"{name}.npz"] = checksums.all
             await all_or_first_error(
                 learner.start_save(draft / name, timeout_s=self._timeout_s) for name, learner in learners.items()
             )
-            taken.set()
+            copied.set()
             written = await all_or_first_error(
                 learner.finish_save(timeout_s=self._timeout_s) for learner in learners.values()
             )
-            for learner, own in zip(learners, written, strict=True):
-                sums |= {f"{learner}/{name}": found for name, found in own.items()}
-            known = score if score is not None and math.isfinite(score) else None
-            mark = _Mark(step=step, policies=sorted(learners), score=known, files=sums, chunk_bytes=CHUNK_BYTES)
+            for learner, files in zip(learners, written, strict=True):
+                sums |= {f"{learner}/{name}": checksum for name, checksum in files.items()}
+            finite = score if score is not None and math.isfinite(score) else None
+            mark = _Mark(step=step, policies=sorted(learners), score=finite, files=sums, chunk_bytes=CHUNK_BYTES)
             await asyncio.to_thread(_put_in_place, draft, final, mark)
             best = self.best() if self._keep_best else None
             for old in self.complete()[self._keep :]:
@@ -447,11 +450,11 @@ class Checkpoints:
             raise
         except OSError as cause:
             shutil.rmtree(draft, ignore_errors=True)
-            kept = next(iter(self.complete()), None)
+            newest = next(iter(self.complete()), None)
             raise RunFolderError(
                 f"the checkpoint of step {step} cannot be written ({cause}); "
-                + (f"the newest is {kept}" if kept else "there is none yet")
-                + ". Make room, or the folder writable"
+                + (f"the newest is {newest}" if newest else "there is none yet")
+                + ". Free some space, or make the folder writable"
             ) from cause
 
     async def _load(self, folder: Path, learners: Mapping[str, Learner]) -> None:
@@ -464,19 +467,19 @@ class Checkpoints:
         states = {name: read_arrays(folder / f"{name}.npz") for name in self._parts}
         for name, state in states.items():
             if state is None:
-                _log.warning("checkpoint %s holds no %s, which starts afresh", folder, name)
+                _log.warning("checkpoint %s holds no %s, which starts from its initial state", folder, name)
             else:
                 self._parts[name].load_state_dict(state)
 
     def _marks(self) -> dict[Path, _Mark]:
-        """What can be read of the complete checkpoints, newest first."""
-        found = {}
+        """Return the marks of all readable complete checkpoints, newest first."""
+        marks = {}
         for folder in self.complete():
             try:
-                found[folder] = _Mark.read(folder)
+                marks[folder] = _Mark.read(folder)
             except (OSError, ValueError) as cause:
                 _log.warning("checkpoint %s: %s", folder, cause)
-        return found
+        return marks
 
 
 def _check_policies(folder: Path, mark: _Mark, learners: Collection[str]) -> None:
@@ -487,7 +490,7 @@ def _check_policies(folder: Path, mark: _Mark, learners: Collection[str]) -> Non
 
 
 def _put_in_place(draft: Path, final: Path, mark: _Mark) -> None:
-    """Give a draft its mark and its name; a power cut leaves the whole of it or no mark."""
+    """Write the mark of a draft and rename it. After a power cut the checkpoint is whole or has no mark."""
     with (draft / CHECKPOINT_MARK).open("w") as file:
         json.dump(asdict(mark), file)
         file.flush()
@@ -497,18 +500,18 @@ def _put_in_place(draft: Path, final: Path, mark: _Mark) -> None:
 
 
 def _checked(folder: Path) -> _Mark:
-    """The mark of a checkpoint whose files are as they were written.
+    """Return the mark of a checkpoint after checking the checksums of its files.
 
     Raises:
-        ValueError, OSError: They are not.
+        ValueError, OSError: A file is damaged.
     """
     mark = _Mark.read(folder)
     try:
-        wrong = find_damage(folder, mark.files, chunk_bytes=mark.chunk_bytes)
+        damage = find_damage(folder, mark.files, chunk_bytes=mark.chunk_bytes)
     except TypeError as cause:
         raise ValueError(f"{CHECKPOINT_MARK} is damaged: {cause!r}") from cause
-    if wrong:
-        raise ValueError(wrong)
+    if damage:
+        raise ValueError(damage)
     return mark
 
 
@@ -519,33 +522,33 @@ def export_checkpoint(
     out: str | os.PathLike[str] | None = None,
     say: Callable[[str], None] | None = None,
 ) -> Path:
-    """Write the weights of one checkpoint in Hugging Face format, without engines and without the run's ranks.
+    """Write the weights of one checkpoint in Hugging Face format, in this process alone.
 
     Args:
-        run: The folder of a training: what `GRPOTrainer`, `SFTTrainer` or `DPOTrainer` had as ``out_dir``.
-        checkpoint: "best", of the highest held-out reward (the newest where none was measured); "newest"; or the name
-            of one, such as "step-000020".
-        out: The new folder; None is ``RUN/export-step-NNNNNN``.
-        say: Called with a line that names the checkpoint and its held-out reward, before the export.
+        run: Run folder: the ``out_dir`` of a `GRPOTrainer`, `SFTTrainer` or `DPOTrainer`.
+        checkpoint: "best" (highest held-out reward, or the newest if none was measured), "newest", or a name such as
+            "step-000020".
+        out: New folder. None: ``RUN/export-step-NNNNNN``.
+        say: Called with a line about the checkpoint before the export.
 
     Returns:
-        The folder: a model, or a subfolder for each policy where several were trained.
+        The folder: a model, or one subfolder per policy if several were trained.
 
     Raises:
-        RunFolderError: There is no such run or checkpoint, it is damaged, or `out` exists.
+        RunFolderError: Run or checkpoint are missing or damaged, or `out` exists.
     """
     from forge_trainers.learner.core import LearnerCore
 
     folder = user_path(run)
     check_contained(folder)
-    policies, kept = _policies(folder), Checkpoints(folder / "checkpoints", keep=1)
-    chosen = _chosen(kept, checkpoint, folder)
+    policies, checkpoints = _policies(folder), Checkpoints(folder / "checkpoints", keep=1)
+    chosen = _find(checkpoints, checkpoint, folder)
     target = user_path(out) if out else folder / f"export-{chosen.name}"
     if target.exists():
-        raise RunFolderError(f"{target} is there already; name another folder with --out, or remove it")
-    names = kept.policies(chosen)
+        raise RunFolderError(f"{target} exists already; name another folder with --out, or remove it")
+    names = checkpoints.policies(chosen)
     if say is not None:
-        score = kept.score(chosen)
+        score = checkpoints.score(chosen)
         reward = "no held-out reward" if score is None else f"held-out reward {score:.4f}"
         say(f"checkpoint  {chosen.name}, {reward}")
     for name in names:
@@ -557,36 +560,36 @@ def export_checkpoint(
 
 
 def _policies(folder: Path) -> Mapping[str, Any]:
-    """Settings of the run's policies, by name."""
+    """Return the settings of the run's policies by name."""
     file = folder / "config.yaml"
     try:
         settings = safe_yaml.read(file)
-        found: Mapping[str, Any] = settings.get("policies") or {settings["policy"]["name"]: settings["policy"]}
+        policies: Mapping[str, Any] = settings.get("policies") or {settings["policy"]["name"]: settings["policy"]}
     except OSError as cause:
         raise RunFolderError(f"{file} cannot be read ({cause}); give the folder of a training run") from cause
     except (ValueError, AttributeError, KeyError, TypeError) as cause:
         raise RunFolderError(f"{file} names no policies ({cause!r}); give the folder of a training run") from cause
-    return found
+    return policies
 
 
-def _chosen(kept: Checkpoints, which: str, folder: Path) -> Path:
-    complete = {one.name: one for one in kept.complete()}
+def _find(checkpoints: Checkpoints, name: str, folder: Path) -> Path:
+    complete = {path.name: path for path in checkpoints.complete()}
     if not complete:
-        raise RunFolderError(f"{folder} holds no complete checkpoint; `checkpoint_every` says how often one is written")
+        raise RunFolderError(f"{folder} holds no complete checkpoint; checkpoint_every sets how often one is written")
     newest = next(iter(complete.values()))
-    found = {"best": kept.best() or newest, "newest": newest, **complete}
-    if which not in found:
-        raise RunFolderError(f"{folder} has no checkpoint {which!r}; there are {', '.join(found)}")
-    return found[which]
+    by_name = {"best": checkpoints.best() or newest, "newest": newest, **complete}
+    if name not in by_name:
+        raise RunFolderError(f"{folder} has no checkpoint {name!r}; it has {', '.join(by_name)}")
+    return by_name[name]
 
 
-def _config(name: str, policies: Mapping[str, Any], dump: str) -> LearnerConfig:
-    """What is needed to hold the weights; how they were learned does not matter any more."""
+def _config(name: str, policies: Mapping[str, Any], dump: str) -> LearnerPlan:
+    """Return the settings that are needed to load the weights of a policy."""
     try:
         policy = policies[name]
         adapter = policy.get("lora")
         lora = None if adapter is None else LoRA(**adapter)
         model = str(models.resolve(policy["model"]))
     except (KeyError, TypeError, AttributeError) as cause:
-        raise RunFolderError(f"config.yaml says nothing of the policy {name!r} in the checkpoint: {cause!r}") from cause
-    return LearnerConfig(model=model, lora=lora, dump_folder=dump)
+        raise RunFolderError(f"config.yaml has no policy {name!r}, which is in the checkpoint: {cause!r}") from cause
+    return LearnerPlan(model=model, lora=lora, dump_folder=dump)

@@ -1,7 +1,4 @@
-"""The live view of a training run.
-
-In: metrics by step. Out: a progress line in a terminal, one plain line per step elsewhere. Waits for nothing.
-"""
+"""Live view of a training run: a progress bar in a terminal, otherwise one line per step."""
 
 from __future__ import annotations
 
@@ -44,14 +41,14 @@ _SHOWN_IF_ANY = (
 
 
 class _Bar(Progress):
-    """Leaves room at the right for the ^C that a terminal writes there: in the next row it would move the bar's own."""
+    """Leaves space at the right for the ^C that a terminal writes, which would otherwise break the bar."""
 
     def get_renderable(self) -> RenderableType:
         return _Narrow(super().get_renderable())
 
 
 class _Narrow:
-    """As wide as the console less the room for ^C."""
+    """As wide as the console minus the space for ^C."""
 
     def __init__(self, shown: RenderableType) -> None:
         self._shown = shown
@@ -61,13 +58,14 @@ class _Narrow:
 
 
 class Display:
-    """Shows step, reward, what became of the groups, KL, tokens per second and the time left.
+    """Shows step, reward, counts of groups, KL, tokens per second and the remaining time.
 
     Args:
-        title: Said before the bar.
-        total: Steps of the whole run.
-        done: Steps that an earlier session has finished.
-        policies: Whose rewards are shown one by one, where several learn: of a game's two sides the mean says nothing.
+        title: Text before the bar.
+        total: Number of steps of the whole run.
+        done: Number of steps of earlier sessions.
+        policies: Trained policies. If there are several, their rewards are also shown one by one, because the mean over
+            two sides of a game is no measure.
     """
 
     def __init__(self, title: str, total: int, done: int = 0, policies: Collection[str] = ()) -> None:
@@ -82,25 +80,25 @@ class Display:
         self._console = Console()
         self._title, self._total = title, total
         self._progress: Progress | None = None
-        if self._console.is_interactive:  # a terminal that is not dumb
+        if self._console.is_interactive:  # a capable terminal
             self._progress = _Bar(
                 TextColumn("[bold]{task.description}"),
                 BarColumn(bar_width=20),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),
-                # wraps; others keep their width
+                # wraps, while the other columns keep their width
                 TextColumn("{task.fields[metrics]}", markup=False, table_column=Column()),
                 console=self._console,
             )
             self._task = self._progress.add_task(title, total=total, completed=done, metrics="")
 
     def step(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show that `step` is done."""
-        shown = [*self._shown, *(one for one in self._shown_if_any if metrics.get(one[1]))]
+        """Show the metrics of a finished step."""
+        shown = [*self._shown, *(column for column in self._shown_if_any if metrics.get(column[1]))]
         text = "  ".join(
             f"{label} {form.format(metrics[key])}"
             for label, key, form in shown
-            # a reward that is NaN is a mean of nothing: a policy met only itself, or nothing was finished
+            # a NaN reward has no episodes: a policy played only itself, or none was finished
             if key in metrics and not (key.startswith(("reward/", "env_reward/")) and math.isnan(metrics[key]))
         )
         if self._progress is not None:
@@ -109,7 +107,7 @@ class Display:
             self._print(f"{self._title} {step + 1}/{self._total}  {text}")
 
     def say(self, text: str) -> None:
-        """A line above the bar, as it is: environments and models may have written some of it."""
+        """Print a line above the bar, with control characters made visible: models may have written parts of it."""
         self._print(visible(text))
 
     def _print(self, text: str) -> None:

@@ -1,28 +1,28 @@
-"""Learner settings of each trainable policy of a run: overrides merged, learning rates resolved, conflicts refused."""
+"""Learner settings of each trainable policy: overrides, learning rates and conflicts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from typing import Any
 
 from forge_agents.models import resolve as models
 from forge_agents.policy import Policy
 from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.learner.rates import described, weak_rate, with_rate
 from forge_trainers.run.config import ProcessConfig
 
 _OF_AN_ADAPTER = frozenset({
     "lr", "warmup_steps", "lr_decay", "lr_decay_ratio", "lr_min_ratio", "weight_decay", "betas", "max_grad_norm",
-    "optimizer_state_dtype", "loss", "clip_low", "clip_high", "sequence", "length_constant", "correction",
-    "correction_level", "correction_low", "correction_high", "kl", "kl_coef", "entropy_coef", "num_iterations",
-    "num_minibatches",
+    "optimizer_state_dtype", "loss", "clip", "sequence", "correction", "kl", "kl_coef", "entropy_coef",
+    "num_iterations", "num_minibatches",
 })  # fmt: skip
-"""Fields in which adapters that share one model may differ; the others belong to the model or its processes."""
+"""Fields in which adapters on one model may differ. The others belong to the model or its processes."""
 
 
 def shared_settings(policies: Sequence[Policy], config: ProcessConfig) -> LearnerConfig:
-    """Settings of a learner, by those of the policies that share it: of the first, with what all must have in common.
+    """Return the settings of the first policy, after checking that all policies can share one learner.
 
     Raises:
         ValueError: Two of the policies differ in a setting of the model or of its processes.
@@ -30,37 +30,39 @@ def shared_settings(policies: Sequence[Policy], config: ProcessConfig) -> Learne
     first, *others = [config.learner_of(policy) for policy in policies]
     for policy, settings in zip(policies[1:], others, strict=True):
         for field in fields(settings):
-            mine, theirs = getattr(settings, field.name), getattr(first, field.name)
-            if mine != theirs and field.name not in _OF_AN_ADAPTER:
+            value, first_value = getattr(settings, field.name), getattr(first, field.name)
+            if value != first_value and field.name not in _OF_AN_ADAPTER:
                 raise ValueError(
                     f"policies {policies[0].name!r} and {policy.name!r} have adapters on one model and share its "
-                    f"learner, but learner.{field.name} is {theirs!r} for one and {mine!r} for the other; give both "
-                    "the same value, or adapters of different shapes, which get learners of their own"
+                    f"learner, but learner.{field.name} is {first_value!r} for one and {value!r} for the other; give "
+                    "both the same value, or adapters of different shapes, which get separate learners"
                 )
     return first
 
 
-def resolved_settings(policies: Mapping[str, Policy], config: ProcessConfig) -> dict[str, LearnerConfig]:
-    """Learner settings of each trainable policy by name, with its model, adapter and learning rate.
+def resolved_settings(policies: Mapping[str, Policy], config: ProcessConfig) -> dict[str, LearnerPlan]:
+    """Return the learner settings of each trainable policy, with model, adapter and learning rate.
 
     Raises:
-        ModelNotFoundError: A model is not there.
+        ModelNotFoundError: A model is missing.
     """
     return {
-        name: with_rate(replace(config.learner_of(policy), model=str(models.resolve(policy.model)), lora=policy.lora))
+        name: with_rate(
+            LearnerPlan.of(config.learner_of(policy), model=str(models.resolve(policy.model)), lora=policy.lora)
+        )
         for name, policy in policies.items()
         if policy.trainable
     }
 
 
 def record_rates(settings: Mapping[str, Any], rates: Mapping[str, float]) -> dict[str, Any]:
-    """Settings of a run for config.yaml, with the learning rates in use where none was chosen.
+    """Return the settings for config.yaml with the learning rates in use.
 
-    A rate that all trainable policies have in common stands in ``trainer.learner``, other rates stand in
+    A rate that all trainable policies share is written to ``trainer.learner``, other rates to
     ``policies.NAME.learner``.
 
     Args:
-        settings: ``policies`` and ``trainer`` as plain values, among others.
+        settings: Plain values, with ``policies`` and ``trainer``.
         rates: Learning rate of each trainable policy by name.
     """
     trainer, policies = settings["trainer"], settings["policies"]
@@ -76,18 +78,18 @@ def record_rates(settings: Mapping[str, Any], rates: Mapping[str, float]) -> dic
     return {**settings, "policies": {**policies, **changed}}
 
 
-def rate_line(settings: LearnerConfig, *, chosen: bool) -> str:
-    """Learning rate of a policy, for the start of a run.
+def rate_line(settings: LearnerPlan, *, chosen: bool) -> str:
+    """Return the learning rate of a policy as a line for the console.
 
     Args:
-        settings: As `resolved_settings` gives them.
-        chosen: Whether the user chose the rate.
+        settings: From `resolved_settings`.
+        chosen: Whether the user set the rate.
     """
-    what = described(settings, models.weight_count(models.resolve(settings.model)))
-    return f"lr {settings.lr:g}" + ("" if chosen else f", the default for {what}")
+    description = described(settings, models.weight_count(models.resolve(settings.model)))
+    return f"lr {settings.lr:g}" + ("" if chosen else f", the default for {description}")
 
 
-def weak_rates(resolved: Mapping[str, LearnerConfig], steps: int) -> list[str]:
-    """Warnings about learning rates that are too low to change a model within `steps` training steps."""
-    found = ((name, weak_rate(settings, steps)) for name, settings in resolved.items())
-    return [f"policy {name}: {warning}" for name, warning in found if warning]
+def weak_rates(resolved: Mapping[str, LearnerPlan], steps: int) -> list[str]:
+    """Return warnings about learning rates that are too low to change a model within `steps` training steps."""
+    warnings = ((name, weak_rate(settings, steps)) for name, settings in resolved.items())
+    return [f"policy {name}: {warning}" for name, warning in warnings if warning]

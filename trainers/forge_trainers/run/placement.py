@@ -23,7 +23,7 @@ from forge_agents.policy import LORA_TARGETS, LoRA
 from forge_agents.runtime import mesh, startup
 from forge_agents.runtime.hosts import HERE, ProcessSlot
 from forge_agents.runtime.machine import available_bytes, total_bytes
-from forge_agents.serving.config import EngineConfig
+from forge_agents.serving.config import EngineConfig, EnginePlan
 from forge_agents.serving.memory import (
     OVERHEAD_BYTES,
     check_cache,
@@ -43,9 +43,9 @@ from forge_agents.serving.shares import (
     memory_request,
     with_memory_share,
 )
-from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.degrees import check_degrees, check_without_gpu, shards_of
 from forge_trainers.learner.memory import RECOMPUTED, by_memory, learner_bytes, offloaded_bytes, published_bytes
+from forge_trainers.learner.plan import LearnerPlan
 
 ATTENTION_TARGETS = LORA_TARGETS[:4]
 
@@ -57,9 +57,9 @@ class Part:
     name: str
     ranks: int
     size: ModelSize
-    learner: LearnerConfig | None = None
+    learner: LearnerPlan | None = None
     """Settings of a learner; None: it is an engine."""
-    judge: EngineConfig | None = None
+    judge: EnginePlan | None = None
     """Settings of a judge's engine; None: it has those of all engines."""
     dtype: str = "bfloat16"
     """What its model is stored in, which an engine takes unless its settings say otherwise."""
@@ -138,9 +138,9 @@ class Placement:
     """All processes that compute."""
 
     processes: Sequence[Placed]
-    engines: Mapping[str, EngineConfig]
+    engines: Mapping[str, EnginePlan]
     """Settings of each engine by the name of its processes, with what it may take of each GPU, where it shares one."""
-    learners: Mapping[str, LearnerConfig]
+    learners: Mapping[str, LearnerPlan]
     """Settings of each learner by the name of its processes, with what they leave to memory."""
     doubts: Sequence[str] = ()
     """What may come and was not counted."""
@@ -158,7 +158,7 @@ class Placement:
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
-    def chosen(self, asked: Mapping[str, LearnerConfig]) -> list[str]:
+    def chosen(self, asked: Mapping[str, LearnerPlan]) -> list[str]:
         """A line for each learner that has more by memory than nothing recomputed, in passes as small as can be.
 
         Args:
@@ -174,14 +174,14 @@ class Placement:
 
 def place_here(
     engines: Mapping[str, tuple[Path, Sequence[LoRA]]],
-    learners: Mapping[str, tuple[LearnerConfig, int]],
+    learners: Mapping[str, tuple[LearnerPlan, int]],
     *,
     ranks: int,
     engine: EngineConfig | None = None,
     judges: Sequence[OwnEngine] = (),
     held: Sequence[OwnModel] = (),
     turns: bool = False,
-) -> tuple[Mapping[str, EngineConfig], Mapping[str, LearnerConfig]]:
+) -> tuple[Mapping[str, EnginePlan], Mapping[str, LearnerPlan]]:
     """Place what is about to start on the run's hosts, and show the table.
 
     Args:
@@ -202,7 +202,7 @@ def place_here(
         HostError: As `place`.
         ValueError: Ranks cannot share a model, with or without GPUs, or an engine cannot compute it without.
     """
-    engine = engine or EngineConfig()
+    engine = EnginePlan.of(engine or EngineConfig())
     asked = {name: settings for name, (settings, _) in learners.items()}
     as_it_is = dict.fromkeys(engines, engine), asked
     meshes = [(name, "learner", ranks) for name in learners] + [(name, "engines", engine.tp) for name in engines]
@@ -238,8 +238,6 @@ def place_here(
         own[part.name].place(part.name, placement.engines[part.name])
     if any(settings.sleeps for settings in placement.engines.values()):
         startup.say("engines and learner do not fit side by side and take turns; that has not been run by us on a GPU")
-    if any(own.share_prefixes for own, _ in learners.values()):
-        startup.say("learner.share_prefixes: attention over shared prefixes has not been run by us on a GPU")
     if not mesh.has_remote_hosts():
         doubts += host_doubts(parts, placement, free=available_bytes())
     for line in (*placement.lines(), *placement.chosen(asked), *placement.doubts, *doubts):
@@ -249,7 +247,7 @@ def place_here(
 
 def parts_of(
     engines: Mapping[str, tuple[Path, Sequence[LoRA]]],
-    learners: Mapping[str, tuple[LearnerConfig, int]],
+    learners: Mapping[str, tuple[LearnerPlan, int]],
     *,
     ranks: int,
     tp: int,
@@ -273,7 +271,7 @@ def parts_of(
 
 def checked_parts(
     engines: Mapping[str, tuple[Path, Sequence[LoRA]]],
-    learners: Mapping[str, tuple[LearnerConfig, int]],
+    learners: Mapping[str, tuple[LearnerPlan, int]],
     *,
     ranks: int,
     engine: EngineConfig | None = None,
@@ -360,7 +358,7 @@ def judges_of(judges: Mapping[str, OwnEngine]) -> tuple[list[Part], list[str]]:
         except ModelNotFoundError as error:
             doubts.append(f"not counted: the engine of {name}: {error}")
             continue
-        parts.append(Part(name=name, ranks=judge.config.tp, size=size, dtype=dtype, judge=judge.config))
+        parts.append(Part(name=name, ranks=judge.config.tp, size=size, dtype=dtype, judge=EnginePlan.of(judge.config)))
     check_ranks(parts)
     for part in parts:
         assert part.judge is not None
@@ -472,6 +470,7 @@ def place(
     Raises:
         HostError: There are too few GPUs, or what is on one does not fit; the message has the arithmetic.
     """
+    engine = EnginePlan.of(engine)
     learners = [part.learner for part in parts if part.learner is not None]
     left = any("activation_checkpointing" in learner.left_to_memory for learner in learners)
     engines = [engine, replace(engine, sleeps=True)] if turns and not engine.sleeps else [engine]
@@ -492,7 +491,7 @@ def _recomputing(part: Part, how: Literal["none", "selective", "full"]) -> Part:
 
 def _place(
     parts: Sequence[Part],
-    engine: EngineConfig,
+    engine: EnginePlan,
     rehearse: Callable[[Sequence[tuple[str, str, int]]], list[ProcessSlot]],
     beside: Sequence[Placed],
 ) -> Placement:
@@ -542,10 +541,10 @@ def _on_cpu_here(parts: Sequence[Part], seats: Sequence[ProcessSlot]) -> dict[st
 
 def _filled(
     part: Part,
-    learner: LearnerConfig,
+    learner: LearnerPlan,
     alone: Mapping[tuple[str, str], Sequence[ProcessSlot]],
     on_cpu: Mapping[str, int],
-) -> LearnerConfig:
+) -> LearnerPlan:
     """A learner's settings, with larger passes where its ranks have GPUs alone; an engine takes what is left of one.
 
     Or where they compute on this host's CPU, by what they have of its memory.
@@ -558,8 +557,8 @@ def _filled(
 
 
 def _told(
-    part: Part, parts: Sequence[Part], engine: EngineConfig, rooms: Mapping[str, Sequence[MemoryShare]]
-) -> EngineConfig:
+    part: Part, parts: Sequence[Part], engine: EnginePlan, rooms: Mapping[str, Sequence[MemoryShare]]
+) -> EnginePlan:
     """An engine's settings with what it may take; engines of one model have the same."""
     alike = (part.role, part.size, part.dtype, part.adapters, part.judge)
     found = [
@@ -572,7 +571,7 @@ def _told(
 
 
 def _rooms(
-    gpu: str, total: int, sitting: Sequence[tuple[ProcessSlot, Part]], engine: EngineConfig, held: Placed | None
+    gpu: str, total: int, sitting: Sequence[tuple[ProcessSlot, Part]], engine: EnginePlan, held: Placed | None
 ) -> dict[str, int]:
     """Bytes of a GPU that each engine on it may take: what it needs, and an even part of what nobody does.
 
@@ -618,7 +617,7 @@ def _too_much(
     wishes: Sequence[MemoryRequest],
     learners: Sequence[tuple[str, Mapping[str, int]]],
     others: Sequence[tuple[str, Mapping[str, int]]],
-    engine: EngineConfig,
+    engine: EnginePlan,
     *,
     engines: Mapping[str, Part],
     less: str,
@@ -650,7 +649,7 @@ def _too_much(
     )
 
 
-def _less_engine(engine: EngineConfig) -> str:
+def _less_engine(engine: EnginePlan) -> str:
     cache = "engine.max_model_len" if engine.kv_cache_gb is None else "engine.kv_cache_gb"
     share = "" if engine.gpu_memory_utilization is None else "raise engine.gpu_memory_utilization, "
     return f"Lower {cache} or engine.max_num_seqs, {share}raise engine.tp, or give engines GPUs of their own"
@@ -663,7 +662,7 @@ _LESS_JUDGE = (
 _LESS_HELD = 'let what the controller loads live elsewhere (device="cuda:1", or "cpu"), or lower its batch_tokens'
 
 
-def _less_learner(learning: Iterable[LearnerConfig]) -> str:
+def _less_learner(learning: Iterable[LearnerPlan]) -> str:
     full = all(one.activation_checkpointing == "full" for one in learning)
     recompute = "" if full else "set learner.activation_checkpointing to 'full', "
     return (
@@ -673,7 +672,7 @@ def _less_learner(learning: Iterable[LearnerConfig]) -> str:
     )
 
 
-def _learner(part: Part, config: LearnerConfig) -> Mapping[str, int]:
+def _learner(part: Part, config: LearnerPlan) -> Mapping[str, int]:
     return learner_bytes(part.size, config, ranks=part.ranks, sharing=part.sharing)
 
 
@@ -692,12 +691,12 @@ def _doubts(parts: Sequence[Part], seats: Sequence[ProcessSlot]) -> list[str]:
             found.append(
                 f"{part.name}: counted are passes of {room} tokens. A longer sample is one "
                 f"pass, and one of the model's {most} tokens would take {longest / 1e9:.1f} GB: set "
-                "engine.max_model_len, or learner.max_sample_tokens, to what conversations need"
+                "engine.max_model_len to what conversations need"
             )
     return found
 
 
-def _placed(seat: ProcessSlot, part: Part, engines: Mapping[str, EngineConfig], room: int) -> Placed:
+def _placed(seat: ProcessSlot, part: Part, engines: Mapping[str, EnginePlan], room: int) -> Placed:
     found: Mapping[str, int]
     if part.learner is not None:
         found = _learner(part, part.learner)

@@ -1,7 +1,4 @@
-"""What stands around a loop: a stopwatch, and a watchdog that ends what hangs and says why.
-
-In: a run's folder. Out: ``stall-N.json`` and errors that name it. Waits for nothing.
-"""
+"""Stopwatch of a training step, records of stalls, and a watchdog for the controller's thread."""
 
 from __future__ import annotations
 
@@ -19,12 +16,15 @@ from types import FrameType
 from forge_agents.errors import ActorDiedError, RespawnLimitError, StallError
 from forge_agents.runtime import stalls as _stalls
 
+BLOCK_TIMEOUT_S = 120.0
+"""Timeout in seconds of code that blocks the controller's thread, such as a step of an environment."""
+
 
 class Stopwatch:
-    """Seconds of the stages of a step, and who had nothing to do meanwhile.
+    """Seconds of the stages of a step, and idle fractions of the machine's parts.
 
     Args:
-        busy_s: Gives the seconds in which each part of the machine had something to do, by its name.
+        busy_s: Returns the seconds in which each part of the machine computed, by name.
     """
 
     def __init__(self, busy_s: Callable[[], Mapping[str, float]] = dict) -> None:
@@ -34,7 +34,7 @@ class Stopwatch:
         self._idle: dict[str, float] = {}
 
     def lap(self, stage: str) -> None:
-        """`stage` took the time since the last lap, beside what it took before."""
+        """Add the time since the last lap to `stage`."""
         now = time.perf_counter()
         self._laps[f"time/{stage}_s"] = self._laps.get(f"time/{stage}_s", 0.0) + now - self._last
         self._last = now
@@ -44,58 +44,58 @@ class Stopwatch:
         }
 
     def part(self, stage: str, of: str, seconds: float) -> None:
-        """Of the last lap, which was `of`, so much was `stage`, as far as the lap reaches."""
-        whole = self._laps[f"time/{of}_s"]
-        moved = min(whole, seconds)
-        self._laps[f"time/{of}_s"] = whole - moved
+        """Move `seconds` of the lap `of` to `stage`, at most the whole lap."""
+        lap_s = self._laps[f"time/{of}_s"]
+        moved = min(lap_s, seconds)
+        self._laps[f"time/{of}_s"] = lap_s - moved
         self._laps[f"time/{stage}_s"] = self._laps.get(f"time/{stage}_s", 0.0) + moved
 
     @property
     def total_s(self) -> float:
-        """From the start to the last lap."""
+        """Seconds from the start to the last lap."""
         return self._last - self._started
 
     @property
     def times(self) -> dict[str, float]:
-        """``time/STAGE_s`` by stage, ``time/step_s`` for all, and ``idle/PART``, a share in [0, 1]."""
+        """``time/STAGE_s`` by stage, ``time/step_s`` for all, and ``idle/PART``, a fraction in [0, 1]."""
         return {**self._laps, **self._idle, "time/step_s": self.total_s}
 
 
 @contextlib.contextmanager
 def stalls_recorded(folder: Path) -> Iterator[None]:
-    """A stall or a death that leaves the block is written to `folder`, with all that was waited for; its error says so.
+    """Write a stall or death that leaves the block to ``stall-N.json``, with all pending waits.
 
     Args:
-        folder: Made if absent.
+        folder: Folder of the file, created if it is missing.
     """
     try:
         yield
     except (StallError, ActorDiedError, RespawnLimitError) as error:
-        picture = getattr(error, "snapshot", None) or _stalls.snapshot()
-        found = {"error": f"{type(error).__name__}: {error}", **picture}
+        pending = getattr(error, "snapshot", None) or _stalls.snapshot()
+        record = {"error": f"{type(error).__name__}: {error}", **pending}
         folder.mkdir(parents=True, exist_ok=True)
         file = folder / f"stall-{len(tuple(folder.glob('stall-*.json')))}.json"
-        file.write_text(json.dumps(found, indent=1, default=str) + "\n")
+        file.write_text(json.dumps(record, indent=1, default=str) + "\n")
         error.args = (f"{error}. The state of the run at that moment is in {file}",)
         raise
 
 
 class Watchdog:
-    """Interrupts what holds the running loop's thread, such as an environment without isolation, for too long.
+    """Interrupts code that blocks the thread of the event loop for too long, such as an environment without isolation.
 
-    A `StallError` is raised inside it, if the loop runs in the main thread; an environment's is its episode's failure.
-    In another thread it can only be told on the error stream.
+    If the loop runs in the main thread, a `StallError` is raised inside that code, and its episode fails. In another
+    thread the watchdog only writes to the error stream.
 
     Args:
-        limit_s: Seconds that code may take without giving the loop a turn.
+        limit_s: Maximum seconds for which code may block the loop. None: `BLOCK_TIMEOUT_S`.
     """
 
-    def __init__(self, limit_s: float) -> None:
-        self._limit_s = limit_s
-        self._period_s = min(1.0, limit_s / 4)
+    def __init__(self, limit_s: float | None = None) -> None:
+        self._limit_s = limit_s or BLOCK_TIMEOUT_S
+        self._period_s = min(1.0, self._limit_s / 4)
         self._owner = threading.current_thread()
         self._interrupts = self._owner is threading.main_thread()
-        self._beat = time.monotonic()
+        self._last_tick = time.monotonic()
         self._over = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="forge-watchdog", daemon=True)
 
@@ -113,31 +113,31 @@ class Watchdog:
             signal.signal(signal.SIGUSR2, self._before)
 
     def _tick(self) -> None:
-        self._beat = time.monotonic()
+        self._last_tick = time.monotonic()
         self._handle = asyncio.get_running_loop().call_later(self._period_s, self._tick)
 
     def _watch(self) -> None:
         reported = 0.0
         while not self._over.wait(self._period_s):
-            beat = self._beat
-            if time.monotonic() - beat < self._limit_s or self._owner.ident is None or reported == beat:
+            last_tick = self._last_tick
+            if time.monotonic() - last_tick < self._limit_s or self._owner.ident is None or reported == last_tick:
                 continue
-            if self._interrupts:  # a signal reaches code that never awaits, even in a blocking call
+            if self._interrupts:  # a signal also interrupts blocking calls
                 signal.pthread_kill(self._owner.ident, signal.SIGUSR2)
             else:
-                reported = beat
+                reported = last_tick
                 place = _stalls.stack(sys._current_frames().get(self._owner.ident))[-1:]
-                sys.stderr.write(f"the controller's thread is held for over {self._limit_s:g} s at {place}\n")
+                sys.stderr.write(f"the controller's thread is blocked for over {self._limit_s:g} s at {place}\n")
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        held_s = time.monotonic() - self._beat
-        if held_s < self._limit_s:  # it went on between the signal and here
+        held_s = time.monotonic() - self._last_tick
+        if held_s < self._limit_s:  # it continued before the signal arrived
             return
-        self._beat = time.monotonic()  # what cleans up has its own time
+        self._last_tick = time.monotonic()  # cleanup gets its own time
         error = StallError(
-            f"{_stalls.stack(frame)[-1]} held the controller's thread for {held_s:.0f} s and block_timeout_s="
-            f"{self._limit_s:g}; nothing else could go on meanwhile. Mend it, register the environment with "
-            "isolation='process', or raise block_timeout_s",
+            f"{_stalls.stack(frame)[-1]} blocked the controller's thread for {held_s:.0f} s; at most "
+            f"{self._limit_s:g} s are allowed, because nothing else runs meanwhile. Fix it, or register the "
+            "environment with isolation='process'",
             "controller",
         )
         error.snapshot = _stalls.snapshot()

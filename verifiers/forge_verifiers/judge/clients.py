@@ -8,7 +8,7 @@ import logging
 import math
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from forge_agents.errors import ActorDiedError, HostError, ModelNotFoundError, StallError
@@ -266,12 +266,12 @@ class EngineChat:
         from forge_agents.models import resolve as models
         from forge_agents.rollout.rendering import Renderer
         from forge_agents.runtime import mesh
-        from forge_agents.serving import EngineProcess
+        from forge_agents.serving import EnginePlan, EngineProcess
         from forge_agents.serving.memory import USUAL_SHARE
 
         folder = models.resolve(self._model)
         self._renderer = Renderer.of(folder)
-        config = replace(self._placed or self.config, model=str(folder))
+        config = EnginePlan.of(self._placed or self.config, model=str(folder))
         divides = config.gpu_memory_utilization is None
         others = mesh.gpu_neighbors(self._name, "judges", config.tp) if divides else []
         if others:

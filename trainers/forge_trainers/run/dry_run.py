@@ -1,0 +1,142 @@
+"""Dry run: the processes that a run would start, where, and their resolved settings, without starting any."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from forge_agents.errors import HostError, ModelNotFoundError, did_you_mean
+from forge_agents.models import resolve as models
+from forge_agents.policy import Policy
+from forge_agents.runtime import mesh, processes
+from forge_agents.runtime.hosts import HERE, Hosts
+from forge_agents.serving import _vllm
+from forge_agents.serving.config import EngineConfig, EnginePlan
+from forge_trainers.run.config import ProcessConfig
+from forge_trainers.run.placement import OwnEngine, by_own_name, checked_parts
+from forge_trainers.run.plan import Threads, check_hosts, compute_processes, meshes_of, resolve, threads_of
+
+_USUAL_GPUS = 8
+"""Number of GPUs of a host that the settings do not describe."""
+
+
+def dry_run(
+    policies: Mapping[str, Policy],
+    config: ProcessConfig,
+    hosts: Hosts,
+    *,
+    out_dir: Path = Path("runs/default"),
+    gpus_per_host: int | None = None,
+    judges: Sequence[OwnEngine] = (),
+) -> list[str]:
+    """Describe the processes that a run starts with and their settings, line by line.
+
+    Args:
+        policies: By name. Their models need not be on this machine.
+        config: User settings.
+        hosts: Hosts of the run.
+        out_dir: Run folder.
+        gpus_per_host: Number of GPUs of this machine, and of each other host whose role `Hosts.gpus` does not name.
+            None: those that this machine has, and 8 of others.
+        judges: Engines of LLM judges.
+
+    Raises:
+        HostError, ValueError: The processes do not fit the hosts, as when the run starts; or ranks cannot share a
+            model that is on this machine.
+    """
+    local = {name: models.local_folder(policy.model) for name, policy in policies.items()}
+    folders = {name: folder or Path(policies[name].model) for name, folder in local.items()}
+    meshes = meshes_of(policies, folders, config)
+    _, learners = compute_processes(policies, folders, config)
+    check_hosts(meshes, hosts, config, [settings for settings, _ in learners.values()])
+    missing = _check_models(policies, folders, config)
+    threads = Threads()
+    if not gpus_per_host:
+        counts = {role: sum(mesh_role == role for _, mesh_role, _ in meshes) for role in ("engines", "learner")}
+        engines = counts["engines"] // config.engine.replicas
+        threads = threads_of(config, hosts, engines=engines, learners=counts["learner"])
+    judge_engines = {
+        name: judge.config for name, judge in by_own_name(judges, taken=(name for name, *_ in meshes)).items()
+    }
+    meshes += [(name, "judges", engine.tp) for name, engine in judge_engines.items()]
+    lines = _process_lines(
+        meshes, config, hosts, threads=threads, judges=judge_engines, gpus_per_host=gpus_per_host
+    )
+    lines += missing
+    if not missing:
+        with contextlib.suppress(ModelNotFoundError):  # incomplete files are reported when the run starts
+            plan = resolve(policies, folders, config, out_dir=out_dir, threads=threads)
+            lines += ["", "resolved settings (None is decided by memory when the run starts):"]
+            lines += plan.as_yaml().splitlines()
+    return lines
+
+
+def _process_lines(
+    meshes: Sequence[tuple[str, str, int]],
+    config: ProcessConfig,
+    hosts: Hosts,
+    *,
+    threads: Threads,
+    judges: Mapping[str, EngineConfig],
+    gpus_per_host: int | None,
+) -> list[str]:
+    """Describe each host and each process on it: GPU, environment variables and command."""
+    from forge_agents.runtime._monarch import default_bootstrap_cmd
+
+    # a run places engines and learners before the store starts, which would make the store's host a fuller one
+    placed_first = sorted(meshes, key=lambda mesh_: mesh_[1] == "store")
+    order = [name for name, *_ in meshes]
+    others = _USUAL_GPUS if gpus_per_host is None else gpus_per_host
+    try:
+        seats = mesh.preview_placement_on(hosts, placed_first, gpus_per_host=others, here=gpus_per_host)
+    except HostError as error:
+        if gpus_per_host is None and hosts.kind == "local":
+            raise HostError(f"{error}. With --gpus_per_host a dry run assumes that many on this machine") from error
+        raise
+    seats = sorted(seats, key=lambda seat: order.index(seat.name))
+    command = default_bootstrap_cmd()
+    words = [command.program, *command.args]
+    lines = []
+    for host in dict.fromkeys(seat.host for seat in seats):
+        name = "" if host.startswith(HERE) else host.partition(" ")[0]
+        lines.append(f"{host}: {_shell(processes.variables(name))}")
+        on_host = [seat for seat in seats if seat.host == host]
+        for seat in on_host:
+            gpus = [other.gpu for other in on_host if other.name == seat.name and other.gpu]
+            engine = judges.get(seat.name, config.engine)
+            env = _vllm.environment(EnginePlan.of(engine)) if seat.role in ("engines", "judges") else {}
+            learner_threads = config.learner.threads or threads.learner
+            engine_threads = engine.threads or (threads.engine if seat.role == "engines" else None)
+            count = {"learner": learner_threads, "store": 1}.get(seat.role, engine_threads)
+            where = f", GPU {seat.gpu}" * bool(seat.gpu)
+            variables = mesh.mesh_variables(gpus, env, count)
+            shown = " ".join(filter(None, (_shell(variables), shlex.join(words))))
+            lines.append(f"  {seat.name} rank {seat.rank}{where}: {shown}")
+    lines.append("Judges and workers of environments start with their first request.")
+    if used := {(seat.host, seat.gpu) for seat in seats if seat.gpu}:
+        lines.append(f"GPU memory is not checked here; run `forge-agents simulate` with --gpus {len(used)} --model.")
+    return lines
+
+
+def _check_models(policies: Mapping[str, Policy], folders: Mapping[str, Path], config: ProcessConfig) -> list[str]:
+    """Check that ranks can share the models on this machine. Returns a line for each model that is not here."""
+    engines, learners = compute_processes(policies, folders, config)
+    here = {folder for folder in folders.values() if (folder / "config.json").is_file()}
+    checked_parts(
+        {name: engine for name, engine in engines.items() if engine[0] in here},
+        {name: learner for name, learner in learners.items() if Path(learner[0].model) in here},
+        ranks=config.learner_procs,
+        engine=config.engine,
+    )
+    absent = dict.fromkeys(policies[name].model for name, folder in folders.items() if folder not in here)
+    return [
+        f"Model {model} is not on this machine; it was not checked that it exists and that ranks can share it."
+        f"{did_you_mean(model, models.BUILTIN_NAMES)}"
+        for model in absent
+    ]
+
+
+def _shell(variables: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in variables.items())
