@@ -49,7 +49,9 @@ class LearnerPlan(LearnerConfig):
             if value is not None and value < least:
                 raise ValueError(f"{name}={value} of the learner must be at least {least}")
         if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature={self.temperature} of the learner must be above 0; greedy samples have no gradient")
+            raise ValueError(
+                f"temperature={self.temperature} of the learner must be above 0; greedy samples have no gradient"
+            )
 
     @classmethod
     def of(cls, config: LearnerConfig, **values: Any) -> LearnerPlan:
