@@ -27,7 +27,6 @@ from forge_agents.types import EpisodeBatch
 from forge_trainers.learner import checkpoint, titan
 from forge_trainers.learner import core as learner_core
 from forge_trainers.learner import model as titan_model
-from forge_trainers.learner.config import LearnerConfig
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.degrees import check_degrees
 from forge_trainers.learner.model import sync_gradients
@@ -639,7 +638,7 @@ def test_rows_that_are_padded_teach_the_same(
     tiny_llama: Path, random_batch: Batches, monkeypatch: pytest.MonkeyPatch
 ):
     plain = LearnerCore(config(tiny_llama)).train_step(random_batch())
-    monkeypatch.setattr(LearnerConfig, "row_multiple", 1000)
+    monkeypatch.setattr(LearnerPlan, "row_multiple", 1000)
     padded = LearnerCore(config(tiny_llama)).train_step(random_batch())
     assert padded["waste"] > plain["waste"]
     assert [padded[name] for name in ("loss", "grad_norm")] == pytest.approx(
