@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from forge_trainers.batch import layout
 from forge_trainers.batch.layout import blocks_of, build_row, lay_out, plan_rows, with_openings
 from forge_trainers.batch.packing import Sample, pack
-from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.plan import LearnerPlan
 
 lengths = st.lists(st.integers(1, 60), min_size=1, max_size=40)
 token = st.integers(0, 2)
@@ -216,7 +216,7 @@ def test_short_openings_are_not_shared():
 @given(st.lists(samples(), min_size=1, max_size=10), st.integers(24, 60), st.sampled_from([1, 2, 3]))
 def test_rows_of_compiled_blocks_are_of_few_lengths(batches: list[list[Sample]], room: int, tp: int):
     plain, compiled = (
-        LearnerConfig(max_tokens_per_microbatch=room, tp=tp, compile=value).row_multiple for value in (False, True)
+        LearnerPlan(max_tokens_per_microbatch=room, tp=tp, compile=value).row_multiple for value in (False, True)
     )
     assert plain == tp and compiled % tp == 0
     found = set()
