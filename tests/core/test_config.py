@@ -131,7 +131,7 @@ def test_endpoints_and_people_take_seats_by_name(config):
         ({"policies": {}}, (), "policies is empty"),
         ({"policy_mapping": ""}, (), "2 policies; say who sits where"),
         ({"endpoints": {"team": {"url": "http://h", "model": "m"}}}, (), "'team' names a policy and an endpoint"),
-        ({"endpoints": {"server": {"url": "h", "model": "m"}}}, (), "no HTTP address"),
+        ({"endpoints": {"server": {"url": "h", "model": "m"}}}, (), "not an HTTP address"),
         ({}, ("--trainer.group_size", "1"), "set group_size >= 2"),
         ({}, ("--trainer.group_size", "many"), "group_size"),
         ({"policies": {"team": {"modl": "m"}}}, (), "modl"),

@@ -131,7 +131,7 @@ def test_invalid_play_settings_are_refused(capsys, typed):
         (["--seed", "1"], "env"),
         (["forge/KuhnPoker-v0", "--model=m", "--opponent=random"], "model and opponent are given for the other agents"),
         (["forge/KuhnPoker-v0", "--endpoint=http://h"], "must be given together"),
-        (["forge/KuhnPoker-v0", "--api_key_env=K"], "is the key of an endpoint"),
+        (["forge/KuhnPoker-v0", "--api_key_env=K"], "api_key_env needs endpoint"),
         (["forge/KuhnPoker-v0", "--agnt", "player_0"], "Did you mean '--agent'"),
     ):
         with pytest.raises(SystemExit):
