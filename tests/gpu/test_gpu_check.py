@@ -21,9 +21,9 @@ def test_every_way_trains_and_its_memory_is_what_was_expected(tmp_path: Path) ->
     rows = gpu_check(out_dir=str(tmp_path / "check"))
     assert len(rows) == 2 if len(visible_gpus()) == 1 else len(rows) >= 3
     for row in rows:
-        assert row["logprob gap"] < 0.2, row["way"]  # sampler and learner hold the same weights
-        assert row["learner GB peak"] <= row["learner GB expected"], row["way"]
-        assert row["GPU GB in use"] <= row["GPU GB expected"], row["way"]
-        if row["way"] in ("shared", "turns"):  # elsewhere vLLM measures what it may take
-            assert row["engine GB peak"] <= row["engine GB expected"], row["way"]
+        assert row["logprob gap"] < 0.2, row["layout"]  # sampler and learner hold the same weights
+        assert row["learner GB peak"] <= row["learner GB expected"], row["layout"]
+        assert row["GPU GB in use"] <= row["GPU GB expected"], row["layout"]
+        if row["layout"] in ("shared", "turns"):  # elsewhere vLLM measures what it may take
+            assert row["engine GB peak"] <= row["engine GB expected"], row["layout"]
         assert row["tokens/s"] > 0 and row["MFU"] > 0

@@ -15,7 +15,7 @@ from forge_agents.models.sizes import ModelSize
 from forge_agents.runtime.machine import visible_gpus
 from forge_agents.serving.memory import OVERHEAD_BYTES
 from forge_trainers import gpu_check
-from forge_trainers.gpu_check import Way, expected_bytes, placement_of, row, table, ways
+from forge_trainers.gpu_check import Layout, expected_bytes, layouts, placement_of, row, table
 
 SMOL = ModelSize.from_config(
     {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3, "num_hidden_layers": 30,
@@ -25,21 +25,21 @@ SMOL = ModelSize.from_config(
 
 @pytest.mark.parametrize(
     ("gpus", "found"),
-    [(1, ["shared", "turns"]), (2, ["shared", "apart", "turns"]),
-     (4, ["shared", "apart", "2 and 2", "engine of 3 ranks", "turns"]),
-     (8, ["shared", "apart", "4 and 4", "engine of 3 ranks", "turns"])],
+    [(1, ["shared", "turns"]), (2, ["shared", "separate", "turns"]),
+     (4, ["shared", "separate", "2 and 2", "engine of 3 ranks", "turns"]),
+     (8, ["shared", "separate", "4 and 4", "engine of 3 ranks", "turns"])],
 )  # fmt: skip
 def test_ways_fit_the_gpus(gpus: int, found: list[str]) -> None:
-    tried = ways(gpus, SMOL)
-    assert [way.name for way in tried] == found
-    assert gpus == 1 or all(way.gpus <= gpus for way in tried)
+    tried = layouts(gpus, SMOL)
+    assert [layout.name for layout in tried] == found
+    assert gpus == 1 or all(layout.gpus <= gpus for layout in tried)
 
 
 def test_row_has_bandwidth_and_expected_memory() -> None:
     metrics = {"time/sync_s": 0.5, "time/step_s": 2.0, "learner/mfu": 0.25, "learner/peak_device_bytes": 4e9,
                "engines/peak_device_bytes": 50e9, "engines/device_used_bytes": 70e9}  # fmt: skip
     expected = {"learner GB": 5_000_000_000, "engine GB": 60_000_000_000, "GPU GB": 76_000_000_000}
-    told = row(Way(name="shared"), metrics, expected=expected, weights=1_000_000_000)
+    told = row(Layout(name="shared"), metrics, expected=expected, weights=1_000_000_000)
     assert told["weights back GB/s"] == 2.0 and told["learner GB expected"] == 5.0 and told["learner GB peak"] == 4.0
     assert [told[name] for name in ("engine GB expected", "engine GB peak")] == [60.0, 50.0]
     assert [told[name] for name in ("GPU GB expected", "GPU GB in use")] == [76.0, 70.0]
@@ -50,12 +50,12 @@ def test_row_has_bandwidth_and_expected_memory() -> None:
 def test_missing_gpu_is_reported(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert main(["doctor", "--gpu"]) == 1
-    assert "there is no GPU here to check" in capsys.readouterr().err
+    assert "this machine has no visible GPU" in capsys.readouterr().err
 
 
 def test_expected_and_measured_memory_match_in_scope(tiny_llama: Path) -> None:
     total = 16_000_000_000
-    shared, alone = ways(1, SMOL)
+    shared, alone = layouts(1, SMOL)
     found = placement_of(shared, str(tiny_llama), [total])
     learner, engine = found.processes
     told = expected_bytes(found)
@@ -98,11 +98,11 @@ def test_runs_see_the_requested_gpus(
     one, turns = gpu_check.gpu_check(str(tiny_llama), str(tmp_path / "one"), gpus=1)
     assert one["plain copy GB/s"] > 0 and one["GPU GB expected"] == pytest.approx(76, abs=0.1)
     assert json.loads((tmp_path / "one" / "gpu-check.json").read_text()) == [one, turns]
-    assert [one["way"], turns["way"]] == ["shared", "turns"] and seen == [("GPU-a",)] * 2
+    assert [one["layout"], turns["layout"]] == ["shared", "turns"] and seen == [("GPU-a",)] * 2
     assert [(config.colocate, config.engine.sleeps) for config in asked] == [(False, False), (True, True)]
     gpu_check.gpu_check(str(tiny_llama), str(tmp_path / "all"))
     shared, *others, last = seen[2:]
     assert shared == last == ("GPU-a",) and set(others) == {("GPU-a", "GPU-b", "GPU-c")} == {visible_gpus()}
     for gpus in (0, 4):
-        with pytest.raises(HostError, match=f"gpus={gpus} and 3 are visible here; give 1 to 3"):
+        with pytest.raises(HostError, match=f"gpus={gpus}, and 3 are visible; give 1 to 3"):
             gpu_check.gpu_check(str(tiny_llama), str(tmp_path), gpus=gpus)

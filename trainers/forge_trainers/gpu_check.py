@@ -1,7 +1,7 @@
-"""What the GPUs of this machine do with a short run: ``forge-agents doctor --gpu``.
+"""Measurement of short runs on the GPUs of this machine (``forge-agents doctor --gpu``).
 
-In: a model. Out: a table and JSON: for each way to place learner and engines, what its last step took, and beside the
-memory that was expected of learner, engine and GPU what they took. Waits for those runs, each of three steps.
+For each layout of learner and engines, a run of three steps gives the times of the last step and the measured memory
+next to the expected one.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from forge_trainers.rl.trainer import GRPOTrainer
 from forge_trainers.run.placement import Placed, Placement, parts_of, place
 from forge_trainers.run.plan import compute_processes
 
-_SEEN = "CUDA_VISIBLE_DEVICES"
-_MOST_COPIED = 1_000_000_000
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_MAX_COPY_BYTES = 1_000_000_000
 STEPS = 3
-"""Of each run; the last one is told, because memory is new and caches are cold before."""
-_TOLD = {
+"""Steps of each run. Only the last one is reported, because memory is new and caches are cold before."""
+_TIMES = {
     "step s": "time/step_s",
     "weights back s": "time/sync_s",
     "tokens/s": "tokens_per_s",
@@ -48,11 +48,11 @@ _MEMORY = {
     "engine GB": ("peak", "engines/peak_device_bytes"),
     "GPU GB": ("in use", "engines/device_used_bytes"),
 }
-"""Each is told as it was expected and as it was: tensors of a learner's rank, of an engine's, and all on its GPU."""
+"""Reported as expected and measured: tensors of a learner's rank, tensors of an engine's rank, and the whole GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class Layout:
     """One placement of a run."""
 
     name: str
@@ -60,66 +60,66 @@ class Way:
     replicas: int = 1
     tp: int = 1
     shared: bool = False
-    """Learner and engine see one GPU."""
+    """Whether learner and engine share one GPU."""
     turns: bool = False
-    """They are there in turns, though they may fit side by side."""
+    """Whether they use it in turns, even if both fit."""
 
     @property
     def gpus(self) -> int:
-        """That it wants; one GPU is shared."""
+        """Number of processes, which is the number of GPUs unless they are shared."""
         return self.learner_procs + self.replicas * self.tp
 
 
-def ways(gpus: int, size: ModelSize) -> list[Way]:
-    """What so many GPUs can be tried with: one shared, apart, several ranks of either, turns."""
-    found = [Way(name="shared", shared=True)]
+def layouts(gpus: int, size: ModelSize) -> list[Layout]:
+    """Return the layouts to try: a shared GPU, separate GPUs, several ranks of either, and turns."""
+    result = [Layout(name="shared", shared=True)]
     if gpus > 1:
-        found.append(Way(name="apart"))
+        result.append(Layout(name="separate"))
     if gpus >= 4:
         half = gpus // 2
-        found.append(Way(name=f"{half} and {gpus - half}", learner_procs=half, replicas=gpus - half))
+        result.append(Layout(name=f"{half} and {gpus - half}", learner_procs=half, replicas=gpus - half))
     tp = next((tp for tp in (2, 3) if size.divides(tp)), 0)
     if tp and gpus > tp:
-        found.append(Way(name=f"engine of {tp} ranks", tp=tp))
-    return [*found, Way(name="turns", shared=True, turns=True)]
+        result.append(Layout(name=f"engine of {tp} ranks", tp=tp))
+    return [*result, Layout(name="turns", shared=True, turns=True)]
 
 
-def row(way: Way, metrics: Mapping[str, Any], *, expected: Mapping[str, int], weights: int) -> dict[str, Any]:
-    """What is told of a run.
+def row(layout: Layout, metrics: Mapping[str, Any], *, expected: Mapping[str, int], weights: int) -> dict[str, Any]:
+    """Return the report of a run.
 
     Args:
-        way: How it was placed.
-        metrics: Of its last step.
-        expected: As `expected_bytes` says.
+        layout: Placement of the run.
+        metrics: Metrics of its last step.
+        expected: Result of `expected_bytes`.
         weights: Bytes of the model.
     """
     sync_s = metrics.get("time/sync_s")
     memory: dict[str, float | None] = {}
-    for name, (how, key) in _MEMORY.items():
-        memory |= {f"{name} expected": expected.get(name), f"{name} {how}": metrics.get(key)}
+    for name, (label, key) in _MEMORY.items():
+        memory |= {f"{name} expected": expected.get(name), f"{name} {label}": metrics.get(key)}
     return {
-        "way": way.name,
-        "learner_procs": way.learner_procs,
-        "replicas": way.replicas,
-        "tp": way.tp,
-        **{name: metrics.get(key) for name, key in _TOLD.items()},
+        "layout": layout.name,
+        "learner_procs": layout.learner_procs,
+        "replicas": layout.replicas,
+        "tp": layout.tp,
+        **{name: metrics.get(key) for name, key in _TIMES.items()},
         "weights back GB/s": weights / 1e9 / sync_s if sync_s else None,
         **{name: count / 1e9 if count else None for name, count in memory.items()},
     }
 
 
-def placement_of(way: Way, model: str, gpus: Sequence[int]) -> Placement:
-    """Where the processes of that way go, and what is expected of each, by the arithmetic that places a run.
+def placement_of(layout: Layout, model: str, gpus: Sequence[int]) -> Placement:
+    """Return the placement of a layout with the expected memory, as computed for a run.
 
     Args:
-        way: How it is placed.
-        model: As `Policy` takes it.
-        gpus: Bytes of each GPU that it sees; 0 where nobody can say.
+        layout: Placement of the run.
+        model: Model as `Policy` takes it.
+        gpus: Bytes of each visible GPU; 0 if unknown.
 
     Raises:
-        HostError: It does not fit.
+        HostError: The layout does not fit.
     """
-    config, policy = _config(way), team(model)
+    config, policy = _config(layout), team(model)
     engines, learners = compute_processes({policy.name: policy}, {policy.name: resolve(model)}, config)
     parts = parts_of(engines, learners, ranks=config.learner_procs, tp=config.engine.tp)
     many = len(gpus)
@@ -128,17 +128,18 @@ def placement_of(way: Way, model: str, gpus: Sequence[int]) -> Placement:
 
 
 def expected_bytes(placement: Placement) -> dict[str, int]:
-    """What `placement` expects of what is measured, by the same names.
+    """Return the expected values of the measured quantities.
 
-    Of a learner's rank and an engine's, tensors, which are what torch counts; of the fullest GPU of an engine, all.
-    Where a GPU's memory is not known, it is neither how much of it an engine takes.
+    For a rank of the learner and of an engine these are tensors, which torch counts; for the fullest GPU of an engine,
+    all memory. Engines are left out if the memory of the GPUs is unknown.
     """
-    learner = next(one for one in placement.processes if one.seat.role == "learner")
-    engines = [one for one in placement.processes if one.seat.role == "engines" and one.seat.gpu_bytes]
+    processes = placement.processes
+    learner = next(process for process in processes if process.slot.role == "learner")
+    engines = [process for process in processes if process.slot.role == "engines" and process.slot.gpu_bytes]
     return {
         "learner GB": _tensors(learner),
         **({"engine GB": max(map(_tensors, engines))} if engines else {}),
-        **({"GPU GB": max(_beside(placement, one) for one in engines)} if engines else {}),
+        **({"GPU GB": max(_gpu_total(placement, engine) for engine in engines)} if engines else {}),
     }
 
 
@@ -146,94 +147,97 @@ def _tensors(process: Placed) -> int:
     return process.bytes - process.parts["overhead"]
 
 
-def _beside(placement: Placement, engine: Placed) -> int:
-    """Bytes of an engine's GPU while it answers; what is parked meanwhile has no tensors there."""
-    turns = placement.engines[engine.seat.name].sleeps
-    there = [one for one in placement.processes if (one.seat.host, one.seat.gpu) == (engine.seat.host, engine.seat.gpu)]
-    return sum(one.parts["overhead"] if turns and one.seat.role == "learner" else one.bytes for one in there)
+def _gpu_total(placement: Placement, engine: Placed) -> int:
+    """Return the bytes on an engine's GPU while it generates. An offloaded learner only has its overhead there."""
+    turns = placement.engines[engine.slot.name].sleeps
+    gpu = engine.slot.host, engine.slot.gpu
+    residents = [process for process in placement.processes if (process.slot.host, process.slot.gpu) == gpu]
+    return sum(p.parts["overhead"] if turns and p.slot.role == "learner" else p.bytes for p in residents)
 
 
 def copy_gb_s(num_bytes: int, device: str) -> float:
-    """How fast so many bytes come from a device to the host's memory in one piece; weights' way is held against it."""
+    """Return the bandwidth of one copy from a device to host memory, to compare the transfer of weights with."""
     import torch
 
     source, target = torch.zeros(num_bytes, dtype=torch.uint8, device=device), torch.zeros(num_bytes, dtype=torch.uint8)
-    target.copy_(source)  # waits for the zeros, and has the pages
-    begun = time.perf_counter()
+    target.copy_(source)  # waits for the zeros and allocates the pages
+    start = time.perf_counter()
     target.copy_(source)
-    return num_bytes / 1e9 / (time.perf_counter() - begun)
+    return num_bytes / 1e9 / (time.perf_counter() - start)
 
 
 @contextlib.contextmanager
-def seeing(gpus: Sequence[str]) -> Iterator[None]:
-    """Inside the block runs find these GPUs alone."""
-    before = os.environ.get(_SEEN)
-    os.environ[_SEEN] = ",".join(gpus)
+def visible_only(gpus: Sequence[str]) -> Iterator[None]:
+    """Restrict runs inside the block to these GPUs."""
+    before = os.environ.get(_VISIBLE)
+    os.environ[_VISIBLE] = ",".join(gpus)
     try:
         yield
     finally:
         if before is None:
-            del os.environ[_SEEN]
+            del os.environ[_VISIBLE]
         else:
-            os.environ[_SEEN] = before
+            os.environ[_VISIBLE] = before
 
 
 def gpu_check(
     model: str = "smollm2-135m-instruct", out_dir: str = "", *, gpus: int | None = None
 ) -> list[dict[str, Any]]:
-    """Run every way, print the table, and write ``gpu-check.json``.
+    """Run every layout, print the table, and write ``gpu-check.json``.
 
     Args:
-        model: As `Policy` takes it.
-        out_dir: Folder of the runs; empty makes a new one under runs/.
-        gpus: How many to use, the first ones; with 1 learner and engine share it. None: all that are visible.
+        model: Model as `Policy` takes it.
+        out_dir: Folder of the runs. Empty: a new one in runs/.
+        gpus: Number of GPUs to use. None: all visible GPUs.
 
     Raises:
-        HostError: There is no GPU, or there are fewer.
+        HostError: There are no GPUs, or too few.
     """
     visible = visible_gpus()
     if not visible:
-        raise HostError("there is no GPU here to check; `forge-agents simulate CONFIG --gpus N --model M` needs none")
+        raise HostError("this machine has no visible GPU; `forge-agents simulate CONFIG --gpus N --model M` needs none")
     count = len(visible) if gpus is None else gpus
     if not 1 <= count <= len(visible):
-        raise HostError(f"gpus={count} and {len(visible)} are visible here; give 1 to {len(visible)}, or leave it out")
+        raise HostError(f"gpus={count}, and {len(visible)} are visible; give 1 to {len(visible)}, or leave it out")
     folder, console = user_path(out_dir or time.strftime("runs/gpu-check-%Y%m%d-%H%M%S")), Console()
     path = resolve(model)
     size, rows = ModelSize.of(path), list[dict[str, Any]]()
     try:
-        for way in ways(count, size):
-            config = _config(way)
-            console.print(f"{way.name}: {way.learner_procs} of the learner, {way.replicas} engines of {way.tp}")
-            out = folder / way.name.replace(" ", "-")
-            seen = visible[: 1 if way.shared else count]
-            expected = expected_bytes(placement_of(way, model, gpu_bytes(seen) or [0] * len(seen)))
-            with seeing(seen), GRPOTrainer(team(model), config=config, out_dir=out) as trainer:
+        for layout in layouts(count, size):
+            config = _config(layout)
+            console.print(
+                f"{layout.name}: {layout.learner_procs} learner rank(s), {layout.replicas} engine(s) of {layout.tp}"
+            )
+            out = folder / layout.name.replace(" ", "-")
+            used = visible[: 1 if layout.shared else count]
+            expected = expected_bytes(placement_of(layout, model, gpu_bytes(used) or [0] * len(used)))
+            with visible_only(used), GRPOTrainer(team(model), config=config, out_dir=out) as trainer:
                 result = trainer.fit(ENV_ID, steps=STEPS, env_args=ENV_ARGS)
-            rows.append(row(way, result.metrics[-1], expected=expected, weights=weight_bytes(path)))
+            rows.append(row(layout, result.metrics[-1], expected=expected, weights=weight_bytes(path)))
             (folder / "gpu-check.json").write_text(json.dumps(rows, indent=1) + "\n")
-        plain = copy_gb_s(min(weight_bytes(path), _MOST_COPIED), "cuda")
-        rows = [{**one, "plain copy GB/s": plain} for one in rows]
+        plain = copy_gb_s(min(weight_bytes(path), _MAX_COPY_BYTES), "cuda")
+        rows = [{**values, "plain copy GB/s": plain} for values in rows]
         (folder / "gpu-check.json").write_text(json.dumps(rows, indent=1) + "\n")
     finally:
-        if rows:  # of the ways before one that failed, too
+        if rows:  # also if a later layout failed
             console.print(table(rows))
     return rows
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """A column for each way."""
-    found = Table("", *(str(one["way"]) for one in rows), title=f"step {STEPS} of {STEPS}")
-    for name in [name for name in rows[0] if name != "way"]:
-        found.add_row(name, *(f"{one[name]:.4g}" if one[name] is not None else "-" for one in rows))
-    return found
+    """Return a table with a column per layout."""
+    result = Table("", *(str(values["layout"]) for values in rows), title=f"step {STEPS} of {STEPS}")
+    for name in [name for name in rows[0] if name != "layout"]:
+        result.add_row(name, *(f"{values[name]:.4g}" if values[name] is not None else "-" for values in rows))
+    return result
 
 
-def _config(way: Way) -> GRPOConfig:
+def _config(layout: Layout) -> GRPOConfig:
     base = settings(DemoConfig())
     return replace(
         base,
-        learner_procs=way.learner_procs,
-        engine=EnginePlan.of(base.engine, replicas=way.replicas, tp=way.tp, sleeps=way.turns),
-        colocate=way.turns,
+        learner_procs=layout.learner_procs,
+        engine=EnginePlan.of(base.engine, replicas=layout.replicas, tp=layout.tp, sleeps=layout.turns),
+        colocate=layout.turns,
         checkpoint_every=STEPS,
     )

@@ -37,9 +37,9 @@ def row(name: str, found: Fit) -> str:
     """A line of the docs' table."""
     cells = [name]
     for role in ("learner", "engines"):
-        own = [one for one in found.placement.processes if one.seat.role == role]
-        tp = f" of {max(one.seat.rank for one in own) + 1}" if role == "engines" and own[-1].seat.rank else ""
-        many = f"{len({one.seat.name for one in own})}{tp}" if role == "engines" else str(len(own))
+        own = [one for one in found.placement.processes if one.slot.role == role]
+        tp = f" of {max(one.slot.rank for one in own) + 1}" if role == "engines" and own[-1].slot.rank else ""
+        many = f"{len({one.slot.name for one in own})}{tp}" if role == "engines" else str(len(own))
         cells += [many, f"{own[0].bytes / 1e9:.1f}"]
     how = "an adapter" if "Policy.lora" in found.changes else "all weights"
     (learner,) = found.placement.learners.values()
@@ -66,7 +66,7 @@ def test_documented_settings_fit(section: str, model: str, gpus: int, tmp_path: 
     run: Any = parse(fa.RunConfig, [str(file)], prog="train", description="")
     found = fit_gpus(run.trainer, model, Hardware(gpus=gpus), policies=run.models, hosts=run.mesh)
     assert not found.changes and found.used == gpus
-    each = {one.seat.role: one.bytes for one in found.placement.processes}
+    each = {one.slot.role: one.bytes for one in found.placement.processes}
     if section == "Several hosts":
         shown = f"take {each['learner'] / 1e9:.1f} of 80 GB here and the engines' {each['engines'] / 1e9:.1f}."
         assert shown in " ".join(text.split())
@@ -114,7 +114,7 @@ def test_colocated_run_fits_into_shared_gpus() -> None:
     assert fit_gpus(settings, "0.6b", gpus).changes
     found = fit_gpus(replace(settings, colocate=True), "0.6b", gpus)
     assert not found.changes and found.placement.engines["policy-0"].sleeps
-    assert sorted(one.seat.gpu for one in found.placement.processes) == ["0", "0", "1", "1"]
+    assert sorted(one.slot.gpu for one in found.placement.processes) == ["0", "0", "1", "1"]
     with pytest.raises(HostError, match=r"3 ranks of one learner need a GPU each, and this host .* has 2"):
         preview_slots(gpus, [("learner", "learner", 3)])
 
@@ -244,7 +244,7 @@ def test_fit_matches_placement_and_dry_run(
     )
 
     def rows(what: Placement) -> list[Any]:
-        return [(one.seat.name, one.seat.rank, one.seat.gpu, dict(one.parts)) for one in what.processes]
+        return [(one.slot.name, one.slot.rank, one.slot.gpu, dict(one.parts)) for one in what.processes]
 
     assert rows(placed[-1]) == rows(found.placement)
     assert learners == found.placement.learners
@@ -256,7 +256,7 @@ def test_fit_matches_placement_and_dry_run(
             words = line.split(":")[0]
             host = host if words.startswith("  ") else words
             said += [f"{host}:{words}"] if ", GPU " in words else []
-        seats = [one.seat for one in found.placement.processes]
+        seats = [one.slot for one in found.placement.processes]
         assert sorted(said) == sorted(f"{seat.host}:  {seat.name} rank {seat.rank}, GPU {seat.gpu}" for seat in seats)
 
 
@@ -265,7 +265,7 @@ def test_described_hosts_must_fit() -> None:
     settings = ProcessConfig(learner_procs=4, engine=fa.EngineConfig(max_model_len=512, replicas=8))
     found = fit_gpus(settings, "0.6b", Hardware(gpus=24), hosts=hosts)
     assert not found.changes and found.used == 12
-    assert [one.seat.gpu for one in found.placement.processes if one.seat.role == "learner"] == ["0", "1", "0", "1"]
+    assert [one.slot.gpu for one in found.placement.processes if one.slot.role == "learner"] == ["0", "1", "0", "1"]
     uneven = fit_gpus(replace(settings, learner_procs=3), "0.6b", Hardware(gpus=24), hosts=hosts)
     assert "3 processes of one learner cannot be spread evenly over 2 hosts" in uneven.problem
     assert uneven.changes["learner_procs"] == 16
@@ -277,14 +277,14 @@ def test_policies_have_separate_processes_unless_adapters_share() -> None:
     policies = {name: fa.Policy("model", name=name) for name in ("asker", "answerer")}
     settings = ProcessConfig(engine=fa.EngineConfig(max_model_len=512))
     found = fit_gpus(settings, "0.6b", Hardware(gpus=4), policies=policies)
-    assert [one.seat.name for one in found.placement.processes] == [
+    assert [one.slot.name for one in found.placement.processes] == [
         "asker-learner", "answerer-learner", "asker", "answerer",
     ]  # fmt: skip
     adapters = {name: replace(policy, lora=fa.LoRA(rank=64)) for name, policy in policies.items()}
     learner, engine = fit_gpus(settings, "0.6b", Hardware(gpus=4), policies=adapters).placement.processes
     weights = adapter_weights(ModelSize.named("0.6b"), fa.LoRA(rank=64))
-    assert learner.seat.name == "asker-answerer-learner" and learner.parts["optimizer"] == 2 * 8 * weights
-    assert engine.seat.name == "asker" and engine.parts["adapters"] == 2 * 2 * weights
+    assert learner.slot.name == "asker-answerer-learner" and learner.parts["optimizer"] == 2 * 8 * weights
+    assert engine.slot.name == "asker" and engine.parts["adapters"] == 2 * 2 * weights
     frozen = {"asker": policies["asker"], "answerer": replace(policies["answerer"], trainable=False)}
     assert len(fit_gpus(settings, "0.6b", Hardware(gpus=4), policies=frozen).placement.processes) == 3
 
@@ -366,14 +366,14 @@ def test_current_settings_are_reported_before_changes(tmp_path: Path, capsys: py
     assert places == sorted(places)
     assert main(["simulate", str(file), "--gpus", "2", "--model", "0.6b"]) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "with these changes" not in said and "memory of host 0" in said and "weights on their way 1.2" in said
+    assert "with these changes" not in said and "memory of host 0" in said and "published weights 1.2" in said
 
 
 def test_host_memory_is_counted_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     offloaded = replace(SETTINGS, learner=fa.LearnerConfig(cpu_offload=True))
     size = ModelSize.named("0.6b")
     (needs,) = fit_gpus(offloaded, "0.6b", Hardware(gpus=2)).hosts.values()
-    assert needs["what is offloaded"] == 16 * size.weights and needs["weights on their way"] == 2 * size.weights
+    assert needs["offloaded optimizer"] == 16 * size.weights and needs["published weights"] == 2 * size.weights
     needed_gb = sum(needs.values()) / 1e9
     assert not fit_gpus(offloaded, "0.6b", Hardware(gpus=2, host_gb=needed_gb + 0.1)).changes
     short = fit_gpus(offloaded, "0.6b", Hardware(gpus=2, host_gb=needed_gb - 0.1))
@@ -465,7 +465,7 @@ SHORT = ProcessConfig(engine=fa.EngineConfig(max_model_len=512))
 
 def weights_of(found: Fit) -> dict[str, int]:
     """Of each process, by its name."""
-    return {one.seat.name: one.parts["weights"] for one in found.placement.processes}
+    return {one.slot.name: one.parts["weights"] for one in found.placement.processes}
 
 
 def test_policies_may_have_models_of_different_sizes(tmp_path: Path) -> None:
@@ -620,8 +620,8 @@ def test_judge_with_the_name_of_a_policy_is_separate() -> None:
     assert chat is not None
     found = fit_gpus(SHORT, {"hero": "0.6b"}, Hardware(gpus=4), judges=[chat])
     _, engine, judge = found.placement.processes
-    assert (engine.seat.name, engine.parts["weights"]) == ("hero", 2 * ModelSize.named("0.6b").weights)
-    assert judge.seat.name not in found.policies and judge.seat.role == "judges" and judge.parts["weights"] < 2e6
+    assert (engine.slot.name, engine.parts["weights"]) == ("hero", 2 * ModelSize.named("0.6b").weights)
+    assert judge.slot.name not in found.policies and judge.slot.role == "judges" and judge.parts["weights"] < 2e6
 
 
 @pytest.mark.parametrize(("example", "gpus"), [("slurm", 16), ("kubernetes", 24), ("skypilot", 16)])

@@ -74,7 +74,7 @@ def test_a_well_known_model_has_the_weights_that_its_maker_counts(model: str, bi
 
 def test_two_gpus_serve_learner_and_engine() -> None:
     found = placed("0.6b", 2)
-    assert [(one.seat.name, one.seat.gpu) for one in found.processes] == [("hero-learner", "0"), ("hero-0", "1")]
+    assert [(one.slot.name, one.slot.gpu) for one in found.processes] == [("hero-learner", "0"), ("hero-0", "1")]
     assert found.engines["hero-0"].gpu_memory_utilization is None  # it has its own: vLLM measures what it may take
     lines = found.lines()
     assert lines[0].split() == ["process", "rank", "host", "GPU", "expects"]
@@ -84,7 +84,7 @@ def test_two_gpus_serve_learner_and_engine() -> None:
 
 def test_engine_takes_what_the_learner_leaves_on_one_gpu() -> None:
     found = placed("0.6b", 1)
-    assert {one.seat.gpu for one in found.processes} == {"0"}
+    assert {one.slot.gpu for one in found.processes} == {"0"}
     assert 0.5 < found.engines["hero-0"].gpu_memory_utilization < 0.95
     assert sum(one.bytes for one in found.processes) <= 0.951 * H100
     size = ModelSize.named("0.6b")
@@ -124,7 +124,7 @@ def test_misfit_is_refused_with_the_arithmetic() -> None:
 
 def test_cache_holds_one_conversation() -> None:
     found = placed("8b", 8, ranks=4, replicas=4, engine=fa.EngineConfig())
-    engine = next(one for one in found.processes if one.seat.role == "engines")
+    engine = next(one for one in found.processes if one.slot.role == "engines")
     size = ModelSize.named("8b")
     assert kv_bytes(size, size.context) == pytest.approx(40960 * 2 * 36 * 8 * 128 * 2, rel=0.02)  # 6 GB: over 1
     assert engine.parts["cache"] > kv_bytes(size, size.context)
@@ -133,7 +133,7 @@ def test_cache_holds_one_conversation() -> None:
 def test_large_model_is_split_over_ranks() -> None:
     found = placed("32b", 8, ranks=4, replicas=2, engine=fa.EngineConfig(tp=2, max_model_len=8192),
                    lora=fa.LoRA(), activation_checkpointing="full")  # fmt: skip
-    assert [one.seat.gpu for one in found.processes] == list("01234567")
+    assert [one.slot.gpu for one in found.processes] == list("01234567")
     assert all(one.bytes <= H100 for one in found.processes)
 
 
@@ -141,11 +141,11 @@ def test_gpu_of_unknown_memory_is_used() -> None:
     size = ModelSize.named("70b")
     seats = on(1, {"learner": 1}, each=0)
     learner = Part(name="hero-learner", ranks=1, size=size, learner=LearnerPlan())
-    assert [one.seat.gpu for one in place([learner], fa.EngineConfig(), seats).processes] == ["0"]
+    assert [one.slot.gpu for one in place([learner], fa.EngineConfig(), seats).processes] == ["0"]
 
 
 def test_requested_share_of_a_gpu_must_be_free() -> None:
-    with pytest.raises(HostError, match=r"GPU 0 of .* left for each of 1 engine beside .*gpu_memory_utilization=0.9"):
+    with pytest.raises(HostError, match=r"GPU 0 of .* left for each of 1 engine, .*gpu_memory_utilization=0.9"):
         placed("0.6b", 1, engine=fa.EngineConfig(max_model_len=8192, gpu_memory_utilization=0.9))
     assert placed("0.6b", 1, engine=fa.EngineConfig(max_model_len=8192, gpu_memory_utilization=0.5))
 
@@ -187,7 +187,7 @@ def test_engines_share_the_rest_of_a_gpu_evenly() -> None:
     assert cache["large"] == pytest.approx(least[large] + even, abs=1e7)
     # one model's have the same settings: the smaller room counts
     assert cache["small"] == cache["other"] == pytest.approx(min(beside, least[small] + even), abs=1e7)
-    assert sum(one.bytes for one in found.processes if one.seat.gpu == "1") <= 0.951 * H100
+    assert sum(one.bytes for one in found.processes if one.slot.gpu == "1") <= 0.951 * H100
 
 
 def test_large_and_small_engine_share_a_gpu() -> None:
@@ -208,7 +208,7 @@ def test_engine_alone_on_a_gpu_is_not_limited() -> None:
     ]
     each = 29_800_000_000
     found = place(parts, fa.EngineConfig(max_model_len=40960), on(2, {"learner": 1, "engines": 2}, each))
-    gpus = {one.seat.name: one.seat.gpu for one in found.processes}
+    gpus = {one.slot.name: one.slot.gpu for one in found.processes}
     assert gpus == {"learner": "0", "large": "1", "small": "0"}
     assert found.engines["large"].gpu_memory_utilization is found.engines["large"].kv_cache_gb is None
     assert 4 < (found.engines["small"].kv_cache_gb or 0) < 6
@@ -216,17 +216,17 @@ def test_engine_alone_on_a_gpu_is_not_limited() -> None:
 
 def test_colocated_run_takes_turns_if_needed() -> None:
     small, whole = 24_000_000_000, {"activation_checkpointing": "none"}
-    with pytest.raises(HostError, match=r"hero-0 expects .* Beside it, hero-learner expects 18\.9 GB.*or set colocate"):
+    with pytest.raises(HostError, match=r"hero-0 expects .* same GPU, hero-learner expects 18\.9 GB.*or set colocate"):
         placed("0.6b", 1, each=small, **whole)
     found = placed("0.6b", 1, each=small, turns=True, **whole)
     learner, engine = found.processes
-    assert found.engines["hero-0"].sleeps and learner.seat.gpu == engine.seat.gpu == "0"
+    assert found.engines["hero-0"].sleeps and learner.slot.gpu == engine.slot.gpu == "0"
     assert learner.bytes + OVERHEAD_BYTES <= 0.95 * small  # beside an engine that sleeps
     assert engine.bytes + OVERHEAD_BYTES == pytest.approx(0.95 * small, rel=1e-3)  # beside a learner that is parked
     assert not placed("0.6b", 1, turns=True).engines["hero-0"].sleeps  # it fits as it is
     assert not placed("0.6b", 2, each=small, turns=True).engines["hero-0"].sleeps  # each has its own
     assert not placed("0.6b", 1, each=small, turns=True).engines["hero-0"].sleeps  # some of it is recomputed
-    with pytest.raises(HostError, match=r"80.0 GB and beside 1 sleeping engine hero-learner expects 1\d\d"):
+    with pytest.raises(HostError, match=r"80.0 GB and with 1 sleeping engine hero-learner expects 1\d\d"):
         placed("8b", 1, turns=True)
 
 
@@ -244,9 +244,9 @@ def test_learner_recomputes_as_little_as_possible() -> None:
     assert recomputed("8b", 4, **longer) == "selective"
     assert recomputed("8b", 4, max_sample_tokens=16384) == "full"
     assert recomputed("8b", 4, **longer, activation_checkpointing="full") == "full"
-    with pytest.raises(HostError, match=r"hero-learner expects \d+.*shard the learner, set learner.activation_check"):
+    with pytest.raises(HostError, match=r"hero-learner expects \d+.*shards the learner, set learner.activation_check"):
         recomputed("8b", 4, **longer, activation_checkpointing="none")
-    with pytest.raises(HostError, match=r"hero-learner expects 1\d\d.*shard the learner, lower learner.max_tokens"):
+    with pytest.raises(HostError, match=r"hero-learner expects 1\d\d.*shards the learner, lower learner.max_tokens"):
         recomputed("8b", 1)
     assert recomputed("0.6b", 1, each=24_000_000_000) == "none"
 
@@ -436,7 +436,7 @@ def test_judge_stays_loaded_during_colocation(node: Callable[..., list[str]], sm
     learner, hero, one = (process.bytes for process in found.processes)
     assert found.engines["hero"].sleeps and not found.engines["judge"].sleeps
     assert learner + OVERHEAD_BYTES + one <= 0.951 * each and OVERHEAD_BYTES + hero + one <= 0.951 * each
-    with pytest.raises(HostError, match=r"judge judge expects .* Beside it, learner expects .* give judges a GPU"):
+    with pytest.raises(HostError, match=r"judge judge .* same GPU, learner expects .* give judges separate GPUs"):
         place(parts, settings, on(1, {"learner": 1, "engines": 1, "judges": 1}, 25_000_000_000), turns=True)
 
 
@@ -468,7 +468,7 @@ def test_models_of_the_controller_are_counted(
     assert own[:3] == ["controller", "graded,", "other"] and own[-5] == "1"
     assert float(own[-4]) == pytest.approx(taken / 1e9, abs=0.1)
     assert learner == plain[0] and float(engine[-4]) == pytest.approx((0.95 * H100 - taken) / 1e9, abs=0.1)
-    with pytest.raises(HostError, match=r"graded is to live on cuda:2, and the controller's host has 2 GPUs"):
+    with pytest.raises(HostError, match=r"graded has device cuda:2, and the controller's host has 2 GPUs"):
         node(2, [], small_judge, held=[Loading(small_judge, "cuda:2")])
     *_, unknown = node(2, [], small_judge, held=[Loading(Path("nowhere"), "cuda")])
     assert unknown.startswith("not counted: the model of graded: ")
@@ -507,9 +507,9 @@ def test_short_host_memory_is_reported() -> None:
     each = 2 * size.weights
     assert host_doubts(parts, found, free=each) == []  # whoever reads them, they are there once
     (told,) = host_doubts(parts, found, free=each - 1)
-    assert "(weights on their way 141.1) and 141.1 are free" in told
+    assert "(published weights 141.1) and 141.1 are free" in told
     exact = replace(whole, learner=LearnerPlan(compute_dtype="float32"))  # and travels as it is computed
-    assert "(weights on their way 282.2)" in host_doubts([exact, *engines], found, free=0)[0]
+    assert "(published weights 282.2)" in host_doubts([exact, *engines], found, free=0)[0]
     adapter = replace(whole, learner=LearnerPlan(lora=fa.LoRA(), activation_checkpointing="full"))
     assert host_doubts([adapter, *engines], found, free=0) == []  # its bytes are few
     small = ModelSize.named("0.6b")
@@ -519,7 +519,7 @@ def test_short_host_memory_is_reported() -> None:
     turns = place(parts, fa.EngineConfig(max_model_len=8192), on(1, {}, 24_000_000_000), turns=True)
     parked = (4 + 8 + 2) * small.weights
     (told,) = host_doubts(parts, turns, free=0)
-    assert f"what sleeps or is parked {parked / 1e9:.1f})" in told
+    assert f"colocated processes {parked / 1e9:.1f})" in told
 
 
 def test_running_or_unknown_judges_are_reported(
@@ -567,7 +567,7 @@ def test_unsupported_model_settings_are_refused_before_startup(
     def learner(size: ModelSize, lora: fa.LoRA) -> Part:
         return Part(name="hero-learner", ranks=1, size=size, learner=LearnerPlan(lora=lora))
 
-    with pytest.raises(ValueError, match=r"hero-learner: .* get no adapter; set LoRA\(targets=\('q_proj', 'k_proj'"):
+    with pytest.raises(ValueError, match=r"hero-learner: .* cannot be adapted; set LoRA\(targets=\('q_proj', 'k_proj'"):
         check_models([learner(mixture, fa.LoRA())], fa.EngineConfig())
     dense_first = ModelSize.from_config({**SHAPES["30b-a3b"], "mlp_only_layers": [0]})
     check_models([learner(dense_first, fa.LoRA())], fa.EngineConfig())  # the learner takes those that there are

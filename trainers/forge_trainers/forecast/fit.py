@@ -28,7 +28,6 @@ from forge_trainers.run.placement import (
     Part,
     Placed,
     Placement,
-    by_own_name,
     check_models,
     check_ranks,
     held_on,
@@ -36,6 +35,7 @@ from forge_trainers.run.placement import (
     host_doubts,
     judges_of,
     place,
+    unique_names,
 )
 from forge_trainers.run.plan import check_hosts, compute_processes, policies_by_process
 
@@ -69,8 +69,8 @@ class Fit:
         for process in self.placement.processes:
             policies = f" of {', '.join(self._policies_of(process))}" * bool(several and self._policies_of(process))
             parts = ", ".join(f"{part} {count / 1e9:.1f}" for part, count in process.parts.items())
-            memory = f"{process.bytes / 1e9:.1f} of {process.seat.gpu_bytes / 1e9:.0f}"
-            kinds[f"{process.seat.role.removesuffix('s')} rank{policies}", memory, parts] += 1
+            memory = f"{process.bytes / 1e9:.1f} of {process.slot.gpu_bytes / 1e9:.0f}"
+            kinds[f"{process.slot.role.removesuffix('s')} rank{policies}", memory, parts] += 1
         for (name, memory, parts), count in kinds.items():
             table.add_row(name, str(count), memory, parts)
         for host, needs in self.hosts.items():
@@ -93,7 +93,7 @@ class Fit:
             "hosts": {host: dict(needs) for host, needs in self.hosts.items()},
             "processes": [
                 {
-                    **{name: getattr(process.seat, name) for name in slot},
+                    **{name: getattr(process.slot, name) for name in slot},
                     "policies": list(self._policies_of(process)),
                     "bytes": dict(process.parts),
                 }
@@ -104,10 +104,10 @@ class Fit:
     @property
     def used(self) -> int:
         """Number of GPUs with a process."""
-        return len({(process.seat.host, process.seat.gpu) for process in self.placement.processes})
+        return len({(process.slot.host, process.slot.gpu) for process in self.placement.processes})
 
     def _policies_of(self, process: Placed) -> Sequence[str]:
-        return self.policies.get(process.seat.name, ()) if process.seat.role in ("learner", "engines") else ()
+        return self.policies.get(process.slot.name, ()) if process.slot.role in ("learner", "engines") else ()
 
 
 def fit_gpus(
@@ -157,7 +157,7 @@ def fit_gpus(
     reserved = {*policies}  # names in any candidate
     for candidate in (settings, most):
         reserved |= policies_by_process(policies, paths, candidate).keys()
-    judge_parts, doubts = judges_of(by_own_name(judges, taken=reserved))
+    judge_parts, doubts = judges_of(unique_names(judges, reserved=reserved))
     loaded, unknown = held_on(held, _controller_slots(hardware, hosts))
     problem = ""
     candidates = _candidates(sizes, hardware, policies, hosts, judge_parts, settings=settings)
@@ -403,7 +403,7 @@ def _placed(
     check_hosts([(part.name, part.role, part.ranks) for part in parts], hosts or Hosts(), settings, learners)
     turns = settings.colocate
     return place(
-        parts, settings.engine, partial(preview_slots, hardware, hosts=hosts, share=turns), turns=turns, beside=loaded
+        parts, settings.engine, partial(preview_slots, hardware, hosts=hosts, share=turns), turns=turns, loaded=loaded
     )
 
 

@@ -15,7 +15,7 @@ from forge_agents.runtime.hosts import HERE, Hosts
 from forge_agents.serving import _vllm
 from forge_agents.serving.config import EngineConfig, EnginePlan
 from forge_trainers.run.config import ProcessConfig
-from forge_trainers.run.placement import OwnEngine, by_own_name, checked_parts
+from forge_trainers.run.placement import OwnEngine, checked_parts, unique_names
 from forge_trainers.run.plan import Threads, check_hosts, compute_processes, meshes_of, resolve, threads_of
 
 _USUAL_GPUS = 8
@@ -58,7 +58,7 @@ def dry_run(
         engines = counts["engines"] // config.engine.replicas
         threads = threads_of(config, hosts, engines=engines, learners=counts["learner"])
     judge_engines = {
-        name: judge.config for name, judge in by_own_name(judges, taken=(name for name, *_ in meshes)).items()
+        name: judge.config for name, judge in unique_names(judges, reserved=(name for name, *_ in meshes)).items()
     }
     meshes += [(name, "judges", engine.tp) for name, engine in judge_engines.items()]
     lines = _process_lines(
