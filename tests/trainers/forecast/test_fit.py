@@ -323,7 +323,6 @@ def test_longest_sample_is_one_pass() -> None:
     doubts: list[str] = []
     short = activations(fa.EngineConfig(max_model_len=512))
     assert activations(fa.EngineConfig(max_model_len=8192)) == 4 * short
-    assert activations(fa.EngineConfig(max_model_len=8192), max_sample_tokens=4096) == 2 * short
     assert activations(fa.EngineConfig(max_model_len=8192), max_tokens_per_microbatch=8192) == 4 * short
     assert not doubts
     assert activations(fa.EngineConfig()) == short  # nobody said how long conversations are
@@ -544,12 +543,6 @@ def test_recomputation_is_never_reduced(asked: Any, allowed: set[str]) -> None:
     (learner,) = found.placement.learners.values()
     assert found.changes["learner_procs"] == 4 and learner.activation_checkpointing in allowed
     assert found.changes.get("learner.activation_checkpointing", asked) == learner.activation_checkpointing
-
-
-def test_memory_budget_only_changes_to_full_recomputation() -> None:
-    learner = fa.LearnerConfig(activation_checkpointing="memory_budget", compile=True)
-    found = fit_gpus(replace(SETTINGS, learner=learner), "8b", Hardware(gpus=8))
-    assert found.changes.get("learner.activation_checkpointing") in (None, "full")
 
 
 def test_table_names_the_policies_of_processes(

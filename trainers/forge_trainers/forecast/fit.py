@@ -467,6 +467,4 @@ def _recomputed(current: str | None) -> Sequence[str]:
     """Return the modes that recompute at least as much as the current one."""
     if current is None:
         return RECOMPUTED
-    if current not in RECOMPUTED:  # the compiler chooses within a budget; the only larger step is to recompute all
-        return (current, RECOMPUTED[-1])
     return [mode for mode in RECOMPUTED if RECOMPUTED.index(mode) >= RECOMPUTED.index(current)]
