@@ -315,7 +315,7 @@ def test_a_file_and_the_command_line_take_games_of_an_oracle(tiny_llama, tmp_pat
     assert "games=0 shows nothing" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         cli.main(["sft", "--data", "chats.jsonl", "--env_args.max_number", "9", *words])
-    assert "say how many with games" in capsys.readouterr().err
+    assert "set their number with games" in capsys.readouterr().err
 
 
 def test_a_policy_warms_up_in_the_seats_that_it_will_play(tiny_llama, tmp_path, taught):
