@@ -91,7 +91,7 @@ def test_the_checkpoint_of_other_verifiers_is_left_out(run):
 
 
 def test_what_is_no_run_with_verifiers_is_said(tmp_path):
-    with pytest.raises(RunFolderError, match="no run folder"):
+    with pytest.raises(RunFolderError, match="is not a run folder"):
         verifier_history(tmp_path)
     RunFolder(tmp_path, {}).close()
     with pytest.raises(RunFolderError, match=r"has no verifiers.*verifiers\.jsonl"):

@@ -64,7 +64,7 @@ def test_the_best_and_the_newest_are_the_weights_of_their_steps(run: Path, capsy
 
 
 def test_what_cannot_be_exported_is_told(run: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="'step-9'; there are best, newest, step-000002, step-000001"):
+    with pytest.raises(RunFolderError, match="'step-9'; it has best, newest, step-000002, step-000001"):
         export_checkpoint(run, checkpoint="step-9")
     with pytest.raises(RunFolderError, match="exists already"):
         export_checkpoint(run, out=run / "model-1")

@@ -48,7 +48,7 @@ def test_a_learner_that_waits_for_its_turn_on_a_gpu_is_idle(monkeypatch):
         about = {"config": LearnerConfig(), "procs": None, "actors": None, "world_size": 1, "heartbeat": None}
         about["max_sample_tokens"] = 8
         busy = BusyTime()
-        pair = [Learner("learner", whose=whose, device_access=learners, busy=busy, **about) for whose in ("a", "b")]
+        pair = [Learner("learner", learner_name=whose, device_access=learners, busy=busy, **about) for whose in ("a", "b")]
         for one in pair:
             one._tell = computes
         async with engines():
