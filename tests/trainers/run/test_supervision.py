@@ -50,7 +50,7 @@ def test_a_learner_that_waits_for_its_turn_on_a_gpu_is_idle(monkeypatch):
         busy = BusyTime()
         pair = [Learner("learner", learner_name=whose, device_access=learners, busy=busy, **about) for whose in ("a", "b")]
         for one in pair:
-            one._tell = computes
+            one._call_ranks = computes
         async with engines():
             pass
         watch = Stopwatch(lambda: {"learner": sum(one.busy_s for one in pair) / 2})
