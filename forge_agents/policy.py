@@ -122,10 +122,10 @@ class Sampling:
 def _texts(name: str, value: object) -> tuple[str, ...]:
     if isinstance(value, str):
         raise TypeError(f"{name}={value!r} is a single text; write {name}=({value!r},)")
-    texts = tuple(value)  # type: ignore[arg-type]
+    texts: tuple[object, ...] = tuple(value)  # type: ignore[arg-type]
     if not all(isinstance(text, str) and text for text in texts):
         raise ValueError(f"{name}={value!r} must contain only non-empty texts; remove the others")
-    return texts
+    return texts  # type: ignore[return-value]
 
 
 _MAX_BAD_WORDS = 64
@@ -492,7 +492,7 @@ def resolve_policies(policies: PolicyMapping, agents: Sequence[str], seed: int) 
         resolved = {agent: policies[agent] for agent in agents}
     elif isinstance(policies, AnyPolicy):
         resolved = dict.fromkeys(agents, policies)
-    elif callable(policies) and not isinstance(policies, type):
+    elif callable(policies) and not isinstance(policies, type):  # type: ignore[redundant-expr]
         if not _accepts_agent_and_seed(policies):
             raise TypeError(f"a policy mapping must be a function (agent, seed) that returns a policy{_FUNCTION_HINT}")
         resolved = {agent: policies(agent, seed) for agent in agents}

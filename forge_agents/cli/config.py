@@ -81,10 +81,10 @@ class Parser(ArgumentParser):
             args = (words, *args[1:])
         return super().parse_args(*args, **kwargs)
 
-    def format_help(self) -> str:
+    def format_help(self, *args: Any, **kwargs: Any) -> str:
         """Return the main settings, or all of them with ``--help-all``."""
         if self._show_all or self.settings_kind is None or not has_short_help(self.prog):
-            return super().format_help()
+            return str(super().format_help(*args, **kwargs))
         settings = (*field_hints(self.settings_kind), "help", "print_config")
         names = [action.dest for action in self._actions]
         return short_help(self, [name for name in names if name.partition(".")[0] not in settings])

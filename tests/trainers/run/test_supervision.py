@@ -48,7 +48,8 @@ def test_a_learner_that_waits_for_its_turn_on_a_gpu_is_idle(monkeypatch):
         about = {"config": LearnerConfig(), "procs": None, "actors": None, "world_size": 1, "heartbeat": None}
         about["max_sample_tokens"] = 8
         busy = BusyTime()
-        pair = [Learner("learner", learner_name=whose, device_access=learners, busy=busy, **about) for whose in ("a", "b")]
+        settings = {"device_access": learners, "busy": busy, **about}
+        pair = [Learner("learner", learner_name=name, **settings) for name in ("a", "b")]
         for one in pair:
             one._call_ranks = computes
         async with engines():

@@ -155,8 +155,8 @@ def fit_gpus(
     most = replace(settings, engine=replace(settings.engine, replicas=max(hardware.gpus, settings.engine.replicas)))
     paths = _paths(policies, sizes)
     reserved = {*policies}  # names in any candidate
-    for candidate in (settings, most):
-        reserved |= policies_by_process(policies, paths, candidate).keys()
+    for variant in (settings, most):
+        reserved |= policies_by_process(policies, paths, variant).keys()
     judge_parts, doubts = judges_of(unique_names(judges, reserved=reserved))
     loaded, unknown = held_on(held, _controller_slots(hardware, hosts))
     problem = ""
