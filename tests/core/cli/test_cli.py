@@ -29,7 +29,7 @@ def test_unknown_flag_suggests_a_flag_to_copy(capsys):
     ("flag", "told"),
     [
         ("engine.max_modellen", "Did you mean '--trainer.engine.max_model_len'?"),
-        ("engine.block_size", "trainer.engine has adapter_folders, adapters,"),  # and nothing that is like it
+        ("engine.block_size", "trainer.engine has dtype, enforce_eager,"),  # and nothing that is like it
     ],
 )
 def test_unknown_key_suggests_keys_of_its_section(flag, told, tmp_path, capsys):

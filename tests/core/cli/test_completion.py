@@ -25,7 +25,7 @@ def completions(line, tmp_path):
 @pytest.mark.parametrize(
     ("line", "offered"),
     [
-        ("forge-agents le", ["leaderboard"]),
+        ("forge-agents ex", ["export"]),
         ("forge-agents train --trainer.learner.cli", ["--trainer.learner.clip"]),
         ("forge-agents play forge/KuhnPoker-v0 --opponent h", ["human"]),
         ("forge-agents bench --swap_seats f", ["false"]),

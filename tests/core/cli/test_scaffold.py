@@ -92,13 +92,11 @@ def test_model_next_to_a_run_file_is_found_and_hub_ids_are_kept(tmp_path, monkey
     (tmp_path / "file/train.yaml").write_text(
         "env: forge/Relay-v0\npolicy_mapping: {a: own, b: hub}\n"
         "policies: {own: {model: mine}, hub: {model: smollm2-135m-instruct}}\n"
-        "trainer: {engine: {model: ''}}\n"  # as --print_config says that it is filled in
     )
     monkeypatch.chdir(tmp_path)
     run = parse(RunConfig, ["file/train.yaml"], prog="forge-agents train", description="")
     models = {name: policy.model for name, policy in run.policies.items()}
     assert models == {"own": str(tmp_path / "file/mine"), "hub": "smollm2-135m-instruct"}
-    assert run.trainer.engine.model == ""
 
 
 def test_template_settings_have_the_main_keys(folder):
