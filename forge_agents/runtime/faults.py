@@ -75,8 +75,8 @@ class Faults:
         if len(self._all) > self._max_respawns:
             names = ", ".join(dict.fromkeys(fault.who for fault in self._all))
             raise RespawnLimitError(
-                f"{len(self._all)} processes died ({names}) and max_respawns={self._max_respawns} may be started again"
-                f"; the last one: {cause}"
+                f"{len(self._all)} processes died ({names}); a run restarts at most {self._max_respawns} processes. "
+                f"The last death: {cause}"
             )
         _log.warning("%s is started again: %s", who, cause)
         return fault

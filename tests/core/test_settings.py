@@ -137,7 +137,7 @@ def test_settings_that_a_trainer_decides_are_no_learner_settings(name):
     ("make", "said"),
     [
         (lambda: fa.GRPOConfig(learner={"lr_min_ratio": 0.1}), "set lr_decay to 'linear'"),
-        (lambda: fa.SFTConfig(learner={"lr_decay_ratio": 0.2}), "set lr_decay to 'linear'"),
+        (lambda: fa.SFTConfig(learner={"lr_min_ratio": 0.2}), "set lr_decay to 'linear'"),
         (lambda: fa.GRPOConfig(learner={"kl": "k1"}), "set kl_coef above 0"),
         (lambda: fa.GRPOConfig(learner={"correction": {"high": 2.0}}), "no effect with how='ratio'"),
         (lambda: fa.GRPOConfig(learner={"correction": {"how": "truncate", "low": 0.1}}), "set how='mask'"),
@@ -156,7 +156,7 @@ def test_a_setting_without_effect_is_refused(make, said):
 def test_settings_that_another_one_switches_on_are_taken():
     fa.GRPOConfig(max_staleness=1, learner={"correction": {"how": "truncate", "high": 2.0}})
     fa.GRPOConfig(learner={"loss": "gspo", "correction": {"how": "truncate", "high": 3.0}})
-    fa.GRPOConfig(learner={"lr_decay": "cosine", "lr_min_ratio": 0.1, "lr_decay_ratio": 0.5})
+    fa.GRPOConfig(learner={"lr_decay": "cosine", "lr_min_ratio": 0.1})
     fa.SFTConfig(learner={"kl_coef": 0.1, "kl": "k1"})
     fa.Credit(baseline="rae", by=("role",), scale="batch_std", rae_decay=0.5)
     fa.Credit(turns="to_go", discount=0.5)

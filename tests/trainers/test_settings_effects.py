@@ -26,7 +26,7 @@ EFFECTS = {
     },
     fa.LearnerConfig: {
         "lr": LEARNER + "rates", "warmup_steps": LEARNER + "schedule", "lr_decay": LEARNER + "schedule",
-        "lr_decay_ratio": LEARNER + "schedule", "lr_min_ratio": LEARNER + "schedule",
+        "lr_min_ratio": LEARNER + "schedule",
         "weight_decay": LEARNER + "learner_core", "betas": LEARNER + "learner_core",
         "num_iterations": LEARNER + "minibatches", "num_minibatches": LEARNER + "minibatches",
         "max_grad_norm": LEARNER + "minibatches", "compute_dtype": LEARNER + "algorithms_learner",
@@ -34,8 +34,9 @@ EFFECTS = {
         "loss": LOSSES + "algorithms", "clip": LOSSES + "algorithms", "sequence": LOSSES + "algorithms",
         "correction": LOSSES + "algorithms", "kl": LOSSES + "algorithms", "kl_coef": LOSSES + "algorithms",
         "entropy_coef": LOSSES + "algorithms", "threads": RUN + "threads", "tp": LEARNER + "learner_core",
-        "ep": LEARNER + "memory", "activation_checkpointing": LEARNER + "memory_options",
-        "compile": LEARNER + "memory_options", "cpu_offload": LEARNER + "memory_options",
+        "dp_replicate": LEARNER + "memory", "ep": LEARNER + "memory",
+        "activation_checkpointing": LEARNER + "memory_options", "compile": LEARNER + "memory_options",
+        "cpu_offload": LEARNER + "memory_options",
     },
     fa.EngineConfig: {
         "dtype": SERVING + "engine_memory", "max_model_len": SERVING + "engine_memory",

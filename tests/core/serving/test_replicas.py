@@ -183,7 +183,7 @@ def test_too_many_deaths_fail_all_waiting_requests(tmp_path: Path) -> None:
             engine.die("killed")
         for answer in await asyncio.gather(*asked, return_exceptions=True):
             assert isinstance(answer, RespawnLimitError)
-            assert "2 processes died (hero-0, hero-1) and max_respawns=1 may be started again" in str(answer)
+            assert "2 processes died (hero-0, hero-1); a run restarts at most 1 processes" in str(answer)
         with pytest.raises(RespawnLimitError):
             await hero.load_weights(1)
         await hero.stop()

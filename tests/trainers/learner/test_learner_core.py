@@ -28,7 +28,7 @@ from forge_trainers.learner import checkpoint, titan
 from forge_trainers.learner import core as learner_core
 from forge_trainers.learner import model as titan_model
 from forge_trainers.learner.core import LearnerCore
-from forge_trainers.learner.degrees import check_degrees
+from forge_trainers.learner.degrees import check_degrees, shards_of
 from forge_trainers.learner.model import sync_gradients
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.losses.policy_loss import PolicyLoss
@@ -662,6 +662,7 @@ def test_a_missing_model_is_named(tmp_path: Path):
         ({"temperature": 0.0}, "greedy"),
         ({"threads": 0}, "threads"),
         ({"compute_dtype": "float16"}, "compute_dtype"),
+        ({"dp_replicate": 0}, "dp_replicate"),
         ({"betas": (0.9, 1.0)}, "betas"),
     ],
 )
@@ -670,11 +671,38 @@ def test_bad_settings_are_refused(changes: dict[str, Any], message: str):
         LearnerPlan(model="m", **changes)
 
 
-def test_parallel_degrees_must_make_the_number_of_ranks(tiny_llama: Path):
-    with pytest.raises(ValueError, match="does not divide learner_procs=1"):
-        LearnerCore(config(tiny_llama, tp=2))
-    with pytest.raises(ValueError, match="ep=2 of the learner does not divide learner_procs=1"):
-        LearnerCore(config(tiny_llama, ep=2))
+@pytest.mark.parametrize("degree", ["tp", "dp_replicate", "ep"])
+def test_parallel_degrees_must_divide_the_number_of_ranks(tiny_llama: Path, degree: str):
+    with pytest.raises(ValueError, match=f"{degree}=2 of the learner does not divide learner_procs=1"):
+        LearnerCore(config(tiny_llama, **{degree: 2}))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "degrees", "shards"),
+    [
+        (8, {}, 8),
+        (8, {"tp": 2}, 4),
+        (8, {"dp_replicate": 2}, 4),
+        (8, {"dp_replicate": 2, "tp": 2}, 2),
+        (8, {"dp_replicate": 2, "ep": 4}, 4),
+        (2, {"dp_replicate": 2}, 1),
+    ],
+)
+def test_ranks_that_other_degrees_leave_shard_the_weights(ranks: int, degrees: dict[str, int], shards: int):
+    assert shards_of(LearnerPlan(**degrees), ranks) == shards
+
+
+@pytest.mark.parametrize(
+    ("degrees", "message"),
+    [
+        ({"dp_replicate": 3}, "dp_replicate=3 of the learner does not divide learner_procs=8"),
+        ({"dp_replicate": 4, "tp": 4}, r"dp_replicate=4 \* tp=4 of the learner does not divide learner_procs=8"),
+        ({"dp_replicate": 2, "ep": 8}, "ep=8 of the learner does not divide learner_procs=8 / dp_replicate=2"),
+    ],
+)
+def test_replicas_that_do_not_divide_the_ranks_are_refused(degrees: dict[str, int], message: str):
+    with pytest.raises(ValueError, match=message):
+        shards_of(LearnerPlan(**degrees), 8)
 
 
 @pytest.mark.parametrize(

@@ -106,6 +106,15 @@ def test_a_rank_computes_with_its_own_experts_where_they_are_spread() -> None:
     assert one == 2 * (mixture.weights // 2)
 
 
+def test_replicas_keep_the_bytes_of_a_learner_with_fewer_ranks() -> None:
+    def rank_bytes(ranks: int, **settings: Any) -> Any:
+        return learner_bytes(ModelSize.named("8b"), LearnerPlan(**settings), ranks=ranks)
+
+    assert rank_bytes(8, dp_replicate=2) == rank_bytes(4) != rank_bytes(8)
+    assert rank_bytes(8, dp_replicate=2, tp=2) == rank_bytes(4, tp=2)
+    assert rank_bytes(2, dp_replicate=2) == rank_bytes(1)
+
+
 def test_ranks_that_share_the_vocabulary_hold_a_part_of_the_logits_each() -> None:
     def logits(ranks: int, **settings: Any) -> int:
         return learner_bytes(ModelSize.named("8b"), LearnerPlan(**settings), ranks=ranks)["logits"]

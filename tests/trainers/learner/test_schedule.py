@@ -23,13 +23,14 @@ def rates(total: int, **settings: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("decay", ["none", "linear", "cosine", "sqrt"])
-@pytest.mark.parametrize(("warmup", "share", "floor"), [(0, 1.0, 0.0), (3, 0.4, 0.1), (5, 1.0, 0.2), (2, 0.01, 0.0)])
-def test_rates_are_torchtitans(decay: str, warmup: int, share: float, floor: float):
+@pytest.mark.parametrize(("warmup", "floor"), [(0, 0.0), (3, 0.1), (5, 0.2), (2, 0.0), (11, 0.1)])
+@pytest.mark.parametrize("total", [12, 40])
+def test_rates_are_torchtitans(decay: str, warmup: int, floor: float, total: int):
     from torchtitan.components.optimizer import LRSchedulersContainer
 
-    total, adamw = 12, torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=1.0)
+    adamw = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=1.0)
     titans = LRSchedulersContainer.Config(
-        warmup_steps=warmup, decay_ratio=0.0 if decay == "none" else share,
+        warmup_steps=warmup, decay_ratio={"none": 0.0, "sqrt": 0.2}.get(decay, 1.0),
         decay_type="linear" if decay == "none" else decay, min_lr_factor=floor,
     ).build(optimizers=[adamw], training_steps=total)  # fmt: skip
     wanted = []
@@ -37,7 +38,7 @@ def test_rates_are_torchtitans(decay: str, warmup: int, share: float, floor: flo
         wanted.append(adamw.param_groups[0]["lr"])
         adamw.step()
         titans.step()
-    found = rates(total, warmup_steps=warmup, lr_decay=decay, lr_decay_ratio=share, lr_min_ratio=floor)
+    found = rates(total, warmup_steps=warmup, lr_decay=decay, lr_min_ratio=floor)
     assert found == pytest.approx(wanted, rel=1e-12)
 
 
@@ -49,19 +50,16 @@ def test_a_linear_rate_falls_in_equal_parts_to_one_step_before_zero():
     assert rates(6, warmup_steps=2, lr_decay="linear") == pytest.approx([0.5, 1, 1, 0.75, 0.5, 0.25])
 
 
-def test_the_last_share_of_the_run_decays():
-    assert rates(10, lr_decay="linear", lr_decay_ratio=0.4) == pytest.approx([1] * 7 + [0.75, 0.5, 0.25])
-
-
 def test_a_cosine_falls_to_its_floor():
     found = rates(9, lr_decay="cosine", lr_min_ratio=0.1, warmup_steps=1)
     half = [0.5 * (1 + math.cos(math.pi * i / 8)) for i in range(8)]
     assert found == pytest.approx([1, *(0.1 + 0.9 * share for share in half)])
 
 
-def test_a_square_root_falls_fastest_at_first():
-    found = rates(4, lr_decay="sqrt")
-    assert found == pytest.approx([1, 0.5, 1 - math.sqrt(0.5), 1 - math.sqrt(0.75)])
+def test_sqrt_decays_in_the_last_fifth_of_the_run_and_fastest_at_first():
+    decay = [1, 0.5, 1 - math.sqrt(0.5), 1 - math.sqrt(0.75)]
+    assert rates(20, lr_decay="sqrt") == pytest.approx([1] * 16 + decay)
+    assert rates(20, lr_decay="sqrt", warmup_steps=18)[17:] == pytest.approx([1, 1, 1 - math.sqrt(0.5)])
 
 
 def test_a_falling_rate_needs_to_know_the_end(tiny_llama: Path):
@@ -99,7 +97,6 @@ def test_a_longer_run_goes_on_at_the_longer_schedules_rate(
     ("changes", "message"),
     [
         ({"lr_decay": "step"}, "lr_decay='step'"),
-        ({"lr_decay_ratio": 0.0}, "lr_decay_ratio"),
         ({"lr_min_ratio": 1.5}, "lr_min_ratio"),
         ({"warmup_steps": -1}, "warmup_steps"),
     ],

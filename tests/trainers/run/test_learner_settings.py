@@ -127,9 +127,10 @@ def test_each_learner_starts_with_its_policys_settings():
     started = {name: settings for name, (settings, _) in learners.items()}
     assert (started["full-learner"].lr, started["ad-learner"].lr) == (1e-5, 3e-4)
     assert started["ad-learner"].max_tokens_per_microbatch == 99
-    wrong = {"full": policy("full", learner={"tp": 2})}
-    with pytest.raises(ValueError, match="tp=2 of the learner does not divide learner_procs=1"):
-        dry_run(wrong, ProcessConfig(), fa.Hosts())
+    for degree in ("tp", "dp_replicate"):
+        wrong = {"full": policy("full", learner={degree: 2})}
+        with pytest.raises(ValueError, match=f"{degree}=2 of the learner does not divide learner_procs=1"):
+            dry_run(wrong, ProcessConfig(), fa.Hosts())
 
 
 def test_snapshots_of_a_league_have_no_learner_settings():

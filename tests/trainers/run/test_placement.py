@@ -537,6 +537,7 @@ def test_running_or_unknown_judges_are_reported(
     ("ranks", "settings", "message"),
     [
         (4, {"tp": 3}, "tp=3 of the learner does not divide learner_procs=4"),
+        (4, {"tp": 2, "dp_replicate": 4}, r"dp_replicate=4 \* tp=2 of the learner does not divide learner_procs=4"),
         (16, {"tp": 16}, "learner.tp=16 does not divide the model's num_key_value_heads=8"),
         (4, {"ep": 4}, "learner.ep=4 spreads experts, and the model has none"),
     ],

@@ -26,11 +26,9 @@ class LearnerConfig:
     warmup_steps: int = 0
     """Number of training steps over which the learning rate rises linearly to `lr`."""
     lr_decay: Literal["none", "linear", "cosine", "sqrt"] = "none"
-    """Shape of the learning rate's decay towards the end of the run. "none" (default) keeps it at `lr`; "sqrt" is one
-    minus the square root of the progress."""
-    lr_decay_ratio: float = 1.0
-    """Fraction of the run's steps, counted from the end, over which the learning rate decays. Above 0 and at most 1
-    (default), which starts the decay right after warm-up."""
+    """Shape of the learning rate's decay. "none" (default) keeps it at `lr`. "linear" and "cosine" start right after
+    warm-up. "sqrt" keeps `lr` until the last 20 % of the run's steps, in which the rate falls as one minus the square
+    root of their progress (warm-up, stable, decay; arXiv 2405.18392)."""
     lr_min_ratio: float = 0.0
     """Final learning rate as a fraction of `lr`, in [0, 1]. It would be reached one step after the last."""
     weight_decay: float = 0.0
@@ -86,10 +84,13 @@ class LearnerConfig:
     `max_staleness` above 0 they get half of the cores."""
     tp: int = 1
     """Number of tensor-parallel ranks. Must divide the model's query heads, key heads and vocabulary, and
-    `learner_procs`. The weights are sharded over the remaining ``learner_procs / tp`` ranks (FSDP2)."""
+    `learner_procs`."""
+    dp_replicate: int = 1
+    """Number of replicas of the sharded model (hybrid sharding, HSDP). The remaining ranks shard the weights (FSDP):
+    ``learner_procs / (dp_replicate * tp)``. If this is 1, the model is replicated without sharding (DDP)."""
     ep: int = 1
     """Number of ranks over which the experts of a mixture-of-experts model are spread. Must divide the number of
-    experts and `learner_procs`."""
+    experts and ``learner_procs / dp_replicate``."""
     activation_checkpointing: Literal["none", "selective", "full"] | None = None
     """Activations that the backward pass recomputes: "none", "selective" (cheap operations and every second matrix
     product) or "full" (every block). None (default) uses the first of them that fits on the GPU, and "none" on CPU."""
@@ -106,7 +107,7 @@ class LearnerConfig:
             value = getattr(self, name)
             _require(value is None or (math.isfinite(value) and value >= 0), self, name, "finite and >= 0")
         for name in ("num_iterations", "num_minibatches", "warmup_steps", "max_tokens_per_microbatch",
-                     "tp", "ep", "threads"):  # fmt: skip
+                     "tp", "dp_replicate", "ep", "threads"):  # fmt: skip
             least, value = {"warmup_steps": 0, "max_tokens_per_microbatch": 2}.get(name, 1), getattr(self, name)
             _require(value is None or value >= least, self, name, f"at least {least}")
         _require(all(0 <= beta < 1 for beta in self.betas), self, "betas", "in [0, 1)")
@@ -115,7 +116,6 @@ class LearnerConfig:
                 f"betas={self.betas} with optimizer_state_dtype='bfloat16': a moment of eight bits that is to lose "
                 f"less than 1/256 a step keeps its value; use betas of at most {_LARGEST_ROUNDED_BETA}, or float32"
             )
-        _require(0 < self.lr_decay_ratio <= 1, self, "lr_decay_ratio", "above 0 and at most 1")
         _require(0 <= self.lr_min_ratio <= 1, self, "lr_min_ratio", "in [0, 1]")
         _require(self.max_grad_norm > 0, self, "max_grad_norm", "above 0; inf disables clipping")
         in_range = self.clip is None or (0 <= self.clip[0] <= 1 and self.clip[1] >= 0)
@@ -124,7 +124,8 @@ class LearnerConfig:
             optional = getattr(self, name) is None and name == "activation_checkpointing"
             _require(not words or optional or getattr(self, name) in words, self, name, f"one of {words}")
         if isinstance(self.correction, str):
-            _require(self.correction in CORRECTIONS, self, "correction", f"one of {CORRECTIONS} or fa.Correction(...)")
+            expected = f"one of {CORRECTIONS} or a forge_trainers.losses.Correction"
+            _require(self.correction in CORRECTIONS, self, "correction", expected)
 
     def for_policy(self, policy: Policy) -> LearnerConfig:
         """Return these settings with the overrides of `policy.learner`.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from forge_agents.models.sizes import ModelSize
 from forge_trainers.learner.config import LearnerConfig
 
@@ -12,13 +14,20 @@ def shards_of(config: LearnerConfig, ranks: int) -> int:
     Raises:
         ValueError: A parallel degree does not divide the number of ranks.
     """
-    for name in ("tp", "ep"):
-        if ranks % (degree := getattr(config, name)):
-            raise ValueError(
-                f"{name}={degree} of the learner does not divide learner_procs={ranks}; choose a divisor, or change "
-                "learner_procs"
-            )
-    return ranks // config.tp
+    degrees = {"dp_replicate": config.dp_replicate, "tp": config.tp}
+    if ranks % math.prod(degrees.values()):
+        product = " * ".join(f"{name}={degree}" for name, degree in degrees.items() if degree > 1)
+        raise ValueError(
+            f"{product} of the learner does not divide learner_procs={ranks}; choose a divisor, or change learner_procs"
+        )
+    per_replica = ranks // config.dp_replicate
+    if per_replica % config.ep:
+        share = f" / dp_replicate={config.dp_replicate}" if config.dp_replicate > 1 else ""
+        raise ValueError(
+            f"ep={config.ep} of the learner does not divide learner_procs={ranks}{share}; choose a divisor, or change "
+            "learner_procs"
+        )
+    return per_replica // config.tp
 
 
 def check_degrees(config: LearnerConfig, size: ModelSize) -> None:

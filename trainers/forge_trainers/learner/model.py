@@ -78,7 +78,7 @@ def join_ranks(config: LearnerPlan) -> Ranks:
     Several ranks need the environment that `forge_agents.runtime.ranks.RankSetup` sets.
 
     Raises:
-        ValueError: The product of the parallel degrees is not the number of ranks.
+        ValueError: The parallel degrees do not divide the number of ranks.
     """
     if titan.DEVICE_TYPE == "cpu":
         check_without_gpu(config)
@@ -97,6 +97,7 @@ def join_ranks(config: LearnerPlan) -> Ranks:
     parallelism = titan.ParallelismConfig(
         # TorchTitan's default backend needs a nightly version of torch. This one runs on releases, on CPU and GPU.
         spmd_backend="partial_dtensor",
+        data_parallel_replicate_degree=config.dp_replicate,
         data_parallel_shard_degree=shard,
         tensor_parallel_degree=config.tp,
         enable_sequence_parallel=True,

@@ -24,6 +24,8 @@ and DAPO-32B use 1e-6 (arXiv 2402.03300, 2503.14476); SFT lies between Tulu 3's 
 _ADAPTER = 10.0
 """The best rate of a LoRA adapter is about ten times that of all weights, in SFT and RL (Schulman et al. 2025, "LoRA
 Without Regret", Thinking Machines Lab)."""
+_SQRT_DECAY_RATIO = 0.2
+"""Fraction of the run in which "sqrt" decays (Hägele et al., arXiv 2405.18392)."""
 _LEAST_SHARE = 1 / 8
 """Of the distance between two bfloat16 numbers; weights that move by less over a run leave the model as it was."""
 _BFLOAT16_EPSILON = 2.0**-7
@@ -139,7 +141,8 @@ def learning_rate(config: LearnerPlan, step: int, total: int | None) -> float:
         return config.lr * (step + 1) / config.warmup_steps
     if not decays or total is None:
         return config.lr
-    decay = min(round(total * config.lr_decay_ratio), total - config.warmup_steps)
+    ratio = _SQRT_DECAY_RATIO if config.lr_decay == "sqrt" else 1
+    decay = min(round(total * ratio), total - config.warmup_steps)
     progress = max(0, step - total + decay) / max(1, decay)  # 1 would be reached one step after the last
     left = {"linear": 1 - progress, "sqrt": 1 - math.sqrt(progress), "cosine": (1 + math.cos(math.pi * progress)) / 2}
     return config.lr * (config.lr_min_ratio + (1 - config.lr_min_ratio) * left[config.lr_decay])

@@ -57,8 +57,10 @@ def _refuse_correction_bounds(learner: LearnerConfig) -> None:
 def _switched_off(learner: LearnerConfig) -> Iterator[tuple[str, str]]:
     """Settings that another setting disables, with the value that enables them."""
     if learner.lr_decay == "none":
-        reason = "lr_decay='none' keeps the learning rate constant; set lr_decay to 'linear', 'cosine' or 'sqrt'"
-        yield from ((name, reason) for name in ("lr_decay_ratio", "lr_min_ratio"))
+        yield (
+            "lr_min_ratio",
+            "lr_decay='none' keeps the learning rate constant; set lr_decay to 'linear', 'cosine' or 'sqrt'",
+        )
     if not learner.kl_coef:
         yield "kl", "kl_coef=0 leaves out the KL divergence; set kl_coef above 0"
 

@@ -14,7 +14,7 @@ from forge_trainers.learner.rates import described, weak_rate, with_rate
 from forge_trainers.run.config import ProcessConfig
 
 _OF_AN_ADAPTER = frozenset({
-    "lr", "warmup_steps", "lr_decay", "lr_decay_ratio", "lr_min_ratio", "weight_decay", "betas", "max_grad_norm",
+    "lr", "warmup_steps", "lr_decay", "lr_min_ratio", "weight_decay", "betas", "max_grad_norm",
     "optimizer_state_dtype", "loss", "clip", "sequence", "correction", "kl", "kl_coef", "entropy_coef",
     "num_iterations", "num_minibatches",
 })  # fmt: skip

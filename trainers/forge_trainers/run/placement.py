@@ -665,10 +665,12 @@ _REDUCE_HELD = 'load the models of the controller elsewhere (device="cuda:1", or
 
 
 def _reduce_learner(plans: Iterable[LearnerPlan]) -> str:
+    plans = [*plans]
     full = all(plan.activation_checkpointing == "full" for plan in plans)
+    replicas = "lower learner.dp_replicate, " if any(plan.dp_replicate > 1 for plan in plans) else ""
     recompute = "" if full else "set learner.activation_checkpointing to 'full', "
     return (
-        f"raise learner_procs, which shards the learner, {recompute}lower "
+        f"raise learner_procs, which shards the learner, {replicas}{recompute}lower "
         "learner.max_tokens_per_microbatch and engine.max_model_len (the longest sample is one pass), train an adapter "
         "(Policy(lora=...)), or set learner.cpu_offload"
     )
