@@ -92,8 +92,7 @@ class Program(TurnEnv):
             ``rng -> task``. The episode's seed selects one. A fifth of a list of 10 or more is held out for evaluations
             and benchmarks, and training plays the others.
         eval_tasks: Tasks of evaluations and benchmarks, in the same forms. Training then plays all of `tasks`. None:
-        the
-            part of `tasks` that is held out.
+            the part of `tasks` that is held out.
         reward: ``(task, result) -> number``, or numbers by agent. The result is the function's return value, or the
             `Finished` of a command line. None: the result itself if it is a number, a truth value or numbers by agent;
             for a command line, 1 if it exits with 0; otherwise 0, for verifiers to score. A reward function that raises

@@ -77,7 +77,7 @@ def test_links_of_a_page_to_recipes_lead_to_their_pages_on_the_site(site, link, 
 
 
 def test_the_leaderboard_is_what_its_command_makes_of_the_reports():
-    from forge_agents.bench.report import board
+    from forge_agents.bench.merge import board
     from forge_agents.bench.tables import as_markdown
 
     page, reports = DOCS / "results/leaderboard.md", sorted((DOCS / "results/benchmark").glob("*.json"))

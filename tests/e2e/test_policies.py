@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 
 import forge_agents as fa
 from forge_agents.rollout.rendering import Renderer
+from forge_agents.serving.config import EnginePlan
 from forge_agents.testing._processes import free_port
 from forge_agents.types import Completion
 
@@ -57,13 +58,14 @@ def seats(model: Path, lora: fa.LoRA | None) -> dict[str, fa.Policy]:
     return {seat: fa.Policy(str(model), name=f"{seat}-hero", sampling=sampling, lora=lora) for seat in ("low", "high")}
 
 
-def config(lr: float, **engine: Any) -> fa.GRPOConfig:
+def config(lr: float, *, sleeps: bool = False, **settings: Any) -> fa.GRPOConfig:
+    engine = fa.EngineConfig(enforce_eager=True, kv_cache_gb=0.1, max_model_len=128, threads=1, **settings)
     return fa.GRPOConfig(
         groups_per_step=3,
         seed=1,
         checkpoint_every=4,
         learner=fa.LearnerConfig(lr=lr, threads=1, compute_dtype="float32"),
-        engine=fa.EngineConfig(enforce_eager=True, kv_cache_gb=0.1, max_model_len=128, threads=1, **engine),
+        engine=EnginePlan.of(engine, sleeps=sleeps),  # as the plan has it where GPUs are shared
     )
 
 
@@ -102,7 +104,7 @@ def said_by(trainer: fa.GRPOTrainer) -> dict[str, list[Completion]]:
     async def ask(engine: Any) -> list[Completion]:
         return await asyncio.gather(*(engine.generate(tuple(prompt), GREEDY) for prompt in PROMPTS))
 
-    return {name: trainer._loop.run(ask(one.engine)) for name, one in trainer._lifecycle.running.policy_engines.items()}
+    return {name: trainer._loop.run(ask(one)) for name, one in trainer._lifecycle.running.policy_engines.items()}
 
 
 def test_adapter_and_full_policy_learn_with_settings_of_their_own(tiny_llama: Path, tmp_path: Path):

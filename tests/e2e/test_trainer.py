@@ -79,15 +79,13 @@ def trainer_of(team, tmp_path_factory):
             trainer._lifecycle.weights.is_current = False  # the engine has the weights of whoever was here before
             for name in ("learner", "max_staleness"):  # the second decides the learner's correction
                 fresh = fresh or getattr(trainer.config, name) != getattr(processes.config, name)
-            processes.config = trainer.config
             if fresh:
-                owner._loop.run(another_learner())
+                owner._loop.run(another_learner(trainer))
+            processes.config = trainer.config
             return trainer
 
-        async def another_learner():
-            for learner in processes.learners.values():
-                await learner.stop()
-            processes.learners.clear()
+        async def another_learner(trainer):
+            await processes.fork(trainer.config, trainer.out_dir)
             await processes.start_learners()
 
         yield make

@@ -158,7 +158,7 @@ def test_harbor_tasks_that_need_no_container_are_paid_by_their_own_tests_and_oth
     assert kept == ["sorts"] and sorted(left_out) == ["asks", "builds", "plants", "reads", "system", "unsolved"]
     assert left_out["builds"] == "ValueError: its Dockerfile needs a container: 'RUN apt-get install -y nodejs'"
     assert left_out["asks"].endswith("for its mcp_servers and docker-compose.yaml")
-    assert "COPY ../../sorts" in left_out["reads"] and "'/usr' cannot be written" in left_out["system"]
+    assert "COPY ../../sorts" in left_out["reads"] and "'/usr' is readable" in left_out["system"]
     assert "earns 0.0 here, nothing done 0.0" in left_out["plants"]
     assert "earns 0.0 here, nothing done 0.0: 'no pytest" in left_out["unsolved"]
     cheats = "echo 1 > /logs/verifier/reward.json; echo 'echo 1 > /logs/verifier/reward.txt' > /tests/test.sh"

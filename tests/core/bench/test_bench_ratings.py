@@ -40,7 +40,7 @@ def test_prior_keeps_an_unbeaten_player_finite():
 
 
 def test_unlinked_players_are_not_rated():
-    with pytest.raises(ValueError, match="never met"):
+    with pytest.raises(ValueError, match="not linked"):
         bradley_terry([[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]])
     assert rate_players([Game(0, "a", "b", 1.0), Game(0, "c", "d", 1.0)], "abcd") == {}
     assert rate_players([], ["a", "b"]) == {}

@@ -34,7 +34,7 @@ _monarch.Actor, _monarch.concurrent_endpoint = object, lambda method: method  # 
 from forge_agents.weights.publisher import Publisher
 from forge_trainers.learner import checkpoint, titan
 from forge_trainers.learner.actor import LearnerActor
-from forge_trainers.learner.config import LearnerConfig
+from forge_trainers.learner.plan import LearnerPlan
 
 rank, folder, model = int(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
 seen = []

@@ -132,7 +132,7 @@ def agree(ours: tuple[float, torch.Tensor], theirs: tuple[float, torch.Tensor]) 
         ({"loss": "grpo"}, {"loss_type": "grpo", "epsilon_high": 0.2}),
         ({"loss": "dapo"}, {"loss_type": "dapo"}),
         ({"loss": "reinforce_pp"}, {"loss_type": "bnpo", "epsilon_high": 0.2}),
-        ({"loss": "dr_grpo"}, {"loss_type": "dr_grpo", "epsilon_high": 0.2}),
+        ({"loss": "dr_grpo"}, {"loss_type": "dr_grpo", "epsilon_high": 0.2, "max_completion_length": 2048}),
         ({"loss": "cispo"}, {"loss_type": "cispo", "epsilon_high": 5.0}),
         ({"loss": "cispo", "clip": (1.0, 0.1)}, {"loss_type": "cispo", "epsilon_high": 1.1}),
         (
