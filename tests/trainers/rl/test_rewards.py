@@ -22,7 +22,7 @@ from forge_trainers.rl.credit import Baselines, Credit
 from forge_trainers.rl.evaluation import EvalResult
 from forge_trainers.rl.metrics import group_spread, mean_and_ci, rates, summarize
 from forge_trainers.rl.rewards import EnvTurnReward, MultiReward, engines_of, env_reward, models_of
-from forge_trainers.rl.samples import credit_groups
+from forge_trainers.rl.samples import compute_advantages, credit_groups
 from forge_trainers.rl.scoring import Scorer, score
 from forge_trainers.rl.trainer import GRPOTrainer
 from forge_trainers.run.checkpoints import RewardState
@@ -589,6 +589,14 @@ def test_parts_of_multi_reward_are_credited_separately():
     running = Baselines()
     credit_groups(items, Credit(baseline="rae", scale="none"), {"hero"}, running)
     assert running.state_dict()["names"].tolist() == ["t/a/format", "t/a/answer"]
+
+
+def test_groups_that_are_scored_again_forget_the_earlier_reward():
+    groups = scored([group((1.0, 0.0), (0.0, 0.0))], MultiReward({"a": env_reward, "b": env_reward}))
+    groups = compute_advantages(groups, Credit(), {"hero"})
+    (again,) = compute_advantages(scored(groups, lambda ts: [-t.reward for t in ts]), Credit(), {"hero"})
+    assert again.parts is None
+    assert [float(values[0]) for values in again.advantages["a"]] == pytest.approx([-(0.5**0.5), 0.5**0.5])
 
 
 def test_multi_reward_saves_the_state_of_its_rewards():

@@ -26,6 +26,7 @@ from forge_trainers.rl.policy_mapping import at_step, check_trainable
 from forge_trainers.rl.rewards import EnvTurnReward, MultiReward, env_reward, max_reward_of
 from forge_trainers.rl.samples import credit_groups
 from forge_trainers.rl.scoring import score
+from forge_trainers.rl.session import Session
 from forge_trainers.rl.stopping import StoppingCriteria
 from forge_trainers.rl.tasks import TaskSampler
 from forge_trainers.rl.trainer import GRPOTrainer
@@ -695,6 +696,22 @@ def test_interrupt_in_the_last_step_still_exports(tmp_path):
     with trainer(tmp_path, played) as run:
         result = run.fit(Duel, steps=1)
     assert result.steps == 1 and result.export.is_dir()
+
+
+def test_interrupt_after_the_checkpoint_of_a_step_saves_the_next_step(tmp_path, monkeypatch):
+    checkpoint = Session._checkpoint
+
+    async def interrupted(self, step, **options):
+        due = await checkpoint(self, step, **options)
+        if step == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return due
+
+    monkeypatch.setattr(Session, "_checkpoint", interrupted)
+    run = trainer(tmp_path, lambda step: [group(0.0, 1.0)] * 4)
+    with pytest.raises(KeyboardInterrupt, match="stopped after step 2, saved"):
+        run.fit(Duel, steps=5)
+    assert [path.name for path in (tmp_path / "checkpoints").glob("step-*")] == ["step-000002"]
 
 
 @pytest.mark.parametrize(("failed", "status"), [(0, 0), (3, 0), (4, 1)])

@@ -86,6 +86,8 @@ def _split(groups: Sequence[EpisodeGroup], assessment: Assessment) -> list[Episo
                 rewards={agent: scores[indices] for agent, indices in rows.items()},
                 noise=None if noise is None else {agent: noise[indices] for agent, indices in rows.items()},
                 turn_rewards=None if turns is None else {a: [turns[i] for i in indices] for a, indices in rows.items()},
+                parts=None,
+                advantages=None,  # those of an earlier reward
             )
         )
     return scored

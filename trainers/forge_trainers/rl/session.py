@@ -218,13 +218,14 @@ class Session:
             self._log(step, groups, samples, metrics)
             display.step(step, metrics)
             score = metrics.get("eval/reward") if plan.ranks_checkpoints else None
-            if await self._checkpoint(step, last=last or interrupt.requested, score=score):
+            stopping = interrupt.requested  # a signal that arrives during the checkpoint ends the next step
+            if await self._checkpoint(step, last=last or stopping, score=score):
                 watch.lap("save")
             if reason is not None:
                 display.say(reason.reason)
                 self._run.end(step + 1, reason.kind, reason.reason)
                 return reason
-            if not last:
+            if stopping and not last:
                 interrupt.stop_if_requested(step + 1, self._folder)
         return None
 
