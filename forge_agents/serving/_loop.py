@@ -203,8 +203,9 @@ class EngineThread:
             if (request := self._forget(name)) is not None:
                 error = (
                     f"had {self._num_tokens.get(name, 0)} of at most {request.sampling.max_tokens} tokens of an answer "
-                    f"{seconds:.0f} s after it began, and answer_timeout_s={limit_s:g}; raise it, lower max_tokens or "
-                    "max_num_seqs, or give the engine more threads"
+                    f"{seconds:.0f} s after it began, and answer_timeout_s={limit_s:g}; lower max_tokens or "
+                    "max_num_seqs, give the engine more threads, or in training raise stage_timeout_s above "
+                    f"{3 * limit_s:g}"
                 )
                 answers.append(Answer(request_id=request.request_id, completion=None, error=error, late=True))
         return answers

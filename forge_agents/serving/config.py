@@ -98,7 +98,7 @@ class EnginePlan(EngineConfig):
     answer_timeout_s: float = 600.0
     """Timeout in seconds of one completion, counted from its start: time in the queue does not count. A completion that
     exceeds it fails with `LateAnswerError`. In a training run it is at most half of `stage_timeout_s`, so that there
-    is time for a second attempt of the episode."""
+    is time for a second attempt of the episode, and at least a third of it."""
     seed: int = 0
     """Random seed of requests that bring none."""
     sleeps: bool = False

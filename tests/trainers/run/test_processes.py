@@ -19,7 +19,7 @@ from forge_trainers.offline.config import SFTConfig
 from forge_trainers.offline.sft import SFTTrainer
 from forge_trainers.run.config import ProcessConfig
 from forge_trainers.run.dry_run import dry_run
-from forge_trainers.run.plan import Plan, Threads, check_hosts, meshes_of, resolve
+from forge_trainers.run.plan import Plan, Threads, _answer_timeout_s, check_hosts, meshes_of, resolve
 from forge_trainers.run.processes import Processes, _share_gpus
 
 
@@ -210,6 +210,11 @@ def test_processes_receive_what_the_run_decides(tmp_path):
     plan.write(tmp_path)
     written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
     assert written["learners"]["hero"]["max_sample_tokens"] == 96 and written["engines"]["hero"]["threads"] == 2
+
+
+@pytest.mark.parametrize(("stage_s", "answer_s"), [(60, 30), (1500, 600), (7200, 2400)])
+def test_completions_may_take_longer_with_a_longer_stage_timeout(stage_s, answer_s):
+    assert _answer_timeout_s(stage_s) == answer_s
 
 
 @pytest.mark.parametrize(

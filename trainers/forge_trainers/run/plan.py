@@ -92,8 +92,7 @@ def resolve(
             model=str(folders[home]),
             adapters=adapters[home],
             seed=config.seed,
-            # a late completion fails its episode before the stage that waits for it fails the run
-            answer_timeout_s=min(_ANSWER_TIMEOUT_S, config.stage_timeout_s / 2),
+            answer_timeout_s=_answer_timeout_s(config.stage_timeout_s),
             threads=placed.threads or threads.engine,
         )
     learner_plans = {}
@@ -108,6 +107,14 @@ def resolve(
                 threads=threads.learner,
             )
     return Plan(engines=engine_plans, learners=learner_plans)
+
+
+def _answer_timeout_s(stage_timeout_s: float) -> float:
+    """Return the timeout of one completion: 600 s, or a third of `stage_timeout_s` if that is longer.
+
+    It is at most half of `stage_timeout_s`, so that a late completion fails its episode and not the run.
+    """
+    return min(stage_timeout_s / 2, max(_ANSWER_TIMEOUT_S, stage_timeout_s / 3))
 
 
 def _learner_plan(
