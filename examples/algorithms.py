@@ -1,11 +1,11 @@
 """One task, one model, one budget: GRPO, RLOO, DAPO and SFT before GRPO, three seeds each.
 
-A 135M model sorts names, then sorts them again with a new one among them (forge/AlphabetSort-v0). The arms differ in
-one thing each; the control has learning rate 0 and must not move. All are measured on the same held-out seeds.
+A 135M model sorts names, and sorts them again with an additional name (forge/AlphabetSort-v0). Each arm changes one
+thing. The control has learning rate 0. All arms are evaluated on the same held-out seeds.
 
     python examples/algorithms.py [--arms grpo rloo dapo sft control] [--seeds 0 1 2] [--out runs/algorithms]
 
-takes about five minutes a run on two CPU cores and writes ``algorithms.png``. Finished runs are not repeated.
+A run takes about five minutes on two CPU cores. The script writes ``algorithms.png``. Finished runs are not repeated.
 """
 
 import argparse
@@ -22,7 +22,7 @@ from forge_trainers.records.plots import draw_arms
 
 ENV_ID = "forge/AlphabetSort-v0"
 ENV_ARGS = {"num_names": 3, "num_added": 1, "turns": 2}
-ARMS = {"grpo": "GRPO", "rloo": "RLOO", "dapo": "DAPO with max_resamples", "sft": "SFT, then GRPO",
+ARMS = {"grpo": "GRPO", "rloo": "RLOO", "dapo": "DAPO with dynamic sampling", "sft": "SFT, then GRPO",
         "control": "control, learning rate 0"}  # fmt: skip
 CONTROL_SHARE = 0.4
 """Of the steps: the control need not go all the way."""
@@ -53,31 +53,31 @@ def imitate(sorter, seed, folder):
     return fa.Policy(str(export.absolute()), name=sorter.name, sampling=sorter.sampling)
 
 
-def run(arm, seed, steps, folder, asked):
-    """One training run; returns and saves what was measured."""
+def run(arm, seed, steps, folder, args):
+    """Train one arm. Saves and returns the measurements."""
     saved = folder / "result.json"
     if saved.exists():
         return json.loads(saved.read_text())
     shutil.rmtree(folder, ignore_errors=True)  # begun and not finished: what it was before is measured at the start
-    sorter = fa.Policy(asked.model, name="sorter", sampling=fa.Sampling(temperature=0.7, max_tokens=20))
+    sorter = fa.Policy(args.model, name="sorter", sampling=fa.Sampling(temperature=0.7, max_tokens=20))
     if arm == "sft":
         sorter = imitate(sorter, seed, folder / "sft")
     config = fa.GRPOConfig(
         seed=seed,
         max_resamples=1 if arm == "dapo" else 0,
         learner=fa.LearnerConfig(
-            loss=arm if arm in ("rloo", "dapo") else "grpo", lr=0.0 if arm == "control" else asked.lr, warmup_steps=2
+            loss=arm if arm in ("rloo", "dapo") else "grpo", lr=0.0 if arm == "control" else args.lr, warmup_steps=2
         ),
         engine=fa.EngineConfig(max_model_len=256, enforce_eager=True),
         groups_per_step=4,
-        eval_every=asked.eval_every,
+        eval_every=args.eval_every,
         checkpoint_every=steps,
         keep_checkpoints=1,
     )
     with fa.GRPOTrainer(sorter, config=config, out_dir=folder) as trainer:
-        before = trainer.evaluate(ENV_ID, episodes=asked.episodes, env_args=ENV_ARGS)
+        before = trainer.evaluate(ENV_ID, episodes=args.episodes, env_args=ENV_ARGS)
         rows = trainer.fit(ENV_ID, steps=steps, env_args=ENV_ARGS).metrics
-        after = trainer.evaluate(ENV_ID, episodes=2 * asked.episodes, env_args=ENV_ARGS)
+        after = trainer.evaluate(ENV_ID, episodes=2 * args.episodes, env_args=ENV_ARGS)
     curve = [[0, before.reward]] + [[row["step"], row["eval/reward"]] for row in rows if "eval/reward" in row]
     result = {"arm": arm, "seed": seed, "curve": curve, "seconds": sum(row["time/step_s"] for row in rows)}  # fmt: skip
     result |= {"before": [before.reward, before.ci], "after": [after.reward, after.ci]}
@@ -95,25 +95,25 @@ def main(words=None):
     parser.add_argument("--episodes", type=int, default=128, help="held-out seeds before; twice as many after")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", type=Path, default=Path("runs/algorithms"), help="folder of the runs")
-    asked = parser.parse_args(words)
+    args = parser.parse_args(words)
     results = []
-    for seed in asked.seeds:
-        for arm in asked.arms:
-            steps = max(1, round(asked.steps * CONTROL_SHARE)) if arm == "control" else asked.steps
-            results.append(run(arm, seed, steps, asked.out / f"{arm}-{seed}", asked))
-    seeds = [f"seed {seed}" for seed in asked.seeds]
+    for seed in args.seeds:
+        for arm in args.arms:
+            steps = max(1, round(args.steps * CONTROL_SHARE)) if arm == "control" else args.steps
+            results.append(run(arm, seed, steps, args.out / f"{arm}-{seed}", args))
+    seeds = [f"seed {seed}" for seed in args.seeds]
     table = Table("arm", "before", *seeds, "mean", title=f"{ENV_ID}: reward of held-out episodes, of 2; 95 %")
-    for arm in asked.arms:
+    for arm in args.arms:
         mine = [r for r in results if r["arm"] == arm]
         each = [f"{r['after'][0]:.3f} ± {r['after'][1]:.3f}" for r in mine]
         means = [np.mean([r[when][0] for r in mine]) for when in ("before", "after")]
         table.add_row(ARMS[arm], f"{means[0]:.3f}", *each, f"{means[1]:.3f}")
     console = Console()
     console.print(table)
-    arms = {ARMS[arm]: [r["curve"] for r in results if r["arm"] == arm] for arm in asked.arms}
+    arms = {ARMS[arm]: [r["curve"] for r in results if r["arm"] == arm] for arm in args.arms}
     title = f"{ENV_ID}, SmolLM2-135M-Instruct"
-    draw_arms(arms, asked.out / "algorithms.png", title=title, value="reward of held-out episodes, of 2")
-    console.print(f"plot {asked.out / 'algorithms.png'}")
+    draw_arms(arms, args.out / "algorithms.png", title=title, value="reward of held-out episodes, of 2")
+    console.print(f"plot {args.out / 'algorithms.png'}")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,13 @@
-"""Collecting ahead: what staleness 1 and 2 cost in learning, and gain in time, beside a synchronous run.
+"""Asynchronous rollouts: the cost in learning and the gain in time of a policy lag of 1 and 2.
 
-Two seats of forge/Relay-v0 share a 135M model, or one seat sorts names in two turns (``--task sort``). On a host
-without accelerator, the synchronous arm gives all cores to engine and learner in turn; the others give half of them to
-each, all the time. All are measured on the same held-out seeds, by seconds of training (with all evaluations but the
-last). The control has learning rate 0.
+Two agents of forge/Relay-v0 share a 135M model, or one agent sorts names in two turns (``--task sort``). Without an
+accelerator, the synchronous arm gives all cores to engine and learner in turn. The other arms give half of the cores to
+each all the time. All arms are evaluated on the same held-out seeds, over seconds of training (including all
+evaluations but the last). The control has learning rate 0.
 
     python examples/asynchronous.py [--task relay] [--staleness 0 1 2] [--seeds 0 1 2] [--out runs/asynchronous]
 
-takes minutes a run on two CPU cores and writes ``asynchronous.png``. Finished runs are not repeated.
+A run takes minutes on two CPU cores. The script writes ``asynchronous.png``. Finished runs are not repeated.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from forge_trainers.records.plots import draw_arms
 
 @dataclass(frozen=True)
 class Task:
-    """What is played, and how it is trained."""
+    """A task and its training settings."""
 
     env_id: str
     env_args: dict
@@ -50,12 +50,12 @@ WARM_FROM = 3
 collected ahead."""
 
 
-def run(staleness, seed, asked, *, learns=True):
-    """One training run; returns and saves what was measured."""
-    task = TASKS[asked.task]
+def run(staleness, seed, args, *, learns=True):
+    """Train one arm. Saves and returns the measurements."""
+    task = TASKS[args.task]
     lr = task.lr if learns else 0.0
-    arm = [asked.task, f"staleness-{staleness}", asked.correction, str(seed), None if learns else "control"]
-    folder = asked.out / "-".join(filter(None, arm))
+    arm = [args.task, f"staleness-{staleness}", args.correction, str(seed), None if learns else "control"]
+    folder = args.out / "-".join(filter(None, arm))
     saved = folder / "result.json"
     if saved.exists():
         return json.loads(saved.read_text())
@@ -65,17 +65,17 @@ def run(staleness, seed, asked, *, learns=True):
         max_resamples=0,  # every arm plays as much
         groups_per_step=task.groups,
         max_staleness=staleness,
-        learner=fa.LearnerConfig(lr=lr, warmup_steps=2, correction=asked.correction),
+        learner=fa.LearnerConfig(lr=lr, warmup_steps=2, correction=args.correction),
         engine=fa.EngineConfig(max_model_len=256, enforce_eager=True),
-        eval_every=asked.eval_every,
-        eval_episodes=asked.episodes,
-        checkpoint_every=asked.steps,
+        eval_every=args.eval_every,
+        eval_episodes=args.episodes,
+        checkpoint_every=args.steps,
     )
-    team = fa.Policy(asked.model, name="team", sampling=task.sampling)
+    team = fa.Policy(args.model, name="team", sampling=task.sampling)
     with fa.GRPOTrainer(team, config=config, out_dir=folder) as trainer:
-        before = trainer.evaluate(task.env_id, episodes=asked.episodes, env_args=task.env_args)
-        rows = trainer.fit(task.env_id, steps=asked.steps, env_args=task.env_args).metrics
-        after = trainer.evaluate(task.env_id, episodes=2 * asked.episodes, env_args=task.env_args)
+        before = trainer.evaluate(task.env_id, episodes=args.episodes, env_args=task.env_args)
+        rows = trainer.fit(task.env_id, steps=args.steps, env_args=task.env_args).metrics
+        after = trainer.evaluate(task.env_id, episodes=2 * args.episodes, env_args=task.env_args)
     spent = np.cumsum([row["time/step_s"] for row in rows])
     curve = [[0.0, before.reward]]
     curve += [[float(s), row["eval/reward"]] for s, row in zip(spent, rows, strict=True) if "eval/reward" in row]
@@ -112,26 +112,26 @@ def main(words=None):
                         help="for samples of another version, not the default's")  # fmt: skip
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", type=Path, default=Path("runs/asynchronous"))
-    asked = parser.parse_args(words)
-    task = TASKS[asked.task]
-    reward = task.reward if asked.reward is None else asked.reward
-    results = [run(staleness, seed, asked) for seed in asked.seeds for staleness in asked.staleness]
-    results += [run(max(asked.staleness), seed, asked, learns=False) for seed in asked.seeds[: asked.control]]
+    args = parser.parse_args(words)
+    task = TASKS[args.task]
+    reward = task.reward if args.reward is None else args.reward
+    results = [run(staleness, seed, args) for seed in args.seeds for staleness in args.staleness]
+    results += [run(max(args.staleness), seed, args, learns=False) for seed in args.seeds[: args.control]]
     columns = (f"seconds to {reward}", "seconds a step", "engines idle", "learner idle", "most stale")
     table = Table("staleness", "seed", "before", "after", *columns, title=f"{task.env_id}, held-out reward, 95 %")
-    for one in sorted(results, key=lambda one: (one["lr"] == 0, one["staleness"])):
-        each = [f"{mean:.3f} ± {ci:.3f}" for mean, ci in (one["before"], one["after"])]
-        idle = [f"{one[name]:.0%}" for name in ("idle/engines", "idle/learner")]
-        reached_s = seconds_to(one["curve"], reward)
-        when = ["never" if reached_s is None else f"{reached_s:.0f}", f"{one['time/step_s']:.1f}"]
-        name = f"{one['staleness']}" + ("" if one["lr"] else ", learning rate 0")
-        table.add_row(name, str(one["seed"]), *each, *when, *idle, f"{one['staleness_max']:.0f}")
+    for result in sorted(results, key=lambda result: (result["lr"] == 0, result["staleness"])):
+        each = [f"{mean:.3f} ± {ci:.3f}" for mean, ci in (result["before"], result["after"])]
+        idle = [f"{result[name]:.0%}" for name in ("idle/engines", "idle/learner")]
+        reached_s = seconds_to(result["curve"], reward)
+        when = ["never" if reached_s is None else f"{reached_s:.0f}", f"{result['time/step_s']:.1f}"]
+        name = f"{result['staleness']}" + ("" if result["lr"] else ", learning rate 0")
+        table.add_row(name, str(result["seed"]), *each, *when, *idle, f"{result['staleness_max']:.0f}")
     Console().print(table)
     arms = {
-        f"staleness {staleness}": [one["curve"] for one in results if one["staleness"] == staleness and one["lr"]]
-        for staleness in asked.staleness
+        f"staleness {staleness}": [r["curve"] for r in results if r["staleness"] == staleness and r["lr"]]
+        for staleness in args.staleness
     }
-    picture = asked.out / "asynchronous.png"
+    picture = args.out / "asynchronous.png"
     title, over = f"{task.env_id}, SmolLM2-135M-Instruct", "seconds of training"
     draw_arms(arms, picture, title=title, value="reward on held-out seeds", over=over)
 

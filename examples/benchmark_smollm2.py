@@ -63,13 +63,13 @@ def _card_task(seen, agent):
     if "[Cooperate]" in seen:
         return "[Defect]"
     if "Your move:" in seen:
-        asked = seen.rpartition("Your move:")[2]
-        good, bad = ("bet", "check") if "bet" in asked else ("call", "fold")
+        question = seen.rpartition("Your move:")[2]
+        good, bad = ("bet", "check") if "bet" in question else ("call", "fold")
         return good if "King" in seen else bad
     if "Your available actions are:" in seen:
         options = re.findall(r"'\[(\w+)\]'", seen.rpartition("Your available actions are:")[2])
-        wanted = ("bet", "call") if "card is: 'K'" in seen else ("check", "fold")
-        return f"[{next((move for move in wanted if move in options), options[0])}]"
+        preferred = ("bet", "call") if "card is: 'K'" in seen else ("check", "fold")
+        return f"[{next((move for move in preferred if move in options), options[0])}]"
     return ""
 
 
@@ -147,35 +147,35 @@ def overview(reports, spent, about=ABOUT):
     ]
     for suite, report in reports.items():
         rates = report.summary.overall.values()
-        shown = [f"{r.value:.3f} [{r.low:.3f}, {r.high:.3f}]" if r.n else "not known" for r in rates]
+        intervals = [f"{r.value:.3f} [{r.low:.3f}, {r.high:.3f}]" if r.n else "not known" for r in rates]
         links = f"[tables]({suite}.md), [page]({suite}.html), [JSON]({suite}.json)"
         title = suite if report.complete else f"{suite}, incomplete"
-        cells = [title, report.settings["episodes"], len(report.records), *shown, links]
+        cells = [title, report.settings["episodes"], len(report.records), *intervals, links]
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join([*lines, "", *gains(reports)]) + "\n"
 
 
 def gains(reports):
-    """What training changed: success in every suite, and reward where it differs beyond chance."""
-    suites, found = {}, {}
+    """Effects of training: success in every suite, and rewards that differ significantly."""
+    suites, gaps = {}, {}
     for suite, report in reports.items():
         for pair in (*report.summary.overall_pairs, *report.summary.pairs):
             if {pair.first, pair.second} == {"smollm2", "trained"}:
                 if not pair.env:
                     suites[f"{suite}, p {pair.p_adjusted:.3f}"] = pair.reward
                 elif pair.p_adjusted < 0.05:
-                    found[pair.env] = pair.reward
+                    gaps[pair.env] = pair.reward
     head = "| trained minus untrained: success, adjusted for all pairs of players | with 95 % interval |"
     lines = [head, "|---|---|", *_gaps(suites)]
-    if found:
+    if gaps:
         head = "| reward, trained minus untrained (p < 0.05 after Holm) | with 95 % interval |"
-        lines += ["", head, "|---|---|", *_gaps(dict(sorted(found.items())))]
+        lines += ["", head, "|---|---|", *_gaps(dict(sorted(gaps.items())))]
     return lines
 
 
-def _gaps(found):
+def _gaps(gaps):
     """Rows; the report has the untrained model first."""
-    return [f"| {name} | {-gap.value:+.3f} [{-gap.high:+.3f}, {-gap.low:+.3f}] |" for name, gap in found.items()]
+    return [f"| {name} | {-gap.value:+.3f} [{-gap.high:+.3f}, {-gap.low:+.3f}] |" for name, gap in gaps.items()]
 
 
 def main(words=None):

@@ -1,11 +1,11 @@
-"""Who plays the worlds: their oracles, SmolLM2-135M, and the same after imitating the oracles, on two suites.
+"""Benchmark of the environments' oracles, SmolLM2-135M, and the same model after imitating the oracles, on two suites.
 
     python examples/benchmark_worlds.py [--games 48] [--seeds 8] [--out runs/benchmark/reports] [--minutes 60]
 
-Without --trained, a model imitates games of all ten worlds' oracles first. Then each player sits in every seat beside
-itself and beside each other: `teams-v1` asks who does well with partners that it never met, `duels-v1` against rivals.
-Each suite becomes a report (Markdown, JSON and one HTML file) in --out, worlds.md there sums them up. Run it again
-after a kill: nothing is played twice.
+Without --trained, a model first imitates games of the oracles of all ten environments. Then each player plays every
+agent with itself and with each other player: `teams-v1` has partners that the player never met, `duels-v1` has rivals.
+The script writes a report per suite (Markdown, JSON and HTML) and the summary worlds.md to --out. An interrupted
+benchmark continues when the script is called again.
 """
 
 import argparse
@@ -30,10 +30,10 @@ def imitated(model, folder, games):
     """A model after games of every world's oracle, seen once; benchmarks never play their seeds."""
     if not (folder / "export").exists():
         worlds = [world for suite in SUITES for world in fa.suite(suite)]
-        shown = [episode for world in worlds for episode in fa.demonstrations(world, games)]
+        episodes = [episode for world in worlds for episode in fa.demonstrations(world, games)]
         config = fa.SFTConfig(batch_size=16, learner=fa.LearnerConfig(lr=2e-5))
         with fa.SFTTrainer(fa.Policy(model, name="trained", sampling=SAMPLING), config, out_dir=folder) as trainer:
-            trainer.fit(shown, epochs=1)
+            trainer.fit(episodes, epochs=1)
     return folder / "export"
 
 

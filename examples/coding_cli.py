@@ -1,8 +1,9 @@
-"""A coding command line from npm, trained as it is: ``pi`` is asked to write a program, and paid where that runs.
+"""A coding agent from npm is trained unchanged: ``pi`` writes a program and is rewarded if the program runs.
 
-It reads where its models are from a file in its home, the folder of the episode; others read OPENAI_BASE_URL or
-ANTHROPIC_BASE_URL, which are set as well. Needs Node and ``npm install -g @mariozechner/pi-coding-agent``. The command
-line runs what the model tells it to, with your rights: put the whole run into a container where that matters.
+``pi`` reads the address of its models from a file in its home folder, which is the folder of the episode. Other agents
+read OPENAI_BASE_URL or ANTHROPIC_BASE_URL, which are set as well. Needs Node and ``npm install -g
+@mariozechner/pi-coding-agent``. The agent runs the model's commands with your permissions. Put the whole run into a
+container if that matters.
 
     python examples/coding_cli.py [--steps 20] [--model NAME] [--out runs/coding_cli]
 """
@@ -47,6 +48,6 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", default="runs/coding_cli")
-    asked = parser.parse_args()
-    with fa.GRPOTrainer(fa.Policy(asked.model, name="coder"), out_dir=asked.out) as trainer:
-        print(trainer.fit("my/Coder-v0", steps=asked.steps).curve)
+    args = parser.parse_args()
+    with fa.GRPOTrainer(fa.Policy(args.model, name="coder"), out_dir=args.out) as trainer:
+        print(trainer.fit("my/Coder-v0", steps=args.steps).curve)

@@ -1,7 +1,7 @@
-"""An environment of one's own: written, checked, played at random, trained.
+"""A custom environment: define it, check it, play it with random policies, train on it.
 
-Two seats must meet: each says a place without seeing what the other says now, and both are paid when they say the same.
-What they said last is all they know, so they have to find a convention.
+Two agents must meet. Each names a place without seeing what the other names at the same time, and both are rewarded if
+the places are equal. They only see the places of the previous round, so they have to find a convention.
 
     python examples/custom_env.py [--steps 20] [--model smollm2-135m-instruct] [--out runs/meeting]
 """

@@ -1,9 +1,9 @@
-"""A model behind an OpenAI-compatible server takes a seat, within a budget; nothing is served or trained here.
+"""A model behind an OpenAI-compatible server plays a game within a budget. Nothing is served or trained here.
 
     python examples/external_endpoint.py --endpoint http://127.0.0.1:8000/v1 --model rival-7b [--key-variable RIVAL_KEY]
 
-plays Kuhn poker against random play, from both seats on the same seeds. vLLM, SGLang, llama.cpp, Ollama and the hosted
-services speak this protocol. What fails is told and costs its episode.
+The model plays Kuhn poker against random play, as both agents on the same seeds. vLLM, SGLang, llama.cpp, Ollama and
+hosted services provide this protocol. A failed request is reported, and its episode counts as failed.
 """
 
 import argparse

@@ -1,7 +1,8 @@
-"""Harbor tasks without a container, done by a command line agent and paid what each task's own tests write.
+"""Harbor tasks without containers: a command-line agent solves them, and each task's tests write the reward.
 
-A task is kept where its Dockerfile has FROM, WORKDIR and COPY alone, and its own solution earns more here than nothing;
-others are named. FROM counts for nothing: agent and tests, each shut in, have this machine's programs and no network.
+A task is used if its Dockerfile contains only FROM, WORKDIR and COPY, and if its solution earns more here than doing
+nothing. Other tasks are listed. FROM is ignored: agent and tests run in sandboxes with this machine's programs and
+without network.
 
     python examples/harbor_tasks.py FOLDER --agent "COMMAND" [--reads FOLDER_OF_IT] [--steps 20] [--model NAME]
 """
@@ -48,8 +49,8 @@ class Task:
     """What agent and tests of a task find; in `places`, such as "app", the agent's files are kept for the tests."""
 
     def __init__(self, folder):
-        said = tomllib.loads((folder / "task.toml").read_text())
-        machine = said.get("environment", {})
+        settings = tomllib.loads((folder / "task.toml").read_text())
+        machine = settings.get("environment", {})
         needs = [name for name in ("mcp_servers", "healthcheck", "env", "gpus", "tpu") if machine.get(name)]
         if needs := [*needs, *(path.name for path in folder.glob("environment/*compose*"))]:
             raise ValueError(f"it needs a container, for its {' and '.join(needs)}")
@@ -59,10 +60,10 @@ class Task:
         self.begin = {"begin.sh": begin, "task.md": (folder / "instruction.md").read_bytes()}
         self.start, self.places = made, {name.split("/")[0] for name in (*made, here[1:])}
         self.tests, solution = ({f"{n}/{f}": d for f, d in inside(folder / n).items()} for n in ("tests", "solution"))
-        self.limits = {**SIZES, "wall_s": said.get("verifier", {}).get("timeout_sec", 600)}
+        self.limits = {**SIZES, "wall_s": settings.get("verifier", {}).get("timeout_sec", 600)}
         idle, right = self.paid(made), self.paid(self.run("/solution/solve.sh", made | solution).files)
         if not right > idle:
-            raise ValueError(f"its own solution earns {right} here, nothing done {idle}: {self.said!r}")
+            raise ValueError(f"its own solution earns {right} here, nothing done {idle}: {self.output!r}")
 
     def run(self, script, files):
         """Run a script of the task by bash, on these files."""
@@ -71,11 +72,11 @@ class Task:
         return box.run(TEST, stdin=script, files={**files, **self.begin}, collect=True)
 
     def paid(self, left):
-        """What the task's tests write about the files that were left; 0 where they write nothing."""
+        """Reward that the task's tests write for the remaining files, or 0 if they write nothing."""
         places = self.places - {"logs", "tests", "solution"}  # where an agent could leave a reward, or other tests
-        kept = {name: data for name, data in left.items() if name.split("/")[0] in places}
-        tested = self.run("/tests/test.sh", kept | self.tests)
-        self.said = (tested.limit or tested.stderr or tested.stdout)[-200:]
+        files = {name: data for name, data in left.items() if name.split("/")[0] in places}
+        tested = self.run("/tests/test.sh", files | self.tests)
+        self.output = (tested.limit or tested.stderr or tested.stdout)[-200:]
         texts = (tested.files.get(f"logs/verifier/reward.{kind}") for kind in ("json", "txt"))
         reward = json.loads(next((text for text in texts if text is not None), "0"))
         return float(reward["reward"] if isinstance(reward, dict) else reward)
@@ -118,8 +119,8 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", default="runs/harbor_tasks")
-    asked = parser.parse_args()
-    kept, left_out = register(asked.folder, shlex.split(asked.agent), asked.reads)
-    print(f"{len(kept)} tasks: {kept}; left out {len(left_out)}: {json.dumps(left_out, indent=1)}")
-    with fa.GRPOTrainer(fa.Policy(asked.model, name="agent"), out_dir=asked.out) as trainer:
-        print(trainer.fit("my/Harbor-v0", steps=asked.steps).curve)
+    args = parser.parse_args()
+    files, left_out = register(args.folder, shlex.split(args.agent), args.reads)
+    print(f"{len(files)} tasks: {files}; left out {len(left_out)}: {json.dumps(left_out, indent=1)}")
+    with fa.GRPOTrainer(fa.Policy(args.model, name="agent"), out_dir=args.out) as trainer:
+        print(trainer.fit("my/Harbor-v0", steps=args.steps).curve)

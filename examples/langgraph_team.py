@@ -1,6 +1,6 @@
-"""A graph of LangGraph, trained as it is: a planner, then an agent with a calculator, a policy for each.
+"""A LangGraph graph is trained unchanged: a planner and an agent with a calculator, each with a policy.
 
-The graph is made as anywhere; only the address of its models is the one that the program is handed. Needs
+Only the address of the models is different from any other graph: the program receives it. Needs
 ``pip install 'forge-agents-rl[langgraph]'``.
 
     python examples/langgraph_team.py [--steps 20] [--model NAME] [--out runs/langgraph]
@@ -25,16 +25,18 @@ def graph(**address):
     planner, solver = (ChatOpenAI(model=name, **address) for name in ("planner", "solver"))
 
     async def plan(state):
-        told = ("system", "Say in one line what has to be worked out.")
-        return {"messages": [await planner.ainvoke([told, *state["messages"]])]}
+        system_message = ("system", "Say in one line what has to be worked out.")
+        return {"messages": [await planner.ainvoke([system_message, *state["messages"]])]}
 
     agent = create_agent(solver, [multiply_and_add], system_prompt="Use your tool, then answer with the number.")
     return StateGraph(MessagesState).add_sequence([("plan", plan), ("solve", agent)]).add_edge(START, "plan").compile()
 
 
 async def program(task, client):
-    said = await graph(base_url=str(client.base_url), api_key=client.api_key).ainvoke({"messages": [task["question"]]})
-    return said["messages"][-1].text
+    result = await graph(base_url=str(client.base_url), api_key=client.api_key).ainvoke(
+        {"messages": [task["question"]]}
+    )
+    return result["messages"][-1].text
 
 
 def tasks(rng):
@@ -54,7 +56,7 @@ if __name__ == "__main__":
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", default="runs/langgraph")
-    asked = parser.parse_args()
-    team = {seat: fa.Policy(asked.model, name=seat, lora=fa.LoRA()) for seat in SEATS}
-    with fa.GRPOTrainer(team, out_dir=asked.out) as trainer:
-        print(trainer.fit("my/Graph-v0", steps=asked.steps).curve)
+    args = parser.parse_args()
+    team = {seat: fa.Policy(args.model, name=seat, lora=fa.LoRA()) for seat in SEATS}
+    with fa.GRPOTrainer(team, out_dir=args.out) as trainer:
+        print(trainer.fit("my/Graph-v0", steps=args.steps).curve)

@@ -1,14 +1,15 @@
-"""Mirror self-play or a league: which of them holds against a perfect player of tic-tac-toe?
+"""Mirror self-play or a league: which policy holds against a perfect player of tic-tac-toe?
 
-A transformer of a million weights imitates minimax against random moves, until it loses two games of three to it, and
-then plays 200 steps of 128 games: in one arm only against itself as it is (mirror self-play), in the other a third of
-the games so and the rest against snapshots of itself, drawn by prioritised fictitious self-play. Neither meets minimax
-again, which judges both: 0 is the best there is, -1 loses always. The control has learning rate 0.
+A transformer with a million weights imitates minimax against random moves until it loses two thirds of its games
+against minimax. Then it plays 200 steps of 128 games. In the first arm it plays only against itself (mirror self-play).
+In the second arm it plays a third of the games against itself and the others against its snapshots, chosen by
+prioritized fictitious self-play. Both arms are evaluated against minimax, which they do not meet in training: 0 is the
+best possible score, and -1 loses always. The control has learning rate 0.
 
     python examples/league.py [--seeds 0 1 2] [--steps 200] [--out runs/league]
 
-takes ten minutes a run on two CPU cores and writes ``league.png``. Finished runs are not repeated, others
-begin again.
+A run takes ten minutes on two CPU cores. The script writes ``league.png``. Finished runs are not repeated. Interrupted
+ones start again.
 """
 
 import argparse
@@ -48,40 +49,40 @@ def untaught(folder):
     settings = json.loads((folder / "config.json").read_text())
     sizes = {"intermediate_size": 512, "num_hidden_layers": 4}
     LlamaForCausalLM(LlamaConfig(**settings | sizes)).save_pretrained(folder)
-    told = folder / "tokenizer_config.json"
-    told.write_text(json.dumps(json.loads(told.read_text()) | {"chat_template": SIGNS}))
+    tokenizer_config = folder / "tokenizer_config.json"
+    tokenizer_config.write_text(json.dumps(json.loads(tokenizer_config.read_text()) | {"chat_template": SIGNS}))
     return folder
 
 
-def taught(asked):
+def taught(args):
     """The folder of such a model after it has imitated minimax."""
-    folder = asked.out / "taught"
+    folder = args.out / "taught"
     if not (folder / "export").exists():
         chance, oracle = fa.Random(), fa.Oracle(name="player")
-        pairs = [{"player_1": one, "player_2": two} for one, two in ((chance, oracle), (oracle, chance))]
+        pairs = [{"player_1": first, "player_2": second} for first, second in ((chance, oracle), (oracle, chance))]
         rollouts = [Rollout(make_env=partial(fa.make, GAME), env_id=GAME, policies=seats) for seats in pairs]
 
         async def play():
-            return [(await rollouts[seed % 2].group(seed, 1)).episodes[0] for seed in range(asked.games)]
+            return [(await rollouts[seed % 2].group(seed, 1)).episodes[0] for seed in range(args.games)]
 
         learner = fa.LearnerConfig(lr=1e-3, warmup_steps=5, lr_decay="linear", compute_dtype="float32", threads=1)
         config = fa.SFTConfig(batch_size=64, learner=learner)
         player = fa.Policy(str(untaught(folder / "start")), name="player")
         with fa.SFTTrainer(player, config, out_dir=folder) as trainer:
-            trainer.fit(asyncio.run(play()), epochs=asked.epochs)
+            trainer.fit(asyncio.run(play()), epochs=args.epochs)
     return folder / "export"
 
 
-def train(arm, model, seed, asked, *, control=False):
+def train(arm, model, seed, args, *, control=False):
     """One run: its curve, rows of step, reward against minimax and entropy of a token, and the seconds of its steps."""
-    folder = asked.out / ("control" if control else f"{arm}-{seed}")
+    folder = args.out / ("control" if control else f"{arm}-{seed}")
     saved = folder / "result.json"
     if saved.exists():
         return json.loads(saved.read_text())
     shutil.rmtree(folder, ignore_errors=True)  # begun and not finished: what it was before is measured at the start
     player = fa.Policy(str(model.absolute()), name="player", sampling=fa.Sampling(max_tokens=4))
     learner = fa.LearnerConfig(
-        lr=0.0 if control else asked.lr,
+        lr=0.0 if control else args.lr,
         warmup_steps=2,
         compute_dtype="float32",
         threads=1,  # two would wait for each other at products as small as these
@@ -93,15 +94,15 @@ def train(arm, model, seed, asked, *, control=False):
         credit=fa.Credit(by=("seed", "role"), scale="none"),
         learner=learner,
         engine=fa.EngineConfig(max_model_len=128, threads=1),
-        eval_every=asked.eval_every,
-        eval_episodes=asked.episodes,
-        checkpoint_every=asked.eval_every,
-        max_empty_steps=asked.steps,  # a policy that has collapsed is a result
+        eval_every=args.eval_every,
+        eval_episodes=args.episodes,
+        checkpoint_every=args.eval_every,
+        max_empty_steps=args.steps,  # a policy that has collapsed is a result
     )
     league = fa.League(player, snapshot_every=5, opponents="pfsp", pool=8, held_out=(fa.Oracle(),), **ARMS[arm])
     with fa.GRPOTrainer(league, config=config, out_dir=folder) as trainer:
-        before = trainer.evaluate(GAME, episodes=asked.episodes)
-        rows = trainer.fit(GAME, steps=asked.control_steps if control else asked.steps).metrics
+        before = trainer.evaluate(GAME, episodes=args.episodes)
+        rows = trainer.fit(GAME, steps=args.control_steps if control else args.steps).metrics
     names = ("eval/reward", "learner/entropy")
     curve = [[0, before.reward, None]]
     curve += [[row["step"], *(row.get(name) for name in names)] for row in rows if names[0] in row]
@@ -122,14 +123,14 @@ def main(words=None):
     parser.add_argument("--eval-every", type=int, default=20, help="steps between points of the curve")
     parser.add_argument("--episodes", type=int, default=128, help="held-out games against minimax")
     parser.add_argument("--out", type=Path, default=Path("runs/league"), help="folder of the runs")
-    asked = parser.parse_args(words)
-    model = taught(asked)
-    results = {arm: [train(arm, model, seed, asked) for seed in asked.seeds] for arm in asked.arms}
-    if asked.control_steps:
-        results["learning rate 0"] = [train(asked.arms[0], model, asked.seeds[0], asked, control=True)]
+    args = parser.parse_args(words)
+    model = taught(args)
+    results = {arm: [train(arm, model, seed, args) for seed in args.seeds] for arm in args.arms}
+    if args.control_steps:
+        results["learning rate 0"] = [train(args.arms[0], model, args.seeds[0], args, control=True)]
     table = Table("arm", "seed", *("start", "best", "at step", "last", "entropy", "seconds"), title="against minimax")
     for label, runs in results.items():
-        for seed, run in zip(asked.seeds, runs, strict=False):
+        for seed, run in zip(args.seeds, runs, strict=False):
             rewards = [row[1] for row in run["curve"]]
             best = int(np.argmax(rewards))
             entropy = run["curve"][-1][2]
@@ -138,7 +139,7 @@ def main(words=None):
     Console().print(table)
     curves = {label: [[row[:2] for row in run["curve"]] for run in runs] for label, runs in results.items()}
     draw_arms(
-        curves, asked.out / "league.png", title=f"{GAME}, self-play of two kinds", value="reward against minimax"
+        curves, args.out / "league.png", title=f"{GAME}, self-play of two kinds", value="reward against minimax"
     )
 
 

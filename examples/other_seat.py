@@ -1,13 +1,14 @@
-"""Does an agent that learned beside a fixed user serve other users as well as one whose user learned with it?
+"""Does an agent that trained with a fixed user simulator serve other users as well as one whose user trained with it?
 
-In forge/ServiceDesk-v0@1 a customer tells an agent what it wants. Both are 135M models that have imitated games of the
-world's oracle. In one arm the agent learns and the customer, a user simulator as it is usually had, stays as it is; in
-the other both learn, each its own weights. Then each agent serves three customers on held-out seeds: the fixed one, the
-one that learned with the other arm's agent, and the world's script.
+In forge/ServiceDesk-v0@1 a customer describes a request to an agent. Both are 135M models that have imitated games of
+the oracle. In the first arm only the agent trains, and the customer is a fixed user simulator. In the second arm both
+train, each with its own weights. Then each agent serves three customers on held-out seeds: the fixed one, the customer
+that trained with the other arm's agent, and the oracle.
 
     python examples/other_seat.py [--seeds 0] [--steps 8] [--out runs/other_seat]
 
-takes half an hour a seed on two CPU cores and 8 GB of disk. Finished arms are not repeated, broken ones begin again.
+A seed takes half an hour on two CPU cores and 8 GB of disk. Finished arms are not repeated. Interrupted ones start
+again.
 """
 
 import argparse
@@ -27,11 +28,11 @@ ENGINE = fa.EngineConfig(max_model_len=1024)
 
 
 def seated(agent, customer):
-    """Who sits where; at level 1 nobody asks the supervisor."""
+    """The policy of each agent. At level 1 the supervisor has no part."""
     return {"customer": customer, "agent": agent, "supervisor": fa.Oracle()}
 
 
-def trained(arm, start, seed, asked, folder):
+def trained(arm, start, seed, args, folder):
     """The agent and the customer after the arm's training, as they play from then on."""
     agent, customer = (replace(start, name=seat) for seat in ("agent", "customer"))
     if arm == "fixed":
@@ -39,22 +40,23 @@ def trained(arm, start, seed, asked, folder):
     export = folder / "export"
     if not export.exists():
         shutil.rmtree(folder, ignore_errors=True)
-        learner = fa.LearnerConfig(lr=asked.lr, warmup_steps=2)
+        learner = fa.LearnerConfig(lr=args.lr, warmup_steps=2)
         config = fa.GRPOConfig(
             seed=seed,
             max_resamples=0,  # both arms play as much
-            groups_per_step=asked.groups,
+            groups_per_step=args.groups,
             learner=learner,
             engine=ENGINE,
-            checkpoint_every=asked.steps,
+            checkpoint_every=args.steps,
             keep_checkpoints=1,
         )
         with fa.GRPOTrainer(seated(agent, customer), config=config, out_dir=folder) as trainer:
-            trainer.fit(WORLD, steps=asked.steps)
-    learned = {one.name: one for one in (agent, customer) if one.trainable}
+            trainer.fit(WORLD, steps=args.steps)
+    learned = {policy.name: policy for policy in (agent, customer) if policy.trainable}
     places = {name: export / name if len(learned) > 1 else export for name in learned}
     return {
-        one.name: replace(one, model=str(places.get(one.name, one.model)), trainable=False) for one in (agent, customer)
+        policy.name: replace(policy, model=str(places.get(policy.name, policy.model)), trainable=False)
+        for policy in (agent, customer)
     }
 
 
@@ -69,27 +71,27 @@ def main(words=None):
     parser.add_argument("--episodes", type=int, default=64, help="held-out seeds of each meeting")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", type=Path, default=Path("runs/other_seat"))
-    asked = parser.parse_args(words, argparse.Namespace(world=WORLD))
+    args = parser.parse_args(words, argparse.Namespace(world=WORLD))
     table = Table("seed", "agent", "fixed customer", "trained customer", "script", title=f"{WORLD}, held-out; 95 %")
-    for seed in asked.seeds:
-        saved = asked.out / f"seed-{seed}.json"
+    for seed in args.seeds:
+        saved = args.out / f"seed-{seed}.json"
         if not saved.exists():
-            base = fa.Policy(asked.model, name="team", sampling=fa.Sampling(max_tokens=32))
-            start = replace(base, model=str(imitated(base, seed, asked, asked.out / f"imitated-{seed}").absolute()))
-            pairs = {arm: trained(arm, start, seed, asked, asked.out / f"{arm}-{seed}") for arm in ("fixed", "trained")}
+            base = fa.Policy(args.model, name="team", sampling=fa.Sampling(max_tokens=32))
+            start = replace(base, model=str(imitated(base, seed, args, args.out / f"imitated-{seed}").absolute()))
+            pairs = {arm: trained(arm, start, seed, args, args.out / f"{arm}-{seed}") for arm in ("fixed", "trained")}
             still = replace(start, name="agent", trainable=False)
             agents = {"imitation alone": still}
             agents |= {f"beside a {arm} customer": pair["agent"] for arm, pair in pairs.items()}
             customers = {arm: pair["customer"] for arm, pair in pairs.items()} | {"script": fa.Oracle()}
-            found = {}
+            rewards = {}
             for what, agent in agents.items():
                 for whom, customer in customers.items():
-                    folder = asked.out / "meetings" / f"{seed}-{what}-{whom}".replace(" ", "-")
+                    folder = args.out / "meetings" / f"{seed}-{what}-{whom}".replace(" ", "-")
                     config = fa.GRPOConfig(seed=seed, engine=ENGINE)
                     with fa.GRPOTrainer(seated(agent, customer), config=config, out_dir=folder) as meeting:
-                        met = meeting.evaluate(WORLD, episodes=asked.episodes)
-                    found.setdefault(what, {})[whom] = [met.reward, met.ci]
-            saved.write_text(json.dumps(found))
+                        met = meeting.evaluate(WORLD, episodes=args.episodes)
+                    rewards.setdefault(what, {})[whom] = [met.reward, met.ci]
+            saved.write_text(json.dumps(rewards))
         for what, row in json.loads(saved.read_text()).items():
             table.add_row(str(seed), what, *(f"{mean:.3f} ± {ci:.3f}" for mean, ci in row.values()))
     Console().print(table)

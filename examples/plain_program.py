@@ -1,7 +1,7 @@
-"""A program that asks two models through OpenAI's client, trained as it is: a policy for each model that it names.
+"""A program that calls two models through OpenAI's client is trained unchanged, with a policy for each model name.
 
-``crew`` is the program; nothing in it knows that it is trained. Its planner works out a small sum and says so in its
-own words, its writer turns that into digits; both are paid when the number is right.
+``crew`` is the program, which does not know that it is trained. Its planner solves a small sum and describes the result
+in words. Its writer turns the words into digits. Both are rewarded if the number is right.
 
     python examples/plain_program.py [--steps 20] [--model smollm2-135m-instruct] [--out runs/plain_program]
 """
@@ -19,8 +19,8 @@ async def crew(task, client):
         reply = await client.chat.completions.create(model=model, messages=[{"role": "user", "content": text}])
         return reply.choices[0].message.content
 
-    said = await ask("planner", f"{task['question']} Say it in a few words.")
-    return await ask("writer", f"A friend says: {said[:200]}\nWhich number does he mean? Reply with digits only.")
+    plan = await ask("planner", f"{task['question']} Say it in a few words.")
+    return await ask("writer", f"A friend says: {plan[:200]}\nWhich number does he mean? Reply with digits only.")
 
 
 def tasks(rng):
@@ -44,12 +44,12 @@ def main(words=None):
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", default="runs/plain_program")
-    asked = parser.parse_args(words)
+    args = parser.parse_args(words)
     sampling = fa.Sampling(max_tokens=24)
-    team = {seat: fa.Policy(asked.model, name=seat, sampling=sampling, lora=fa.LoRA()) for seat in SEATS}
+    team = {seat: fa.Policy(args.model, name=seat, sampling=sampling, lora=fa.LoRA()) for seat in SEATS}
     config = fa.GRPOConfig(learner=fa.LearnerConfig(lr=3e-4), engine=fa.EngineConfig(max_model_len=512))
-    with fa.GRPOTrainer(team, config=config, out_dir=asked.out) as trainer:
-        print(trainer.fit("my/Crew-v0", steps=asked.steps).curve)
+    with fa.GRPOTrainer(team, config=config, out_dir=args.out) as trainer:
+        print(trainer.fit("my/Crew-v0", steps=args.steps).curve)
 
 
 if __name__ == "__main__":

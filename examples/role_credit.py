@@ -1,14 +1,14 @@
-"""Credit by role or for all seats alike: does it matter where seats are paid for different things?
+"""Credit by role or for all agents together: does it matter if agents are rewarded for different things?
 
-Two seats each answer a sum of their own and are paid for their own answer: the clerk's numbers go up to 4, the
-accountant's up to 30, so one of them is often right at first and the other hardly ever. One model sits in both. In one
-arm a seat's reward is compared with its siblings' in the same seat, `fa.Credit(by=("seed", "role"))`, which is the
-default; in the other with those of both seats, `by=("seed",)`. Dr. MAS (arXiv 2602.08847) says that the latter upsets
-the training of teams.
+Two agents each answer a sum and are rewarded for their own answer. The clerk's numbers go up to 4 and the accountant's
+up to 30, so the clerk is often right at first and the accountant hardly ever. One model plays both. In the first arm
+the reward of an agent is compared with rewards of the same agent, `fa.Credit(by=("seed", "role"))` (the default). In
+the second arm it is compared with rewards of both agents, `by=("seed",)`, which destabilizes the training of teams
+according to Dr. MAS (arXiv 2602.08847).
 
     python examples/role_credit.py [--seeds 0 1 2] [--steps 15] [--out runs/role_credit]
 
-takes three minutes a run on two CPU cores and writes ``role_credit.png``. Finished runs are not repeated.
+A run takes three minutes on two CPU cores. The script writes ``role_credit.png``. Finished runs are not repeated.
 """
 
 import argparse
@@ -30,7 +30,7 @@ ARMS = {"by role": ("seed", "role"), "seats alike": ("seed",)}
 
 @fa.register(ENV_ID, max_turns=2, tags=("2p",))
 class OwnSums(fa.ParallelTurnEnv):
-    """One round; each seat gets 1 where the last number that it says is its own sum."""
+    """One round. An agent earns 1 if the last number of its answer is its sum."""
 
     possible_agents = list(LARGEST)
 
@@ -45,14 +45,14 @@ class OwnSums(fa.ParallelTurnEnv):
         return f"What is {first} + {second}? Answer with the number alone."
 
     def act_all(self, actions):
-        said = {agent: re.findall(r"\d+", text)[-1:] for agent, text in actions.items()}
-        rewards = {agent: float(said[agent] == [str(sum(self.numbers[agent]))]) for agent in actions}
+        last_numbers = {agent: re.findall(r"\d+", text)[-1:] for agent, text in actions.items()}
+        rewards = {agent: float(last_numbers[agent] == [str(sum(self.numbers[agent]))]) for agent in actions}
         return fa.Outcome(rewards=rewards, done=True)
 
 
-def run(arm, seed, asked):
-    """One run: each seat's reward on held-out seeds along the way, and the largest gradient; saved when finished."""
-    folder = asked.out / f"{arm.replace(' ', '-')}-{seed}"
+def run(arm, seed, args):
+    """Train one arm. Saves and returns each agent's reward on held-out seeds over the run, and the largest gradient."""
+    folder = args.out / f"{arm.replace(' ', '-')}-{seed}"
     saved = folder / "result.json"
     if saved.exists():
         return json.loads(saved.read_text())
@@ -61,19 +61,19 @@ def run(arm, seed, asked):
         seed=seed,
         max_resamples=0,  # every arm plays as much
         credit=fa.Credit(by=ARMS[arm]),
-        learner=fa.LearnerConfig(lr=asked.lr, warmup_steps=2),
+        learner=fa.LearnerConfig(lr=args.lr, warmup_steps=2),
         engine=fa.EngineConfig(max_model_len=256),
-        checkpoint_every=asked.steps,
+        checkpoint_every=args.steps,
         keep_checkpoints=1,
     )
-    team = fa.Policy(asked.model, name="team", sampling=fa.Sampling(max_tokens=12))
+    team = fa.Policy(args.model, name="team", sampling=fa.Sampling(max_tokens=12))
     rows, curve = [], []
     with fa.GRPOTrainer(team, config=config, out_dir=folder) as trainer:
-        for done in range(0, asked.steps + 1, asked.eval_every):
+        for done in range(0, args.steps + 1, args.eval_every):
             if done:
                 rows = trainer.fit(ENV_ID, steps=done).metrics
-            found = trainer.evaluate(ENV_ID, episodes=asked.episodes)
-            curve.append([done, found.reward, found.by_agent])
+            evaluation = trainer.evaluate(ENV_ID, episodes=args.episodes)
+            curve.append([done, evaluation.reward, evaluation.by_agent])
     largest = max((row["learner/grad_norm"] for row in rows), default=0.0)
     result = {"arm": arm, "seed": seed, "curve": curve, "grad_norm": largest}
     saved.write_text(json.dumps(result))
@@ -89,10 +89,10 @@ def main(words=None):
     parser.add_argument("--episodes", type=int, default=128, help="held-out seeds")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", type=Path, default=Path("runs/role_credit"))
-    asked = parser.parse_args(words)
-    results = [run(arm, seed, asked) for seed in asked.seeds for arm in ARMS]
+    args = parser.parse_args(words)
+    results = [run(arm, seed, args) for seed in args.seeds for arm in ARMS]
     table = Table("credit", "seed", *LARGEST, "both", "gradient", title="held-out reward; largest gradient norm")
-    for result in sorted(results, key=lambda one: (one["arm"], one["seed"])):
+    for result in sorted(results, key=lambda result: (result["arm"], result["seed"])):
         (_, before, first), (_, after, last) = result["curve"][0], result["curve"][-1]
         cells = [f"{first[agent]:.2f} to {last[agent]:.2f}" for agent in LARGEST] + [f"{before:.2f} to {after:.2f}"]
         table.add_row(result["arm"], str(result["seed"]), *cells, f"{result['grad_norm']:.2f}")
@@ -100,7 +100,7 @@ def main(words=None):
     curves = {}
     for result in results:
         curves.setdefault(f"credit {result['arm']}", []).append([point[:2] for point in result["curve"]])
-    draw_arms(curves, asked.out / "role_credit.png", title=f"{ENV_ID}, whom a seat is compared with", value="reward")
+    draw_arms(curves, args.out / "role_credit.png", title=f"{ENV_ID}, whom a seat is compared with", value="reward")
 
 
 if __name__ == "__main__":

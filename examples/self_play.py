@@ -1,14 +1,14 @@
-"""Self-play in Kuhn poker: does a policy that only meets itself and its past get hard to exploit?
+"""Self-play in Kuhn poker: does a policy that plays only against itself and its past become hard to exploit?
 
-A 135M model learns which answers there are, each alike, and then plays a game of three cards against itself and
-snapshots of itself, drawn by prioritised fictitious self-play. How much the best response wins from it is computed for
-the whole game from its answers at every information set: 0.458 chips a game for even play, 0 at an equilibrium. The
-control has learning rate 0 and must stay as exploitable as it is.
+A 135M model first imitates all legal answers with equal probability. Then it plays against itself and its snapshots,
+chosen by prioritized fictitious self-play. Exploitability, the amount that the best response wins, is computed over the
+whole game from the model's answers at every information set: 0.458 chips per game for uniform play, 0 at an
+equilibrium. The control has learning rate 0 and must stay as exploitable as it is.
 
     python examples/self_play.py [--seeds 0 1 2] [--steps 40] [--out runs/self_play]
 
-takes ten minutes a run on two CPU cores and writes ``self_play.png``. Finished runs are not repeated, and an
-interrupted one goes on. `examples/self_play_table.py` has a table of numbers in the place of the model.
+A run takes ten minutes on two CPU cores. The script writes ``self_play.png``. Finished runs are not repeated, and
+interrupted ones continue. `examples/self_play_table.py` uses a table of numbers instead of a model.
 """
 
 import argparse
@@ -54,23 +54,23 @@ def taught(model, folder):
     return export
 
 
-def train(model, seed, asked, *, control=False):
+def train(model, seed, args, *, control=False):
     """One run with a model. Returns rows of step, exploitability, illegal answers and reward against the start."""
-    folder = asked.out / ("control" if control else f"league-{seed}")
+    folder = args.out / ("control" if control else f"league-{seed}")
     saved = folder / "result.json"
     if saved.exists():
         return json.loads(saved.read_text())["curve"]
-    steps, lr = (asked.control_steps, 0.0) if control else (asked.steps, asked.lr)
+    steps, lr = (args.control_steps, 0.0) if control else (args.steps, args.lr)
     player = fa.Policy(str(model), name="player", sampling=fa.Sampling(temperature=1.0, max_tokens=8))
     config = fa.GRPOConfig(
         seed=seed,
         credit=CREDIT,
         learner=fa.LearnerConfig(lr=lr, warmup_steps=2, lr_decay="linear", entropy_coef=0.05),
         engine=fa.EngineConfig(max_model_len=512),
-        eval_every=asked.eval_every,
-        eval_episodes=asked.episodes,
-        exploitability_samples=asked.samples,
-        checkpoint_every=asked.eval_every,
+        eval_every=args.eval_every,
+        eval_episodes=args.episodes,
+        exploitability_samples=args.samples,
+        checkpoint_every=args.eval_every,
     )
     with fa.GRPOTrainer(league_of(player), config=config, out_dir=folder) as trainer:
         rows = trainer.fit(GAME, steps=steps).metrics
@@ -99,19 +99,19 @@ def main(words=None):
     parser.add_argument("--samples", type=int, default=200, help="answers at each of the 12 information sets")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", type=Path, default=Path("runs/self_play"), help="folder of the runs")
-    asked = parser.parse_args(words)
-    model = taught(asked.model, asked.out / "taught")
-    arms = {"league": [train(model, seed, asked) for seed in asked.seeds]}
-    if asked.control_steps:
-        arms["learning rate 0"] = [train(model, asked.seeds[0], asked, control=True)]
+    args = parser.parse_args(words)
+    model = taught(args.model, args.out / "taught")
+    arms = {"league": [train(model, seed, args) for seed in args.seeds]}
+    if args.control_steps:
+        arms["learning rate 0"] = [train(model, args.seeds[0], args, control=True)]
     table = Table("run", "seed", "step", "exploitability", "illegal answers", "reward against the start")
     for label, curves in arms.items():
-        for seed, curve in zip(asked.seeds, curves, strict=False):
+        for seed, curve in zip(args.seeds, curves, strict=False):
             for step, *measures in curve:
                 table.add_row(label, str(seed), str(step), *(f"{value:.3f}" for value in measures))
     Console().print(table)
     curves = {label: [[row[:2] for row in curve] for curve in curves] for label, curves in arms.items()}
-    draw(curves, asked.out / "self_play.png", "Self-play with a league in Kuhn poker")
+    draw(curves, args.out / "self_play.png", "Self-play with a league in Kuhn poker")
 
 
 if __name__ == "__main__":

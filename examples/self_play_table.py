@@ -80,7 +80,7 @@ async def train_table(seed, steps, *, lr=6.0, entropy=0.01, group_count=8, group
     standings = Standings(start=league.start, pool=league.pool)
     curve = [[0, exploitability(tree, table.chances)]]
     for step in range(steps):
-        players = {name: one.player(name, rng) for name, one in {**pool, "player": table}.items()}
+        players = {name: player.player(name, rng) for name, player in {**pool, "player": table}.items()}
         matches = draw_matches(standings, league, AGENTS, group_count, key=(seed, step, 0))
         groups = await all_or_first_error(
             Rollout(
@@ -127,14 +127,14 @@ def main(words=None):
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--out", type=Path, default=Path("runs/self_play_table"), help="folder of the picture")
-    asked = parser.parse_args(words)
-    curves = [asyncio.run(train_table(seed, asked.steps))[0] for seed in asked.seeds]
-    table = Table("step", *(f"seed {seed}" for seed in asked.seeds), title="exploitability, chips a game")
+    args = parser.parse_args(words)
+    curves = [asyncio.run(train_table(seed, args.steps))[0] for seed in args.seeds]
+    table = Table("step", *(f"seed {seed}" for seed in args.seeds), title="exploitability, chips a game")
     for points in zip(*curves, strict=True):
         table.add_row(str(points[0][0]), *(f"{value:.3f}" for _, value in points))
     Console().print(table)
     title = "Self-play with a league in Kuhn poker, a table for a policy"
-    draw({"league": curves}, asked.out / "self_play_table.png", title)
+    draw({"league": curves}, args.out / "self_play_table.png", title)
 
 
 if __name__ == "__main__":

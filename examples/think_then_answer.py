@@ -1,13 +1,14 @@
-"""Think, then answer: a model is shown how to think, and goes on by reinforcement learning of its answers.
+"""Reason, then answer: a model imitates a script that reasons, and continues with RL on its answers.
 
-The task is a sum of five numbers from 1 to 3, and only the answer is paid. A script adds one number after another in
-<think> tags; with --plain it says the answer alone. A model imitates it until it is right now and then, and goes on by
-GRPO. Nobody grades thoughts: the environment never hears them, and the learner trains their tokens like all others.
+The task is a sum of five numbers from 1 to 3, and only the answer is rewarded. The script adds one number at a time in
+<think> tags. With --plain it gives the answer alone. A model imitates the script until some of its answers are right,
+and then trains with GRPO. The reasoning is not graded: the environment does not see it, and the learner trains its
+tokens like all others.
 
     python examples/think_then_answer.py [--plain] [--seed 0] [--steps 25] [--lr 3e-5] [--out runs/think]
 
-With --lr 0 it is a control, which must not move. Every call shows all runs that are finished in the folder, in a table
-and in ``think_then_answer.png``; a finished run is not repeated, and an interrupted one goes on.
+--lr 0 is the control. Every call shows all finished runs of the folder in a table and in ``think_then_answer.png``.
+Finished runs are not repeated, and interrupted ones continue.
 """
 
 import argparse
@@ -65,44 +66,44 @@ def demonstrations(seed, count, plain=False):
     return [group.episodes[0].trajectories["adder"] for group in groups]
 
 
-def imitate(adder, folder, asked):
+def imitate(adder, folder, args):
     """The policy after it has imitated the teacher."""
     export = folder / "export"
     if not export.exists():
-        config = fa.SFTConfig(seed=asked.seed, batch_size=16, learner=fa.LearnerConfig(lr=1e-4, warmup_steps=3))
+        config = fa.SFTConfig(seed=args.seed, batch_size=16, learner=fa.LearnerConfig(lr=1e-4, warmup_steps=3))
         with fa.SFTTrainer(adder, config, out_dir=folder) as trainer:
-            trainer.fit(demonstrations(asked.seed, asked.shown, asked.plain), epochs=asked.epochs)
+            trainer.fit(demonstrations(args.seed, args.shown, args.plain), epochs=args.epochs)
     return fa.Policy(str(export.absolute()), name=adder.name, sampling=adder.sampling)
 
 
-def run(arm, asked):
+def run(arm, args):
     """Imitation, then play. Returns held-out reward by step, and each step's tokens, seconds and length of thoughts."""
-    kind = "plain" if asked.plain else "think"  # the control begins where the arm that learns does
-    adder = fa.Policy(asked.model, name="adder", sampling=fa.Sampling(max_tokens=48))
-    adder = imitate(adder, asked.out / f"imitated-{kind}-{asked.seed}", asked)
+    kind = "plain" if args.plain else "think"  # the control begins where the arm that learns does
+    adder = fa.Policy(args.model, name="adder", sampling=fa.Sampling(max_tokens=48))
+    adder = imitate(adder, args.out / f"imitated-{kind}-{args.seed}", args)
     config = fa.GRPOConfig(
-        seed=asked.seed,
+        seed=args.seed,
         groups_per_step=8,
-        learner=fa.LearnerConfig(lr=asked.lr, warmup_steps=2),
+        learner=fa.LearnerConfig(lr=args.lr, warmup_steps=2),
         engine=fa.EngineConfig(max_model_len=192, enforce_eager=True),
-        eval_every=asked.eval_every,
-        eval_episodes=asked.episodes,
-        checkpoint_every=asked.eval_every,
+        eval_every=args.eval_every,
+        eval_episodes=args.episodes,
+        checkpoint_every=args.eval_every,
         keep_checkpoints=1,
     )
-    folder = asked.out / f"{arm}-{asked.seed}"
+    folder = args.out / f"{arm}-{args.seed}"
     first = folder / "before.json"  # of a run that goes on, too
     with fa.GRPOTrainer(adder, config=config, out_dir=folder) as trainer:
         if not first.exists():
-            found = trainer.evaluate(ENV_ID, episodes=2 * asked.episodes)
+            evaluation = trainer.evaluate(ENV_ID, episodes=2 * args.episodes)
             first.parent.mkdir(parents=True, exist_ok=True)
-            first.write_text(json.dumps([found.reward, found.ci]))
-        rows = trainer.fit(ENV_ID, steps=asked.steps).metrics
-        after = trainer.evaluate(ENV_ID, episodes=2 * asked.episodes)
+            first.write_text(json.dumps([evaluation.reward, evaluation.ci]))
+        rows = trainer.fit(ENV_ID, steps=args.steps).metrics
+        after = trainer.evaluate(ENV_ID, episodes=2 * args.episodes)
     before = json.loads(first.read_text())
     curve = [[0, before[0]]] + [[row["step"], row["eval/reward"]] for row in rows if "eval/reward" in row]
     columns = {"thoughts": "reasoning_tokens", "tokens": "tokens", "seconds": "time/step_s"}
-    return {"arm": arm, "seed": asked.seed, "before": before, "after": [after.reward, after.ci], "curve": curve,
+    return {"arm": arm, "seed": args.seed, "before": before, "after": [after.reward, after.ci], "curve": curve,
             **{name: [row[column] for row in rows] for name, column in columns.items()}}  # fmt: skip
 
 
@@ -110,13 +111,13 @@ def show(results, folder):
     """A table and a picture of all runs."""
     length = "tokens of a thought, first and last step"
     table = Table("run", "seed", "before", "after", length, "tokens sampled", "seconds")
-    for one in results:
-        rewards = (f"{mean:.3f} ± {half:.3f}" for mean, half in (one["before"], one["after"]))
-        lengths = " ".join(f"{one['thoughts'][at]:.1f}" for at in (0, -1))
-        spent = (f"{sum(one[name]):,.0f}" for name in ("tokens", "seconds"))
-        table.add_row(ARMS[one["arm"]], str(one["seed"]), *rewards, lengths, *spent)
+    for result in results:
+        rewards = (f"{mean:.3f} ± {half:.3f}" for mean, half in (result["before"], result["after"]))
+        lengths = " ".join(f"{result['thoughts'][at]:.1f}" for at in (0, -1))
+        spent = (f"{sum(result[name]):,.0f}" for name in ("tokens", "seconds"))
+        table.add_row(ARMS[result["arm"]], str(result["seed"]), *rewards, lengths, *spent)
     Console().print(table)
-    curves = {label: [one["curve"] for one in results if one["arm"] == arm] for arm, label in ARMS.items()}
+    curves = {label: [result["curve"] for result in results if result["arm"] == arm] for arm, label in ARMS.items()}
     arms = {label: [c[: min(map(len, many))] for c in many] for label, many in curves.items() if many}
     title = "Sums of five numbers, imitation and then GRPO"
     draw_arms(arms, folder / "think_then_answer.png", title=title, value="right answers, held out")
@@ -134,13 +135,13 @@ def main(words=None):
     parser.add_argument("--episodes", type=int, default=128, help="held-out sums of a point; twice as many at the ends")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", type=Path, default=Path("runs/think"), help="folder of the runs")
-    asked = parser.parse_args(words)
-    arm = "plain" if asked.plain else "think" if asked.lr else "control"
-    saved = asked.out / f"{arm}-{asked.seed}" / "result.json"
+    args = parser.parse_args(words)
+    arm = "plain" if args.plain else "think" if args.lr else "control"
+    saved = args.out / f"{arm}-{args.seed}" / "result.json"
     if not saved.exists():
-        result = run(arm, asked)
+        result = run(arm, args)
         saved.write_text(json.dumps(result))
-    show([json.loads(file.read_text()) for file in sorted(asked.out.glob("*/result.json"))], asked.out)
+    show([json.loads(file.read_text()) for file in sorted(args.out.glob("*/result.json"))], args.out)
 
 
 if __name__ == "__main__":

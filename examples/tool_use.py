@@ -1,12 +1,12 @@
-"""Two seats learn to use a tool: one calls a calculator and passes the result on, the other writes it down.
+"""Two agents learn to use a tool: one calls a calculator and passes on the result, the other repeats it.
 
-A 135M model plays both seats of forge/ToolRelay-v0. A call that works earns 0.2, the right answer 1. Measured on
-held-out seeds, before and after: the share of episodes with a call that works, with one that computes the question
-asked, and with the right answer, each with its 95 % interval. The control has learning rate 0 and must not move.
+A 135M model plays both agents of forge/ToolRelay-v0. A working call earns 0.2, the right answer 1. Measured on held-out
+seeds before and after training, with 95 % intervals: the fraction of episodes with a working call, with a call that
+computes the given question, and with the right answer. The control has learning rate 0.
 
     python examples/tool_use.py [--steps 30] [--control-steps 10] [--seed 0] [--out runs/tool_use]
 
-took 27 minutes on two CPU cores that did other work too; episodes to read are in OUT/*/episodes.jsonl.
+The script took 27 minutes on two busy CPU cores. Episodes are in OUT/*/episodes.jsonl.
 """
 
 import argparse

@@ -1,15 +1,16 @@
-"""Two seats, two policies: each seat learns its own adapter or its own model, or both seats share one.
+"""Two agents, two policies: each agent trains an adapter or a model of its own, or both share one.
 
-A 135M model plays both seats of forge/Relay-v0 without the tool: the asker calculates and tells, the answerer writes
-down. ``--share role`` trains a policy for each seat, ``--share all`` one for both; ``--kind lora`` trains adapters on
-one frozen model, which one engine and one learner hold once, ``--kind full`` all weights. The control has learning rate
-0 and must not move. All are measured on the same held-out seeds. ``--world`` takes another game of two seats; where a
-policy can do nothing there at first, ``--games`` of the world's oracle are imitated before, the same for all arms.
+A 135M model plays both agents of forge/Relay-v0 without the tool: the asker calculates, and the answerer repeats the
+number. ``--share role`` trains a policy per agent, ``--share all`` one policy for both. ``--kind lora`` trains adapters
+on one frozen model, shared by one engine and one learner. ``--kind full`` trains all weights. The control has learning
+rate 0. All arms are evaluated on the same held-out seeds. ``--world`` selects another game of two agents. ``--games``
+imitates games of its oracle first, in all arms, for games that an untrained policy cannot play.
 
     python examples/two_policies.py [--kind lora full] [--share role all] [--seeds 0 1 2] [--out runs/two_policies]
     python examples/two_policies.py --world forge/Codewords-v0@1 --games 96 --lr 8e-5 --kind full [...]
 
-writes ``two_policies.json`` and ``two_policies.png``. Finished runs are not repeated, broken ones continue.
+The script writes ``two_policies.json`` and ``two_policies.png``. Finished runs are not repeated, and interrupted ones
+continue.
 """
 
 import argparse
@@ -28,18 +29,18 @@ RELAY, RELAY_ARGS = "forge/Relay-v0", {"max_number": 9, "tool": False}
 RATES = {"lora": 3e-4, "full": 2e-5}
 
 
-def seats(kind, share, start, asked):
-    """Who plays: a policy per seat, or one for both."""
-    lora = fa.LoRA(rank=asked.rank, alpha=2 * asked.rank) if kind == "lora" else None
-    agents = fa.make(asked.world).possible_agents
+def seats(kind, share, start, args):
+    """The policies: one per agent, or one for both."""
+    lora = fa.LoRA(rank=args.rank, alpha=2 * args.rank) if kind == "lora" else None
+    agents = fa.make(args.world).possible_agents
     return {agent: replace(start, name=agent if share == "role" else "team", lora=lora) for agent in agents}
 
 
-def run(kind, share, seed, asked, *, control=False):
-    """One training run; returns and saves what was measured."""
-    lr = 0.0 if control else RATES[kind] if asked.lr is None else asked.lr
-    steps = asked.control_steps if control else asked.steps
-    folder = asked.out / (f"{kind}-{share}-{seed}" + ("-control" if control else ""))
+def run(kind, share, seed, args, *, control=False):
+    """Train one arm. Saves and returns the measurements."""
+    lr = 0.0 if control else RATES[kind] if args.lr is None else args.lr
+    steps = args.control_steps if control else args.steps
+    folder = args.out / (f"{kind}-{share}-{seed}" + ("-control" if control else ""))
     saved = folder / "result.json"
     if saved.exists():
         return json.loads(saved.read_text())
@@ -47,24 +48,24 @@ def run(kind, share, seed, asked, *, control=False):
         seed=seed,
         max_resamples=0,  # every arm plays as much
         learner=fa.LearnerConfig(lr=lr, warmup_steps=2),
-        engine=fa.EngineConfig(max_model_len=asked.max_model_len, enforce_eager=True),
-        groups_per_step=asked.groups,
-        eval_every=asked.eval_every,
-        checkpoint_every=asked.eval_every,
+        engine=fa.EngineConfig(max_model_len=args.max_model_len, enforce_eager=True),
+        groups_per_step=args.groups,
+        eval_every=args.eval_every,
+        checkpoint_every=args.eval_every,
     )
-    start = fa.Policy(asked.model, name="team", sampling=fa.Sampling(max_tokens=asked.max_tokens))
-    if asked.games:
-        start = replace(start, model=str(imitated(start, seed, asked, asked.out / f"imitated-{seed}").absolute()))
-    env_args = RELAY_ARGS if asked.world == RELAY else {}
-    team = seats(kind, share, start, asked)
+    start = fa.Policy(args.model, name="team", sampling=fa.Sampling(max_tokens=args.max_tokens))
+    if args.games:
+        start = replace(start, model=str(imitated(start, seed, args, args.out / f"imitated-{seed}").absolute()))
+    env_args = RELAY_ARGS if args.world == RELAY else {}
+    team = seats(kind, share, start, args)
     with fa.GRPOTrainer(team, config=config, out_dir=folder) as trainer:
         first = folder / "before.json"  # a run that is continued was measured when it began
         if not first.exists():
-            before = trainer.evaluate(asked.world, episodes=asked.episodes, env_args=env_args)
+            before = trainer.evaluate(args.world, episodes=args.episodes, env_args=env_args)
             folder.mkdir(parents=True, exist_ok=True)
             first.write_text(json.dumps([before.reward, before.ci]))
-        rows = trainer.fit(asked.world, steps=steps, env_args=env_args).metrics
-        after = trainer.evaluate(asked.world, episodes=2 * asked.episodes, env_args=env_args)
+        rows = trainer.fit(args.world, steps=steps, env_args=env_args).metrics
+        after = trainer.evaluate(args.world, episodes=2 * args.episodes, env_args=env_args)
     before = json.loads(first.read_text())
     curve = [[0, before[0]]] + [[row["step"], row["eval/reward"]] for row in rows if "eval/reward" in row]
     gaps = {n: [row[n] for row in rows if n in row] for n in rows[0] if n.endswith("logprob_gap_mean")}
@@ -103,23 +104,23 @@ def main(words=None):
     parser.add_argument("--max-model-len", type=int, default=256, help="of a seat's conversation, in tokens")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", type=Path, default=Path("runs/two_policies"))
-    asked = parser.parse_args(words)
+    args = parser.parse_args(words)
     results = []
-    for seed in asked.seeds:
-        for kind in asked.kind:
-            for share in asked.share:
-                results.append(run(kind, share, seed, asked))
-                if asked.control_steps:
-                    results.append(run(kind, share, seed, asked, control=True))
+    for seed in args.seeds:
+        for kind in args.kind:
+            for share in args.share:
+                results.append(run(kind, share, seed, args))
+                if args.control_steps:
+                    results.append(run(kind, share, seed, args, control=True))
     table = Table("arm", "seed", "before", "after", "steps", "seconds a step", title="reward on held-out seeds, 95 %")
     for result in sorted(results, key=label):
         each = [f"{mean:.3f} ± {ci:.3f}" for mean, ci in (result["before"], result["after"])]
         pace = result["seconds"] / result["steps"]
         table.add_row(label(result), str(result["seed"]), *each, str(result["steps"]), f"{pace:.1f}")
     Console().print(table)
-    (asked.out / "two_policies.json").write_text(json.dumps(results, indent=1))
+    (args.out / "two_policies.json").write_text(json.dumps(results, indent=1))
     arms = {arm: [r["curve"] for r in results if label(r) == arm] for arm in map(label, results)}
-    draw_arms(arms, asked.out / "two_policies.png", title=f"{asked.world}, two seats", value="reward on held-out seeds")
+    draw_arms(arms, args.out / "two_policies.png", title=f"{args.world}, two seats", value="reward on held-out seeds")
 
 
 if __name__ == "__main__":

@@ -48,12 +48,12 @@ def main():
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", default="runs/verifiers_v1")
-    asked = parser.parse_args()
-    register(asked.python, asked.taskset, asked.tasks)
+    args = parser.parse_args()
+    register(args.python, args.taskset, args.tasks)
     import forge_agents as fa
 
-    with fa.GRPOTrainer(fa.Policy(asked.model, name="agent"), out_dir=asked.out) as trainer:
-        print(trainer.fit("my/Taskset-v0", steps=asked.steps).curve)
+    with fa.GRPOTrainer(fa.Policy(args.model, name="agent"), out_dir=args.out) as trainer:
+        print(trainer.fit("my/Taskset-v0", steps=args.steps).curve)
 
 
 if __name__ == "__main__":

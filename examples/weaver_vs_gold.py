@@ -1,15 +1,16 @@
-"""Can weak verifiers replace gold labels? The same GRPO run under four rewards, three seeds each.
+"""Can weak verifiers replace gold labels? The same GRPO run with four rewards, three seeds each.
 
-A 135M model learns to add (``--task sums``), or two seats of it learn to search a library and to cite what they found
-(``--task library``). Weak verifiers judge what they write: the same model under several prompts, agreement and likeness
-of siblings, signs such as form and length. None knows the answer, and each alone is often wrong. The arms differ in the
-reward only: (a) the best single verifier, chosen with gold labels, (b) the plain mean of all, (c) our ensemble, which
-sees no label, (d) the gold answer. All are measured by gold on held-out seeds.
+A 135M model learns to add (``--task sums``), or two agents learn to search a library and to cite their sources
+(``--task library``). Weak verifiers score their texts: the same model with several prompts, agreement and similarity
+within the group, and features such as form and length. No verifier knows the answer, and each alone is often wrong. The
+arms differ in the reward only: (a) the best single verifier, chosen with gold labels, (b) the mean of all verifiers,
+(c) our ensemble, which uses no labels, (d) the gold answer. All arms are evaluated by the gold answer on held-out
+seeds.
 
     python examples/weaver_vs_gold.py [--task sums] [--seeds 0 1 2] [--steps 20] [--out runs/weaver]
 
-takes some two hours on two CPU cores, one for the library, mostly for the judges, and writes ``weaver_vs_gold.png``.
-Finished runs are not repeated, others begin again.
+The script takes two hours on two CPU cores (one for the library), mostly for the judges, and writes
+``weaver_vs_gold.png``. Finished runs are not repeated. Interrupted ones start again.
 """
 
 import argparse
@@ -43,7 +44,7 @@ ARMS = {"single": "(a) best single verifier", "mean": "(b) plain mean", "ours": 
 
 
 class Sums(fa.TurnEnv):
-    """One seat adds two numbers; the last integer of its text counts. Reward: 1 if right, else 0."""
+    """One agent adds two numbers. The last integer of its text counts. Reward: 1 if right, else 0."""
 
     possible_agents = ["solver"]
 
@@ -62,8 +63,8 @@ class Sums(fa.TurnEnv):
 
 
 def last_integer(text):
-    found = re.findall(r"\d{1,9}", text, re.ASCII)
-    return int(found[-1]) if found else None
+    result = re.findall(r"\d{1,9}", text, re.ASCII)
+    return int(result[-1]) if result else None
 
 
 def noisy_test(trajectory):
@@ -76,7 +77,7 @@ def noisy_test(trajectory):
 
 @functools.cache
 def weak_verifiers(model):
-    """Eight weak judges such as anybody has. None adds; the three judges share one engine, and their errors."""
+    """Eight weak judges such as anybody has. No verifier adds. The three judges share one engine, and so their errors."""
     engine = fa.EngineConfig(max_model_len=2048)
     judge = functools.partial(Judge, max_chars=400, seed=0)
     correct = judge(model, "The answer is the correct result of the task.", name="judge: correct", engine=engine)
@@ -138,7 +139,7 @@ def fits_the_question(trajectory):
 
 
 def with_what_was_read(trajectory):
-    """What a judge is shown of either seat."""
+    """The text of an agent that a judge reads."""
     return f"{read_by(trajectory)}\nAnswer: {given(trajectory)} {' '.join(cited(trajectory))}"
 
 
@@ -167,7 +168,7 @@ def library_verifiers(model):
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What is learned under which verifiers, and how."""
+    """The task, its verifiers and the training settings."""
 
     world: Any
     verifiers: Callable[[str], list]
@@ -177,7 +178,7 @@ class Task:
     max_tokens: int
     max_model_len: int
     games: int = 0
-    """Of the world's oracle, which are imitated before, the same for all arms."""
+    """Number of the oracle's games that all arms imitate first."""
     epochs: int = 2
     """How often each is."""
 
@@ -214,40 +215,40 @@ def survey(episodes, verifiers):
     """AUROC, and how often above 0.5 where gold is, of every verifier that can judge one answer alone."""
     trajectories = [t for episode in episodes if episode.error is None for t in episode.trajectories.values()]
     gold = np.array([t.reward for t in trajectories])
-    found = {}
+    result = {}
     for verifier in verifiers:
         scores = verifier.score(trajectories)
         if not np.isnan(scores).all():
             right = float(np.mean((np.nan_to_num(scores) > 0.5) == (gold > 0.5)))
-            found[verifier.name] = {"auroc": auroc(scores, gold), "accuracy": right}
-    return found
+            result[verifier.name] = {"auroc": auroc(scores, gold), "accuracy": right}
+    return result
 
 
-def run(arm, seed, folder, single, asked):
-    """One training run; returns and saves what was measured."""
+def run(arm, seed, folder, single, args):
+    """Train one arm. Saves and returns the measurements."""
     saved = folder / "result.json"
     if saved.exists():
         return json.loads(saved.read_text())
     shutil.rmtree(folder, ignore_errors=True)  # begun and not finished: what it was before is measured at the start
-    task = TASKS[asked.task]
-    policy = fa.Policy(asked.model, name="solver", sampling=fa.Sampling(temperature=1.0, max_tokens=task.max_tokens))
+    task = TASKS[args.task]
+    policy = fa.Policy(args.model, name="solver", sampling=fa.Sampling(temperature=1.0, max_tokens=task.max_tokens))
     if task.games:
-        policy = replace(policy, model=str(imitated(policy, seed, task, asked.out / f"imitated-{seed}").absolute()))
-    verifiers = task.verifiers(asked.model)
+        policy = replace(policy, model=str(imitated(policy, seed, task, args.out / f"imitated-{seed}").absolute()))
+    verifiers = task.verifiers(args.model)
     config = fa.GRPOConfig(
         seed=seed,
         max_resamples=0,  # every arm plays as much
         learner=fa.LearnerConfig(lr=task.lr, warmup_steps=2),
         engine=fa.EngineConfig(max_model_len=task.max_model_len),
-        eval_every=asked.eval_every,
-        eval_episodes=asked.episodes,
-        checkpoint_every=asked.steps,
+        eval_every=args.eval_every,
+        eval_episodes=args.episodes,
+        checkpoint_every=args.steps,
         keep_checkpoints=1,
     )
     with fa.GRPOTrainer(policy, reward=reward_of(arm, single, verifiers), config=config, out_dir=folder) as trainer:
-        before = trainer.evaluate(task.world, episodes=asked.episodes, reward=EnvReward())
-        rows = trainer.fit(task.world, steps=asked.steps).metrics
-        after = trainer.evaluate(task.world, episodes=4 * asked.episodes, reward=EnvReward())
+        before = trainer.evaluate(task.world, episodes=args.episodes, reward=EnvReward())
+        rows = trainer.fit(task.world, steps=args.steps).metrics
+        after = trainer.evaluate(task.world, episodes=4 * args.episodes, reward=EnvReward())
     # what the environment pays is gold, whatever reward the arm learns from
     gold = [[row["step"], row["eval/env_reward"]] for row in rows if "eval/env_reward" in row]
     curve = [[0, before.reward], *gold]
@@ -255,7 +256,7 @@ def run(arm, seed, folder, single, asked):
     result = {"arm": arm, "seed": seed, **rewards, "curve": curve}
     if arm == "gold":
         result |= {"survey_before": survey(before.episodes, verifiers)}
-        result |= {"survey_after": survey(after.episodes[: asked.episodes], verifiers)}
+        result |= {"survey_after": survey(after.episodes[: args.episodes], verifiers)}
     saved.write_text(json.dumps(result))
     return result
 
@@ -271,36 +272,36 @@ def main(words=None):
     parser.add_argument("--episodes", type=int, default=128, help="held-out seeds before; four times as many after")
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--out", type=Path, default=Path("runs/weaver"), help="folder of the runs")
-    asked = parser.parse_args(words)
-    task = TASKS[asked.task]
-    asked.steps = task.steps if asked.steps is None else asked.steps
-    with contextlib.closing(task.verifiers(asked.model)[0]):  # the judges' engine serves all runs
-        study(asked)
+    args = parser.parse_args(words)
+    task = TASKS[args.task]
+    args.steps = task.steps if args.steps is None else args.steps
+    with contextlib.closing(task.verifiers(args.model)[0]):  # the judges' engine serves all runs
+        study(args)
 
 
-def study(asked):
-    """All runs, one after the other; prints and draws what came of them."""
-    results = [run("gold", seed, asked.out / f"gold-{seed}", None, asked) for seed in asked.seeds]
-    found = results[0]["survey_before"]
-    if any(np.isnan(numbers["auroc"]) for numbers in found.values()):
+def study(args):
+    """All runs, one after the other. Prints and draws the results."""
+    results = [run("gold", seed, args.out / f"gold-{seed}", None, args) for seed in args.seeds]
+    result = results[0]["survey_before"]
+    if any(np.isnan(numbers["auroc"]) for numbers in result.values()):
         raise SystemExit(
-            f"the answers to {asked.episodes} held-out seeds before training are all right or all wrong, so no "
+            f"the answers to {args.episodes} held-out seeds before training are all right or all wrong, so no "
             "verifier is the best; choose more with --episodes, in another folder"
         )
-    single = max(found, key=lambda name: found[name]["auroc"])
-    for arm in asked.arms:
-        results += [run(arm, seed, asked.out / f"{arm}-{seed}", single, asked) for seed in asked.seeds]
+    single = max(result, key=lambda name: result[name]["auroc"])
+    for arm in args.arms:
+        results += [run(arm, seed, args.out / f"{arm}-{seed}", single, args) for seed in args.seeds]
 
     console = Console()
     table = Table("verifier", "AUROC", "accuracy", "after training", title="verifiers on held-out answers of seed 0")
-    for name, numbers in found.items():
+    for name, numbers in result.items():
         later = results[0]["survey_after"][name]["accuracy"]
         table.add_row(name, f"{numbers['auroc']:.3f}", f"{numbers['accuracy']:.3f}", f"{later:.3f}")
     console.print(table)
-    seeds = [f"seed {seed}" for seed in asked.seeds]
+    seeds = [f"seed {seed}" for seed in args.seeds]
     table = Table("reward", "before", *seeds, "mean", title="gold reward on held-out seeds")
     after, curves = {}, {}
-    for arm in [arm for arm in ARMS if arm in (*asked.arms, "gold")]:
+    for arm in [arm for arm in ARMS if arm in (*args.arms, "gold")]:
         mine = [r for r in results if r["arm"] == arm]
         after[arm] = np.mean([r["after"][0] for r in mine])
         curves[ARMS[arm]] = [r["curve"] for r in mine]
@@ -311,9 +312,9 @@ def study(asked):
         gap = after["gold"] - after["single"]
         shares = [f"{ARMS[arm]} {(after[arm] - after['single']) / gap:.0%}" for arm in after if arm in ("mean", "ours")]
         console.print(f"(a) is {single!r}; it falls {gap:.3f} short of gold. Of that gap recover: {', '.join(shares)}.")
-    title = f"GRPO on {TASKS[asked.task].title}, SmolLM2-135M-Instruct"
-    draw_arms(curves, asked.out / "weaver_vs_gold.png", title=title, value="gold reward on held-out seeds")
-    console.print(f"plot {asked.out / 'weaver_vs_gold.png'}")
+    title = f"GRPO on {TASKS[args.task].title}, SmolLM2-135M-Instruct"
+    draw_arms(curves, args.out / "weaver_vs_gold.png", title=title, value="gold reward on held-out seeds")
+    console.print(f"plot {args.out / 'weaver_vs_gold.png'}")
 
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ SAYS = {
     "tool_use": ["a call works"],
     "self_play": ["exploitability", "league"],
     "weaver_vs_gold": ["(c) ensemble, no labels", "(d) gold answers"],
-    "algorithms": ["DAPO with max_resamples"],
+    "algorithms": ["DAPO with dynamic sampling"],
     "worlds": ["forge/Codewords-v0@1", "imitation, then GRPO"],
 }
 """What those say that have words of their own for it."""
