@@ -53,12 +53,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", maxsplit=1)[0])
     parser.add_argument("--demo", action="store_true", help="record the end of forge-agents demo, and nothing else")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "images")
-    asked = parser.parse_args(words)
-    asked.out.mkdir(parents=True, exist_ok=True)
+    args = parser.parse_args(words)
+    args.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
-        terminal = Terminal(Path(folder), asked.out)
+        terminal = Terminal(Path(folder), args.out)
         try:
-            demo(terminal) if asked.demo else quick_start(terminal)
+            demo(terminal) if args.demo else quick_start(terminal)
         finally:
             terminal.close()
 
@@ -103,23 +103,23 @@ class Terminal:
     def __init__(self, folder: Path, out: Path) -> None:
         self.folder, self.out = folder, out
         self.tmux = ["tmux", "-S", str(folder / "tmux"), "-f", os.devnull]
-        kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
-        kept |= {"HOME": str(folder), "LANG": "C.UTF-8", "PS1": "$ ", "HISTFILE": os.devnull}
-        shell = ["env", "-i", "TERM=tmux-256color", *(f"{name}={value}" for name, value in kept.items())]
+        variables = {name: os.environ[name] for name in ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH") if name in os.environ}
+        variables |= {"HOME": str(folder), "LANG": "C.UTF-8", "PS1": "$ ", "HISTFILE": os.devnull}
+        shell = ["env", "-i", "TERM=tmux-256color", *(f"{name}={value}" for name, value in variables.items())]
         size = ["-x", str(COLUMNS), "-y", str(ROWS)]
         self._tmux("new-session", "-d", *size, "-c", str(folder), *shell, "bash", "--norc", "--noprofile")
         self._await(PROMPT, 20)
 
-    def type(self, command: str, shown: str, deadline_s: float) -> None:
+    def type(self, command: str, pattern: str, deadline_s: float) -> None:
         """Type a command and wait until the screen below it matches `shown`."""
         self._tmux("send-keys", "-l", command)
-        self.press("Enter", shown, deadline_s)
+        self.press("Enter", pattern, deadline_s)
 
-    def press(self, key: str, shown: str, deadline_s: float) -> None:
+    def press(self, key: str, pattern: str, deadline_s: float) -> None:
         """Press a key of tmux's names and wait for `shown`."""
         self._tmux("send-keys", key)
         time.sleep(1)  # the prompt before it is gone
-        self._await(shown, deadline_s)
+        self._await(pattern, deadline_s)
 
     def clear(self) -> None:
         """An empty screen."""
@@ -133,10 +133,10 @@ class Terminal:
         """
         seen = self._tmux("capture-pane", "-e", "-p").rstrip().removesuffix("$").rstrip()
         lines = Text.from_ansi(seen)
-        own = (str(self.folder), sys.prefix, str(Path(__file__).parents[1]), socket.gethostname())
-        told = [word for word in own if word in lines.plain]
-        if told:
-            raise ValueError(f"the picture {name!r} would tell {', '.join(told)} of this machine:\n{lines.plain}")
+        private_words = (str(self.folder), sys.prefix, str(Path(__file__).parents[1]), socket.gethostname())
+        leaked = [word for word in private_words if word in lines.plain]
+        if leaked:
+            raise ValueError(f"the picture {name!r} would tell {', '.join(leaked)} of this machine:\n{lines.plain}")
         console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
         console.print(lines, soft_wrap=True)
         file = self.out / f"terminal-{name}.svg"
@@ -155,11 +155,11 @@ class Terminal:
         finally:
             self._tmux("kill-server")
 
-    def _await(self, shown: str, deadline_s: float) -> None:
+    def _await(self, pattern: str, deadline_s: float) -> None:
         end = time.monotonic() + deadline_s
-        while not re.search(shown, self._screen(), re.MULTILINE):
+        while not re.search(pattern, self._screen(), re.MULTILINE):
             if time.monotonic() > end:
-                raise TimeoutError(f"{shown!r} did not appear within {deadline_s:.0f} s; the screen:\n{self._screen()}")
+                raise TimeoutError(f"{pattern!r} did not appear in {deadline_s:.0f} s; the screen:\n{self._screen()}")
             time.sleep(0.2)
 
     def _screen(self) -> str:

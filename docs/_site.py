@@ -69,14 +69,14 @@ def navigation(nav: list[Any]) -> list[Any]:
     sections = {title: list(pages) for entry in nav for title, pages in entry.items()}
     docs = ROOT / "docs"
     named = {page for pages in sections.values() for page in pages}
-    found = {
+    result = {
         "Guides": sorted(path.name for path in docs.glob("*.md")),
         "Results": [path.relative_to(docs).as_posix() for path in sorted(docs.glob("results/**/*.md"))],
         "Recipes": list(recipes()),
         "Decisions": [f"decisions/{path.name}" for path in sorted(docs.glob("decisions/*.md"))],
         "Reference": [*(_api_page(package) for package in REFERENCE), ENVIRONMENTS, "errors.md"],
     }
-    for title, pages in found.items():
+    for title, pages in result.items():
         sections[title] += [page for page in pages if page not in named]
     return [{title: pages} for title, pages in sections.items()]
 
@@ -90,8 +90,8 @@ def _api_page(package: str) -> str:
 
 def recipes() -> dict[str, Path]:
     """The README of each recipe by its page, that of all of them first."""
-    found = sorted((ROOT / "recipes").glob("*/README.md"))
-    return {"recipes/index.md": ROOT / "recipes" / "README.md"} | {f"recipes/{p.parent.name}.md": p for p in found}
+    result = sorted((ROOT / "recipes").glob("*/README.md"))
+    return {"recipes/index.md": ROOT / "recipes" / "README.md"} | {f"recipes/{p.parent.name}.md": p for p in result}
 
 
 def recipe(source: Path) -> str:
@@ -146,13 +146,13 @@ def public_names(package: str) -> list[str]:
 
 def imported_names(package: str) -> dict[str, str]:
     """Modules by the names that the package's facade imports of them, also for type checkers only."""
-    found = {}
+    result = {}
     for node in ast.walk(ast.parse((ROOT / package / "__init__.py").read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 dotted = f"{node.module}.{alias.name}"
-                found[alias.asname or alias.name] = dotted if _is_module(dotted) else node.module
-    return found
+                result[alias.asname or alias.name] = dotted if _is_module(dotted) else node.module
+    return result
 
 
 def _is_module(dotted: str) -> bool:
@@ -177,7 +177,7 @@ def _dotted(file: Path) -> str:
 @functools.cache
 def errors_page() -> str:
     """Every error class with its explanation, and every message that the source raises."""
-    ours, every, messages = error_classes(), exception_classes(), raised_messages()
+    own_classes, every, messages = error_classes(), exception_classes(), raised_messages()
     lines = [
         "# Every error",
         "",
@@ -190,8 +190,8 @@ def errors_page() -> str:
         "follow with all others.",
         "",
     ]
-    for name in [*sorted(ours), *sorted({*messages, *every} - {*ours})]:
-        if name in messages or name in ours:
+    for name in [*sorted(own_classes), *sorted({*messages, *every} - {*own_classes})]:
+        if name in messages or name in own_classes:
             lines += [f"## {name}", "", every.get(name, ""), "", *_message_lines(messages.get(name, {})), ""]
     return "\n".join(lines)
 
@@ -220,7 +220,7 @@ def _is_error(value: object) -> bool:
     return isinstance(value, type) and issubclass(value, BaseException) and not issubclass(value, Warning)
 
 
-def _derived(found: set[str]) -> dict[str, str]:
+def _derived(result: set[str]) -> dict[str, str]:
     """Explanation by name of the classes in `found` and all that derive from them, of those in the source."""
     bases: dict[str, list[str]] = {}
     texts: dict[str, str] = {}
@@ -229,9 +229,9 @@ def _derived(found: set[str]) -> dict[str, str]:
             if isinstance(node, ast.ClassDef):
                 bases[node.name] = [ast.unparse(base) for base in node.bases]
                 texts[node.name] = ast.get_docstring(node) or ""
-    while more := {name for name, above in bases.items() if found.intersection(above)} - found:
-        found |= more
-    return {name: texts[name].partition("\n\nArgs:")[0] for name in found if name in texts}
+    while more := {name for name, above in bases.items() if result.intersection(above)} - result:
+        result |= more
+    return {name: texts[name].partition("\n\nArgs:")[0] for name in result if name in texts}
 
 
 @functools.cache
@@ -240,18 +240,18 @@ def raised_messages() -> dict[str, dict[str, list[str]]]:
 
     Of exceptions that are raised on the spot and of those that are made to be returned, stored or raised elsewhere.
     """
-    known = {*exception_classes(), *(name for name, value in vars(builtins).items() if _is_error(value))}
-    found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
+    names = {*exception_classes(), *(name for name, value in vars(builtins).items() if _is_error(value))}
+    result: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for module, tree in _sources():
-        for name, call in sorted(_exceptions(tree, known), key=lambda made: (made[1].lineno, made[1].col_offset)):
-            texts = (re.sub(r"\s+", " ", _template(given)).strip() for given in call.args)
+        for name, call in sorted(_exceptions(tree, names), key=lambda made: (made[1].lineno, made[1].col_offset)):
+            texts = (re.sub(r"\s+", " ", _template(arg)).strip() for arg in call.args)
             message = next((text for text in texts if re.search(r"\w", text)), "")
-            if message and message not in found[name][module]:
-                found[name][module].append(message)
-    return found
+            if message and message not in result[name][module]:
+                result[name][module].append(message)
+    return result
 
 
-def _exceptions(tree: ast.Module, known: set[str]) -> Iterator[tuple[str, ast.Call]]:
+def _exceptions(tree: ast.Module, names: set[str]) -> Iterator[tuple[str, ast.Call]]:
     """Calls that make an exception, with its class: a known one, one that is raised, or what a function returns."""
     makers = {
         node.name: ast.unparse(node.returns).rpartition(".")[2]
@@ -259,16 +259,16 @@ def _exceptions(tree: ast.Module, known: set[str]) -> Iterator[tuple[str, ast.Ca
         if isinstance(node, ast.FunctionDef) and node.returns
     }
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and (name := _last_name(node.func)) in known:
-            if not any(isinstance(given, ast.Call) and _last_name(given.func) in known for given in node.args):
+        if isinstance(node, ast.Call) and (name := _last_name(node.func)) in names:
+            if not any(isinstance(arg, ast.Call) and _last_name(arg.func) in names for arg in node.args):
                 yield name, node  # one that carries another says no more than that
         elif isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
             name = _last_name(node.exc.func)
             name = makers.get(name, name)
-            if name not in known and name[:1].isupper():  # of a library, as HTTPException
+            if name not in names and name[:1].isupper():  # of a library, as HTTPException
                 yield name, node.exc
         elif isinstance(node, ast.FunctionDef) and node.returns:
-            for name in known.intersection(ast.unparse(node.returns).split(" | ")):
+            for name in names.intersection(ast.unparse(node.returns).split(" | ")):
                 for inner in ast.walk(node):
                     made = inner.value if isinstance(inner, ast.Return) else None
                     if isinstance(made, ast.Call) and isinstance(made.func, ast.Call):  # type(error)(message)

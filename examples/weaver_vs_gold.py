@@ -77,7 +77,7 @@ def noisy_test(trajectory):
 
 @functools.cache
 def weak_verifiers(model):
-    """Eight weak judges such as anybody has. No verifier adds. The three judges share one engine, and so their errors."""
+    """Eight weak verifiers. No verifier adds. The three judges share one engine, and so their errors."""
     engine = fa.EngineConfig(max_model_len=2048)
     judge = functools.partial(Judge, max_chars=400, seed=0)
     correct = judge(model, "The answer is the correct result of the task.", name="judge: correct", engine=engine)

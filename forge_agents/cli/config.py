@@ -92,7 +92,7 @@ class Parser(ArgumentParser):
     def _with_files(self, words: Sequence[str], kind: type) -> list[str]:
         """The words with the content of each ``--config`` file in the place of its name; unknown keys are refused."""
         options = list(self._option_string_actions)
-        given: list[str] = []
+        arguments: list[str] = []
         files: list[Mapping[str, Any]] = []
         try:
             for number, word in enumerate(words):
@@ -101,8 +101,8 @@ class Parser(ArgumentParser):
                 is_file = word.startswith("--config=") or (number and words[number - 1] == "--config")
                 if is_file:
                     files.append(self._file(word.removeprefix("--config="), kind))
-                given.append(f"--config={as_text(files[-1])}" if is_file else word)
-            flags = fitted_flags(given, kind, options)
+                arguments.append(f"--config={as_text(files[-1])}" if is_file else word)
+            flags = fitted_flags(arguments, kind, options)
             check_entries(files, flags, kind)
             self.settings_files = files
         except (ValueError, OSError) as cause:
@@ -112,8 +112,8 @@ class Parser(ArgumentParser):
     def _file(self, name: str, kind: type) -> dict[str, Any]:
         """The settings of a file, as its fields hold them."""
         file = YamlFile(user_path(name))
-        known = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
-        also = [*{name.partition(".")[0] for name in known if name not in _FLAGS_ONLY}]
+        flag_names = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
+        also = [*{name.partition(".")[0] for name in flag_names if name not in _FLAGS_ONLY}]
         _refuse_other_commands(file, kind, also)
         values = fitted(file.values, kind, also=also, place=file.place)
         _find_beside(file.path, values)
@@ -122,16 +122,16 @@ class Parser(ArgumentParser):
     def _named(self, word: str) -> str:
         """``--out`` is what a command writes, whatever its option is called here or was called before."""
         flag, equals, value = word.partition("=")
-        known = self._option_string_actions
-        return ("--out_dir" if flag == "--out" not in known and "--out_dir" in known else flag) + equals + value
+        flags = self._option_string_actions
+        return ("--out_dir" if flag == "--out" not in flags and "--out_dir" in flags else flag) + equals + value
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """Exit with status 2 and a message that says what to write instead."""
         if not self.exit_on_error and ex is not None:
             raise ex
-        known = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
+        flag_names = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
         message = _about_value(message) or message
-        hint = _suggestion(message, known)
+        hint = _suggestion(message, flag_names)
         end = "" if message.strip().endswith(("?", ".")) else "."
         self.exit(2, f"{self.prog}: {message.strip()}{end}{hint}\nSee {self.prog} --help\n")
 
@@ -227,12 +227,12 @@ def _about_value(message: str) -> str:
     kinds = ["a mapping of settings"] * ("subclass of" in errors or "dot import path" in errors) + words + kinds
     if not kinds:
         return ""
-    given = value.group(1).strip().removesuffix(".")
-    return f"{'.'.join(names)} is {given[:200]}; expected {' or '.join(dict.fromkeys(kinds))}"
+    text = value.group(1).strip().removesuffix(".")
+    return f"{'.'.join(names)} is {text[:200]}; expected {' or '.join(dict.fromkeys(kinds))}"
 
 
-def _suggestion(message: str, known: Sequence[str]) -> str:
+def _suggestion(message: str, flag_names: Sequence[str]) -> str:
     unknown = re.search(r"unrecognized arguments: --([\w.]+)(?!.* Did you mean)", message)
     if unknown is None:
         return ""
-    return did_you_mean(f"--{unknown.group(1)}", [f"--{name}" for name in known])
+    return did_you_mean(f"--{unknown.group(1)}", [f"--{name}" for name in flag_names])

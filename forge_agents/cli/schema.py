@@ -52,16 +52,16 @@ class _Fitting:
         for key in values:
             if key not in hints and key not in also:
                 where = "" if self._place is None else f"{self._place(values, key)}: "
-                meant = advice(self._root, kind, prefix, str(key))
-                raise UnknownKeyError(f"{where}{prefix}{key} is no setting.{meant}")
+                suggestion = advice(self._root, kind, prefix, str(key))
+                raise UnknownKeyError(f"{where}{prefix}{key} is no setting.{suggestion}")
         return {key: self.value(each, hints.get(key, Any), f"{prefix}{key}") for key, each in values.items()}
 
     def value(self, value: Any, hint: Any, at: str) -> Any:
         members = alternatives(hint)
         if isinstance(value, Mapping):
             inner = nested_kind(hint)
-            own = any(isinstance(member, type) and member is inner for member in members)
-            if inner is not None and own:
+            is_nested = any(isinstance(member, type) and member is inner for member in members)
+            if inner is not None and is_nested:
                 return self.mapping(value, inner, f"{at}.")
             entries = next((get_args(member)[1] for member in members if is_mapping(member) and get_args(member)), Any)
             return {str(key): self.value(each, entries, f"{at}.{key}") for key, each in value.items()}
@@ -85,7 +85,7 @@ def _switched(value: Switch | bool, members: Sequence[Any]) -> bool | str:
     return str(value)
 
 
-def fitted_flags(words: Sequence[str], kind: type, known: Sequence[str]) -> list[str]:
+def fitted_flags(words: Sequence[str], kind: type, keys: Sequence[str]) -> list[str]:
     """A command line whose flags name settings; yes and no are on and off where those are the choices.
 
     Args:
@@ -96,19 +96,19 @@ def fitted_flags(words: Sequence[str], kind: type, known: Sequence[str]) -> list
     Raises:
         UnknownKeyError: Names the flag and the nearest known ones.
     """
-    options = {option.removeprefix("--") for option in known}
-    found: list[str] = []
+    options = {option.removeprefix("--") for option in keys}
+    matches: list[str] = []
     hint: Any = None
     for word in words:
         if word.startswith("--") and word != "--":
             name, equals, value = word.partition("=")
             flag = name.removeprefix("--").removesuffix("+")
             hint = _hint_of(flag, kind, options)
-            found.append(name + equals + (_fitted_word(value, hint) if equals else ""))
+            matches.append(name + equals + (_fitted_word(value, hint) if equals else ""))
         else:
-            found.append(_fitted_word(word, hint))
+            matches.append(_fitted_word(word, hint))
             hint = None
-    return found
+    return matches
 
 
 def check_entries(files: Sequence[Mapping[str, Any]], words: Sequence[str], kind: type) -> None:
@@ -210,8 +210,8 @@ def _hint_of(flag: str, kind: type, options: Collection[str]) -> Any:
             prefix = "".join(f"{part}." for part in parts[:number])
             rest = "".join(f".{part}" for part in parts[number + 1 :])
             names = [*hints, *(() if number else {option.partition(".")[0] for option in options})]
-            said = advice(kind, here, prefix, name, flag=True, rest=rest, names=names)
-            raise UnknownKeyError(f"unrecognized arguments: --{flag}.{said}")
+            suggestion = advice(kind, here, prefix, name, flag=True, rest=rest, names=names)
+            raise UnknownKeyError(f"unrecognized arguments: --{flag}.{suggestion}")
         hint = hints[name]
         here = _inside(hint)
     return hint
@@ -239,14 +239,14 @@ def advice(
         rest: Comes behind the name in what was written.
         names: What is known there; by default the fields of `kind`.
     """
-    known = list(names) or list(field_hints(kind))
-    found = meanings(name, known, kind)
-    if isinstance(found, str):
-        return f" {found}"
-    places = [prefix + place + rest for place in found]
+    keys = list(names) or list(field_hints(kind))
+    matches = meanings(name, keys, kind)
+    if isinstance(matches, str):
+        return f" {matches}"
+    places = [prefix + place + rest for place in matches]
     if not places:
         elsewhere = meanings(name, (), root)
         places = [place + rest for place in elsewhere] if not isinstance(elsewhere, str) else []
     if places:
         return " Did you mean " + " or ".join(repr("--" * flag + place) for place in places) + "?"
-    return f" {prefix.removesuffix('.') or 'It'} has {', '.join(sorted(known))}."
+    return f" {prefix.removesuffix('.') or 'It'} has {', '.join(sorted(keys))}."

@@ -174,8 +174,8 @@ def read_demonstrations(
         for item in _rendered(source, messages, renderer, keep_reasoning)
     ]
     _report(reader, counts)
-    for one in _best(played, config, counts):
-        items += _streams(one, renderer, keep_reasoning, counts)
+    for item in _best(played, config, counts):
+        items += _streams(item, renderer, keep_reasoning, counts)
     return _gathered([item for item in items if _fits((item,), room, config, counts)], counts, policy)
 
 
@@ -211,13 +211,13 @@ def read_pairs(
     ]
     _report(reader, counts)
     for two in _extremes(played, config, counts):
-        chosen, rejected = (tuple(_streams(one, renderer, keep_reasoning, counts)) for one in two)
+        chosen, rejected = (tuple(_streams(item, renderer, keep_reasoning, counts)) for item in two)
         if chosen and rejected:
             pairs.append(Pair(chosen=chosen, rejected=rejected))
     different = [pair for pair in pairs if [s.content for s in pair.chosen] != [s.content for s in pair.rejected]]
     counts["pairs of equal answers"] += len(pairs) - len(different)
-    kept = [pair for pair in different if _fits((*pair.chosen, *pair.rejected), room, config, counts)]
-    return _gathered(kept, counts, policy)
+    fitting = [pair for pair in different if _fits((*pair.chosen, *pair.rejected), room, config, counts)]
+    return _gathered(fitting, counts, policy)
 
 
 def _fits(streams: Sequence[Demonstration], room: int, config: OfflineConfig, counts: Counter[str]) -> bool:
@@ -284,12 +284,12 @@ def _rows_and_episodes(
     if not rows and not played and not counts:
         raise ValueError("the dataset is empty; give at least one conversation or episode")
     if reward is not None and played:
-        scores = np.asarray(reward_of(reward)([one.trajectory for one in played]), np.float32)
+        scores = np.asarray(reward_of(reward)([item.trajectory for item in played]), np.float32)
         if scores.shape != (len(played),):
             raise ValueError(
                 f"the reward returned shape {scores.shape} for {len(played)} trajectories; return one each"
             )
-        played = [replace(one, reward=float(score)) for one, score in zip(played, scores, strict=True)]
+        played = [replace(item, reward=float(score)) for item, score in zip(played, scores, strict=True)]
     return rows, played
 
 
@@ -357,9 +357,9 @@ def _rendered(
             continue
         if not turns and not waiting:
             raise ValueError(f"{source}: it begins with an answer; put the question or the instructions before it")
-        heard = NewMessages(messages=tuple(waiting), only_results=all(by == "tool" for by, _ in waiting))
+        new_messages = NewMessages(messages=tuple(waiting), only_results=all(by == "tool" for by, _ in waiting))
         turns.append(
-            Turn(agent="", index=len(turns), observation="", action=message.text, reward=0.0, new_messages=heard)
+            Turn(agent="", index=len(turns), observation="", action=message.text, reward=0.0, new_messages=new_messages)
         )
         learned.append(message.learned)
         waiting.clear()
@@ -389,17 +389,17 @@ def _trajectories(source: str, thing: Any, policy: str, counts: Counter[str]) ->
         return [_Played(source=source, trajectory=thing, reward=thing.reward)]
     if isinstance(thing, EpisodeGroup):
         return [
-            one
+            item
             for number, episode in enumerate(thing.episodes)
-            for one in _trajectories(f"{source}, episode {number}", episode, policy, counts)
+            for item in _trajectories(f"{source}, episode {number}", episode, policy, counts)
         ]
     episode, rewards = (thing, thing.rewards) if isinstance(thing, Episode) else thing
     if episode.error is not None:
         counts["failed"] += 1
         return []
-    shown = all(t.policy == Oracle.name for t in episode.trajectories.values())
-    own = [t for t in episode.trajectories.values() if (shown or t.policy == policy) and t.turns]
-    if not own:
+    is_oracle = all(t.policy == Oracle.name for t in episode.trajectories.values())
+    members = [t for t in episode.trajectories.values() if (is_oracle or t.policy == policy) and t.turns]
+    if not members:
         counts["other policies"] += 1
     return [
         _Played(
@@ -407,7 +407,7 @@ def _trajectories(source: str, thing: Any, policy: str, counts: Counter[str]) ->
             trajectory=trajectory,
             reward=float(rewards.get(trajectory.agent, float("nan"))),
         )
-        for trajectory in own
+        for trajectory in members
     ]
 
 
@@ -415,60 +415,60 @@ def _best(played: Sequence[_Played], config: SFTConfig, counts: Counter[str]) ->
     """Return the trajectories that pass `min_reward` and `best_per_group`, in order. NaN rewards pass no bound."""
     if config.min_reward is None and config.best_per_group is None:
         return list(played)
-    known = [one for one in played if not np.isnan(one.reward)]
-    counts["without reward"] += len(played) - len(known)
-    good = [one for one in known if config.min_reward is None or one.reward >= config.min_reward]
-    counts["below min_reward"] += len(known) - len(good)
+    scored = [item for item in played if not np.isnan(item.reward)]
+    counts["without reward"] += len(played) - len(scored)
+    good = [item for item in scored if config.min_reward is None or item.reward >= config.min_reward]
+    counts["below min_reward"] += len(scored) - len(good)
     if config.best_per_group is None:
         return good
     # sorted is stable, so the earlier of equal rewards is kept
-    best = [sorted(own, key=lambda n: -good[n].reward)[: config.best_per_group] for own in _siblings(good)]
-    chosen = sorted(number for own in best for number in own)
+    best = [sorted(members, key=lambda n: -good[n].reward)[: config.best_per_group] for members in _siblings(good)]
+    chosen = sorted(number for members in best for number in members)
     counts["not among the best"] += len(good) - len(chosen)
     return [good[number] for number in chosen]
 
 
 def _extremes(played: Sequence[_Played], config: DPOConfig, counts: Counter[str]) -> list[tuple[_Played, _Played]]:
     """Return the best and worst trajectory of each agent and seed, the earlier of equal ones."""
-    known = [one for one in played if not np.isnan(one.reward)]
-    counts["without reward"] += len(played) - len(known)
-    found = []
-    for own in _siblings(known):
-        best, worst = (known[end(own, key=lambda n: known[n].reward)] for end in (max, min))
+    scored = [item for item in played if not np.isnan(item.reward)]
+    counts["without reward"] += len(played) - len(scored)
+    pairs = []
+    for members in _siblings(scored):
+        best, worst = (scored[end(members, key=lambda n: scored[n].reward)] for end in (max, min))
         if best.reward - worst.reward > config.min_difference:
-            found.append((best, worst))
+            pairs.append((best, worst))
         else:
             counts["groups without a difference"] += 1
-    return found
+    return pairs
 
 
 def _siblings(played: Sequence[_Played]) -> Iterable[list[int]]:
     """Return the indices of each agent's trajectories with one environment and seed."""
     groups: dict[tuple[str, int, str], list[int]] = {}
-    for number, one in enumerate(played):
-        key = (one.trajectory.env_id, one.trajectory.seed, one.trajectory.agent)
+    for number, item in enumerate(played):
+        key = (item.trajectory.env_id, item.trajectory.seed, item.trajectory.agent)
         groups.setdefault(key, []).append(number)
     return groups.values()
 
 
 def _streams(
-    one: _Played, renderer: Renderer, keep_reasoning: KeepReasoning, counts: Counter[str]
+    item: _Played, renderer: Renderer, keep_reasoning: KeepReasoning, counts: Counter[str]
 ) -> tuple[Demonstration, ...]:
     """Return the streams of a trajectory: its tokens if the learner decodes them to the same text, else its text.
 
     A trajectory with control tokens in its text is left out and counted. A warning names the first one.
     """
-    trajectory = one.trajectory
+    trajectory = item.trajectory
     if not all(len(turn.response_ids) and _reads_alike(turn, renderer) for turn in trajectory.turns):
         try:
-            trajectory = _retold(one.source, trajectory, renderer, keep_reasoning)
+            trajectory = _retold(item.source, trajectory, renderer, keep_reasoning)
         except ControlTokenError as cause:
             if not counts["control tokens in a text"]:
                 _log.warning("%s. It is left out, like every other episode with one", cause)
             counts["control tokens in a text"] += 1
             return ()
         counts["rendered from text"] += 1
-    return _marked(one.source, trajectory)
+    return _marked(item.source, trajectory)
 
 
 def _reads_alike(turn: Turn, renderer: Renderer) -> bool:
@@ -478,8 +478,8 @@ def _reads_alike(turn: Turn, renderer: Renderer) -> bool:
     # The action may be only a part of the text: after a stop text, for a choice of a game, or for rewritten calls. In
     # these cases the decoded prompt shows whether the tokens are the learner's.
     named = [call.name for call in turn.tool_calls if call.name]
-    said = renderer.text(turn.response_ids)
-    if (turn.action or turn.reasoning) not in said and not (named and all(name in said for name in named)):
+    text = renderer.text(turn.response_ids)
+    if (turn.action or turn.reasoning) not in text and not (named and all(name in text for name in named)):
         return False
     messages = turn.new_messages.messages if turn.new_messages is not None else ()
     return renderer.reads(turn.prompt_ids, messages[-1][1] if messages else turn.observation)
@@ -488,13 +488,13 @@ def _reads_alike(turn: Turn, renderer: Renderer) -> bool:
 def _retold(source: str, trajectory: Trajectory, renderer: Renderer, keep_reasoning: KeepReasoning) -> Trajectory:
     """Return the trajectory in tokens of the trained model, as it would have read and written it."""
 
-    def said(turn: Turn, prompt_ids: tuple[int, ...]) -> Turn:
+    def sampled(turn: Turn, prompt_ids: tuple[int, ...]) -> Turn:
         cut = turn.finish_reason in ("length", "context")
         ids = renderer.answer(join_reasoning(turn.reasoning, turn.action, cut=cut), cut=cut)
         return replace(turn, prompt_ids=prompt_ids, response_ids=ids, logprobs=(0.0,) * len(ids), versions=())
 
     begun = Conversation(renderer, limit=sys.maxsize, max_tokens=1, keep_reasoning=keep_reasoning)
-    held: list[Conversation] = []  # conversation after each turn
+    conversations: list[Conversation] = []  # conversation after each turn
     turns: list[Turn] = []
     instructions = (("system", trajectory.instructions),) if trajectory.instructions else ()
     main, calls = None, 0
@@ -502,28 +502,29 @@ def _retold(source: str, trajectory: Trajectory, renderer: Renderer, keep_reason
     numbers = {turn.index: number for number, turn in enumerate(trajectory.turns)}
     try:
         for number, turn in enumerate(trajectory.turns):
-            heard: Messages = (("user", turn.observation),)
+            new_messages: Messages = (("user", turn.observation),)
             if turn.new_messages is None:
                 counted = turns[-1].info.get("tool_calls") if turns else 0
                 made = counted if isinstance(counted, int) else 0
                 after, only_results, main, calls = main, made > calls, number, made
-                heard = heard if after is not None else (*instructions, *heard)
+                new_messages = new_messages if after is not None else (*instructions, *new_messages)
             else:
                 after, only_results = last.get(turn.branch), turn.new_messages.only_results
                 if turn.forked_from is not None:
                     after = numbers.get(turn.forked_from, number)
-                heard = turn.new_messages.messages if turn.new_messages.messages or not turn.observation else heard
+                recorded = turn.new_messages.messages
+                new_messages = recorded if recorded or not turn.observation else new_messages
             last[turn.branch] = number
             if after is not None and after >= number:
                 raise ValueError(f"turn {turn.index} goes on from turn {turn.forked_from}, which is not before it")
-            talk = copy.copy(begun if after is None else held[after])
-            prompt_ids = talk.prompt(heard, only_results=only_results)
-            notes = said(turn.notes, talk.ask_for_notes()) if turn.notes is not None else None
+            talk = copy.copy(begun if after is None else conversations[after])
+            prompt_ids = talk.prompt(new_messages, only_results=only_results)
+            notes = sampled(turn.notes, talk.ask_for_notes()) if turn.notes is not None else None
             if turn.compaction is not None and after is not None:
-                prompt_ids = talk.drop_turns(turn.compaction.turns, turn.compaction.text, heard)
-            turns.append(replace(said(turn, prompt_ids), notes=notes))
-            talk.add_turn(heard, *renderer.parse(turns[-1].response_ids), prompt_ids, turns[-1].response_ids)
-            held.append(talk)
+                prompt_ids = talk.drop_turns(turn.compaction.turns, turn.compaction.text, new_messages)
+            turns.append(replace(sampled(turn, prompt_ids), notes=notes))
+            talk.add_turn(new_messages, *renderer.parse(turns[-1].response_ids), prompt_ids, turns[-1].response_ids)
+            conversations.append(talk)
     except ControlTokenError as cause:
         raise ControlTokenError(f"{source}: {cause}") from cause
     except ValueError as cause:

@@ -76,14 +76,14 @@ class RowReader:
         else:
             expected = "'messages', or 'prompt' and 'completion'"
             raise _wrong_keys(source, row, ("messages", "prompt", "completion"), expected)
-        known = ("messages", "prompt", "completion", "chosen", "rejected", "system")
-        wanted = is_learned(source, row, self.unread, known)
+        keys = ("messages", "prompt", "completion", "chosen", "rejected", "system")
+        learned = is_learned(source, row, self.unread, keys)
         messages = _with_system(source, row, messages)
         if not any(message.role == "assistant" for message in messages):
             raise ValueError(
                 f"{source} has no assistant message to learn; it has {', '.join(message.role for message in messages)}"
             )
-        if wanted and any(message.learned for message in messages):
+        if learned and any(message.learned for message in messages):
             return messages
         self.counts["marked as not to be learned"] += 1
         return []
@@ -100,16 +100,16 @@ class RowReader:
         if any(row.get(name) is None for name in names):
             raise _wrong_keys(source, row, ("prompt", *names), "'prompt', 'chosen' and 'rejected'")
         prompt = [] if row.get("prompt") is None else self._messages(source, "prompt", row["prompt"], text_is="user")
-        given = {name: self._messages(source, name, row[name], text_is="assistant") for name in names}
+        answers = {name: self._messages(source, name, row[name], text_is="assistant") for name in names}
         texts = [name for name in names if isinstance(row[name], str)]
         if texts and not prompt:
             raise _wrong_keys(source, row, ("prompt", *names), "'prompt' next to answers that are texts")
-        both = len(texts) == 2 and all(_text_after(prompt, given[name], least_words=1) for name in texts)
+        both = len(texts) == 2 and all(_text_after(prompt, answers[name], least_words=1) for name in texts)
         for name in texts:
-            given[name] = self._without_prompt(prompt, given[name], least_words=1 if both else 2)
-        wanted = is_learned(source, row, self.unread, ("messages", "prompt", *names, "system"))
+            answers[name] = self._without_prompt(prompt, answers[name], least_words=1 if both else 2)
+        learned = is_learned(source, row, self.unread, ("messages", "prompt", *names, "system"))
         chosen, rejected = (
-            _with_system(source, row, _joined(source, name, prompt, given[name])) for name in names
+            _with_system(source, row, _joined(source, name, prompt, answers[name])) for name in names
         )
         common = 0
         while common < min(len(chosen), len(rejected)) and _is_same(chosen[common], rejected[common]):
@@ -121,7 +121,7 @@ class RowReader:
         for name, side in zip(names, (chosen, rejected), strict=True):
             if not any(message.learned for message in side):
                 raise ValueError(f"{source}: {name!r} has no assistant message of its own; there is nothing to prefer")
-        if wanted:
+        if learned:
             return chosen, rejected
         self.counts["marked as not to be learned"] += 1
         return None
@@ -134,8 +134,8 @@ class RowReader:
                 raise ValueError(f"{source}: {key!r} is empty, {learned}; remove the row")
             return [RowMessage(text_is, value, text_is == "assistant")]
         if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
-            wanted = "a text or a list of messages" if text_is else "a list of messages"
-            raise ValueError(f"{source}: {key!r} is {type(value).__name__}; expected {wanted}")  # noqa: TRY004  # content of a row
+            expected = "a text or a list of messages" if text_is else "a list of messages"
+            raise ValueError(f"{source}: {key!r} is {type(value).__name__}; expected {expected}")  # noqa: TRY004  # content of a row
         return [self._message(f"{source}, {key}[{number}]", message) for number, message in enumerate(value)]
 
     def _message(self, source: str, message: Any) -> RowMessage:
@@ -151,8 +151,8 @@ class RowReader:
                 raise ValueError(f"{source} has no {key!r}; its keys are {', '.join(map(str, message))}.{near}")
         role = "system" if message["role"] == "developer" else message["role"]
         if role not in _ROLES:
-            meant = _OTHER_NAMES.get(str(role))
-            near = f" Did you mean {meant!r}?" if meant else did_you_mean(str(role), _ROLES)
+            suggested = _OTHER_NAMES.get(str(role))
+            near = f" Did you mean {suggested!r}?" if suggested else did_you_mean(str(role), _ROLES)
             raise ValueError(f"{source} has the role {role!r}, known are {', '.join(_ROLES)}.{near}")
         if message.get("tool_calls"):
             raise ValueError(
@@ -224,17 +224,19 @@ def _joined(source: str, name: str, prompt: list[RowMessage], answer: list[RowMe
     Raises:
         ValueError: The answer begins with the prompt's question under other instructions, or like a longer prompt.
     """
-    given = [replace(message, learned=False) for message in prompt]
-    asked, said = [message.key for message in prompt], [message.key for message in answer]
-    begin, end = overlap(asked, said, _num_instructions(said))
+    context = [replace(message, learned=False) for message in prompt]
+    prompt_keys, answer_keys = [message.key for message in prompt], [message.key for message in answer]
+    begin, end = overlap(prompt_keys, answer_keys, _num_instructions(answer_keys))
     if begin == end and prompt:
-        question, repeated = asked[_num_instructions(asked) :], said[_num_instructions(said) :]
-        if (question and repeated[: len(question)] == question) or (len(asked) > 1 and said[:1] == asked[:1]):
+        question = prompt_keys[_num_instructions(prompt_keys) :]
+        repeated = answer_keys[_num_instructions(answer_keys) :]
+        same_start = len(prompt_keys) > 1 and answer_keys[:1] == prompt_keys[:1]
+        if (question and repeated[: len(question)] == question) or same_start:
             raise ValueError(
                 f"{source}: {name!r} begins as 'prompt' does and differs from it; leave 'prompt' out, or let it hold "
                 "all messages before the answer"
             )
-    return [*answer[:begin], *given, *answer[end:]]
+    return [*answer[:begin], *context, *answer[end:]]
 
 
 def _num_instructions(keys: Sequence[tuple[str, str]]) -> int:
@@ -255,9 +257,9 @@ def _with_system(source: str, row: Mapping[str, Any], messages: list[RowMessage]
     return [system, *messages]
 
 
-def _wrong_keys(source: str, row: Mapping[str, Any], known: Sequence[str], expected: str) -> ValueError:
-    others = {key: name for key, name in _OTHER_KEYS.items() if key in row and name in known}
-    meant = {key: name for key, name in others.items() if row.get(name) is None}
-    near = f" Rename {', '.join(f'{key!r} to {name!r}' for key, name in meant.items())}." if meant else ""
-    near = near or next((hint for key in row if key not in known and (hint := did_you_mean(str(key), known))), "")
+def _wrong_keys(source: str, row: Mapping[str, Any], keys: Sequence[str], expected: str) -> ValueError:
+    others = {key: name for key, name in _OTHER_KEYS.items() if key in row and name in keys}
+    suggested = {key: name for key, name in others.items() if row.get(name) is None}
+    near = f" Rename {', '.join(f'{key!r} to {name!r}' for key, name in suggested.items())}." if suggested else ""
+    near = near or next((hint for key in row if key not in keys and (hint := did_you_mean(str(key), keys))), "")
     return ValueError(f"{source} has the keys {', '.join(map(str, row))}; expected {expected}.{near}")
