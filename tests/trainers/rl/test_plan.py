@@ -1,8 +1,10 @@
 """Settings of a GRPO run in config.yaml, and changes of a resumed run."""
 
 import asyncio
+import dataclasses
 import json
 
+import fake_run
 import pytest
 import yaml
 from fake_processes import Processes, collect_with, group
@@ -86,6 +88,15 @@ def test_config_records_what_decides_a_run(tmp_path):
     assert found["trainer"]["credit"]["min_spread"] == 0.1
     assert found["players"]["rival"]["fn"]["function"].endswith("<lambda>")
     assert found["loss"]["name"] == "dapo" and found["packages"]["torch"] and found["weights"]["team"]
+
+
+def test_groups_of_one_episode_need_a_rule_that_compares_none(tmp_path):
+    credit = fa.Credit(by=("role",), baseline="rae", scale="none")
+    with fake_run.trainer(tmp_path, group_size=1, credit=credit) as run:
+        run.fit(fake_run.Draws, steps=1)
+    written = yaml.safe_load((tmp_path / "config.yaml").read_text())["trainer"]
+    assert written["group_size"] == 1 and written["credit"]["baseline"] == "rae"
+    assert {field.name for field in dataclasses.fields(fa.GRPOConfig)} == written.keys()
 
 
 def test_config_records_the_environment_reward(tmp_path):

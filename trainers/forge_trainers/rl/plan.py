@@ -169,7 +169,8 @@ def _arguments(values: Mapping[str, Any]) -> Any:
 
 def _trainer(config: GRPOConfig) -> dict[str, Any]:
     """Return the trainer's settings; a user's credit rule with its class and source."""
-    plain = dataclasses.replace(config, learner=config.learning, credit=None)
     rule = config.credit
     credit = dataclasses.asdict(rule) if type(rule) is Credit else describe(rule)
-    return {**dataclasses.asdict(plain), "credit": credit}
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    values |= {"learner": dataclasses.asdict(config.learning), "engine": dataclasses.asdict(config.engine)}
+    return values | {"credit": credit}
