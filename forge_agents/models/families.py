@@ -263,7 +263,7 @@ _CALLS = {
 
 
 def describe(model: ModelInfo) -> Iterator[tuple[str, str]]:
-    """Yield the rows of ``forge-agents models``: property and value."""
+    """Yield the rows of ``forge-agents list --models MODEL``: property and value."""
     family = model.family.models if model.family else "unknown family"
     yield "architecture", f"{model.architecture or 'not named'} ({family})"
     yield "trainable", f"no: {model.untrainable_reason}" if model.untrainable_reason else "yes"
