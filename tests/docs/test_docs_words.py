@@ -178,6 +178,21 @@ def test_scripts_that_the_docs_name_exist():
     assert len(named) > 10 and [path for path in sorted(named) if not (ROOT / path).exists()] == []
 
 
+def test_tests_that_the_docs_name_exist():
+    """Result pages name the tests that hold a fix; a renamed test must be renamed there, too."""
+    defined = {
+        name
+        for file in (ROOT / "tests").rglob("*.py")
+        for name in (file.stem, *re.findall(r"def (test_\w+)", file.read_text()))
+    }
+    pages = sorted((ROOT / "docs").rglob("*.md"))
+    named = {
+        (page.name, name) for page in pages for name in re.findall(r"`(?:[\w/]+/)?(test_\w+)(?:\.py)?`", page.read_text())
+    }
+    assert len(named) > 50
+    assert not sorted((page, name) for page, name in named if name not in defined)
+
+
 def test_commands_in_sentences_are_found():
     assert len(in_sentences("forge-agents")) > 30 and len([*in_sentences("python examples/"), *TYPED]) > 5
     assert len({page for page, _ in TYPED}) >= len(RECIPES) - 3, "two recipes have commands of other kinds"
