@@ -122,7 +122,7 @@ def find_score(span: Mapping[str, Any], attrs: Mapping[str, Any], name: str) -> 
 
 
 def as_list(value: Any) -> list[Any]:
-    """Return a list that may be content as JSON text."""
+    """Return a list, which may be given as JSON text."""
     parsed = json.loads(value) if isinstance(value, str) else value
     return [] if parsed is None else parsed if isinstance(parsed, list) else [parsed]
 

@@ -122,15 +122,19 @@ class EngineActor(Actor):
 
     async def _apply(self, weights: LoadedWeights, adapter: str, number: int) -> None:
         thread, model, lora = self._running(), self._config.model, self._config.adapters.get(adapter)
-        _vllm.check_tensors(
-            weights.tensors, _vllm.adapter_shapes(model, lora) if lora else _vllm.expected_shapes(model)
-        )
+        tensors = weights.tensors
+        _vllm.check_tensors(tensors, _vllm.adapter_shapes(model, lora) if lora else _vllm.expected_shapes(model))
+        if lora:
+            # A copy, because a message to the other ranks would contain the whole buffer with each view of it. It is
+            # checked before it is used, so an overwritten version leaves the engine as it was.
+            tensors = await asyncio.to_thread(lambda: {name: view.clone() for name, view in weights.tensors.items()})
+            await weights.verify()
 
         def load() -> None:
             if lora:
-                thread.ranks.call("load_adapter", number, lora, weights.tensors, weights.version)
-            else:
-                thread.ranks.load(weights.tensors, weights.version)
+                thread.ranks.call("load_adapter", number, lora, tensors, weights.version)
+                return
+            thread.ranks.load(tensors, weights.version)
             # Before the next step: a version that was overwritten while it was read must never sample a token.
             weights.check()
 

@@ -374,8 +374,8 @@ class EngineProcess:
             self._last_answer = now
         elif (silent_s := now - self._last_answer) > self._config.answer_timeout_s + self._heartbeat_timeout_s:
             raise StallError(
-                f"{self.name} answered none of {len(self._waiting)} requests for {silent_s:.0f} s, although "
-                f"answer_timeout_s={self._config.answer_timeout_s:g} ends each. Look at {mesh.log_hint(self.name)}",
+                f"{self.name} answered none of {len(self._waiting)} requests for {silent_s:.0f} s, although it "
+                f"ends each after {self._config.answer_timeout_s:g} s. Look at {mesh.log_hint(self.name)}",
                 self.name,
             )
 

@@ -1,14 +1,19 @@
 """Adapters beside a served model: their names, shapes and versions, and what they add on CPU."""
 
+import asyncio
+import pickle
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from forge_agents.errors import StallError
 from forge_agents.policy import LoRA
 from forge_agents.serving import _vllm
 from forge_agents.serving.config import EnginePlan
 from forge_agents.types import VersionSpan
+from forge_agents.weights.subscriber import LoadedWeights
 
 
 def test_adapters_are_numbered_from_one():
@@ -81,3 +86,39 @@ def test_each_token_uses_its_own_adapter(tokens):
             expected[token] += 0.5 * torch.cat(change)
     wrapper.add_lora_linear(y, x, a, b, 0.5, (4, 3))
     torch.testing.assert_close(y, expected)
+
+
+@pytest.mark.parametrize("intact", [True, False], ids=["intact", "overwritten"])
+def test_ranks_receive_an_adapter_without_the_buffer_around_it(tiny_llama, intact):
+    from forge_agents.serving._actor import EngineActor
+
+    lora = LoRA(rank=2, targets=("q_proj",))
+    shapes = _vllm.adapter_shapes(str(tiny_llama), lora)
+    buffer, start, views = torch.arange(1e6), 0, {}
+    for name, shape in shapes.items():
+        views[name] = buffer[start : start + shape[0] * shape[1]].view(shape)
+        start += shape[0] * shape[1]
+    sent = []
+
+    async def is_intact():
+        return intact
+
+    async def apply():
+        actor = EngineActor(EnginePlan(model=str(tiny_llama), adapters={"hero": lora}), None, "hero", 60.0)
+        ranks = SimpleNamespace(call=lambda *args: sent.append(args))
+        actor._thread = SimpleNamespace(ranks=ranks, call=ThreadPoolExecutor(1).submit)
+        weights = LoadedWeights(version=3, tensors=views, fetch_s=0.0, _intact=is_intact)
+        try:
+            await actor._apply(weights, "hero", 1)
+        finally:
+            assert actor._failure is None and actor._versions["hero"] == (3 if intact else 0)
+
+    if not intact:
+        with pytest.raises(StallError, match="overwritten while they were read"):
+            asyncio.run(apply())
+        assert not sent
+        return
+    asyncio.run(apply())
+    ((_, _, _, tensors, version),) = sent
+    assert version == 3 and len(pickle.dumps(tensors)) < 2 * 4 * start + 5000
+    assert all(torch.equal(tensors[name], view) for name, view in views.items())
