@@ -240,7 +240,7 @@ class Learner:
         """Wait until the checkpoint of `start_save` is written.
 
         Returns:
-            Size and CRCs of the checkpoint's files, by name; see `forge_agents.files.Sums`.
+            Size and CRCs of the checkpoint's files, by name; see `forge_agents.files.Checksums`.
 
         Raises:
             RunFolderError: The checkpoint could not be written.
