@@ -146,7 +146,7 @@ class Writer:
         """Wait until the checkpoint of `start` is written.
 
         Returns:
-            Size and CRCs of the files that this rank wrote, by name; see `forge_agents.files.Sums`.
+            Size and CRCs of the files that this rank wrote, by name; see `forge_agents.files.Checksums`.
 
         Raises:
             RunFolderError: The checkpoint could not be written. The folder's previous content is unchanged.

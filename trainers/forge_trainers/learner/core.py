@@ -339,7 +339,7 @@ class LearnerCore:
         """Wait until the checkpoint of `start_save` is written. May be called from another thread.
 
         Returns:
-            Size and CRCs of the files that this rank wrote, by name; see `forge_agents.files.Sums`.
+            Size and CRCs of the files that this rank wrote, by name; see `forge_agents.files.Checksums`.
 
         Raises:
             RunFolderError: The folder cannot be written.
