@@ -116,7 +116,7 @@ def _engine_args(config: EnginePlan) -> Any:
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
         enforce_eager=config.eager,
-        enable_prefix_caching=True,
+        enable_prefix_caching=config.prefix_caching,
         # prompts share whole blocks; on CPU vLLM's have 128 tokens, and its kernels take any multiple of 32
         block_size=32 if on_cpu else None,
         seed=config.seed,

@@ -103,6 +103,9 @@ class EnginePlan(EngineConfig):
     """Random seed of requests that bring none."""
     sleeps: bool = False
     """Whether the weights can be offloaded to host memory while a learner uses the GPU."""
+    prefix_caching: bool = True
+    """Whether requests reuse the cached prefixes of others. False, with one request at a time, makes a resumed run
+    repeat bit for bit: a cached prefix was computed in another batch, so its sums may differ in the last digit."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

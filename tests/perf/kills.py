@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_agents.runtime.processes import with_variable
+from forge_agents.serving.config import EnginePlan
 from forge_agents.testing._processes import command_of
 
 MARK = "FORGE_AGENTS_KILLS"
@@ -147,8 +148,9 @@ def train(out: Path, model: Path, steps: int) -> None:
         credit=fa.Credit(baseline="rae", scale="none"),
         learner=fa.LearnerConfig(lr=3e-3, warmup_steps=4, threads=1, compute_dtype="float32"),
         # requests one at a time, none on what another left: sums in another order are other numbers
-        engine=fa.EngineConfig(
-            enforce_eager=True, kv_cache_gb=0.05, max_model_len=128, threads=1, max_num_seqs=1
+        engine=EnginePlan.of(
+            fa.EngineConfig(enforce_eager=True, kv_cache_gb=0.05, max_model_len=128, threads=1, max_num_seqs=1),
+            prefix_caching=False,
         ),
     )
     team = fa.Policy(str(model), name="team", sampling=fa.Sampling(max_tokens=6))
