@@ -106,6 +106,15 @@ def import_object(place: str, what: str) -> Any:
         ) from cause
 
 
+def plugin_object(place: str) -> Any:
+    """Return the object at "module:name" of one of our plugins.
+
+    The core names its plugins as text and imports them when they are used, so it works without them.
+    """
+    module, _, name = place.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
     """Disable garbage collection inside the block, which imports thousands of long-lived modules."""

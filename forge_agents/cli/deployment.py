@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from forge_agents.cli.registry import command, make_parser, parse_settings, print_next
+from forge_agents.imports import plugin_object
 
 
 @command("export", "forge-agents export runs/guess", "forge-agents export runs/guess --checkpoint newest --out guess")
 def export(argv: Sequence[str]) -> int:
     """Write a checkpoint as a Hugging Face model."""
-    from forge_trainers.run.checkpoints import export_checkpoint
-
     parser = make_parser("export")
     parser.add_argument("run", type=str, help="Folder of a training run.")
     parser.add_argument("--checkpoint", type=str, default="best", help="best, newest, or a name such as step-000020.")
     parser.add_argument("--out", type=str, default="", help="New folder (default: RUN/export-step-NNNNNN).")
     options = parser.parse_args(list(argv))
+    export_checkpoint = plugin_object("forge_trainers.run.checkpoints:export_checkpoint")
     folder = export_checkpoint(options.run, checkpoint=options.checkpoint, out=options.out or None, say=print)
     models = [folder] if (folder / "config.json").exists() else sorted(folder.iterdir())
     print("\n".join(f"model  {model}" for model in models))

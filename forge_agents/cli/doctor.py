@@ -24,6 +24,7 @@ from pathlib import Path
 
 from forge_agents.errors import DISTRIBUTION
 from forge_agents.files import CACHE_VARIABLE, cache_folder
+from forge_agents.imports import plugin_object
 from forge_agents.models import resolve as models
 from forge_agents.runtime.deaths import death
 
@@ -237,7 +238,7 @@ def _probe(function: str) -> str:
     """Run a probe in this process."""
     module, _, name = function.partition(":")
     if module != "import":
-        return str(getattr(importlib.import_module(module), name)())
+        return str(plugin_object(function)())
     library = importlib.import_module(name)
     owners = importlib.metadata.packages_distributions().get(name, [])
     distribution = DISTRIBUTIONS.get(name) or (owners[0] if owners else "")

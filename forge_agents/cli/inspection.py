@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from forge_agents.cli.registry import command, make_parser
 from forge_agents.files import user_path
+from forge_agents.imports import plugin_object
 
 _NAMES = "Suites or environment ids. module:NAME imports the module first, which registers the id."
 
@@ -47,9 +48,7 @@ def view(argv: Sequence[str]) -> int:
 
 
 def _report_verifiers(run: str, out: str) -> int:
-    from forge_trainers.records.run_folder import verifier_history
-
-    history = verifier_history(run)
+    history = plugin_object("forge_trainers.records.run_folder:verifier_history")(run)
     report = history[-1].report
     print(report.table())
     print(report.html(out or user_path(run) / "verifiers.html", history))

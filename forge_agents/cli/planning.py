@@ -8,12 +8,11 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from forge_agents.cli.registry import command, make_parser
+from forge_agents.imports import plugin_object
 
 if TYPE_CHECKING:
     import forge_agents as fa
     from forge_agents.cli.config import Parser
-    from forge_trainers.forecast.simulate import Hardware
-
 
 @command(
     "simulate",
@@ -31,14 +30,14 @@ def simulate(argv: Sequence[str]) -> int:
 
     import forge_agents as fa
     from forge_agents.cli.config import add_fields, built, with_flag
-    from forge_trainers.forecast.simulate import Hardware
 
+    hardware_kind = plugin_object("forge_trainers.forecast.simulate:Hardware")
     parser = make_parser("simulate")
     add_fields(parser, fa.RunConfig)
     parser.add_argument(
         "--measured", nargs="+", type=str, default=[], help="Folders of short measured runs (default: out_dir)."
     )
-    parser.add_class_arguments(Hardware, as_group=False)
+    parser.add_class_arguments(hardware_kind, as_group=False)
     parser.add_argument("--sweep", action="store_true", help="Show every split of the GPUs that was tried.")
     parser.add_argument("--json", action="store_true", help="Print JSON.")
     parser.add_argument(
@@ -63,9 +62,9 @@ def simulate(argv: Sequence[str]) -> int:
     if sweep and not chosen.gpus:
         parser.error("--sweep needs --gpus, the number of GPUs to split")
 
-    def both(**values: object) -> tuple[fa.RunConfig, Hardware]:
-        machine = {field.name: values.pop(field.name) for field in fields(Hardware)}
-        return fa.RunConfig(**values), Hardware(**machine)  # type: ignore[arg-type]
+    def both(**values: object) -> tuple[fa.RunConfig, Any]:
+        machine = {field.name: values.pop(field.name) for field in fields(hardware_kind)}
+        return fa.RunConfig(**values), hardware_kind(**machine)  # type: ignore[arg-type]
 
     run, hardware = built(parser, both, chosen)
     if models is not None:
@@ -100,12 +99,11 @@ def _parse_models(parser: Parser, words: Sequence[str] | None) -> str | dict[str
     return models
 
 
-def _report_fit(run: fa.RunConfig, model: str | dict[str, str], hardware: Hardware, *, as_json: bool) -> int:
+def _report_fit(run: fa.RunConfig, model: str | dict[str, str], hardware: Any, *, as_json: bool) -> int:
     """Print whether a run fits into GPUs, and what to change. Returns 0 if it fits as it is."""
     from rich.console import Console
 
-    from forge_trainers.forecast.fit import fit_gpus
-
+    fit_gpus = plugin_object("forge_trainers.forecast.fit:fit_gpus")
     policies = run.models
     if isinstance(model, dict):
         model = run.with_snapshots(model)
@@ -174,8 +172,7 @@ def doctor(argv: Sequence[str]) -> int:
 
         return setup.main(dry_run=options.dry_run)
     if options.gpu:
-        from forge_trainers.gpu_check import gpu_check
-
+        gpu_check = plugin_object("forge_trainers.gpu_check:gpu_check")
         gpu_check(options.model or "smollm2-135m-instruct", options.out_dir or "")
         return 0
     from forge_agents.cli import doctor as checks

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from forge_agents.cli.registry import command, make_parser, parse_settings, print_next, repeat
 from forge_agents.files import check_contained, user_path
+from forge_agents.imports import plugin_object
 
 if TYPE_CHECKING:
     import forge_agents as fa
-    from forge_trainers.records.run_folder import FitResult
 
 _MAX_MESSAGES = 20
 """Number of unreadable rows that ``import`` reports one by one."""
@@ -23,9 +23,8 @@ _MAX_MESSAGES = 20
 @command("demo", "forge-agents demo", "forge-agents demo --seed 1 --control_steps 0")
 def demo(argv: Sequence[str]) -> int:
     """Train two agents end to end, with a control run."""
-    from forge_trainers.demo import DemoConfig, demo
-
-    return 0 if demo(parse_settings("demo", DemoConfig, argv)) else 1
+    config, run = plugin_object("forge_trainers.demo:DemoConfig"), plugin_object("forge_trainers.demo:demo")
+    return 0 if run(parse_settings("demo", config, argv)) else 1
 
 
 @command(
@@ -100,7 +99,7 @@ def train(argv: Sequence[str]) -> int:
         with fa.GRPOTrainer(seeded.seated, reward, seeded.trainer, seeded.out_dir, seeded.mesh) as trainer:
             result = trainer.fit(seeded.played, steps=seeded.steps, env_args=seeded.env_args)
         print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")
-        models.append(_trained_player(run, result))
+        models.append(_trained_player(run, result.export, result.out_dir))
     bench = f"{_python_path(argv)}forge-agents bench"
     if seeds > 1:
         print_next(
@@ -116,14 +115,14 @@ def train(argv: Sequence[str]) -> int:
     return 0
 
 
-def _trained_player(run: fa.RunConfig, result: FitResult) -> Path:
+def _trained_player(run: fa.RunConfig, export: Path, out_dir: Path) -> Path:
     """Return the benchmark's player: one exported model, or the run's folder if each agent has a policy of its own."""
-    folders = {name: result.export / name for name, policy in run.policies.items() if policy.trainable}
+    folders = {name: export / name for name, policy in run.policies.items() if policy.trainable}
     exported = {name: folder for name, folder in folders.items() if folder.is_dir()}
     agents = run.policy_mapping.values() if isinstance(run.policy_mapping, dict) else ()
     if len(exported) > 1 and agents and set(agents) <= exported.keys():
-        return result.out_dir
-    return next(iter(exported.values()), result.export)
+        return out_dir
+    return next(iter(exported.values()), export)
 
 
 def _copies(reward: Any, count: int) -> list[Any]:
@@ -155,9 +154,8 @@ def _python_path(argv: Sequence[str]) -> str:
 def sft(argv: Sequence[str]) -> int:
     """Fine-tune a policy on conversations or episodes."""
     import forge_agents as fa
-    from forge_trainers.offline.config import SFTRunConfig
 
-    run = parse_settings("sft", SFTRunConfig, argv)
+    run = parse_settings("sft", plugin_object("forge_trainers.offline.config:SFTRunConfig"), argv)
     with fa.SFTTrainer(run.policy, run.trainer, run.out_dir, run.mesh) as trainer:
         result = trainer.fit(run.dataset(), eval_dataset=run.eval_data, epochs=run.epochs, steps=run.steps)
     print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")

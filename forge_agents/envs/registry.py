@@ -20,7 +20,7 @@ from typing import Any, TypeAlias, TypeVar, cast, overload
 
 from forge_agents.envs.spec import AnyEnv, EnvSpec, Isolation, split_id, split_level
 from forge_agents.errors import DISTRIBUTION, ArgumentError, MissingExtraError, UnknownIdError, did_you_mean
-from forge_agents.imports import import_user_module
+from forge_agents.imports import import_user_module, plugin_object
 
 E = TypeVar("E", bound=Callable[..., Any])
 
@@ -412,8 +412,7 @@ def _ask_provider(env_id: str) -> str:
 
 def _list_namespace(namespace: str) -> ListIds:
     """Register the ids of a namespace, once. Returns the provider's function."""
-    module, _, name = _providers[namespace].entry_point.partition(":")
-    list_ids = cast("ListIds", getattr(importlib.import_module(module), name))
+    list_ids = cast("ListIds", plugin_object(_providers[namespace].entry_point))
     if namespace not in _listed:
         list_ids(None)
         _listed.add(namespace)  # only after success, so that a failed listing is repeated

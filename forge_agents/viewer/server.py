@@ -23,6 +23,7 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.types import ASGIApp
 
 from forge_agents.errors import ForgeError
+from forge_agents.imports import plugin_object
 from forge_agents.runtime.connections import Server, http_settings, trust
 from forge_agents.viewer.index import SORTS, Query
 from forge_agents.viewer.page import FILES, static_text
@@ -153,11 +154,10 @@ def _error_handler(status: int) -> Any:
 
 def _verifier_report(run: Run) -> str:
     """Return the page that ``forge-agents view RUN --verifiers`` writes."""
-    from forge_trainers.records.run_folder import verifier_history
-
-    history = verifier_history(run.folder)
+    history = plugin_object("forge_trainers.records.run_folder:verifier_history")(run.folder)
     with tempfile.TemporaryDirectory() as folder:
-        return history[-1].report.html(Path(folder) / "report.html", history).read_text(encoding="utf-8")
+        page: Path = history[-1].report.html(Path(folder) / "report.html", history)
+        return page.read_text(encoding="utf-8")
 
 
 def watch(runs: Sequence[Run], stop: threading.Event, *, every_s: float = 1.0) -> None:
