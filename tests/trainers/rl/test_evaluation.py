@@ -68,6 +68,14 @@ def test_overlapping_evaluation_does_not_change_rewards(tmp_path):
     assert rows[2]["time/evaluate_s"] > 0.05
 
 
+@pytest.mark.parametrize(("limit", "most"), [(1, 1), (4, 4), (512, 6)])
+def test_max_concurrent_episodes_bounds_the_episodes_at_the_same_time(tmp_path, limit, most):
+    with trainer(tmp_path, max_concurrent_episodes=limit) as run:
+        result = run.fit(Draws, steps=1)
+        assert run._lifecycle.processes.engine.most == most, "two groups of three episodes"
+    assert result.metrics[0]["groups/used"] + result.metrics[0]["groups/zero_variance"] == 2
+
+
 def test_run_killed_during_or_after_an_evaluation_resumes_equal(tmp_path):
     def noisy(trajectories):
         return [trajectory.reward + random.random() for trajectory in trajectories]
