@@ -20,7 +20,7 @@ def evaluate(argv: Sequence[str]) -> int:
     import forge_agents as fa
 
     run = parse_settings("eval", fa.RunConfig, argv).warmed_up(train=False)
-    with fa.GRPOTrainer(run.seated, run.load_reward(), run.trainer, run.out_dir, run.mesh) as trainer:
+    with fa.GRPOTrainer(run.players, run.load_reward(), run.trainer, run.out_dir, run.mesh) as trainer:
         result = trainer.evaluate(run.played, episodes=run.trainer.eval_episodes, env_args=run.env_args)
     print(f"reward {result.reward:.4f} +/- {result.ci:.4f} (95 %), scored by {result.scored_by}")
     if result.scored_by != "environment":

@@ -96,7 +96,7 @@ def train(argv: Sequence[str]) -> int:
         print(message)
     models = []
     for seeded, reward in zip(run.of_seeds(seeds), _copies(run.load_reward(), seeds), strict=True):
-        with fa.GRPOTrainer(seeded.seated, reward, seeded.trainer, seeded.out_dir, seeded.mesh) as trainer:
+        with fa.GRPOTrainer(seeded.players, reward, seeded.trainer, seeded.out_dir, seeded.mesh) as trainer:
             result = trainer.fit(seeded.played, steps=seeded.steps, env_args=seeded.env_args)
         print(f"{result.steps} steps are in {result.out_dir}\ncurve  {result.curve}\nmodel  {result.export}")
         models.append(_trained_player(run, result.export, result.out_dir))

@@ -43,11 +43,11 @@ def test_flags_override_yaml_and_yaml_overrides_defaults(config):
 
 
 def test_policies_are_named_by_their_key_and_seated(config):
-    seats = read(config()).seated
+    seats = read(config()).players
     assert seats["asker"] == fa.Policy("m", name="team", sampling=fa.Sampling(temperature=0.7))
     assert seats["answerer"].trainable is False
     misspelt = read(config(), "--policies.tem.model", "m")
-    assert misspelt.idle == ("tem is declared and sits in no seat. Did you mean 'team'?",)
+    assert misspelt.idle == ("tem is declared, but no agent uses it. Did you mean 'team'?",)
 
 
 def test_a_policys_learner_settings_override_the_trainers(config):
@@ -104,15 +104,15 @@ def test_learner_settings_of_a_frozen_policy_are_refused(config, capsys):
 
 def test_the_only_policy_takes_every_seat(config):
     run = read(config(policies={"team": {"model": "m"}}, policy_mapping=""))
-    assert run.seated == fa.Policy("m", name="team")
+    assert run.players == fa.Policy("m", name="team")
 
 
 def test_endpoints_and_people_take_seats_by_name(config):
     server = {"url": "http://127.0.0.1:1/v1", "model": "m", "api_key_env": "KEY", "sampling": {"max_tokens": 9}}
     file = config(endpoints={"server": server}, policy_mapping={"asker": "team", "answerer": "server", "c": "human"})
     run = read(file, "--send_key", "KEY@127.0.0.1:1")
-    assert run.idle == ("rival is declared and sits in no seat.",)
-    assert run.seated == {
+    assert run.idle == ("rival is declared, but no agent uses it.",)
+    assert run.players == {
         "asker": run.policies["team"],
         "answerer": fa.Endpoint(
             server["url"], "m", name="server", api_key_env="KEY", sampling=fa.Sampling(max_tokens=9)
@@ -129,7 +129,7 @@ def test_endpoints_and_people_take_seats_by_name(config):
         ({}, ("--step", "3"), "'--steps'"),
         ({"policy_mapping": {"asker": "tem", "answerer": "rival"}}, (), "Did you mean 'team'"),
         ({"policies": {}}, (), "policies is empty"),
-        ({"policy_mapping": ""}, (), "2 policies; say who sits where"),
+        ({"policy_mapping": ""}, (), "2 policies. Map all agents"),
         ({"endpoints": {"team": {"url": "http://h", "model": "m"}}}, (), "'team' names a policy and an endpoint"),
         ({"endpoints": {"server": {"url": "h", "model": "m"}}}, (), "not an HTTP address"),
         ({}, ("--trainer.group_size", "1"), "set group_size >= 2"),

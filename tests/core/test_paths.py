@@ -68,7 +68,7 @@ def test_settings_file_and_its_paths_are_found_in_the_home_folder(home, tmp_path
     (home / "train.yaml").write_text(yaml.safe_dump(settings))
     run = parse(fa.RunConfig, ["~/train.yaml"], prog="x", description="d")
     (item,) = run.of_seeds(1)
-    assert fa.GRPOTrainer(item.seated, out_dir=item.out_dir).out_dir == tmp_path / "runs/x"
+    assert fa.GRPOTrainer(item.players, out_dir=item.out_dir).out_dir == tmp_path / "runs/x"
     assert [r.out_dir for r in run.of_seeds(2)] == [str(tmp_path / f"runs/x/seed-{n}") for n in (0, 1)]
 
 

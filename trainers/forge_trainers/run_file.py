@@ -59,14 +59,14 @@ class RunLeague(LeagueConfig):
     """League, as in a YAML file and flags."""
 
     anchors: tuple[str, ...] = ()
-    """Fixed opponents beside the start model, by names that `policy_mapping` could use: policies with trainable: false,
+    """Fixed opponents in addition to the start model, as in `policy_mapping`: policies with trainable: false,
     endpoints, "random", "oracle"."""
     held_out: tuple[str, ...] = ()
-    """Opponents that only evaluations meet, by such names; none: the anchors."""
+    """Opponents of evaluations, as in `policy_mapping`. Empty (default): the anchors."""
 
     @property
     def fixed(self) -> tuple[str, ...]:
-        """Both, each once."""
+        """Names of all fixed opponents, without duplicates."""
         return tuple(dict.fromkeys((*self.anchors, *self.held_out)))
 
 
@@ -80,7 +80,7 @@ class RunConfig:
     env_args: dict[str, Any] = field(default_factory=dict)
     """Arguments of the environment."""
     curriculum: CurriculumConfig | None = None
-    """Curriculum that chooses levels of `env`, or ids of its list, by success rate. null (default) uses all alike."""
+    """Curriculum that chooses levels of `env`, or ids of its list, by success rate. null (default): equal weights."""
     policies: dict[str, RunPolicy] = field(default_factory=dict)
     """Policies by name, each with a model."""
     endpoints: dict[str, Endpoint] = field(default_factory=dict)
@@ -123,14 +123,14 @@ class RunConfig:
         if not self.policy_mapping:
             if len(named) + len(servers) > 1:
                 raise ValueError(
-                    f"policy_mapping is empty and there are {len(named) + len(servers)} policies; say who sits where"
+                    f"policy_mapping is empty and there are {len(named) + len(servers)} policies. Map all agents"
                 )
             object.__setattr__(self, "policy_mapping", next(iter(named)))
-        known = tuple(self._players)
-        for name in self._sitting:
-            if name not in known:
+        candidates = tuple(self._candidates)
+        for name in self._mapped_names:
+            if name not in candidates:
                 raise ValueError(
-                    f"policy_mapping names {name!r}, known are {', '.join(known)}.{did_you_mean(name, known)}"
+                    f"policy_mapping names {name!r}, known are {', '.join(candidates)}.{did_you_mean(name, candidates)}"
                 )
         if self.league is not None:
             self._declared_league(self.league)
@@ -158,67 +158,67 @@ class RunConfig:
 
     @property
     def played(self) -> EnvLike:
-        """What a trainer plays: `env`, or its curriculum."""
+        """The environments to train on: `env`, or its curriculum."""
         if self.curriculum is None:
             return cast("EnvLike", self.env)
-        settings = {one.name: getattr(self.curriculum, one.name) for one in fields(CurriculumConfig)}
+        settings = {member.name: getattr(self.curriculum, member.name) for member in fields(CurriculumConfig)}
         return Curriculum(env=self.env if isinstance(self.env, str) else tuple(self.env), **settings)
 
     @property
     def suite(self) -> str:
-        """The environments that it plays, levels included, as a benchmark takes them."""
+        """The environments, including their levels, as a suite for benchmarks."""
         if isinstance(played := self.played, Curriculum):
             return "+".join(played.env_ids)
         return self.env if isinstance(self.env, str) else "+".join(self.env)
 
     @property
-    def seated(self) -> PolicyMapping | League:
-        """The seats with their policies, or the league."""
+    def players(self) -> PolicyMapping | League:
+        """The player of each agent, one player for all agents, or the league."""
         if self.league is not None:
             return self._declared_league(self.league)
-        players = self._players
+        players = self._candidates
         if isinstance(self.policy_mapping, dict):
-            return {seat: players[name] for seat, name in self.policy_mapping.items()}
+            return {agent: players[name] for agent, name in self.policy_mapping.items()}
         return players[self.policy_mapping]
 
     @property
     def models(self) -> dict[str, Policy]:
-        """Policies that play, by name; of a league also the one that its snapshots take turns in."""
-        seated = self.seated
-        if isinstance(seated, League):
-            players = (seated.policy, seated.frozen(seated.engine), *seated.fixed)
+        """Policies that play, by name. A league has another one, whose engine serves the snapshots."""
+        league = self.players
+        if isinstance(league, League):
+            players = (league.policy, league.frozen(league.engine), *league.fixed)
         else:
-            players = tuple(self._players[name] for name in self._sitting)
-        return {one.name: one for one in players if isinstance(one, Policy)}
+            players = tuple(self._candidates[name] for name in self._mapped_names)
+        return {player.name: player for player in players if isinstance(player, Policy)}
 
     def with_snapshots(self, models: Mapping[str, str]) -> dict[str, str]:
-        """Models by policy: of a league's snapshots, where nothing is said, that of their policy."""
-        seated = self.seated
-        if not isinstance(seated, League) or seated.policy.name not in models:
+        """Models by policy, in which a league's snapshots have the model of their policy by default."""
+        league = self.players
+        if not isinstance(league, League) or league.policy.name not in models:
             return dict(models)
-        return {seated.engine: models[seated.policy.name], **models}
+        return {league.engine: models[league.policy.name], **models}
 
     @property
-    def _sitting(self) -> tuple[str, ...]:
+    def _mapped_names(self) -> tuple[str, ...]:
         return tuple(self.policy_mapping.values()) if isinstance(self.policy_mapping, dict) else (self.policy_mapping,)
 
     @property
-    def _taking_part(self) -> tuple[str, ...]:
-        """Who sits in a seat, and a league's fixed opponents."""
-        return (*self._sitting, *(self.league.fixed if self.league is not None else ()))
+    def _used_names(self) -> tuple[str, ...]:
+        """Names of the players of agents, and of a league's fixed opponents."""
+        return (*self._mapped_names, *(self.league.fixed if self.league is not None else ()))
 
     @property
     def _env_ids(self) -> tuple[str, ...]:
         return (self.env,) if isinstance(self.env, str) else tuple(self.env)
 
     def _declared_league(self, league: RunLeague) -> League:
-        players = self._players
+        players = self._candidates
         if isinstance(self.policy_mapping, dict):
-            raise ValueError("a league seats everybody itself; let policy_mapping name the policy that learns")  # noqa: TRY004
+            raise ValueError("a league chooses the players. Set policy_mapping to the policy that learns")  # noqa: TRY004
         if not isinstance(player := players[self.policy_mapping], Policy):
             what = f"policy_mapping names {self.policy_mapping}: {type(player).__name__}"
             raise ValueError(f"a league needs a policy that learns, and {what}")  # noqa: TRY004
-        settings = {one.name: getattr(league, one.name) for one in fields(LeagueConfig)}
+        settings = {member.name: getattr(league, member.name) for member in fields(LeagueConfig)}
         for what in ("anchors", "held_out"):
             for name in (names := getattr(league, what)):
                 if name not in players:
@@ -229,20 +229,20 @@ class RunConfig:
 
     @property
     def idle(self) -> tuple[str, ...]:
-        """Policies and endpoints that are declared and sit in no seat, each with a name that may have been meant."""
+        """A message for each declared policy or endpoint that no agent uses, with a suggestion of a similar name."""
         return tuple(
-            f"{name} is declared and sits in no seat.{did_you_mean(name, self._taking_part)}"
+            f"{name} is declared, but no agent uses it.{did_you_mean(name, self._used_names)}"
             for name in (*self.policies, *self.endpoints)
-            if name not in self._taking_part
+            if name not in self._used_names
         )
 
     @property
-    def _players(self) -> dict[str, AnyPolicy]:
-        """Whom `policy_mapping` may name."""
+    def _candidates(self) -> dict[str, AnyPolicy]:
+        """Players that `policy_mapping` may name."""
         return {**KEYWORDS, **self.endpoints, **self.policies}
 
     def of_seeds(self, count: int) -> list[RunConfig]:
-        """So many runs like this one, of the seeds from its own on, each in a folder of ``out_dir``; one: itself."""
+        """Return runs with consecutive seeds, each in a subfolder of ``out_dir``. For a count of 1, this run."""
         first, folder = self.trainer.seed, user_path(self.out_dir)
         return (
             [self]
@@ -254,44 +254,44 @@ class RunConfig:
         )
 
     def warmed_up(self, *, train: bool = True) -> RunConfig:
-        """This run with the models that `warm_start` makes, in folders below ``out_dir/warm-start``.
+        """Return this run with the models of `warm_start`, which are in ``out_dir/warm-start``.
 
         Args:
-            train: Policies whose export is not there yet are fine-tuned here and now; False leaves them as they are.
+            train: Whether to fine-tune policies that have no export yet. Otherwise they keep their models.
         """
         if not self.warm_start:
             return self
         if train:
             self._check_oracles()
-        from forge_trainers.offline.sft import SFTTrainer  # the learner's parts load here, not when settings are read
+        from forge_trainers.offline.sft import SFTTrainer  # imports the learner, which takes seconds
 
         warm = dict(self.policies)
         for name, plan in self.warm_start.items():
             folder = user_path(self.out_dir) / "warm-start" / name
             export = folder / "export"
-            if not export.exists():  # it appears when complete
+            if not export.exists():  # exports are atomic
                 if not train:
                     continue
                 with SFTTrainer(replace(warm[name], learner=None), plan.trainer, folder, self.mesh) as trainer:
-                    data = plan.dataset(self._seats_of(name, plan))
+                    data = plan.dataset(self._imitated_agents(name, plan))
                     trainer.fit(data, eval_dataset=plan.eval_data, epochs=plan.epochs, steps=plan.steps)
             warm[name] = replace(warm[name], model=str(export.absolute()))
         return replace(self, policies=warm)
 
     def _check_oracles(self) -> None:
-        """Raises ValueError where an oracle is to play and there is none: before a warm start takes its time."""
-        plays = any(isinstance(self._players[name], Oracle) for name in self._taking_part)
+        """Raise ValueError if a required oracle does not exist, before a warm start takes its time."""
+        plays = any(isinstance(self._candidates[name], Oracle) for name in self._used_names)
         imitated = (plan.data for plan in self.warm_start.values() if plan.games)
         for env_id in (*(self._env_ids if plays else ()), *imitated):
             oracle_of(registry.spec(env_id), env_id)
 
-    def _seats_of(self, name: str, plan: WarmStart) -> tuple[str, ...]:
-        """The seats whose games policy `name` imitates: of the run's own environment those that it will sit in."""
+    def _imitated_agents(self, name: str, plan: WarmStart) -> tuple[str, ...]:
+        """Agents that policy `name` imitates. Of games of the run's environment, those that it plays; else all."""
         if plan.games is None or isinstance(self.policy_mapping, str):
             return ()
         if registry.spec(plan.data).name not in [registry.spec(env_id).name for env_id in self._env_ids]:
             return ()
-        return tuple(seat for seat, who in self.policy_mapping.items() if who == name)
+        return tuple(agent for agent, player in self.policy_mapping.items() if player == name)
 
     def dry_run(self, *, gpus_per_host: int | None = None) -> list[str]:
         """Describe the processes that this run starts with and their resolved settings, line by line.
@@ -307,7 +307,7 @@ class RunConfig:
         """
         for env_id in self._env_ids:
             registry.spec(env_id)
-        from forge_trainers.run.dry_run import dry_run  # knows Monarch, which takes a second to load
+        from forge_trainers.run.dry_run import dry_run  # imports Monarch, which takes a second
 
         return dry_run(
             self.models,
@@ -320,7 +320,7 @@ class RunConfig:
 
     @property
     def judges(self) -> list[OwnEngine]:
-        """Engines that the reward's judges start by themselves."""
+        """Engines that the reward's judges start."""
         return engines_of(self.load_reward())
 
     @property

@@ -282,7 +282,7 @@ warm_start:
     warm = run.warmed_up()
     assert warm.policies["hero"].model == str(tmp_path / "run" / "warm-start" / "hero" / "export")
     assert warm.policies["rival"] == run.policies["rival"]
-    assert warm.seated["a"].model == warm.policies["hero"].model
+    assert warm.players["a"].model == warm.policies["hero"].model
     assert run.warmed_up(train=False) == run.warmed_up() == warm  # the second time nothing is learned again
     assert len(starts) == 1
     file.write_text(file.read_text().replace("  hero: {data", "  heroo: {data"))

@@ -206,13 +206,13 @@ def run_config(tmp_path, *words, text=""):
 
 def test_a_file_declares_a_league(tmp_path, capsys):
     league = "league: {opponents: near, pool: 3, anchors: [random]}\n"
-    assert run_config(tmp_path, "--league.pool", "4", text=league).seated == fa.League(
+    assert run_config(tmp_path, "--league.pool", "4", text=league).players == fa.League(
         HERO, opponents="near", pool=4, anchors=(RANDOM,)
     )
     for words, said in (
         (["--league.anchors", "[randm]"], "Did you mean 'random'"),
         (["--policy_mapping", "random"], "a league needs a policy that learns"),
-        (["--policy_mapping", "{player_0: hero, player_1: hero}"], "a league seats everybody itself"),
+        (["--policy_mapping", "{player_0: hero, player_1: hero}"], "a league chooses the players"),
     ):
         with pytest.raises(SystemExit):
             run_config(tmp_path, *words, text=league)
