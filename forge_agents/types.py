@@ -276,8 +276,8 @@ class EpisodeError(_Stored):
     trace: str = ""
 
 
-FORMAT = 1
-"""Version of the format of stored episodes. It increases whenever the meaning of a field changes."""
+FORMAT = 2
+"""Version of the format of stored episodes. It increases whenever the name or meaning of a field changes."""
 _RUN_FIELDS = ("format", "step", "trained", "rewards", "advantages")
 """Fields next to the episode in a line of a run's ``episodes.jsonl``."""
 _CUT = {"length": "by max_tokens", "context": "by the end of the context"}

@@ -92,7 +92,7 @@ AGENT_ROW = EPISODE.as_json()["trajectories"]["a"]
         ("[" * 100_000, "not JSON"),
         ("[1]", "a JSON list"),
         ({}, "env_id: Field required"),
-        (_changed(format=2), "format 2, but this version of forge_agents reads format 1"),
+        (_changed(format=1), "format 1, but this version of forge_agents reads format 2"),
         (_changed(novel=1), "novel: Unexpected"),
         (_changed(end_reason="bored"), "end_reason: Input should be 'terminated'"),
         (_changed_turn(novel=1), r"trajectories.a.turns.0.novel: Unexpected"),
