@@ -1,12 +1,12 @@
 """The layers of the packages, checked against the imports of their modules.
 
-    python docs/_house.py             # prints the layers, and imports that break them
-    python docs/_house.py --write     # puts the layers into docs/concepts.md
+    python docs/_layers.py             # prints the layers, and imports that break them
+    python docs/_layers.py --write     # puts the layers into docs/concepts.md
 
-A package imports packages of lower layers only, and modules do not import each other in a circle:
-tests/docs/test_house.py fails otherwise. The source is parsed, not executed. Imports inside functions and for types
-alone count, and so do names that a package re-exports, ``fa.NAME``. The top-level ``__init__`` modules, which import
-these names on first use, and ``__main__`` do not count.
+A package imports packages of lower layers and packages to its right in its own layer. Modules do not import each other
+in a circle. tests/docs/test_layers.py fails otherwise. The source is parsed, not executed. Imports inside functions and
+for types alone count, and so do names that a package re-exports, ``fa.NAME``. The top-level ``__init__`` modules, which
+import these names on first use, and ``__main__`` do not count.
 """
 
 from __future__ import annotations
@@ -14,42 +14,32 @@ from __future__ import annotations
 import argparse
 import ast
 import graphlib
-from collections import defaultdict
+import textwrap
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "concepts.md"
-BEGIN, END = "<!-- written by docs/_house.py -->\n", "<!-- end of the layers -->"
+BEGIN, END = "<!-- written by docs/_layers.py -->\n", "<!-- end of the layers -->"
 SOURCES = {"forge_agents": "", "forge_envs": "envs", "forge_verifiers": "verifiers", "forge_trainers": "trainers"}
-LAYERS = (
-    "forge_agents",
-    "models runtime sandbox",
-    "envs weights",
-    "tools",
-    "rollout",
-    "programs serving",
-    "bench episodes",
-    "testing",
-    "forge_envs.adapters forge_envs.games forge_envs.teams",
-    "forge_envs.oracles forge_verifiers.core",
-    "forge_verifiers.code forge_verifiers.combiners forge_verifiers.rules",
-    "forge_verifiers.judge forge_verifiers.report",
-    "forge_verifiers.models",
-    "forge_verifiers.ensemble",
-    "forge_verifiers.distillation",
-    "forge_trainers.losses forge_trainers.batch",
-    "forge_trainers.learner forge_trainers.records",
-    "forge_trainers.run viewer",
-    "forge_trainers.selfplay forge_trainers.offline",
-    "forge_trainers.rl",
-    "forge_trainers",
-    "forge_trainers.forecast",
-    "cli",
-)
-"""Packages by layer, lowest first; those of forge_agents without its name. A top-level name stands for the modules that
-lie directly in it."""
+LAYERS = {
+    "tools for people": "cli forge_trainers.forecast viewer",
+    "learning": (
+        "forge_trainers forge_trainers.rl forge_trainers.offline forge_trainers.selfplay forge_trainers.run"
+        " forge_trainers.records forge_trainers.learner forge_trainers.losses forge_trainers.batch"
+    ),
+    "acting and scoring": (
+        "forge_verifiers.distillation forge_verifiers.ensemble forge_verifiers.models forge_verifiers.judge"
+        " forge_verifiers.report forge_verifiers.rules forge_verifiers.combiners forge_verifiers.code"
+        " forge_verifiers.core testing bench episodes forge_envs.adapters programs serving rollout"
+    ),
+    "environments, tools, weights": "forge_envs.oracles forge_envs.teams forge_envs.games tools envs weights",
+    "processes, models, isolation": "runtime models sandbox",
+    "foundation": "forge_agents",
+}
+"""Packages by layer, highest layer first. A package imports packages to its right and packages of lower layers.
+Packages of forge_agents are written without its name. A top-level name means the modules that lie directly in it."""
 
 Graph = dict[str, set[str]]
 
@@ -110,26 +100,23 @@ def package_of(module: str) -> str:
     return f"{package}.{rest[0]}" if is_package else package
 
 
-def layers() -> dict[str, int]:
-    """The layer of each package; 0 is the lowest."""
-    return {
-        name if name.partition(".")[0] in SOURCES else f"forge_agents.{name}": number
-        for number, names in enumerate(LAYERS)
-        for name in names.split()
-    }
+def ranks() -> dict[str, int]:
+    """Packages with their rank; a package imports only packages of higher rank numbers."""
+    names = [name for names in LAYERS.values() for name in names.split()]
+    return {name if name.partition(".")[0] in SOURCES else f"forge_agents.{name}": i for i, name in enumerate(names)}
 
 
 def violations(graph: Graph) -> list[str]:
     """Imports that break the layers, and packages without a layer, a line each."""
-    layer = layers()
+    rank = ranks()
     packages = {package_of(module) for module in graph}
-    lines = [f"{package} has no layer; add it to LAYERS" for package in sorted(packages - layer.keys())]
-    lines += [f"there is no package {package}; remove it from LAYERS" for package in sorted(layer.keys() - packages)]
+    lines = [f"{package} has no layer; add it to LAYERS" for package in sorted(packages - rank.keys())]
+    lines += [f"there is no package {package}; remove it from LAYERS" for package in sorted(rank.keys() - packages)]
     for module, others in sorted(graph.items()):
         for other in sorted(others):
             upper, lower = package_of(module), package_of(other)
-            if upper != lower and layer.get(lower, -1) >= layer.get(upper, len(LAYERS)):
-                lines.append(f"{module} imports {other}: {lower} is not in a layer below {upper}")
+            if upper != lower and rank.get(lower, len(rank)) <= rank.get(upper, -1):
+                lines.append(f"{module} imports {other}: {lower} is neither in a layer below {upper} nor to its right")
     try:
         graphlib.TopologicalSorter(graph).prepare()
     except graphlib.CycleError as error:
@@ -138,17 +125,17 @@ def violations(graph: Graph) -> list[str]:
 
 
 def listing() -> str:
-    """The layers, highest first, a line each."""
-    by_layer: dict[int, list[str]] = defaultdict(list)
-    for package, number in layers().items():
-        by_layer[number].append(_short(package))
-    return "\n".join(f"{number:2}  {'  '.join(sorted(by_layer[number]))}" for number in sorted(by_layer, reverse=True))
+    """The layers, highest first, as indented text."""
+    blocks = []
+    for number, (title, names) in enumerate(LAYERS.items()):
+        packages = textwrap.wrap("  ".join(_short(name) for name in names.split()), 100)
+        blocks.append("\n".join([f"{len(LAYERS) - number}  {title}", *(f"     {line}" for line in packages)]))
+    return "\n".join(blocks)
 
 
 def _short(package: str) -> str:
-    """A package as LAYERS writes it, without ``forge_``."""
-    top, _, name = package.partition(".")
-    return name if top == "forge_agents" and name else f"{top.removeprefix('forge_')}.{name}".strip(".")
+    """A package without ``forge_``; the modules directly in ``forge_agents`` are called ``agents``."""
+    return package.removeprefix("forge_")
 
 
 def written(page: str) -> str:
