@@ -50,7 +50,7 @@ class Index:
     A write goes through three states: `announce` (no reader may begin to read the slot), `begin_write` (its bytes
     change from now on; the stamp is odd), `commit` (the version exists; the stamp is even). A reader that finds its
     entry in the index before and after it read the bytes has read one version: every write in between would have
-    removed the entry, and a stamp is never used twice. ``docs/decisions/weights.md`` has the argument.
+    removed the entry, and a stamp is never used twice. ``docs/decisions/training.md`` has the argument.
     """
 
     entries: tuple[Entry, ...] = ()

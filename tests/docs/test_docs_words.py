@@ -332,12 +332,11 @@ def test_names_and_arguments_that_there_are_not_are_found(text, wrong):
     assert looked_up([(False, "import forge_agents as fa\n"), (True, text)]) == wrong
 
 
-def test_the_faq_lists_the_families_that_the_command_models_lists():
-    from forge_agents.models.families import FAMILIES
+def test_the_page_of_policies_lists_the_architectures_that_can_be_trained():
+    from forge_agents.models.families import TRAINABLE
 
-    text = " ".join((ROOT / "docs" / "faq.md").read_text(encoding="utf-8").split())
-    answer = re.search(r"\*\*Which models can learn\?\*\* (.*?) `forge-agents list --models` lists", text)[1]
-    assert answer == "; ".join(family.models for family in FAMILIES if not family.untrainable_reason) + "."
+    table = (ROOT / "docs" / "policies.md").read_text(encoding="utf-8").partition("| architecture |")[2]
+    assert sorted(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)[: len(TRAINABLE)]) == sorted(TRAINABLE)
 
 
 def test_the_makefile_and_the_quick_start_give_the_demo_the_same_time():

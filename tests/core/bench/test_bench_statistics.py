@@ -164,7 +164,7 @@ def test_an_environment_counts_as_much_as_another_however_many_trials_it_has():
 @pytest.mark.parametrize("correlation", [0.0, 0.9])
 @pytest.mark.parametrize("rates", [[0.01] * 14, [0.1, 0.5, 0.9], [0.3]], ids=["rare", "mixed", "single"])
 def test_intervals_of_clustered_rates_hold_the_truth_as_often_as_they_say(seeds, correlation, rates):
-    """Four episodes of a seed end as the seed decides with probability `correlation` (docs/decisions/evaluation.md)."""
+    """Four episodes of a seed end as the seed decides with probability `correlation` (docs/decisions/verifiers.md)."""
     rng, held, times = np.random.default_rng([seeds, len(rates)]), 0, 300
     for _ in range(times):
         strata = []

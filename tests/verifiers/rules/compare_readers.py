@@ -1,4 +1,4 @@
-r"""Accuracy and time of `MathEqual` and of math-verify alone, as in docs/results/answers.md.
+r"""Accuracy and time of `MathEqual` and of math-verify alone, as in docs/results/verifiers.md.
 
 ``python tests/verifiers/rules/compare_readers.py PATH`` takes the folder of the tests of math-verify
 (https://github.com/huggingface/Math-Verify), which are not part of this project. Without a path, those tests are left
