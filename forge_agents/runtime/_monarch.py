@@ -1,4 +1,5 @@
 """Monarch's names, with types and settings. All other modules import Monarch through this one."""
+# ruff: noqa: F401  # names for other modules
 
 from __future__ import annotations
 
@@ -84,7 +85,6 @@ if TYPE_CHECKING:
     configure: Any
     current_rank: Any
     """Rank of the current call in its mesh."""
-    current_size: Any
     enable_transport: Any
     invoke_main: Any
     """Main program of a process that Monarch starts. It ends with SystemExit."""
@@ -109,7 +109,6 @@ else:
             attach_to_workers,
             concurrent_endpoint,
             current_rank,
-            current_size,
             enable_transport,
             endpoint,
             run_worker_loop_forever,
@@ -122,31 +121,6 @@ else:
     SOCKETS_ARE_PRIVATE = use_private_sockets(_rust_bindings.__file__)
     # Otherwise Monarch prefixes each log message with "[actor=<root>] ", also in the user's loggers.
     _monarch_config.prefix_python_logs_with_actor = False
-
-__all__ = [
-    "SOCKETS_ARE_PRIVATE",
-    "Actor",
-    "ActorError",
-    "ProcMesh",
-    "ReplyPort",
-    "SupervisionError",
-    "attach",
-    "concurrent_endpoint",
-    "configure",
-    "current_rank",
-    "current_size",
-    "default_bootstrap_cmd",
-    "enable_transport",
-    "endpoint",
-    "invoke_main",
-    "leave_quietly",
-    "new_host_address",
-    "on_unhandled_fault",
-    "run_worker_loop_forever",
-    "start_runtime",
-    "this_host",
-    "use_certificate",
-]
 
 
 PROGRAM = "from forge_agents.runtime._monarch import run_process; run_process()"
@@ -172,9 +146,8 @@ class ReplyPort:
     """Receives the answers of one actor, for one call at a time.
 
     Monarch 0.7 opens a port for each call, and the answering process keeps 350 bytes for every port. Endpoints that are
-    called at every step therefore answer to the same port each time. A call does not fail when the actor's process
-    ends: the caller must watch the process by other means. The answer to an abandoned call may still arrive later, so
-    the port must not be used again after one.
+    called at every step therefore answer to one port. A call does not fail when the actor's process ends, so the caller
+    must watch the process. The answer to an abandoned call may arrive later, so its port must not be used again.
     """
 
     def __init__(self) -> None:
@@ -188,14 +161,10 @@ class ReplyPort:
 
 def start_runtime() -> Any:
     """Start Monarch's client in this process. Returns this machine as a mesh of one host."""
-    _warn_of_other_users()
-    with _without_notice():
-        return this_host()
-
-
-def _warn_of_other_users() -> None:
     if not SOCKETS_ARE_PRIVATE:
         warn_of_other_users()
+    with _without_notice():
+        return this_host()
 
 
 def on_unhandled_fault(hook: Callable[[Any], None]) -> None:
@@ -207,7 +176,8 @@ def on_unhandled_fault(hook: Callable[[Any], None]) -> None:
 
 def attach(name: str, addresses: Sequence[str]) -> Any:
     """Return the hosts at `addresses` as a mesh with dimension ``hosts``. It connects in the background."""
-    _warn_of_other_users()
+    if not SOCKETS_ARE_PRIVATE:
+        warn_of_other_users()
     with _without_notice():
         return attach_to_workers(name=name, ca="trust_all_connections", workers=list(addresses))
 
@@ -215,9 +185,8 @@ def attach(name: str, addresses: Sequence[str]) -> Any:
 def use_certificate(folder: str | Path) -> None:
     """Use the certificate of a run for TLS connections, in both directions.
 
-    Args:
-        folder: Folder with ``tls.crt``, a self-signed certificate that names every host, and its key ``tls.key``. Both
-            are copied to this process's private folder.
+    The folder holds ``tls.crt``, a self-signed certificate that names every host, and its key ``tls.key``. Both are
+    copied to this process's private folder.
 
     Raises:
         HostError: A file is missing, or other users may read the key.
@@ -234,8 +203,7 @@ def use_certificate(folder: str | Path) -> None:
                 output.write(file.read_bytes())
     except OSError as cause:
         raise HostError(
-            f"the certificate of the run cannot be read: {cause}; {folder} should hold {_CERTIFICATE} and {_KEY} (see "
-            "docs/hardware.md)"
+            f"the certificate of the run cannot be read: {cause}; {folder} should hold {_CERTIFICATE} and {_KEY}"
         ) from cause
 
 

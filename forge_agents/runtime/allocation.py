@@ -8,11 +8,14 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeAlias
 
 from forge_agents.errors import HostError
 from forge_agents.runtime.host_process import HostFacts, facts_here
-from forge_agents.runtime.hosts import ENVS, HERE, ON_GPUS, ROLES, Hosts, ProcessSlot, parse_cores
+from forge_agents.runtime.hosts import ENVS, HERE, ON_GPUS, ROLES, Hosts, ProcessSlot
+
+MeshRequest: TypeAlias = tuple[str, str, int]
+"""Name, role and number of processes of a mesh."""
 
 _MANY_GPUS = 1024
 _MIN_CAPACITY = 4
@@ -99,19 +102,21 @@ class Allocator:
     Args:
         config: The run's hosts.
         here: Returns Monarch's mesh of the controller's host. Called when it is first needed.
-        wants: Number of processes that will compute, by role. Roles without GPUs in ``config.gpus`` get one for each if
-            there are enough.
+        meshes: Meshes that will compute, by name, role and number of processes. Roles without GPUs in ``config.gpus``
+            get one for each process if there are enough.
     """
 
-    def __init__(self, config: Hosts, here: Callable[[], Any], wants: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, config: Hosts, here: Callable[[], Any] = lambda: None, meshes: Sequence[MeshRequest] = ()
+    ) -> None:
         self.config = config
         self.hosts: list[Host] = []
-        self.meshes: Mapping[str, Any] = {}
+        self.machines: Mapping[str, Any] = {}
         """Monarch's host mesh by role. Empty before the hosts are reached."""
-        self._wants = wants or {}
+        self._wants = {role: sum(procs for _, other, procs in meshes if other == role) for role in ON_GPUS}
         self._here_machine = here
         self._here = Host(name=HERE, role="", number=0, machine=None, facts=facts_here())
-        self._reserved: dict[tuple[str, str, int], Allocation] = {}
+        self._reserved: dict[MeshRequest, Allocation] = {}
 
     def assume_hosts(self, gpus: int, *, gpu_bytes: int = 0, here: int | None = None) -> None:
         """Take the requested hosts as given without reaching them, for a `preview`.
@@ -123,19 +128,18 @@ class Allocator:
         """
 
         def facts(hostname: str, count: int) -> HostFacts:
-            ids = tuple(map(str, range(count)))
-            return HostFacts(
-                hostname=hostname, gpus=ids, cores=frozenset(), memory_domain="", gpu_bytes=(gpu_bytes,) * count
-            )
+            ids, sizes = tuple(map(str, range(count))), (gpu_bytes,) * count
+            return HostFacts(hostname=hostname, gpus=ids, cores=frozenset(), memory_domain="", gpu_bytes=sizes)
 
         if here is not None:
             self._here.facts = facts("assumed", here)
         names = {"process": "a process here", "slurm": "a node of the job", "kubernetes": "a pod"}
         for role, count in self.config.counts.items():
             for i in range(count):
-                name = names.get(self.config.kind) or self.config.workers[role][i]
-                host_facts = facts(name, self.config.gpus.get(role, gpus))
-                self.hosts.append(Host(name=f"{role}-{i}", role=role, number=i, machine=None, facts=host_facts))
+                host = Host(name=f"{role}-{i}", role=role, number=i, machine=None)
+                hostname = names.get(self.config.kind) or self.config.workers[role][i]
+                host.facts = facts(hostname, self.config.gpus.get(role, gpus))
+                self.hosts.append(host)
 
     def allocate(self, role: str, procs: int, name: str = "") -> Allocation:
         """Choose the hosts of one mesh: those reserved for its `name`, as long as they live.
@@ -150,7 +154,7 @@ class Allocator:
         if (reserved := self._reserved.get(mesh := (name, role, procs))) is not None:
             if not reserved.lost:
                 return reserved
-            replace(self._reserved.pop(mesh), reserved=False).release()
+            self.unreserve([mesh])
         home = role if role in self.config.counts else "learner" if role == "store" else ""
         others = () if role == ENVS else ("spare", *(other for other in ROLES if other not in (home, "spare")))
         living = next(filter(None, map(self._living, (home, *others))), [])
@@ -173,8 +177,8 @@ class Allocator:
         count = next(n for n in range(len(run), 0, -1) if procs % n == 0)
         hosts = tuple(run[:count])
         machines = None
-        if (first := hosts[0]).role in self.meshes:
-            machines = self.meshes[first.role].slice(hosts=slice(first.number, first.number + count))
+        if (first := hosts[0]).role in self.machines:
+            machines = self.machines[first.role].slice(hosts=slice(first.number, first.number + count))
         return self._take(hosts, machines, role, procs)
 
     def _load(self, host: Host, role: str, procs: int) -> tuple[bool, float, int]:
@@ -194,13 +198,12 @@ class Allocator:
     def _living(self, role: str) -> list[Host]:
         return [host for host in self.hosts if host.role == role and not host.lost]
 
-    def reserve(self, meshes: Sequence[tuple[str, str, int]]) -> None:
+    def reserve(self, meshes: Sequence[MeshRequest]) -> None:
         """Reserve the places that `preview` shows, in whatever order and however often the meshes are spawned."""
-        for mesh in meshes:
-            name, role, procs = mesh
-            self._reserved[mesh] = replace(self.allocate(role, procs, name), reserved=True)
+        for name, role, procs in meshes:
+            self._reserved[name, role, procs] = replace(self.allocate(role, procs, name), reserved=True)
 
-    def unreserve(self, meshes: Iterable[tuple[str, str, int]]) -> None:
+    def unreserve(self, meshes: Iterable[MeshRequest]) -> None:
         """Give up the reservations of meshes that will not be spawned again."""
         for mesh in meshes:
             if (allocation := self._reserved.pop(mesh, None)) is not None:
@@ -210,7 +213,7 @@ class Allocator:
         """Return the names of meshes that have one of these pairs of host and GPU reserved."""
         return [name for (name, *_), allocation in self._reserved.items() if not places.isdisjoint(allocation.places)]
 
-    def preview(self, meshes: Sequence[tuple[str, str, int]]) -> list[ProcessSlot]:
+    def preview(self, meshes: Sequence[MeshRequest]) -> list[ProcessSlot]:
         """Return the places that meshes would get if they were spawned now, in this order.
 
         Raises:
@@ -293,27 +296,23 @@ class Allocator:
         left = gpus[sum(parts.values()) :]
         return left or (self._pool(host, "engines") if role == "judges" and "engines" in sharing else gpus)
 
-    def check_cores(self) -> None:
-        """Check that each host has the cores that `Hosts.cpus` gives to the roles on it."""
-        for role, cores in self.config.cpus.items():
-            for host in [host for host in self.hosts if host.role == role] or [self._here]:
-                assert host.facts is not None
-                if missing := parse_cores(cores) - host.facts.cores:
-                    raise HostError(
-                        f"cpus of the mesh bind {role} to {cores} and {host} has no core {min(missing)} for it; it has "
-                        f"{', '.join(map(str, sorted(host.facts.cores)))}"
-                    )
-
-    def check_gpus(self) -> None:
-        """Check that each host has the GPUs that `Hosts.gpus` gives to the roles on it.
+    def check(self) -> None:
+        """Check that each host has the cores and GPUs that `Hosts.cpus` and `Hosts.gpus` give to the roles on it.
 
         Raises:
-            HostError: A host has fewer.
+            HostError: A core is missing, or a host has fewer GPUs.
         """
         needed = collections.Counter[Host]()
-        for role, count in self.config.gpus.items():
+        for role in ROLES:
             for host in [host for host in self.hosts if host.role == role] or [self._here]:
-                needed[host] += count
+                assert host.facts is not None
+                needed[host] += self.config.gpus.get(role, 0)
+                cores = host.facts.cores  # not known for hosts that are assumed
+                if cores and (missing := self.config.cores_of(role) - cores):
+                    raise HostError(
+                        f"cpus of the mesh bind {role} to {self.config.cpus[role]} and {host} has no core "
+                        f"{min(missing)} for it; it has {', '.join(map(str, sorted(cores)))}"
+                    )
         for host, count in needed.items():
             assert host.facts is not None
             if count > len(host.facts.gpus):
@@ -339,21 +338,16 @@ def _longest_run(hosts: Sequence[Host]) -> list[Host]:
     return max(runs, key=len)
 
 
-def processes_by_role(meshes: Sequence[tuple[str, str, int]]) -> dict[str, int]:
-    """Return the number of processes that compute in each role, of meshes given by name, role and processes."""
-    return {role: sum(procs for _, other, procs in meshes if other == role) for role in ON_GPUS}
-
-
-def gpus_per_node(config: Hosts, meshes: Sequence[tuple[str, str, int]]) -> int | None:
+def gpus_per_node(config: Hosts, meshes: Sequence[MeshRequest]) -> int | None:
     """Return the GPUs of each node of a Slurm job: those in ``config.gpus``, and one for each process that computes.
 
     None if no job is submitted, `slurm_args` specify GPUs, or the Python environment, which nodes share, is for CPUs.
     """
     if config.kind != "slurm" or any(option.startswith(("--gpus", "--gres", "-G")) for option in config.slurm_args):
         return None
-    counts = [*config.gpus.values()]
+    counts = list(config.gpus.values())
     if not version("torch").endswith("+cpu"):
-        allocator = Allocator(config, lambda: None, processes_by_role(meshes))
+        allocator = Allocator(config, meshes=meshes)
         allocator.assume_hosts(_MANY_GPUS, here=0)
         places = {(slot.host, slot.gpu) for slot in allocator.preview(meshes) if slot.gpu}
         counts += collections.Counter(host for host, _ in places).values()

@@ -6,17 +6,17 @@ import asyncio
 import contextlib
 import secrets
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from forge_agents.errors import HostError, StallError
 from forge_agents.runtime import startup
-from forge_agents.runtime.allocation import Allocator, Host, gpus_per_node
+from forge_agents.runtime.allocation import Allocator, Host, MeshRequest, gpus_per_node
 from forge_agents.runtime.host_process import HostAgent, HostFacts
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.runtime.interfaces import own_address
-from forge_agents.runtime.jobs import LOOPBACK, Job, start_job
-from forge_agents.runtime.processes import bootstrap_command
+from forge_agents.runtime.jobs import Job, start_job
+from forge_agents.runtime.processes import bootstrap_command, variables
 
 _EVERYWHERE = "0.0.0.0"  # noqa: S104  # hosts are other machines, and each has a secret
 _TICK_S = 1.0
@@ -33,8 +33,8 @@ class Cluster(Allocator):
     lost if it breaks or stays silent.
     """
 
-    def __init__(self, config: Hosts, here: Callable[[], Any], wants: Mapping[str, int] | None = None) -> None:
-        super().__init__(config, here, wants)
+    def __init__(self, config: Hosts, here: Callable[[], Any], meshes: Sequence[MeshRequest] = ()) -> None:
+        super().__init__(config, here, meshes)
         self._job: Job | None = None
         self._server: asyncio.Server | None = None
         self._address = ("", 0)
@@ -44,14 +44,8 @@ class Cluster(Allocator):
         self._num_strangers = 0
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def launch(
-        self, env: Callable[[str], Mapping[str, str]], meshes: Sequence[tuple[str, str, int]] = ()
-    ) -> None:
-        """Start the hosts and check their hardware.
-
-        Args:
-            env: Returns the environment variables of processes on the host of that name.
-            meshes: Name, role and number of processes of the meshes that will compute. Slurm is asked for their GPUs.
+    async def launch(self, meshes: Sequence[MeshRequest] = ()) -> None:
+        """Start the hosts and check their hardware. Slurm is asked for the GPUs of `meshes`.
 
         Raises:
             HostError: There are fewer hosts or GPUs than requested, or a host cannot be reached.
@@ -59,20 +53,17 @@ class Cluster(Allocator):
         """
         try:
             if self.config.kind != "local":
-                await self._reach(env, meshes)
-            self.check_cores()
-            self.check_gpus()
+                await self._reach(meshes)
+            self.check()
         except BaseException:
             await self.end()
             raise
 
-    async def _reach(
-        self, env: Callable[[str], Mapping[str, str]], meshes: Sequence[tuple[str, str, int]]
-    ) -> None:
+    async def _reach(self, meshes: Sequence[MeshRequest]) -> None:
         timeout_s = self.config.start_timeout_s
-        self._job = start_job(self.config, env(""), gpus_per_node=gpus_per_node(self.config, meshes))
-        self.meshes = self._job.meshes
-        for role, machines in self.meshes.items():
+        self._job = start_job(self.config, variables(""), gpus_per_node=gpus_per_node(self.config, meshes))
+        self.machines = self._job.meshes
+        for role, machines in self.machines.items():
             self.hosts += [
                 Host(name=f"{role}-{i}", role=role, number=i, machine=machines.slice(hosts=slice(i, i + 1)))
                 for i in range(self.config.counts[role])
@@ -80,7 +71,7 @@ class Cluster(Allocator):
         await self._open_server()
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.gather(*(self._connect_role(role, env) for role in self.meshes))
+                await asyncio.gather(*(self._connect_role(role) for role in self.machines))
         except TimeoutError:
             missing = [f"{host}{self._job_name(host)}" for host in self.hosts if host.facts is None]
             raise StallError(
@@ -94,25 +85,25 @@ class Cluster(Allocator):
         bound = self._bind_address()
         self._server = await asyncio.start_server(self._accept, bound, 0)
         port = self._server.sockets[0].getsockname()[1]
-        self._address = (self._public_address() if bound == _EVERYWHERE else bound, port)
-        if not self._all_here():
+        self._address = (socket.gethostname() if bound == _EVERYWHERE else bound, port)
+        if not self.config.all_here:
             where = "all interfaces" if bound == _EVERYWHERE else bound
             startup.say(f"the controller listens on {where}, port {port}, for its hosts, which send a secret")
 
-    async def _connect_role(self, role: str, env: Callable[[str], Mapping[str, str]]) -> None:
+    async def _connect_role(self, role: str) -> None:
         try:
-            await self.meshes[role].initialized
+            await self.machines[role].initialized
         except (RuntimeError, ValueError) as cause:
             reason = str(cause).split("\n\n")[0]
             raise HostError(f"the {role} hosts cannot be reached: {' '.join(reason.split())}") from cause
-        await asyncio.gather(*(self._start_agent(host, env(host.name)) for host in self.hosts if host.role == role))
+        await asyncio.gather(*(self._start_agent(host) for host in self.hosts if host.role == role))
 
-    async def _start_agent(self, host: Host, env: Mapping[str, str]) -> None:
+    async def _start_agent(self, host: Host) -> None:
         """Start the host's agent and wait for its connection."""
         secret = secrets.token_hex(16)
         connection = self._expected[secret] = asyncio.get_running_loop().create_future()
         try:
-            command = bootstrap_command({**env, "OMP_NUM_THREADS": "1"})
+            command = bootstrap_command({**variables(host.name), "OMP_NUM_THREADS": "1"})
             name = host.name.replace("-", "_")
             procs = host.machine.spawn_procs(
                 per_host={"rank": 1}, name=f"agent_{name}_{secret[:6]}", bootstrap_command=command
@@ -202,40 +193,24 @@ class Cluster(Allocator):
             connection.close()
         self._connections.clear()
         self.hosts.clear()
-        self.meshes = {}
+        self.machines = {}
         job, self._job = self._job, None
         if job is not None:
             await asyncio.to_thread(job.end)
 
-    # ---- addresses
-
     def _bind_address(self) -> str:
         """The address to listen on: that of one interface if this machine's name or a route determines it."""
-        if self._all_here() or self.config.address:
-            return self._public_address()
-        workers = [address for address in self._workers() if not address.startswith("ipc")]
+        if self.config.all_here:
+            return "127.0.0.1"
+        if self.config.address:
+            return self.config.address.split("//")[1].rpartition(":")[0]
+        workers = [address for address in self.config.addresses if not address.startswith("ipc")]
         first = workers[0].partition("://")[2].rpartition(":")[0] if workers else "localhost"
         try:
             return own_address(first)
         except HostError:
             return _EVERYWHERE
 
-    def _public_address(self) -> str:
-        if self._all_here():
-            return "127.0.0.1"
-        return self.config.address.split("//")[1].rpartition(":")[0] if self.config.address else socket.gethostname()
-
-    def _all_here(self) -> bool:
-        workers = self._workers()
-        return self.config.kind == "process" or bool(workers and all(map(_is_loopback, workers)))
-
-    def _workers(self) -> list[str]:
-        return [address for addresses in self.config.workers.values() for address in addresses]
-
     def _job_name(self, host: Host) -> str:
         names = () if self._job is None else self._job.names.get(host.role, ())
         return f", {names[host.number]}," if host.number < len(names) else ""
-
-
-def _is_loopback(address: str) -> bool:
-    return address.startswith(LOOPBACK)

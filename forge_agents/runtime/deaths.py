@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import re
@@ -59,7 +60,11 @@ def death(status: int | None, log: Path | None) -> Death:
         status: Exit status as in `subprocess.Popen.returncode` (-4 is SIGILL). None if not known.
         log: The process's log. None or missing if it is on another host.
     """
-    printed = "" if log is None else _tail(log)
+    printed = ""
+    if log is not None:
+        with contextlib.suppress(OSError), log.open("rb") as file:
+            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
+            printed = file.read().decode(errors="replace")
     # The dump itself may crash at a thread that still runs. Then a second dump begins where the first one broke off.
     before, _, rest = printed.partition(_DUMP)
     dump, _, second = rest.partition(_DUMP)
@@ -72,7 +77,9 @@ def death(status: int | None, log: Path | None) -> Death:
     if (status is None or broke_off) and word and word[0] in _CRASHES:
         status = -_CRASHES[word[0]]
     ended = "ended" if status is None else describe_exit(status)
-    where = " < ".join(_place(*frame) for frame in frames[:_MAX_FRAMES])
+    where = " < ".join(
+        f"{function} ({'/'.join(Path(file).parts[-2:])}:{line})" for file, line, function in frames[:_MAX_FRAMES]
+    )
     return Death(
         how=f"{ended} in {where}" if where else ended,
         known=status is not None,
@@ -80,10 +87,6 @@ def death(status: int | None, log: Path | None) -> Death:
         meaning="" if status is None or status >= 0 else _meaning(-status),
         last_lines="\n".join([line for line in before.splitlines() if line.strip()][-_LAST_LINES:]),
     )
-
-
-def _place(file: str, line: str, function: str) -> str:
-    return f"{function} ({'/'.join(Path(file).parts[-2:])}:{line})"
 
 
 def name_signals(text: str) -> str:
@@ -100,11 +103,8 @@ def _meaning(number: int) -> str:
     if number != signal.SIGKILL:
         return _MEANINGS.get(number, "")
     if any(now > before for now, before in zip(oom_kills(), oom_kills_before(), strict=True)):
-        return (
-            "most likely by the kernel, which has killed for want of memory since this run began: use a smaller "
-            "model, engine.kv_cache_gb or batch, or fewer processes"
-        )
-    return "the kernel has killed no process for want of memory since this run began, so another program killed it"
+        return "most likely by the kernel for want of memory: use a smaller model, engine.kv_cache_gb or batch"
+    return "by another program: the kernel has killed no process for want of memory since this run began"
 
 
 def oom_kills() -> tuple[int, ...]:
@@ -130,12 +130,3 @@ def _signal(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _tail(log: Path) -> str:
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -43,20 +43,16 @@ class Faults:
         if max_respawns < 0:
             raise ValueError(f"max_respawns={max_respawns} must be at least 0")
         self._max_respawns = max_respawns
-        self._file = file
-        self._all: list[Fault] = []
         self._places: set[str] = set()
+        self._file = file
+        self.all: list[Fault] = []
+        """All faults, in the order they were noticed."""
 
     def reset(self, file: Path | None) -> None:
         """Start counting from zero for another run, whose faults go to `file`."""
         self._file = file
-        self._all.clear()
+        self.all.clear()
         self._places.clear()
-
-    @property
-    def all(self) -> Sequence[Fault]:
-        """All faults, in the order they were noticed."""
-        return tuple(self._all)
 
     def record(self, who: str, cause: ActorDiedError | StallError) -> Fault:
         """Count a death, before its replacement is started.
@@ -66,16 +62,16 @@ class Faults:
                 again.
         """
         fault = Fault(who=who, cause=str(cause), noticed_at=time.time())
-        self._all.append(fault)
-        self._write("noticed", fault)
+        self.all.append(fault)
+        self._write(fault.noticed_at, "noticed", fault)
         place = getattr(cause, "place", "")
         if place in self._places:
             raise RespawnLimitError(f"twice the same death at the same place, so nothing is started again: {cause}")
         self._places |= {place} - {""}
-        if len(self._all) > self._max_respawns:
-            names = ", ".join(dict.fromkeys(fault.who for fault in self._all))
+        if len(self.all) > self._max_respawns:
+            names = ", ".join(dict.fromkeys(fault.who for fault in self.all))
             raise RespawnLimitError(
-                f"{len(self._all)} processes died ({names}); a run restarts at most {self._max_respawns} processes. "
+                f"{len(self.all)} processes died ({names}); a run restarts at most {self._max_respawns} processes. "
                 f"The last death: {cause}"
             )
         _log.warning("%s is started again: %s", who, cause)
@@ -99,12 +95,10 @@ class Faults:
     def recovered(self, fault: Fault) -> None:
         """Note that a replacement runs."""
         fault.recovered_at = time.time()
-        self._write("recovered", fault)
+        self._write(fault.recovered_at, "recovered", fault)
 
-    def _write(self, event: str, fault: Fault) -> None:
-        if self._file is None:
-            return
-        at = fault.noticed_at if event == "noticed" else fault.recovered_at
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        with self._file.open("a") as file:
-            file.write(json.dumps({"time": at, "event": event, "who": fault.who, "cause": fault.cause}) + "\n")
+    def _write(self, at: float, event: str, fault: Fault) -> None:
+        if self._file is not None:
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._file.open("a") as file:
+                file.write(json.dumps({"time": at, "event": event, "who": fault.who, "cause": fault.cause}) + "\n")

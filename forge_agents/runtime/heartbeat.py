@@ -46,9 +46,9 @@ class HeartbeatActor(Actor):
 class Heartbeat:
     """Watches all processes of a mesh.
 
-    Three signals, because none of them sees everything. The kernel reports the end of a local process at once, with its
-    signal. Monarch reports the end of a remote one, mostly within two seconds, later under load. Heartbeat calls detect
-    processes that live but hang. The loss of a whole host is noticed at once through its connection.
+    The kernel reports the end of a local process at once, with its signal. Monarch reports the end of a remote one,
+    mostly within two seconds. Heartbeat calls detect processes that live but hang. The loss of a whole host is noticed
+    at once through its connection.
 
     Args:
         name: Name under which the mesh was spawned, for errors.
@@ -67,10 +67,7 @@ class Heartbeat:
         self._is_remote = mesh.on_lost_host(
             procs, lambda why: _call_in(loop, self._tell, ActorDiedError(f"{name} died: {why}", name))
         )
-        self._tasks = [
-            asyncio.ensure_future(self._watch_processes()),
-            asyncio.ensure_future(self._call(actors)),
-        ]
+        self._tasks = [asyncio.ensure_future(work) for work in (self._watch_processes(), self._call(actors))]
 
     @property
     def error(self) -> ActorDiedError | StallError | None:
@@ -84,10 +81,9 @@ class Heartbeat:
     def add_probe(self, probe: Callable[[], Awaitable[object]], what: str) -> None:
         """Watch one actor as well, which may end or hang in a process that lives.
 
-        Each probe may take `heartbeat_timeout_s`, plus the time for which the controller's own thread was blocked.
-
         Args:
-            probe: Makes a short request to the actor. It is called again and again.
+            probe: Makes a short request to the actor. It is called again and again, and each call may take
+                `heartbeat_timeout_s`, plus the time for which the controller's own thread was blocked.
             what: The actor's answer, as a noun: ``"answer of the store"``.
         """
         self._tasks += [asyncio.ensure_future(work) for work in (self._probe(probe, what), self._count_blocks())]
@@ -135,13 +131,10 @@ class Heartbeat:
         message = f"{self._name} died: process {pid} {end.how}{meaning}. Look at {mesh.log_hint(self._name)}"
         if end.last_lines:
             message += f". Last lines of its log:\n{end.last_lines}"
-        error = ActorDiedError(message, self._name, end.place)
-        if self._is_remote:  # its host may have ended as well, and then nothing must be started there
-            asyncio.get_running_loop().call_later(_HOST_S, self._tell, error)
-        elif not end.known:  # Monarch has reaped the process first and is about to report its signal
-            asyncio.get_running_loop().call_later(_SIGNAL_S, self._tell, error)
-        else:
-            self._tell(error)
+        # A remote process's host may have ended as well, and then nothing must be started there. If the signal is not
+        # known, Monarch has reaped the process first and is about to report it.
+        delay_s = _HOST_S if self._is_remote else 0 if end.known else _SIGNAL_S
+        asyncio.get_running_loop().call_later(delay_s, self._tell, ActorDiedError(message, self._name, end.place))
 
     def _tell(self, error: ActorDiedError | StallError) -> None:
         if not self._lost.done():

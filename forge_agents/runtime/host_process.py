@@ -33,9 +33,7 @@ def main() -> None:
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--port", type=int, help="TCP port to listen on, on all interfaces, under this machine's name")
     where.add_argument("--address", help="address to listen on: tls://HOST:PORT, tcp://HOST:PORT or ipc://PATH")
-    parser.add_argument(
-        "--certificate", metavar="FOLDER", help="folder with the run's tls.crt and tls.key; needed for tls addresses"
-    )
+    parser.add_argument("--certificate", metavar="FOLDER", help="folder with tls.crt and tls.key, for tls addresses")
     parser.add_argument("--end-with-stdin", action="store_true", help="end when the standard input ends")
     args = parser.parse_args()
     if args.end_with_stdin:
@@ -56,7 +54,7 @@ def main() -> None:
 
 
 def _end_with_stdin() -> None:
-    """End when the controller's end of the pipe is closed. The kernel closes it, however the controller ends."""
+    """End when the controller's end of the pipe is closed, which the kernel does however the controller ends."""
     while os.read(0, 4096):
         continue
     os._exit(0)

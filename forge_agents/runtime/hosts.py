@@ -124,14 +124,13 @@ class Hosts:
             raise ValueError(f"kind={self.kind!r} of the mesh has no hosts; set e.g. {example}")
 
     def _check_addresses(self) -> None:
-        workers = [address for addresses in self.workers.values() for address in addresses]
-        for address in workers:
+        for address in self.addresses:
             _check_address(address, "workers")
         if self.address and self.kind == "process":
             raise ValueError("address of the mesh has no effect with kind='process': its hosts are on this machine")
         if self.address:
             _check_address(self.address, "address")
-        addresses = [self.address] * bool(self.address) + workers
+        addresses = [self.address] * bool(self.address) + self.addresses
         schemes = {address.partition(":")[0] for address in addresses}
         if ("tls" in schemes) != bool(self.certificate) or (self.certificate and schemes != {"tls"}):
             raise ValueError(
@@ -144,15 +143,22 @@ class Hosts:
         """Number of hosts by role."""
         return {role: len(addresses) for role, addresses in self.workers.items()} | self.hosts
 
+    @property
+    def addresses(self) -> list[str]:
+        """Addresses of all host processes."""
+        return [address for addresses in self.workers.values() for address in addresses]
+
+    @property
+    def all_here(self) -> bool:
+        """Whether all hosts are processes of this machine, so that no other machine connects to the controller."""
+        return self.kind == "process" or bool(self.addresses and all(map(_is_local, self.addresses)))
+
     def cores_of(self, role: str) -> frozenset[int]:
         """Return the cores that a role is bound to. Empty if it may use all."""
         return parse_cores(self.cpus[role]) if role in self.cpus else frozenset()
 
     def check_processes(self, role: str, processes: int, *, each: int = 1) -> None:
-        """Check that a role's processes fit its hosts and GPUs.
-
-        Args:
-            each: Number of processes that form one unit, spread evenly over the hosts.
+        """Check that a role's processes fit its hosts and GPUs. Units of `each` are spread evenly over the hosts.
 
         Raises:
             ValueError: They do not fit. The message suggests a number that does.
@@ -200,6 +206,10 @@ def parse_cores(text: str) -> frozenset[int]:
             raise ValueError(f"cpus {text!r} of the mesh; write cores as '0-15' or '0,2,8-11'")
         cores |= set(range(first, last + 1))
     return frozenset(cores)
+
+
+def _is_local(address: str) -> bool:
+    return re.match(r"ipc://|t(cp|ls)://(127\.0\.0\.1|localhost):", address) is not None
 
 
 def _check_address(address: str, name: str) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import atexit
 import concurrent.futures
 import contextlib
+import functools
 import signal
 import sys
 import threading
@@ -26,28 +27,28 @@ def interrupted(reason: str) -> KeyboardInterrupt:
     """Return an exception that is shown only as `reason` if it is not caught, in scripts and notebooks."""
     error = KeyboardInterrupt(reason)
     error._render_traceback_ = lambda: [reason]  # type: ignore[attr-defined]  # read by IPython
-    if not isinstance(sys.excepthook, _Hook):
-        sys.excepthook = _Hook(sys.excepthook)
+    if not isinstance(sys.excepthook, functools.partial):
+        sys.excepthook = functools.partial(_show, sys.excepthook)
     return error
+
+
+def _show(
+    otherwise: Callable[[type[BaseException], BaseException, TracebackType | None], object],
+    kind: type[BaseException],
+    error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    """`sys.excepthook` that prints an `interrupted` exception as one line, and passes others on."""
+    if isinstance(error, KeyboardInterrupt) and hasattr(error, "_render_traceback_"):
+        sys.stderr.write(f"{error}\n")
+    else:
+        otherwise(kind, error, trace)
 
 
 def print_stopping() -> None:
     """Acknowledge Ctrl-C at once."""
     start = "\n" * sys.stderr.isatty()  # after the ^C that a terminal shows
     sys.stderr.write(f"{start}SIGINT: stopping all processes of this call; press Ctrl-C again to stop at once\n")
-
-
-class _Hook:
-    """`sys.excepthook` that prints an `interrupted` exception as one line, and passes others on."""
-
-    def __init__(self, otherwise: Callable[[type[BaseException], BaseException, TracebackType | None], object]) -> None:
-        self._otherwise = otherwise
-
-    def __call__(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, KeyboardInterrupt) and hasattr(error, "_render_traceback_"):
-            sys.stderr.write(f"{error}\n")
-        else:
-            self._otherwise(kind, error, trace)
 
 
 async def _nothing() -> None:
@@ -88,7 +89,7 @@ class LoopRunner:
         runner = self._runner
         self._ensure_thread()
         try:
-            with _acknowledge_sigint(self._cancel) if self._thread is None else contextlib.nullcontext():
+            with self._acknowledge_sigint():
                 return self._run_in_place(lambda: runner.run(self._track(work)))
         except (KeyboardInterrupt, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and not self._canceled:
@@ -145,6 +146,21 @@ class LoopRunner:
             with contextlib.suppress(RuntimeError):  # the work is over
                 self._working.get_loop().call_soon_threadsafe(self._working.cancel)
 
+    def _acknowledge_sigint(self) -> contextlib.AbstractContextManager[None]:
+        """Acknowledge the first Ctrl-C inside the block and cancel the work. The second one interrupts at once.
+
+        Without this, the first Ctrl-C would show no reaction while an import or other code blocks the loop.
+        """
+        if self._thread is not None or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+            return contextlib.nullcontext()  # the program may have its own handler
+
+        def on_signal(*_: object) -> None:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+            print_stopping()
+            self._cancel()
+
+        return _on_sigint(on_signal)
+
     def _run_in_place(self, call: Callable[[], T]) -> T:
         """Run `call` in the loop's thread."""
         if self._thread is None:
@@ -152,20 +168,17 @@ class LoopRunner:
         future = self._thread.submit(call)
         # The signal must raise at once: the loop of this thread is blocked and would never handle it.
         with _on_sigint(signal.default_int_handler):
-            return self._result(future)
-
-    def _result(self, future: concurrent.futures.Future[T]) -> T:
-        while True:
-            try:
-                return future.result()
-            except KeyboardInterrupt:
-                if future.done():  # raised by the work itself
-                    raise
-                if not Interrupt.pass_on(signal.SIGINT):
-                    print_stopping()
-                    self._cancel()
-                    concurrent.futures.wait([future], timeout=_CANCEL_S)  # so that the next call need not wait for it
-                    raise
+            while True:
+                try:
+                    return future.result()
+                except KeyboardInterrupt:
+                    if future.done():  # raised by the work itself
+                        raise
+                    if not Interrupt.pass_on(signal.SIGINT):
+                        print_stopping()
+                        self._cancel()
+                        concurrent.futures.wait([future], timeout=_CANCEL_S)  # so that the next call need not wait
+                        raise
 
 
 @contextlib.contextmanager
@@ -179,23 +192,6 @@ def _on_sigint(handler: Any) -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _acknowledge_sigint(stop: Callable[[], None]) -> contextlib.AbstractContextManager[None]:
-    """Acknowledge the first Ctrl-C inside the block and call `stop`. The second one interrupts at once.
-
-    Without this, the first Ctrl-C would show no reaction while an import or other code blocks the loop. Does nothing if
-    the program has its own handler.
-    """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        return contextlib.nullcontext()
-
-    def on_signal(*_: object) -> None:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        print_stopping()
-        stop()
-
-    return _on_sigint(on_signal)
 
 
 class Interrupt:

@@ -21,8 +21,6 @@ from forge_agents.runtime.exposure import warn_of_open_ports
 from forge_agents.runtime.hosts import ON_GPUS, Hosts
 from forge_agents.runtime.machine import gpu_variables, visible_gpus
 
-LOOPBACK = ("ipc://", "tcp://127.0.0.1:", "tcp://localhost:", "tls://127.0.0.1:", "tls://localhost:")
-"""Prefixes of addresses that only this machine can reach."""
 _PROCESS_END_S = 2.0
 _MARGIN_S = 60.0
 """Monarch gives up this much later than we do, because its error names no host."""
@@ -145,11 +143,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 def _attached(config: Hosts) -> Job:
     addresses = {role: workers[: config.counts[role]] for role, workers in config.workers.items()}
-    every = [address for workers in addresses.values() for address in workers]
-    warn_of_open_ports(every)
+    warn_of_open_ports(address for workers in addresses.values() for address in workers)
     if config.certificate:
         _monarch.use_certificate(config.certificate)
-    if config.address or not all(address.startswith(LOOPBACK) for address in every):
+    if config.address or not config.all_here:
         _listen(config)
     return Job(
         meshes={role: _monarch.attach(role, workers) for role, workers in addresses.items()},

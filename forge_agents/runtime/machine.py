@@ -9,8 +9,7 @@ import itertools
 import os
 import re
 import subprocess
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 HOST_VARIABLE = "FORGE_AGENTS_HOST"
@@ -72,14 +71,20 @@ def gpu_variables(gpus: Sequence[str]) -> dict[str, str]:
 def gpu_bytes(gpus: Sequence[str]) -> tuple[int, ...]:
     """Return the memory of each GPU in bytes, by nvidia-smi. Empty if it is not known.
 
-    Args:
-        gpus: Entries of CUDA_VISIBLE_DEVICES: indices, UUIDs or their prefixes, MIG devices.
+    GPUs are given as in CUDA_VISIBLE_DEVICES: indices, UUIDs or their prefixes, MIG devices.
     """
     if not gpus:
         return ()
     command = ["nvidia-smi", "--query-gpu=index,uuid,memory.total,mig.mode.current", "--format=csv,noheader,nounits"]
+    sizes: dict[str, int] = {}
+
+    def size_of(name: str) -> int:
+        if name in sizes:
+            return sizes[name]
+        (size,) = [size for full, size in sizes.items() if not name.isdigit() and full.startswith(name)]
+        return size
+
     try:
-        sizes: dict[str, int] = {}
         for line in _output(command).splitlines():
             index, uuid, mib, mig_mode = (cell.strip() for cell in line.split(","))
             if mig_mode != "Enabled":  # CUDA sees only one part of such a GPU, and it is not known which
@@ -87,7 +92,7 @@ def gpu_bytes(gpus: Sequence[str]) -> tuple[int, ...]:
         if any(gpu.startswith("MIG-") for gpu in gpus):  # the size is in "MIG 3g.40gb Device  0: (UUID: MIG-..."
             parts = _MIG_PART.findall(_output(["nvidia-smi", "-L"]))
             sizes |= {uuid: int(gb) * 1_000_000_000 for gb, uuid in parts}
-        return tuple(_size_of(sizes, gpu) for gpu in gpus)
+        return tuple(size_of(gpu) for gpu in gpus)
     except (OSError, ValueError, KeyError, subprocess.SubprocessError):
         return ()
 
@@ -95,14 +100,6 @@ def gpu_bytes(gpus: Sequence[str]) -> tuple[int, ...]:
 def _output(command: Sequence[str]) -> str:
     result = subprocess.run(command, capture_output=True, text=True, check=True, timeout=_QUERY_TIMEOUT_S)
     return result.stdout.strip()
-
-
-def _size_of(sizes: Mapping[str, int], name: str) -> int:
-    """Size of the GPU with that name, or of the only one whose UUID begins with it."""
-    if name in sizes:
-        return sizes[name]
-    (size,) = [size for full, size in sizes.items() if not name.isdigit() and full.startswith(name)]
-    return size
 
 
 # ---- memory
@@ -157,16 +154,11 @@ def _inactive_bytes(stat: Path) -> int:
 
 
 def keep_freed_memory() -> bool:
-    """Make glibc's malloc reuse large blocks, for the rest of this process.
+    """Make glibc's malloc reuse large blocks, for the rest of this process. Returns whether it accepted the settings.
 
     By default each large tensor is mapped again and the kernel zeroes its pages: 0.7 to 2.7 s per GB, a third of a
     training step on CPU. In return, resident memory stays at its peak.
-
-    Returns:
-        Whether the allocator accepted the settings. False if it is not glibc's.
     """
-    if not sys.platform.startswith("linux"):
-        return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
         return False
@@ -179,7 +171,7 @@ def limit_matmul_cache() -> None:
 
     Each entry has scratch memory, for a model's head as much as its weights, and a learner's rows have different
     lengths in each step. But all products of a layer must stay in the cache until the next layer, or each is compiled
-    again in every layer: a dozen, twice that with adapters, and three for each bucket of attention, of which a long
-    row of many lengths has dozens. Has an effect only before the first product. A value set by the user stays.
+    again in every layer: a dozen, twice that with adapters, and three for each of dozens of buckets of attention. The
+    limit has an effect only before the first product. A value set by the user stays.
     """
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")

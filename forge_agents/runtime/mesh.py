@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import itertools
 import logging
 import os
 import re
@@ -30,7 +31,7 @@ from forge_agents.runtime.threads import all_or_first_error
 
 if TYPE_CHECKING:
     from forge_agents.runtime._monarch import ProcMesh
-    from forge_agents.runtime.allocation import Allocation
+    from forge_agents.runtime.allocation import Allocation, MeshRequest
     from forge_agents.runtime.cluster import Cluster
 
 T = TypeVar("T")
@@ -84,9 +85,9 @@ def spawn_procs(
     threads: int | None = None,
     program: str = "",
 ) -> ProcMesh:
-    """Start processes as a mesh with one dimension ``rank`` of size `procs`.
+    """Start processes as a mesh with one dimension ``rank`` of size `procs`, in the background.
 
-    Each process writes its output to a separate file in `log_folder(name)`.
+    The first call raises the error of a failed start. Each process writes its output to a file in `log_folder(name)`.
 
     Args:
         name: Name for errors and the log folder. Any text.
@@ -96,9 +97,6 @@ def spawn_procs(
         env: Environment variables that are set before the processes' Python starts.
         threads: Size of the processes' OpenMP, MKL and OpenBLAS pools. None keeps the libraries' defaults.
         program: Python source that each process runs. It must run Monarch's main program. Empty runs only that.
-
-    Returns:
-        A Monarch `ProcMesh`. Processes start in the background, so the first call raises the error of a failed start.
 
     Raises:
         HostError: No host is left for the role.
@@ -138,11 +136,7 @@ def spawn_procs(
 
 
 def mesh_variables(gpus: Sequence[str], env: Mapping[str, str] | None, threads: int | None) -> dict[str, str]:
-    """Return the environment variables that are specific to the processes of one mesh.
-
-    Args:
-        gpus: GPUs of all its processes on a host, in the order of their ranks.
-    """
+    """Return the environment variables of one mesh's processes, which see `gpus` in the order of their ranks."""
     variables = dict(env or {})
     if threads is not None:
         variables |= dict.fromkeys(_THREAD_VARIABLES, str(threads))
@@ -153,20 +147,19 @@ def mesh_variables(gpus: Sequence[str], env: Mapping[str, str] | None, threads: 
 
 
 async def launch_hosts(
-    config: Hosts, *, paths: Sequence[str | Path] = (), meshes: Sequence[tuple[str, str, int]] = ()
+    config: Hosts, *, paths: Sequence[str | Path] = (), meshes: Sequence[MeshRequest] = ()
 ) -> None:
     """Start the hosts on which meshes are placed from now on.
 
     Args:
         paths: Files and folders that all hosts must see.
-        meshes: Name, role and number of processes of each mesh that will compute.
+        meshes: Meshes that will compute.
 
     Raises:
         HostError: There are fewer hosts or GPUs than requested, a host cannot be reached, or it lacks one of the paths.
         StallError: A host did not answer in time.
     """
     from forge_agents.runtime import _monarch
-    from forge_agents.runtime.allocation import processes_by_role
     from forge_agents.runtime.cluster import Cluster
 
     if busy := [cluster.config.kind for cluster in _clusters if cluster.config.kind != "local"]:
@@ -175,8 +168,8 @@ async def launch_hosts(
         )
     _clusters.clear()
     _monarch.on_unhandled_fault(_note_fault)
-    cluster = Cluster(config, _host, processes_by_role(meshes))
-    await cluster.launch(_processes.variables, meshes)
+    cluster = Cluster(config, _host, meshes)
+    await cluster.launch(meshes)
     _clusters.append(cluster)
     _monarch.leave_quietly()
     try:
@@ -223,37 +216,25 @@ async def exchange_addresses(procs: ProcMesh, timeout_s: float, *, who: str) -> 
 # ---- placement
 
 
-def preview_placement(meshes: Sequence[tuple[str, str, int]]) -> list[ProcessSlot]:
-    """Return the places that meshes, given by name, role and processes, would get. See `Allocator.preview`."""
+def preview_placement(meshes: Sequence[MeshRequest]) -> list[ProcessSlot]:
+    """Return the places that meshes would get. See `Allocator.preview`."""
     with _placing:
         return _cluster().preview(meshes)
 
 
 def preview_placement_on(
-    config: Hosts,
-    meshes: Sequence[tuple[str, str, int]],
-    *,
-    gpus_per_host: int,
-    gpu_bytes: int = 0,
-    here: int | None = None,
+    config: Hosts, meshes: Sequence[MeshRequest], *, gpus_per_host: int, gpu_bytes: int = 0, here: int | None = None
 ) -> list[ProcessSlot]:
-    """Return the places that meshes would get on hosts that are not started yet.
-
-    Args:
-        config: The hosts.
-        meshes: Name, role and number of processes of each.
-        gpus_per_host: GPUs of each host whose role ``config.gpus`` does not name.
-        gpu_bytes: Memory of each GPU.
-        here: GPUs of the controller's host. None for its actual ones.
+    """Return the places that meshes would get on hosts that are not started yet. See `Allocator.assume_hosts`.
 
     Raises:
         HostError: The hosts have fewer GPUs than requested, or than a mesh needs.
     """
-    from forge_agents.runtime.allocation import Allocator, processes_by_role
+    from forge_agents.runtime.allocation import Allocator
 
-    allocator = Allocator(config, lambda: None, processes_by_role(meshes))
+    allocator = Allocator(config, meshes=meshes)
     allocator.assume_hosts(gpus_per_host, gpu_bytes=gpu_bytes, here=here)
-    allocator.check_gpus()
+    allocator.check()
     return allocator.preview(meshes)
 
 
@@ -262,13 +243,13 @@ def local_gpus() -> list[ProcessSlot]:
     return _cluster().local_gpus()
 
 
-def reserve(meshes: Sequence[tuple[str, str, int]]) -> None:
+def reserve(meshes: Sequence[MeshRequest]) -> None:
     """Reserve the places that `preview_placement` shows for these meshes."""
     with _placing:
         _cluster().reserve(meshes)
 
 
-def unreserve(meshes: Sequence[tuple[str, str, int]]) -> None:
+def unreserve(meshes: Sequence[MeshRequest]) -> None:
     """Give up the reservations of meshes that will not be spawned again."""
     with _placing:
         _cluster().unreserve(meshes)
@@ -312,11 +293,7 @@ def memory_domain_of(procs: ProcMesh) -> str:
 
 
 def hardware_of(procs: ProcMesh, *, threads: int | None = None) -> str:
-    """Describe a mesh's hardware: ``2 CPU cores``, ``1 of 2 CPU cores``, ``1 GPU each of 2 other hosts``.
-
-    Args:
-        threads: CPU threads of all its processes. None for one per core.
-    """
+    """Describe a mesh's hardware: ``2 CPU cores``, ``1 of 2 CPU cores``, ``1 GPU each of 2 other hosts``."""
     allocation = _spawned[id(procs)].allocation
     gpus = f"{len(allocation.gpus)} GPU{'s' * (len(allocation.gpus) != 1)}" * bool(allocation.gpus)
     if not allocation.is_remote:
@@ -326,11 +303,7 @@ def hardware_of(procs: ProcMesh, *, threads: int | None = None) -> str:
 
 
 def on_lost_host(procs: ProcMesh, tell: Callable[[str], None]) -> bool:
-    """Call `tell` with the reason when a host of the mesh is lost, or at once if one is lost already.
-
-    Returns:
-        Whether the mesh runs on remote hosts.
-    """
+    """Call `tell` with the reason when a host of the mesh is lost. Returns whether the mesh runs on remote hosts."""
     allocation = _spawned[id(procs)].allocation
     if allocation.lost:
         tell(allocation.lost)
@@ -371,7 +344,14 @@ async def with_deadline(
                 if count == before:
                     break
         if not task.done():
-            raise _stall(who, what, timeout_s)
+            others = _stalls.summary(without=who)
+            stall = StallError(
+                f"{who} did not finish {what} within {timeout_s:g} s. Look at {log_hint(who)}; raise the timeout if "
+                f"the work is just slow{'. Other waits at that time: ' * bool(others)}{others}",
+                who,
+            )
+            stall.snapshot = _stalls.snapshot()
+            raise stall
     finally:
         if not task.done():
             task.cancel()
@@ -382,19 +362,8 @@ async def with_deadline(
     raise as_local_error(error, who=who, what=what) from None
 
 
-def _stall(who: str, what: str, timeout_s: float) -> StallError:
-    others = _stalls.summary(without=who)
-    error = StallError(
-        f"{who} did not finish {what} within {timeout_s:g} s. Look at {log_hint(who)}; raise the timeout if the "
-        f"work is just slow{'. Other waits at that time: ' * bool(others)}{others}",
-        who,
-    )
-    error.snapshot = _stalls.snapshot()
-    return error
-
-
 async def call_all(mesh: Any, n: int, endpoint_name: str, *args: Any, timeout_s: float, who: str) -> list[Any]:
-    """Call an endpoint on every rank of an actor mesh. The first failure is raised without waiting for the others.
+    """Call an endpoint on every rank of an actor mesh. Returns the results by rank, or raises the first failure.
 
     Monarch's own ``call`` reports only after all ranks have replied. If one rank fails inside a collective, the others
     wait for it, so the caller would wait as well. Each rank is therefore called as a mesh of size 1. Inside the
@@ -402,30 +371,19 @@ async def call_all(mesh: Any, n: int, endpoint_name: str, *args: Any, timeout_s:
 
     Monarch 0.7 keeps about 600 bytes in the calling process for every ``call_one``, but nothing for ``choose``, which
     picks the only actor of a mesh of size 1. It keeps 1 KB for each such mesh, so these are reused.
-
-    Args:
-        mesh: Actor mesh on a mesh of `spawn_procs`.
-        timeout_s: Timeout for all ranks together.
-
-    Returns:
-        Results by rank.
     """
+    if mesh not in _meshes_by_rank:
+        _meshes_by_rank[mesh] = [mesh.slice(rank=rank) for rank in range(n)]
 
-    async def call(rank: int) -> Any:
-        endpoint = getattr(_rank_meshes(mesh, n)[rank], endpoint_name)
-        return await with_deadline(endpoint.choose(*args), timeout_s, who=who, what=f"{endpoint_name} (rank {rank})")
+    async def call(rank: int, actor: Any) -> Any:
+        calling = getattr(actor, endpoint_name).choose(*args)
+        return await with_deadline(calling, timeout_s, who=who, what=f"{endpoint_name} (rank {rank})")
 
-    return await all_or_first_error(call(rank) for rank in range(n))
+    return await all_or_first_error(itertools.starmap(call, enumerate(_meshes_by_rank[mesh])))
 
 
 _meshes_by_rank: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
-
-
-def _rank_meshes(mesh: Any, n: int) -> list[Any]:
-    """A mesh of size 1 for every rank of an actor mesh, the same objects each time."""
-    if mesh not in _meshes_by_rank:
-        _meshes_by_rank[mesh] = [mesh.slice(rank=rank) for rank in range(n)]
-    return _meshes_by_rank[mesh]
+"""For every actor mesh a mesh of size 1 of each rank."""
 
 
 def as_local_error(error: BaseException, *, who: str, what: str) -> BaseException:

@@ -38,8 +38,8 @@ _UP = "/.." * 16
 def private_folder() -> Path:
     """Folder of mode 0700 for this process and those it starts.
 
-    The first process of a run on a machine makes the folder and removes it at exit, except subfolders with logs of
-    processes that failed. It also removes the folders of earlier runs that were killed.
+    The first process of a run on a machine makes it and removes it at exit, except subfolders with logs of failed
+    processes. It also removes the folders of earlier runs that were killed.
     """
     inherited = os.environ.get(FOLDER_VARIABLE, "")
     if inherited and is_private(inherited):
@@ -58,26 +58,29 @@ def private_folder() -> Path:
     return folder
 
 
-def is_private(folder: str | Path) -> bool:
-    """Return whether a path is a folder, not a link to one, that this user owns and no other user may enter."""
-    return _is_own(folder, shared=0)
+def is_private(folder: str | Path, *, others: int = 0) -> bool:
+    """Return whether a path is this user's folder, not a link to one, and gives others at most the rights `others`."""
+    try:
+        status = os.lstat(folder)
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077 & ~others
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder of mode 0700, or check that an existing one belongs to this user.
-
-    Another user may guess the name and make the folder first, with links in it that logs would follow.
+    """Make a folder of mode 0700.
 
     Raises:
-        PermissionError: The path is not a folder or belongs to another user.
+        PermissionError: The path is no folder of this user. Another one may have guessed the name, and made a folder
+            with links that logs would follow.
     """
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
         raise PermissionError(
-            f"{folder} is not a folder of yours (its owner is user {status.st_uid}), so no logs are written there. "
-            "Remove it, or set TMPDIR to a folder of your own"
+            f"{folder} is not a folder of yours (its owner is user {status.st_uid}), so no logs are written there; set "
+            "TMPDIR to a folder of your own"
         )
     if status.st_mode & 0o022:
         folder.chmod(0o700)
@@ -98,18 +101,9 @@ def log_suffix() -> str:
     for folder in (beginning, beginning / "monarch_log_"):
         with contextlib.suppress(OSError):
             folder.mkdir(mode=0o700)
-        if not _is_own(folder, shared=0o055):  # other users may read it
+        if not is_private(folder, others=0o055):  # other users may read it
             return "x" * 256
     return f"{_UP}{private_folder()}/{_LOG_NAME}"
-
-
-def _is_own(folder: str | Path, *, shared: int) -> bool:
-    """Whether a path is a folder of this user that gives others no rights except those in `shared`."""
-    try:
-        status = os.lstat(folder)
-    except OSError:
-        return False
-    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077 & ~shared
 
 
 def _remove_abandoned(parent: Path) -> None:

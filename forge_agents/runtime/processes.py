@@ -67,24 +67,17 @@ def with_variable(name: str, value: str) -> list[psutil.Process]:
 
 
 def kill_mesh(mark: str) -> None:
-    """Kill this machine's processes of a mesh, and their children.
-
-    Args:
-        mark: Value of `MESH_VARIABLE`.
-    """
+    """Kill this machine's processes of the mesh whose `MESH_VARIABLE` is `mark`, and their children."""
     for process in with_variable(MESH_VARIABLE, mark):
         with contextlib.suppress(psutil.Error):  # it ended; psutil does not kill a process that has reused the id
             process.kill()
 
 
 async def kill_after(grace_s: float, pids: Sequence[int], folder: Path) -> None:
-    """Wait until the processes have ended. Kill those that take too long or have run their exit handlers.
+    """Wait until the processes of a mesh with that log folder have ended.
 
-    Large libraries take seconds to unload, which is not worth waiting for.
-
-    Args:
-        grace_s: Seconds that the processes get for their exit handlers.
-        folder: Log folder of their mesh.
+    Processes that take longer than `grace_s` or have run their exit handlers are killed, because large libraries take
+    seconds to unload.
     """
     deadline, late = time.monotonic() + grace_s, False
     while not late and (alive := [pid for pid in pids if is_ours(pid)]):
@@ -103,10 +96,10 @@ def bootstrap_command(environment: Mapping[str, str], program: str = "") -> Any:
         environment: Variables in addition to those of the host.
         program: Python source to run. It must run Monarch's main program. Empty runs only that.
     """
-    from forge_agents.runtime._monarch import default_bootstrap_cmd
+    from forge_agents.runtime._monarch import PROGRAM, default_bootstrap_cmd
 
     command = default_bootstrap_cmd().with_env(dict(environment))
-    command.args = ["-P", *(["-c", program] if program else command.args)]
+    command.args = ["-P", "-c", program or PROGRAM]
     return command
 
 

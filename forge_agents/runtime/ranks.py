@@ -42,8 +42,7 @@ class RankSetup(Actor):
     async def listen(self, other: str) -> tuple[str, str]:
         """Open the socket of the rendezvous, on the interface that leads to the host `other`.
 
-        Returns:
-            The rendezvous, as ``tcp://10.0.0.1:29500``, and the interface's name.
+        Returns the rendezvous, as ``tcp://10.0.0.1:29500``, and the interface's name.
 
         Raises:
             HostError: No interface leads to other hosts.

@@ -20,7 +20,7 @@ _FRESH_S = 1.0
 """Stalls within this time share one snapshot."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Wait:
     who: str
     what: str
@@ -38,7 +38,7 @@ _last: tuple[float, dict[str, Any]] | None = None
 def waiting(who: str, what: str, timeout_s: float) -> Iterator[None]:
     """Record, for the duration of the block, that this process waits for `who` to do `what`."""
     number = next(_numbers)
-    _waits[number] = _Wait(who=who, what=what, timeout_s=timeout_s, since=time.monotonic())
+    _waits[number] = _Wait(who, what, timeout_s, time.monotonic())
     try:
         yield
     finally:
@@ -68,9 +68,9 @@ def summary(without: str = "") -> str:
 def snapshot() -> dict[str, Any]:
     """Return the current waits, registered states, asyncio tasks and thread stacks, JSON-safe."""
     global _last  # noqa: PLW0603  # one snapshot per process
-    if _last is not None and time.monotonic() - _last[0] < _FRESH_S:
-        return _last[1]
     now = time.monotonic()
+    if _last is not None and now - _last[0] < _FRESH_S:
+        return _last[1]
     content: dict[str, Any] = {
         "time": time.time(),
         "waits": [
@@ -79,14 +79,20 @@ def snapshot() -> dict[str, Any]:
         ],
         **{name: _value(state) for name, state in tuple(_states.items())},
         "tasks": _tasks(),
-        "threads": threads(),
+        "threads": _threads(),
     }
     _last = now, content
     return content
 
 
-def threads() -> dict[str, list[str]]:
-    """Return the stacks of all threads, outermost call first, by thread name."""
+def _value(state: Callable[[], Any]) -> Any:
+    try:
+        return state()
+    except Exception as error:  # noqa: BLE001  # a snapshot of a broken run is useful even with a gap
+        return f"{type(error).__name__}: {error}"
+
+
+def _threads() -> dict[str, list[str]]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     frames = sys._current_frames()  # documented as the way to other threads' stacks
     return {f"{names.get(ident, 'unknown')} ({ident})": stack(frame) for ident, frame in frames.items()}
@@ -123,10 +129,3 @@ def await_chain(coroutine: Any) -> tuple[str, ...]:
             chain.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}")
         coroutine = getattr(coroutine, "cr_await", None) or getattr(coroutine, "gi_yieldfrom", None)
     return tuple(chain)
-
-
-def _value(state: Callable[[], Any]) -> Any:
-    try:
-        return state()
-    except Exception as error:  # noqa: BLE001  # a snapshot of a broken run is useful even with a gap
-        return f"{type(error).__name__}: {error}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import queue
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from concurrent.futures import CancelledError, Future
@@ -15,10 +14,7 @@ from forge_agents.errors import ActorDiedError, StallError
 
 T = TypeVar("T")
 
-_MAX_IDLE = 64
-"""Maximum number of idle threads kept for later calls. Starting a thread costs more than most calls."""
 _CLOSE_TIMEOUT_S = 5.0
-_idle: list[_Helper] = []
 
 
 async def all_or_first_error(
@@ -42,49 +38,8 @@ async def all_or_first_error(
         raise
 
 
-class _Helper:
-    """A thread that runs one call after another. If a call never returns, its thread is abandoned at exit."""
-
-    def __init__(self) -> None:
-        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    @property
-    def alive(self) -> bool:
-        """False in a forked child process, where the thread does not exist."""
-        return self._thread.is_alive()
-
-    def begin(self, name: str, call: Callable[[], None]) -> None:
-        """Run `call`, which must not raise, under this thread name."""
-        self._thread.name = name
-        self._calls.put(call)
-
-    def _run(self) -> None:
-        while True:
-            call = self._calls.get()
-            call()
-            del call  # release its objects before the next call
-            self._thread.name = "idle"
-            if len(_idle) >= _MAX_IDLE:
-                return
-            _idle.append(self)
-
-
-def _helper() -> _Helper:
-    with contextlib.suppress(IndexError):  # no idle thread
-        while not (helper := _idle.pop()).alive:
-            pass
-        return helper
-    return _Helper()
-
-
 def begin_in_thread(call: Callable[..., T], *args: Any, name: str) -> Future[T]:
-    """Run ``call(*args)`` on a thread. A call that never returns does not delay the exit of the program.
-
-    Args:
-        name: Thread name, shown in stall snapshots.
-    """
+    """Run ``call(*args)`` on a thread of that name. A call that never returns does not delay the program's exit."""
     done: Future[T] = Future()
     done.set_running_or_notify_cancel()  # a caller may stop waiting, but the call continues
 
@@ -94,7 +49,7 @@ def begin_in_thread(call: Callable[..., T], *args: Any, name: str) -> Future[T]:
         except BaseException as error:  # noqa: BLE001  # re-raised in the caller's thread
             done.set_exception(error)
 
-    _helper().begin(name, run)
+    threading.Thread(target=run, name=name, daemon=True).start()
     return done
 
 

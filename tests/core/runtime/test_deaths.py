@@ -68,9 +68,9 @@ def test_death_names_its_usual_cause(tmp_path: Path, monkeypatch: pytest.MonkeyP
     deaths.oom_kills_before.cache_clear()
     try:
         assert oom_kills() == (0, 2)
-        assert "so another program killed it" in death(-signal.SIGKILL, None).meaning
+        assert "by another program" in death(-signal.SIGKILL, None).meaning
         counter.write_text("oom 8\noom_kill 3\n")
-        assert "by the kernel, which has killed for want of memory" in death(-signal.SIGKILL, None).meaning
+        assert "by the kernel for want of memory" in death(-signal.SIGKILL, None).meaning
     finally:
         deaths.oom_kills_before.cache_clear()
 

@@ -160,13 +160,13 @@ class Machines:
 
 def laid_out(has: int = 8, wants: dict[str, int] | None = None, **settings: Any) -> Cluster:
     config = fa.Hosts(**{"kind": "process", **settings})
-    layout = Cluster(config, lambda: "here", wants)
+    layout = Cluster(config, lambda: "here", [("", role, procs) for role, procs in (wants or {}).items()])
     layout._here.facts = HostFacts(
         hostname="head", gpus=tuple(map(str, range(has))), cores=frozenset({0, 1}), memory_domain="head"
     )
     if config.kind != "local":
         machines = {role: Machines(role, range(count)) for role, count in config.counts.items()}
-        layout.meshes = machines
+        layout.machines = machines
     for role, count in config.counts.items():
         for number in range(count):
             facts = HostFacts(
@@ -215,7 +215,7 @@ def test_role_without_hosts_is_on_the_controllers_host() -> None:
 
 def test_roles_on_one_host_get_consecutive_gpus() -> None:
     layout = laid_out(kind="local", gpus={"engines": 2, "learner": 3})
-    layout.check_gpus()
+    layout.check()
     assert layout.allocate("learner", 3).gpus == ("0", "1", "2")
     assert [layout.allocate("engines", 1).gpus for _ in range(2)] == [("3",), ("4",)]
 
@@ -383,13 +383,13 @@ def test_more_gpus_than_a_host_has_are_refused(settings: dict[str, Any]) -> None
     layout = laid_out(has=4, **settings)
     layout.config = fa.Hosts(**{"kind": "process", **settings}, gpus=expected)
     with pytest.raises(HostError, match=r"the mesh asks for 5 GPUs on .* and it has 4; lower gpus"):
-        layout.check_gpus()
+        layout.check()
 
 
 def test_missing_cores_are_refused() -> None:
     assert laid_out(hosts={"engines": 1}, cpus={"engines": "1"}).allocate("engines", 1).cores == {1}
     with pytest.raises(HostError, match=r"bind engines to 0-2 and engines-0 \(node-engines-0\) has no core 2"):
-        laid_out(hosts={"engines": 1}, cpus={"engines": "0-2"}).check_cores()
+        laid_out(hosts={"engines": 1}, cpus={"engines": "0-2"}).check()
 
 
 def test_workers_are_bound_to_their_cores_during_a_run() -> None:

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from forge_agents.errors import StallError
-from forge_agents.runtime import mesh, threads
+from forge_agents.runtime import mesh
 from forge_agents.runtime import stalls as _stalls
 from forge_agents.runtime.threads import in_thread
 
@@ -85,16 +85,3 @@ def test_in_thread_returns_or_raises() -> None:
             await in_thread(divmod, 7, 0, name="sum")
 
     asyncio.run(main())
-
-
-def test_idle_thread_is_reused_unless_forked(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def main() -> None:
-        observed: set[int] = set()
-        while (thread := await in_thread(threading.get_ident, name="one")) not in observed:
-            observed.add(thread)
-
-    asyncio.run(asyncio.wait_for(main(), 60))
-    lost = threads._Helper()
-    monkeypatch.setattr(type(lost), "alive", property(lambda helper: helper is not lost))
-    threads._idle.append(lost)
-    assert asyncio.run(asyncio.wait_for(in_thread(divmod, 7, 2, name="sum"), 60)) == (3, 1)

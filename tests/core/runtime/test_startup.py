@@ -55,8 +55,8 @@ def test_estimate_is_the_median_of_the_last_five_successful_startups(clock, caps
 @pytest.mark.parametrize(
     "text",
     [
-        *("", "[]", "nonsense", "[" * 10_000, '{"a": 1}', '{"a": {"b": "c"}}', '{"a": {"b": 3}}'),
-        json.dumps({"a": {"b": [10**400]}}),
+        *("", "[]", "nonsense", "[" * 10_000, '{"a": 1}', '{"a": ["c"]}', '{"a": {"b": [3]}}'),
+        json.dumps({"a": [10**400]}),
     ],
 )
 def test_invalid_file_is_replaced(text, memory, clock):
@@ -65,7 +65,7 @@ def test_invalid_file_is_replaced(text, memory, clock):
     with startup.track("store", "weights", "x", on="here"):
         clock(3)
     assert startup.usual_s("store x on here") == 3
-    assert list(json.loads(memory.read_text())) == [startup._hardware()]
+    assert list(json.loads(memory.read_text())) == [startup._key("store x on here")]
 
 
 def test_unwritable_cache_does_not_fail_a_startup(tmp_path, monkeypatch):

@@ -17,7 +17,6 @@ from forge_agents.cli.main import main
 from forge_agents.errors import HostError, ModelNotFoundError
 from forge_agents.models.sizes import SHAPES, ModelSize
 from forge_agents.runtime import mesh
-from forge_agents.runtime.allocation import processes_by_role
 from forge_agents.runtime.cluster import Cluster
 from forge_agents.runtime.host_process import HostFacts
 from forge_agents.serving.memory import adapter_weights
@@ -145,7 +144,7 @@ def test_ranks_of_an_engine_are_on_one_host() -> None:
 
 @pytest.mark.parametrize("gpus", [1, 2, 3, 8])
 def test_one_host_is_shared_as_in_a_run(gpus: int) -> None:
-    layout = Cluster(fa.Hosts(), lambda: "here", {"learner": 2, "engines": 6})
+    layout = Cluster(fa.Hosts(), lambda: "here", [("", "learner", 2), ("", "engines", 6)])
     ids = tuple(map(str, range(gpus)))
     layout._here.facts = HostFacts(
         hostname="node", gpus=ids, cores=frozenset({0}), memory_domain="", gpu_bytes=(80,) * gpus
@@ -227,7 +226,7 @@ def test_fit_matches_placement_and_dry_run(
 
     paths = {name: Path(policy.model) for name, policy in asked.items()}
     meshes = [*meshes_of(asked, paths, run), *((chat.name, "judges", 1) for chat in chats)]
-    layout = Cluster(hosts, lambda: "here", processes_by_role(meshes))
+    layout = Cluster(hosts, lambda: "here", meshes)
     layout.assume_hosts(8, gpu_bytes=int(case.gb * 1e9), here=8 if hosts.counts else case.gpus)
     placed: list[Placement] = []
     place = placement.place

@@ -38,7 +38,7 @@ H100 = 80_000_000_000
 
 
 def on(gpus: int, wants: dict[str, int], each: int = H100) -> Callable[[Any], list[ProcessSlot]]:
-    layout = Cluster(fa.Hosts(), lambda: "here", wants)
+    layout = Cluster(fa.Hosts(), lambda: "here", [("", role, procs) for role, procs in wants.items()])
     ids = tuple(map(str, range(gpus)))
     layout._here.facts = HostFacts(
         hostname="node", gpus=ids, cores=frozenset({0}), memory_domain="", gpu_bytes=(each,) * gpus
