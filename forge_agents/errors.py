@@ -41,11 +41,7 @@ class ModelNotFoundError(ForgeError, FileNotFoundError):
 
 
 class StallError(ForgeError, TimeoutError):
-    """A wait exceeded its timeout. The message names the process or component.
-
-    Args:
-        who: Its name. Empty if there is none.
-    """
+    """A wait exceeded its timeout. The message and `who` name the process or component."""
 
     def __init__(self, message: str, who: str = "") -> None:
         super().__init__(message)
@@ -59,13 +55,7 @@ class LateAnswerError(ForgeError, TimeoutError):
 
 
 class ActorDiedError(ForgeError, RuntimeError):
-    """An actor's process ended unexpectedly.
-
-    Args:
-        message: Names the process and its work.
-        who: Name of the process.
-        place: Signal and stack, equal for two deaths at the same place. Empty if not known.
-    """
+    """An actor's process ended unexpectedly. `place` (signal and stack) is equal for two deaths at the same place."""
 
     def __init__(self, message: str, who: str = "", place: str = "") -> None:
         super().__init__(message)
@@ -82,12 +72,7 @@ class HostError(ForgeError, RuntimeError):
 
 
 class EndpointError(ForgeError, RuntimeError):
-    """An endpoint refused a request, failed, or sent an invalid answer.
-
-    Args:
-        message: Names the endpoint, without its key.
-        status: HTTP status. None if there was none.
-    """
+    """An endpoint refused a request, failed, or sent an invalid answer. `status` is the HTTP status, if any."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
@@ -123,11 +108,7 @@ class RunFolderError(ForgeError, OSError):
 
 
 def near_names(word: object, candidates: Iterable[str], *, cutoff: float = 0.5) -> list[str]:
-    """Return at most three candidates similar to a word, the most similar first.
-
-    Args:
-        cutoff: Minimum similarity, 0 to 1, as in `difflib.get_close_matches`.
-    """
+    """Return at most three candidates similar to a word, the most similar first."""
     by_folded = {name.casefold(): name for name in candidates}
     near = difflib.get_close_matches(str(word).casefold(), list(by_folded), n=3, cutoff=cutoff)
     return [by_folded[name] for name in near]

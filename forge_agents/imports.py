@@ -87,15 +87,7 @@ def extend_path() -> None:
 
 
 def import_object(place: str, what: str) -> Any:
-    """Return the object at "package.module:name".
-
-    Args:
-        place: Location as the user wrote it.
-        what: Name of the setting, for the error message.
-
-    Raises:
-        ValueError: There is no such module or name.
-    """
+    """Return the object at "package.module:name". `what` names the setting in the ValueError if there is none."""
     module, _, name = place.partition(":")
     try:
         return getattr(import_user_module(module), name)

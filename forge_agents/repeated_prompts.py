@@ -8,10 +8,7 @@ from collections.abc import Hashable, Sequence
 def text_after(prompt: str, answer: str, *, least_words: int = 2) -> str:
     """Return the text of `answer` after `prompt`, ignoring differences in whitespace. Empty if it is not repeated.
 
-    Args:
-        prompt: Prompt text.
-        answer: Text that may begin with the prompt.
-        least_words: Minimum number of words in the prompt. An answer may begin with a shorter one by chance ("Hi").
+    An answer may begin with a prompt of fewer than `least_words` words by chance ("Hi").
     """
     words = prompt.split()
     parts = answer.split(None, len(words) - 1)
@@ -27,10 +24,7 @@ def text_after(prompt: str, answer: str, *, least_words: int = 2) -> str:
 def overlap(prompt: Sequence[Hashable], answer: Sequence[Hashable], instructions: int) -> tuple[int, int]:
     """Return the range of messages in `answer` that repeat `prompt` or the end of it. Empty if none do.
 
-    Args:
-        prompt: Key of each message of the prompt.
-        answer: Key of each message of the answer.
-        instructions: Number of system messages at the beginning of the answer. The whole prompt may follow them.
+    The whole prompt may follow the system messages of the answer, whose number is `instructions`.
     """
     for begin in range(instructions + 1):
         if prompt and answer[begin : begin + len(prompt)] == prompt:

@@ -58,11 +58,7 @@ class BoundedLoader(yaml.SafeLoader):
 
 
 def load(text: str, *, name: str = "", loader: Callable[[str], BoundedLoader] = BoundedLoader) -> Any:
-    """Read a YAML text.
-
-    Args:
-        name: Name of the file, for errors.
-        loader: Loader class.
+    """Read a YAML text of the file `name`.
 
     Raises:
         ValueError: The text is not YAML, or exceeds a bound of `BoundedLoader`. The message is one printable line. It

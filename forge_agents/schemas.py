@@ -18,13 +18,10 @@ _deadline_s: ContextVar[float] = ContextVar("time of this thread's computation a
 
 
 class Schema:
-    """A JSON schema of the draft that it names, by default 2020-12.
+    """A JSON schema of the draft that it names, by default 2020-12, with options of ``jsonschema``'s validators.
 
-    Args:
-        schema: The schema.
-        timeout_s: Time limit of a check in seconds, for all patterns together and for the thread's computation. A small
-            schema may take long, because nested references can multiply.
-        options: Options of ``jsonschema``'s validators.
+    The time limit of a check is for all patterns together and for the thread's computation. A small schema may take
+    long, because nested references can multiply.
 
     Raises:
         SchemaError: The schema has both ``unevaluatedProperties`` and ``patternProperties``, for which there is no time

@@ -151,13 +151,7 @@ def check_names(what: str, arguments: Mapping[str, Any], names: Sequence[str], *
 
 
 def suggestion(unknown: str, names: Sequence[str], *, kind: type | None = None) -> str:
-    """Return a "Did you mean ...?" sentence for an unknown name, or an empty string.
-
-    Args:
-        unknown: The unknown name.
-        names: Known names.
-        kind: Settings class of the known names. Its nested settings are searched as well.
-    """
+    """Return a "Did you mean ...?" sentence for an unknown name, or an empty string. See `meanings`."""
     candidates = meanings(unknown, names, kind)
     if isinstance(candidates, str):
         return f" {candidates}"
@@ -171,10 +165,7 @@ def suggestion(unknown: str, names: Sequence[str], *, kind: type | None = None) 
 def meanings(unknown: str, names: Sequence[str], kind: type | None) -> list[str] | str:
     """Return dotted places of the settings that an unknown name most likely means, or advice as a text.
 
-    Args:
-        unknown: The unknown name.
-        names: Known names. Empty: only nested settings are searched.
-        kind: Settings class of the known names. Its nested settings are searched as well.
+    Without `names`, only the nested settings of the settings class `kind` are searched.
     """
     equivalents: tuple[tuple[str, str], ...] | str = OTHER_NAMES.get(unknown, ())
     if isinstance(equivalents, str):
@@ -210,12 +201,7 @@ def nested_places(
 ) -> list[str]:
     """Return dotted places of a setting in the nested settings of `kind`, such as ``learner.lr``.
 
-    Args:
-        kind: Settings class.
-        name: Name of the setting.
-        equivalents: Other names of the setting, each with its class.
-        prefix: Prefix of each place.
-        depth: Maximum number of levels to search.
+    `equivalents` are other names of the setting, each with its class.
     """
     places: list[str] = []
     for field, hint in _hints(kind).items():

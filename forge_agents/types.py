@@ -330,10 +330,7 @@ class Episode(_Stored):
 
     @classmethod
     def from_json(cls, stored: str | bytes | Mapping[str, Any]) -> Episode:
-        """Load an episode from the output of `to_json` or from a line of a run's ``episodes.jsonl``.
-
-        Args:
-            stored: The text, or its parsed JSON.
+        """Load an episode from the output of `to_json`, from such a line of a run, or from its parsed JSON.
 
         Raises:
             ValueError: The value is not an episode, has another format, or has unknown fields.

@@ -21,14 +21,9 @@ class BranchIndex(Generic[T]):
     program has edited has another digest from the edit on. The request continues an answer before the edit, which
     starts a branch, or none at all.
 
-    Digests use `ChatMessage.js_key`, because clients re-encode the JSON of tool calls.
-
-    Two identical requests may have received different answers, or the same text twice. Among answers with the same
+    Digests use `ChatMessage.js_key`, because clients re-encode the JSON of tool calls. Among answers with the same
     digest, the first that no request has continued yet is chosen, so parallel conversations with equal text do not
     share one branch.
-
-    Args (type):
-        T: The identity of an answer, as given to `add`.
     """
 
     def __init__(self) -> None:

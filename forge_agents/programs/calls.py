@@ -42,13 +42,7 @@ abbreviate = _abbreviation.repr
 
 
 class RefusedError(ForgeError, ValueError):
-    """A request that is rejected.
-
-    Args:
-        message: The problem, what was expected, and what to do.
-        status: HTTP status.
-        code: Machine-readable code.
-    """
+    """A request that is rejected, with an HTTP status and a machine-readable code."""
 
     def __init__(self, message: str, *, status: int = 400, code: str = "invalid_request_error") -> None:
         super().__init__(message)
@@ -75,6 +69,8 @@ class ChatMessage:
     calls: tuple[FunctionCall, ...] = ()
     call_id: str = ""
     """For the result of a tool, the id of the call."""
+    reasoning: str = ""
+    """Reasoning that the program sent with an answer. Requests to our models ignore it; imported answers keep it."""
 
     @property
     def key(self) -> bytes:
@@ -187,7 +183,7 @@ def select_tools(
 def format_instructions(response_format: Any) -> str:
     """Return the text about a ``response_format`` for the system prompt.
 
-    The format is requested but not enforced: a grammar would change the model's distribution, which is trained.
+    It is not enforced: a grammar would change the model's distribution, which is trained.
     """
     kind = response_format.get("type") if isinstance(response_format, Mapping) else response_format
     if kind in (None, "", "text"):
@@ -243,8 +239,7 @@ def order_results(messages: Iterable[ChatMessage]) -> list[ChatMessage]:
     """Return the messages with tool results in the order of their calls, since the text form has no call ids.
 
     Raises:
-        RefusedError: A call has no result, or a result has no call in the answer before it. Calls of the last message
-            may be without results.
+        RefusedError: A call has no result, except in the last message, or a result has no call in the answer before it.
     """
     ordered: list[ChatMessage] = []
     calls: tuple[FunctionCall, ...] = ()
@@ -291,12 +286,7 @@ def _match_results(calls: Sequence[FunctionCall], results: Sequence[ChatMessage]
 
 
 def as_text(messages: Sequence[ChatMessage], instructions: str = "") -> list[dict[str, str]]:
-    """Return messages of the roles system, user and assistant.
-
-    Args:
-        messages: The messages.
-        instructions: Text that is appended to the system prompt. Empty for messages that continue a conversation.
-    """
+    """Return messages of the roles system, user and assistant, with `instructions` at the end of the system prompt."""
     texts: list[dict[str, str]] = []
     for are_results, run in itertools.groupby(messages, lambda message: message.role == "tool"):
         if are_results:
@@ -326,14 +316,7 @@ def _tool_call(call: FunctionCall) -> ToolCall:
 
 
 def make_response(request: ChatRequest, number: int, action: str, details: Mapping[str, Any]) -> ChatResponse:
-    """Return the response to a request.
-
-    Args:
-        request: The request.
-        number: Index of the request in its episode.
-        action: The agent's answer.
-        details: Facts about the answer, as the environment hook ``about_answer`` receives them.
-    """
+    """Return the response to a request. `details` are facts as the hook ``about_answer`` receives them."""
     parsed = details.get("tool_calls")  # absent if the environment was stepped by hand
     candidates = parse_tool_calls(action, tools=request.tools) if parsed is None else [ToolCall(**c) for c in parsed]
     valid = [call for call in candidates if call.error is None] if request.tools else []

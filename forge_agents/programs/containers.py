@@ -77,20 +77,13 @@ class Image:
             raise ValueError(f"image={self.name!r} is not the name of an image; give one such as 'my/crew:1'")
 
     def engine(self) -> tuple[str, ...]:
-        """Return the words of the engine's command line. Determined once per process.
-
-        Raises:
-            NotReadyError: There is no engine, or none has the image.
-        """
+        """Return the words of the engine's command line. Raises NotReadyError if no engine has the image."""
         return _find_engine(self.name, self.container)
 
     def host_address(self) -> str:
         """Return the address at which a container on the engine's own network reaches this machine.
 
-        Empty if the container's loopback forwards the gateway's port to this machine's loopback.
-
-        Raises:
-            NotReadyError: The engine supports neither.
+        Empty if its loopback forwards the gateway's port. Raises NotReadyError if the engine supports neither.
         """
         engine = self.engine()
         return _find_host_address(engine) if self.container.network == "bridge" else ""
@@ -158,7 +151,6 @@ def _find_engine(image: str, container: Container) -> tuple[str, ...]:
 
 @functools.lru_cache
 def _find_host_address(engine: tuple[str, ...]) -> str:
-    """See `Image.host_address`."""
     podman = Path(engine[0]).name.startswith("podman")
     if podman and not _problem(*engine, "info", "--format", "{{.Host.Security.Rootless}}", expected="true"):
         if not _problem(*engine, "info", "--format", "{{.Host.Pasta.Executable}}", expected="pasta"):

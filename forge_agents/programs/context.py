@@ -106,17 +106,30 @@ def _install() -> None:
         for name in _LIBRARIES:
             with contextlib.suppress(ImportError):
                 library = importlib.import_module(name)
-                library.Client.send = _patch_send(library.Client.send, library.Response)
-                library.AsyncClient.send = _patch_async_send(library.AsyncClient.send, library.Response)
-        os.system = _patch_system(os.system)
-        _posixsubprocess.fork_exec = _patch_fork_exec(_posixsubprocess.fork_exec)
-        BaseProcess.start = _patch_process_start(BaseProcess.start)  # type: ignore[method-assign]
-        HTTPConnection.putrequest = _patch_putrequest(HTTPConnection.putrequest)  # type: ignore[method-assign]
-        subprocess.Popen.__init__ = _patch_popen(subprocess.Popen.__init__)  # type: ignore[method-assign]
-        threading.Thread.start = _patch_thread_start(threading.Thread.start)  # type: ignore[method-assign]
-        ThreadPoolExecutor.submit = _patch_submit(ThreadPoolExecutor.submit)  # type: ignore[method-assign]
+                _patch(library.Client, "send", functools.partial(_send, library.Response))
+                _patch(library.AsyncClient, "send", functools.partial(_async_send, library.Response))
+        _patch(os, "system", _system)
+        os.system.__module__ = "os"  # so that pickle finds it by name; posix.system is the original
+        _patch(_posixsubprocess, "fork_exec", _fork_exec)
+        _patch(BaseProcess, "start", _start_process)
+        _patch(HTTPConnection, "putrequest", _putrequest)
+        _patch(subprocess.Popen, "__init__", _start_command)
+        _patch(threading.Thread, "start", _start_thread)
+        _patch(ThreadPoolExecutor, "submit", _submit)
         if type(os.environ) is os._Environ:
             os.environ.__class__ = _Environ
+
+
+def _patch(owner: Any, name: str, replacement: Callable[..., Any]) -> None:
+    """Let programs call `replacement` with the original function, the program and the arguments."""
+    original = getattr(owner, name)
+
+    @functools.wraps(original)
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        program = _running.get()
+        return original(*args, **kwargs) if program is None else replacement(original, program, *args, **kwargs)
+
+    setattr(owner, name, patched)
 
 
 # ---- environment variables
@@ -126,89 +139,66 @@ class _Environ(os._Environ):  # type: ignore[type-arg]
     """The process's environment, with the values of the program that reads or writes it."""
 
     def __getitem__(self, name: str) -> str:
-        program = _running.get()
-        if program is None or name not in program.variables:
-            return str(super().__getitem__(name))
-        value = program.variables[name]
+        variables = _own_variables()
+        value = variables[name] if name in variables else str(super().__getitem__(name))
         if value is None:
             raise KeyError(name)
         return value
 
     def __setitem__(self, name: str, value: str) -> None:
-        program = _running.get()
-        if program is None or name not in program.variables:
-            super().__setitem__(name, value)
+        variables = _own_variables()
+        if name in variables:
+            variables[name] = value
         else:
-            program.variables[name] = value
+            super().__setitem__(name, value)
 
     def __delitem__(self, name: str) -> None:
-        program = _running.get()
-        if program is None or name not in program.variables:
-            super().__delitem__(name)
+        variables = _own_variables()
+        if name in variables:
+            variables[name] = None
         else:
-            program.variables[name] = None
+            super().__delitem__(name)
 
     def __iter__(self) -> Iterator[str]:
-        program = _running.get()
-        if program is None:
-            return super().__iter__()
-        names = [name for name in super().__iter__() if name not in program.variables]
-        return iter([*names, *(name for name, value in program.variables.items() if value is not None)])
+        variables = _own_variables()
+        names = [name for name in super().__iter__() if name not in variables]
+        return iter([*names, *(name for name, value in variables.items() if value is not None)])
 
 
-# ---- processes and threads
+def _own_variables() -> dict[str, str | None]:
+    program = _running.get()
+    return {} if program is None else program.variables
 
 
-def _patch_popen(init: Any) -> Any:
-    """Patch `subprocess.Popen`, whose processes inherit the program's variables."""
-
-    @functools.wraps(init)
-    def patched(process: Any, *args: Any, **kwargs: Any) -> None:
-        if _running.get() is not None and len(args) <= _POPEN_ENV and kwargs.get("env") is None:
-            kwargs["env"] = dict(os.environ)
-        init(process, *args, **kwargs)
-
-    return patched
+# ---- processes and threads: replacements of functions, see `_patch`
 
 
-def _patch_system(system: Any) -> Any:
-    """Patch `os.system` to use `subprocess`. Returns the status in the form of `os.waitstatus_to_exitcode`."""
-
-    @functools.wraps(system)
-    def patched(command: Any) -> int:
-        if _running.get() is None:
-            return int(system(command))
-        code = subprocess.call(command, shell=True)  # noqa: S602  # as the program requests
-        return -code if code < 0 else code << 8
-
-    patched.__module__ = "os"  # so that pickle finds it by name; posix.system is the original
-    return patched
+def _start_command(init: Any, program: _Program, process: Any, *args: Any, **kwargs: Any) -> None:
+    """Replace ``subprocess.Popen.__init__``: processes inherit the program's variables."""
+    if len(args) <= _POPEN_ENV and kwargs.get("env") is None:
+        kwargs["env"] = dict(os.environ)
+    init(process, *args, **kwargs)
 
 
-def _patch_fork_exec(fork_exec: Any) -> Any:
-    """Patch ``fork_exec``, with which `multiprocessing` starts new interpreters, to pass the program's variables."""
-
-    @functools.wraps(fork_exec)
-    def patched(*args: Any) -> Any:
-        if _running.get() is not None and args[_FORK_EXEC_ENV] is None:
-            variables = [os.fsencode(f"{name}={value}") for name, value in os.environ.items()]
-            args = (*args[:_FORK_EXEC_ENV], variables, *args[_FORK_EXEC_ENV + 1 :])
-        return fork_exec(*args)
-
-    return patched
+def _system(system: Any, program: _Program, command: Any) -> int:
+    """Replace `os.system` by `subprocess`. Returns the status in the form of `os.waitstatus_to_exitcode`."""
+    code = subprocess.call(command, shell=True)  # noqa: S602  # as the program requests
+    return -code if code < 0 else code << 8
 
 
-def _patch_process_start(start: Any) -> Any:
-    """Patch `multiprocessing.Process.start`: a fork server is shared by all programs and has other variables."""
+def _fork_exec(fork_exec: Any, program: _Program, *args: Any) -> Any:
+    """Replace ``fork_exec``, with which `multiprocessing` starts new interpreters, to pass the program's variables."""
+    if args[_FORK_EXEC_ENV] is None:
+        variables = [os.fsencode(f"{name}={value}") for name, value in os.environ.items()]
+        args = (*args[:_FORK_EXEC_ENV], variables, *args[_FORK_EXEC_ENV + 1 :])
+    return fork_exec(*args)
 
-    @functools.wraps(start)
-    def patched(process: Any) -> None:
-        program, target = _running.get(), getattr(process, "_target", None)
-        if program is not None and target is not None:
-            process._target = functools.partial(_run_with, dict(program.variables), target)
-        start(process)
 
-    return patched
+def _start_process(start: Any, program: _Program, process: Any) -> None:
+    """Replace ``Process.start``: a fork server is shared by all programs and has other variables."""
+    if (target := getattr(process, "_target", None)) is not None:
+        process._target = functools.partial(_run_with, dict(program.variables), target)
+    start(process)
 
 
 def _run_with(variables: Mapping[str, str | None], target: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -221,61 +211,38 @@ def _run_with(variables: Mapping[str, str | None], target: Callable[..., Any], *
     return target(*args, **kwargs)
 
 
-def _patch_thread_start(start: Any) -> Any:
-    """Patch `threading.Thread.start` to pass on the context, which Python itself does only without the GIL."""
-
-    @functools.wraps(start)
-    def patched(thread: Any) -> None:
-        # threads of a pool outlive the program: each of their tasks gets its own context
-        if _running.get() is not None and getattr(thread, "_target", None) is not _worker:
-            thread.run = functools.partial(contextvars.copy_context().run, thread.run)
-        start(thread)
-
-    return patched
+def _start_thread(start: Any, program: _Program, thread: Any) -> None:
+    """Replace ``Thread.start`` to pass on the context, which Python itself does only without the GIL."""
+    # threads of a pool outlive the program: each of their tasks gets its own context
+    if getattr(thread, "_target", None) is not _worker:
+        thread.run = functools.partial(contextvars.copy_context().run, thread.run)
+    start(thread)
 
 
-def _patch_submit(submit: Any) -> Any:
-    """Patch `ThreadPoolExecutor.submit` to pass on the context with each task."""
-
-    @functools.wraps(submit)
-    def patched(pool: Any, task: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if _running.get() is not None:
-            task = functools.partial(contextvars.copy_context().run, task)
-        return submit(pool, task, *args, **kwargs)
-
-    return patched
+def _submit(submit: Any, program: _Program, pool: Any, task: Any, /, *args: Any, **kwargs: Any) -> Any:
+    """Replace ``ThreadPoolExecutor.submit`` to pass on the context with each task."""
+    return submit(pool, functools.partial(contextvars.copy_context().run, task), *args, **kwargs)
 
 
 # ---- requests
 
 
-def _patch_send(send: Any, response: Any) -> Any:
-    @functools.wraps(send)
-    def patched(client: Any, request: Any, **kwargs: Any) -> Any:
-        rejection = _check_request(request, response)
-        return send(client, request, **kwargs) if rejection is None else rejection
-
-    return patched
+def _send(response: Any, send: Any, program: _Program, client: Any, request: Any, **kwargs: Any) -> Any:
+    rejection = _check_request(program, request, response)
+    return send(client, request, **kwargs) if rejection is None else rejection
 
 
-def _patch_async_send(send: Any, response: Any) -> Any:
-    @functools.wraps(send)
-    async def patched(client: Any, request: Any, **kwargs: Any) -> Any:
-        rejection = _check_request(request, response)
-        return await send(client, request, **kwargs) if rejection is None else rejection
-
-    return patched
+async def _async_send(response: Any, send: Any, program: _Program, client: Any, request: Any, **kwargs: Any) -> Any:
+    rejection = _check_request(program, request, response)
+    return await send(client, request, **kwargs) if rejection is None else rejection
 
 
-def _check_request(request: Any, response: Any) -> Any:
+def _check_request(program: _Program, request: Any, response: Any) -> Any:
     """Return an error response for a request that must not be sent, otherwise None.
 
     A request to the gateway gets the key of its program: a client that is kept from one episode to the next would send
     the key of the first.
     """
-    program = _running.get()
-    if program is None:
-        return None
     gateway = urlsplit(program.session.url)
     if (request.url.host, request.url.port) == (gateway.hostname, gateway.port):
         for name, value in (("authorization", f"Bearer {program.session.token}"), ("x-api-key", program.session.token)):
@@ -289,21 +256,16 @@ def _check_request(request: Any, response: Any) -> Any:
     return response(403, content=body, headers={"content-type": "application/json"}, request=request)
 
 
-def _patch_putrequest(putrequest: Any) -> Any:
-    """Patch `http.client.HTTPConnection.putrequest`, with which requests, urllib3 and urllib start a request."""
-
-    @functools.wraps(putrequest)
-    def patched(connection: Any, method: str, url: str, *args: Any, **kwargs: Any) -> Any:
-        program = _running.get()
-        if program is not None:
-            host, port = connection.host, connection.port
-            if getattr(connection, "_tunnel_host", None):  # through a proxy
-                host, port = connection._tunnel_host, connection._tunnel_port
-            if (error := _rejection(program, host, port, urlsplit(url).path)) is not None:
-                raise PermissionError(str(error))
-        return putrequest(connection, method, url, *args, **kwargs)
-
-    return patched
+def _putrequest(
+    putrequest: Any, program: _Program, connection: Any, method: str, url: str, *args: Any, **kwargs: Any
+) -> Any:
+    """Replace ``HTTPConnection.putrequest``, with which requests, urllib3 and urllib start a request."""
+    host, port = connection.host, connection.port
+    if getattr(connection, "_tunnel_host", None):  # through a proxy
+        host, port = connection._tunnel_host, connection._tunnel_port
+    if (error := _rejection(program, host, port, urlsplit(url).path)) is not None:
+        raise PermissionError(str(error))
+    return putrequest(connection, method, url, *args, **kwargs)
 
 
 def _port(url: Any) -> int:

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from forge_agents.errors import NotReadyError, did_you_mean
+from forge_agents.programs import http
 from forge_agents.programs.branches import BranchIndex
 from forge_agents.programs.calls import (
     ChatMessage,
@@ -31,24 +32,7 @@ from forge_agents.programs.calls import (
     as_text,
     make_response,
 )
-from forge_agents.programs.http import (
-    BODY_TIMEOUT_S,
-    LOOPBACK_HOSTS,
-    MAX_BODY_BYTES,
-    Receive,
-    Scope,
-    Send,
-    error_body,
-    group_headers,
-    invalid_key,
-    key_digest,
-    model_body,
-    models_body,
-    read_body,
-    read_keys,
-    send_json,
-    send_text,
-)
+from forge_agents.programs.http import BODY_TIMEOUT_S, LOOPBACK_HOSTS, MAX_BODY_BYTES, Receive, Scope, Send
 from forge_agents.programs.protocols import PROTOCOLS, Protocol
 from forge_agents.runtime.stalls import waiting
 from forge_agents.runtime.threads import LoopThread
@@ -89,16 +73,13 @@ class ModelCall:
     def conversation(self) -> dict[str, Any]:
         """Return ``infos[agent]["conversation"]`` for the player."""
         instructions = "" if self.after is not None else self.request.instructions
-        options = {
-            "max_tokens": self.request.max_tokens,
-            "stop": list(self.request.stop),
-            "asked": dict(self.request.sampling),
-        }
+        request = self.request
+        options = {"max_tokens": request.max_tokens, "stop": list(request.stop), "asked": dict(request.sampling)}
         return {
             "messages": as_text(self.new_messages, instructions),
             "after": self.after,
             "only_results": all(message.role == "tool" for message in self.new_messages),
-            "tools": [tool.schema for tool in self.request.tools],
+            "tools": [tool.schema for tool in request.tools],
             **{name: value for name, value in options.items() if value},
         }
 
@@ -121,23 +102,18 @@ class _PendingCall:
 
     def resolve(self, result: ChatResponse | RefusedError) -> None:
         """Set the response or an error, from any thread."""
+        response = self.response
 
         def set_result() -> None:
-            if not self.response.done():
-                if isinstance(result, RefusedError):
-                    self.response.set_exception(result)
-                else:
-                    self.response.set_result(result)
+            if not response.done():
+                response.set_exception(result) if isinstance(result, RefusedError) else response.set_result(result)
 
         with contextlib.suppress(RuntimeError):  # the gateway is closed
             self.loop.call_soon_threadsafe(set_result)
 
 
 class Session:
-    """One episode's calls. At most one thread at a time takes and answers them.
-
-    Created by `Gateway.open`. A context manager that closes the session.
-    """
+    """One episode's calls. At most one thread at a time takes and answers them. Created by `Gateway.open`."""
 
     _scope, _closed_message = "this episode", "this episode is over"
 
@@ -210,14 +186,9 @@ class Session:
                     return self._start_call(event, request)
 
     def answer(self, action: str, details: Mapping[str, Any] | None = None) -> ChatResponse:
-        """Answer the call that `next` returned last.
+        """Answer the call that `next` returned last, and return the response that the program receives.
 
-        Args:
-            action: The agent's answer.
-            details: Facts about the answer, see `forge_agents.programs.calls.make_response`.
-
-        Returns:
-            The response that the program receives.
+        `details` are facts about the answer; see `forge_agents.programs.calls.make_response`.
         """
         assert self._current is not None, "there is no call to answer"
         call, pending, digest = self._current
@@ -378,23 +349,19 @@ class Gateway:
         return self._thread.alive
 
     def open(self, models: Mapping[str, str]) -> Session:
-        """Start the session of an episode.
-
-        Args:
-            models: Agents by the model names that the program uses.
-        """
+        """Start the session of an episode. `models` are agents by the model names that the program uses."""
         if not isinstance(models, Mapping):
             raise TypeError(f"models is {models!r:.200}; give agents by model name, as in {{'gpt-4o': 'agent'}}")
         return self.add(Session(self, models))
 
     def add(self, session: S) -> S:
         """Accept requests with the session's token."""
-        self._sessions[key_digest(session.token)] = session
+        self._sessions[http.key_digest(session.token)] = session
         return session
 
     def remove(self, session: Session) -> None:
         """Reject requests with the session's token."""
-        self._sessions.pop(key_digest(session.token), None)
+        self._sessions.pop(http.key_digest(session.token), None)
 
     def close(self) -> None:
         """Close all sessions and stop the server. May be called twice."""
@@ -454,13 +421,13 @@ class Gateway:
         try:
             path, method = scope["path"].rstrip("/"), scope["method"]
             if (method, path) == ("GET", "/health"):
-                await send_json(send, 200, {})
+                await http.send_json(send, 200, {})
                 return
             session = self._authorize(scope)
             if (method, path) == ("GET", "/v1/models"):
-                await send_json(send, 200, models_body(session.models, scope))
+                await http.send_json(send, 200, http.models_body(session.models, scope))
             elif method == "GET" and (name := path.removeprefix("/v1/models/")) in session.models:
-                await send_json(send, 200, model_body(name, scope))
+                await http.send_json(send, 200, http.model_body(name, scope))
             elif method == "GET" and path.startswith("/v1/models/"):
                 raise session.unknown_model(name)
             elif method == "POST" and path in PROTOCOLS:
@@ -473,22 +440,22 @@ class Gateway:
             if session is not None and error.status != 410:
                 session.record_error(str(error))
             with contextlib.suppress(OSError):
-                await send_json(send, error.status, error_body(error))
+                await http.send_json(send, error.status, http.error_body(error))
 
     def _authorize(self, scope: Scope) -> Session:
         """Return the session of a request's key. Requests with two different keys or a foreign host are rejected."""
         from forge_agents.runtime.connections import trust
 
-        headers = group_headers(scope)
+        headers = http.group_headers(scope)
         hosts = headers.get(b"host", [])
         host = hosts[0].decode("latin-1") if len(hosts) == 1 else ""
         # DNS rebinding: a web page's own name may resolve to loopback
         if self._hosts and not {host, host.rpartition(":")[0]} & self._hosts:
             raise RefusedError("this server answers on loopback names only", status=403, code="forbidden")
-        keys = read_keys(headers)
-        session = self._sessions.get(key_digest(keys[0].decode("latin-1"))) if len(set(keys)) == 1 else None
+        keys = http.read_keys(headers)
+        session = self._sessions.get(http.key_digest(keys[0].decode("latin-1"))) if len(set(keys)) == 1 else None
         if session is None:
-            raise invalid_key(given=bool(keys))
+            raise http.invalid_key(given=bool(keys))
         trust(scope)
         return session
 
@@ -496,7 +463,7 @@ class Gateway:
 async def _handle_call(session: Session, protocol: Protocol, receive: Receive, send: Send) -> None:
     """Answer a call. The response is sent as a whole, as JSON or as a stream."""
     with session.count_bytes() as count:
-        request = protocol.read(await read_body(receive, count))
+        request = protocol.read(await http.read_body(receive, count))
         pending = session.submit(request, asyncio.get_running_loop())
         disconnected = asyncio.ensure_future(receive())
         futures: set[asyncio.Future[Any]] = {pending.response, disconnected}
@@ -510,13 +477,13 @@ async def _handle_call(session: Session, protocol: Protocol, receive: Receive, s
             disconnected.cancel()
     created = int(time.time())
     if not request.stream:
-        await send_json(send, 200, protocol.write(request, response, created))
+        await http.send_json(send, 200, protocol.write(request, response, created))
         return
     lines = []
     for name, data in protocol.events(request, response, created):
         lines += [f"event: {name}"] if name else []
         lines += [f"data: {data if isinstance(data, str) else json.dumps(data)}", ""]
-    await send_text(send, 200, b"text/event-stream; charset=utf-8", "\n".join([*lines, ""]).encode())
+    await http.send_text(send, 200, b"text/event-stream; charset=utf-8", "\n".join([*lines, ""]).encode())
 
 
 @functools.cache

@@ -1,50 +1,42 @@
-"""Logged requests and their responses, as messages of OpenAI's chats.
-
-Proxies and clients log the bodies of OpenAI's chat completions and responses and of Anthropic's messages.
-"""
+"""Recorded requests and chats in the forms of OpenAI's and Anthropic's APIs, parsed as the gateway parses requests."""
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forge_agents.programs.calls import RefusedError
-from forge_agents.programs.protocols.common import text_of
-from forge_agents.programs.spans import REASONING_KEYS
-from forge_agents.row_keys import marks_of
+from forge_agents.envs.reasoning import join_reasoning
+from forge_agents.programs.calls import ChatMessage, RefusedError
+from forge_agents.programs.protocols import anthropic, chat, responses
+from forge_agents.programs.protocols.common import REASONING_KEYS, Json, as_object, read_request, text_of
 
-_ANSWER_KEYS = ("content", "tool_calls", "function_call", "refusal", *REASONING_KEYS)
-_MOST_WRAPPED = 4
+CONTENT_KEYS = ("role", "content", "tool_calls", "tool_call_id", "function_call", "name", "refusal", *REASONING_KEYS)
+"""Keys of a message that are read."""
+_ITEMS = ("reasoning", "function_call", "function_call_output")
+"""Types of items that only OpenAI's responses have."""
+_ANTHROPIC_BLOCKS = ("tool_use", "tool_result", "redacted_thinking")
+"""Types of content parts that only Anthropic's messages have."""
+_MAX_WRAPPED = 4
 """Levels of ``body`` around a request or a response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Exchange:
-    """One logged request with its answers."""
+class RecordedCall:
+    """A request with its answers, in the form of any API."""
 
-    request: Mapping[str, Any]
-    messages: list[Any]
-    """Messages of the request, in OpenAI's or Anthropic's form."""
-    answers: list[dict[str, Any]] = field(default_factory=list)
-    """Assistant messages, each with its ``finish_reason``; empty if the request failed."""
+    request: Json
+    """The request. Messages and model are read from the other fields."""
+    messages: Any
+    answers: list[tuple[list[Any], Any]] = field(default_factory=list)
+    """Messages, or items of OpenAI's responses, of each answer with its finish reason. Empty if the request failed."""
     models: frozenset[str] = frozenset()
     """Names of the model in the request and in the response."""
 
-    @property
-    def asks(self) -> dict[str, Any]:
-        """Fields of the request under the names of OpenAI's chat completions."""
-        asks, choice = dict(self.request), self.request.get("tool_choice")
-        if isinstance(choice, Mapping) and choice.get("disable_parallel_tool_use"):
-            asks["parallel_tool_calls"] = False
-        for name in ("text", "output_config"):
-            if isinstance(settings := asks.get(name), Mapping) and settings.get("format"):
-                asks["response_format"] = settings["format"]
-        return asks
 
-
-def parse_exchange(row: Mapping[str, Any]) -> Exchange | None:
+def parse_log(row: Json) -> RecordedCall | None:
     """Return the request and the response of a row, or None if the row is not a logged request.
 
     Args:
@@ -69,32 +61,34 @@ def parse_exchange(row: Mapping[str, Any]) -> Exchange | None:
         request = {"messages": [{"role": "user", "content": request}] if isinstance(request, str) else request}
     if not isinstance(request, Mapping):
         raise RefusedError(f"the request is {str(request)[:100]!r}; expected an object with messages")
-    if request.get("previous_response_id"):
-        raise RefusedError("the request names a previous_response_id, and the messages before are not in it")
-    messages = _messages(request)
-    failed = row.get("error") is not None or _has_failed(answer)
+    for name in ("functions", "function_call", "previous_response_id"):
+        if request.get(name):
+            raise RefusedError(f"the request has {name}, which is not supported; leave the row out")
+    statuses = [answer.get(key) for key in ("status", "status_code")] if isinstance(answer, Mapping) else []
+    failed = row.get("error") is not None or any(isinstance(status, int) and status >= 400 for status in statuses)
     response = None if failed else _body(answer, "response")
     if isinstance(response, Mapping) and response.get("error"):
         response = None
-    answers = [] if response is None else _answers(response)
-    if isinstance(response, Mapping) and response.get("type") == "message" and _ends_with_answer(messages):
+    messages = _messages(request)
+    last = messages[-1] if isinstance(messages, list) and messages else None
+    is_prefilled = isinstance(last, Mapping) and last.get("role") == "assistant"
+    if is_prefilled and isinstance(response, Mapping) and response.get("type") == "message":
         raise RefusedError(
             "the request ends with the beginning of the answer, which Anthropic's models continue; write both as one "
             "answer"
         )
     names = (part.get("model") for part in (row, request, response) if isinstance(part, Mapping))
-    models = frozenset(str(name) for name in names if name)
-    return Exchange(request=request, messages=messages, answers=answers, models=models)
-
-
-def _ends_with_answer(messages: list[Any]) -> bool:
-    last = messages[-1] if messages else None
-    return isinstance(last, Mapping) and last.get("role") == "assistant"
+    return RecordedCall(
+        request=request,
+        messages=messages,
+        answers=[] if response is None else _answers(response),
+        models=frozenset(str(name) for name in names if name),
+    )
 
 
 def _body(value: Any, name: str) -> Any:
     """Return the innermost ``body``, parsed if it is JSON text. A response may be plain text."""
-    for _ in range(_MOST_WRAPPED):
+    for _ in range(_MAX_WRAPPED):
         if isinstance(value, str) and value.lstrip().startswith(("{", "[", "data:")):
             try:
                 value = json.loads(value)
@@ -106,99 +100,161 @@ def _body(value: Any, name: str) -> Any:
     return value
 
 
-def _has_failed(response: Any) -> bool:
-    """Return whether the status of a response, next to its body, says that the request failed."""
-    statuses = [response.get(key) for key in ("status", "status_code")] if isinstance(response, Mapping) else []
-    return any(isinstance(status, int) and status >= 400 for status in statuses)
-
-
-def _messages(request: Mapping[str, Any]) -> list[Any]:
+def _messages(request: Json) -> Any:
     if isinstance(request.get("messages"), list):
-        return list(request["messages"])
-    if request.get("input") is None:
+        messages, system = list(request["messages"]), request.get("system")
+    elif (value := request.get("input")) is not None:
+        messages = [{"role": "user", "content": value}] if isinstance(value, str) else value
+        system = request.get("instructions")
+    else:
         keys = ", ".join(map(repr, list(request)[:12]))
         raise RefusedError(f"the request has the keys {keys}; expected messages, or the input of OpenAI's responses")
-    value = request["input"]
-    items = [{"role": "user", "content": value}] if isinstance(value, str) else _of_items(value)
-    instructions = request.get("instructions")
-    return [*([{"role": "system", "content": instructions}] if instructions else []), *items]
+    return with_system(messages, system)
 
 
-def _answers(response: Any) -> list[dict[str, Any]]:
+def _answers(response: Any) -> list[tuple[list[Any], Any]]:
     if isinstance(response, str):
-        return [{"role": "assistant", "content": response}]
+        return [([{"role": "assistant", "content": response}], None)]
     if not isinstance(response, Mapping):
         raise RefusedError("the response is a list, as streams are logged; log the whole body")
     if isinstance(response.get("choices"), list):
-        return [_of_choice(choice) for choice in response["choices"]]
-    if isinstance(response.get("output"), list):
-        ended = "incomplete" if response.get("status") == "incomplete" else "stop"
-        return [{**message, "finish_reason": ended} for message in _joined(_of_items(response["output"]))]
+        return [_choice(choice) for choice in response["choices"]]
+    if isinstance(items := response.get("output"), list):
+        return [(items, response.get("status"))] if items else []
     if response.get("role") == "assistant" and "content" in response:  # Anthropic's, or a message alone
-        reason = response.get("stop_reason") or response.get("finish_reason")
-        return [{**_message(response), "finish_reason": reason}]
+        return [([response], response.get("stop_reason") or response.get("finish_reason"))]
     keys = ", ".join(map(repr, list(response)[:12]))
     raise RefusedError(f"the response has the keys {keys}; expected choices, output, or role and content")
 
 
-def _of_choice(choice: Any) -> dict[str, Any]:
+def _choice(choice: Any) -> tuple[list[Any], Any]:
     message = choice.get("message") if isinstance(choice, Mapping) else None
     if not isinstance(message, Mapping):
         kind = "a part of a stream" if isinstance(choice, Mapping) and "delta" in choice else "not a chat's"
         raise RefusedError(f"a choice of the response has no message ({kind}); log the whole body of chat completions")
-    return {**_message(message), "finish_reason": choice.get("finish_reason")}
+    return [{**message, "role": "assistant"}], choice.get("finish_reason")
 
 
-def _message(response: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an assistant message without metadata of its protocol."""
-    answer = {key: response[key] for key in _ANSWER_KEYS if key in response}
-    return {**answer, **marks_of(response), "role": "assistant"}
+# ---- messages
 
 
-def _joined(messages: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Join the assistant messages of a response into one answer."""
-    parts = list(messages)
-    if not parts:
-        return []
-    texts = [part["content"] for part in parts if part["content"]]
-    reasoning = [part["reasoning"] for part in parts if part.get("reasoning")]
-    calls = [call for part in parts for call in part.get("tool_calls", ())]
-    joined = {"role": "assistant", "content": "\n".join(texts), "reasoning": "\n".join(reasoning)}
-    return [{**joined, "tool_calls": calls}]
+def with_system(messages: Any, system: Any) -> Any:
+    """Return messages that begin with a system prompt that is recorded separately.
+
+    Raises:
+        RefusedError: The messages begin with another system prompt.
+    """
+    if not system or not isinstance(messages, list):
+        return messages
+    first = messages[0] if messages else None
+    if isinstance(first, Mapping) and first.get("role") == "system":
+        if text_of(system, "system").split() != text_of(first.get("content"), "messages[0]").split():
+            raise RefusedError("it has 'system' and a system message, and they differ; keep one of them")
+        return messages
+    return [{"role": "system", "content": system}, *messages]
 
 
-def _of_items(items: Any) -> list[dict[str, Any]]:
-    """Return messages of the items of OpenAI's responses. Several items of an assistant are one message."""
-    if not isinstance(items, list) or not all(isinstance(item, Mapping) for item in items):
-        raise RefusedError(f"the items are {str(items)[:100]!r}; expected a list of objects")
-    messages: list[dict[str, Any]] = []
-    answer_parts: list[dict[str, Any]] = []
-    for message in map(_of_item, items):
-        if message["role"] == "assistant":
-            answer_parts.append(message)
-            continue
-        messages += [*_joined(answer_parts), message]
-        answer_parts = []
-    return [*messages, *_joined(answer_parts)]
+def read_messages(entries: Any) -> Iterator[tuple[Json, list[ChatMessage]]]:
+    """Yield each recorded message with the messages that it stands for, with reasoning before an answer's text.
+
+    Messages may have the form of any API. Items of OpenAI's responses are yielded together, with no recorded message.
+    """
+    if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
+        raise RefusedError(f"the messages are {str(entries)[:100]!r}; expected a list of objects")
+    if any(entry.get("type") in _ITEMS or _has_parts(entry, "output_text") for entry in entries):
+        yield {}, _joined(responses.read_items(entries, "items"))
+        return
+    for place, entry in enumerate(entries):
+        read = anthropic.read_message if _has_parts(entry, *_ANTHROPIC_BLOCKS) else chat.read_message
+        message = {key: entry[key] for key in CONTENT_KEYS if key in entry}
+        yield entry, [_with_reasoning(parsed) for parsed in read(message, f"messages[{place}]")]
 
 
-def _of_item(item: Mapping[str, Any]) -> dict[str, Any]:
-    kind = item.get("type") or "message"
-    if kind == "message":
-        return {"role": item.get("role"), "content": text_of(item.get("content"), "a message")}
-    if kind == "reasoning":
-        reasoning = "\n".join(_texts(item.get("content"))) or "\n".join(_texts(item.get("summary")))
-        return {"role": "assistant", "content": "", "reasoning": reasoning}
-    if kind == "function_call":
-        function = {"name": item.get("name"), "arguments": item.get("arguments")}
-        return {"role": "assistant", "content": "", "tool_calls": [{"id": item.get("call_id"), "function": function}]}
-    if kind == "function_call_output":
-        text = text_of(item.get("output"), "the result of a tool")
-        return {"role": "tool", "tool_call_id": item.get("call_id"), "content": text}
-    raise RefusedError(f"an item of type {str(kind)[:100]!r} is not supported; leave the row out")
+def _has_parts(message: Json, *types: str) -> bool:
+    """Return whether the content of a message has a part of one of these types."""
+    parts = message.get("content")
+    return isinstance(parts, list) and any(isinstance(part, Mapping) and part.get("type") in types for part in parts)
 
 
-def _texts(parts: Any) -> Iterator[str]:
-    for part in parts or ():
-        if isinstance(part, Mapping) and isinstance(part.get("text"), str):
-            yield part["text"]
+def _joined(messages: Iterator[ChatMessage]) -> list[ChatMessage]:
+    """Join consecutive items of an assistant to one message."""
+    joined: list[ChatMessage] = []
+    for role, run in itertools.groupby(messages, lambda message: message.role):
+        parts = list(run)
+        if role == "assistant":
+            text = "\n".join(part.text for part in parts if part.text)
+            reasoning = "\n".join(part.reasoning for part in parts if part.reasoning)
+            calls = tuple(call for part in parts for call in part.calls)
+            parts = [_with_reasoning(ChatMessage(role=role, text=text, reasoning=reasoning, calls=calls))]
+        joined += parts
+    return joined
+
+
+def _with_reasoning(message: ChatMessage) -> ChatMessage:
+    if message.role != "assistant" or not message.reasoning:
+        return message
+    return replace(message, text=join_reasoning(message.reasoning, message.text), reasoning="")
+
+
+def parse_conversation(messages: Sequence[ChatMessage], request: Json) -> tuple[tuple[ChatMessage, ...], str]:
+    """Return a conversation and the description of its tools, as they are for a request to the gateway.
+
+    Args:
+        messages: The messages.
+        request: Other fields of the request or row, such as ``tools``, in the form of any API.
+    """
+    tools = [each for tool in as_list(request.get("tools")) if (each := _function(tool)) is not None]
+    choice = request.get("tool_choice")
+    is_serial = isinstance(choice, Mapping) and choice.get("disable_parallel_tool_use")
+    settings = [part for key in ("text", "output_config") if isinstance(part := request.get(key), Mapping)]
+    response_format = next((part["format"] for part in settings if part.get("format")), request.get("response_format"))
+    parsed = read_request(
+        {"model": "", "tools": tools, "tool_choice": choice, "parallel_tool_calls": request.get("parallel_tool_calls")},
+        lambda _: messages,
+        lambda tool: tool,
+        parallel=False if is_serial else None,
+        response_format=response_format,
+    )
+    for place, message in enumerate(parsed.messages):
+        if message.role == "assistant" and not (message.text.strip() or message.calls):
+            raise RefusedError(f"messages[{place}]: the answer is empty")
+    return tuple(_with_arguments(message, place) for place, message in enumerate(parsed.messages)), parsed.instructions
+
+
+def _function(tool: Json) -> Json | None:
+    """Return name, description and parameters of a tool. None if it is not a function that the program runs."""
+    if "function" in tool:
+        return as_object(tool["function"], "function of a tool")
+    if tool.get("type") not in (None, "function", *(("custom",) if "input_schema" in tool else ())):
+        return None
+    return {**tool, "parameters": tool.get("parameters", tool.get("input_schema"))}
+
+
+def _with_arguments(message: ChatMessage, place: int) -> ChatMessage:
+    """Return a message with valid arguments in its calls. An empty text stands for no arguments.
+
+    Raises:
+        RefusedError: The arguments of a call are not a JSON object. They would be learned as they are.
+    """
+    calls = []
+    for call in message.calls:
+        written = call.arguments.strip() or "{}"
+        try:
+            arguments = json.loads(written, parse_constant=_reject_constant)
+        except (ValueError, RecursionError) as cause:
+            raise RefusedError(f"messages[{place}]: the arguments of {call.name!r} are not JSON ({cause})") from None
+        if not isinstance(arguments, dict):
+            kind = type(arguments).__name__
+            raise RefusedError(f"messages[{place}]: the arguments of {call.name!r} are a JSON {kind}, not an object")
+        calls.append(replace(call, arguments=written))
+    return replace(message, calls=tuple(calls)) if calls else message
+
+
+def _reject_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def as_list(value: Any) -> list[Any]:
+    """Return a list, which may be given as JSON text."""
+    parsed = json.loads(value) if isinstance(value, str) else value
+    return [] if parsed is None else parsed if isinstance(parsed, list) else [parsed]

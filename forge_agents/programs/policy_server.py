@@ -147,7 +147,6 @@ class PolicyServer(Session):
         )
 
     def _remember(self, conversation: _Conversation, tokens: int) -> None:
-        """Mark a conversation as most recently used, and evict others if there are too many tokens."""
         self._conversations.pop(conversation, None)
         self._conversations[conversation] = None
         conversation.tokens += tokens
@@ -161,7 +160,6 @@ class PolicyServer(Session):
                 self._evict_answer(oldest)
 
     def _evict_answer(self, conversation: _Conversation) -> None:
-        """Evict the least recently used answer of a conversation."""
         index = next(iter(conversation.answers))
         digest, tokens = conversation.answers.pop(index)
         conversation.tokens -= tokens

@@ -165,10 +165,7 @@ class Program(TurnEnv):
 
     @property
     def num_training_tasks(self) -> int | None:
-        """Number of training tasks. A trainer plays all of them before it repeats any.
-
-        None if a function generates the tasks.
-        """
+        """Number of training tasks, all of which a trainer plays before it repeats any. None for a function."""
         return self._tasks.num_training
 
     def setup(self, rng: np.random.Generator) -> str:
@@ -203,13 +200,7 @@ class Program(TurnEnv):
         return self._call.text() if self._call is not None and agent == self._call.agent else ""
 
     def about_answer(self, agent: str, about: Mapping[str, Any]) -> None:
-        """Receive facts about the answer that `agent` gives next.
-
-        Args:
-            agent: The agent that decides.
-            about: ``finish_reason``, ``stopped_by``, ``prompt_tokens``, ``completion_tokens``, ``reasoning_tokens``,
-                ``notes_tokens``, ``token_ids``, ``logprobs``, ``tool_calls``.
-        """
+        """Receive facts about the answer that `agent` gives next, see `Decision.about`."""
         self._details = dict(about)
 
     def act(self, agent: str, action: str) -> Outcome:
@@ -246,12 +237,7 @@ class Program(TurnEnv):
             running.stop()
 
     async def off_loop(self, where: str, call: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-        """Run `call`, which uses this environment, in a thread if it may wait for the program.
-
-        Args:
-            where: "reset", "observe", "step", "reward" or "close".
-            call: The function, with its arguments.
-        """
+        """Run `call`, which uses this environment, in a thread if it may wait for the program."""
         if where in ("observe", "reward") or (where != "reset" and self._running is None):
             return call(*args, **kwargs)
         return await in_thread(lambda: call(*args, **kwargs), name=f"environment {self}")

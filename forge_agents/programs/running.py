@@ -92,15 +92,7 @@ def start_program(
     isolation: Sandbox | Image | None = None,
     files: Mapping[str, bytes] | None = None,
 ) -> Running:
-    """Start a program, which posts its end to the session.
-
-    Args:
-        program: The program.
-        task: Its task.
-        session: Session for its model calls.
-        isolation: Sandbox or image of a command line.
-        files: Files in the working folder of a command line.
-    """
+    """Start a program, which posts its end to the session. `files` are in the working folder of a command line."""
     if not callable(program):
         words = shlex.split(program) if isinstance(program, str) else list(program)
         return _Command(words, task, session, isolation, files or {})
@@ -154,12 +146,7 @@ def check_arguments(function: Callable[..., Any], description: str, *names: str)
 
 
 def relative_path_hint(program: Sequence[str] | str, files: Mapping[str, bytes]) -> str:
-    """Return advice if a command line names a file of the current folder. Empty if it does not.
-
-    Args:
-        program: The command line.
-        files: Files in the folder in which the command line starts.
-    """
+    """Return advice if a command line names a file of the current folder, which is not in `files`."""
     words = shlex.split(program) if isinstance(program, str) else list(program)
     for before, word in zip(["", *words], words, strict=False):
         path = Path(os.path.expandvars(word)).expanduser()

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeAlias
 
 from forge_agents.programs.calls import RefusedError
-from forge_agents.programs.protocols.anthropic import result_text
+from forge_agents.programs.logs import RecordedCall, as_list
+from forge_agents.programs.protocols.common import REASONING_KEYS
 
-REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
-"""Keys of a message that may contain reasoning."""
 _NAMES = (
     "gen_ai.agent.name", "gen_ai.request.model", "gen_ai.response.model", "llm.model_name", "embedding.model_name",
 )  # fmt: skip
@@ -29,12 +28,13 @@ _TRUNCATED = (
 """Finish reasons of truncated answers."""
 _MAX_NAME_PARTS = 12
 """Maximum number of parts of an attribute's name. Names of messages have fewer."""
-_ANTHROPIC_BLOCKS = ("tool_use", "tool_result", "thinking", "redacted_thinking")
-_BLOCKS = (*_ANTHROPIC_BLOCKS, "text", "refusal", "image", "image_url", "document", "input_audio", "file")
+_PARTS = (
+    "tool_use", "tool_result", "thinking", "redacted_thinking", "text", "refusal", "image", "image_url", "document",
+    "input_audio", "file",
+)  # fmt: skip
 """Types of content parts of OpenAI's chat completions and Anthropic's messages."""
-
-CallMessages: TypeAlias = tuple[list[dict[str, Any]], list[dict[str, Any]], list[Any]]
-"""Messages of the request, answers, and tools, in the form of OpenAI's chat completions."""
+_Messages: TypeAlias = tuple[list[dict[str, Any]], list[dict[str, Any]], list[Any]]
+"""Messages of the request, answers, and tools, in the form of OpenAI's chat completions or Anthropic's messages."""
 
 
 def exported(value: Mapping[str, Any]) -> Iterator[Mapping[str, Any]] | None:
@@ -70,19 +70,22 @@ def model_names(attrs: Mapping[str, Any]) -> set[str]:
     return {str(attrs[name]) for name in _NAMES if attrs.get(name)}
 
 
-def is_container(attrs: Mapping[str, Any]) -> bool:
-    """Return whether a span contains the spans of calls, and repeats their messages."""
-    return attrs.get("gen_ai.operation.name") in _CONTAINER_OPERATIONS
-
-
-def parse_messages(attrs: Mapping[str, Any]) -> CallMessages | None:
-    """Return the call of a span. None if its attributes contain no messages."""
-    return _from_conventions(attrs) or _from_openinference(attrs) or _from_openllmetry(attrs)
-
-
-def finish_reasons(attrs: Mapping[str, Any]) -> list[Any]:
-    """Return finish reasons: OpenInference's reason, then those of each answer by the conventions."""
-    return [attrs.get("llm.finish_reason"), *as_list(attrs.get("gen_ai.response.finish_reasons"))]
+def parse_span(attrs: Mapping[str, Any]) -> RecordedCall | str:
+    """Return the call of a span, or why the span has none."""
+    if attrs.get("gen_ai.operation.name") in _CONTAINER_OPERATIONS:
+        return "spans around calls"
+    parts = _from_conventions(attrs) or _from_openinference(attrs) or _from_openllmetry(attrs)
+    if parts is None:
+        is_call = any(name.startswith(("gen_ai.", "llm.")) for name in attrs)
+        return "calls without their messages" if is_call else "spans of other things"
+    messages, answers, tools = parts
+    if not answers:
+        return "calls without an answer"
+    reasons = as_list(attrs.get("gen_ai.response.finish_reasons"))  # by answer; OpenInference has one for all
+    reasons += [attrs.get("llm.finish_reason")] * (len(answers) - len(reasons))
+    ends = [answer.pop("finish_reason", None) or reason for answer, reason in zip(answers, reasons, strict=False)]
+    recorded = [([answer], end) for answer, end in zip(answers, ends, strict=True)]
+    return RecordedCall(request={"tools": tools}, messages=messages, answers=recorded)
 
 
 def _by_name(attributes: Any) -> dict[str, Any]:
@@ -121,13 +124,7 @@ def find_score(span: Mapping[str, Any], attrs: Mapping[str, Any], name: str) -> 
     return None
 
 
-def as_list(value: Any) -> list[Any]:
-    """Return a list, which may be given as JSON text."""
-    parsed = json.loads(value) if isinstance(value, str) else value
-    return [] if parsed is None else parsed if isinstance(parsed, list) else [parsed]
-
-
-def _from_conventions(attrs: Mapping[str, Any]) -> CallMessages | None:
+def _from_conventions(attrs: Mapping[str, Any]) -> _Messages | None:
     if "gen_ai.input.messages" not in attrs:
         return None
     prompt = as_list(attrs["gen_ai.input.messages"])
@@ -169,12 +166,7 @@ def _make_call(id_: Any, name: Any, arguments: Any) -> dict[str, Any]:
     return {"id": id_, "function": {"name": name, "arguments": arguments}}
 
 
-def from_blocks(role: Any, blocks: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Convert a message with Anthropic's blocks to OpenAI's form."""
-    return _from_parts({"role": role, "parts": list(map(_as_part, blocks))})
-
-
-def _from_openinference(attrs: Mapping[str, Any]) -> CallMessages | None:
+def _from_openinference(attrs: Mapping[str, Any]) -> _Messages | None:
     tree = _nested(attrs, "llm.")
     if "input_messages" not in tree:
         return None
@@ -187,7 +179,7 @@ def _from_openinference(attrs: Mapping[str, Any]) -> CallMessages | None:
         parts = [part for part in parts if part.get("type") not in other and part != {"type": "text"}]
         role, answers, content = fields.get("role"), fields.get("tool_call_id"), fields.get("content")
         if role == "user" and answers:  # Anthropic's: a tool result, and text
-            result = {"role": "tool", "tool_call_id": answers, "content": _blocks(content) or content}
+            result = {"role": "tool", "tool_call_id": answers, "content": _content_parts(content) or content}
             return [result, *([{"role": "user", "content": parts}] if parts else [])]
         calls = [call["tool_call"] for call in _numbered_values(fields.get("tool_calls"))]
         called = [(call.get("id"), call["function"].get("name"), call["function"].get("arguments")) for call in calls]
@@ -209,7 +201,7 @@ def _from_openinference(attrs: Mapping[str, Any]) -> CallMessages | None:
     return prompt, answers, tools
 
 
-def _from_openllmetry(attrs: Mapping[str, Any]) -> CallMessages | None:
+def _from_openllmetry(attrs: Mapping[str, Any]) -> _Messages | None:
     tree = _nested(attrs, "gen_ai.")
     if not isinstance(tree.get("prompt"), dict):
         return None
@@ -220,13 +212,10 @@ def _from_openllmetry(attrs: Mapping[str, Any]) -> CallMessages | None:
         more = {name: fields[name] for name in ("tool_call_id", "finish_reason", *REASONING_KEYS) if fields.get(name)}
         return {"role": fields.get("role") or "assistant", "content": content, "tool_calls": calls, **more}
 
-    prompt = []
-    for fields in _numbered_values(tree["prompt"]):
-        blocks = _blocks(fields.get("content"))
-        if any(block["type"] in _ANTHROPIC_BLOCKS for block in blocks):
-            prompt += from_blocks(fields.get("role") or "assistant", blocks)
-        else:
-            prompt.append(message(fields, blocks or fields.get("content")))
+    prompt = [
+        message(fields, _content_parts(fields.get("content")) or fields.get("content"))
+        for fields in _numbered_values(tree["prompt"])
+    ]
     answers, reasoning = [], {}
     for fields in _numbered_values(tree.get("completion")):
         if fields.get("role") == "thinking":  # Anthropic's: reasoning before the next answer
@@ -241,7 +230,7 @@ def _from_openllmetry(attrs: Mapping[str, Any]) -> CallMessages | None:
     return prompt, answers, tools
 
 
-def _blocks(content: Any) -> list[dict[str, Any]]:
+def _content_parts(content: Any) -> list[dict[str, Any]]:
     """Return the parts of a message that were written as JSON text. Empty if the text is plain."""
     if not (isinstance(content, str) and content.startswith("[{")):
         return []
@@ -249,20 +238,7 @@ def _blocks(content: Any) -> list[dict[str, Any]]:
         parsed = json.loads(content)
     except (ValueError, RecursionError):
         return []
-    return parsed if all(isinstance(each, dict) and each.get("type") in _BLOCKS for each in parsed) else []
-
-
-def _as_part(block: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Convert an Anthropic block to a part of OpenTelemetry's conventions. Other types are returned unchanged."""
-    kind = block["type"]
-    if kind == "tool_use":
-        return {**block, "type": "tool_call", "arguments": block.get("input")}
-    if kind == "tool_result":
-        result = result_text(block, "the result of a tool")
-        return {"type": "tool_call_response", "id": block.get("tool_use_id"), "response": result}
-    if kind in _ANTHROPIC_BLOCKS:
-        return {"type": "thinking", "content": block.get("thinking") or ""}
-    return {**block, "content": block["text"]} if kind == "text" else block
+    return parsed if all(isinstance(each, dict) and each.get("type") in _PARTS for each in parsed) else []
 
 
 def _nested(attrs: Mapping[str, Any], prefix: str) -> dict[str, Any]:

@@ -65,9 +65,6 @@ class Tasks:
             wrote, a data set, or a function ``rng -> task``.
         eval_tasks: The same, for evaluation. None: a part of `tasks`. The same object as `tasks` evaluates on the
             training tasks.
-
-    Raises:
-        TypeError, ValueError: There is no task, or the value has another type.
     """
 
     def __init__(self, tasks: AnyTasks, eval_tasks: AnyTasks | None = None) -> None:
@@ -84,16 +81,7 @@ class Tasks:
         return len(self._training if self._held_out is not None else _split(self._training).training)
 
     def of(self, seed: int, rng: np.random.Generator, name: str) -> Any:
-        """Return the task of an episode.
-
-        Args:
-            seed: Seed of the episode.
-            rng: Random generator for a function that generates tasks.
-            name: Name of the environment, for messages.
-
-        Raises:
-            ForgeError: Reading the task failed.
-        """
+        """Return the task of an episode of the environment `name`. Raises ForgeError if reading it fails."""
         held_out = is_held_out(seed)
         tasks = self._held_out if held_out and self._held_out is not None else self._training
         if callable(tasks):
@@ -233,7 +221,7 @@ def _digests(tasks: Any) -> list[bytes] | None:
 
 
 def _without_row_number(text: str) -> str:
-    """Return a task in JSON without the fields that number it, if it is an object."""
+    """Return a task in JSON without the fields that number it."""
     if not text.startswith("{"):
         return text
     return json.dumps({key: value for key, value in json.loads(text).items() if key.lower() not in _ROW_NUMBERS})

@@ -39,14 +39,8 @@ class Conversation:
     The new prompt then has the first messages, a text in place of the dropped turns, and the remaining turns. Turns
     whose reasoning is dropped are rendered from text; the others keep their sampled tokens.
 
-    A shallow copy continues independently.
-
-    Args:
-        renderer: Renderer of the model's prompts.
-        limit: Maximum number of tokens of prompt and response together.
-        max_tokens: Maximum number of tokens of an answer.
-        context: What happens if the context is full; see `Policy.context`.
-        keep_reasoning: Which reasoning the model reads again.
+    `limit` is the maximum number of tokens of prompt and response together, `max_tokens` that of an answer. For the
+    other settings see `Policy`. A shallow copy continues independently.
     """
 
     def __init__(
@@ -75,9 +69,7 @@ class Conversation:
     def prompt(self, messages: Messages, *, only_results: bool = False) -> tuple[int, ...]:
         """Tokens up to the model's answer to `messages`, even if they leave no room for it.
 
-        Args:
-            messages: New messages.
-            only_results: Whether they are only results of the model's own tool calls.
+        `only_results` says that they are only results of the model's own tool calls.
         """
         if not self._turns:
             return self._renderer.begin(messages)
@@ -177,11 +169,7 @@ class Branches:
     def place(self, conversation: Mapping[str, Any] | None) -> tuple[int, int | None]:
         """The branch of the next decision and, if the branch begins with it, the decision that it continues from.
 
-        Args:
-            conversation: Value of `forge_agents.envs.env.CONVERSATION`; None for the main conversation.
-
-        Raises:
-            ValueError: It continues from a decision that does not exist.
+        `conversation` is None for the main one. Raises ValueError if it continues from a decision that does not exist.
         """
         number, after = len(self._branches), None if conversation is None else conversation["after"]
         if after is not None and not (type(after) is int and 0 <= after < number):
@@ -212,13 +200,7 @@ def _join(opening: Messages, text: str, following: Messages) -> Messages:
 
 
 def omission(number: int, text: str = "", *, notes: bool = False) -> str:
-    """Text that a model reads in place of the first `number` turns.
-
-    Args:
-        number: Number of dropped turns.
-        text: Summary of them; empty if there is none.
-        notes: Whether the model itself wrote `text`.
-    """
+    """Text that a model reads in place of the first `number` turns: their summary `text`, or its own notes."""
     head = f"[{number} earlier turn{'s are' if number > 1 else ' is'} left out here"
     if not text.strip():
         return f"{head}.]"

@@ -59,14 +59,7 @@ class _RefusedError(Exception):
 
 
 class EndpointClient:
-    """Client of an endpoint; belongs to the event loop on which it is first used.
-
-    Args:
-        endpoint: The endpoint, with its limits.
-
-    Raises:
-        ValueError: The environment variable with the key is not set.
-    """
+    """Client of an endpoint; belongs to the event loop on which it is first used."""
 
     def __init__(self, endpoint: Endpoint) -> None:
         self.endpoint = endpoint

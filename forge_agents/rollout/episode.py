@@ -354,9 +354,7 @@ def _observe(
 ) -> tuple[str, str, _StepResult, Mapping[str, Any]] | None:
     """The agent whose turn it is, its observation and the result of its last step; None if no agent is left.
 
-    Args:
-        env: The environment.
-        reported: Cumulative rewards that were reported to their agents and have not changed since.
+    `reported` are cumulative rewards that were reported to their agents and have not changed since.
     """
     if not env.agents:
         return None
@@ -370,20 +368,11 @@ def _observe(
 def _step(
     env: AECEnv[str, Any, Any], decision: Decision | None, reported: dict[str, float], about_answer: Any = None
 ) -> dict[str, _StepResult]:
-    """Step the environment.
+    """Step the environment; without a decision the agent only leaves.
 
     A cumulative reward is reset when its agent acts, or in PettingZoo's conversion of parallel environments after the
-    round.
-
-    Args:
-        env: The environment.
-        decision: Decision of the agent whose turn it is; None if it only leaves.
-        reported: As in `_observe`.
-        about_answer: The environment's hook; ignored if it is no function.
-
-    Returns:
-        Results of agents that have left and will have no turn to receive them: those that left in this step, and those
-        that left before and were paid nevertheless.
+    round. Returns the results of agents that have left and will have no turn to receive them: those that left in this
+    step, and those that left before and were paid nevertheless.
     """
     before, acting = list(env.agents), env.agent_selection
     if decision is not None and callable(about_answer):

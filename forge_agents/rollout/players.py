@@ -93,7 +93,6 @@ class Decision:
 
 
 def _from_text(text: str) -> Decision:
-    """The decision of a player that is no model."""
     reasoning, raw, answer = split_response(text)
     return Decision(action=answer, reasoning=reasoning, raw_reasoning=raw)
 
@@ -162,12 +161,12 @@ class ModelPlayer:
         sampling: Sampling settings.
         instructions: System prompt; empty for none.
         constrain: Whether to sample only among the legal actions.
-        keep_reasoning: Which of its own reasoning the model reads again.
+        keep_reasoning: As `Policy.keep_reasoning`.
         tools: Schemas of the tools that the agent may call.
         rng_key: Key from which the seed of every request is derived, together with the number of the decision. Samples
             then do not depend on what else the engine computes, so a resumed run samples the same tokens. None uses
             the engine's own random stream.
-        context: What happens if a conversation no longer fits the context; see `Policy.context`.
+        context: As `Policy.context`.
         compact: Called with ``context="window"`` for a text in place of dropped turns.
     """
 
@@ -425,10 +424,7 @@ class ModelPlayer:
 def requested_sampling(policy_sampling: Sampling, request: Mapping[str, Any], owner: object) -> Sampling:
     """Sampling settings of an answer: the policy's, with the limits that a program's request sets.
 
-    Args:
-        policy_sampling: The policy's settings.
-        request: The conversation's request.
-        owner: Engine or endpoint that answers; each warns once about a setting that it does not follow.
+    `owner`, the engine or endpoint that answers, warns once about a setting that it does not follow.
     """
     for name, value in (request.get("asked") or {}).items():
         if name == "seed":  # the value is not shown: it may differ in every request, and each text is a warning
@@ -624,19 +620,7 @@ def make_player(
     compact: Compact | None = None,
     spec: object = None,
 ) -> Player:
-    """Create a player of `policy` for one agent of one episode.
-
-    Args:
-        policy: The policy.
-        agent: The agent that it plays.
-        episode_seed: Seed of the episode.
-        instructions: System prompt of the agent.
-        engines: Engines of model policies, by policy name.
-        tools: Schemas of the tools that the agent may call.
-        rng_key: Unique key of the episode; see `ModelPlayer`.
-        episode_index: Index of the episode in its group, from 0.
-        compact: Summarizes turns that no longer fit a conversation.
-        spec: The environment's `EnvSpec`, which names its oracle.
+    """Create a player of `policy` for one agent of one episode. `spec` of the environment names its oracle.
 
     Raises:
         ValueError: A model has no engine, or the environment has no oracle.

@@ -44,14 +44,10 @@ def is_too_long(refusal: str) -> bool:
 
 
 def named_field(body: str, sent: Mapping[str, Iterable[str]]) -> str | None:
-    """The first entry of `sent` that the body of a refusal names, or None.
+    """The first entry of `sent` that the body of a refusal names, or None. `sent` has the names of fields by entry.
 
     Many refusals of a long conversation name the token limit, and "stop" is an ordinary word. These fields count only
     if the refusal says that the field itself is not accepted.
-
-    Args:
-        body: Body of the refusal.
-        sent: Names of the request's fields by entry; the entry itself may be named as well.
     """
     if is_too_long(body):
         return None

@@ -216,8 +216,7 @@ class Renderer:
     ) -> tuple[str, tuple[ToolCall, ...]]:
         """Parse calls of `tools` (schemas) in the grammar of the model's family.
 
-        Returns:
-            The text around the calls, and the calls. Both are empty if there are none; the text may contain JSON calls.
+        Returns the text around them and the calls; both are empty if there are none. The text may contain JSON calls.
         """
         if self.call_reader is None:
             return "", ()
@@ -393,9 +392,7 @@ class Renderer:
     def _defuse(self, text: str, *, by_model: bool = False) -> str:
         """Break up special tokens in `text`, because one agent's text must not open a new role in another's prompt.
 
-        Args:
-            text: Untrusted text.
-            by_model: Whether the model itself wrote it; its marks of tool calls are then kept.
+        A text `by_model` itself keeps its marks of tool calls.
         """
         while _MARK in text:  # it would be taken for the mark of an answer
             text = text.replace(_MARK, "answer")

@@ -26,10 +26,6 @@ class Terminal:
 
     Lines are read below Python's own buffers, so that a question can be canceled: a blocked ``input()`` would consume
     the next line or delay the end of the program.
-
-    Args:
-        console: Console for output.
-        fd: Descriptor of a terminal, a pipe or a file.
     """
 
     def __init__(self, console: Console, fd: int = _STDIN) -> None:

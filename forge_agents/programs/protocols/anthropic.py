@@ -9,85 +9,80 @@ from typing import Any
 
 from forge_agents.envs.env import writable
 from forge_agents.programs.calls import ChatMessage, ChatRequest, ChatResponse, RefusedError
-from forge_agents.programs.protocols.common import (
-    Events,
-    Json,
-    Protocol,
-    as_object,
-    function_call,
-    get_flag,
-    get_limit,
-    get_list,
-    get_object,
-    get_role,
-    get_stop,
-    read_request,
-    text_of,
-)
+from forge_agents.programs.protocols import common
+from forge_agents.programs.protocols.common import Events, Json, Protocol
 
 THREAD_UNSUPPORTED = "thread_unsupported_request"
 """Error code at which Anthropic's clients send the whole conversation again."""
 
 
 def _read(body: Any) -> ChatRequest:
-    body = as_object(body)
-    if get_object(body, "thread").get("type") == "continue":  # the request contains only the new messages
+    body = common.as_object(body)
+    if common.get_object(body, "thread").get("type") == "continue":  # the request contains only the new messages
         raise RefusedError(
             "thread of type 'continue' is not supported here; send the whole conversation without thread",
             code=THREAD_UNSUPPORTED,
         )
-    choice = get_object(body, "tool_choice")
+    choice = common.get_object(body, "tool_choice")
     kind = choice.get("type")
-    return read_request(
+    return common.read_request(
         {**body, "tool_choice": choice if kind == "tool" else kind},
         _read_messages,
         lambda tool: {**tool, "parameters": tool.get("input_schema")} if tool.get("type") in (None, "custom") else None,
-        parallel=not get_flag(choice, "disable_parallel_tool_use"),
-        response_format=get_object(body, "output_config").get("format") or body.get("output_format"),
-        max_tokens=get_limit(body, "max_tokens"),
-        stop=get_stop(body.get("stop_sequences")),
+        parallel=not common.get_flag(choice, "disable_parallel_tool_use"),
+        response_format=common.get_object(body, "output_config").get("format") or body.get("output_format"),
+        max_tokens=common.get_limit(body, "max_tokens"),
+        stop=common.get_stop(body.get("stop_sequences")),
     )
 
 
 def _read_messages(body: Json) -> Iterator[ChatMessage]:
     """Yield messages. Tool results in a user's message come before its text."""
     if system := body.get("system"):
-        yield ChatMessage(role="system", text=text_of(system, "system"))
-    for index, entry in enumerate(get_list(body, "messages")):
-        where = f"messages[{index}]"
-        message = as_object(entry, where)
-        role = get_role(message.get("role"), where, "system", "user", "assistant")
-        content = message.get("content")
-        blocks = [as_object(block, where) for block in content] if isinstance(content, list) else []
-        texts, calls = [] if blocks else [content], []
-        for block in blocks:
-            kind = block.get("type")
-            if kind == "tool_use" and role == "assistant":
-                calls.append(function_call(block.get("id"), block.get("name"), block.get("input"), where))
-            elif kind == "tool_result" and role == "user":
-                call_id = str(block.get("tool_use_id") or "")
-                yield ChatMessage(role="tool", text=result_text(block, where), call_id=call_id)
-            elif kind not in ("thinking", "redacted_thinking"):
-                texts.append(_block_text(block, where))
-        if texts or calls:
-            text = text_of([text for text in texts if text], where)
-            yield ChatMessage(role=role, text=text, calls=tuple(calls))
-        if role == "assistant" and entry is body["messages"][-1]:
-            warnings.warn(
-                "the last message of a request is the model's own; models here do not continue it, but answer with a "
-                "new message",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        yield ChatMessage(role="system", text=common.text_of(system, "system"))
+    messages = common.get_list(body, "messages")
+    for index, entry in enumerate(messages):
+        for message in read_message(entry, f"messages[{index}]"):
+            if message.text or message.calls or not message.reasoning:
+                yield message
+    if messages and messages[-1].get("role") == "assistant":
+        warnings.warn(
+            "the last message of a request is the model's own; models here do not continue it, but answer with a new "
+            "message",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
 
-def result_text(block: Json, where: str) -> str:
+def read_message(message: Any, where: str) -> Iterator[ChatMessage]:
+    """Yield the tool results of a message, and then the message itself. `where` is its place, for errors."""
+    message = common.as_object(message, where)
+    role = common.get_role(message.get("role"), where, "system", "user", "assistant")
+    content = message.get("content")
+    parts, reasoning = common.split_parts("" if content == [] else content, where)
+    texts, calls = [] if isinstance(parts, list) else [parts], []
+    for part in parts if isinstance(parts, list) else ():
+        block = common.as_object(part, where)
+        kind = block.get("type")
+        if kind == "tool_use" and role == "assistant":
+            calls.append(common.function_call(block.get("id"), block.get("name"), block.get("input"), where))
+        elif kind == "tool_result" and role == "user":
+            call_id = str(block.get("tool_use_id") or "")
+            yield ChatMessage(role="tool", text=_result_text(block, where), call_id=call_id)
+        else:
+            texts.append(_block_text(block, where))
+    if texts or calls or reasoning:
+        text = common.text_of([text for text in texts if text], where)
+        yield ChatMessage(role=role, text=text, calls=tuple(calls), reasoning=reasoning)
+
+
+def _result_text(block: Json, where: str) -> str:
     """Return the text of a tool result. It begins with "Error" if the tool failed, as in a `ToolEnv`."""
     content = block.get("content")
     if isinstance(content, list):
-        content = [_block_text(as_object(part, where), where) for part in content]
-    text = text_of(content, where)
-    failed = get_flag(block, "is_error") and not text.lower().startswith("error")
+        content = [_block_text(common.as_object(part, where), where) for part in content]
+    text = common.text_of(content, where)
+    failed = common.get_flag(block, "is_error") and not text.lower().startswith("error")
     return f"Error: {text or 'the tool failed'}" if failed else text
 
 
@@ -99,11 +94,11 @@ def _block_text(block: Json, where: str) -> str:
     elif kind == "search_result":
         content = block.get("content")
     else:
-        return text_of([block], where)
-    if as_object(block.get("citations") or {}, where).get("enabled"):
+        return common.text_of([block], where)
+    if common.as_object(block.get("citations") or {}, where).get("enabled"):
         warnings.warn("a program asks for citations, which models here do not give", RuntimeWarning, stacklevel=2)
-    heads = [block.get("title"), block.get("context"), source]
-    return "\n".join([*(writable(head) for head in heads if head and isinstance(head, str)), text_of(content, where)])
+    heads = [head for head in (block.get("title"), block.get("context"), source) if head and isinstance(head, str)]
+    return "\n".join([*map(writable, heads), common.text_of(content, where)])
 
 
 def _write(request: ChatRequest, response: ChatResponse, created: int) -> dict[str, Any]:

@@ -7,24 +7,8 @@ from typing import Any
 
 from forge_agents.envs.env import writable
 from forge_agents.programs.calls import ChatMessage, ChatRequest, ChatResponse, FunctionCall, RefusedError, abbreviate
-from forge_agents.programs.protocols.common import (
-    MAX_NAME_CHARS,
-    Events,
-    Json,
-    Protocol,
-    as_object,
-    function_call,
-    get_flag,
-    get_limit,
-    get_list,
-    get_object,
-    get_role,
-    get_stop,
-    read_request,
-    reject_fields,
-    text_of,
-    warn_of_unknown,
-)
+from forge_agents.programs.protocols import common
+from forge_agents.programs.protocols.common import Events, Json, Protocol
 
 _MIN_LOGPROB = -9999.0
 """OpenAI's value for minus infinity, which JSON cannot express."""
@@ -37,43 +21,55 @@ _MESSAGE_FIELDS = frozenset((
 
 
 def _read(body: Any) -> ChatRequest:
-    body = as_object(body)
-    reject_fields(
+    body = common.as_object(body)
+    common.reject_fields(
         body, "functions", "function_call", "audio", "prediction", "web_search_options", "continue_final_message"
     )
     if body.get("n") not in (None, 1):
         raise RefusedError(f"n={abbreviate(body['n'])}: a call has one answer; call again for another")
     if body.get("top_logprobs"):
         raise RefusedError("top_logprobs is not supported here; logprobs=true returns those of the sampled tokens")
-    return read_request(
+    return common.read_request(
         body,
-        lambda body: (_read_message(message, index) for index, message in enumerate(get_list(body, "messages"))),
-        lambda tool: as_object(tool.get("function"), "function of a tool") if tool.get("type") == "function" else None,
+        lambda body: [
+            message
+            for index, entry in enumerate(common.get_list(body, "messages"))
+            for message in read_message(entry, f"messages[{index}]")
+        ],
+        _read_tool,
         response_format=body.get("response_format"),
-        max_tokens=get_limit(body, "max_completion_tokens", "max_tokens"),
-        stop=get_stop(body.get("stop")),
-        logprobs=bool(get_flag(body, "logprobs")),
-        include_usage=bool(get_flag(get_object(body, "stream_options"), "include_usage")),
+        max_tokens=common.get_limit(body, "max_completion_tokens", "max_tokens"),
+        stop=common.get_stop(body.get("stop")),
+        logprobs=bool(common.get_flag(body, "logprobs")),
+        include_usage=bool(common.get_flag(common.get_object(body, "stream_options"), "include_usage")),
     )
 
 
-def _read_message(message: Any, index: int) -> ChatMessage:
-    where = f"messages[{index}]"
-    message = as_object(message, where)
-    role = get_role(message.get("role"), where, "system", "developer", "user", "assistant", "tool")
+def _read_tool(tool: Json) -> Json | None:
+    return common.as_object(tool.get("function"), "function of a tool") if tool.get("type") == "function" else None
+
+
+def read_message(message: Any, where: str) -> list[ChatMessage]:
+    """Return a message. `where` is its place, for errors."""
+    message = common.as_object(message, where)
+    role = common.get_role(message.get("role"), where, "system", "developer", "user", "assistant", "tool")
     if message.get("function_call"):  # the API before tool_calls; ignoring it would change the conversation
         raise RefusedError(f"{where}: function_call is not supported here; send tool_calls, and results as tool")
     if role != "assistant" and message.get("tool_calls"):
         raise RefusedError(f"{where}: tool_calls in a message of the role {role}; only assistant may have them")
-    warn_of_unknown(message, _MESSAGE_FIELDS, " in a message")
+    common.warn_of_unknown(message, _MESSAGE_FIELDS, " in a message")
     calls = []
-    for call in get_list(message, "tool_calls"):
-        function = as_object(as_object(call, where).get("function"), f"{where}: function of a tool call")
-        calls.append(function_call(call.get("id"), function.get("name"), function.get("arguments"), where))
+    for call in common.get_list(message, "tool_calls"):
+        function = common.as_object(common.as_object(call, where).get("function"), f"{where}: function of a tool call")
+        calls.append(common.function_call(call.get("id"), function.get("name"), function.get("arguments"), where))
     call_id = str(message.get("tool_call_id") or "") if role == "tool" else ""
-    text = text_of(message.get("content") or message.get("refusal"), where)
-    text = _with_name(text, message.get("name"), role, where)
-    return ChatMessage(role=role, text=text, calls=tuple(calls), call_id=call_id)
+    content, reasoning = message.get("content") or message.get("refusal"), ""
+    if role == "assistant":
+        content, thoughts = common.split_parts(content, where)
+        written = (message.get(key) for key in common.REASONING_KEYS)
+        reasoning = next((text for text in [*written, thoughts] if text and isinstance(text, str)), "")
+    text = _with_name(common.text_of(content, where), message.get("name"), role, where)
+    return [ChatMessage(role=role, text=text, calls=tuple(calls), call_id=call_id, reasoning=reasoning)]
 
 
 def _with_name(text: str, name: Any, role: str, where: str) -> str:
@@ -81,8 +77,9 @@ def _with_name(text: str, name: Any, role: str, where: str) -> str:
 
     The name of a tool is known from the call.
     """
-    if not isinstance(name, str | None) or len(name or "") > MAX_NAME_CHARS:
-        raise RefusedError(f"{where}: name is {abbreviate(name)}; send a text of at most {MAX_NAME_CHARS} characters")
+    if not isinstance(name, str | None) or len(name or "") > common.MAX_NAME_CHARS:
+        limit = f"a text of at most {common.MAX_NAME_CHARS} characters"
+        raise RefusedError(f"{where}: name is {abbreviate(name)}; send {limit}")
     if not name or role in ("tool", name):
         return text
     if role == "assistant":

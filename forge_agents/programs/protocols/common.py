@@ -38,6 +38,10 @@ _MAX_WARNINGS = 4
 """Maximum number of unknown fields that one request is warned about."""
 _TEXT_TYPES = (None, "text", "input_text", "output_text", "refusal")
 """Types of content parts that are text."""
+_REASONING_TYPES = ("reasoning", "thinking", "redacted_thinking")
+"""Types of content parts of an answer that are its reasoning."""
+REASONING_KEYS = ("reasoning_content", "reasoning", "thinking")
+"""Keys of a message that may contain reasoning."""
 MAX_NAME_CHARS = 256
 """Maximum length of a name. Model names are compared with the known ones, which takes time for long texts."""
 Json: TypeAlias = Mapping[str, Any]
@@ -221,6 +225,20 @@ def text_of(content: Any, where: str) -> str:
             raise RefusedError(f"{where}: a part of type {kind}; the models here read text only")
         texts.append(text)
     return writable("\n".join(texts))
+
+
+def split_parts(content: Any, where: str) -> tuple[Any, str]:
+    """Return the content of an answer without parts that are reasoning, and the text of these parts."""
+    if not isinstance(content, list):
+        return content, ""
+    rest, thoughts = [], []
+    for part in content:
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind in _REASONING_TYPES:
+            thoughts.append(text_of(part.get(kind) or part.get("text"), f"{where}: a part of type {kind!r}"))
+        else:
+            rest.append(part)
+    return rest, "\n".join(filter(None, thoughts))
 
 
 def function_call(call_id: Any, name: Any, arguments: Any, where: str) -> FunctionCall:

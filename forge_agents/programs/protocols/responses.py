@@ -2,75 +2,73 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 from forge_agents.envs.env import writable
 from forge_agents.programs.calls import ChatMessage, ChatRequest, ChatResponse, RefusedError, abbreviate
-from forge_agents.programs.protocols.common import (
-    Events,
-    Json,
-    Protocol,
-    as_object,
-    function_call,
-    get_limit,
-    get_list,
-    get_object,
-    get_role,
-    read_request,
-    reject_fields,
-    text_of,
-)
+from forge_agents.programs.protocols import common
+from forge_agents.programs.protocols.common import Events, Json, Protocol
 
 
 def _read(body: Any) -> ChatRequest:
-    body = as_object(body)
-    reject_fields(body, "previous_response_id", "conversation", "prompt", "background")
-    return read_request(
+    body = common.as_object(body)
+    common.reject_fields(body, "previous_response_id", "conversation", "prompt", "background")
+    return common.read_request(
         body,
         _read_messages,
         lambda tool: tool if tool.get("type") == "function" else None,
-        response_format=get_object(body, "text").get("format"),
-        max_tokens=get_limit(body, "max_output_tokens"),
+        response_format=common.get_object(body, "text").get("format"),
+        max_tokens=common.get_limit(body, "max_output_tokens"),
     )
 
 
 def _read_messages(body: Json) -> Iterator[ChatMessage]:
-    """Yield messages. An assistant's text and the calls after it are separate items, but one message."""
     if instructions := body.get("instructions"):
-        yield ChatMessage(role="system", text=text_of(instructions, "instructions"))
+        yield ChatMessage(role="system", text=common.text_of(instructions, "instructions"))
     if isinstance(text := body.get("input"), str):
         yield ChatMessage(role="user", text=writable(text))
         return
+    yield from read_items(common.get_list(body, "input"), "input")
+
+
+def read_items(items: list[Any], name: str) -> Iterator[ChatMessage]:
+    """Yield messages of a list called `name`. An assistant's text and the calls after it are one message."""
     answer: ChatMessage | None = None  # to which the next items may add calls
-    for index, entry in enumerate(get_list(body, "input")):
-        where = f"input[{index}]"
-        item = as_object(entry, where)
+    thoughts: list[str] = []
+    for index, entry in enumerate(items):
+        where = f"{name}[{index}]"
+        item = common.as_object(entry, where)
         kind = item.get("type") or "message"
         if kind == "reasoning":
+            parts = common.get_list(item, "content") or common.get_list(item, "summary")
+            thoughts += [str(part.get("text") or "") for part in parts if isinstance(part, Mapping)]
             continue
         if kind == "function_call":
-            call = function_call(item.get("call_id"), item.get("name"), item.get("arguments"), where)
+            call = common.function_call(item.get("call_id"), item.get("name"), item.get("arguments"), where)
             answer = answer or ChatMessage(role="assistant", text="")
             answer = replace(answer, calls=(*answer.calls, call))
             continue
         message = _read_item(item, kind, where)
         if answer is not None:
-            yield answer
+            yield replace(answer, reasoning="\n".join(thoughts))
+            thoughts = []
         answer = message if message.role == "assistant" else None
         if answer is None:
+            thoughts = []
             yield message
     if answer is not None:
-        yield answer
+        yield replace(answer, reasoning="\n".join(thoughts))
 
 
 def _read_item(item: Json, kind: Any, where: str) -> ChatMessage:
     if kind == "function_call_output":
-        return ChatMessage(role="tool", text=text_of(item.get("output"), where), call_id=str(item.get("call_id") or ""))
+        text, call_id = common.text_of(item.get("output"), where), str(item.get("call_id") or "")
+        return ChatMessage(role="tool", text=text, call_id=call_id)
     if kind == "message":
-        role = get_role(item.get("role"), where, "system", "developer", "user", "assistant")
-        return ChatMessage(role=role, text=text_of(item.get("content"), where))
+        role = common.get_role(item.get("role"), where, "system", "developer", "user", "assistant")
+        return ChatMessage(role=role, text=common.text_of(item.get("content"), where))
     raise RefusedError(f"{where}: an item of type {abbreviate(kind)} is not supported here; leave it out")
 
 
