@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from forge_agents.errors import ModelNotFoundError
 from forge_agents.models import resolve as models
-from forge_agents.models.lean_imports import lean_transformers, without_scipy_signal
+from forge_agents.models.lean_imports import lean_transformers
 from forge_agents.models.sizes import ModelSize
 from forge_agents.policy import LoRA, Sampling
 from forge_agents.runtime.machine import available_bytes
@@ -78,8 +78,7 @@ def adapter_number(config: EnginePlan, adapter: str) -> int:
 def build(config: EnginePlan) -> Any:
     """Build a vLLM engine in this process."""
     with lean_transformers():
-        with without_scipy_signal():
-            from vllm import LLMEngine
+        from vllm import LLMEngine
 
         gc.freeze()  # vLLM runs five full collections during a start; objects of modules are never garbage
         _patch(config)

@@ -141,11 +141,12 @@ def _run(core: Any, model: Any, work: Work) -> dict[str, Any]:
 
 def _alone(core: Any, batch: Any) -> None:
     """A step in which each sample is computed by itself; a learner finds what samples begin with alike."""
-    core._share, before = False, core._share
+    before = core.config
+    core.config = replace(before, share_prefixes=False)
     try:
         core.train_step(batch)
     finally:
-        core._share = before
+        core.config = before
 
 
 def _products(step: Callable[[], object]) -> Callable[[], None]:

@@ -25,7 +25,7 @@ def layout(*blocks: tuple[int, tuple[int, ...]]) -> list[Span]:
             spans.append(Span(start=at, length=prefix))
             at += prefix
         for own in owns:
-            spans.append(Span(start=at, length=own, prefix_start=start if prefix else 0, prefix_length=prefix))
+            spans.append(Span(start=at, length=own, seen=((start, prefix),) if prefix else ()))
             at += own
     return spans
 
@@ -58,7 +58,7 @@ def test_packed_attention_equals_dense_attention(
     for own, seen in ((4, ((0, 5),)), (60, ((0, 5),)), (7, ((0, 5), (end, 4))), (55, ((0, 5), (end + 4, 60)))):
         *openings, (start, length) = seen  # two groups that begin as the first one does
         at = spans[-1].start + spans[-1].length
-        spans.append(Span(start=at, length=own, prefix_start=start, prefix_length=length, openings=tuple(openings)))
+        spans.append(Span(start=at, length=own, seen=(*openings, (start, length))))
     assert prefix.length == 5
     size = spans[-1].start + spans[-1].length
     inputs = [torch.randn(size, heads, 16, requires_grad=True) for heads in (6, 2, 2)]
@@ -77,7 +77,7 @@ def test_buckets_hold_little_padding():
     spans = layout(*[(46, (32,) * 8)] * 8)
     plan = plan_attention(spans)
     padded = sum(bucket.bias_bms.numel() for bucket in plan.buckets)
-    exact = sum(span.length * (span.length + span.prefix_length) for span in spans)
+    exact = sum(span.length * (span.length + span.before) for span in spans)
     assert padded <= 1.4 * exact
     assert len(plan.buckets) <= 3
 

@@ -64,15 +64,15 @@ def test_logits_equal_transformers_alone_and_packed(tmp_path: Path, family: str,
     assert (whole - theirs).abs().max() < 2e-5
     # 3 x ORIGINAL tokens once, what follows them twice, behind another conversation
     first, split, end = Span(start=0, length=50), 3 * ORIGINAL, 3 * ORIGINAL + 40
-    prefix = {"prefix_start": 50, "prefix_length": split}
-    spans = [first, Span(start=50, length=split), *(Span(start=50 + at, length=40, **prefix) for at in (split, end))]
+    rest = [Span(start=50 + at, length=40, seen=((50, split),)) for at in (split, end)]
+    spans = [first, Span(start=50, length=split), *rest]
     packed = compute(core, torch.cat([ids[:, :50], ids[:, :end], ids[:, split:end]], dim=1), spans)
     for found, expected in ((packed[:, :50], theirs[:, :50]), (packed[:, 50 + end :], theirs[:, split:end])):
         assert (found - expected).abs().max() < 2e-5
 
 
 def compute(core: LearnerCore, ids: torch.Tensor, spans: list[Span]) -> torch.Tensor:
-    positions = torch.cat([span.prefix_length + torch.arange(span.length) for span in spans])
+    positions = torch.cat([span.before + torch.arange(span.length) for span in spans])
     with torch.no_grad():
         found: torch.Tensor = core.model(ids, positions[None], plan_attention(spans))
     return found

@@ -8,7 +8,6 @@ import json
 import shutil
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +23,8 @@ from forge_agents.models.sizes import ModelSize
 from forge_agents.models.tiny import tiny_model
 from forge_agents.policy import LoRA
 from forge_agents.types import EpisodeBatch
+from forge_trainers.batch import layout
 from forge_trainers.learner import checkpoint, titan
-from forge_trainers.learner import core as learner_core
 from forge_trainers.learner import model as titan_model
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.degrees import check_degrees, shards_of
@@ -123,16 +122,11 @@ def test_instructions_that_groups_share_change_nothing(
     core = LearnerCore(config(tiny_llama, max_tokens_per_microbatch=room))
     (_, facts), with_them = core._plan(batch), core.logprobs(batch)
     found = gradients(core, batch)
-    monkeypatch.setattr(learner_core, "lay_out", partial(lay_out_without, learner_core.lay_out))
+    monkeypatch.setattr(layout, "with_openings", lambda batch, blocks: blocks)
     (_, facts_without), without = core._plan(batch), core.logprobs(batch)
     assert facts["positions"] <= facts_without["positions"] - 10 * (2 if room == 150 else 4)
     assert (with_them - without).norm() < 1e-5 * without.norm()
     assert relative_gap(found, gradients(core, batch)) < 1e-5
-
-
-def lay_out_without(lay_out: Callable[..., Any], *given: Any, share_openings: bool, **options: Any) -> Any:
-    assert share_openings
-    return lay_out(*given, **options)
 
 
 def test_microbatches_add_up_to_one_big_batch(tiny_llama: Path, random_batch: Batches):

@@ -360,7 +360,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Places a learner, an engine and judges on so many GPUs; returns the lines that are shown."""
 
     def placed_with(
-        gpus: int, judges: list[Judging], folder: Path, *, share_prefixes: bool | None = None, **settings: Any
+        gpus: int, judges: list[Judging], folder: Path, **settings: Any
     ) -> list[str]:
         wants = {"learner": 1, "engines": 1, "judges": len(judges)}
         said: list[str] = []
@@ -369,7 +369,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         monkeypatch.setattr(startup, "say", said.append)
         monkeypatch.setattr(placement, "available_bytes", lambda: 1 << 50)
         monkeypatch.setattr(placement.models, "resolve", Path)
-        learner = LearnerPlan(model=str(folder), max_sample_tokens=2048, share_prefixes=share_prefixes)
+        learner = LearnerPlan(model=str(folder), max_sample_tokens=2048)
         engine = fa.EngineConfig(max_model_len=8192)
         place_here(
             {"hero": (folder, ())}, {"hero-learner": (learner, 1)}, ranks=1, engine=engine, judges=judges, **settings

@@ -32,16 +32,8 @@ class Span:
     start: int
     """First position in the row."""
     length: int
-    prefix_start: int = 0
-    prefix_length: int = 0
-    """Positions of the row that precede the span in its sample. 0: no prefix is shared."""
-    openings: tuple[tuple[int, int], ...] = ()
-    """Starts and lengths of the openings that precede the prefix in its sample, in order."""
-
-    @property
-    def seen(self) -> tuple[tuple[int, int], ...]:
-        """Starts and lengths of all positions that precede the span, in the order of its sample."""
-        return (*self.openings, (self.prefix_start, self.prefix_length)) if self.prefix_length else ()
+    seen: tuple[tuple[int, int], ...] = ()
+    """Starts and lengths of the shared positions that precede the span, in the order of its sample."""
 
     @property
     def before(self) -> int:
@@ -112,7 +104,7 @@ class Layout:
     positions: int
     """Number of positions that all ranks compute."""
     group_positions: int
-    """The same number without shared openings, so with shared prefixes within groups only."""
+    """The same number without openings, so with shared prefixes within groups only."""
     waste: float
     """Fraction of positions lost to waiting and padding, in [0, 1)."""
 
@@ -124,7 +116,6 @@ def lay_out(
     chunk_tokens: int,
     share_prefixes: bool,
     hidden_size: int,
-    share_openings: bool = False,
     ranks: int = 1,
     rank: int = 0,
     multiple_of: int = 1,
@@ -136,9 +127,8 @@ def lay_out(
         batch: A batch that passes `forge_trainers.batch.packing.check_batch`.
         max_tokens: Maximum number of positions of a row, unless one sample has more.
         chunk_tokens: Maximum number of loss tokens per call of the head.
-        share_prefixes: Whether the common prompt of a group is laid out once.
+        share_prefixes: Whether a row lays out common prefixes of its samples once.
         hidden_size: Hidden size of the model; weighs attention against linear layers.
-        share_openings: Whether a row lays out common prefixes of different groups once.
         ranks: Number of data-parallel ranks.
         rank: The rank whose rows are returned.
         multiple_of: Rows are padded to a multiple of this.
@@ -152,12 +142,12 @@ def lay_out(
         fair_share = math.ceil(int(lengths_n.sum()) / (2 * ranks))
         room = max(longest, min(room, fair_share))
     blocks = blocks_of(batch, max_tokens=room, share_prefixes=share_prefixes, samples=samples)
-    if share_openings:
+    if share_prefixes:
         blocks = with_openings(batch, blocks)
-    lengths, openings = [block.num_tokens for block in blocks], [block.openings for block in blocks]
+    lengths = [block.num_tokens for block in blocks]
     planned, _ = plan_rows(
         lengths,
-        openings=openings,
+        openings=[block.openings for block in blocks],
         max_tokens=max_tokens,
         ranks=ranks,
         attention_cost=1 / (12 * hidden_size),  # scores over linear layers, in multiplications
@@ -177,16 +167,10 @@ def lay_out(
 def blocks_of(
     batch: EpisodeBatch, *, max_tokens: int, share_prefixes: bool, samples: Sequence[int] | None = None
 ) -> list[Block]:
-    """Form blocks of samples of one group that begin with the same prompt tokens.
+    """Form blocks of at most `max_tokens` positions from samples of one group with the same first prompt tokens.
 
     A prefix ends before the first token in which its samples differ and before the first loss token of any of them. A
     sample starts another block if it shares less than half of the block's shortest prompt, or if the block is full.
-
-    Args:
-        batch: A checked batch.
-        max_tokens: Maximum number of positions of a block.
-        share_prefixes: False gives every sample a block of its own.
-        samples: Indices of the samples, at least one. None: all.
 
     Raises:
         ValueError: A sample is longer than `max_tokens`.
@@ -244,14 +228,9 @@ def _common(first: np.ndarray, second: np.ndarray) -> int:
 
 
 def with_openings(batch: EpisodeBatch, blocks: Sequence[Block]) -> list[Block]:
-    """Find the openings of all blocks: common prefixes of different groups, nested, and within a block.
+    """Return the blocks with their openings: common prefixes of different groups, nested, and within a block.
 
-    Args:
-        batch: The batch of the blocks.
-        blocks: Blocks from `blocks_of`.
-
-    Returns:
-        The same blocks in the same order, with openings. Samples with common prefixes are neighbors.
+    Samples with common prefixes become neighbors within their block.
     """
     prompts = _prompts(batch)
     starts = [prompts[block.samples[0]][: block.prefix_length or None] for block in blocks]
@@ -281,12 +260,7 @@ def _openings(
 ) -> list[tuple[int, int, int]]:
     """Return the nested common prefixes of ``prompts[first:last]``: first, last and number of tokens of each.
 
-    Args:
-        prompts: Sorted prompts.
-        first: First prompt.
-        last: End of the range.
-        above: Number of tokens of the enclosing opening.
-        depth: Nesting depth.
+    `prompts` are sorted, and `above` is the number of tokens of the enclosing opening.
     """
     if last - first < 2 or depth == _MAX_DEPTH:
         return []
@@ -410,14 +384,9 @@ def _fill(  # noqa: PLR0917  (of one caller)
 
 
 def build_row(batch: EpisodeBatch, blocks: Sequence[Block], *, multiple_of: int = 1) -> Row:
-    """Concatenate blocks into a row.
+    """Concatenate blocks into a row, padded with separate spans to a multiple of `multiple_of` positions.
 
     A rank without blocks gets one position without loss tokens, because it must take part in the collectives.
-
-    Args:
-        batch: The batch of the blocks.
-        blocks: Blocks to compute; may be empty.
-        multiple_of: The row is padded to a multiple of this many positions, with separate spans.
     """
     starts, lengths = (batch["samples"][key].tolist() for key in ("start", "length"))
     mask_T = batch["tokens"]["loss_mask"]
@@ -433,12 +402,10 @@ def build_row(batch: EpisodeBatch, blocks: Sequence[Block], *, multiple_of: int 
         nonlocal at
         tokens.append(torch.arange(starts[sample] + first, starts[sample] + last))
         positions.append(torch.arange(first, last))
-        *openings, (start, length) = seen or ((0, 0),)
-        spans.append(
-            Span(start=at, length=last - first, prefix_start=start, prefix_length=length, openings=tuple(openings))
-        )
-        at += last - first
-        return (*seen, (at - last + first, last - first))
+        span = Span(start=at, length=last - first, seen=seen)
+        spans.append(span)
+        at += span.length
+        return (*seen, (span.start, span.length))
 
     chains: list[tuple[int, tuple[tuple[int, int], ...]]] = []  # samples with their shared prefixes
     for number, block in enumerate(blocks, start=1):
@@ -456,10 +423,8 @@ def build_row(batch: EpisodeBatch, blocks: Sequence[Block], *, multiple_of: int 
                 seen, end = laid[number], length
         where = lay(sample, end, lengths[sample], seen)
         place_L = torch.cat([torch.arange(start, start + length) for start, length in where])
-        loss = (
-            mask_T[starts[sample] : starts[sample] + lengths[sample]].nonzero().squeeze(1)
-        )  # never in a shared prefix
-        # the first tokens after a shared prefix are all predicted from its last position
+        loss = mask_T[starts[sample] : starts[sample] + lengths[sample]].nonzero().squeeze(1)
+        # no loss token is in a shared prefix; the first tokens after one are all predicted from its last position
         sources.append(place_L[loss - 1])
         targets.append(starts[sample] + loss)
     ids = [batch["tokens"]["ids"][torch.cat(tokens)]] if tokens else []

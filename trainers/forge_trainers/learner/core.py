@@ -1,6 +1,4 @@
-"""One rank of a learner, without Monarch: training steps on TorchTitan components.
-
-Every rank receives the whole batch.
+"""One rank of a learner, without Monarch: training steps on TorchTitan components. Every rank gets the whole batch.
 
 Axes: T tokens of a batch, S loss tokens of a row, D hidden size.
 """
@@ -28,7 +26,6 @@ from forge_trainers.learner.attention import plan_attention
 from forge_trainers.learner.measures import averaged, flops_per_step, memory, peak_flops, ratio_quantiles
 from forge_trainers.learner.model import Built, Ranks, build_model, free_unsharded, join_ranks, sync_gradients
 from forge_trainers.learner.plan import LearnerPlan
-from forge_trainers.learner.prefixes import plan_prefixes
 from forge_trainers.learner.rates import learning_rate, with_rate
 from forge_trainers.losses.correction import loss_columns, needed_samples
 from forge_trainers.losses.policy_loss import PolicyLoss, logprobs_of
@@ -39,8 +36,8 @@ class _Minibatch:
     """Samples of one optimizer step, laid out for this rank, with values that are computed once per batch."""
 
     batch: EpisodeBatch
-    needed_n: torch.Tensor
-    """bool [n], samples that the loss depends on. Other samples are not computed."""
+    computed_n: torch.Tensor
+    """bool [n], samples that the loss depends on. Only these are computed."""
     computed_T: torch.Tensor
     """bool [T], loss tokens of these samples."""
     num_loss_tokens: float
@@ -48,12 +45,11 @@ class _Minibatch:
     microbatches: Sequence[Microbatch]
     facts: dict[str, float]
     log_ratio_T: torch.Tensor | None = None
-    """float32 [T], learner's minus sampler's log-probabilities in the latest optimizer step, each token on one rank.
-    None before the first step."""
+    """float32 [T], learner's minus sampler's log-probabilities in the latest optimizer step, each token on one rank."""
     old_T: torch.Tensor | None = None
     """float32 [T], the learner's log-probabilities at the start of the batch. None if the loss does not need them."""
     reference_T: torch.Tensor | None = None
-    """float32 [T], log-probabilities of the reference model. None before they are computed."""
+    """float32 [T], log-probabilities of the reference model, computed in the first optimizer step."""
 
 
 class LearnerCore:
@@ -63,11 +59,9 @@ class LearnerCore:
     """
 
     def __init__(self, config: LearnerPlan, *, base: LearnerCore | None = None) -> None:
-        """Build the model and load the weights in `config.model`.
+        """Build the model and load the weights in `config.model`, or share the model of `base`.
 
-        Args:
-            config: Settings.
-            base: Learner with another adapter of the same shape, whose model this learner shares. None: build a model.
+        `base` is a learner with another adapter of the same shape.
 
         Raises:
             ModelNotFoundError: Model files are missing or incomplete.
@@ -77,18 +71,21 @@ class LearnerCore:
         if not config.model:
             raise ValueError("model is empty. Set it to the folder of a Hugging Face model")
         self.config = config = with_rate(config)
-        self._share = titan.DEVICE_TYPE == "cpu" if config.share_prefixes is None else config.share_prefixes
         self._ranks: Ranks = join_ranks(config) if base is None else base._ranks
         self._built: Built = build_model(config, self._ranks) if base is None else base._built
         self.model: Any = self._built.model
+        self._models: list[Any] = [self.model] if base is None else []
+        """Models that this learner built. Other learners may share them."""
         self._adapter = None
         if config.lora is not None:
             first = None if base is None else base._adapter
             self._adapter = lora.Adapter(self.model, seed=config.seed, beside=first)
         self._reference = None  # the start model: the model without its adapter, or a frozen copy
-        if config.kl_coef > 0:
-            needs_copy = self._adapter is None
-            self._reference = build_model(config, self._ranks, trainable=False).model if needs_copy else self.model
+        if config.kl_coef > 0 and self._adapter is not None:
+            self._reference = self.model
+        elif config.kl_coef > 0:
+            self._reference = build_model(config, self._ranks, trainable=False).model
+            self._models.append(self._reference)
         self._loss = titan.ChunkedLossWrapper.Config(num_chunks=1).build()
         self._loss.loss_fn = PolicyLoss(config.loss_settings)  # TorchTitan accepts any callable
         self._loss.set_lm_head(self.model.lm_head)
@@ -97,10 +94,6 @@ class LearnerCore:
             checkpoint.optimizer_state(self._optimizers)  # allocates the moments before activations fragment memory
         self._total_steps: int | None = None
         self._writer = checkpoint.Writer(self._ranks.use_device)
-        self._models: list[Any] = [self.model] if base is None else []
-        """Models that this learner built. Other learners may share them."""
-        if self._reference is not None and self._reference is not self.model:
-            self._models.append(self._reference)
         self._offloaded: list[tuple[torch.UntypedStorage, torch.Tensor]] = []
         """Device storages that are offloaded, with their bytes in host memory."""
         self.version = 0
@@ -179,47 +172,55 @@ class LearnerCore:
             raise failures[0]
         self.version += 1
         metrics = averaged(steps)
-        end = time.perf_counter() - metrics["save_wait_s"]  # waiting for the disk does not count as training
-        passes = self.config.num_iterations
-        facts = {name: passes * sum(part.facts[name] for part in parts) for name in parts[0].facts if name != "waste"}
-        wasted = sum(part.facts["waste"] * part.facts["positions"] for part in parts)
-        facts["waste"] = passes * wasted / facts["positions"]
-        length_n = torch.cat([part.batch["samples"]["length"][part.needed_n] for part in parts])
-        num_tokens, num_computed = float(length_n.sum()), sum(part.num_computed for part in parts)
-        flops = flops_per_step(self._built.architecture, self.model, length_n, facts["positions"])
-        trained = [(part.log_ratio_T, part.computed_T) for part in parts if part.log_ratio_T is not None]
-        log_ratio_T = torch.cat([self._over_ranks(log_ratio_T) for log_ratio_T, _ in trained])
+        seconds = time.perf_counter() - start - metrics["save_wait_s"]  # waiting for the disk is no training
+        counts = self._counts(parts)
+        flops_per_s = counts.pop("flops") / seconds
         return {
             **metrics,
-            **ratio_quantiles(log_ratio_T, torch.cat([computed_T for _, computed_T in trained])),
-            **facts,
+            **counts,
             "optimizer_steps": float(len(steps)),
             "skipped_minibatches": float(len(failures)),
             "lr": lr,
             "temperature": temperature,
             "version": float(self.version),
-            "tokens": num_tokens,
+            "forward_backward_s": seconds - metrics["optimizer_s"],
+            "step_s": seconds,
+            "cpu_s": time.process_time() - cpu_start,
+            "tokens_per_s": self.config.num_iterations * counts["tokens"] / seconds,
+            "flops_per_s": flops_per_s,
+            "peak_flops_per_s": peak,
+            "mfu": flops_per_s / peak,
+            **memory(),
+        }
+
+    def _counts(self, parts: Sequence[_Minibatch]) -> dict[str, float]:
+        """Ratio quantiles, counts of positions and tokens, and ``flops`` of a batch, over all passes and ranks."""
+        passes = self.config.num_iterations
+        counts = {name: passes * sum(part.facts[name] for part in parts) for name in parts[0].facts if name != "waste"}
+        wasted = sum(part.facts["waste"] * part.facts["positions"] for part in parts)
+        length_n = torch.cat([part.batch["samples"]["length"][part.computed_n] for part in parts])
+        num_computed = sum(part.num_computed for part in parts)
+        trained = [(part.log_ratio_T, part.computed_T) for part in parts if part.log_ratio_T is not None]
+        log_ratio_T = torch.cat([self._over_ranks(log_ratio_T) for log_ratio_T, _ in trained])
+        return {
+            **ratio_quantiles(log_ratio_T, torch.cat([computed_T for _, computed_T in trained])),
+            **counts,
+            "waste": passes * wasted / counts["positions"],
+            "tokens": float(length_n.sum()),
             "loss_tokens": num_computed,
             "not_computed": 1 - num_computed / sum(part.num_loss_tokens for part in parts),
-            "forward_backward_s": end - start - metrics["optimizer_s"],
-            "step_s": end - start,
-            "cpu_s": time.process_time() - cpu_start,
-            "tokens_per_s": passes * num_tokens / (end - start),
-            "flops_per_s": flops / (end - start),
-            "peak_flops_per_s": peak,
-            "mfu": flops / (end - start) / peak,
-            **memory(),
+            "flops": flops_per_step(self._built.architecture, self.model, length_n, counts["positions"]),
         }
 
     def _prepared(self, batch: EpisodeBatch) -> _Minibatch:
         """The minibatch laid out for this rank."""
         mask_T = batch["tokens"]["loss_mask"]
-        needed_n = needed_samples(self.config.loss_settings, batch)
-        computed_T = mask_T & needed_n.repeat_interleave(batch["samples"]["length"])
-        microbatches, facts = self._plan(batch, needed_n.nonzero().squeeze(1).tolist())
+        computed_n = needed_samples(self.config.loss_settings, batch)
+        computed_T = mask_T & computed_n.repeat_interleave(batch["samples"]["length"])
+        microbatches, facts = self._plan(batch, computed_n.nonzero().squeeze(1).tolist())
         return _Minibatch(
             batch=batch,
-            needed_n=needed_n,
+            computed_n=computed_n,
             computed_T=computed_T,
             num_loss_tokens=float(mask_T.sum()),
             num_computed=float(computed_T.sum()),
@@ -228,13 +229,7 @@ class LearnerCore:
         )
 
     def _optimizer_step(self, part: _Minibatch, lr: float, temperature: float, *, moved: bool) -> dict[str, float]:
-        """One optimizer step on a minibatch.
-
-        Args:
-            part: The minibatch.
-            lr: Learning rate.
-            temperature: Temperature at which it was sampled.
-            moved: Whether the weights have changed since the start of the batch.
+        """One optimizer step. `moved`: whether the weights have changed since the start of the batch.
 
         Raises:
             FloatingPointError: Loss or gradient is not finite. The weights are unchanged.
@@ -287,11 +282,9 @@ class LearnerCore:
             return self._logprobs(self.model, batch, microbatches, self.config.temperature)
 
     def hf_state_dict(self, *, dtype: torch.dtype) -> dict[str, Any]:
-        """Copies of the weights by Hugging Face name. Tied weights appear once, and an adapter is merged.
+        """Copies of the weights in `dtype` by Hugging Face name. Tied weights appear once, and an adapter is merged.
 
-        Returns:
-            Tensors of `dtype`: ``DTensor``s if there are several ranks, else plain tensors. Experts of several ranks
-            are gathered in host memory.
+        With several ranks, values are ``DTensor``s, and experts are gathered in host memory.
         """
         several = dist.get_world_size() > 1
         return {
@@ -347,12 +340,9 @@ class LearnerCore:
         return self._writer.finish()
 
     def load(self, folder: str | Path) -> int:
-        """Load a checkpoint of `save`. Training then continues bit for bit.
+        """Load a checkpoint of `save`, possibly of other ranks and degrees. Training then continues bit for bit.
 
-        The number of ranks and the parallel degrees may differ from those of the checkpoint.
-
-        Returns:
-            Version of the weights.
+        Returns the version of the weights.
 
         Raises:
             RunFolderError: The checkpoint is missing, incomplete or of another model.
@@ -368,13 +358,10 @@ class LearnerCore:
         return self.version
 
     def export(self, folder: str | Path, dtype: torch.dtype | str | None = None) -> Path:
-        """Write a Hugging Face model folder: safetensors, config.json and tokenizer files.
+        """Write a Hugging Face model folder: safetensors, config.json and tokenizer files. Replaces an existing folder.
 
-        An adapter is merged into the model. The subfolder ``adapter`` then holds the adapter in PEFT's format as well.
-
-        Args:
-            folder: Folder to write. An existing folder is replaced when everything is written.
-            dtype: Dtype of the stored weights, or its name. None: the dtype of the start model.
+        An adapter is merged into the model, and the subfolder ``adapter`` holds it in PEFT's format as well. Weights
+        are stored in `dtype`, by default that of the start model.
         """
         source = Path(self.config.model)
         dtype = dtype or models.dtype_of(source)
@@ -452,8 +439,7 @@ class LearnerCore:
             batch,
             max_tokens=config.max_tokens_per_microbatch,
             chunk_tokens=config.loss_chunk_tokens,
-            share_prefixes=self._share,
-            share_openings=self._share and titan.DEVICE_TYPE == "cpu",
+            share_prefixes=config.share_prefixes and titan.DEVICE_TYPE == "cpu",
             hidden_size=self._built.hidden_size,
             ranks=self._ranks.dp_size,
             rank=self._ranks.dp_rank,
@@ -470,13 +456,8 @@ class LearnerCore:
 
     def _hidden(self, model: Any, row: Row) -> torch.Tensor:
         positions = row.positions_1L.to(self._ranks.device)
-        masks: Any
-        if titan.DEVICE_TYPE == "cpu":
-            masks = plan_attention(row.spans)
-        elif self._share:
-            masks = plan_prefixes(row.spans, self._ranks.device)
-        else:
-            masks = titan.create_varlen_metadata_for_document(positions)
+        on_cpu = titan.DEVICE_TYPE == "cpu"
+        masks = plan_attention(row.spans) if on_cpu else titan.create_varlen_metadata_for_document(positions)
         tokens = row.token_ids_1L.to(self._ranks.device)
         hidden_1LD: torch.Tensor = model(tokens, attention_masks=masks, positions=positions)
         return hidden_1LD
@@ -488,6 +469,7 @@ class LearnerCore:
         num_loss_tokens: float,
         columns_T: dict[str, torch.Tensor] | None = None,
     ) -> dict[str, torch.Tensor]:
+        """Add the gradients of a microbatch. Returns the sums of the loss's metrics."""
         row, tokens = microbatch.row, batch["tokens"]
         device = self._ranks.device
         token_S, source_S = microbatch.filled()
@@ -576,4 +558,3 @@ def _select(hidden_1LD: torch.Tensor, source_S: torch.Tensor) -> torch.Tensor:
         mesh = hidden_1LD.device_mesh
         source_S = DTensor.from_local(source_S, mesh, [Replicate()] * mesh.ndim)
     return hidden_1LD.index_select(1, source_S)
-

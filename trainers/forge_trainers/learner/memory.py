@@ -68,7 +68,8 @@ def learner_bytes(
         # without sharding, the base weights are used as they are.
         "compute copy": 0 if adapter and shard == 1 else item * (copied // tp + copied_experts // apart),
         "activations": positions * _activations(size, config, item, on_cpu=on_cpu) // tp,
-        "backward": positions * _gradients(size, config, item) // tp,
+        # the largest gradients of the last layer, of the feed-forward products, while all activations are in memory
+        "backward": positions * 3 * item * size.feed_forward // tp,
         "logits": _logits(size, config, config.loss_chunk_tokens, on_cpu=on_cpu),
         "reference": item * size.weights // parts if config.kl_coef > 0 and not adapter else 0,
         "overhead": _CPU_OVERHEAD_BYTES if on_cpu else OVERHEAD_BYTES,
@@ -134,18 +135,6 @@ def offloaded_bytes(size: ModelSize, config: LearnerPlan) -> int:
 def published_bytes(size: ModelSize, config: LearnerPlan) -> int:
     """Bytes of all weights that are published to engines, in the learner's compute dtype."""
     return _BYTES[config.compute_dtype] * size.weights
-
-
-def _gradients(size: ModelSize, config: LearnerPlan, item: int) -> int:
-    """Bytes per position of the largest gradients of the last layer, while all activations are in memory.
-
-    They are those of the feed-forward products, or with shared prefixes (`forge_trainers.learner.prefixes`) those of
-    attention in the kernel's bfloat16: outputs, queries, keys and values, each with a second copy for the positions
-    that have a prefix, and the inputs of the second call.
-    """
-    products = 3 * item * size.feed_forward
-    shared = 2 * (6 * size.heads + 6 * size.kv_heads) * size.head_dim if config.share_prefixes else 0
-    return max(products, shared)
 
 
 def _activations(size: ModelSize, config: LearnerPlan, item: int, *, on_cpu: bool) -> int:

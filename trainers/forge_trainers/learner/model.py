@@ -35,7 +35,6 @@ from forge_trainers.learner.checkpoint import is_alone
 from forge_trainers.learner.degrees import check_degrees, check_without_gpu, shards_of
 from forge_trainers.learner.lora import adapted, is_adapter, lower_base
 from forge_trainers.learner.plan import LearnerPlan
-from forge_trainers.learner.prefixes import PrefixAttention
 
 _ROWS_AT_ONCE = 1024
 """Number of rows of a gradient that are converted to float32 at a time."""
@@ -216,7 +215,7 @@ def build_model(config: LearnerPlan, ranks: Ranks, *, trainable: bool = True) ->
     use_fsdp = needs_fsdp(config)
     spec = spec_from_config(
         hf_config,
-        inner_attention=_attention_of(config).Config(),
+        inner_attention=(PackedAttention if titan.DEVICE_TYPE == "cpu" else titan.VarlenAttention).Config(),
         max_seq_len=max_seq_len,
         fuse_qkv=config.lora is None,
         lean=not use_fsdp,
@@ -273,13 +272,6 @@ def build_model(config: LearnerPlan, ranks: Ranks, *, trainable: bool = True) ->
         hidden_size=hf_config["hidden_size"],
         copies=None if use_fsdp else ComputeCopies(model, titan.TORCH_DTYPE_MAP[config.compute_dtype]),
     )
-
-
-def _attention_of(config: LearnerPlan) -> Any:
-    """TorchTitan's inner attention for this device."""
-    if titan.DEVICE_TYPE == "cpu":
-        return PackedAttention
-    return PrefixAttention if config.share_prefixes else titan.VarlenAttention
 
 
 def _activation_checkpointing(config: LearnerPlan) -> Any:

@@ -38,9 +38,8 @@ class LearnerPlan(LearnerConfig):
     """Maximum number of tokens of a sample. Longer ones are dropped and counted. None: the model's context."""
     loss_chunk_tokens: int | None = None
     """Number of loss tokens whose logits are in memory at a time. None: by memory."""
-    share_prefixes: bool | None = None
-    """Whether the common prompt of a group's samples is computed once (`forge_trainers.learner.prefixes`). None: on
-    CPU only. On GPU this saves memory but was slower, and models with sliding windows are refused."""
+    share_prefixes: bool = True
+    """Whether prefixes that several samples share are computed once. On CPU only."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -5,13 +5,11 @@ The import takes seconds, so only the learner's process imports this module.
 
 from __future__ import annotations
 
-import functools
 import importlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch._utils
@@ -79,36 +77,8 @@ def _choose_installed_flash_attention() -> None:
 _choose_installed_flash_attention()
 
 
-def _compiled_on_first_call(function: Callable[..., Any] | None = None, **options: Any) -> Callable[..., Any]:
-    if function is None:  # a decorator with options
-        return functools.partial(_compiled_on_first_call, **options)
-    compiled = functools.cache(functools.partial(_compile, function, **options))
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return compiled()(*args, **kwargs)
-
-    return call
-
-
-@contextmanager
-def _fast_imports() -> Iterator[None]:
-    """Context for imports that takes a third off their time.
-
-    TorchTitan compiles its FlexAttention at import, which loads Inductor even if FlexAttention is never used.
-    """
-    torch.compile = _compiled_on_first_call  # type: ignore[assignment]
-    try:
-        with without_garbage_collection():
-            yield
-    finally:
-        torch.compile = _compile
-
-
-_compile = torch.compile
-
 # these imports must follow the choice of the device above
-with _fast_imports():
+with without_garbage_collection():
     from torchtitan.components.checkpointer.utils import canonical_fqn
     from torchtitan.components.lora import LoRAConverter
     from torchtitan.components.loss import ChunkedLossWrapper
@@ -127,11 +97,7 @@ with _fast_imports():
     from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm
     from torchtitan.models.common.attention import (
         VarlenAttention,
-        VarlenAuxRequest,
-        VarlenMetadata,
         create_varlen_metadata_for_document,
-        current_flash_attention_impl,
-        varlen_attn,
     )
     from torchtitan.models.common.config_utils import (
         make_ffn_config,
