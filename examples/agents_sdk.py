@@ -10,20 +10,16 @@ so it first imitates a script that plays both agents. Needs ``pip install 'forge
 runs are not repeated, and interrupted ones continue.
 """
 
-import argparse
-import json
 import re
 from pathlib import Path
 
+import _study
 from agents import Agent, OpenAIProvider, RunConfig, Runner, function_tool
-from rich.console import Console
-from rich.table import Table
 
 import forge_agents as fa
-from forge_trainers.records.plots import draw_arms
 
 ENV_ID = "my/Team-v0"
-SEATS = ("planner", "solver")
+AGENTS = ("planner", "solver")
 ARMS = {"trained": "an adapter for each role", "control": "learning rate 0"}
 
 
@@ -56,12 +52,12 @@ def right(task, result):
     return float(re.findall(r"\d+", str(result))[-1:] == [str(task["answer"])])
 
 
-fa.register(ENV_ID, entry_point=fa.Program, program=team, agents=SEATS, tasks=tasks, reward=right)
+fa.register(ENV_ID, entry_point=fa.Program, program=team, agents=AGENTS, tasks=tasks, reward=right)
 
 
-def teacher(seat, messages):
-    """The next message of a good team, in the models' format."""
-    if seat == "planner":
+def teacher(agent, messages):
+    """Return the next message of a good team, in the models' format."""
+    if agent == "planner":
         return '<tool_call>\n{"name": "transfer_to_solver", "arguments": {}}\n</tool_call>'
     if result := re.fullmatch(r"<tool_response>\n(\d+)\n</tool_response>", messages[-1]["content"]):
         return f"It is {result[1]}."
@@ -70,36 +66,28 @@ def teacher(seat, messages):
 
 
 def demonstrations(count):
-    """Conversations of all seats where the teacher plays; training and tests draw other tasks."""
+    """Return the conversations of both agents in which the teacher plays. Training and tests draw other tasks."""
     env, conversations = fa.make(ENV_ID), []
     for number in range(count):
         env.reset(seed=2**30 + number)
-        talks = {seat: [] for seat in SEATS}
-        while "conversation" in env.infos[seat := env.agent_selection]:
-            talks[seat] += env.infos[seat]["conversation"]["messages"]
-            talks[seat].append({"role": "assistant", "content": teacher(seat, talks[seat])})
-            env.step(talks[seat][-1]["content"])
-        conversations += [{"messages": talks[seat]} for seat in SEATS]
+        messages = {agent: [] for agent in AGENTS}
+        while "conversation" in env.infos[agent := env.agent_selection]:
+            messages[agent] += env.infos[agent]["conversation"]["messages"]
+            messages[agent].append({"role": "assistant", "content": teacher(agent, messages[agent])})
+            env.step(messages[agent][-1]["content"])
+        conversations += [{"messages": messages[agent]} for agent in AGENTS]
     env.close()
     return conversations
 
 
-def imitate(folder, args):
-    """The model after it has imitated the teacher."""
-    export = folder / "export"
-    if not export.exists():
-        config = fa.SFTConfig(batch_size=8, learner=fa.LearnerConfig(lr=1e-4, warmup_steps=3))
-        with fa.SFTTrainer(fa.Policy(args.model, name="team"), config, out_dir=folder) as trainer:
-            trainer.fit(demonstrations(args.shown))
-    return str(export.absolute())
-
-
 def run(arm, args):
-    """Imitation, then play. Returns held-out reward by step."""
-    model = imitate(args.out / f"imitated-{args.shown}", args) if args.shown else args.model
-    sampling = fa.Sampling(max_tokens=64)
-    lora = fa.LoRA(rank=8, alpha=16, targets=("q_proj", "k_proj", "v_proj", "o_proj"))  # on a CPU all layers are slow
-    policies = {seat: fa.Policy(model, name=seat, sampling=sampling, lora=lora) for seat in SEATS}
+    """Imitate, then train with GRPO."""
+    start = fa.Policy(args.model, name="team", sampling=fa.Sampling(max_tokens=64))
+    if args.shown:
+        config = fa.SFTConfig(batch_size=8, learner=fa.LearnerConfig(lr=1e-4, warmup_steps=3))
+        start = _study.after_sft(start, args.out / f"imitated-{args.shown}", config, lambda: demonstrations(args.shown))
+    lora = fa.LoRA(rank=8, alpha=16, targets=("q_proj", "k_proj", "v_proj", "o_proj"))  # all layers are slow on a CPU
+    policies = {agent: fa.Policy(start.model, name=agent, sampling=start.sampling, lora=lora) for agent in AGENTS}
     config = fa.GRPOConfig(
         seed=args.seed,
         groups_per_step=2,
@@ -111,50 +99,19 @@ def run(arm, args):
         checkpoint_every=args.eval_every,
         keep_checkpoints=1,
     )
-    folder = args.out / f"{arm}-{args.seed}"
-    first = folder / "before.json"  # of a run that goes on, too
-    with fa.GRPOTrainer(policies, config=config, out_dir=folder) as trainer:
-        if not first.exists():
-            evaluation = trainer.evaluate(ENV_ID, episodes=2 * args.episodes)
-            first.parent.mkdir(parents=True, exist_ok=True)
-            first.write_text(json.dumps([evaluation.reward, evaluation.ci]))
-        rows = trainer.fit(ENV_ID, steps=args.steps).metrics
-        after = trainer.evaluate(ENV_ID, episodes=2 * args.episodes)
-    before = json.loads(first.read_text())
-    curve = [[0, before[0]]] + [[row["step"], row["eval/reward"]] for row in rows if "eval/reward" in row]
-    return {"arm": arm, "seed": args.seed, "before": before, "after": [after.reward, after.ci], "curve": curve}
-
-
-def show(results, folder):
-    """A table and a picture of all runs."""
-    table = Table("run", "seed", "before", "after")
-    for result in results:
-        rewards = (f"{mean:.3f} ± {half:.3f}" for mean, half in (result["before"], result["after"]))
-        table.add_row(ARMS[result["arm"]], str(result["seed"]), *rewards)
-    Console().print(table)
-    curves = {label: [result["curve"] for result in results if result["arm"] == arm] for arm, label in ARMS.items()}
-    arms = {label: [c[: min(map(len, many))] for c in many] for label, many in curves.items() if many}
-    title = "A team of the OpenAI Agents SDK, hand-off and calculator"
-    draw_arms(arms, folder / "agents_sdk.png", title=title, value="right answers, held out")
+    folder, sizes = args.out / f"{arm}-{args.seed}", {"episodes": 2 * args.episodes, "after": 2 * args.episodes}
+    return _study.train(policies, ENV_ID, config, folder, steps=args.steps, arm=arm, seed=args.seed, **sizes)
 
 
 def main(words=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0, help="of training")
-    parser.add_argument("--shown", type=int, default=40, help="tasks that the teacher shows; 0: no imitation")
-    parser.add_argument("--steps", type=int, default=20, help="of GRPO")
-    parser.add_argument("--lr", type=float, default=5e-4, help="learning rate of GRPO")
-    parser.add_argument("--eval-every", type=int, default=5, help="steps between points of the curve")
-    parser.add_argument("--episodes", type=int, default=32, help="held-out tasks of a point; twice as many at the ends")
-    parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--out", type=Path, default=Path("runs/agents_sdk"), help="folder of the runs")
+    defaults = {"seed": 0, "steps": 20, "lr": 5e-4, "eval_every": 5, "episodes": 32}
+    parser = _study.parser(__doc__, **defaults, out=Path("runs/agents_sdk"))
+    parser.add_argument("--shown", type=int, default=40, help="number of demonstrations; 0: no imitation")
     args = parser.parse_args(words)
-    arm = "trained" if args.lr else "control"
-    saved = args.out / f"{arm}-{args.seed}" / "result.json"
-    if not saved.exists():
-        result = run(arm, args)
-        saved.write_text(json.dumps(result))
-    show([json.loads(file.read_text()) for file in sorted(args.out.glob("*/result.json"))], args.out)
+    run("trained" if args.lr else "control", args)
+    results = [_study.saved(file.parent) for file in sorted(args.out.glob("*/result.json"))]
+    title = "A team of the OpenAI Agents SDK, hand-off and calculator"
+    _study.show(results, ARMS, args.out / "agents_sdk.png", title=title, value="right answers, held out")
 
 
 if __name__ == "__main__":

@@ -10,19 +10,14 @@ evaluations but the last). The control has learning rate 0.
 A run takes minutes on two CPU cores. The script writes ``asynchronous.png``. Finished runs are not repeated.
 """
 
-import argparse
-import json
-import shutil
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+import _study
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 import forge_agents as fa
-from forge_trainers.records.plots import draw_arms
 
 
 @dataclass(frozen=True)
@@ -44,25 +39,20 @@ TASKS = {
     "sort": Task("forge/AlphabetSort-v0", {"num_names": 3, "num_added": 1, "turns": 2},
                  fa.Sampling(temperature=0.7, max_tokens=20), groups=4, lr=3e-5, reward=0.8),
 }  # fmt: skip
-MEANS = ("time/step_s", "idle/engines", "idle/learner")
+COLUMNS = ("time/step_s", "idle/engines", "idle/learner", "staleness/max", "eval/reward")
 WARM_FROM = 3
-"""Steps before do not count for idle shares and times if there are others: memory is new, caches are cold, nothing is
-collected ahead."""
+"""Earlier steps do not count for idle shares and times if there are later ones: memory is new, caches are cold, and
+nothing is collected ahead."""
 
 
-def run(staleness, seed, args, *, learns=True):
-    """Train one arm. Saves and returns the measurements."""
+def run(staleness, seed, args, *, control=False):
+    """Train one arm with one seed."""
     task = TASKS[args.task]
-    lr = task.lr if learns else 0.0
-    arm = [args.task, f"staleness-{staleness}", args.correction, str(seed), None if learns else "control"]
-    folder = args.out / "-".join(filter(None, arm))
-    saved = folder / "result.json"
-    if saved.exists():
-        return json.loads(saved.read_text())
-    shutil.rmtree(folder, ignore_errors=True)  # begun and not finished: what it was before is measured at the start
+    lr = 0.0 if control else task.lr
+    parts = [args.task, f"staleness-{staleness}", args.correction, str(seed), "control" if control else None]
     config = fa.GRPOConfig(
         seed=seed,
-        max_resamples=0,  # every arm plays as much
+        max_resamples=0,  # all arms play the same number of episodes
         groups_per_step=task.groups,
         max_staleness=staleness,
         learner=fa.LearnerConfig(lr=lr, warmup_steps=2, correction=args.correction),
@@ -72,26 +62,26 @@ def run(staleness, seed, args, *, learns=True):
         checkpoint_every=args.steps,
     )
     team = fa.Policy(args.model, name="team", sampling=task.sampling)
-    with fa.GRPOTrainer(team, config=config, out_dir=folder) as trainer:
-        before = trainer.evaluate(task.env_id, episodes=args.episodes, env_args=task.env_args)
-        rows = trainer.fit(task.env_id, steps=args.steps, env_args=task.env_args).metrics
-        after = trainer.evaluate(task.env_id, episodes=2 * args.episodes, env_args=task.env_args)
-    spent = np.cumsum([row["time/step_s"] for row in rows])
-    curve = [[0.0, before.reward]]
-    curve += [[float(s), row["eval/reward"]] for s, row in zip(spent, rows, strict=True) if "eval/reward" in row]
-    warm = rows[WARM_FROM:] or rows
-    result = {
-        "staleness": staleness, "seed": seed, "lr": lr, "curve": curve,
-        "before": [before.reward, before.ci], "after": [after.reward, after.ci],
-        **{name: float(np.mean([row[name] for row in warm])) for name in MEANS},
-        "staleness_max": max(row["staleness/max"] for row in rows),
-    }  # fmt: skip
-    saved.write_text(json.dumps(result))
-    return result
+    return _study.train(
+        team, task.env_id, config, args.out / "-".join(filter(None, parts)), steps=args.steps, episodes=args.episodes,
+        env_args=task.env_args, columns=COLUMNS, arm=label(staleness, lr), seed=seed,
+    )  # fmt: skip
+
+
+def label(staleness, lr):
+    """Describe an arm."""
+    return f"staleness {staleness}" + ("" if lr else ", learning rate 0")
+
+
+def by_seconds(result):
+    """Return points of seconds of training and held-out reward."""
+    seconds = np.cumsum(result["time/step_s"]).tolist()
+    rewards = result["eval/reward"]
+    return [[0.0, result["before"][0]], *([s, r] for s, r in zip(seconds, rewards, strict=True) if r is not None)]
 
 
 def seconds_to(curve, reward):
-    """Seconds of training until the held-out reward is first reached, between points on a line; None: never."""
+    """Return the seconds until the reward is first reached, between points on a line; None: never."""
     for (s0, r0), (s1, r1) in pairwise(curve):
         if r1 >= reward:
             return s1 if r1 == r0 else s0 + (s1 - s0) * max(0.0, reward - r0) / (r1 - r0)
@@ -99,41 +89,45 @@ def seconds_to(curve, reward):
 
 
 def main(words=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    defaults = {"seeds": [0, 1, 2], "steps": 18, "eval_every": 3, "episodes": 128}
+    parser = _study.parser(__doc__, **defaults, out=Path("runs/asynchronous"))
     parser.add_argument("--task", choices=list(TASKS), default="relay")
     parser.add_argument("--staleness", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=18, help="optimiser steps of each run")
-    parser.add_argument("--control", type=int, default=0, metavar="N", help="control runs, of the most stale arm")
-    parser.add_argument("--episodes", type=int, default=128, help="held-out seeds; twice as many at the end")
-    parser.add_argument("--eval-every", type=int, default=3, help="steps between points of the curve")
-    parser.add_argument("--reward", type=float, help="that the time is taken to, not the task's own")
-    parser.add_argument("--correction", choices=["ratio", "truncate", "mask", "none"],
-                        help="for samples of another version, not the default's")  # fmt: skip
-    parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--out", type=Path, default=Path("runs/asynchronous"))
+    parser.add_argument("--control", type=int, default=0, metavar="N", help="number of control runs, of the last arm")
+    parser.add_argument("--reward", type=float, help="held-out reward that the time is taken to; default: the task's")
+    parser.add_argument("--correction", choices=["ratio", "truncate", "mask", "none"], help="for stale samples")
     args = parser.parse_args(words)
     task = TASKS[args.task]
     reward = task.reward if args.reward is None else args.reward
-    results = [run(staleness, seed, args) for seed in args.seeds for staleness in args.staleness]
-    results += [run(max(args.staleness), seed, args, learns=False) for seed in args.seeds[: args.control]]
-    columns = (f"seconds to {reward}", "seconds a step", "engines idle", "learner idle", "most stale")
-    table = Table("staleness", "seed", "before", "after", *columns, title=f"{task.env_id}, held-out reward, 95 %")
-    for result in sorted(results, key=lambda result: (result["lr"] == 0, result["staleness"])):
-        each = [f"{mean:.3f} ± {ci:.3f}" for mean, ci in (result["before"], result["after"])]
-        idle = [f"{result[name]:.0%}" for name in ("idle/engines", "idle/learner")]
-        reached_s = seconds_to(result["curve"], reward)
-        when = ["never" if reached_s is None else f"{reached_s:.0f}", f"{result['time/step_s']:.1f}"]
-        name = f"{result['staleness']}" + ("" if result["lr"] else ", learning rate 0")
-        table.add_row(name, str(result["seed"]), *each, *when, *idle, f"{result['staleness_max']:.0f}")
-    Console().print(table)
-    arms = {
-        f"staleness {staleness}": [r["curve"] for r in results if r["staleness"] == staleness and r["lr"]]
-        for staleness in args.staleness
-    }
-    picture = args.out / "asynchronous.png"
-    title, over = f"{task.env_id}, SmolLM2-135M-Instruct", "seconds of training"
-    draw_arms(arms, picture, title=title, value="reward on held-out seeds", over=over)
+    results = [run(staleness, seed, args) for staleness in args.staleness for seed in args.seeds]
+    results += [run(max(args.staleness), seed, args, control=True) for seed in args.seeds[: args.control]]
+    for result in results:
+        result["curve"] = by_seconds(result)
+    _study.show(
+        results,
+        {result["arm"]: result["arm"] for result in results},
+        args.out / "asynchronous.png",
+        title=f"{task.env_id}, SmolLM2-135M-Instruct",
+        columns={
+            f"seconds to {reward}": lambda result: time_cell(result["curve"], reward),
+            "seconds a step": lambda result: f"{warm_mean(result, 'time/step_s'):.1f}",
+            "engines idle": lambda result: f"{warm_mean(result, 'idle/engines'):.0%}",
+            "learner idle": lambda result: f"{warm_mean(result, 'idle/learner'):.0%}",
+            "most stale": lambda result: f"{max(result['staleness/max']):.0f}",
+        },
+        over="seconds of training",
+    )
+
+
+def time_cell(curve, reward):
+    """Return the seconds to a reward as text."""
+    seconds = seconds_to(curve, reward)
+    return "never" if seconds is None else f"{seconds:.0f}"
+
+
+def warm_mean(result, column):
+    """Return the mean of a metric without the first steps."""
+    return float(np.mean(result[column][WARM_FROM:] or result[column]))
 
 
 if __name__ == "__main__":

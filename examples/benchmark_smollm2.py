@@ -1,31 +1,33 @@
-"""SmolLM2-135M, the same after training, a script and a random player, on four suites of games and tasks.
+"""SmolLM2-135M before and after training, a script or the oracles, and a random player, on suites of environments.
 
     python examples/benchmark_smollm2.py [--trained runs/mine/export] [--out runs/benchmark/reports] [--minutes 30]
+    python examples/benchmark_smollm2.py --suites teams-v1 duels-v1 --minutes 60
 
-Without --trained, a model is trained first on the three games of core-v1. Each suite becomes a report (Markdown, JSON
-and one HTML file) in --out, README.md there sums them up. Run it again after a kill: nothing is played twice.
+Without --trained, a model is trained first: by GRPO on the three games of core-v1, or, with --suites, by imitation of
+the oracles of all their environments. The script writes a report per suite (Markdown, JSON and one HTML file) to --out.
+An interrupted benchmark continues when the script is called again.
 """
 
-import argparse
 import operator
 import re
 import time
 from math import gcd
 from pathlib import Path
 
+import _study
+
 import forge_agents as fa
 from forge_agents.bench import BenchLimits
 
 SUITES = {"core-v1": (16, True), "reasoning-v1": (8, True), "tools-v1": (3, False), "text-games-v1": (1, True)}
-"""Seeds, and whether two players swap seats, which in the teams of three of tools-v1 quadruples the games."""
+"""Seeds, and whether two players swap agents, which quadruples the episodes of teams of three in tools-v1."""
 SAMPLING = fa.Sampling(temperature=0.7, max_tokens=48)
 ENGINE = fa.EngineConfig(max_model_len=4096, enforce_eager=True)
-EXPLOITABILITY_SAMPLES = 100
 SIGNS = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
 def by_rule(seen, agent):
-    """A rule each for a dozen tasks. It sees one observation, remembers nothing, and passes elsewhere."""
+    """Scripted player with a rule for each of a dozen tasks. It reads one observation, and passes in other tasks."""
     rules = (_number_task, _word_task, _card_task, _board_task)
     return next(filter(None, (rule(seen, agent) for rule in rules)), "pass")
 
@@ -59,7 +61,7 @@ def _word_task(seen, agent):
 
 
 def _card_task(seen, agent):
-    """Kuhn poker of two makers, and the dilemma: bets and calls with a king, and defects."""
+    """Kuhn poker of two libraries, and the prisoner's dilemma: bets and calls with a king, and defects."""
     if "[Cooperate]" in seen:
         return "[Defect]"
     if "Your move:" in seen:
@@ -91,7 +93,7 @@ def _board_task(seen, agent):
 
 
 def train(model, folder, steps):
-    """A model after GRPO on the games of core-v1; the seeds of benchmarks are never drawn in training."""
+    """Return a model after GRPO on the games of core-v1. Training never draws seeds of benchmarks."""
     player = fa.Policy(model, name="trained", sampling=SAMPLING)
     config = fa.GRPOConfig(
         groups_per_step=6,
@@ -105,105 +107,59 @@ def train(model, folder, steps):
         return trainer.fit(games, steps=steps).export
 
 
-def play(players, folder, out, *, suites=None, seeds=None, minutes=30.0, engine=ENGINE):
-    """A report of each suite, written into `out`; returns them by suite."""
+def imitate(model, folder, suites, games):
+    """Return a model after one epoch of games of the oracle of each environment."""
+    environments = [env_id for suite in suites for env_id in fa.suite(suite)]
+    config = fa.SFTConfig(batch_size=16, learner=fa.LearnerConfig(lr=2e-5))
+
+    def examples():
+        return [episode for env_id in environments for episode in fa.demonstrations(env_id, games)]
+
+    return _study.after_sft(fa.Policy(model, sampling=SAMPLING), folder, config, examples, epochs=1).model
+
+
+def play(players, folder, out, *, suites, seeds=None, minutes=30.0):
+    """Benchmark each suite and write its report into `out`. Returns the reports by suite."""
     reports, ends = {}, time.monotonic() + 60 * minutes
-    for suite, (number, swap_seats) in (suites or SUITES).items():
-        left = max(1e-6, ends - time.monotonic())  # so little that no episode is begun
+    for suite, (number, swap) in suites.items():
         report = reports[suite] = fa.benchmark(
             players,
             suite,
             episodes=seeds or number,
-            swap_seats=swap_seats,
-            exploitability_samples=EXPLOITABILITY_SAMPLES if suite == "core-v1" else 0,
-            limits=BenchLimits(max_seconds=left),
-            engine=engine,
+            swap_seats=swap,
+            exploitability_samples=100 if suite == "core-v1" else 0,
+            limits=BenchLimits(max_seconds=max(1e-6, ends - time.monotonic())),  # after the end no episode starts
+            engine=ENGINE,
             out_dir=folder,
         )
         report.save(out / f"{suite}.json")
         report.markdown(out / f"{suite}.md")
         report.html(out / f"{suite}.html")
         print(f"{suite}: {len(report.records)} of {report.planned} episodes, {report.timing['seconds']:.0f} s")
+        report.table()
     return reports
 
 
-ABOUT = """\
-# Benchmark: `python examples/benchmark_smollm2.py`
-
-SmolLM2-135M-Instruct, the same after training on the games of core-v1, a script of a few rules and a random
-player, on the suites of games and tasks."""
-
-
-def overview(reports, spent, about=ABOUT):
-    """The page that sums them up."""
-    names = tuple(next(iter(reports.values())).players)
-    lines = [
-        about,
-        "Success, the mean over a suite's environments, with 95 % intervals over seeds. The",
-        f"tables of a suite have every environment, its JSON has every episode. Minutes: {spent}.",
-        "",
-        f"| suite | seeds | episodes | {' | '.join(names)} | |",
-        "|---|---|---|" + "---|" * (len(names) + 1),
-    ]
-    for suite, report in reports.items():
-        rates = report.summary.overall.values()
-        intervals = [f"{r.value:.3f} [{r.low:.3f}, {r.high:.3f}]" if r.n else "not known" for r in rates]
-        links = f"[tables]({suite}.md), [page]({suite}.html), [JSON]({suite}.json)"
-        title = suite if report.complete else f"{suite}, incomplete"
-        cells = [title, report.settings["episodes"], len(report.records), *intervals, links]
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join([*lines, "", *gains(reports)]) + "\n"
-
-
-def gains(reports):
-    """Effects of training: success in every suite, and rewards that differ significantly."""
-    suites, gaps = {}, {}
-    for suite, report in reports.items():
-        for pair in (*report.summary.overall_pairs, *report.summary.pairs):
-            if {pair.first, pair.second} == {"smollm2", "trained"}:
-                if not pair.env:
-                    suites[f"{suite}, p {pair.p_adjusted:.3f}"] = pair.reward
-                elif pair.p_adjusted < 0.05:
-                    gaps[pair.env] = pair.reward
-    head = "| trained minus untrained: success, adjusted for all pairs of players | with 95 % interval |"
-    lines = [head, "|---|---|", *_gaps(suites)]
-    if gaps:
-        head = "| reward, trained minus untrained (p < 0.05 after Holm) | with 95 % interval |"
-        lines += ["", head, "|---|---|", *_gaps(dict(sorted(gaps.items())))]
-    return lines
-
-
-def _gaps(gaps):
-    """Rows; the report has the untrained model first."""
-    return [f"| {name} | {-gap.value:+.3f} [{-gap.high:+.3f}, {-gap.low:+.3f}] |" for name, gap in gaps.items()]
-
-
 def main(words=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="smollm2-135m-instruct", help="the model before training")
+    parser = _study.parser(__doc__, steps=20, games=48, out=Path("runs/benchmark/reports"))
+    parser.add_argument("--suites", nargs="+", default=[], help="suites whose environments have oracles")
     parser.add_argument("--trained", default="", help="folder or name of the trained model; by default one is trained")
-    parser.add_argument("--steps", type=int, default=20, help="of training")
-    parser.add_argument("--seeds", type=int, help="of every suite, instead of each suite's own number")
-    parser.add_argument("--minutes", type=float, default=30.0, help="after which no episode is begun")
-    parser.add_argument("--folder", type=Path, default=Path("runs/benchmark"), help="of what was played and trained")
-    parser.add_argument("--out", type=Path, default=Path("runs/benchmark/reports"), help="of the reports")
+    parser.add_argument("--seeds", type=int, help="number of seeds of every suite; default: 8, or that of the suite")
+    parser.add_argument("--minutes", type=float, default=30.0, help="time limit, after which no episode starts")
+    parser.add_argument("--folder", type=Path, default=Path("runs/benchmark"), help="folder of episodes and training")
     args = parser.parse_args(words)
-    started = time.monotonic()
-    trained = args.trained or str(train(args.model, args.folder / "training", args.steps))
-    after_training = time.monotonic()
+    suites = dict.fromkeys(args.suites, (8, True)) or SUITES
+    trained = args.trained
+    if not trained and args.suites:
+        trained = imitate(args.model, args.folder / "imitated", args.suites, args.games)
+    elif not trained:
+        trained = str(train(args.model, args.folder / "training", args.steps))
     players = {
         "smollm2": fa.Policy(args.model, sampling=SAMPLING),
         "trained": fa.Policy(trained, sampling=SAMPLING),
-        "scripted": fa.Scripted(by_rule),
-        "random": fa.Random(),
     }
-    minutes = args.minutes - (after_training - started) / 60
-    reports = play(players, args.folder, args.out, seeds=args.seeds, minutes=minutes)
-    parts = [f"training {(after_training - started) / 60:.1f}"]
-    parts += [f"{suite} {report.timing['seconds'] / 60:.1f}" for suite, report in reports.items()]
-    text = overview(reports, f"{(time.monotonic() - started) / 60:.1f} ({', '.join(parts)})")
-    (args.out / "README.md").write_text(text)
-    print(text)
+    players |= {"oracle": fa.Oracle()} if args.suites else {"scripted": fa.Scripted(by_rule), "random": fa.Random()}
+    play(players, args.folder, args.out, suites=suites, seeds=args.seeds, minutes=args.minutes)
 
 
 if __name__ == "__main__":

@@ -8,17 +8,16 @@ best possible score, and -1 loses always. The control has learning rate 0.
 
     python examples/league.py [--seeds 0 1 2] [--steps 200] [--out runs/league]
 
-A run takes ten minutes on two CPU cores. The script writes ``league.png``. Finished runs are not repeated. Interrupted
-ones start again.
+A run takes ten minutes on two CPU cores. The script writes ``league.png``. Finished runs are not repeated, and
+interrupted ones continue.
 """
 
-import argparse
 import asyncio
 import json
-import shutil
 from functools import partial
 from pathlib import Path
 
+import _study
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -26,21 +25,21 @@ from rich.table import Table
 import forge_agents as fa
 from forge_agents.models.tiny import tiny_model
 from forge_agents.rollout.rollout import Rollout
-from forge_trainers.records.plots import draw_arms
 
 GAME = "forge/TicTacToe-v0"
-SIGNS = (  # of what a seat is shown only the nine signs reach the model, and nothing of the rules
+SIGNS = (  # only the nine signs of an observation reach the model, and no rules
     "{% for message in messages %}"
     "{% if message['role'] == 'user' %}"
     "{{ message['content'].split('\nFree')[0].replace(' ', '').replace('\n', '') + '<|im_start|>' }}"
     "{% elif message['role'] == 'assistant' %}{{ message['content'] + '<|im_end|>' }}{% endif %}"
     "{% endfor %}"
 )
-ARMS = {"league": {"self_play": 0.35}, "mirror": {"self_play": 1.0}}
+SELF_PLAY = {"league": 0.35, "mirror": 1.0}
+LABELS = {"league": "league", "mirror": "mirror", "control": "learning rate 0"}
 
 
 def untaught(folder):
-    """A random model of a million weights that reads a board as nine letters."""
+    """Write a random model of a million weights that reads a board as nine letters."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -54,33 +53,35 @@ def untaught(folder):
     return folder
 
 
+def games(count):
+    """Return games of minimax against random moves."""
+    chance, oracle = fa.Random(), fa.Oracle(name="player")
+    pairs = [{"player_1": first, "player_2": second} for first, second in ((chance, oracle), (oracle, chance))]
+    rollouts = [Rollout(make_env=partial(fa.make, GAME), env_id=GAME, policies=players) for players in pairs]
+
+    async def play():
+        return [(await rollouts[seed % 2].group(seed, 1)).episodes[0] for seed in range(count)]
+
+    return asyncio.run(play())
+
+
 def taught(args):
-    """The folder of such a model after it has imitated minimax."""
+    """Return the policy after it has imitated minimax."""
     folder = args.out / "taught"
+    start = folder / "start"
     if not (folder / "export").exists():
-        chance, oracle = fa.Random(), fa.Oracle(name="player")
-        pairs = [{"player_1": first, "player_2": second} for first, second in ((chance, oracle), (oracle, chance))]
-        rollouts = [Rollout(make_env=partial(fa.make, GAME), env_id=GAME, policies=seats) for seats in pairs]
-
-        async def play():
-            return [(await rollouts[seed % 2].group(seed, 1)).episodes[0] for seed in range(args.games)]
-
-        learner = fa.LearnerConfig(lr=1e-3, warmup_steps=5, lr_decay="linear", compute_dtype="float32", threads=1)
-        config = fa.SFTConfig(batch_size=64, learner=learner)
-        player = fa.Policy(str(untaught(folder / "start")), name="player")
-        with fa.SFTTrainer(player, config, out_dir=folder) as trainer:
-            trainer.fit(asyncio.run(play()), epochs=args.epochs)
-    return folder / "export"
+        untaught(start)
+    learner = fa.LearnerConfig(lr=1e-3, warmup_steps=5, lr_decay="linear", compute_dtype="float32", threads=1)
+    player = fa.Policy(str(start), name="player", sampling=fa.Sampling(max_tokens=4))
+    config = fa.SFTConfig(batch_size=64, learner=learner)
+    return _study.after_sft(player, folder, config, lambda: games(args.games), epochs=args.epochs)
 
 
-def train(arm, model, seed, args, *, control=False):
-    """One run: its curve, rows of step, reward against minimax and entropy of a token, and the seconds of its steps."""
+def train(arm, player, seed, args, *, control=False):
+    """Train one run. Its curve has rows of step, reward against minimax and entropy of a token."""
     folder = args.out / ("control" if control else f"{arm}-{seed}")
-    saved = folder / "result.json"
-    if saved.exists():
-        return json.loads(saved.read_text())
-    shutil.rmtree(folder, ignore_errors=True)  # begun and not finished: what it was before is measured at the start
-    player = fa.Policy(str(model.absolute()), name="player", sampling=fa.Sampling(max_tokens=4))
+    if result := _study.saved(folder):
+        return result
     learner = fa.LearnerConfig(
         lr=0.0 if control else args.lr,
         warmup_steps=2,
@@ -90,7 +91,7 @@ def train(arm, model, seed, args, *, control=False):
     config = fa.GRPOConfig(
         seed=seed,
         group_size=16,
-        max_resamples=0,  # both arms play as many games
+        max_resamples=0,  # all arms play the same number of games
         credit=fa.Credit(by=("seed", "role"), scale="none"),
         learner=learner,
         engine=fa.EngineConfig(max_model_len=128, threads=1),
@@ -99,48 +100,39 @@ def train(arm, model, seed, args, *, control=False):
         checkpoint_every=args.eval_every,
         max_empty_steps=args.steps,  # a policy that has collapsed is a result
     )
-    league = fa.League(player, snapshot_every=5, opponents="pfsp", pool=8, held_out=(fa.Oracle(),), **ARMS[arm])
+    options = {"snapshot_every": 5, "opponents": "pfsp", "pool": 8, "held_out": (fa.Oracle(),)}
+    league = fa.League(player, self_play=SELF_PLAY[arm], **options)
     with fa.GRPOTrainer(league, config=config, out_dir=folder) as trainer:
         before = trainer.evaluate(GAME, episodes=args.episodes)
         rows = trainer.fit(GAME, steps=args.control_steps if control else args.steps).metrics
     names = ("eval/reward", "learner/entropy")
     curve = [[0, before.reward, None]]
     curve += [[row["step"], *(row.get(name) for name in names)] for row in rows if names[0] in row]
-    result = {"curve": curve, "seconds": sum(row["time/step_s"] for row in rows)}
-    saved.write_text(json.dumps(result))
-    return result
+    seconds = sum(row["time/step_s"] for row in rows)
+    facts = {"arm": "control" if control else arm, "seed": seed}
+    return _study.save(folder, {**facts, "curve": curve, "seconds": seconds})
 
 
 def main(words=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=200, help="optimiser steps of each run")
-    parser.add_argument("--control-steps", type=int, default=40, help="with learning rate 0 on the first seed; 0: none")
-    parser.add_argument("--lr", type=float, default=3e-4, help="learning rate")
-    parser.add_argument("--games", type=int, default=12000, help="of minimax against random moves")
-    parser.add_argument("--epochs", type=int, default=4, help="how often minimax's part in them is imitated")
-    parser.add_argument("--eval-every", type=int, default=20, help="steps between points of the curve")
-    parser.add_argument("--episodes", type=int, default=128, help="held-out games against minimax")
-    parser.add_argument("--out", type=Path, default=Path("runs/league"), help="folder of the runs")
+    defaults = {"seeds": [0, 1, 2], "steps": 200, "control_steps": 40, "lr": 3e-4, "games": 12000, "epochs": 4}
+    parser = _study.parser(__doc__, **defaults, eval_every=20, episodes=128, out=Path("runs/league"))
+    parser.add_argument("--arms", nargs="+", choices=SELF_PLAY, default=list(SELF_PLAY))
     args = parser.parse_args(words)
-    model = taught(args)
-    results = {arm: [train(arm, model, seed, args) for seed in args.seeds] for arm in args.arms}
+    player = taught(args)
+    results = [train(arm, player, seed, args) for arm in args.arms for seed in args.seeds]
     if args.control_steps:
-        results["learning rate 0"] = [train(args.arms[0], model, args.seeds[0], args, control=True)]
+        results.append(train(args.arms[0], player, args.seeds[0], args, control=True))
     table = Table("arm", "seed", *("start", "best", "at step", "last", "entropy", "seconds"), title="against minimax")
-    for label, runs in results.items():
-        for seed, run in zip(args.seeds, runs, strict=False):
-            rewards = [row[1] for row in run["curve"]]
-            best = int(np.argmax(rewards))
-            entropy = run["curve"][-1][2]
-            row = [f"{rewards[0]:.3f}", f"{rewards[best]:.3f}", str(run["curve"][best][0]), f"{rewards[-1]:.3f}"]
-            table.add_row(label, str(seed), *row, "" if entropy is None else f"{entropy:.2f}", f"{run['seconds']:.0f}")
+    for result in results:
+        steps, rewards, entropies = zip(*result["curve"], strict=True)
+        best = int(np.argmax(rewards))
+        row = [f"{rewards[0]:.3f}", f"{rewards[best]:.3f}", str(steps[best]), f"{rewards[-1]:.3f}"]
+        row.append("" if entropies[-1] is None else f"{entropies[-1]:.2f}")
+        table.add_row(LABELS[result["arm"]], str(result["seed"]), *row, f"{result['seconds']:.0f}")
+        result["curve"] = [row[:2] for row in result["curve"]]
     Console().print(table)
-    curves = {label: [[row[:2] for row in run["curve"]] for run in runs] for label, runs in results.items()}
-    draw_arms(
-        curves, args.out / "league.png", title=f"{GAME}, self-play of two kinds", value="reward against minimax"
-    )
+    labels = {"title": f"{GAME}, self-play of two kinds", "value": "reward against minimax"}
+    _study.draw(results, LABELS, args.out / "league.png", **labels)
 
 
 if __name__ == "__main__":

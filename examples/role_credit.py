@@ -11,21 +11,19 @@ according to Dr. MAS (arXiv 2602.08847).
 A run takes three minutes on two CPU cores. The script writes ``role_credit.png``. Finished runs are not repeated.
 """
 
-import argparse
-import json
 import re
 import shutil
 from pathlib import Path
 
+import _study
 from rich.console import Console
 from rich.table import Table
 
 import forge_agents as fa
-from forge_trainers.records.plots import draw_arms
 
 ENV_ID = "example/OwnSums-v0"
 LARGEST = {"clerk": 4, "accountant": 30}
-ARMS = {"by role": ("seed", "role"), "seats alike": ("seed",)}
+ARMS = {"by role": ("seed", "role"), "all agents": ("seed",)}
 
 
 @fa.register(ENV_ID, max_turns=2, tags=("2p",))
@@ -51,15 +49,14 @@ class OwnSums(fa.ParallelTurnEnv):
 
 
 def run(arm, seed, args):
-    """Train one arm. Saves and returns each agent's reward on held-out seeds over the run, and the largest gradient."""
+    """Train one arm with one seed. Its curve has rows of step, mean reward and rewards by agent."""
     folder = args.out / f"{arm.replace(' ', '-')}-{seed}"
-    saved = folder / "result.json"
-    if saved.exists():
-        return json.loads(saved.read_text())
+    if result := _study.saved(folder):
+        return result
     shutil.rmtree(folder, ignore_errors=True)
     config = fa.GRPOConfig(
         seed=seed,
-        max_resamples=0,  # every arm plays as much
+        max_resamples=0,  # all arms play the same number of episodes
         credit=fa.Credit(by=ARMS[arm]),
         learner=fa.LearnerConfig(lr=args.lr, warmup_steps=2),
         engine=fa.EngineConfig(max_model_len=256),
@@ -75,32 +72,23 @@ def run(arm, seed, args):
             evaluation = trainer.evaluate(ENV_ID, episodes=args.episodes)
             curve.append([done, evaluation.reward, evaluation.by_agent])
     largest = max((row["learner/grad_norm"] for row in rows), default=0.0)
-    result = {"arm": arm, "seed": seed, "curve": curve, "grad_norm": largest}
-    saved.write_text(json.dumps(result))
-    return result
+    return _study.save(folder, {"arm": arm, "seed": seed, "curve": curve, "grad_norm": largest})
 
 
 def main(words=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=15, help="optimiser steps of each run")
-    parser.add_argument("--lr", type=float, default=2e-5)
-    parser.add_argument("--eval-every", type=int, default=5, help="steps between points of the curve")
-    parser.add_argument("--episodes", type=int, default=128, help="held-out seeds")
-    parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--out", type=Path, default=Path("runs/role_credit"))
-    args = parser.parse_args(words)
-    results = [run(arm, seed, args) for seed in args.seeds for arm in ARMS]
+    defaults = {"seeds": [0, 1, 2], "steps": 15, "lr": 2e-5, "eval_every": 5, "episodes": 128}
+    args = _study.parser(__doc__, **defaults, out=Path("runs/role_credit")).parse_args(words)
+    results = [run(arm, seed, args) for arm in ARMS for seed in args.seeds]
     table = Table("credit", "seed", *LARGEST, "both", "gradient", title="held-out reward; largest gradient norm")
-    for result in sorted(results, key=lambda result: (result["arm"], result["seed"])):
+    for result in results:
         (_, before, first), (_, after, last) = result["curve"][0], result["curve"][-1]
         cells = [f"{first[agent]:.2f} to {last[agent]:.2f}" for agent in LARGEST] + [f"{before:.2f} to {after:.2f}"]
         table.add_row(result["arm"], str(result["seed"]), *cells, f"{result['grad_norm']:.2f}")
+        result["curve"] = [row[:2] for row in result["curve"]]
     Console().print(table)
-    curves = {}
-    for result in results:
-        curves.setdefault(f"credit {result['arm']}", []).append([point[:2] for point in result["curve"]])
-    draw_arms(curves, args.out / "role_credit.png", title=f"{ENV_ID}, whom a seat is compared with", value="reward")
+    labels = {arm: f"credit {arm}" for arm in ARMS}
+    picture, title = args.out / "role_credit.png", f"{ENV_ID}, rewards that are compared with each other"
+    _study.draw(results, labels, picture, title=title, value="reward")
 
 
 if __name__ == "__main__":

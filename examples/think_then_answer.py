@@ -11,26 +11,22 @@ tokens like all others.
 Finished runs are not repeated, and interrupted ones continue.
 """
 
-import argparse
 import asyncio
-import json
 import re
 from pathlib import Path
 
-from rich.console import Console
-from rich.table import Table
+import _study
 
 import forge_agents as fa
 from forge_agents.rollout import Rollout
-from forge_trainers.records.plots import draw_arms
 
 ENV_ID = "example/Sums-v0"
-ARMS = {"think": "thinks, then answers", "plain": "answers", "control": "thinks, learning rate 0"}
+ARMS = {"think": "reasons, then answers", "plain": "answers", "control": "reasons, learning rate 0"}
 
 
 @fa.register(ENV_ID, max_turns=1)
 class Sums(fa.TurnEnv):
-    """Five numbers from 1 to 3; their sum pays 1."""
+    """Five numbers from 1 to 3. The reward is 1 for their sum."""
 
     possible_agents = ["adder"]
 
@@ -48,39 +44,32 @@ class Sums(fa.TurnEnv):
 
 
 def teacher(observation, plain=False):
-    """The sum, and before it one addition after another."""
+    """Return the sum, after one addition for each number unless `plain`."""
     first, *others = map(int, re.findall(r"\d+", observation))
     total, additions = first, []
     for number in others:
         additions.append(f"{total}+{number}={total + number}")
         total += number
-    thought = "" if plain else "<think>" + "\n".join(additions) + "</think>"
-    return f"{thought}{total}"
+    reasoning = "" if plain else "<think>" + "\n".join(additions) + "</think>"
+    return f"{reasoning}{total}"
 
 
 def demonstrations(seed, count, plain=False):
-    """The teacher's trajectories, of the same questions with and without thoughts; training and tests draw others."""
+    """Return the teacher's trajectories: the same questions with and without reasoning, and none of the training."""
     script = fa.Scripted(lambda observation: teacher(observation, plain), name="teacher")
     rollout = Rollout(make_env=lambda: fa.make(ENV_ID), env_id=ENV_ID, policies=script)
     groups = [asyncio.run(rollout.group(2**30 + count * seed + number, 1)) for number in range(count)]
     return [group.episodes[0].trajectories["adder"] for group in groups]
 
 
-def imitate(adder, folder, args):
-    """The policy after it has imitated the teacher."""
-    export = folder / "export"
-    if not export.exists():
-        config = fa.SFTConfig(seed=args.seed, batch_size=16, learner=fa.LearnerConfig(lr=1e-4, warmup_steps=3))
-        with fa.SFTTrainer(adder, config, out_dir=folder) as trainer:
-            trainer.fit(demonstrations(args.seed, args.shown, args.plain), epochs=args.epochs)
-    return fa.Policy(str(export.absolute()), name=adder.name, sampling=adder.sampling)
-
-
 def run(arm, args):
-    """Imitation, then play. Returns held-out reward by step, and each step's tokens, seconds and length of thoughts."""
-    kind = "plain" if args.plain else "think"  # the control begins where the arm that learns does
+    """Imitate, then train with GRPO."""
+    kind = "plain" if args.plain else "think"  # the control starts from the same model as the arm that learns
     adder = fa.Policy(args.model, name="adder", sampling=fa.Sampling(max_tokens=48))
-    adder = imitate(adder, args.out / f"imitated-{kind}-{args.seed}", args)
+    config = fa.SFTConfig(seed=args.seed, batch_size=16, learner=fa.LearnerConfig(lr=1e-4, warmup_steps=3))
+    folder = args.out / f"imitated-{kind}-{args.seed}"
+    examples = lambda: demonstrations(args.seed, args.shown, args.plain)  # noqa: E731
+    adder = _study.after_sft(adder, folder, config, examples, epochs=args.epochs)
     config = fa.GRPOConfig(
         seed=args.seed,
         groups_per_step=8,
@@ -91,57 +80,29 @@ def run(arm, args):
         checkpoint_every=args.eval_every,
         keep_checkpoints=1,
     )
-    folder = args.out / f"{arm}-{args.seed}"
-    first = folder / "before.json"  # of a run that goes on, too
-    with fa.GRPOTrainer(adder, config=config, out_dir=folder) as trainer:
-        if not first.exists():
-            evaluation = trainer.evaluate(ENV_ID, episodes=2 * args.episodes)
-            first.parent.mkdir(parents=True, exist_ok=True)
-            first.write_text(json.dumps([evaluation.reward, evaluation.ci]))
-        rows = trainer.fit(ENV_ID, steps=args.steps).metrics
-        after = trainer.evaluate(ENV_ID, episodes=2 * args.episodes)
-    before = json.loads(first.read_text())
-    curve = [[0, before[0]]] + [[row["step"], row["eval/reward"]] for row in rows if "eval/reward" in row]
-    columns = {"thoughts": "reasoning_tokens", "tokens": "tokens", "seconds": "time/step_s"}
-    return {"arm": arm, "seed": args.seed, "before": before, "after": [after.reward, after.ci], "curve": curve,
-            **{name: [row[column] for row in rows] for name, column in columns.items()}}  # fmt: skip
-
-
-def show(results, folder):
-    """A table and a picture of all runs."""
-    length = "tokens of a thought, first and last step"
-    table = Table("run", "seed", "before", "after", length, "tokens sampled", "seconds")
-    for result in results:
-        rewards = (f"{mean:.3f} ± {half:.3f}" for mean, half in (result["before"], result["after"]))
-        lengths = " ".join(f"{result['thoughts'][at]:.1f}" for at in (0, -1))
-        spent = (f"{sum(result[name]):,.0f}" for name in ("tokens", "seconds"))
-        table.add_row(ARMS[result["arm"]], str(result["seed"]), *rewards, lengths, *spent)
-    Console().print(table)
-    curves = {label: [result["curve"] for result in results if result["arm"] == arm] for arm, label in ARMS.items()}
-    arms = {label: [c[: min(map(len, many))] for c in many] for label, many in curves.items() if many}
-    title = "Sums of five numbers, imitation and then GRPO"
-    draw_arms(arms, folder / "think_then_answer.png", title=title, value="right answers, held out")
+    folder, sizes = args.out / f"{arm}-{args.seed}", {"steps": args.steps, "episodes": 2 * args.episodes}
+    facts = {"after": 2 * args.episodes, "columns": ("reasoning_tokens", "tokens"), "arm": arm, "seed": args.seed}
+    return _study.train(adder, ENV_ID, config, folder, **sizes, **facts)
 
 
 def main(words=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plain", action="store_true", help="the model is shown answers without thoughts")
-    parser.add_argument("--seed", type=int, default=0, help="of what is shown, and of training")
-    parser.add_argument("--shown", type=int, default=112, help="demonstrations")
-    parser.add_argument("--epochs", type=int, default=1, help="times that each is imitated")
-    parser.add_argument("--steps", type=int, default=25, help="of GRPO")
-    parser.add_argument("--lr", type=float, default=3e-5, help="learning rate of GRPO")
-    parser.add_argument("--eval-every", type=int, default=5, help="steps between points of the curve")
-    parser.add_argument("--episodes", type=int, default=128, help="held-out sums of a point; twice as many at the ends")
-    parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--out", type=Path, default=Path("runs/think"), help="folder of the runs")
+    defaults = {"seed": 0, "epochs": 1, "steps": 25, "lr": 3e-5, "eval_every": 5, "episodes": 128}
+    parser = _study.parser(__doc__, **defaults, out=Path("runs/think"))
+    parser.add_argument("--plain", action="store_true", help="demonstrations have no reasoning")
+    parser.add_argument("--shown", type=int, default=112, help="number of demonstrations")
     args = parser.parse_args(words)
-    arm = "plain" if args.plain else "think" if args.lr else "control"
-    saved = args.out / f"{arm}-{args.seed}" / "result.json"
-    if not saved.exists():
-        result = run(arm, args)
-        saved.write_text(json.dumps(result))
-    show([json.loads(file.read_text()) for file in sorted(args.out.glob("*/result.json"))], args.out)
+    run("plain" if args.plain else "think" if args.lr else "control", args)
+    results = [_study.saved(file.parent) for file in sorted(args.out.glob("*/result.json"))]
+    columns = {
+        "reasoning tokens, first and last step": lambda result: " ".join(
+            f"{result['reasoning_tokens'][index]:.1f}" for index in (0, -1)
+        ),
+        "tokens sampled": lambda result: f"{sum(result['tokens']):,.0f}",
+        "seconds": lambda result: f"{result['seconds']:,.0f}",
+    }
+    title = "Sums of five numbers, imitation and then GRPO"
+    picture = args.out / "think_then_answer.png"
+    _study.show(results, ARMS, picture, title=title, value="right answers, held out", columns=columns)
 
 
 if __name__ == "__main__":

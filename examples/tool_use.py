@@ -9,10 +9,10 @@ computes the given question, and with the right answer. The control has learning
 The script took 27 minutes on two busy CPU cores. Episodes are in OUT/*/episodes.jsonl.
 """
 
-import argparse
 import json
 from pathlib import Path
 
+import _study
 import numpy as np
 from rich.console import Console
 from rich.table import Table
@@ -25,7 +25,7 @@ MEASURES = ("a call works", "a call is the right one", "the answer is right")
 
 
 def measure(trainer, episodes):
-    """Shares of `episodes` held-out episodes: a call that works, one with the right result, the right answer."""
+    """Return the shares of held-out episodes with a working call, with a right result and with the right answer."""
     rows = []
     for episode in trainer.evaluate(ENV_ID, episodes=episodes).episodes:
         asker = episode.trajectories["asker"]
@@ -38,29 +38,29 @@ def measure(trainer, episodes):
 
 
 def interval(hits):
-    """Share and its 95 % interval after Wilson."""
+    """Return the share and its 95 % interval after Wilson."""
     n, p, z = len(hits), float(np.mean(hits)), 1.96
     middle, half = p + z * z / (2 * n), z * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
     return p, (middle - half) / (1 + z * z / n), (middle + half) / (1 + z * z / n)
 
 
 def reward(measures):
-    """The share of right answers, the task's reward, with half the width of its interval."""
+    """Return the share of right answers and half the width of its interval."""
     share, low, high = measures[-1]
     return share, (high - low) / 2
 
 
 def run(folder, args, *, steps, lr):
-    """Train in `folder`, or continue there; the measures before and after."""
+    """Train, or continue training, in `folder`. Returns the measures before and after."""
     team = fa.Policy(args.model, name="team", sampling=fa.Sampling(temperature=0.7, max_tokens=24))
     config = fa.GRPOConfig(
         seed=args.seed,
-        max_resamples=0,  # every arm plays as much
+        max_resamples=0,  # all arms play the same number of episodes
         learner=fa.LearnerConfig(lr=lr, warmup_steps=2),
         engine=fa.EngineConfig(max_model_len=512),
     )
     with fa.GRPOTrainer(team, config=config, out_dir=folder) as trainer:
-        first = folder / "before.json"  # a run that is continued was measured when it began
+        first = folder / "before.json"  # exists if an interrupted run continues
         if not first.exists():
             before = measure(trainer, args.episodes)
             folder.mkdir(parents=True, exist_ok=True)
@@ -70,14 +70,8 @@ def run(folder, args, *, steps, lr):
 
 
 def main(words=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--control-steps", type=int, default=10, help="0 leaves the control out")
-    parser.add_argument("--episodes", type=int, default=128, help="held-out seeds before and after")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--out", type=Path, default=Path("runs/tool_use"))
-    args = parser.parse_args(words)
+    defaults = {"steps": 30, "control_steps": 10, "episodes": 128, "seed": 0}
+    args = _study.parser(__doc__, **defaults, out=Path("runs/tool_use")).parse_args(words)
     runs = {"trained": run(args.out / "trained", args, steps=args.steps, lr=2e-5)}
     if args.control_steps:
         runs["control, lr 0"] = run(args.out / "control", args, steps=args.control_steps, lr=0.0)
@@ -89,7 +83,7 @@ def main(words=None):
     for name, (before, after) in runs.items():
         shares = {"before": reward(before), "after": reward(after), "measures": {"before": before, "after": after}}
         arm = name.partition(",")[0]
-        (args.out / arm / "result.json").write_text(json.dumps({"arm": arm, "seed": args.seed, **shares}))
+        _study.save(args.out / arm, {"arm": arm, "seed": args.seed, **shares})
 
 
 if __name__ == "__main__":

@@ -13,27 +13,24 @@ The script takes two hours on two CPU cores (one for the library), mostly for th
 ``weaver_vs_gold.png``. Finished runs are not repeated. Interrupted ones start again.
 """
 
-import argparse
 import contextlib
 import functools
-import json
 import random
 import re
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import _study
 import numpy as np
 from rich.console import Console
 from rich.table import Table
-from worlds import imitated
 
 import forge_agents as fa
 from forge_agents import Ensemble, EnvReward, Rule
 from forge_envs.teams.signs import calls_work
-from forge_trainers.records.plots import draw_arms
 from forge_verifiers import EmbeddingSimilarity, Judge, Length, Regex, Scale, SelfConsistency
 
 ARMS = {"single": "(a) best single verifier", "mean": "(b) plain mean", "ours": "(c) ensemble, no labels",
@@ -68,7 +65,7 @@ def last_integer(text):
 
 
 def noisy_test(trajectory):
-    """A test that expects a wrong answer in three questions of ten, and lets pass what is two off."""
+    """Test that expects a wrong answer in three of ten questions, and accepts results that are two off."""
     number, a, b = last_integer(trajectory.turns[-1].action), trajectory.info["a"], trajectory.info["b"]
     luck = random.Random(1000 * a + b)
     expected = a + b + (luck.choice([-10, -3, 3, 10]) if luck.random() < 0.3 else 0)
@@ -93,16 +90,16 @@ def weak_verifiers(model):
     ]
 
 
-# ---- a library: what a seat read and what was answered say how likely it is right
+# ---- a library: the pages that an agent read, and its answer, tell how likely the answer is right
 
 
 def read_by(trajectory):
-    """All that a seat read: the question, and pages or a note."""
+    """Return all that an agent read: the question, and pages or a note."""
     return "\n".join(turn.observation for turn in trajectory.turns)
 
 
 def given(trajectory):
-    """The team's answer without its citations, in small letters; empty where it gave none."""
+    """Return the team's answer without citations, in lower case; empty if it gave none."""
     return trajectory.info.get("given", "")
 
 
@@ -115,37 +112,37 @@ def holds(text, words):
 
 
 def was_read(trajectory):
-    """The seat read the answer, and not in the question."""
+    """Whether the agent read the answer outside the question."""
     question = trajectory.info.get("question", "")
     return holds(read_by(trajectory).replace(question, ""), given(trajectory))
 
 
 def cites_what_was_read(trajectory):
-    """Share of the cited pages that the seat has heard of; 0 where none is cited."""
+    """Return the share of the cited pages that the agent read about; 0 without citations."""
     numbers, text = cited(trajectory), read_by(trajectory)
     return sum(number in text for number in numbers) / len(numbers) if numbers else 0.0
 
 
 def on_a_cited_page(trajectory):
-    """A line with a cited number holds the answer, too; the number itself stands there: a hole that training finds."""
+    """Whether a line with a cited number contains the answer. The number itself counts: a hole that training finds."""
     lines = read_by(trajectory).splitlines()
     return any(holds(line, given(trajectory)) for number in cited(trajectory) for line in lines if number in line)
 
 
 def fits_the_question(trajectory):
-    """A year where a year is asked for, else words without digits."""
+    """Whether the answer is a year if the question asks for one, else words without digits."""
     form = r"\d{4}" if "year" in trajectory.info.get("question", "") else r"[^\W\d]+( [^\W\d]+)?"
     return bool(re.fullmatch(form, given(trajectory)))
 
 
 def with_what_was_read(trajectory):
-    """The text of an agent that a judge reads."""
+    """Return the text that a judge reads."""
     return f"{read_by(trajectory)}\nAnswer: {given(trajectory)} {' '.join(cited(trajectory))}"
 
 
 @functools.cache
 def library_verifiers(model):
-    """Ten weak judges of what a seat wrote; the two that are models share one engine, and their errors."""
+    """Ten weak verifiers. The two judges share one engine, and so their errors."""
     engine = fa.EngineConfig(max_model_len=2048)
     judge = functools.partial(Judge, max_chars=1600, view=with_what_was_read, seed=0)
     correct = judge(model, "The answer is the correct answer to the question.", name="judge: correct", engine=engine)
@@ -170,7 +167,7 @@ def library_verifiers(model):
 class Task:
     """The task, its verifiers and the training settings."""
 
-    world: Any
+    env: Any
     verifiers: Callable[[str], list]
     title: str
     steps: int
@@ -179,17 +176,16 @@ class Task:
     max_model_len: int
     games: int = 0
     """Number of the oracle's games that all arms imitate first."""
-    epochs: int = 2
-    """How often each is."""
+    epochs: int = 1
 
 
 TASKS = {
     "sums": Task(
-        world=Sums, verifiers=weak_verifiers, title="sums", steps=20, lr=3e-5, max_tokens=16, max_model_len=256,
+        env=Sums, verifiers=weak_verifiers, title="sums", steps=20, lr=3e-5, max_tokens=16, max_model_len=256,
     ),
     "library": Task(
-        world="forge/Library-v0@1", verifiers=library_verifiers, title="a library", steps=8, lr=2e-5,
-        max_tokens=32, max_model_len=1024, games=64, epochs=1,
+        env="forge/Library-v0@1", verifiers=library_verifiers, title="a library", steps=8, lr=2e-5,
+        max_tokens=32, max_model_len=1024, games=64,
     ),
 }  # fmt: skip
 
@@ -212,7 +208,7 @@ def auroc(scores, gold):
 
 
 def survey(episodes, verifiers):
-    """AUROC, and how often above 0.5 where gold is, of every verifier that can judge one answer alone."""
+    """Return AUROC, and accuracy at a threshold of 0.5, of every verifier that can score one answer alone."""
     trajectories = [t for episode in episodes if episode.error is None for t in episode.trajectories.values()]
     gold = np.array([t.reward for t in trajectories])
     result = {}
@@ -224,20 +220,21 @@ def survey(episodes, verifiers):
     return result
 
 
-def run(arm, seed, folder, single, args):
-    """Train one arm. Saves and returns the measurements."""
-    saved = folder / "result.json"
-    if saved.exists():
-        return json.loads(saved.read_text())
-    shutil.rmtree(folder, ignore_errors=True)  # begun and not finished: what it was before is measured at the start
+def run(arm, seed, single, args):
+    """Train one arm with one seed. The curve is the gold reward, whatever reward the arm learns from."""
+    folder = args.out / f"{arm}-{seed}"
+    if result := _study.saved(folder):
+        return result
+    shutil.rmtree(folder, ignore_errors=True)  # the survey of an interrupted run is lost
     task = TASKS[args.task]
     policy = fa.Policy(args.model, name="solver", sampling=fa.Sampling(temperature=1.0, max_tokens=task.max_tokens))
     if task.games:
-        policy = replace(policy, model=str(imitated(policy, seed, task, args.out / f"imitated-{seed}").absolute()))
+        imitation = {"games": task.games, "epochs": task.epochs, "seed": seed}
+        policy = _study.imitated(policy, task.env, args.out / f"imitated-{seed}", **imitation)
     verifiers = task.verifiers(args.model)
     config = fa.GRPOConfig(
         seed=seed,
-        max_resamples=0,  # every arm plays as much
+        max_resamples=0,  # all arms play the same number of episodes
         learner=fa.LearnerConfig(lr=task.lr, warmup_steps=2),
         engine=fa.EngineConfig(max_model_len=task.max_model_len),
         eval_every=args.eval_every,
@@ -246,32 +243,26 @@ def run(arm, seed, folder, single, args):
         keep_checkpoints=1,
     )
     with fa.GRPOTrainer(policy, reward=reward_of(arm, single, verifiers), config=config, out_dir=folder) as trainer:
-        before = trainer.evaluate(task.world, episodes=args.episodes, reward=EnvReward())
-        rows = trainer.fit(task.world, steps=args.steps).metrics
-        after = trainer.evaluate(task.world, episodes=4 * args.episodes, reward=EnvReward())
-    # what the environment pays is gold, whatever reward the arm learns from
-    gold = [[row["step"], row["eval/env_reward"]] for row in rows if "eval/env_reward" in row]
-    curve = [[0, before.reward], *gold]
+        before = trainer.evaluate(task.env, episodes=args.episodes, reward=EnvReward())
+        rows = trainer.fit(task.env, steps=args.steps).metrics
+        after = trainer.evaluate(task.env, episodes=4 * args.episodes, reward=EnvReward())
+    curve = [[0, before.reward]]
+    curve += [[row["step"], row["eval/env_reward"]] for row in rows if "eval/env_reward" in row]
     rewards = {"before": [before.reward, before.ci], "after": [after.reward, after.ci]}
     result = {"arm": arm, "seed": seed, **rewards, "curve": curve}
     if arm == "gold":
         result |= {"survey_before": survey(before.episodes, verifiers)}
         result |= {"survey_after": survey(after.episodes[: args.episodes], verifiers)}
-    saved.write_text(json.dumps(result))
-    return result
+    return _study.save(folder, result)
 
 
 def main(words=None):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     others = [arm for arm in ARMS if arm != "gold"]
+    defaults = {"seeds": [0, 1, 2], "eval_every": 5, "episodes": 128}
+    parser = _study.parser(__doc__, **defaults, out=Path("runs/weaver"))
     parser.add_argument("--task", choices=list(TASKS), default="sums")
-    parser.add_argument("--arms", nargs="+", choices=others, default=others, help="beside gold, which chooses (a)")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, help="optimiser steps of each run; default: 20 for sums, 8 for library")
-    parser.add_argument("--eval-every", type=int, default=5, help="steps between points of the curve")
-    parser.add_argument("--episodes", type=int, default=128, help="held-out seeds before; four times as many after")
-    parser.add_argument("--model", default="smollm2-135m-instruct")
-    parser.add_argument("--out", type=Path, default=Path("runs/weaver"), help="folder of the runs")
+    parser.add_argument("--arms", nargs="+", choices=others, default=others, help="in addition to gold, which is first")
+    parser.add_argument("--steps", type=int, help="optimizer steps of each run; default: 20 for sums, 8 for library")
     args = parser.parse_args(words)
     task = TASKS[args.task]
     args.steps = task.steps if args.steps is None else args.steps
@@ -280,41 +271,30 @@ def main(words=None):
 
 
 def study(args):
-    """All runs, one after the other. Prints and draws the results."""
-    results = [run("gold", seed, args.out / f"gold-{seed}", None, args) for seed in args.seeds]
-    result = results[0]["survey_before"]
-    if any(np.isnan(numbers["auroc"]) for numbers in result.values()):
+    """Run all arms one after the other. Prints and draws the results."""
+    results = [run("gold", seed, None, args) for seed in args.seeds]
+    first = results[0]
+    if any(np.isnan(numbers["auroc"]) for numbers in first["survey_before"].values()):
         raise SystemExit(
             f"the answers to {args.episodes} held-out seeds before training are all right or all wrong, so no "
             "verifier is the best; choose more with --episodes, in another folder"
         )
-    single = max(result, key=lambda name: result[name]["auroc"])
-    for arm in args.arms:
-        results += [run(arm, seed, args.out / f"{arm}-{seed}", single, args) for seed in args.seeds]
-
-    console = Console()
+    single = max(first["survey_before"], key=lambda name: first["survey_before"][name]["auroc"])
+    results += [run(arm, seed, single, args) for arm in args.arms for seed in args.seeds]
     table = Table("verifier", "AUROC", "accuracy", "after training", title="verifiers on held-out answers of seed 0")
-    for name, numbers in result.items():
-        later = results[0]["survey_after"][name]["accuracy"]
-        table.add_row(name, f"{numbers['auroc']:.3f}", f"{numbers['accuracy']:.3f}", f"{later:.3f}")
+    for name, numbers in first["survey_before"].items():
+        accuracies = numbers["accuracy"], first["survey_after"][name]["accuracy"]
+        table.add_row(name, f"{numbers['auroc']:.3f}", *(f"{accuracy:.3f}" for accuracy in accuracies))
+    console = Console()
     console.print(table)
-    seeds = [f"seed {seed}" for seed in args.seeds]
-    table = Table("reward", "before", *seeds, "mean", title="gold reward on held-out seeds")
-    after, curves = {}, {}
-    for arm in [arm for arm in ARMS if arm in (*args.arms, "gold")]:
-        mine = [r for r in results if r["arm"] == arm]
-        after[arm] = np.mean([r["after"][0] for r in mine])
-        curves[ARMS[arm]] = [r["curve"] for r in mine]
-        each = (f"{mean:.3f} ± {half:.3f}" for mean, half in (r["after"] for r in mine))
-        table.add_row(ARMS[arm], f"{np.mean([r['before'][0] for r in mine]):.3f}", *each, f"{after[arm]:.3f}")
-    console.print(table)
+    title = f"GRPO on {TASKS[args.task].title}, SmolLM2-135M-Instruct"
+    value = "gold reward on held-out seeds"
+    _study.show(results, ARMS, args.out / "weaver_vs_gold.png", title=title, value=value)
+    after = {arm: np.mean([r["after"][0] for r in results if r["arm"] == arm]) for arm in (*args.arms, "gold")}
     if after.get("single", 1.0) < after["gold"]:
         gap = after["gold"] - after["single"]
         shares = [f"{ARMS[arm]} {(after[arm] - after['single']) / gap:.0%}" for arm in after if arm in ("mean", "ours")]
         console.print(f"(a) is {single!r}; it falls {gap:.3f} short of gold. Of that gap recover: {', '.join(shares)}.")
-    title = f"GRPO on {TASKS[args.task].title}, SmolLM2-135M-Instruct"
-    draw_arms(curves, args.out / "weaver_vs_gold.png", title=title, value="gold reward on held-out seeds")
-    console.print(f"plot {args.out / 'weaver_vs_gold.png'}")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import forge_agents as fa
 SHORT = {
     "custom_env": ["--steps=1"],
     "own_loss": ["--steps=1"],
-    "sft_then_grpo": ["--steps=1", "--episodes=4", "--batch=4", "--groups=1", "--siblings=2"],
     "think_then_answer": ["--steps=1", "--episodes=2"],
     "tool_use": ["--steps=1", "--episodes=2", "--control-steps=0"],
     "two_policies": ["--steps=1", "--episodes=2", "--control-steps=0", "--eval-every=1", "--groups=2", "--seeds=0",
@@ -25,7 +24,6 @@ SHORT = {
 WRITES = {
     "custom_env": {"metrics.jsonl": 1, "reward.png": None},
     "own_loss": {"metrics.jsonl": 1, "reward.png": None},
-    "sft_then_grpo": {"sft/metrics.jsonl": 2, "grpo/metrics.jsonl": 1, "grpo/export/config.json": None},
     "think_then_answer": {"think-0/metrics.jsonl": 1, "think-0/result.json": None, "think_then_answer.png": None},
     "tool_use": {"trained/metrics.jsonl": 1, "trained/result.json": None},
     "two_policies": {"lora-role-0/metrics.jsonl": 1, "lora-role-0/result.json": None, "two_policies.png": None},
@@ -40,8 +38,7 @@ WRITES = {
 SAYS = {
     "custom_env": ["Meeting-v0", "before training 0.", "after 1 steps 0."],
     "own_loss": ["ratio 1.00  pull 1.000"],
-    "sft_then_grpo": ["imitated 2 steps, loss", "played 1 steps, reward"],
-    "think_then_answer": ["thinks, then answers"],
+    "think_then_answer": ["reasons, then answers"],
     "tool_use": ["a call works"],
     "self_play": ["exploitability", "league"],
     "weaver_vs_gold": ["(c) ensemble, no labels", "(d) gold answers"],

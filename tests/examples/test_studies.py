@@ -1,0 +1,263 @@
+"""Examples that compare runs: their arms, demonstrations, measures and tables."""
+
+import asyncio
+import json
+from types import SimpleNamespace
+
+import pytest
+
+import forge_agents as fa
+from forge_agents.rollout import Rollout
+
+
+def read_json(file):
+    return json.loads(file.read_text())
+
+
+def test_run_is_measured_before_and_after_and_not_repeated(load_example, trainers, tmp_path):
+    study = load_example("_study")
+    config = fa.GRPOConfig(learner=fa.LearnerConfig(lr=0.1))
+    sizes = {"steps": 2, "episodes": 4}
+    policy = fa.Policy("m", name="team")
+    result = study.train(policy, "Game-v1", config, tmp_path / "run", columns=("none",), arm="a", seed=3, **sizes)
+    assert result == read_json(tmp_path / "run/result.json") == {
+        "arm": "a", "seed": 3, "before": [0.1, 0.0], "after": [pytest.approx(0.3), 0.0],
+        "curve": [[0, 0.1], [1, 0.2], [2, 0.2]], "seconds": 4.0, "none": [None, None],
+    }  # fmt: skip
+    study.train(policy, "Game-v1", config, tmp_path / "run", **sizes)
+    assert len(trainers) == 1
+    (tmp_path / "run/result.json").unlink()
+    study.train(policy, "Game-v2", config, tmp_path / "run", **sizes)
+    assert trainers[1].evaluated == ["Game-v2"], "an interrupted run keeps its first measurement"
+
+
+def test_runs_become_a_table_and_a_plot(load_example, tmp_path, capsys):
+    curves = {0: [[0, 0.1], [1, 0.2]], 1: [[0, 0.1], [1, 0.3], [2, 0.4]]}
+    results = [
+        {"arm": "a", "seed": seed, "before": [0.1, 0.05], "after": [0.9, 0.04], "curve": curve}
+        for seed, curve in curves.items()
+    ]
+    columns = {"points": lambda result: str(len(result["curve"]))}
+    load_example("_study").show(results, {"a": "the arm", "b": "none"}, tmp_path / "p.png", title="T", columns=columns)
+    printed = capsys.readouterr().out
+    assert table_rows(printed)[-1] == ["the arm", "1", "0.100 ± 0.050", "0.900 ± 0.040", "3"]
+    assert (tmp_path / "p.png").stat().st_size > 10_000
+
+
+def table_rows(printed):
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if "│" in line]
+
+
+# ---- demonstrations
+
+
+def test_sorter_demonstrations_are_perfect_and_not_among_training_seeds(load_example):
+    from forge_trainers.rl.tasks import TaskSampler
+
+    example = load_example("algorithms")
+    for seed in range(2**30, 2**30 + 20):
+        env = fa.make(example.ENV_ID, **example.ENV_ARGS)
+        env.reset(seed=seed)
+        earned = 0.0
+        for message in example.demonstration(seed)["messages"]:
+            if message["role"] == "assistant":
+                env.step(message["content"])
+                earned += env.rewards["sorter"]
+        assert earned == 2
+    training = {task.seed for step in range(20) for task in TaskSampler(example.ENV_ID).tasks(0, step, 8)}
+    shown = {2**30 + 1000 * seed + number for seed in range(3) for number in range(example.NUM_CHATS)}
+    assert not training & shown
+    assert len({str(example.demonstration(seed)) for seed in sorted(shown)[:10]}) == 10
+
+
+def test_adder_demonstrations_have_reasoning_that_the_environment_does_not_see(load_example):
+    example = load_example("think_then_answer")
+    assert example.teacher("7 + 8 + 1 + 9 + 5") == "<think>7+8=15\n15+1=16\n16+9=25\n25+5=30</think>30"
+    assert example.teacher("7 + 8 + 1 + 9 + 5", plain=True) == "30"
+    reasoning, plain = (example.demonstrations(3, 4, plain) for plain in (False, True))
+    assert [t.reward for t in (*reasoning, *plain)] == [1.0] * 8
+    texts = [[(t.turns[0].observation, t.turns[0].action) for t in shown] for shown in (reasoning, plain)]
+    assert texts[0] == texts[1] and len(set(texts[0])) == 4, "both have the same questions"
+    assert all(t.turns[0].reasoning.count("=") == 4 for t in reasoning)
+    assert not any(t.turns[0].reasoning for t in plain)
+    assert {t.turns[0].observation for t in example.demonstrations(4, 4)}.isdisjoint(dict(texts[0]))
+
+
+def test_every_legal_poker_action_is_imitated_once(load_example):
+    rows = load_example("self_play").answers()
+    assert len(rows) == 24 and {row["completion"] for row in rows} == {"check", "bet", "call", "fold"}
+    longest = max(rows, key=lambda row: len(row["prompt"]))
+    assert [message["role"] for message in longest["prompt"]] == ["system", "user", "assistant", "user"]
+    assert longest["prompt"][2]["content"] == "check" and "opponent bet" in longest["prompt"][3]["content"]
+
+
+def test_finished_imitation_and_self_play_are_not_repeated(load_example, tmp_path):
+    (tmp_path / "league-3").mkdir()
+    (tmp_path / "league-3/result.json").write_text('{"curve": [[10, 0.3, 0.1, 0.0]]}')
+    result = load_example("self_play").train("some-model", 3, SimpleNamespace(out=tmp_path))
+    assert result["curve"] == [[10, 0.3, 0.1, 0.0]]
+    (tmp_path / "export").mkdir()
+    policy = load_example("_study").after_sft(fa.Policy("m", name="p"), tmp_path, None, None)
+    assert (policy.model, policy.name) == (str(tmp_path / "export"), "p")
+
+
+# ---- arms
+
+
+def test_levels_of_training_are_compared_on_all_levels(load_example, trainers, tmp_path, capsys):
+    module = load_example("curriculum")
+    words = ["--seeds", "0", "--steps", "4", "--eval-every", "2", "--lr", "0.01", "--levels", "1", "2"]
+    words += ["--control-steps", "2", "--out", str(tmp_path)]
+    for _ in range(2):  # finished runs are not repeated
+        module.main(words)
+    levels = ["forge/Relay-v0@1", "forge/Relay-v0@2"]
+    assert [run.trained[0] for run in trainers] == [
+        fa.Curriculum(levels), dict.fromkeys(levels, 1.0), *levels, dict.fromkeys(levels, 1.0)
+    ]  # fmt: skip
+    assert all(run.evaluated == levels * (run.done // 2 + 1) for run in trainers)
+    result = read_json(tmp_path / "curriculum-0/result.json")
+    assert result["curve"][-1] == pytest.approx([4, 0.14, 0.24]) and result["seconds"] == 8
+    assert read_json(tmp_path / "control-0/result.json")["curve"][-1] == [2, 0.1, 0.2]
+    assert (tmp_path / "curriculum.png").stat().st_size and "control" in capsys.readouterr().out
+
+
+def test_agents_are_rewarded_for_their_own_sums_and_compared_by_role_or_together(
+    load_example, trainers, tmp_path, capsys
+):
+    module = load_example("role_credit")
+    fa.check_env(module.ENV_ID)
+    env = fa.make(module.ENV_ID)
+    env.reset(seed=3)
+    sums = {agent: sum(numbers) for agent, numbers in env.unwrapped.numbers.items()}
+    texts = {"clerk": f"9, no: {sums['clerk']}", "accountant": f"{sums['accountant']} or 1"}
+    players = {agent: fa.Scripted(lambda _, text=text: text) for agent, text in texts.items()}
+    assert fa.play(module.ENV_ID, players, seed=3).rewards == {"clerk": 1.0, "accountant": 0.0}
+    for _ in range(2):  # finished runs are not repeated
+        module.main(["--seeds", "1", "--steps", "4", "--eval-every", "2", "--lr", "0.1", "--out", str(tmp_path)])
+    assert [run.config.credit.by for run in trainers] == [("seed", "role"), ("seed",)]
+    result = read_json(tmp_path / "all-agents-1/result.json")
+    assert result["curve"][-1] == [4, 0.4, {"clerk": 0.4, "accountant": 0.2}] and result["grad_norm"] == 2
+    assert (tmp_path / "role_credit.png").stat().st_size and "0.00 to 0.20" in capsys.readouterr().out
+
+
+def test_each_trained_agent_is_evaluated_with_each_customer(load_example, trainers, tmp_path):
+    module = load_example("other_customer")
+    (tmp_path / "imitated-0/export").mkdir(parents=True)
+    module.main(["--seeds", "0", "--steps", "2", "--out", str(tmp_path)])
+    fixed, both, *evaluations = trainers
+    assert list(fixed.learners) == ["agent"] and set(both.learners) == {"agent", "customer"}
+    start, fixed_agent, agent, customer = (
+        str(tmp_path / place)
+        for place in ("imitated-0/export", "fixed-0/export", "trained-0/export/agent", "trained-0/export/customer")
+    )
+    assert fixed.policies["customer"].model == both.policies["agent"].model == start
+    pairs = [
+        (run.policies["agent"].model, getattr(run.policies["customer"], "model", run.policies["customer"].name))
+        for run in evaluations
+    ]
+    assert pairs == [(one, other) for one in (start, fixed_agent, agent) for other in (start, customer, "oracle")]
+    assert not any(run.learners for run in evaluations)
+
+
+def test_league_and_mirror_are_evaluated_against_minimax(load_example, trainers, tmp_path, capsys):
+    module = load_example("league")
+    (tmp_path / "taught/export").mkdir(parents=True)
+    for _ in range(2):  # finished runs are not repeated
+        module.main(["--seeds", "0", "1", "--steps", "4", "--control-steps", "2", "--out", str(tmp_path)])
+    assert [run.folder.name for run in trainers] == ["league-0", "league-1", "mirror-0", "mirror-1", "control"]
+    assert [run.policies.self_play for run in trainers] == [0.35, 0.35, 1.0, 1.0, 0.35]
+    assert {run.policies.held_out for run in trainers} == {(fa.Oracle(),)}
+    assert [(run.config.learner.lr > 0, run.done) for run in trainers] == [(True, 4)] * 4 + [(False, 2)]
+    curve = read_json(tmp_path / "mirror-1/result.json")["curve"]
+    assert [row[:2] for row in curve] == [[0, 0.0]] + [[n + 1, pytest.approx(0.0012)] for n in range(4)]
+    assert (tmp_path / "league.png").stat().st_size and "against minimax" in capsys.readouterr().out
+
+
+def test_board_reaches_the_model_as_nine_signs(load_example, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    module = load_example("league")
+    folder = module.untaught(tmp_path / "start")
+    assert 500_000 < AutoModelForCausalLM.from_pretrained(folder).num_parameters() < 2_000_000
+    env = fa.make(module.GAME)
+    env.reset(seed=0)
+    env.step("4")
+    messages = [{"role": "system", "content": "rules"}, {"role": "user", "content": env.observe(env.agent_selection)}]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    assert text == "0361O7258<|im_start|>"
+
+
+# ---- measures
+
+
+def test_time_to_a_reward_is_interpolated(load_example):
+    seconds_to = load_example("asynchronous").seconds_to
+    curve = [[0.0, 0.1], [30.0, 0.5], [60.0, 0.4], [90.0, 0.9]]
+    assert [seconds_to(curve, reward) for reward in (0.3, 0.5, 0.65, 0.1)] == pytest.approx([15, 30, 75, 0])
+    assert seconds_to(curve, 0.95) is None
+
+
+def test_policy_lags_are_compared_over_time(load_example, tmp_path, monkeypatch, capsys):
+    example = load_example("asynchronous")
+    for staleness in (0, 1):
+        folder = tmp_path / f"relay-staleness-{staleness}-3"
+        folder.mkdir()
+        columns = {"time/step_s": [40 + 20 * staleness, 8.25], "idle/engines": [0.125] * 2, "idle/learner": [0.5] * 2}
+        columns |= {"staleness/max": [staleness, 0], "eval/reward": [0.9, None]}
+        result = {"arm": example.label(staleness, 1), "seed": 3, "before": [0.1, 0.05], "after": [0.9, 0.04], **columns}
+        (folder / "result.json").write_text(json.dumps(result))
+    monkeypatch.setenv("COLUMNS", "200")
+    words = ["--seeds", "3", "--out", str(tmp_path)]
+    example.main(["--staleness", "0", "1", *words])
+    rows = table_rows(capsys.readouterr().out)
+    assert ["staleness 0", "3", "0.100 ± 0.050", "0.900 ± 0.040", "30", "24.1", "12%", "50%", "0"] in rows
+    assert ["staleness 1", "3", "0.100 ± 0.050", "0.900 ± 0.040", "45", "34.1", "12%", "50%", "1"] in rows
+    example.main(["--staleness", "0", *words, "--reward", "0.95"])
+    assert "never" in capsys.readouterr().out
+    assert (tmp_path / "asynchronous.png").stat().st_size > 10_000
+
+
+def question(observation):
+    return observation.splitlines()[-2].removeprefix("Question: ")
+
+
+@pytest.mark.parametrize(
+    ("asker", "shares"),
+    [
+        (lambda text: f"CALL calculator({question(text)})" if "Answer:" in text else text, [1, 1, 1]),
+        (lambda text: "CALL calculator(2 + 3)" if "Answer:" in text else text, [1, 0, 0]),
+        (lambda text: "CALL calculator(two)" if "Answer:" in text else "5", [0, 0, 0]),
+        (lambda text: str(sum(map(int, question(text).split(" + ")))), [0, 0, 1]),
+    ],
+)
+def test_tool_measures_distinguish_calls_right_calls_and_right_answers(load_example, asker, shares):
+    def evaluate(env_id, episodes):
+        echo = fa.Scripted(lambda text: text, name="echo")
+        policies = {"asker": fa.Scripted(asker), "answerer": echo}
+        rollout = Rollout(make_env=lambda: fa.make(env_id), env_id=env_id, policies=policies)
+        groups = [asyncio.run(rollout.group(seed, 1)) for seed in range(episodes)]
+        return SimpleNamespace(episodes=[group.episodes[0] for group in groups])
+
+    example = load_example("tool_use")
+    measures = example.measure(SimpleNamespace(evaluate=evaluate), 6)
+    assert [share for share, _, _ in measures] == shares
+    assert all(0 <= low <= share <= high <= 1 for share, low, high in measures)
+
+
+def test_tool_table_has_trained_run_and_control(load_example, tmp_path, monkeypatch, capsys):
+    example, calls = load_example("tool_use"), []
+    share, low, high = example.interval([1.0] * 8 + [0.0] * 32)
+    assert (share, round(low, 3), round(high, 3)) == (0.2, 0.105, 0.348)  # Wilson's interval
+
+    def run(folder, args, *, steps, lr):
+        calls.append((folder.name, steps, lr))
+        folder.mkdir()
+        return [example.interval([0.0, 1.0])] * 3, [example.interval([1.0, 1.0])] * 3
+
+    monkeypatch.setattr(example, "run", run)
+    example.main(["--steps", "3", "--out", str(tmp_path)])
+    assert calls == [("trained", 3, 2e-5), ("control", 10, 0.0)]
+    assert "control, lr 0" in capsys.readouterr().out
+    result = read_json(tmp_path / "control" / "result.json")
+    assert (result["arm"], result["seed"], result["before"][0], result["after"][0]) == ("control", 0, 0.5, 1.0)
