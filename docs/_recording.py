@@ -67,7 +67,7 @@ def quick_start(terminal: Terminal) -> None:
     """A project, a run, Ctrl-C, the same command again, the viewer."""
     terminal.type("forge-agents init my-team", PROMPT, 60)
     terminal.type("cd my-team", PROMPT, 10)
-    terminal.type("forge-agents check my_world:my/Guess-v0", PROMPT, 120)
+    terminal.type("forge-agents check my_env:my/Guess-v0", PROMPT, 120)
     terminal.take("init")
 
     terminal.clear()

@@ -120,9 +120,9 @@ def environments() -> str:
     """A page with the rules, rewards and arguments of each built-in environment, from the docstring of its class."""
     source = (ROOT / "envs" / "forge_envs" / "__init__.py").read_text(encoding="utf-8")
     lines = ["# forge_envs", "", "Rules, rewards and constructor arguments of the built-in environments.", ""]
-    for module, name in dict.fromkeys(re.findall(r'entry_point="([\w.]+):([A-Z]\w+)"', source)):
-        lines += [f"::: {module}.{name}", "    options:", f"      heading: {name}", f"      toc_label: {name}"]
-        lines += ["      members: false", ""]
+    for module, name in dict.fromkeys(re.findall(r'"((?:games|teams)\.\w+):([A-Z]\w+)"', source)):
+        lines += [f"::: forge_envs.{module}.{name}", "    options:", f"      heading: {name}"]
+        lines += [f"      toc_label: {name}", "      members: false", ""]
     return "\n".join(lines)
 
 

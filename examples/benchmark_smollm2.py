@@ -126,7 +126,7 @@ def play(players, folder, out, *, suites, seeds=None, minutes=30.0):
             players,
             suite,
             episodes=seeds or number,
-            swap_seats=swap,
+            swap_agents=swap,
             exploitability_samples=100 if suite == "core-v1" else 0,
             limits=BenchLimits(max_seconds=max(1e-6, ends - time.monotonic())),  # after the end no episode starts
             engine=ENGINE,

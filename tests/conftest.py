@@ -88,13 +88,13 @@ def load_example(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]
 
 
 @pytest.fixture(autouse=True)
-def _worlds_of_the_test() -> Iterator[None]:
+def _environments_of_the_test() -> Iterator[None]:
     """The search path, the modules of `init`'s folders and the ids ``my/...`` last no longer than the test."""
     before = list(sys.path)
     yield
     sys.path[:] = before
     imports._user_folders.clear()
-    for name in ("my_world", "my_reward"):
+    for name in ("my_env", "my_reward"):
         sys.modules.pop(name, None)
     if registry := sys.modules.get("forge_agents.envs.registry"):
         for own in [id_ for id_ in registry._specs if id_.startswith("my/")]:

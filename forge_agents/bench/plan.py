@@ -98,7 +98,7 @@ class BenchConfig:
     """Number of seeds per environment and line-up. null: the suite's value, or 64 for a single environment."""
     seed: int | None = None
     """Seed that chooses the episodes' seeds. null: the suite's value, or 0 for a single environment."""
-    swap_seats: bool | None = None
+    swap_agents: bool | None = None
     """Whether two players exchange their agents. null: the suite's value, or true for a single environment."""
     samples: int = 1
     """Number of episodes per seed, for pass@k."""
@@ -284,13 +284,13 @@ def seeds_of(seed: int, episodes: int, env_id: str = "") -> list[int]:
 
 
 def lineups(
-    players: Sequence[str], sides: Sequence[Sequence[str]], *, swap_seats: bool = True, partners: Sequence[str] = ()
+    players: Sequence[str], sides: Sequence[Sequence[str]], *, swap_agents: bool = True, partners: Sequence[str] = ()
 ) -> list[dict[str, str]]:
     """Return the line-ups (players by agent): each player alone, and each pair with one of them in one side.
 
     Args:
         sides: Groups of agents, mostly of one agent each.
-        swap_seats: Each player of a pair takes each side, and the other one the rest. Otherwise only the player that
+        swap_agents: Each player of a pair takes each side, and the other one the rest. Otherwise only the player that
             is listed first takes the first side.
         partners: Players that do not meet each other.
     """
@@ -299,9 +299,9 @@ def lineups(
     for first, second in itertools.combinations(players, 2) if len(sides) > 1 else ():
         if first in partners and second in partners:
             continue
-        pairs = [(first, second), (second, first)] if swap_seats else [(first, second)]
+        pairs = [(first, second), (second, first)] if swap_agents else [(first, second)]
         for player, other in pairs:
-            for side in sides if swap_seats else sides[:1]:
+            for side in sides if swap_agents else sides[:1]:
                 lineup = {agent: player if agent in side else other for agent in agents}
                 if lineup not in result:  # with two sides, both orders of a pair give the same line-ups
                     result.append(lineup)
@@ -315,7 +315,7 @@ def matches(
     episodes: int,
     *,
     samples: int,
-    swap_seats: bool,
+    swap_agents: bool,
     partners: Sequence[str] = (),
 ) -> Iterator[Match]:
     """Yield all episodes seed by seed, so that a stopped benchmark has played the same seeds everywhere."""
@@ -323,7 +323,7 @@ def matches(
         (environment, lineup)
         for environment in environments
         for lineup in lineups(
-            players, environment.sides, swap_seats=swap_seats, partners=partners if environment.kind in TEAMS else ()
+            players, environment.sides, swap_agents=swap_agents, partners=partners if environment.kind in TEAMS else ()
         )
     ]
     seeds = {environment.id: seeds_of(seed, episodes, environment.id) for environment in environments}

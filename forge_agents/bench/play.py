@@ -53,7 +53,7 @@ def benchmark(
     *,
     episodes: int | None = None,
     seed: int | None = None,
-    swap_seats: bool | None = None,
+    swap_agents: bool | None = None,
     samples: int = 1,
     exploitability_samples: int = 0,
     partners: Sequence[str] = (),
@@ -76,7 +76,7 @@ def benchmark(
             values that are None below and `max_tokens` of models given as text; see `SuiteDefaults`.
         episodes: Number of seeds per environment and line-up.
         seed: Seed that chooses the episodes' seeds, which are never training seeds.
-        swap_seats: Whether both players of a pair take each side. Otherwise the first one takes the first side.
+        swap_agents: Whether both players of a pair take each side. Otherwise the first one takes the first side.
         samples: Number of episodes per seed, for pass@k.
         exploitability_samples: Number of answers per model and information set, in games such as Kuhn and Leduc poker,
             from which exploitability is computed. 0 disables it. Answers count toward no limit. For models with
@@ -97,7 +97,7 @@ def benchmark(
     """
     suite_name, arguments = suite_ids(suite)
     defaults = registry.suite_defaults(suite_name)
-    chosen = {"episodes": episodes, "seed": seed, "swap_seats": swap_seats}
+    chosen = {"episodes": episodes, "seed": seed, "swap_agents": swap_agents}
     settings: dict[str, Any] = {
         "suite": suite_name,
         **{name: getattr(defaults, name) if value is None else value for name, value in chosen.items()},
@@ -185,7 +185,7 @@ def _plan(
         settings["seed"],
         settings["episodes"],
         samples=settings["samples"],
-        swap_seats=settings["swap_seats"],
+        swap_agents=settings["swap_agents"],
         partners=partners,
     )
     return {_key(match, facts): match for match in planned}

@@ -24,7 +24,7 @@ _READABLE = (2, FORMAT)
 """Versions that can be read. In version 2, every agent has a success."""
 _KIND = "forge-agents benchmark"
 COMPARED_SETTINGS: Mapping[str, type] = {
-    "suite": str, "episodes": int, "seed": int, "swap_seats": bool, "samples": int,
+    "suite": str, "episodes": int, "seed": int, "swap_agents": bool, "samples": int,
 }  # fmt: skip
 """Settings that comparable reports share, with their types."""
 

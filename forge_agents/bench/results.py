@@ -18,7 +18,7 @@ class Results:
     """Results of a benchmark. The same players, suite and seed give the same results, except for `timing`."""
 
     settings: Mapping[str, Any]
-    """``suite``, ``episodes``, ``seed``, ``swap_seats``, ``samples``, ``exploitability_samples``, and ``partners`` if
+    """``suite``, ``episodes``, ``seed``, ``swap_agents``, ``samples``, ``exploitability_samples``, and ``partners`` if
     some were named. A registered suite adds its ``suite_defaults``."""
     environments: tuple[SuiteEnv, ...] = field(repr=False)
     players: Mapping[str, Mapping[str, Any]] = field(repr=False)

@@ -52,7 +52,7 @@ def count(items: int | Sequence[Any], unit: str) -> str:
 
 def swapped(settings: Mapping[str, Any]) -> str:
     """Return whether players exchanged their agents."""
-    return "agents swapped" if settings["swap_seats"] else "agents not swapped"
+    return "agents swapped" if settings["swap_agents"] else "agents not swapped"
 
 
 def departures(report: Results) -> str:
@@ -100,7 +100,7 @@ def incomplete(report: Results) -> list[str]:
 def _warnings(report: Results) -> list[str]:
     warnings, summary = incomplete(report), report.summary
     competitive = [env.id for env in report.environments if env.kind in ("competitive", "mixed")]
-    if competitive and len(report.players) > 1 and not report.settings["swap_seats"]:
+    if competitive and len(report.players) > 1 and not report.settings["swap_agents"]:
         warnings.append(
             f"AGENTS ARE NOT SWAPPED in {', '.join(competitive)}: differences between players may be differences "
             "between their agents, so these games give no ratings"
@@ -139,10 +139,10 @@ def _unmet(report: Results) -> Iterator[str]:
     if len(report.players) < 2:
         return
     teams = [env.id for env in report.environments if env.kind in TEAMS]
-    if teams and not report.settings["swap_seats"]:
+    if teams and not report.settings["swap_agents"]:
         yield (
             f"AGENTS ARE NOT SWAPPED in {', '.join(teams)}: the player that is named first has the first agent, so no "
-            "player is measured with partners; set swap_seats=True"
+            "player is measured with partners; set swap_agents=True"
         )
         return
     rows = {(row.env, row.player): row.partners for row in report.summary.teamwork}

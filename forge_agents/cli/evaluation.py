@@ -57,7 +57,7 @@ def bench(argv: Sequence[str]) -> int:
         config.suite,
         episodes=config.episodes,
         seed=config.seed,
-        swap_seats=config.swap_seats,
+        swap_agents=config.swap_agents,
         samples=config.samples,
         exploitability_samples=config.exploitability_samples,
         partners=config.partners,

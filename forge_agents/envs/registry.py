@@ -36,7 +36,7 @@ class SuiteDefaults:
     """Number of seeds per environment and assignment of players to agents. At least 1."""
     seed: int = 0
     """Seed that determines the episode seeds. At least 0."""
-    swap_seats: bool = True
+    swap_agents: bool = True
     """Whether each of two players plays each agent."""
     max_tokens: int = 64
     """Maximum number of tokens per response of models and endpoints that are given by name. At least 1."""
@@ -303,7 +303,7 @@ def provide(namespace: str, *, entry_point: str, package: str, extra: str = "") 
 
 
 def register_suite(
-    name: str, ids: Iterable[str], *, episodes: int = 64, seed: int = 0, swap_seats: bool = True, max_tokens: int = 64
+    name: str, ids: Iterable[str], *, episodes: int = 64, seed: int = 0, swap_agents: bool = True, max_tokens: int = 64
 ) -> None:
     """Register a suite: a named list of environment ids and its benchmark settings, see `SuiteDefaults`.
 
@@ -318,7 +318,7 @@ def register_suite(
     if not re.fullmatch(r"[\w.-]+", name):
         raise ValueError(f"suite name {name!r} must consist of letters, digits, '-', '_' and '.', e.g. 'mine-v0'")
     ids = tuple(ids)
-    entry = (ids, SuiteDefaults(episodes=episodes, seed=seed, swap_seats=swap_seats, max_tokens=max_tokens))
+    entry = (ids, SuiteDefaults(episodes=episodes, seed=seed, swap_agents=swap_agents, max_tokens=max_tokens))
     if not ids or len(set(ids)) < len(ids):
         raise ValueError(f"suite {name!r} needs one or more different ids, got {list(ids)}")
     for env_id in ids:
@@ -376,7 +376,7 @@ def suite_defaults(name: str) -> SuiteDefaults:
     return SuiteDefaults(
         episodes=max(d.episodes for d in defaults),
         seed=defaults[0].seed,
-        swap_seats=any(d.swap_seats for d in defaults),
+        swap_agents=any(d.swap_agents for d in defaults),
         max_tokens=max(d.max_tokens for d in defaults),
     )
 

@@ -42,11 +42,11 @@ def test_failed_import_restores_garbage_collection(collecting: bool):
 def test_user_folders_join_the_path_last_when_a_module_of_the_user_is_named(tmp_path: Path):
     for name in ("current", "of_the_file"):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "my_world.py").write_text(f"WHERE = {name!r}")
+        (tmp_path / name / "my_env.py").write_text(f"WHERE = {name!r}")
         imports.add_user_folder(tmp_path / name)
     before = list(sys.path)
-    assert importlib.util.find_spec("my_world") is None
-    assert imports.import_user_module("my_world").WHERE == "of_the_file"
+    assert importlib.util.find_spec("my_env") is None
+    assert imports.import_user_module("my_env").WHERE == "of_the_file"
     assert sys.path == [*before, str(tmp_path / "of_the_file"), str(tmp_path / "current")]
 
 

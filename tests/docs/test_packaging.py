@@ -196,7 +196,7 @@ def test_an_installed_wheel_works_in_an_environment_of_its_own(built: Path, tmp_
     assert "forge/Relay-v0" in run(command, "list")
     assert "train.yaml" in run(command, "init", "team")
     assert "nothing to do" in run(command, "doctor", "--fix")
-    assert {"README.md", "train.yaml", "my_world.py", "my_reward.py"} == {
+    assert {"README.md", "train.yaml", "my_env.py", "my_reward.py"} == {
         path.name for path in (tmp_path / "team").iterdir()
     }
 

@@ -45,7 +45,7 @@ def test_a_folder_of_init_trains_from_another_folder(template, tiny_llama, tmp_p
     (row,) = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert row["step"] == 1 and math.isfinite(row["reward/mean"]) and math.isfinite(row["eval/reward"])
     assert "next   forge-agents eval mine/train.yaml" in said
-    bench = f"--players.trained {run}/export --players.random random --suite my_world:{env}"
+    bench = f"--players.trained {run}/export --players.random random --suite my_env:{env}"
     assert f"PYTHONPATH=mine forge-agents bench {bench}" in said
     assert said.endswith(f"       forge-agents view {run}\n")
     assert (run / "export/config.json").exists() and list((run / "tensorboard").iterdir())

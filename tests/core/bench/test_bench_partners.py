@@ -136,7 +136,7 @@ def test_failed_seed_is_not_compared(tmp_path):
 @pytest.mark.parametrize("players", [("left", "right"), ("right", "left")])
 def test_first_agent_gives_no_advantage(tmp_path, players):
     chosen = {name: fa.Scripted({"left": left, "right": right}[name]) for name in players}
-    report = fa.benchmark(chosen, SIDES, episodes=4, swap_seats=False, out_dir=tmp_path, progress=False)
+    report = fa.benchmark(chosen, SIDES, episodes=4, swap_agents=False, out_dir=tmp_path, progress=False)
     assert report.summary.teamwork == [] and len(report.records) == 4 * 3
     assert any(f"AGENTS ARE NOT SWAPPED in {SIDES}" in line for line in report.document().warnings)
 

@@ -203,7 +203,7 @@ def test_line_ups():
     assert lineups(["a", "b"], ["s"]) == [{"s": "a"}, {"s": "b"}]
     three = lineups(["a", "b"], ["x", "y", "z"])
     assert len(three) == 2 + 6 and {"x": "b", "y": "a", "z": "b"} in three
-    assert lineups(["a", "b"], ["x", "y"], swap_seats=False) == [
+    assert lineups(["a", "b"], ["x", "y"], swap_agents=False) == [
         {"x": "a", "y": "a"},
         {"x": "b", "y": "b"},
         {"x": "a", "y": "b"},

@@ -270,7 +270,7 @@ def test_best_opponent_bounds_exploitability_from_below(tmp_path):
 def test_invalid_or_exact_bounds_are_omitted(report, tmp_path):
     assert report.summary.bounds and "lower bounds" not in report.markdown(), "exact of both players of Kuhn poker"
     players = {"a": fa.Random(), "b": fa.Random(seed=1)}
-    one_seat = play(tmp_path, players, suite=[TOE], swap_seats=False)
+    one_seat = play(tmp_path, players, suite=[TOE], swap_agents=False)
     team = play(tmp_path, players, suite=["forge/Relay-v0"])
     alone = play(tmp_path, {"a": fa.Random()}, suite=[TOE])
     assert [found.summary.bounds for found in (one_seat, team, alone)] == [[], [], []]

@@ -18,7 +18,7 @@ def short(monkeypatch):
     """A suite of one environment that is played its own way."""
     fa.list_suites()  # loads those that come with the package
     monkeypatch.setattr(registry, "_suites", dict(registry._suites))
-    fa.register_suite("short-v0", [SORT], episodes=2, seed=5, swap_seats=False, max_tokens=9)
+    fa.register_suite("short-v0", [SORT], episodes=2, seed=5, swap_agents=False, max_tokens=9)
     return "short-v0"
 
 
@@ -28,7 +28,7 @@ def play(folder, suite, players=None, **more):
 
 def test_suite_defaults_apply(short, tmp_path):
     report = play(tmp_path, short)
-    own = {"episodes": 2, "seed": 5, "swap_seats": False}
+    own = {"episodes": 2, "seed": 5, "swap_agents": False}
     assert {name: report.settings[name] for name in own} == own and report.planned == 2
     assert report.settings["suite_defaults"] == {**own, "max_tokens": 9}
     assert "Differs from the suite" not in report.markdown()
@@ -39,11 +39,11 @@ def test_suite_defaults_apply(short, tmp_path):
 def test_headline_names_every_departure_from_the_suite(short, tmp_path, serve_chat):
     server = serve_chat(lambda request: "a")
     players = {"a": server.endpoint_with(sampling=fa.Sampling(max_tokens=7)), "b": f"{server.url}#stub"}
-    report = play(tmp_path, short, players, episodes=1, seed=0, swap_seats=True)
-    assert (report.settings["episodes"], report.settings["seed"], report.settings["swap_seats"]) == (1, 0, True)
+    report = play(tmp_path, short, players, episodes=1, seed=0, swap_agents=True)
+    assert (report.settings["episodes"], report.settings["seed"], report.settings["swap_agents"]) == (1, 0, True)
     assert {request["max_tokens"] for request in server.requests} == {7, 9}, "the suite's, of players in words"
     said = (
-        "Differs from the suite: episodes 1 instead of 2; seed 0 instead of 5; swap_seats True instead of False; "
+        "Differs from the suite: episodes 1 instead of 2; seed 0 instead of 5; swap_agents True instead of False; "
         "max_tokens 7 instead of 9 for a"
     )
     page = report.html(tmp_path / "r.html").read_text()
@@ -71,7 +71,7 @@ def test_command_uses_suite_defaults(short, tmp_path, serve_chat):
 def test_invalid_or_duplicate_suites_are_refused(short):
     with pytest.raises(ValueError, match=r"'short-v0' is already .*episodes=2.*choose another name"):
         fa.register_suite("short-v0", [SORT])
-    fa.register_suite("short-v0", [SORT], episodes=2, seed=5, swap_seats=False, max_tokens=9)
+    fa.register_suite("short-v0", [SORT], episodes=2, seed=5, swap_agents=False, max_tokens=9)
     for wrong in ({"episodes": 0}, {"seed": -1}, {"max_tokens": 0}):
         with pytest.raises(ValueError, match=f"{next(iter(wrong))}=.* of a suite must be at least"):
             fa.register_suite("wrong-v0", [SORT], **wrong)
@@ -83,7 +83,7 @@ def test_suites_and_ids_mix_in_one_list(short, tmp_path):
     assert (report.settings["suite"], report.settings["seed"]) == (f"{short}+{KUHN}", 5)
     assert play(tmp_path, f"{short}+{KUHN}", episodes=1).timing["played"] == 0, "its name says it, too"
     both = registry.suite_defaults(f"{short}+{KUHN}")
-    assert both == SuiteDefaults(episodes=64, seed=5, swap_seats=True, max_tokens=64)
+    assert both == SuiteDefaults(episodes=64, seed=5, swap_agents=True, max_tokens=64)
     assert registry.suite_defaults(f"{short}+reasoning-v1") == SuiteDefaults(episodes=16, seed=5, max_tokens=256)
     once = play(tmp_path, [short, SORT], episodes=1)
     assert [environment.id for environment in once.environments] == [SORT], (
@@ -135,7 +135,7 @@ def test_errors_suggest_suites_environments_and_players(asked, said, monkeypatch
 def test_the_suites_that_come_with_the_package():
     found = {name: registry.suite_defaults(name) for name in ("core-v1", "reasoning-v1", "tools-v1", "text-games-v1")}
     assert [own.episodes for own in found.values()] == [32, 16, 12, 12]
-    assert [name for name, own in found.items() if not own.swap_seats] == ["tools-v1"]
+    assert [name for name, own in found.items() if not own.swap_agents] == ["tools-v1"]
     assert found["reasoning-v1"].max_tokens == 256 and all(own.seed == 0 for own in found.values())
 
 

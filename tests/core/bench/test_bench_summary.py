@@ -105,7 +105,7 @@ def test_suite_distinguishes_players_that_environments_do_not():
 
 def test_no_ratings_without_swapped_agents(tmp_path):
     players = {"one": fa.Random(), "two": fa.Random(seed=1)}
-    fixed = fa.benchmark(players, TOE, episodes=8, swap_seats=False, out_dir=tmp_path, progress=False)
+    fixed = fa.benchmark(players, TOE, episodes=8, swap_agents=False, out_dir=tmp_path, progress=False)
     assert not fixed.summary.ratings and f"AGENTS ARE NOT SWAPPED in {TOE}" in fixed.markdown()
     both = fa.benchmark(players, TOE, episodes=8, out_dir=tmp_path, progress=False)
     assert both.summary.ratings and "NOT SWAPPED" not in both.markdown()

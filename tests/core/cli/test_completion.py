@@ -28,7 +28,7 @@ def completions(line, tmp_path):
         ("forge-agents ex", ["export"]),
         ("forge-agents train --trainer.learner.cli", ["--trainer.learner.clip"]),
         ("forge-agents play forge/KuhnPoker-v0 --opponent h", ["human"]),
-        ("forge-agents bench --swap_seats f", ["false"]),
+        ("forge-agents bench --swap_agents f", ["false"]),
         ("forge-agents play forge/Kuhn", ["forge/KuhnPoker-v0"]),
         ("forge-agents check forge/KuhnPoker-v0 forge/Led", ["forge/LeducPoker-v0"]),
         ("forge-agents init --temp", ["--template"]),

@@ -48,10 +48,10 @@ def test_project_name_of_an_existing_package_is_refused(name, tmp_path):
 
 
 def test_existing_folder_is_not_overwritten(tmp_path):
-    (tmp_path / "my_world").mkdir()
-    create(tmp_path / "my_world", "env")
+    (tmp_path / "my_env").mkdir()
+    create(tmp_path / "my_env", "env")
     with pytest.raises(ForgeError, match="already exists"):
-        create(tmp_path / "my_world", "env")
+        create(tmp_path / "my_env", "env")
 
 
 def test_project_is_named_after_the_current_folder(tmp_path, monkeypatch):

@@ -52,7 +52,7 @@ def test_run_file_finds_modules_next_to_it_from_any_folder(folder, tmp_path, mon
     elsewhere.mkdir()
     monkeypatch.chdir(elsewhere)
     add_user_folder(elsewhere)  # as the command line does; what lies there is not meant
-    for name in ("my_world", "my_reward"):
+    for name in ("my_env", "my_reward"):
         (elsewhere / f"{name}.py").write_text("raise AssertionError('a namesake was imported')")
     (elsewhere / "chats.jsonl").write_text("")
 
@@ -109,7 +109,7 @@ def test_template_conversations_match_the_game(tmp_path):
     root = scaffold.create(tmp_path, "sft")
     rows = [json.loads(line)["messages"] for line in (root / "chats.jsonl").read_text().splitlines()]
     assert len(rows) == 18 and all([m["role"] for m in row] == ["system", "user", "assistant"] for row in rows)
-    assert all(row[0]["content"] in (root / "my_world.py").read_text() for row in rows)
+    assert all(row[0]["content"] in (root / "my_env.py").read_text() for row in rows)
 
 
 def test_init_refuses_a_folder_with_files(tmp_path):

@@ -52,7 +52,7 @@ def test_help_names_the_commands_and_their_examples(started):
 def test_person_creates_a_project_and_plays(started, tmp_path):
     said, status = ended(started("init", "mine", "--template", "duel"))
     assert status == 0 and "next   cd mine && forge-agents train train.yaml" in said
-    child = started("play", "my_world:my/Duel-v0", "--seed", "1", PYTHONPATH=str(tmp_path / "mine"))
+    child = started("play", "my_env:my/Duel-v0", "--seed", "1", PYTHONPATH=str(tmp_path / "mine"))
     child.expect_exact("you are player_0. Type an action and press Enter")
     child.expect_exact("player_0> ")
     child.sendline("show")

@@ -98,9 +98,9 @@ def test_filters(run, asked, found):
 
 def test_environment_is_found_without_its_module(run, tmp_path):
     line = json.loads((run / "episodes.jsonl").read_text().splitlines()[0])
-    (tmp_path / "episodes.jsonl").write_text(json.dumps({**line, "env_id": f"my_world:{KUHN}"}) + "\n")
-    assert len(fa.load_episodes(tmp_path, env=KUHN)) == len(fa.load_episodes(tmp_path, env=f"my_world:{KUHN}")) == 1
-    with pytest.raises(ValueError, match=f"has episodes of my_world:{KUHN}"):
+    (tmp_path / "episodes.jsonl").write_text(json.dumps({**line, "env_id": f"my_env:{KUHN}"}) + "\n")
+    assert len(fa.load_episodes(tmp_path, env=KUHN)) == len(fa.load_episodes(tmp_path, env=f"my_env:{KUHN}")) == 1
+    with pytest.raises(ValueError, match=f"has episodes of my_env:{KUHN}"):
         len(fa.load_episodes(tmp_path, env=f"other:{KUHN}"))
 
 
