@@ -9,7 +9,7 @@ import forge_agents as fa
 
 
 class NoEngine:
-    """Stands in for `GRPOTrainer`: the reward starts at the number at the end of the id and grows with steps and rate."""
+    """Stands in for `GRPOTrainer`. The reward starts at the last digit of the id, and grows with steps and rate."""
 
     def __init__(self, policies, config, out_dir):
         self.policies, self.config, self.folder, self.done = policies, config, Path(out_dir), 0
