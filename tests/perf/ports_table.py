@@ -167,7 +167,15 @@ def train_program(folder: Path) -> None:
 
     script = folder / "agent.py"
     script.write_text(_PROGRAM)
-    program = fa.Program([sys.executable, str(script)], tasks=[{"question": "2"}], reward=lambda *_: 1.0)
+    fa.register(
+        "perf/Asker-v0",
+        entry_point=fa.Program,
+        program=[sys.executable, str(script)],
+        agents=("team",),
+        tasks=[{"question": "2"}],
+        eval_tasks=[{"question": "2"}],
+        reward=lambda task, result: 1.0,
+    )
     config = fa.GRPOConfig(
         groups_per_step=1,
         group_size=2,
@@ -176,7 +184,7 @@ def train_program(folder: Path) -> None:
     )
     team = fa.Policy("tiny-random", name="team", sampling=fa.Sampling(max_tokens=8))
     with fa.GRPOTrainer(team, config=config, out_dir=folder / "run") as trainer:
-        trainer.fit(program, steps=1)
+        trainer.fit("perf/Asker-v0", steps=1)
 
 
 _PROGRAM = """
@@ -223,9 +231,12 @@ def main() -> int:
         start(chosen.run, chosen.folder)
         return 0
     with tempfile.TemporaryDirectory() as folder:
-        found = {kind: measured(kind, Path(folder)) for kind in chosen.kinds}
-    sys.stdout.write(table(found))
-    return 0 if all(one.is_local for sockets in found.values() for one in sockets) else 1
+        listening: dict[str, set[Listener]] = {}
+        for kind in chosen.kinds:
+            listening[kind] = measured(kind, Path(folder))
+            print(table({kind: listening[kind]}), file=sys.stderr, flush=True)
+    sys.stdout.write(table(listening))
+    return 0 if all(one.is_local for sockets in listening.values() for one in sockets) else 1
 
 
 def start(kind: str, folder: Path) -> None:
