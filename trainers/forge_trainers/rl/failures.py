@@ -8,15 +8,18 @@ import sysconfig
 import traceback
 from collections import Counter
 from collections.abc import Collection, Sequence
+from importlib.util import find_spec
 
-import forge_agents
-import forge_trainers
-import forge_verifiers
 from forge_agents.bench.records import forfeits_of
 from forge_agents.types import Episode, EpisodeError, EpisodeGroup
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+), in (.+)')
-_OUR_FOLDERS = tuple(package.__path__[0] + os.sep for package in (forge_agents, forge_trainers, forge_verifiers))
+_OUR_FOLDERS = tuple(
+    folder + os.sep
+    for package in ("forge_agents", "forge_trainers", "forge_verifiers")
+    if (spec := find_spec(package)) is not None
+    for folder in spec.submodule_search_locations or ()
+)
 _LIBRARIES = ("site-packages", "dist-packages", "<frozen", sysconfig.get_paths()["stdlib"])
 
 
