@@ -49,8 +49,8 @@ def collect_with(trainer, collect):
     """Replace the collector of `trainer` by ``await collect(collector, step, numbers, put, attempt)``."""
     make = trainer._lifecycle.collector
 
-    def collector(plan, messages):
-        made = make(plan, messages)
+    def collector(plan):
+        made = make(plan)
         made.collect = lambda step, numbers, put: collect(made, step, numbers, put, 0)
         made.resample = lambda step, count, attempt: collect(made, step, range(count), None, attempt)
         return made

@@ -49,7 +49,7 @@ def other_reward(trajectories):
 
 async def collect(collector, step, numbers, put, attempt):
     for number in numbers:
-        put(number, group(0.1 * number, 0.5, seed=number, env_id=collector._sampler.env_ids[0]))
+        put(number, group(0.1 * number, 0.5, seed=number, env_id=collector._plan.sampler.env_ids[0]))
     await asyncio.sleep(0)
 
 

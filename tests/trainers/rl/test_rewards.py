@@ -502,10 +502,11 @@ def test_uninformative_groups_are_resampled():
 
     first = [group((0, 0), (1, 0)), group((0, 0), (0, 0), seed=1), group((0, 0), (0, 0), seed=2)]
     processes = SimpleNamespace(room={}, learners={"hero"})
+    lifecycle = SimpleNamespace(running=processes, reward_lock=asyncio.Lock())
     for max_resamples, expected in ((0, []), (1, [(7, 2, 1)]), (9, [(7, 2, 1), (7, 2, 2)])):
         config = GRPOConfig(groups_per_step=3, max_resamples=max_resamples)
-        state, lock = RewardState(env_reward), asyncio.Lock()
-        scorer = Scorer(env_reward, Collector(), processes, config, state=state, lock=lock)
+        plan = SimpleNamespace(reward=env_reward, credit=config.credit_rule, config=config)
+        scorer = Scorer(plan, Collector(), lifecycle, RewardState(env_reward), None)
         asked.clear()
         groups = asyncio.run(scorer.score(7, list(first)))
         assert asked == expected

@@ -65,7 +65,7 @@ def entered(tmp_path_factory):
 def test_step_enters_few_files_and_functions(entered):
     listing = "\n".join(f"{file}: {', '.join(names)}" for file, names in entered.items())
     assert len(entered) <= 25, listing
-    assert sum(map(len, entered.values())) <= 175, listing
+    assert sum(map(len, entered.values())) <= 150, listing
 
 
 def test_page_lists_the_files_of_a_step(entered):

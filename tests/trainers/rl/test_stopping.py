@@ -40,7 +40,7 @@ def trainer(folder, played, **settings):
         made.asked.append((step, attempt))
         groups = played(step)
         for number, one in enumerate(groups if put else ()):
-            made._messages.report_failure(one)
+            made._lifecycle.messages.report_failure(one)
             put(number, one)
         return groups
 
@@ -61,7 +61,7 @@ def test_best_checkpoint_is_ranked_by_the_trained_policy(tmp_path):
 
     settings = {"groups_per_step": 1, "eval_every": 1, "keep_checkpoints": 1}
     with trainer(tmp_path, lambda step: [group(1.0, 0.0, seed=step)], **settings) as run:
-        run._policies.held_out = play_held_out
+        run._policies.collect = play_held_out
         result = run.fit(Duel, steps=3)
     assert [row["eval/reward"] for row in result.metrics] == [-1.0, 1.0, 0.0]
     assert [row["eval/reward/team"] for row in result.metrics] == [-1.0, 1.0, 0.0]
@@ -80,9 +80,9 @@ def test_run_shows_the_policies_of_all_agents(tmp_path, capsys):
     def shown(seats):
         run = GRPOTrainer(seats, out_dir=tmp_path)
         plan = plan_of(run, TaskSampler(Duel))
-        run._messages.say = print
+        run._lifecycle.messages.say = print
         learners = {name: SimpleNamespace(name=f"{name}-l") for name in plan.models}
-        run._messages.announce(plan, run.config, learners, 20)
+        run._lifecycle.messages.announce(plan, learners, 20)
         return capsys.readouterr().out.splitlines()
 
     one, other = fa.Policy("m"), fa.Policy("m")
@@ -105,8 +105,8 @@ def test_run_shows_learning_rates_and_warns_of_low_ones(tmp_path, capsys, tiny_m
     full, low = fa.Policy(model, name="full"), fa.Policy(model, name="low", learner={"lr": 1e-9})
     run = GRPOTrainer({"player_0": full, "player_1": low}, out_dir=tmp_path)
     learners = {name: SimpleNamespace(name=f"{name}-l") for name in ("full", "low")}
-    run._messages.say = print
-    run._messages.announce(plan_of(run, TaskSampler(Duel)), run.config, learners, 20)
+    run._lifecycle.messages.say = print
+    run._lifecycle.messages.announce(plan_of(run, TaskSampler(Duel)), learners, 20)
     first, second, warning = capsys.readouterr().out.splitlines()
     assert first.startswith(
         "player_0: policy full (trainable, learner full-l, lr 2e-05, the default for all weights of"
@@ -459,7 +459,7 @@ def test_evaluation_without_turns_has_no_reward(tmp_path, caplog):
         return IDLE
 
     with trainer(tmp_path, lambda step: MIXED) as run:
-        run._policies.held_out = play_held_out
+        run._policies.collect = play_held_out
         result = run.evaluate(Duel, episodes=8)
     assert np.isnan(result.reward) and np.isnan(result.by_policy["team"])
     assert "held-out episodes do not measure team: policy team had no turn in 64 episodes" in caplog.text
@@ -614,7 +614,7 @@ def test_held_out_episodes_that_fail_are_counted(tmp_path):
         return [group(0.0, 1.0, seed=n) for n in range(4)]
 
     with trainer(tmp_path, played, eval_every=1, eval_episodes=4) as run:
-        run._policies.held_out = play_held_out
+        run._policies.collect = play_held_out
         (row,) = run.fit(Duel, steps=1).metrics
     assert (row["eval/reward"], row["eval/failed"]) == (1.0, 3.0)
 
@@ -625,7 +625,7 @@ def test_evaluation_reports_each_level(tmp_path):
         return [group(float(n), seed=n, env_id=level) for n, level in enumerate(levels)]
 
     with trainer(tmp_path, lambda step: [group(0.0, 1.0)] * 4, eval_every=1) as run:
-        run._policies.held_out = play_held_out
+        run._policies.collect = play_held_out
         (row,) = run.fit(Duel, steps=1).metrics
         result = run.evaluate(Duel)
     assert result.by_env == {"t@1": 1.0, "t@2": 2.0} and result.reward == 1.5
@@ -646,7 +646,7 @@ def test_stage_times_sum_to_the_step_time(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Learner, "start_save", slow)
     with trainer(tmp_path, lambda step: [group(0.0, 1.0)] * 4, eval_every=2, checkpoint_every=1) as run:
-        run._policies.held_out = play_held_out
+        run._policies.collect = play_held_out
         rows = run.fit(Duel, steps=3).metrics
     stages = [{name for name in row if name.startswith("time/")} - {"time/step_s"} for row in rows]
     always = {f"time/{stage}_s" for stage in ("collect", "score", "learn", "sync")}
@@ -729,7 +729,7 @@ def test_evaluation_counts_failures_and_abstentions(
         return np.array([np.nan if t.reward == 9 else t.reward for t in trajectories])
 
     run = trainer(tmp_path, lambda step: [])
-    run._policies.held_out = play_held_out
+    run._policies.collect = play_held_out
     result = run.evaluate(Duel, episodes=4, reward=unsure)
     assert (result.failed, result.abstained) == (failed, 1 if failed == 0 else 0)
     assert np.isnan(result.reward) if failed == 4 else result.reward == 0.5

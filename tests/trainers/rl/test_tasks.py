@@ -51,7 +51,7 @@ def test_environments_get_the_policies_of_their_agents(tmp_path, by_seat):
     async def play(task, seats, served):
         return seats
 
-    played = asyncio.run(policies.held_out(sampler.held_out(3), play, SimpleNamespace(policy_engines={})))
+    played = asyncio.run(policies.collect(sampler.held_out(3), play, SimpleNamespace(policy_engines={})))
     if by_seat:
         assert played == [{agent: everyone[agent] for agent in agents} for agents in SEATS.values()]
     else:
@@ -119,9 +119,10 @@ def test_groups_of_a_broken_environment_are_dropped_and_counted(where):
     async def run():
         sampler = TaskSampler(Coin)
         config, messages = GRPOConfig(), SimpleNamespace(report_failure=lambda *_: None)
-        collector = Collector(sampler, None, None, config, weights=None, limit=None, messages=messages)
-        play = collector._group_collector(4, "0")
-        groups = [await play(task, fa.Scripted(lambda seen: "x"), {}) for task in sampler.tasks(0, 0, 2)]
+        plan = SimpleNamespace(sampler=sampler, config=config)
+        collector = Collector(plan, None, weights=None, limit=None, messages=messages)
+        player = fa.Scripted(lambda seen: "x")
+        groups = [await collector._group(task, player, {}, size=4, key="0") for task in sampler.tasks(0, 0, 2)]
         return await score(groups, env_reward, timeout_s=5.0)
 
     with pytest.warns(RuntimeWarning, match="boom") if where == "close" else contextlib.nullcontext():

@@ -23,7 +23,7 @@ def test_parts_are_idle_for_what_they_were_not_busy(monkeypatch):
     }  # fmt: skip
     now[0] = 9.0
     watch.lap("collect")  # a stage may come in two parts
-    assert (watch.times["time/collect_s"], watch.total_s) == (7.0, 9.0)
+    assert (watch.times["time/collect_s"], watch.times["time/step_s"]) == (7.0, 9.0)
 
 
 def test_a_learner_that_waits_for_its_turn_on_a_gpu_is_idle(monkeypatch):

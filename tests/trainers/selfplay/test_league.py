@@ -361,7 +361,7 @@ def test_evaluation_covers_anchors_agents_and_environments(tmp_path):
         return group(episode(tuple(seats[agent].name for agent in AGENTS), (1, -1)))
 
     tasks = [Task(env_id=f"duel-{i % 2}", seed=i, agents=AGENTS, number=i) for i in range(16)]
-    asyncio.run(league.held_out(tasks, play, SimpleNamespace(policy_engines={"hero": "engine"})))
+    asyncio.run(league.collect(tasks, play, SimpleNamespace(policy_engines={"hero": "engine"})))
     names = [pair for anchor in ("random", "other") for pair in (("hero", anchor), (anchor, "hero"))]
     assert games == {(f"duel-{n}", *pair): 2 for n in range(2) for pair in names}
 

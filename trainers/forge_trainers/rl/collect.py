@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from forge_agents.policy import PolicyMapping
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.runtime.mesh import with_deadline
 from forge_agents.types import EpisodeGroup
-from forge_trainers.rl.config import GRPOConfig
-from forge_trainers.rl.policy_mapping import CollectGroup, FixedPolicies, at_step
+from forge_trainers.rl.plan import RunPlan
+from forge_trainers.rl.policy_mapping import at_step
 from forge_trainers.rl.prefetch import Put
 from forge_trainers.rl.report import Messages
-from forge_trainers.rl.tasks import Task, TaskSampler
+from forge_trainers.rl.tasks import Task
 from forge_trainers.rl.weight_sync import WeightSync
 
 if TYPE_CHECKING:
@@ -27,47 +28,44 @@ class Collector:
     """Collects the groups of training steps and evaluations.
 
     Args:
-        sampler: Environments and seeds.
-        policies: Who plays which agent.
+        plan: Environments and policies.
         processes: Running engines.
-        config: Settings.
         weights: Transfers to the engines, which must end before a step starts.
         limit: Bounds the number of concurrent episodes.
         messages: Reports the first failure.
     """
 
     def __init__(
-        self,
-        sampler: TaskSampler,
-        policies: FixedPolicies,
-        processes: Processes,
-        config: GRPOConfig,
-        *,
-        weights: WeightSync,
-        limit: asyncio.Semaphore,
-        messages: Messages,
+        self, plan: RunPlan, processes: Processes, *, weights: WeightSync, limit: asyncio.Semaphore, messages: Messages
     ) -> None:
-        self._sampler, self._policies, self._processes, self._config = sampler, policies, processes, config
+        self._plan, self._processes, self._config = plan, processes, plan.config
         self._weights, self._limit, self._messages = weights, limit, messages
 
-    async def collect(self, step: int, numbers: Sequence[int], put: Put) -> None:
-        """Collect groups of a step, given their numbers, and put each as it finishes."""
+    async def collect(
+        self, step: int, numbers: Sequence[int], put: Put | None = None, *, resample: int = 0
+    ) -> list[EpisodeGroup]:
+        """Collect groups of a step, given their numbers, and put each as it finishes. `resample` selects new seeds."""
         await self._weights.done()  # samples of older weights would exceed the policy lag
-        tasks = self._sampler.tasks(self._config.seed, step, self._config.groups_per_step)
-        await self._collect([task for task in tasks if task.number in numbers], step, 0, put)
+        config = self._config
+        count = len(numbers) if resample else config.groups_per_step
+        tasks = self._plan.sampler.tasks(config.seed, step, count, resample=resample)
+        if not (tasks := [task for task in tasks if task.number in numbers]):
+            return []
+        # The key seeds the sampling, so a resumed run samples the same.
+        key = f"{config.seed}/{step}/{resample}"
+        collect_group = partial(self._group, size=config.group_size, key=key, put=put, step=step)
+        return await self._plan.policies.collect(tasks, collect_group, self._processes, step=step, resample=resample)
 
     async def resample(self, step: int, count: int, attempt: int) -> list[EpisodeGroup]:
         """Collect `count` additional groups of a step, from new seeds."""
-        await self._weights.done()
-        tasks = self._sampler.tasks(self._config.seed, step, count, resample=attempt)
-        work = self._collect(tasks, step, attempt)
+        work = self.collect(step, range(count), resample=attempt)
         return await self.while_engines_answer(work, f"resampling of step {step + 1}")
 
     async def held_out(self, episodes: int, group_size: int) -> list[EpisodeGroup]:
         """Collect groups of held-out seeds, with at least `episodes` episodes."""
-        tasks = self._sampler.held_out(-(-episodes // group_size))
-        collect_group = self._group_collector(group_size, f"{self._config.seed}/held-out")
-        work = self._policies.held_out(tasks, collect_group, self._processes)
+        tasks = self._plan.sampler.held_out(-(-episodes // group_size))
+        collect_group = partial(self._group, size=group_size, key=f"{self._config.seed}/held-out")
+        work = self._plan.policies.collect(tasks, collect_group, self._processes)
         return await self.while_engines_answer(work, "evaluation")
 
     async def while_engines_answer(self, work: Awaitable[T], what: str) -> T:
@@ -80,28 +78,22 @@ class Collector:
             what=f"{what} (no engine has answered meanwhile: stage_timeout_s)",
         )
 
-    async def _collect(
-        self, tasks: Sequence[Task], step: int, attempt: int, put: Put | None = None
-    ) -> list[EpisodeGroup]:
-        if not tasks:
-            return []
-        name = f"{self._config.seed}/{step}/{attempt}"  # seeds the sampling, so a resumed run samples the same
-        collect_group = self._group_collector(self._config.group_size, name, put, step)
-        return await self._policies.collect(tasks, collect_group, self._processes, step=step, resample=attempt)
-
-    def _group_collector(self, size: int, name: str, put: Put | None = None, step: int | None = None) -> CollectGroup:
-        """Return a function that collects `size` episodes of a task. `name` and the task determine the sampling."""
-
-        async def collect_group(
-            task: Task, mapping: PolicyMapping, engines: Mapping[str, PolicyEngine]
-        ) -> EpisodeGroup:
-            mapping = mapping if step is None else at_step(mapping, step)
-            rollout = self._sampler.rollout(task, mapping, engines)
-            group = await rollout.group(task.seed, size, limit=self._limit, rng_key=f"{name}/{task.number}")
-            if group.failed:
-                self._messages.report_failure(group)
-            if put is not None:
-                put(task.number, group)
-            return group
-
-        return collect_group
+    async def _group(
+        self,
+        task: Task,
+        mapping: PolicyMapping,
+        engines: Mapping[str, PolicyEngine],
+        *,
+        size: int,
+        key: str,
+        put: Put | None = None,
+        step: int | None = None,
+    ) -> EpisodeGroup:
+        """Collect `size` episodes of a task. `key` and the task determine the sampling."""
+        rollout = self._plan.sampler.rollout(task, mapping if step is None else at_step(mapping, step), engines)
+        group = await rollout.group(task.seed, size, limit=self._limit, rng_key=f"{key}/{task.number}")
+        if group.failed:
+            self._messages.report_failure(group)
+        if put is not None:
+            put(task.number, group)
+        return group

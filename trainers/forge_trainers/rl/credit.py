@@ -12,6 +12,8 @@ from forge_agents.imports import import_object
 from forge_agents.settings import settings_class
 
 Key: TypeAlias = Literal["seed", "role", "turn"]
+_OF_A_GROUP = ("mean", "leave_one_out")
+"""Baselines that need several rewards."""
 
 
 @settings_class
@@ -128,12 +130,11 @@ class Credit:
             raise ValueError(f"discount={self.discount} must be in [0, 1], rae_decay={self.rae_decay} in [0, 1)")
         if set(self.by) - {"seed", "role", "turn"} or len(set(self.by)) != len(self.by):
             raise ValueError(f"by={self.by} must name each of 'seed', 'role', 'turn' at most once")
-        if self.scale == "std" and not self._has_group_baseline:
+        if self.scale == "std" and self.baseline not in _OF_A_GROUP:
             raise ValueError(
                 f"scale='std' needs a group, but baseline={self.baseline!r} does not use one; set scale to 'batch_std' "
                 "or 'none'"
             )
-
         for name, default, is_used, condition in (
             ("rae_decay", 0.95, self.baseline == "rae", "baseline='rae'"),
             ("discount", 1.0, self.turns != "own", "turns='to_go' or turns='return'"),
@@ -145,17 +146,13 @@ class Credit:
     @property
     def compares_episodes(self) -> bool:
         """Whether a group of one episode has no advantages."""
-        return self._has_group_baseline and "seed" in self.by
+        return self.baseline in _OF_A_GROUP and "seed" in self.by
 
     @property
     def is_per_group(self) -> bool:
         """Whether the advantages of a group do not depend on the other groups of the step."""
         standard = type(self).assign is Credit.assign  # a subclass may compare anything there
         return standard and "seed" in self.by and self.baseline != "rae" and self.scale != "batch_std"
-
-    @property
-    def _has_group_baseline(self) -> bool:
-        return self.baseline in ("mean", "leave_one_out")
 
     def advantages(self, rewards_n: np.ndarray, noise_n: np.ndarray | None = None) -> np.ndarray | None:
         """Compute the advantages of n trajectories, or turns, that are compared with each other.
@@ -173,8 +170,22 @@ class Credit:
         rewards = np.asarray(rewards_n, dtype=np.float64)
         if rewards.ndim != 1 or not np.isfinite(rewards).all():
             raise ValueError(f"rewards must be finite and [n], got shape {rewards.shape}: {rewards.tolist()}")
-        differences = self._differences(rewards, noise_n)
-        return None if differences is None else differences.astype(np.float32)
+        if self.baseline == "none":
+            return rewards.astype(np.float32)
+        if len(rewards) < 2 or np.ptp(rewards) <= self.min_spread:
+            return None
+        if noise_n is not None and self.noise_multiple:
+            noise = np.sqrt(np.mean(np.square(noise_n, dtype=np.float64)))
+            if rewards.std(ddof=1) < self.noise_multiple * noise:
+                return None
+        # GRPO (arXiv 2402.03300, section 4.1.2): A_i = (r_i - mean(r)) / std(r); Dr. GRPO (2503.20783) leaves std out.
+        centered: np.ndarray = rewards - rewards.mean()
+        if self.baseline == "leave_one_out":
+            # RLOO (arXiv 2402.14740): r_i - mean of the n - 1 others = (r_i - mean of all) * n / (n - 1)
+            centered *= len(rewards) / (len(rewards) - 1)
+        if self.scale == "std":
+            centered /= rewards.std(ddof=1)
+        return centered.astype(np.float32)
 
     def assign(self, scored: Sequence[Scored], baselines: Baselines | None = None) -> list[np.ndarray | None]:
         """Compute the advantages of every turn of a step's trajectories.
@@ -189,15 +200,17 @@ class Credit:
         """
         values = [self._values(trajectory) for trajectory in scored]
         compared: dict[tuple[str, ...], list[tuple[int, int]]] = {}  # trajectory and turn, by what they have in common
+        by = [name for name in self.by if name != "seed" or self.baseline != "rae"]
         for i, rewards in enumerate(values):
-            for t in np.flatnonzero(~np.isnan(rewards)):
-                compared.setdefault(self._key(scored[i], int(t)), []).append((i, int(t)))
+            for t in np.flatnonzero(~np.isnan(rewards)).tolist():
+                key = {"seed": str(scored[i].seed), "role": scored[i].role, "turn": str(t)}
+                compared.setdefault(tuple(key[name] for name in by), []).append((i, t))
         result: list[np.ndarray | None] = [None] * len(scored)
-        for key, members in compared.items():
+        for shared, members in compared.items():
             rewards = np.array([values[i][t] for i, t in members])
             if self.baseline == "rae":
                 running = baselines if baselines is not None else Baselines()
-                advantages: np.ndarray | None = rewards - running.update("/".join(key), rewards, self.rae_decay)
+                advantages: np.ndarray | None = rewards - running.update("/".join(shared), rewards, self.rae_decay)
             else:
                 noise = [scored[i].noise for i, _ in members]
                 advantages = self.advantages(rewards, None if None in noise else np.array(noise, np.float64))
@@ -210,7 +223,12 @@ class Credit:
                 row[t] = advantage
         if self.scale == "batch_std":
             result = self._scaled(scored, result, values)
-        return [None if row is None else self._per_turn(item, row) for item, row in zip(scored, result, strict=True)]
+        for i, row in enumerate(result):
+            if row is not None:
+                to_go = self.turns == "to_go" and scored[i].turns is not None
+                per_turn = self._discounted_sums(row) if to_go else row
+                result[i] = np.broadcast_to(per_turn, len(scored[i].response_tokens)).astype(np.float32)
+        return result
 
     def _values(self, trajectory: Scored) -> np.ndarray:
         """Return the rewards to compare: one per turn, NaN where there is none, or one for the trajectory."""
@@ -224,31 +242,6 @@ class Credit:
         if self.turns != "return" or np.isnan(turns).all():
             return turns
         return self._discounted_sums(np.nan_to_num(turns))
-
-    def _key(self, trajectory: Scored, turn: int) -> tuple[str, ...]:
-        values = {"seed": str(trajectory.seed), "role": trajectory.role, "turn": str(turn)}
-        return tuple(values[name] for name in self.by if name != "seed" or self.baseline != "rae")
-
-    def _differences(self, rewards: np.ndarray, noise: np.ndarray | None) -> np.ndarray | None:
-        if self.baseline == "none":
-            return rewards
-        if len(rewards) < 2 or self._is_zero_variance(rewards, noise):
-            return None
-        # GRPO (arXiv 2402.03300, section 4.1.2): A_i = (r_i - mean(r)) / std(r); Dr. GRPO (2503.20783) leaves std out.
-        centered: np.ndarray = rewards - rewards.mean()
-        if self.baseline == "leave_one_out":
-            # RLOO (arXiv 2402.14740): r_i - mean of the n - 1 others = (r_i - mean of all) * n / (n - 1)
-            centered *= len(rewards) / (len(rewards) - 1)
-        if self.scale == "std":
-            centered /= rewards.std(ddof=1)
-        return centered
-
-    def _is_zero_variance(self, rewards: np.ndarray, noise: np.ndarray | None) -> bool:
-        if np.ptp(rewards) <= self.min_spread:
-            return True
-        if noise is None or not self.noise_multiple:
-            return False
-        return bool(rewards.std(ddof=1) < self.noise_multiple * np.sqrt(np.mean(np.square(noise, dtype=np.float64))))
 
     def _scaled(
         self, scored: Sequence[Scored], advantages: Sequence[np.ndarray | None], values: Sequence[np.ndarray]
@@ -265,12 +258,6 @@ class Credit:
             None if row is None or spreads[role] <= self.min_spread else row / spreads[role]
             for role, row in zip(roles, advantages, strict=True)
         ]
-
-    def _per_turn(self, trajectory: Scored, row: np.ndarray) -> np.ndarray:
-        """Return one float32 per turn."""
-        if trajectory.turns is not None and self.turns == "to_go":
-            row = self._discounted_sums(row)
-        return np.broadcast_to(row, len(trajectory.response_tokens)).astype(np.float32)
 
     def _discounted_sums(self, turns: np.ndarray) -> np.ndarray:
         """Return the discounted sum over each turn and the later ones."""

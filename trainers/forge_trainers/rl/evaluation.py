@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
-from forge_agents.types import Episode, EpisodeGroup, Reward
+from forge_agents.types import Episode, EpisodeGroup
 from forge_trainers.rl.collect import Collector
-from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.failures import explain_idle, idle_policies
 from forge_trainers.rl.lifecycle import Lifecycle
 from forge_trainers.rl.metrics import mean_and_ci, rewards_by, summarize
 from forge_trainers.rl.plan import RunPlan
-from forge_trainers.rl.report import Messages
-from forge_trainers.rl.rewards import all_rewards, is_env_reward, reward_name
+from forge_trainers.rl.rewards import all_rewards, reward_name
 from forge_trainers.rl.scoring import score
 from forge_trainers.run.checkpoints import ProcessRandomness, Stateful
 
@@ -54,21 +52,10 @@ class EvalResult:
 
 
 class Evaluator:
-    """Evaluates the current weights on held-out seeds.
+    """Evaluates the current weights on held-out seeds."""
 
-    Args:
-        plan: Environments and policies.
-        collector: Collects the episodes.
-        lifecycle: Running processes and the lock of the reward.
-        config: Settings.
-        messages: Reports policies without a turn.
-    """
-
-    def __init__(
-        self, plan: RunPlan, collector: Collector, lifecycle: Lifecycle, config: GRPOConfig, messages: Messages
-    ) -> None:
-        self._plan, self._collector, self._lifecycle = plan, collector, lifecycle
-        self._config, self._messages = config, messages
+    def __init__(self, plan: RunPlan, collector: Collector, lifecycle: Lifecycle) -> None:
+        self._plan, self._config, self._collector, self._lifecycle = plan, plan.config, collector, lifecycle
 
     def is_due(self, step: int, *, last: bool) -> bool:
         """Return whether `step` is followed by an evaluation."""
@@ -77,7 +64,7 @@ class Evaluator:
 
     async def metrics(self) -> dict[str, float]:
         """Evaluate and return metrics. The caller must not train meanwhile."""
-        metrics = eval_metrics(await self.evaluate(self._config.eval_episodes, self._plan.reward))
+        metrics = eval_metrics(await self.evaluate(self._config.eval_episodes))
         if samples := self._config.exploitability_samples:
             from forge_agents.bench.exploitability import exploited
 
@@ -87,20 +74,21 @@ class Evaluator:
             metrics |= await self._collector.while_engines_answer(work, "exploitability")
         return metrics
 
-    async def evaluate(self, episodes: int, reward: Reward) -> EvalResult:
+    async def evaluate(self, episodes: int) -> EvalResult:
         """Collect and score at least `episodes` held-out episodes."""
+        reward, trained = self._plan.reward, self._plan.trained
         await self._lifecycle.weights.done()
         size = min(self._config.group_size, episodes) if compares_groups(reward) else 1
         groups = await self._collector.held_out(episodes, size)
         env_scored = scored = await score(groups)
-        if not is_env_reward(reward):
+        if not self._plan.uses_env_reward:
             async with self._lifecycle.reward_lock:
                 with unchanged(reward):
                     scored = await score(groups, reward, timeout_s=self._config.stage_timeout_s)
-        trained = self._plan.trained
         valid = [episode for group in groups for episode in group.episodes if episode.error is None]
         if idle := idle_policies(valid, trained):
-            self._messages.say(f"held-out episodes do not measure {', '.join(idle)}: {explain_idle(valid, idle)}")
+            explanation = explain_idle(valid, idle)
+            self._lifecycle.messages.say(f"held-out episodes do not measure {', '.join(idle)}: {explanation}")
         measured = self._plan.policies.measured
         return eval_result(
             groups, measured(scored), measured(env_scored), trained, idle=idle, scored_by=reward_name(reward)
@@ -162,8 +150,17 @@ def eval_result(
         scored_by: Name of the measured reward.
     """
     unmeasured = bool(idle) and set(idle) == set(trained)
-    summary, by_policy = summarize(scored, trained), rewards_by(scored, "policy")
-    env = summarize(env_scored, trained)
+    summary, env = summarize(scored, trained), summarize(env_scored, trained)
+    abstained = sum(
+        any(
+            np.isnan(reward) and (not trained or episode.trajectories[agent].policy in trained)
+            for agent, reward in group.episode_rewards(index).items()
+            if agent in episode.trajectories
+        )
+        for group in scored
+        for index, episode in enumerate(group.episodes)
+        if episode.error is None
+    )
     by_env: dict[str, list[EpisodeGroup]] = {}
     for group in scored:
         by_env.setdefault(group.env_id, []).append(group)
@@ -173,12 +170,12 @@ def eval_result(
         by_agent={agent: mean_and_ci(*rewards)[0] for agent, rewards in rewards_by(scored, "agent").items()},
         by_policy={
             name: math.nan if name in idle else mean_and_ci(*rewards)[0]
-            for name, rewards in by_policy.items()
+            for name, rewards in rewards_by(scored, "policy").items()
             if name in trained
         },
         episodes=tuple(episode for group in groups for episode in group.episodes),
         failed=sum(len(group.failed) for group in groups),
-        abstained=_num_abstained(scored, trained),
+        abstained=abstained,
         by_env={env_id: summarize(env_groups, trained)["reward/mean"] for env_id, env_groups in by_env.items()},
         env_reward=math.nan if unmeasured else env["reward/mean"],
         env_ci=env["reward/ci"],
@@ -196,18 +193,3 @@ def eval_metrics(result: EvalResult) -> dict[str, float]:
     if len(result.by_env) > 1:
         metrics |= {f"eval/env/{env_id}": reward for env_id, reward in result.by_env.items()}
     return metrics
-
-
-def _num_abstained(scored: Sequence[EpisodeGroup], trained: Collection[str]) -> int:
-    def counts(episode: Episode, rewards: Mapping[str, float]) -> bool:
-        return any(
-            np.isnan(reward) and (not trained or episode.trajectories[agent].policy in trained)
-            for agent, reward in rewards.items()
-            if agent in episode.trajectories
-        )
-
-    return sum(
-        episode.error is None and counts(episode, group.episode_rewards(index))
-        for group in scored
-        for index, episode in enumerate(group.episodes)
-    )

@@ -52,11 +52,6 @@ class LeaguePolicies(FixedPolicies):
 
     All snapshots share one engine, so two steps are never collected at the same time. With `max_staleness` a step is
     still collected during training.
-
-    Args:
-        league: The league.
-        config: Settings of the run.
-        folder: The run's folder.
     """
 
     def __init__(self, league: League, config: GRPOConfig, folder: Path) -> None:
@@ -102,25 +97,26 @@ class LeaguePolicies(FixedPolicies):
         return {"league": self._league.settings()}
 
     async def collect(
-        self, tasks: Sequence[Task], collect_group: CollectGroup, processes: Processes, *, step: int, resample: int
+        self,
+        tasks: Sequence[Task],
+        collect_group: CollectGroup,
+        processes: Processes,
+        *,
+        step: int | None = None,
+        resample: int = 0,
     ) -> list[EpisodeGroup]:
-        """Collect the groups of a step against opponents drawn for it, one snapshot after the other."""
+        """Collect groups, one snapshot after the other, against opponents of the step or of `evaluation_matches`."""
+        league, agents = self._league, tasks[0].agents
         async with self._engine_lock:
-            key = (self._config.seed, step, resample)
-            matches = draw_matches(self.standings, self._league, tasks[0].agents, len(tasks), key=key)
-            return await self._collect(tasks, matches, collect_group, processes)
-
-    async def held_out(
-        self, tasks: Sequence[Task], collect_group: CollectGroup, processes: Processes
-    ) -> list[EpisodeGroup]:
-        """Collect games against the opponents of `evaluation_matches`, all of them in every environment."""
-        each = evaluation_matches(self._league, tasks[0].agents, len(tasks))
-        counts: Counter[str] = Counter()
-        matches = []
-        for task in tasks:  # counted by environment; otherwise an anchor would meet only one of two environments
-            matches.append(each[counts[task.env_id]])
-            counts[task.env_id] += 1
-        async with self._engine_lock:
+            if step is not None:
+                key = (self._config.seed, step, resample)
+                matches = draw_matches(self.standings, league, agents, len(tasks), key=key)
+            else:
+                each, counts = evaluation_matches(league, agents, len(tasks)), Counter[str]()
+                matches = []
+                for task in tasks:  # counted by environment, so that an anchor meets every environment
+                    matches.append(each[counts[task.env_id]])
+                    counts[task.env_id] += 1
             return await self._collect(tasks, matches, collect_group, processes)
 
     def measured(self, groups: Sequence[EpisodeGroup]) -> Sequence[EpisodeGroup]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from pathlib import Path
 
 from forge_agents.display import visible
 from forge_agents.errors import ActorDiedError, NotReadyError, StallError
-from forge_agents.policy import Policy
 from forge_agents.runtime import startup
 from forge_agents.runtime.hosts import Hosts
 from forge_agents.runtime.threads import all_or_first_error
@@ -26,26 +24,19 @@ from forge_trainers.run.processes import Processes
 
 
 class Lifecycle:
-    """The processes of a trainer, from the preflight check to the end.
-
-    Args:
-        config: Settings.
-        folder: The run's folder.
-        hosts: Where processes run.
-        reward: Reward of the run; its judges may start engines.
-        checkpoints: Checkpoints of the run.
-    """
+    """The processes of a trainer, from the preflight check to the end, and what all calls of the trainer share."""
 
     def __init__(
         self, config: GRPOConfig, folder: Path, hosts: Hosts, reward: Reward, checkpoints: Checkpoints
     ) -> None:
-        self._config, self._folder, self._hosts, self._reward = config, folder, hosts, reward
-        self._checkpoints = checkpoints
+        self.folder, self.checkpoints = folder, checkpoints
+        self._config, self._hosts, self._reward = config, hosts, reward
         self.processes: Processes | None = None
         """None until something was started."""
         self.next_step: int | None = None
         """Step to continue from. None until a checkpoint was restored or training started."""
         self.weights = WeightSync(config.max_staleness, config.stage_timeout_s)
+        self.messages = Messages()
         self._finish_reward: FinishReward | None = None
         """A reward call of the preflight check that is still running."""
         self.reset()
@@ -60,31 +51,27 @@ class Lifecycle:
 
     @property
     def running(self) -> Processes:
-        """The running processes.
-
-        Raises:
-            NotReadyError: Nothing was started.
-        """
+        """The running processes. Raises NotReadyError if nothing was started."""
         if self.processes is None:
             raise NotReadyError("nothing is running yet; call fit or evaluate first")
         return self.processes
 
-    async def preflight(self, plan: RunPlan, reward: Reward, *, learn: bool) -> None:
+    async def preflight(self, plan: RunPlan, *, learn: bool) -> None:
         """Run the preflight check, unless the processes that it would save are running already."""
         running = self.processes is not None and (not learn or bool(self.processes.learners))
         if running or not self._config.preflight:
             return
         with startup.show() as say:
-            say(f"{', '.join(plan.sampler.env_ids)} with {', '.join(plan.models) or 'no model'}; {self._folder}")
+            say(f"{', '.join(plan.sampler.env_ids)} with {', '.join(plan.models) or 'no model'}; {self.folder}")
             if learn:
                 check_installed(self._config.tracker)
                 trained = [plan.models[name] for name in plan.trained]
-                self._checkpoints.check_room([(policy, self._config.learner_of(policy)) for policy in trained], say)
+                self.checkpoints.check_room([(policy, self._config.learner_of(policy)) for policy in trained], say)
             self._finish_reward = await Preflight(
                 sampler=plan.sampler,
                 mapping=plan.policies.mapping,
                 models=plan.models,
-                reward=reward,
+                reward=plan.reward,
                 config=self._config,
                 say=lambda text: say(visible(text)),
             ).run()
@@ -99,52 +86,41 @@ class Lifecycle:
         """
         if learn and not plan.trained:
             raise ValueError("no agent has a trainable policy; give at least one fa.Policy(..., trainable=True)")
-        needs_learners = learn or self._checkpoints.any() or not self.weights.is_current
+        needs_learners = learn or self.checkpoints.any() or not self.weights.is_current
         restores = self.next_step is None and needs_learners
         first_evaluation = self.processes is None and not learn and bool(plan.trained)
         with startup.show():
-            processes = self.processes = await self._start_processes(plan.models, learners=restores)
+            if self.processes is None:
+                self.processes = await Processes.start(
+                    plan.models,
+                    self._config,
+                    folder=self.folder,
+                    hosts=self._hosts,
+                    learn=restores,
+                    judges=engines_of(self._reward),
+                    held=models_of(self._reward),
+                )
+            elif restores:
+                await self.processes.start_learners()
+        processes = self.running
         if self._finish_reward is not None:  # before the reward gets the state of the run
             finish, self._finish_reward = self._finish_reward, None
             await finish()
         if restores:
-            self.next_step = await self._checkpoints.restore(processes.learners)
+            self.next_step = await self.checkpoints.restore(processes.learners)
             if self.next_step or processes.faults.all:  # engines may be ahead of a learner that died
                 self.weights.is_current = False
         if first_evaluation:
             with startup.show() as say:
                 done = self.next_step
                 weights = f"the weights after step {done}" if done else "the start models (there is no checkpoint)"
-                say(f"{self._folder}: evaluating {weights}")
+                say(f"{self.folder}: evaluating {weights}")
         await self.weights.refresh(processes)
         return processes
 
-    async def _start_processes(self, models: Mapping[str, Policy], *, learners: bool) -> Processes:
-        if self.processes is None:
-            return await Processes.start(
-                models,
-                self._config,
-                folder=self._folder,
-                hosts=self._hosts,
-                learn=learners,
-                judges=engines_of(self._reward),
-                held=models_of(self._reward),
-            )
-        if learners:
-            await self.processes.start_learners()
-        return self.processes
-
-    def collector(self, plan: RunPlan, messages: Messages) -> Collector:
+    def collector(self, plan: RunPlan) -> Collector:
         """Return a collector for the running engines."""
-        return Collector(
-            plan.sampler,
-            plan.policies,
-            self.running,
-            self._config,
-            weights=self.weights,
-            limit=self.episode_limit,
-            messages=messages,
-        )
+        return Collector(plan, self.running, weights=self.weights, limit=self.episode_limit, messages=self.messages)
 
     async def export(self, folder: Path) -> Path:
         """Export the trained weights, with one subfolder per policy if several are trained.

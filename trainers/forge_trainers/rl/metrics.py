@@ -13,14 +13,12 @@ from forge_trainers.rl.samples import StepSamples
 from forge_trainers.rl.scoring import score_groups
 
 if TYPE_CHECKING:
-    from forge_trainers.rl.config import GRPOConfig
     from forge_trainers.rl.plan import RunPlan
     from forge_trainers.run.processes import Processes
 
 
 async def step_metrics(
     plan: RunPlan,
-    config: GRPOConfig,
     groups: Sequence[EpisodeGroup],
     samples: StepSamples,
     *,
@@ -31,9 +29,9 @@ async def step_metrics(
     measured, learners = plan.policies.measured, processes.learners
     metrics = summarize(measured(groups), learners)
     if not plan.uses_env_reward:
-        scored = await score_groups(groups, env_reward, timeout_s=config.stage_timeout_s)
+        scored = await score_groups(groups, env_reward, timeout_s=plan.config.stage_timeout_s)
         metrics["env_reward/mean"] = summarize(measured(scored), learners)["reward/mean"]
-    metrics |= group_spread(groups, config.groups_per_step) | samples.metrics(learners)
+    metrics |= group_spread(groups, plan.config.groups_per_step) | samples.metrics(learners)
     metrics |= await processes.engines_memory()
     return metrics | dict(times) | rates(groups, times["time/step_s"])
 

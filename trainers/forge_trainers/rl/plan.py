@@ -51,8 +51,7 @@ class RunPlan:
         *,
         partial: bool = False,
     ) -> None:
-        self.sampler, self.policies, self.reward = sampler, policies, reward
-        self._config = config
+        self.sampler, self.policies, self.config, self.reward = sampler, policies, config, reward
         self.players: dict[str, AnyPolicy] = policies.declared(sampler.agents, partial=partial)
         """All policies of the run by name."""
         self.models = {name: policy for name, policy in self.players.items() if isinstance(policy, Policy)}
@@ -75,7 +74,7 @@ class RunPlan:
     def learner_settings(self) -> dict[str, LearnerPlan]:
         """Settings of each learner, with its learning rate. Empty if a model is missing, which the start reports."""
         try:
-            return resolved_settings(self.models, self._config)
+            return resolved_settings(self.models, self.config)
         except ModelNotFoundError:
             return {}
 
@@ -129,7 +128,14 @@ class RunPlan:
             steps: Number of optimizer steps of the run.
             hosts: Where processes run.
         """
-        sampler, config = self.sampler, self._config
+        sampler, config = self.sampler, self.config
+        rule = config.credit  # a user's rule is recorded with its class and source
+        trainer = {
+            **{field.name: getattr(config, field.name) for field in dataclasses.fields(config)},
+            "learner": dataclasses.asdict(config.learning),
+            "engine": dataclasses.asdict(config.engine),
+            "credit": dataclasses.asdict(rule) if type(rule) is Credit else describe(rule),
+        }
         others = {name: describe(player) for name, player in self.players.items() if name not in self.models}
         settings = {
             "method": "grpo",
@@ -144,7 +150,7 @@ class RunPlan:
             "reward": reward,
             "loss": describe(find_loss(config.learner.loss)),
             "steps": steps,
-            "trainer": _trainer(config),
+            "trainer": trainer,
             "mesh": describe(dataclasses.asdict(hosts)),
             "packages": installed_packages(),
         }
@@ -165,12 +171,3 @@ def _environment(sampler: TaskSampler, env_id: str) -> dict[str, Any]:
 def _arguments(values: Mapping[str, Any]) -> Any:
     """Return arguments of an environment; files and data sets of tasks with a hash of their content."""
     return describe({name: with_content(value) for name, value in values.items()})
-
-
-def _trainer(config: GRPOConfig) -> dict[str, Any]:
-    """Return the trainer's settings; a user's credit rule with its class and source."""
-    rule = config.credit
-    credit = dataclasses.asdict(rule) if type(rule) is Credit else describe(rule)
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    values |= {"learner": dataclasses.asdict(config.learning), "engine": dataclasses.asdict(config.engine)}
-    return values | {"credit": credit}

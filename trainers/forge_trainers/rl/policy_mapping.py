@@ -76,17 +76,15 @@ def check_trainable(models: Mapping[str, Policy], max_staleness: int = 0) -> Non
             )
 
 
-def at_step(policies: PolicyMapping, step: int) -> PolicyMapping:
-    """Return the policies with the temperature of a training step."""
-
-    def moved(policy: AnyPolicy) -> AnyPolicy:
-        if not isinstance(policy, Policy) or policy.sampling.initial_temperature is None:
-            return policy
-        return replace(policy, sampling=policy.sampling.at_step(step))
-
+def at_step(policies: Any, step: int) -> Any:
+    """Return a policy, or a policy mapping, with the temperature of a training step."""
     if isinstance(policies, Mapping):
-        return {agent: moved(policy) for agent, policy in policies.items()}
-    return moved(policies) if isinstance(policies, AnyPolicy) else lambda agent, seed: moved(policies(agent, seed))
+        return {agent: at_step(policy, step) for agent, policy in policies.items()}
+    if not isinstance(policies, AnyPolicy):
+        return lambda agent, seed: at_step(policies(agent, seed), step)
+    if not isinstance(policies, Policy) or policies.sampling.initial_temperature is None:
+        return policies
+    return replace(policies, sampling=policies.sampling.at_step(step))
 
 
 class FixedPolicies:
@@ -155,15 +153,15 @@ class FixedPolicies:
         return {}
 
     async def collect(
-        self, tasks: Sequence[Task], collect_group: CollectGroup, processes: Processes, *, step: int, resample: int
+        self,
+        tasks: Sequence[Task],
+        collect_group: CollectGroup,
+        processes: Processes,
+        *,
+        step: int | None = None,
+        resample: int = 0,
     ) -> list[EpisodeGroup]:
-        """Collect the groups of a step, or of a resampling round."""
-        return await self.held_out(tasks, collect_group, processes)
-
-    async def held_out(
-        self, tasks: Sequence[Task], collect_group: CollectGroup, processes: Processes
-    ) -> list[EpisodeGroup]:
-        """Collect the groups of an evaluation."""
+        """Collect the groups of a step, of its resampling round `resample`, or of an evaluation if `step` is None."""
         return await all_or_first_error(
             collect_group(task, self._of(task.agents), processes.policy_engines) for task in tasks
         )

@@ -14,7 +14,6 @@ from forge_trainers.rl.samples import StepSamples
 from forge_trainers.run.learner_settings import rate_line, weak_rates
 
 if TYPE_CHECKING:
-    from forge_trainers.rl.config import GRPOConfig
     from forge_trainers.rl.plan import RunPlan
 
 _log = logging.getLogger(__name__)
@@ -24,12 +23,12 @@ class Messages:
     """Shows messages above the progress bar during training, and as log warnings otherwise."""
 
     def __init__(self) -> None:
-        self.say: Callable[[str], None] = _log.warning
+        self.reset()
         self._reported_failure = False
 
     def reset(self) -> None:
-        """Show messages as log warnings again."""
-        self.say = _log.warning
+        """Show messages as log warnings."""
+        self.say: Callable[[str], None] = _log.warning
 
     def report_failure(self, group: EpisodeGroup) -> None:
         """Report the first failed episode of a run at once."""
@@ -40,8 +39,9 @@ class Messages:
                 "episodes.jsonl; further failures are only counted"
             )
 
-    def announce(self, plan: RunPlan, config: GRPOConfig, learners: Mapping[str, object], steps: int) -> None:
+    def announce(self, plan: RunPlan, learners: Mapping[str, object], steps: int) -> None:
         """Show which policy plays which agents, which of them are trained, and how evaluations are scored."""
+        config = plan.config
         for name, agents in plan.agents_by_policy.items():
             learner = learners.get(name)
             role = "frozen" if learner is None else f"trainable, learner {getattr(learner, 'name', name)}"

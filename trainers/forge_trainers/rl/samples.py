@@ -48,23 +48,27 @@ def compute_advantages(
     Returns:
         The groups in order, with `advantages`.
     """
-    if credit.is_per_group:
-        return [g if g.advantages is not None else _assigned([g], credit, trained, baselines)[0] for g in groups]
-    return _assigned(groups, credit, trained, baselines)
-
-
-def _assigned(
-    groups: Sequence[EpisodeGroup], credit: Credit, trained: Collection[str], baselines: Baselines | None
-) -> list[EpisodeGroup]:
-    """Compute advantages for all rewards of all groups at once."""
+    if credit.is_per_group and len(groups) != 1:
+        return [g for group in groups for g in compute_advantages([group], credit, trained, baselines)]
+    if credit.is_per_group and groups[0].advantages is not None:
+        return [*groups]
     parts: dict[str, tuple[float, dict[_Row, Scored]]] = {}  # by name: weight of the reward, and what it scored
     for number, group in enumerate(groups):
         for agent in () if group.failed else group.rewards_of(trained):
             for index in np.flatnonzero(~np.isnan(group.rewards[agent])).tolist():
                 for name, (weight, part) in (group.parts or {"": (1.0, group)}).items():
-                    if not np.isnan(part.rewards[agent][index]):
-                        _, rows = parts.setdefault(name, (weight, {}))
-                        rows[number, agent, index] = _scored(part, agent, index, number, name)
+                    if np.isnan(part.rewards[agent][index]):
+                        continue
+                    turns = part.episodes[index].trajectories[agent].turns
+                    _, rows = parts.setdefault(name, (weight, {}))
+                    rows[number, agent, index] = Scored(
+                        seed=number,
+                        role="/".join(filter(None, (part.env_id, agent, name))),
+                        reward=float(part.rewards[agent][index]),
+                        response_tokens=[len(turn.response_ids) for turn in turns],
+                        turns=None if part.turn_rewards is None else part.turn_rewards[agent][index],
+                        noise=None if part.noise is None else float(part.noise[agent][index]),
+                    )
     sums: dict[_Row, list[np.ndarray]] = {}
     for weight, rows in parts.values():
         for row, advantages in zip(rows, credit.assign([*rows.values()], baselines), strict=True):
@@ -82,19 +86,6 @@ def _assigned(
         )
         for number, group in enumerate(groups)
     ]
-
-
-def _scored(part: EpisodeGroup, agent: str, index: int, number: int, name: str) -> Scored:
-    """Return the reward of an agent in one episode, of one part of the reward."""
-    turns = part.episodes[index].trajectories[agent].turns
-    return Scored(
-        seed=number,
-        role="/".join(filter(None, (part.env_id, agent, name))),
-        reward=float(part.rewards[agent][index]),
-        response_tokens=[len(turn.response_ids) for turn in turns],
-        turns=None if part.turn_rewards is None else part.turn_rewards[agent][index],
-        noise=None if part.noise is None else float(part.noise[agent][index]),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,10 +153,16 @@ def make_samples(
     sizes: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}  # of informative trajectories and of others
     used, too_long = set[int](), list[int]()
     advantages: dict[tuple[int, int], dict[str, Sequence[float]]] = {}
-    trajectories = _trained_rows(groups, trained)
+    trajectories = [
+        (number, agent, index, episode.trajectories[agent])
+        for number, group in enumerate(groups)
+        if not group.failed
+        for agent in group.rewards_of(trained)
+        for index, episode in enumerate(group.episodes)
+        if agent in episode.trajectories
+    ]
     rows = [row for row in trajectories if not np.isnan(groups[row[0]].rewards[row[1]][row[2]])]
-    for at, (number, agent, index) in enumerate(rows):
-        trajectory = groups[number].episodes[index].trajectories[agent]
+    for at, (number, agent, index, trajectory) in enumerate(rows):
         per_turn = (groups[number].advantages or {})[agent][index]
         cut = [] if per_turn is None else samples_from(trajectory, per_turn.tolist(), group=number, number=at)
         limit = (max_tokens or {}).get(trajectory.policy, math.inf)
@@ -184,44 +181,26 @@ def make_samples(
     for name, fraction in fractions.items():
         if fraction < 1.0:
             samples[name] = [replace(sample, advantage=fraction * sample.advantages) for sample in samples[name]]
+    counts = dict.fromkeys(("used", "failed", "abstained", "too_long", "zero_variance"), 0)
+    for number, group in enumerate(groups):
+        if group.failed:
+            outcome = "failed"
+        elif number in used:
+            outcome = "used"
+        elif number in too_long:
+            outcome = "too_long"
+        else:
+            outcome = "abstained" if _abstained(group, trained) else "zero_variance"
+        counts[outcome] += 1
     return StepSamples(
         samples=samples,
-        counts=_outcomes(groups, trained, used, set(too_long)),
+        counts=counts,
         advantages=advantages,
         abstained=len(trajectories) - len(rows),
         too_long=len(too_long),
         bad_logprobs={name: bad[name] / number for name, number in tokens.items() if number},
         fractions=fractions,
     )
-
-
-def _trained_rows(groups: Sequence[EpisodeGroup], trained: Collection[str]) -> list[_Row]:
-    """Return the trajectories of groups without failures, of agents that a trained policy plays."""
-    return [
-        (number, agent, index)
-        for number, group in enumerate(groups)
-        if not group.failed
-        for agent in group.rewards_of(trained)
-        for index, episode in enumerate(group.episodes)
-        if agent in episode.trajectories
-    ]
-
-
-def _outcomes(
-    groups: Sequence[EpisodeGroup], trained: Collection[str], used: set[int], too_long: set[int]
-) -> dict[str, int]:
-    """Count groups by outcome; see `StepSamples.counts`."""
-    failed = {number for number, group in enumerate(groups) if group.failed}
-    lost = too_long - used
-    abstained = {n for n, group in enumerate(groups) if not group.failed and _abstained(group, trained)} - used - lost
-    rest = len(groups) - len(failed) - len(used) - len(lost) - len(abstained)
-    return {
-        "used": len(used),
-        "failed": len(failed),
-        "abstained": len(abstained),
-        "too_long": len(lost),
-        "zero_variance": rest,
-    }
 
 
 def _abstained(group: EpisodeGroup, trained: Collection[str]) -> bool:

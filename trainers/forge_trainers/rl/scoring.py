@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,15 +13,13 @@ from forge_agents.runtime.threads import in_thread
 from forge_agents.types import EpisodeGroup, Reward
 from forge_trainers.records.run_folder import RunFolder
 from forge_trainers.rl.collect import Collector
-from forge_trainers.rl.config import GRPOConfig
 from forge_trainers.rl.failures import nothing_to_train_on
+from forge_trainers.rl.lifecycle import Lifecycle
+from forge_trainers.rl.plan import RunPlan
 from forge_trainers.rl.rewards import MultiReward, assess, env_reward, weighted_sum
 from forge_trainers.rl.samples import compute_advantages, make_samples
 from forge_trainers.run.checkpoints import RewardState
 from forge_verifiers.core.verifier import Assessment, reward_of
-
-if TYPE_CHECKING:
-    from forge_trainers.run.processes import Processes
 
 
 async def score(
@@ -107,30 +103,19 @@ class Scorer:
     """Scores steps one at a time, in order, because a reward may learn from what it scores.
 
     Args:
-        reward: Reward of the run.
+        plan: Reward, credit and settings.
         collector: Collects groups that replace uninformative ones.
-        processes: Running learners.
-        config: Settings.
+        lifecycle: Running learners, and the lock of the reward, which evaluations take as well.
         state: The reward's state after the last step that was trained on.
-        lock: Held during a call of the reward, by a step or by an evaluation.
         run: Records the verifiers' reports; None records nothing.
     """
 
     def __init__(
-        self,
-        reward: Reward,
-        collector: Collector,
-        processes: Processes,
-        config: GRPOConfig,
-        *,
-        state: RewardState,
-        lock: asyncio.Lock,
-        run: RunFolder | None = None,
+        self, plan: RunPlan, collector: Collector, lifecycle: Lifecycle, state: RewardState, run: RunFolder | None
     ) -> None:
-        self._reward, self._lock, self._run = reward, lock, run
-        self._state = state if state.any else None
-        self._collector, self._processes, self._config = collector, processes, config
-        self._credit, self._max_resamples = config.credit_rule, config.resamples
+        self._plan, self._config, self._collector, self._run = plan, plan.config, collector, run
+        self._processes, self._lock = lifecycle.running, lifecycle.reward_lock
+        self._state, self._max_resamples = state if state.any else None, plan.config.resamples
         self.resample_s: dict[int, float] = {}
         """Seconds of collecting replacements, by step."""
 
@@ -139,24 +124,21 @@ class Scorer:
         async with self._lock:
             if self._state is not None:
                 self._state.judging(step)
-            groups = await self._score(groups)
+            groups = await score_groups(groups, self._plan.reward, timeout_s=self._config.stage_timeout_s)
             if self._max_resamples:
                 groups = await self._resampled(step, groups)
             if self._state is not None:
                 self._state.judged(step)
             if self._run is not None:
-                self._run.keep_verifiers(step + 1, self._reward)
+                self._run.keep_verifiers(step + 1, self._plan.reward)
         return groups
-
-    async def _score(self, groups: list[EpisodeGroup]) -> list[EpisodeGroup]:
-        return await score_groups(groups, self._reward, timeout_s=self._config.stage_timeout_s)
 
     async def _resampled(self, step: int, groups: list[EpisodeGroup]) -> list[EpisodeGroup]:
         """Add groups of new seeds until enough are informative (DAPO, arXiv 2503.14476, eq. 11)."""
         config, trained, collecting_s = self._config, self._processes.learners, 0.0
         for attempt in range(1, self._max_resamples + 1):
             # Without running baselines: they must take in the rewards of a step only once, when it is trained on.
-            groups = compute_advantages(groups, self._credit, trained)
+            groups = compute_advantages(groups, self._plan.credit, trained)
             used = make_samples(groups, trained, max_tokens=self._processes.room).counts["used"]
             missing = config.groups_per_step - used
             if not missing or nothing_to_train_on(groups, trained):
@@ -164,6 +146,6 @@ class Scorer:
             started = time.perf_counter()
             new = await self._collector.resample(step, missing, attempt)
             collecting_s += time.perf_counter() - started
-            groups += await self._score(new)
+            groups += await score_groups(new, self._plan.reward, timeout_s=config.stage_timeout_s)
         self.resample_s[step] = collecting_s
         return groups

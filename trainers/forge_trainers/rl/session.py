@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from forge_agents.errors import EmptyBatchError
 from forge_agents.runtime import startup
@@ -22,17 +20,14 @@ from forge_trainers.rl.metrics import step_metrics
 from forge_trainers.rl.plan import RunPlan
 from forge_trainers.rl.policy_mapping import FixedPolicies
 from forge_trainers.rl.prefetch import Prefetch, TakenGroups
-from forge_trainers.rl.report import Messages, log_step
+from forge_trainers.rl.report import log_step
 from forge_trainers.rl.samples import StepSamples, check_trained, compute_advantages, make_samples, pack_samples
 from forge_trainers.rl.scoring import Scorer
 from forge_trainers.rl.stopping import StoppingCriteria, StopReason
 from forge_trainers.rl.train_step import train
-from forge_trainers.run.checkpoints import Checkpoints, ProcessRandomness, RewardState
+from forge_trainers.run.checkpoints import ProcessRandomness, RewardState
 from forge_trainers.run.console import Display
 from forge_trainers.run.supervision import Stopwatch, Watchdog
-
-if TYPE_CHECKING:
-    from forge_trainers.run.processes import Processes
 
 
 class RunState:
@@ -40,36 +35,26 @@ class RunState:
 
     Groups that were collected and scored ahead do not count until they are trained on: a resumed run collects them
     again.
-
-    Args:
-        reward: Reward of the run.
-        policies: Policies of the run; those of a league have a state.
-        config: Settings.
     """
 
     def __init__(self, reward: Reward, policies: FixedPolicies, config: GRPOConfig) -> None:
-        self.policies = policies
         self.reward, self.taken = RewardState(reward), TakenGroups()
-        self._reward_has_state = self.reward.any
         self.baselines, self.progress = Baselines(), Progress()
         self.stopping, self.randomness = StoppingCriteria(config.max_empty_steps), ProcessRandomness()
-        self.skipped = Counter[str]()
-        """Number of consecutive steps in which each policy skipped a batch. Not saved."""
-        self.first_step_s: float | None = None
-        """Seconds from the call of `fit` to the end of its first step. Not saved."""
-
-    @property
-    def parts(self) -> dict[str, object]:
-        """The parts of a checkpoint, by name."""
-        return {
+        self.parts: dict[str, object] = {
             "reward": self.reward if self.reward.any else None,
             "taken": self.taken,
             "baselines": self.baselines,
             "curriculum": self.progress,
             "stopping": self.stopping,
-            "league": self.policies,
+            "league": policies,
             "random": self.randomness,
         }
+        """The parts of a checkpoint, by name."""
+        self.skipped = Counter[str]()
+        """Number of consecutive steps in which each policy skipped a batch. Not saved."""
+        self.first_step_s: float | None = None
+        """Seconds from the call of `fit` to the end of its first step. Not saved."""
 
     def begin(self) -> None:
         """Start a session: forget what was collected ahead and never trained on."""
@@ -80,7 +65,7 @@ class RunState:
 
     def settle(self, step: int) -> None:
         """Count `step` as trained: from here on, checkpoints include its rewards, groups and random draws."""
-        if self._reward_has_state:
+        if self.parts["reward"] is not None:
             self.reward.settle(step)
         self.taken.settle(step)
         self.randomness.settle()
@@ -90,61 +75,45 @@ class Session:
     """A sequence of steps with the same learners: to the end of the run, or until a learner is lost.
 
     Args:
-        plan: Environments and policies.
-        reward: Reward of the run.
-        config: Settings.
-        state: State of the run.
+        plan: Environments, policies, reward and settings.
         lifecycle: Running processes.
-        checkpoints: Checkpoints of the run.
+        state: State of the run.
         run: The run's folder.
-        messages: Shows messages.
         steps: Number of steps of the whole run.
         called: Time of the call of `fit`, for `FitResult.first_step_s`.
     """
 
     def __init__(
-        self,
-        plan: RunPlan,
-        reward: Reward,
-        config: GRPOConfig,
-        *,
-        state: RunState,
-        lifecycle: Lifecycle,
-        checkpoints: Checkpoints,
-        run: RunFolder,
-        folder: Path,
-        messages: Messages,
-        steps: int,
-        called: float,
+        self, plan: RunPlan, lifecycle: Lifecycle, state: RunState, run: RunFolder, *, steps: int, called: float
     ) -> None:
-        self.plan, self._config, self._state = plan, config, state
-        self._lifecycle, self._checkpoints, self._run, self._folder = lifecycle, checkpoints, run, folder
-        self._messages, self._num_steps, self._called = messages, steps, called
-        self.processes: Processes = lifecycle.running
-        self.collector = lifecycle.collector(plan, messages)
-        self.scorer = Scorer(
-            reward,
-            self.collector,
-            self.processes,
-            config,
-            state=state.reward,
-            lock=lifecycle.reward_lock,
-            run=None if plan.uses_env_reward else run,
-        )
+        self.plan, self._config, self._lifecycle, self._state = plan, plan.config, lifecycle, state
+        self._run, self._folder, self._num_steps, self._called = run, lifecycle.folder, steps, called
+        self.processes = lifecycle.running
+        self.collector = lifecycle.collector(plan)
+        self.scorer = Scorer(plan, self.collector, lifecycle, state.reward, None if plan.uses_env_reward else run)
         self.prefetch = Prefetch(
             self.collector.collect,
             self.scorer.score,
-            staleness=config.max_staleness,
+            staleness=plan.config.max_staleness,
             steps=steps,
-            size=config.groups_per_step,
+            size=plan.config.groups_per_step,
             taken=state.taken,
         )
-        self.evaluator = Evaluator(plan, self.collector, lifecycle, config, messages)
+        self.evaluator = Evaluator(plan, self.collector, lifecycle)
 
     async def step(self, step: int, watch: Stopwatch) -> tuple[list[EpisodeGroup], StepSamples, dict[str, float]]:
-        """Do one optimizer step. Returns its groups with advantages, its samples, and its metrics."""
+        """Do one optimizer step. Returns its groups with advantages, its samples, and its metrics.
+
+        Fails at once if a learner is lost.
+        """
         config, processes, trained = self._config, self.processes, self.plan.trained
-        groups = await self._groups(step, watch)
+        batch, until_loss = self.prefetch.batch(step), processes.unless_a_learner_dies
+        await self.collector.while_engines_answer(until_loss(batch.collected), f"collection of step {step + 1}")
+        watch.lap("collect")
+        groups = await until_loss(batch.scored)
+        watch.lap("score")
+        if resample_s := self.scorer.resample_s.pop(step, 0.0):
+            watch.part("resample", "score", resample_s)
         check_trained(groups, trained)
         groups = compute_advantages(groups, self.plan.credit, trained, self._state.baselines)
         samples = make_samples(groups, trained, max_tokens=processes.room, size_of=self.plan.size_of)
@@ -167,20 +136,8 @@ class Session:
         self._state.settle(step)
         self._lifecycle.next_step = step + 1
         league = await self.plan.policies.record(step, groups, processes)
-        metrics = await step_metrics(self.plan, config, groups, samples, processes=processes, times=watch.times)
+        metrics = await step_metrics(self.plan, groups, samples, processes=processes, times=watch.times)
         return groups, samples, metrics | learned | league
-
-    async def _groups(self, step: int, watch: Stopwatch) -> list[EpisodeGroup]:
-        """Return the scored groups of `step`. Fails at once if a learner is lost."""
-        batch, until_loss = self.prefetch.batch(step), self.processes.unless_a_learner_dies
-        collecting = until_loss(batch.collected)
-        await self.collector.while_engines_answer(collecting, f"collection of step {step + 1}")
-        watch.lap("collect")
-        groups = await until_loss(batch.scored)
-        watch.lap("score")
-        if resample_s := self.scorer.resample_s.pop(step, 0.0):
-            watch.part("resample", "score", resample_s)
-        return groups
 
     async def train(self) -> FitResult:
         """Do all steps from the newest checkpoint on, then export the weights."""
@@ -192,7 +149,9 @@ class Session:
             display = Display("train", self._num_steps, first, learners)
             watching = startup.show(display.say), Watchdog()
             with display, watching[0], Interrupt(display.say) as interrupt, watching[1]:
-                self._announce(display, first)
+                self._lifecycle.messages.say = display.say
+                self._lifecycle.messages.announce(self.plan, learners, self._num_steps)
+                display.resumed(first, self._run.changed)
                 reason = await self._steps(range(first, self._num_steps), display, interrupt)
             await self._lifecycle.weights.done()
             return await self._result(max(first, self._lifecycle.next_step or 0), reason)
@@ -201,7 +160,8 @@ class Session:
 
     async def _steps(self, steps: range, display: Display, interrupt: Interrupt) -> StopReason | None:
         """Do the steps, each with evaluation, records and checkpoint when due. Returns why the run ended early."""
-        plan, watch = self.plan, Stopwatch(self.processes.busy_s)
+        plan, learners, watch = self.plan, self.processes.learners, Stopwatch(self.processes.busy_s)
+        keep_episodes = self._config.keep_episodes
         for step in steps:
             groups, samples, metrics = await self.step(step, watch)
             watch = Stopwatch(self.processes.busy_s)  # the next step begins here
@@ -215,7 +175,7 @@ class Session:
                 metrics |= await self.processes.unless_a_learner_dies(self.evaluator.metrics())
                 watch.lap("evaluate")
             self._state.first_step_s = self._state.first_step_s or time.perf_counter() - self._called
-            self._log(step, groups, samples, metrics)
+            log_step(self._run, step, groups, samples, metrics, learners=learners, keep_episodes=keep_episodes)
             display.step(step, metrics)
             score = metrics.get("eval/reward") if plan.ranks_checkpoints else None
             stopping = interrupt.requested  # a signal that arrives during the checkpoint ends the next step
@@ -229,42 +189,26 @@ class Session:
                 interrupt.stop_if_requested(step + 1, self._folder)
         return None
 
-    def _log(self, step: int, groups: list[EpisodeGroup], samples: StepSamples, metrics: dict[str, float]) -> None:
-        learners, keep = self.processes.learners, self._config.keep_episodes
-        log_step(self._run, step, groups, samples, metrics, learners=learners, keep_episodes=keep)
-
     async def _checkpoint(self, step: int, *, last: bool, score: float | None) -> bool:
         """Start a checkpoint after `step` if one is due, and wait for the last one. Returns whether it was due."""
-        due = last or (step + 1) % self._config.checkpoint_every == 0 or self._checkpoints.is_best(score)
+        checkpoints = self._lifecycle.checkpoints
+        due = last or (step + 1) % self._config.checkpoint_every == 0 or checkpoints.is_best(score)
         if due:
-            await self._checkpoints.start(step + 1, self.processes.learners, score=score)
+            await checkpoints.start(step + 1, self.processes.learners, score=score)
         if last:
-            await self._checkpoints.finish()
+            await checkpoints.finish()
         return due
 
-    def _announce(self, display: Display, first: int) -> None:
-        """Show the policies, and where a resumed run continues."""
-        self._messages.say = display.say
-        self._messages.announce(self.plan, self._config, self.processes.learners, self._num_steps)
-        if first:
-            display.say(f"continuing after step {first}")
-            if changed := self._run.changed:
-                display.say(f"settings have changed: {changed}; config.previous.yaml has the old ones")
-
     async def _result(self, steps: int, reason: StopReason | None) -> FitResult:
-        """Export the weights and return the result.
-
-        Raises:
-            EmptyBatchError: The run ended without success.
-        """
+        """Export the weights and return the result. Raises EmptyBatchError if the run ended without success."""
         learners = self.processes.learners
         if reason is not None and reason.kind == "broken":
             raise EmptyBatchError(reason.reason)
         if reason is None and (summary := self._state.stopping.summary(learners)):
-            self._messages.say(summary)
+            self._lifecycle.messages.say(summary)
         export = await self._lifecycle.export(self._folder / "export")
         curve = self._run.plot_rewards(learners)
-        self._checkpoints.exported()
+        self._lifecycle.checkpoints.exported()
         if reason is not None and reason.kind == "uninformative":
             raise EmptyBatchError(
                 f"{reason.reason}. The weights are exported to {export}; another call continues the run with new seeds"

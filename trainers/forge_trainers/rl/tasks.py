@@ -120,7 +120,7 @@ class TaskSampler:
             max_turns: Maximum number of decisions per episode, if the environment sets no limit.
         """
         return Rollout(
-            make_env=partial(self.make, task.env_id),
+            make_env=self._makers[task.env_id],
             env_id=task.env_id,
             policies=policies,
             engines=engines,
@@ -146,7 +146,10 @@ class TaskSampler:
             ]
         if self.curriculum is not None:
             pairs = [self._progress.replayed(self.curriculum, rng) or pair for pair in pairs]
-        return [self._task(env_id, env_seed, number) for number, (env_id, env_seed) in enumerate(pairs)]
+        return [
+            Task(env_id=env_id, seed=env_seed, agents=self.agents[env_id], number=number)
+            for number, (env_id, env_seed) in enumerate(pairs)
+        ]
 
     def _listed_seed(self, env_id: str, seed: int, number: int) -> int:
         """Return the seed of a group in an environment with a list of tasks: consecutive groups follow the list."""
@@ -171,10 +174,11 @@ class TaskSampler:
 
     def held_out(self, count: int) -> list[Task]:
         """Return `count` tasks that training never uses, the same for every run."""
-        return [self._task(self.env_ids[i % len(self.env_ids)], HELD_OUT_FROM + i, i) for i in range(count)]
-
-    def _task(self, env_id: str, seed: int, number: int) -> Task:
-        return Task(env_id=env_id, seed=seed, agents=self.agents[env_id], number=number)
+        ids = [self.env_ids[number % len(self.env_ids)] for number in range(count)]
+        return [
+            Task(env_id=env_id, seed=HELD_OUT_FROM + number, agents=self.agents[env_id], number=number)
+            for number, env_id in enumerate(ids)
+        ]
 
     def _probe(self, name: str) -> AECEnv[str, Any, Any]:
         """Make an environment, and record what it declares."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from forge_agents.errors import DivergedError, ForgeError, MismatchError
+from forge_agents.errors import DivergedError, MismatchError
 from forge_agents.runtime.threads import all_or_first_error
 from forge_agents.types import EpisodeBatch
 from forge_trainers.records.run_folder import dump_batch
@@ -21,9 +21,9 @@ from forge_trainers.rl.samples import prefix
 
 if TYPE_CHECKING:
     from forge_trainers.learner.client import Learner
-    from forge_trainers.learner.config import LearnerConfig
 
 _log = logging.getLogger(__name__)
+_CONTINUES = "the checkpoints are unchanged, and the next run continues from the newest"
 
 
 async def train(
@@ -48,35 +48,56 @@ async def train(
         skipped: Number of consecutive earlier steps in which each policy skipped something, updated in place.
 
     Returns:
-        Metrics: ``staleness/...`` and those of each learner.
+        Metrics: ``staleness/max``, ``staleness/AGE``, and those of each learner.
 
     Raises:
         DivergedError: The loss or gradient is not finite in more than `max_skipped_steps` consecutive steps.
         MismatchError: The log-probabilities of sampler and learner differ too much.
         ValueError, AssertionError: A sample is newer than its learner, or older than `max_staleness`.
     """
+    skipped = Counter() if skipped is None else skipped
     ages = {name: staleness(batch, learners[name].version) for name, batch in batches.items()}
-    metrics = _staleness_metrics(ages, config.max_staleness)
-    guards = _Guards(batches, learners, config, Counter() if skipped is None else skipped, step=step, folder=folder)
+    oldest = {name: max(counts) for name, counts in ages.items()}
+    if late := [name for name, age in oldest.items() if age > config.max_staleness]:
+        age = oldest[late[0]]
+        raise AssertionError(f"a sample of {late[0]} is {age} versions old; the loop allows {config.max_staleness}")
+    metrics = {"staleness/max": float(max(oldest.values(), default=0))}
+    metrics |= {
+        f"staleness/{age}": float(sum(counts.get(age, 0) for counts in ages.values()))
+        for age in range(config.max_staleness + 1)
+    }
+
+    def saved(name: str, error: Exception) -> str:
+        return _save_batch(batches[name], error, {"step": step, "policy": name}, learners[name], folder)
 
     async def train_policy(name: str) -> dict[str, float]:
+        cause: FloatingPointError | None = None
         try:
             result = await learners[name].train_step(
                 batches[name], temperature=(temperatures or {}).get(name), timeout_s=config.stage_timeout_s
             )
-        except FloatingPointError as cause:
-            guards.skip(name, f"step {step} is", str(cause), cause)
-            return {"skipped": 1.0}
-        guards.count_minibatches(name, result)
-        return {**result, "skipped": 0.0}
+        except FloatingPointError as error:
+            cause, result = error, {}
+        subject, reason = f"step {step} is", str(cause)
+        if count := int(result.get("skipped_minibatches", 0)):
+            total = count + int(result["optimizer_steps"])
+            subject = f"{count} of {total} minibatches of step {step} are"
+            reason = f"loss or gradient is not finite in {count} of {total} minibatches; lower lr or max_grad_norm"
+        skipped[name] = skipped[name] + 1 if cause is not None or count else 0
+        if skipped[name]:
+            message = saved(name, DivergedError(f"policy {name}: {reason}"))
+            if skipped[name] > config.max_skipped_steps:
+                raise DivergedError(f"{message}; {_CONTINUES}") from cause
+            _log.warning("%s skipped, and max_skipped_steps=%d: %s", subject, config.max_skipped_steps, message)
+        return {**result, "skipped": float(cause is not None)}
 
     results = await all_or_first_error(map(train_policy, batches))
     for name, result in zip(batches, results, strict=True):
-        if max(ages[name]) == 0 and not result["skipped"]:  # older samples differ because of training in between
+        if oldest[name] == 0 and not result["skipped"]:  # older samples differ because of training in between
             try:
                 check_gap(name, result["logprob_gap_mean"], config.max_logprob_gap)
             except MismatchError as error:
-                raise guards.final_error(error, name) from None
+                raise MismatchError(f"{saved(name, error)}; {_CONTINUES}") from None
         metrics |= {f"{prefix(name, learners)}/{key}": float(value) for key, value in result.items()}
     return metrics
 
@@ -97,23 +118,8 @@ def staleness(batch: EpisodeBatch, version: int) -> dict[int, int]:
     return {version - int(sampled): int(count) for sampled, count in zip(versions, counts, strict=True)}
 
 
-def _staleness_metrics(ages: Mapping[str, Mapping[int, int]], max_staleness: int) -> dict[str, float]:
-    """Return ``staleness/max`` and ``staleness/AGE``. Raises AssertionError if a sample exceeds the maximum lag."""
-    for name, counts in ages.items():
-        if max(counts) > max_staleness:
-            raise AssertionError(f"a sample of {name} is {max(counts)} versions old; the loop allows {max_staleness}")
-    metrics = {"staleness/max": float(max((age for counts in ages.values() for age in counts), default=0))}
-    for age in range(max_staleness + 1):
-        metrics[f"staleness/{age}"] = float(sum(counts.get(age, 0) for counts in ages.values()))
-    return metrics
-
-
 def check_gap(name: str, gap: float, limit: float) -> None:
-    """Check the mean absolute difference between the log-probabilities of sampler and learner.
-
-    Raises:
-        MismatchError: The difference is above `limit`, or NaN.
-    """
+    """Raise MismatchError if the mean difference of the log-probabilities of sampler and learner exceeds `limit`."""
     if not gap <= limit:
         raise MismatchError(
             f"sampler and learner of {name} differ by {gap:.3g} per token on average, more than max_logprob_gap="
@@ -121,51 +127,12 @@ def check_gap(name: str, gap: float, limit: float) -> None:
         )
 
 
-class _Guards:
-    """Decides whether a failed batch is skipped or ends the run. The batch is saved in both cases."""
-
-    def __init__(
-        self,
-        batches: Mapping[str, EpisodeBatch],
-        learners: Mapping[str, Learner],
-        config: GRPOConfig,
-        skipped: Counter[str],
-        *,
-        step: int,
-        folder: Path,
-    ) -> None:
-        self._batches, self._learners, self._config, self._skipped = batches, learners, config, skipped
-        self._step, self._folder = step, folder
-
-    def count_minibatches(self, name: str, result: Mapping[str, float]) -> None:
-        """Count a step that skipped some of its minibatches, or reset the count."""
-        if count := int(result.get("skipped_minibatches", 0)):
-            total = count + int(result["optimizer_steps"])
-            cause = f"loss or gradient is not finite in {count} of {total} minibatches; lower lr or max_grad_norm"
-            self.skip(name, f"{count} of {total} minibatches of step {self._step} are", cause)
-        else:
-            self._skipped[name] = 0
-
-    def skip(self, name: str, subject: str, reason: str, cause: FloatingPointError | None = None) -> None:
-        """Warn about a skipped batch. Raises DivergedError after `max_skipped_steps` consecutive steps."""
-        self._skipped[name] += 1
-        error, limit = DivergedError(f"policy {name}: {reason}"), self._config.max_skipped_steps
-        if self._skipped[name] > limit:
-            raise self.final_error(error, name) from cause
-        _log.warning("%s skipped, and max_skipped_steps=%d: %s", subject, limit, self._save_batch(error, name))
-
-    def final_error(self, error: DivergedError | MismatchError, name: str) -> DivergedError | MismatchError:
-        """Return `error` with the file of the batch and how to continue."""
-        message = self._save_batch(error, name)
-        return type(error)(f"{message}; the checkpoints are unchanged, and the next run continues from the newest")
-
-    def _save_batch(self, error: ForgeError, name: str) -> str:
-        """Write the batch to a file. Returns the error message with the path."""
-        file = self._folder / "failed-batches" / f"step-{self._step:06d}-{name}.safetensors"
-        settings: LearnerConfig = self._learners[name].config
-        facts: dict[str, Any] = {"step": self._step, "policy": name, "error": str(error), "learner": asdict(settings)}
-        try:
-            path = dump_batch(self._batches[name], file, json.loads(json.dumps(facts, default=str)))
-        except OSError as cause:
-            return f"{error}. The batch could not be written to {file} ({cause})"
-        return f"{error}. The batch is in {path}"
+def _save_batch(batch: EpisodeBatch, error: Exception, facts: dict[str, Any], learner: Learner, folder: Path) -> str:
+    """Write a failed batch to a file. Returns the error message with the path."""
+    file = folder / "failed-batches" / f"step-{facts['step']:06d}-{facts['policy']}.safetensors"
+    facts = {**facts, "error": str(error), "learner": asdict(learner.config)}
+    try:
+        dump_batch(batch, file, json.loads(json.dumps(facts, default=str)))
+    except OSError as cause:
+        return f"{error}. The batch could not be written to {file} ({cause})"
+    return f"{error}. The batch is in {file}"

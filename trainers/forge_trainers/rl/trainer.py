@@ -30,7 +30,6 @@ from forge_trainers.rl.evaluation import EvalResult, Evaluator
 from forge_trainers.rl.league_policies import policies_of
 from forge_trainers.rl.lifecycle import Lifecycle
 from forge_trainers.rl.plan import RunPlan
-from forge_trainers.rl.report import Messages
 from forge_trainers.rl.rewards import check_env_rewards, env_reward
 from forge_trainers.rl.session import RunState, Session
 from forge_trainers.rl.tasks import EnvLike, TaskSampler
@@ -84,7 +83,6 @@ class GRPOTrainer:
         )
         self._lifecycle = Lifecycle(self.config, self.out_dir, self._hosts, self.reward, self._checkpoints)
         self._loop = LoopRunner(self._lifecycle.stop, self._checkpoints.standing)
-        self._messages = Messages()
         self._is_finished = False
 
     @named_arguments
@@ -152,11 +150,9 @@ class GRPOTrainer:
 
         async def evaluated() -> EvalResult:
             self._check_resumable(plan)
-            await self._lifecycle.preflight(plan, measured, learn=False)
+            await self._lifecycle.preflight(plan, learn=False)
             await self._lifecycle.start(plan, learn=False)
-            collector = self._lifecycle.collector(plan, self._messages)
-            evaluator = Evaluator(plan, collector, self._lifecycle, self.config, self._messages)
-            return await evaluator.evaluate(episodes, measured)
+            return await Evaluator(plan, self._lifecycle.collector(plan), self._lifecycle).evaluate(episodes)
 
         return self._loop.run(evaluated())
 
@@ -216,7 +212,7 @@ class GRPOTrainer:
         self._check_resumable(plan)
         if (result := self._finished(plan, steps)) is not None:
             return result
-        await self._lifecycle.preflight(plan, self.reward, learn=True)
+        await self._lifecycle.preflight(plan, learn=True)
         is_function = callable(self._given_policies) and not isinstance(self._given_policies, AnyPolicy)
         function = describe(self._given_policies) if is_function else None
         settings = plan.settings(reward=self._reward_settings, policy_function=function, steps=steps, hosts=self._hosts)
@@ -234,22 +230,9 @@ class GRPOTrainer:
         self._state.begin()
         try:
             await self._lifecycle.start(plan, learn=True)
-            session = Session(
-                plan,
-                self.reward,
-                self.config,
-                state=self._state,
-                lifecycle=self._lifecycle,
-                checkpoints=self._checkpoints,
-                run=run,
-                folder=self.out_dir,
-                messages=self._messages,
-                steps=steps,
-                called=called,
-            )
-            return await session.train()
+            return await Session(plan, self._lifecycle, self._state, run, steps=steps, called=called).train()
         finally:
-            self._messages.reset()
+            self._lifecycle.messages.reset()
             await self._lifecycle.weights.cancel()
             await self._checkpoints.settle()
 

@@ -45,29 +45,23 @@ class Background:
         return outcome is None
 
 
-class WeightSync:
-    """Keeps the engines' weights up to date with the learners'.
+class WeightSync(Background):
+    """Transfers of the learners' weights to the engines.
 
-    Args:
-        max_staleness: If 0, `publish` waits until the engines have loaded the weights.
-        timeout_s: Timeout of one transfer.
+    `done` waits until the engines have the weights of the last `publish`: older samples would exceed the policy lag.
     """
 
     def __init__(self, max_staleness: int, timeout_s: float) -> None:
+        super().__init__()
         self._max_staleness, self._timeout_s = max_staleness, timeout_s
-        self._transfer = Background()
         self.is_current = True
         """Whether the engines have the learners' weights. True at first: both start with the same model."""
 
     async def publish(self, processes: Processes) -> None:
-        """Send new weights. Returns when the learners may continue; see `max_staleness`."""
-        await self._transfer.start(partial(self._sync, processes))
+        """Send new weights. Returns when the learners may continue: without a policy lag, after the engines loaded."""
+        await self.start(partial(self._sync, processes))
         if self._max_staleness == 0:
-            await self._transfer.done()
-
-    async def done(self) -> None:
-        """Wait until the engines have the weights of the last `publish`: older samples would exceed the policy lag."""
-        await self._transfer.done()
+            await self.done()
 
     async def refresh(self, processes: Processes) -> None:
         """Send weights if the engines have others, such as after learners were restored from a checkpoint."""
@@ -75,13 +69,15 @@ class WeightSync:
             await self._sync(processes)
             self.is_current = True
 
-    async def cancel(self) -> None:
+    async def cancel(self) -> bool:
         """Cancel a transfer; the engines' weights are then unknown."""
-        self.is_current = await self._transfer.cancel() and self.is_current
+        succeeded = await super().cancel()
+        self.is_current = succeeded and self.is_current
+        return succeeded
 
     def reset(self) -> None:
         """Prepare for new processes, maybe in another event loop."""
-        self._transfer, self.is_current = Background(), True
+        self._task, self.is_current = None, True
 
     async def _sync(self, processes: Processes, published: Callable[[], None] = lambda: None) -> None:
         await with_deadline(processes.sync(published), self._timeout_s, who="weights", what="return")

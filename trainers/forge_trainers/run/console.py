@@ -110,6 +110,13 @@ class Display:
         """Print a line above the bar, with control characters made visible: models may have written parts of it."""
         self._print(visible(text))
 
+    def resumed(self, first: int, changed: str) -> None:
+        """Print the step after which the run continues, if it does, and the settings that have changed since."""
+        if first:
+            self.say(f"continuing after step {first}")
+            if changed:
+                self.say(f"settings have changed: {changed}; config.previous.yaml has the old ones")
+
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, highlight=False, soft_wrap=True)
 

@@ -38,8 +38,9 @@ class Stopwatch:
         now = time.perf_counter()
         self._laps[f"time/{stage}_s"] = self._laps.get(f"time/{stage}_s", 0.0) + now - self._last
         self._last = now
+        total_s = now - self._started
         self._idle = {
-            f"idle/{name}": min(1.0, max(0.0, 1 - (busy_s - self._busy_before.get(name, 0.0)) / self.total_s))
+            f"idle/{name}": min(1.0, max(0.0, 1 - (busy_s - self._busy_before.get(name, 0.0)) / total_s))
             for name, busy_s in self._busy_s().items()
         }
 
@@ -51,14 +52,9 @@ class Stopwatch:
         self._laps[f"time/{stage}_s"] = self._laps.get(f"time/{stage}_s", 0.0) + moved
 
     @property
-    def total_s(self) -> float:
-        """Seconds from the start to the last lap."""
-        return self._last - self._started
-
-    @property
     def times(self) -> dict[str, float]:
         """``time/STAGE_s`` by stage, ``time/step_s`` for all, and ``idle/PART``, a fraction in [0, 1]."""
-        return {**self._laps, **self._idle, "time/step_s": self.total_s}
+        return {**self._laps, **self._idle, "time/step_s": self._last - self._started}
 
 
 @contextlib.contextmanager
