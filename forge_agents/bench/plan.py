@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -56,9 +56,7 @@ class BenchLimits:
             if value is not None and not value > 0:
                 raise ValueError(f"{name}={value} must be above 0, or None for no limit")
         if self.max_concurrent_episodes < 1:
-            raise ValueError(
-                f"max_concurrent_episodes={self.max_concurrent_episodes}; at least 1 episode must be under way"
-            )
+            raise ValueError(f"max_concurrent_episodes={self.max_concurrent_episodes} must be at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -221,8 +219,7 @@ def suite_envs(arguments: Mapping[str, Mapping[str, Any]]) -> list[SuiteEnv]:
     environments = []
     for id_, kwargs in arguments.items():
         spec = registry.spec(id_)
-        make = functools.partial(registry.make, id_, **kwargs)
-        seats, sides, together, program, most = inspect_env(make, id_, _shape)
+        seats, sides, together, program, most = inspect_env(partial(registry.make, id_, **kwargs), id_, _shape)
         if max(map(len, sides), default=1) > 1 and {**spec.kwargs, **kwargs}.get("role_shuffle"):
             raise ValueError(
                 f"role_shuffle reassigns the agents of {id_}, whose sides are {sides}. Leave it out: a benchmark lets "
@@ -309,23 +306,19 @@ def lineups(
 
 
 def matches(
-    environments: Sequence[SuiteEnv],
-    players: Sequence[str],
-    seed: int,
-    episodes: int,
-    *,
-    samples: int,
-    swap_agents: bool,
-    partners: Sequence[str] = (),
+    environments: Sequence[SuiteEnv], players: Sequence[str], settings: Mapping[str, Any]
 ) -> Iterator[Match]:
-    """Yield all episodes seed by seed, so that a stopped benchmark has played the same seeds everywhere."""
-    environment_lineups = [
-        (environment, lineup)
-        for environment in environments
-        for lineup in lineups(
-            players, environment.sides, swap_agents=swap_agents, partners=partners if environment.kind in TEAMS else ()
-        )
-    ]
-    seeds = {environment.id: seeds_of(seed, episodes, environment.id) for environment in environments}
-    for index, (environment, lineup), sample in itertools.product(range(episodes), environment_lineups, range(samples)):
+    """Yield all episodes seed by seed, so that a stopped benchmark has played the same seeds everywhere.
+
+    Args:
+        settings: As in `Report.settings`.
+    """
+    environment_lineups = []
+    for environment in environments:
+        partners = settings.get("partners", ()) if environment.kind in TEAMS else ()
+        env_lineups = lineups(players, environment.sides, swap_agents=settings["swap_agents"], partners=partners)
+        environment_lineups += [(environment, lineup) for lineup in env_lineups]
+    episodes, samples = range(settings["episodes"]), range(settings["samples"])
+    seeds = {env.id: seeds_of(settings["seed"], settings["episodes"], env.id) for env in environments}
+    for index, (environment, lineup), sample in itertools.product(episodes, environment_lineups, samples):
         yield Match(environment=environment, lineup=lineup, seed=seeds[environment.id][index], sample=sample)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import time
 from collections import Counter, deque
@@ -18,15 +19,7 @@ from forge_agents.bench.code import described
 from forge_agents.bench.entrants import Player, PlayerLike, check_agents, named_players, policies_of, policy_at
 from forge_agents.bench.exploitability import Exploitability
 from forge_agents.bench.fingerprints import digest, player_facts, provenance, with_content
-from forge_agents.bench.plan import (
-    BenchLimits,
-    Match,
-    SuiteEnv,
-    SuiteLike,
-    matches,
-    suite_envs,
-    suite_ids,
-)
+from forge_agents.bench.plan import BenchLimits, Match, SuiteEnv, SuiteLike, matches, suite_envs, suite_ids
 from forge_agents.bench.records import RECORD_FORMAT, EpisodeLog, Record, cost_of, facts_at, priced, tokens_of
 from forge_agents.bench.report import Report
 from forge_agents.envs import registry
@@ -97,16 +90,17 @@ def benchmark(
     """
     suite_name, arguments = suite_ids(suite)
     defaults = registry.suite_defaults(suite_name)
-    chosen = {"episodes": episodes, "seed": seed, "swap_agents": swap_agents}
     settings: dict[str, Any] = {
         "suite": suite_name,
-        **{name: getattr(defaults, name) if value is None else value for name, value in chosen.items()},
+        "episodes": defaults.episodes if episodes is None else episodes,
+        "seed": defaults.seed if seed is None else seed,
+        "swap_agents": defaults.swap_agents if swap_agents is None else swap_agents,
         "samples": samples,
         "exploitability_samples": exploitability_samples,
     }
-    _check_counts(settings)
+    _check_settings(settings)
     if partners:
-        partners = settings["partners"] = _partners(partners, players)
+        settings["partners"] = _partner_names(partners, players)
     if suite_name in registry.list_suites():
         settings["suite_defaults"] = asdict(defaults)
     named = named_players(players, Sampling(max_tokens=defaults.max_tokens))
@@ -118,14 +112,14 @@ def benchmark(
     facts = {name: _facts(player, engine, specs, players[name]) for name, player in named.items()}
     environments = suite_envs(arguments)
     check_agents(named, {environment.id: environment.seats for environment in environments})
-    plan = _plan(environments, facts, settings, partners)
+    env_facts = {environment.id: _environment_facts(environment) for environment in environments}
+    plan = {_key(match, facts, env_facts): match for match in matches(environments, tuple(facts), settings)}
     if limits.max_cost is not None and not any(map(priced, facts.values())):
         raise ValueError(
             f"max_cost={limits.max_cost} and no player has a price; set price_in and price_out of the endpoints"
         )
-    prints = {name: player["fingerprint"] for name, player in facts.items()}
     with EpisodeLog(out_dir) as log, _Bar(len(plan), shown=progress, interactive=human) as bar:
-        search = Exploitability(out_dir, environments, named, prints, samples=exploitability_samples)
+        search = Exploitability(out_dir, environments, named, facts, samples=exploitability_samples)
         run = _Run(players=named, facts=facts, plan=plan, log=log, search=search, limits=limits, bar=bar, engine=engine)
         status = f"stopped; {log.path} keeps what was played: run it again to continue"
         with contextlib.closing(LoopRunner(status=lambda: status)) as loop:
@@ -145,13 +139,13 @@ def benchmark(
         return report
 
 
-def _check_counts(settings: Mapping[str, Any]) -> None:
+def _check_settings(settings: Mapping[str, Any]) -> None:
     for name, least in (("episodes", 1), ("samples", 1), ("seed", 0), ("exploitability_samples", 0)):
         if settings[name] < least:
             raise ValueError(f"{name}={settings[name]} must be at least {least}")
 
 
-def _partners(partners: Sequence[str], players: Mapping[str, object]) -> list[str]:
+def _partner_names(partners: Sequence[str], players: Mapping[str, object]) -> list[str]:
     """Return the names. Raises ValueError if one is unknown, or if every player is a partner."""
     names = [partners] if isinstance(partners, str) else list(partners)
     for name in names:
@@ -172,36 +166,17 @@ def _facts(player: Player, engine: EngineConfig, specs: Sequence[EnvSpec], origi
         raise ModelNotFoundError(f"player {player.name!r}: {error}{hint}") from None
 
 
-def _plan(
-    environments: Sequence[SuiteEnv],
-    facts: Mapping[str, Mapping[str, Any]],
-    settings: Mapping[str, Any],
-    partners: Sequence[str],
-) -> dict[str, Match]:
-    """Return all episodes by key, in order."""
-    planned = matches(
-        environments,
-        tuple(facts),
-        settings["seed"],
-        settings["episodes"],
-        samples=settings["samples"],
-        swap_agents=settings["swap_agents"],
-        partners=partners,
-    )
-    return {_key(match, facts): match for match in planned}
-
-
-def _key(match: Match, facts: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return the hash of everything that determines an episode."""
-    environment = match.environment
-    arguments = {name: with_content(value) for name, value in environment.kwargs.items()}
+def _environment_facts(env: SuiteEnv) -> dict[str, Any]:
+    arguments = {name: with_content(value) for name, value in env.kwargs.items()}
     kwargs = {n: v if isinstance(v, int | float | str | None) else described(v) for n, v in arguments.items()}
+    return {"env": env.id, "kwargs": kwargs, "max_turns": env.max_turns, "code": env.code}
+
+
+def _key(match: Match, facts: Mapping[str, Mapping[str, Any]], env_facts: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the hash of everything that determines an episode."""
     return digest(
         {
-            "env": environment.id,
-            "kwargs": kwargs,
-            "max_turns": environment.max_turns,
-            "code": environment.code,
+            **env_facts[match.environment.id],
             "lineup": {agent: [name, facts[name]["fingerprint"]] for agent, name in match.lineup.items()},
             "seed": match.seed,
             "sample": match.sample,
@@ -230,6 +205,7 @@ class _Run:
     played: int = 0
     play_seconds: float = 0.0
     tokens: int = 0
+    """Number of sampled tokens, also in failed episodes."""
     cost: float = 0.0
     consecutive_failures: Counter[str] = field(default_factory=Counter)
     stopped: str = ""
@@ -284,23 +260,24 @@ class _Run:
             except BudgetError as error:
                 self.stopped = str(error)
                 return
-            together = match.environment.together
-            record = Record.of(episode, key=key, sample=match.sample, lineup=match.lineup, together=together)
+            record = Record.of(
+                episode, key=key, sample=match.sample, lineup=match.lineup, together=match.environment.together
+            )
             self.log.add(record)
             self._count(episode, match, record)
 
     def _count(self, episode: Episode, match: Match, record: Record) -> None:
         self.played += 1
-        for agent, trajectory in episode.trajectories.items():  # failed episodes cost tokens, too
+        for agent, trajectory in episode.trajectories.items():
             prompt_tokens, sampled = tokens_of(trajectory)
             self.tokens += sampled
             self.cost += cost_of(facts_at(self.facts[match.lineup[agent]], agent), prompt_tokens, sampled)
         self.bar.step(self.tokens, failed=bool(record.error))
         for name in set(record.lineup.values()):
             self.consecutive_failures[name] = self.consecutive_failures[name] + 1 if record.error else 0
-            if self.consecutive_failures[name] >= _MAX_CONSECUTIVE_FAILURES and not self.stopped:
-                count = _MAX_CONSECUTIVE_FAILURES
-                self.stopped = f"{count} episodes of {name} in a row failed, the last with {record.error}"
+            failures = self.consecutive_failures[name]
+            if failures >= _MAX_CONSECUTIVE_FAILURES and not self.stopped:
+                self.stopped = f"{failures} episodes of {name} in a row failed, the last with {record.error}"
 
     async def _episode(self, match: Match, engines: Mapping[str, PolicyEngine]) -> Episode:
         policies = {agent: policy_at(self.players[name], agent) for agent, name in match.lineup.items()}
@@ -337,7 +314,7 @@ class _Bar(bars.Progress):
     """Progress bar with episodes, tokens, failures and the remaining time; only in a terminal."""
 
     def __init__(self, total: int, *, shown: bool, interactive: bool) -> None:
-        console = Console(stderr=True)
+        console = Console(stderr=True, quiet=not shown or interactive)
         super().__init__(
             bars.SpinnerColumn(),
             bars.TextColumn("[bold]bench"),
@@ -346,25 +323,21 @@ class _Bar(bars.Progress):
             bars.TimeRemainingColumn(),
             bars.TextColumn("{task.fields[facts]}"),
             console=console,
-            disable=not shown or interactive or not console.is_terminal,
+            disable=console.quiet or not console.is_terminal,
         )
-        self._shown, self._interactive, self._failed = shown, interactive, 0
+        self._shown, self._failed = shown, 0
         self._bench = self.add_task("bench", total=total, facts="")
 
     def startup(self) -> contextlib.AbstractContextManager[object]:
         """Show the startup of engines, above the bar if there is one."""
         if not self._shown:
             return contextlib.nullcontext()
-        return startup.show(None if self.disable else self._line)
-
-    def _line(self, text: str) -> None:
-        self.print(text, markup=False, highlight=False, soft_wrap=True)
+        plain = functools.partial(self.print, markup=False, highlight=False, soft_wrap=True)
+        return startup.show(None if self.disable else plain)
 
     def start_at(self, done: int, *, unreadable: int) -> None:
         """Show how many episodes are done already, and how many lines of the log were dropped."""
         self.update(self._bench, completed=done)
-        if not self._shown or self._interactive:
-            return
         if done:
             self.print(f"{done} episodes were played before and are not repeated")
         if unreadable:

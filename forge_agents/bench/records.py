@@ -6,10 +6,8 @@ import fcntl
 import itertools
 import json
 import os
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import IO, Any
 
 from forge_agents.errors import RunFolderError
@@ -93,10 +91,7 @@ class Record:
 
     def as_json(self, *, timing: bool = True) -> dict[str, Any]:
         """Return plain values; without `timing`, only those that are equal in every run."""
-        row = asdict(self)
-        if not timing:
-            del row["seconds"]
-        return row
+        return {name: value for name, value in asdict(self).items() if timing or name != "seconds"}
 
 
 def reported_success(episode: Episode) -> dict[str, bool | None]:
@@ -206,9 +201,7 @@ class EpisodeLog:
         self._read(self._file)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self._file is not None:
             self._file.close()
 
@@ -270,13 +263,10 @@ def cost_of(facts: Mapping[str, Any], prompt_tokens: int, tokens: int) -> float:
 
 def spent_by_player(records: Iterable[Record], players: Mapping[str, Mapping[str, Any]]) -> dict[str, Spent]:
     """Return the sums over all agents of each player."""
-    prompts: Counter[str] = Counter()
-    sampled: Counter[str] = Counter()
-    cost: defaultdict[str, float] = defaultdict(float)
+    sums = dict.fromkeys(players, (0, 0, 0.0))
     for record in records:
         for agent, result in record.seats.items():
-            name = result.player
-            prompts[name] += result.prompt_tokens
-            sampled[name] += result.tokens
-            cost[name] += cost_of(facts_at(players[name], agent), result.prompt_tokens, result.tokens)
-    return {name: Spent(prompt_tokens=prompts[name], tokens=sampled[name], cost=cost[name]) for name in players}
+            prompts, sampled, cost = sums[result.player]
+            cost += cost_of(facts_at(players[result.player], agent), result.prompt_tokens, result.tokens)
+            sums[result.player] = prompts + result.prompt_tokens, sampled + result.tokens, cost
+    return {name: Spent(prompt_tokens=p, tokens=s, cost=cost) for name, (p, s, cost) in sums.items()}

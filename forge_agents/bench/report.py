@@ -6,14 +6,15 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from forge_agents.bench import sections, tables
 from forge_agents.bench.plan import SuiteEnv
-from forge_agents.bench.records import Record
-from forge_agents.bench.results import Results, public_arguments
+from forge_agents.bench.records import Record, Spent, spent_by_player
+from forge_agents.bench.summary import Summary, summarize
 from forge_agents.bench.tables import Document
 from forge_agents.errors import ForgeError
 from forge_agents.files import is_shallow, user_path, write_atomic
@@ -34,8 +35,48 @@ class ReportError(ForgeError, ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report(Results):
-    """Results of a benchmark that can be saved, loaded and shown."""
+class Report:
+    """Results of a benchmark. The same players, suite and seed give the same results, except for `timing`."""
+
+    settings: Mapping[str, Any]
+    """``suite``, ``episodes``, ``seed``, ``swap_agents``, ``samples``, ``exploitability_samples``, and ``partners`` if
+    some were named. A registered suite adds its ``suite_defaults``."""
+    environments: tuple[SuiteEnv, ...] = field(repr=False)
+    players: Mapping[str, Mapping[str, Any]] = field(repr=False)
+    """Facts by player: type, model, sampling, hash of the weights. ``fingerprint`` is the hash of all."""
+    provenance: Mapping[str, Any] = field(repr=False)
+    """Versions of Python and packages, and the commit of a checkout."""
+    records: tuple[Record, ...] = field(repr=False)
+    """Records of the episodes, in the order of the plan."""
+    planned: int
+    """Number of planned episodes."""
+    stopped: str = ""
+    """Why the benchmark stopped early; empty if it did not."""
+    exploitability: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Exploitability by environment and player, see `forge_agents.bench.exploitability`."""
+    timing: Mapping[str, Any] = field(default_factory=dict)
+    """Date, seconds (in total, and of play without the startup of engines), and numbers of played and reused
+    episodes."""
+
+    @property
+    def complete(self) -> bool:
+        """Whether every planned episode was played and none failed."""
+        return not self.missing and not any(record.error for record in self.records)
+
+    @property
+    def missing(self) -> int:
+        """Number of planned episodes that were not played."""
+        return self.planned - len(self.records)
+
+    @cached_property
+    def summary(self) -> Summary:
+        """Estimates with intervals, computed from the records."""
+        return summarize(self.records, self.environments, tuple(self.players), self.settings.get("partners", ()))
+
+    @property
+    def spent(self) -> dict[str, Spent]:
+        """Tokens and cost by player, over all successful episodes of the report."""
+        return spent_by_player(self.records, self.players)
 
     def __str__(self) -> str:
         return tables.as_text(self.document(brief=True))
@@ -49,7 +90,9 @@ class Report(Results):
             "planned": self.planned,
             "stopped": self.stopped,
             "settings": self.settings,
-            "environments": [{**asdict(env), "kwargs": public_arguments(env.kwargs)} for env in self.environments],
+            "environments": [
+                {**asdict(env), "kwargs": sections.public_arguments(env.kwargs)} for env in self.environments
+            ],
             "players": self.players,
             "provenance": self.provenance,
             "summary": asdict(self.summary),
@@ -71,7 +114,20 @@ class Report(Results):
         Raises:
             ReportError: The file is missing, empty, truncated, no report, or of another version.
         """
-        return _from_json(_read(user_path(path)), user_path(path))
+        file = user_path(path)
+        facts = _read(file)
+        if not isinstance(facts, dict) or facts.get("kind") != _KIND:
+            raise ReportError(f"{file} is JSON, but no benchmark report")
+        if facts.get("format") not in _READABLE:
+            raise ReportError(
+                f"{file} has report format {facts.get('format')!s:.50}, and this version of forge_agents reads "
+                f"{' and '.join(map(str, _READABLE))}. Run the benchmark again, or read it with the version that wrote "
+                "it, which is in its provenance"
+            )
+        try:
+            return _from_json(facts)
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+            raise ReportError(f"{file} is a damaged report: {type(error).__name__}: {error}") from None
 
     def document(self, *, brief: bool = False) -> Document:
         """Return everything that is shown; `brief` fits a terminal."""
@@ -113,32 +169,7 @@ def _read(path: Path) -> Any:
     return facts
 
 
-def _from_json(facts: Any, path: Path) -> Report:
-    if not isinstance(facts, dict) or facts.get("kind") != _KIND:
-        raise ReportError(f"{path} is JSON, but no benchmark report")
-    try:
-        if facts.get("format") not in _READABLE:
-            raise ReportError(
-                f"{path} has report format {facts.get('format')}, and this version of forge_agents reads "
-                f"{' and '.join(map(str, _READABLE))}. Run the benchmark again, or read it with the version that wrote "
-                f"it: {facts.get('provenance', {}).get('packages', {}).get('forge-agents-rl', 'unknown')}"
-            )
-        report = _report(facts)
-        ids = {environment.id for environment in report.environments}
-        unknown = next((record for record in report.records if record.env not in ids), None)
-        if unknown is not None:
-            raise ReportError(
-                f"{path} is a damaged report: it has an episode of {unknown.env}, which is not in its suite"
-            )
-        report.document()  # values that cannot be shown or counted are found here, not by a reader of the page
-    except ReportError:
-        raise
-    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-        raise ReportError(f"{path} is a damaged report: {type(error).__name__}: {error}") from None
-    return report
-
-
-def _report(facts: Mapping[str, Any]) -> Report:
+def _from_json(facts: Mapping[str, Any]) -> Report:
     same = ("settings", "players", "provenance", "planned", "stopped", "exploitability", "timing")
     report = Report(
         environments=tuple(SuiteEnv(**{**env, "seats": tuple(env["seats"])}) for env in facts["environments"]),
@@ -146,11 +177,15 @@ def _report(facts: Mapping[str, Any]) -> Report:
         **{name: facts[name] for name in same},
     )
     _check(report)
+    report.document()  # values that cannot be shown or counted are found here, not by a reader of the page
     return report
 
 
 def _check(report: Report) -> None:
     """Raise KeyError, TypeError or ValueError if a value that is shown or compared is missing or invalid."""
+    ids = {environment.id for environment in report.environments}
+    if unknown := next((record.env for record in report.records if record.env not in ids), ""):
+        raise ValueError(f"it has an episode of {unknown}, which is not in its suite")
     partners = report.settings.get("partners", [])
     values = [(f"settings.{name}", report.settings[name], kind) for name, kind in COMPARED_SETTINGS.items()]
     values += [("settings.partners", partners, list), ("provenance.python", report.provenance["python"], str)]
@@ -162,8 +197,8 @@ def _check(report: Report) -> None:
             raise TypeError(f"{name} must be a {kind.__name__}, got a {type(value).__name__}")
     math.fsum(result.reward for record in report.records for result in record.seats.values())
     names = {name for record in report.records for name in record.lineup.values()}
-    if unknown := sorted(names - report.players.keys()):
-        raise ValueError(f"it has episodes of {', '.join(unknown)}, but no such player")
+    if missing := sorted(names - report.players.keys()):
+        raise ValueError(f"it has episodes of {', '.join(missing)}, but no such player")
 
 
 def _strict(value: Any) -> Any:

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from forge_agents.bench.plan import TEAMS
 from forge_agents.bench.records import priced
-from forge_agents.bench.results import Results, public_arguments
 from forge_agents.bench.statistics import CONFIDENCE, POWER, detectable_difference, smallest_p
 from forge_agents.bench.summary import Pair, partners_of
 from forge_agents.bench.tables import Document, Section, interval, number
+from forge_agents.credentials import HIDDEN, is_secret, redact
+
+if TYPE_CHECKING:
+    from forge_agents.bench.report import Report
+
+SPENT = ("prompt tokens", "sampled tokens", "cost")
+"""Heads of the columns that `spent` fills."""
 
 
-def document(report: Results, *, brief: bool) -> Document:
+def document(report: Report, *, brief: bool) -> Document:
     """Return all that a report shows; `brief` fits a terminal."""
     settings = report.settings
     headline = (
@@ -55,7 +61,7 @@ def swapped(settings: Mapping[str, Any]) -> str:
     return "agents swapped" if settings["swap_agents"] else "agents not swapped"
 
 
-def departures(report: Results) -> str:
+def departures(report: Report) -> str:
     """Return where the settings differ from the suite's; empty if they do not."""
     defaults = report.settings.get("suite_defaults") or {}
     values = {name: str(report.settings[name]) for name in defaults if name in report.settings}
@@ -82,10 +88,18 @@ def player_type(facts: Mapping[str, Any]) -> str:
     return " ".join(str(facts[key]) for key in ("type", "model", "function") if key in facts)
 
 
+def public_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an environment without credentials."""
+    return {
+        name: HIDDEN if is_secret(name, value) else redact(value) if isinstance(value, str) else value
+        for name, value in arguments.items()
+    }
+
+
 # ---- warnings
 
 
-def incomplete(report: Results) -> list[str]:
+def incomplete(report: Report) -> list[str]:
     """Return warnings about missing and failed episodes."""
     warnings = []
     if report.missing:
@@ -97,7 +111,7 @@ def incomplete(report: Results) -> list[str]:
     return warnings
 
 
-def _warnings(report: Results) -> list[str]:
+def _warnings(report: Report) -> list[str]:
     warnings, summary = incomplete(report), report.summary
     competitive = [env.id for env in report.environments if env.kind in ("competitive", "mixed")]
     if competitive and len(report.players) > 1 and not report.settings["swap_agents"]:
@@ -123,7 +137,7 @@ def _warnings(report: Results) -> list[str]:
     return warnings
 
 
-def _unpaid(report: Results) -> list[str]:
+def _unpaid(report: Report) -> list[str]:
     """Return environments without any reward or success."""
     played = {record.env for record in report.records if record.seats}
     paid = {
@@ -134,7 +148,7 @@ def _unpaid(report: Results) -> list[str]:
     return [env.id for env in report.environments if env.id in played - paid]
 
 
-def _unmet(report: Results) -> Iterator[str]:
+def _unmet(report: Report) -> Iterator[str]:
     """Yield warnings about partners that a player was not measured with."""
     if len(report.players) < 2:
         return
@@ -178,7 +192,7 @@ def _power(pairs: Sequence[Pair]) -> str:
 # ---- tables
 
 
-def _players(report: Results) -> Section:
+def _players(report: Report) -> Section:
     rows = []
     for name, facts in report.players.items():
         strength = games = "\N{EN DASH}"
@@ -198,7 +212,7 @@ def _players(report: Results) -> Section:
     )
 
 
-def _environments(report: Results, brief: bool) -> list[Section]:
+def _environments(report: Report, brief: bool) -> list[Section]:
     """Return one table, or in brief one per environment with fewer intervals."""
     heads = ("player", "reward", "success", "invalid", "forfeit", "cut off", "turns", "tokens", "n")
     rows: dict[str, list[tuple[str, ...]]] = {}
@@ -229,12 +243,12 @@ def _environments(report: Results, brief: bool) -> list[Section]:
     return [table]
 
 
-def _passes(report: Results) -> Section:
+def _passes(report: Report) -> Section:
     rows = [(c.env, c.player, str(k), interval(v)) for c in report.summary.cells for k, v in c.pass_at_k.items()]
     return Section(title="pass@k", heads=("environment", "player", "k", "pass@k"), rows=tuple(rows), names=2)
 
 
-def _differences(report: Results) -> Iterator[Section]:
+def _differences(report: Report) -> Iterator[Section]:
     overall = "Differences over all environments", ("player", "minus", "success"), "environments and seeds"
     single = "Differences on the same seeds", ("environment", "player", "minus", "reward"), "seeds"
     for (title, heads, units), pairs in ((overall, report.summary.overall_pairs), (single, report.summary.pairs)):
@@ -249,7 +263,7 @@ def _differences(report: Results) -> Iterator[Section]:
         )
 
 
-def _teamwork(report: Results) -> Section:
+def _teamwork(report: Report) -> Section:
     rows = [
         (
             *(row.env, row.player, str(len(row.partners))),
@@ -271,7 +285,7 @@ def _teamwork(report: Results) -> Section:
     )
 
 
-def _meetings(report: Results, brief: bool) -> Iterator[Section]:
+def _meetings(report: Report, brief: bool) -> Iterator[Section]:
     """Yield the cross-play matrix of each environment, and unless `brief` by agent as well."""
     names = tuple(report.players)
     for env in report.environments:
@@ -302,7 +316,7 @@ def _meetings(report: Results, brief: bool) -> Iterator[Section]:
         )
 
 
-def _exploitability(report: Results) -> Iterator[Section]:
+def _exploitability(report: Report) -> Iterator[Section]:
     measured = report.exploitability
     note = "Mean over both agents, 0 at an equilibrium. Exact for random and scripted players."
     if samples := report.settings.get("exploitability_samples", 0):
@@ -330,15 +344,11 @@ def _exploitability(report: Results) -> Iterator[Section]:
     )
 
 
-def _spent(report: Results) -> Section:
-    rows = [
-        (name, f"{s.prompt_tokens:,}", f"{s.tokens:,}", cost(report.players[name], s.cost))
-        for name, s in report.spent.items()
-        if s.prompt_tokens or s.tokens
-    ]
+def _spent(report: Report) -> Section:
+    rows = [(name, *spent(report, name)) for name, used in report.spent.items() if used.prompt_tokens or used.tokens]
     return Section(
         title="Spent",
-        heads=("player", "prompt tokens", "sampled tokens", "cost"),
+        heads=("player", *SPENT),
         rows=tuple(rows),
         names=1,
         note="In the successful episodes of this report, including those of earlier calls. Cost is in the unit of the "
@@ -346,6 +356,8 @@ def _spent(report: Results) -> Section:
     )
 
 
-def cost(facts: Mapping[str, Any], value: float) -> str:
-    """Return the cost of a player; a dash if it has no price."""
-    return number(value if priced(facts) else math.nan, 4)
+def spent(report: Report, player: str) -> tuple[str, str, str]:
+    """Return the tokens and the cost of a player, with a dash if it has no price."""
+    used = report.spent[player]
+    cost = used.cost if priced(report.players[player]) else math.nan
+    return f"{used.prompt_tokens:,}", f"{used.tokens:,}", number(cost, 4)

@@ -141,42 +141,42 @@ def summarize(
     Args:
         partners: Players that the others are measured with. Empty: all players are.
     """
-    by_env = _judged(records, environments)
-    undefined = _undefined(by_env)
-    cells, meetings, bounds, pairs, teamwork = [], [], [], [], list[Teamwork]()
-    scored: dict[tuple[str, str], list[Record]] = {}
+    cells, meetings, bounds, pairs, games, undefined = [], [], [], [], list[Game](), []
+    teamwork = list[Teamwork]()
+    strata: dict[str, list[tuple[list[float], list[float]]]] = {player: [] for player in players}
+    successes: dict[str, dict[tuple[str, int], float]] = {player: {} for player in players}
     for environment in environments:
-        played = by_env[environment.id]
+        played = judged([record for record in records if record.env == environment.id], environment)
+        defined = all(agent.success is not None for record in played for agent in record.seats.values())
+        undefined += [] if defined else [environment.id]
         rewards: dict[str, dict[int, float]] = {}
         for player in players:
-            selected = scored[environment.id, player] = _scored(played, environment, player, players)
-            cells.append(_cell(environment.id, player, selected, defined=environment.id not in undefined))
+            selected = _scored(played, environment, player, players)
+            cells.append(_cell(environment.id, player, selected, defined=defined))
             rewards[player] = {seed: _mean(values) for seed, values in _by_seed(selected, player, _reward).items()}
+            if defined:
+                strata[player].append(_stratum(selected, player, _success))
+                by_seed = _by_seed(selected, player, _success)
+                successes[player] |= {(environment.id, seed): _mean(values) for seed, values in by_seed.items()}
+        pairs += [
+            (environment.id, first, second, statistics.difference(rewards[first], rewards[second]))
+            for first, second in itertools.combinations(players, 2)
+        ]
         env_meetings = list(_meetings(environment, players, played)) if len(environment.seats) > 1 else []
         meetings += env_meetings
         if environment.kind in TEAMS:
             teamwork += _teamwork(environment, players, partners, played)
         if environment.kind == "competitive" and len(environment.sides) == 2 and is_zero_sum(played, environment):
             bounds += _bounds(environment, players, played, env_meetings)
-        pairs += [
-            (environment.id, first, second, statistics.difference(rewards[first], rewards[second]))
-            for first, second in itertools.combinations(players, 2)
-        ]
-    defined = [environment for environment in environments if environment.id not in undefined]
-    successes = {player: _successes(scored, defined, player) for player in players}
+        if environment.kind == "competitive" and is_won_or_lost(played, environment):
+            games += _games(played)
     overall_pairs = [
         ("", first, second, statistics.difference(successes[first], successes[second]))
         for first, second in (itertools.combinations(players, 2) if len(environments) > 1 else ())
     ]
-    games = [
-        game
-        for environment in environments
-        if environment.kind == "competitive" and is_won_or_lost(by_env[environment.id], environment)
-        for game in _games(by_env[environment.id])
-    ]
     adjusted = statistics.holm([row.p_value for row in teamwork])
     return Summary(
-        overall=_overall(scored, defined, players),
+        overall={player: statistics.mean_rate(strata[player]) for player in players},
         cells=cells,
         overall_pairs=_adjusted(overall_pairs),
         pairs=_adjusted(pairs),
@@ -184,49 +184,8 @@ def summarize(
         teamwork=[replace(row, p_adjusted=p) for row, p in zip(teamwork, adjusted, strict=True)],
         bounds=bounds,
         ratings=rate_players(games, players),
-        undefined=undefined,
+        undefined=tuple(undefined),
     )
-
-
-def overall(records: Sequence[Record], environments: Sequence[SuiteEnv], players: Sequence[str]) -> dict[str, Interval]:
-    """Return the success by player, as in `Summary`."""
-    by_env = _judged(records, environments)
-    undefined = _undefined(by_env)
-    scored = {(e.id, player): _scored(by_env[e.id], e, player, players) for e in environments for player in players}
-    return _overall(scored, [environment for environment in environments if environment.id not in undefined], players)
-
-
-def _judged(records: Iterable[Record], environments: Sequence[SuiteEnv]) -> dict[str, list[Record]]:
-    """Return the records by environment, with success where it is defined."""
-    by_env: dict[str, list[Record]] = {environment.id: [] for environment in environments}
-    for record in records:
-        by_env[record.env].append(record)
-    return {environment.id: judged(by_env[environment.id], environment) for environment in environments}
-
-
-def _undefined(by_env: Mapping[str, Sequence[Record]]) -> tuple[str, ...]:
-    return tuple(
-        env
-        for env, records in by_env.items()
-        if any(agent.success is None for record in records for agent in record.seats.values())
-    )
-
-
-def _successes(
-    scored: Mapping[tuple[str, str], Sequence[Record]], environments: Sequence[SuiteEnv], player: str
-) -> dict[tuple[str, int], float]:
-    """Return the success rate of a player by environment and seed."""
-    by_env = {env.id: _by_seed(scored[env.id, player], player, _success) for env in environments}
-    return {(env, seed): _mean(values) for env, by_seed in by_env.items() for seed, values in by_seed.items()}
-
-
-def _overall(
-    scored: Mapping[tuple[str, str], Sequence[Record]], environments: Sequence[SuiteEnv], players: Sequence[str]
-) -> dict[str, Interval]:
-    return {
-        player: statistics.mean_rate([_stratum(scored[env.id, player], player, _success) for env in environments])
-        for player in players
-    }
 
 
 def _scored(records: Sequence[Record], environment: SuiteEnv, player: str, players: Sequence[str]) -> list[Record]:
@@ -267,8 +226,9 @@ def _stratum(
     trials: Callable[[SeatRecord], float] = lambda _: 1.0,
 ) -> tuple[list[float], list[float]]:
     """Return the sums of hits and of trials by seed."""
-    by_seed = (_by_seed(records, player, value).values() for value in (hits, trials))
-    hit_sums, trial_sums = (list(map(math.fsum, values)) for values in by_seed)
+    hit_sums, trial_sums = (
+        [math.fsum(values) for values in _by_seed(records, player, value).values()] for value in (hits, trials)
+    )
     return hit_sums, trial_sums
 
 
@@ -327,15 +287,11 @@ def _teamwork(
 ) -> Iterator[Teamwork]:
     rewards = {(a, b): _team_rewards(environment, records, a, b) for a in players for b in players}
 
-    def mean_of(group: Sequence[Mapping[int, float]]) -> dict[int, float]:
-        """Return the mean by seed, on the seeds that all have."""
-        return {seed: _mean([each[seed] for each in group]) for seed in group[0] if all(seed in each for each in group)}
-
     for player in players:
         with_partner = {o: rewards[player, o] for o in partners_of(player, players, partners) if rewards[player, o]}
         if not with_partner:
             continue
-        with_itself, with_partners = rewards[player, player], mean_of(list(with_partner.values()))
+        with_itself, with_partners = rewards[player, player], _mean_by_seed(list(with_partner.values()))
         alone = {seed: value for seed, value in with_itself.items() if seed in with_partners}
         crossed = {seed: value for seed, value in with_partners.items() if seed in with_itself}
         gap = statistics.difference(alone, crossed)
@@ -349,8 +305,13 @@ def _teamwork(
                 gap=gap.interval,
                 p_value=gap.p_value,
                 p_adjusted=gap.p_value,
-                share=statistics.ratio(crossed, mean_of([rewards[other, other] for other in with_partner])),
+                share=statistics.ratio(crossed, _mean_by_seed([rewards[other, other] for other in with_partner])),
             )
+
+
+def _mean_by_seed(group: Sequence[Mapping[int, float]]) -> dict[int, float]:
+    """Return the mean by seed, on the seeds that all have."""
+    return {seed: _mean([each[seed] for each in group]) for seed in group[0] if all(seed in each for each in group)}
 
 
 def _team_rewards(environment: SuiteEnv, records: Sequence[Record], player: str, other: str) -> dict[int, float]:

@@ -29,7 +29,6 @@ def export(argv: Sequence[str]) -> int:
     "forge-agents serve runs/guess",
     "forge-agents serve runs/duel --policy rival --port 8001",
     "FORGE_AGENTS_TOKEN=$(cat token) forge-agents serve smollm2-135m-instruct --kv_cache_gb 4",
-    "forge-agents serve runs/guess -- --enable-auto-tool-choice --tool-call-parser hermes",
 )
 def serve(argv: Sequence[str]) -> int:
     """Serve a run or a model over the OpenAI protocol."""
@@ -37,6 +36,5 @@ def serve(argv: Sequence[str]) -> int:
     from forge_agents.cli.serve import ServeConfig
     from forge_agents.cli.serve import serve as run_server
 
-    end = argv.index("--") if "--" in argv else len(argv)
-    config = parse_settings("serve", ServeConfig, with_flag("--checkpoint", argv[:end]))
-    return 1 if run_server(config, argv[end + 1 :]) else 0
+    run_server(parse_settings("serve", ServeConfig, with_flag("--checkpoint", argv)))
+    return 0

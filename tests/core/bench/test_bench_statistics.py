@@ -35,8 +35,6 @@ def test_wilson_of_a_hand_computed_case():
     z = 1.959963984540054
     half = z / (1 + z * z / 20) * math.sqrt(1 / 80 + z * z / 1600)
     assert wilson(10, 20) == pytest.approx((0.5 - half, 0.5 + half), abs=1e-12)
-    with pytest.raises(ValueError, match="expected 0 <= successes <= trials"):
-        wilson(3, 2)
 
 
 def test_a_rate_of_single_trials_is_wilsons_up_to_the_unbiased_variance():
@@ -125,8 +123,6 @@ def test_pass_at_k_counts_all_choices(case):
     n, c, k = case
     draws = list(itertools.combinations([1] * c + [0] * (n - c), k))
     assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, draws)) / len(draws))
-    with pytest.raises(ValueError, match="1 <= k"):
-        pass_at_k(n, c, n + 1)
 
 
 def test_intervals_of_rates_hold_the_truth_where_episodes_of_a_seed_are_alike():
