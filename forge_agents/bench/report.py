@@ -6,15 +6,14 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from forge_agents.bench import sections, tables
 from forge_agents.bench.plan import SuiteEnv
-from forge_agents.bench.records import Record, Spent, spent_by_player
-from forge_agents.bench.summary import Summary, summarize
+from forge_agents.bench.records import Record
+from forge_agents.bench.results import Results
 from forge_agents.bench.tables import Document
 from forge_agents.errors import ForgeError
 from forge_agents.files import is_shallow, user_path, write_atomic
@@ -35,48 +34,8 @@ class ReportError(ForgeError, ValueError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
-    """Results of a benchmark. The same players, suite and seed give the same results, except for `timing`."""
-
-    settings: Mapping[str, Any]
-    """``suite``, ``episodes``, ``seed``, ``swap_agents``, ``samples``, ``exploitability_samples``, and ``partners`` if
-    some were named. A registered suite adds its ``suite_defaults``."""
-    environments: tuple[SuiteEnv, ...] = field(repr=False)
-    players: Mapping[str, Mapping[str, Any]] = field(repr=False)
-    """Facts by player: type, model, sampling, hash of the weights. ``fingerprint`` is the hash of all."""
-    provenance: Mapping[str, Any] = field(repr=False)
-    """Versions of Python and packages, and the commit of a checkout."""
-    records: tuple[Record, ...] = field(repr=False)
-    """Records of the episodes, in the order of the plan."""
-    planned: int
-    """Number of planned episodes."""
-    stopped: str = ""
-    """Why the benchmark stopped early; empty if it did not."""
-    exploitability: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Exploitability by environment and player, see `forge_agents.bench.exploitability`."""
-    timing: Mapping[str, Any] = field(default_factory=dict)
-    """Date, seconds (in total, and of play without the startup of engines), and numbers of played and reused
-    episodes."""
-
-    @property
-    def complete(self) -> bool:
-        """Whether every planned episode was played and none failed."""
-        return not self.missing and not any(record.error for record in self.records)
-
-    @property
-    def missing(self) -> int:
-        """Number of planned episodes that were not played."""
-        return self.planned - len(self.records)
-
-    @cached_property
-    def summary(self) -> Summary:
-        """Estimates with intervals, computed from the records."""
-        return summarize(self.records, self.environments, tuple(self.players), self.settings.get("partners", ()))
-
-    @property
-    def spent(self) -> dict[str, Spent]:
-        """Tokens and cost by player, over all successful episodes of the report."""
-        return spent_by_player(self.records, self.players)
+class Report(Results):
+    """Results of a benchmark that can be saved, loaded and shown."""
 
     def __str__(self) -> str:
         return tables.as_text(self.document(brief=True))

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from forge_agents.bench.plan import TEAMS
 from forge_agents.bench.records import priced
+from forge_agents.bench.results import Results
 from forge_agents.bench.statistics import CONFIDENCE, POWER, detectable_difference, smallest_p
 from forge_agents.bench.summary import Pair, partners_of
 from forge_agents.bench.tables import Document, Section, interval, number
 from forge_agents.credentials import HIDDEN, is_secret, redact
 
-if TYPE_CHECKING:
-    from forge_agents.bench.report import Report
-
 SPENT = ("prompt tokens", "sampled tokens", "cost")
 """Heads of the columns that `spent` fills."""
 
 
-def document(report: Report, *, brief: bool) -> Document:
+def document(report: Results, *, brief: bool) -> Document:
     """Return all that a report shows; `brief` fits a terminal."""
     settings = report.settings
     headline = (
@@ -61,7 +59,7 @@ def swapped(settings: Mapping[str, Any]) -> str:
     return "agents swapped" if settings["swap_agents"] else "agents not swapped"
 
 
-def departures(report: Report) -> str:
+def departures(report: Results) -> str:
     """Return where the settings differ from the suite's; empty if they do not."""
     defaults = report.settings.get("suite_defaults") or {}
     values = {name: str(report.settings[name]) for name in defaults if name in report.settings}
@@ -99,7 +97,7 @@ def public_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 # ---- warnings
 
 
-def incomplete(report: Report) -> list[str]:
+def incomplete(report: Results) -> list[str]:
     """Return warnings about missing and failed episodes."""
     warnings = []
     if report.missing:
@@ -111,7 +109,7 @@ def incomplete(report: Report) -> list[str]:
     return warnings
 
 
-def _warnings(report: Report) -> list[str]:
+def _warnings(report: Results) -> list[str]:
     warnings, summary = incomplete(report), report.summary
     competitive = [env.id for env in report.environments if env.kind in ("competitive", "mixed")]
     if competitive and len(report.players) > 1 and not report.settings["swap_agents"]:
@@ -137,7 +135,7 @@ def _warnings(report: Report) -> list[str]:
     return warnings
 
 
-def _unpaid(report: Report) -> list[str]:
+def _unpaid(report: Results) -> list[str]:
     """Return environments without any reward or success."""
     played = {record.env for record in report.records if record.seats}
     paid = {
@@ -148,7 +146,7 @@ def _unpaid(report: Report) -> list[str]:
     return [env.id for env in report.environments if env.id in played - paid]
 
 
-def _unmet(report: Report) -> Iterator[str]:
+def _unmet(report: Results) -> Iterator[str]:
     """Yield warnings about partners that a player was not measured with."""
     if len(report.players) < 2:
         return
@@ -192,7 +190,7 @@ def _power(pairs: Sequence[Pair]) -> str:
 # ---- tables
 
 
-def _players(report: Report) -> Section:
+def _players(report: Results) -> Section:
     rows = []
     for name, facts in report.players.items():
         strength = games = "\N{EN DASH}"
@@ -212,7 +210,7 @@ def _players(report: Report) -> Section:
     )
 
 
-def _environments(report: Report, brief: bool) -> list[Section]:
+def _environments(report: Results, brief: bool) -> list[Section]:
     """Return one table, or in brief one per environment with fewer intervals."""
     heads = ("player", "reward", "success", "invalid", "forfeit", "cut off", "turns", "tokens", "n")
     rows: dict[str, list[tuple[str, ...]]] = {}
@@ -243,12 +241,12 @@ def _environments(report: Report, brief: bool) -> list[Section]:
     return [table]
 
 
-def _passes(report: Report) -> Section:
+def _passes(report: Results) -> Section:
     rows = [(c.env, c.player, str(k), interval(v)) for c in report.summary.cells for k, v in c.pass_at_k.items()]
     return Section(title="pass@k", heads=("environment", "player", "k", "pass@k"), rows=tuple(rows), names=2)
 
 
-def _differences(report: Report) -> Iterator[Section]:
+def _differences(report: Results) -> Iterator[Section]:
     overall = "Differences over all environments", ("player", "minus", "success"), "environments and seeds"
     single = "Differences on the same seeds", ("environment", "player", "minus", "reward"), "seeds"
     for (title, heads, units), pairs in ((overall, report.summary.overall_pairs), (single, report.summary.pairs)):
@@ -263,7 +261,7 @@ def _differences(report: Report) -> Iterator[Section]:
         )
 
 
-def _teamwork(report: Report) -> Section:
+def _teamwork(report: Results) -> Section:
     rows = [
         (
             *(row.env, row.player, str(len(row.partners))),
@@ -285,7 +283,7 @@ def _teamwork(report: Report) -> Section:
     )
 
 
-def _meetings(report: Report, brief: bool) -> Iterator[Section]:
+def _meetings(report: Results, brief: bool) -> Iterator[Section]:
     """Yield the cross-play matrix of each environment, and unless `brief` by agent as well."""
     names = tuple(report.players)
     for env in report.environments:
@@ -316,7 +314,7 @@ def _meetings(report: Report, brief: bool) -> Iterator[Section]:
         )
 
 
-def _exploitability(report: Report) -> Iterator[Section]:
+def _exploitability(report: Results) -> Iterator[Section]:
     measured = report.exploitability
     note = "Mean over both agents, 0 at an equilibrium. Exact for random and scripted players."
     if samples := report.settings.get("exploitability_samples", 0):
@@ -344,7 +342,7 @@ def _exploitability(report: Report) -> Iterator[Section]:
     )
 
 
-def _spent(report: Report) -> Section:
+def _spent(report: Results) -> Section:
     rows = [(name, *spent(report, name)) for name, used in report.spent.items() if used.prompt_tokens or used.tokens]
     return Section(
         title="Spent",
@@ -356,7 +354,7 @@ def _spent(report: Report) -> Section:
     )
 
 
-def spent(report: Report, player: str) -> tuple[str, str, str]:
+def spent(report: Results, player: str) -> tuple[str, str, str]:
     """Return the tokens and the cost of a player, with a dash if it has no price."""
     used = report.spent[player]
     cost = used.cost if priced(report.players[player]) else math.nan
