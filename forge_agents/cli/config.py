@@ -1,8 +1,4 @@
-"""One schema for dataclasses, YAML and flags.
-
-In: a dataclass and command-line words. Out: a checked instance; flags override YAML, YAML overrides defaults. Waits
-for nothing.
-"""
+"""Parsers of settings classes: flags override a YAML file, which overrides the defaults."""
 
 from __future__ import annotations
 
@@ -15,7 +11,7 @@ from jsonargparse import ArgumentParser, DefaultHelpFormatter, _loaders_dumpers,
 
 from forge_agents.cli import completion, keys
 from forge_agents.cli.help import ALL_FLAG, has_short_help, short_help, usage
-from forge_agents.cli.schema import check_entries, fitted, fitted_flags, name_entries
+from forge_agents.cli.schema import FileSettings, check_entries, converted_flags, name_entries
 from forge_agents.cli.yaml_file import YamlFile, as_text
 from forge_agents.errors import did_you_mean
 from forge_agents.files import user_path
@@ -53,12 +49,7 @@ _OWNERS = {"policies": "train", "warm_start": "train", "policy": "sft", "players
 
 
 class Parser(ArgumentParser):
-    """A parser whose errors name the nearest known keys.
-
-    Args:
-        examples: Command lines that help shows after the options.
-        **kwargs: As jsonargparse takes them.
-    """
+    """A parser whose errors name similar keys and whose help ends with examples."""
 
     def __init__(self, *, examples: Sequence[str] = (), **kwargs: Any) -> None:
         self.settings_kind: type | None = None
@@ -70,7 +61,7 @@ class Parser(ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, epilog=epilog, **kwargs)
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-        """As jsonargparse's; where the shell asks, words are completed instead."""
+        """Parse a command line, or complete its words if the shell asks for that."""
         if completion.completion_requested():
             completion.offer_values(self)
         if args and isinstance(args[0], list):
@@ -90,8 +81,7 @@ class Parser(ArgumentParser):
         return short_help(self, [name for name in names if name.partition(".")[0] not in settings])
 
     def _with_files(self, words: Sequence[str], kind: type) -> list[str]:
-        """The words with the content of each ``--config`` file in the place of its name; unknown keys are refused."""
-        options = list(self._option_string_actions)
+        """Return the words with the content of each ``--config`` file in place of its name. Unknown keys are errors."""
         arguments: list[str] = []
         files: list[Mapping[str, Any]] = []
         try:
@@ -102,7 +92,7 @@ class Parser(ArgumentParser):
                 if is_file:
                     files.append(self._file(word.removeprefix("--config="), kind))
                 arguments.append(f"--config={as_text(files[-1])}" if is_file else word)
-            flags = fitted_flags(arguments, kind, options)
+            flags = converted_flags(arguments, kind, list(self._option_string_actions))
             check_entries(files, flags, kind)
             self.settings_files = files
         except (ValueError, OSError) as cause:
@@ -110,17 +100,22 @@ class Parser(ArgumentParser):
         return flags
 
     def _file(self, name: str, kind: type) -> dict[str, Any]:
-        """The settings of a file, as its fields hold them."""
+        """Return the settings of a file as its fields hold them."""
         file = YamlFile(user_path(name))
-        flag_names = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
-        also = [*{name.partition(".")[0] for name in flag_names if name not in _FLAGS_ONLY}]
-        _refuse_other_commands(file, kind, also)
-        values = fitted(file.values, kind, also=also, place=file.place)
+        flags = {flag.removeprefix("--") for flag in self._flags()}
+        also = [*{name.partition(".")[0] for name in flags.difference(_FLAGS_ONLY)}]
+        for key, owner in _OWNERS.items():
+            if key in file.values and key not in (*field_hints(kind), *also):
+                raise ValueError(f"{file.place(file.values, key)}: {key!r} is of files for `forge-agents {owner}`")
+        values = FileSettings(kind, file.place).converted(file.values, also=also)
         _find_beside(file.path, values)
         return values
 
+    def _flags(self) -> list[str]:
+        return [option for option in self._option_string_actions if option.startswith("--")]
+
     def _named(self, word: str) -> str:
-        """``--out`` is what a command writes, whatever its option is called here or was called before."""
+        """Return ``--out_dir`` for ``--out`` if the command has only the former."""
         flag, equals, value = word.partition("=")
         flags = self._option_string_actions
         return ("--out_dir" if flag == "--out" not in flags and "--out_dir" in flags else flag) + equals + value
@@ -129,22 +124,15 @@ class Parser(ArgumentParser):
         """Exit with status 2 and a message that says what to write instead."""
         if not self.exit_on_error and ex is not None:
             raise ex
-        flag_names = [option.removeprefix("--") for option in self._option_string_actions if option.startswith("--")]
-        message = _about_value(message) or message
-        hint = _suggestion(message, flag_names)
-        end = "" if message.strip().endswith(("?", ".")) else "."
-        self.exit(2, f"{self.prog}: {message.strip()}{end}{hint}\nSee {self.prog} --help\n")
-
-
-def _refuse_other_commands(file: YamlFile, kind: type, also: Sequence[str]) -> None:
-    """Raise ValueError where a file is of another command."""
-    for key, owner in _OWNERS.items():
-        if key in file.values and key not in (*field_hints(kind), *also):
-            raise ValueError(f"{file.place(file.values, key)}: {key!r} is of files for `forge-agents {owner}`")
+        message = (_about_value(message) or message).strip()
+        unknown = re.search(r"unrecognized arguments: (--[\w.]+)(?!.* Did you mean)", message)
+        hint = did_you_mean(unknown.group(1), self._flags()) if unknown else ""
+        end = "" if message.endswith(("?", ".")) else "."
+        self.exit(2, f"{self.prog}: {message}{end}{hint}\nSee {self.prog} --help\n")
 
 
 def add_fields(parser: Parser, kind: type) -> None:
-    """Let `parser` take the fields of dataclass `kind`, nested ones with dots, and ``--config FILE`` with the same."""
+    """Add the fields of a settings class as flags, nested ones with dots, and ``--config FILE`` with the same keys."""
     parser.add_argument("--config", action="config", help="YAML file with the same keys; flags override it.")
     parser.add_argument(
         keys.FLAG,
@@ -158,7 +146,7 @@ def add_fields(parser: Parser, kind: type) -> None:
 
 
 def built(parser: Parser, kind: Callable[..., T], values: Any) -> T:
-    """What `kind` makes of parsed values; what the dataclasses themselves refuse is told as a wrong flag is."""
+    """Return what `kind` makes of parsed values. An error of the settings classes is shown like a wrong flag."""
     values.pop("config", None)
     agreed = values.pop("send_key")
     if isinstance(kind, type):
@@ -172,7 +160,7 @@ def built(parser: Parser, kind: Callable[..., T], values: Any) -> T:
 
 
 def _find_beside(file: Path, values: dict[str, Any]) -> None:
-    """Let the modules that a file names, and its data and models, be found beside it, in whatever folder it is read."""
+    """Find the modules, data and models that a file names in the folder of the file."""
     folder = file.parent.resolve()
     if folder == Path.cwd():
         return
@@ -189,14 +177,12 @@ def _find_beside(file: Path, values: dict[str, Any]) -> None:
 
 
 def with_flag(flag: str, words: Sequence[str]) -> list[str]:
-    """The words, the first of which may be the value of `flag`, which was left out."""
+    """Return the words; if the first is no flag, it is the value of `flag`."""
     return [flag, *words] if words and not words[0].startswith("-") else list(words)
 
 
-def parse(
-    kind: type[T], words: Sequence[str], *, prog: str, description: str, examples: Sequence[str] = ()
-) -> T:
-    """Read an instance of `kind` from `words`, the first of which may be a YAML file.
+def parse(kind: type[T], words: Sequence[str], *, prog: str, description: str, examples: Sequence[str] = ()) -> T:
+    """Return an instance of `kind` from a command line, whose first word may be a YAML file.
 
     Raises:
         SystemExit: Unknown keys, wrong types or values; the message is printed.
@@ -214,7 +200,7 @@ _KINDS = {
 
 
 def _about_value(message: str) -> str:
-    """A message of jsonargparse about a value of another kind in the terms of a settings file; empty for any other."""
+    """Return jsonargparse's message about a value of another type in the terms of a settings file, or an empty text."""
     names = re.findall(r'Parser key "([^"]+)":', message)
     innermost = message.rpartition("Parser key ")[2]
     is_union = "Subtypes:" in innermost
@@ -229,10 +215,3 @@ def _about_value(message: str) -> str:
         return ""
     text = value.group(1).strip().removesuffix(".")
     return f"{'.'.join(names)} is {text[:200]}; expected {' or '.join(dict.fromkeys(kinds))}"
-
-
-def _suggestion(message: str, flag_names: Sequence[str]) -> str:
-    unknown = re.search(r"unrecognized arguments: --([\w.]+)(?!.* Did you mean)", message)
-    if unknown is None:
-        return ""
-    return did_you_mean(f"--{unknown.group(1)}", [f"--{name}" for name in flag_names])

@@ -11,10 +11,6 @@ from forge_agents.cli.yaml_file import Switch
 from forge_agents.errors import did_you_mean
 from forge_agents.settings import alternatives, field_hints, is_mapping, meanings, nested_kind
 
-Place = Callable[[Mapping[Any, Any], Any], str]
-"""Says where a key of a mapping stands."""
-
-
 _WHOLE = re.compile(r"[-+]?\d+(?:\.\d*)?[eE]\+?\d{1,2}|[-+]?\d+\.0*")
 """Whole numbers that look like floats, such as 1e5."""
 _SWITCHES = ("yes", "no", "on", "off", "true", "false")
@@ -24,49 +20,45 @@ class UnknownKeyError(ValueError):
     """A key or flag that no setting has."""
 
 
-def fitted(
-    values: Mapping[Any, Any], kind: type, *, also: Sequence[str] = (), place: Place | None = None
-) -> dict[str, Any]:
-    """Settings as `kind` takes them: every key is known, and a bare yes, no, on or off is what its field holds.
+class FileSettings:
+    """Settings of a file as the fields of a settings class hold them.
 
     Args:
-        values: From a file.
-        kind: A settings class.
-        also: Keys that are known beside its fields.
-        place: Says where a key stands; None leaves it out.
-
-    Raises:
-        UnknownKeyError: Names the key and the nearest known ones.
+        root: Settings class.
+        place: Function that returns where a key of a mapping stands.
     """
-    return _Fitting(kind, place).mapping(values, kind, "", also=also)
 
-
-class _Fitting:
-    def __init__(self, root: type, place: Place | None) -> None:
+    def __init__(self, root: type, place: Callable[[Mapping[Any, Any], Any], str]) -> None:
         self._root, self._place = root, place
 
-    def mapping(
+    def converted(self, values: Mapping[Any, Any], *, also: Sequence[str] = ()) -> dict[str, Any]:
+        """Return all settings. A bare yes, no, on or off becomes what its field holds.
+
+        Raises:
+            UnknownKeyError: A key is neither a field nor in `also`. The message names similar ones.
+        """
+        return self._mapping(values, self._root, "", also=also)
+
+    def _mapping(
         self, values: Mapping[Any, Any], kind: type, prefix: str, *, also: Sequence[str] = ()
     ) -> dict[str, Any]:
         hints = field_hints(kind)
         for key in values:
             if key not in hints and key not in also:
-                where = "" if self._place is None else f"{self._place(values, key)}: "
-                suggestion = advice(self._root, kind, prefix, str(key))
-                raise UnknownKeyError(f"{where}{prefix}{key} is no setting.{suggestion}")
-        return {key: self.value(each, hints.get(key, Any), f"{prefix}{key}") for key, each in values.items()}
+                suggestion = _advice(self._root, kind, prefix, str(key))
+                raise UnknownKeyError(f"{self._place(values, key)}: {prefix}{key} is no setting.{suggestion}")
+        return {key: self._value(value, hints.get(key, Any), f"{prefix}{key}") for key, value in values.items()}
 
-    def value(self, value: Any, hint: Any, at: str) -> Any:
+    def _value(self, value: Any, hint: Any, at: str) -> Any:
         members = alternatives(hint)
         if isinstance(value, Mapping):
             inner = nested_kind(hint)
-            is_nested = any(isinstance(member, type) and member is inner for member in members)
-            if inner is not None and is_nested:
-                return self.mapping(value, inner, f"{at}.")
+            if inner is not None and inner in members:
+                return self._mapping(value, inner, f"{at}.")
             entries = next((get_args(member)[1] for member in members if is_mapping(member) and get_args(member)), Any)
-            return {str(key): self.value(each, entries, f"{at}.{key}") for key, each in value.items()}
+            return {str(key): self._value(entry, entries, f"{at}.{key}") for key, entry in value.items()}
         if isinstance(value, list):
-            return [self.value(each, next(iter(get_args(members[0])), Any), at) for each in value]
+            return [self._value(item, next(iter(get_args(members[0])), Any), at) for item in value]
         if isinstance(value, Switch | bool):
             return _switched(value, members)
         if isinstance(value, float) and value.is_integer() and int in members and float not in members:
@@ -75,52 +67,39 @@ class _Fitting:
 
 
 def _switched(value: Switch | bool, members: Sequence[Any]) -> bool | str:
-    """A boolean, or a bare word that YAML 1.1 takes for one, as its field holds it."""
+    """Return a boolean, or a bare word that YAML 1.1 takes for one, as its field holds it."""
     truth = value.truth if isinstance(value, Switch) else value
     words = [word for member in members if get_origin(member) is Literal for word in get_args(member)]
     if {"on", "off"} <= set(words):
         return "on" if truth else "off"
-    if isinstance(value, bool) or bool in members or Any in members:
-        return truth
-    return str(value)
+    return truth if isinstance(value, bool) or bool in members or Any in members else str(value)
 
 
-def fitted_flags(words: Sequence[str], kind: type, keys: Sequence[str]) -> list[str]:
-    """A command line whose flags name settings; yes and no are on and off where those are the choices.
-
-    Args:
-        words: Of a command line.
-        kind: The settings class that flags set.
-        known: Other flags, with their dashes.
+def converted_flags(words: Sequence[str], kind: type, options: Sequence[str]) -> list[str]:
+    """Return a command line whose values fit the fields of a settings class: "no" becomes "off" where that is a choice.
 
     Raises:
-        UnknownKeyError: Names the flag and the nearest known ones.
+        UnknownKeyError: A flag is neither a setting nor in `options`. The message names similar ones.
     """
-    options = {option.removeprefix("--") for option in keys}
-    matches: list[str] = []
+    other_flags = {option.removeprefix("--") for option in options}
+    converted: list[str] = []
     hint: Any = None
     for word in words:
         if word.startswith("--") and word != "--":
             name, equals, value = word.partition("=")
-            flag = name.removeprefix("--").removesuffix("+")
-            hint = _hint_of(flag, kind, options)
-            matches.append(name + equals + (_fitted_word(value, hint) if equals else ""))
+            hint = _hint_of(name.removeprefix("--").removesuffix("+"), kind, other_flags)
+            converted.append(name + equals + (_converted_word(value, hint) if equals else ""))
         else:
-            matches.append(_fitted_word(word, hint))
+            converted.append(_converted_word(word, hint))
             hint = None
-    return matches
+    return converted
 
 
 def check_entries(files: Sequence[Mapping[str, Any]], words: Sequence[str], kind: type) -> None:
-    """Refuse an entry of a mapping, such as ``policies.NAME``, that lacks a required field.
-
-    Args:
-        files: Contents of the settings files.
-        words: Flags of the command line, which may add entries and fields.
-        kind: The settings class of both.
+    """Refuse an entry of a mapping in files and flags, such as ``policies.NAME``, that lacks a required field.
 
     Raises:
-        UnknownKeyError: Names the entry, the fields that it lacks and the entries of the files.
+        UnknownKeyError: The message names the entry, its missing fields and the entries of the files.
     """
     flags = [word.removeprefix("--").partition("=")[0].split(".") for word in words if word.startswith("--")]
     for field, hint in field_hints(kind).items():
@@ -145,12 +124,7 @@ def check_entries(files: Sequence[Mapping[str, Any]], words: Sequence[str], kind
 
 
 def name_entries(values: Any, kind: type) -> None:
-    """Give entries such as ``policies.NAME`` that have an empty ``name`` their key as name, for errors to show it.
-
-    Args:
-        values: Parsed settings, whose entries are changed.
-        kind: The settings class that they are for.
-    """
+    """Give entries such as ``policies.NAME`` with an empty ``name`` their key as name, which errors then show."""
     for field, hint in field_hints(kind).items():
         entries = values.get(field) if any(map(is_mapping, alternatives(hint))) else None
         inner = nested_kind(hint)
@@ -162,7 +136,7 @@ def name_entries(values: Any, kind: type) -> None:
 
 
 def _keys_of_entries(mappings: Sequence[Any], required: Sequence[str]) -> dict[str, set[str]]:
-    """The keys of each entry; an entry that is no mapping is left to the parser and counts as complete."""
+    """Return the keys of each entry. An entry that is no mapping is left to the parser and counts as complete."""
     keys: dict[str, set[str]] = {}
     for mapping in mappings:
         for name, entry in mapping.items() if isinstance(mapping, Mapping) else ():
@@ -171,7 +145,7 @@ def _keys_of_entries(mappings: Sequence[Any], required: Sequence[str]) -> dict[s
 
 
 def _required(kind: type) -> list[str]:
-    """Names of the fields of a settings class that have no default."""
+    """Return the fields of a settings class that have no default."""
     missing = dataclasses.MISSING
     return [
         field.name
@@ -180,18 +154,18 @@ def _required(kind: type) -> list[str]:
     ]
 
 
-def _fitted_word(word: str, hint: Any) -> str:
+def _converted_word(word: str, hint: Any) -> str:
     members = alternatives(hint)
     if int in members and float not in members and _WHOLE.fullmatch(word) and float(word).is_integer():
         return str(int(float(word)))
-    if word.lower() not in _SWITCHES:
+    if hint is None or word.lower() not in _SWITCHES:
         return word
-    fitted_value = _switched(Switch(word), alternatives(hint)) if hint is not None else word
-    return fitted_value if isinstance(fitted_value, str) else word  # booleans are read as they are
+    value = _switched(Switch(word), members)
+    return value if isinstance(value, str) else word  # the parser reads booleans
 
 
 def _hint_of(flag: str, kind: type, options: Collection[str]) -> Any:
-    """The type of the setting that a flag names; None for one that is of the command itself."""
+    """Return the type of the setting that a flag names; None for a flag of the command itself."""
     here: Any = kind
     hint: Any = None
     parts = flag.split(".")
@@ -210,7 +184,7 @@ def _hint_of(flag: str, kind: type, options: Collection[str]) -> Any:
             prefix = "".join(f"{part}." for part in parts[:number])
             rest = "".join(f".{part}" for part in parts[number + 1 :])
             names = [*hints, *(() if number else {option.partition(".")[0] for option in options})]
-            suggestion = advice(kind, here, prefix, name, flag=True, rest=rest, names=names)
+            suggestion = _advice(kind, here, prefix, name, flag=True, rest=rest, names=names)
             raise UnknownKeyError(f"unrecognized arguments: --{flag}.{suggestion}")
         hint = hints[name]
         here = _inside(hint)
@@ -218,26 +192,23 @@ def _hint_of(flag: str, kind: type, options: Collection[str]) -> Any:
 
 
 def _inside(hint: Any) -> Any:
-    """The part of a field's type that has keys: a mapping or a settings class; else the type."""
-    members = alternatives(hint)
-    if nested := next((member for member in members if is_mapping(member)), None):
-        return nested
-    return nested_kind(hint) or hint
+    """Return the part of a field's type that has keys, a mapping or a settings class; otherwise the type."""
+    mapping = next((member for member in alternatives(hint) if is_mapping(member)), None)
+    return mapping or nested_kind(hint) or hint
 
 
-def advice(
+def _advice(
     root: type, kind: type, prefix: str, name: str, *, flag: bool = False, rest: str = "", names: Sequence[str] = ()
 ) -> str:
-    """What an unknown key may have meant, as a sentence.
+    """Return a sentence with settings that an unknown key may have meant, of its place or else of the whole file.
 
     Args:
-        root: The settings class of the file.
-        kind: That of the place where the key stands.
+        root: Settings class of the file.
+        kind: Settings class of the place of the key.
         prefix: Dotted place, with a dot at its end.
-        name: The key.
-        flag: The names are shown as flags.
-        rest: Comes behind the name in what was written.
-        names: What is known there; by default the fields of `kind`.
+        flag: Show names as flags.
+        rest: End of the flag after the name.
+        names: Known names. Empty: the fields of `kind`.
     """
     keys = list(names) or list(field_hints(kind))
     matches = meanings(name, keys, kind)
