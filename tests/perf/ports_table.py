@@ -1,6 +1,6 @@
 """Listening sockets of each kind of run: which addresses and ports its processes open, and who can reach them.
 
-    python tests/perf/ports_table.py [--kinds train ranks hosts view serve serve-vllm program]
+    python tests/perf/ports_table.py [--kinds train ranks hosts view serve program]
 
 Starts each kind with a tiny random model, reads the sockets of all its processes several times a second until it ends,
 and prints a Markdown table. Exits with 1 if a TCP or UDP socket accepts data from beyond the loopback interface.
@@ -36,7 +36,6 @@ KINDS: Mapping[str, str] = {
     "hosts": "training, `mesh.kind: process`: two hosts of the learner's ranks, one of the engine",
     "view": "`forge-agents view`",
     "serve": "`forge-agents serve` of a run's policies",
-    "serve-vllm": "`forge-agents serve` of a model (vLLM's own server)",
     "program": "training of a program's agent through the gateway",
 }
 """Kinds of runs and their titles in the table."""
@@ -254,11 +253,8 @@ def start(kind: str, folder: Path) -> None:
         train_program(folder)
     elif kind == "view":
         command_until_it_listens("view", str(_trained(folder)), "--port", str(port), port=port)
-    elif kind == "serve":
-        command_until_it_listens("serve", str(_trained(folder)), "--port", str(port), port=port)
     else:
-        words = ("serve", str(_trained(folder) / "export"), "--port", str(port), "--kv_cache_gb", "0.05")
-        command_until_it_listens(*words, port=port)
+        command_until_it_listens("serve", str(_trained(folder)), "--port", str(port), port=port)
 
 
 def _trained(folder: Path) -> Path:
