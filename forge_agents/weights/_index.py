@@ -14,7 +14,6 @@ class Entry:
     """One published version."""
 
     version: int
-    slot: int
     stamp: int
     """Unique per publication, also when the same version is published again."""
     publisher: str = ""
@@ -45,16 +44,16 @@ class Write:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Index:
-    """The versions of one set of weights. Each change is a new `Index` that replaces the last one in the store.
+    """The version of one set of weights. Each change is a new `Index` that replaces the last one in the store.
 
-    A write goes through three states: `announce` (no reader may begin to read the slot), `begin_write` (its bytes
-    change from now on; the stamp is odd), `commit` (the version exists; the stamp is even). A reader that finds its
-    entry in the index before and after it read the bytes has read one version: every write in between would have
-    removed the entry, and a stamp is never used twice. ``docs/decisions/training.md`` has the argument.
+    A write goes through three states: `announce` (no reader may begin to read), `begin_write` (bytes change from now
+    on; the stamp is odd), `commit` (the version exists; the stamp is even). A reader that finds its entry in the index
+    before and after it read the bytes has read one version: every write in between would have removed the entry, and a
+    stamp is never used twice.
     """
 
-    entries: tuple[Entry, ...] = ()
-    """Versions that may be read, in order of publication."""
+    entry: Entry | None = None
+    """Version that may be read. None before the first and during a write."""
     retiring: Entry | None = None
     """Version that is about to be overwritten. Readers that hold a lease finish reading it; no other may begin."""
     stamp: int = 0
@@ -62,42 +61,20 @@ class Index:
     write: Write | None = None
     """The write in progress, or one whose writer died."""
 
-    @property
-    def versions(self) -> tuple[int, ...]:
-        """Versions that may be read, in order of publication."""
-        return tuple(entry.version for entry in self.entries)
-
-    def latest(self) -> Entry | None:
-        """The version published last; None before the first."""
-        return self.entries[-1] if self.entries else None
-
-    def of(self, version: int) -> Entry | None:
-        """The entry of a version; None if it may not be read."""
-        return next((entry for entry in self.entries if entry.version == version), None)
-
     def is_intact(self, entry: Entry) -> bool:
         """Whether the bytes of an entry are unchanged since it was published."""
-        return entry in self.entries or entry == self.retiring
+        return entry in (self.entry, self.retiring)
 
-    def announce(self, num_slots: int, write: Write) -> tuple[int, Index]:
-        """Choose the slot to write next. Returns it with the index that keeps new readers away from it."""
-        remaining = self.entries[max(0, len(self.entries) - num_slots + 1) :]
-        used = {entry.slot for entry in remaining}
-        slot = next(slot for slot in range(num_slots) if slot not in used)
-        # a writer that died after its announcement left its version in `retiring`
-        intact = [*self.entries, *([self.retiring] if self.retiring else [])]
-        retiring = next((entry for entry in intact if entry.slot == slot), None)
-        return slot, Index(entries=remaining, retiring=retiring, stamp=self.stamp, write=write)
+    def announce(self, write: Write) -> Index:
+        """The index that keeps new readers away. A writer that died after it left its version in `retiring`."""
+        return Index(retiring=self.entry or self.retiring, stamp=self.stamp, write=write)
 
     def begin_write(self) -> Index:
         """The index to store before the first byte changes."""
-        return Index(entries=self.entries, stamp=self.stamp + 1 + self.stamp % 2, write=self.write)
+        return Index(stamp=self.stamp + 1 + self.stamp % 2, write=self.write)
 
-    def commit(self, slot: int) -> Index:
-        """The index to store after the last byte was written to `slot`."""
+    def commit(self) -> Index:
+        """The index to store after the last byte was written."""
         assert self.write is not None
-        others = tuple(entry for entry in self.entries if entry.version != self.write.version)
-        entry = Entry(version=self.write.version, slot=slot, stamp=self.stamp + 1, publisher=self.write.publisher)
-        # A version that is published again leaves the index, but its old bytes stay until their slot is written next.
-        superseded = next((entry for entry in self.entries if entry.version == self.write.version), None)
-        return Index(entries=(*others, entry), retiring=superseded, stamp=self.stamp + 1)
+        entry = Entry(version=self.write.version, stamp=self.stamp + 1, publisher=self.write.publisher)
+        return Index(entry=entry, stamp=self.stamp + 1)

@@ -9,42 +9,22 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from forge_agents.runtime import mesh
 from forge_agents.runtime.machine import memory_domain
-from forge_agents.weights._index import Process
+from forge_agents.weights._index import Entry, Index, Process
+
+if TYPE_CHECKING:
+    from forge_agents.weights.store import WeightStoreRef
 
 RETRY_S, MAX_RETRY_S = 0.005, 0.1
-
-
-class StoreRef(Protocol):
-    """The part of `WeightStoreRef` that publishers and subscribers use."""
-
-    @property
-    def name(self) -> str:
-        """Name in error messages."""
-
-    @property
-    def store_name(self) -> str:
-        """Unique name of the store."""
-
-    @property
-    def place(self) -> str:
-        """Host whose processes share memory with the store."""
-
-    @property
-    def heartbeat_timeout_s(self) -> float:
-        """Seconds after which a store that does not answer counts as dead."""
-
-    async def client(self) -> Any:
-        """The store's client of this process."""
 
 
 class Records:
     """Access to the keys of one set of weights; every call has the store's heartbeat timeout as its deadline."""
 
-    def __init__(self, ref: StoreRef, weights_name: str) -> None:
+    def __init__(self, ref: WeightStoreRef, weights_name: str) -> None:
         self.weights_name = weights_name
         self._ref = ref
         self._timeout_s = ref.heartbeat_timeout_s
@@ -63,6 +43,15 @@ class Records:
     async def _delete(self, client: Any, key: str) -> None:
         with contextlib.suppress(KeyError):  # it may be gone already
             await self._wait(client.delete(f"{self.weights_name}.{key}"), f"deletion of {self.weights_name}.{key}")
+
+    async def _in_store(self, client: Any, entry: Entry) -> bool:
+        """Whether the store's bytes are still those of the entry."""
+        index: Index = await self._get(client, "index")
+        return index.is_intact(entry)
+
+    async def _get_part(self, client: Any, entry: Entry, rank: int, number: int) -> Any:
+        """A part of the buffer that a rank of the publisher wrote, as a flat uint8 tensor."""
+        return await self._get(client, f"data.rank{rank}.part{number}.{entry.publisher}")
 
     async def _keys(self, client: Any, prefix: str) -> list[str]:
         """Keys under ``prefix.``, without the name of the weights."""
@@ -108,23 +97,13 @@ class LeaseRecord:
 
 
 class Lease(Records):
-    """A reader's lease. The next write waits for it as long as the reader renews it.
+    """A reader's lease under ``prefix``. The next write waits for it as long as the reader renews it."""
 
-    Args:
-        prefix: Prefix of its key.
-    """
-
-    def __init__(self, ref: StoreRef, weights_name: str, prefix: str) -> None:
+    def __init__(self, ref: WeightStoreRef, weights_name: str, prefix: str) -> None:
         super().__init__(ref, weights_name)
-        self._prefix, self._id = prefix, uuid.uuid4().hex
-        self._key = f"{prefix}.{self._id}"
+        self._key = f"{prefix}.{uuid.uuid4().hex}"
         self._renewals = 0
         self.held = False
-
-    async def begin(self, client: Any, suffix: str) -> None:
-        """Take the lease under ``prefix.suffix``."""
-        self._key = f"{self._prefix}.{suffix}.{self._id}"
-        await self.renew(client)
 
     async def renew(self, client: Any) -> None:
         """Take or renew the lease."""

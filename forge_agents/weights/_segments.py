@@ -79,6 +79,12 @@ def try_create(num_bytes: int) -> Segment | None:
     return Segment(fd, num_bytes)
 
 
+def create(num_bytes: int) -> torch.Tensor:
+    """Flat uint8 memory: shared pages, or private ones if the machine lacks the memory for shared ones."""
+    segment = try_create(num_bytes)
+    return torch.empty(num_bytes, dtype=torch.uint8) if segment is None else segment.tensor()
+
+
 _opened: WeakValueDictionary[int, Segment] = WeakValueDictionary()
 
 

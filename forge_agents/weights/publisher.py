@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Executor
 from datetime import timedelta
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,7 +19,10 @@ from forge_agents.runtime.machine import memory_domain
 from forge_agents.weights import _segments
 from forge_agents.weights._index import Index, Write
 from forge_agents.weights._layout import Layout, lay_out, view_of
-from forge_agents.weights._records import LeaseRecord, Records, StoreRef, in_background
+from forge_agents.weights._records import LeaseRecord, Records, in_background
+
+if TYPE_CHECKING:
+    from forge_agents.weights.store import WeightStoreRef
 
 T = TypeVar("T")
 Tensors: TypeAlias = Iterable[tuple[str, torch.Tensor]]
@@ -27,21 +30,20 @@ StateDict: TypeAlias = Mapping[str, torch.Tensor] | Callable[[], Tensors]
 
 
 class Publisher(Records):
-    """Writes versions of one set of weights into a ring of slots. Every rank has one; all call `publish` together.
+    """Writes versions of one set of weights. Every rank has one; all call `publish` together.
 
-    The memory of a slot is reused, because touching fresh pages costs more than the copy. If a writer dies, its version
-    never becomes visible. A writer waits for the readers of its slot as long as they make progress. Keys of weights W:
+    The store keeps one version. Its memory is reused, because touching fresh pages costs more than the copy. Readers
+    wait while a version is written, and a writer waits for readers as long as they make progress. If a writer dies, its
+    version never becomes visible. Keys of weights W:
 
-    - ``W.index``: versions that exist, and the one being written (`_index.Index`)
-    - ``W.slotK.head.ID`` and ``W.slotK.rankR.partP.ID``: layout and bytes of slot K, written by publisher ID
-    - ``W.lease.slotK.X``: lease of reader X on the slot
+    - ``W.index``: the version that exists, and the one being written (`_index.Index`)
+    - ``W.data.head.ID`` and ``W.data.rankR.partP.ID``: layout and bytes, written by publisher ID
+    - ``W.lease.X``: lease of reader X
     - ``W.request.X``: reader X met a write in progress and asks the next one to wait for it
     - ``W.progress``: changes while a write makes progress
 
     Args:
         weights_name: Name that subscribers use as well.
-        slots: Number of versions that are kept, each as large as the weights. With 1 (default), readers wait while a
-            version is written. More slots serve readers of older versions.
         dtype: Type that floating-point tensors are cast to; None means bfloat16. Other tensors keep their type.
         thread: Executor for packing and for collectives: the thread that computes the tensors, because its current
             device is theirs. None uses the caller's.
@@ -49,21 +51,17 @@ class Publisher(Records):
 
     def __init__(
         self,
-        ref: StoreRef,
+        ref: WeightStoreRef,
         weights_name: str,
         *,
-        slots: int = 1,
         dtype: torch.dtype | None = None,
         thread: Executor | None = None,
     ) -> None:
         super().__init__(ref, weights_name)
-        if slots < 1:
-            raise ValueError(f"slots={slots}; at least 1 is needed to hold the last version")
         if not weights_name:
             raise ValueError("weights_name is empty; give the policy's name")
-        self._slots = slots
         self._dtype = dtype or torch.bfloat16
-        self._buffers: dict[int, torch.Tensor] = {}
+        self._buffer_B = torch.empty(0, dtype=torch.uint8)
         self._id = uuid.uuid4().hex
         self._thread = thread
         self._specs: list[tuple[str, tuple[int, ...], str, int]] | None = None
@@ -105,14 +103,14 @@ class Publisher(Records):
         layout = lay_out(self._specs, world)
         client = await self._on_all_ranks(self._ref.client(), world)
         async with in_background(self._report_progress(client)):
-            slot, index = await self._claim_slot(client, version, layout, rank, world)
+            index = await self._claim(client, version, layout, rank, world)
             # in the thread as well: fresh pages take 0.3 s per GB
-            buffer_B = await self._blocking(lambda: self._buffer(slot, layout.rank_bytes[rank]))
+            buffer_B = await self._blocking(lambda: self._buffer(layout.rank_bytes[rank]))
             await self._blocking(lambda: self._pack(tensors(), layout, rank, buffer_B))
             packed = time.perf_counter()
             max_parts = max(len(layout.parts(each)) for each in range(world))
-            await self._on_all_ranks(self._put_parts(client, slot, layout, rank, buffer_B, index), world, max_parts)
-            committing = self._commit(client, slot, layout, index) if rank == 0 else _no_work()
+            await self._on_all_ranks(self._put_parts(client, layout, rank, buffer_B, index), world, max_parts)
+            committing = self._commit(client, layout, index) if rank == 0 else _no_work()
             await self._on_all_ranks(committing, world)  # on return the version exists for every rank
         return {"pack_s": packed - start, "put_s": time.perf_counter() - packed, "bytes": float(layout.num_bytes)}
 
@@ -131,38 +129,37 @@ class Publisher(Records):
         dtype = self._dtype if tensor.is_floating_point() else tensor.dtype
         return name, tuple(tensor.shape), str(dtype).removeprefix("torch."), dtype.itemsize
 
-    async def _claim_slot(self, client: Any, version: int, layout: Layout, rank: int, world: int) -> tuple[int, Index]:
-        """Remove the oldest version from the index before the first of its bytes changes.
+    async def _claim(self, client: Any, version: int, layout: Layout, rank: int, world: int) -> Index:
+        """Remove the last version from the index before the first of its bytes changes.
 
         Reader and writer each announce themselves before they look at the other's announcement: a reader takes its
         lease and then reads the index; a writer replaces the index and then lists the leases. So at least one of them
-        sees the other, and no reader begins on a slot whose bytes change.
+        sees the other, and no reader begins on bytes that change.
         """
         num_parts = sum(len(layout.parts(each)) for each in range(world))
 
-        async def claim() -> tuple[int, Index]:
+        async def claim() -> Index:
             await self._await_leases(client, "request", num_parts)
             old: Index = await self._get(client, "index") if await self._has(client, "index") else Index()
             write = Write(version=version, writer=self._process, publisher=self._id)
-            slot, index = old.announce(self._slots, write)
-            await self._put(client, "index", index)
-            await self._await_leases(client, f"lease.slot{slot}", num_parts, self._count_progress)
+            await self._put(client, "index", index := old.announce(write))
+            await self._await_leases(client, "lease", num_parts, self._count_progress)
             await self._put(client, "index", index := index.begin_write())
-            if not self._fits(slot, layout.rank_bytes[rank]):  # free another publisher's bytes before allocating
-                for key in await self._keys(client, f"slot{slot}"):
+            if self._buffer_B.numel() != layout.rank_bytes[rank]:  # free another publisher's bytes before allocating
+                for key in await self._keys(client, "data"):
                     await self._delete(client, key)
-            return slot, index
+            return index
 
         claiming = claim() if rank == 0 else _no_work()
         # twice: for requests, and for leases
         claimed: list[Any] = [await self._on_all_ranks(claiming, world, 1 + 2 * num_parts)]
         if world > 1:
             await self._blocking(lambda: dist.broadcast_object_list(claimed, src=0, group=self._group))
-        slot_and_index: tuple[int, Index] = claimed[0]
-        return slot_and_index
+        index: Index = claimed[0]
+        return index
 
-    async def _commit(self, client: Any, slot: int, layout: Layout, index: Index) -> None:
-        await self._put(client, f"slot{slot}.head.{self._id}", layout)
+    async def _commit(self, client: Any, layout: Layout, index: Index) -> None:
+        await self._put(client, f"data.head.{self._id}", layout)
         now: Index = await self._get(client, "index")
         if now != index:
             assert index.write is not None
@@ -172,19 +169,15 @@ class Publisher(Records):
                 f"{self._process.pid} had finished version {index.write.version}, which does not exist; give each "
                 "publisher its own weights_name"
             )
-        await self._put(client, "index", index.commit(slot))
+        await self._put(client, "index", index.commit())
 
-    def _buffer(self, slot: int, num_bytes: int) -> torch.Tensor:
-        """The slot's memory: shared with the store's volume if both are on one host, otherwise private."""
-        if not self._fits(slot, num_bytes):
-            self._buffers.pop(slot, None)
-            segment = _segments.try_create(num_bytes) if self._ref.place == memory_domain() else None
-            buffer_B = torch.empty(num_bytes, dtype=torch.uint8) if segment is None else segment.tensor()
-            self._buffers[slot] = buffer_B
-        return self._buffers[slot]
-
-    def _fits(self, slot: int, num_bytes: int) -> bool:
-        return slot in self._buffers and self._buffers[slot].numel() == num_bytes
+    def _buffer(self, num_bytes: int) -> torch.Tensor:
+        """This rank's memory: shared with the store's volume if both are on one host, otherwise private."""
+        if self._buffer_B.numel() != num_bytes:
+            self._buffer_B = torch.empty(0, dtype=torch.uint8)  # freed before the new one is allocated
+            shared = self._ref.place == memory_domain()
+            self._buffer_B = _segments.create(num_bytes) if shared else torch.empty(num_bytes, dtype=torch.uint8)
+        return self._buffer_B
 
     def _pack(self, tensors: Tensors, layout: Layout, rank: int, buffer_B: torch.Tensor) -> None:
         from torch.distributed.tensor import DTensor  # slow to import, and only a learner's ranks need it
@@ -213,13 +206,13 @@ class Publisher(Records):
                 "each time"
             )
 
-    async def _put_parts(  # noqa: PLR0917
-        self, client: Any, slot: int, layout: Layout, rank: int, buffer_B: torch.Tensor, index: Index
+    async def _put_parts(
+        self, client: Any, layout: Layout, rank: int, buffer_B: torch.Tensor, index: Index
     ) -> None:
-        assert index.write is not None
+        assert index.write is not None  # by the first rank
         for number, (start, end) in enumerate(layout.parts(rank)):
             part_B = _segments.part_of(buffer_B, start, end)
-            await self._put(client, f"slot{slot}.rank{rank}.part{number}.{index.write.publisher}", part_B)
+            await self._put(client, f"data.rank{rank}.part{number}.{index.write.publisher}", part_B)
             self._count_progress()
 
     def _count_progress(self) -> None:
@@ -228,10 +221,7 @@ class Publisher(Records):
     async def _on_all_ranks(self, work: Awaitable[T], world: int, num_waits: int = 1) -> T:
         """Do this rank's `work`; if it fails on any rank, raise on all, so that none waits in a later collective.
 
-        Args:
-            work: This rank's part.
-            world: Number of ranks.
-            num_waits: How many times the work of one rank may wait for the store.
+        The work of one rank may wait for the store `num_waits` times.
         """
         result: Any = None
         error: Exception | None = None

@@ -26,10 +26,10 @@ _PROBE_KEY = "heartbeat"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightStoreRef:
-    """Reference to a store, picklable; learners and engines know a transport only by these two methods.
+    """Reference to a store, picklable. Learners and engines use only `publisher` and `subscriber`.
 
-    Another transport is a class with `publisher` and `subscriber`, whose results have ``publish(version, state_dict)``
-    and ``load(version)``, and a `WeightStore` that creates it.
+    Another transport is a class with these two methods, whose results have ``publish(version, state_dict)`` and
+    ``load(version)``, and a `WeightStore` that creates it.
     """
 
     name: str

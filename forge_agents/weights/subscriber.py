@@ -7,19 +7,20 @@ import contextlib
 import contextvars
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from forge_agents.errors import StallError, UnknownIdError, did_you_mean
 from forge_agents.weights import _segments
-from forge_agents.weights._host_copy import HostCopy, PullRequest
+from forge_agents.weights._host_copy import HostCopy
 from forge_agents.weights._index import Entry, Index, Write
 from forge_agents.weights._layout import Layout, view_of
-from forge_agents.weights._records import MAX_RETRY_S, RETRY_S, Lease, Records, StoreRef
+from forge_agents.weights._records import MAX_RETRY_S, RETRY_S, Lease, Records
+
+if TYPE_CHECKING:
+    from forge_agents.weights.store import WeightStoreRef
 
 _MIN_ATTEMPTS = 3
 """Attempts to read a version before giving up, however long each of them takes."""
@@ -55,21 +56,15 @@ class LoadedWeights:
         Raises:
             StallError: The pages were overwritten while they were read.
         """
-        outcome: Future[None] = Future()
-
-        def start() -> None:
-            asyncio.ensure_future(self.verify()).add_done_callback(lambda task: _copy_outcome(task, outcome))
-
         # in the context of the actor, because Monarch's calls need it and a thread of its own lacks it
-        self._loop.call_soon_threadsafe(start, context=self._context.copy())
-        outcome.result()
+        self._context.copy().run(asyncio.run_coroutine_threadsafe, self.verify(), self._loop).result()
 
     async def verify(self) -> None:
         """As `check`, on the event loop."""
         if self._intact is not None and not await self._intact():
             raise StallError(
                 f"weights {self._weights_name!r} version {self.version} were overwritten while they were read, which "
-                f"took longer than {self._timeout_s:g} s; publish with more slots",
+                f"took longer than {self._timeout_s:g} s",
                 f"reader of {self._weights_name}",
             )
         self._checked = True
@@ -83,7 +78,7 @@ class Subscriber(Records):
     the writer loses patience with a slow reader, the reader notices, so two versions are never mixed.
     """
 
-    def __init__(self, ref: StoreRef, weights_name: str) -> None:
+    def __init__(self, ref: WeightStoreRef, weights_name: str) -> None:
         super().__init__(ref, weights_name)
         self._mapped: dict[int, torch.Tensor] = {}
         self._lock = asyncio.Lock()
@@ -122,11 +117,6 @@ class Subscriber(Records):
                 for lease in leases:
                     await lease.release(client)
 
-    async def versions(self) -> tuple[int, ...]:
-        """Versions that exist now, in order of publication."""
-        client = await self._ref.client()
-        return (await self._index(client)).versions
-
     async def _open(
         self, client: Any, version: int | None, current: Callable[[], int | None], start: float
     ) -> LoadedWeights:
@@ -137,9 +127,9 @@ class Subscriber(Records):
             entry = await self._find(client, version)
             if entry.version == current():
                 return LoadedWeights(version=entry.version, tensors={}, fetch_s=time.perf_counter() - start)
-            # The lease comes before the look at the index: see `Publisher._claim_slot`.
-            await self._lease.begin(client, f"slot{entry.slot}")
-            if entry in (await self._index(client)).entries:
+            # The lease comes before the look at the index: see `Publisher._claim`.
+            await self._lease.renew(client)
+            if entry == (await self._index(client)).entry:
                 opened = await self._map(client, entry)
                 if opened is not None:
                     tensors, intact = opened
@@ -155,7 +145,7 @@ class Subscriber(Records):
             if time.monotonic() > deadline and attempts >= _MIN_ATTEMPTS:
                 raise StallError(
                     f"weights {self.weights_name!r} change faster than they can be read: no stable version in "
-                    f"{attempts} attempts and {self._timeout_s:g} s; publish less often or with more slots"
+                    f"{attempts} attempts and {self._timeout_s:g} s; publish less often"
                 )
             await self._request.renew(client)
 
@@ -164,12 +154,11 @@ class Subscriber(Records):
         stamp, progress, since, pause_s = -1, None, 0.0, RETRY_S
         while True:
             index = await self._index(client)
-            entry = index.latest() if version is None else index.of(version)
-            if entry is not None:
-                return entry
+            if index.entry is not None and version in (None, index.entry.version):
+                return index.entry
             write = index.write
             if write is None or version not in (None, write.version):
-                exists = ", ".join(map(str, index.versions)) or "none"
+                exists = "none" if index.entry is None else index.entry.version
                 raise UnknownIdError(
                     f"weights {self.weights_name!r} have no version {'yet' if version is None else version}; existing "
                     f"versions: {exists}{f', and {write.version} is being written' if write else ''}. Older ones are "
@@ -182,22 +171,33 @@ class Subscriber(Records):
                 stamp, since = index.stamp, time.monotonic()
             if latest_progress != progress:
                 progress, since = latest_progress, time.monotonic()
-            _check_writer(write, self.weights_name, time.monotonic() - since, self._timeout_s)
+            self._check_writer(write, time.monotonic() - since)
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_RETRY_S)
+
+    def _check_writer(self, write: Write, seconds: float) -> None:
+        """Raise StallError if the writer of a version has ended, or has made no progress for too many `seconds`."""
+        ended = write.writer.has_ended()
+        if ended or seconds > self._timeout_s:
+            reason = "ended before it finished" if ended else f"has made no progress for {seconds:.0f} s"
+            raise StallError(
+                f"weights {self.weights_name!r} have no complete version: process {write.writer.pid}, which was "
+                f"writing version {write.version}, {reason}; they exist again once it or its successor has published",
+                f"writer of {self.weights_name}",
+            )
 
     async def _index(self, client: Any) -> Index:
         try:
             index: Index = await self._get(client, "index")
         except KeyError:
-            if not await self._has(client, "index"):
-                keys = await self._wait(client.keys(), "list of keys")
-                names = sorted(key.removesuffix(".index") for key in keys if key.endswith(".index"))
-                raise UnknownIdError(
-                    f"no weights {self.weights_name!r} have been published; published: {', '.join(names) or 'none'}."
-                    f"{did_you_mean(self.weights_name, names)}"
-                ) from None
-            index = await self._get(client, "index")  # written in the meantime
+            keys = await self._wait(client.keys(), "list of keys")
+            names = sorted(key.removesuffix(".index") for key in keys if key.endswith(".index"))
+            if self.weights_name in names:  # written in the meantime
+                return await self._index(client)
+            raise UnknownIdError(
+                f"no weights {self.weights_name!r} have been published; published: {', '.join(names) or 'none'}."
+                f"{did_you_mean(self.weights_name, names)}"
+            ) from None
         return index
 
     async def _map(
@@ -207,35 +207,17 @@ class Subscriber(Records):
 
         Pages that this process cannot share with the writer are pulled by one process of the host for all.
         """
-
-        async def get_part(rank: int, number: int) -> torch.Tensor:
-            part_B: torch.Tensor = await self._get(
-                client, f"slot{entry.slot}.rank{rank}.part{number}.{entry.publisher}"
-            )
-            return part_B
-
-        async def in_store() -> bool:
-            return (await self._index(client)).is_intact(entry)
-
         try:
-            layout: Layout = await self._get(client, f"slot{entry.slot}.head.{entry.publisher}")
+            layout: Layout = await self._get(client, f"data.head.{entry.publisher}")
             ranks = range(len(layout.rank_bytes))
             pages = {}
             for rank in ranks if self._ref.place == self._process.place else ():
-                segment = _segments.segment_of(await get_part(rank, 0))
+                segment = _segments.segment_of(await self._get_part(client, entry, rank, 0))
                 if segment is not None and segment.num_bytes == layout.rank_bytes[rank]:
                     pages[rank] = self._mapped[rank] = segment.tensor()  # stays mapped for the next version
             remote = tuple(rank for rank in ranks if rank not in pages)
             if remote:
-                request = PullRequest(
-                    entry=entry,
-                    layout=layout,
-                    ranks=remote,
-                    get_part=get_part,
-                    in_store=in_store,
-                    on_progress=partial(self._lease.renew, client),
-                )
-                copied = await self._host_copy.tensors(client, request)
+                copied = await self._host_copy.tensors(client, entry, layout, remote, self._lease)
                 if copied is None:
                     return None
                 pages |= {rank: copied[rank] for rank in remote}
@@ -245,28 +227,7 @@ class Subscriber(Records):
             return None
 
         async def intact() -> bool:
-            local = len(remote) == len(ranks) or await in_store()
+            local = len(remote) == len(ranks) or await self._in_store(client, entry)
             return local and (not remote or await self._host_copy.is_intact(client, entry))
 
         return {name: view_of(pages[piece.rank], piece) for name, piece in layout.pieces.items()}, intact
-
-
-def _copy_outcome(task: asyncio.Task[None], outcome: Future[None]) -> None:
-    if task.cancelled():
-        outcome.cancel()
-    elif (error := task.exception()) is not None:
-        outcome.set_exception(error)
-    else:
-        outcome.set_result(None)
-
-
-def _check_writer(write: Write, weights_name: str, seconds: float, timeout_s: float) -> None:
-    """Raise StallError if the writer of a version has ended, or has made no progress for too many `seconds`."""
-    ended = write.writer.has_ended()
-    if ended or seconds > timeout_s:
-        reason = "ended before it finished" if ended else f"has made no progress for {seconds:.0f} s"
-        raise StallError(
-            f"weights {weights_name!r} have no complete version: process {write.writer.pid}, which was writing version "
-            f"{write.version}, {reason}; they exist again once it or its successor has published",
-            f"writer of {weights_name}",
-        )
