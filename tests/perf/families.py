@@ -1,8 +1,5 @@
 """Every family that is trained, as a tiny random model: its logits beside transformers', and GRPO through vLLM.
 
-In: nothing but time, a minute or two a family. Out: rows of docs/results/compatibility.md. Waits for engines and
-learners.
-
     python tests/perf/families.py [--only qwen2 smollm3] [--lora]
 
 Float32 everywhere, so that what is left between sampler and learner is the order of sums.

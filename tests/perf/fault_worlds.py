@@ -1,7 +1,4 @@
-"""Worlds and rewards that hang when a file tells them to, for `faults.py`.
-
-In: the path in ``FORGE_FAULT_FLAG``. Out: an environment, rewards. Waits for an hour where it is told to hang.
-"""
+"""Worlds and rewards that hang when a file tells them to, for `faults.py`."""
 
 from __future__ import annotations
 

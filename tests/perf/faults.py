@@ -1,9 +1,5 @@
 """Kill and hang every kind of process in every phase of a run, and tell what became of the run.
 
-In: names of sessions. Out: a JSON file per session under ``--out``, and a table of every fault, which
-docs/results/robustness.md sums up. Waits for each session with a deadline; a session that has its file is not run
-again.
-
     python tests/perf/faults.py [SESSION ...] [--out FOLDER] [--table FILE]
 
 A session is one training run on a tiny model with a plan of faults, each in a phase of a step of its own; its metrics

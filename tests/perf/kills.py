@@ -1,8 +1,5 @@
 """Kill a training run at random moments, resume it, and compare it bit by bit with one that was left alone.
 
-In: a number of runs. Out: a table; exit code 1 where a run differs or leaves a process behind. Waits for the runs, each
-with a deadline.
-
     python tests/perf/kills.py [--runs 20] [--steps 6] [--out TABLE.md]
 """
 

@@ -2,8 +2,6 @@
 
     python tests/perf/measure_contexts.py [--episodes 8] [--turns 40] [--context 1024] [--model smollm2-135m-instruct]
     python tests/perf/measure_contexts.py --reader   # no engine: answers from what the prompt holds, and nothing else
-
-In: an engine. Out: a table. Waits for the engine, which keeps its own deadlines.
 """
 
 from __future__ import annotations

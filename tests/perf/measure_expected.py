@@ -1,8 +1,4 @@
-"""(g) What an engine and a learner hold, beside what placement and ``forge-agents simulate`` expect of them.
-
-In: `Options`. Out: bytes by part, and the most that tensors held at a time in a step. Waits for children, each with a
-deadline. What a process takes beside tensors is not counted, nor expected here.
-"""
+"""What an engine and a learner hold, beside what placement and ``forge-agents simulate`` expect of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""(c) Tokens per second of a learner's step, over a bare TorchTitan forward and backward pass on the same tokens.
-
-In: `Options`. Out: seconds of each, measured in one process. Waits for nothing but its own work, some five minutes.
+"""Tokens per second of a learner's step, over a bare TorchTitan forward and backward pass on the same tokens.
 
 Two bare passes of a model of TorchTitan's own modules, weights and gradients in bfloat16, without FSDP around one rank:
 ``bare`` is TorchTitan as it comes (its SDPA attention on unpadded rectangles of equally long samples, its chunked

@@ -1,8 +1,4 @@
-"""(e) What a learner holds at most, by what its backward pass remembers, at 4,096 tokens in a microbatch.
-
-In: `Options`. Out: bytes of tensors and of the whole process over weights, gradients and optimiser state, each mode in
-a process of its own. Waits for children, each with a deadline.
-"""
+"""What a learner holds at most, by what its backward pass remembers, at 4,096 tokens in a microbatch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""(l) What the controller spends on an episode, and how memory stands while 10,000 of them are queued.
-
-In: `Options`. Out: CPU-seconds and resident memory of controller and engine. Waits for one child with a deadline.
-"""
+"""What the controller spends on an episode, and how memory stands while 10,000 of them are queued."""
 
 from __future__ import annotations
 

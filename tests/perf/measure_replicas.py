@@ -1,8 +1,4 @@
-"""(h) Two replicas against one on the same cores, and where the turns of a conversation should go.
-
-In: `Options`. Out: tokens per second, and the share of prompt tokens that were cached. Waits for engines, whose calls
-have deadlines.
-"""
+"""Two replicas against one on the same cores, and where the turns of a conversation should go."""
 
 from __future__ import annotations
 

@@ -1,38 +1,32 @@
-"""(b) Tokens per second of episodes through the engine's actor, over the same engine without actor, and vLLM's LLM.
-
-In: `Options`. Out: tokens per second of each, for short answers and long ones. Waits for engines, each in a child with
-a deadline.
-"""
+"""Tokens per second of episodes through the engine's actor, over the same engine without actor, and vLLM's LLM."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perf_common import POLICY, THREADS, Options, goal, in_child, median, play_all
+from perf_common import OPENMP, POLICY, THREADS, DirectEngine, Options, goal, in_child, median, play_all
 
 if TYPE_CHECKING:
     from forge_agents.serving import EnginePlan
 
 DEADLINE_S = 900
-_OPENMP = {name: str(THREADS) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
 
 def measure(options: Options) -> list[dict[str, Any]]:
     """The records ``rollout``, one for each length of answers."""
     from forge_agents.serving import _vllm
 
-    threads = {**_OPENMP, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    threads = {**OPENMP, "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     eager = {"TORCHDYNAMO_DISABLE": "1"} if options.quick else {}
     quiet = {name: _vllm.ENVIRONMENT[name] for name in ("VLLM_LOGGING_LEVEL", "VLLM_NO_USAGE_STATS", "HF_HUB_OFFLINE")}
     found = {
         "actor": in_child(run_actor, options, timeout_s=DEADLINE_S),
         "direct": in_child(
-            run_direct, options, timeout_s=DEADLINE_S, env={**_vllm.environment(_config(options)), **_OPENMP}
+            run_direct, options, timeout_s=DEADLINE_S, env={**_vllm.environment(_config(options)), **OPENMP}
         ),
         "vllm_llm": in_child(run_llm, options, timeout_s=DEADLINE_S, env={**quiet, **eager}),
     }
@@ -133,46 +127,20 @@ async def _run_actor(options: Options) -> dict[str, dict[str, float]]:
 def run_direct(options: Options) -> dict[str, dict[str, float]]:
     """The engine's thread in this process, fed at once."""
     from forge_agents.policy import Sampling
-    from forge_agents.serving._loop import EngineThread
-    from forge_agents.serving._wire import Answer, Request
+    from forge_agents.serving._wire import Request
 
-    answers: list[Answer] = []
-    failures: list[BaseException] = []
-    news = threading.Event()
-    num_requests = len(options.prompts) * options.siblings
-
-    def deliver(arrived: list[Answer]) -> None:
-        answers.extend(arrived)
-        if len(answers) == num_requests:
-            news.set()
-
-    def died(error: BaseException) -> None:
-        failures.append(error)
-        news.set()
-
-    thread = EngineThread(_config(options), deliver=deliver, on_death=died)
-    thread.ready.result(600)
     prompts = _prompts(options)
+    with DirectEngine(_config(options)) as engine:
 
-    def run(most: int) -> dict[str, float]:
-        answers.clear()
-        news.clear()
-        started = time.perf_counter()
-        thread.add(
-            [
-                Request(request_id=number, prompt_ids=prompt, sampling=Sampling(max_tokens=most))
-                for number, prompt in enumerate(prompts)
-            ]
-        )
-        if not news.wait(300) or failures:
-            raise RuntimeError(f"the engine delivered {len(answers)} of {num_requests} answers; failures: {failures}")
-        seconds = time.perf_counter() - started
-        done = [answer.completion for answer in answers if answer.completion is not None]
-        return _rate([len(completion.token_ids) for completion in done], seconds, most)
+        def run(most: int) -> dict[str, float]:
+            sampling = Sampling(max_tokens=most)
+            requests = [Request(request_id=i, prompt_ids=ids, sampling=sampling) for i, ids in enumerate(prompts)]
+            started = time.perf_counter()
+            completions = engine.answer(requests)
+            seconds = time.perf_counter() - started
+            return _rate([len(completion.token_ids) for completion in completions], seconds, most)
 
-    found = _medians(options, run)
-    thread.close(10)
-    return found
+        return _medians(options, run)
 
 
 def run_llm(options: Options) -> dict[str, dict[str, float]]:

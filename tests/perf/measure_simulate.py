@@ -1,8 +1,5 @@
 """How well `forge-agents simulate` predicts: real runs on this machine, some fitted, the others predicted.
 
-In: a model. Out: a Markdown table of predicted over measured step times; exit code 1 where fewer than six predictions
-are within 15 %. Waits for the runs, each with a deadline.
-
     python tests/perf/measure_simulate.py [--model MODEL] [--steps 6] [--runs FOLDER] [--out TABLE.md]
 
 Needs a machine that does nothing else. Runs that FOLDER already holds are not run again.

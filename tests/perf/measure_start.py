@@ -1,9 +1,4 @@
-"""Seconds of a start by its parts: an engine cold, warm, of an export and not compiled, and all processes of a run.
-
-In: `Options`. Out: wall and processor seconds of each part. Waits for children with a deadline. A cold engine finds an
-empty folder where vLLM and Inductor keep what they compiled, the others what that one left. An export is a model of the
-same architecture in another folder.
-"""
+"""Seconds of a start by its parts: an engine cold, warm, of an export and not compiled, and all processes of a run."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""(a) One GRPO step on the fixed work W, stage by stage, and (e) what each process then holds.
-
-In: `Options`. Out: seconds, CPU seconds and bytes. Waits for engine, learner and store, whose calls have deadlines.
-"""
+"""One GRPO step on the fixed work W, stage by stage, and (e) what each process then holds."""
 
 from __future__ import annotations
 

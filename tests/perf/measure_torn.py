@@ -1,7 +1,4 @@
-"""Fetches under a writer that never rests, by each transport that runs here: how many were torn, how long they took.
-
-In: `Options`. Out: counts, seconds, bytes of shared memory. Waits for actors and the store, whose calls have deadlines.
-"""
+"""Fetches under a writer that never rests, by each transport that runs here: how many were torn, how long they took."""
 
 from __future__ import annotations
 
@@ -20,8 +17,6 @@ from perf_common import Options, goal, in_child
 from forge_agents.runtime._monarch import Actor, concurrent_endpoint
 from forge_agents.runtime.hosts import Hosts
 
-SLOTS = 1
-"""The fewest there may be: the version that is read is the next to be written over."""
 TENSORS, NUMBERS = 16, 2**16
 READERS = 2
 CALL_S = 1800
@@ -32,7 +27,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
     found = in_child(run, options, timeout_s=2 * CALL_S)
     ways = {"messages": run_messages, "messages over TCP": run_tcp}
     others = {name: in_child(way, options, timeout_s=2 * CALL_S) for name, way in ways.items()}
-    size = SLOTS * TENSORS * NUMBERS * 2
+    size = TENSORS * NUMBERS * 2
     torn = found["torn"] + sum(each["torn"] for each in others.values())
     return [
         {
@@ -43,7 +38,7 @@ def measure(options: Options) -> list[dict[str, Any]]:
             "peer": "the values that were written: every number of a version is the same, and follows from its number",
             "goals": {
                 "torn": goal(torn, 0, at_most=True),
-                "shared_over_slots": goal(found["most_shared_bytes"] / size, 1, at_most=True),
+                "shared_over_weights": goal(found["most_shared_bytes"] / size, 1, at_most=True),
             },
         }
     ]
@@ -93,7 +88,7 @@ class Writer(Actor):
     def __init__(self, store: Any) -> None:
         from forge_agents.weights import Publisher
 
-        self._publisher = Publisher(store, "torn", slots=SLOTS)
+        self._publisher = Publisher(store, "torn")
         self._version, self._goes_on, self._most_bytes = 0, True, 0
 
     @concurrent_endpoint

@@ -1,8 +1,5 @@
 """How long a person waits for the viewer of 100,000 stored episodes, in headless Chromium.
 
-In: a number of episodes. Out: one JSON line: seconds, and CPU-seconds of server and browser, which a busy machine
-stretches less. Waits for the index and the browser, with deadlines.
-
     python tests/perf/measure_viewer.py [--episodes 100000]
 """
 

@@ -1,7 +1,4 @@
-"""(d) Publishing and fetching all weights, over a warm plain copy of the same bytes; and the whole way to the engine.
-
-In: `Options`. Out: seconds. Waits for actors and the store, whose calls have deadlines.
-"""
+"""Publishing and fetching all weights, over a warm plain copy of the same bytes; and the whole way to the engine."""
 
 from __future__ import annotations
 

@@ -1,8 +1,5 @@
 """The same training on one process a role, and on a node's: a learner of two ranks, two engines of two ranks.
 
-In: seeds. Out: a JSON file per run under ``--out``, and a Markdown table. A run that has its file is not run again.
-Waits for each run, whose stages have deadlines.
-
     python tests/perf/node_table.py [--seeds 0 1 2] [--steps 30] [--out FOLDER]
 
 A random two-layer model in float32 plays Relay for partial credit: it learns to say numbers of about the right size.

@@ -1,8 +1,5 @@
 """The same few optimiser steps on every parallel layout of the learner, and a checkpoint of each resumed on the next.
 
-In: nothing but the number of cores. Out: a Markdown table, or with ``--json`` the numbers. Waits for four processes,
-together at most `DEADLINE_S` seconds.
-
     python tests/perf/parallel_table.py [--json] [--steps 5]
 
 A random two-layer model in float32 on gloo. The gradient norm is computed apart, in float64, from whole gradients.

@@ -1,8 +1,4 @@
-"""What the measures share: the work W, an environment of one turn, clocks, processes with a deadline.
-
-In: `Options`. Out: prompts, played groups, CPU and memory of processes, results of children. Waits for children, each
-with a deadline; a child that misses it is killed with everything it started.
-"""
+"""Shared by the measures: an environment of one turn, an engine without rollouts, clocks, child processes."""
 
 from __future__ import annotations
 
@@ -10,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import queue
 import secrets
 import signal
 import statistics
@@ -34,7 +31,9 @@ from forge_agents.runtime.threads import all_or_first_error
 
 if TYPE_CHECKING:
     from forge_agents.rollout.players import PolicyEngine
-    from forge_agents.types import EpisodeGroup
+    from forge_agents.serving import EnginePlan
+    from forge_agents.serving._wire import Answer, Request
+    from forge_agents.types import Completion, EpisodeGroup
 
 RUN_FILE = Path(__file__).with_name("run.py")
 STATE_BYTES = 16
@@ -44,6 +43,7 @@ MARK = "FORGE_AGENTS_PERF"
 POLICY = "perf"
 THREADS = 2
 """CPU threads of engines and peers."""
+OPENMP = {name: str(THREADS) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 
 TOPICS = ("a lighthouse keeper", "two rival bakers", "a lost glacier", "the first clock", "an honest spy",
           "a village of cats", "the deepest mine", "a train at night")  # fmt: skip
@@ -155,6 +155,37 @@ def num_parameters(model: str) -> int:
 
     shapes = _vllm.expected_shapes(model) or {}
     return sum(int(np.prod(shape)) for shape in shapes.values())
+
+
+class DirectEngine:
+    """An engine's thread in this process, for requests that need no rollout."""
+
+    def __init__(self, config: EnginePlan) -> None:
+        from forge_agents.serving._loop import EngineThread
+
+        self._answers: queue.SimpleQueue[list[Answer] | BaseException] = queue.SimpleQueue()
+        self._thread = EngineThread(config, deliver=self._answers.put, on_death=self._answers.put)
+        self._thread.ready.result(600)
+
+    def __enter__(self) -> DirectEngine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._thread.close(10)
+
+    def answer(self, requests: Sequence[Request]) -> list[Completion]:
+        """Send all requests at once and wait for their answers."""
+        self._thread.add(list(requests))
+        completions: list[Completion] = []
+        while len(completions) < len(requests):
+            arrived = self._answers.get(timeout=300)
+            if isinstance(arrived, BaseException):
+                raise arrived
+            for answer in arrived:
+                if answer.completion is None:
+                    raise RuntimeError(f"the engine refused a request: {answer.error}")
+                completions.append(answer.completion)
+        return completions
 
 
 class StageClock:

@@ -1,7 +1,5 @@
 """Measure every stage, each beside its peer: one JSON line per measure.
 
-In: names of measures. Out: JSON lines; exit code 1 if one could not be measured. Waits for children with deadlines.
-
     python tests/perf/run.py [MEASURE ...] [--model MODEL] [--quick] [--peer trl|llm-threads]
 """
 
@@ -20,12 +18,12 @@ from typing import Any
 
 from perf_common import ChildFailedError, Options
 
-MEASURES = ("step", "rollout", "learner", "weights", "memory", "learner_memory", "env", "judging", "replicas", "torn",
-            "benchmark", "queue", "expected", "start")  # fmt: skip
+MEASURES = ("step", "rollout", "learner", "weights", "memory", "learner_memory", "judging", "replicas", "torn", "queue",
+            "expected", "start")  # fmt: skip
 MODULES = {"step": "measure_step", "memory": "measure_step", "rollout": "measure_rollout",
            "learner": "measure_learner", "learner_memory": "measure_memory", "weights": "measure_weights",
-           "env": "measure_env", "judging": "measure_judging", "replicas": "measure_replicas",
-           "torn": "measure_torn", "benchmark": "measure_benchmark", "queue": "measure_queue",
+           "judging": "measure_judging", "replicas": "measure_replicas",
+           "torn": "measure_torn", "queue": "measure_queue",
            "expected": "measure_expected", "start": "measure_start"}  # fmt: skip
 _CHILD = "--child"
 

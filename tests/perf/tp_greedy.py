@@ -1,8 +1,5 @@
 """An engine of several ranks beside one of one: the same model must give the same greedy tokens.
 
-In: a model, a number of ranks. Out: a line; exit code 1 where a token differs. Waits for the two engines, one after the
-other, whose starts and answers have deadlines.
-
     python tests/perf/tp_greedy.py [--model smollm2-135m-instruct] [--tp 3] [--tokens 32]
 
 In float32: in bfloat16 two ranks round other sums, and near ties of greedy tokens fall otherwise.
