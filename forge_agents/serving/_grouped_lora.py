@@ -38,13 +38,8 @@ class GroupedLoRA(PunicaWrapperCPU):  # type: ignore[misc]
     ) -> None:
         """``y[tokens, slice] += scale * x[tokens] A^T B^T`` for every adapter and every slice of a fused layer.
 
-        Args:
-            y: [T, sum of output_slices], changed in place.
-            x: [T, in].
-            lora_a_stacked: Per slice, [slots, 1, rank, in].
-            lora_b_stacked: Per slice, [slots, 1, out, rank].
-            scale: 1, because vLLM multiplies it into B when it loads an adapter.
-            output_slices: Widths of the slices.
+        A is [slots, 1, rank, in] and B [slots, 1, out, rank] per slice. `scale` is 1, because vLLM multiplies it into B
+        when it loads an adapter.
         """
         for slot, rows_T in self._groups:
             inputs = x if rows_T is None else x[rows_T]

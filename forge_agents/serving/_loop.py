@@ -32,10 +32,8 @@ _CLOSE = "close"
 class EngineThread:
     """Owns a vLLM engine and runs jobs between its steps.
 
-    Args:
-        config: Settings of the engine.
-        deliver: Called on this thread with the answers of a step, if there are any.
-        on_death: Called on this thread, once, if a step fails: the engine's state is unknown from then on.
+    `deliver` is called on this thread with the answers of a step, if there are any, and `on_death` once if a step
+    fails: the engine's state is unknown from then on.
     """
 
     def __init__(
@@ -240,10 +238,7 @@ class EngineThread:
 def follow(config: EnginePlan, ready: Future[None], on_death: Callable[[BaseException], object]) -> threading.Thread:
     """Run another rank of an engine on a thread: build it, then repeat the first rank's calls.
 
-    Args:
-        config: Settings of the engine.
-        ready: Done when the engine is built, or has the error.
-        on_death: Called on that thread if a call fails later.
+    `ready` is done when the engine is built, or has the error. `on_death` is called there if a call fails later.
     """
 
     def run() -> None:
@@ -340,13 +335,7 @@ class Ranks:
 
 
 class _BroadcastTensors(Mapping[str, "torch.Tensor"]):
-    """Tensors that are sent from the first rank to the others while they are iterated, once and in order.
-
-    Args:
-        shapes: Shape and dtype by name.
-        group: The ranks.
-        source: The tensors, on the first rank.
-    """
+    """Tensors that are sent from the first rank, which has the `source`, to the others while they are iterated once."""
 
     def __init__(
         self, shapes: Mapping[str, Any], group: Any, source: Mapping[str, torch.Tensor] | None = None

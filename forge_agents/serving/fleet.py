@@ -47,15 +47,8 @@ async def start_engines(
 ) -> dict[str, EngineClient]:
     """Start engines for each model folder, all at once; if one fails, the others are stopped.
 
-    Args:
-        folders: Model folders by engine name.
-        configs: Settings by engine name; `model` and `adapters` are replaced.
-        adapters: Adapters by engine name and their own name.
-        store: Store of new weights; None for models that never change.
-        faults: Counter of deaths; None allows the default number of `Faults` for all engines together.
-        heartbeat_timeout_s: As in `EngineClient.start`.
-        timeout_s: As in `EngineClient.start`.
-        device_access: As in `EngineClient.start`.
+    Mappings have the names of engines as keys, and `adapters` the adapters of each by name. The engines are started
+    with `configs`, in which `model` and `adapters` are replaced. Other arguments are those of `EngineClient.start`.
     """
     counter = Faults() if faults is None else faults
     starting = (
@@ -88,12 +81,7 @@ def with_divided_threads(config: C, engines: int) -> C:
 def divide_gpus(
     folders: Mapping[str, Path], config: C, adapters: Mapping[str, Mapping[str, LoRA]]
 ) -> dict[str, C]:
-    """`config` for each engine, with its part of the memory of GPUs that several engines share.
-
-    Args:
-        folders: Model folders by engine name.
-        config: Settings of all engines.
-        adapters: Adapters by engine name.
+    """`config` for each engine (a model folder and adapters), with its part of the memory of GPUs that several share.
 
     Raises:
         HostError: The engines do not fit.

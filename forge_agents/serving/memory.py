@@ -44,13 +44,9 @@ def usual_kv_bytes(size: ModelSize, *, context: int, sequences: int, item: int =
 
 
 def fixed_bytes(size: ModelSize, *, sequences: int, item: int = 2, tp: int = 1) -> Mapping[str, int]:
-    """Memory of one of `tp` ranks without its cache, by part.
+    """Memory of one of `tp` ranks without its cache, by part. Norms, which every rank holds, are not counted.
 
-    Args:
-        size: Size of the model.
-        sequences: Sequences decoded at once. Their logits exist in float32, three times while they are sampled.
-        item: Bytes per number.
-        tp: Number of ranks. Norms, which every rank holds, are not counted.
+    The logits of the `sequences` decoded at once exist in float32, three times while they are sampled.
     """
     return {
         "weights": size.weights * item // tp,

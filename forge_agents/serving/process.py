@@ -92,17 +92,9 @@ class EngineProcess:
         heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S,
         timeout_s: float = 300.0,
     ) -> EngineProcess:
-        """Start a process and build the engine in it.
+        """Start a process and build the engine in it. `role` decides the host; see `Hosts`.
 
-        Args:
-            config: Settings; `replicas` is ignored.
-            name: Name in errors and logs.
-            store: Store in which `load_weights` finds new weights; None for a model that never changes.
-            weights_name: Name under which they are published; None for `name`.
-            role: Role that decides the host; see `Hosts`.
-            heartbeat_timeout_s: Seconds after which an engine counts as dead that sends nothing, or has requests and
-                takes no step.
-            timeout_s: Timeout of the start, in seconds. Small models take 10 s without compilation, 40 s with it.
+        Other arguments are those of `EngineClient.start`.
 
         Raises:
             StallError: The engine was not ready in time.
@@ -247,15 +239,10 @@ class EngineProcess:
     async def load_weights(
         self, version: int | None = None, *, adapter: str = "", timeout_s: float = 120.0
     ) -> dict[str, float]:
-        """Load published weights between two steps.
+        """Load published weights between two steps: a `version`, or the latest.
 
         Requests in flight continue with the new weights. They keep their tokens, and the completion records which
-        version sampled which token.
-
-        Args:
-            version: Version to load; None for the latest.
-            adapter: Name of the adapter, which is published under its own name; empty for the model's weights.
-            timeout_s: Timeout in seconds.
+        version sampled which token. An `adapter` is published under its own name; empty for the model's weights.
 
         Returns:
             ``version``; ``fetch_s``, ``load_s`` and their sum ``seconds``; ``bytes``, 0 if the engine has the version.

@@ -56,12 +56,8 @@ class PrefixAffine:
     """Picks the replica that answered the conversation's last turn; new conversations go to the least loaded one.
 
     A prompt continues a conversation if it begins with an earlier prompt and its response. The episodes of a group,
-    whose first prompts are equal, therefore spread over the replicas, and each stays where it began. A replica whose
-    batch is full is skipped if another has room.
-
-    Args:
-        capacity: Number of requests that a replica works on at once.
-        max_conversations: Number of conversations to remember; the least recent are forgotten first.
+    whose first prompts are equal, therefore spread over the replicas, and each stays where it began. A replica that
+    works on `capacity` requests is skipped if another has room. The least recent conversations are forgotten first.
     """
 
     keeps_conversations = True

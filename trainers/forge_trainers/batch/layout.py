@@ -299,24 +299,16 @@ def plan_rows(
     attention_cost: float = 0.0,
     multiple_of: int = 1,
 ) -> tuple[list[list[list[int]]], float]:
-    """Spread pieces over rows so that ranks finish together.
+    """Spread pieces, of which `lengths` are the numbers of tokens, over rows of at most `max_tokens` positions.
 
     Greedy: the longest piece goes first, into the cheapest row with enough room. A single rank prefers a row that has
-    the piece's opening. Rows are then assigned to ranks in order of cost, so that the rows of a microbatch are similar.
-    The order of the pieces does not change the costs of the rows.
-
-    Args:
-        lengths: Number of tokens of each piece, >= 1. Pieces are not split.
-        max_tokens: Maximum number of positions of a row.
-        openings: For each piece, as `Block.openings`: a row that has the opening already needs fewer positions.
-            None: no openings.
-        ranks: Number of data-parallel ranks.
-        attention_cost: The cost of a piece is ``length + attention_cost * length**2``.
-        multiple_of: Rows are padded to a multiple of this many positions, which counts as waste.
+    the piece's opening, which then needs fewer positions. Rows are assigned to `ranks` in order of cost, so that the
+    rows of a microbatch are similar. A piece costs ``length + attention_cost * length**2``. The order of the pieces
+    does not change the costs of the rows.
 
     Returns:
-        Indices of pieces by microbatch and rank; and the fraction of positions lost to waiting, in [0, 1), because the
-        longest row of a microbatch determines its time.
+        Indices of pieces by microbatch and rank; and the fraction of positions lost to waiting and to padding to
+        `multiple_of`, in [0, 1), because the longest row of a microbatch determines its time.
 
     Raises:
         ValueError: There are no pieces, or one does not fit in a row.
@@ -355,10 +347,7 @@ def _fill(  # noqa: PLR0917  (of one caller)
     order: Sequence[int], lengths: Sequence[int], openings: Sequence[Sequence[tuple[int, int]]], num_rows: int,
     max_tokens: int, attention_cost: float, *, even: bool,
 ) -> tuple[list[list[int]], list[int]]:  # fmt: skip
-    """Return the pieces by row, and those that did not fit into `num_rows` rows.
-
-    If rows need not be `even`, because no rank waits for the longest, a piece prefers a row with its opening.
-    """
+    """Return the pieces by row, and those that did not fit. Without `even`, a piece prefers a row with its opening."""
     rows: list[list[int]] = [[] for _ in range(num_rows)]
     left = []
     homes = defaultdict[int, set[int]](set)  # rows by opening

@@ -146,7 +146,7 @@ def samples_from(
 def _columns(
     ids: np.ndarray, responses: Sequence[tuple[int, int, Turn]], advantages: Sequence[float]
 ) -> dict[str, Any]:
-    """Return the fields of a `Sample` of tokens `ids`; `responses` lists turn number, start and source of each."""
+    """Return fields of a `Sample` of tokens `ids`. `responses` lists turn number, start and source of each."""
     mask, bad = np.zeros(len(ids), np.bool_), 0
     logprobs, advantage = np.zeros((2, len(ids)), np.float32)
     versions, numbers = np.full((2, len(ids)), -1)
@@ -221,14 +221,9 @@ def pack(samples: Sequence[Sample]) -> EpisodeBatch:
 
 
 def minibatches(batch: EpisodeBatch, number: int) -> list[EpisodeBatch]:
-    """Split a batch into minibatches of whole groups, in order and of equal numbers of groups, as far as possible.
+    """Split a batch into at most `number` minibatches of whole groups, in order and equal numbers as far as possible.
 
-    Args:
-        batch: As `pack` makes it.
-        number: Number of minibatches, at least 1. A batch with fewer groups has one minibatch per group.
-
-    Returns:
-        The minibatches, without groups that have no token in the loss. If `number` is 1, the batch itself.
+    Groups without a token in the loss are left out. If `number` is 1, the result is the batch itself.
     """
     if number == 1:
         return [batch]
@@ -248,17 +243,12 @@ def _of_groups(batch: EpisodeBatch, groups: np.ndarray) -> EpisodeBatch:
 
 
 def check_batch(batch: EpisodeBatch, *, vocab_size: int | None = None, max_length: int | None = None) -> None:
-    """Check an `EpisodeBatch` before it reaches the model.
-
-    Args:
-        batch: As returned by `pack`.
-        vocab_size: Token ids must be below. None: no check.
-        max_length: Maximum number of tokens of a sample. None: no check.
+    """Check an `EpisodeBatch` before it reaches the model, whose ids are below `vocab_size`. None: no check.
 
     Raises:
         TypeError: `batch` is a sequence, such as a list of samples.
         ValueError: A column is missing, has another dtype or length, or holds NaN or infinity; samples do not tile the
-            tokens; a first token is in the loss; or an id or length is out of range.
+            tokens; a first token is in the loss; an id is out of range; or a sample has more than `max_length` tokens.
     """
     if isinstance(batch, Sequence):
         raise TypeError(f"a {type(batch).__name__} is not a batch; build one with forge_trainers.batch.packing.pack")

@@ -210,11 +210,8 @@ def preview_slots(
 ) -> list[ProcessSlot]:
     """Return where processes go: as a run places them on one host, or on those that `hosts` describes.
 
-    On several hosts without a description, processes get one GPU each in order, and the ranks of an engine share a
-    host. With `share`, the first GPU follows the last.
-
-    Args:
-        meshes: Name, role and number of ranks of each mesh.
+    `meshes` has name, role and number of ranks of each mesh. On several hosts without a description, processes get one
+    GPU each in order, and the ranks of an engine share a host. With `share`, the first GPU follows the last.
 
     Raises:
         HostError: There are too few GPUs.

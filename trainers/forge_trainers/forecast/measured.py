@@ -72,10 +72,8 @@ class MeasuredRun:
 def plan_of(policies: Mapping[str, Mapping[str, Any]], trainer: Mapping[str, Any], *, cores: float) -> Plan:
     """Return the plan that settings describe.
 
-    Args:
-        policies: Policies that a model plays, by name, as ``dataclasses.asdict`` or config.yaml has them.
-        trainer: ``GRPOConfig`` in the same form.
-        cores: CPU cores that engines and learner share; infinite on GPUs.
+    `policies` and `trainer` (a ``GRPOConfig``) are as ``dataclasses.asdict`` or config.yaml has them. Engines and
+    learner share `cores`, which is infinite on GPUs.
 
     Raises:
         ValueError: The routing or the loss is unknown.
@@ -126,12 +124,10 @@ def _learner_key(name: str, policy: Mapping[str, Any]) -> str:
 
 
 def read_run(folder: str | os.PathLike[str], *, cores: float | None = None, skip: int = 1) -> MeasuredRun:
-    """Read a run folder.
+    """Read a run folder with ``config.yaml``, ``metrics.jsonl`` and ``episodes.jsonl``.
 
-    Args:
-        folder: Folder with ``config.yaml``, ``metrics.jsonl`` and ``episodes.jsonl``.
-        cores: CPU cores that engines and learner shared. None: those of this machine, or none on GPUs.
-        skip: Number of first steps to leave out, in which memory is new and caches are cold.
+    Engines and learner shared `cores`; None: those of this machine, or none on GPUs. The first `skip` steps are left
+    out, because memory is new and caches are cold in them.
 
     Raises:
         RunFolderError: A file is missing or of another version, or there are too few steps or episodes.
@@ -254,10 +250,7 @@ class Measured:
 
 
 def measure(runs: Sequence[MeasuredRun]) -> Measured:
-    """Fit the stage times.
-
-    Args:
-        runs: At least one synchronous run. Asynchronous runs, whose stages overlap, only contribute episodes.
+    """Fit the stage times to at least one synchronous run. Asynchronous runs only contribute episodes.
 
     Raises:
         ValueError: No run is synchronous or trained anything, or the runs differ in environments, devices or ranks.
@@ -398,11 +391,9 @@ def _learner_metrics(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _fit(rows: Sequence[tuple[Sequence[float], float]], prior: Sequence[float]) -> tuple[float, ...]:
-    """Return coefficients of at least 0 that minimize relative errors.
+    """Return coefficients of at least 0 that minimize relative errors of the seconds that features took.
 
-    Args:
-        rows: Features, and the seconds that they took.
-        prior: Fraction of the seconds per feature. Its weight grows with the scatter of the rows.
+    `prior` is the fraction of the seconds per feature. Its weight grows with the scatter of the rows.
     """
     from scipy.optimize import nnls
 

@@ -311,12 +311,7 @@ def _core_seconds(plan: Plan, stages: StageTimes, collect_s: float, learn_s: flo
 
 
 def evaluation_s(plan: Plan, stages: StageTimes, workload: Workload, episodes: int, *, alongside: bool) -> float:
-    """Return the seconds that an evaluation adds to a step.
-
-    Args:
-        episodes: Episodes of the evaluation.
-        alongside: The next step is collected at the same time.
-    """
+    """Return the seconds that an evaluation adds to a step, `alongside` which the next step may be collected."""
     batch = plan.groups_per_step * plan.group_size if alongside else 0
     both = stages.engine_s(collection_work(plan, workload, episodes + batch))
     return max(0.0, both - stages.engine_s(collection_work(plan, workload, batch))) if alongside else both

@@ -230,9 +230,7 @@ def _possible_splits(plan: Plan, hardware: Hardware) -> list[int]:
 def _splits(gpus: int, engine_gpus: int, learners: int = 1) -> list[int]:
     """Return candidate numbers of GPUs for the learners: even steps, and powers of two from either end.
 
-    Args:
-        engine_gpus: GPUs of one replica of each engine.
-        learners: Number of learners, which all take equally many GPUs.
+    One replica of each engine takes `engine_gpus`. All learners take equally many GPUs.
     """
     most = gpus - engine_gpus
     even = {round(most * part / _EVEN_SPLITS) for part in range(1, _EVEN_SPLITS)}

@@ -46,7 +46,7 @@ def spec_from_config(
     fuse_qkv: bool = True,
     lean: bool = False,
 ) -> Any:
-    """Build the TorchTitan ``ModelSpec`` of a Hugging Face configuration.
+    """Build the TorchTitan ``ModelSpec`` of a config.json.
 
     Supported are tied embeddings, a head_dim other than hidden_size / heads, RMSNorm's epsilon, RoPE scaling, layers
     without positions, and sliding windows. The spec's state-dict adapter converts weights between the naming schemes.
@@ -56,7 +56,7 @@ def spec_from_config(
         inner_attention: TorchTitan attention config, a ``VarlenAttention.Config`` or a subclass.
         max_seq_len: Size of the RoPE cache in tokens. None: the model's ``max_position_embeddings``.
         fuse_qkv: Whether to compute queries, keys and values as one product. Adapters need separate products.
-        lean: Whether to use the embeddings, norms and feed-forward layers of `lean`, which do not support DTensors.
+        lean: Whether to use the layers of `lean`, which do not support DTensors.
 
     Raises:
         ValueError: The architecture or one of its options is not supported. The message lists the supported ones.
@@ -268,10 +268,6 @@ def moe_config(config: Mapping[str, Any], *, param_init: Any) -> Any:
 
     There is no load balancing: the model does not have the bias that TorchTitan uses, and the auxiliary loss of
     pre-training is left out.
-
-    Args:
-        config: Content of config.json.
-        param_init: Function that initializes a weight in place.
     """
     dim, count, top_k = config["hidden_size"], families.num_experts(config), config["num_experts_per_tok"]
     return titan.make_moe_config(

@@ -91,13 +91,10 @@ class AttentionPlan:
 
 
 def plan_attention(spans: Sequence[Span]) -> AttentionPlan:
-    """Sort the spans of a row into buckets.
+    """Sort the spans of a row, which tile its positions, into buckets.
 
     The spans with most keys are computed like long spans if the buckets would keep more than `KEPT_SCORES` scores per
     position. Otherwise many answers to a long prompt would keep gigabytes.
-
-    Args:
-        spans: Spans that tile the row's T positions.
     """
     num_positions = sum(span.length for span in spans)
     ordered = sorted((s for s in spans if s.length < _LONG_SPAN), key=lambda s: (s.length + s.before, s.length))
@@ -194,19 +191,10 @@ class PackedAttention(titan.VarlenAttention):  # type: ignore[misc]  # torchtita
 def attend(
     q_TNH: torch.Tensor, k_TKH: torch.Tensor, v_TKH: torch.Tensor, plan: AttentionPlan, *, scale: float | None = None
 ) -> torch.Tensor:
-    """Causal attention within each span and to its prefix, limited by the plan's window.
+    """Causal attention within each span and to its prefix, limited by the plan's window: [T, N, H].
 
-    Scores and softmax are computed in float32, the product of probabilities and values in the inputs' dtype.
-
-    Args:
-        q_TNH: Queries, [T, N, H].
-        k_TKH: Keys, [T, K, H]. Query head n reads key head ``n // R``.
-        v_TKH: Values, [T, K, H].
-        plan: Plan of this row, from `plan_attention`.
-        scale: Factor on the scores. None: ``H ** -0.5``.
-
-    Returns:
-        Attention outputs, [T, N, H], of the dtype of `q_TNH`.
+    Scores and softmax are computed in float32, the product of probabilities and values in the inputs' dtype. Query head
+    n reads key head ``n // R``. The default `scale` of the scores is ``H ** -0.5``.
     """
     scale = q_TNH.shape[-1] ** -0.5 if scale is None else scale
     out_TNH: torch.Tensor = _BucketAttention.apply(q_TNH, k_TKH, v_TKH, plan, scale)  # type: ignore[no-untyped-call]

@@ -104,10 +104,8 @@ class Writer:
     """Writes one checkpoint at a time in the background, with torch's ``async_save``.
 
     The state is not copied, which saves memory, so it must not change before `wait` has returned. The learner waits
-    before its optimizer changes the weights, at the end of a training step.
-
-    Args:
-        use_device: Sets the current device of the writing thread.
+    before its optimizer changes the weights, at the end of a training step. `use_device` sets the current device of the
+    writing thread.
     """
 
     def __init__(self, use_device: Callable[[], object] = lambda: None) -> None:
@@ -118,9 +116,8 @@ class Writer:
     def start(self, state: dict[str, Any], folder: Path) -> None:
         """Start to write `state` to `folder` with torch's distributed checkpoint. A collective of all ranks.
 
-        Args:
-            state: Nested dicts of tensors, DTensors and numbers, with the same keys on every rank.
-            folder: Folder of the checkpoint. An existing folder is replaced when everything is written.
+        `state` holds nested dicts of tensors, DTensors and numbers, with the same keys on every rank. An existing
+        folder is replaced when everything is written.
         """
         self.wait()
         if self._group is None and not is_alone():  # collectives of the thread must not mix with those of training
@@ -143,10 +140,7 @@ class Writer:
         return time.perf_counter() - started
 
     def finish(self) -> dict[str, list[int]]:
-        """Wait until the checkpoint of `start` is written.
-
-        Returns:
-            Size and CRCs of the files that this rank wrote, by name; see `forge_agents.files.Checksums`.
+        """Wait until the checkpoint of `start` is written. Returns size and CRCs of this rank's files by name.
 
         Raises:
             RunFolderError: The checkpoint could not be written. The folder's previous content is unchanged.
@@ -266,13 +260,7 @@ def _member(kind: object, name: object) -> Enum:
 def load(state: dict[str, Any], folder: Path, *, optional: Collection[str] = ()) -> dict[str, Any]:
     """Read a checkpoint into the tensors of `state`, without running any code from the checkpoint.
 
-    Args:
-        state: State as in `Writer.start`. Its tensors are overwritten.
-        folder: Folder of the checkpoint.
-        optional: Keys of `state` that a checkpoint of an older version may lack. They keep their values.
-
-    Returns:
-        `state` with the values of the checkpoint.
+    Keys in `optional` keep their values if the checkpoint, of an older version, lacks them. Returns the state read.
 
     Raises:
         RunFolderError: The checkpoint is missing, incomplete or does not match `state`.

@@ -100,8 +100,7 @@ class Learner:
         Raises:
             ModelNotFoundError: The model does not exist, or some of its files are missing or incomplete.
             ValueError: The model or the parallel degrees are not supported.
-            StallError: The timeout passed.
-            ActorDiedError: A process ended.
+            StallError, ActorDiedError: The timeout passed, or a process ended.
         """
         learner_name = weights_name or name
         plan = LearnerPlan.of(
@@ -131,16 +130,12 @@ class Learner:
     ) -> dict[str, Learner]:
         """Start several learners in the same processes. Their adapters share one copy of the model.
 
-        Other arguments are those of `start`. The learners are independent, and their calls run one at a time. Stopping
-        one learner, or a failure of one, ends all of them.
-
-        Args:
-            configs: Settings by the name of the published weights. Several learners need the same model and LoRA
-                adapters of the same shape.
-            device_access: Context for computations of a learner that shares its GPUs with others; see `offload`.
+        `configs` has settings by the name of the published weights, and `device_access` is the context for computations
+        of a learner that shares its GPUs with others. Other arguments and errors are those of `start`. Calls of the
+        learners run one at a time. Stopping one learner, or a failure of one, ends all of them.
 
         Raises:
-            ValueError: The learners cannot share a model. Otherwise as for `start`.
+            ValueError: The learners cannot share a model: all need the same model and LoRA adapters of the same shape.
         """
         first, *others = configs.values()
         if others and (first.lora is None or any((c.model, c.lora) != (first.model, first.lora) for c in others)):
@@ -205,15 +200,9 @@ class Learner:
     async def train_step(
         self, batch: EpisodeBatch, *, temperature: float | None = None, timeout_s: float = 1800.0
     ) -> dict[str, float]:
-        """Train on one batch.
+        """Train on one batch, see `LearnerCore.train_step`.
 
-        Args:
-            batch: The batch, as `forge_trainers.pack` makes it.
-            temperature: Temperature at which the batch was sampled. None: the temperature of the settings.
-            timeout_s: Timeout in seconds.
-
-        Returns:
-            The metrics of `LearnerCore.train_step` from the first rank. Peak memory is the maximum over the ranks.
+        Returns the metrics of the first rank. Peak memory is the maximum over the ranks.
         """
         results = await self._call("train_step", batch, temperature, timeout_s=timeout_s)
         metrics: dict[str, float] = results[0]
@@ -237,10 +226,7 @@ class Learner:
         await self._call("start_save", _absolute(folder), timeout_s=timeout_s)
 
     async def finish_save(self, *, timeout_s: float = 600.0) -> dict[str, list[int]]:
-        """Wait until the checkpoint of `start_save` is written.
-
-        Returns:
-            Size and CRCs of the checkpoint's files, by name; see `forge_agents.files.Checksums`.
+        """Wait until the checkpoint of `start_save` is written. Returns size and CRCs of its files by name.
 
         Raises:
             RunFolderError: The checkpoint could not be written.

@@ -272,8 +272,7 @@ class LearnerCore:
     def logprobs(self, batch: EpisodeBatch) -> torch.Tensor:
         """Log-probability of every loss token under the current weights, at the temperature of the settings.
 
-        Returns:
-            float32 [T] on CPU, 0 where masked.
+        float32 [T] on CPU, 0 where masked.
         """
         self._enter()
         self._check(batch)
@@ -331,8 +330,7 @@ class LearnerCore:
     def finish_save(self) -> dict[str, list[int]]:
         """Wait until the checkpoint of `start_save` is written. May be called from another thread.
 
-        Returns:
-            Size and CRCs of the files that this rank wrote, by name; see `forge_agents.files.Checksums`.
+        Returns size and CRCs of the files that this rank wrote, by name; see `forge_agents.files.Checksums`.
 
         Raises:
             RunFolderError: The folder cannot be written.

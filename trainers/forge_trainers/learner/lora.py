@@ -29,11 +29,9 @@ def is_adapter(name: str) -> bool:
 
 
 def adapted(model_config: Any, lora: LoRA) -> Any:
-    """Add adapters to a TorchTitan model configuration. All other weights are frozen.
+    """Add adapters to a complete TorchTitan model configuration without fused queries, keys and values.
 
-    Args:
-        model_config: Complete configuration, including shardings, without fused queries, keys and values. Modified.
-        lora: Settings of the adapter.
+    All other weights are frozen.
 
     Raises:
         ValueError: The model has no layer of that kind.
@@ -71,12 +69,8 @@ def switched_off(model: torch.nn.Module) -> Iterator[None]:
 class Adapter:
     """Adapter of one policy on a model that policies may share. One adapter is in the model's parameters at a time.
 
-    A is initialized uniformly within ``1 / sqrt(in)``, independently of the sharding, and B with zeros.
-
-    Args:
-        model: Adapted, parallelized model.
-        seed: Seed of A.
-        beside: Another adapter of this model. None: this is the first.
+    A is initialized uniformly within ``1 / sqrt(in)``, from the seed and independently of the sharding, and B with
+    zeros. `beside` is another adapter of this model.
     """
 
     @torch.no_grad()
@@ -113,12 +107,7 @@ class Adapter:
 def merged(state: Mapping[str, Any], scale: float) -> Iterator[tuple[str, Any]]:
     """Merge the adapters of a TorchTitan state dict into their weights, one tensor at a time.
 
-    Args:
-        state: State dict of an adapted model.
-        scale: ``alpha / rank``.
-
-    Yields:
-        Names and tensors of the model without adapters. Merged weights are float32 and keep their sharding.
+    `scale` is ``alpha / rank``. Merged weights are float32 and keep their sharding.
     """
     for name, value in state.items():
         if is_adapter(name):
@@ -135,12 +124,7 @@ def merged(state: Mapping[str, Any], scale: float) -> Iterator[tuple[str, Any]]:
 def peft_state(state: Mapping[str, Any], adapter: Any) -> dict[str, torch.Tensor]:
     """The adapter by PEFT name: ``base_model.model.`` LAYER ``.lora_A.weight`` [rank, in] and ``.lora_B.weight``.
 
-    Args:
-        state: TorchTitan state dict of an adapted model.
-        adapter: TorchTitan's converter between its names and those of Hugging Face.
-
-    Returns:
-        Copies as plain, complete tensors of the same dtype.
+    `adapter` is TorchTitan's converter between its names and those of Hugging Face. The tensors are plain copies.
     """
     result = {}
     for name, value in state.items():

@@ -24,11 +24,8 @@ _MATRIX = 1024
 def ratio_quantiles(log_ratio_T: torch.Tensor, loss_mask_T: torch.Tensor) -> dict[str, float]:
     """Quantiles of the learner/sampler probability ratio: ``ratio_p1``, ``ratio_p50``, ``ratio_p99``.
 
-    A quantile is the smallest ratio of a token that at least this fraction of the loss tokens does not exceed.
-
-    Args:
-        log_ratio_T: Natural logarithms of the ratios.
-        loss_mask_T: Loss tokens, at least one.
+    A quantile is the smallest ratio of a token that at least this fraction of the loss tokens (at least one) does not
+    exceed.
     """
     ordered = log_ratio_T[loss_mask_T].double().sort().values
     at = {name: math.ceil(percent * ordered.numel() / 100) - 1 for name, percent in _PERCENT.items()}
@@ -36,11 +33,9 @@ def ratio_quantiles(log_ratio_T: torch.Tensor, loss_mask_T: torch.Tensor) -> dic
 
 
 def averaged(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Combine the metrics of a batch's optimizer steps (at least one).
+    """Combine the metrics of a batch's optimizer steps (at least one): means, and sums of seconds.
 
-    Returns:
-        Means over the steps and sums of seconds. ``logprob_gap`` metrics are those of the first step, because later
-        steps compare the sampler with a changed learner.
+    ``logprob_gap`` metrics are those of the first step, because later steps compare the sampler with a changed learner.
     """
     if len(steps) == 1:
         return dict(steps[0])
@@ -53,17 +48,11 @@ def averaged(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def flops_per_step(model_config: Any, model: torch.nn.Module, lengths: torch.Tensor, positions: float) -> float:
-    """Floating-point operations of one forward and backward pass, as TorchTitan counts them.
+    """Floating-point operations of a forward and backward pass over `positions`, as TorchTitan counts them.
 
     Six per parameter and position, without embeddings that are not tied to the head, plus non-causal attention.
     Recomputation does not count. Unlike TorchTitan, attention is counted over the length of each sample. The head
     counts at every position, although only positions in the loss are computed.
-
-    Args:
-        model_config: TorchTitan's model configuration.
-        model: The model.
-        lengths: int64 [n], number of tokens of each sample.
-        positions: Number of positions that all ranks compute together.
     """
     _, at_zero = model_config.get_nparams_and_flops(model, 0)
     _, at_one = model_config.get_nparams_and_flops(model, 1)

@@ -141,11 +141,8 @@ class ComputeCopies:
     takes 7 % of a step on CPU.
 
     A gradient is added to its float32 sum and freed as soon as the backward pass has computed it. Copies and sums keep
-    their memory between steps, because allocating them among activations fragments the memory.
-
-    Args:
-        model: Model whose weights are replaced during computations. Weights that have the dtype already are used as is.
-        dtype: Compute dtype.
+    their memory between steps, because allocating them among activations fragments the memory. Weights that have the
+    dtype already are used as they are.
     """
 
     def __init__(self, model: torch.nn.Module, dtype: torch.dtype) -> None:
@@ -198,10 +195,7 @@ def _take_gradient(weight: torch.nn.Parameter, total: torch.Tensor, copy: torch.
 def build_model(config: LearnerPlan, ranks: Ranks, *, trainable: bool = True) -> Built:
     """Build the model of `config.model`, parallelize it and load its weights.
 
-    Args:
-        config: Settings of the learner.
-        ranks: Result of `join_ranks`.
-        trainable: Whether to store weights in float32 for training, or a frozen copy in the compute dtype.
+    Weights are stored in float32 for training, or as a frozen copy in the compute dtype if not `trainable`.
 
     Raises:
         ModelNotFoundError: Files are missing or incomplete.

@@ -33,15 +33,10 @@ _ROWS, _MATRICES = 64, 8
 
 
 def default_rate(method: Method, parameters: int, *, adapter: bool) -> float:
-    """Default learning rate of AdamW, to two digits.
+    """Default learning rate of AdamW, to two digits, for a model or an adapter on it.
 
-    The rate falls with the model's size as a power law between 135 million and 7 billion parameters, and is constant
-    outside this range.
-
-    Args:
-        method: Training method.
-        parameters: Number of parameters of the whole model, at least 1.
-        adapter: Whether a LoRA adapter is trained instead of all weights.
+    The rate falls with the number of parameters of the whole model as a power law between 135 million and 7 billion,
+    and is constant outside this range.
     """
     small, large = _RATES[method]
     share = math.log(min(max(parameters, _SMALL), _LARGE) / _SMALL) / math.log(_LARGE / _SMALL)
@@ -49,11 +44,7 @@ def default_rate(method: Method, parameters: int, *, adapter: bool) -> float:
 
 
 def with_rate(config: LearnerPlan, method: Method | None = None) -> LearnerPlan:
-    """`config` with a learning rate: its own, or the default for its model.
-
-    Args:
-        config: Learner settings; `model` is a folder.
-        method: Training method. None: "sft" for the loss "sft", else "rl".
+    """`config` with a learning rate: its own, or the default for its model and training method.
 
     Raises:
         ModelNotFoundError: A weight file of the model is incomplete.
@@ -72,16 +63,11 @@ def described(config: LearnerPlan, parameters: int) -> str:
 
 
 def weak_rate(config: LearnerPlan, steps: int, method: Method = "rl") -> str:
-    """A warning if the learning rate is too low to change the model within the run, else an empty string.
+    """A warning if the learning rate is too low to change the model within a run of `steps`, else an empty string.
 
     AdamW moves a weight by about the learning rate per optimizer step. The warning compares the largest possible
     movement over the run with the distance between two bfloat16 numbers at the median weight. A rate of 0 (a control
     run) and rates of at least the default give no warning.
-
-    Args:
-        config: Learner settings with a learning rate; `model` is a folder.
-        steps: Training steps of the run.
-        method: Training method.
     """
     parameters = models.weight_count(Path(config.model))
     usual = default_rate(method, parameters, adapter=config.lora is not None)
@@ -120,15 +106,11 @@ def learning_rate(config: LearnerPlan, step: int, total: int | None) -> float:
     """Learning rate of a training step: warm-up, stable, decay (arXiv 2404.06395), counted as TorchTitan does.
 
     The rate depends on these arguments alone, so a resumed run that is made longer continues at the rate that the
-    longer schedule has at that step. All optimizer steps on one batch have the same rate.
-
-    Args:
-        config: Learner settings with a learning rate.
-        step: Number of training steps taken before.
-        total: Number of training steps of the run. None if it is unknown.
+    longer schedule has at that step. All optimizer steps on one batch have the same rate. `step` is the number of
+    training steps taken before, `total` that of the run.
 
     Raises:
-        ValueError: The rate decays and `total` is None or not above `step`.
+        ValueError: The rate decays, and `total` is None or not above `step`.
     """
     assert config.lr is not None, "call with_rate first"
     decays = config.lr_decay != "none"

@@ -20,13 +20,10 @@ from forge_agents.runtime.ranks import join
 
 
 def _import_for_this_device() -> str:
-    """Import `torchtitan.tools.utils` with the device type of this machine.
+    """Import `torchtitan.tools.utils` with the device type of this machine: ``"cpu"``, ``"cuda"``, ...
 
     TorchTitan determines the accelerator's name at import and falls back to ``"cuda"``, and its other modules copy the
     value. On a machine without accelerator they would all require CUDA.
-
-    Returns:
-        ``"cpu"``, ``"cuda"`` or another torch device type.
 
     Raises:
         ImportError: TorchTitan was imported before and chose a device that does not exist.

@@ -24,16 +24,9 @@ def limited(log_ratio: torch.Tensor) -> torch.Tensor:
 
 
 def sequence_numbers(batch: EpisodeBatch, unit: Literal["trajectory", "turn"]) -> torch.Tensor:
-    """Number of the sequence of each token.
+    """Number of each token's sequence, a trajectory or a turn: int64 [T], from 0 without gaps, -1 for masked tokens.
 
     A trajectory that is split into several samples, because its history was rewritten, is one sequence.
-
-    Args:
-        batch: Batch that `forge_trainers.batch.packing.check_batch` accepts.
-        unit: Unit of a sequence: an agent's trajectory, or a turn.
-
-    Returns:
-        int64 [T], consecutive numbers from 0. -1 for masked tokens.
     """
     tokens, samples = batch["tokens"], batch["samples"]
     mask_T = tokens["loss_mask"]
@@ -58,13 +51,7 @@ def sequence_sums(values_T: torch.Tensor, sequence_T: torch.Tensor) -> torch.Ten
 def reduction_weights(sequence_T: torch.Tensor, reduction: Reduction, *, constant: float) -> torch.Tensor:
     """Weights of token losses such that their mean over all loss tokens is the given reduction.
 
-    Args:
-        sequence_T: Result of `sequence_numbers`.
-        reduction: Reduction of token losses.
-        constant: Divisor of the reduction ``constant``, above 0.
-
-    Returns:
-        float32 [T], 0 for masked tokens.
+    `constant` is the divisor of the reduction ``constant``, above 0. The weights are float32 [T], 0 for masked tokens.
     """
     ones_T = (sequence_T >= 0).float()
     if reduction == "token":  # 1/N sum_t over N loss tokens (DAPO, arXiv 2503.14476, eq. 8)
@@ -77,17 +64,11 @@ def reduction_weights(sequence_T: torch.Tensor, reduction: Reduction, *, constan
 
 
 def needed_samples(settings: LossSettings, batch: EpisodeBatch) -> torch.Tensor:
-    """Samples that must be computed for the loss and its gradient.
+    """Samples that must be computed for the loss and its gradient: bool [n].
 
     Trajectories whose advantages are all 0 have loss 0 and are left out, unless the loss has a KL term or an entropy
-    bonus. A trajectory is left out as a whole, because sequence ratios need all of its tokens.
-
-    Args:
-        settings: Settings of the loss.
-        batch: Batch that `forge_trainers.batch.packing.check_batch` accepts.
-
-    Returns:
-        bool [n], by sample. All True if no trajectory has an advantage, because a step needs at least one sample.
+    bonus. A trajectory is left out as a whole, because sequence ratios need all of its tokens. If no trajectory has an
+    advantage, all samples are computed, because a step needs at least one.
     """
     samples = batch["samples"]
     all_n = torch.ones_like(samples["length"], dtype=torch.bool)
@@ -104,14 +85,11 @@ def needed_samples(settings: LossSettings, batch: EpisodeBatch) -> torch.Tensor:
 def correction_weights(
     log_ratio: torch.Tensor, how: Literal["truncate", "mask"], *, low: float, high: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Importance weights of tokens from another policy, from ``log(learner / sampler)``.
+    """Importance weights of tokens from another policy, from ``log(learner / sampler)``; and 1 for changed tokens.
 
     ``truncate``: ``min(w, high)`` (truncated importance sampling, TIS: Yao et al. 2025, "Your Efficient RL Framework
     Secretly Brings You Off-Policy RL Training"); ``mask``: w where ``low <= w <= high``, else 0 (IcePop, arXiv
     2510.18855).
-
-    Returns:
-        The weights, and 1 for truncated or masked tokens, else 0. Both are float32 of the shape of `log_ratio`.
     """
     weight = limited(log_ratio).exp()
     if how == "truncate":
@@ -126,11 +104,6 @@ def kl_estimate(logprobs_S: torch.Tensor, reference_S: torch.Tensor, kind: KL) -
     ``k1 = -d``, ``k2 = d**2 / 2``, ``k3 = exp(d) - 1 - d`` (Schulman 2020; k3 is arXiv 2402.03300, eq. 4). k1 and k3
     are unbiased, and k2 has the correct gradient. The gradient of k3 is that of the reverse divergence, and the
     gradient of k1 is 0 on average (arXiv 2506.09477), so this function's k1 has the value of k1 and the gradient of k2.
-
-    Args:
-        logprobs_S: Log-probabilities under the learner, float32, with gradient.
-        reference_S: Log-probabilities under the reference model, float32.
-        kind: Estimator.
     """
     d_S = limited(reference_S - logprobs_S)
     if kind == "k3":
@@ -150,10 +123,8 @@ def loss_columns(
     Args:
         settings: Settings of the loss.
         batch: The tokens of one optimizer step.
-        logprobs: Computes the learner's log-probabilities before this optimizer step, float32 [T]. Called only if they
-            are needed.
-        old_T: The learner's log-probabilities at the start of the batch, float32 [T], if the batch has several
-            optimizer steps and the loss's ratio is taken to the learner. None: they are the current ones, or the
+        logprobs: Computes the learner's current log-probabilities, float32 [T]. Called only if they are needed.
+        old_T: Log-probabilities at the start of the batch, float32 [T]. None: they are the current ones, or the loss's
             ratio is taken to the sampler.
 
     Returns:

@@ -37,17 +37,11 @@ def token_logprobs(
     temperature: float = 1.0,
     part: VocabularyPart | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of each label and entropy of each distribution, computed in float32.
+    """Log-probability of each label and entropy (in nats) of each distribution: float32 [S] each, with gradient.
 
-    Args:
-        logits_SV: Logits of any floating-point dtype.
-        labels_S: int64, tokens of the whole vocabulary, the same on each rank.
-        temperature: Sampling temperature, > 0. Logits are divided by it.
-        part: The part of the vocabulary that `logits_SV` covers. None: all of it. All ranks must compute the same loss;
-            the gradient is that of the part.
-
-    Returns:
-        ``logprobs_S`` and ``entropy_S`` (in nats) over the whole vocabulary, both float32 with gradient.
+    `labels_S` are tokens of the whole vocabulary, the same on each rank. Logits of any floating-point dtype are divided
+    by `temperature`, > 0. With a `part` of the vocabulary, all ranks must compute the same loss; the gradient is that
+    of the part.
     """
     logprobs_S, entropy_S = _TokenLogprobs.apply(logits_SV, labels_S, temperature, part)  # type: ignore[no-untyped-call]
     return logprobs_S, entropy_S
@@ -142,12 +136,7 @@ class PolicyLoss:
         self.begin(temperature=settings.temperature, computed_share=1.0)
 
     def begin(self, *, temperature: float, computed_share: float) -> None:
-        """Start another batch.
-
-        Args:
-            temperature: Temperature at which the batch was sampled.
-            computed_share: Fraction of the loss tokens that are computed. Metrics are means over these.
-        """
+        """Start another batch, of whose loss tokens `computed_share` is computed. Metrics are means over these."""
         self._temperature, self._computed_share = temperature, computed_share
         self._log_ratios: list[torch.Tensor] = []
 

@@ -218,12 +218,7 @@ def register_loss(
 
 
 def add_loss(loss: Loss, *, requested_name: str = "") -> None:
-    """Register `loss` in this process.
-
-    Args:
-        loss: The loss.
-        requested_name: Full name of the loss in `find_loss`.
-    """
+    """Register `loss` in this process, and under the full name that `find_loss` was asked for."""
     if not hasattr(loss.function, "__qualname__"):
         raise TypeError(
             f"loss {loss.name!r} is {loss.function!r:.80}, which has no name by which a learner's process can "
