@@ -337,9 +337,7 @@ class Ranks:
 class _BroadcastTensors(Mapping[str, "torch.Tensor"]):
     """Tensors that are sent from the first rank, which has the `source`, to the others while they are iterated once."""
 
-    def __init__(
-        self, shapes: Mapping[str, Any], group: Any, source: Mapping[str, torch.Tensor] | None = None
-    ) -> None:
+    def __init__(self, shapes: Mapping[str, Any], group: Any, source: Mapping[str, torch.Tensor] | None = None) -> None:
         self._shapes, self._group, self._source = shapes, group, source
         self._remaining = self._broadcast()
 

@@ -78,9 +78,7 @@ def with_divided_threads(config: C, engines: int) -> C:
     return replace(config, threads=max(1, len(os.sched_getaffinity(0)) // processes))
 
 
-def divide_gpus(
-    folders: Mapping[str, Path], config: C, adapters: Mapping[str, Mapping[str, LoRA]]
-) -> dict[str, C]:
+def divide_gpus(folders: Mapping[str, Path], config: C, adapters: Mapping[str, Mapping[str, LoRA]]) -> dict[str, C]:
     """`config` for each engine (a model folder and adapters), with its part of the memory of GPUs that several share.
 
     Raises:
@@ -96,7 +94,13 @@ def divide_gpus(
         return dict.fromkeys(folders, config)
     footprints: dict[str, shares.Footprint] = {}
     with contextlib.suppress(ModelNotFoundError):  # an architecture with other names for its sizes
-        footprints = {name: _footprint(folder, config, adapters.get(name, {})) for name, folder in folders.items()}
+        footprints = {
+            name: shares.Footprint(
+                size=ModelSize.of(folder), dtype=models.dtype_of(folder), tp=config.tp,
+                adapters=tuple(adapters.get(name, {}).values()),
+            )
+            for name, folder in folders.items()
+        }  # fmt: skip
     if not footprints or not all(slot.gpu_bytes for slots in on_gpu.values() for slot in slots):
         fraction = config.gpu_memory_utilization or round(memory.USUAL_SHARE / most, 4)
         return dict.fromkeys(folders, replace(config, gpu_memory_utilization=fraction))
@@ -132,12 +136,6 @@ def _divide_gpu(
 
 def _meshes(engines: Iterable[str], config: EngineConfig) -> list[tuple[str, str, int]]:
     return [(replica, "engines", config.tp) for name in engines for replica in names_of(name, config.replicas)]
-
-
-def _footprint(folder: Path, config: EngineConfig, adapters: Mapping[str, LoRA]) -> shares.Footprint:
-    return shares.Footprint(
-        size=ModelSize.of(folder), dtype=models.dtype_of(folder), tp=config.tp, adapters=tuple(adapters.values())
-    )
 
 
 def assign_engines(

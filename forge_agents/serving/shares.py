@@ -67,9 +67,7 @@ class MemoryRequest:
         return self.least if self.configured is None else self.configured
 
 
-def memory_request(
-    name: str, model: Footprint, config: EngineConfig, total: int, *, alone: bool
-) -> MemoryRequest:
+def memory_request(name: str, model: Footprint, config: EngineConfig, total: int, *, alone: bool) -> MemoryRequest:
     """The request of an engine for a GPU of `total` bytes, on which it may be `alone`."""
     share = config.gpu_memory_utilization or (USUAL_SHARE if alone else None)
     configured = None if share is None else int(total * share)

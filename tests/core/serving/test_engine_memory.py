@@ -49,9 +49,7 @@ def test_default_cache_is_at_most_one_gigabyte(large: Path, monkeypatch: pytest.
     assert cache(large, monkeypatch, GB, max_model_len=512, kv_cache_gb=3.0) == 3 * GB  # somebody said
 
 
-def test_too_long_context_is_refused_with_one_that_fits(
-    large: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_too_long_context_is_refused_with_one_that_fits(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match=r"max_model_len=40960 tokens needs 6\.1 GB.*147456 bytes a.*at most 13312"):
         cache(large, monkeypatch, 2 * GB)
 
@@ -62,9 +60,7 @@ def test_unknown_architecture_gets_the_default_cache(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.parametrize(("heads", "kv", "tp", "choices"), [(9, 3, 2, "1 or 3 or 9"), (4, 2, 3, "1 or 2 or 4")])
-def test_tp_must_divide_the_heads(
-    tmp_path: Path, heads: int, kv: int, tp: int, choices: str
-) -> None:
+def test_tp_must_divide_the_heads(tmp_path: Path, heads: int, kv: int, tp: int, choices: str) -> None:
     config = {**SHAPES["8b"], "num_attention_heads": heads, "num_key_value_heads": kv}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=f"tp={tp} does not divide .* choose {choices}$"):
@@ -82,9 +78,7 @@ def test_tp_must_divide_the_heads(
     ],
     ids=str,
 )
-def test_unsupported_cpu_head_size_is_refused(
-    tmp_path: Path, sizes: dict[str, Any], refused: str
-) -> None:
+def test_unsupported_cpu_head_size_is_refused(tmp_path: Path, sizes: dict[str, Any], refused: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SHAPES["8b"], **sizes}))
     refusal = pytest.raises(ValueError, match=f"^hero has heads of {refused} channels, .* 256, 512 only; take a model")
     with refusal if refused else contextlib.nullcontext():

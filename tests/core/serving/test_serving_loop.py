@@ -74,9 +74,7 @@ class FailingEngine:
         raise ArithmeticError("numbers went missing")
 
 
-def test_failed_step_ends_the_thread_and_fails_pending_jobs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_step_ends_the_thread_and_fails_pending_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.json").write_text("{}")
     fake = FailingEngine()
     monkeypatch.setattr(_vllm, "build", lambda config: fake)
@@ -107,10 +105,7 @@ class GivingUpEngine:
         name = self.requests.pop(0)
         entry = SimpleNamespace(logprob=-0.5)
         sampled = SimpleNamespace(
-            token_ids=[7],
-            logprobs=[{7: entry}],
-            finish_reason="error" if name == "0" else "stop",
-            weight_versions=None,
+            token_ids=[7], logprobs=[{7: entry}], finish_reason="error" if name == "0" else "stop", weight_versions=None
         )
         return [SimpleNamespace(finished=True, request_id=name, outputs=[sampled], num_cached_tokens=0)]
 

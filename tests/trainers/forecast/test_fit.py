@@ -205,9 +205,7 @@ ALIKE = {
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_fit_matches_placement_and_dry_run(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fit_matches_placement_and_dry_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = ALIKE[name]
     for shape in (case.model, "0.6b"):
         (tmp_path / shape).mkdir(exist_ok=True)
@@ -386,9 +384,7 @@ def test_host_memory_is_counted_and_checked(tmp_path: Path, capsys: pytest.Captu
     assert "the memory of host 0" in capsys.readouterr().out
 
 
-def test_adapter_is_advised_for_fully_trained_policies(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_adapter_is_advised_for_fully_trained_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     policies = "{a: {model: tiny-random}, b: {model: tiny-random}, c: {model: tiny-random, lora: {rank: 4}}}"
     config = tmp_path / "train.yaml"
     config.write_text(
@@ -490,9 +486,7 @@ def test_policies_may_have_models_of_different_sizes(tmp_path: Path) -> None:
         ({"solver": "nowhere/9b", "hero-2": "8b"}, r"nowhere/9b.* Shapes that need no model: 0\.6b, 8b"),
     ],
 )
-def test_unknown_policy_or_model_is_refused(
-    named: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unknown_policy_or_model_is_refused(named: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_hub(model: str) -> Path:
         raise ModelNotFoundError(f"the hub has no {model!r}.")
 
@@ -592,9 +586,7 @@ def test_invalid_model_options_are_refused(
     assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
-def test_league_snapshots_have_the_model_of_their_policy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_league_snapshots_have_the_model_of_their_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "train.yaml"
     file.write_text(
         "policies: {team: {model: tiny-random}}\npolicy_mapping: team\n"

@@ -51,8 +51,7 @@ def gradients(core: LearnerCore, batch: EpisodeBatch) -> dict[str, torch.Tensor]
         sync_gradients(core.model, now=i == len(microbatches) - 1)
         core._forward_backward(batch, microbatch, float(batch["tokens"]["loss_mask"].sum()), None)
     found = {
-        name.replace("_checkpoint_wrapped_module.", ""): p.grad.clone()
-        for name, p in core.model.named_parameters()
+        name.replace("_checkpoint_wrapped_module.", ""): p.grad.clone() for name, p in core.model.named_parameters()
     }
     core._optimizers.zero_grad()
     return found
@@ -208,11 +207,7 @@ def test_activation_checkpointing_changes_nothing(tiny_llama: Path, random_batch
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("changes", [{}, {"activation_checkpointing": "full", "lora": LoRA(rank=4)}], ids=str)
 def test_a_rank_by_itself_learns_what_fsdp_would(
-    tiny_llama: Path,
-    random_batch: Batches,
-    monkeypatch: pytest.MonkeyPatch,
-    dtype: str,
-    changes: dict[str, Any],
+    tiny_llama: Path, random_batch: Batches, monkeypatch: pytest.MonkeyPatch, dtype: str, changes: dict[str, Any]
 ):
     batch, close = random_batch(), {"float32": 1e-5, "bfloat16": 2e-2}[dtype]
     options = {"compute_dtype": dtype, "max_tokens_per_microbatch": 100, "loss_chunk_tokens": 20, **changes}
@@ -628,9 +623,7 @@ def test_learners_that_left_their_device_hold_nothing_there_and_go_on_where_they
     assert told[1] == told[0]
 
 
-def test_rows_that_are_padded_teach_the_same(
-    tiny_llama: Path, random_batch: Batches, monkeypatch: pytest.MonkeyPatch
-):
+def test_rows_that_are_padded_teach_the_same(tiny_llama: Path, random_batch: Batches, monkeypatch: pytest.MonkeyPatch):
     plain = LearnerCore(config(tiny_llama)).train_step(random_batch())
     monkeypatch.setattr(LearnerPlan, "row_multiple", 1000)
     padded = LearnerCore(config(tiny_llama)).train_step(random_batch())

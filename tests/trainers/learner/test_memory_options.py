@@ -28,10 +28,7 @@ def config(model: Path, **changes: Any) -> LearnerPlan:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [
-        ({"compile": True}, "every new row would be compiled"),
-        ({"cpu_offload": True}, "weights are in host memory"),
-    ],
+    [({"compile": True}, "every new row would be compiled"), ({"cpu_offload": True}, "weights are in host memory")],
 )
 def test_what_helps_nobody_on_cpu_is_refused_there(tiny_llama: Path, changes: dict[str, Any], message: str):
     with pytest.raises(ValueError, match=message):

@@ -61,9 +61,7 @@ def test_minibatches_are_whole_groups_in_order(random_batch: Batches):
         check_batch(part)
     for name in ("ids", "loss_mask", "logprobs", "advantages", "versions", "turn"):
         assert torch.equal(torch.cat([part["tokens"][name] for part in parts]), batch["tokens"][name])
-    assert torch.equal(
-        torch.cat([part["samples"]["trajectory"] for part in parts]), batch["samples"]["trajectory"]
-    )
+    assert torch.equal(torch.cat([part["samples"]["trajectory"] for part in parts]), batch["samples"]["trajectory"])
     assert len(minibatches(batch, 9)) == 5, "a group stays whole"
     assert minibatches(batch, 1)[0] is batch
 

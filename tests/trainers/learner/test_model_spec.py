@@ -91,5 +91,5 @@ def test_half_written_weights_are_refused(tiny_llama: Path, tmp_path: Path):
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:10_000])
-    with pytest.raises(ModelNotFoundError, match="is incomplete"):
+    with pytest.raises(ModelNotFoundError, match="is half-written"):
         check_weights(folder)

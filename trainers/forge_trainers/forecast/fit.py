@@ -202,11 +202,7 @@ def _changed(settings: ProcessConfig, candidate: Mapping[str, Any]) -> ProcessCo
 
 
 def preview_slots(
-    hardware: Hardware,
-    meshes: Sequence[tuple[str, str, int]],
-    *,
-    hosts: Hosts | None = None,
-    share: bool = False,
+    hardware: Hardware, meshes: Sequence[tuple[str, str, int]], *, hosts: Hosts | None = None, share: bool = False
 ) -> list[ProcessSlot]:
     """Return where processes go: as a run places them on one host, or on those that `hosts` describes.
 

@@ -118,32 +118,27 @@ class Hardware:
     """Free memory of each host in GB, for the same question. None: not checked."""
 
     def __post_init__(self) -> None:
-        if self.gpus < 0:
-            raise ValueError(f"gpus={self.gpus} must be at least 0 (0: the measured machine)")
+        allowed = {
+            "gpus": (self.gpus >= 0, "at least 0 (0: the measured machine)"),
+            "gpus_per_host": (self.gpus_per_host >= 1, "at least 1"),
+            "learner_scaling": (0.5 <= self.learner_scaling <= 1, "in [0.5, 1]; 0.5 means no speedup"),
+            "price_per_gpu_hour": (0 <= self.price_per_gpu_hour < math.inf, "finite and at least 0"),
+            "cores": (self.cores is None or self.cores > 0, "above 0"),
+            "gpu_gb": (0 < self.gpu_gb < math.inf, "finite and above 0"),
+            "host_gb": (self.host_gb is None or 0 < self.host_gb < math.inf, "above 0, or None if it is not known"),
+        }
+        for name, (holds, expected) in allowed.items():
+            if not holds:
+                raise ValueError(f"{name}={getattr(self, name)} must be {expected}")
         if not 0 <= self.learner_gpus <= max(0, self.gpus - 1):
             raise ValueError(
                 f"learner_gpus={self.learner_gpus} of gpus={self.gpus}: learner and engines need one GPU each. "
                 "0 chooses the fastest split"
             )
-        if self.gpus_per_host < 1:
-            raise ValueError(f"gpus_per_host={self.gpus_per_host} must be at least 1")
-        if not 0.5 <= self.learner_scaling <= 1:
-            raise ValueError(f"learner_scaling={self.learner_scaling} must be in [0.5, 1]; 0.5 means no speedup")
-        if not (math.isfinite(self.price_per_gpu_hour) and self.price_per_gpu_hour >= 0):
-            raise ValueError(f"price_per_gpu_hour={self.price_per_gpu_hour} must be finite and at least 0")
-        if self.cores is not None and not self.cores > 0:
-            raise ValueError(f"cores={self.cores} must be above 0")
-        if not (math.isfinite(self.gpu_gb) and self.gpu_gb > 0):
-            raise ValueError(f"gpu_gb={self.gpu_gb} must be finite and above 0")
-        if self.host_gb is not None and not 0 < self.host_gb < math.inf:
-            raise ValueError(f"host_gb={self.host_gb} must be above 0, or None if it is not known")
 
 
 def simulate(
-    run: RunConfig,
-    *,
-    measured: Sequence[str | os.PathLike[str]] = (),
-    hardware: Hardware | None = None,
+    run: RunConfig, *, measured: Sequence[str | os.PathLike[str]] = (), hardware: Hardware | None = None
 ) -> Prediction:
     """Predict a run from measured ones.
 

@@ -240,11 +240,7 @@ class Learner:
         return self.version
 
     async def export(
-        self,
-        folder: str | Path,
-        *,
-        dtype: Literal["bfloat16", "float32"] | None = None,
-        timeout_s: float = 600.0,
+        self, folder: str | Path, *, dtype: Literal["bfloat16", "float32"] | None = None, timeout_s: float = 600.0
     ) -> None:
         """Write the weights as a Hugging Face model folder; see `LearnerCore.export`."""
         await self._call("export", _absolute(folder), dtype, timeout_s=timeout_s)

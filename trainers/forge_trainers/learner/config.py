@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Literal, get_args, get_origin, get_type_hints
+from typing import Literal
 
 from forge_agents.policy import Policy
 from forge_agents.settings import settings_class, suggestion
@@ -113,16 +113,13 @@ class LearnerConfig:
         _require(all(0 <= beta < 1 for beta in self.betas), self, "betas", "in [0, 1)")
         if self.optimizer_state_dtype == "bfloat16" and max(self.betas) > _LARGEST_ROUNDED_BETA:
             raise ValueError(
-                f"betas={self.betas} with optimizer_state_dtype='bfloat16': a moment of eight bits that is to lose "
-                f"less than 1/256 a step keeps its value; use betas of at most {_LARGEST_ROUNDED_BETA}, or float32"
+                f"betas={self.betas} with optimizer_state_dtype='bfloat16': rounding to eight bits would undo decay by "
+                f"less than 1/256. Use betas of at most {_LARGEST_ROUNDED_BETA}, or float32"
             )
         _require(0 <= self.lr_min_ratio <= 1, self, "lr_min_ratio", "in [0, 1]")
         _require(self.max_grad_norm > 0, self, "max_grad_norm", "above 0; inf disables clipping")
         in_range = self.clip is None or (0 <= self.clip[0] <= 1 and self.clip[1] >= 0)
         _require(in_range, self, "clip", "(low, high) with low in [0, 1] and high >= 0; (0.2, 0.2) is usual")
-        for name, words in _WORDS.items():
-            optional = getattr(self, name) is None and name == "activation_checkpointing"
-            _require(not words or optional or getattr(self, name) in words, self, name, f"one of {words}")
         if isinstance(self.correction, str):
             expected = f"one of {CORRECTIONS} or a forge_trainers.losses.Correction"
             _require(self.correction in CORRECTIONS, self, "correction", expected)
@@ -180,12 +177,6 @@ class LearnerConfig:
 
 ONE_FOR_ALL = {"threads": "learners share the host's cores, so set learner.threads of the trainer"}
 """Fields that a policy cannot override, with the setting to use instead."""
-_WORDS = {
-    name: tuple(word for part in (hint, *get_args(hint)) if get_origin(part) is Literal for word in get_args(part))
-    for name, hint in get_type_hints(LearnerConfig).items()
-    if name != "correction"
-}
-"""Allowed words of each field; empty if the field is no choice of words."""
 
 
 def _require(holds: bool, config: LearnerConfig, name: str, expected: str) -> None:

@@ -78,13 +78,7 @@ def learner_bytes(
 
 
 def by_memory(
-    size: ModelSize,
-    config: LearnerPlan,
-    device_bytes: int,
-    *,
-    ranks: int = 1,
-    sharing: int = 1,
-    on_cpu: bool = False,
+    size: ModelSize, config: LearnerPlan, device_bytes: int, *, ranks: int = 1, sharing: int = 1, on_cpu: bool = False
 ) -> LearnerPlan:
     """`config` with microbatch and chunk sizes chosen by memory, where `config` does not set them.
 

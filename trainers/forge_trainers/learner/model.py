@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import SafetensorError, safe_open
 from torch.distributed.checkpoint import state_dict_loader
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -374,15 +373,8 @@ def check_weights(folder: Path) -> dict[str, tuple[int, ...]]:
         raise ModelNotFoundError(f"{folder} holds no .safetensors file. Download the model again")
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
-        try:
-            with safe_open(file, framework="pt") as handle:
-                for name in handle.keys():  # noqa: SIM118  (not a mapping)
-                    tensor = handle.get_slice(name)
-                    shapes[name] = tuple(tensor.get_shape())
-                    if tensor.get_dtype() not in _FLOATS:
-                        raise ValueError(
-                            f"{file} holds {name} as {tensor.get_dtype()}. The learner supports the dtypes {_FLOATS}"
-                        )
-        except (SafetensorError, OSError) as error:
-            raise ModelNotFoundError(f"{file} is incomplete ({error}). Download it again") from error
+        for name, entry in models.safetensors_header(file).items():
+            if entry["dtype"] not in _FLOATS:
+                raise ValueError(f"{file} holds {name} as {entry['dtype']}. The learner supports the dtypes {_FLOATS}")
+            shapes[name] = tuple(entry["shape"])
     return shapes

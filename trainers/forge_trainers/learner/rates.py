@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -89,17 +88,15 @@ def weak_rate(config: LearnerPlan, steps: int, method: Method = "rl") -> str:
 
 def _median_weight(folder: Path) -> float:
     """Median absolute value of the model's weights, from the first rows of a few of its matrices; 0 without any."""
-    return statistics.median(_medians(folder)) if any(folder.glob("*.safetensors")) else 0.0
-
-
-def _medians(folder: Path) -> Iterator[float]:
     from safetensors import safe_open
 
+    medians = []
     for file in sorted(folder.glob("*.safetensors"))[:_MATRICES]:
         with safe_open(file, framework="pt") as tensors:
             matrices = [name for name in sorted(tensors.keys()) if len(tensors.get_slice(name).get_shape()) > 1]
-            for name in matrices[:: max(1, len(matrices) // _MATRICES)]:
-                yield float(tensors.get_slice(name)[:_ROWS].float().abs().median())
+            chosen = matrices[:: max(1, len(matrices) // _MATRICES)]
+            medians += [float(tensors.get_slice(name)[:_ROWS].float().abs().median()) for name in chosen]
+    return statistics.median(medians) if medians else 0.0
 
 
 def learning_rate(config: LearnerPlan, step: int, total: int | None) -> float:

@@ -80,22 +80,13 @@ with without_garbage_collection():
     from torchtitan.components.lora import LoRAConverter
     from torchtitan.components.loss import ChunkedLossWrapper
     from torchtitan.components.optimizer import default_adamw
-    from torchtitan.config import (
-        TORCH_DTYPE_MAP,
-        CompileConfig,
-        DebugConfig,
-        ParallelismConfig,
-        TrainingConfig,
-    )
+    from torchtitan.config import TORCH_DTYPE_MAP, CompileConfig, DebugConfig, ParallelismConfig, TrainingConfig
     from torchtitan.distributed import ParallelDims
     from torchtitan.distributed import utils as dist_utils
     from torchtitan.distributed.activation_checkpoint import FullAC, SelectiveAC
     from torchtitan.distributed.pipeline_parallel import pipeline_llm
     from torchtitan.models.common import ComplexRoPE, CosSinRoPE, Embedding, Linear, RMSNorm
-    from torchtitan.models.common.attention import (
-        VarlenAttention,
-        create_varlen_metadata_for_document,
-    )
+    from torchtitan.models.common.attention import VarlenAttention, create_varlen_metadata_for_document
     from torchtitan.models.common.config_utils import (
         make_ffn_config,
         make_gqa_config,

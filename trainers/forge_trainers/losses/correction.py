@@ -113,10 +113,7 @@ def kl_estimate(logprobs_S: torch.Tensor, reference_S: torch.Tensor, kind: KL) -
 
 
 def loss_columns(
-    settings: LossSettings,
-    batch: EpisodeBatch,
-    logprobs: Callable[[], torch.Tensor],
-    old_T: torch.Tensor | None = None,
+    settings: LossSettings, batch: EpisodeBatch, logprobs: Callable[[], torch.Tensor], old_T: torch.Tensor | None = None
 ) -> dict[str, torch.Tensor]:
     """Per-token columns that depend on whole sequences, so that the loss can be computed in chunks.
 

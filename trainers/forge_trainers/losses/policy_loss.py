@@ -31,11 +31,7 @@ class VocabularyPart:
 
 
 def token_logprobs(
-    logits_SV: torch.Tensor,
-    labels_S: torch.Tensor,
-    *,
-    temperature: float = 1.0,
-    part: VocabularyPart | None = None,
+    logits_SV: torch.Tensor, labels_S: torch.Tensor, *, temperature: float = 1.0, part: VocabularyPart | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Log-probability of each label and entropy (in nats) of each distribution: float32 [S] each, with gradient.
 
