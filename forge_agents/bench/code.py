@@ -195,11 +195,7 @@ def _assignments(file: Any, name: str) -> list[str]:
 
 
 def _modules(names: Mapping[str, Any]) -> dict[str, str]:
-    """Return the source of a module and of all modules of its package (or folder) that it imports, by name.
-
-    Args:
-        names: Globals of the module.
-    """
+    """Return the source of a module, given its globals, and of all modules of its package or folder that it imports."""
     file = names.get("__file__")
     if not file or not file.endswith(".py"):
         return {}

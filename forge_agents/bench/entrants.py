@@ -42,15 +42,7 @@ def policy_at(player: Player, agent: str) -> AnyPolicy:
 
 
 def check_agents(players: Mapping[str, Player], agents: Mapping[str, Sequence[str]]) -> None:
-    """Check that teams have a policy for every agent, and no other policies.
-
-    Args:
-        players: Players by name.
-        agents: Agents by environment.
-
-    Raises:
-        ValueError: A team lacks an agent, or names one that no environment has.
-    """
+    """Raise ValueError if a team lacks a policy for an agent, or has one that no environment in `agents` knows."""
     all_agents = list(dict.fromkeys(agent for names in agents.values() for agent in names))
     for name, player in players.items():
         if not isinstance(player, Team):
@@ -178,11 +170,7 @@ def read_player(text: str, sampling: Sampling | None = None) -> Player:
 
 
 def short_names(players: Sequence[str]) -> dict[str, str]:
-    """Return players given as text by short names: the ends of the texts, as long as needed to differ.
-
-    Raises:
-        ValueError: A player is given twice, or two players cannot be told apart by name.
-    """
+    """Return players given as text by short names: the ends of the texts, as long as needed to differ."""
     split = re.compile(r"[^A-Za-z0-9_.-]+").split
     parts_of = [[part for part in split(text) if part not in ("", "export")] for text in players]
     for length in range(1, max(map(len, parts_of), default=0) + 1):

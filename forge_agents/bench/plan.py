@@ -124,11 +124,7 @@ class BenchConfig:
             raise ValueError(f"{min(both)!r} names a player and an endpoint; give each its own name")
 
     def entrants(self) -> dict[str, Player]:
-        """Return all players by name, endpoints last.
-
-        Raises:
-            ValueError: As `named_players`, or two players have one name.
-        """
+        """Return all players by name, endpoints last. Raises ValueError if two players have one name."""
         sampling = self.sampling.of_length(registry.suite_defaults(suite_ids(self.suite)[0]).max_tokens)
         crossed = short_names(self.cross_play)
         for name in crossed.keys() & (self.players.keys() | self.endpoints.keys()):
@@ -308,11 +304,7 @@ def lineups(
 def matches(
     environments: Sequence[SuiteEnv], players: Sequence[str], settings: Mapping[str, Any]
 ) -> Iterator[Match]:
-    """Yield all episodes seed by seed, so that a stopped benchmark has played the same seeds everywhere.
-
-    Args:
-        settings: As in `Report.settings`.
-    """
+    """Yield all episodes seed by seed, so that a stopped benchmark has played the same seeds everywhere."""
     environment_lineups = []
     for environment in environments:
         partners = settings.get("partners", ()) if environment.kind in TEAMS else ()

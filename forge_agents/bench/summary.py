@@ -136,11 +136,7 @@ class Summary:
 def summarize(
     records: Sequence[Record], environments: Sequence[SuiteEnv], players: Sequence[str], partners: Sequence[str] = ()
 ) -> Summary:
-    """Summarize records. The same records give the same numbers.
-
-    Args:
-        partners: Players that the others are measured with. Empty: all players are.
-    """
+    """Summarize records. The same records give the same numbers."""
     cells, meetings, bounds, pairs, games, undefined = [], [], [], [], list[Game](), []
     teamwork = list[Teamwork]()
     strata: dict[str, list[tuple[list[float], list[float]]]] = {player: [] for player in players}

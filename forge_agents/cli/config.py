@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, _loaders_dumpers, set_parsing_settings
 
-from forge_agents.cli import completion, keys
+from forge_agents.cli import keys
 from forge_agents.cli.help import ALL_FLAG, has_short_help, short_help, usage
 from forge_agents.cli.schema import FileSettings, check_entries, converted_flags, name_entries
 from forge_agents.cli.yaml_file import YamlFile, as_text
@@ -61,9 +61,7 @@ class Parser(ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, epilog=epilog, **kwargs)
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-        """Parse a command line, or complete its words if the shell asks for that."""
-        if completion.completion_requested():
-            completion.offer_values(self)
+        """Parse a command line."""
         if args and isinstance(args[0], list):
             self._show_all = ALL_FLAG in args[0]
             words = ["--help" if word == ALL_FLAG else self._named(word) for word in args[0]]
@@ -182,11 +180,7 @@ def with_flag(flag: str, words: Sequence[str]) -> list[str]:
 
 
 def parse(kind: type[T], words: Sequence[str], *, prog: str, description: str, examples: Sequence[str] = ()) -> T:
-    """Return an instance of `kind` from a command line, whose first word may be a YAML file.
-
-    Raises:
-        SystemExit: Unknown keys, wrong types or values; the message is printed.
-    """
+    """Return an instance of `kind` from a command line, whose first word may be a YAML file. Exits on errors."""
     parser = Parser(prog=prog, description=description, examples=examples)
     add_fields(parser, kind)
     return built(parser, kind, parser.parse_args(with_flag("--config", words)))

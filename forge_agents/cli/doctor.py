@@ -45,17 +45,11 @@ class Check:
     """Wall time, including the start of the process."""
     detail: str
     """Versions and values, or the failure."""
-    fix: str = ""
-    """Remedy; empty if and only if `ok`."""
-
-    def __post_init__(self) -> None:
-        if self.ok == bool(self.fix):
-            raise ValueError(
-                f"check {self.name!r} has ok={self.ok} and fix={self.fix!r}; only a failure must have a fix"
-            )
+    fix: str
+    """Remedy of a failure; empty if `ok`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Probe:
     """A part that is tested in its own process."""
 
@@ -67,52 +61,34 @@ class Probe:
     """Usual remedy."""
 
 
-def _library(name: str) -> Probe:
-    return Probe(name=name, function=f"import:{name}", timeout_s=120, fix=REINSTALL)
-
-
+_LIBRARIES = ("torch", "tensordict", "pettingzoo", "transformers", "monarch", "torchstore", "torchtitan", "vllm")
 PROBES: tuple[Probe, ...] = (
-    *(_library(name) for name in ("torch", "tensordict", "pettingzoo", "transformers", "monarch", "torchstore")),
-    *(_library(name) for name in ("torchtitan", "vllm")),
+    *(Probe(name, f"import:{name}", 120, REINSTALL) for name in _LIBRARIES),
+    Probe("built-in model", "forge_agents.cli.doctor:built_in_model", 30, COMPLETE),
     Probe(
-        name="built-in model",
-        function="forge_agents.cli.doctor:built_in_model",
-        timeout_s=30,
-        fix=COMPLETE,
+        "actor",
+        "forge_agents.cli.doctor:actor",
+        60,
+        "Monarch starts processes and connects to them over loopback: check that `localhost` resolves and that the "
+        "process limit (`ulimit -u`) is high enough",
     ),
     Probe(
-        name="actor",
-        function="forge_agents.cli.doctor:actor",
-        timeout_s=60,
-        fix="Monarch starts processes and connects to them over loopback: check that `localhost` resolves and that "
-        "the process limit (`ulimit -u`) is high enough",
+        "tensor",
+        "forge_agents.cli.doctor:tensor",
+        90,
+        "TorchStore passes tensors through shared memory: give /dev/shm some GB (in a container: --shm-size=4g)",
     ),
     Probe(
-        name="tensor",
-        function="forge_agents.cli.doctor:tensor",
-        timeout_s=90,
-        fix="TorchStore passes tensors through shared memory: give /dev/shm some GB (in a container: --shm-size=4g)",
+        "engine step",
+        "forge_agents.cli.doctor:engine_step",
+        180,
+        f"if vLLM ran out of memory, free 2 GB; if it lacks an instruction, it needs a CPU with AVX2; else {REINSTALL}",
     ),
-    Probe(
-        name="engine step",
-        function="forge_agents.cli.doctor:engine_step",
-        timeout_s=180,
-        fix="if vLLM ran out of memory, free 2 GB; if it lacks an instruction, it needs a CPU with AVX2; else "
-        + REINSTALL,
-    ),
-    Probe(
-        name="learner step",
-        function="forge_trainers.learner.probes:learner_step",
-        timeout_s=180,
-        fix="free 2 GB of memory, or " + REINSTALL,
-    ),
+    Probe("learner step", "forge_trainers.learner.probes:learner_step", 180, f"free 2 GB of memory, or {REINSTALL}"),
 )
 
 KNOWN_FAILURES = (
-    (
-        "torchvision::nms",
-        f"torchvision does not fit torch: {COMPLETE}",
-    ),
+    ("torchvision::nms", f"torchvision does not fit torch: {COMPLETE}"),
     ("No module named 'torchstore'", COMPLETE),
     ("forge-agents doctor --fix", COMPLETE),
     ("No module named 'vllm'", f"install an engine: pip install '{DISTRIBUTION}[cpu]' or '{DISTRIBUTION}[gpu]'"),
@@ -199,39 +175,34 @@ def _run(probe: Probe) -> Check:
         errors="replace",
         start_new_session=True,  # so that the children of the probe can be killed with it
     )
-    output, failure = "", f"no result within {probe.timeout_s:.0f} s"
+    ok, detail = False, f"no result within {probe.timeout_s:.0f} s"
     try:
         output, errors = process.communicate(timeout=probe.timeout_s)
-        failure = _failure(process.returncode, errors)
+        ok, detail = _result(process.returncode, output, errors)
     except subprocess.TimeoutExpired:
         pass
     finally:  # also after Ctrl-C
         with contextlib.suppress(ProcessLookupError):  # usually all processes of the group have ended
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-    seconds = time.perf_counter() - started
-    detail = "" if failure else _answer(output)
-    if detail is None:
-        failure = "the process ended without a result"
-    fix = next((fix for text, fix in KNOWN_FAILURES if text in failure), probe.fix) if failure else ""
-    return Check(name=probe.name, ok=not failure, seconds=seconds, detail=failure or str(detail), fix=fix)
+    fix = next((fix for text, fix in KNOWN_FAILURES if text in detail), probe.fix)
+    return Check(
+        name=probe.name, ok=ok, seconds=time.perf_counter() - started, detail=detail, fix="" if ok else fix
+    )
 
 
-def _failure(status: int, errors: str) -> str:
-    """Return why the process failed; empty if it did not."""
+def _result(status: int, output: str, errors: str) -> tuple[bool, str]:
+    """Return whether the process succeeded, and its result or failure."""
     if status < 0:
         meaning = death(status, None).meaning
-        return f"killed by {signal.Signals(-status).name}{f': {meaning}' * bool(meaning)}"
-    lines = [line.strip() for line in errors.splitlines() if line.strip()]
-    return (lines[-1] if lines else f"exit status {status}") if status else ""
-
-
-def _answer(output: str) -> str | None:
+        return False, f"killed by {signal.Signals(-status).name}{f': {meaning}' * bool(meaning)}"
+    if status:
+        lines = [line.strip() for line in errors.splitlines() if line.strip()]
+        return False, lines[-1] if lines else f"exit status {status}"
     try:
-        answer = json.loads(output.strip().splitlines()[-1])
-    except (ValueError, IndexError):
-        return None
-    return answer.get("detail") if isinstance(answer, dict) else None
+        return True, str(json.loads(output.strip().splitlines()[-1])["detail"])
+    except (ValueError, LookupError, TypeError):
+        return False, "the process ended without a result"
 
 
 def _probe(function: str) -> str:

@@ -49,12 +49,7 @@ def has_short_help(prog: str) -> bool:
 
 
 def short_help(parser: argparse.ArgumentParser, own: Sequence[str]) -> str:
-    """Return usage, main settings by group, the command's own flags and its examples.
-
-    Args:
-        parser: The parser of a command for which `has_short_help` is true.
-        own: Names of the flags that belong to the command instead of its settings.
-    """
+    """Return usage, main settings by group, the flags `own` of the command itself, and its examples."""
     actions = {action.dest: action for action in parser._actions}
     flags = [action for action in parser._actions if action.dest in own and action.help != argparse.SUPPRESS]
     groups = {title: [actions[name] for name in names if name in actions]

@@ -16,11 +16,7 @@ from forge_agents.imports import add_user_folder
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command.
-
-    Returns:
-        The exit status: 0 success, 1 failure, 2 unknown command or option, 130 interrupted.
-    """
+    """Run one command. Returns 0 for success, 1 for failure, 2 for an unknown command or option, 130 if interrupted."""
     argv = list(sys.argv[1:] if argv is None else argv)
     if completion_requested():
         complete(COMMANDS)

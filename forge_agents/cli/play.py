@@ -69,13 +69,7 @@ class PlayConfig:
 
 
 def play_in_terminal(config: PlayConfig) -> Episode:
-    """Play one episode and show its end.
-
-    Raises:
-        ValueError: The environment has no such agent, or the key of the endpoint is not set.
-        UnknownIdError, ModelNotFoundError: The environment or the model does not exist.
-        StallError, ActorDiedError: The engine of the model did not start in time, or died.
-    """
+    """Play one episode and show its end. Raises ValueError if the environment has no such agent."""
     env = registry.make(config.env, **config.env_args)
     try:
         person = config.agent or ("" if config.watch else env.possible_agents[0])

@@ -73,11 +73,7 @@ class ServeConfig:
         return replace(default, **{name: value for name, value in values.items() if value is not None})
 
     def token(self) -> str:
-        """Return the token of the environment, or a new one.
-
-        Raises:
-            ValueError: The variable holds an invalid token.
-        """
+        """Return the token of the environment, or a new one. Raises ValueError for an invalid token."""
         token = os.environ.get(self.api_key_env, "")
         if token and not re.fullmatch(r"[!-~]{8,}", token):
             raise ValueError(

@@ -44,7 +44,6 @@ for name in () if torch.version.cuda or torch.version.hip else sys.argv[1:]:
     except Exception:
         print(name)
 """
-"""Prints the packages that cannot be imported with a CPU build of torch."""
 
 
 def pinned() -> dict[str, str]:
@@ -59,13 +58,7 @@ def missing() -> list[str]:
 
 
 def misfits() -> list[str]:
-    """Return the installed packages that cannot be imported with a CPU build of torch.
-
-    Raises:
-        MissingExtraError: Torch is not installed.
-        ForgeError: Torch cannot be imported.
-        StallError: The imports timed out.
-    """
+    """Return the installed packages that cannot be imported with a CPU build of torch."""
     if _installed("torch") is None:
         raise MissingExtraError(
             f"torch is not installed in {sys.prefix}. Install one of the two variants first: "
@@ -97,18 +90,10 @@ def misfits() -> list[str]:
 
 
 def main(*, dry_run: bool = False) -> int:
-    """Print what is missing, and complete the installation.
-
-    Returns:
-        0 if the installation is now complete or, in a dry run, would be; 1 if it must be completed by hand.
-
-    Raises:
-        ForgeError: Neither pip nor uv is available, a command failed, or torch cannot be imported.
-        StallError: A command or an import timed out.
-    """
+    """Print what is missing, and complete the installation. Returns 1 if it must be completed by hand, else 0."""
     to_install, to_remove = missing(), misfits()
     if not to_install and not to_remove:
-        print(f"nothing to do: {' and '.join(_pins())} are installed")
+        print(f"nothing to do: {_pins()} are installed")
         return 0
     if to_install:
         print(f"to install, without dependencies: {', '.join(to_install)}")
@@ -135,8 +120,8 @@ def main(*, dry_run: bool = False) -> int:
     return 0
 
 
-def _pins() -> list[str]:
-    return [f"{name}=={version}" for name, version in pinned().items()]
+def _pins() -> str:
+    return " and ".join(f"{name}=={version}" for name, version in pinned().items())
 
 
 def _installed(name: str) -> str | None:
@@ -157,23 +142,18 @@ def _commands(to_install: list[str], to_remove: list[str]) -> list[list[str]]:
     """Return commands of this environment's pip, or of uv if it started this process or there is no pip."""
     caller = os.environ.get("UV")  # set by `uv run`
     folders = os.pathsep.join((str(Path(sys.executable).parent), *os.get_exec_path()))
-    target: list[str] = []
-    yes = ["--yes"]
     if importlib.util.find_spec("pip") and not caller:
-        tool = [sys.executable, "-P", "-m", "pip"]
+        pip = [sys.executable, "-P", "-m", "pip"]
+        install, uninstall = [*pip, "install"], [*pip, "uninstall", "--yes"]
     elif uv := caller or shutil.which("uv", path=folders):
-        tool, target, yes = [uv, "pip"], ["--python", sys.executable], []
+        install, uninstall = ([uv, "pip", word, "--python", sys.executable] for word in ("install", "uninstall"))
     else:
         raise ForgeError(
             f"{sys.prefix} has no pip, and uv is not on the path; run `{sys.executable} -m ensurepip`, or install uv"
         )
     options = ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--requirement", str(PINNED)]
-    commands = []
-    if to_install:
-        commands.append([*tool, "install", *target, *options])
-    if to_remove:
-        commands.append([*tool, "uninstall", *target, *yes, *to_remove])
-    return commands
+    commands = [[*install, *options]] if to_install else []
+    return [*commands, [*uninstall, *to_remove]] if to_remove else commands
 
 
 def _run(command: list[str]) -> None:
@@ -184,5 +164,5 @@ def _run(command: list[str]) -> None:
     if status:
         raise ForgeError(
             f"`{shlex.join(command)}` failed with status {status}; see its output above. A custom package index must "
-            f"have the wheels of {' and '.join(_pins())}"
+            f"have the wheels of {_pins()}"
         )

@@ -137,10 +137,7 @@ def _copies(reward: Any, count: int) -> list[Any]:
 
 
 def _python_path(argv: Sequence[str]) -> str:
-    """Return an assignment of PYTHONPATH for commands that do not read the run's file but need the modules next to it.
-
-    Empty if the file is in the current folder.
-    """
+    """Return an assignment of PYTHONPATH for commands that need modules next to the run's file, or an empty text."""
     folder = Path(argv[0]).parent if argv and not argv[0].startswith("-") else Path()
     return "" if folder == Path() else f"PYTHONPATH={shlex.quote(str(folder))} "
 

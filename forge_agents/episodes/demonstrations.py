@@ -73,10 +73,7 @@ def demonstrations(
     if not agents:
         return episodes
     return [
-        replace(
-            episode,
-            trajectories={agent: each for agent, each in episode.trajectories.items() if agent in agents},
-        )
+        replace(episode, trajectories={name: each for name, each in episode.trajectories.items() if name in agents})
         for episode in episodes
     ]
 

@@ -178,19 +178,17 @@ def play(
 
 
 def _check_seed(seed: Any) -> int:
-    """A seed of Python's or NumPy's integer types as a plain int."""
+    """Return a seed of Python's or NumPy's integer types as a plain int."""
     if not isinstance(seed, SupportsIndex) or operator.index(seed) < 0:
         raise ValueError(f"seed={seed!r} is no seed; set a whole number from 0 on")
     return operator.index(seed)
 
 
 def _made(env: Any, arguments: Mapping[str, Any]) -> PlayableEnv:
-    """The environment that `env` names, creates or is."""
+    """Return the environment that `env` names, creates or is."""
     if isinstance(env, AECEnv | ParallelEnv):
         if arguments:
-            raise TypeError(
-                f"env_args={dict(arguments)} came with an existing environment; create it with them"
-            )
+            raise TypeError(f"env_args={dict(arguments)} came with an existing environment; create it with them")
         return env
     if isinstance(env, str):
         return registry.make(env, **arguments)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import json
 import math
 import os
@@ -65,7 +64,7 @@ def digest(row: Any) -> Digest:
 
 
 def _storable(row: Digest) -> Digest:
-    """The digest in values that SQLite can store: valid text and integers of 64 bits."""
+    """Return the digest in values that SQLite can store: valid text and integers of 64 bits."""
     fields = dataclasses.asdict(row)
     for name, value in fields.items():
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -127,7 +126,7 @@ def _of_record(row: Mapping[str, Any]) -> Digest:
 
 
 def total_reward(trajectory: Mapping[str, Any]) -> float:
-    """Total environment reward of an agent."""
+    """Return the total environment reward of an agent."""
     rewards = (number(turn.get("reward")) or 0.0 for turn in trajectory["turns"])
     return math.fsum((number(trajectory.get("initial_reward")) or 0.0, *rewards))
 
@@ -138,7 +137,7 @@ def _mean(values: Iterable[Any]) -> float | None:
 
 
 def number(value: Any) -> float | None:
-    """`value` as a finite float; None if it is missing, NaN or infinite."""
+    """Return `value` as a finite float; None if it is missing, NaN or infinite."""
     try:
         return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
     except OverflowError:  # an int of 400 digits
@@ -146,7 +145,7 @@ def number(value: Any) -> float | None:
 
 
 def finite(value: Any, depth: int = 50) -> Any:
-    """`value` with None in place of NaN and infinities, which are no valid JSON; cut off below `depth` levels."""
+    """Return `value` with None in place of NaN and infinities, which JSON lacks, cut off below `depth` levels."""
     if depth == 0:
         return "..."
     if isinstance(value, Mapping):
@@ -182,33 +181,6 @@ _TURN_FIELDS = (
 )
 
 
-class _IndependentFile(io.RawIOBase):
-    """A file with its own position; an ordinary file shares it with forked processes."""
-
-    def __init__(self, file: Path) -> None:
-        # open, because a file that a resumed run replaces must be read as it was
-        self._file, self._position = file.open("rb", buffering=0), 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._position = offset if whence == io.SEEK_SET else self._position + offset
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        read = os.preadv(self._file.fileno(), [buffer], self._position)
-        self._position += read
-        return read
-
-    def close(self) -> None:
-        self._file.close()
-        super().close()
-
-
 class EpisodeTable(Sequence[dict[str, Any]]):
     """The episodes of a run or a benchmark: one record each, oldest first.
 
@@ -219,7 +191,8 @@ class EpisodeTable(Sequence[dict[str, Any]]):
     """
 
     def __init__(self, file: Path, select: Callable[[Mapping[str, Any]], bool], check_end: Callable[[], None]) -> None:
-        self._name, self._file, self._lock = file, io.BufferedReader(_IndependentFile(file)), threading.RLock()
+        self._name, self._lock = file, threading.RLock()
+        self._file = file.open("rb")  # kept open, because a file that a resumed run replaces must be read as it was
         self._select, self._check_end = select, check_end
         self._records: list[tuple[int, dict[str, Any]]] = []
         self._offset = self._lines = self._episodes = 0
@@ -254,11 +227,7 @@ class EpisodeTable(Sequence[dict[str, Any]]):
         return repr(self)
 
     def episode(self, at: int) -> Episode:
-        """The whole episode of record `at`.
-
-        Raises:
-            RunFolderError: It is of a benchmark, which stores no turns, or of another version.
-        """
+        """Return the whole episode of record `at`. Raises RunFolderError for a benchmark, or another version."""
         self[at]
         return self._episode(self._line(at))
 
@@ -272,7 +241,7 @@ class EpisodeTable(Sequence[dict[str, Any]]):
         Keys: ``episode``, ``step``, ``env_id``, ``seed`` as in the episode's record; ``turn``, ``agent``, ``policy``,
         ``observation``, ``reasoning``, ``reasoning_tokens``, ``action``, ``reward``, ``finish_reason``, ``terminated``,
         ``truncated``, ``generate_s``, ``branch``, ``forked_from`` as in `Turn`; ``tokens``, the number of sampled
-        tokens; ``advantage`` of the turn, None if it was not trained on.
+        tokens; and ``advantage``, None if the turn was not trained on.
         """
         for at in self._positions():
             row, record = self._line(at), self._records[at][1]
@@ -298,10 +267,9 @@ class EpisodeTable(Sequence[dict[str, Any]]):
 
     def _read(self, count: int | None = None) -> bool:
         """Read until there are `count` records, or to the end. Returns whether there are so many."""
-        with self._lock:
-            self._file.seek(self._offset)
+        with self._lock, self._reader(self._offset) as file:
             while not self._complete and (count is None or len(self._records) < count):
-                raw, row, problem = next(whole_lines(self._file), (b"", None, ""))
+                raw, row, problem = next(whole_lines(file), (b"", None, ""))
                 if raw.strip():
                     try:
                         record = _record(self._episodes, row, problem)
@@ -321,11 +289,15 @@ class EpisodeTable(Sequence[dict[str, Any]]):
             return count is None or len(self._records) >= count
 
     def _line(self, at: int) -> Mapping[str, Any]:
-        with self._lock:
-            self._file.seek(self._records[at][0])
-            line = self._file.readline()
-        row: Mapping[str, Any] = json.loads(line)
+        with self._reader(self._records[at][0]) as file:
+            row: Mapping[str, Any] = json.loads(file.readline())
         return row
+
+    def _reader(self, offset: int) -> IO[bytes]:
+        """Open the same file with a position of its own, which a duplicate would share with forked processes."""
+        file = Path(f"/proc/self/fd/{self._file.fileno()}").open("rb")  # noqa: SIM115
+        file.seek(offset)
+        return file
 
     def _episode(self, row: Mapping[str, Any]) -> Episode:
         if "trajectories" not in row:

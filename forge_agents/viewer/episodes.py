@@ -17,12 +17,7 @@ Decode = Callable[[str, Sequence[int]], "list[str] | None"]
 
 
 def shown_episode(n: int, row: Mapping[str, Any], pieces: Decode) -> dict[str, Any]:
-    """Return episode `n` for the page: agents with their policies, and turns in order.
-
-    Args:
-        row: Stored row of any version; missing fields are left out.
-        pieces: Function that returns the texts of a policy's tokens, such as `Pieces.of`.
-    """
+    """Return episode `n` for the page: agents with their policies, and turns in order, with the texts of `pieces`."""
     brief = digest(row)
     names = ("step", "env", "seed", "reward", "trained", "seconds", "end")
     facts = {"n": n, **{name: getattr(brief, name) for name in names}}

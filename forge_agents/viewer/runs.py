@@ -125,12 +125,7 @@ class Run:
         return [*league, *(table for board in self._boards() for table in _board_tables(board))]
 
     def episode(self, n: int) -> dict[str, Any]:
-        """Return episode `n`.
-
-        Raises:
-            KeyError: There is no such episode.
-            RunFolderError: Its row is of another version, or the file has changed.
-        """
+        """Return episode `n`. Raises KeyError if there is none, and RunFolderError if another version wrote it."""
         row = self.index.row(n)
         try:
             return shown_episode(n, row, self._pieces.of)

@@ -15,7 +15,7 @@ PARTS = ("python", "C compiler", "model cache")
 
 
 def probe(function: str, *, timeout_s: float = 60) -> Probe:
-    return Probe(name="part", function=function, timeout_s=timeout_s, fix="the usual advice")
+    return Probe("part", function, timeout_s, "the usual advice")
 
 
 def check(function: str, **options: float) -> Check:
@@ -115,7 +115,7 @@ def test_ctrl_c_ends_the_process_of_a_part(tmp_path: Path):
         "import signal\n"
         "from forge_agents.cli.doctor import Probe, _run\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # what runs in the background ignores it
-        "_run(Probe(name='x', function='hangs:here', timeout_s=60, fix='none'))\n"
+        "_run(Probe('x', 'hangs:here', 60, 'none'))\n"
     )
     says = f"open({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))"
     (tmp_path / "hangs.py").write_text(f"import os, time\n{says}\ntime.sleep(60)\n")
@@ -130,11 +130,6 @@ def test_ctrl_c_ends_the_process_of_a_part(tmp_path: Path):
     started.wait(timeout=30)
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
-
-
-def test_only_a_failed_check_has_a_fix():
-    with pytest.raises(ValueError, match="fix"):
-        Check(name="part", ok=True, seconds=0.0, detail="", fix="nothing")
 
 
 @pytest.mark.slow
