@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 
 from jsonargparse import ArgumentParser, DefaultHelpFormatter, _loaders_dumpers, set_parsing_settings
 
-from forge_agents.cli import keys
+from forge_agents.cli import completion, keys
 from forge_agents.cli.help import ALL_FLAG, has_short_help, short_help, usage
 from forge_agents.cli.schema import FileSettings, check_entries, converted_flags, name_entries
 from forge_agents.cli.yaml_file import YamlFile, as_text
@@ -61,7 +61,9 @@ class Parser(ArgumentParser):
         super().__init__(allow_abbrev=False, formatter_class=_Formatter, epilog=epilog, **kwargs)
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-        """Parse a command line."""
+        """Parse a command line, or complete its words if the shell asks for that."""
+        if completion.completion_requested():
+            completion.offer_values(self)
         if args and isinstance(args[0], list):
             self._show_all = ALL_FLAG in args[0]
             words = ["--help" if word == ALL_FLAG else self._named(word) for word in args[0]]
