@@ -11,6 +11,8 @@ import pytest
 from forge_agents.errors import StallError
 from forge_agents.runtime.colocation import Colocation
 
+pytestmark = pytest.mark.anyio
+
 CAPACITY = 80
 NEEDS = {"engines": 70, "learner": 60}
 """Bytes of each when it computes; one that has left keeps 5."""
@@ -52,17 +54,13 @@ class Gpu:
             self.events.append(what)
 
 
-def test_each_step_moves_each_side_once() -> None:
+async def test_each_step_moves_each_side_once() -> None:
     gpu = Gpu()
-
-    async def steps() -> None:
-        for _ in range(2):
-            await asyncio.gather(*(gpu.work("engines", "play") for _ in range(3)))
-            await gpu.work("learner", "train")
-            await gpu.work("learner", "publish")
-            await gpu.work("engines", "load")
-
-    asyncio.run(steps())
+    for _ in range(2):
+        await asyncio.gather(*(gpu.work("engines", "play") for _ in range(3)))
+        await gpu.work("learner", "train")
+        await gpu.work("learner", "publish")
+        await gpu.work("engines", "load")
     step = ["play"] * 3 + ["engines leave", "learner come", "train", "publish", "learner leave", "engines come", "load"]
     assert gpu.events == step * 2
 
@@ -84,34 +82,26 @@ def test_sides_are_never_loaded_at_the_same_time() -> None:
 
 
 @pytest.mark.parametrize("side", ["engines", "learner"])
-def test_failed_move_leaves_no_active_side(side: str) -> None:
+async def test_failed_move_leaves_no_active_side(side: str) -> None:
     gpu = Gpu()
     other = "learner" if side == "engines" else "engines"
-
-    async def main() -> None:
-        await gpu.work(side, "first")
-        gpu.breaks = side
-        with pytest.raises(RuntimeError, match=f"{side} cannot leave"):
-            await gpu.work(other, "second")
-        assert gpu.held[other] == KEEPS
-        await gpu.work(other, "third")
-        await gpu.work(side, "fourth")
-
-    asyncio.run(main())
+    await gpu.work(side, "first")
+    gpu.breaks = side
+    with pytest.raises(RuntimeError, match=f"{side} cannot leave"):
+        await gpu.work(other, "second")
+    assert gpu.held[other] == KEEPS
+    await gpu.work(other, "third")
+    await gpu.work(side, "fourth")
     assert gpu.held[other] == KEEPS and gpu.events[-1] == "fourth"
 
 
-def test_endless_work_is_named_in_the_timeout() -> None:
+async def test_endless_work_is_named_in_the_timeout() -> None:
     gpu = Gpu(timeout_s=0.05)
-
-    async def main() -> None:
-        forever = asyncio.ensure_future(gpu.work("engines", "play", 10**9))
-        await asyncio.sleep(0)
-        with pytest.raises(StallError, match="engines did not finish the work that keeps learner waiting within"):
-            await gpu.work("learner", "train")
-        forever.cancel()
-        await asyncio.gather(forever, return_exceptions=True)
-        await gpu.work("learner", "train")  # who is cancelled holds nobody up
-
-    asyncio.run(main())
+    forever = asyncio.ensure_future(gpu.work("engines", "play", 10**9))
+    await asyncio.sleep(0)
+    with pytest.raises(StallError, match="engines did not finish the work that keeps learner waiting within"):
+        await gpu.work("learner", "train")
+    forever.cancel()
+    await asyncio.gather(forever, return_exceptions=True)
+    await gpu.work("learner", "train")  # who is cancelled holds nobody up
     assert gpu.events[-1] == "train"

@@ -14,6 +14,8 @@ from forge_agents.runtime import mesh
 from forge_agents.runtime import stalls as _stalls
 from forge_agents.runtime.threads import in_thread
 
+pytestmark = pytest.mark.anyio
+
 
 @pytest.fixture(autouse=True)
 def _no_shared_picture(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,34 +56,24 @@ def test_stall_error_names_other_waits_and_has_a_snapshot() -> None:
     assert any("test_stalls.py" in line for stack in picture["threads"].values() for line in stack)
 
 
-def test_ended_waits_are_removed() -> None:
-    async def main() -> None:
-        await mesh.with_deadline(asyncio.sleep(0), 1, who="team", what="a completion")
-        with pytest.raises(StallError):
-            await mesh.with_deadline(never_answers(), 0.01, who="team", what="a completion")
-
-    asyncio.run(main())
+async def test_ended_waits_are_removed() -> None:
+    await mesh.with_deadline(asyncio.sleep(0), 1, who="team", what="a completion")
+    with pytest.raises(StallError):
+        await mesh.with_deadline(never_answers(), 0.01, who="team", what="a completion")
     assert _stalls.summary() == ""
 
 
-def test_endless_call_does_not_delay_exit() -> None:
+async def test_endless_call_does_not_delay_exit() -> None:
     over = threading.Event()
-
-    async def main() -> None:
-        with pytest.raises(StallError, match="reward own did not finish scoring"):
-            await mesh.with_deadline(in_thread(over.wait, 60, name="slow"), 0.05, who="reward own", what="scoring")
-        assert any(thread.name == "slow" and thread.daemon for thread in threading.enumerate())
-
     started = time.monotonic()
-    asyncio.run(main())
+    with pytest.raises(StallError, match="reward own did not finish scoring"):
+        await mesh.with_deadline(in_thread(over.wait, 60, name="slow"), 0.05, who="reward own", what="scoring")
+    assert any(thread.name == "slow" and thread.daemon for thread in threading.enumerate())
     assert time.monotonic() - started < 30
     over.set()
 
 
-def test_in_thread_returns_or_raises() -> None:
-    async def main() -> None:
-        assert await in_thread(divmod, 7, 2, name="sum") == (3, 1)
-        with pytest.raises(ZeroDivisionError):
-            await in_thread(divmod, 7, 0, name="sum")
-
-    asyncio.run(main())
+async def test_in_thread_returns_or_raises() -> None:
+    assert await in_thread(divmod, 7, 2, name="sum") == (3, 1)
+    with pytest.raises(ZeroDivisionError):
+        await in_thread(divmod, 7, 0, name="sum")

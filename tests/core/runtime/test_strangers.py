@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-import forge_agents as fa
 from forge_agents.errors import HostError
 from forge_agents.runtime import exposure, private_folder
 
@@ -322,27 +321,6 @@ def refusal(port: int) -> str:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"certificate": "c", "workers": {"engines": ("tcp://n:1",)}}, "write all addresses as 'tls://node1:26600'"),
-        ({"workers": {"engines": ("tls://n:1",)}}, "certificate='' of the mesh does not fit the addresses tls://n:1"),
-        (
-            {"certificate": "c", "workers": {"engines": ("tls://n:1",)}, "address": "tcp://n:2"},
-            "does not fit the addresses tcp://n:2, tls://n:1",
-        ),
-    ],
-)
-def test_a_certificate_and_addresses_that_disagree_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        fa.Hosts(kind="attach", **options)
-
-
-def test_a_certificate_is_for_attached_hosts() -> None:
-    with pytest.raises(ValueError, match="certificate of the mesh is for kind='attach' and kind is 'process'"):
-        fa.Hosts(kind="process", hosts={"engines": 1}, certificate="c")
 
 
 def test_key_readable_by_others_is_refused(certificate: Path) -> None:
