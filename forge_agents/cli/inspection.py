@@ -51,7 +51,7 @@ def _report_verifiers(run: str, out: str) -> int:
     history = plugin_object("forge_trainers.records.run_folder:verifier_history")(run)
     report = history[-1].report
     print(report.table())
-    print(report.html(out or user_path(run) / "verifiers.html", history))
+    print(report.html(out or user_path(run) / "verifiers.html"))
     return 0
 
 

@@ -156,7 +156,7 @@ def _verifier_report(run: Run) -> str:
     """Return the page that ``forge-agents view RUN --verifiers`` writes."""
     history = plugin_object("forge_trainers.records.run_folder:verifier_history")(run.folder)
     with tempfile.TemporaryDirectory() as folder:
-        page: Path = history[-1].report.html(Path(folder) / "report.html", history)
+        page: Path = history[-1].report.html(Path(folder) / "report.html")
         return page.read_text(encoding="utf-8")
 
 

@@ -56,7 +56,7 @@ export function verifiersView(page) {
         failed.length ? h("details", {}, h("summary", {}, "last failures"), h("ul", {}, failed.map((one) => h("li", {}, h("b", {}, one.name), ": ", one.last_error)))) : "",
         h("div", { class: "charts" }, curve("weight"), curve("accuracy"),
           charts.effective.show([{ name: latest.name, colour: colourOf(0), x: step, y: series["effective number"] ?? [] }])),
-        page.source.live ? h("p", {}, h("a", { href: `reports/${run.id}/verifiers`, target: "_blank", rel: "noopener" }, "Full report"), ": calibration, correlation, drift.") : "");
+        page.source.live ? h("p", {}, h("a", { href: `reports/${run.id}/verifiers`, target: "_blank", rel: "noopener" }, "Full report"), ": calibration, correlation.") : "");
     },
   };
 }

@@ -1,13 +1,15 @@
-"""A simulated policy and judges: trajectories with a hidden truth and votes from a seed."""
+"""A simulated policy and verifiers: trajectories with a hidden truth and votes from a seed."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 
 import numpy as np
 
 from forge_agents import Rule
 from forge_agents.types import Trajectory, Turn
+from forge_verifiers import Composable
 from forge_verifiers.core.verifier import Cost
 
 TPR = (0.70, 0.72, 0.75, 0.78, 0.80, 0.82)
@@ -52,6 +54,27 @@ def judge(k: int, *, cost: Cost = "cheap", name: str = "") -> Rule:
 def judges() -> list[Rule]:
     """All six."""
     return [judge(k) for k in range(6)]
+
+
+def dead(trajectory: Trajectory) -> float:
+    """A verifier that always fails."""
+    raise ConnectionError("no route")
+
+
+class Hanging(Composable):
+    """A verifier that hangs until it is released, with a timeout of 0.3 s."""
+
+    name, family, cost = "bad", None, "model"
+
+    def __init__(self) -> None:
+        self.release = threading.Event()
+
+    def max_duration_s(self, trajectories: Sequence[Trajectory], default_s: float) -> float:
+        return 0.3
+
+    def score(self, trajectories: Sequence[Trajectory]) -> np.ndarray:
+        self.release.wait(20)
+        return np.ones(len(trajectories), np.float32)
 
 
 def truth(trajectories: Sequence[Trajectory]) -> np.ndarray:

@@ -4,7 +4,6 @@ from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
-import pytest
 
 from forge_agents import Ensemble
 from forge_agents.types import Trajectory
@@ -51,10 +50,11 @@ class Meter:
         return Metered()
 
 
-def test_cost_classes_keep_their_limits_and_run_side_by_side():
+def test_cost_classes_keep_their_limits_and_run_side_by_side(monkeypatch):
+    monkeypatch.setattr(panel, "CONCURRENCY", {"cheap": 1, "model": 2, "expensive": 3})
     meter = Meter(together=6)
     verifiers = [meter.verifier(f"{cost}{k}", cost) for cost in ("cheap", "model", "expensive") for k in range(5)]
-    Ensemble(verifiers, concurrency={"model": 2, "expensive": 3}).score(ROWS)
+    Ensemble(verifiers).score(ROWS)
     assert meter.most["cheap"] == 1 and meter.most["model"] == 2 and meter.most["expensive"] == 3
     assert meter.most["all"] == 6
     assert len(meter.batches) == 15
@@ -66,10 +66,11 @@ def test_a_verifier_gets_the_rows_of_all_groups_in_one_call():
     assert meter.batches == [("one", 12)]
 
 
-def test_hanging_call_frees_its_slot():
+def test_hanging_call_frees_its_slot(monkeypatch):
+    monkeypatch.setattr(panel, "CONCURRENCY", {"model": 1})
     meter = Meter()
     slow, quick = meter.verifier("slow", "model", 20.0, limit_s=0.1), meter.verifier("quick", "model", 0.0)
-    caller = Caller([slow, quick], timeout_s=60.0, concurrency={"model": 1})
+    caller = Caller([slow, quick], timeout_s=60.0)
     start = time.monotonic()
     verdicts = caller.call({0: ROWS, 1: ROWS})
     assert time.monotonic() - start < 15
@@ -92,12 +93,7 @@ def test_timeout_of_a_waiting_call_begins_at_its_start(monkeypatch):
 
     now = [0.0]
     monkeypatch.setattr(panel, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    caller = Caller([Takes60(str(k)) for k in range(3)], timeout_s=100.0, concurrency={"model": 1})
+    monkeypatch.setattr(panel, "CONCURRENCY", {"model": 1})
+    caller = Caller([Takes60(str(k)) for k in range(3)], timeout_s=100.0)
     verdicts = caller.call(dict.fromkeys(range(3), ROWS))
     assert [v.failure for v in verdicts.values()] == ["", "", ""]
-
-
-@pytest.mark.parametrize("wrong", [{"model": 0}, {"costly": 3}])
-def test_limits_are_checked(wrong):
-    with pytest.raises(ValueError, match="concurrency"):
-        Ensemble([Meter().verifier("one", "model")], concurrency=wrong)

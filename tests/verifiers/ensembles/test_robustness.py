@@ -3,35 +3,16 @@
 import io
 import logging
 import math
-import threading
 
 import numpy as np
 import pytest
 
 from forge_agents import Ensemble, Rule
-from forge_verifiers import Cascade, Composable, HackingAlarm, Prior, SoftMinimum
+from forge_verifiers import Cascade, HackingAlarm, Prior, SoftMinimum
 
-from .simulated import auroc, best_of, judge, judges, played  # noqa: TID252 (tests are no installed package)
+from .simulated import Hanging, auroc, best_of, dead, judge, judges, played  # noqa: TID252 (no installed package)
 
 ROWS = [t for call in range(5) for t in played(call)]
-
-
-class Hanging(Composable):
-    name, family, cost = "bad", None, "expensive"
-
-    def __init__(self):
-        self.release = threading.Event()
-
-    def max_duration_s(self, trajectories, default_s):
-        return 0.3
-
-    def score(self, trajectories):
-        self.release.wait(20)
-        return np.ones(len(trajectories), np.float32)
-
-
-def dead(trajectory):
-    raise ConnectionError("no route")
 
 
 def against(trajectory):
@@ -63,14 +44,22 @@ WORST_AUROC = {"against": 0.05, "ring of two": 0.03, "declared ring of three": 0
 def test_bad_verifier_costs_little_accuracy(kind, caplog):
     caplog.set_level(logging.CRITICAL)
     bad = BAD[kind]()
-    before = Ensemble(judges()).score(ROWS)
-    after = Ensemble([*judges(), *bad]).score(ROWS)
+    ensemble = Ensemble([*judges(), *bad])
+    before, after = Ensemble(judges()).score(ROWS), ensemble.score(ROWS)
     quality = [(auroc(s, ROWS), best_of(s, ROWS)) for s in (before, after)]
     print(f"{kind}: AUROC, best of 8 {quality[0]} before, {quality[1]} after")  # noqa: T201
     assert quality[0][0] > 0.95 and quality[0][1] > 0.93
     assert quality[1][0] > quality[0][0] - WORST_AUROC.get(kind, 0.012)
     assert quality[1][1] > quality[0][1] - 0.06
+    row = ensemble.report().verifiers[-1]
+    assert (row.errors, row.timeouts) == {"dead": (1, 0), "hanging": (0, 1)}.get(kind, (0, 0))
+    if kind != "some nan":
+        counts = {"dead": (0, 0, 320), "hanging": (0, 0, 320), "nan": (0, 320, 0)}
+        assert (row.scored, row.abstained, row.failed) == counts.get(kind, (320, 0, 0))
+    assert ("no route" in row.last_error) == (kind == "dead")
     if isinstance(bad[0], Hanging):
+        ensemble.score(ROWS)  # the hanging call is not repeated
+        assert ensemble.report().verifiers[-1].last_error.startswith("skipped")
         bad[0].release.set()
 
 

@@ -11,7 +11,7 @@ from forge_agents import Ensemble, Rule
 from forge_agents.errors import RunFolderError
 from forge_agents.types import Trajectory
 from forge_verifiers.report.reasons import direction, independent_votes, with_reasons
-from forge_verifiers.report.report import EnsembleReport, Evidence, Snapshot, VerifierReport, deblurred, interval, page
+from forge_verifiers.report.report import EnsembleReport, Evidence, VerifierReport, deblurred, interval, page
 
 HOSTILE = '</td></html><script>alert("$x$")</script>\x1b[31m\u202e[bold]\nnext'
 
@@ -43,17 +43,15 @@ def judged(steps=3, label=None):
         label=label,
         name=HOSTILE,
     )
-    history = []
     for step in range(steps):
-        scores = ensemble.score(played(step))
-        history.append(Snapshot(step=step, report=ensemble.report(), reward=float(scores.mean())))
-    return ensemble, history
+        ensemble.score(played(step))
+    return ensemble
 
 
 @pytest.fixture(scope="module")
 def hostile():
-    ensemble, history = judged()
-    return ensemble.report(), history, page(ensemble.report(), history)
+    ensemble = judged()
+    return ensemble.report(), page(ensemble.report())
 
 
 class Reader(HTMLParser):
@@ -78,15 +76,15 @@ class Reader(HTMLParser):
 
 def test_page_has_no_scripts_and_loads_nothing(hostile):
     reader = Reader()
-    reader.feed(hostile[2])
+    reader.feed(hostile[1])
     assert not reader.tags & {"script", "link", "iframe", "object", "svg", "a"} and reader.open == []
-    assert len(reader.targets) == 4  # rates, calibration, correlation, drift
+    assert len(reader.targets) == 2  # calibration, correlation
     assert all(target.startswith("data:image/svg+xml;base64,") for target in reader.targets)
-    assert "default-src 'none'" in hostile[2]
+    assert "default-src 'none'" in hostile[1]
 
 
 def test_hostile_names_are_shown_as_text(hostile):
-    text = hostile[2]
+    text = hostile[1]
     assert "\x1b" not in text and "\u202e" not in text and "<script" not in text
     assert text.count("&lt;script&gt;alert(&#34;$x$&#34;)&lt;/script&gt;") >= 4  # title, heading, name, family
     table = hostile[0].table()
@@ -94,25 +92,24 @@ def test_hostile_names_are_shown_as_text(hostile):
 
 
 def test_figures_show_names_literally():
-    from forge_verifiers.report.pictures import accuracy_figure, labels
+    from forge_verifiers.report.pictures import correlation_figure, labels
 
     ensemble = Ensemble([weak(0, name=r"_$\frac{1}$"), weak(1, name="日本"), weak(2)])
     ensemble.score(played())
     names = [v.name for v in ensemble.report().verifiers]
     assert labels(names) == [r"1  _$\frac{1}$", "2  \u25a1\u25a1", "3  weak2"]
-    rates = [np.array([0.7, 0.8, 0.9]), np.array([0.3, 0.2, 0.1]), np.ones(3)]
-    picture = accuracy_figure(names, *rates)
-    assert picture == accuracy_figure(names, *rates) and b"<text" not in picture and b"<script" not in picture
+    picture = correlation_figure(names, [None] * 3, np.eye(3))
+    assert picture == correlation_figure(names, [None] * 3, np.eye(3))
+    assert b"<text" not in picture and b"<script" not in picture
 
 
 def test_the_page_holds_the_numbers(hostile):
-    report, _, text = hostile
+    report, text = hostile
     best = report.verifiers[6]
     shown = [interval(*estimate) for estimate in best.estimates()]
     assert f"<td>{shown[1]}</td><td>{shown[2]}</td><td>{shown[3]}</td><td>384</td><td>384</td>" in text
     assert f"{report.effective} of 8" in text
     assert "<td class=bad>384</td><td class=bad>3</td><td>0</td>" in text  # three calls of the dead verifier
-    assert "Steps 0 to 2, fits 1 to 3" in text
 
 
 def test_the_table_names_rates_counts_and_failures():
@@ -309,7 +306,7 @@ def test_a_report_before_the_first_fit_has_a_table_and_a_page(tmp_path):
     report = Ensemble([weak(0)]).report()
     assert report.evidence is None and "\N{EN DASH}" in report.table()
     text = report.html(tmp_path / "new" / "r.html").read_text()
-    assert "nothing was fitted yet" in text and "reports of at least two steps" in text
+    assert "nothing was fitted yet" in text
 
 
 def test_a_page_that_cannot_be_written_is_named(tmp_path):
@@ -436,7 +433,7 @@ def test_correlations_are_those_of_common_rows():
 
 
 def test_evidence_needs_an_ensembles_state():
-    ensemble, _ = judged(1)
+    ensemble = judged(1)
     assert Evidence.from_state(ensemble.state_dict(), [None] * 8).scores.shape == (128, 8)
     assert Evidence.from_state(Ensemble([weak(0)]).state_dict(), [None]) is None
     with pytest.raises(ValueError, match="window/scores"):

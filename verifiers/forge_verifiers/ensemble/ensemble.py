@@ -6,8 +6,9 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,6 @@ from forge_verifiers.core.verifier import (
     COSTS,
     Assessment,
     Composable,
-    Cost,
     Scores,
     State,
     Verifier,
@@ -33,7 +33,7 @@ from forge_verifiers.core.verifier import (
     verifier_of,
 )
 from forge_verifiers.ensemble.alarms import Alarm, AlarmMonitor, HackingAlarm, disagreement, group_spread, mean_scores
-from forge_verifiers.ensemble.panel import Caller, Cascade, Panel, ScoreMatrix
+from forge_verifiers.ensemble.panel import Cascade, Panel, ScoreMatrix
 from forge_verifiers.ensemble.posterior import (
     LowerBound,
     LowerConfidenceBound,
@@ -47,7 +47,6 @@ from forge_verifiers.report.reasons import direction, has_reference, with_reason
 from forge_verifiers.report.report import EnsembleReport, Evidence
 
 _LOG = logging.getLogger(__name__)
-Forget = Literal["exponential", "window"]
 _MIN_ROWS_FOR_WARNING = 128
 """Number of rows on which some verifier of a typical ensemble is known to be better or worse than chance."""
 _ROWS = ("scores", "queried", "groups", "labels")
@@ -56,13 +55,13 @@ _ROWS = ("scores", "queried", "groups", "labels")
 class ScoreWindow:
     """At most `max_rows` rows of scores, in whole groups.
 
-    With ``"exponential"``, each new group replaces a random old one, so that ages are geometrically distributed: an
-    unweighted sample with exponential forgetting and a time constant of `max_rows` rows. ``"window"`` replaces the
-    oldest. The random choice depends only on the number of calls.
+    Each new group replaces a random old one, so that ages are geometrically distributed: an unweighted sample with
+    exponential forgetting and a time constant of `max_rows` rows. The random choice depends only on the number of
+    calls.
     """
 
-    def __init__(self, *, num_verifiers: int, max_rows: int, forget: Forget) -> None:
-        self.max_rows, self.forget = max_rows, forget
+    def __init__(self, *, num_verifiers: int, max_rows: int) -> None:
+        self.max_rows = max_rows
         self.scores = np.empty((0, num_verifiers), np.float32)
         """[N, m], NaN where missing."""
         self.queried = np.empty((0, num_verifiers), bool)
@@ -93,11 +92,8 @@ class ScoreWindow:
         self.calls += 1
 
     def _displace(self, old: NDArray[np.int64]) -> None:
-        new = np.setdiff1d(self.groups, old)
-        if self.forget == "exponential":
-            rng = np.random.default_rng(self.calls)
-            old, new = rng.permutation(old), rng.permutation(new)
-        leaving = np.concatenate([old, new])
+        rng = np.random.default_rng(self.calls)
+        leaving = np.concatenate([rng.permutation(old), rng.permutation(np.setdiff1d(self.groups, old))])
         sizes = np.bincount(self.groups - self.groups[0])[leaving - self.groups[0]]
         excess = len(self.groups) - self.max_rows
         count = int(np.searchsorted(np.cumsum(sizes), excess)) + 1
@@ -134,14 +130,12 @@ class Ensemble(Composable):
         combine: Name of a combiner, see `combiners.get`.
         anchors: Names of verifiers known to be better than the rest.
         refit_every: Number of `score` calls between fits. The first call always fits.
-        max_rows: Number of score rows in the window.
-        forget: ``"exponential"`` replaces random groups, ``"window"`` the oldest. See `ScoreWindow`.
+        max_rows: Number of score rows in the window, in which new groups replace random old ones.
         label: True correctness of a trajectory, or None if unknown. A few labels help the combiner.
         priors: Prior knowledge by verifier name, for the default combiner.
         cascade: Rule for skipping expensive verifiers. With None, all verifiers are called for all rows.
         alarm: Detection of reward hacking. Disabled by default.
         lower_bound: Replaces P(correct) by a lower bound: `SoftMinimum` or `LowerConfidenceBound`.
-        concurrency: Number of concurrent verifiers by cost class. The default is `panel.CONCURRENCY`.
         cache_rows: Number of cached scores of model and expensive verifiers. See `ScoreCache`.
         timeout_s: Timeout in seconds of a call, for verifiers without limits of their own. See `Caller`.
         name: Name in reports.
@@ -162,20 +156,18 @@ class Ensemble(Composable):
         anchors: Sequence[str] = (),
         refit_every: int = 1,
         max_rows: int = 4096,
-        forget: Forget = "exponential",
         label: Callable[[Trajectory], bool | None] | None = None,
         priors: Mapping[str, Prior] = MappingProxyType({}),
         cascade: Cascade | None = None,
         alarm: HackingAlarm | None = None,
         lower_bound: LowerBound | None = None,
-        concurrency: Mapping[Cost, int] | None = None,
         cache_rows: int = 65536,
         timeout_s: float = 60.0,
         name: str = "ensemble",
         family: str | None = None,
     ) -> None:
         self.verifiers = tuple(map(verifier_of, verifiers))
-        _check(self.verifiers, refit_every=refit_every, max_rows=max_rows, forget=forget, timeout_s=timeout_s)
+        _check(self.verifiers, refit_every=refit_every, max_rows=max_rows, timeout_s=timeout_s)
         self.name, self.family = name, family
         self.cost = COSTS[max(COSTS.index(v.cost) for v in self.verifiers)]
         self.refit_every, self.label = refit_every, label
@@ -187,10 +179,9 @@ class Ensemble(Composable):
         self._combiner = combiner_for(self.verifiers, combine, families=self.families, anchors=anchors, priors=priors)
         if isinstance(lower_bound, LowerConfidenceBound) and not combiners.kind(combine).has_uncertainty:
             raise ValueError(f"LowerConfidenceBound needs an uncertainty, {combine!r} has none; use combine='default'")
-        self._window = ScoreWindow(num_verifiers=len(self.verifiers), max_rows=max_rows, forget=forget)
+        self._window = ScoreWindow(num_verifiers=len(self.verifiers), max_rows=max_rows)
         self._timeout_s = timeout_s
-        caller = Caller(self.verifiers, timeout_s=timeout_s, concurrency=concurrency)
-        self._panel = Panel(self.verifiers, caller, cascade=cascade, cache_rows=cache_rows)
+        self._panel = Panel(self.verifiers, cascade=cascade, cache_rows=cache_rows, timeout_s=timeout_s)
         names = [v.name for v in self.verifiers]
         self._anchors = [names.index(a) for a in anchors]
         self._monitor = None if alarm is None else AlarmMonitor(alarm, names)
@@ -208,11 +199,7 @@ class Ensemble(Composable):
         return self._version
 
     def scores(self, trajectories: Sequence[Trajectory]) -> Scores:
-        """Scores of every verifier, float32 [n, m], NaN = abstained. Failures are counted. Nothing is learned.
-
-        Raises:
-            ScoreError: A verifier broke its contract.
-        """
+        """Scores of every verifier, float32 [n, m], NaN = abstained. Nothing is learned. Raises as `score`."""
         if not len(trajectories):
             return np.empty((0, len(self.verifiers)), np.float32)
         return self._panel.score(trajectories, group_ids(trajectories)).scores
@@ -334,16 +321,10 @@ class Ensemble(Composable):
         return {f"verifiers/{k}": verifier for k, verifier in enumerate(self.verifiers)}
 
     def _score_matrix(self, trajectories: Sequence[Trajectory], groups: NDArray[np.intp]) -> ScoreMatrix:
-        cascade = self.cascade
-        if cascade is None or not self._version or len(self._window.groups) < cascade.warm_up_rows:
-            return self._panel.score(trajectories, groups)
-        posterior = self._posterior()
-        return self._panel.score(
-            trajectories,
-            groups,
-            posterior_of=lambda scores, queried: posterior(scores, groups, queried),
-            verify=self.learning,
-        )
+        cascade, posterior_of = self.cascade, None
+        if cascade is not None and self._version and len(self._window.groups) >= cascade.warm_up_rows:
+            posterior_of = partial(self._posterior(), groups=groups)
+        return self._panel.score(trajectories, groups, posterior_of=posterior_of, verify=self.learning)
 
     def _posterior(self) -> Posterior:
         return Posterior(self._combiner, self._window.scores, self._window.groups, self._window.queried)
@@ -416,7 +397,7 @@ class Ensemble(Composable):
         return labels
 
 
-def _check(verifiers: Sequence[Verifier], *, refit_every: int, max_rows: int, forget: str, timeout_s: float) -> None:
+def _check(verifiers: Sequence[Verifier], *, refit_every: int, max_rows: int, timeout_s: float) -> None:
     if not verifiers:
         raise ValueError("an Ensemble was given no verifiers; pass at least one")
     for verifier in verifiers:
@@ -426,7 +407,5 @@ def _check(verifiers: Sequence[Verifier], *, refit_every: int, max_rows: int, fo
         raise ValueError(f"two verifiers are called {repeated[0]!r}; give each its own name=, as in Rule(f, name=...)")
     if refit_every < 1 or max_rows < 1:
         raise ValueError(f"refit_every={refit_every}, max_rows={max_rows}; both must be at least 1")
-    if forget not in {"exponential", "window"}:
-        raise ValueError(f"forget={forget!r} must be 'exponential' or 'window'")
     if not 0 < timeout_s < math.inf:
         raise ValueError(f"timeout_s={timeout_s} must be positive and finite: every wait needs a timeout")

@@ -98,15 +98,8 @@ def content_key(trajectory: Trajectory) -> bytes:
         (t.observation, t.reasoning, t.raw_reasoning, t.action, t.reward, t.terminated, t.truncated, dict(t.info))
         for t in trajectory.turns
     ]
-    content = (
-        trajectory.env_id,
-        trajectory.seed,
-        trajectory.agent,
-        trajectory.instructions,
-        trajectory.initial_reward,
-        dict(trajectory.info),
-        turns,
-    )
+    t = trajectory
+    content = (t.env_id, t.seed, t.agent, t.instructions, t.initial_reward, dict(t.info), turns)
     text = json.dumps(content, sort_keys=True, default=repr)
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=_DIGEST_BYTES).digest()
 
@@ -195,31 +188,19 @@ class _Call(threading.Thread):
 class Caller:
     """Calls verifiers with timeouts and remembers which of them hang.
 
-    Each verifier receives all its trajectories in one call. At most `concurrency[cost]` verifiers of a cost class run
-    at the same time, and cost classes run in parallel. A call that exceeds its timeout frees its slot but cannot be
-    stopped. Its verifier is skipped while the call still runs.
+    Each verifier receives all its trajectories in one call. At most `CONCURRENCY` verifiers of a cost class run at the
+    same time, and cost classes run in parallel. A call that exceeds its timeout frees its slot but cannot be stopped.
+    Its verifier is skipped while the call still runs.
 
     Args:
         verifiers: The verifiers.
         timeout_s: Timeout in seconds of one call, from its start, for verifiers without limits of their own. A verifier
             with limits (`Composable.max_duration_s`) gets these: an earlier timeout would lose all its answers because
             of a single late one.
-        concurrency: Maximum number of concurrent calls by cost class. The default is `CONCURRENCY`.
-
-    Raises:
-        ValueError: A limit below 1 or an unknown cost class.
     """
 
-    def __init__(
-        self, verifiers: Sequence[Verifier], *, timeout_s: float, concurrency: Mapping[Cost, int] | None = None
-    ) -> None:
+    def __init__(self, verifiers: Sequence[Verifier], *, timeout_s: float) -> None:
         self.verifiers, self.timeout_s = tuple(verifiers), timeout_s
-        self.concurrency = {**CONCURRENCY, **(concurrency or {})}
-        for cost, limit in self.concurrency.items():
-            if cost not in CONCURRENCY or limit < 1:
-                raise ValueError(
-                    f"concurrency[{cost!r}]={limit}; pass at least 1 for any of {', '.join(map(repr, CONCURRENCY))}"
-                )
         self._hanging: dict[int, _Call] = {}
 
     def call(self, rows: Mapping[int, Sequence[Trajectory]]) -> dict[int, CallResult]:
@@ -253,7 +234,7 @@ class Caller:
         rest = []
         for call in waiting:
             cost = call.verifier.cost
-            if busy[cost] >= self.concurrency[cost]:
+            if busy[cost] >= CONCURRENCY[cost]:
                 rest.append(call)
                 continue
             busy[cost] += 1
@@ -292,24 +273,20 @@ class ScoreMatrix:
 
 
 class Panel:
-    """Scores trajectories by the verifiers of one ensemble.
+    """Scores trajectories by the verifiers of one ensemble, with its `Cascade` and the timeout of its `Caller`.
 
-    Args:
-        verifiers: The verifiers.
-        caller: Calls them.
-        cascade: Rule for skipping expensive verifiers. With None, all verifiers are called for all rows.
-        cache_rows: Size of the `ScoreCache`. It holds scores of model and expensive verifiers that score each
-            trajectory by itself and have no state.
+    A `ScoreCache` of `cache_rows` holds scores of model and expensive verifiers that score each trajectory by itself
+    and have no state.
     """
 
-    def __init__(self, verifiers: Sequence[Verifier], caller: Caller, *, cascade: Cascade | None, cache_rows: int):
+    def __init__(self, verifiers: Sequence[Verifier], *, cascade: Cascade | None, cache_rows: int, timeout_s: float):
         self.verifiers = tuple(verifiers)
         classes = [[k for k, v in enumerate(verifiers) if v.cost == cost] for cost in COSTS]
         self._stages = [members for members in classes if members]
         self.cascade = cascade if len(self._stages) > 1 else None
         self.counts = np.zeros((len(COUNTS), len(verifiers)), np.int64)
         self.last_errors = [""] * len(verifiers)
-        self._caller, self._cache, self._draws = caller, ScoreCache(cache_rows), 0
+        self._caller, self._cache, self._draws = Caller(verifiers, timeout_s=timeout_s), ScoreCache(cache_rows), 0
         self._cached = [
             v.cost != "cheap" and not getattr(v, "sees_groups", False) and not nested_state({"": v}) for v in verifiers
         ]
@@ -322,16 +299,10 @@ class Panel:
         posterior_of: PosteriorFunction | None = None,
         verify: bool = True,
     ) -> ScoreMatrix:
-        """All scores, or with `posterior_of` and a cascade those that are needed.
+        """All scores of at least one trajectory. Raises ScoreError if a verifier broke its contract.
 
-        Args:
-            trajectories: At least one trajectory.
-            groups: Group of each trajectory, int [n] from 0.
-            posterior_of: P(correct) given the scores so far. With None, all verifiers are called.
-            verify: Whether to sample groups that all verifiers score.
-
-        Raises:
-            ScoreError: A verifier broke its contract.
+        With a cascade and `posterior_of`, P(correct) given the scores so far, only the scores that are needed. With
+        `verify`, all verifiers score a sample of the `groups`, int [n] from 0.
         """
         n, m = len(trajectories), len(self.verifiers)
         scores, queried = np.full((n, m), math.nan, np.float32), np.zeros((n, m), bool)
@@ -429,7 +400,7 @@ class Panel:
 
     def _look_up(self, k: int, rows: Sequence[int], keys: Sequence[bytes]) -> tuple[list[int], dict[bytes, float]]:
         """One row for each content that is not in the cache of verifier k, and the cached scores of the others."""
-        scores = {key: self._cache.get(k, key) for key in {keys[row] for row in rows}}
+        scores = {key: self._cache.get(k, key) for key in dict.fromkeys(keys[row] for row in rows)}
         first = {keys[row]: row for row in reversed(rows) if scores[keys[row]] is None}
         return sorted(first.values()), {key: score for key, score in scores.items() if score is not None}
 

@@ -127,8 +127,8 @@ class Posterior:
         self._scores, self._groups, self._queried = scores[newest], groups[newest], queried[newest]
         self._shifts: dict[bytes, float] = {}
 
-    def __call__(self, scores: ArrayLike, groups: ArrayLike, queried: Bools) -> Floats:
-        """float64 [n] from scores [n, m], prompts [n] and the mask [n, m] of queried verifiers."""
+    def __call__(self, scores: ArrayLike, queried: Bools, *, groups: ArrayLike) -> Floats:
+        """float64 [n] from scores [n, m], the mask [n, m] of queried verifiers, and prompts [n]."""
         posterior = self._combiner.predict_proba(scores, groups, queried)
         partial = ~queried.all(axis=1)
         for subset in np.unique(queried[partial], axis=0):
@@ -162,12 +162,13 @@ def rewards(
     lower_bound: LowerBound | None,
 ) -> tuple[Floats, Floats | None]:
     """The reward of each response, float64 [n], and the standard deviation [n] of its posterior if available."""
-    posterior = posterior_of(scores, groups, queried)
+    posterior = posterior_of(scores, queried, groups=groups)
     noise = combiner.uncertainty(scores, groups, queried) if combiner.has_uncertainty else None
     if isinstance(lower_bound, LowerConfidenceBound) and noise is not None:
         return lower_bound(posterior, noise), noise
     if isinstance(lower_bound, SoftMinimum):
-        without = [posterior_of(scores, groups, queried & ~source) for source in _sources(families) if not source.all()]
+        sources = [source for source in _sources(families) if not source.all()]
+        without = [posterior_of(scores, queried & ~source, groups=groups) for source in sources]
         return lower_bound(np.stack([posterior, *without])), noise
     return posterior, noise
 

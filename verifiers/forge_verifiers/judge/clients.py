@@ -223,21 +223,11 @@ class EngineChat:
     ) -> None:
         if config is not None and config.replicas > 1:
             raise ValueError(f"engine.replicas={config.replicas}: a judge has one engine; leave replicas out")
-        self._model, self._config, self._original_name = model, config, name
+        self.model, self.name, self._config = model, name, config
         self._name, self._placed = name, config
         self._timeout_s, self._start_timeout_s = timeout_s, start_timeout_s
         self._engine: EngineProcess | None = None
         self._renderer: Renderer | None = None
-
-    @property
-    def name(self) -> str:
-        """Name that the user gave."""
-        return self._original_name
-
-    @property
-    def model(self) -> str:
-        """A built-in name, a folder or a hub id."""
-        return self._model
 
     @property
     def config(self) -> EngineConfig:
@@ -256,20 +246,14 @@ class EngineChat:
         self._name, self._placed = name, config
 
     async def start(self) -> None:
-        """Start the engine.
-
-        Raises:
-            HostError: No run called `place`, and the engine would take most of a GPU that other processes use.
-            ModelNotFoundError: There is no such model.
-            StallError: The engine was not ready in time.
-        """
+        """Start the engine. Raises HostError if it would take most of a GPU that other processes use."""
         from forge_agents.models import resolve as models
         from forge_agents.rollout.rendering import Renderer
         from forge_agents.runtime import mesh
         from forge_agents.serving import EnginePlan, EngineProcess
         from forge_agents.serving.memory import USUAL_SHARE
 
-        folder = models.resolve(self._model)
+        folder = models.resolve(self.model)
         self._renderer = Renderer.of(folder)
         config = EnginePlan.of(self._placed or self.config, model=str(folder))
         divides = config.gpu_memory_utilization is None
@@ -288,12 +272,7 @@ class EngineChat:
         )
 
     async def ask(self, question: Question) -> Reply:
-        """The answer, constrained to the choices or the schema.
-
-        Raises:
-            ValueError: The question does not fit the model's context.
-            StallError, ActorDiedError: As in `EngineProcess.generate`.
-        """
+        """The answer, constrained to the choices or the schema. Raises ValueError if the question is too long."""
         engine, renderer = self._engine, self._renderer
         assert engine is not None
         assert renderer is not None

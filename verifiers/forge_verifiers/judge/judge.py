@@ -7,9 +7,10 @@ import logging
 import math
 import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -24,7 +25,6 @@ from forge_verifiers.judge.prompts import (
     Answer,
     Document,
     Pairs,
-    Ranking,
     Reply,
     View,
     YesNo,
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from forge_agents.serving.config import EngineConfig
 
 _LOG = logging.getLogger(__name__)
-_MAX_ITERATIONS, _TOLERANCE = 1000, 1e-9  # limits of Hunter's iteration
 _Replies: TypeAlias = Mapping[str, Reply | BaseException]
 """Reply or error by question."""
 
@@ -65,10 +64,6 @@ class JudgeUsage:
     completion_tokens: int = 0
     seconds: float = 0.0
     """Wall time of `score`, including the start of the model."""
-
-    def __add__(self, other: JudgeUsage) -> JudgeUsage:
-        names = [entry.name for entry in fields(JudgeUsage)]
-        return JudgeUsage(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 class Judge(Composable):
@@ -143,22 +138,24 @@ class Judge(Composable):
         for option, seconds in (("timeout_s", limit_s), ("start_timeout_s", start_timeout_s)):
             if not 0 < seconds < math.inf:
                 raise ValueError(f"{option}={seconds} must be positive and finite: every wait needs a timeout")
-        chat: Chat
         self._conversation: Conversation
+        has_settings = engine is not None or timeout_s is not None
         if isinstance(model, Judge):
-            if engine is not None or timeout_s is not None:
+            if has_settings:
                 raise ValueError(f"engine= and timeout_s= are set by {model.name!r}, whose model is shared")
             self._conversation = model._conversation
-        elif isinstance(model, Endpoint):
-            if engine is not None or timeout_s is not None:
-                raise ValueError(f"engine= and timeout_s= are for a model served here; {model.url} has its own")
-            chat = EndpointChat(model)
-            self._conversation = Conversation(chat, name=name, start_timeout_s=start_timeout_s)
         else:
-            chat = EngineChat(_name_of(model), engine, name=name, timeout_s=limit_s, start_timeout_s=start_timeout_s)
+            chat: Chat
+            if isinstance(model, Endpoint):
+                if has_settings:
+                    raise ValueError(f"engine= and timeout_s= are for a model served here; {model.url} has its own")
+                chat = EndpointChat(model)
+            else:
+                served = _name_of(model)
+                chat = EngineChat(served, engine, name=name, timeout_s=limit_s, start_timeout_s=start_timeout_s)
             self._conversation = Conversation(chat, name=name, start_timeout_s=start_timeout_s)
         self._key = fence_key(seed)
-        self._usage = JudgeUsage()
+        self._counts: Counter[str] = Counter()
         self._counting = threading.Lock()
 
     @property
@@ -170,7 +167,7 @@ class Judge(Composable):
     @property
     def usage(self) -> JudgeUsage:
         """Counters since the judge was created."""
-        return self._usage
+        return JudgeUsage(**self._counts)
 
     def start(self) -> None:
         """Start the model unless it is running.
@@ -249,36 +246,28 @@ class Judge(Composable):
             for group, texts in members.items()
             for first, second in self._matches(texts, answer.opponents)
         ]
-        both = [
-            (
-                comparison_of(first, second, answer.ask, key=self._key),
-                comparison_of(second, first, answer.ask, key=self._key),
-            )
-            for _, first, second in matches
-        ]
+        ask = partial(comparison_of, ask=answer.ask, key=self._key)
+        both = [(ask(first, second), ask(second, first)) for _, first, second in matches]
         replies = self._ask(itertools.chain.from_iterable(both))
         winners = {t: answer.grade(reply) for t, reply in replies.items() if isinstance(reply, Reply)}
         self._count_nonsense(replies, winners)
-        outcomes: defaultdict[int, list[tuple[Document, Document, float]]] = defaultdict(list)
+        won: defaultdict[tuple[int, Document], list[float]] = defaultdict(list)
         lost: dict[tuple[int, Document], str] = {}
         for (group, first, second), (forward, backward) in zip(matches, both, strict=True):
             if error := _error(replies, (forward, backward)):
                 lost |= {(group, first): error, (group, second): error}
             winner, reverse = winners.get(forward), winners.get(backward)
             if winner is not None and reverse is not None:
-                won = 0.5 if winner == reverse else float(winner == "A")  # the same letter twice is a position bias
-                outcomes[group].append((first, second, won))
-        grades = {group: _ranked(results, answer) for group, results in outcomes.items()}
-        scores = [
-            grades.get(group, {}).get(each[0], math.nan) if each else math.nan
-            for group, each in zip(groups.tolist(), views, strict=True)
-        ]
-        failed = {
-            row: lost[group, each[0]]
-            for row, (group, each) in enumerate(zip(groups.tolist(), views, strict=True))
-            if math.isnan(scores[row]) and each and (group, each[0]) in lost
-        }
-        return Assessment(scores=np.array(scores, np.float32), failed=failed)
+                points = 0.5 if winner == reverse else float(winner == "A")  # the same letter twice: position bias
+                won[group, first].append(points)
+                won[group, second].append(1 - points)
+        scores, failed = np.full(len(views), math.nan, np.float32), {}
+        for row, (group, each) in enumerate(zip(groups.tolist(), views, strict=True)):
+            if each and (group, each[0]) in won:
+                scores[row] = np.mean(won[group, each[0]])
+            elif each and (group, each[0]) in lost:
+                failed[row] = lost[group, each[0]]
+        return Assessment(scores=scores, failed=failed)
 
     def _matches(self, texts: Iterable[Document], opponents: int | None) -> list[tuple[Document, Document]]:
         """Pairs of texts: neighbors in the order of a keyed hash, which is independent of their content."""
@@ -292,17 +281,8 @@ class Judge(Composable):
         if not unique:
             return {}
         form = self.answer
-        questions = [
-            Question(
-                instructions=self._instructions,
-                text=text,
-                choices=form.choices,
-                schema=form.schema,
-                max_tokens=form.max_tokens,
-            )
-            for text in unique
-        ]
-        outcomes = self._conversation.ask(questions)
+        question = partial(Question, choices=form.choices, schema=form.schema, max_tokens=form.max_tokens)
+        outcomes = self._conversation.ask([question(instructions=self._instructions, text=text) for text in unique])
         answered = [reply for reply in outcomes if isinstance(reply, Reply)]
         self._count(
             questions=len(unique),
@@ -320,7 +300,7 @@ class Judge(Composable):
 
     def _count(self, **more: Any) -> None:
         with self._counting:
-            self._usage += JudgeUsage(**more)
+            self._counts.update(more)
 
     def _count_nonsense(self, replies: _Replies, answers: Mapping[str, object]) -> None:
         nonsense = [reply for text, reply in replies.items() if isinstance(reply, Reply) and answers[text] is None]
@@ -357,19 +337,6 @@ def _error(replies: _Replies, questions: Iterable[str]) -> str:
     return "" if error is None else f"{type(error).__name__}: {error}"
 
 
-def _ranked(outcomes: Sequence[tuple[Document, Document, float]], answer: Pairs) -> dict[Document, float]:
-    numbers: dict[Document, int] = {}
-    for first, second, _ in outcomes:
-        numbers.setdefault(first, len(numbers))
-        numbers.setdefault(second, len(numbers))
-    wins = np.zeros((len(numbers), len(numbers)))
-    for first, second, won in outcomes:
-        wins[numbers[first], numbers[second]] += won
-        wins[numbers[second], numbers[first]] += 1 - won
-    grades = rank(wins, answer.ranking).tolist()
-    return {document: grades[number] for document, number in numbers.items()}
-
-
 def pairings(n: int, opponents: int | None) -> Iterator[tuple[int, int]]:
     """Pairs among `n` texts: all, or each with its nearest `opponents` on a ring. Each pair once."""
     reach = n - 1 if opponents is None else min(opponents // 2, n - 1)
@@ -378,43 +345,3 @@ def pairings(n: int, opponents: int | None) -> Iterator[tuple[int, int]]:
             distance = second - first
             if min(distance, n - distance) <= reach:
                 yield first, second
-
-
-def rank(wins: NDArray[np.float64], ranking: Ranking) -> NDArray[np.float32]:
-    """Grades of n texts from their comparisons.
-
-    ``"win_rate"``: wins plus half of the ties, divided by the comparisons. This equals Copeland's score on [0, 1],
-    because every pair has one outcome. ``"bradley_terry"``: strengths p that maximize the likelihood of the outcomes
-    under P(i beats j) = p_i / (p_i + p_j), by Hunter's iteration (2004, Annals of Statistics 32, eq. 3). The grade is
-    the mean probability of beating another text. Difference: each text also ties once with a virtual opponent of
-    strength 1, which keeps the strengths finite. Prefer this ranking if texts had different opponents.
-
-    Args:
-        wins: float64 [n, n]. Number of times row beat column, 0.5 each for a tie, 0 for pairs that were not compared.
-        ranking: See above.
-
-    Returns:
-        float32 [n] in [0, 1], or NaN for a text without comparisons.
-    """
-    met = wins + wins.T
-    alone = met.sum(axis=1) == 0
-    if ranking == "win_rate":
-        grades = wins.sum(axis=1) / np.where(alone, 1.0, met.sum(axis=1))
-    else:
-        strength = _strengths(wins, met)
-        beats = strength[:, None] / (strength[:, None] + strength[None, :])
-        others = ~alone[None, :] & ~np.eye(len(wins), dtype=bool)
-        grades = (beats * others).sum(axis=1) / np.maximum(others.sum(axis=1), 1)
-    return np.where(alone, np.nan, grades).astype(np.float32)
-
-
-def _strengths(wins: NDArray[np.float64], met: NDArray[np.float64]) -> NDArray[np.float64]:
-    strength = np.ones(len(wins))
-    won = wins.sum(axis=1) + 0.5
-    for _ in range(_MAX_ITERATIONS):
-        before = strength
-        # p_i = W_i / sum over j of n_ij / (p_i + p_j), Hunter 2004, eq. 3; the virtual opponent adds half a win.
-        strength = won / ((met / (before[:, None] + before[None, :])).sum(axis=1) + 1.0 / (before + 1.0))
-        if np.max(np.abs(strength - before) / strength) < _TOLERANCE:
-            break
-    return strength

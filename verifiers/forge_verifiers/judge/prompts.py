@@ -313,20 +313,15 @@ class Reasoned:
         return float(verdict) if isinstance(verdict, bool) else None
 
 
-Ranking: TypeAlias = Literal["win_rate", "bradley_terry"]
-
-
 @dataclass(frozen=True, slots=True)
 class Pairs(_Choice):
     """Compares the trajectories of a group in pairs, each pair in both orders.
 
     A text wins if it is preferred in both orders. If the judge prefers the same position twice (position bias, arXiv
-    2306.05685, section 3.3), the pair is a tie. `judge.rank` computes the grades. A group with a single distinct text
-    abstains.
+    2306.05685, section 3.3), the pair is a tie. The grade is the number of wins plus half of the ties, divided by the
+    number of pairs. A group with a single distinct text abstains.
     """
 
-    ranking: Ranking = "win_rate"
-    """``"win_rate"`` or ``"bradley_terry"``."""
     opponents: int | None = None
     """Number of texts that each text is compared with, an even number, drawn by the judge's seed, or None for all.
     A group of n distinct texts costs n * opponents questions, or n * (n - 1) for all."""
@@ -337,8 +332,6 @@ class Pairs(_Choice):
     ask: ClassVar[str] = "Which satisfies the rubric better, A or B? Answer A or B."
 
     def __post_init__(self) -> None:
-        if self.ranking not in {"win_rate", "bradley_terry"}:
-            raise ValueError(f"ranking={self.ranking!r}; choose 'win_rate' or 'bradley_terry'")
         if self.opponents is not None and (self.opponents < 2 or self.opponents % 2):
             raise ValueError(f"opponents={self.opponents} must be an even number, 2 at least, or None for all")
         _Choice.__post_init__(self)

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -30,7 +30,7 @@ _NO_LIMIT = 1_000_000
 """Tokenizers without a limit report a number far beyond this."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class TextModelUsage:
     """Counters of a model."""
 
@@ -39,6 +39,13 @@ class TextModelUsage:
     truncated: int = 0
     """Texts that lost their middle because of the limit."""
     batches: int = 0
+
+
+class _Limits(TypedDict):
+    max_tokens: int
+    batch_tokens: int
+    threads: int | None
+    device: str
 
 
 class TextModel:
@@ -76,12 +83,7 @@ class TextModel:
         self.usage = TextModelUsage()
 
     def load(self) -> tuple[Any, Any]:
-        """Tokenizer and model, loaded at the first call.
-
-        Raises:
-            ModelNotFoundError: There is no such model, or it has no safetensors.
-            ValueError: The files lack weights of the model.
-        """
+        """Tokenizer and model, loaded at the first call. Raises ModelNotFoundError, or ValueError without weights."""
         with self._lock:
             if self._loaded is None:
                 self._loaded = self._load()
@@ -90,15 +92,10 @@ class TextModel:
     def rows(
         self, texts: Sequence[Text], read: Callable[[Any, torch.Tensor], torch.Tensor], *, special_tokens: bool = True
     ) -> torch.Tensor:
-        """One row per text, computed by `read` from the model's output.
+        """One row per text, float32 [n, width] on the CPU. Width 0 for no texts.
 
-        Args:
-            texts: The texts.
-            read: Maps the model's output and the attention mask, int64 [B, T], to [B, width].
-            special_tokens: Whether the tokenizer adds special tokens. False for texts from a chat template.
-
-        Returns:
-            float32 [n, width] on the CPU. Width 0 for no texts.
+        `read` maps the model's output and the attention mask, int64 [B, T], to [B, width]. Texts from a chat template
+        need no `special_tokens`.
         """
         import torch
 
@@ -108,20 +105,15 @@ class TextModel:
             return torch.empty(0, 0)
         encoded, truncated = self._encode(tokenizer, model, unique, special_tokens)
         results: dict[Text, torch.Tensor] = {}
-        batches = 0
         with self._lock, _threads(self._threads), torch.no_grad():
             for batch in _batches([len(ids["input_ids"]) for ids in encoded], self.batch_tokens):
                 padded = self._padded(model, [encoded[k] for k in batch])
                 inputs = {name: torch.tensor(column, device=self.device) for name, column in padded.items()}
                 rows = read(model(**inputs), inputs["attention_mask"]).float().cpu()
                 results |= {unique[k]: row for k, row in zip(batch, rows, strict=True)}
-                batches += 1
-        before = self.usage
-        self.usage = TextModelUsage(
-            texts=before.texts + len(unique),
-            truncated=before.truncated + truncated,
-            batches=before.batches + batches,
-        )
+                self.usage.batches += 1
+        self.usage.texts += len(unique)
+        self.usage.truncated += truncated
         return torch.stack([results[text] for text in texts])
 
     def _load(self) -> tuple[Any, Any]:
@@ -133,13 +125,12 @@ class TextModel:
             model, loading = getattr(transformers, self._auto_class).from_pretrained(
                 folder, use_safetensors=True, dtype="auto", output_loading_info=True, **arguments
             )
-        missing = sorted(name for name in loading["missing_keys"] if "pooler" not in name)  # nothing reads the pooler
-        if self._auto_class == "AutoModelForSequenceClassification":
-            missing = sorted(loading["missing_keys"])
+        is_encoder = self._auto_class == "AutoModel"  # nothing reads an encoder's pooler
+        missing = sorted(name for name in loading["missing_keys"] if not (is_encoder and "pooler" in name))
         if missing:
             raise ValueError(
                 f"{self.model} lacks {', '.join(missing[:3])}, which transformers would fill with random numbers; it "
-                f"is no trained {self._auto_class.removeprefix('AutoModelFor').removeprefix('AutoModel') or 'encoder'}"
+                f"is no trained {'encoder' if is_encoder else 'SequenceClassification'}"
             )
         self._pad_id = model.config.get_text_config().pad_token_id
         return tokenizer, model.eval().to(self.device)
@@ -274,15 +265,8 @@ class RewardModel(_TextVerifier):
             raise ValueError(f"view={view!r}; choose 'answer' or 'trajectory'")
         self.name, self.family = name, family
         self._positive, self._scale, self._offset, self._view = positive, scale, offset, view
-        self._model = TextModel(
-            "AutoModelForSequenceClassification",
-            model,
-            max_tokens=max_tokens,
-            batch_tokens=batch_tokens,
-            threads=threads,
-            device=device,
-            name=name,
-        )
+        limits: _Limits = {"max_tokens": max_tokens, "batch_tokens": batch_tokens, "threads": threads, "device": device}
+        self._model = TextModel("AutoModelForSequenceClassification", model, name=name, **limits)
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
         """Scores, float32 [n], or NaN for a trajectory without turns."""
@@ -381,15 +365,8 @@ class EmbeddingSimilarity(_TextVerifier):
         self.name, self.family = name, family
         self.sees_groups = against == "group"
         self._against, self._answer_key, self._extract, self._floor = against, answer_key, extract, floor
-        self._model = TextModel(
-            "AutoModel",
-            model,
-            max_tokens=max_tokens,
-            batch_tokens=batch_tokens,
-            threads=threads,
-            device=device,
-            name=name,
-        )
+        limits: _Limits = {"max_tokens": max_tokens, "batch_tokens": batch_tokens, "threads": threads, "device": device}
+        self._model = TextModel("AutoModel", model, name=name, **limits)
 
     def score(self, trajectories: Sequence[Trajectory]) -> Scores:
         """Similarities, float32 [n], or NaN without an answer, a reference, or another answer in the group."""

@@ -1,12 +1,11 @@
-"""SVG figures of an ensemble's report. Axes: m verifiers, n trajectories, B bins, T steps."""
+"""SVG figures of an ensemble's report. Axes: m verifiers, n trajectories, B bins."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from forge_agents.display import printable
 
 Floats = NDArray[np.float64]
-_DARK, _GRAY, _GOOD, _BAD, _BLUE = "#1f2933", "#9aa5b1", "#0b7a75", "#c2410c", "#2f5d9b"
+_DARK, _GRAY, _BAD, _BLUE = "#1f2933", "#9aa5b1", "#c2410c", "#2f5d9b"
 _STYLE = {
     "axes.axisbelow": True,
     "axes.edgecolor": _GRAY,
@@ -36,45 +35,6 @@ _STYLE = {
 }
 _MAX_CELLS = 14
 """Maximum number of verifiers for which the correlation map shows numbers."""
-
-
-def accuracy_figure(
-    names: Sequence[str],
-    tpr: Floats,
-    fpr: Floats,
-    weight: Floats,
-    *,
-    errors: Mapping[str, Floats] = MappingProxyType({}),
-    reverse: NDArray[np.bool_] | None = None,
-) -> bytes:
-    """False and true positive rate of each verifier as the ends of a bar, next to its weight. All arguments [m].
-
-    Args:
-        names: Names.
-        tpr: True positive rates.
-        fpr: False positive rates.
-        weight: Weights.
-        errors: Standard errors by "tpr" and "fpr", drawn as 95 % intervals.
-        reverse: Verifiers that are significantly worse than chance, drawn in red. None by default.
-    """
-    reverse = np.zeros(len(names), bool) if reverse is None else reverse
-    y = np.arange(len(names))
-    with _figure(9.0, 1.3 + 0.34 * len(names)) as (figure, save):
-        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
-        left.hlines(y, fpr, tpr, colors=np.where(reverse, _BAD, _GRAY), linewidth=3, zorder=1)
-        for place, rate, color in ((-0.14, errors.get("fpr"), _BAD), (0.14, errors.get("tpr"), _GOOD)):
-            if rate is not None:
-                middle = fpr if place < 0 else tpr
-                ends = np.clip([middle - 1.96 * rate, middle + 1.96 * rate], 0.0, 1.0)
-                left.hlines(y + place, *ends, colors=color, linewidth=1, zorder=1)
-        left.scatter(fpr, y, color="white", edgecolor=_BAD, linewidth=1.6, s=42, label="says yes when wrong (FPR)")
-        left.scatter(tpr, y, color=_GOOD, s=46, label="says yes when correct (TPR)")
-        left.set(xlim=(-0.03, 1.03), xlabel="rate", yticks=y, yticklabels=labels(names), ylim=(len(names) - 0.4, -0.6))
-        figure.legend(*left.get_legend_handles_labels(), loc="outside upper left", ncols=2)
-        right.barh(y, np.nan_to_num(weight), color=_BLUE, height=0.55)
-        right.set(xlabel="weight", xlim=(0, max(1.0, float(np.nan_to_num(weight).max(initial=0)))))
-        right.tick_params(labelleft=False)
-        return save()
 
 
 def correlation_figure(names: Sequence[str], families: Sequence[str | None], correlation: Floats) -> bytes:
@@ -110,46 +70,6 @@ def calibration_figure(predicted: Floats, observed: Floats, half_width: Floats, 
         left.legend(loc="upper left")
         right.hist(posterior, bins=np.linspace(0, 1, 21).tolist(), color=_BLUE)
         right.set(xlim=(0, 1), xlabel="predicted P(correct)", ylabel="trajectories")
-        return save()
-
-
-def drift_figure(
-    steps: Sequence[int],
-    names: Sequence[str],
-    series: Mapping[str, Floats],
-    *,
-    effective_number: Sequence[float],
-    reward: Sequence[float],
-    fraction_correct: Sequence[float],
-) -> bytes:
-    """Weights, rates, the effective number of verifiers and the reward over T steps.
-
-    Args:
-        steps: [T].
-        names: [m].
-        series: "weight", "accuracy", "tpr" and "fpr" of each verifier, [m, T].
-        effective_number: [T].
-        reward: [T] mean reward.
-        fraction_correct: [T] estimate of the combiner.
-    """
-    from matplotlib import colormaps
-
-    palette = colormaps["tab10" if len(names) <= 10 else "tab20"]
-    with _figure(9.0, 8.2 + 0.17 * len(names)) as (figure, save):
-        panels = figure.subplots(3, 2, sharex=True)
-        titles = {"weight": "weight", "accuracy": "estimated accuracy", "tpr": "TPR", "fpr": "FPR"}
-        for axes, (key, title) in zip(panels.flat[:4], titles.items(), strict=True):
-            for k, name in enumerate(labels(names)):
-                axes.plot(steps, series[key][k], color=palette(k % palette.N), linewidth=1.4, label=name)
-            axes.set(title=title, ylim=(-0.03, 1.03))
-        size, reward_axes = panels[2]
-        size.plot(steps, effective_number, color=_DARK)
-        size.set(title="effective number of verifiers", ylim=(0, None), xlabel="step")
-        reward_axes.plot(steps, reward, color=_GOOD, label="mean reward")
-        reward_axes.plot(steps, fraction_correct, color=_GRAY, label="estimated fraction correct")
-        reward_axes.set(title="reward", xlabel="step")
-        reward_axes.legend(loc="best", fontsize=8)
-        figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower left", ncols=3, fontsize=8)
         return save()
 
 

@@ -21,7 +21,7 @@ from forge_agents.display import printable, standalone_page
 from forge_agents.errors import RunFolderError
 from forge_verifiers.combiners.base import rate_errors
 from forge_verifiers.core.verifier import Cost, state_under
-from forge_verifiers.report.pictures import accuracy_figure, calibration_figure, correlation_figure, drift_figure
+from forge_verifiers.report.pictures import calibration_figure, correlation_figure
 
 if TYPE_CHECKING:
     import jinja2
@@ -334,17 +334,12 @@ class EnsembleReport:
         """The report as fixed-width text with one verifier per line."""
         return _as_text(self)
 
-    def html(self, path: str | os.PathLike[str], history: Sequence[Snapshot] = ()) -> Path:
+    def html(self, path: str | os.PathLike[str]) -> Path:
         """Write the report as one self-contained HTML file with tables, plots and explanations.
 
-        Args:
-            path: The file. Missing folders are created.
-            history: Reports of this ensemble by step, for the plots over time, at least two.
-
-        Raises:
-            RunFolderError: The file cannot be written.
+        Missing folders are created. Raises RunFolderError if the file cannot be written.
         """
-        target, text = Path(path), page(self, history)
+        target, text = Path(path), page(self)
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
@@ -426,46 +421,21 @@ def _as_text(report: EnsembleReport) -> str:
     return "\n".join([*lines, "", whole, *notes, *alarms, *failures])
 
 
-def page(report: EnsembleReport, history: Sequence[Snapshot] = ()) -> str:
+def page(report: EnsembleReport) -> str:
     """The report as self-contained HTML without scripts.
 
     Names and error messages come from users, models and servers. The template's environment therefore escapes every
     text, and figures are embedded as images, which cannot run code.
     """
-    rows, evidence = report.verifiers, report.evidence
-    names, numbers = [v.name for v in rows], ("weight", "accuracy", "tpr", "fpr")
-    rates = {key: np.array([getattr(v, key) for v in rows]) for key in numbers}
-    context: dict[str, Any] = {"report": report, "history": history}
-    if not np.isnan(rates["tpr"]).all():
-        errors = {key: np.array([getattr(v, f"{key}_error") for v in rows]) for key in ("tpr", "fpr")}
-        reverse = np.array([v.side < 0 for v in rows])
-        context["accuracy"] = _image(
-            accuracy_figure(names, rates["tpr"], rates["fpr"], rates["weight"], errors=errors, reverse=reverse)
-        )
+    evidence = report.evidence
+    context: dict[str, Any] = {"report": report}
     if evidence is not None:
+        names, families = [v.name for v in report.verifiers], [v.family for v in report.verifiers]
         curve, posterior = evidence.calibration(), evidence.posterior()
         context |= {"curve": curve, "sure": (abs(posterior - 0.5) + 0.5).mean()}
         picture = calibration_figure(curve.predicted, curve.observed, curve.half_width, posterior)
         context["calibration"] = _image(picture)
-        context["correlation"] = _image(correlation_figure(names, [v.family for v in rows], evidence.correlation()))
-    if len(history) > 1:
-        reports = [snapshot.report for snapshot in history]
-        by_name = [{v.name: v for v in each.verifiers} for each in reports]
-        latest = [v.name for v in reports[-1].verifiers]
-        series = {
-            key: np.array([[getattr(row.get(name), key, math.nan) for row in by_name] for name in latest])
-            for key in numbers
-        }
-        context["drift"] = _image(
-            drift_figure(
-                [snapshot.step for snapshot in history],
-                latest,
-                series,
-                effective_number=[each.effective_number for each in reports],
-                reward=[snapshot.reward for snapshot in history],
-                fraction_correct=[each.class_balance for each in reports],
-            )
-        )
+        context["correlation"] = _image(correlation_figure(names, families, evidence.correlation()))
     template = _templates().get_template("page.html")
     title = _templates().from_string("Verifiers of {{ name }}").render(name=report.name)
     return standalone_page(title, template.render(context), style=_STYLE)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import math
 import re
-import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Any
+from functools import partial
 
 import numpy as np
 
@@ -25,13 +24,12 @@ from forge_verifiers.rules.languages import normalized
 from forge_verifiers.rules.maths.formula import assigned, is_words, latex, split_unit
 from forge_verifiers.rules.maths.quantity import (
     MAX_CHARS,
-    PERCENT,
     Quantity,
     cleaned,
     decimal_comma,
-    hundredth,
     literal,
     read_quantity,
+    same_decimal,
     same_quantity,
 )
 from forge_verifiers.rules.maths.worker import WORKERS, Pair
@@ -41,37 +39,24 @@ _ROUNDING = 1e-6  # up to here, a tolerance is for rounding only and does not ap
 _FIELDS = re.compile(r"\d+(?:-\d+)+|\d+/\d+/\d+|\d{1,2}:[0-5]\d(?::[0-5]\d)?")
 
 
+@dataclass
 class UnreadGolds:
     """Counter of trajectories with an unreadable gold answer, for the report."""
 
-    def __init__(self) -> None:
-        self.abstained = 0
-        """Number of trajectories without a score."""
-        self._example = self._reason = ""
-        self._lock = threading.Lock()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, _lock=threading.Lock())
+    abstained: int = 0
+    """Number of trajectories without a score."""
+    example: str = ""
+    reason: str = ""
 
     def add(self, name: str, gold: str, reason: str) -> None:
         """Count a trajectory. The first one is logged."""
-        with self._lock:
-            first = not self._example
-            self.abstained += 1
-            self._example, self._reason = gold[:80], reason
-        if first:
+        self.abstained, self.example, self.reason = self.abstained + 1, gold[:80], reason
+        if self.abstained == 1:
             _LOG.warning("verifier %r: %s", name, self)
 
     def __str__(self) -> str:
-        if not self._example:
-            return ""
-        return (
-            f"gold answers of {self.abstained} trajectories cannot be read, such as {self._example!r}; "
-            f"no score ({self._reason})"
-        )
+        text = f"gold answers of {self.abstained} trajectories cannot be read, such as {self.example!r}; no score"
+        return f"{text} ({self.reason})" if self.abstained else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,22 +88,12 @@ class Numeric(AnswerRule):
             self.unread.add(self.name, gold_texts[0], "not a number")
             return None
         numbers = [_number(part) for part in answer.value.split(" or ")]  # "1/2 or 0.5"
-        return float(any(all(number and self._equal(number, gold) for number in numbers) for gold in golds))
+        equal = partial(same_quantity, is_close=self._is_close)
+        return float(any(all(number and equal(number, gold) for number in numbers) for gold in golds))
 
-    def _equal(self, answer: Quantity, gold: Quantity) -> bool:
-        a, b = answer.value, gold.value
-        if answer.unit is not None and gold.unit is not None:
-            same_kind = answer.unit.dimension == gold.unit.dimension
-            return same_kind and self._close(a * answer.unit.factor, b * gold.unit.factor)
-        if PERCENT in {answer.unit, gold.unit} and self._close(hundredth(answer), hundredth(gold)):
-            return True
-        return self._close(a, b)
-
-    def _close(self, a: Fraction, b: Fraction) -> bool:
-        if a == b:
-            return True
+    def _is_close(self, a: Fraction, b: Fraction) -> bool:
         if self.tolerance <= _ROUNDING and a.denominator == b.denominator == 1:
-            return False
+            return a == b
         return abs(a - b) <= Fraction(self.tolerance) * max(Fraction(1), abs(b))
 
 
@@ -234,7 +209,8 @@ def _compare(answer: str, gold: str, tolerance: float) -> bool | list[Pair] | No
         return fields == answer_fields
     for a, b in ((answer, gold), (gold, answer)):  # 3,14 is a number if compared with 3.14, and a list with "3, 14"
         if (digits := decimal_comma(a.strip())) and "." in (literal(b.strip()) or ""):
-            return same_quantity(_plain(digits), _plain(b.strip()), tolerance, is_exact=True)
+            number, other = read_quantity(digits), read_quantity(b.strip())
+            return number is not None and other is not None and same_decimal(number, other, tolerance)
     parts: list[Pair] = []
     if " or " in answer and " or " not in gold:  # "1/2 or 0.5" is one answer, "2 or 3" a list
         results = [_compare(part, gold, tolerance) for part in answer.split(" or ")]
@@ -247,14 +223,8 @@ def _compare(answer: str, gold: str, tolerance: float) -> bool | list[Pair] | No
     (name, value), (gold_name, gold_value) = assigned(answer), assigned(gold)
     if value is not None and gold_value is not None:
         same_name = not name or not gold_name or name == gold_name
-        return same_name and same_quantity(value, gold_value, tolerance, is_exact=True)
+        return same_name and same_decimal(value, gold_value, tolerance)
     return _formulas(answer, gold, parts)
-
-
-def _plain(text: str) -> Quantity:
-    quantity = read_quantity(text)
-    assert quantity is not None  # the text is a literal
-    return quantity
 
 
 def _formulas(answer: str, gold: str, parts: list[Pair]) -> bool | list[Pair] | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
@@ -300,31 +301,23 @@ def _counted(text: str) -> Unit | None:
     return Unit(((" ".join(words).removesuffix("s"), 1),))
 
 
-def same_quantity(answer: Quantity, gold: Quantity, tolerance: float, *, is_exact: bool) -> bool:
-    """True if two quantities are equal. A missing unit is assumed to be that of the other.
-
-    Args:
-        answer: One quantity.
-        gold: The other quantity.
-        tolerance: Maximum relative difference between numbers that may be rounded.
-        is_exact: Whether the tolerance applies only to decimals.
-    """
+def same_quantity(answer: Quantity, gold: Quantity, is_close: Callable[[Fraction, Fraction], bool]) -> bool:
+    """True if two quantities are close by `is_close`. A missing unit is assumed to be that of the other."""
     if answer.unit is not None and gold.unit is not None:
-        if answer.unit.dimension != gold.unit.dimension:
-            return False
-        values = [(answer.value * answer.unit.factor, gold.value * gold.unit.factor)]
-    else:
-        values = [(answer.value, gold.value)]
-        if PERCENT in {answer.unit, gold.unit}:
-            values.append((hundredth(answer), hundredth(gold)))
-    is_exact = is_exact and not (answer.is_decimal or gold.is_decimal)
-    return any(a == b or (not is_exact and _is_close(a, b, tolerance)) for a, b in values)
+        factor, gold_factor = answer.unit.factor, gold.unit.factor
+        same_kind = answer.unit.dimension == gold.unit.dimension
+        return same_kind and is_close(answer.value * factor, gold.value * gold_factor)
+    if PERCENT in {answer.unit, gold.unit} and is_close(_hundredth(answer), _hundredth(gold)):
+        return True
+    return is_close(answer.value, gold.value)
 
 
-def hundredth(quantity: Quantity) -> Fraction:
-    """The value. A percentage is divided by 100."""
+def same_decimal(answer: Quantity, gold: Quantity, tolerance: float) -> bool:
+    """`same_quantity` of exact numbers, or with a relative difference up to `tolerance` if one of them is a decimal."""
+    if not (answer.is_decimal or gold.is_decimal):
+        tolerance = 0.0
+    return same_quantity(answer, gold, lambda a, b: abs(a - b) <= Fraction(tolerance) * max(abs(a), abs(b)))
+
+
+def _hundredth(quantity: Quantity) -> Fraction:
     return quantity.value / 100 if quantity.unit == PERCENT else quantity.value
-
-
-def _is_close(answer: Fraction, gold: Fraction, tolerance: float) -> bool:
-    return abs(answer - gold) <= Fraction(tolerance) * max(abs(answer), abs(gold))
