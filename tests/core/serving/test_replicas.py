@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -121,11 +122,19 @@ class Played:
                 future.set_exception(ActorDiedError(f"{self.name} died", self.name))
 
 
+pytestmark = pytest.mark.anyio
+clients: list[EngineClient] = []
+
+
 @pytest.fixture(autouse=True)
-def played(monkeypatch: pytest.MonkeyPatch) -> None:
+async def played(monkeypatch: pytest.MonkeyPatch, anyio_backend: str) -> AsyncIterator[None]:
+    """Clients have engines without processes and are stopped after the test."""
     monkeypatch.setattr(module, "EngineProcess", Played)
     Played.started, Played.newest, Played.stores_told, Played.broken_starts = [], 1, [], 0
     Played.on_gpu = set()
+    yield
+    while clients:
+        await clients.pop().stop()
 
 
 async def moments(count: int = 20) -> None:
@@ -133,85 +142,71 @@ async def moments(count: int = 20) -> None:
         await asyncio.sleep(0)
 
 
-def replicas(count: int, **others: Any) -> Any:
-    return EngineClient.start(EngineConfig(replicas=count), name="hero", **others)
+async def replicas(count: int, *, on_update: Any = "continue", **others: Any) -> Any:
+    config: Any = EngineConfig(replicas=count, on_update=on_update)
+    clients.append(client := await EngineClient.start(config, name="hero", **others))
+    return client
 
 
-def test_requests_of_a_dead_engine_are_retried_with_their_seed() -> None:
-    async def main() -> None:
-        hero = await replicas(2)
-        asked = [asyncio.ensure_future(hero.generate([i], Sampling(), seed=i)) for i in range(4)]
-        await moments()
-        assert hero.unfinished == {"hero-0": 2, "hero-1": 2}
-        first, second = Played.started
-        lost = first.seeds
-        first.die()
-        await moments()
-        assert second.seeds[2:] == lost
-        second.finish()
-        assert [completion.token_ids for completion in await asyncio.gather(*asked)] == [(7,)] * 4
-        assert first.stopped and len(Played.started) == 3 and Played.started[2].name == "hero-0"
-        await hero.stop()
-
-    asyncio.run(main())
+async def test_requests_of_a_dead_engine_are_retried_with_their_seed() -> None:
+    hero = await replicas(2)
+    asked = [asyncio.ensure_future(hero.generate([i], Sampling(), seed=i)) for i in range(4)]
+    await moments()
+    assert hero.unfinished == {"hero-0": 2, "hero-1": 2}
+    first, second = Played.started
+    lost = first.seeds
+    first.die()
+    await moments()
+    assert second.seeds[2:] == lost
+    second.finish()
+    assert [completion.token_ids for completion in await asyncio.gather(*asked)] == [(7,)] * 4
+    assert first.stopped and len(Played.started) == 3 and Played.started[2].name == "hero-0"
 
 
-def test_successor_of_a_single_engine_has_the_newest_weights() -> None:
-    async def main() -> None:
-        hero = await replicas(1)
+async def test_successor_of_a_single_engine_has_the_newest_weights() -> None:
+    hero = await replicas(1)
+    await hero.load_weights(1)
+    Played.newest = 2
+    Played.broken_starts = 1  # the first successor dies as well
+    asked = asyncio.ensure_future(hero.generate([1], Sampling()))
+    await moments()
+    Played.started[0].die()
+    await moments(40)
+    assert Played.started[1].version == 2
+    Played.started[1].finish(9)
+    assert (await asked).token_ids == (9,)
+
+
+async def test_too_many_deaths_fail_all_waiting_requests(tmp_path: Path) -> None:
+    hero = await replicas(2, faults=Faults(max_respawns=1, file=tmp_path / "faults.jsonl"))
+    asked = [asyncio.ensure_future(hero.generate([i], Sampling())) for i in range(2)]
+    await moments()
+    for engine in tuple(Played.started):
+        engine.die("killed")
+    for answer in await asyncio.gather(*asked, return_exceptions=True):
+        assert isinstance(answer, RespawnLimitError)
+        assert "2 processes died (hero-0, hero-1); a run restarts at most 1 processes" in str(answer)
+    with pytest.raises(RespawnLimitError):
         await hero.load_weights(1)
-        Played.newest = 2
-        Played.broken_starts = 1  # the first successor dies as well
-        asked = asyncio.ensure_future(hero.generate([1], Sampling()))
-        await moments()
-        Played.started[0].die()
-        await moments(40)
-        assert Played.started[1].version == 2
-        Played.started[1].finish(9)
-        assert (await asked).token_ids == (9,)
-        await hero.stop()
-
-    asyncio.run(main())
-
-
-def test_too_many_deaths_fail_all_waiting_requests(tmp_path: Path) -> None:
-    async def main() -> None:
-        hero = await replicas(2, faults=Faults(max_respawns=1, file=tmp_path / "faults.jsonl"))
-        asked = [asyncio.ensure_future(hero.generate([i], Sampling())) for i in range(2)]
-        await moments()
-        for engine in tuple(Played.started):
-            engine.die("killed")
-        for answer in await asyncio.gather(*asked, return_exceptions=True):
-            assert isinstance(answer, RespawnLimitError)
-            assert "2 processes died (hero-0, hero-1); a run restarts at most 1 processes" in str(answer)
-        with pytest.raises(RespawnLimitError):
-            await hero.load_weights(1)
-        await hero.stop()
-
-    asyncio.run(main())
     rows = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]
     assert [(row["event"], row["who"]) for row in rows][:2] == [("noticed", "hero-0"), ("noticed", "hero-1")]
 
 
-def test_weights_roll_through_replicas_while_others_generate() -> None:
-    async def main() -> None:
-        hero = await replicas(2)
-        asked = [asyncio.ensure_future(hero.generate([i], Sampling())) for i in range(2)]
-        await moments()
-        timings = await hero.load_weights(1)
-        assert timings == {"version": 1, "bytes": 8, "fetch_s": 2, "load_s": 4, "seconds": 6}
-        assert [engine.version for engine in Played.started] == [1, 1]
-        assert not any(task.done() for task in asked)
-        for engine in Played.started:
-            engine.finish()
-        await asyncio.gather(*asked)
-        await hero.stop()
-
-    asyncio.run(main())
+async def test_weights_roll_through_replicas_while_others_generate() -> None:
+    hero = await replicas(2)
+    asked = [asyncio.ensure_future(hero.generate([i], Sampling())) for i in range(2)]
+    await moments()
+    timings = await hero.load_weights(1)
+    assert timings == {"version": 1, "bytes": 8, "fetch_s": 2, "load_s": 4, "seconds": 6}
+    assert [engine.version for engine in Played.started] == [1, 1]
+    assert not any(task.done() for task in asked)
+    for engine in Played.started:
+        engine.finish()
+    await asyncio.gather(*asked)
 
 
 @pytest.mark.parametrize(("on_update", "asked"), [("continue", 1), ("restart", 3)])
-def test_answer_of_two_versions_is_kept_or_sampled_again(monkeypatch: Any, on_update: Any, asked: int) -> None:
+async def test_answer_of_two_versions_is_kept_or_sampled_again(monkeypatch: Any, on_update: Any, asked: int) -> None:
     whole = VersionSpan(version=3, start=0, end=3)
     spans = [(VersionSpan(version=v, start=0, end=v), VersionSpan(version=v + 1, start=v, end=3)) for v in (1, 2)]
     spans.append((whole,))  # type: ignore[arg-type]
@@ -221,18 +216,14 @@ def test_answer_of_two_versions_is_kept_or_sampled_again(monkeypatch: Any, on_up
         self.seeds.append(options["seed"])
         return Completion(token_ids=(7,) * 3, logprobs=(0.0,) * 3, finish_reason="stop", versions=next(answers))
 
-    async def main() -> None:
-        hero = await EngineClient.start(EngineConfig(on_update=on_update), name="hero")
-        monkeypatch.setattr(Played, "generate", generate)
-        completion = await hero.generate([1], Sampling(), seed=5)
-        assert Played.started[0].seeds == [5] * asked
-        assert completion.versions == spans[asked - 1]
-        await hero.stop()
-
-    asyncio.run(main())
+    hero = await replicas(1, on_update=on_update)
+    monkeypatch.setattr(Played, "generate", generate)
+    completion = await hero.generate([1], Sampling(), seed=5)
+    assert Played.started[0].seeds == [5] * asked
+    assert completion.versions == spans[asked - 1]
 
 
-def test_half_of_the_replicas_load_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_half_of_the_replicas_load_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, loading, most = Played.load_weights, 0, []
 
     async def counted(self: Played, *args: Any, **options: Any) -> dict[str, float]:
@@ -245,14 +236,10 @@ def test_half_of_the_replicas_load_at_a_time(monkeypatch: pytest.MonkeyPatch) ->
         finally:
             loading -= 1
 
-    async def main() -> None:
-        hero = await replicas(5)
-        monkeypatch.setattr(Played, "load_weights", counted)
-        await hero.load_weights(1)
-        assert [engine.version for engine in Played.started] == [1] * 5
-        await hero.stop()
-
-    asyncio.run(main())
+    hero = await replicas(5)
+    monkeypatch.setattr(Played, "load_weights", counted)
+    await hero.load_weights(1)
+    assert [engine.version for engine in Played.started] == [1] * 5
     assert most == [1, 2, 1, 2, 1]
 
 
@@ -263,27 +250,23 @@ def test_waves_contain_each_replica_once_and_at_most_half(number: int, sizes: li
     assert [one for wave in found for one in wave] == list(range(number))
 
 
-def test_dead_store_is_named_and_its_successor_awaited() -> None:
-    async def main() -> None:
-        hero = await replicas(2)
-        await hero.load_weights(1)
-        Played.newest = None
-        with pytest.raises(ActorDiedError, match="weights died"):
-            await hero.load_weights(2)
-        Played.started[0].die()
-        await moments()
-        assert hero.pids["hero-0"] is None  # not asked before it has weights
-        Played.newest = 2
-        await hero.use_store("second store")
-        await moments()
-        assert hero.pids["hero-0"] == 2 and Played.started[2].version == 2
-        assert Played.stores_told == [("hero-1", "second store"), ("hero-0", "second store")]
-        await hero.stop()
-
-    asyncio.run(main())
+async def test_dead_store_is_named_and_its_successor_awaited() -> None:
+    hero = await replicas(2)
+    await hero.load_weights(1)
+    Played.newest = None
+    with pytest.raises(ActorDiedError, match="weights died"):
+        await hero.load_weights(2)
+    Played.started[0].die()
+    await moments()
+    assert hero.pids["hero-0"] is None  # not asked before it has weights
+    Played.newest = 2
+    await hero.use_store("second store")
+    await moments()
+    assert hero.pids["hero-0"] == 2 and Played.started[2].version == 2
+    assert Played.stores_told == [("hero-1", "second store"), ("hero-0", "second store")]
 
 
-def test_starting_engine_uses_the_replaced_store(monkeypatch: Any) -> None:
+async def test_starting_engine_uses_the_replaced_store(monkeypatch: Any) -> None:
     plain, gate = Played.start.__func__, asyncio.Event()  # type: ignore[attr-defined]
 
     async def slow(cls: type[Played], *args: Any, **options: Any) -> Played:
@@ -291,112 +274,84 @@ def test_starting_engine_uses_the_replaced_store(monkeypatch: Any) -> None:
             await gate.wait()
         return await plain(cls, *args, **options)  # type: ignore[no-any-return]
 
-    async def main() -> None:
-        hero = await replicas(2, store="first store")
-        await hero.load_weights(1)
-        monkeypatch.setattr(Played, "start", classmethod(slow))
-        Played.started[0].die()
+    hero = await replicas(2, store="first store")
+    await hero.load_weights(1)
+    monkeypatch.setattr(Played, "start", classmethod(slow))
+    Played.started[0].die()
+    await moments()
+    Played.newest = 2
+    await hero.use_store("second store")  # the engine that is being started was given the first
+    gate.set()
+    await moments()
+    assert Played.stores_told == [("hero-1", "second store"), ("hero-0", "second store")]
+    assert Played.started[2].version == 2 and hero.pids["hero-0"] is not None
+
+
+async def test_starting_engine_retries_when_weights_are_loaded() -> None:
+    hero = await replicas(2)
+    await hero.load_weights(1)
+    Played.newest = None  # the store is there and empty: its predecessor died
+    Played.started[0].die()
+    await moments()
+    assert hero.pids["hero-0"] is None
+    Played.newest = 2
+    await asyncio.wait_for(hero.load_weights(2), 10)
+    assert [engine.version for engine in Played.started[1:]] == [2, 2]
+
+
+async def test_starting_engine_polls_for_weights(monkeypatch: Any) -> None:
+    monkeypatch.setattr(module, "_RETRY_S", 0.01)
+    hero = await replicas(1)
+    await hero.load_weights(1)
+    Played.newest = None
+    Played.started[0].die()
+    loading = asyncio.ensure_future(hero.load_weights(2))  # has told what it will: it waits for the engine itself
+    await moments()
+    assert hero.pids["hero"] is None and not loading.done()
+    Played.newest = 2
+    await asyncio.wait_for(loading, 30)
+    assert Played.started[1].version == 2
+
+
+async def test_engine_without_weights_is_named_instead_of_the_store() -> None:
+    hero = await replicas(1, timeout_s=0.2)
+    await hero.load_weights(1)
+    Played.newest = None
+    Played.started[0].die()
+    await moments()
+    with pytest.raises(StallError, match="no weights came into the store") as caught:
+        await hero.load_weights(2, timeout_s=10)
+    assert caught.value.who == "hero"  # whoever replaces stores would do so again and again
+
+
+async def test_conversation_stays_with_its_replica() -> None:
+    hero = await replicas(2)
+    for turn in range(3):
+        asked = asyncio.ensure_future(hero.generate([1, *[7] * turn], Sampling()))
         await moments()
-        Played.newest = 2
-        await hero.use_store("second store")  # the engine that is being started was given the first
-        gate.set()
-        await moments()
-        assert Played.stores_told == [("hero-1", "second store"), ("hero-0", "second store")]
-        assert Played.started[2].version == 2 and hero.pids["hero-0"] is not None
-        await hero.stop()
-
-    asyncio.run(main())
+        busy = [engine.name for engine in Played.started if engine.waiting]
+        assert busy == ["hero-0"]
+        Played.started[0].finish()
+        await asked
 
 
-def test_starting_engine_retries_when_weights_are_loaded() -> None:
-    async def main() -> None:
-        hero = await replicas(2)
-        await hero.load_weights(1)
-        Played.newest = None  # the store is there and empty: its predecessor died
-        Played.started[0].die()
-        await moments()
-        assert hero.pids["hero-0"] is None
-        Played.newest = 2
-        await asyncio.wait_for(hero.load_weights(2), 10)
-        assert [engine.version for engine in Played.started[1:]] == [2, 2]
-        await hero.stop()
-
-    asyncio.run(main())
-
-
-def test_starting_engine_polls_for_weights(monkeypatch: Any) -> None:
-    async def main() -> None:
-        monkeypatch.setattr(module, "_RETRY_S", 0.01)
-        hero = await replicas(1)
-        await hero.load_weights(1)
-        Played.newest = None
-        Played.started[0].die()
-        loading = asyncio.ensure_future(hero.load_weights(2))  # has told what it will: it waits for the engine itself
-        await moments()
-        assert hero.pids["hero"] is None and not loading.done()
-        Played.newest = 2
-        await asyncio.wait_for(loading, 30)
-        assert Played.started[1].version == 2
-        await hero.stop()
-
-    asyncio.run(main())
-
-
-def test_engine_without_weights_is_named_instead_of_the_store() -> None:
-    async def main() -> None:
-        hero = await replicas(1, timeout_s=0.2)
-        await hero.load_weights(1)
-        Played.newest = None
-        Played.started[0].die()
-        await moments()
-        with pytest.raises(StallError, match="no weights came into the store") as caught:
-            await hero.load_weights(2, timeout_s=10)
-        assert caught.value.who == "hero"  # whoever replaces stores would do so again and again
-        await hero.stop()
-
-    asyncio.run(main())
-
-
-def test_conversation_stays_with_its_replica() -> None:
-    async def main() -> None:
-        hero = await replicas(2)
-        for turn in range(3):
-            asked = asyncio.ensure_future(hero.generate([1, *[7] * turn], Sampling()))
-            await moments()
-            busy = [engine.name for engine in Played.started if engine.waiting]
-            assert busy == ["hero-0"]
-            Played.started[0].finish()
-            await asked
-        await hero.stop()
-
-    asyncio.run(main())
-
-
-def test_router_that_picks_no_live_replica_is_named() -> None:
+async def test_router_that_picks_no_live_replica_is_named() -> None:
     class Lost(LeastLoaded):
         def pick(self, prompt_ids: Any, loads: Any) -> int:
             return -1  # as of a list the last
 
-    async def main() -> None:
-        hero = await replicas(2, router=Lost())
-        with pytest.raises(ValueError, match="router Lost picked -1; the live replicas are 0, 1"):
-            await hero.generate([1], Sampling())
-        await hero.stop()
-
-    asyncio.run(main())
+    hero = await replicas(2, router=Lost())
+    with pytest.raises(ValueError, match="router Lost picked -1; the live replicas are 0, 1"):
+        await hero.generate([1], Sampling())
 
 
-def test_wait_for_a_live_engine_has_a_timeout() -> None:
-    async def main() -> None:
-        hero = await replicas(1)
-        Played.broken_starts = 10**9
-        hero._faults = Faults(max_respawns=10**9)
-        Played.started[0].die()
-        with pytest.raises(StallError, match="hero did not finish a completion .no engine is live. within"):
-            await hero.generate([1], Sampling(), timeout_s=0.05)
-        await hero.stop()
-
-    asyncio.run(main())
+async def test_wait_for_a_live_engine_has_a_timeout() -> None:
+    hero = await replicas(1)
+    Played.broken_starts = 10**9
+    hero._faults = Faults(max_respawns=10**9)
+    Played.started[0].die()
+    with pytest.raises(StallError, match="hero did not finish a completion .no engine is live. within"):
+        await hero.generate([1], Sampling(), timeout_s=0.05)
 
 
 @pytest.mark.parametrize(("field", "value"), [("replicas", 0), ("routing", "nearest")])
@@ -405,23 +360,19 @@ def test_meaningless_settings_are_refused(field: str, value: Any) -> None:
         EngineConfig(**{field: value})
 
 
-def test_same_death_twice_ends_the_run_with_its_cause() -> None:
-    async def main() -> None:
-        hero = await replicas(1, faults=Faults(max_respawns=8))
-        for why, place in (("killed", ""), ("killed", ""), ("SIGILL in a", "a"), ("SIGSEGV in b", "b")):
-            Played.started[-1].die(why, place)  # no place is known of a kill from outside: it may come again
-            waiting = asyncio.ensure_future(hero.generate([1], Sampling(), timeout_s=5))
-            await moments()
-            Played.started[-1].finish()
-            await waiting
-        started = len(Played.started)
-        Played.started[-1].die("SIGILL in a", "a")
-        with pytest.raises(RespawnLimitError, match="twice the same death at the same place.*SIGILL in a"):
-            await hero.generate([1], Sampling(), timeout_s=5)
-        assert len(Played.started) == started
-        await hero.stop()
-
-    asyncio.run(main())
+async def test_same_death_twice_ends_the_run_with_its_cause() -> None:
+    hero = await replicas(1, faults=Faults(max_respawns=8))
+    for why, place in (("killed", ""), ("killed", ""), ("SIGILL in a", "a"), ("SIGSEGV in b", "b")):
+        Played.started[-1].die(why, place)  # no place is known of a kill from outside: it may come again
+        waiting = asyncio.ensure_future(hero.generate([1], Sampling(), timeout_s=5))
+        await moments()
+        Played.started[-1].finish()
+        await waiting
+    started = len(Played.started)
+    Played.started[-1].die("SIGILL in a", "a")
+    with pytest.raises(RespawnLimitError, match="twice the same death at the same place.*SIGILL in a"):
+        await hero.generate([1], Sampling(), timeout_s=5)
+    assert len(Played.started) == started
 
 
 def test_start_that_dies_twice_at_one_place_is_not_retried() -> None:
@@ -441,25 +392,21 @@ def test_negative_respawn_limit_is_refused() -> None:
         Faults(max_respawns=-1)
 
 
-def test_successor_has_every_adapter() -> None:
-    async def main() -> None:
-        both = await replicas(1)
-        hero, rival = (PolicyEngine(both, Any, name) for name in ("hero", "rival"))
-        assert hero.max_model_len == 64
-        for _ in range(2):
-            await hero.load_weights(1)
-            await rival.load_weights(1)
-        Played.started[0].die()
-        await moments()
-        assert Played.started[1].loaded == ["hero", "rival"]
-        asked = [asyncio.ensure_future(one.generate((1,), Sampling())) for one in (hero, rival, both)]
-        await moments()
-        assert Played.started[1].adapters == ["hero", "rival", ""]
-        Played.started[1].finish()
-        await asyncio.gather(*asked)
-        await both.stop()
-
-    asyncio.run(main())
+async def test_successor_has_every_adapter() -> None:
+    both = await replicas(1)
+    hero, rival = (PolicyEngine(both, Any, name) for name in ("hero", "rival"))
+    assert hero.max_model_len == 64
+    for _ in range(2):
+        await hero.load_weights(1)
+        await rival.load_weights(1)
+    Played.started[0].die()
+    await moments()
+    assert Played.started[1].loaded == ["hero", "rival"]
+    asked = [asyncio.ensure_future(one.generate((1,), Sampling())) for one in (hero, rival, both)]
+    await moments()
+    assert Played.started[1].adapters == ["hero", "rival", ""]
+    Played.started[1].finish()
+    await asyncio.gather(*asked)
 
 
 class Shared:
@@ -496,25 +443,21 @@ class Shared:
 
 
 @pytest.mark.parametrize("dies", ["before", "while they leave", "asleep"])
-def test_colocated_engines_offload_for_the_learner_and_return(dies: str) -> None:
-    async def main() -> None:
-        shared = Shared(dies)
-        shared.hero = await replicas(2, device_access=shared.playing)
+async def test_colocated_engines_offload_for_the_learner_and_return(dies: str) -> None:
+    shared = Shared(dies)
+    shared.hero = await replicas(2, device_access=shared.playing)
+    await shared.play()
+    for _ in range(3):
+        if dies == "before":
+            Played.started[0].die()
+        async with shared.learning():
+            assert Played.on_gpu == {"learner"}
+            number = len(Played.started)
+            if dies == "asleep":
+                Played.started[-1].die()
+            await moments(50)
+            assert Played.on_gpu == {"learner"} and len(Played.started) == number  # the next one waits
         await shared.play()
-        for _ in range(3):
-            if dies == "before":
-                Played.started[0].die()
-            async with shared.learning():
-                assert Played.on_gpu == {"learner"}
-                number = len(Played.started)
-                if dies == "asleep":
-                    Played.started[-1].die()
-                await moments(50)
-                assert Played.on_gpu == {"learner"} and len(Played.started) == number  # the next one waits
-            await shared.play()
-            await moments()
-            assert Played.on_gpu == {engine for engine in Played.started if not engine.stopped}
-            assert len(Played.on_gpu) == 2
-        await shared.hero.stop()
-
-    asyncio.run(main())
+        await moments()
+        assert Played.on_gpu == {engine for engine in Played.started if not engine.stopped}
+        assert len(Played.on_gpu) == 2

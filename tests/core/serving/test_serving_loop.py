@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -61,6 +62,43 @@ def test_folder_without_model_is_refused(tmp_path: Path) -> None:
         EnginePlan(model=str(tmp_path))
 
 
+@pytest.fixture
+def start_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., EngineThread]]:
+    """``start_thread(engine, **options)``: the thread of an `EngineThread` around a faked engine."""
+    started: list[EngineThread] = []
+
+    def start(engine: Any, *, answer_timeout_s: float = 600.0, **callbacks: Any) -> EngineThread:
+        (tmp_path / "config.json").write_text("{}")
+        monkeypatch.setattr(_vllm, "build", lambda config: engine)
+        monkeypatch.setattr(_vllm, "max_model_len", lambda engine: 8)
+        monkeypatch.setattr(_vllm, "add", lambda engine, name, request: engine.requests.append(name))
+        monkeypatch.setattr(_vllm, "running", lambda engine: dict(getattr(engine, "working", {})))
+        plan = EnginePlan(model=str(tmp_path), answer_timeout_s=answer_timeout_s)
+        started.append(EngineThread(plan, **{"deliver": ignore, "on_death": ignore, **callbacks}))
+        started[-1].ready.result(timeout=60)
+        return started[-1]
+
+    yield start
+    for thread in started:
+        thread.close(5)
+
+
+def ignore(event: object) -> None:
+    return None
+
+
+def requests(count: int, max_tokens: int = 2) -> list[Request]:
+    sampling = Sampling(max_tokens=max_tokens)
+    return [Request(request_id=number, prompt_ids=(1,), sampling=sampling) for number in range(count)]
+
+
+def answer_of(name: str, finish_reason: str = "stop") -> SimpleNamespace:
+    """Output of vLLM for a request, of one token."""
+    token = SimpleNamespace(logprob=-0.5)
+    sampled = SimpleNamespace(token_ids=[7], logprobs=[{7: token}], finish_reason=finish_reason, weight_versions=None)
+    return SimpleNamespace(finished=True, request_id=name, outputs=[sampled], num_cached_tokens=0)
+
+
 class FailingEngine:
     """Takes requests; its step raises."""
 
@@ -74,19 +112,13 @@ class FailingEngine:
         raise ArithmeticError("numbers went missing")
 
 
-def test_failed_step_ends_the_thread_and_fails_pending_jobs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    fake = FailingEngine()
-    monkeypatch.setattr(_vllm, "build", lambda config: fake)
-    monkeypatch.setattr(_vllm, "max_model_len", lambda engine: 8)
-    monkeypatch.setattr(_vllm, "add", lambda engine, name, request: fake.requests.append(name))
+def test_failed_step_ends_the_thread_and_fails_pending_jobs(start_thread: Callable[..., EngineThread]) -> None:
     deaths: queue.Queue[BaseException] = queue.Queue()
-    thread = EngineThread(EnginePlan(model=str(tmp_path)), deliver=lambda answers: None, on_death=deaths.put)
-    thread.ready.result(timeout=60)
+    thread = start_thread(FailingEngine(), on_death=deaths.put)
     assert thread.call(lambda: 42).result(timeout=60) == 42
     with pytest.raises(LookupError):
         thread.call(lambda: [1][int("1")]).result(timeout=60)
-    thread.add([Request(request_id=0, prompt_ids=(1,), sampling=Sampling(max_tokens=2))])
+    thread.add(requests(1))
     assert isinstance(deaths.get(timeout=60), ArithmeticError)
     with pytest.raises(RuntimeError, match="thread has ended"):
         thread.call(lambda: 42).result(timeout=60)
@@ -103,29 +135,17 @@ class GivingUpEngine:
 
     def step(self) -> list[Any]:
         name = self.requests.pop(0)
-        entry = SimpleNamespace(logprob=-0.5)
-        sampled = SimpleNamespace(
-            token_ids=[7], logprobs=[{7: entry}], finish_reason="error" if name == "0" else "stop", weight_versions=None
-        )
-        return [SimpleNamespace(finished=True, request_id=name, outputs=[sampled], num_cached_tokens=0)]
+        return [answer_of(name, "error" if name == "0" else "stop")]
 
 
-def test_request_that_vllm_gives_up_fails_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "config.json").write_text("{}")
-    fake = GivingUpEngine()
-    monkeypatch.setattr(_vllm, "build", lambda config: fake)
-    monkeypatch.setattr(_vllm, "max_model_len", lambda engine: 8)
-    monkeypatch.setattr(_vllm, "add", lambda engine, name, request: fake.requests.append(name))
-    monkeypatch.setattr(_vllm, "running", lambda engine: {})
+def test_request_that_vllm_gives_up_fails_alone(start_thread: Callable[..., EngineThread]) -> None:
     answers: queue.Queue[list[Answer]] = queue.Queue()
-    thread = EngineThread(EnginePlan(model=str(tmp_path)), deliver=answers.put, on_death=lambda error: None)
-    thread.ready.result(timeout=60)
-    thread.add([Request(request_id=number, prompt_ids=(1,), sampling=Sampling(max_tokens=2)) for number in (0, 1)])
+    thread = start_thread(GivingUpEngine(), deliver=answers.put)
+    thread.add(requests(2))
     (failed,), (answered,) = answers.get(timeout=60), answers.get(timeout=60)
     assert failed.completion is None and "'error'" in failed.error
     assert answered.completion is not None and answered.completion.token_ids == (7,)
     assert (thread.generated_tokens, thread.prompt_tokens, thread.cached_tokens) == (1, 1, 0)
-    thread.close(5)
 
 
 class Clock:
@@ -143,12 +163,12 @@ class QueueingEngine:
 
     def __init__(self, clock: Clock, room: int, seconds: int, slow: set[str]) -> None:
         self.clock, self.room, self.seconds, self.slow = clock, room, seconds, slow
-        self.queue: list[str] = []
+        self.requests: list[str] = []
         self.working: dict[str, int] = {}
         self.aborted: list[str] = []
 
     def has_unfinished_requests(self) -> bool:
-        return bool(self.queue or self.working)
+        return bool(self.requests or self.working)
 
     def abort_request(self, names: list[str]) -> None:
         self.aborted += names
@@ -157,62 +177,41 @@ class QueueingEngine:
 
     def step(self) -> list[Any]:
         self.clock.now += 1.0
-        while self.queue and len(self.working) < self.room:
-            self.working[self.queue.pop(0)] = 0
+        while self.requests and len(self.working) < self.room:
+            self.working[self.requests.pop(0)] = 0
         for name in self.working:
             self.working[name] += 1
         done = [name for name, age in self.working.items() if age >= self.seconds and name not in self.slow]
         for name in done:
             del self.working[name]
-        entry = SimpleNamespace(logprob=-0.5)
-        sampled = SimpleNamespace(token_ids=[7], logprobs=[{7: entry}], finish_reason="stop", weight_versions=None)
-        return [SimpleNamespace(finished=True, request_id=n, outputs=[sampled], num_cached_tokens=0) for n in done]
-
-
-def queueing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, room: int, seconds: int, slow: set[str]
-) -> tuple[QueueingEngine, EngineThread, queue.Queue[list[Answer]]]:
-    """A thread around a `QueueingEngine` that allows an answer 10 seconds."""
-    (tmp_path / "config.json").write_text("{}")
-    clock = Clock()
-    fake = QueueingEngine(clock, room, seconds, slow)
-    monkeypatch.setattr("forge_agents.serving._loop.time", clock)
-    monkeypatch.setattr(_vllm, "build", lambda config: fake)
-    monkeypatch.setattr(_vllm, "max_model_len", lambda engine: 8)
-    monkeypatch.setattr(_vllm, "add", lambda engine, name, request: fake.queue.append(name))
-    monkeypatch.setattr(_vllm, "running", lambda engine: dict(engine.working))
-    answers: queue.Queue[list[Answer]] = queue.Queue()
-    settings = EnginePlan(model=str(tmp_path), answer_timeout_s=10.0)
-    thread = EngineThread(settings, deliver=answers.put, on_death=lambda error: None)
-    thread.ready.result(timeout=60)
-    return fake, thread, answers
-
-
-def taken(answers: queue.Queue[list[Answer]], count: int) -> dict[int, Answer]:
-    found: dict[int, Answer] = {}
-    while len(found) < count:
-        found |= {answer.request_id: answer for answer in answers.get(timeout=60)}
-    return found
+        return [answer_of(name) for name in done]
 
 
 def test_answer_timeout_excludes_the_queue_and_fails_one_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    start_thread: Callable[..., EngineThread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fake, thread, answers = queueing(tmp_path, monkeypatch, room=64, seconds=8, slow={"5"})
-    thread.add([Request(request_id=number, prompt_ids=(1,), sampling=Sampling(max_tokens=99)) for number in range(512)])
-    found = taken(answers, 512)
+    fake, answers = QueueingEngine(Clock(), room=64, seconds=8, slow={"5"}), queue.Queue[list[Answer]]()
+    monkeypatch.setattr("forge_agents.serving._loop.time", fake.clock)
+    thread = start_thread(fake, deliver=answers.put, answer_timeout_s=10.0)
+    thread.add(requests(512, max_tokens=99))
+    by_id: dict[int, Answer] = {}
+    while len(by_id) < 512:
+        by_id |= {answer.request_id: answer for answer in answers.get(timeout=60)}
     assert fake.clock.now > 60  # the last ones waited for six times what an answer may take
-    late = found.pop(5)
+    late = by_id.pop(5)
     assert late.late and late.completion is None and fake.aborted == ["5"]
     assert "had 12 of at most 99 tokens" in late.error and "answer_timeout_s=10" in late.error
-    assert all(answer.completion is not None for answer in found.values())
+    assert all(answer.completion is not None for answer in by_id.values())
     assert thread.unfinished == 0 and thread.stalled_s == 0
-    thread.close(5)
 
 
-def test_steps_without_running_requests_count_as_stalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fake, thread, _ = queueing(tmp_path, monkeypatch, room=0, seconds=1, slow=set())
-    thread.add([Request(request_id=0, prompt_ids=(1,), sampling=Sampling(max_tokens=2))])
+def test_steps_without_running_requests_count_as_stalled(
+    start_thread: Callable[..., EngineThread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = QueueingEngine(Clock(), room=0, seconds=1, slow=set())
+    monkeypatch.setattr("forge_agents.serving._loop.time", fake.clock)
+    thread = start_thread(fake, answer_timeout_s=10.0)
+    thread.add(requests(1))
     deadline = time.monotonic() + 60
     while thread.stalled_s < 100 and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -221,7 +220,6 @@ def test_steps_without_running_requests_count_as_stalled(tmp_path: Path, monkeyp
     while thread.stalled_s and time.monotonic() < deadline:
         time.sleep(0.01)
     assert thread.stalled_s == 0
-    thread.close(5)
 
 
 class Call:
@@ -262,27 +260,29 @@ class Beating:
         return None
 
 
-def test_failed_engine_fails_all_waiting_requests() -> None:
-    async def main() -> None:
-        actor = FakeActor()
-        facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
-        engine = EngineProcess(
-            EnginePlan(), name="hero", procs=None, actor=actor, initial_info=facts, heartbeat=Beating()
-        )
-        waiting = [asyncio.ensure_future(engine.generate([1, 2], Sampling(), timeout_s=60)) for _ in range(50)]
-        await asyncio.sleep(0.1)
-        assert sum(actor.batches) == 50
-        assert len(actor.batches) <= 2  # requests of one moment travel together
-        actor.failing.set()
-        outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 60)
-        assert all(isinstance(outcome, ActorDiedError) for outcome in outcomes)
-        assert "hero has failed" in str(outcomes[0])
-        assert "numbers went missing" in str(outcomes[0])
-        with pytest.raises(ActorDiedError, match="hero has failed"):
-            await engine.generate([1], Sampling())
-        await engine.stop()
+def process_of(actor: Any, config: Any = None, *, heartbeat: Any = None, **options: Any) -> EngineProcess:
+    facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
+    heartbeat = heartbeat or Beating()
+    return EngineProcess(
+        config or EnginePlan(), name="hero", procs=None, actor=actor, initial_info=facts, heartbeat=heartbeat, **options
+    )
 
-    asyncio.run(main())
+
+@pytest.mark.anyio
+async def test_failed_engine_fails_all_waiting_requests() -> None:
+    actor = FakeActor()
+    engine = process_of(actor)
+    waiting = [asyncio.ensure_future(engine.generate([1, 2], Sampling(), timeout_s=60)) for _ in range(50)]
+    await asyncio.sleep(0.1)
+    assert sum(actor.batches) == 50
+    assert len(actor.batches) <= 2  # requests of one moment travel together
+    actor.failing.set()
+    outcomes = await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 60)
+    assert all(isinstance(outcome, ActorDiedError) for outcome in outcomes)
+    assert "hero has failed" in str(outcomes[0])
+    assert "numbers went missing" in str(outcomes[0])
+    with pytest.raises(ActorDiedError, match="hero has failed"):
+        await engine.generate([1], Sampling())
 
 
 class OfTwoRanks(Heartbeat):
@@ -296,48 +296,36 @@ class OfTwoRanks(Heartbeat):
 @pytest.mark.parametrize(
     "end", [ActorDiedError("hero died: SIGKILL", "hero", "a"), StallError("hero is silent", "hero")]
 )
-def test_update_that_fails_with_a_dead_rank_reports_the_death(end: Any) -> None:
-    async def main() -> None:
-        actor, heartbeat = FakeActor(), OfTwoRanks()
+@pytest.mark.anyio
+async def test_update_that_fails_with_a_dead_rank_reports_the_death(end: Any) -> None:
+    actor, heartbeat = FakeActor(), OfTwoRanks()
 
-        async def load_weights(version: int | None, adapter: str) -> None:
-            asyncio.get_running_loop().call_later(0.01, heartbeat._tell, end)  # is seen a moment later
-            raise RuntimeError("gloo: Connection closed by peer")
+    async def load_weights(version: int | None, adapter: str) -> None:
+        asyncio.get_running_loop().call_later(0.01, heartbeat._tell, end)  # is seen a moment later
+        raise RuntimeError("gloo: Connection closed by peer")
 
-        actor.load_weights = Call(load_weights)  # type: ignore[attr-defined]
-        facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
-        engine = EngineProcess(
-            EnginePlan(), name="hero", procs=None, actor=actor, initial_info=facts, heartbeat=heartbeat
-        )
-        with pytest.raises(ActorDiedError, match=str(end)) as caught:  # and not what gloo says, which ends a run
-            await engine.load_weights(2)
-        assert (caught.value.who, caught.value.place) == ("hero", getattr(end, "place", ""))
-        await engine.stop()
-
-    asyncio.run(main())
+    actor.load_weights = Call(load_weights)  # type: ignore[attr-defined]
+    engine = process_of(actor, heartbeat=heartbeat)
+    with pytest.raises(ActorDiedError, match=str(end)) as caught:  # and not what gloo says, which ends a run
+        await engine.load_weights(2)
+    assert (caught.value.who, caught.value.place) == ("hero", getattr(end, "place", ""))
 
 
 @pytest.mark.parametrize("where", ["poll", "add"])
-def test_unexpected_replies_of_the_actor_fail_all_requests(where: str) -> None:
+@pytest.mark.anyio
+async def test_unexpected_replies_of_the_actor_fail_all_requests(where: str) -> None:
     async def refuse(requests: list[Request]) -> None:
         raise KeyError("Answer")  # such as of a message that cannot be read
 
-    async def main() -> None:
-        actor: Any = FakeActor()
-        actor.error = KeyError("Answer")
-        if where == "poll":
-            actor.failing.set()
-        else:
-            actor.add = Call(refuse)
-        facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
-        engine = EngineProcess(
-            EnginePlan(), name="hero", procs=None, actor=actor, initial_info=facts, heartbeat=Beating()
-        )
-        with pytest.raises(ActorDiedError, match="hero .*KeyError: 'Answer'"):
-            await engine.generate([1], Sampling())
-        await engine.stop()
-
-    asyncio.run(asyncio.wait_for(main(), 60))
+    actor: Any = FakeActor()
+    actor.error = KeyError("Answer")
+    if where == "poll":
+        actor.failing.set()
+    else:
+        actor.add = Call(refuse)
+    engine = process_of(actor)
+    with pytest.raises(ActorDiedError, match="hero .*KeyError: 'Answer'"):
+        await engine.generate([1], Sampling())
 
 
 class SlowActor(FakeActor):
@@ -354,56 +342,35 @@ class SlowActor(FakeActor):
         return given, self.busy_s
 
 
-def test_busy_time_is_measured_by_the_engine() -> None:
+@pytest.mark.anyio
+async def test_busy_time_is_measured_by_the_engine() -> None:
     """Of its controller, which an environment may hold up, it says nothing."""
-
-    async def main() -> None:
-        actor = SlowActor()
-        facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
-        engine = EngineProcess(
-            EnginePlan(), name="hero", procs=None, actor=actor, initial_info=facts, heartbeat=Beating()
-        )
-        for busy_s in (1.5, 1.5, 2.0):
-            actor.busy_s = busy_s
-            async with asyncio.timeout(60):
-                while engine.busy.seconds != busy_s:  # noqa: ASYNC110  # it is a number
-                    await asyncio.sleep(0.01)
-        engine._fail_all("over")
-
-    asyncio.run(main())
+    actor = SlowActor()
+    engine = process_of(actor)
+    for busy_s in (1.5, 1.5, 2.0):
+        actor.busy_s = busy_s
+        async with asyncio.timeout(60):
+            while engine.busy.seconds != busy_s:  # noqa: ASYNC110  # it is a number
+                await asyncio.sleep(0.01)
 
 
-def test_late_answer_fails_alone_and_silent_engine_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.anyio
+async def test_late_answer_fails_alone_and_silent_engine_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(engine_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
-
-    async def main() -> None:
-        actor = SlowActor()
-        facts: Any = SimpleNamespace(vocab_size=10, max_model_len=8)
-        config = EnginePlan(answer_timeout_s=60.0)
-        engine = EngineProcess(
-            config,
-            name="hero",
-            procs=None,
-            actor=actor,
-            initial_info=facts,
-            heartbeat=Beating(),
-            heartbeat_timeout_s=60.0,
-        )
-        waiting = [asyncio.ensure_future(engine.generate([1], Sampling())) for _ in range(3)]
-        for number in range(2):  # answers of others keep the last one waiting
-            clock[0] += 100.0
-            actor.given = [Answer(request_id=number, completion=None, error="had 3 tokens", late=True)]
-            with pytest.raises(LateAnswerError, match="hero had 3 tokens"):
-                await waiting[number]
-        await asyncio.sleep(0.05)  # polls without an answer
-        assert not waiting[2].done()
-        clock[0] += 121.0
-        with pytest.raises(ActorDiedError, match=r"answered none of 1 requests for 121 s.*after 60 s"):
-            await asyncio.wait_for(waiting[2], 60)
-        await engine.stop()
-
-    asyncio.run(main())
+    actor = SlowActor()
+    engine = process_of(actor, EnginePlan(answer_timeout_s=60.0), heartbeat_timeout_s=60.0)
+    waiting = [asyncio.ensure_future(engine.generate([1], Sampling())) for _ in range(3)]
+    for number in range(2):  # answers of others keep the last one waiting
+        clock[0] += 100.0
+        actor.given = [Answer(request_id=number, completion=None, error="had 3 tokens", late=True)]
+        with pytest.raises(LateAnswerError, match="hero had 3 tokens"):
+            await waiting[number]
+    await asyncio.sleep(0.05)  # polls without an answer
+    assert not waiting[2].done()
+    clock[0] += 121.0
+    with pytest.raises(ActorDiedError, match=r"answered none of 1 requests for 121 s.*after 60 s"):
+        await asyncio.wait_for(waiting[2], 60)
 
 
 def test_update_must_have_all_tensors_in_their_shapes(tmp_path: Path) -> None:
