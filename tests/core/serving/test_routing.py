@@ -10,13 +10,13 @@ from forge_agents.serving.config import EngineConfig
 from forge_agents.serving.routing import LeastLoaded, PrefixAffine, router_class
 
 
-def test_least_loaded_replica_is_picked_in_turn() -> None:
+def test_least_loaded_replica_is_picked_in_turn():
     router = LeastLoaded()
     assert router.pick([1], {0: 3, 1: 2, 2: 5}) == 1
     assert [router.pick([1], {0: 0, 1: 0, 2: 0}) for _ in range(6)] == [0, 2, 1, 0, 2, 1]
 
 
-def test_conversation_returns_to_its_replica() -> None:
+def test_conversation_returns_to_its_replica():
     router = PrefixAffine(capacity=8)
     first = [5, 6, 7]
     router.answered(first, [8, 9], 2)
@@ -27,7 +27,7 @@ def test_conversation_returns_to_its_replica() -> None:
     assert router.pick([*first, 8, 9, 99], {0: 1, 1: 0, 2: 0}) == 2
 
 
-def test_equal_first_prompts_spread_over_replicas() -> None:
+def test_equal_first_prompts_spread_over_replicas():
     router = PrefixAffine(capacity=8)
     loads = {0: 0, 1: 0}
     for _ in range(8):
@@ -37,7 +37,7 @@ def test_equal_first_prompts_spread_over_replicas() -> None:
     assert router.pick([1, 2, 3], {0: 0, 1: 0}) in {0, 1}
 
 
-def test_full_or_dead_replica_is_skipped() -> None:
+def test_full_or_dead_replica_is_skipped():
     router = PrefixAffine(capacity=4)
     router.answered([1, 2], [3], 1)
     prompt = [1, 2, 3, 4]
@@ -46,7 +46,7 @@ def test_full_or_dead_replica_is_skipped() -> None:
     assert router.pick(prompt, {0: 9}) == 0
 
 
-def test_least_recent_conversations_are_forgotten() -> None:
+def test_least_recent_conversations_are_forgotten():
     router = PrefixAffine(capacity=4, max_conversations=2)
     for conversation in (1, 2, 3):
         router.answered([conversation], [0], 1)
@@ -56,7 +56,7 @@ def test_least_recent_conversations_are_forgotten() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(st.integers(0, 200_000), min_size=1, max_size=12), min_size=1, max_size=20), st.data())
-def test_every_conversation_finds_its_replica(prompts: list[list[int]], data: st.DataObject) -> None:
+def test_every_conversation_finds_its_replica(prompts, data):
     router = PrefixAffine(capacity=100)
     homes = {}
     for prompt in prompts:
@@ -76,7 +76,7 @@ class Last(LeastLoaded):
         return max(loads)
 
 
-def test_router_is_named_or_imported() -> None:
+def test_router_is_named_or_imported():
     found = {name: router_class(EngineConfig(routing=name).routing) for name in ("prefix", "load", f"{__name__}:Last")}
     assert list(found.values()) == [PrefixAffine, LeastLoaded, Last]
 
@@ -90,6 +90,6 @@ def test_router_is_named_or_imported() -> None:
         (f"{__name__}:pytest", "give a class with pick"),
     ],
 )
-def test_invalid_router_is_refused(routing: str, told: str) -> None:
+def test_invalid_router_is_refused(routing, told):
     with pytest.raises(ValueError, match=told):
         EngineConfig(routing=routing)

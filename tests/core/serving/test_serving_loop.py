@@ -33,16 +33,14 @@ from forge_agents.serving.config import EnginePlan
         ({"answer_timeout_s": 0.0}, "answer_timeout_s=0"),
     ],
 )
-def test_invalid_settings_are_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_refused(tmp_path, change, message):
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ValueError, match=message):
         EnginePlan(model=str(tmp_path), **change)
 
 
 @pytest.mark.parametrize(("tiles", "granted"), [(True, True), (True, False), (False, False)])
-def test_amx_tiles_are_requested_before_bfloat16_attention(
-    monkeypatch: pytest.MonkeyPatch, tiles: bool, granted: bool
-) -> None:
+def test_amx_tiles_are_requested_before_bfloat16_attention(monkeypatch, tiles, granted):
     import torch
 
     asked = []
@@ -57,7 +55,7 @@ def test_amx_tiles_are_requested_before_bfloat16_attention(
     assert len(asked) == 2 * tiles
 
 
-def test_folder_without_model_is_refused(tmp_path: Path) -> None:
+def test_folder_without_model_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no folder with a config\.json"):
         EnginePlan(model=str(tmp_path))
 
@@ -112,7 +110,7 @@ class FailingEngine:
         raise ArithmeticError("numbers went missing")
 
 
-def test_failed_step_ends_the_thread_and_fails_pending_jobs(start_thread: Callable[..., EngineThread]) -> None:
+def test_failed_step_ends_the_thread_and_fails_pending_jobs(start_thread):
     deaths: queue.Queue[BaseException] = queue.Queue()
     thread = start_thread(FailingEngine(), on_death=deaths.put)
     assert thread.call(lambda: 42).result(timeout=60) == 42
@@ -138,7 +136,7 @@ class GivingUpEngine:
         return [answer_of(name, "error" if name == "0" else "stop")]
 
 
-def test_request_that_vllm_gives_up_fails_alone(start_thread: Callable[..., EngineThread]) -> None:
+def test_request_that_vllm_gives_up_fails_alone(start_thread):
     answers: queue.Queue[list[Answer]] = queue.Queue()
     thread = start_thread(GivingUpEngine(), deliver=answers.put)
     thread.add(requests(2))
@@ -187,9 +185,7 @@ class QueueingEngine:
         return [answer_of(name) for name in done]
 
 
-def test_answer_timeout_excludes_the_queue_and_fails_one_request(
-    start_thread: Callable[..., EngineThread], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answer_timeout_excludes_the_queue_and_fails_one_request(start_thread, monkeypatch):
     fake, answers = QueueingEngine(Clock(), room=64, seconds=8, slow={"5"}), queue.Queue[list[Answer]]()
     monkeypatch.setattr("forge_agents.serving._loop.time", fake.clock)
     thread = start_thread(fake, deliver=answers.put, answer_timeout_s=10.0)
@@ -205,9 +201,7 @@ def test_answer_timeout_excludes_the_queue_and_fails_one_request(
     assert thread.unfinished == 0 and thread.stalled_s == 0
 
 
-def test_steps_without_running_requests_count_as_stalled(
-    start_thread: Callable[..., EngineThread], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_steps_without_running_requests_count_as_stalled(start_thread, monkeypatch):
     fake = QueueingEngine(Clock(), room=0, seconds=1, slow=set())
     monkeypatch.setattr("forge_agents.serving._loop.time", fake.clock)
     thread = start_thread(fake, answer_timeout_s=10.0)
@@ -269,7 +263,7 @@ def process_of(actor: Any, config: Any = None, *, heartbeat: Any = None, **optio
 
 
 @pytest.mark.anyio
-async def test_failed_engine_fails_all_waiting_requests() -> None:
+async def test_failed_engine_fails_all_waiting_requests():
     actor = FakeActor()
     engine = process_of(actor)
     waiting = [asyncio.ensure_future(engine.generate([1, 2], Sampling(), timeout_s=60)) for _ in range(50)]
@@ -297,7 +291,7 @@ class OfTwoRanks(Heartbeat):
     "end", [ActorDiedError("hero died: SIGKILL", "hero", "a"), StallError("hero is silent", "hero")]
 )
 @pytest.mark.anyio
-async def test_update_that_fails_with_a_dead_rank_reports_the_death(end: Any) -> None:
+async def test_update_that_fails_with_a_dead_rank_reports_the_death(end):
     actor, heartbeat = FakeActor(), OfTwoRanks()
 
     async def load_weights(version: int | None, adapter: str) -> None:
@@ -313,7 +307,7 @@ async def test_update_that_fails_with_a_dead_rank_reports_the_death(end: Any) ->
 
 @pytest.mark.parametrize("where", ["poll", "add"])
 @pytest.mark.anyio
-async def test_unexpected_replies_of_the_actor_fail_all_requests(where: str) -> None:
+async def test_unexpected_replies_of_the_actor_fail_all_requests(where):
     async def refuse(requests: list[Request]) -> None:
         raise KeyError("Answer")  # such as of a message that cannot be read
 
@@ -343,7 +337,7 @@ class SlowActor(FakeActor):
 
 
 @pytest.mark.anyio
-async def test_busy_time_is_measured_by_the_engine() -> None:
+async def test_busy_time_is_measured_by_the_engine():
     """Of its controller, which an environment may hold up, it says nothing."""
     actor = SlowActor()
     engine = process_of(actor)
@@ -355,7 +349,7 @@ async def test_busy_time_is_measured_by_the_engine() -> None:
 
 
 @pytest.mark.anyio
-async def test_late_answer_fails_alone_and_silent_engine_is_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_late_answer_fails_alone_and_silent_engine_is_dead(monkeypatch):
     clock = [0.0]
     monkeypatch.setattr(engine_module, "time", SimpleNamespace(monotonic=lambda: clock[0]))
     actor = SlowActor()
@@ -373,7 +367,7 @@ async def test_late_answer_fails_alone_and_silent_engine_is_dead(monkeypatch: py
         await asyncio.wait_for(waiting[2], 60)
 
 
-def test_update_must_have_all_tensors_in_their_shapes(tmp_path: Path) -> None:
+def test_update_must_have_all_tensors_in_their_shapes(tmp_path):
     torch = pytest.importorskip("torch")
     expected = {"a": (2, 3), "b": (4,)}
     whole = {"a": torch.zeros(2, 3), "b": torch.zeros(4)}

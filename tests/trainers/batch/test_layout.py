@@ -40,7 +40,7 @@ def samples(draw: st.DrawFn) -> list[Sample]:
 
 
 @given(lengths, st.integers(1, 4))
-def test_every_piece_is_planned_once_and_fits(pieces: list[int], ranks: int):
+def test_every_piece_is_planned_once_and_fits(pieces, ranks):
     rows, _ = plan_rows(pieces, max_tokens=64, ranks=ranks)
     placed = sorted(i for microbatch in rows for row in microbatch for i in row)
     assert placed == list(range(len(pieces)))
@@ -51,7 +51,7 @@ def test_every_piece_is_planned_once_and_fits(pieces: list[int], ranks: int):
 
 
 @given(st.lists(st.integers(1, 64) | st.integers(20, 36), min_size=1, max_size=40))
-def test_rows_are_as_few_as_filling_them_greedily_allows(pieces: list[int]):
+def test_rows_are_as_few_as_filling_them_greedily_allows(pieces):
     rows, _ = plan_rows(pieces, max_tokens=64)
 
     def fits(count: int) -> bool:
@@ -66,7 +66,7 @@ def test_rows_are_as_few_as_filling_them_greedily_allows(pieces: list[int]):
 
 
 @pytest.mark.parametrize("share", [0.4, 0.55])
-def test_many_long_pieces_are_planned_in_a_few_tries(monkeypatch: pytest.MonkeyPatch, share: float):
+def test_many_long_pieces_are_planned_in_a_few_tries(monkeypatch, share):
     tries = []
     fill = layout._fill
     monkeypatch.setattr(layout, "_fill", lambda *given, **named: tries.append(1) or fill(*given, **named))
@@ -76,7 +76,7 @@ def test_many_long_pieces_are_planned_in_a_few_tries(monkeypatch: pytest.MonkeyP
 
 
 @given(lengths, st.integers(1, 4))
-def test_ranks_differ_by_at_most_one_piece(pieces: list[int], ranks: int):
+def test_ranks_differ_by_at_most_one_piece(pieces, ranks):
     rows, waste = plan_rows(pieces, max_tokens=sum(pieces), ranks=ranks)
     assert len(rows) == 1
     loads = [sum(pieces[i] for i in row) for row in rows[0]]
@@ -85,7 +85,7 @@ def test_ranks_differ_by_at_most_one_piece(pieces: list[int], ranks: int):
 
 
 @given(lengths, st.integers(1, 4), st.randoms())
-def test_the_order_of_pieces_does_not_matter(pieces: list[int], ranks: int, random):
+def test_the_order_of_pieces_does_not_matter(pieces, ranks, random):
     shuffled = pieces.copy()
     random.shuffle(shuffled)
 
@@ -103,7 +103,7 @@ def test_a_piece_that_fits_nowhere_is_refused():
 
 @settings(max_examples=200)
 @given(samples(), st.booleans(), st.booleans(), st.integers(1, 3))
-def test_rows_hold_the_batch_exactly(found: list[Sample], share: bool, openings: bool, multiple_of: int):
+def test_rows_hold_the_batch_exactly(found, share, openings, multiple_of):
     batch = pack(found)
     blocks = blocks_of(batch, max_tokens=24, share_prefixes=share)
     assert sorted(i for block in blocks for i in block.samples) == list(range(len(found)))
@@ -142,7 +142,7 @@ def test_padding_uses_only_positions_of_samples():
 
 @settings(max_examples=200)
 @given(samples(), st.booleans(), st.integers(24, 60), st.integers(1, 3))
-def test_rows_take_the_room_that_was_planned(found: list[Sample], share: bool, room: int, ranks: int):
+def test_rows_take_the_room_that_was_planned(found, share, room, ranks):
     batch, longest = pack(found), 0
     options = {"max_tokens": room, "chunk_tokens": 8, "share_prefixes": share, "hidden_size": 8, "ranks": ranks}
     plans = [lay_out(batch, **options, rank=rank) for rank in range(ranks)]  # type: ignore[arg-type]
@@ -212,7 +212,7 @@ def test_short_openings_are_not_shared():
 
 
 @given(st.lists(samples(), min_size=1, max_size=10), st.integers(24, 60), st.sampled_from([1, 2, 3]))
-def test_rows_of_compiled_blocks_are_of_few_lengths(batches: list[list[Sample]], room: int, tp: int):
+def test_rows_of_compiled_blocks_are_of_few_lengths(batches, room, tp):
     plain, compiled = (
         LearnerPlan(max_tokens_per_microbatch=room, tp=tp, compile=value).row_multiple for value in (False, True)
     )

@@ -89,7 +89,7 @@ def test_advantages_must_match_the_turns():
         ({"token_ids": (1,)}, "at least 2"),
     ],
 )
-def test_a_malformed_sample_is_refused(changes: dict[str, object], message: str):
+def test_a_malformed_sample_is_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         sample(**changes)
 
@@ -122,7 +122,7 @@ def test_a_batch_without_a_token_to_learn_from_is_refused():
         ("samples", "length", torch.tensor([2]), "tile"),
     ],
 )
-def test_a_malformed_batch_is_refused(part: str, column: str, value: torch.Tensor, message: str):
+def test_a_malformed_batch_is_refused(part, column, value, message):
     batch = pack([sample()])
     batch[part][column] = value
     with pytest.raises(ValueError, match=message):

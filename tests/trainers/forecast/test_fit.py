@@ -48,14 +48,14 @@ def row(name: str, found: Fit) -> str:
 
 
 @pytest.mark.parametrize("name", list(SHAPES))
-def test_docs_table_of_eight_gpus_matches_the_code(name: str) -> None:
+def test_docs_table_of_eight_gpus_matches_the_code(name):
     assert row(name, fit_gpus(SETTINGS, ModelSize.named(name), Hardware(gpus=8))) in PAGE.read_text().splitlines()
 
 
 @pytest.mark.parametrize(
     ("section", "model", "gpus"), [("One node with several GPUs", "8b", 8), ("Several hosts", "32b", 64)]
 )
-def test_documented_settings_fit(section: str, model: str, gpus: int, tmp_path: Path) -> None:
+def test_documented_settings_fit(section, model, gpus, tmp_path):
     text = PAGE.read_text().partition(f"\n## {section}\n")[2]
     settings = text.partition("```yaml\n")[2].partition("```")[0]
     file = tmp_path / "train.yaml"
@@ -71,7 +71,7 @@ def test_documented_settings_fit(section: str, model: str, gpus: int, tmp_path: 
         assert shown in " ".join(text.split())
 
 
-def test_learner_ranks_are_spread_evenly_over_hosts() -> None:
+def test_learner_ranks_are_spread_evenly_over_hosts():
     found = fit_gpus(SETTINGS, "32b", Hardware(gpus=64))
     assert [found.changes[key] for key in ("learner_procs", "engine.replicas", "engine.tp")] == [32, 16, 2]
     of_a_run = ProcessConfig(engine=fa.EngineConfig(max_model_len=512))
@@ -81,7 +81,7 @@ def test_learner_ranks_are_spread_evenly_over_hosts() -> None:
     assert len(preview_slots(Hardware(gpus=64), [("learner", "learner", 12)])) == 12
 
 
-def test_judges_keep_gpus_on_several_hosts() -> None:
+def test_judges_keep_gpus_on_several_hosts():
     chat = fv.Judge("tiny-random", "Is it so?", engine=fa.EngineConfig(max_model_len=1024)).own_engine
     assert chat is not None
     both = {name: fa.Policy("model", name=name) for name in "ab"}
@@ -89,7 +89,7 @@ def test_judges_keep_gpus_on_several_hosts() -> None:
     assert found.changes == {"learner_procs": 16, "engine.replicas": 15}, "32 learn, 30 sample, 1 judges"
 
 
-def test_misfit_lists_changes_and_reasons() -> None:
+def test_misfit_lists_changes_and_reasons():
     found = fit_gpus(SETTINGS, ModelSize.named("8b"), Hardware(gpus=8))
     assert "GPU 0 of host 0 has 80.0 GB and policy-learner expects 14" in found.problem
     assert found.changes == {"learner_procs": 4, "engine.replicas": 4}
@@ -105,7 +105,7 @@ def test_misfit_lists_changes_and_reasons() -> None:
     assert found.changes["learner.activation_checkpointing"] == "selective"
 
 
-def test_colocated_run_fits_into_shared_gpus() -> None:
+def test_colocated_run_fits_into_shared_gpus():
     gpus = Hardware(gpus=2, gpu_gb=17)
     engine = fa.EngineConfig(max_model_len=2048, replicas=2)
     learner = fa.LearnerConfig(activation_checkpointing="none")
@@ -118,7 +118,7 @@ def test_colocated_run_fits_into_shared_gpus() -> None:
         preview_slots(gpus, [("learner", "learner", 3)])
 
 
-def test_engine_uses_the_stored_dtype(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engine_uses_the_stored_dtype(tmp_path, monkeypatch):
     monkeypatch.setattr(placement.models, "resolve", Path)
 
     def weights(**said: str) -> int:
@@ -128,12 +128,12 @@ def test_engine_uses_the_stored_dtype(tmp_path: Path, monkeypatch: pytest.Monkey
     assert weights(dtype="float32") == 2 * weights(dtype="bfloat16") == 2 * weights()
 
 
-def test_70b_model_never_fits_into_one_gpu() -> None:
+def test_70b_model_never_fits_into_one_gpu():
     with pytest.raises(HostError, match="take more GPUs or larger ones"):
         fit_gpus(SETTINGS, ModelSize.named("70b"), Hardware(gpus=1))
 
 
-def test_ranks_of_an_engine_are_on_one_host() -> None:
+def test_ranks_of_an_engine_are_on_one_host():
     seats = preview_slots(Hardware(gpus=16), [("learner", "learner", 6), ("engine", "engines", 4)])
     assert {seat.host for seat in seats if seat.role == "engines"} == {"host 1"}
     with pytest.raises(HostError, match="need 20 GPUs, one each, and there are 16"):
@@ -143,7 +143,7 @@ def test_ranks_of_an_engine_are_on_one_host() -> None:
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 3, 8])
-def test_one_host_is_shared_as_in_a_run(gpus: int) -> None:
+def test_one_host_is_shared_as_in_a_run(gpus):
     layout = Cluster(fa.Hosts(), lambda: "here", [("", "learner", 2), ("", "engines", 6)])
     ids = tuple(map(str, range(gpus)))
     layout._here.facts = HostFacts(
@@ -205,7 +205,7 @@ ALIKE = {
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_fit_matches_placement_and_dry_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fit_matches_placement_and_dry_run(name, tmp_path, monkeypatch):
     case = ALIKE[name]
     for shape in (case.model, "0.6b"):
         (tmp_path / shape).mkdir(exist_ok=True)
@@ -257,7 +257,7 @@ def test_fit_matches_placement_and_dry_run(name: str, tmp_path: Path, monkeypatc
         assert sorted(said) == sorted(f"{seat.host}:  {seat.name} rank {seat.rank}, GPU {seat.gpu}" for seat in seats)
 
 
-def test_described_hosts_must_fit() -> None:
+def test_described_hosts_must_fit():
     hosts = fa.Hosts(kind="slurm", hosts={"learner": 2, "engines": 1})
     settings = ProcessConfig(learner_procs=4, engine=fa.EngineConfig(max_model_len=512, replicas=8))
     found = fit_gpus(settings, "0.6b", Hardware(gpus=24), hosts=hosts)
@@ -270,7 +270,7 @@ def test_described_hosts_must_fit() -> None:
         fit_gpus(settings, "0.6b", Hardware(gpus=8), hosts=hosts)
 
 
-def test_policies_have_separate_processes_unless_adapters_share() -> None:
+def test_policies_have_separate_processes_unless_adapters_share():
     policies = {name: fa.Policy("model", name=name) for name in ("asker", "answerer")}
     settings = ProcessConfig(engine=fa.EngineConfig(max_model_len=512))
     found = fit_gpus(settings, "0.6b", Hardware(gpus=4), policies=policies)
@@ -286,7 +286,7 @@ def test_policies_have_separate_processes_unless_adapters_share() -> None:
     assert len(fit_gpus(settings, "0.6b", Hardware(gpus=4), policies=frozen).placement.processes) == 3
 
 
-def test_adapters_of_several_models_share_neither_engine_nor_learner() -> None:
+def test_adapters_of_several_models_share_neither_engine_nor_learner():
     policies = {name: fa.Policy(f"model-{name}", name=name, lora=fa.LoRA()) for name in ("asker", "answerer")}
     found = fit_gpus(
         ProcessConfig(engine=fa.EngineConfig(max_model_len=512)), "0.6b", Hardware(gpus=4), policies=policies
@@ -294,7 +294,7 @@ def test_adapters_of_several_models_share_neither_engine_nor_learner() -> None:
     assert len(found.placement.processes) == 4
 
 
-def test_adapter_advice_for_a_mixture_targets_attention() -> None:
+def test_adapter_advice_for_a_mixture_targets_attention():
     found = fit_gpus(SETTINGS, "30b-a3b", Hardware(gpus=8))
     assert found.changes["Policy.lora"].targets == ("q_proj", "k_proj", "v_proj", "o_proj")
     longer = ProcessConfig(engine=fa.EngineConfig(max_model_len=50_000))
@@ -302,14 +302,14 @@ def test_adapter_advice_for_a_mixture_targets_attention() -> None:
         fit_gpus(longer, "0.6b", Hardware(gpus=8))
 
 
-def test_ranks_that_cannot_split_the_model_do_not_fit() -> None:
+def test_ranks_that_cannot_split_the_model_do_not_fit():
     found = fit_gpus(replace(SETTINGS, engine=replace(SETTINGS.engine, tp=3)), "0.6b", Hardware(gpus=8))
     assert "engine.tp=3 does not divide" in found.problem and found.changes["engine.tp"] == 1
     with pytest.raises(HostError, match=r"tp=3 of the learner does not divide learner_procs=4.* change the limits"):
         fit_gpus(replace(SETTINGS, learner_procs=4, learner=fa.LearnerConfig(tp=3)), "0.6b", Hardware(gpus=8))
 
 
-def test_longest_sample_is_one_pass() -> None:
+def test_longest_sample_is_one_pass():
     def activations(engine: fa.EngineConfig, **learner: int) -> int:
         learner = {"max_tokens_per_microbatch": 2048, **learner}
         settings = ProcessConfig(learner=fa.LearnerConfig(**learner), engine=engine)
@@ -326,13 +326,13 @@ def test_longest_sample_is_one_pass() -> None:
     assert len(doubts) == 1 and "one of the model's 40960 tokens would take 11" in doubts[0]
 
 
-def test_model_is_given_by_shape_or_name(tiny_llama: Path) -> None:
+def test_model_is_given_by_shape_or_name(tiny_llama):
     assert _model_of(str(tiny_llama)).size.layers == 2 and _model_of("8B").size.layers == 36
     with pytest.raises(ModelNotFoundError, match=r"known: 0\.6b, 8b"):
         ModelSize.named("9b")
 
 
-def test_simulate_command_reports_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_simulate_command_reports_fit(tmp_path, capsys):
     file = tmp_path / "train.yaml"
     file.write_text("policies: {team: {model: smollm2-135m-instruct}}\npolicy_mapping: team\nenv: forge/Relay-v0\n")
     assert main(["simulate", str(file), "--gpus", "2", "--model", "0.6b"]) == 0
@@ -350,7 +350,7 @@ def test_simulate_command_reports_fit(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "learner_procs: 4" in said and "engine.replicas: 4" in said
 
 
-def test_current_settings_are_reported_before_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_current_settings_are_reported_before_changes(tmp_path, capsys):
     file = tmp_path / "train.yaml"
     file.write_text("env: forge/Relay-v0\npolicies: {team: {model: tiny-random}}\n")
     assert main(["simulate", str(file), "--gpus", "8", "--model", "8b", "--trainer.engine.max_model_len", "8192"]) == 1
@@ -365,7 +365,7 @@ def test_current_settings_are_reported_before_changes(tmp_path: Path, capsys: py
     assert "with these changes" not in said and "memory of host 0" in said and "published weights 1.2" in said
 
 
-def test_host_memory_is_counted_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_host_memory_is_counted_and_checked(tmp_path, capsys):
     offloaded = replace(SETTINGS, learner=fa.LearnerConfig(cpu_offload=True))
     size = ModelSize.named("0.6b")
     (needs,) = fit_gpus(offloaded, "0.6b", Hardware(gpus=2)).hosts.values()
@@ -384,7 +384,7 @@ def test_host_memory_is_counted_and_checked(tmp_path: Path, capsys: pytest.Captu
     assert "the memory of host 0" in capsys.readouterr().out
 
 
-def test_adapter_is_advised_for_fully_trained_policies(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_adapter_is_advised_for_fully_trained_policies(tmp_path, capsys):
     policies = "{a: {model: tiny-random}, b: {model: tiny-random}, c: {model: tiny-random, lora: {rank: 4}}}"
     config = tmp_path / "train.yaml"
     config.write_text(
@@ -397,16 +397,14 @@ def test_adapter_is_advised_for_fully_trained_policies(tmp_path: Path, capsys: p
     assert "policies.c" not in said
 
 
-def test_gpu_memory_needs_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gpu_memory_needs_model(tmp_path, capsys):
     (tmp_path / "train.yaml").write_text("env: forge/Relay-v0\npolicies: {team: {model: tiny-random}}\n")
     with pytest.raises(SystemExit):
         main(["simulate", str(tmp_path / "train.yaml"), "--gpus", "4", "--gpu_gb", "40"])
     assert "needs --model" in capsys.readouterr().err
 
 
-def test_judges_and_league_models_are_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_judges_and_league_models_are_counted(tmp_path, capsys, monkeypatch):
     (tmp_path / "my_judge.py").write_text(
         "import forge_verifiers as fv\nreward = fv.Judge('tiny-random', 'Is it polite?', name='polite')\n"
     )
@@ -429,9 +427,7 @@ def test_judges_and_league_models_are_counted(
     assert "  polite rank 0, GPU 0: " in said
 
 
-def test_reward_model_of_the_controller_is_counted(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_reward_model_of_the_controller_is_counted(tmp_path, capsys, monkeypatch):
     (tmp_path / "my_grader.py").write_text(
         "import forge_verifiers as fv\n"
         "grader = fv.RewardModel('tiny-random', device='cuda')\n"
@@ -462,7 +458,7 @@ def weights_of(found: Fit) -> dict[str, int]:
     return {one.slot.name: one.parts["weights"] for one in found.placement.processes}
 
 
-def test_policies_may_have_models_of_different_sizes(tmp_path: Path) -> None:
+def test_policies_may_have_models_of_different_sizes(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({**SHAPES["0.6b"], "dtype": "float32"}))
     own = {**TWO, "hero-2": replace(TWO["hero-2"], model=str(tmp_path))}
     found = fit_gpus(
@@ -486,7 +482,7 @@ def test_policies_may_have_models_of_different_sizes(tmp_path: Path) -> None:
         ({"solver": "nowhere/9b", "hero-2": "8b"}, r"nowhere/9b.* Shapes that need no model: 0\.6b, 8b"),
     ],
 )
-def test_unknown_policy_or_model_is_refused(named: dict[str, str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_policy_or_model_is_refused(named, said, monkeypatch):
     def no_hub(model: str) -> Path:
         raise ModelNotFoundError(f"the hub has no {model!r}.")
 
@@ -498,7 +494,7 @@ def test_unknown_policy_or_model_is_refused(named: dict[str, str], said: str, mo
         fit_gpus(SHORT, {}, Hardware(gpus=8))
 
 
-def test_adapters_that_share_an_engine_have_one_model() -> None:
+def test_adapters_that_share_an_engine_have_one_model():
     both = {name: fa.Policy("model", name=name, lora=fa.LoRA()) for name in ("asker", "answerer")}
     with pytest.raises(ValueError, match="asker and answerer are adapters .* share an engine, .* '8b' and '0.6b'"):
         fit_gpus(SHORT, {"asker": "8b", "answerer": "0.6b"}, Hardware(gpus=8), policies=both)
@@ -511,7 +507,7 @@ def test_adapters_that_share_an_engine_have_one_model() -> None:
     assert weights_of(found)["asker"] > 50 * weights_of(found)["answerer"]
 
 
-def test_candidates_suit_all_models() -> None:
+def test_candidates_suit_all_models():
     odd = replace(ModelSize.named("8b"), heads=6, kv_heads=6)  # one, two, three or six ranks
     said = {"solver": odd, "hero-2": "32b"}
     frozen = {name: replace(policy, trainable=False) for name, policy in TWO.items()}
@@ -530,7 +526,7 @@ def test_candidates_suit_all_models() -> None:
 @pytest.mark.parametrize(
     ("asked", "allowed"), [("full", {"full"}), ("selective", {"selective", "full"}), ("none", {"none", "selective"})]
 )
-def test_recomputation_is_never_reduced(asked: Any, allowed: set[str]) -> None:
+def test_recomputation_is_never_reduced(asked, allowed):
     settings = replace(SETTINGS, learner=fa.LearnerConfig(activation_checkpointing=asked))
     found = fit_gpus(settings, "8b", Hardware(gpus=8))
     (learner,) = found.placement.learners.values()
@@ -538,9 +534,7 @@ def test_recomputation_is_never_reduced(asked: Any, allowed: set[str]) -> None:
     assert found.changes.get("learner.activation_checkpointing", asked) == learner.activation_checkpointing
 
 
-def test_table_names_the_policies_of_processes(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_table_names_the_policies_of_processes(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     file = tmp_path / "train.yaml"
     adapter = "{model: tiny-random, lora: {rank: 4}}"
@@ -577,16 +571,14 @@ def test_table_names_the_policies_of_processes(
         (["team=8b", "team=0.6b"], "--model gives team two models, 8b and 0.6b; give one"),
     ],
 )
-def test_invalid_model_options_are_refused(
-    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_invalid_model_options_are_refused(words, said, tmp_path, capsys):
     (tmp_path / "train.yaml").write_text("env: forge/Relay-v0\npolicies: {team: {model: tiny-random}}\n")
     with pytest.raises(SystemExit) as ended:
         main(["simulate", str(tmp_path / "train.yaml"), "--gpus", "4", "--model", *words])
     assert ended.value.code == 2 and said in capsys.readouterr().err
 
 
-def test_league_snapshots_have_the_model_of_their_policy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_league_snapshots_have_the_model_of_their_policy(tmp_path, capsys):
     file = tmp_path / "train.yaml"
     file.write_text(
         "policies: {team: {model: tiny-random}}\npolicy_mapping: team\n"
@@ -599,7 +591,7 @@ def test_league_snapshots_have_the_model_of_their_policy(tmp_path: Path, capsys:
     assert found["team"] == found["team-opponent"] == 2 * ModelSize.named("0.6b").weights
 
 
-def test_judge_with_the_name_of_a_policy_is_separate() -> None:
+def test_judge_with_the_name_of_a_policy_is_separate():
     chat = fv.Judge("tiny-random", "Is it so?", name="hero", engine=fa.EngineConfig(max_model_len=512)).own_engine
     assert chat is not None
     found = fit_gpus(SHORT, {"hero": "0.6b"}, Hardware(gpus=4), judges=[chat])
@@ -609,7 +601,7 @@ def test_judge_with_the_name_of_a_policy_is_separate() -> None:
 
 
 @pytest.mark.parametrize(("example", "gpus"), [("slurm", 16), ("kubernetes", 24), ("skypilot", 16)])
-def test_examples_of_several_hosts_fit(example: str, gpus: int) -> None:
+def test_examples_of_several_hosts_fit(example, gpus):
     words = [str(PAGE.parents[1] / "examples" / example / "train.yaml")]
     if example == "skypilot":  # hosts.yaml says who they are
         words += ["--mesh.workers", '{"learner": ["tcp://node1:26600"], "engines": ["tcp://node2:26600"]}']

@@ -56,7 +56,7 @@ def by_hand(batch: EpisodeBatch, now_T: torch.Tensor, name: str) -> float:
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "rloo"])
-def test_the_learner_computes_the_formula_however_the_batch_is_cut(tiny_llama: Path, random_batch: Batches, name: str):
+def test_the_learner_computes_the_formula_however_the_batch_is_cut(tiny_llama, random_batch, name):
     big = LearnerCore(config(tiny_llama, loss=name, entropy_coef=0.01, correction="ratio"))
     small = LearnerCore(
         config(tiny_llama, loss=name, entropy_coef=0.01, correction="ratio", max_tokens_per_microbatch=100,
@@ -71,7 +71,7 @@ def test_the_learner_computes_the_formula_however_the_batch_is_cut(tiny_llama: P
         assert many[key] == pytest.approx(one[key], rel=1e-4), key
 
 
-def test_a_sequence_correction_masks_whole_trajectories(tiny_llama: Path, random_batch: Batches):
+def test_a_sequence_correction_masks_whole_trajectories(tiny_llama, random_batch):
     core = LearnerCore(config(tiny_llama, correction=Correction(how="mask", level="sequence"), lr=0.0))
     batch = mixed(random_batch, core)
     plain = core.train_step(batch)
@@ -96,7 +96,7 @@ def without_advantage(batch: EpisodeBatch, trajectories: list[int]) -> torch.Ten
                 {"loss": "dr_grpo", "max_tokens_per_microbatch": 100}, {"loss": "cispo", "sequence": "turn"}], ids=str
 )  # fmt: skip
 def test_trajectories_without_advantage_are_not_computed_and_count_in_the_loss_normalization(
-    tiny_llama: Path, random_batch: Batches, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any]
+    tiny_llama, random_batch, monkeypatch, changes
 ):
     class Kept(LearnerCore):
         def _update(self, loss: float, lr: float) -> dict[str, float]:
@@ -126,7 +126,7 @@ def test_trajectories_without_advantage_are_not_computed_and_count_in_the_loss_n
     assert found["ratio_p50"] == pytest.approx(float(gap_S[math.ceil(len(gap_S) / 2) - 1].exp()), rel=1e-4)
 
 
-def test_what_may_add_to_the_loss_without_an_advantage_is_computed(random_batch: Batches):
+def test_what_may_add_to_the_loss_without_an_advantage_is_computed(random_batch):
     def needed(batch: EpisodeBatch, **changes: Any) -> list[bool]:
         found: list[bool] = needed_samples(LearnerPlan(**changes).loss_settings, batch).tolist()
         return found

@@ -48,7 +48,7 @@ BLOCKS = ((5, (3, 7, 30)), (0, (4,)), (40, (1, 2, 3, 25)), (0, (64,)), (200, (1,
 
 @pytest.mark.parametrize("window", [None, 3, 20])
 @pytest.mark.parametrize("long_span", [10**6, 50, 1], ids=["buckets", "both", "one by one"])
-def test_packed_attention_equals_dense_attention(long_span: int, window: int | None, monkeypatch: pytest.MonkeyPatch):
+def test_packed_attention_equals_dense_attention(long_span, window, monkeypatch):
     monkeypatch.setattr(attention, "_LONG_SPAN", long_span)
     torch.manual_seed(0)
     spans = layout(*BLOCKS)
@@ -80,7 +80,7 @@ def test_buckets_hold_little_padding():
     assert len(plan.buckets) <= 3
 
 
-def test_products_of_a_long_row_of_many_lengths_fit_into_what_onednn_keeps(monkeypatch: pytest.MonkeyPatch):
+def test_products_of_a_long_row_of_many_lengths_fit_into_what_onednn_keeps(monkeypatch):
     """Where they do not, each is compiled anew in every layer."""
     monkeypatch.setenv("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "0")
     del os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]

@@ -48,7 +48,7 @@ def rewritten(folder: Path, change: Any) -> None:
     (folder / ".metadata").write_bytes(pickle.dumps(found))
 
 
-def test_what_was_saved_is_read(saved: Path) -> None:
+def test_what_was_saved_is_read(saved):
     wanted = state(0)
     wanted["model"]["w"].zero_()
     found = checkpoint.load(wanted, saved)
@@ -62,7 +62,7 @@ class EarlyPickler(pickle.Pickler):
         return (getattr, (type(written), written.name)) if isinstance(written, Enum) else NotImplemented
 
 
-def test_metadata_of_an_early_python_3_11_is_read(saved: Path) -> None:
+def test_metadata_of_an_early_python_3_11_is_read(saved):
     found = pickle.loads((saved / ".metadata").read_bytes())
     with (saved / ".metadata").open("wb") as file:
         EarlyPickler(file).dump(found)
@@ -83,13 +83,13 @@ class Attribute:
 
 
 @pytest.mark.parametrize("of", [MetadataIndex, _MEM_FORMAT_ENCODING])
-def test_any_other_attribute_is_refused(saved: Path, of: Any) -> None:
+def test_any_other_attribute_is_refused(saved, of):
     rewritten(saved, lambda found: setattr(found, "planner_data", Attribute(of, "__init__")))
     with pytest.raises(RunFolderError, match="reads an attribute, which no checkpoint does"):
         checkpoint.load(state(), saved)
 
 
-def test_metadata_that_asks_for_a_call_is_refused(saved: Path, tmp_path: Path) -> None:
+def test_metadata_that_asks_for_a_call_is_refused(saved, tmp_path):
     (saved / ".metadata").write_bytes(pickle.dumps(Touch(tmp_path / "mark")))
     pickle.loads((saved / ".metadata").read_bytes())  # this is how PyTorch reads it
     assert (tmp_path / "mark").exists()
@@ -99,7 +99,7 @@ def test_metadata_that_asks_for_a_call_is_refused(saved: Path, tmp_path: Path) -
     assert not (tmp_path / "mark").exists()
 
 
-def test_a_call_hidden_in_the_metadata_or_in_a_value_is_refused(saved: Path, tmp_path: Path) -> None:
+def test_a_call_hidden_in_the_metadata_or_in_a_value_is_refused(saved, tmp_path):
     rewritten(saved, lambda found: setattr(found, "planner_data", Touch(tmp_path / "mark")))
     with pytest.raises(RunFolderError, match="is refused"):
         checkpoint.load(state(), saved)
@@ -109,7 +109,7 @@ def test_a_call_hidden_in_the_metadata_or_in_a_value_is_refused(saved: Path, tmp
     assert not (tmp_path / "mark").exists()
 
 
-def test_metadata_that_changes_a_class_is_refused(saved: Path) -> None:
+def test_metadata_that_changes_a_class_is_refused(saved):
     name = f"{MetadataIndex.__module__}\n{MetadataIndex.__qualname__}\n".encode()
     poison = b"\x80\x02c" + name + b"N}X\x06\x00\x00\x00poisonK\x01s\x86b."  # a class, its state, BUILD
     assert [op.name for op, *_ in pickletools.genops(poison)][-2:] == ["BUILD", "STOP"]
@@ -120,7 +120,7 @@ def test_metadata_that_changes_a_class_is_refused(saved: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["../secret", "/dev/zero", "link", "pipe"])
-def test_metadata_that_leads_out_of_the_folder_is_refused(saved: Path, tmp_path: Path, name: str) -> None:
+def test_metadata_that_leads_out_of_the_folder_is_refused(saved, tmp_path, name):
     (file,) = saved.glob("*.distcp")
     file.rename(tmp_path / "secret")
     (saved / "link").symlink_to(tmp_path / "secret")
@@ -135,7 +135,7 @@ def test_metadata_that_leads_out_of_the_folder_is_refused(saved: Path, tmp_path:
         checkpoint.load(state(), saved)
 
 
-def test_nonsense_is_an_error_that_names_the_folder(saved: Path) -> None:
+def test_nonsense_is_an_error_that_names_the_folder(saved):
     for change in (
         lambda found: setattr(found, "storage_data", None),
         lambda found: setattr(found, "state_dict_metadata", {"model.w": None, "numbers.steps": 3}),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +11,6 @@ from transformers import AutoModelForCausalLM
 from forge_agents.models.families import FAMILIES, inspect_model
 from forge_agents.models.tiny import tiny_model
 from forge_agents.policy import LoRA
-from forge_agents.types import EpisodeBatch
 from forge_trainers.batch.layout import Span
 from forge_trainers.learner.attention import plan_attention
 from forge_trainers.learner.core import LearnerCore
@@ -49,7 +46,7 @@ ORIGINAL = 64
 
 
 @pytest.mark.parametrize(("family", "settings"), CASES, ids=str)
-def test_logits_equal_transformers_alone_and_packed(tmp_path: Path, family: str, settings: dict[str, Any]):
+def test_logits_equal_transformers_alone_and_packed(tmp_path, family, settings):
     if "rope_parameters" in settings:
         rope = {"rope_theta": 10000.0, "original_max_position_embeddings": ORIGINAL, **settings["rope_parameters"]}
         settings = settings | {"rope_parameters": rope}
@@ -80,13 +77,7 @@ def compute(core: LearnerCore, ids: torch.Tensor, spans: list[Span]) -> torch.Te
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=4)], ids=["weights", "adapter"])
 @pytest.mark.parametrize("family", ["mistral", "qwen2", "smollm3"])
-def test_what_was_learned_is_exported_for_transformers(
-    tiny_models: Callable[..., Path],
-    random_batch: Callable[..., EpisodeBatch],
-    tmp_path: Path,
-    family: str,
-    lora: LoRA | None,
-):
+def test_what_was_learned_is_exported_for_transformers(tiny_models, random_batch, tmp_path, family, lora):
     model, batch = tiny_models(family=family), random_batch()
     settings = LearnerPlan(model=str(model), compute_dtype="float32", threads=1, lr=1e-2, lora=lora)
     core = LearnerCore(settings)
@@ -104,7 +95,7 @@ def test_what_was_learned_is_exported_for_transformers(
     assert any(".bias" in name for name in moved) == (family == "qwen2" and lora is None)
 
 
-def test_every_family_that_is_trained_is_tried_here(tiny_models: Callable[..., Path]):
+def test_every_family_that_is_trained_is_tried_here(tiny_models):
     tried = {inspect_model(tiny_models(family=family)).family for family, _ in CASES}
     assert tried == {family for family in FAMILIES if not family.untrainable_reason}
 
@@ -112,7 +103,7 @@ def test_every_family_that_is_trained_is_tried_here(tiny_models: Callable[..., P
 @pytest.mark.parametrize(
     ("family", "settings", "tables"), [("llama", {}, 1), ("smollm3", {"no_rope_layers": [0, 1]}, 2)]
 )
-def test_layers_that_turn_alike_share_a_table(tmp_path: Path, family: Any, settings: dict[str, Any], tables: int):
+def test_layers_that_turn_alike_share_a_table(tmp_path, family, settings, tables):
     model = tiny_model(tmp_path, family=family, settings=settings)
     core = LearnerCore(LearnerPlan(model=str(model), compute_dtype="float32", threads=1))
     found = [layer.attention.rope.cache for layer in core.model.layers.values()]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from forge_trainers.learner import titan  # before torchtitan.tools.utils, which takes the device that it finds
@@ -17,9 +15,7 @@ from torchtitan.tools import utils  # noqa: E402
     [((9, 0), "flash_attn_interface.py", "FA3"), ((10, 0), "flash_attn/cute.py", "FA4")],
     ids=["hopper", "blackwell"],
 )
-def test_it_is_the_newest_that_is_installed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, newest: tuple[int, int], module: str, name: str
-) -> None:
+def test_it_is_the_newest_that_is_installed(monkeypatch, tmp_path, newest, module, name):
     monkeypatch.setattr(utils, "has_cuda_capability", lambda major, minor: (major, minor) <= newest)
     assert utils.get_cuda_flash_attention_impl() is None, "PyTorch's own"
     (tmp_path / module).parent.mkdir(exist_ok=True)

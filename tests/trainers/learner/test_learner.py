@@ -126,7 +126,7 @@ def session(tiny_llama: Path, random_batch: Batches, tmp_path_factory: pytest.Te
 
 
 @pytest.mark.timeout(120)
-def test_two_sharded_processes_compute_what_one_does_with_the_users_loss(session: Session):
+def test_two_sharded_processes_compute_what_one_does_with_the_users_loss(session):
     one, two_logprobs = session.one, float(session.logprobs.sum())
     for batch, found in zip(session.batches, session.steps, strict=True):
         wanted = one.train_step(batch)
@@ -140,7 +140,7 @@ def test_two_sharded_processes_compute_what_one_does_with_the_users_loss(session
     assert one.train_step(session.batches[2])["loss"] == pytest.approx(session.steps[2]["loss"], abs=1e-6)
 
 
-def test_failures_come_back_at_once_and_by_name(session: Session, tiny_llama: Path, tmp_path: Path):
+def test_failures_come_back_at_once_and_by_name(session, tiny_llama, tmp_path):
     async def run() -> None:
         async with mesh.session():
             with pytest.raises(ModelNotFoundError, match="config.json is missing"):
@@ -158,6 +158,6 @@ def test_failures_come_back_at_once_and_by_name(session: Session, tiny_llama: Pa
     assert session.until_noticed_s < 30
 
 
-def test_published_versions_reach_a_subscriber(session: Session):
+def test_published_versions_reach_a_subscriber(session):
     """Two ranks put their parts together; a learner that began without a store is given one."""
     assert session.fetched == [(0, True), (3, False)]

@@ -82,15 +82,13 @@ def hf_logprobs(model: Path, batch: EpisodeBatch, temperature: float = 1.0) -> t
     [{"family": "llama"}, {"family": "qwen3"}, {"family": "llama", "tied": False}, {"family": "qwen3_moe"}],
     ids=str,
 )
-def test_logprobs_equal_transformers(
-    tiny_models: Callable[..., Path], random_batch: Batches, options: dict[str, Any], share: bool
-):
+def test_logprobs_equal_transformers(tiny_models, random_batch, options, share):
     model, batch = tiny_models(**options), random_batch()
     core = LearnerCore(config(model, share_prefixes=share, temperature=0.8))
     assert (core.logprobs(batch) - hf_logprobs(model, batch, 0.8)).abs().max() < 1e-3
 
 
-def test_a_step_learns_at_the_temperature_that_its_batch_was_sampled_at(tiny_llama: Path, random_batch: Batches):
+def test_a_step_learns_at_the_temperature_that_its_batch_was_sampled_at(tiny_llama, random_batch):
     batch = random_batch()
     said = LearnerCore(config(tiny_llama, kl_coef=0.1))
     set_before = LearnerCore(config(tiny_llama, kl_coef=0.1, temperature=0.6))
@@ -101,7 +99,7 @@ def test_a_step_learns_at_the_temperature_that_its_batch_was_sampled_at(tiny_lla
     assert said.train_step(batch)["temperature"] == 1.0  # the step's own, and not the last one's
 
 
-def test_shared_prefixes_change_nothing(tiny_llama: Path, random_batch: Batches):
+def test_shared_prefixes_change_nothing(tiny_llama, random_batch):
     batch = random_batch()
     shared, alone = (LearnerCore(config(tiny_llama, share_prefixes=share)) for share in (True, False))
     assert shared._plan(batch)[1]["positions"] < 0.7 * alone._plan(batch)[1]["positions"]
@@ -111,9 +109,7 @@ def test_shared_prefixes_change_nothing(tiny_llama: Path, random_batch: Batches)
 
 
 @pytest.mark.parametrize("room", [2048, 150])
-def test_instructions_that_groups_share_change_nothing(
-    tiny_llama: Path, random_batch: Batches, monkeypatch: pytest.MonkeyPatch, room: int
-):
+def test_instructions_that_groups_share_change_nothing(tiny_llama, random_batch, monkeypatch, room):
     batch = random_batch(groups=6, siblings=3)
     starts, groups = batch["samples"]["start"], batch["samples"]["group"]
     for start, group in zip(starts.tolist(), groups.tolist(), strict=True):  # half of the prompt, in two versions
@@ -128,7 +124,7 @@ def test_instructions_that_groups_share_change_nothing(
     assert relative_gap(found, gradients(core, batch)) < 1e-5
 
 
-def test_microbatches_add_up_to_one_big_batch(tiny_llama: Path, random_batch: Batches):
+def test_microbatches_add_up_to_one_big_batch(tiny_llama, random_batch):
     batch = random_batch(groups=6)
     big, small = LearnerCore(config(tiny_llama)), LearnerCore(config(tiny_llama, max_tokens_per_microbatch=100))
     assert len(small._plan(batch)[0]) >= 4
@@ -138,9 +134,7 @@ def test_microbatches_add_up_to_one_big_batch(tiny_llama: Path, random_batch: Ba
         assert many[name] == pytest.approx(one[name], rel=1e-5)
 
 
-def test_a_checkpoint_knows_the_sums_of_its_files_without_reading_them(
-    tiny_llama: Path, random_batch: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_checkpoint_knows_the_sums_of_its_files_without_reading_them(tiny_llama, random_batch, tmp_path, monkeypatch):
     monkeypatch.setattr(sums_of_files, "CHUNK_BYTES", 100_000)
     core = LearnerCore(config(tiny_llama))
     core.train_step(random_batch())
@@ -164,9 +158,7 @@ def test_a_checkpoint_knows_the_sums_of_its_files_without_reading_them(
     assert found.startswith(f"{file.name} has CRC-32 ") and "from byte 200000 on" in found
 
 
-def test_a_rank_by_itself_asks_nobody_when_it_loads_and_saves(
-    tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_rank_by_itself_asks_nobody_when_it_loads_and_saves(tiny_llama, tmp_path, monkeypatch):
     """Plans of a real model that go through gloo leave its thread a team of OpenMP, and the learner waits asleep."""
 
     def asks(*_: object, **__: object) -> None:
@@ -184,21 +176,21 @@ def bytes_read() -> int:
     return int(Path("/proc/self/io").read_text().split()[1])
 
 
-def test_a_sample_longer_than_a_microbatch_is_computed_by_itself(tiny_llama: Path, random_batch: Batches):
+def test_a_sample_longer_than_a_microbatch_is_computed_by_itself(tiny_llama, random_batch):
     batch = random_batch(prompt=80)
     big, small = LearnerCore(config(tiny_llama)), LearnerCore(config(tiny_llama, max_tokens_per_microbatch=64))
     assert big.max_sample_tokens == small.max_sample_tokens == 4096  # the model's context
     assert relative_gap(gradients(small, batch), gradients(big, batch)) < 1e-5
 
 
-def test_chunks_of_the_head_change_nothing(tiny_llama: Path, random_batch: Batches):
+def test_chunks_of_the_head_change_nothing(tiny_llama, random_batch):
     batch = random_batch()
     one, many = (LearnerCore(config(tiny_llama, loss_chunk_tokens=n)) for n in (1000, 7))
     assert relative_gap(gradients(many, batch), gradients(one, batch)) < 1e-5
 
 
 @pytest.mark.parametrize("how", ["selective", "full"])
-def test_activation_checkpointing_changes_nothing(tiny_llama: Path, random_batch: Batches, how: str):
+def test_activation_checkpointing_changes_nothing(tiny_llama, random_batch, how):
     batch = random_batch()
     plain, saving = LearnerCore(config(tiny_llama)), LearnerCore(config(tiny_llama, activation_checkpointing=how))
     assert relative_gap(gradients(saving, batch), gradients(plain, batch)) < 1e-6
@@ -206,9 +198,7 @@ def test_activation_checkpointing_changes_nothing(tiny_llama: Path, random_batch
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("changes", [{}, {"activation_checkpointing": "full", "lora": LoRA(rank=4)}], ids=str)
-def test_a_rank_by_itself_learns_what_fsdp_would(
-    tiny_llama: Path, random_batch: Batches, monkeypatch: pytest.MonkeyPatch, dtype: str, changes: dict[str, Any]
-):
+def test_a_rank_by_itself_learns_what_fsdp_would(tiny_llama, random_batch, monkeypatch, dtype, changes):
     batch, close = random_batch(), {"float32": 1e-5, "bfloat16": 2e-2}[dtype]
     options = {"compute_dtype": dtype, "max_tokens_per_microbatch": 100, "loss_chunk_tokens": 20, **changes}
     alone = LearnerCore(config(tiny_llama, **options))
@@ -224,9 +214,7 @@ def test_a_rank_by_itself_learns_what_fsdp_would(
     assert relative_gap(weights(alone), weights(wrapped)) < close
 
 
-def test_what_every_step_needs_keeps_its_place_in_memory(
-    tiny_llama: Path, random_batch: Batches, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_every_step_needs_keeps_its_place_in_memory(tiny_llama, random_batch, monkeypatch):
     core = LearnerCore(config(tiny_llama, compute_dtype="bfloat16", max_tokens_per_microbatch=100))
     places: list[set[int]] = []
     update = core._update
@@ -264,7 +252,7 @@ def test_gradients_of_a_copy_add_up_in_float32():
     assert torch.equal(total, parts[0].float() + parts[1].float() + parts[2].float())
 
 
-def test_learning_raises_the_probability_of_better_tokens(tiny_llama: Path, random_batch: Batches):
+def test_learning_raises_the_probability_of_better_tokens(tiny_llama, random_batch):
     batch = random_batch()
     core = LearnerCore(config(tiny_llama))
     batch["tokens"]["logprobs"] = core.logprobs(batch)
@@ -278,20 +266,20 @@ def test_learning_raises_the_probability_of_better_tokens(tiny_llama: Path, rand
     assert core.version == 3
 
 
-def test_a_learning_rate_of_zero_changes_no_weight(tiny_llama: Path, random_batch: Batches):
+def test_a_learning_rate_of_zero_changes_no_weight(tiny_llama, random_batch):
     core = LearnerCore(config(tiny_llama, lr=0.0))
     before = weights(core)
     assert core.train_step(random_batch())["grad_norm"] > 0
     assert all(torch.equal(before[name], value) for name, value in weights(core).items())
 
 
-def test_the_learning_rate_warms_up(tiny_llama: Path, random_batch: Batches):
+def test_the_learning_rate_warms_up(tiny_llama, random_batch):
     core = LearnerCore(config(tiny_llama, warmup_steps=4))
     rates = [core.train_step(random_batch())["lr"] for _ in range(6)]
     assert rates == pytest.approx([0.25e-3, 0.5e-3, 0.75e-3, 1e-3, 1e-3, 1e-3])
 
 
-def test_the_kl_term_pulls_towards_the_start_model(tiny_llama: Path, random_batch: Batches):
+def test_the_kl_term_pulls_towards_the_start_model(tiny_llama, random_batch):
     batch = random_batch()
     core = LearnerCore(config(tiny_llama, kl_coef=0.1))
     first = core.train_step(batch)
@@ -307,7 +295,7 @@ def test_the_kl_term_pulls_towards_the_start_model(tiny_llama: Path, random_batc
     assert core.train_step(batch)["kl"] == pytest.approx(float(k3), rel=1e-3)
 
 
-def test_resuming_continues_bit_for_bit(tiny_llama: Path, random_batch: Batches, tmp_path: Path):
+def test_resuming_continues_bit_for_bit(tiny_llama, random_batch, tmp_path):
     batches = [random_batch(seed=seed) for seed in range(4)]
     core = LearnerCore(config(tiny_llama, warmup_steps=3))
     for batch in batches[:2]:
@@ -329,9 +317,7 @@ def test_resuming_continues_bit_for_bit(tiny_llama: Path, random_batch: Batches,
 
 
 @pytest.mark.parametrize("moments", ["float32", "bfloat16"])
-def test_a_run_that_goes_on_with_other_settings_of_the_optimiser_has_those(
-    moments: str, tiny_llama: Path, random_batch: Batches, tmp_path: Path
-):
+def test_a_run_that_goes_on_with_other_settings_of_the_optimiser_has_those(moments, tiny_llama, random_batch, tmp_path):
     first = LearnerCore(config(tiny_llama, optimizer_state_dtype=moments))
     first.train_step(random_batch())
     first.save(tmp_path / "step-1")
@@ -351,9 +337,7 @@ def test_a_run_that_goes_on_with_other_settings_of_the_optimiser_has_those(
     assert float(weights(resumed)[name].flatten()[at]) == pytest.approx(shrunk * float(large.flatten()[at]), rel=0.1)
 
 
-def test_a_checkpoint_before_the_first_step_leaves_that_step_as_it_is(
-    tiny_llama: Path, random_batch: Batches, tmp_path: Path
-):
+def test_a_checkpoint_before_the_first_step_leaves_that_step_as_it_is(tiny_llama, random_batch, tmp_path):
     batch = random_batch(seed=1)
     alone, saved = (LearnerCore(config(tiny_llama, lr=1e-2)) for _ in range(2))
     saved.save(tmp_path / "step-0")
@@ -365,7 +349,7 @@ def test_a_checkpoint_before_the_first_step_leaves_that_step_as_it_is(
     assert relative_gap(weights(alone), weights(saved)) == relative_gap(weights(alone), weights(loaded)) == 0
 
 
-def test_a_broken_checkpoint_is_refused(tiny_llama: Path, tmp_path: Path):
+def test_a_broken_checkpoint_is_refused(tiny_llama, tmp_path):
     core = LearnerCore(config(tiny_llama))
     core.save(tmp_path / "step-9")
     with pytest.raises(RunFolderError, match="no complete checkpoint"):
@@ -379,7 +363,7 @@ def test_a_broken_checkpoint_is_refused(tiny_llama: Path, tmp_path: Path):
 
 
 def test_a_checkpoint_holds_the_state_at_its_start_whatever_is_learned_meanwhile(
-    tiny_llama: Path, random_batch: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_llama, random_batch, tmp_path, monkeypatch
 ):
     core, write, waited = LearnerCore(config(tiny_llama)), FileSystemWriter.write_data, []
     core.train_step(random_batch())
@@ -409,7 +393,7 @@ def test_a_checkpoint_holds_the_state_at_its_start_whatever_is_learned_meanwhile
 
 
 def test_a_checkpoint_that_cannot_be_written_is_told_and_the_old_one_stays(
-    tiny_llama: Path, random_batch: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_llama, random_batch, tmp_path, monkeypatch
 ):
     core = LearnerCore(config(tiny_llama))
     core.save(tmp_path / "newest")
@@ -430,9 +414,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told_and_the_old_one_stays(
     assert LearnerCore(config(tiny_llama)).load(tmp_path / "newest") == 2
 
 
-def test_a_checkpoint_without_random_state_loads_with_a_warning(
-    tiny_llama: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
+def test_a_checkpoint_without_random_state_loads_with_a_warning(tiny_llama, tmp_path, caplog):
     core = LearnerCore(config(tiny_llama))
     state = core._state()
     del state["random"]
@@ -442,16 +424,14 @@ def test_a_checkpoint_without_random_state_loads_with_a_warning(
     assert "holds no random" in caplog.text
 
 
-def test_a_checkpoint_of_another_model_is_refused(tiny_llama: Path, tiny_qwen3: Path, tmp_path: Path):
+def test_a_checkpoint_of_another_model_is_refused(tiny_llama, tiny_qwen3, tmp_path):
     LearnerCore(config(tiny_llama)).save(tmp_path / "step-1")
     with pytest.raises(RunFolderError, match="does not fit this model"):
         LearnerCore(config(tiny_qwen3)).load(tmp_path / "step-1")
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
-def test_an_export_is_a_model_for_transformers(
-    tiny_models: Callable[..., Path], random_batch: Batches, tmp_path: Path, family: str
-):
+def test_an_export_is_a_model_for_transformers(tiny_models, random_batch, tmp_path, family):
     from transformers import AutoTokenizer
 
     model, batch = tiny_models(family=family), random_batch()
@@ -464,7 +444,7 @@ def test_an_export_is_a_model_for_transformers(
     assert [path.name for path in tmp_path.iterdir()] == ["export"]
 
 
-def test_export_stops_at_the_token_that_ends_answers_in_its_template(tiny_llama: Path, tmp_path: Path):
+def test_export_stops_at_the_token_that_ends_answers_in_its_template(tiny_llama, tmp_path):
     def exported(name: str, eos: str, **generation: Any) -> dict[str, Any]:
         model = Path(shutil.copytree(tiny_llama, tmp_path / name))
         tokenizer = json.loads((model / "tokenizer_config.json").read_text())
@@ -481,7 +461,7 @@ def test_export_stops_at_the_token_that_ends_answers_in_its_template(tiny_llama:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_an_export_keeps_the_type_of_the_model_trained(tiny_models: Callable[..., Path], tmp_path: Path, dtype: str):
+def test_an_export_keeps_the_type_of_the_model_trained(tiny_models, tmp_path, dtype):
     from safetensors.torch import load_file
 
     model = tiny_models(family="llama", dtype=dtype)
@@ -491,7 +471,7 @@ def test_an_export_keeps_the_type_of_the_model_trained(tiny_models: Callable[...
     assert all(torch.equal(value, exported[name]) for name, value in stored.items())
 
 
-def test_published_weights_are_the_files_weights(tiny_models: Callable[..., Path]):
+def test_published_weights_are_the_files_weights(tiny_models):
     from safetensors.torch import load_file
 
     for family in ("llama", "qwen3", "qwen3_moe"):
@@ -501,7 +481,7 @@ def test_published_weights_are_the_files_weights(tiny_models: Callable[..., Path
         assert all(torch.equal(found[name], value) for name, value in stored.items())
 
 
-def test_bad_batches_are_refused_and_the_learner_lives_on(tiny_llama: Path, random_batch: Batches):
+def test_bad_batches_are_refused_and_the_learner_lives_on(tiny_llama, random_batch):
     core = LearnerCore(config(tiny_llama, max_sample_tokens=64))
     bad = random_batch()
     bad["tokens"]["advantages"][25] = float("nan")
@@ -516,7 +496,7 @@ def test_bad_batches_are_refused_and_the_learner_lives_on(tiny_llama: Path, rand
     assert core.train_step(random_batch())["version"] == 1
 
 
-def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(tiny_llama: Path, random_batch: Batches):
+def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(tiny_llama, random_batch):
     core = LearnerCore(config(tiny_llama))
     before = weights(core)
     batch = random_batch()
@@ -531,9 +511,7 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(tiny_llama: Path
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_what_a_loss_that_fails_has_left_is_no_part_of_the_next_step(
-    tiny_llama: Path, random_batch: Batches, monkeypatch: pytest.MonkeyPatch, dtype: str
-):
+def test_what_a_loss_that_fails_has_left_is_no_part_of_the_next_step(tiny_llama, random_batch, monkeypatch, dtype):
     options = {"compute_dtype": dtype, "max_tokens_per_microbatch": 100, "loss_chunk_tokens": 8}
     core, other = (LearnerCore(config(tiny_llama, **options)) for _ in range(2))
     calls = itertools.count(1)
@@ -554,7 +532,7 @@ def test_what_a_loss_that_fails_has_left_is_no_part_of_the_next_step(
         assert after[name] == untroubled[name]
 
 
-def test_whatever_is_recomputed_weights_begin_at_the_same_place(tmp_path: Path):
+def test_whatever_is_recomputed_weights_begin_at_the_same_place(tmp_path):
     model = tiny_model(tmp_path, dtype="bfloat16")
     alike = [
         weights(LearnerCore(config(model, compute_dtype="bfloat16", activation_checkpointing=how)))
@@ -565,16 +543,14 @@ def test_whatever_is_recomputed_weights_begin_at_the_same_place(tmp_path: Path):
     assert any(not torch.equal(value, value.bfloat16().float()) for value in alike[0].values()), "they are spread"
 
 
-def test_weights_that_were_stored_in_float16_stay(tmp_path: Path):
+def test_weights_that_were_stored_in_float16_stay(tmp_path):
     model = tiny_model(tmp_path, dtype="float16")
     core = LearnerCore(config(model, compute_dtype="bfloat16", lr=0.0))
     assert all(torch.equal(value, value.half().float()) for value in weights(core).values())
 
 
 @pytest.mark.parametrize("most", [1e-2, 1e3])
-def test_gradients_are_clipped_as_torchtitan_does_and_else_not_touched(
-    tiny_llama: Path, random_batch: Batches, monkeypatch: pytest.MonkeyPatch, most: float
-):
+def test_gradients_are_clipped_as_torchtitan_does_and_else_not_touched(tiny_llama, random_batch, monkeypatch, most):
     theirs, ours = (LearnerCore(config(tiny_llama, max_grad_norm=most)) for _ in range(2))
 
     def clipped() -> float:
@@ -601,7 +577,7 @@ def held_bytes(core: LearnerCore) -> int:
 
 @pytest.mark.parametrize("lora", [None, LoRA(rank=4)])
 def test_learners_that_left_their_device_hold_nothing_there_and_go_on_where_they_were(
-    tiny_llama: Path, random_batch: Batches, tmp_path: Path, lora: LoRA | None
+    tiny_llama, random_batch, tmp_path, lora
 ):
     told = []
     for offloads in (False, True):
@@ -623,7 +599,7 @@ def test_learners_that_left_their_device_hold_nothing_there_and_go_on_where_they
     assert told[1] == told[0]
 
 
-def test_rows_that_are_padded_teach_the_same(tiny_llama: Path, random_batch: Batches, monkeypatch: pytest.MonkeyPatch):
+def test_rows_that_are_padded_teach_the_same(tiny_llama, random_batch, monkeypatch):
     plain = LearnerCore(config(tiny_llama)).train_step(random_batch())
     monkeypatch.setattr(LearnerPlan, "row_multiple", 1000)
     padded = LearnerCore(config(tiny_llama)).train_step(random_batch())
@@ -633,7 +609,7 @@ def test_rows_that_are_padded_teach_the_same(tiny_llama: Path, random_batch: Bat
     )
 
 
-def test_a_missing_model_is_named(tmp_path: Path):
+def test_a_missing_model_is_named(tmp_path):
     with pytest.raises(ModelNotFoundError, match="config.json is missing"):
         LearnerCore(config(tmp_path))
     with pytest.raises(ValueError, match="model is empty"):
@@ -653,13 +629,13 @@ def test_a_missing_model_is_named(tmp_path: Path):
         ({"betas": (0.9, 1.0)}, "betas"),
     ],
 )
-def test_bad_settings_are_refused(changes: dict[str, Any], message: str):
+def test_bad_settings_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         LearnerPlan(model="m", **changes)
 
 
 @pytest.mark.parametrize("degree", ["tp", "dp_replicate", "ep"])
-def test_parallel_degrees_must_divide_the_number_of_ranks(tiny_llama: Path, degree: str):
+def test_parallel_degrees_must_divide_the_number_of_ranks(tiny_llama, degree):
     with pytest.raises(ValueError, match=f"{degree}=2 of the learner does not divide learner_procs=1"):
         LearnerCore(config(tiny_llama, **{degree: 2}))
 
@@ -675,7 +651,7 @@ def test_parallel_degrees_must_divide_the_number_of_ranks(tiny_llama: Path, degr
         (2, {"dp_replicate": 2}, 1),
     ],
 )
-def test_ranks_that_other_degrees_leave_shard_the_weights(ranks: int, degrees: dict[str, int], shards: int):
+def test_ranks_that_other_degrees_leave_shard_the_weights(ranks, degrees, shards):
     assert shards_of(LearnerPlan(**degrees), ranks) == shards
 
 
@@ -687,7 +663,7 @@ def test_ranks_that_other_degrees_leave_shard_the_weights(ranks: int, degrees: d
         ({"dp_replicate": 2, "ep": 8}, "ep=8 of the learner does not divide learner_procs=8 / dp_replicate=2"),
     ],
 )
-def test_replicas_that_do_not_divide_the_ranks_are_refused(degrees: dict[str, int], message: str):
+def test_replicas_that_do_not_divide_the_ranks_are_refused(degrees, message):
     with pytest.raises(ValueError, match=message):
         shards_of(LearnerPlan(**degrees), 8)
 
@@ -702,15 +678,13 @@ def test_replicas_that_do_not_divide_the_ranks_are_refused(degrees: dict[str, in
         ("qwen3_moe", {"tp": 2}, "Set learner.ep"),
     ],
 )
-def test_parallel_degrees_must_divide_the_model(
-    tiny_models: Callable[..., Path], family: str, degrees: dict[str, int], message: str
-):
+def test_parallel_degrees_must_divide_the_model(tiny_models, family, degrees, message):
     model = tiny_models(family=family)
     with pytest.raises(ValueError, match=message):
         check_degrees(config(model, **degrees), ModelSize.of(model))
 
 
-def test_oracles_of_another_type_than_bfloat16_compute_in_it(tiny_models: Callable[..., Path], random_batch: Batches):
+def test_oracles_of_another_type_than_bfloat16_compute_in_it(tiny_models, random_batch):
     batch = random_batch()
     model = tiny_models(family="qwen3_moe")
     exact, rough = (LearnerCore(config(model, compute_dtype=dtype)) for dtype in ("float32", "bfloat16"))
@@ -734,9 +708,7 @@ def stored_rounded(tiny_models: Callable[..., Path]) -> Path:
     return tiny_models(dtype="bfloat16")
 
 
-def test_a_model_stored_in_bfloat16_begins_as_it_is_and_every_small_update_counts(
-    stored_rounded: Path, random_batch: Batches
-):
+def test_a_model_stored_in_bfloat16_begins_as_it_is_and_every_small_update_counts(stored_rounded, random_batch):
     core = LearnerCore(config(stored_rounded, compute_dtype="bfloat16", lr=1e-5))
     stored = load_file(stored_rounded / "model.safetensors")
     begun = core.hf_state_dict(dtype=torch.bfloat16)
@@ -756,7 +728,7 @@ def test_a_model_stored_in_bfloat16_begins_as_it_is_and_every_small_update_count
     assert 0 < changed < 0.25 * sum(int(each.sum()) for each in large.values())
 
 
-def test_only_weights_that_were_rounded_are_moved_and_always_alike(stored_rounded: Path, tiny_llama: Path):
+def test_only_weights_that_were_rounded_are_moved_and_always_alike(stored_rounded, tiny_llama):
     def moved(model: Path, **changes: Any) -> float:
         core = LearnerCore(config(model, **changes))
         stored = load_file(model / "model.safetensors")

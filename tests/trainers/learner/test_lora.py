@@ -56,7 +56,7 @@ def hf_model(folder: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-def test_training_changes_the_adapter_only(tiny_llama: Path, random_batch: Batches):
+def test_training_changes_the_adapter_only(tiny_llama, random_batch):
     core = LearnerCore(config(tiny_llama))
     before = tensors(core)
     metrics = trained(core, random_batch()).train_step(random_batch())
@@ -67,7 +67,7 @@ def test_training_changes_the_adapter_only(tiny_llama: Path, random_batch: Batch
     assert in_optimizer == changed
 
 
-def test_a_new_adapter_changes_nothing(tiny_llama: Path, tiny_qwen3: Path, random_batch: Batches):
+def test_a_new_adapter_changes_nothing(tiny_llama, tiny_qwen3, random_batch):
     batch = random_batch()
     for model in (tiny_llama, tiny_qwen3):
         with_it, without = LearnerCore(config(model)), LearnerCore(config(model, lora=None))
@@ -80,9 +80,7 @@ def test_a_new_adapter_changes_nothing(tiny_llama: Path, tiny_qwen3: Path, rando
 @pytest.mark.parametrize(
     "options", [{"family": "llama"}, {"family": "qwen3"}, {"family": "llama", "tied": False}], ids=str
 )
-def test_the_export_is_the_merged_model_and_an_adapter_in_pefts_layout(
-    tiny_models: Callable[..., Path], random_batch: Batches, tmp_path: Path, options: dict[str, Any]
-):
+def test_the_export_is_the_merged_model_and_an_adapter_in_pefts_layout(tiny_models, random_batch, tmp_path, options):
     model, batch = tiny_models(**options), random_batch()
     core = trained(LearnerCore(config(model)), batch)
     ours = core.logprobs(batch)
@@ -107,7 +105,7 @@ def test_the_export_is_the_merged_model_and_an_adapter_in_pefts_layout(
     assert (ours - hf_logprobs(start, batch)).abs().max() < 1e-4
 
 
-def test_a_merged_model_is_never_there_whole(tiny_llama: Path):
+def test_a_merged_model_is_never_there_whole(tiny_llama):
     held, most = [], 0
     for _, value in LearnerCore(config(tiny_llama))._hf_tensors(torch.float32):
         held.append(weakref.ref(value))
@@ -116,7 +114,7 @@ def test_a_merged_model_is_never_there_whole(tiny_llama: Path):
     assert len(held) > 10 and most == 0
 
 
-def test_the_loss_is_that_of_the_merged_model(tiny_llama: Path, random_batch: Batches, tmp_path: Path):
+def test_the_loss_is_that_of_the_merged_model(tiny_llama, random_batch, tmp_path):
     batch = random_batch()
     core = trained(LearnerCore(config(tiny_llama)), batch)
     merged = LearnerCore(config(core.export(tmp_path / "merged", dtype=torch.float32), lora=None))
@@ -125,7 +123,7 @@ def test_the_loss_is_that_of_the_merged_model(tiny_llama: Path, random_batch: Ba
         assert found[name] == pytest.approx(expected[name], rel=1e-4)
 
 
-def test_the_kl_reference_is_the_same_model_without_the_adapter(tiny_llama: Path, random_batch: Batches):
+def test_the_kl_reference_is_the_same_model_without_the_adapter(tiny_llama, random_batch):
     batch = random_batch()
     core = LearnerCore(config(tiny_llama, kl_coef=0.1))
     assert core._reference is core.model  # no second copy
@@ -137,7 +135,7 @@ def test_the_kl_reference_is_the_same_model_without_the_adapter(tiny_llama: Path
     assert float(k3) > 1e-4
 
 
-def test_adapters_on_one_model_learn_as_if_alone(tiny_llama: Path, random_batch: Batches, tmp_path: Path):
+def test_adapters_on_one_model_learn_as_if_alone(tiny_llama, random_batch, tmp_path):
     batches = [random_batch(seed=seed) for seed in range(2)]
     alone = [trained(LearnerCore(config(tiny_llama, seed=i)), batches[i], 3) for i in range(2)]
     first = LearnerCore(config(tiny_llama, seed=0))
@@ -161,7 +159,7 @@ def _published(core: LearnerCore) -> list[torch.Tensor]:
     return list(core.hf_state_dict(dtype=torch.float32).values())
 
 
-def test_resuming_continues_bit_for_bit(tiny_llama: Path, random_batch: Batches, tmp_path: Path):
+def test_resuming_continues_bit_for_bit(tiny_llama, random_batch, tmp_path):
     batches = [random_batch(seed=seed) for seed in range(4)]
     core = LearnerCore(config(tiny_llama))
     for batch in batches[:2]:
@@ -181,7 +179,7 @@ def test_resuming_continues_bit_for_bit(tiny_llama: Path, random_batch: Batches,
     assert size < (tiny_llama / "model.safetensors").stat().st_size  # the adapter with both moments, and no base
 
 
-def test_frozen_weights_are_held_in_the_compute_type(tiny_llama: Path, random_batch: Batches):
+def test_frozen_weights_are_held_in_the_compute_type(tiny_llama, random_batch):
     core = LearnerCore(config(tiny_llama, compute_dtype="bfloat16"))
     before = core.logprobs(random_batch())
     trained(core, random_batch())
@@ -191,7 +189,7 @@ def test_frozen_weights_are_held_in_the_compute_type(tiny_llama: Path, random_ba
     assert (core.logprobs(random_batch()) - before).abs().max() > 0.05
 
 
-def test_only_the_targets_get_an_adapter(tiny_llama: Path, random_batch: Batches):
+def test_only_the_targets_get_an_adapter(tiny_llama, random_batch):
     core = LearnerCore(config(tiny_llama, lora=LoRA(rank=2, targets=("q_proj", "down_proj"))))
     found = {name.rpartition(".lora_")[0].rpartition(".")[2] for name in tensors(core) if is_adapter(name)}
     assert found == {"wq", "w2"}
@@ -199,7 +197,7 @@ def test_only_the_targets_get_an_adapter(tiny_llama: Path, random_batch: Batches
 
 
 @pytest.mark.parametrize("how", ["selective", "full"])
-def test_activation_checkpointing_changes_nothing(tiny_llama: Path, random_batch: Batches, how: str):
+def test_activation_checkpointing_changes_nothing(tiny_llama, random_batch, how):
     plain, saving = (LearnerCore(config(tiny_llama, activation_checkpointing=kind)) for kind in ("none", how))
     batch = random_batch()
     trained(plain, batch), trained(saving, batch)
@@ -219,12 +217,12 @@ def test_activation_checkpointing_changes_nothing(tiny_llama: Path, random_batch
         ({"targets": ("q_proj", "v_proj")}, "k_proj and v_proj together"),
     ],
 )
-def test_bad_adapters_are_refused(settings: dict[str, Any], message: str):
+def test_bad_adapters_are_refused(settings, message):
     with pytest.raises(ValueError, match=message):
         LoRA(**settings)
 
 
-def test_an_adapter_needs_layers_and_a_policy_that_learns(tiny_llama: Path):
+def test_an_adapter_needs_layers_and_a_policy_that_learns(tiny_llama):
     with pytest.raises(TypeError, match="targets='q_proj' is one text"):
         LoRA(targets="q_proj")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="'rival' has a LoRA adapter and trainable=False"):
@@ -232,7 +230,7 @@ def test_an_adapter_needs_layers_and_a_policy_that_learns(tiny_llama: Path):
     assert LoRA(targets=list(LORA_TARGETS)) == LoRA()  # type: ignore[arg-type]  # as YAML gives them
 
 
-def test_a_runs_file_sets_adapters(tiny_llama: Path, tmp_path: Path):
+def test_a_runs_file_sets_adapters(tiny_llama, tmp_path):
     file = tmp_path / "run.yaml"
     file.write_text(
         f"env: forge/Relay-v0\npolicy_mapping: {{asker: a, answerer: b}}\npolicies:\n"

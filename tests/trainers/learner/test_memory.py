@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -68,13 +66,7 @@ def measured(core: LearnerCore, batch: EpisodeBatch) -> dict[str, float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "qwen3_moe"])
-def test_expected_bytes_are_those_of_the_tensors(
-    tiny_models: Callable[..., Path],
-    random_batch: Callable[..., EpisodeBatch],
-    monkeypatch: pytest.MonkeyPatch,
-    family: str,
-    dtype: Any,
-) -> None:
+def test_expected_bytes_are_those_of_the_tensors(tiny_models, random_batch, monkeypatch, family, dtype):
     monkeypatch.setattr(titan_model, "needs_fsdp", lambda _: True)  # as on a GPU, whose memory is forecast
     model = tiny_models(family=family)
     batch = random_batch(groups=1, siblings=1, prompt=1000, longest=60)
@@ -88,7 +80,7 @@ def test_expected_bytes_are_those_of_the_tensors(
         assert found[part] == pytest.approx(expected[part], rel=0.1), part
 
 
-def test_a_rank_computes_with_its_own_experts_where_they_are_spread() -> None:
+def test_a_rank_computes_with_its_own_experts_where_they_are_spread():
     mixture = ModelSize.named("30b-a3b")
     attention = 2048 * 128 * (32 + 4 + 4) + 32 * 128 * 2048
     layer = attention + 2 * 2048 + 2048 * 128  # norms and the router
@@ -106,7 +98,7 @@ def test_a_rank_computes_with_its_own_experts_where_they_are_spread() -> None:
     assert one == 2 * (mixture.weights // 2)
 
 
-def test_replicas_keep_the_bytes_of_a_learner_with_fewer_ranks() -> None:
+def test_replicas_keep_the_bytes_of_a_learner_with_fewer_ranks():
     def rank_bytes(ranks: int, **settings: Any) -> Any:
         return learner_bytes(ModelSize.named("8b"), LearnerPlan(**settings), ranks=ranks)
 
@@ -115,21 +107,19 @@ def test_replicas_keep_the_bytes_of_a_learner_with_fewer_ranks() -> None:
     assert rank_bytes(2, dp_replicate=2) == rank_bytes(1)
 
 
-def test_ranks_that_share_the_vocabulary_hold_a_part_of_the_logits_each() -> None:
+def test_ranks_that_share_the_vocabulary_hold_a_part_of_the_logits_each():
     def logits(ranks: int, **settings: Any) -> int:
         return learner_bytes(ModelSize.named("8b"), LearnerPlan(**settings), ranks=ranks)["logits"]
 
     assert logits(8) == logits(8, tp=2) * 2 == logits(8, tp=8) * 8
 
 
-def test_backward_counts_the_gradients_of_the_feed_forward_products() -> None:
+def test_backward_counts_the_gradients_of_the_feed_forward_products():
     assert learner_bytes(ModelSize.named("30b-a3b"), LearnerPlan())["backward"] == 2048 * 3 * 2 * 8 * 768
 
 
 @pytest.mark.slow
-def test_expected_bytes_of_an_adapter_are_those_of_its_tensors(
-    tiny_llama: Path, random_batch: Callable[..., EpisodeBatch]
-) -> None:
+def test_expected_bytes_of_an_adapter_are_those_of_its_tensors(tiny_llama, random_batch):
     config = LearnerPlan(model=str(tiny_llama), threads=1, lora=LoRA(rank=8))
     expected = learner_bytes(ModelSize.of(tiny_llama), config)
     found = measured(LearnerCore(config), random_batch(groups=1))
@@ -139,13 +129,7 @@ def test_expected_bytes_of_an_adapter_are_those_of_its_tensors(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "lora"), [("llama", None), ("llama", LoRA(rank=8)), ("qwen3_moe", None)])
-def test_what_is_recomputed_in_part_is_kept_in_part(
-    tiny_models: Callable[..., Path],
-    random_batch: Callable[..., EpisodeBatch],
-    monkeypatch: pytest.MonkeyPatch,
-    family: str,
-    lora: LoRA | None,
-) -> None:
+def test_what_is_recomputed_in_part_is_kept_in_part(tiny_models, random_batch, monkeypatch, family, lora):
     monkeypatch.setattr(titan_model, "needs_fsdp", lambda _: True)
     model = tiny_models(family=family)
     batch = random_batch(groups=1, siblings=1, prompt=1000, longest=60)

@@ -30,7 +30,7 @@ def config(model: Path, **changes: Any) -> LearnerPlan:
     ("changes", "message"),
     [({"compile": True}, "every new row would be compiled"), ({"cpu_offload": True}, "weights are in host memory")],
 )
-def test_what_helps_nobody_on_cpu_is_refused_there(tiny_llama: Path, changes: dict[str, Any], message: str):
+def test_what_helps_nobody_on_cpu_is_refused_there(tiny_llama, changes, message):
     with pytest.raises(ValueError, match=message):
         LearnerCore(config(tiny_llama, **changes))
 
@@ -44,7 +44,7 @@ def test_what_helps_nobody_on_cpu_is_refused_there(tiny_llama: Path, changes: di
         ({"ep": 0}, "ep=0"),
     ],
 )
-def test_bad_options_are_refused(changes: dict[str, Any], message: str):
+def test_bad_options_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         LearnerPlan(**changes)
 
@@ -59,7 +59,7 @@ def gpu_options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("gpu_options")
-def test_compiled_blocks_compute_the_same(tiny_llama: Path, random_batch: Batches):
+def test_compiled_blocks_compute_the_same(tiny_llama, random_batch):
     batch = random_batch(groups=1)
     compiled = LearnerCore(config(tiny_llama, compile=True))
     assert all(block._compiled_call_impl is not None for block in compiled.model.layers.values())
@@ -69,9 +69,7 @@ def test_compiled_blocks_compute_the_same(tiny_llama: Path, random_batch: Batche
 
 
 @pytest.mark.parametrize(("how", "passes"), [("none", 1), ("selective", 2), ("full", 2)])
-def test_checkpointing_goes_through_the_blocks_again(
-    tiny_llama: Path, random_batch: Batches, monkeypatch: pytest.MonkeyPatch, how: str, passes: int
-):
+def test_checkpointing_goes_through_the_blocks_again(tiny_llama, random_batch, monkeypatch, how, passes):
     calls = []
     monkeypatch.setattr(attention, "attend", lambda *args, **options: calls.append(1) or attend(*args, **options))
     core = LearnerCore(config(tiny_llama, activation_checkpointing=how))
@@ -84,7 +82,7 @@ def moments(core: LearnerCore) -> dict[str, list[torch.Tensor]]:
     return {name: [state[name] for state in states] for name in ("exp_avg", "exp_avg_sq")}
 
 
-def test_rounded_moments_take_half_the_bytes_and_learn_the_same(tiny_llama: Path, random_batch: Batches):
+def test_rounded_moments_take_half_the_bytes_and_learn_the_same(tiny_llama, random_batch):
     exact, rounded = (LearnerCore(config(tiny_llama, optimizer_state_dtype=dtype)) for dtype in ("float32", "bfloat16"))
     start = exact.hf_state_dict(dtype=torch.float32)
     losses = [[core.train_step(random_batch(seed=seed))["loss"] for seed in range(8)] for core in (exact, rounded)]
@@ -98,7 +96,7 @@ def test_rounded_moments_take_half_the_bytes_and_learn_the_same(tiny_llama: Path
         assert float((there[name] - here[name]).norm()) < 0.03 * float((here[name] - before).norm()), name
 
 
-def test_a_step_from_rounded_moments_is_computed_in_float32(tiny_llama: Path, random_batch: Batches):
+def test_a_step_from_rounded_moments_is_computed_in_float32(tiny_llama, random_batch):
     """What PyTorch's fused kernel does on CUDA: only what is kept is rounded."""
     exact, rounded = (LearnerCore(config(tiny_llama, optimizer_state_dtype=dtype)) for dtype in ("float32", "bfloat16"))
     for core in (exact, rounded):
@@ -110,9 +108,7 @@ def test_a_step_from_rounded_moments_is_computed_in_float32(tiny_llama: Path, ra
 
 
 @pytest.mark.parametrize("fsdp", [False, True])
-def test_a_run_with_rounded_moments_resumes_bit_for_bit(
-    tiny_llama: Path, random_batch: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fsdp: bool
-):
+def test_a_run_with_rounded_moments_resumes_bit_for_bit(tiny_llama, random_batch, tmp_path, monkeypatch, fsdp):
     monkeypatch.setattr(titan_model, "needs_fsdp", lambda _: fsdp)
     settings = config(tiny_llama, optimizer_state_dtype="bfloat16")
     core = LearnerCore(settings)
@@ -128,7 +124,7 @@ def test_a_run_with_rounded_moments_resumes_bit_for_bit(
     assert all(torch.equal(kept[name], value) for name, value in core.hf_state_dict(dtype=torch.float32).items())
 
 
-def test_a_checkpoint_loads_into_moments_of_the_other_type(tiny_llama: Path, random_batch: Batches, tmp_path: Path):
+def test_a_checkpoint_loads_into_moments_of_the_other_type(tiny_llama, random_batch, tmp_path):
     exact, rounded = (LearnerCore(config(tiny_llama, optimizer_state_dtype=dtype)) for dtype in ("float32", "bfloat16"))
     exact.train_step(random_batch())
     exact.save(tmp_path / "exact")

@@ -53,7 +53,7 @@ def with_own_logprobs(batch: EpisodeBatch, model: Path) -> EpisodeBatch:
     return fresh
 
 
-def test_minibatches_are_whole_groups_in_order(random_batch: Batches):
+def test_minibatches_are_whole_groups_in_order(random_batch):
     batch = random_batch(groups=5, siblings=3)
     parts = minibatches(batch, 2)
     assert [part["samples"]["group"].unique().tolist() for part in parts] == [[0, 1, 2], [3, 4]]
@@ -66,14 +66,14 @@ def test_minibatches_are_whole_groups_in_order(random_batch: Batches):
     assert minibatches(batch, 1)[0] is batch
 
 
-def test_a_group_without_loss_tokens_makes_no_minibatch(random_batch: Batches):
+def test_a_group_without_loss_tokens_makes_no_minibatch(random_batch):
     batch = random_batch(groups=3, siblings=2)
     batch["tokens"]["loss_mask"][batch["samples"]["group"].repeat_interleave(batch["samples"]["length"]) == 1] = False
     assert [part["samples"]["group"].unique().tolist() for part in minibatches(batch, 3)] == [[0], [2]]
 
 
 @pytest.mark.parametrize("loss", ["dapo", "grpo", "dr_grpo", "rloo"])
-def test_two_minibatches_are_two_steps_on_their_groups(tiny_llama: Path, random_batch: Batches, loss: str):
+def test_two_minibatches_are_two_steps_on_their_groups(tiny_llama, random_batch, loss):
     batch = random_batch(groups=4)
     together = core(tiny_llama, loss=loss, num_minibatches=2)
     apart = core(tiny_llama, loss=loss)
@@ -89,7 +89,7 @@ def test_two_minibatches_are_two_steps_on_their_groups(tiny_llama: Path, random_
     assert found["logprob_gap_mean"] == by_hand[0]["logprob_gap_mean"], "before anything was learned"
 
 
-def test_two_iterations_are_two_steps_on_the_same_batch(tiny_llama: Path, random_batch: Batches):
+def test_two_iterations_are_two_steps_on_the_same_batch(tiny_llama, random_batch):
     batch = random_batch()
     together, apart = core(tiny_llama, num_iterations=2), core(tiny_llama)
     found = together.train_step(batch)
@@ -101,7 +101,7 @@ def test_two_iterations_are_two_steps_on_the_same_batch(tiny_llama: Path, random
 
 
 @pytest.mark.parametrize("correction", ["ratio", "truncate", "mask", "none"])
-def test_the_clip_acts_from_the_second_optimizer_step_on(tiny_llama: Path, random_batch: Batches, correction: str):
+def test_the_clip_acts_from_the_second_optimizer_step_on(tiny_llama, random_batch, correction):
     batch = with_own_logprobs(random_batch(groups=4), tiny_llama)
     settings: dict[str, Any] = {"loss": "seen_clip_higher", "correction": correction, "lr": 0.1}
     assert core(tiny_llama, **settings).train_step(batch)["clip_fraction"] == 0
@@ -113,7 +113,7 @@ def test_the_clip_acts_from_the_second_optimizer_step_on(tiny_llama: Path, rando
         assert SEEN[-1].abs().max() > 0.1
 
 
-def test_ratios_are_to_the_learner_at_the_start_and_corrections_stay(tiny_llama: Path, random_batch: Batches):
+def test_ratios_are_to_the_learner_at_the_start_and_corrections_stay(tiny_llama, random_batch):
     """Samples of another policy, decoupled: r = now / start, and each token weighs min(start / sampler, high)."""
     batch = random_batch()  # log-probabilities of no model
     settings: dict[str, Any] = {"loss": "seen_clip_higher", "correction": Correction(how="truncate", high=1.5)}
@@ -132,7 +132,7 @@ def test_ratios_are_to_the_learner_at_the_start_and_corrections_stay(tiny_llama:
     assert found["correction"] == pytest.approx(float(weight_T.mean()), rel=1e-4), "the same in both passes"
 
 
-def test_gspo_clips_sequences_by_their_ratio_to_the_batch_start(tiny_llama: Path, random_batch: Batches):
+def test_gspo_clips_sequences_by_their_ratio_to_the_batch_start(tiny_llama, random_batch):
     batch = with_own_logprobs(random_batch(groups=4), tiny_llama)
     assert core(tiny_llama, loss="gspo").train_step(batch)["clip_fraction"] == 0
     found = core(tiny_llama, loss="gspo", num_iterations=2).train_step(batch)
@@ -148,9 +148,7 @@ def test_gspo_clips_sequences_by_their_ratio_to_the_batch_start(tiny_llama: Path
         {"lora": LoRA(rank=4), "kl_coef": 0.1},
     ],
 )
-def test_layout_does_not_change_several_optimizer_steps(
-    tiny_llama: Path, random_batch: Batches, settings: dict[str, Any]
-):
+def test_layout_does_not_change_several_optimizer_steps(tiny_llama, random_batch, settings):
     """One packed row with shared prefixes, or a pass for every sample without: the same steps."""
     batch = random_batch(groups=4)
     several = {"num_iterations": 2, "num_minibatches": 2, "lr": 1e-3, **settings}
@@ -162,9 +160,7 @@ def test_layout_does_not_change_several_optimizer_steps(
         assert a[name] == pytest.approx(b[name], rel=2e-3, abs=1e-6)
 
 
-def test_a_resumed_run_repeats_several_optimizer_steps_bit_for_bit(
-    tiny_llama: Path, random_batch: Batches, tmp_path: Path
-):
+def test_a_resumed_run_repeats_several_optimizer_steps_bit_for_bit(tiny_llama, random_batch, tmp_path):
     several = {"num_iterations": 2, "num_minibatches": 3, "warmup_steps": 3, "correction": "truncate"}
     batches = [random_batch(groups=4, seed=seed) for seed in range(3)]
     whole, first, second = (core(tiny_llama, **several) for _ in range(3))
@@ -194,7 +190,7 @@ def marked(batch: EpisodeBatch, *groups: int) -> EpisodeBatch:
     return batch
 
 
-def test_a_minibatch_that_is_not_finite_is_skipped_alone(tiny_llama: Path, random_batch: Batches):
+def test_a_minibatch_that_is_not_finite_is_skipped_alone(tiny_llama, random_batch):
     batch = random_batch(groups=3)
     one, other = core(tiny_llama, loss="nan_at_marked", num_minibatches=3), core(tiny_llama, loss="nan_at_marked")
     found = one.train_step(marked(batch, 1))
@@ -206,7 +202,7 @@ def test_a_minibatch_that_is_not_finite_is_skipped_alone(tiny_llama: Path, rando
     assert all(math.isfinite(value) for value in found.values())
 
 
-def test_a_batch_without_a_finite_minibatch_changes_nothing(tiny_llama: Path, random_batch: Batches):
+def test_a_batch_without_a_finite_minibatch_changes_nothing(tiny_llama, random_batch):
     one = core(tiny_llama, loss="nan_at_marked", num_minibatches=2, num_iterations=2)
     before = {name: value.clone() for name, value in weights(one).items()}
     with pytest.raises(FloatingPointError, match="weights are unchanged"):
@@ -216,7 +212,7 @@ def test_a_batch_without_a_finite_minibatch_changes_nothing(tiny_llama: Path, ra
 
 @pytest.mark.parametrize("name", ["num_iterations", "num_minibatches"])
 @pytest.mark.parametrize("value", [0, -1, 1.5, True])
-def test_numbers_of_optimizer_steps_are_whole_and_positive(name: str, value: Any):
+def test_numbers_of_optimizer_steps_are_whole_and_positive(name, value):
     with pytest.raises((TypeError, ValueError), match=f"{name}=.*(whole number|at least 1)"):
         LearnerPlan(**{name: value})
 
@@ -227,7 +223,7 @@ def test_more_minibatches_than_groups_are_refused():
     assert GRPOConfig(learner=LearnerPlan(num_minibatches=8)).learner.num_minibatches == 8
 
 
-def test_each_optimizer_step_clips_its_own_gradient(tiny_llama: Path, random_batch: Batches):
+def test_each_optimizer_step_clips_its_own_gradient(tiny_llama, random_batch):
     batch = random_batch(groups=2)
     settings = {"max_grad_norm": 1e-3, "betas": (0.0, 0.0)}
     together, apart = core(tiny_llama, num_minibatches=2, **settings), core(tiny_llama, **settings)

@@ -37,17 +37,17 @@ def changed(folder: Path, **changes: Any) -> dict[str, Any]:
         ({"hidden_size": None}, "hidden_size"),
     ],
 )
-def test_an_unsupported_model_is_refused(tiny_llama: Path, changes: dict[str, Any], message: str):
+def test_an_unsupported_model_is_refused(tiny_llama, changes, message):
     with pytest.raises(ValueError, match=message):
         spec_from_config(changed(tiny_llama, **changes), inner_attention=None)
 
 
-def test_positions_beyond_the_models_context_are_refused(tiny_llama: Path):
+def test_positions_beyond_the_models_context_are_refused(tiny_llama):
     with pytest.raises(ValueError, match="max_seq_len=99999"):
         spec_from_config(read_config(tiny_llama), inner_attention=None, max_seq_len=99999)
 
 
-def test_a_folder_that_is_no_model_is_refused(tmp_path: Path):
+def test_a_folder_that_is_no_model_is_refused(tmp_path):
     with pytest.raises(ModelNotFoundError, match="config.json is missing"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text('{"architectures": [')
@@ -71,23 +71,23 @@ def rewritten(folder: Path, to: Path, **tensors: torch.Tensor | None) -> Learner
     return LearnerPlan(model=str(copy), compute_dtype="float32", threads=1)
 
 
-def test_weights_that_do_not_fit_their_config_are_refused(tiny_llama: Path, tmp_path: Path):
+def test_weights_that_do_not_fit_their_config_are_refused(tiny_llama, tmp_path):
     rows = torch.zeros(200, 128)  # a vocabulary of 200, where config.json says 264
     with pytest.raises(ModelNotFoundError, match=r"embed_tokens.weight with shape \[200, 128\].*\(\[264, 128\]\)"):
         LearnerCore(rewritten(tiny_llama, tmp_path, **{"model.embed_tokens.weight": rows}))
 
 
-def test_missing_tensors_are_named(tiny_llama: Path, tmp_path: Path):
+def test_missing_tensors_are_named(tiny_llama, tmp_path):
     with pytest.raises(ModelNotFoundError, match="lacks 1 of 20 tensors, such as 'model.norm.weight'"):
         LearnerCore(rewritten(tiny_llama, tmp_path, **{"model.norm.weight": None}))
 
 
-def test_quantised_weights_are_refused(tiny_llama: Path, tmp_path: Path):
+def test_quantised_weights_are_refused(tiny_llama, tmp_path):
     with pytest.raises(ValueError, match="holds model.norm.weight as I8"):
         LearnerCore(rewritten(tiny_llama, tmp_path, **{"model.norm.weight": torch.zeros(128, dtype=torch.int8)}))
 
 
-def test_half_written_weights_are_refused(tiny_llama: Path, tmp_path: Path):
+def test_half_written_weights_are_refused(tiny_llama, tmp_path):
     folder = shutil.copytree(tiny_llama, tmp_path / "model")
     weights = folder / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:10_000])

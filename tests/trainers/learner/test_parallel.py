@@ -52,7 +52,7 @@ def rows() -> dict[str, dict[str, Any]]:
         "experts, FSDP 2 x TP 2, EP 2",
     ],
 )
-def test_a_layout_computes_what_one_process_does(rows: dict[str, dict[str, Any]], layout: str):
+def test_a_layout_computes_what_one_process_does(rows, layout):
     row = rows[layout]
     assert row["loss"] <= 1e-6
     assert row["norm"] <= 1e-5
@@ -61,14 +61,14 @@ def test_a_layout_computes_what_one_process_does(rows: dict[str, dict[str, Any]]
     assert row["adapter"] <= 1e-3  # as engines get it
 
 
-def test_a_checkpoint_of_any_layout_resumes_in_another(rows: dict[str, dict[str, Any]]):
+def test_a_checkpoint_of_any_layout_resumes_in_another(rows):
     assert {name: row["resumed"] for name, row in rows.items() if not 0 <= row["resumed"] <= 1e-5} == {}
 
 
-def test_each_rank_of_tensor_parallelism_keeps_a_part_of_the_vocabulary(rows: dict[str, dict[str, Any]]):
+def test_each_rank_of_tensor_parallelism_keeps_a_part_of_the_vocabulary(rows):
     seen = {name: row["logits"] for name, row in rows.items()}
     assert seen == {name: 132 if "TP 2" in name else 264 for name in rows}
 
 
-def test_gradients_were_accumulated(rows: dict[str, dict[str, Any]]):
+def test_gradients_were_accumulated(rows):
     assert rows["FSDP 2, microbatches"]["microbatches"] >= 3 > rows["FSDP 2"]["microbatches"]

@@ -115,7 +115,7 @@ asyncio.run(main())
 
 
 @pytest.mark.timeout(600)
-def test_each_rank_works_on_its_own_device_whatever_thread_asks(tiny_llama: Path, tmp_path: Path) -> None:
+def test_each_rank_works_on_its_own_device_whatever_thread_asks(tiny_llama, tmp_path):
     script = tmp_path / "rank.py"
     script.write_text(RANK)
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)

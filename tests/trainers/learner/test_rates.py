@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -31,12 +29,12 @@ from forge_trainers.run.learner_settings import rate_line, record_rates, resolve
         ("dpo", 7_000_000_000, False, 5e-7),
     ],
 )
-def test_default_rate_depends_on_method_size_and_adapter(method: Any, parameters: int, adapter: bool, rate: float):
+def test_default_rate_depends_on_method_size_and_adapter(method, parameters, adapter, rate):
     assert default_rate(method, parameters, adapter=adapter) == rate
 
 
 @pytest.mark.parametrize("method", ["rl", "sft", "dpo"])
-def test_default_rate_falls_with_size_and_is_ten_times_as_high_for_adapters(method: Any):
+def test_default_rate_falls_with_size_and_is_ten_times_as_high_for_adapters(method):
     sizes = [135e6, 360e6, 600e6, 1.7e9, 4e9, 7e9]
     full = [default_rate(method, int(size), adapter=False) for size in sizes]
     assert full == sorted(full, reverse=True) and len(set(full)) == len(sizes)
@@ -44,7 +42,7 @@ def test_default_rate_falls_with_size_and_is_ten_times_as_high_for_adapters(meth
     assert adapters == pytest.approx([10 * rate for rate in full], rel=0.06), "both are rounded to two digits"
 
 
-def test_unset_rate_is_resolved_and_a_set_one_stays(tiny_llama: Path):
+def test_unset_rate_is_resolved_and_a_set_one_stays(tiny_llama):
     unset = LearnerPlan(model=str(tiny_llama))
     assert unset.lr is None and with_rate(unset).lr == 2e-5
     assert with_rate(replace(unset, lora=fa.LoRA())).lr == 2e-4
@@ -53,7 +51,7 @@ def test_unset_rate_is_resolved_and_a_set_one_stays(tiny_llama: Path):
     assert LearnerCore(replace(unset, threads=1)).config.lr == 2e-5
 
 
-def test_rate_that_cannot_move_weights_is_named(tiny_models: Callable[..., Path]):
+def test_rate_that_cannot_move_weights_is_named(tiny_models):
     model = str(tiny_models(family="llama", dtype="bfloat16"))
     low = LearnerPlan(model=model, lr=1e-9)
     warning = weak_rate(low, 20)
@@ -64,7 +62,7 @@ def test_rate_that_cannot_move_weights_is_named(tiny_models: Callable[..., Path]
         assert not weak_rate(replace(low, lr=fine), 1), "a control, the default and more give no warning"
 
 
-def test_warning_counts_the_schedule_and_the_adapter(tiny_models: Callable[..., Path]):
+def test_warning_counts_the_schedule_and_the_adapter(tiny_models):
     model = str(tiny_models(family="llama", dtype="bfloat16"))
     steady = LearnerPlan(model=model, lr=1.9e-5)
     steps = next(n for n in range(1, 1000) if not weak_rate(steady, n))
@@ -73,7 +71,7 @@ def test_warning_counts_the_schedule_and_the_adapter(tiny_models: Callable[..., 
 
 
 @pytest.mark.parametrize(("parameters", "rate"), [(134_515_008, 1e-6), (134_515_008, 2e-6)])
-def test_smollm2_at_a_large_models_rate_is_warned_of(parameters: int, rate: float):
+def test_smollm2_at_a_large_models_rate_is_warned_of(parameters, rate):
     from forge_agents.models.resolve import resolve
 
     settings = LearnerPlan(model=str(resolve("smollm2-135m-instruct")), lr=rate)
@@ -81,7 +79,7 @@ def test_smollm2_at_a_large_models_rate_is_warned_of(parameters: int, rate: floa
     assert not weak_rate(replace(settings, lr=5e-6), 20)
 
 
-def test_common_rate_is_recorded_in_the_trainer_and_others_by_policy(tiny_llama: Path):
+def test_common_rate_is_recorded_in_the_trainer_and_others_by_policy(tiny_llama):
     full, adapter = fa.Policy(str(tiny_llama), name="full"), fa.Policy(str(tiny_llama), name="ad", lora=fa.LoRA())
     frozen, config = fa.Policy(str(tiny_llama), name="frozen", trainable=False), ProcessConfig()
 
@@ -102,7 +100,7 @@ def test_common_rate_is_recorded_in_the_trainer_and_others_by_policy(tiny_llama:
     assert chosen["trainer"]["learner"]["lr"] == 1e-3 and chosen["policies"]["ad"]["learner"] is None
 
 
-def test_start_says_the_rate_and_that_it_is_the_default(tiny_llama: Path):
+def test_start_says_the_rate_and_that_it_is_the_default(tiny_llama):
     settings = with_rate(LearnerPlan(model=str(tiny_llama), lora=fa.LoRA()))
     assert rate_line(settings, chosen=True) == "lr 0.0002"
     assert rate_line(settings, chosen=False).startswith("lr 0.0002, the default for a LoRA adapter of a model with 0.")

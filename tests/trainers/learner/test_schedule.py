@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from forge_agents.types import EpisodeBatch
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.learner.rates import learning_rate
@@ -25,7 +22,7 @@ def rates(total: int, **settings: Any) -> list[float]:
 @pytest.mark.parametrize("decay", ["none", "linear", "cosine", "sqrt"])
 @pytest.mark.parametrize(("warmup", "floor"), [(0, 0.0), (3, 0.1), (5, 0.2), (2, 0.0), (11, 0.1)])
 @pytest.mark.parametrize("total", [12, 40])
-def test_rates_are_torchtitans(decay: str, warmup: int, floor: float, total: int):
+def test_rates_are_torchtitans(decay, warmup, floor, total):
     from torchtitan.components.optimizer import LRSchedulersContainer
 
     adamw = torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))], lr=1.0)
@@ -62,7 +59,7 @@ def test_sqrt_decays_in_the_last_fifth_of_the_run_and_fastest_at_first():
     assert rates(20, lr_decay="sqrt", warmup_steps=18)[17:] == pytest.approx([1, 1, 1 - math.sqrt(0.5)])
 
 
-def test_a_falling_rate_needs_to_know_the_end(tiny_llama: Path):
+def test_a_falling_rate_needs_to_know_the_end(tiny_llama):
     settings = LearnerPlan(lr=1e-6, lr_decay="linear", warmup_steps=2, model=str(tiny_llama), threads=1)
     with pytest.raises(ValueError, match="0 are taken and None planned"):
         learning_rate(settings, 0, None)
@@ -73,9 +70,7 @@ def test_a_falling_rate_needs_to_know_the_end(tiny_llama: Path):
         learning_rate(settings, 3, 3)
 
 
-def test_a_longer_run_goes_on_at_the_longer_schedules_rate(
-    tiny_llama: Path, random_batch: Callable[..., EpisodeBatch], tmp_path: Path
-):
+def test_a_longer_run_goes_on_at_the_longer_schedules_rate(tiny_llama, random_batch, tmp_path):
     settings = LearnerPlan(
         model=str(tiny_llama), compute_dtype="float32", threads=1, lr=1.0e-3, warmup_steps=1, lr_decay="linear"
     )
@@ -101,12 +96,12 @@ def test_a_longer_run_goes_on_at_the_longer_schedules_rate(
         ({"warmup_steps": -1}, "warmup_steps"),
     ],
 )
-def test_bad_schedules_are_refused(changes: dict[str, Any], message: str):
+def test_bad_schedules_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         LearnerPlan(**changes)
 
 
-def test_the_trainer_tells_the_learner_how_long_the_run_is(tiny_llama: Path, learner_here: list[Any], tmp_path: Path):
+def test_the_trainer_tells_the_learner_how_long_the_run_is(tiny_llama, learner_here, tmp_path):
     import forge_agents as fa
 
     del learner_here

@@ -224,7 +224,7 @@ def check(case: Case, config: LearnerConfig) -> dict[str, float]:
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
 @pytest.mark.parametrize("seed", range(3))
-def test_losses_and_gradients_equal_the_published_formula(name: str, seed: int):
+def test_losses_and_gradients_equal_the_published_formula(name, seed):
     metrics = check(Case(seed), LearnerConfig(loss=name, correction="ratio"))
     assert metrics["correction/mean"] == pytest.approx(1.0, rel=1e-6)
     if name in ("grpo", "dapo", "gspo"):  # a case that no clip touches would show little
@@ -254,7 +254,7 @@ def test_gspo_of_one_advantage_per_sequence_is_the_sequence_loss():
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
-def test_a_loss_brings_its_correction(name: str):
+def test_a_loss_brings_its_correction(name):
     """None but GSPO's moves the ratio from the sampler, and what is set goes before what is brought."""
     check(Case(0), LearnerConfig(loss=name))
     own = LearnerConfig(loss=name).loss_settings.correction
@@ -270,7 +270,7 @@ def test_a_loss_brings_its_correction(name: str):
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
-def test_where_samples_are_old_the_clip_range_lies_around_the_learner(name: str):
+def test_where_samples_are_old_the_clip_range_lies_around_the_learner(name):
     """Unless user or loss say what is done about them."""
     own = LearnerConfig(loss=name).loss_settings.correction
     old = LearnerConfig(loss=name).for_old_samples().loss_settings.correction
@@ -295,7 +295,7 @@ def test_a_loss_of_the_users_is_truncated_for_old_samples_where_it_leaves_that_o
 
 
 @pytest.mark.parametrize("noise", [0.02, 0.04])
-def test_rounding_takes_the_gradient_from_hardly_any_sequence(noise: float):
+def test_rounding_takes_the_gradient_from_hardly_any_sequence(noise):
     """Engine and learner in bfloat16 differ by 0.02 to 0.04 a token; GSPO's published clip cuts off half of it."""
     rng = torch.Generator().manual_seed(0)
     count, length = 300, 40
@@ -342,7 +342,7 @@ def test_rounding_takes_the_gradient_from_hardly_any_sequence(noise: float):
 
 
 @pytest.mark.parametrize("name", sorted(PUBLISHED))
-def test_a_turn_can_be_the_sequence(name: str):
+def test_a_turn_can_be_the_sequence(name):
     case, turn = Case(1), LearnerConfig(loss=name, sequence="turn")
     check(case, turn)
     whole = ours(case, dataclasses.replace(turn, sequence="trajectory"))[0]
@@ -352,7 +352,7 @@ def test_a_turn_can_be_the_sequence(name: str):
 @pytest.mark.parametrize("name", ["dapo", "grpo", "gspo", "rloo"])
 @pytest.mark.parametrize("level", ["token", "sequence", "geometric"])
 @pytest.mark.parametrize("how", ["truncate", "mask", "none"])
-def test_corrections_equal_the_formula(name: str, how: str, level: str):
+def test_corrections_equal_the_formula(name, how, level):
     correction = Correction(how=how, level=level, low=0.9, high=1.1)
     metrics = check(Case(2), LearnerConfig(loss=name, correction=correction))
     assert metrics["clip_fraction/mean"] == 0.0
@@ -361,7 +361,7 @@ def test_corrections_equal_the_formula(name: str, how: str, level: str):
 
 @pytest.mark.parametrize("kl", ["k1", "k2", "k3"])
 @pytest.mark.parametrize("name", ["dapo", "grpo", "dr_grpo"])
-def test_divergence_and_entropy_equal_the_formula(name: str, kl: str):
+def test_divergence_and_entropy_equal_the_formula(name, kl):
     check(Case(3), LearnerPlan(loss=name, kl=kl, kl_coef=0.3, entropy_coef=0.2, temperature=0.7, clip=(0.2, 0.1)))
 
 
@@ -381,7 +381,7 @@ def test_samples_of_the_learner_itself_make_all_ratio_losses_agree():
 
 
 @pytest.mark.parametrize("kl", ["k1", "k2", "k3"])
-def test_estimates_have_the_mean_and_the_gradient_of_the_divergence(kl: str):
+def test_estimates_have_the_mean_and_the_gradient_of_the_divergence(kl):
     """Exactly, by summing over a small vocabulary: k1 and k3 have the mean, k1 (as used here) and k2 the gradient."""
     torch.manual_seed(0)
     logits, other = torch.randn(9, dtype=torch.float64, requires_grad=True), torch.randn(9, dtype=torch.float64)
@@ -394,7 +394,7 @@ def test_estimates_have_the_mean_and_the_gradient_of_the_divergence(kl: str):
 
 
 @pytest.mark.parametrize("name", sorted(set(PUBLISHED) - {"gspo"}))  # its value holds the sequence's ratio fixed
-def test_token_functions_pass_gradcheck(name: str):
+def test_token_functions_pass_gradcheck(name):
     torch.manual_seed(0)
     n, loss = 7, find_loss(name)
     old, advantages, weight = torch.randn(3, n, dtype=torch.float64)
@@ -588,7 +588,7 @@ def test_a_loss_needs_a_name():
         (lambda: Loss(name="a", function=lambda x: x, clip=(2.0, 1.0)), "clip="),
     ],
 )
-def test_what_makes_no_sense_is_refused(make: Callable[[], Any], message: str):
+def test_what_makes_no_sense_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 

@@ -13,7 +13,7 @@ from forge_trainers.losses.policy_loss import PolicyLoss, token_logprobs
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-def test_token_logprobs_and_entropies_equal_float64(dtype: torch.dtype, temperature: float):
+def test_token_logprobs_and_entropies_equal_float64(dtype, temperature):
     torch.manual_seed(0)
     logits = (4 * torch.randn(50, 300)).to(dtype).requires_grad_()
     before = logits.detach().clone()
@@ -31,7 +31,7 @@ def test_token_logprobs_and_entropies_equal_float64(dtype: torch.dtype, temperat
 
 
 @pytest.mark.parametrize("of", [0, 1], ids=["logprobs", "entropy"])
-def test_each_output_has_its_own_gradient(of: int):
+def test_each_output_has_its_own_gradient(of):
     torch.manual_seed(1)
     logits, labels = torch.randn(20, 30, requires_grad=True), torch.randint(0, 30, (20,))
     (grads,) = torch.autograd.grad(token_logprobs(logits, labels)[of].sum(), logits)

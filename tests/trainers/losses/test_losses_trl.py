@@ -148,14 +148,14 @@ def agree(ours: tuple[float, torch.Tensor], theirs: tuple[float, torch.Tensor]) 
     ],
     ids=str,
 )
-def test_losses_and_gradients_equal_trls(trl: Any, seed: int, config: dict[str, Any], settings: dict[str, Any]):
+def test_losses_and_gradients_equal_trls(trl, seed, config, settings):
     same = Same(seed)
     agree(same.ours(LearnerConfig(**config)), same.theirs(trl, **settings))
 
 
 @pytest.mark.parametrize("how", ["truncate", "mask"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_corrections_equal_trls(trl: Any, how: str, level: str):
+def test_corrections_equal_trls(trl, how, level):
     same = Same(11)
     gap = same.padded((same.logprobs(same.logits) - same.sampler).float())
     if level == "sequence":
@@ -168,7 +168,7 @@ def test_corrections_equal_trls(trl: Any, how: str, level: str):
     assert torch.allclose(weight, ratio) and float(acted.sum()) > 0
 
 
-def test_a_users_loss_equals_trls(trl: Any, monkeypatch: pytest.MonkeyPatch):
+def test_a_users_loss_equals_trls(trl, monkeypatch):
     """SAPO (arXiv 2511.20347) as a user would write it."""
     from forge_trainers.losses import registry as algorithms
 

@@ -102,14 +102,14 @@ sys.exit(any(rank.exitcode != 0 for rank in ranks))
 """
 
 
-def test_a_vocabulary_that_ranks_cannot_share_evenly_is_refused_before_a_learner_starts() -> None:
+def test_a_vocabulary_that_ranks_cannot_share_evenly_is_refused_before_a_learner_starts():
     size = replace(ModelSize.named("8b"), vocab=50257)
     with pytest.raises(ValueError, match=r"learner\.tp=2 does not divide the model's vocab_size=50257"):
         check_degrees(LearnerConfig(tp=2), size)
 
 
 @pytest.mark.slow
-def test_ranks_that_share_a_vocabulary_never_see_all_of_it_and_compute_the_same(tmp_path: Path) -> None:
+def test_ranks_that_share_a_vocabulary_never_see_all_of_it_and_compute_the_same(tmp_path):
     path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     done = subprocess.run(
         [sys.executable, "-c", RANKS, str(tmp_path / "meeting")],
