@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from forge_agents.errors import ModelNotFoundError, RunFolderError, StallError
+from forge_agents.models import gguf as _gguf
 from forge_agents.models import resolve as models
 from forge_agents.models.tiny import tiny_model
 
@@ -67,43 +69,51 @@ def put_in_hub_cache(hub_cache: Path, model: str) -> Path:
 # ---- folders
 
 
-def test_a_folder_resolves_to_itself(tiny_llama):
+@pytest.fixture
+def folder(tiny_llama: Path, tmp_path: Path) -> Path:
+    """A copy of a tiny model, to be changed."""
+    return Path(shutil.copytree(tiny_llama, tmp_path / "model"))
+
+
+def test_a_folder_resolves_to_its_absolute_path(tiny_llama, monkeypatch):
     assert models.resolve(tiny_llama) == tiny_llama
     assert models.resolve(str(tiny_llama)) == tiny_llama
-
-
-def test_a_relative_folder_resolves_to_an_absolute_one(tiny_llama, monkeypatch):
     monkeypatch.chdir(tiny_llama.parent)
     assert models.resolve(tiny_llama.name) == tiny_llama
 
 
-@pytest.mark.parametrize("missing", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_a_missing_file_is_named(tiny_llama, tmp_path, missing):
-    folder = shutil.copytree(tiny_llama, tmp_path / "model")
-    (folder / missing).unlink()
-    with pytest.raises(ModelNotFoundError, match=missing.replace("model", ".*")):
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", None, r"config\.json"),
+        ("tokenizer.json", None, r"tokenizer\.json"),
+        ("model.safetensors", None, r"safetensors"),
+        *(("model.safetensors", end, r"model\.safetensors is half-written") for end in (0, 5, 200, -1)),
+        *(
+            ("model.safetensors", len(header).to_bytes(8, "little") + header, "not a safetensors file")
+            for header in (b"oops", b"[" * 100_000, b'{"a": {"data_offsets": []}}')
+        ),
+        *(("config.json", text, r"config\.json") for text in (b"", b"{", b"[]", b"[" * 100_000)),
+        *(
+            ("model.safetensors.index.json", json.dumps({"weight_map": {"a": name}}).encode(), "names of files in")
+            for name in ("../private/model.safetensors", "/model.safetensors", "..", "a/b.safetensors")
+        ),
+    ],
+)  # fmt: skip
+def test_a_missing_or_damaged_file_is_named(folder, name, content, message):
+    """`content` replaces the file, or is the number of bytes that are left of it; None: the file is missing."""
+    shutil.copytree(folder, folder.with_name("private"))
+    if content is None:
+        (folder / name).unlink()
+    elif isinstance(content, int):
+        (folder / name).write_bytes((folder / name).read_bytes()[:content])
+    else:
+        (folder / name).write_bytes(content)
+    with pytest.raises(ModelNotFoundError, match=message):
         models.resolve(folder)
 
 
-@pytest.mark.parametrize("remaining", [0, 5, 200, -1])
-def test_half_written_weights_are_named(tiny_llama, tmp_path, remaining):
-    folder = shutil.copytree(tiny_llama, tmp_path / "model")
-    weights = folder / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:remaining])
-    with pytest.raises(ModelNotFoundError, match=r"model\.safetensors is half-written"):
-        models.resolve(folder)
-
-
-@pytest.mark.parametrize("header", [b"oops", b"[" * 100_000, b'{"a": {"data_offsets": []}}'])
-def test_a_file_that_is_not_safetensors_is_named(tiny_llama, tmp_path, header):
-    folder = shutil.copytree(tiny_llama, tmp_path / "model")
-    (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
-    with pytest.raises(ModelNotFoundError, match="not a safetensors file"):
-        models.resolve(folder)
-
-
-def test_a_missing_shard_is_named(tiny_llama, tmp_path):
-    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+def test_a_missing_shard_is_named(folder):
     (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
     shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
@@ -112,8 +122,7 @@ def test_a_missing_shard_is_named(tiny_llama, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "tokenizer.json", "model.safetensors", "more/notes.txt", "more"])
-def test_a_model_with_a_link_out_of_its_folder_is_refused(tiny_llama, tmp_path, name):
-    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+def test_a_model_with_a_link_out_of_its_folder_is_refused(folder, tmp_path, name):
     (tmp_path / "private").mkdir()
     entry = folder / name
     entry.parent.mkdir(exist_ok=True)
@@ -128,13 +137,12 @@ def test_a_model_with_a_link_out_of_its_folder_is_refused(tiny_llama, tmp_path, 
         models.resolve(folder)
 
 
-def test_links_within_a_model_and_hidden_files_are_allowed(tiny_llama, tmp_path):
-    folder = shutil.copytree(tiny_llama, tmp_path / "disk" / "model")
+def test_links_within_a_model_and_hidden_files_are_allowed(folder, tmp_path):
     (folder / "config.json").rename(folder / "config-1.json")
     (folder / "config.json").symlink_to("config-1.json")
     (folder / ".git").symlink_to(tmp_path)
-    (tmp_path / "model").symlink_to(folder)
-    assert models.resolve(tmp_path / "model") == tmp_path / "model"
+    (tmp_path / "link").symlink_to(folder)
+    assert models.resolve(tmp_path / "link") == tmp_path / "link"
 
 
 def test_a_hub_model_may_link_to_its_own_files_only(hub_cache):
@@ -142,15 +150,6 @@ def test_a_hub_model_may_link_to_its_own_files_only(hub_cache):
     assert models.resolve(folder) == folder
     (folder / "notes.txt").symlink_to(other / "config.json")
     with pytest.raises(ModelNotFoundError, match=r"notes\.txt is a link out of"):
-        models.resolve(folder)
-
-
-@pytest.mark.parametrize("name", ["../private/model.safetensors", "/model.safetensors", "..", "a/b.safetensors"])
-def test_an_index_that_names_files_elsewhere_is_refused(tiny_llama, tmp_path, name):
-    folder = shutil.copytree(tiny_llama, tmp_path / "model")
-    shutil.copytree(tiny_llama, tmp_path / "private")
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
-    with pytest.raises(ModelNotFoundError, match="expected names of files in"):
         models.resolve(folder)
 
 
@@ -162,18 +161,9 @@ def test_every_place_that_loads_a_model_refuses_its_code():
     assert engine.count("EngineArgs(") == engine.count("trust_remote_code=False") == 1
 
 
-def test_weights_in_another_format_say_so(tiny_llama, tmp_path):
-    folder = shutil.copytree(tiny_llama, tmp_path / "model")
+def test_weights_in_another_format_say_so(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(ModelNotFoundError, match=r"pytorch_model\.bin; convert it"):
-        models.resolve(folder)
-
-
-@pytest.mark.parametrize("content", ["", "{", "[]", "[" * 100_000])
-def test_a_broken_config_is_named(tiny_llama, tmp_path, content):
-    folder = shutil.copytree(tiny_llama, tmp_path / "model")
-    (folder / "config.json").write_text(content)
-    with pytest.raises(ModelNotFoundError, match=r"config\.json"):
         models.resolve(folder)
 
 
@@ -203,40 +193,35 @@ def test_a_path_that_does_not_exist_says_so(tmp_path, monkeypatch):
 # ---- the built-in model
 
 
-def test_two_processes_unpack_once(tmp_path, cache, tiny_llama):
-    count = tmp_path / "count"
-    environment = os.environ | {"COUNT": str(count), "TINY": str(tiny_llama)}
-    racers = [
-        subprocess.Popen([sys.executable, "-c", RACER, NAME], stdout=subprocess.PIPE, text=True, env=environment)
-        for _ in range(2)
-    ]
+@pytest.fixture
+def start_racer(tmp_path: Path, cache: Path, tiny_llama: Path) -> Callable[[], subprocess.Popen[str]]:
+    environment = os.environ | {"COUNT": str(tmp_path / "count"), "TINY": str(tiny_llama)}
+    command = [sys.executable, "-c", RACER, NAME]
+    return lambda: subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
+
+
+def test_two_processes_unpack_once(tmp_path, cache, start_racer):
+    racers = [start_racer(), start_racer()]
     folders = {racer.communicate(timeout=120)[0].strip() for racer in racers}
     assert [racer.returncode for racer in racers] == [0, 0]
     assert len(folders) == 1
     models.check_complete(Path(folders.pop()))
-    assert count.read_text() == "x"
+    assert (tmp_path / "count").read_text() == "x"
     assert not list(cache.rglob("*.partial-*"))
 
 
-def test_killed_unpacking_is_repeated(tmp_path, cache, tiny_llama):
-    count = tmp_path / "count"
-    environment = os.environ | {"COUNT": str(count), "TINY": str(tiny_llama)}
-    process = subprocess.Popen([sys.executable, "-c", RACER, NAME], env=environment)
-    while not count.exists():
+def test_killed_unpacking_is_repeated(tmp_path, cache, start_racer):
+    process = start_racer()
+    while not (tmp_path / "count").exists():
         assert process.poll() is None
     process.kill()
-    process.wait()
+    process.communicate(timeout=120)
     assert [path for path in (cache / "models").iterdir() if path.is_dir() and ".partial-" not in path.name] == []
-    done = subprocess.run(
-        [sys.executable, "-c", RACER, NAME], env=environment, stdout=subprocess.PIPE, text=True, check=True
-    )
-    models.check_complete(Path(done.stdout.strip()))
+    models.check_complete(Path(start_racer().communicate(timeout=120)[0].strip()))
     assert not list(cache.rglob("*.partial-*"))
 
 
 def test_a_damaged_cache_is_made_again(cache, monkeypatch):
-    from forge_agents.models import gguf as _gguf
-
     monkeypatch.setattr(_gguf, "convert", lambda source, target: tiny_model(target))
     folder = models.resolve(NAME)
     (folder / "model.safetensors").write_bytes(b"")
@@ -252,8 +237,6 @@ def test_a_cache_that_cannot_be_written_says_what_to_set(tmp_path, monkeypatch):
 
 
 def test_a_full_disk_leaves_nothing_behind(cache, monkeypatch):
-    from forge_agents.models import gguf as _gguf
-
     def convert(source: Path, target: Path) -> None:
         (target / "config.json").write_text("{}")
         raise OSError(28, "No space left on device")
@@ -306,14 +289,16 @@ def test_unpacked_model_generates_text(cache):
 # ---- the hub
 
 
-def test_without_a_network_the_error_names_what_works(hub_cache):
-    with pytest.raises(ModelNotFoundError, match=r"'nobody/nothing'.*built-in 'smollm2-135m-instruct'"):
-        models.resolve("nobody/nothing")
-
-
-def test_a_misspelt_built_in_name_is_guessed(hub_cache):
-    with pytest.raises(ModelNotFoundError, match="Did you mean 'smollm2-135m-instruct'"):
-        models.resolve("smollm-135m-instruct")
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("nobody/nothing", r"'nobody/nothing'.*built-in 'smollm2-135m-instruct'"),
+        ("smollm-135m-instruct", "Did you mean 'smollm2-135m-instruct'"),
+    ],
+)
+def test_without_a_network_the_error_names_what_works(hub_cache, model, message):
+    with pytest.raises(ModelNotFoundError, match=message):
+        models.resolve(model)
 
 
 def test_a_model_in_the_hub_cache_needs_no_network(hub_cache):
@@ -330,8 +315,6 @@ def test_a_half_downloaded_model_names_the_file(hub_cache):
 
 
 def test_the_hub_id_of_a_built_in_model_prefers_the_hub_cache(hub_cache, cache, monkeypatch):
-    from forge_agents.models import gguf as _gguf
-
     monkeypatch.setattr(_gguf, "convert", lambda source, target: tiny_model(target))
     hub_id = models.BUILTIN[NAME].hub_id
     assert models.resolve(hub_id).parent == cache / "models"
