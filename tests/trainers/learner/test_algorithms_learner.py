@@ -4,35 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from learner_helpers import config, near_sampler
 
 from forge_agents.types import EpisodeBatch
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.losses.correction import needed_samples
 from forge_trainers.losses.registry import Correction, Loss, find_loss
-
-Batches = Callable[..., EpisodeBatch]
-
-
-def config(model: Path, **changes: Any) -> LearnerPlan:
-    return LearnerPlan(model=str(model), compute_dtype="float32", threads=1, **{"lr": 1e-3, **changes})
-
-
-def mixed(random_batch: Batches, core: LearnerCore) -> EpisodeBatch:
-    """A batch whose sampler is near the learner and whose neighbouring samples are one trajectory."""
-    batch = random_batch(groups=4)
-    samples, tokens = batch["samples"], batch["tokens"]
-    samples["trajectory"] = torch.arange(len(samples["start"])) // 2
-    torch.manual_seed(0)
-    noise = 0.1 * torch.randn(tokens["ids"].shape) * tokens["loss_mask"]
-    tokens["logprobs"] = (core.logprobs(batch) + noise).clamp(max=0)
-    return batch
 
 
 def by_hand(batch: EpisodeBatch, now_T: torch.Tensor, name: str) -> float:
@@ -62,7 +44,7 @@ def test_the_learner_computes_the_formula_however_the_batch_is_cut(tiny_llama, r
         config(tiny_llama, loss=name, entropy_coef=0.01, correction="ratio", max_tokens_per_microbatch=100,
                loss_chunk_tokens=7, share_prefixes=False)
     )  # fmt: skip
-    batch = mixed(random_batch, big)
+    batch = near_sampler(random_batch(groups=4), big)
     wanted = by_hand(batch, big.logprobs(batch), name)
     one, many = big.train_step(batch), small.train_step(batch)
     assert many["microbatches"] >= 4
@@ -73,7 +55,7 @@ def test_the_learner_computes_the_formula_however_the_batch_is_cut(tiny_llama, r
 
 def test_a_sequence_correction_masks_whole_trajectories(tiny_llama, random_batch):
     core = LearnerCore(config(tiny_llama, correction=Correction(how="mask", level="sequence"), lr=0.0))
-    batch = mixed(random_batch, core)
+    batch = near_sampler(random_batch(groups=4), core)
     plain = core.train_step(batch)
     assert plain["corrected_fraction"] < 0.2 and plain["clip_fraction"] == 0.0
     first = int((batch["samples"]["length"][:2]).sum())  # both samples of the first trajectory
@@ -104,7 +86,7 @@ def test_trajectories_without_advantage_are_not_computed_and_count_in_the_loss_n
             return super()._update(loss, lr)
 
     core = Kept(config(tiny_llama, lr=0.0, **changes))
-    batch = mixed(random_batch, core)
+    batch = near_sampler(random_batch(groups=4), core)
     gone_n = without_advantage(batch, [0, 3, 5])
     found, gradients = core.train_step(batch), core.kept
     with monkeypatch.context() as patch:

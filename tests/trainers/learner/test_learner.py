@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from learner_helpers import config, near_sampler
 from safetensors.torch import load_file
 
 from forge_agents.errors import ActorDiedError, ModelNotFoundError
@@ -22,26 +23,10 @@ from forge_agents.types import EpisodeBatch
 from forge_agents.weights import Subscriber, WeightStore
 from forge_trainers.learner.client import Learner
 from forge_trainers.learner.core import LearnerCore
-from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.losses import registry
 from forge_trainers.losses.registry import TokenInputs, TokenLoss, find_loss, register_loss
 
 pytestmark = pytest.mark.slow
-Batches = Callable[..., EpisodeBatch]
-
-
-def config(model: Path, **changes: object) -> LearnerPlan:
-    return LearnerPlan(model=str(model), compute_dtype="float32", threads=1, lr=1e-3, **changes)  # type: ignore[arg-type]
-
-
-def mixed(random_batch: Batches, core: LearnerCore, seed: int) -> EpisodeBatch:
-    """A batch whose sampler is near the learner and whose neighbouring samples are one trajectory."""
-    batch = random_batch(groups=4, seed=seed)
-    samples, tokens = batch["samples"], batch["tokens"]
-    samples["trajectory"] = torch.arange(len(samples["start"])) // 2
-    noise = 0.1 * torch.randn(tokens["ids"].shape, generator=torch.Generator().manual_seed(seed))
-    tokens["logprobs"] = (core.logprobs(batch) + noise * tokens["loss_mask"]).clamp(max=0)
-    return batch
 
 
 @dataclass
@@ -63,7 +48,9 @@ class Session:
 
 
 @pytest.fixture(scope="module")
-def session(tiny_llama: Path, random_batch: Batches, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+def session(
+    tiny_llama: Path, random_batch: Callable[..., EpisodeBatch], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Session]:
     folder = tmp_path_factory.mktemp("two")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_losses", dict(registry._losses))
@@ -76,7 +63,7 @@ def session(tiny_llama: Path, random_batch: Batches, tmp_path_factory: pytest.Te
 
         settings = config(tiny_llama, loss="mine", entropy_coef=0.1)
         one = LearnerCore(settings)
-        batches = [mixed(random_batch, one, seed) for seed in range(3)]
+        batches = [near_sampler(random_batch(groups=4, seed=seed), one, seed) for seed in range(3)]
         stored = load_file(tiny_llama / "model.safetensors")
 
         async def run() -> Session:

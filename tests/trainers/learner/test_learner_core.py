@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import shutil
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from learner_helpers import check_resume, config, equal, gradients, hf_logprobs, relative_gap, weights
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import FileSystemWriter
@@ -22,58 +22,13 @@ from forge_agents.errors import ModelNotFoundError, RunFolderError
 from forge_agents.models.sizes import ModelSize
 from forge_agents.models.tiny import tiny_model
 from forge_agents.policy import LoRA
-from forge_agents.types import EpisodeBatch
 from forge_trainers.batch import layout
 from forge_trainers.learner import checkpoint, titan
 from forge_trainers.learner import model as titan_model
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.degrees import check_degrees, shards_of
-from forge_trainers.learner.model import sync_gradients
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.losses.policy_loss import PolicyLoss
-
-Batches = Callable[..., EpisodeBatch]
-
-
-def config(model: Path, **changes: Any) -> LearnerPlan:
-    base = LearnerPlan(model=str(model), compute_dtype="float32", threads=1, lr=1e-3)
-    return dataclasses.replace(base, **changes)
-
-
-def weights(core: LearnerCore) -> dict[str, torch.Tensor]:
-    return core.hf_state_dict(dtype=torch.float32)
-
-
-def gradients(core: LearnerCore, batch: EpisodeBatch) -> dict[str, torch.Tensor]:
-    """Gradients of one step, taken where they would be clipped."""
-    microbatches, _ = core._plan(batch)
-    for i, microbatch in enumerate(microbatches):
-        sync_gradients(core.model, now=i == len(microbatches) - 1)
-        core._forward_backward(batch, microbatch, float(batch["tokens"]["loss_mask"].sum()), None)
-    found = {
-        name.replace("_checkpoint_wrapped_module.", ""): p.grad.clone() for name, p in core.model.named_parameters()
-    }
-    core._optimizers.zero_grad()
-    return found
-
-
-def relative_gap(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> float:
-    assert a.keys() == b.keys()
-    return max(float((a[name] - b[name]).norm() / b[name].norm()) for name in a)
-
-
-def hf_logprobs(model: Path, batch: EpisodeBatch, temperature: float = 1.0) -> torch.Tensor:
-    from transformers import AutoModelForCausalLM
-
-    hf = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
-    out_T = torch.zeros(batch["tokens"]["ids"].shape)
-    for start, n in zip(batch["samples"]["start"].tolist(), batch["samples"]["length"].tolist(), strict=True):
-        ids = batch["tokens"]["ids"][start : start + n]
-        with torch.no_grad():
-            logits = hf(ids[None]).logits[0]
-        logprobs = torch.log_softmax(logits / temperature, dim=-1)
-        out_T[start + 1 : start + n] = logprobs[:-1].gather(1, ids[1:, None]).squeeze(1)
-    return out_T * batch["tokens"]["loss_mask"]
 
 
 @pytest.mark.parametrize("share", [True, False])
@@ -99,13 +54,30 @@ def test_a_step_learns_at_the_temperature_that_its_batch_was_sampled_at(tiny_lla
     assert said.train_step(batch)["temperature"] == 1.0  # the step's own, and not the last one's
 
 
-def test_shared_prefixes_change_nothing(tiny_llama, random_batch):
-    batch = random_batch()
-    shared, alone = (LearnerCore(config(tiny_llama, share_prefixes=share)) for share in (True, False))
-    assert shared._plan(batch)[1]["positions"] < 0.7 * alone._plan(batch)[1]["positions"]
-    a, b = shared.logprobs(batch), alone.logprobs(batch)
+@pytest.mark.parametrize(
+    ("batch", "changes", "close"),
+    [
+        ({}, {"share_prefixes": False}, 1e-5),
+        ({}, {"loss_chunk_tokens": 7}, 1e-5),
+        ({"groups": 6}, {"max_tokens_per_microbatch": 100}, 1e-5),
+        ({"prompt": 80}, {"max_tokens_per_microbatch": 64}, 1e-5),  # a longer sample is computed by itself
+        ({}, {"activation_checkpointing": "selective"}, 1e-6),
+        ({}, {"activation_checkpointing": "full"}, 1e-6),
+    ],
+    ids=str,
+)
+def test_layout_and_recomputation_change_no_gradient(tiny_llama, random_batch, batch, changes, close):
+    batch = random_batch(**batch)
+    plain, changed = LearnerCore(config(tiny_llama)), LearnerCore(config(tiny_llama, **changes))
+    assert plain.max_sample_tokens == changed.max_sample_tokens == 4096  # the model's context
+    assert relative_gap(gradients(changed, batch), gradients(plain, batch)) < close
+    a, b = changed.logprobs(batch), plain.logprobs(batch)
     assert (a - b).norm() < 1e-5 * b.norm()
-    assert relative_gap(gradients(shared, batch), gradients(alone, batch)) < 1e-5
+
+
+def test_shared_prefixes_are_computed_once(tiny_llama, random_batch):
+    shared, alone = (LearnerCore(config(tiny_llama, share_prefixes=share)) for share in (True, False))
+    assert shared._plan(random_batch())[1]["positions"] < 0.7 * alone._plan(random_batch())[1]["positions"]
 
 
 @pytest.mark.parametrize("room", [2048, 150])
@@ -128,7 +100,6 @@ def test_microbatches_add_up_to_one_big_batch(tiny_llama, random_batch):
     batch = random_batch(groups=6)
     big, small = LearnerCore(config(tiny_llama)), LearnerCore(config(tiny_llama, max_tokens_per_microbatch=100))
     assert len(small._plan(batch)[0]) >= 4
-    assert relative_gap(gradients(small, batch), gradients(big, batch)) < 1e-5
     one, many = big.train_step(batch), small.train_step(batch)
     for name in ("loss", "grad_norm", "ratio_mean", "entropy", "logprob_gap_max"):
         assert many[name] == pytest.approx(one[name], rel=1e-5)
@@ -174,26 +145,6 @@ def test_a_rank_by_itself_asks_nobody_when_it_loads_and_saves(tiny_llama, tmp_pa
 def bytes_read() -> int:
     """By this process so far, from files and elsewhere."""
     return int(Path("/proc/self/io").read_text().split()[1])
-
-
-def test_a_sample_longer_than_a_microbatch_is_computed_by_itself(tiny_llama, random_batch):
-    batch = random_batch(prompt=80)
-    big, small = LearnerCore(config(tiny_llama)), LearnerCore(config(tiny_llama, max_tokens_per_microbatch=64))
-    assert big.max_sample_tokens == small.max_sample_tokens == 4096  # the model's context
-    assert relative_gap(gradients(small, batch), gradients(big, batch)) < 1e-5
-
-
-def test_chunks_of_the_head_change_nothing(tiny_llama, random_batch):
-    batch = random_batch()
-    one, many = (LearnerCore(config(tiny_llama, loss_chunk_tokens=n)) for n in (1000, 7))
-    assert relative_gap(gradients(many, batch), gradients(one, batch)) < 1e-5
-
-
-@pytest.mark.parametrize("how", ["selective", "full"])
-def test_activation_checkpointing_changes_nothing(tiny_llama, random_batch, how):
-    batch = random_batch()
-    plain, saving = LearnerCore(config(tiny_llama)), LearnerCore(config(tiny_llama, activation_checkpointing=how))
-    assert relative_gap(gradients(saving, batch), gradients(plain, batch)) < 1e-6
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -270,7 +221,7 @@ def test_a_learning_rate_of_zero_changes_no_weight(tiny_llama, random_batch):
     core = LearnerCore(config(tiny_llama, lr=0.0))
     before = weights(core)
     assert core.train_step(random_batch())["grad_norm"] > 0
-    assert all(torch.equal(before[name], value) for name, value in weights(core).items())
+    assert equal(before, weights(core))
 
 
 def test_the_learning_rate_warms_up(tiny_llama, random_batch):
@@ -295,25 +246,18 @@ def test_the_kl_term_pulls_towards_the_start_model(tiny_llama, random_batch):
     assert core.train_step(batch)["kl"] == pytest.approx(float(k3), rel=1e-3)
 
 
-def test_resuming_continues_bit_for_bit(tiny_llama, random_batch, tmp_path):
-    batches = [random_batch(seed=seed) for seed in range(4)]
-    core = LearnerCore(config(tiny_llama, warmup_steps=3))
-    for batch in batches[:2]:
-        core.train_step(batch)
-    core.save(tmp_path / "step-2")
-    drawn = torch.rand(3)
-    expected = [core.train_step(batch) for batch in batches[2:]]
-    resumed = LearnerCore(config(tiny_llama, warmup_steps=3))
-    resumed.logprobs(batches[0])  # the weights of before must not linger
-    assert resumed.load(tmp_path / "step-2") == 2
-    assert torch.equal(torch.rand(3), drawn)
-    found = [resumed.train_step(batch) for batch in batches[2:]]
-    for a, b in zip(found, expected, strict=True):
-        assert [a[name] for name in ("loss", "grad_norm", "lr", "version")] == [
-            b[name] for name in ("loss", "grad_norm", "lr", "version")
-        ]
-    kept = weights(resumed)
-    assert all(torch.equal(kept[name], value) for name, value in weights(core).items())
+@pytest.fixture(params=[False, True], ids=["alone", "fsdp"])
+def with_or_without_fsdp(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(titan_model, "needs_fsdp", lambda _: request.param)
+
+
+@pytest.mark.usefixtures("with_or_without_fsdp")
+@pytest.mark.parametrize("moments", ["float32", "bfloat16"])
+def test_resuming_continues_bit_for_bit(tiny_llama, random_batch, tmp_path, moments):
+    settings = config(tiny_llama, warmup_steps=3, optimizer_state_dtype=moments)
+    _, resumed = check_resume(settings, random_batch, tmp_path / "step-2")
+    states = [state for optimizer in resumed._optimizers for state in optimizer.state.values()]
+    assert {str(state[name].dtype) for state in states for name in ("exp_avg", "exp_avg_sq")} == {f"torch.{moments}"}
 
 
 @pytest.mark.parametrize("moments", ["float32", "bfloat16"])
@@ -328,9 +272,7 @@ def test_a_run_that_goes_on_with_other_settings_of_the_optimiser_has_those(momen
     resumed.train_step(random_batch(seed=1))
     (group,) = [group for optimizer in resumed._optimizers for group in optimizer.param_groups]
     (fresh,) = [group for optimizer in same._optimizers for group in optimizer.param_groups]
-    assert {name: group[name] for name in ("betas", "weight_decay", "eps")} == {
-        name: fresh[name] for name in ("betas", "weight_decay", "eps")
-    }
+    assert all(group[name] == fresh[name] for name in ("betas", "weight_decay", "eps"))
     shrunk = 1 - resumed.config.lr * 50
     name, large = max(before.items(), key=lambda item: float(item[1].abs().max()))
     at = int(large.abs().argmax())
@@ -387,8 +329,7 @@ def test_a_checkpoint_holds_the_state_at_its_start_whatever_is_learned_meanwhile
     assert core.train_step(random_batch(seed=2))["save_wait_s"] == 0
     fresh = LearnerCore(config(tiny_llama))
     assert fresh.load(tmp_path / "step-1") == 1
-    kept = weights(fresh)
-    assert all(torch.equal(before[name], value) for name, value in kept.items())
+    assert equal(before, weights(fresh))
     assert fresh.train_step(random_batch(seed=1))["grad_norm"] == after["grad_norm"]
 
 
@@ -462,23 +403,18 @@ def test_export_stops_at_the_token_that_ends_answers_in_its_template(tiny_llama,
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 def test_an_export_keeps_the_type_of_the_model_trained(tiny_models, tmp_path, dtype):
-    from safetensors.torch import load_file
-
     model = tiny_models(family="llama", dtype=dtype)
     folder = LearnerCore(config(model)).export(tmp_path / "export")
     assert json.loads((folder / "config.json").read_text())["dtype"] == dtype
     stored, exported = (load_file(path / "model.safetensors") for path in (model, folder))
-    assert all(torch.equal(value, exported[name]) for name, value in stored.items())
+    assert equal(stored, exported)
 
 
 def test_published_weights_are_the_files_weights(tiny_models):
-    from safetensors.torch import load_file
-
     for family in ("llama", "qwen3", "qwen3_moe"):
         model = tiny_models(family=family)
         found, stored = weights(LearnerCore(config(model))), load_file(model / "model.safetensors")
-        assert found.keys() == stored.keys()
-        assert all(torch.equal(found[name], value) for name, value in stored.items())
+        assert equal(found, stored)
 
 
 def test_bad_batches_are_refused_and_the_learner_lives_on(tiny_llama, random_batch):
@@ -503,11 +439,9 @@ def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(tiny_llama, rand
     batch["tokens"]["advantages"] *= 1e38
     with pytest.raises(FloatingPointError, match="weights are unchanged"):
         core.train_step(batch)
-    assert all(torch.equal(before[name], value) for name, value in weights(core).items())
+    assert equal(before, weights(core))
     after, untroubled = (one.train_step(random_batch()) for one in (core, LearnerCore(config(tiny_llama))))
-    assert {name: after[name] for name in ("loss", "grad_norm", "version")} == {
-        name: untroubled[name] for name in ("loss", "grad_norm", "version")
-    }
+    assert all(after[name] == untroubled[name] for name in ("loss", "grad_norm", "version"))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -538,8 +472,7 @@ def test_whatever_is_recomputed_weights_begin_at_the_same_place(tmp_path):
         weights(LearnerCore(config(model, compute_dtype="bfloat16", activation_checkpointing=how)))
         for how in ("none", "full")
     ]
-    assert alike[0].keys() == alike[1].keys()
-    assert all(torch.equal(value, alike[1][name]) for name, value in alike[0].items())
+    assert equal(*alike)
     assert any(not torch.equal(value, value.bfloat16().float()) for value in alike[0].values()), "they are spread"
 
 
@@ -561,8 +494,7 @@ def test_gradients_are_clipped_as_torchtitan_does_and_else_not_touched(tiny_llam
     if wanted < most:
         monkeypatch.delattr(torch.nn.utils, "clip_grads_with_norm_")
     assert ours.train_step(random_batch())["grad_norm"] == wanted > 1e-2
-    expected = weights(theirs)
-    assert all(torch.equal(expected[name], value) for name, value in weights(ours).items())
+    assert equal(weights(theirs), weights(ours))
 
 
 def held_bytes(core: LearnerCore) -> int:
@@ -649,23 +581,17 @@ def test_parallel_degrees_must_divide_the_number_of_ranks(tiny_llama, degree):
         (8, {"dp_replicate": 2, "tp": 2}, 2),
         (8, {"dp_replicate": 2, "ep": 4}, 4),
         (2, {"dp_replicate": 2}, 1),
+        (8, {"dp_replicate": 3}, "dp_replicate=3 of the learner does not divide learner_procs=8"),
+        (8, {"dp_replicate": 4, "tp": 4}, r"dp_replicate=4 \* tp=4 of the learner does not divide learner_procs=8"),
+        (8, {"dp_replicate": 2, "ep": 8}, "ep=8 of the learner does not divide learner_procs=8 / dp_replicate=2"),
     ],
 )
 def test_ranks_that_other_degrees_leave_shard_the_weights(ranks, degrees, shards):
-    assert shards_of(LearnerPlan(**degrees), ranks) == shards
-
-
-@pytest.mark.parametrize(
-    ("degrees", "message"),
-    [
-        ({"dp_replicate": 3}, "dp_replicate=3 of the learner does not divide learner_procs=8"),
-        ({"dp_replicate": 4, "tp": 4}, r"dp_replicate=4 \* tp=4 of the learner does not divide learner_procs=8"),
-        ({"dp_replicate": 2, "ep": 8}, "ep=8 of the learner does not divide learner_procs=8 / dp_replicate=2"),
-    ],
-)
-def test_replicas_that_do_not_divide_the_ranks_are_refused(degrees, message):
-    with pytest.raises(ValueError, match=message):
-        shards_of(LearnerPlan(**degrees), 8)
+    if isinstance(shards, int):
+        assert shards_of(LearnerPlan(**degrees), ranks) == shards
+    else:
+        with pytest.raises(ValueError, match=shards):
+            shards_of(LearnerPlan(**degrees), ranks)
 
 
 @pytest.mark.parametrize(
@@ -743,5 +669,4 @@ def test_only_weights_that_were_rounded_are_moved_and_always_alike(stored_rounde
     one, two, other = (
         weights(LearnerCore(config(stored_rounded, compute_dtype="bfloat16", seed=seed))) for seed in (0, 0, 1)
     )
-    assert all(torch.equal(one[name], two[name]) for name in one)
-    assert any(not torch.equal(one[name], other[name]) for name in one)
+    assert equal(one, two) and not equal(one, other)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import learner_helpers
 import pytest
 import torch
+from learner_helpers import check_resume, equal, hf_logprobs, hf_model, weights
 from safetensors.torch import load_file
 
 from forge_agents.cli.config import parse
@@ -21,13 +21,11 @@ from forge_trainers.learner.lora import is_adapter
 from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.run_file import RunConfig
 
-Batches = Callable[..., EpisodeBatch]
 SMALL = LoRA(rank=4, alpha=8)
 
 
 def config(model: Path, **changes: Any) -> LearnerPlan:
-    base = LearnerPlan(model=str(model), compute_dtype="float32", threads=1, lr=3e-3, lora=SMALL)
-    return dataclasses.replace(base, **changes)
+    return learner_helpers.config(model, **{"lr": 3e-3, "lora": SMALL, **changes})
 
 
 def trained(core: LearnerCore, batch: EpisodeBatch, steps: int = 2) -> LearnerCore:
@@ -38,22 +36,6 @@ def trained(core: LearnerCore, batch: EpisodeBatch, steps: int = 2) -> LearnerCo
 
 def tensors(core: LearnerCore) -> dict[str, torch.Tensor]:
     return {name: value.clone() for name, value in core.model.state_dict().items()}
-
-
-def hf_logprobs(model: Any, batch: EpisodeBatch) -> torch.Tensor:
-    out_T = torch.zeros(batch["tokens"]["ids"].shape)
-    for start, n in zip(batch["samples"]["start"].tolist(), batch["samples"]["length"].tolist(), strict=True):
-        ids = batch["tokens"]["ids"][start : start + n]
-        with torch.no_grad():
-            logprobs = torch.log_softmax(model(ids[None]).logits[0], dim=-1)
-        out_T[start + 1 : start + n] = logprobs[:-1].gather(1, ids[1:, None]).squeeze(1)
-    return out_T * batch["tokens"]["loss_mask"]
-
-
-def hf_model(folder: Path) -> Any:
-    from transformers import AutoModelForCausalLM
-
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
 def test_training_changes_the_adapter_only(tiny_llama, random_batch):
@@ -72,9 +54,7 @@ def test_a_new_adapter_changes_nothing(tiny_llama, tiny_qwen3, random_batch):
     for model in (tiny_llama, tiny_qwen3):
         with_it, without = LearnerCore(config(model)), LearnerCore(config(model, lora=None))
         assert (with_it.logprobs(batch) - without.logprobs(batch)).abs().max() < 1e-5
-        merged, plain = (core.hf_state_dict(dtype=torch.float32) for core in (with_it, without))
-        assert merged.keys() == plain.keys()
-        assert all(torch.equal(merged[name], value) for name, value in plain.items())
+        assert equal(weights(with_it), weights(without))
 
 
 @pytest.mark.parametrize(
@@ -91,14 +71,14 @@ def test_the_export_is_the_merged_model_and_an_adapter_in_pefts_layout(tiny_mode
 
     # PEFT: W + lora_alpha / r * B A, under the names of the base model's layers after "base_model.model."
     saved = json.loads((folder / "adapter" / "adapter_config.json").read_text())
-    weights = load_file(folder / "adapter" / "adapter_model.safetensors")
+    stored = load_file(folder / "adapter" / "adapter_model.safetensors")
     assert (saved["peft_type"], saved["r"], saved["lora_alpha"]) == ("LORA", 4, 8)
     assert saved["base_model_name_or_path"] == str(model)
     layers = {name.removesuffix(".weight"): module for name, module in start.named_modules()}
-    assert len(weights) == 2 * start.config.num_hidden_layers * len(saved["target_modules"])
-    for name in weights:
+    assert len(stored) == 2 * start.config.num_hidden_layers * len(saved["target_modules"])
+    for name in stored:
         if name.endswith(".lora_A.weight"):
-            a_RI, b_OR = weights[name], weights[name.replace("lora_A", "lora_B")]
+            a_RI, b_OR = stored[name], stored[name.replace("lora_A", "lora_B")]
             layer = layers[name.removeprefix("base_model.model.").removesuffix(".lora_A.weight")]
             assert b_OR.shape == (layer.out_features, 4) and a_RI.shape == (4, layer.in_features)
             layer.weight.data += 8 / 4 * b_OR @ a_RI
@@ -148,33 +128,16 @@ def test_adapters_on_one_model_learn_as_if_alone(tiny_llama, random_batch, tmp_p
         first.finish_save()
     for shared, own, batch in zip((first, second), alone, batches, strict=True):
         assert torch.equal(shared.logprobs(batch), own.logprobs(batch))
-        assert all(torch.equal(a, b) for a, b in zip(_published(shared), _published(own), strict=True))
+        assert equal(weights(shared), weights(own))
     assert not torch.equal(first.logprobs(batches[0]), second.logprobs(batches[0]))
     second.load(tmp_path / "step-2")
     assert torch.equal(second.logprobs(batches[0]), alone[0].logprobs(batches[0]))
     assert torch.equal(first.logprobs(batches[0]), alone[0].logprobs(batches[0]))
 
 
-def _published(core: LearnerCore) -> list[torch.Tensor]:
-    return list(core.hf_state_dict(dtype=torch.float32).values())
-
-
-def test_resuming_continues_bit_for_bit(tiny_llama, random_batch, tmp_path):
-    batches = [random_batch(seed=seed) for seed in range(4)]
-    core = LearnerCore(config(tiny_llama))
-    for batch in batches[:2]:
-        core.train_step(batch)
-    core.save(tmp_path / "step-2")
-    expected = [core.train_step(batch) for batch in batches[2:]]
-    resumed = LearnerCore(config(tiny_llama))
-    resumed.logprobs(batches[0])  # the weights of before must not linger
-    assert resumed.load(tmp_path / "step-2") == 2
-    found = [resumed.train_step(batch) for batch in batches[2:]]
-    for a, b in zip(found, expected, strict=True):
-        assert [a[name] for name in ("loss", "grad_norm", "lr", "version")] == [
-            b[name] for name in ("loss", "grad_norm", "lr", "version")
-        ]
-    assert all(torch.equal(value, tensors(core)[name]) for name, value in tensors(resumed).items())
+def test_resuming_continues_bit_for_bit_and_stores_the_adapter_only(tiny_llama, random_batch, tmp_path):
+    core, resumed = check_resume(config(tiny_llama), random_batch, tmp_path / "step-2")
+    assert equal(tensors(resumed), tensors(core))
     size = sum(file.stat().st_size for file in (tmp_path / "step-2").iterdir())
     assert size < (tiny_llama / "model.safetensors").stat().st_size  # the adapter with both moments, and no base
 

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from learner_helpers import config, equal, weights
 
-from forge_agents.types import EpisodeBatch
 from forge_trainers.learner import attention, titan
 from forge_trainers.learner import model as titan_model
 from forge_trainers.learner.attention import attend
 from forge_trainers.learner.core import LearnerCore
 from forge_trainers.learner.plan import LearnerPlan
-
-Batches = Callable[..., EpisodeBatch]
-
-
-def config(model: Path, **changes: Any) -> LearnerPlan:
-    base = LearnerPlan(model=str(model), compute_dtype="float32", threads=1, lr=1e-3)
-    return dataclasses.replace(base, **changes)
 
 
 @pytest.mark.parametrize(
@@ -84,14 +74,14 @@ def moments(core: LearnerCore) -> dict[str, list[torch.Tensor]]:
 
 def test_rounded_moments_take_half_the_bytes_and_learn_the_same(tiny_llama, random_batch):
     exact, rounded = (LearnerCore(config(tiny_llama, optimizer_state_dtype=dtype)) for dtype in ("float32", "bfloat16"))
-    start = exact.hf_state_dict(dtype=torch.float32)
+    start = weights(exact)
     losses = [[core.train_step(random_batch(seed=seed))["loss"] for seed in range(8)] for core in (exact, rounded)]
     for name, held in moments(rounded).items():
         assert {value.dtype for value in held} == {torch.bfloat16}
         assert 2 * sum(value.nbytes for value in held) == sum(value.nbytes for value in moments(exact)[name])
     assert losses[1] != losses[0]  # they are rounded
     assert losses[1] == pytest.approx(losses[0], abs=1e-3)
-    here, there = (core.hf_state_dict(dtype=torch.float32) for core in (exact, rounded))
+    here, there = map(weights, (exact, rounded))
     for name, before in start.items():  # beside what was learned the rounding is little
         assert float((there[name] - here[name]).norm()) < 0.03 * float((here[name] - before).norm()), name
 
@@ -101,27 +91,9 @@ def test_a_step_from_rounded_moments_is_computed_in_float32(tiny_llama, random_b
     exact, rounded = (LearnerCore(config(tiny_llama, optimizer_state_dtype=dtype)) for dtype in ("float32", "bfloat16"))
     for core in (exact, rounded):
         core.train_step(random_batch())  # from moments of zero, so none was rounded before it
-    found = rounded.hf_state_dict(dtype=torch.float32)
-    assert all(torch.equal(found[name], value) for name, value in exact.hf_state_dict(dtype=torch.float32).items())
+    assert equal(weights(rounded), weights(exact))
     for name, held in moments(rounded).items():
         assert all(torch.equal(a, b.bfloat16()) for a, b in zip(held, moments(exact)[name], strict=True))
-
-
-@pytest.mark.parametrize("fsdp", [False, True])
-def test_a_run_with_rounded_moments_resumes_bit_for_bit(tiny_llama, random_batch, tmp_path, monkeypatch, fsdp):
-    monkeypatch.setattr(titan_model, "needs_fsdp", lambda _: fsdp)
-    settings = config(tiny_llama, optimizer_state_dtype="bfloat16")
-    core = LearnerCore(settings)
-    core.train_step(random_batch(seed=0))
-    core.save(tmp_path / "step-1")
-    expected = [core.train_step(random_batch(seed=seed)) for seed in (1, 2)]
-    resumed = LearnerCore(settings)
-    resumed.load(tmp_path / "step-1")
-    assert {value.dtype for held in moments(resumed).values() for value in held} == {torch.bfloat16}
-    found = [resumed.train_step(random_batch(seed=seed)) for seed in (1, 2)]
-    assert [a["loss"] for a in found] == [b["loss"] for b in expected]
-    kept = resumed.hf_state_dict(dtype=torch.float32)
-    assert all(torch.equal(kept[name], value) for name, value in core.hf_state_dict(dtype=torch.float32).items())
 
 
 def test_a_checkpoint_loads_into_moments_of_the_other_type(tiny_llama, random_batch, tmp_path):

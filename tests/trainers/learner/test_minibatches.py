@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from learner_helpers import config, equal, weights
 
 from forge_agents.policy import LoRA
 from forge_agents.types import EpisodeBatch
@@ -19,7 +19,6 @@ from forge_trainers.learner.plan import LearnerPlan
 from forge_trainers.losses.registry import Correction, TokenInputs, TokenLoss, register_loss
 from forge_trainers.rl.config import GRPOConfig
 
-Batches = Callable[..., EpisodeBatch]
 SEEN: list[torch.Tensor] = []
 """Log-ratios that the loss below got, by call."""
 
@@ -34,16 +33,7 @@ def seen_clip_higher(inputs: TokenInputs) -> TokenLoss:
 
 
 def core(model: Path, **changes: Any) -> LearnerCore:
-    base = {"model": str(model), "compute_dtype": "float32", "threads": 1, "lr": 1e-2}
-    return LearnerCore(LearnerPlan(**{**base, **changes}))
-
-
-def weights(one: LearnerCore) -> dict[str, torch.Tensor]:
-    return one.hf_state_dict(dtype=torch.float32)
-
-
-def equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+    return LearnerCore(config(model, **{"lr": 1e-2, **changes}))
 
 
 def with_own_logprobs(batch: EpisodeBatch, model: Path) -> EpisodeBatch:

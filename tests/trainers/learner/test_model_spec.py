@@ -71,20 +71,18 @@ def rewritten(folder: Path, to: Path, **tensors: torch.Tensor | None) -> Learner
     return LearnerPlan(model=str(copy), compute_dtype="float32", threads=1)
 
 
-def test_weights_that_do_not_fit_their_config_are_refused(tiny_llama, tmp_path):
-    rows = torch.zeros(200, 128)  # a vocabulary of 200, where config.json says 264
-    with pytest.raises(ModelNotFoundError, match=r"embed_tokens.weight with shape \[200, 128\].*\(\[264, 128\]\)"):
-        LearnerCore(rewritten(tiny_llama, tmp_path, **{"model.embed_tokens.weight": rows}))
-
-
-def test_missing_tensors_are_named(tiny_llama, tmp_path):
-    with pytest.raises(ModelNotFoundError, match="lacks 1 of 20 tensors, such as 'model.norm.weight'"):
-        LearnerCore(rewritten(tiny_llama, tmp_path, **{"model.norm.weight": None}))
-
-
-def test_quantised_weights_are_refused(tiny_llama, tmp_path):
-    with pytest.raises(ValueError, match="holds model.norm.weight as I8"):
-        LearnerCore(rewritten(tiny_llama, tmp_path, **{"model.norm.weight": torch.zeros(128, dtype=torch.int8)}))
+@pytest.mark.parametrize(
+    ("name", "tensor", "refusal"),
+    [  # config.json has a vocabulary of 264
+        ("model.embed_tokens.weight", torch.zeros(200, 128), (ModelNotFoundError, r"\[200, 128\].*\(\[264, 128\]\)")),
+        ("model.norm.weight", None, (ModelNotFoundError, "lacks 1 of 20 tensors, such as 'model.norm.weight'")),
+        ("model.norm.weight", torch.zeros(128, dtype=torch.int8), (ValueError, "holds model.norm.weight as I8")),
+    ],
+    ids=["shape", "missing", "quantized"],
+)
+def test_weights_that_do_not_fit_their_config_are_refused(tiny_llama, tmp_path, name, tensor, refusal):
+    with pytest.raises(refusal[0], match=refusal[1]):
+        LearnerCore(rewritten(tiny_llama, tmp_path, **{name: tensor}))
 
 
 def test_half_written_weights_are_refused(tiny_llama, tmp_path):
