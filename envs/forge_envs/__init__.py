@@ -15,12 +15,13 @@ def _register(name: str, target: str, tags: str, *, oracle: str | None = "", **s
         name: Name of the environment.
         target: ``"module:Class"`` in this package.
         tags: Tags, separated by spaces.
-        oracle: ``"module:Name"`` in `forge_envs.oracles`. Empty: ``Oracle`` in the module of the same name. None: no
-            oracle.
+        oracle: ``"module:Name"`` in `forge_envs.oracles`. Empty: the class of the same name in ``games`` or ``teams``.
+            None: no oracle.
         **settings: Further arguments of `register`.
     """
     if oracle == "":
-        oracle = f"{target.partition(':')[0].rpartition('.')[2]}:Oracle"
+        module, _, cls = target.partition(":")
+        oracle = f"{module.partition('.')[0]}:{cls}"
     register(
         f"forge/{name}-v0",
         entry_point=f"forge_envs.{target}",
@@ -41,6 +42,7 @@ _register(
     "Library",
     "teams.library:Library",
     "2p cooperative hidden-information tool",
+    oracle="library:Oracle",
     levels=_levels("hops towns", (1, 4), (1, 20), (2, 12), (3, 20), (4, 40), (6, 60)),
 )
 _register(
@@ -89,13 +91,14 @@ _register(
     "Commons",
     "teams.commons:Commons",
     "3p mixed-motive",
-    oracle="commons:oracle",
+    oracle="teams:commons",
     levels=_levels("num_players regrowth", (2, 3.0), (3, 2.0), (4, 1.6), (5, 1.4), (6, 1.25)),
 )
 _register(
     "Kitchen",
     "teams.kitchen:Kitchen",
     "2p cooperative",
+    oracle="kitchen:Oracle",
     levels=_levels(
         "layout onions orders rounds",
         ("room", 1, 1, 50), ("room", 2, 1, 60), ("wall", 2, 1, 32), ("hatch", 2, 2, 50), ("ring", 2, 2, 84),
@@ -107,6 +110,7 @@ _register(
     "ServiceDesk",
     "teams.service_desk:ServiceDesk",
     "3p cooperative hidden-information tool",
+    oracle="service_desk:Oracle",
     levels=[
         {"kinds": 1, "knows_numbers": True, "rules": 0, "approvals": False, "customers": 2, "examples": True},
         {**_DESK, "rules": 0},
@@ -120,6 +124,7 @@ _register(
     "Repair",
     "teams.repair:Repair",
     "3p cooperative hidden-information tool",
+    oracle="repair:Oracle",
     isolation="process",  # it runs code, which takes its time
     levels=[
         {"modules": 1, "functions": 1, "faults": 1, "kinds": ["operator"]},
@@ -130,13 +135,13 @@ _register(
 # ---- small games, to try a setup
 
 _POKER = "2p zero-sum hidden-information"
-_register("KuhnPoker", "games.poker:KuhnPoker", _POKER, oracle="kuhn_poker:Oracle", max_turns=3)
+_register("KuhnPoker", "games.poker:KuhnPoker", _POKER, max_turns=3)
 _register("LeducPoker", "games.poker:LeducPoker", _POKER, oracle=None, max_turns=8)
 _register(
     "TicTacToe",
     "adapters.pettingzoo:tic_tac_toe",
     "2p zero-sum board pettingzoo",
-    oracle="tic_tac_toe:oracle",
+    oracle="games:tic_tac_toe",
     max_turns=9,
 )
 _register("ConnectFour", "adapters.pettingzoo:connect_four", "2p zero-sum board pettingzoo", oracle=None, max_turns=42)
@@ -165,7 +170,7 @@ _register(
     "AlphabetSort",
     "games.alphabet_sort:AlphabetSort",
     "1p multi-turn",
-    oracle="alphabet_sort:oracle",
+    oracle="games:alphabet_sort",
     levels=_levels("num_names num_added turns", (2, 1, 1), (3, 1, 2), (4, 2, 3), (5, 3, 4), (6, 4, 5)),
 )
 _register(

@@ -14,7 +14,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from typing import Any, TypeAlias, TypeVar, cast, overload
 
@@ -35,7 +35,7 @@ class SuiteDefaults:
     episodes: int = 64
     """Number of seeds per environment and assignment of players to agents. At least 1."""
     seed: int = 0
-    """Seed that determines the episode seeds. At least 0."""
+    """Seed of the episode seeds. At least 0."""
     swap_agents: bool = True
     """Whether each of two players plays each agent."""
     max_tokens: int = 64
@@ -75,33 +75,11 @@ _loaded = False
 
 
 @overload
-def register(
-    id: str,
-    entry_point: None = None,
-    *,
-    max_turns: int | None = None,
-    tags: Iterable[str] = (),
-    levels: Iterable[Mapping[str, Any]] = (),
-    isolation: Isolation = "none",
-    step_timeout_s: float = 60.0,
-    oracle: str | Callable[..., Any] | None = None,
-    **kwargs: Any,
-) -> Callable[[E], E]: ...
+def register(id: str, entry_point: None = None, **settings: Any) -> Callable[[E], E]: ...
 
 
 @overload
-def register(
-    id: str,
-    entry_point: str | Callable[..., Any],
-    *,
-    max_turns: int | None = None,
-    tags: Iterable[str] = (),
-    levels: Iterable[Mapping[str, Any]] = (),
-    isolation: Isolation = "none",
-    step_timeout_s: float = 60.0,
-    oracle: str | Callable[..., Any] | None = None,
-    **kwargs: Any,
-) -> EnvSpec: ...
+def register(id: str, entry_point: str | Callable[..., Any], **settings: Any) -> EnvSpec: ...
 
 
 def register(
@@ -141,37 +119,39 @@ def register(
         raise TypeError(f"tags of {id} is the string {tags!r}; pass a tuple of strings")
     if split_level(id)[1] is not None:
         raise ValueError(f"{id!r} has a level; register {split_level(id)[0]!r} with levels=[{{...}}, {{...}}, ...]")
-    tag_tuple, level_tuple = tuple(tags), tuple(levels)
-
-    def add(target: Any) -> EnvSpec:
-        new = EnvSpec(
-            id=id,
-            entry_point=target,
-            max_turns=max_turns,
-            tags=tag_tuple,
-            kwargs=kwargs,
-            levels=level_tuple,
-            isolation=isolation,
-            step_timeout_s=step_timeout_s,
-            oracle=oracle,
-        )
-        with _lock:
-            old = _specs.get(id)
-            if old is not None and _qualified(old.entry_point) != _qualified(target):
-                raise ValueError(
-                    f"{id} is already {_qualified(old.entry_point)}; register {_qualified(target)} under another name "
-                    f"or version, e.g. {new.name}-v{new.version + 1}"
-                )
-            _specs[id] = new
-        return new
+    build = partial(
+        EnvSpec,
+        id=id,
+        max_turns=max_turns,
+        tags=tuple(tags),
+        levels=tuple(levels),
+        isolation=isolation,
+        step_timeout_s=step_timeout_s,
+        oracle=oracle,
+        kwargs=kwargs,
+    )
+    if entry_point is not None:
+        return _add(build(entry_point=entry_point))
 
     def decorate(target: Any) -> Any:
-        spec = add(target)
+        new = _add(build(entry_point=target))
         if isinstance(target, type) and hasattr(target, "spec"):
-            target.spec = spec  # instances made without `make` know their id and turn limit as well
+            target.spec = new  # instances made without `make` know their id and turn limit as well
         return target
 
-    return decorate if entry_point is None else add(entry_point)
+    return decorate
+
+
+def _add(new: EnvSpec) -> EnvSpec:
+    with _lock:
+        old, name = _specs.get(new.id), _qualified(new.entry_point)
+        if old is not None and _qualified(old.entry_point) != name:
+            raise ValueError(
+                f"{new.id} is already {_qualified(old.entry_point)}; register {name} under another name or version, "
+                f"e.g. {new.name}-v{new.version + 1}"
+            )
+        _specs[new.id] = new
+    return new
 
 
 def spec(id: str) -> EnvSpec:  # noqa: A002
@@ -434,6 +414,14 @@ def _qualified(target: str | Callable[..., Any]) -> str:
     return f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', repr(target))}"
 
 
+def _parameters(env_spec: EnvSpec) -> inspect.Signature | None:
+    """Return the signature of the constructor, None for a builtin without one."""
+    try:
+        return inspect.signature(env_spec.load())
+    except ValueError:
+        return None
+
+
 def _wrapper_arguments(env_spec: EnvSpec) -> dict[str, Any]:
     """Return the arguments that wrap. An argument that the constructor has belongs to the constructor.
 
@@ -442,10 +430,8 @@ def _wrapper_arguments(env_spec: EnvSpec) -> dict[str, Any]:
     """
     from forge_agents.envs.wrappers import BY_NAME
 
-    kwargs = env_spec.kwargs
-    try:
-        signature = inspect.signature(env_spec.load())
-    except ValueError:  # a builtin without a signature checks its arguments itself
+    kwargs, signature = env_spec.kwargs, _parameters(env_spec)
+    if signature is None:
         return {name: value for name, value in kwargs.items() if name in BY_NAME}
     parameters = signature.parameters
     wrapping = {name: value for name, value in kwargs.items() if name in BY_NAME and name not in parameters}
@@ -464,10 +450,8 @@ def settings_of(env_spec: EnvSpec) -> dict[str, Any]:
     """Return the constructor arguments of a spec by name, defaults included."""
     from forge_agents.envs.wrappers import BY_NAME
 
-    try:
-        parameters = dict(inspect.signature(env_spec.load()).parameters)
-    except ValueError:  # a builtin without a signature
-        parameters = {}
+    signature = _parameters(env_spec)
+    parameters = dict(signature.parameters) if signature is not None else {}
     defaults = {name: p.default for name, p in parameters.items() if p.default is not p.empty}
     kwargs = env_spec.kwargs.items()
     return defaults | {name: value for name, value in kwargs if name in parameters or name not in BY_NAME}

@@ -38,14 +38,9 @@ Policy: TypeAlias = Literal["end", "penalty", "ask"]
 
 
 class EnvWrapper(Forkable, BaseWrapper):  # type: ignore[misc]  # PettingZoo ships no types
-    """Base of wrappers: passes everything on to the wrapped environment.
-
-    Raises:
-        TypeError: The environment is not an `AECEnv`.
-    """
+    """Base of wrappers of an `AECEnv`: passes everything on to the wrapped environment, `env`."""
 
     env: Any
-    """The wrapped environment."""
 
     def __init__(self, env: AnyEnv) -> None:
         if not isinstance(env, AECEnv):
@@ -79,21 +74,14 @@ class RewardScale(EnvWrapper):
 
 
 class ObservationWindow(EnvWrapper):
-    """Shortens observations to their last lines and characters. A shortened observation starts with "...".
+    """Shortens observations to their last `chars` characters, at least 4, which then start with "..."."""
 
-    Args:
-        chars: Maximum number of characters, including the "...". At least 4, or None for no limit.
-        messages: Maximum number of lines that are not blank. None for no limit.
-    """
-
-    def __init__(self, env: AnyEnv, chars: int | None = None, *, messages: int | None = None) -> None:
+    def __init__(self, env: AnyEnv, chars: int) -> None:
         super().__init__(env)
-        if (chars is None and messages is None) or (chars is not None and chars < 4) or (messages or 1) < 1:
-            raise ValueError(
-                f"observation window of {env}: chars={chars} must be at least 4 or messages={messages} at least 1"
-            )
-        self.chars, self.messages = chars, messages
-        self._spaces = {agent: TextSpace(chars) for agent in env.possible_agents} if chars is not None else None
+        if chars < 4:
+            raise ValueError(f"observation window of {env}: chars={chars} must be at least 4")
+        self.chars = chars
+        self._spaces = {agent: TextSpace(chars) for agent in env.possible_agents}
 
     def observe(self, agent: str) -> Observation:
         """Return the end of the observation.
@@ -106,18 +94,12 @@ class ObservationWindow(EnvWrapper):
                 f"observation_window of {self.env}: the environment writes whole messages, which cannot be shortened; "
                 "shorten them in the environment, or set context='window' of the policy"
             )
-        text, cut = str(self.env.observe(agent)), False
-        if self.messages is not None:
-            lines = [line for line in text.splitlines() if line.strip()]
-            cut = len(lines) > self.messages
-            text = "\n".join(lines[-self.messages :]) if cut else text
-        if self.chars is not None and len(text) + 3 * cut > self.chars:
-            text, cut = text[-(self.chars - 3) :], True
-        return Observation(f"...{text}" if cut else text)
+        text = str(self.env.observe(agent))
+        return Observation(text if len(text) <= self.chars else f"...{text[3 - self.chars :]}")
 
     def observation_space(self, agent: str) -> TextSpace:
         """Text of at most `chars` characters."""
-        return cast("TextSpace", self.env.observation_space(agent) if self._spaces is None else self._spaces[agent])
+        return self._spaces[agent]
 
 
 def _by_agent(name: str, doc: str) -> Any:
@@ -550,11 +532,7 @@ def _or_none(call: Callable[..., Any], *args: object) -> Any:
 
 
 def _copied(env: Any, memo: dict[int, Any]) -> Any:
-    """Return a deep copy, made attribute by attribute because `EzPickle` would restart most environments.
-
-    Raises:
-        ForgeError: An attribute cannot be copied. The message names it.
-    """
+    """Return a deep copy, made attribute by attribute because `EzPickle` would restart most environments."""
     twin = memo[id(env)] = object.__new__(type(env))
     for name, value in vars(env).items():
         is_env = isinstance(value, (AECEnv, ParallelEnv, gymnasium.Env)) and not hasattr(type(value), "__deepcopy__")
@@ -584,16 +562,7 @@ def build(spec: EnvSpec) -> AnyEnv:
 
 
 def apply_wrappers(env: Any, arguments: Mapping[str, Any]) -> AnyEnv:
-    """Make `env` turn-based and apply wrappers in the order of `BY_NAME`.
-
-    Args:
-        env: Any environment.
-        arguments: Argument of each wrapper, by name as in `BY_NAME`.
-
-    Raises:
-        ForgeError: `role_shuffle` is not a bool.
-        TypeError, ValueError: Raised by a wrapper.
-    """
+    """Make `env` turn-based and apply the wrappers whose arguments are given, in the order of `BY_NAME`."""
     env = turn_based(env)
     for name, wrapper in BY_NAME.items():
         if arguments.get(name) is not None:

@@ -1,7 +1,6 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pettingzoo.test import api_test, seed_test
 
 import forge_agents as fa
 from forge_envs.games.alphabet_sort import NAMES, AlphabetSort, list_similarity, read_names
@@ -86,26 +85,3 @@ def test_the_first_list_is_never_sorted_already():
 
 def test_names_differ_and_are_plain():
     assert len(set(NAMES)) == len(NAMES) >= 100 and all(name.isalpha() and name.istitle() for name in NAMES)
-
-
-@pytest.mark.parametrize(
-    "bad", [{"num_names": 1}, {"turns": 0}, {"num_added": 0}, {"num_names": 500}, {"sharpness": 0.0}]
-)
-def test_bad_arguments_are_refused(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        AlphabetSort(**bad)
-
-
-@given(st.lists(st.text() | st.sampled_from(NAMES), min_size=3, max_size=3), st.integers(0, 9))
-def test_any_texts_earn_between_zero_and_one(actions, seed):
-    env = AlphabetSort()
-    env.reset(seed=seed)
-    for action in actions:
-        env.step(action)
-        assert 0 <= env.rewards["sorter"] <= 1
-    assert env.terminations == {"sorter": True}
-
-
-def test_it_passes_pettingzoos_own_tests():
-    api_test(fa.make("forge/AlphabetSort-v0"), num_cycles=50)
-    seed_test(lambda: fa.make("forge/AlphabetSort-v0"), num_cycles=50)

@@ -1,8 +1,5 @@
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-import forge_agents as fa
 from forge_envs.teams.debate import Debate
 
 QUESTION = ("Is water wet?", True, "It was touched.")
@@ -65,26 +62,3 @@ def test_the_questions_are_true_and_balanced():
         assert env.truth == all(number % d for d in range(2, number)) and 7 <= number < 1000
         primes += env.truth
     assert 70 < primes < 130
-
-
-@settings(max_examples=40, deadline=None)
-@given(st.lists(st.text(max_size=20) | st.sampled_from(["yes", "no"]), max_size=5), st.integers(0, 50))
-def test_debaters_play_a_zero_sum(texts, seed):
-    env, texts = Debate(rounds=2), iter(texts)
-    env.reset(seed=seed)
-    total = dict.fromkeys(env.possible_agents, 0.0)
-    for agent in env.agent_iter(12):
-        _, reward, terminated, truncated, _ = env.last()
-        total[agent] += reward
-        env.step(None if terminated or truncated else next(texts, "no"))
-    assert total["pro"] == -total["con"] and total["judge"] in (0, 1)
-
-
-def test_arguments_are_checked():
-    for bad in ({"rounds": 0}, {"below": 10}, {"questions": []}, {"max_argument_chars": 0}):
-        with pytest.raises(ValueError, match="rounds="):
-            Debate(**bad)
-
-
-def test_it_keeps_the_contract():
-    assert fa.check_env("forge/Debate-v0", episodes=4).ok

@@ -3,12 +3,9 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from scipy.optimize import linprog
 from scipy.sparse import block_array, coo_array
 
-import forge_agents as fa
 from forge_envs.games.poker import LeducPoker
 
 DECK = [0, 0, 1, 1, 2, 2]
@@ -78,22 +75,6 @@ def test_illegal_text_folds(text):
         and env.infos["player_0"]["illegal"]
         and not env.infos["player_1"]["illegal"]
     )
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    st.lists(st.text(max_size=9) | st.sampled_from(["call", "raise", "fold", "Check!", "I bet."]), max_size=9),
-    st.integers(0, 99),
-)
-def test_any_texts_end_in_a_zero_sum(actions, seed):
-    env, total, texts = LeducPoker(), dict.fromkeys(("player_0", "player_1"), 0.0), iter(actions)
-    env.reset(seed=seed)
-    for agent in env.agent_iter(12):
-        _, reward, terminated, truncated, _ = env.last()
-        assert not truncated
-        total[agent] += reward
-        env.step(None if terminated else next(texts, "?"))
-    assert total["player_0"] == -total["player_1"] and abs(total["player_0"]) <= 13
 
 
 # ---- the known numbers of the game, from the environment's own moves
@@ -214,7 +195,3 @@ def test_the_value_of_the_game_is_the_known_one(tree):
         bounds=[(0, None)] * first.shape[1] + [(None, None)] * second.shape[0],
     )
     assert solved.success and -solved.fun == pytest.approx(-0.0856064, abs=1e-6)
-
-
-def test_it_keeps_the_contract():
-    assert fa.check_env("forge/LeducPoker-v0", episodes=4).ok

@@ -4,7 +4,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import forge_agents as fa
 from forge_envs.teams.negotiation import Negotiation, pareto_frontier, points_of, possible_values, read_offer
 
 
@@ -117,21 +116,3 @@ def test_the_last_offer_is_the_one_accepted():
     for text in ("take 3 books", "take 3 books", "I accept"):
         env.step(text)
     assert env.infos["player_0"]["deal"] == {"player_0": [0, 2, 1], "player_1": [3, 0, 0]}
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.text(max_size=20) | st.sampled_from(["take 1 book", "take 2 hats, 1 ball", "accept"]), max_size=10),
-    st.integers(0, 50),
-)
-def test_any_texts_end_with_rewards_in_range(texts, seed):
-    env, texts = Negotiation(selfish=0.5), iter(texts)
-    env.reset(seed=seed)
-    for _ in env.agent_iter(20):
-        *_, terminated, truncated, info = env.last()
-        env.step(None if terminated or truncated else next(texts, ""))
-    assert 0 <= info["score"] <= 1 and (info["deal"] is not None or info["score"] == 0)
-
-
-def test_it_keeps_the_contract():
-    assert fa.check_env("forge/Negotiation-v0", episodes=4).ok

@@ -11,7 +11,7 @@ import forge_agents as fa
 from forge_agents.bench.exploitability import exploitability
 from forge_agents.envs import registry
 from forge_agents.rollout.players import make_player
-from forge_envs.oracles import kuhn_poker, tic_tac_toe
+from forge_envs.oracles import games
 
 PAGE = (Path(__file__).parents[2] / "docs" / "built-in-environments.md").read_text().partition("## Oracles")[2]
 PAGE = PAGE.partition("\n## ")[0]
@@ -66,15 +66,15 @@ def said_again(episode, spec):
 
 
 def test_the_oracle_of_kuhn_poker_cannot_be_exploited():
-    assert exploitability("forge/KuhnPoker-v0", lambda agent, seen, legal: kuhn_poker.chances(seen)) < 1e-9
+    assert exploitability("forge/KuhnPoker-v0", lambda agent, seen, legal: games.chances(seen)) < 1e-9
 
 
 def test_the_oracle_of_tic_tac_toe_never_loses():
-    assert tic_tac_toe.value("." * 9) == 0
+    assert games.value("." * 9) == 0
     for seat in ("player_1", "player_2"):
         other = "player_2" if seat == "player_1" else "player_1"
-        games = [fa.play("forge/TicTacToe-v0", {seat: fa.Oracle(), other: fa.Random()}, seed=n) for n in range(12)]
-        rewards = [game.rewards[seat] for game in games]
+        episodes = [fa.play("forge/TicTacToe-v0", {seat: fa.Oracle(), other: fa.Random()}, seed=n) for n in range(12)]
+        rewards = [episode.rewards[seat] for episode in episodes]
         assert min(rewards) >= 0 and sum(rewards) >= 6
 
 

@@ -1,7 +1,6 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pettingzoo.test import api_test, seed_test
 
 import forge_agents as fa
 from forge_envs.teams.relay import Relay
@@ -142,36 +141,3 @@ def test_wording_is_the_users():
     env_texts = (env.instructions("asker"), env.instructions("answerer"), env.observe("asker"))
     env.step("hi")
     assert (*env_texts, env.observe("answerer")) == ("A", "B", "1+1=", "<hi>")
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [
-        {"operators": "/"},
-        {"operators": ""},
-        {"max_number": 0},
-        {"partial_credit": 2.0},
-        {"max_message_chars": 0},
-        {"call_reward": -1.0},
-    ],
-)
-def test_bad_arguments_are_refused(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        Relay(**bad)
-
-
-@settings(deadline=None)
-@given(st.lists(st.text() | st.just(CALL % "2*3") | st.just("<tool_call>{"), min_size=4, max_size=4), st.integers(0, 9))
-def test_any_texts_end_with_equal_rewards(actions, seed):
-    env = Relay()
-    env.reset(seed=seed)
-    for action in actions:
-        if env.terminations[env.agent_selection]:
-            break
-        env.step(action)
-    assert all(env.terminations.values()) and env.rewards["asker"] == env.rewards["answerer"] in (0, 1)
-
-
-def test_it_passes_pettingzoos_own_tests():
-    api_test(fa.make("forge/Relay-v0"), num_cycles=50)
-    seed_test(lambda: fa.make("forge/Relay-v0"), num_cycles=50)

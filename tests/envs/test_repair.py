@@ -187,12 +187,6 @@ def test_draws_are_repeatable_and_differ():
     assert drawn[0] == drawn[1] and drawn[0].files() != drawn[2].files()
 
 
-@pytest.mark.parametrize("wrong", [{"modules": 0}, {"modules": 4}, {"functions": 13}, {"faults": 4}, {"kinds": ["x"]}])
-def test_settings_that_make_no_repository_are_told(wrong):
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))}="):
-        Repair(**wrong)
-
-
 def test_a_result_that_is_printed_is_none():
     sources = {"parts": "print('[\"ok\", 1]')\ndef trim(n):\n    print('[\"ok\", 1]')\n    return n"}
     assert hidden_tests.call_functions(Sandbox(), sources, [("parts", "trim", [2])])[0] == ['["ok", 2]']

@@ -1,10 +1,9 @@
 import re
 
-import pytest
 from team_play import shown, with_oracle
 
 import forge_agents as fa
-from forge_agents.testing import check_env, check_levels
+from forge_agents.testing import check_levels
 from forge_envs.oracles.service_desk import Oracle
 from forge_envs.teams import service_desk, signs
 from forge_envs.teams.service_desk import ServiceDesk
@@ -41,10 +40,6 @@ class Lax(Oracle):
         return super().__call__(re.sub("Under review.*", "Under review: nobody.", seen))
 
 
-def test_the_environment_keeps_the_contract():
-    check_env("forge/ServiceDesk-v0@4", episodes=2)
-
-
 def test_all_that_may_happen_happens():
     news, approved = [], 0
     for seed in range(20):
@@ -69,19 +64,6 @@ def test_approving_who_is_under_review_earns_nothing():
     found = [(env, reward) for env, reward in (shown(NAME, n, Lax, level=4) for n in range(40)) if env.violations]
     assert found and all(reward == 0 for _, reward in found)
     assert any("under review" in env.violations[0] for env, _ in found)
-
-
-@pytest.mark.parametrize(
-    "say",
-    [lambda seen: "", lambda seen: seen, lambda seen: "BYE", lambda seen: "CALL cancel(417)",
-     lambda seen: 'CALL refuse("Ada Berg", 1)', lambda seen: "supervisor: please"],
-    ids=["silence", "copying", "bye", "an order", "a refusal", "asking"],
-)  # fmt: skip
-def test_what_knows_nothing_earns_nothing(say):
-    for level in (1, 5):
-        for seats in (fa.Scripted(say), {"agent": fa.Scripted(say), **PLAYERS}):
-            episodes = [fa.play(f"forge/ServiceDesk-v0@{level}", seats, seed=seed) for seed in range(5)]
-            assert sum(episode.rewards["agent"] for episode in episodes) == 0
 
 
 def test_levels_get_harder_for_an_agent_that_overlooks_rules():
@@ -128,9 +110,3 @@ def test_weak_signs_tell_good_work_from_bad():
     bad = {"agent": fa.Scripted(lambda seen: "CALL cancel(5)"), **PLAYERS}
     worse = fa.play("forge/ServiceDesk-v0@3", bad, seed=2).trajectories["agent"]
     assert signs.calls_work(worse) == 0 and signs.calls_differ(worse) < 0.2 and service_desk.looked_first(worse) == 0
-
-
-@pytest.mark.parametrize("wrong", [{"kinds": 0}, {"rules": 7}, {"wishes": 4}, {"customers": 0}])
-def test_settings_that_make_no_desk_are_told(wrong):
-    with pytest.raises(ValueError, match=f"{next(iter(wrong))}=. must be"):
-        ServiceDesk(**wrong)

@@ -2,12 +2,8 @@ import re
 from itertools import count
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from team_play import play
 
-import forge_agents as fa
-from forge_agents.testing import check_env
 from forge_envs.teams.shop import CLERKS_LIMIT, Shop
 
 
@@ -145,28 +141,3 @@ def test_an_endless_talk_is_cut_off():
     for _ in range(4):
         env.step("hm")
     assert all(env.truncations.values()) and env.rewards["clerk"] == 0.0
-
-
-def test_it_keeps_the_contract():
-    assert check_env("forge/Shop-v0", episodes=4).ok
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.text() | st.sampled_from(["ACCEPT", "manager: x", "CALL offer(lamp, 1)", "CALL margin(lamp)"])),
-    st.integers(0, 20),
-)
-def test_any_texts_end_with_one_reward_for_all(texts, seed):
-    env = fa.make("forge/Shop-v0", tool_format="plain")
-    env.reset(seed=seed)
-    for text in texts:
-        if env.terminations[env.agent_selection] or env.truncations[env.agent_selection]:
-            break
-        env.step(text)
-    assert len(set(env.rewards.values())) == 1 and env.rewards["clerk"] in (0, 0.5, 1)
-
-
-@pytest.mark.parametrize("bad", [{"num_goods": 0}, {"num_goods": 11}, {"max_message_chars": 0}])
-def test_bad_arguments_are_refused(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        Shop(**bad)

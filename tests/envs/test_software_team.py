@@ -3,11 +3,8 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from forge_agents.sandbox import Sandbox, SandboxLimits, SandboxUnavailable
-from forge_agents.testing import check_env
 from forge_envs.teams.software_tasks import TASKS
 from forge_envs.teams.software_team import SoftwareTeam, code_in
 
@@ -125,34 +122,3 @@ def test_only_the_planner_knows_and_only_the_tester_runs():
 def test_the_last_block_is_the_code():
     assert code_in("a\n```python\nx\n```\nb\n```\ny\n```") == "y"
     assert code_in("```py\nopen") == "open" and code_in(" plain ") == "plain"
-
-
-def test_seeds_draw_different_tests():
-    env, seen = SoftwareTeam(), set()
-    for seed in range(60):
-        env.reset(seed=seed)
-        seen.add(repr(env.tests))
-        assert len(env.tests) == 8
-    assert len(seen) == 60
-
-
-def test_it_keeps_the_contract():
-    assert check_env(SoftwareTeam, episodes=3).ok
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.lists(st.text() | st.sampled_from(["SHIP", "```python\nx\n```"]), min_size=9, max_size=9), st.integers(0, 9))
-def test_any_texts_end_with_one_reward_for_all(texts, seed):
-    env = SoftwareTeam()
-    env.reset(seed=seed)
-    for text in texts:
-        if env.terminations[env.agent_selection]:
-            break
-        env.step(text)
-    assert all(env.terminations.values()) and set(env.rewards.values()) == {0.0}
-
-
-@pytest.mark.parametrize("bad", [{"num_tests": 0}, {"revisions": -1}])
-def test_bad_arguments_are_refused(bad):
-    with pytest.raises(ValueError, match=next(iter(bad))):
-        SoftwareTeam(**bad)

@@ -2,8 +2,9 @@ import pytest
 from team_play import shown, with_oracle
 
 import forge_agents as fa
-from forge_agents.testing import check_env, check_levels
-from forge_envs.oracles.tables import Oracle, query_for
+from forge_agents.testing import check_levels
+from forge_envs.oracles.teams import Tables as Oracle
+from forge_envs.oracles.teams import query_for
 from forge_envs.teams.tables import Tables
 
 NAME = "forge/Tables-v0"
@@ -40,10 +41,6 @@ class Nods(Slips):
         return "approve" if self.agent == "reviewer" else super().__call__(seen)
 
 
-def test_the_environment_keeps_the_contract():
-    check_env("forge/Tables-v0")
-
-
 def test_reviewer_sees_only_the_analysts_query():
     env = Tables(revisions=2)
     env.reset(seed=1)
@@ -54,13 +51,6 @@ def test_reviewer_sees_only_the_analysts_query():
     assert "SELECT" not in env.observe("reviewer").partition("Result")[0]
 
 
-@pytest.mark.parametrize("level", [1, 2, 3, 4, 5, 6])
-def test_a_team_that_knows_sql_always_earns_one(level):
-    for seed in range(4):
-        env, reward = shown(NAME, seed, level=level)
-        assert reward == 1.0, f"{seed}\n{env.question}\n{env.render()}"
-
-
 def test_reviewer_that_queries_corrects_a_mistake():
     assert sum(shown(NAME, seed, Slips, level=3)[1] for seed in range(10)) == 10
     assert sum(shown(NAME, seed, Nods, level=3)[1] for seed in range(10)) == 0
@@ -68,13 +58,6 @@ def test_reviewer_that_queries_corrects_a_mistake():
     assert sum(shown(NAME, seed, SlipsTwice, level=3, revisions=1)[1] for seed in range(10)) == 0
     env, reward = shown(NAME, 1, SlipsTwice, level=3, revisions=2)
     assert reward == 1.0 and len(env.remarks) == 2
-
-
-@pytest.mark.parametrize("say", ["", "APPROVE", "0", "1", "Ulm", "January", 'CALL sql("SELECT 1")'])
-def test_what_knows_nothing_earns_next_to_nothing(say):
-    for level in (1, 5):
-        episodes = [fa.play(f"forge/Tables-v0@{level}", fa.Scripted(lambda _: say), seed=seed) for seed in range(30)]
-        assert sum(episode.rewards["analyst"] for episode in episodes) <= 6
 
 
 def test_levels_get_harder_for_weak_players():
@@ -117,12 +100,6 @@ def test_a_result_is_short_and_says_what_is_left_out():
     assert len(lines) == 11 and lines[0].startswith("1 | ") and lines[-1] == "(and more rows)"
     assert env.sql("SELECT 1 WHERE 0") == "(no rows)"
     assert env.sql("SELECT NULL, 2.50") == "NULL | 2.5"
-
-
-def test_settings_that_make_no_tables_are_told():
-    for wrong in ({"level": 0}, {"level": 7}, {"orders": 9}, {"revisions": -1}, {"max_message_chars": 0}):
-        with pytest.raises(ValueError, match="must be 1 to 6"):
-            Tables(**wrong)
 
 
 @pytest.mark.parametrize(

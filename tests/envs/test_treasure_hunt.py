@@ -1,11 +1,7 @@
-import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-import forge_agents as fa
 from forge_envs.teams.treasure_hunt import DIRECTIONS, TreasureHunt
 
 
@@ -99,31 +95,6 @@ def test_observations_do_not_depend_on_the_hidden_half():
         assert env.observe("left") == twin.observe("left")
         changed += env.observe("right") != twin.observe("right")
     assert changed > 15
-
-
-@settings(max_examples=40, deadline=None)
-@given(
-    st.lists(st.text(max_size=20) | st.sampled_from([f"go {way}" for way in DIRECTIONS]), max_size=40),
-    st.integers(0, 50),
-)
-def test_any_texts_end_with_one_reward_for_both(texts, seed):
-    env = TreasureHunt(size=3, partial_credit=0.5)
-    env.reset(seed=seed)
-    told = totals(env, texts)
-    assert told["left"] == told["right"] and 0 <= told["left"] <= 1
-
-
-@pytest.mark.parametrize(
-    "bad",
-    [{"size": 1}, {"size": 13}, {"rocks": 0.6}, {"max_rounds": 3}, {"partial_credit": 2}, {"max_message_chars": 0}],
-)
-def test_arguments_are_checked(bad):
-    with pytest.raises(ValueError, match=re.escape(next(iter(bad)))):
-        TreasureHunt(**bad)
-
-
-def test_it_keeps_the_contract():
-    assert fa.check_env("forge/TreasureHunt-v0", episodes=4).ok
 
 
 def test_a_long_text_without_a_direction_is_read_at_once():

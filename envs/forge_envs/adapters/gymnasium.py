@@ -118,13 +118,9 @@ def _is_writable(space: Any) -> bool:
 
 
 def _as_text(env: Any, seen: Any) -> str:
-    if isinstance(seen, str):
-        return seen
     if env.spec is not None and env.spec.id.startswith("Blackjack"):
         return f"Your sum: {seen[0]}. The dealer shows: {seen[1]}. Usable ace: {'yes' if seen[2] else 'no'}."
-    if isinstance(seen, tuple):
-        return ", ".join(str(part) for part in seen)
-    return str(seen)
+    return ", ".join(map(str, seen)) if isinstance(seen, tuple) else str(seen)
 
 
 TEXT_ENVS = ("Blackjack-v1", "CliffWalking-v1", "FrozenLake-v1", "FrozenLake8x8-v1", "Taxi-v4")

@@ -24,7 +24,6 @@ class Rules(NamedTuple):
     """Text interface of a game."""
 
     instructions: str
-    """System prompt."""
     text: Callable[[Any, Any, str], str]
     """``f(env, observation, agent)`` returns the observation without the moves."""
     names: Callable[[Any, str], Sequence[str]]
@@ -177,9 +176,9 @@ def _poker(env: Any, seen: Any, agent: str) -> str:
     hand = state["hand"] if isinstance(state["hand"], list) else [state["hand"]]
     public = state.get("public_cards", [state.get("public_card")])
     table = [str(card) for card in public if card]
-    own_chips, chips = int(state["my_chips"]), [int(count) for count in state["all_chips"]]
+    chips = [int(count) for count in state["all_chips"]]
     cards = f"Your cards: {' '.join(hand)}. Table: {' '.join(table) or 'no card'}."
-    return f"{cards} Chips in: you {own_chips}, all seats {chips}."
+    return f"{cards} Chips in: you {int(state['my_chips'])}, all seats {chips}."
 
 
 def _rps(env: Any, seen: Any, agent: str) -> str:
@@ -252,28 +251,24 @@ _SQUARES = np.arange(9).reshape(3, 3).astype(str)  # PettingZoo numbers the squa
 def tic_tac_toe(*, illegal_reward: float = -1.0) -> WrappedEnv:
     """Make tic-tac-toe with the agents ``player_1`` and ``player_2``.
 
-    The last isolated digit in a text is the number of the square, 0 to 8.
-
-    Args:
-        illegal_reward: Reward of a text without a free square. The other agent gets 0.
+    The last isolated digit in a text is the number of the square, 0 to 8. `illegal_reward` is the reward of a text
+    without a free square. The other agent gets 0.
     """
-    read = lambda seen, agent: f"{_rows(_grid(seen['observation'], _SQUARES).T)}\n{_free(seen)}"  # noqa: E731
-    return _numbered("tictactoe", f"You play tic-tac-toe. {_SIGNS} free square.", read, illegal_reward)
+    draw = lambda seen: _rows(_grid(seen["observation"], _SQUARES).T)  # noqa: E731
+    return _numbered("tictactoe", RULES["tictactoe"].instructions, draw, illegal_reward)
 
 
 def connect_four(*, illegal_reward: float = -1.0) -> WrappedEnv:
-    """Make connect four with the agents ``player_0`` and ``player_1``.
-
-    The last isolated digit in a text is the number of the column, 0 to 6.
-
-    Args:
-        illegal_reward: Reward of a text without a free column. The other agent gets 0.
-    """
-    read = lambda seen, agent: f"{_connect_four(None, seen, agent)}\n{_free(seen)}"  # noqa: E731
-    return _numbered("connect_four", f"You play connect four. {_SIGNS} free column.", read, illegal_reward)
+    """Make connect four with the agents ``player_0`` and ``player_1``, as `tic_tac_toe`. Columns are 0 to 6."""
+    instructions = f"You play connect four. {_SIGNS} free column."
+    return _numbered("connect_four", instructions, lambda seen: _connect_four(None, seen, ""), illegal_reward)
 
 
-def _numbered(game: str, instructions: str, read: Callable[[Any, str], str], illegal_reward: float) -> WrappedEnv:
+def _numbered(game: str, instructions: str, draw: Callable[[Any], str], illegal_reward: float) -> WrappedEnv:
+    def read(seen: Any, agent: str) -> str:
+        free = f"Free: {', '.join(_numbers(seen))}" if any(seen["action_mask"]) else "Not your turn."
+        return f"{draw(seen)}\n{free}"
+
     return wrap(
         _raw_env(f"{game}.{game}"),
         obs_to_text=read,
@@ -286,10 +281,6 @@ def _numbered(game: str, instructions: str, read: Callable[[Any, str], str], ill
 
 def _numbers(seen: Mapping[str, Any]) -> list[str]:
     return [str(move) for move in np.flatnonzero(seen["action_mask"])]
-
-
-def _free(seen: Mapping[str, Any]) -> str:
-    return f"Free: {', '.join(_numbers(seen))}" if any(seen["action_mask"]) else "Not your turn."
 
 
 # ---- ids
@@ -307,6 +298,6 @@ def list_ids(name: str | None) -> str | None:
 
 
 def _has_dependencies(game: str) -> bool:
-    needed = {"chess": "chess", "leduc_holdem": "rlcard", "texas_holdem": "rlcard", "hanabi": "pyspiel"}
-    package = needed.get(game) or ("rlcard" if game.startswith("texas") else "")
-    return not package or importlib.util.find_spec(package) is not None
+    needed = {"chess": "chess", "hanabi": "pyspiel"}
+    package = "rlcard" if game.endswith(("holdem", "no_limit")) else needed.get(game)
+    return package is None or importlib.util.find_spec(package) is not None

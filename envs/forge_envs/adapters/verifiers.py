@@ -166,14 +166,12 @@ class VerifiersEnv(TurnEnv):
             errors.append(f"the rubric's score is {reward}")
             reward = self._error_reward
         metrics = {name: float(value) for name, value in (output.get("metrics") or {}).items()}
-        info = {
-            "example_id": output.get("example_id"),
-            "metrics": {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()},
-            "stop_condition": output.get("stop_condition"),
-        }
-        answer = output.get("answer")
-        info |= {"answer": str(answer)} if answer not in (None, "") else {}
-        info |= {"error": "; ".join(dict.fromkeys(errors))} if errors else {}
+        info = {name: output.get(name) for name in ("example_id", "stop_condition")}
+        info["metrics"] = {name: value if math.isfinite(value) else str(value) for name, value in metrics.items()}
+        if (answer := output.get("answer")) not in (None, ""):
+            info["answer"] = str(answer)
+        if errors:
+            info["error"] = "; ".join(dict.fromkeys(errors))
         return ended(agent, reward, **info)
 
     def tool_schemas(self, agent: str) -> list[dict[str, Any]]:
@@ -243,7 +241,8 @@ def _load(name: str, arguments: dict[str, Any]) -> Any:
 
     import verifiers as vf
 
-    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if in_main_thread}
     try:
         with Randomness(0).contained():
             environment = vf.load_environment(name, **arguments)
@@ -255,10 +254,9 @@ def _load(name: str, arguments: dict[str, Any]) -> Any:
             f"OPENAI_API_KEY and pass judge_client. The error: {error.__cause__}"
         ) from error
     finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in handlers.items():
-                if handler is not None:
-                    signal.signal(number, handler)
+        for number, handler in handlers.items():
+            if handler is not None:
+                signal.signal(number, handler)
     bound_patterns("verifiers", name.replace("-", "_").rpartition("/")[2])
     return environment
 
@@ -314,11 +312,11 @@ def _after_last_text(completion: Any) -> Sequence[Any]:
 
 def _tool(tool: Any) -> Tool:
     """Convert a tool for its description. The environment runs it."""
-    return Tool(name=tool.name, description=tool.description, parameters=dict(tool.parameters), fn=_not_callable)
 
+    def not_callable(**_: Any) -> None:
+        raise AssertionError("the environment runs its tools itself")
 
-def _not_callable(**_: Any) -> None:
-    raise AssertionError("the environment runs its tools itself")
+    return Tool(name=tool.name, description=tool.description, parameters=dict(tool.parameters), fn=not_callable)
 
 
 def _errors(end: End) -> list[str]:

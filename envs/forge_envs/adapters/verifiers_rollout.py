@@ -1,7 +1,7 @@
 """A rollout of a PrimeIntellect environment in the library's own loop, which stops at every model request.
 
-A rollout is a coroutine of the library. All rollouts share a daemon thread, and the library's interface to models, its
-"client", passes every request to `Rollout`. Every wait has a timeout.
+A rollout is a coroutine of the library in a shared daemon thread. The library's interface to models, its "client",
+passes every request to `Rollout`. Every wait has a timeout.
 """
 
 from __future__ import annotations
@@ -27,22 +27,18 @@ _LATE_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Request for the model's next message."""
+    """Request for the model's next message: the conversation so far, and the available tools."""
 
     prompt: Sequence[Any]
-    """Conversation so far, as messages of the library."""
     tools: Sequence[Any]
-    """Available tools of the library."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """End of a scored rollout."""
+    """End of a scored rollout: the library's output, and errors that it only logs, as those of reward functions."""
 
     output: dict[str, Any]
-    """Output of the library."""
     errors: Sequence[str]
-    """Errors that the library only logs, such as those of reward functions."""
 
 
 class Rollout:
@@ -63,12 +59,7 @@ class Rollout:
         self._task: asyncio.Task[Any] | None = None
 
     def start(self) -> Request | End:
-        """Run to the first request.
-
-        Raises:
-            TimeoutError: The environment took longer than `timeout_s`.
-            Exception: Raised by the environment.
-        """
+        """Run to the first request. Raises TimeoutError after `timeout_s`, and what the environment raises."""
         _install_log_handler()
         self._thread = _shared_thread()
         return self._advance(self._begin())
@@ -209,8 +200,6 @@ def _shared_thread() -> _Thread:
 # ---- logged errors
 
 _errors: contextvars.ContextVar[list[str] | None] = contextvars.ContextVar("errors of a rollout", default=None)
-
-
 _ACTOR = re.compile(r"^(?:\[actor=\S*\] ?)+")
 """Prefix that Monarch adds to every message, once per handler."""
 

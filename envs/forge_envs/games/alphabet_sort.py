@@ -8,6 +8,7 @@ import string
 import numpy as np
 
 from forge_agents.envs.env import Outcome, TurnEnv
+from forge_envs.shared import check_ranges
 
 _NAMES = """
 Abel Ada Adrian Agnes Aisha Alan Alba Amir Amos Anna Arun Astrid Basil Beata Bella Boris Bruno Carla Cecil Celia
@@ -47,11 +48,9 @@ class AlphabetSort(TurnEnv):
     def __init__(self, *, num_names: int = 4, num_added: int = 2, turns: int = 3, sharpness: float = 1.0) -> None:
         super().__init__()
         total = num_names + num_added * (turns - 1)
-        if num_names < 2 or num_added < 1 or turns < 1 or sharpness <= 0 or total > len(NAMES):
-            raise ValueError(
-                f"num_names={num_names} must be >= 2, num_added={num_added} and turns={turns} >= 1, "
-                f"sharpness={sharpness} > 0, and the total number of names, {total}, at most {len(NAMES)}"
-            )
+        check_ranges(num_names=(num_names, 2, None), num_added=(num_added, 1, None), turns=(turns, 1, None))
+        if sharpness <= 0 or total > len(NAMES):
+            raise ValueError(f"sharpness={sharpness} must be > 0, and the number of names, {total}, <= {len(NAMES)}")
         self.max_turns, self.max_reward = turns, float(turns)
         self._sizes = [num_names] + [num_added] * (turns - 1)
         self._sharpness = sharpness

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from forge_agents.envs.env import Outcome, TurnEnv
+from forge_envs.shared import check_ranges
 
 KINDS = {
     "animal": {
@@ -92,13 +93,8 @@ class Codewords(TurnEnv):
         spare: int = 1,
     ) -> None:
         super().__init__()
-        if teams not in (1, 2) or not 1 <= groups <= (4, 3)[teams - 1] or not 1 <= size <= 5:
-            raise ValueError(f"teams={teams} must be 1 or 2, groups={groups} 1 to 4 (two teams: 3), size={size} 1 to 5")
-        if not 1 <= others <= 20 or not 0 <= near <= others or not 0 <= traps <= 3 or spare < 0:
-            raise ValueError(
-                f"others={others} must be 1 to 20, near={near} 0 to others, traps={traps} 0 to 3 and spare={spare} at "
-                "least 0"
-            )
+        check_ranges(teams=(teams, 1, 2), groups=(groups, 1, 5 - teams), size=(size, 1, 5), others=(others, 1, 20))
+        check_ranges(near=(near, 0, others), traps=(traps, 0, 3), spare=(spare, 0, None))
         self._teams = ("red", "blue") if teams == 2 else ("",)
         sides = [tuple(_agent(team, role) for role in ("master", "guesser")) for team in self._teams]
         self.possible_agents = tuple(itertools.chain(*sides))

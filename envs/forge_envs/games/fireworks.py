@@ -9,6 +9,7 @@ from typing import TypeAlias
 import numpy as np
 
 from forge_agents.envs.env import Outcome, TurnEnv
+from forge_envs.shared import check_ranges
 
 COLOURS = ("red", "blue", "green", "white", "amber")
 NAMES = ("ann", "ben", "cat", "dan")
@@ -69,13 +70,8 @@ class Fireworks(TurnEnv):
         self, *, num_players: int = 2, colours: int = 3, ranks: int = 3, hand: int = 3, hints: int = 6, fuses: int = 3
     ) -> None:
         super().__init__()
-        limits = {"num_players": (2, len(NAMES)), "colours": (1, len(COLOURS)), "ranks": (2, len(COPIES))}
-        limits |= {"hand": (1, 5), "hints": (1, 9), "fuses": (1, 9)}
-        values = {"num_players": num_players, "colours": colours, "ranks": ranks, "hand": hand}
-        values |= {"hints": hints, "fuses": fuses}
-        for name, (low, high) in limits.items():
-            if not low <= values[name] <= high:
-                raise ValueError(f"{name}={values[name]} must be {low} to {high}")
+        check_ranges(num_players=(num_players, 2, len(NAMES)), colours=(colours, 1, len(COLOURS)))
+        check_ranges(ranks=(ranks, 2, len(COPIES)), hand=(hand, 1, 5), hints=(hints, 1, 9), fuses=(fuses, 1, 9))
         self.possible_agents = tuple(f"player_{number}" for number in range(num_players))
         self._names = dict(zip(self.possible_agents, NAMES, strict=False))
         self._colours, self._ranks = COLOURS[:colours], range(1, ranks + 1)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 import numpy as np
 
 from forge_agents.envs.env import Outcome, TurnEnv
+from forge_envs.shared import check_ranges
 
 NAMES = ("anna", "bert", "cleo", "dora", "emil", "fred", "gina")
 """Names of ``player_0``, ``player_1``, ... in texts."""
@@ -63,12 +64,8 @@ class Village(TurnEnv):
         max_message_chars: int = 120,
     ) -> None:
         super().__init__()
-        if not 5 <= num_players <= len(NAMES) or wolves not in (1, 2) or days < 1:
-            raise ValueError(
-                f"num_players={num_players} must be 5 to {len(NAMES)}, wolves={wolves} 1 or 2, days={days} at least 1"
-            )
-        if not 0 <= talks <= 3 or max_message_chars < 1:
-            raise ValueError(f"talks={talks} must be 0 to 3 and max_message_chars={max_message_chars} at least 1")
+        check_ranges(num_players=(num_players, 5, len(NAMES)), wolves=(wolves, 1, 2), days=(days, 1, None))
+        check_ranges(talks=(talks, 0, 3), max_message_chars=(max_message_chars, 1, None))
         self.possible_agents = tuple(f"player_{number}" for number in range(num_players))
         self._names = dict(zip(self.possible_agents, NAMES, strict=False))
         special = ["wolf"] * wolves + ["seer"] * bool(seer) + ["healer"] * bool(healer)

@@ -5,19 +5,10 @@ from __future__ import annotations
 import re
 
 from forge_envs.oracles.script import Script, read
+from forge_envs.teams.library import PHRASES
 
-_QUESTIONS = (
-    (r"In which year was (.+) born\?", "year"),
-    (r"What does (.+) make\?", "makes"),
-    (r"On which river does (.+) lie\?", "river"),
-)
-_THINGS = (
-    (r"the town where (.+) was born", "born"),
-    (r"the company that (.+) founded", "founded"),
-    (r"the founder of (.+)", "founder"),
-    (r"the town where (.+) has its seat", "seat"),
-    (r"the mayor of (.+)", "mayor"),
-)
+_FORMS = {step: re.escape(phrase).replace(r"\{\}", "(.+)") for step, phrase in PHRASES.items()}
+"""Pattern of each step of a question."""
 _SAYS = {
     "born": r"was born in (\w+) in \d+",
     "year": r"was born in \w+ in (\d+)",
@@ -61,8 +52,8 @@ def split_question(question: str) -> tuple[list[str], str]:
     Returns:
         The look-ups, and the thing that the first one is about.
     """
-    steps, thing = next(([step], match[1]) for form, step in _QUESTIONS if (match := re.fullmatch(form, question)))
-    while inner := [(step, match[1]) for form, step in _THINGS if (match := re.fullmatch(form, thing))]:
+    steps, thing = list[str](), question
+    while inner := [(step, match[1]) for step, form in _FORMS.items() if (match := re.fullmatch(form, thing))]:
         step, thing = inner[0]
         steps = [step, *steps]
     return steps, thing

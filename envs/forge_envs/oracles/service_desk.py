@@ -8,17 +8,12 @@ import re
 from forge_envs.oracles.script import Script, read
 from forge_envs.teams import service_desk
 
-_RULES = (
-    (r"No order is cancelled more than (\d+) days after it was made", "cancel", "days", operator.gt),
-    (r"No order of less than (\d+) euros is cancelled", "cancel", "price", operator.lt),
-    (r"No order is refunded more than (\d+) days after its delivery", "refund", "days", operator.gt),
-    (r"No order of less than (\d+) euros is refunded", "refund", "price", operator.lt),
-    (r"No plan is changed that is less than (\d+) months old", "change_plan", "months", operator.lt),
-    (r"Who has made (\d+) complaints or more stays with the plan", "change_plan", "complaints", operator.ge),
-    (r"Cancelling an order of more than (\d+) euros needs approval", "cancel", "price", operator.gt),
-    (r"A refund of more than (\d+) euros needs approval", "refund", "price", operator.gt),
-    (r"Changing a plan that is more than (\d+) months old needs approval", "change_plan", "months", operator.gt),
-)
+_COMPARE = {">": operator.gt, "<": operator.lt, ">=": operator.ge}
+_RULES = [
+    (re.escape(text.rstrip(".")).replace(r"\{n\}", r"(\d+)"), kind, fact, _COMPARE[sign])
+    for kind, text, condition, _ in (*service_desk.FORBIDDING, *service_desk.APPROVED)
+    for fact, sign, _ in [condition.split()]
+]
 """Policy rules: pattern, kind of wish, and the fact and comparison with the rule's number."""
 
 

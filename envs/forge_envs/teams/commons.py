@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from forge_agents.envs.env import Outcome, ParallelTurnEnv
+from forge_envs.shared import check_ranges
 
 NAMES = ("ann", "ben", "cat", "dan", "eve", "fay")
 """Names of ``player_0``, ``player_1``, ... in texts."""
@@ -52,12 +53,10 @@ class Commons(ParallelTurnEnv):
         max_message_chars: int = 120,
     ) -> None:
         super().__init__()
-        counts_fit = 2 <= num_players <= len(NAMES) and 2 <= seasons <= 20 and max_message_chars >= 1
-        if not counts_fit or not 1 < regrowth <= 4:
-            raise ValueError(
-                f"num_players={num_players} must be 2 to {len(NAMES)}, regrowth={regrowth} above 1, to 4, "
-                f"seasons={seasons} 2 to 20 and max_message_chars={max_message_chars} at least 1"
-            )
+        check_ranges(num_players=(num_players, 2, len(NAMES)), seasons=(seasons, 2, 20))
+        check_ranges(max_message_chars=(max_message_chars, 1, None))
+        if not 1 < regrowth <= 4:
+            raise ValueError(f"regrowth={regrowth} must be above 1 and at most 4")
         self.possible_agents = tuple(f"player_{number}" for number in range(num_players))
         self._names = dict(zip(self.possible_agents, NAMES, strict=False))
         self._regrowth, self._seasons, self._max_message_chars = regrowth, seasons, max_message_chars

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from forge_agents.envs.env import Outcome, TurnEnv
+from forge_envs.shared import check_ranges
 
 _ANSWER = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
 _FIRST = re.compile(
@@ -52,11 +53,10 @@ class Debate(TurnEnv):
         max_argument_chars: int = 300,
     ) -> None:
         super().__init__()
-        if rounds < 1 or below < 80 or max_argument_chars < 1 or (questions is not None and not questions):
-            raise ValueError(
-                f"rounds={rounds} and max_argument_chars={max_argument_chars} must be >= 1, below={below} >= 80, and "
-                "questions None or a nonempty list"
-            )
+        check_ranges(rounds=(rounds, 1, None), below=(below, 80, None))
+        check_ranges(max_argument_chars=(max_argument_chars, 1, None))
+        if questions is not None and not questions:
+            raise ValueError("questions is empty; pass a nonempty list, or None for prime numbers")
         self._arguments, self._max_argument_chars = 2 * rounds, max_argument_chars
         self._questions = tuple((str(text), bool(truth), str(evidence)) for text, truth, evidence in questions or ())
         self._below = below

@@ -10,6 +10,7 @@ import numpy as np
 
 from forge_agents.envs.env import Outcome, ParallelTurnEnv
 from forge_agents.errors import did_you_mean
+from forge_envs.shared import check_ranges
 
 NAMES = {"cook_0": "ann", "cook_1": "ben"}
 """Names of the cooks in texts. The map shows their initials."""
@@ -64,11 +65,7 @@ class Kitchen(ParallelTurnEnv):
         swap: bool = True,
     ) -> None:
         super().__init__()
-        if not 1 <= onions <= 3 or not 1 <= orders <= 9 or not 1 <= rounds <= 200 or not 0 <= cooking <= 20:
-            raise ValueError(
-                f"onions={onions} must be 1 to 3, orders={orders} 1 to 9, rounds={rounds} 1 to 200 and "
-                f"cooking={cooking} 0 to 20"
-            )
+        check_ranges(onions=(onions, 1, 3), orders=(orders, 1, 9), rounds=(rounds, 1, 200), cooking=(cooking, 0, 20))
         self._layout = _read_map(layout)
         self._onions, self._orders, self._rounds, self._cooking, self._swap = onions, orders, rounds, cooking, swap
 

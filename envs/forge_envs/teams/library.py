@@ -11,7 +11,7 @@ import numpy as np
 from forge_agents.envs.env import Outcome
 from forge_agents.tools import Tool, ToolFormat, tool
 from forge_agents.tools.env import ToolEnv
-from forge_envs.teams.generated import PEOPLE, Database, choose, end_for_all, sample
+from forge_envs.shared import PEOPLE, Database, check_ranges, choose, end_for_all, sample
 
 _TOWN = "Al Bor Cas Der Elm Far Gre Hol Is Kam Lor Mar Nor Os Pel Rin Sal Tor Ul Vel"
 _ENDING = "berg ford stad wick ton"
@@ -44,7 +44,7 @@ _STEPS = {"person": ("born", "founded"), "company": ("founder", "seat"), "town":
 """Relations to another page, by kind."""
 _LAST_STEPS = {"person": "year", "company": "makes", "town": "river"}
 """Last relation of a question, by kind."""
-_PHRASES = {
+PHRASES = {
     "born": "the town where {} was born",
     "founded": "the company that {} founded",
     "founder": "the founder of {}",
@@ -54,6 +54,7 @@ _PHRASES = {
     "makes": "What does {} make?",
     "river": "On which river does {} lie?",
 }
+"""Words of each step of a question, which nest."""
 
 
 class Library(ToolEnv):
@@ -90,11 +91,8 @@ class Library(ToolEnv):
         max_note_chars: int = 120,
         tool_format: ToolFormat = "plain",
     ) -> None:
-        if not 1 <= hops <= 6 or not 4 <= towns <= 60 or hits < 1 or max_note_chars < 1:
-            raise ValueError(
-                f"hops={hops} must be 1 to 6, towns={towns} 4 to 60, hits={hits} and max_note_chars={max_note_chars} "
-                "at least 1"
-            )
+        check_ranges(hops=(hops, 1, 6), towns=(towns, 4, 60), hits=(hits, 1, None))
+        check_ranges(max_note_chars=(max_note_chars, 1, None))
         searches = hops + 2 if max_searches is None else max_searches
         super().__init__(tool_format=tool_format, max_calls=searches, max_calls_per_episode=searches)
         self._hops, self._towns, self._hits, self._max_note_chars = hops, towns, hits, max_note_chars
@@ -137,11 +135,11 @@ class Library(ToolEnv):
                 steps = [step for step in _STEPS[kinds[thing]] if step in self.pages[thing].facts]
                 step = choose(rng, steps)
                 thing = self.pages[thing].facts[step]
-                phrase, path = _PHRASES[step].format(phrase), [*path, thing]
+                phrase, path = PHRASES[step].format(phrase), [*path, thing]
             if len(set(path)) == self._hops:
                 break
         last = _LAST_STEPS[kinds[thing]]
-        self.question, self.answer = _PHRASES[last].format(phrase), self.pages[thing].facts[last]
+        self.question, self.answer = PHRASES[last].format(phrase), self.pages[thing].facts[last]
         self.path = [self.pages[name].number for name in path]
 
     # ---- tools

@@ -10,6 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from forge_agents.envs.env import Outcome, TurnEnv
+from forge_envs.shared import check_ranges
 
 ITEMS = ("book", "hat", "ball")
 TOTAL = 10
@@ -53,11 +54,8 @@ class Negotiation(TurnEnv):
 
     def __init__(self, *, selfish: float = 0.0, max_rounds: int = 5, max_message_chars: int = 200) -> None:
         super().__init__()
-        if not 0 <= selfish <= 1 or max_rounds < 1 or max_message_chars < 1:
-            raise ValueError(
-                f"selfish={selfish} must be 0 to 1, max_rounds={max_rounds} and max_message_chars={max_message_chars} "
-                ">= 1"
-            )
+        check_ranges(selfish=(selfish, 0, 1), max_rounds=(max_rounds, 1, None))
+        check_ranges(max_message_chars=(max_message_chars, 1, None))
         self._selfish, self._texts, self._max_message_chars = selfish, 2 * max_rounds, max_message_chars
 
     def setup(self, rng: np.random.Generator) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from forge_agents.envs.env import Outcome
 from forge_agents.tools import Tool, ToolCall, ToolFormat, ToolResult, calculator, render_tool_call
 from forge_agents.tools.env import ToolEnv
-from forge_envs.teams.generated import end_for_all
+from forge_envs.shared import check_ranges, end_for_all
 
 OPERATORS: dict[str, Callable[[int, int], int]] = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 _NUMBER = re.compile(r"(?:(?<![\w.)])-)?(?<![\d.])\d{1,30}(?=\.0{1,9}(?!\d)|(?!\d|\.\d))", re.ASCII)
@@ -64,11 +64,8 @@ class Relay(ToolEnv):
         message: str = "Write this number again: {message}",
     ) -> None:
         super().__init__(tool_format=tool_format, max_calls=max_tool_calls, max_calls_per_episode=max_tool_calls)
-        if max_number < 1 or max_message_chars < 1 or call_reward < 0 or not 0 <= partial_credit <= 1:
-            raise ValueError(
-                f"max_number={max_number}, max_message_chars={max_message_chars} must be >= 1, call_reward="
-                f"{call_reward} >= 0, and partial_credit={partial_credit} between 0 and 1"
-            )
+        check_ranges(max_number=(max_number, 1, None), max_message_chars=(max_message_chars, 1, None))
+        check_ranges(call_reward=(call_reward, 0, None), partial_credit=(partial_credit, 0, 1))
         if not operators or set(operators) - set(OPERATORS):
             raise ValueError(f"operators={operators!r} must be one or more of {''.join(OPERATORS)}")
         self._max_number, self._operators, self._partial = max_number, operators, partial_credit

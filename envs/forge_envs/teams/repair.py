@@ -15,7 +15,7 @@ from forge_agents.tools import Tool, ToolFormat, tool
 from forge_agents.tools.code import format_result
 from forge_agents.tools.env import ToolEnv
 from forge_agents.types import Trajectory
-from forge_envs.teams.generated import end_for_all
+from forge_envs.shared import check_ranges, end_for_all
 from forge_envs.teams.hidden_tests import call_functions
 from forge_envs.teams.repair_tasks import FAULTS, Test, draw
 
@@ -74,16 +74,11 @@ class Repair(ToolEnv):
     ) -> None:
         limit = 16 + 12 * (modules + faults) if max_turns is None else max_turns
         super().__init__(tool_format=tool_format, max_calls=12, max_turns=limit)
-        if not 1 <= modules <= min(5, functions) or not 1 <= faults <= functions <= 12:
-            raise ValueError(
-                f"modules={modules} must be 1 to 5, functions={functions} 1 to 12 and no fewer than modules, and "
-                f"faults={faults} 1 to as many as functions"
-            )
-        if not kinds or set(kinds) - set(FAULTS) or revisions < 0 or max_message_chars < 1:
-            raise ValueError(
-                f"kinds={kinds!r} must be some of {', '.join(FAULTS)}, revisions={revisions} at least 0 and "
-                f"max_message_chars={max_message_chars} at least 1"
-            )
+        check_ranges(functions=(functions, 1, 12), modules=(modules, 1, min(5, functions)))
+        check_ranges(faults=(faults, 1, functions), revisions=(revisions, 0, None))
+        check_ranges(max_message_chars=(max_message_chars, 1, None))
+        if not kinds or set(kinds) - set(FAULTS):
+            raise ValueError(f"kinds={kinds!r} must be some of {', '.join(FAULTS)}")
         self._modules, self._functions, self._faults, self._kinds = modules, functions, faults, tuple(kinds)
         self._revisions, self._max_message_chars = revisions, max_message_chars
         limits = SandboxLimits(wall_s=5.0, cpu_s=4, memory_mb=256, processes=4, output_kb=64)

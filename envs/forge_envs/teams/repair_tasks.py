@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from forge_envs.teams.generated import choose, sample
+from forge_envs.shared import choose, sample
 
 FAULTS = ("operator", "boundary", "name", "order", "missing")
 """Wrong operator, wrong comparison, wrong parameter, wrong argument order, missing case."""

@@ -12,7 +12,7 @@ from forge_agents.envs.env import Outcome
 from forge_agents.tools import Tool, ToolFormat, tool
 from forge_agents.tools.env import ToolEnv
 from forge_agents.types import Trajectory
-from forge_envs.teams.generated import PEOPLE, Database, choose, end_for_all, sample
+from forge_envs.shared import PEOPLE, Database, check_ranges, choose, end_for_all, sample
 
 ITEMS = ("bell", "boat", "chair", "clock", "drum", "flute", "kettle", "kite", "lamp", "map", "radio", "rope", "vase")
 PLANS = ("small", "middle", "large", "huge")
@@ -23,8 +23,7 @@ _FACTS = (
     "SELECT {what} FROM customers LEFT JOIN orders ON orders.customer = customers.name AND orders.id = ? "
     "WHERE customers.name = ?"
 )
-# Rules of policies: kind of wish, text, condition on the facts, range of {n}.
-_FORBIDDING = (
+FORBIDDING = (
     ("cancel", "No order is cancelled more than {n} days after it was made.", "days > {n}", (30, 50)),
     ("cancel", "No order of less than {n} euros is cancelled.", "price < {n}", (20, 60)),
     ("refund", "No order is refunded more than {n} days after its delivery.", "days > {n}", (30, 50)),
@@ -32,11 +31,12 @@ _FORBIDDING = (
     ("change_plan", "No plan is changed that is less than {n} months old.", "months < {n}", (3, 10)),
     ("change_plan", "Who has made {n} complaints or more stays with the plan.", "complaints >= {n}", (2, 3)),
 )
-_APPROVED = (
+APPROVED = (
     ("cancel", "Cancelling an order of more than {n} euros needs approval.", "price > {n}", (60, 140)),
     ("refund", "A refund of more than {n} euros needs approval.", "price > {n}", (60, 140)),
     ("change_plan", "Changing a plan that is more than {n} months old needs approval.", "months > {n}", (6, 18)),
 )
+"""Rules of policies, which forbid or require approval: kind of wish, text, condition on the facts, range of {n}."""
 _UNAPPROVED = "What needs approval and does not get it is refused."
 _HOW = "What a rule forbids is refused under the number of that rule; if more than one forbids it, under the lowest."
 _EXAMPLES = (
@@ -136,11 +136,8 @@ class ServiceDesk(ToolEnv):
     ) -> None:
         limit = 16 * wishes * (1 + alternatives) if max_turns is None else max_turns
         super().__init__(tool_format=tool_format, max_turns=limit)
-        ranges = {"kinds": (kinds, 1, 3), "rules": (rules, 0, len(_FORBIDDING)), "wishes": (wishes, 1, 3)}
-        ranges |= {"customers": (customers, 1, 40), "max_message_chars": (max_message_chars, 1, 4000)}
-        for name, (value, low, high) in ranges.items():
-            if not low <= value <= high:
-                raise ValueError(f"{name}={value} must be {low} to {high}")
+        check_ranges(kinds=(kinds, 1, 3), rules=(rules, 0, len(FORBIDDING)), wishes=(wishes, 1, 3))
+        check_ranges(customers=(customers, 1, 40), max_message_chars=(max_message_chars, 1, 4000))
         self._kinds, self._knows_numbers, self._num_rules, self._approvals = kinds, knows_numbers, rules, approvals
         self._alternatives, self._num_wishes, self._customers = alternatives, wishes, customers
         self._max_message_chars, self._examples = max_message_chars, examples
@@ -180,8 +177,8 @@ class ServiceDesk(ToolEnv):
 
     def _draw_policy(self, rng: np.random.Generator) -> None:
         kinds = KINDS[: self._kinds]
-        forms = [(*form, False) for form in sample(rng, _FORBIDDING, self._num_rules)]
-        forms += [(*form, True) for form in _APPROVED if self._approvals]
+        forms = [(*form, False) for form in sample(rng, FORBIDDING, self._num_rules)]
+        forms += [(*form, True) for form in APPROVED if self._approvals]
         forms = [form for form in forms if form[0] in kinds]
         if self._approvals:
             forms.append(("", _UNAPPROVED, "", (0, 0), False))

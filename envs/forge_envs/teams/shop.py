@@ -11,7 +11,7 @@ import numpy as np
 from forge_agents.envs.env import Outcome
 from forge_agents.tools import Tool, ToolFormat, tool
 from forge_agents.tools.env import ToolEnv
-from forge_envs.teams.generated import end_for_all
+from forge_envs.shared import check_ranges, end_for_all
 
 GOODS = ("lamp", "chair", "kettle", "clock", "carpet", "mirror", "basket", "radio", "vase", "ladder")
 CLERKS_LIMIT = 10
@@ -65,10 +65,7 @@ class Shop(ToolEnv):
         max_message_chars: int = 400,
     ) -> None:
         super().__init__(tool_format=tool_format, max_turns=max_turns)
-        if not 1 <= num_goods <= len(GOODS) or max_message_chars < 1:
-            raise ValueError(
-                f"num_goods={num_goods} must be 1 to {len(GOODS)} and max_message_chars={max_message_chars} at least 1"
-            )
+        check_ranges(num_goods=(num_goods, 1, len(GOODS)), max_message_chars=(max_message_chars, 1, None))
         self._num_goods, self._max_message_chars = num_goods, max_message_chars
 
     def setup(self, rng: np.random.Generator) -> None:

@@ -15,7 +15,7 @@ from forge_agents.sandbox import Sandbox, SandboxLimits
 from forge_agents.tools import Tool, ToolFormat, tool
 from forge_agents.tools.code import format_result
 from forge_agents.tools.env import ToolEnv
-from forge_envs.teams.generated import end_for_all
+from forge_envs.shared import check_ranges, end_for_all
 from forge_envs.teams.hidden_tests import call_functions
 from forge_envs.teams.software_tasks import TASKS
 
@@ -57,8 +57,7 @@ class SoftwareTeam(ToolEnv):
         allow_weaker: bool = False,
     ) -> None:
         super().__init__(tool_format=tool_format, max_turns=max_turns)
-        if num_tests < 1 or revisions < 0:
-            raise ValueError(f"num_tests={num_tests} must be at least 1 and revisions={revisions} at least 0")
+        check_ranges(num_tests=(num_tests, 1, None), revisions=(revisions, 0, None))
         self._num_tests, self._revisions = num_tests, revisions
         limits = SandboxLimits(wall_s=5.0, cpu_s=4, memory_mb=256, processes=4, output_kb=32)
         self._sandbox = Sandbox(limits=limits, allow_weaker=allow_weaker)

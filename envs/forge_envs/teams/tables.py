@@ -14,7 +14,7 @@ import numpy as np
 from forge_agents.envs.env import Outcome
 from forge_agents.tools import Tool, ToolFormat, ToolResult, tool
 from forge_agents.tools.env import ToolEnv
-from forge_envs.teams.generated import Database, choose, end_for_all
+from forge_envs.shared import Database, check_ranges, choose, end_for_all
 
 NAMES, TOWNS, GOODS, MONTHS = (
     words.split()
@@ -130,11 +130,8 @@ class Tables(ToolEnv):
         tool_format: ToolFormat = "plain",
     ) -> None:
         super().__init__(tool_format=tool_format, max_calls=max_calls)
-        if not 1 <= level <= len(QUESTIONS) or not 10 <= orders <= 500 or revisions < 0 or max_message_chars < 1:
-            raise ValueError(
-                f"level={level} must be 1 to {len(QUESTIONS)}, orders={orders} 10 to 500, revisions={revisions} at "
-                f"least 0 and max_message_chars={max_message_chars} at least 1"
-            )
+        check_ranges(level=(level, 1, len(QUESTIONS)), orders=(orders, 10, 500), revisions=(revisions, 0, None))
+        check_ranges(max_message_chars=(max_message_chars, 1, None))
         self._level, self._orders, self._revisions = level, orders, revisions
         self._max_message_chars = max_message_chars
 

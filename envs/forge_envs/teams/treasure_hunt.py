@@ -8,7 +8,7 @@ from collections import deque
 import numpy as np
 
 from forge_agents.envs.env import Outcome, TurnEnv
-from forge_envs.teams.generated import end_for_all
+from forge_envs.shared import check_ranges, end_for_all
 
 DIRECTIONS = {"north": (-1, 0), "south": (1, 0), "west": (0, -1), "east": (0, 1)}
 """Row and column steps. The first row is in the north."""
@@ -50,16 +50,10 @@ class TreasureHunt(TurnEnv):
         partial_credit: float = 0.0,
     ) -> None:
         super().__init__()
-        if not 2 <= size <= 12 or not 0 <= rocks <= 0.5 or not 0 <= partial_credit <= 1:
-            raise ValueError(
-                f"size={size} must be 2 to 12, rocks={rocks} 0 to 0.5 and partial_credit={partial_credit} 0 to 1"
-            )
-        if max_message_chars < 1 or (max_rounds is not None and max_rounds < 2 * size):
-            raise ValueError(
-                f"max_message_chars={max_message_chars} must be >= 1 and max_rounds={max_rounds} >= {2 * size}, or None"
-            )
-        self._size, self._rocks, self._partial = size, rocks, partial_credit
-        self._rounds = 4 * size if max_rounds is None else max_rounds
+        rounds = 4 * size if max_rounds is None else max_rounds
+        check_ranges(size=(size, 2, 12), rocks=(rocks, 0, 0.5), partial_credit=(partial_credit, 0, 1))
+        check_ranges(max_message_chars=(max_message_chars, 1, None), max_rounds=(rounds, 2 * size, None))
+        self._size, self._rocks, self._partial, self._rounds = size, rocks, partial_credit, rounds
         self._max_message_chars = max_message_chars
 
     def setup(self, rng: np.random.Generator) -> None:

@@ -15,9 +15,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from pettingzoo import AECEnv, ParallelEnv
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from forge_agents.envs.conformance.checks import (
     CHECKS,
@@ -102,21 +99,22 @@ class ConformanceReport:
             groups.setdefault(key, []).append(finding)
         return [(tuple(finding.check for finding in group), group[0]) for group in groups.values()]
 
-    def __str__(self) -> str:
+    def lines(self, *, failures_only: bool = False) -> list[str]:
+        """Return the report as lines of text: a heading, then the findings with location and remedy."""
         counts = f"{len(self.passed)} passed, {len(self.failures)} failed, {len(self.skipped)} skipped"
         lines = [f"{self.name}: {len(self.findings)} checks, {counts}"]
         for checks, finding in self.grouped():
+            if failures_only and finding.ok:
+                continue
             check = ", ".join(checks) + f" ({len(checks)} checks)" * (len(checks) > 1)
-            lines.append(f"  {_outcome(finding):<4} {check:<20} {finding.message}".rstrip())
-            if finding.where:
-                lines.append(f"       at:  {finding.where}")
-            if finding.fix:
-                lines.append(f"       fix: {finding.fix}")
-        return "\n".join(lines)
+            outcome = "skip" if finding.skipped else "ok" if finding.ok else "FAIL"
+            lines.append(f"  {outcome:<4} {check:<20} {finding.message}".rstrip())
+            lines += [f"       at:  {finding.where}"] * bool(finding.where)
+            lines += [f"       fix: {finding.fix}"] * bool(finding.fix)
+        return lines
 
-
-def _outcome(finding: Finding) -> str:
-    return "skip" if finding.skipped else "ok" if finding.ok else "FAIL"
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
 
 
 class ConformanceError(ForgeError, AssertionError):
@@ -308,49 +306,36 @@ def report_all(
         ids: Environment ids.
         as_json: Whether to print a line of JSON per id: id, ok, level, seconds, checks (number), passed, failed,
             skipped, and findings (failed, skipped or with a note).
-        brief: Whether to print a table with one row per id instead of one per check.
+        brief: Whether to print one line and the failures of each id instead of all findings.
         episodes: As in `check_env`.
         seed: As in `check_env`.
         timeout_s: Maximum seconds per id.
     """
-    failed, table = 0, Table("environment", "level", "result", "seconds", "finding")
+    failed = 0
     for env_id in ids:
         report = _check(env_id, episodes=episodes, seed=seed, timeout_s=timeout_s)
         failed += not report.ok
-        if as_json:
-            findings = [dataclasses.asdict(f) for f in report.findings if not f.ok or f.message]
-            facts = {"id": report.name, "ok": report.ok, "level": report.level, "seconds": report.seconds}
-            facts |= {result: len(group) for result, group in _by_result(report).items()}
-            sys.stdout.write(json.dumps({**facts, "checks": len(report.findings), "findings": findings}) + "\n")
-            sys.stdout.flush()
-        elif brief:
-            first = report.failures[0] if report.failures else None
-            counts = ", ".join(f"{len(group)} {result}" for result, group in _by_result(report).items() if group)
-            verdict = Text.assemble(Text("ok", "green") if report.ok else Text("FAIL", "bold red"), f" ({counts})")
-            table.add_row(Text(env_id), report.level, verdict, f"{report.seconds:.1f}", _cell(first))
-        else:
-            counts = ", ".join(f"{len(group)} {result}" for result, group in _by_result(report).items())
-            title = f"{report.name}: {counts}; {report.seconds:.1f} s"
-            details = Table("check", "result", "finding", title=title, title_justify="left")
-            for names, finding in report.grouped():
-                details.add_row("\n".join(names), _verdict(finding), _cell(finding))
-            Console().print(details)
+        text = _as_json(report) if as_json else "\n".join(report.lines(failures_only=brief))
+        sys.stdout.write(f"{text}\n")
+        sys.stdout.flush()
     if brief and not as_json:
-        Console().print(table)
         sys.stdout.write(f"{len(ids) - failed} of {len(ids)} environments passed all checks\n")
     return failed
 
 
-def _check(env_id: str, *, episodes: int | None, seed: int, timeout_s: float) -> ConformanceReport:
-    """Check an id. An environment that cannot be made gives a failed report.
+def _as_json(report: ConformanceReport) -> str:
+    facts = {"id": report.name, "ok": report.ok, "level": report.level, "seconds": report.seconds}
+    facts |= {"checks": len(report.findings), "passed": len(report.passed), "failed": len(report.failures)}
+    findings = [dataclasses.asdict(f) for f in report.findings if not f.ok or f.message]
+    return json.dumps({**facts, "skipped": len(report.skipped), "findings": findings})
 
-    Raises:
-        UnknownIdError: Nothing is registered under the id.
-    """
+
+def _check(env_id: str, **settings: Any) -> ConformanceReport:
+    """Check an id. An environment that cannot be made gives a failed report; an unknown id raises."""
     started = time.perf_counter()
     try:
         with contextlib.redirect_stdout(sys.stderr):  # prints of the environment must not mix with the report
-            return check_env(env_id, episodes=episodes, seed=seed, timeout_s=timeout_s, raise_on_failure=False)
+            return check_env(env_id, raise_on_failure=False, **settings)
     except UnknownIdError:
         raise
     except Exception as error:  # noqa: BLE001  # any exception while making an environment is a finding
@@ -358,19 +343,3 @@ def _check(env_id: str, *, episodes: int | None, seed: int, timeout_s: float) ->
         finding = Finding(check="made", ok=False, message=f"{type(error).__name__}: {error}", fix=fix)
         seconds = round(time.perf_counter() - started, 3)
         return ConformanceReport(name=env_id, findings=(finding,), seconds=seconds)
-
-
-def _by_result(report: ConformanceReport) -> dict[str, tuple[Finding, ...]]:
-    return {"passed": report.passed, "failed": report.failures, "skipped": report.skipped}
-
-
-def _verdict(finding: Finding) -> Text:
-    return Text(_outcome(finding), {"ok": "green", "FAIL": "bold red", "skip": "yellow"}[_outcome(finding)])
-
-
-def _cell(finding: Finding | None) -> Text:
-    """Return message, location and remedy as plain text, because models may have written parts of it."""
-    if finding is None:
-        return Text()
-    lines = (finding.message, finding.where and f"at {finding.where}", finding.fix and f"fix: {finding.fix}")
-    return Text("\n".join(line for line in lines if line))

@@ -422,11 +422,7 @@ class Pool:
             return (*self._lent, *self._idle)
 
     def borrow(self, borrower: str) -> Worker:
-        """Wait for a free worker in this thread.
-
-        Raises:
-            StallError: No worker was used or returned for too long.
-        """
+        """Wait for a free worker in this thread. Raises StallError if none was used or returned for too long."""
         future, patience_s = self._request(), min(self.patience_s, THREAD_PATIENCE_S)
         while True:
             try:
@@ -435,11 +431,7 @@ class Pool:
                 self._check_patience(future, patience_s, borrower)
 
     async def borrow_async(self, borrower: str) -> Worker:
-        """Wait for a free worker on the event loop.
-
-        Raises:
-            StallError: No worker was used or returned for `patience_s`.
-        """
+        """Wait for a free worker on the event loop, as `borrow`."""
         future = self._request()
         waiting = asyncio.wrap_future(future)
         try:
@@ -512,19 +504,17 @@ def pool() -> Pool:
     return _pool
 
 
-def use(max_workers: int) -> None:
+def use(max_workers: int | None) -> None:
     """Replace the pool. Its processes end, and their episodes fail."""
     global _pool  # noqa: PLW0603  # one pool per process
-    shutdown()
+    if _pool is not None:
+        _pool.close()
     _pool = Pool(max_workers)
 
 
 def shutdown() -> None:
     """End all worker processes. The next episode starts new ones."""
-    global _pool  # noqa: PLW0603  # one pool per process
-    if _pool is not None:
-        _pool.close()
-        _pool = None
+    use(None)
 
 
 _pool: Pool | None = None

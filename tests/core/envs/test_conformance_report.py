@@ -2,26 +2,16 @@ import json
 import sys
 
 import pytest
+from plain_env import Plain
 
 import forge_agents as fa
 from forge_agents.cli import main as cli
 from forge_agents.envs import registry
 
 
-class Short(fa.TurnEnv):
-    possible_agents = ["a"]
-
+class Short(Plain):
     def setup(self, rng):
         sys.stdout.write("a game that prints\n")
-
-    def instructions(self, agent):
-        return ""
-
-    def observe_text(self, agent):
-        return "[bold]?"
-
-    def act(self, agent, action):
-        return fa.Outcome(done=True)
 
 
 class Raising(Short):

@@ -1,6 +1,7 @@
 import asyncio
 
 import pytest
+from plain_env import Plain
 
 import forge_agents as fa
 from forge_agents.rollout.episode import play
@@ -8,19 +9,11 @@ from forge_agents.rollout.players import PolicyEngine
 from forge_agents.types import Completion, VersionSpan
 
 
-class Listed(fa.TurnEnv):
+class Listed(Plain):
     """Lists its legal actions in the first turn only."""
-
-    possible_agents = ["a"]
 
     def setup(self, rng):
         self.turns = 0
-
-    def instructions(self, agent):
-        return ""
-
-    def observe_text(self, agent):
-        return "?"
 
     def legal_actions(self, agent):
         return ["left", "right"] if self.turns == 0 else None

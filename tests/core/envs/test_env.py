@@ -1,4 +1,3 @@
-import copy
 import pickle
 import random
 import warnings
@@ -6,7 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pettingzoo.test import api_test, seed_test
 
@@ -152,16 +151,6 @@ def test_environments_do_not_share_random_generators():
         other.step("go")
     assert alone.rolls == beside.rolls != other.rolls
     assert (random.getstate(), str(np.random.get_state())) == before  # noqa: NPY002
-
-
-def test_a_fork_continues_alike_and_apart():
-    env = started()
-    env.step("go")
-    fork = copy.deepcopy(env)
-    env.step("go")
-    assert len(fork.rolls) == 2
-    fork.step("go")
-    assert fork.rolls == env.rolls and fork.infos == env.infos
 
 
 def test_a_constructor_without_super_works():
@@ -374,27 +363,10 @@ def test_fork_snapshot_and_restore():
     fork, before = env.fork(), env.snapshot()
     env.step("go")
     fork.step("go")
-    assert fork.rolls == env.rolls and len(before["rolls"]) == 2
+    assert fork.rolls == env.rolls and fork.infos == env.infos and len(before["rolls"]) == 2
     env.restore(before)
     env.step("go")
     other = Dice()
     other.restore(before)
     other.step("go")
     assert env.rolls == fork.rolls == other.rolls and before["num_turns"] == 1
-
-
-@pytest.mark.parametrize("env_id", ["forge/KuhnPoker-v0", "forge/Relay-v0", "forge/AlphabetSort-v0"])
-@settings(max_examples=25, deadline=None)
-@given(texts=st.lists(st.text(max_size=60), min_size=1, max_size=6), seed=st.integers(0, 2**32 - 1))
-def test_any_texts_play_our_environments_to_a_valid_end(env_id, texts, seed):
-    env = fa.make(env_id, max_turns=12)
-    env.reset(seed=seed)
-    total = 0.0
-    for count, agent in enumerate(env.agent_iter(60)):
-        observation, reward, terminated, truncated, _ = env.last()
-        assert env.observation_space(agent).contains(str(observation)) and abs(reward) <= 12
-        total += reward
-        env.step(None if terminated or truncated else texts[count % len(texts)])
-    assert env.agents == [] and env.num_turns <= 12
-    if env_id == "forge/KuhnPoker-v0":
-        assert total == 0

@@ -68,9 +68,7 @@ class Knows:
 
 
 @pytest.fixture(autouse=True)
-def _registered(monkeypatch):
-    fa.list_envs()
-    monkeypatch.setattr(registry, "_specs", dict(registry._specs))
+def _registered(own_registry, monkeypatch):
     monkeypatch.setattr(Knows, "made", [])
     fa.register("t/Turns-v0", entry_point=Turns, levels=[{"top": 5}, {"top": 50}], oracle=Knows, sharp=True)
     fa.register("t/AtOnce-v0", entry_point=AtOnce, oracle=Knows)

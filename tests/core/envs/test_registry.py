@@ -5,36 +5,22 @@ import sys
 import warnings
 
 import pytest
+from plain_env import Plain
 
 import forge_agents as fa
 from forge_agents.envs import registry
 from forge_agents.errors import ForgeError, UnknownIdError
 
-
-@pytest.fixture(autouse=True)
-def _own_registry(monkeypatch):
-    """Each test registers into a copy."""
-    fa.list_envs()
-    monkeypatch.setattr(registry, "_specs", dict(registry._specs))
-    monkeypatch.setattr(registry, "_suites", dict(registry._suites))
-    monkeypatch.setattr(registry, "_broken_plugins", {})
+pytestmark = pytest.mark.usefixtures("own_registry")
 
 
-class Guess(fa.TurnEnv):
-    possible_agents = ["a"]
-
+class Guess(Plain):
     def __init__(self, top=3):
         super().__init__()
         self.top = top
 
     def setup(self, rng):
         self.number = int(rng.integers(self.top))
-
-    def instructions(self, agent):
-        return "Guess."
-
-    def observe_text(self, agent):
-        return "?"
 
     def act(self, agent, action):
         return fa.Outcome(rewards={agent: float(action == str(self.number))})
@@ -169,6 +155,7 @@ def test_a_broken_plugin_is_told_of_and_hides_no_other(monkeypatch):
     good = Point("good", lambda: lambda: fa.register("t/Plugin-v0", entry_point=Guess))
     monkeypatch.setattr(registry.metadata, "entry_points", lambda group: [Point("bad", broken), good])
     monkeypatch.setattr(registry, "_loaded", False)
+    monkeypatch.setattr(registry, "_broken_plugins", {})
     with pytest.warns(RuntimeWarning, match="'bad'.*no licence"):
         assert "t/Plugin-v0" in fa.list_envs()
     with pytest.raises(UnknownIdError, match="Plugin 'bad' failed to load: RuntimeError: no licence"):

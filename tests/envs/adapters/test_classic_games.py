@@ -4,8 +4,6 @@ import sys
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import forge_agents as fa
 from forge_agents.errors import ForgeError
@@ -56,24 +54,6 @@ def test_a_copy_has_the_same_board_and_its_own(env_id):
     assert twin.last()[0] == env.last()[0]
     twin.step("2")
     assert env.agent_selection != twin.agent_selection and "X" in env.last()[0]
-
-
-@settings(max_examples=25, deadline=None)
-@given(st.sampled_from(IDS), st.lists(st.text(max_size=9) | st.sampled_from("0123456"), max_size=42))
-def test_any_texts_end(env_id, texts):
-    env, texts = fa.make(env_id), iter(texts)
-    env.reset(seed=0)
-    total = dict.fromkeys(env.possible_agents, 0.0)
-    for agent in env.agent_iter(60):
-        _, reward, terminated, truncated, _ = env.last()
-        total[agent] += reward
-        env.step(None if terminated or truncated else next(texts, ""))
-    assert not env.agents and sorted(total.values()) in ([-1, 1], [-1, 0], [0, 0])
-
-
-@pytest.mark.parametrize("env_id", IDS)
-def test_they_keep_the_contract(env_id):
-    assert fa.check_env(env_id, episodes=4).ok
 
 
 def test_a_missing_library_is_named_with_its_command(monkeypatch):

@@ -1,4 +1,4 @@
-"""Shared parts of team environments: people, random choices, an immutable database, and a common end of episodes."""
+"""Shared parts of environments: checks of settings, random choices, people, a database and a common end of episodes."""
 
 from __future__ import annotations
 
@@ -16,6 +16,14 @@ _FIRST = "Ada Bela Cora Dov Edda Finn Gala Hugo Ines Joel Kira Levi Mona Nils Ol
 _LAST = "Abel Berg Cole Dahl Engel Falk Grau Holm Iver Jung Krol Lund Moss Nagy Orban Park Quist Rask Stein Voss"
 PEOPLE = [f"{first} {last}" for first in _FIRST.split() for last in _LAST.split()]
 _T = TypeVar("_T")
+
+
+def check_ranges(**settings: tuple[float, float, float | None]) -> None:
+    """Raise ValueError unless each setting, ``name=(value, low, high)``, lies in its range. None: no upper bound."""
+    for name, (value, low, high) in settings.items():
+        if not low <= value or (high is not None and value > high):
+            allowed = f"at least {low}" if high is None else f"{low} to {high}"
+            raise ValueError(f"{name}={value} must be {allowed}")
 
 
 def choose(rng: np.random.Generator, values: Sequence[_T]) -> _T:

@@ -1,0 +1,21 @@
+"""A minimal game to derive test environments from."""
+
+import forge_agents as fa
+
+
+class Plain(fa.TurnEnv):
+    """One agent, one question, and any answer ends the game."""
+
+    possible_agents = ["a"]
+
+    def setup(self, rng):
+        pass
+
+    def instructions(self, agent):
+        return ""
+
+    def observe_text(self, agent):
+        return "?"
+
+    def act(self, agent, action):
+        return fa.Outcome(done=True)
