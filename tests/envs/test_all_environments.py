@@ -19,7 +19,7 @@ from forge_envs.teams.kitchen import STEPS
 ALL = [name for name in fa.list_envs() if name.startswith("forge/")]
 CONTRACT = {
     "KuhnPoker": 20, "LeducPoker": 4, "Relay": 20, "AlphabetSort": 20, "TreasureHunt": 4, "Negotiation": 4, "Debate": 4,
-    "Shop": 4, "Library": 8, "Library@6": 8, "Tables": 8, "Codewords": 4, "Codewords@6": 4, "CodewordsDuel": 4,
+    "Shop": 4, "Library": 4, "Library@6": 4, "Tables": 4, "Codewords": 4, "Codewords@6": 4, "CodewordsDuel": 4,
     "Village@4": 1, "Fireworks": 3, "Fireworks@5": 3, "Commons": 3, "Kitchen": 2, "ServiceDesk@4": 2, "SoftwareTeam": 3,
     "TicTacToe": 4, "ConnectFour": 4,
 }  # fmt: skip
@@ -138,11 +138,11 @@ def test_any_texts_end_with_rewards_of_the_rules(name, arguments, moves, allowed
 
 
 KNOW_NOTHING = {
-    "Library": ((1, 3), 40, 0.03, ("lamps [1] [2] [3]", "Oder", "1900 [1]", "bells boats chairs Aube Oder Rega")),
-    "Tables": ((1, 5), 30, 0.21, ("APPROVE", "0", "1", "Ulm", "January", 'CALL sql("SELECT 1")')),
+    "Library": ((1, 3), 20, 0.05, ("lamps [1] [2] [3]", "Oder", "1900 [1]", "bells boats chairs Aube Oder Rega")),
+    "Tables": ((1, 5), 15, 0.21, ("APPROVE", "0", "1", "Ulm", "January", 'CALL sql("SELECT 1")')),
     "Codewords": ((1, 3), 30, 0.03, ("animal 9", "farm 2, moon, judge")),
     "Fireworks": ((1, 3), 20, 0.2, ("play 1", "discard 1", "hint ben red", "hint ann 1", "play 1 discard 1")),
-    "Commons": ((1, 2), 30, 0.25, ("take 0", "take 1", "take 5", "take 20", "take 100", "take 1 take 2")),
+    "Commons": ((1, 2), 20, 0.25, ("take 0", "take 1", "take 5", "take 20", "take 100", "take 1 take 2")),
     "Kitchen": ((1, 2), 4, 0.0, (*STEPS, "wait")),
     "ServiceDesk": ((1, 5), 5, 0.0, ("BYE", "CALL cancel(417)", 'CALL refuse("Ada Berg", 1)', "supervisor: please")),
 }

@@ -37,7 +37,7 @@ def test_no_word_hides_another():
     assert not [(one, other) for one in words for other in words if one != other and one in other]
 
 
-@pytest.mark.parametrize("level", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("level", [1, 6])
 def test_a_team_that_knows_the_kinds_always_earns_one(level):
     settings = fa.spec(f"{NAME}@{level}").kwargs
     for seed in range(4):

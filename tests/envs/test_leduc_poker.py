@@ -1,5 +1,6 @@
 import copy
 import itertools
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -80,74 +81,20 @@ def test_illegal_text_folds(text):
 # ---- the known numbers of the game, from the environment's own moves
 
 
-class Tree:
-    """Return all deals and lines, with information sets and the chips of player_0."""
-
-    def __init__(self):
-        deals = {}
-        for i, j, k in itertools.permutations(range(6), 3):
-            deal = DECK[i], DECK[j], DECK[k]
-            deals[deal] = deals.get(deal, 0) + 1 / 120
-        self.roots = [(chance, self.node(dealt(*deal))) for deal, chance in deals.items()]
-
-    def node(self, env):
-        if any(env.terminations.values()):
-            return env.rewards["player_0"]
-        agent = env.agent_selection
-        children = {}
-        for move in env.infos[agent]["legal_actions"]:
-            fork = copy.deepcopy(env)
-            fork.step(move)
-            children[move] = self.node(fork)
-        return agent, str(env.observe(agent)), children
+def tree(env):
+    """Return all lines from here: agent, observation and subtrees by move, or the chips of player_0."""
+    if any(env.terminations.values()):
+        return env.rewards["player_0"]
+    agent = env.agent_selection
+    children = {}
+    for move in env.infos[agent]["legal_actions"]:
+        fork = copy.deepcopy(env)
+        fork.step(move)
+        children[move] = tree(fork)
+    return agent, str(env.observe(agent)), children
 
 
-@pytest.fixture(scope="module")
-def tree():
-    return Tree()
-
-
-def best_response(tree, hero):
-    """Return the value of the best response to a uniformly random opponent."""
-    sign = 1 if hero == "player_0" else -1
-    worth, choice = {}, {}
-
-    def reach(node, chance, found):
-        if not isinstance(node, tuple):
-            return
-        agent, seen, children = node
-        if agent == hero:
-            found.setdefault(seen, []).append((chance, node))
-        for child in children.values():
-            reach(child, chance * (1 if agent == hero else 1 / len(children)), found)
-
-    def value(node):
-        if not isinstance(node, tuple):
-            return sign * node
-        agent, seen, children = node
-        if agent == hero:
-            return value(children[choose(seen)])
-        return sum(map(value, children.values())) / len(children)
-
-    def choose(seen):
-        if seen not in choice:
-            moves = found[seen][0][1][2]
-            worth[seen] = {m: sum(chance * value(node[2][m]) for chance, node in found[seen]) for m in moves}
-            choice[seen] = max(worth[seen], key=worth[seen].get)
-        return choice[seen]
-
-    found = {}
-    for chance, root in tree.roots:
-        reach(root, chance, found)
-    return sum(chance * value(root) for chance, root in tree.roots)
-
-
-def test_the_even_player_is_as_exploitable_as_is_known(tree):
-    """OpenSpiel reports 2.373611 chips for Leduc poker."""
-    assert (best_response(tree, "player_0") + best_response(tree, "player_1")) / 2 == pytest.approx(2.3736111, abs=1e-6)
-
-
-def test_the_value_of_the_game_is_the_known_one(tree):
+def test_the_value_of_the_game_is_the_known_one():
     """-0.0856 chips for player_0, solved: the sequence form as a linear program (Koller, Megiddo, von Stengel)."""
     sequences = {"player_0": {(): 0}, "player_1": {(): 0}}
     parents = {"player_0": {}, "player_1": {}}
@@ -164,8 +111,8 @@ def test_the_value_of_the_game_is_the_known_one(tree):
             sequences[agent].setdefault((seen, move), len(sequences[agent]))
             walk(child, chance, {**at, agent: (seen, move)})
 
-    for chance, root in tree.roots:
-        walk(root, chance, {"player_0": (), "player_1": ()})
+    for deal, count in Counter(itertools.permutations(DECK, 3)).items():
+        walk(tree(dealt(*deal)), count / 120, {"player_0": (), "player_1": ()})
 
     def constraints(agent):
         rows, columns, values = [0], [0], [1.0]

@@ -30,7 +30,7 @@ class Tired(Oracle):
         return "no idea" if self.pages and self.rng.random() < 0.25 else said
 
 
-@pytest.mark.parametrize("level", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("level", [1, 6])
 def test_a_team_that_follows_the_pages_always_earns_one(level):
     for seed in range(4):
         env, reward = shown(NAME, seed, level=level)
