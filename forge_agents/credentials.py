@@ -42,9 +42,7 @@ _TEXTS = re.compile(
     re.VERBOSE,
 )
 """Keys with the prefixes of known providers, JSON web tokens, and passwords in URLs."""
-_SCHEME = re.compile(
-    r"\b(bearer\s+|(?:basic|token)\s+(?=[^\s'\"]*\d|[^\s'\"]{20}))[\w.~+/=:-]{8,}", re.IGNORECASE
-)
+_SCHEME = re.compile(r"\b(bearer\s+|(?:basic|token)\s+(?=[^\s'\"]*\d|[^\s'\"]{20}))[\w.~+/=:-]{8,}", re.IGNORECASE)
 _ASSIGNED = re.compile(
     r"((?<![A-Za-z])(?:(?:(?:api|access|auth|private|secret)[-_]?key|(?:access|auth|refresh|bearer)[-_]?token)"
     r"[\"']?\s*[=:]\s*[\"']?|(?:token|secret|password|passwd)=[\"']?))[^\s\"'&,;]+",

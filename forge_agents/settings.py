@@ -18,78 +18,58 @@ from forge_agents.errors import ArgumentError, did_you_mean, near_names
 C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 
-OTHER_NAMES: Mapping[str, tuple[tuple[str, str], ...] | str] = {
-    "num_generations": (("GRPOConfig", "group_size"),),
-    "n_samples_per_prompt": (("GRPOConfig", "group_size"),),
-    "rollout_n": (("GRPOConfig", "group_size"),),
-    "per_device_train_batch_size": (("GRPOConfig", "groups_per_step"), ("OfflineConfig", "batch_size")),
-    "train_batch_size": (("GRPOConfig", "groups_per_step"), ("OfflineConfig", "batch_size")),
-    "batch_size": (("GRPOConfig", "groups_per_step"),),
-    "gradient_accumulation_steps": (("LearnerConfig", "max_tokens_per_microbatch"),),
-    "learning_rate": (("LearnerConfig", "lr"),),
-    "beta": (("LearnerConfig", "kl_coef"),),
-    "kl_loss_coef": (("LearnerConfig", "kl_coef"),),
-    "init_kl_coef": (("LearnerConfig", "kl_coef"),),
-    "epsilon": (("LearnerConfig", "clip"),),
-    "epsilon_high": (("LearnerConfig", "clip"),),
-    "cliprange": (("LearnerConfig", "clip"),),
-    "clip_ratio": (("LearnerConfig", "clip"),),
-    "clip_ratio_low": (("LearnerConfig", "clip"),),
-    "clip_ratio_high": (("LearnerConfig", "clip"),),
-    "loss_type": (("LearnerConfig", "loss"),),
-    "entropy_coeff": (("LearnerConfig", "entropy_coef"),),
-    "lr_scheduler_type": (("LearnerConfig", "lr_decay"),),
-    "warmup_ratio": (("LearnerConfig", "warmup_steps"),),
-    "adam_beta1": (("LearnerConfig", "betas"),),
-    "adam_beta2": (("LearnerConfig", "betas"),),
-    "gradient_clipping": (("LearnerConfig", "max_grad_norm"),),
-    "grad_clip": (("LearnerConfig", "max_grad_norm"),),
-    "bf16": (("LearnerConfig", "compute_dtype"),),
-    "fp16": (("LearnerConfig", "compute_dtype"),),
-    "gradient_checkpointing": (("LearnerConfig", "activation_checkpointing"),),
-    "max_seq_length": (("OfflineConfig", "max_sample_tokens"), ("EngineConfig", "max_model_len")),
-    "max_length": (("OfflineConfig", "max_sample_tokens"), ("EngineConfig", "max_model_len")),
-    "max_prompt_length": (("EngineConfig", "max_model_len"),),
-    "scale_rewards": (("Credit", "scale"),),
-    "adv_estimator": (("GRPOConfig", "credit"),),
-    "report_to": (("GRPOConfig", "tracker"), ("OfflineConfig", "tracker")),
-    "save_steps": (("GRPOConfig", "checkpoint_every"), ("OfflineConfig", "checkpoint_every")),
-    "save_total_limit": (("GRPOConfig", "keep_checkpoints"), ("OfflineConfig", "keep_checkpoints")),
-    "eval_steps": (("GRPOConfig", "eval_every"), ("OfflineConfig", "eval_every")),
-    "max_new_tokens": (("Sampling", "max_tokens"),),
-    "max_completion_length": (("Sampling", "max_tokens"),),
-    "max_response_length": (("Sampling", "max_tokens"),),
-    "stop_strings": (("Sampling", "stop"),),
-    "stop_sequences": (("Sampling", "stop"),),
-    "do_sample": (("Sampling", "temperature"),),
-    "temperature": (("Sampling", "temperature"),),
-    "top_p": (("Sampling", "top_p"),),
-    "top_k": (("Sampling", "top_k"),),
-    "min_p": (("Sampling", "min_p"),),
-    "repetition_penalty": (("Sampling", "repetition_penalty"),),
-    "max_tokens": (("Sampling", "max_tokens"),),
-    "peft_config": (("Policy", "lora"),),
-    "lora_config": (("Policy", "lora"),),
-    "r": (("LoRA", "rank"),),
-    "lora_r": (("LoRA", "rank"),),
-    "lora_rank": (("LoRA", "rank"),),
-    "lora_alpha": (("LoRA", "alpha"),),
-    "target_modules": (("LoRA", "targets"),),
-    "model_name": (("Policy", "model"),),
-    "model_name_or_path": (("Policy", "model"),),
-    "pretrained_model_name_or_path": (("Policy", "model"),),
-    "model": (("Policy", "model"),),
-    "vllm_gpu_memory_utilization": (("EngineConfig", "gpu_memory_utilization"),),
-    "vllm_tensor_parallel_size": (("EngineConfig", "tp"),),
-    "tensor_parallel_size": (("EngineConfig", "tp"),),
-    "base_url": (("Endpoint", "url"),),
+_EQUIVALENTS = {
+    "GRPOConfig.group_size": "num_generations n_samples_per_prompt rollout_n",
+    "GRPOConfig.groups_per_step": "per_device_train_batch_size train_batch_size batch_size",
+    "GRPOConfig.credit": "adv_estimator",
+    "GRPOConfig.tracker": "report_to",
+    "GRPOConfig.checkpoint_every": "save_steps",
+    "GRPOConfig.keep_checkpoints": "save_total_limit",
+    "GRPOConfig.eval_every": "eval_steps",
+    "OfflineConfig.batch_size": "per_device_train_batch_size train_batch_size",
+    "OfflineConfig.max_sample_tokens": "max_seq_length max_length",
+    "OfflineConfig.tracker": "report_to",
+    "OfflineConfig.checkpoint_every": "save_steps",
+    "OfflineConfig.keep_checkpoints": "save_total_limit",
+    "OfflineConfig.eval_every": "eval_steps",
+    "LearnerConfig.max_tokens_per_microbatch": "gradient_accumulation_steps",
+    "LearnerConfig.lr": "learning_rate",
+    "LearnerConfig.kl_coef": "beta kl_loss_coef init_kl_coef",
+    "LearnerConfig.clip": "epsilon epsilon_high cliprange clip_ratio clip_ratio_low clip_ratio_high",
+    "LearnerConfig.loss": "loss_type",
+    "LearnerConfig.entropy_coef": "entropy_coeff",
+    "LearnerConfig.lr_decay": "lr_scheduler_type",
+    "LearnerConfig.warmup_steps": "warmup_ratio",
+    "LearnerConfig.betas": "adam_beta1 adam_beta2",
+    "LearnerConfig.max_grad_norm": "gradient_clipping grad_clip",
+    "LearnerConfig.compute_dtype": "bf16 fp16",
+    "LearnerConfig.activation_checkpointing": "gradient_checkpointing",
+    "EngineConfig.max_model_len": "max_seq_length max_length max_prompt_length",
+    "Credit.scale": "scale_rewards",
+    "Sampling.max_tokens": "max_new_tokens max_completion_length max_response_length max_tokens",
+    "Sampling.stop": "stop_strings stop_sequences",
+    "Sampling.temperature": "do_sample temperature",
+    "Sampling.top_p": "top_p",
+    "Sampling.top_k": "top_k",
+    "Sampling.min_p": "min_p",
+    "Sampling.repetition_penalty": "repetition_penalty",
+    "Policy.lora": "peft_config lora_config",
+    "LoRA.rank": "r lora_r lora_rank",
+    "LoRA.alpha": "lora_alpha",
+    "LoRA.targets": "target_modules",
+    "Policy.model": "model_name model_name_or_path pretrained_model_name_or_path model",
+    "EngineConfig.gpu_memory_utilization": "vllm_gpu_memory_utilization",
+    "EngineConfig.tp": "vllm_tensor_parallel_size tensor_parallel_size",
+    "Endpoint.url": "base_url",
+}
+"""Names of TRL, verl, OpenRLHF, PEFT and transformers for each setting."""
+_ADVICE = {
     "use_vllm": "Models are always served by vLLM; leave it out.",
-    "processing_class": "The tokenizer comes with the model; leave it out.",
-    "tokenizer": "The tokenizer comes with the model; leave it out.",
-    "num_train_epochs": "Give the number of optimizer steps as `steps` (supervised fine-tuning also takes `epochs`).",
-    "total_epochs": "Give the number of optimizer steps as `steps` (supervised fine-tuning also takes `epochs`).",
-    "max_steps": "Give the number of optimizer steps as `steps`.",
-    "total_training_steps": "Give the number of optimizer steps as `steps`.",
+    "processing_class tokenizer": "The tokenizer comes with the model; leave it out.",
+    "num_train_epochs total_epochs": (
+        "Give the number of optimizer steps as `steps` (supervised fine-tuning also takes `epochs`)."
+    ),
+    "max_steps total_training_steps": "Give the number of optimizer steps as `steps`.",
     "output_dir": "The folder of a run is `out_dir`.",
     "args": "The settings of a trainer are `config`.",
     "reward_funcs": "The reward of a run is `reward`; several rewards by name are `fa.MultiReward`.",
@@ -97,8 +77,21 @@ OTHER_NAMES: Mapping[str, tuple[tuple[str, str], ...] | str] = {
     "reward_weights": "Several rewards with weights are `fa.MultiReward(rewards, weights)`.",
     "train_dataset": "The first argument of `fit` is the environment, or the dataset for fine-tuning.",
 }
-"""Names of TRL, verl, OpenRLHF, PEFT and transformers, each with the class and setting that mean the same here, or with
-advice."""
+"""Advice for names of these libraries that have no equivalent setting."""
+
+
+def _other_names() -> dict[str, tuple[tuple[str, str], ...] | str]:
+    by_name: dict[str, list[tuple[str, str]]] = {}
+    for place, names in _EQUIVALENTS.items():
+        owner, _, field = place.partition(".")
+        for name in names.split():
+            by_name.setdefault(name, []).append((owner, field))
+    advice = {name: text for names, text in _ADVICE.items() for name in names.split()}
+    return advice | {name: tuple(places) for name, places in by_name.items()}
+
+
+OTHER_NAMES = _other_names()
+"""Names of other libraries, each with the class and setting that mean the same here, or with advice."""
 
 
 def settings_class(kind: C) -> C:

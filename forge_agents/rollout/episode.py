@@ -63,22 +63,6 @@ class FailureError(Exception):
         return EpisodeError(where=self.where, kind=type(self.cause).__name__, message=str(exception), trace=trace)
 
 
-@dataclass(slots=True)
-class _Draft:
-    """A decision whose reward is not yet complete."""
-
-    index: int
-    observation: str
-    decision: Decision
-    branch: int
-    forked_from: int | None
-    new_messages: NewMessages | None
-    reward: float = 0.0
-    terminated: bool = False
-    truncated: bool = False
-    info: dict[str, Any] = field(default_factory=dict)
-
-
 class _StepResult(NamedTuple):
     """Result that the environment reports to an agent since its last decision."""
 
@@ -103,7 +87,8 @@ class _Agent:
     instructions: str
     tools: Sequence[Mapping[str, Any]]
     watch: Callable[[Turn], object] | None
-    drafts: list[_Draft] = field(default_factory=list)
+    drafts: list[dict[str, Any]] = field(default_factory=list)
+    """Fields of the turns so far. The reward of the last one is not yet complete."""
     initial_reward: float = 0.0
     info: dict[str, Any] = field(default_factory=dict)
     branches: Branches = field(default_factory=Branches)
@@ -128,15 +113,20 @@ class _Agent:
             messages = None if conversation is None else _new_messages(observation, conversation)
         except (ValueError, KeyError, TypeError) as cause:
             raise FailureError("observe", cause) from cause
-        forked_from = None if after is None else self.drafts[after].index
-        self.drafts.append(_Draft(index, observation, decision, branch, forked_from, messages))
+        common: dict[str, Any] = {"agent": self.name, "policy": self.policy.name, "index": index, "reward": 0.0}
+        values, notes = decision_fields(decision), decision.notes
+        if notes is not None:
+            values["notes"] = Turn(**common, observation=ASK_FOR_NOTES, **decision_fields(notes))
+        forked_from = None if after is None else self.drafts[after]["index"]
+        place = {"branch": branch, "forked_from": forked_from, "new_messages": messages}
+        self.drafts.append({**common, "observation": observation, **place, **values})
         if self.watch is not None:
-            self.watch(self._turn(self.drafts[-1]))
+            self.watch(Turn(**self.drafts[-1]))
 
     def add_reward(self, reward: float) -> None:
         """Add to the reward of the last decision, or to the initial reward if there was no decision."""
         if self.drafts:
-            self.drafts[-1].reward += reward
+            self.drafts[-1]["reward"] += reward
         else:
             self.initial_reward += reward
 
@@ -144,37 +134,20 @@ class _Agent:
         self.add_reward(result.reward)
         self.info = result.info
         if self.drafts:
-            draft = self.drafts[-1]
-            draft.terminated, draft.truncated, draft.info = result.terminated, result.truncated, result.info
+            self.drafts[-1] |= {
+                "terminated": result.terminated, "truncated": result.truncated, "info": result.info,
+            }  # fmt: skip
 
     def trajectory(self, env_id: str, seed: int) -> Trajectory:
         return Trajectory(
             agent=self.name,
             policy=self.policy.name,
-            turns=tuple(map(self._turn, self.drafts)),
+            turns=tuple(Turn(**draft) for draft in self.drafts),
             initial_reward=self.initial_reward,
             instructions=self.instructions,
             env_id=env_id,
             seed=seed,
             info=self.info,
-        )
-
-    def _turn(self, draft: _Draft) -> Turn:
-        common: dict[str, Any] = {"agent": self.name, "policy": self.policy.name, "index": draft.index}
-        decision, notes = decision_fields(draft.decision), draft.decision.notes
-        if notes is not None:
-            decision["notes"] = Turn(**common, observation=ASK_FOR_NOTES, reward=0.0, **decision_fields(notes))
-        return Turn(
-            **common,
-            observation=draft.observation,
-            branch=draft.branch,
-            forked_from=draft.forked_from,
-            new_messages=draft.new_messages,
-            reward=draft.reward,
-            terminated=draft.terminated,
-            truncated=draft.truncated,
-            info=draft.info,
-            **decision,
         )
 
 
@@ -186,7 +159,7 @@ class _Agents(dict[str, _Agent]):
         env: PlayableEnv,
         policies: Mapping[str, AnyPolicy],
         watch: Callable[[Turn], object] | None,
-        **options: Any,
+        options: Mapping[str, Any],
     ) -> None:
         super().__init__()
         self._env, self._policies, self._watch, self._options = env, policies, watch, options
@@ -256,15 +229,8 @@ async def play(
         ValueError: A model has no engine, or the environment has no oracle.
     """
     start = time.perf_counter()
-    agents = _Agents(
-        env,
-        policies,
-        watch,
-        episode_seed=seed,
-        engines=engines or {},
-        rng_key=rng_key,
-        episode_index=episode_index,
-    )
+    options = {"episode_seed": seed, "engines": engines or {}, "rng_key": rng_key, "episode_index": episode_index}
+    agents = _Agents(env, policies, watch, options)
     error: EpisodeError | None = None
     end: EndReason = "error"
     try:
@@ -279,8 +245,8 @@ async def play(
         error = failure.as_error()
     if end in ("turn_limit", "context"):
         for agent in agents.values():
-            if agent.drafts and not agent.drafts[-1].terminated:
-                agent.drafts[-1].truncated = True
+            if agent.drafts and not agent.drafts[-1].get("terminated"):
+                agent.drafts[-1]["truncated"] = True
     _warn_of_illegal_text(agents.values(), env_id)
     return Episode(
         env_id=env_id,
@@ -464,9 +430,7 @@ def _round(
     actions = {agent: _delivered_text(env, decision) for agent, decision in decisions.items()}
     observations, rewards, terminated, truncated, infos = env.step(actions)
     results = {
-        agent: _StepResult.of(
-            agent, rewards.get(agent, 0.0), terminated[agent], truncated[agent], infos.get(agent, {})
-        )
+        agent: _StepResult.of(agent, rewards.get(agent, 0.0), terminated[agent], truncated[agent], infos.get(agent, {}))
         for agent in actions
     }
     other_rewards = {agent: _finite(reward, agent) for agent, reward in rewards.items() if agent not in actions}
@@ -515,7 +479,7 @@ def _warn_of_illegal_text(agents: Iterable[_Agent], env_id: str) -> None:
             continue
         forfeits = agent.info.get("forfeits")
         forfeited = isinstance(forfeits, (list, tuple)) and agent.name in forfeits
-        if forfeited or any(draft.info.get("illegal") for draft in agent.drafts):
+        if forfeited or any(draft.get("info", {}).get("illegal") for draft in agent.drafts):
             warnings.warn(  # shown once per environment
                 f"{env_id or 'the environment'} does not always list legal actions, so fa.Random() writes random "
                 f"letters there, which are illegal{' and forfeit the game' if forfeited else ''}. Use another player, "

@@ -497,9 +497,7 @@ def with_calls(text: str, calls: Sequence[ToolCall]) -> str:
 class EndpointPlayer:
     """A model behind an endpoint that plays one agent; keeps the agent's conversations."""
 
-    def __init__(
-        self, endpoint: Endpoint, instructions: str, *, tools: Sequence[Mapping[str, Any]] = ()
-    ) -> None:
+    def __init__(self, endpoint: Endpoint, instructions: str, *, tools: Sequence[Mapping[str, Any]] = ()) -> None:
         endpoint.api_key()  # a missing key ends the run, not an episode
         self._endpoint, self._tools = endpoint, tools
         self._instructions = [Message(role="system", content=instructions)] if instructions else []

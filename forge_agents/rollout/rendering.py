@@ -33,9 +33,7 @@ from forge_agents.runtime import startup
 from forge_agents.tools.native import CallReader, reader_for
 from forge_agents.types import ToolCall
 
-_MARK = (
-    "\u2063answer\u2063"  # stands for a response while the template is rendered; `_defuse` takes it out of any text
-)
+_MARK = "\u2063answer\u2063"  # stands for a response while the template is rendered; `_defuse` takes it out of any text
 
 _ENDS = {"<|return|>": "<|end|>"}
 """Tokens that a template (gpt-oss) writes in place of the token with which the model ended its answer."""
