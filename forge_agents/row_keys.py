@@ -58,14 +58,15 @@ def is_learned(source: str, thing: Mapping[str, Any], unread: set[str], read_key
     """
     marks: dict[str, bool] = {}
     for key, value in thing.items():
-        if key in read_keys or _is_empty(value):
+        if key in read_keys or value is None or (isinstance(value, str | Sequence | Mapping) and not len(value)):
             continue
         words = [word.lower() for word in _WORD.findall(str(key))]
+        is_number = isinstance(value, int | float | np.number)
         if key in LEARN_KEYS:
             if isinstance(value, str) or np.ndim(value) or value not in (0, 1):
                 raise ValueError(f"{source} has {key}={value!r:.80}; expected 0 or 1 (false or true)")
             marks[key] = bool(value)
-        elif words and (words[-1] in _MEASURES or words[0] in _COUNTS or _is_token_count(words, value)):
+        elif words and (words[-1] in _MEASURES or words[0] in _COUNTS or (words[-1] == "tokens" and is_number)):
             continue
         elif _CHANGES.intersection(words):
             raise ValueError(refusal(source, key))
@@ -91,12 +92,3 @@ def refusal(source: str, key: Any) -> str:
     }.get(str(key), "follow it when the file is made")
     named = f"{source} has the key {str(key)!r:.80}"
     return f"{named}, which is not read and may change what is learned; {how}, or remove it"
-
-
-def _is_token_count(words: Sequence[str], value: Any) -> bool:
-    """Whether a key and its value count tokens, such as ``input_tokens``."""
-    return words[-1] == "tokens" and isinstance(value, int | float | np.number)
-
-
-def _is_empty(value: Any) -> bool:
-    return value is None or (isinstance(value, str | Sequence | Mapping) and not len(value))

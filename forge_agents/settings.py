@@ -251,8 +251,10 @@ def _converted(kind: type, name: str, value: Any, hint: Any) -> Any:
         TypeError, ValueError: The field does not take such a value.
     """
     members = alternatives(hint)
-    if value is None and type(None) not in members and _is_empty_default(kind, name):
-        return _default(kind, name)  # None stands for an empty tuple
+    if value is None and type(None) not in members:
+        default = next(field.default for field in dataclasses.fields(kind) if field.name == name)
+        if default == ():
+            return default  # None stands for an empty tuple
     error: Exception | None = None
     for member in members:
         try:
@@ -365,11 +367,3 @@ def _check_choice(name: str, value: Any, hint: Any) -> None:
     if words and not others and value is not None and _word(value, words) not in words:
         near = did_you_mean(str(value), map(str, words))
         raise ValueError(f"{name}={reprlib.repr(value)}; choose one of {', '.join(map(repr, words))}.{near}")
-
-
-def _is_empty_default(kind: type, name: str) -> bool:
-    return bool(_default(kind, name) == ())
-
-
-def _default(kind: type, name: str) -> Any:
-    return next(field.default for field in dataclasses.fields(kind) if field.name == name)

@@ -146,7 +146,6 @@ class Session:
         """Serve at another socket until the session is closed, e.g. in a network namespace without a route here."""
         with self._lock:
             if not self._closed:
-                self._gateway.allow_host(listener.getsockname()[0])
                 self._servers.append(self._gateway.serve(listener, self.record_error))
                 return
         listener.close()
@@ -384,11 +383,6 @@ class Gateway:
     def __exit__(self, *exc: object) -> None:
         self.close()
 
-    def allow_host(self, address: str) -> None:
-        """Accept requests with this IP address as host. No foreign name resolves to a literal address."""
-        if self._hosts:
-            self._hosts.add(address)
-
     def call_soon(self, function: Callable[[], object]) -> None:
         """Call a function in the server's thread."""
         self._thread.call(function)
@@ -399,6 +393,8 @@ class Gateway:
 
         from forge_agents.runtime.connections import Connection
 
+        if self._hosts:  # no foreign name resolves to a literal address
+            self._hosts.add(listener.getsockname()[0])
         state = ServerState()
 
         def connection() -> asyncio.Protocol:
@@ -446,13 +442,12 @@ class Gateway:
         """Return the session of a request's key. Requests with two different keys or a foreign host are rejected."""
         from forge_agents.runtime.connections import trust
 
-        headers = http.group_headers(scope)
-        hosts = headers.get(b"host", [])
+        hosts = http.header_values(scope, b"host")
         host = hosts[0].decode("latin-1") if len(hosts) == 1 else ""
         # DNS rebinding: a web page's own name may resolve to loopback
         if self._hosts and not {host, host.rpartition(":")[0]} & self._hosts:
             raise RefusedError("this server answers on loopback names only", status=403, code="forbidden")
-        keys = http.read_keys(headers)
+        keys = http.read_keys(scope)
         session = self._sessions.get(http.key_digest(keys[0].decode("latin-1"))) if len(set(keys)) == 1 else None
         if session is None:
             raise http.invalid_key(given=bool(keys))

@@ -52,22 +52,16 @@ def key_digest(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
 
-def group_headers(scope: Scope) -> dict[bytes, list[bytes]]:
-    """Return the values of each header."""
-    headers: dict[bytes, list[bytes]] = {}
-    for name, value in scope["headers"]:
-        headers.setdefault(name, []).append(value)
-    return headers
+def header_values(scope: Scope, name: bytes) -> list[bytes]:
+    """Return all values of a header."""
+    return [value for header, value in scope["headers"] if header == name]
 
 
-def read_keys(headers: Mapping[bytes, list[bytes]]) -> list[bytes]:
+def read_keys(scope: Scope) -> list[bytes]:
     """Return all API keys of a request."""
-    return [*map(_bearer_token, headers.get(b"authorization", [])), *headers.get(b"x-api-key", [])]
-
-
-def _bearer_token(authorization: bytes) -> bytes:
-    scheme, _, token = authorization.partition(b" ")
-    return (token if scheme.lower() == b"bearer" else authorization).strip()
+    parts = [(value, *value.partition(b" ")) for value in header_values(scope, b"authorization")]
+    tokens = [(token if scheme.lower() == b"bearer" else value).strip() for value, scheme, _, token in parts]
+    return tokens + header_values(scope, b"x-api-key")
 
 
 async def read_body(receive: Receive, count_bytes: Callable[[int], None]) -> Any:
@@ -116,7 +110,7 @@ def model_body(name: str, scope: Scope) -> dict[str, Any]:
 
 def _is_anthropic(scope: Scope) -> bool:
     """Return whether the client uses Anthropic's API, which has the same paths for models, but other bodies."""
-    return any(name == b"anthropic-version" for name, _ in scope["headers"])
+    return bool(header_values(scope, b"anthropic-version"))
 
 
 async def send_json(send: Send, status: int, body: Mapping[str, Any]) -> None:

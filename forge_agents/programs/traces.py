@@ -172,16 +172,14 @@ def _split_runs(conversation: _Conversation, places: Collection[int]) -> Iterato
     every = (place for place, _ in conversation.marks)
     for learned, run in itertools.groupby(every, key=lambda place: place in places):
         answers = list(run)
-        if learned:
-            messages = conversation.messages[: answers[-1] + 1]
-            yield _row(replace(conversation, messages=messages), answers[0]), len(answers)
-
-
-def _row(conversation: _Conversation, first: int) -> dict[str, Any]:
-    if any(message.role == "assistant" for message in conversation.messages[:first]):
-        prompt = as_text(conversation.messages[:first], conversation.instructions)
-        return {"prompt": prompt, "completion": as_text(conversation.messages[first:])}
-    return {"messages": as_text(conversation.messages, conversation.instructions)}
+        if not learned:
+            continue
+        first, messages = answers[0], conversation.messages[: answers[-1] + 1]
+        if any(message.role == "assistant" for message in messages[:first]):
+            prompt = as_text(messages[:first], conversation.instructions)
+            yield {"prompt": prompt, "completion": as_text(messages[first:])}, len(answers)
+        else:
+            yield {"messages": as_text(messages, conversation.instructions)}, len(answers)
 
 
 def _pairs(reader: _Reader) -> Iterator[tuple[dict[str, Any], int]]:

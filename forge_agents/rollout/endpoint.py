@@ -121,7 +121,10 @@ class EndpointClient:
             try:
                 body = await self._send(messages, {key: value for each in sent.values() for key, value in each.items()})
             except _RefusedError as refusal:
-                refusals[self._refused_field(refusal, sent)] = refusal
+                name = named_field(refusal.body, sent) if refusal.status in (400, 422) else None
+                if name is None:
+                    raise EndpointError(str(refusal), refusal.status) from None
+                refusals[name] = refusal
                 continue
             self._omit(refusals)
             reply = read_reply(body, self._label, self._quote)
@@ -163,13 +166,6 @@ class EndpointClient:
             return _no_completion(self._label, self._quote(body))
         action = f"answered with status {sent_status} and an error" if sent_status else f"refused with status {status}"
         return _RefusedError(f"{self._label} {action}: {self._quote(body)}", status, body)
-
-    def _refused_field(self, refusal: _RefusedError, sent: Mapping[str, Mapping[str, Any]]) -> str:
-        """The field of `sent` that a refusal names. Raises EndpointError if it names none."""
-        name = named_field(refusal.body, sent) if refusal.status in (400, 422) else None
-        if name is None:
-            raise EndpointError(str(refusal), refusal.status) from None
-        return name
 
     def _omit(self, refusals: Mapping[str, _RefusedError]) -> None:
         """Omit fields from now on, after the server has answered without them.

@@ -234,7 +234,9 @@ class ModelPlayer:
             sampling = requested_sampling(override or self._sampling, request, self._engine)
             tools = request.get("tools", self._tools)
         decision = await self._answer(prompt_ids, sampling, room, legal, tools=tools, rng_key=rng_key)
-        answer = self._raw_answer(decision, sampling)
+        answer = decision.action  # with calls in the model's own grammar
+        if decision.tool_calls:
+            answer = self._renderer.parse(decision.response_ids, *sampling.stop)[1]
         conversation.add_turn(messages, decision.reasoning, answer, prompt_ids, decision.response_ids)
         if request is None:
             self._last_main = len(self._conversations)
@@ -311,12 +313,6 @@ class ModelPlayer:
             stopped_by=self._renderer.stopped_by(completion.token_ids, *sampling.stop) if stopped else "",
             generate_s=completion.seconds or time.perf_counter() - start,
         )
-
-    def _raw_answer(self, decision: Decision, sampling: Sampling) -> str:
-        """The answer as the model wrote it, with calls in its own grammar."""
-        if not decision.tool_calls:
-            return decision.action
-        return self._renderer.parse(decision.response_ids, *sampling.stop)[1]
 
     async def _sample(
         self,

@@ -97,7 +97,7 @@ class Renderer:
         special = {*tokenizer.all_special_tokens, *added}
         ends = sorted(token for token in special if not _CALL_MARK.search(token))
         self._ends = dict(zip(tokenizer.convert_tokens_to_ids(ends), ends, strict=True))
-        self._start = _cached(self._render_start)
+        self._start = _cached(lambda messages: self._encode(self._template(self._defused(messages))))
         self._between = _cached(self._render_between)
         self._layout = cached(LRUCache(_MAX_LAYOUTS), lock=threading.Lock())(self._find_layout)
         self._switches: dict[str, bool] = {}
@@ -289,9 +289,6 @@ class Renderer:
         """The control token that ends a response, of the several that end turns in most families; may be empty."""
         return self._ends.get(response_ids[-1], "") if response_ids else ""
 
-    def _render_start(self, messages: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
-        return self._encode(self._template(self._defused(messages)))
-
     def _render_between(self, messages: tuple[tuple[str, str], ...], end: str) -> tuple[int, ...]:
         rendered = self._template([*_ANSWERED, *self._defused(messages)])
         _, mark, between = rendered.rpartition(_MARK)
@@ -410,10 +407,6 @@ def _is_call_mark(token: str) -> bool:
     return bool(_CALL_MARK.search(token)) and not _RESULT_MARK.search(token)
 
 
-def _as_given(messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    return messages
-
-
 def _alternating(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     """Merge neighbors of one role; later system messages become user messages."""
     merged: list[dict[str, str]] = []
@@ -437,7 +430,7 @@ def _as_user(*roles: str) -> Layout:
     return layout
 
 
-_LAYOUTS = (_as_given, _alternating, _as_user("tool"), _as_user("system"), _as_user("system", "tool"))
+_LAYOUTS: tuple[Layout, ...] = (list, _alternating, _as_user("tool"), _as_user("system"), _as_user("system", "tool"))
 """Layouts of a conversation, the most faithful first. Gemma 1 and others have no system messages."""
 
 

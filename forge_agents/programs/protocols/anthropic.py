@@ -108,7 +108,9 @@ def _write(request: ChatRequest, response: ChatResponse, created: int) -> dict[s
         {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
         for call in response.calls
     ]
-    reason = _stop_reason(response)
+    reason = "tool_use" if response.calls else "stop_sequence" if response.stop_text else "end_turn"
+    if response.truncated:
+        reason = "max_tokens"
     return {
         "id": f"msg_{response.number}",
         "type": "message",
@@ -119,12 +121,6 @@ def _write(request: ChatRequest, response: ChatResponse, created: int) -> dict[s
         "stop_sequence": response.stop_text if reason == "stop_sequence" else None,
         "usage": {"input_tokens": response.prompt_tokens, "output_tokens": response.completion_tokens},
     }
-
-
-def _stop_reason(response: ChatResponse) -> str:
-    if response.truncated:
-        return "max_tokens"
-    return "tool_use" if response.calls else "stop_sequence" if response.stop_text else "end_turn"
 
 
 def _events(request: ChatRequest, response: ChatResponse, created: int) -> Events:

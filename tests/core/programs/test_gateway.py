@@ -20,6 +20,9 @@ WAIT_S = 120.0
 SEATS = {"planner": "planner", "coder": "coder"}
 STRICT = {"_strict_response_validation": True}  # the clients check answers and events against their own types
 PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer"}}}
+ADD = {"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}
+CHAT, RESPONSES, MESSAGES = PROTOCOLS.values()
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
 BODIES = {
     "/v1/chat/completions": {
         "model": "coder",
@@ -28,7 +31,7 @@ BODIES = {
             {"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "add", "arguments": "{}"}}]},
             {"role": "tool", "tool_call_id": "c", "content": "1"},
         ],
-        "tools": [{"type": "function", "function": {"name": "add", "parameters": PARAMETERS}}],
+        "tools": [ADD],
         "tool_choice": {"type": "function", "function": {"name": "add"}},
         "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": PARAMETERS}},
         "stop": ["x"], "n": 1, "max_tokens": 3, "temperature": 1, "logit_bias": {"5": 1},
@@ -119,54 +122,45 @@ def test_call_is_a_turn_of_the_agent_that_its_model_names(session):
     assert [(t["token"], t["logprob"]) for t in tokens] == [("token_id:7", -0.5), ("token_id:8", -9999.0)]
 
 
-def test_stream_has_logprobs_of_an_answer_with_only_a_call():
-    chat = PROTOCOLS["/v1/chat/completions"]
-    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-    call = chat.read(asked(tools=tools, logprobs=True))
-    for said in ('<tool_call>{"name": "add", "arguments": {}}</tool_call>', "Hi", ""):
-        reply = make_response(call, 0, said, {"token_ids": [7], "logprobs": [-0.5]})
-        chunks = [chunk["choices"][0] for _, chunk in chat.events(call, reply, 0) if chunk != "[DONE]"]
-        (told,) = (chunk["logprobs"]["content"] for chunk in chunks if chunk.get("logprobs"))
-        assert [(each["token"], each["logprob"]) for each in told] == [("token_id:7", -0.5)]
+@pytest.mark.parametrize("action", [CALL, f"I add. {CALL}", "Hi", ""])
+def test_stream_has_logprobs_once(action):
+    call = CHAT.read(asked(tools=[ADD], logprobs=True))
+    response = make_response(call, 0, action, {"token_ids": [7], "logprobs": [-0.5]})
+    chunks = [chunk["choices"][0] for _, chunk in CHAT.events(call, response, 0) if chunk != "[DONE]"]
+    (tokens,) = (chunk["logprobs"]["content"] for chunk in chunks if chunk.get("logprobs"))
+    assert [(token["token"], token["logprob"]) for token in tokens] == [("token_id:7", -0.5)]
 
 
 def test_openai_client_reads_responses_and_streams(session):
     from openai import OpenAI
 
+    received = []
+
+    def program():
+        body = asked(tools=[ADD], stream=True, stream_options={"include_usage": True})
+        chunks = list(client.chat.completions.create(**body))
+        deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+        received.append("".join(delta.content or "" for delta in deltas))
+        received.extend(delta.tool_calls[0] for delta in deltas if delta.tool_calls)
+        received.append(chunks[-1].usage.completion_tokens)
+        received.append([model.id for model in client.models.list()])
+
     with OpenAI(base_url=session.url, api_key=session.token, max_retries=0, **STRICT) as client:
-        heard = []
-
-        def program():
-            tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-            chunks = list(
-                client.chat.completions.create(
-                    **asked(tools=tools), stream=True, stream_options={"include_usage": True}
-                )
-            )
-            heard.append("".join(c.choices[0].delta.content or "" for c in chunks if c.choices))
-            deltas = [c.choices[0].delta for c in chunks if c.choices]
-            heard.extend(delta.tool_calls[0] for delta in deltas if delta.tool_calls)
-            heard.append(chunks[-1].usage.completion_tokens)
-            heard.append([model.id for model in client.models.list()])
-
         thread = threading.Thread(target=program)
         thread.start()
         turn = session.next("test", WAIT_S)
         assert '"name": "add"' in turn.conversation()["messages"][0]["content"]
-        said = 'I add.\n<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
-        session.answer(said, {"completion_tokens": 3})
+        session.answer(f"I add.\n{CALL}", {"completion_tokens": 3})
         thread.join(WAIT_S)
-    said, call, tokens, models = heard
-    assert (said, tokens, models) == ("I add.", 3, list(SEATS))
+    text, call, tokens, models = received
+    assert (text, tokens, models) == ("I add.", 3, list(SEATS))
     assert (call.function.name, json.loads(call.function.arguments), call.id) == ("add", {"a": 1}, "call_0_0")
 
 
 def test_tool_results_continue_the_call_in_the_templates_form(session):
-    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-    _, body = answered(session, asked(tools=tools), '<tool_call>{"name": "add", "arguments": {}}</tool_call>')
-    message = body["choices"][0]["message"]
+    _, body = answered(session, asked(tools=[ADD]), CALL)
+    message, more = body["choices"][0]["message"], asked(tools=[ADD])
     assert message["content"] is None and body["choices"][0]["finish_reason"] == "tool_calls"
-    more = asked(tools=tools)
     result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "3"}
     more["messages"] += [{**message, "refusal": None, "annotations": []}, result]
     second, _ = answered(session, more, "3")
@@ -175,25 +169,21 @@ def test_tool_results_continue_the_call_in_the_templates_form(session):
 
 
 def test_arguments_reencoded_by_javascript_match_the_call(session):
-    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]
-    said = '<tool_call>{"name": "add", "arguments": {"x": 2.0, "y": 1234567890123456789, "z": -0.0}}</tool_call>'
-    _, body = answered(session, asked(tools=tools), said)
-    message = body["choices"][0]["message"]
-    message["tool_calls"][0]["function"]["arguments"] = '{"z":0,"y":1234567890123456800,"x":2}'
-    more = asked(tools=tools)
-    result = {"role": "tool", "tool_call_id": message["tool_calls"][0]["id"], "content": "3"}
-    more["messages"] += [message, result]
-    assert answered(session, more, "-")[0].after == 0
-    message["tool_calls"][0]["function"]["arguments"] = '{"z":0,"y":1234567890123456800,"x":3}'
-    assert answered(session, more, "-")[0].after is None
+    action = '<tool_call>{"name": "add", "arguments": {"x": 2.0, "y": 1234567890123456789, "z": -0.0}}</tool_call>'
+    message = answered(session, asked(tools=[ADD]), action)[1]["choices"][0]["message"]
+    (call,) = message["tool_calls"]
+    more = asked(tools=[ADD])
+    more["messages"] += [message, {"role": "tool", "tool_call_id": call["id"], "content": "3"}]
+    for x, after in ((2, 0), (3, None)):
+        call["function"]["arguments"] = f'{{"z":0,"y":1234567890123456800,"x":{x}}}'
+        assert answered(session, more, "-")[0].after == after
 
 
-def test_call_marks_in_prose_do_not_truncate_the_text():
-    call = PROTOCOLS["/v1/chat/completions"].read(BODIES["/v1/chat/completions"])
-    called = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
-    for said in ("I will CALL the office about it.", "{I} add.", "A <tool_call> is:", ""):
-        reply = make_response(call, 0, f"{said}\n{called} {called}", {})
-        assert (reply.text, len(reply.calls)) == (said, 2)
+@pytest.mark.parametrize("text", ["I will CALL the office about it.", "{I} add.", "A <tool_call> is:", ""])
+def test_call_marks_in_prose_do_not_truncate_the_text(text):
+    call = CHAT.read(BODIES["/v1/chat/completions"])
+    response = make_response(call, 0, f"{text}\n{CALL} {CALL}", {})
+    assert (response.text, len(response.calls)) == (text, 2)
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -227,7 +217,7 @@ def test_parallel_results_are_in_the_order_of_the_calls(path):
 
 def test_results_must_match_the_calls_by_id_or_position():
     def read(*messages):
-        return PROTOCOLS["/v1/chat/completions"].read({"model": "coder", "messages": [*messages]}).messages
+        return CHAT.read({"model": "coder", "messages": [*messages]}).messages
 
     called = {"role": "assistant", "tool_calls": [{"id": n, "function": {"name": n, "arguments": "{}"}} for n in "ab"]}
     user, lone = {"role": "user", "content": "-"}, {"role": "tool", "tool_call_id": "a", "content": "1"}
@@ -300,7 +290,7 @@ ADD_NOW, ONE_OF_THEM = "Call add now.", "Answer with a function call."
 def test_tool_choice_is_read_in_all_forms(choice, tools, ends):
     named = [{"type": "function", "function": {"name": name, "parameters": PARAMETERS}} for name in ("add", "sub")]
     body = asked(tools=[*named, {"type": "web_search"}], tool_choice=choice)
-    call = PROTOCOLS["/v1/chat/completions"].read(body)
+    call = CHAT.read(body)
     assert len(call.tools) == tools
     asks = [words for words in (ADD_NOW, ONE_OF_THEM) if words in call.instructions]
     assert asks == [ends] * bool(ends) and bool(call.instructions) == bool(tools)
@@ -317,23 +307,18 @@ def test_tool_choice_is_read_in_all_forms(choice, tools, ends):
     ],
 )  # fmt: skip
 def test_response_format_without_a_schema_is_one_json_value(form, told):
-    call = PROTOCOLS["/v1/chat/completions"].read(asked(response_format=form))
+    call = CHAT.read(asked(response_format=form))
     assert call.instructions.endswith(told) and bool(call.instructions) == bool(told)
 
 
-def test_flags_may_be_texts():
-    tools = {"tools": [{"type": "function", "function": {"name": "add"}}]}
-    read = PROTOCOLS["/v1/chat/completions"].read
+def test_flags_and_numbers_may_be_texts_and_an_empty_bias_is_ignored():
+    read = CHAT.read
     assert not read(asked(stream="false")).stream and read(asked(stream="True")).stream
-    assert not read(asked(parallel_tool_calls="false", **tools)).parallel_calls and read(asked(**tools)).parallel_calls
-    assert read(asked(parallel_tool_calls=None, **tools)).parallel_calls
-
-
-def test_numbers_may_be_texts_and_an_empty_bias_is_ignored():
-    read = PROTOCOLS["/v1/chat/completions"].read
-    wishes = {"temperature": "0.2", "top_k": "50", "top_p": 1.0, "logit_bias": []}
-    assert read(asked(**wishes)).sampling == {"temperature": 0.2, "top_k": 50, "top_p": 1.0}
-    assert type(read(asked(**wishes)).sampling["top_k"]) is int
+    for flag in ("false", None, True):
+        assert read(asked(tools=[ADD], parallel_tool_calls=flag)).parallel_calls == (flag != "false")
+    assert read(asked(tools=[ADD])).parallel_calls
+    settings = read(asked(temperature="0.2", top_k="50", top_p=1.0, logit_bias=[])).sampling
+    assert settings == {"temperature": 0.2, "top_k": 50, "top_p": 1.0} and type(settings["top_k"]) is int
     assert read(asked(logit_bias={})).sampling == {}
     assert read(asked(logit_bias={"5": 1})).sampling == {"logit_bias": {"5": 1}}
 
@@ -555,16 +540,12 @@ def test_responses_are_not_delayed_by_others(gateway):
     assert gateway._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)  # else 40 ms a call
 
 
-SAYS = 'I add.\n<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-
-
 def openai_responses(session, stream):
     """Two calls, tool result between them: text, tool call, text at the end."""
     from openai import OpenAI
 
     with OpenAI(base_url=session.url, api_key=session.token, max_retries=0, **STRICT) as client:
-        tools = [{"type": "function", "name": "add", "description": "Adds.", "parameters": SCHEMA, "strict": False}]
+        tools = [{"type": "function", "name": "add", "description": "Adds.", "parameters": PARAMETERS, "strict": False}]
         told = {"model": "coder", "instructions": "Be brief.", "tools": tools, "max_output_tokens": 9, "stream": stream}
 
         def ask(items):
@@ -584,7 +565,7 @@ def anthropic_messages(session, stream):
 
     url = session.url.removesuffix("/v1")
     with anthropic.Anthropic(base_url=url, api_key=session.token, max_retries=0, **STRICT) as client:
-        tools = [{"name": "add", "description": "Adds.", "input_schema": SCHEMA}]
+        tools = [{"name": "add", "description": "Adds.", "input_schema": PARAMETERS}]
         told = {"model": "coder", "system": "Be brief.", "tools": tools, "max_tokens": 9}
 
         def ask(messages):
@@ -616,7 +597,7 @@ def test_all_apis_send_the_same_text_and_continue_answers(session, program, stre
     running = threading.Thread(target=lambda: heard.append(program(session, stream)))
     running.start()
     first = session.next("test", WAIT_S)
-    session.answer(SAYS, {"prompt_tokens": 3, "completion_tokens": 2})
+    session.answer(f"I add.\n{CALL}", {"prompt_tokens": 3, "completion_tokens": 2})
     second = session.next("test", WAIT_S)
     session.answer("3", {"finish_reason": "stop"})
     running.join(WAIT_S)
@@ -650,10 +631,10 @@ def test_anthropic_response_names_the_stop_sequence(about, reason, sequence):
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("finish", "cut"), [("length", True), ("context", True), ("stop", False)])
 def test_truncated_answer_with_a_call_reports_the_limit(finish, cut, stream):
-    said, told = SAYS, {}
+    told = {}
     for path, protocol in PROTOCOLS.items():
         call = protocol.read(BODIES[path])
-        reply = make_response(call, 0, said, {"finish_reason": finish})
+        reply = make_response(call, 0, f"I add.\n{CALL}", {"finish_reason": finish})
         whole = protocol.write(call, reply, 0)
         events = [data for _, data in protocol.events(call, reply, 0)]
         if path == "/v1/chat/completions":
@@ -671,26 +652,31 @@ def test_truncated_answer_with_a_call_reports_the_limit(finish, cut, stream):
     )
 
 
-def test_failed_tool_result_begins_with_error():
-    def read(**result):
-        use = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "add", "input": {}}]}
-        block = {"type": "tool_result", "tool_use_id": "c", **result}
-        body = {"model": "coder", "messages": [use, {"role": "user", "content": [block]}]}
-        return PROTOCOLS["/v1/messages"].read(body).messages[1].text
-
-    assert read(content="no such file", is_error=True) == "Error: no such file"
-    assert read(content=[{"type": "text", "text": "no such file"}], is_error=True) == "Error: no such file"
-    assert read(content="error: no such file", is_error=True) == "error: no such file"
-    assert read(is_error=True) == "Error: the tool failed"
-    assert read(content="3", is_error=False) == read(content="3") == "3"
+@pytest.mark.parametrize(
+    ("result", "text"),
+    [
+        ({"content": "no such file", "is_error": True}, "Error: no such file"),
+        ({"content": [{"type": "text", "text": "no such file"}], "is_error": True}, "Error: no such file"),
+        ({"content": "error: no such file", "is_error": True}, "error: no such file"),
+        ({"is_error": True}, "Error: the tool failed"),
+        ({"content": "3", "is_error": False}, "3"),
+        ({"content": "3"}, "3"),
+    ],
+)
+def test_failed_tool_result_begins_with_error(result, text):
+    use = {"role": "assistant", "content": [{"type": "tool_use", "id": "c", "name": "add", "input": {}}]}
+    block = {"type": "tool_result", "tool_use_id": "c", **result}
+    body = {"model": "coder", "messages": [use, {"role": "user", "content": [block]}]}
+    assert MESSAGES.read(body).messages[1].text == text
+    block["is_error"] = "maybe"
     with pytest.raises(RefusedError, match="is_error='maybe'"):
-        read(content="3", is_error="maybe")
+        MESSAGES.read(body)
 
 
 def test_author_names_are_in_the_text(session):
     def texts(*messages):
         body = {"model": "planner", "messages": [{"content": "Hi", **message} for message in messages]}
-        return [said.text for said in PROTOCOLS["/v1/chat/completions"].read(body).messages]
+        return [said.text for said in CHAT.read(body).messages]
 
     named = [{"role": "user", "name": "ann"}, {"role": "user", "name": "bob"}, {"role": "user", "name": "user"}]
     assert texts(*named, {"role": "user"}) == ["ann: Hi", "bob: Hi", "Hi", "Hi"]
@@ -701,51 +687,51 @@ def test_author_names_are_in_the_text(session):
         texts({"role": "user", "name": 5})
 
 
-def test_message_parts_are_read_or_rejected_by_type():
-    def read(path, content, role="user"):
-        body = {"model": "coder", "messages": [{"role": role, "content": content}]}
-        return PROTOCOLS[path].read(body).messages[0].text
+DOCUMENT = {"type": "document", "title": "Notes", "source": {"type": "text", "data": "Buy milk."}}
+SEARCH = {"type": "search_result", "source": "https://a.b", "title": "T", "content": [{"type": "text", "text": "x"}]}
 
-    chat, messages = "/v1/chat/completions", "/v1/messages"
-    document = {"type": "document", "title": "Notes", "source": {"type": "text", "data": "Buy milk."}}
-    found = {"type": "search_result", "source": "https://a.b", "title": "T", "content": [{"type": "text", "text": "x"}]}
-    assert read(messages, [document]) == "Notes\nBuy milk."
-    assert read(messages, [found]) == "T\nhttps://a.b\nx"
-    cached = {"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}
-    assert read(messages, [cached]) == "Hi"
-    assert read(chat, [{"type": "refusal", "refusal": "No."}], "assistant") == "No."
-    refused = {"role": "assistant", "content": None, "refusal": "No."}
-    body = {"model": "coder", "messages": [refused, {"role": "developer", "content": "Be brief."}]}
-    assert [(said.role, said.text) for said in PROTOCOLS[chat].read(body).messages] == [
-        ("assistant", "No."), ("system", "Be brief.")
-    ]  # fmt: skip
-    for path, part in (
-        (chat, {"type": "image_url", "image_url": {"url": "-"}}),
-        (chat, {"type": "image_url", "text": "a cat"}),
-        (chat, {"type": "input_audio", "input_audio": {}}),
-        (chat, {"type": "file", "file": {}}),
-        (messages, {"type": "image", "source": {}}),
-        (messages, {"type": "document", "source": {"type": "base64", "data": "JVBERi0="}}),
-        (messages, {"type": "server_tool_use"}),
-    ):
-        with pytest.raises(RefusedError, match=f"a part of type '{part['type']}'; the models here read text only"):
-            read(path, [part])
-    with pytest.warns(RuntimeWarning, match="a program asks for citations, which models here do not give"):
-        read(messages, [{**document, "citations": {"enabled": True}}])
-    with pytest.warns(RuntimeWarning, match="a program sends prefix in a message, an unknown field"):
-        PROTOCOLS[chat].read({"model": "coder", "messages": [{"role": "assistant", "content": "{", "prefix": True}]})
+
+@pytest.mark.parametrize(
+    ("protocol", "message", "read"),
+    [
+        (MESSAGES, {"content": [DOCUMENT]}, "Notes\nBuy milk."),
+        (MESSAGES, {"content": [SEARCH]}, "T\nhttps://a.b\nx"),
+        (MESSAGES, {"content": [{"type": "text", "text": "Hi", "cache_control": {"type": "ephemeral"}}]}, "Hi"),
+        (CHAT, {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}, "No."),
+        (CHAT, {"role": "assistant", "content": None, "refusal": "No."}, "No."),
+    ],
+)
+def test_message_parts_are_read_as_text(protocol, message, read):
+    body = {"model": "coder", "messages": [{"role": "user", **message}]}
+    assert protocol.read(body).messages[0].text == read
+
+
+@pytest.mark.parametrize(
+    ("protocol", "part"),
+    [
+        (CHAT, {"type": "image_url", "image_url": {"url": "-"}}),
+        (CHAT, {"type": "image_url", "text": "a cat"}),
+        (CHAT, {"type": "input_audio", "input_audio": {}}),
+        (CHAT, {"type": "file", "file": {}}),
+        (MESSAGES, {"type": "image", "source": {}}),
+        (MESSAGES, {"type": "document", "source": {"type": "base64", "data": "JVBERi0="}}),
+        (MESSAGES, {"type": "server_tool_use"}),
+    ],
+)
+def test_message_parts_other_than_text_are_rejected(protocol, part):
+    with pytest.raises(RefusedError, match=f"a part of type '{part['type']}'; the models here read text only"):
+        protocol.read(asked([part]))
 
 
 def test_reasoning_tokens_are_counted():
-    about = {"completion_tokens": 9, "reasoning_tokens": 6}
-    of = {path: protocol.read(BODIES[path]) for path, protocol in PROTOCOLS.items()}
-    told = {path: PROTOCOLS[path].write(of[path], make_response(of[path], 0, "Hi", about), 0)["usage"] for path in of}
-    assert told["/v1/chat/completions"]["completion_tokens_details"] == {"reasoning_tokens": 6}
-    assert told["/v1/responses"]["output_tokens_details"] == {"reasoning_tokens": 6}
+    for (path, protocol), name in zip(PROTOCOLS.items(), ("completion", "output"), strict=False):
+        call = protocol.read(BODIES[path])
+        usage = protocol.write(call, make_response(call, 0, "Hi", {"completion_tokens": 9, "reasoning_tokens": 6}), 0)
+        assert usage["usage"][f"{name}_tokens_details"] == {"reasoning_tokens": 6}
 
 
 def test_ignored_fields_are_warned_about(session):
-    read = PROTOCOLS["/v1/chat/completions"].read
+    read = CHAT.read
     with pytest.warns(RuntimeWarning, match="a program sends guided_json, an unknown field"):
         read(asked(guided_json={"type": "object"}, min_tokens=None))
     with pytest.warns(RuntimeWarning) as told:
@@ -754,9 +740,14 @@ def test_ignored_fields_are_warned_about(session):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         read(asked(metadata={"a": "b"}, reasoning_effort="low", min_tokens=0, echo=False))
-    begun = {"model": "coder", "messages": [{"role": "user", "content": "-"}, {"role": "assistant", "content": "{"}]}
-    with pytest.warns(RuntimeWarning, match="do not continue it, but answer with a new message"):
-        PROTOCOLS["/v1/messages"].read(begun)
+    begun = {"role": "assistant", "content": "{", "prefix": True}
+    for protocol, message, text in (
+        (MESSAGES, begun, "do not continue it, but answer with a new message"),
+        (MESSAGES, {"role": "user", "content": [{**DOCUMENT, "citations": {"enabled": True}}]}, "asks for citations"),
+        (CHAT, begun, "a program sends prefix in a message, an unknown field"),
+    ):
+        with pytest.warns(RuntimeWarning, match=text):
+            protocol.read({"model": "coder", "messages": [message]})
     status, body = request(session, body=asked(continue_final_message=True))
     assert status == 400 and "continue_final_message is not supported here" in body["error"]["message"]
 
@@ -781,21 +772,9 @@ def test_gateway_argument_errors_say_what_to_give(gateway):
 
 def test_older_name_of_anthropics_response_format_is_read():
     form = {"type": "json_schema", "schema": {"type": "object"}}
-    said = {"model": "coder", "messages": [{"role": "user", "content": "-"}]}
-    told = [PROTOCOLS["/v1/messages"].read({**said, **more}).instructions for more in (
-        {"output_format": form}, {"output_config": {"format": form}}, {}
-    )]  # fmt: skip
-    assert told[0] == told[1] and "schema" in told[0] and not told[2]
-
-
-def test_stream_of_a_single_call_has_logprobs():
-    protocol = PROTOCOLS["/v1/chat/completions"]
-    tools = [{"type": "function", "function": {"name": "add", "parameters": SCHEMA}}]
-    call = protocol.read(asked(tools=tools, logprobs=True, stream=True))
-    reply = make_response(call, 0, SAYS.partition("\n")[2], {"token_ids": [7, 8], "logprobs": [-0.5, -1.0]})
-    chunks = [chunk["choices"][0] for _, chunk in protocol.events(call, reply, 0) if chunk != "[DONE]"]
-    heard = [token["logprob"] for chunk in chunks for token in (chunk.get("logprobs") or {}).get("content", ())]
-    assert reply.calls and not reply.text and heard == [-0.5, -1.0]
+    forms = ({"output_format": form}, {"output_config": {"format": form}}, {})
+    older, newer, without = (MESSAGES.read({**asked(), **more}).instructions for more in forms)
+    assert older == newer and "schema" in older and not without
 
 
 @pytest.mark.parametrize(
@@ -830,7 +809,7 @@ def test_server_side_tools_are_ignored_with_a_warning(path, tools):
 
 
 def test_system_message_may_be_within_a_conversation():
-    told = [{"role": "user", "content": "Hi"}, {"role": "system", "content": "Be brief."}]
-    for path in ("messages", "chat/completions"):
-        call = PROTOCOLS[f"/v1/{path}"].read({"model": "coder", "messages": told})
-        assert [(said.role, said.text) for said in call.messages] == [("user", "Hi"), ("system", "Be brief.")]
+    messages = [{"role": "user", "content": "Hi"}, {"role": "system", "content": "Be brief."}]
+    for protocol, role in ((MESSAGES, "system"), (CHAT, "system"), (CHAT, "developer")):
+        call = protocol.read({"model": "coder", "messages": [messages[0], {**messages[1], "role": role}]})
+        assert [(message.role, message.text) for message in call.messages] == [("user", "Hi"), ("system", "Be brief.")]
