@@ -10,44 +10,75 @@ from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rollout import Rollout
 from forge_agents.types import Completion, VersionSpan
 
+MODEL = fa.Policy("m", name="m")
+
 
 class Count(fa.TurnEnv):
-    """Two seats; each says a number; reward is the number said, paid when the other has moved."""
+    """Two agents; each answers with a number; the reward is the number, paid when the other has moved."""
 
     possible_agents = ["a", "b"]
 
     def setup(self, rng):
-        self.said = []
+        self.numbers = []
 
     def instructions(self, agent):
         return f"You are {agent}."
 
     def observe_text(self, agent):
-        return f"said {self.said}"
+        return f"said {self.numbers}"
 
     def act(self, agent, action):
-        self.said.append(int(action))
-        return fa.Outcome(rewards={agent: float(action)}, done=len(self.said) == 4)
+        self.numbers.append(int(action))
+        return fa.Outcome(rewards={agent: float(action)}, done=len(self.numbers) == 4)
 
 
-class Echo:
-    """An engine that answers with the prompt's length as one token."""
+class AnyText(Count):
+    """As `Count`, for answers of any text and without rewards."""
 
-    def __init__(self, max_model_len=1000):
-        self.max_model_len, self.prompts = max_model_len, []
-
-    async def generate(self, prompt_ids, sampling):
-        self.prompts.append(prompt_ids)
-        await asyncio.sleep(0)
-        return Completion(
-            token_ids=(7,), logprobs=(-0.5,), finish_reason="stop", versions=(VersionSpan(version=3, start=0, end=1),)
-        )
+    def act(self, agent, action):
+        self.numbers.append(action)
+        return fa.Outcome(done=len(self.numbers) == 4)
 
 
-class Digits:
-    """A renderer whose tokens are easy to follow."""
+class OneTurn(fa.TurnEnv):
+    """One agent decides once. `outcome`, `prompt` and `observation` are what the environment returns."""
+
+    possible_agents = ("a",)
+    outcome, prompt, observation = fa.Outcome(done=True), "", ""
+
+    def setup(self, rng):
+        pass
+
+    def instructions(self, agent):
+        return self.prompt
+
+    def observe_text(self, agent):
+        return ""
+
+    def observe(self, agent):
+        return self.observation
+
+    def act(self, agent, action):
+        return self.outcome
+
+
+class Engine:
+    """An engine and a renderer whose tokens are easy to follow: each answer is the token 7.
+
+    Each request calls `on_request` with the sampling settings and the seed.
+    """
 
     stop_ids = ()
+
+    def __init__(self, max_model_len=1000, on_request=lambda sampling, seed: None, tokens=(7,)):
+        self.max_model_len, self.on_request, self.tokens = max_model_len, on_request, tokens
+
+    async def generate(self, prompt_ids, sampling, *, seed=None):
+        self.on_request(sampling, seed)
+        await asyncio.sleep(0.001)
+        spans = (VersionSpan(version=3, start=0, end=1),) if self.tokens else ()
+        logprobs = (-0.5,) * len(self.tokens)
+        return Completion(token_ids=self.tokens, logprobs=logprobs, finish_reason="stop", versions=spans)
 
     def begin(self, messages):
         return (1, 2)
@@ -56,22 +87,27 @@ class Digits:
         return (*prompt_ids, *response_ids, 9)
 
     def sections(self, response_ids):
-        return "", "", str(response_ids[0])
+        return "", "", "".join(map(str, response_ids))
 
 
-def run(env, policies, **kwargs):
-    return asyncio.run(play(env, policies, seed=5, env_id="t", **kwargs))
+def run(env, policies, **options):
+    policies = policies if isinstance(policies, dict) else dict.fromkeys(env.possible_agents, policies)
+    return asyncio.run(play(env, policies, seed=5, env_id="t", **options))
+
+
+def run_model(engine, env=None, policy=MODEL, **options):
+    """An episode in which one model plays all agents."""
+    return run(env or Count(), policy, engines={"m": PolicyEngine(engine, engine)}, **options)
+
+
+def says(action, name="scripted"):
+    return fa.Scripted(lambda observation: action, name=name)
 
 
 def test_turns_carry_their_own_rewards_in_global_order():
-    two, three = fa.Scripted(lambda o: "2", name="two"), fa.Scripted(lambda o: "3", name="three")
-    episode = run(Count(), {"a": two, "b": three})
-    assert [(t.agent, t.index, t.reward, t.policy) for t in episode.turns] == [
-        ("a", 0, 2, "two"),
-        ("b", 1, 3, "three"),
-        ("a", 2, 2, "two"),
-        ("b", 3, 3, "three"),
-    ]
+    episode = run(Count(), {"a": says("2", "two"), "b": says("3", "three")})
+    turns = [("a", 0, 2, "two"), ("b", 1, 3, "three"), ("a", 2, 2, "two"), ("b", 3, 3, "three")]
+    assert [(t.agent, t.index, t.reward, t.policy) for t in episode.turns] == turns
     assert episode.rewards == {"a": 4, "b": 6}
     assert episode.end_reason == "terminated" and episode.error is None
     assert [t.terminated for t in episode.trajectories["a"].turns] == [False, True]
@@ -79,248 +115,156 @@ def test_turns_carry_their_own_rewards_in_global_order():
 
 
 def test_tokens_of_a_model_are_unchanged():
-    engine = Echo()
-    model = fa.Policy("m", name="m")
-    episode = run(Count(), {"a": model, "b": model}, engines={"m": PolicyEngine(engine, Digits())})
-    first, second = episode.trajectories["a"].turns
+    first, second = run_model(Engine()).trajectories["a"].turns
     assert (first.prompt_ids, first.response_ids, first.logprobs) == ((1, 2), (7,), (-0.5,))
     assert second.prompt_ids == (1, 2, 7, 9)
     assert first.versions[0].version == 3 and first.action == "7"
 
 
 def test_empty_response_is_an_empty_action():
-    class Silent(Echo):
-        async def generate(self, prompt_ids, sampling):
-            return Completion(token_ids=(), logprobs=(), finish_reason="stop", versions=())
-
-    class Blank(Digits):
-        def sections(self, response_ids):
-            return "", "", ""
-
-    class Tolerant(Count):
-        def act(self, agent, action):
-            self.said.append(action)
-            return fa.Outcome(done=len(self.said) == 4)
-
-    model = fa.Policy("m", name="m")
-    episode = run(Tolerant(), {"a": model, "b": model}, engines={"m": PolicyEngine(Silent(), Blank())})
+    episode = run_model(Engine(tokens=()), AnyText())
     assert [t.action for t in episode.turns] == [""] * 4 and episode.error is None
 
 
 @pytest.mark.parametrize("where", ["reset", "step", "observe"])
 def test_environment_error_is_recorded(where):
     class Broken(Count):
-        def setup(self, rng):
-            super().setup(rng)
-            if where == "reset":
+        def fail(self, place, number):
+            if place == where and len(self.numbers) == number:
                 raise RuntimeError("boom")
 
+        def setup(self, rng):
+            super().setup(rng)
+            self.fail("reset", 0)
+
         def act(self, agent, action):
-            if where == "step" and len(self.said) == 1:
-                raise RuntimeError("boom")
+            self.fail("step", 1)
             return super().act(agent, action)
 
         def observe_text(self, agent):
-            if where == "observe" and len(self.said) == 1:
-                raise RuntimeError("boom")
+            self.fail("observe", 1)
             return super().observe_text(agent)
 
-    episode = run(Broken(), fa_seats("1"))
+    episode = run(Broken(), says("1"))
     assert (episode.error.kind, episode.error.message, episode.end_reason) == ("RuntimeError", "boom", "error")
     assert "boom" in episode.error.trace
-    assert len(episode.turns) == (0 if where == "reset" else 2 if where == "step" else 1) or where == "observe"
-
-
-def fa_seats(action):
-    return {"a": fa.Scripted(lambda o: action), "b": fa.Scripted(lambda o: action)}
+    assert len(episode.turns) == {"reset": 0, "step": 2, "observe": 1}[where]
 
 
 def test_numpy_values_of_infos_are_kept():
-    told = {"illegal": np.False_, "success": np.True_, "depth": np.int64(3), "answers": np.array(["5", "6"])}
-    told |= {"either": {2, 1}, "seen": {(0, 1): 2}, (1, 2): "cell"}
-
-    class Told(fa.TurnEnv):
-        possible_agents = ("a",)
-
-        def setup(self, rng):
-            pass
-
-        def instructions(self, agent):
-            return ""
-
-        def observe_text(self, agent):
-            return ""
-
-        def act(self, agent, action):
-            return fa.Outcome(rewards={"a": 1.0}, done=True, info={"a": told})
-
-    episode = asyncio.run(play(Told(), {"a": fa.Random()}, seed=1))
+    values = {"illegal": np.False_, "success": np.True_, "depth": np.int64(3), "answers": np.array(["5", "6"])}
+    values |= {"either": {2, 1}, "seen": {(0, 1): 2}, (1, 2): "cell"}
+    env = OneTurn()
+    env.outcome = fa.Outcome(rewards={"a": 1.0}, done=True, info={"a": values})
+    episode = run(env, fa.Random())
     assert episode.error is None
     assert episode.trajectories["a"].info == {
-        "illegal": False,
-        "success": True,
-        "depth": 3,
-        "answers": ["5", "6"],
-        "either": [1, 2],
-        "seen": "{(0, 1): 2}",
-        "(1, 2)": "cell",
-    }
+        "illegal": False, "success": True, "depth": 3, "answers": ["5", "6"], "either": [1, 2],
+        "seen": "{(0, 1): 2}", "(1, 2)": "cell",
+    }  # fmt: skip
 
 
 def test_invalid_text_is_repaired_on_arrival():
-    class Half(fa.TurnEnv):
-        possible_agents = ("a",)
-
-        def setup(self, rng):
-            pass
-
-        def instructions(self, agent):
-            return "i \ud83d"
-
-        def observe_text(self, agent):
-            return "o"
-
-        def observe(self, agent):
-            return "o \ud83d"
-
-        def act(self, agent, action):
-            return fa.Outcome(done=True)
-
-    seen = []
-    episode = asyncio.run(play(Half(), {"a": fa.Scripted(lambda o: seen.append(o) or "x \ud83d")}, seed=1))
+    env, observations = OneTurn(), []
+    env.prompt, env.observation = "i \ud83d", "o \ud83d"
+    episode = run(env, fa.Scripted(lambda text: observations.append(text) or "x \ud83d"))
     trajectory = episode.trajectories["a"]
-    told = trajectory.instructions, trajectory.turns[0].observation, trajectory.turns[0].action
-    assert (seen, told) == (["o \ufffd"], ("i \ufffd", "o \ufffd", "x \ufffd"))
+    texts = trajectory.instructions, trajectory.turns[0].observation, trajectory.turns[0].action
+    assert (observations, texts) == (["o \ufffd"], ("i \ufffd", "o \ufffd", "x \ufffd"))
 
 
 class Listening(Count):
     def act(self, agent, action):
-        self.heard = [*getattr(self, "heard", ()), action]
+        self.actions = [*getattr(self, "actions", ()), action]
         return super().act(agent, action.rpartition("\n")[2])
 
 
-def together(game):
-    class Together(fa.ParallelTurnEnv):
-        possible_agents = ["a", "b"]
-        observes_reasoning = game.observes_reasoning
+class Together(fa.ParallelTurnEnv):
+    possible_agents = ["a", "b"]
 
-        def setup(self, rng):
-            self.heard = []
+    def setup(self, rng):
+        self.actions = []
 
-        def instructions(self, agent):
-            return ""
+    def instructions(self, agent):
+        return ""
 
-        def observe_text(self, agent):
-            return "?"
+    def observe_text(self, agent):
+        return "?"
 
-        def act_all(self, actions):
-            self.heard += actions.values()
-            return fa.Outcome(done=True)
-
-    return Together()
+    def act_all(self, actions):
+        self.actions += actions.values()
+        return fa.Outcome(done=True)
 
 
-@pytest.mark.parametrize("make", [lambda game: game(), together])
-def test_environment_receives_reasoning_only_on_request(make):
-    class Hearing(Listening):
-        observes_reasoning = True
-
-    thinks = fa.Scripted(lambda o: "<think>I say 1</think> 1")
-    says = fa.Scripted(lambda o: "2", name="says")
-    for game, first in ((Listening, "1"), (Hearing, "<think>\nI say 1\n</think>\n\n1")):
-        env = make(game)
-        episode = run(env, {"a": thinks, "b": says})
-        assert episode.error is None and env.heard[:2] == [first, "2"]
-        assert [(turn.reasoning, turn.action) for turn in episode.turns[:2]] == [("I say 1", "1"), ("", "2")]
+@pytest.mark.parametrize("kind", [Listening, Together])
+@pytest.mark.parametrize(("observes", "first"), [(False, "1"), (True, "<think>\nI say 1\n</think>\n\n1")])
+def test_environment_receives_reasoning_only_on_request(kind, observes, first):
+    env = kind()
+    env.observes_reasoning = observes
+    episode = run(env, {"a": says("<think>I say 1</think> 1"), "b": says("2", "other")})
+    assert episode.error is None and env.actions[:2] == [first, "2"]
+    assert [(turn.reasoning, turn.action) for turn in episode.turns[:2]] == [("I say 1", "1"), ("", "2")]
 
 
 def test_nan_reward_is_an_error_of_the_episode():
-    class Nan(Count):
-        def act(self, agent, action):
-            super().act(agent, action)
-            return fa.Outcome(rewards={agent: float("nan")})
-
-    episode = run(Nan(), fa_seats("1"))
+    env = OneTurn()
+    env.outcome = fa.Outcome(rewards={"a": float("nan")})
+    episode = run(env, says("1"))
     assert episode.error is not None and "nan" in episode.error.message
 
 
 def test_scripted_player_error_is_recorded():
-    episode = run(Count(), {"a": fa.Scripted(lambda o: "1"), "b": fa.Scripted(lambda o: 1 / 0)})
+    episode = run(Count(), {"a": says("1"), "b": fa.Scripted(lambda o: 1 / 0)})
     assert (episode.error.where, episode.error.kind) == ("policy", "ZeroDivisionError")
     assert [t.agent for t in episode.turns] == ["a"]
 
 
-def test_dead_engine_is_raised():
-    class Dead(Echo):
-        async def generate(self, prompt_ids, sampling):
-            raise ActorDiedError("engine m died")
+def fails_with(error):
+    def fail(sampling, seed):
+        raise error
 
-    model = fa.Policy("m", name="m")
+    return Engine(on_request=fail)
+
+
+def test_dead_engine_is_raised_and_late_answer_fails_its_episode():
     with pytest.raises(ActorDiedError, match="engine m died"):
-        run(Count(), {"a": model, "b": model}, engines={"m": PolicyEngine(Dead(), Digits())})
-
-
-def test_late_answer_fails_its_episode():
-    class Slow(Echo):
-        async def generate(self, prompt_ids, sampling):
-            raise LateAnswerError("m had 3 of at most 64 tokens")
-
-    model = fa.Policy("m", name="m")
-    episode = run(Count(), {"a": model, "b": model}, engines={"m": PolicyEngine(Slow(), Digits())})
+        run_model(fails_with(ActorDiedError("engine m died")))
+    episode = run_model(fails_with(LateAnswerError("m had 3 of at most 64 tokens")))
     assert (episode.error.where, episode.error.kind) == ("policy", "LateAnswerError")
     assert "3 of at most 64 tokens" in episode.error.message
 
 
 def test_turn_limit_truncates():
-    episode = run(Count(), fa_seats("1"), max_turns=3)
+    episode = run(Count(), says("1"), max_turns=3)
     assert episode.end_reason == "turn_limit" and len(episode.turns) == 3
     assert episode.trajectories["b"].turns[-1].truncated
 
 
 def test_full_context_ends_the_episode():
-    model = fa.Policy("m", name="m")
-    episode = run(Count(), {"a": model, "b": model}, engines={"m": PolicyEngine(Echo(max_model_len=4), Digits())})
+    episode = run_model(Engine(max_model_len=4))
     assert episode.end_reason == "context" and len(episode.turns) == 2
 
 
 def test_response_is_limited_to_the_room_left():
-    class Asked(Echo):
-        async def generate(self, prompt_ids, sampling):
-            self.max_tokens = sampling.max_tokens
-            return await super().generate(prompt_ids, sampling)
-
-    engine = Asked(max_model_len=5)
-    model = fa.Policy("m", name="m", sampling=fa.Sampling(max_tokens=64))
-    policies = {"a": model, "b": fa.Scripted(lambda o: "1")}
-    run(Count(), policies, engines={"m": PolicyEngine(engine, Digits())}, max_turns=1)
-    assert engine.max_tokens == 3
+    limits = []
+    engine = Engine(max_model_len=5, on_request=lambda sampling, seed: limits.append(sampling.max_tokens))
+    run_model(engine, policy=fa.Policy("m", name="m", sampling=fa.Sampling(max_tokens=64)), max_turns=1)
+    assert limits == [3]
 
 
-def test_random_players_repeat_for_a_seed():
-    class Echoes(Count):
-        def act(self, agent, action):
-            self.said.append(action)
-            return fa.Outcome(done=len(self.said) == 4)
-
-    first, again = (run(Echoes(), {"a": fa.Random(), "b": fa.Random()}) for _ in range(2))
-    assert [t.action for t in first.turns] == [t.action for t in again.turns]
-    assert len({t.action for t in first.turns}) > 1
-
-
-def test_random_moves_differ_within_a_group_unless_shared():
-    class Echoes(Count):
-        def act(self, agent, action):
-            self.said.append(action)
-            return fa.Outcome(done=len(self.said) == 4)
+def test_random_moves_repeat_for_a_seed_and_differ_within_a_group_unless_shared():
+    def actions(episode):
+        return tuple(turn.action for turn in episode.turns)
 
     def moves(player, size=5):
-        group = asyncio.run(Rollout(make_env=Echoes, env_id="t", policies=player).group(seed=5, size=size))
-        return [tuple(turn.action for turn in episode.turns) for episode in group.episodes]
+        group = asyncio.run(Rollout(make_env=AnyText, env_id="t", policies=player).group(seed=5, size=size))
+        return list(map(actions, group.episodes))
 
-    own, alone = moves(fa.Random()), run(Echoes(), {"a": fa.Random(), "b": fa.Random()})
-    assert len(set(own)) == 5 and moves(fa.Random()) == own and moves(fa.Random(), size=3) == own[:3]
-    assert own[0] == tuple(turn.action for turn in alone.turns), "a group of one is an episode played by itself"
-    assert moves(fa.Random(shared=True)) == [own[0]] * 5
+    each, alone = moves(fa.Random()), actions(run(AnyText(), fa.Random()))
+    assert actions(run(AnyText(), fa.Random())) == alone and len(set(alone)) > 1
+    assert len(set(each)) == 5 and moves(fa.Random()) == each and moves(fa.Random(), size=3) == each[:3]
+    assert each[0] == alone, "a group of one is an episode played by itself"
+    assert moves(fa.Random(shared=True)) == [each[0]] * 5
 
 
 def test_group_shares_the_seed_and_retries_in_a_new_environment():
@@ -340,23 +284,25 @@ def test_group_shares_the_seed_and_retries_in_a_new_environment():
         made.append(Flaky())
         return made[-1]
 
-    rollout = Rollout(make_env=make, env_id="t", policies=fa.Scripted(lambda o: "1"))
-    group = asyncio.run(rollout.group(seed=11, size=3))
+    group = asyncio.run(Rollout(make_env=make, env_id="t", policies=says("1")).group(seed=11, size=3))
     assert len(made) == 4 and not group.failed
     assert len({e.turns[0].observation for e in group.episodes}) == 1
+
+
+def model_rollout(engine, make_env=Count):
+    return Rollout(make_env=make_env, env_id="t", policies=MODEL, engines={"m": PolicyEngine(engine, engine)})
 
 
 def test_shared_environment_instance_is_refused():
     only = Count()
 
     async def main():
-        rollout = Rollout(make_env=lambda: only, env_id="t", policies=fa.Scripted(lambda o: "1"))
+        rollout = Rollout(make_env=lambda: only, env_id="t", policies=says("1"))
         one_by_one = await rollout.group(seed=1, size=2, limit=asyncio.Semaphore(1))
         assert [len(episode.turns) for episode in one_by_one.episodes] == [4, 4]
         with pytest.raises(TypeError, match=r"send asyncio\.Semaphore\(4\)"):
             await rollout.group(seed=1, size=2, limit=4)
-        served = {"m": PolicyEngine(Echo(), Digits())}
-        rollout = Rollout(make_env=lambda: only, env_id="t", policies=fa.Policy("m", name="m"), engines=served)
+        rollout = model_rollout(Engine(), lambda: only)
         with pytest.raises(ArgumentError, match="make_env of t returned one Count for two episodes"):
             await rollout.group(seed=1, size=2)
         assert len((await rollout.group(seed=1, size=1)).episodes[0].turns) == 4
@@ -376,20 +322,17 @@ def test_episode_that_keeps_failing_is_reported():
 def test_concurrent_episodes_are_limited():
     live, most = 0, 0
 
-    class Watched(Echo):
+    class Watched(Engine):
         async def generate(self, prompt_ids, sampling):
             nonlocal live, most
             live += 1
             most = max(most, live)
-            await asyncio.sleep(0.001)
+            completion = await super().generate(prompt_ids, sampling)
             live -= 1
-            return await super().generate(prompt_ids, sampling)
-
-    served = {"m": PolicyEngine(Watched(), Digits())}
-    rollout = Rollout(make_env=Count, env_id="t", policies=fa.Policy("m", name="m"), engines=served)
+            return completion
 
     async def main():
-        return await rollout.group(seed=1, size=50, limit=asyncio.Semaphore(7))
+        return await model_rollout(Watched()).group(seed=1, size=50, limit=asyncio.Semaphore(7))
 
     assert len(asyncio.run(main()).episodes) == 50
     assert most == 7
@@ -397,23 +340,15 @@ def test_concurrent_episodes_are_limited():
 
 def test_samples_follow_from_the_rng_key():
     seeds = []
+    rollout = model_rollout(Engine(on_request=lambda sampling, seed: seeds.append(seed)))
 
-    class Seeded(Echo):
-        async def generate(self, prompt_ids, sampling, *, seed=None):
-            seeds.append(seed)
-            return await super().generate(prompt_ids, sampling)
-
-    served = {"m": PolicyEngine(Seeded(), Digits())}
-    rollout = Rollout(make_env=Count, env_id="t", policies=fa.Policy("m", name="m"), engines=served)
-
-    def asked(draw):
+    def requested(rng_key):
         seeds.clear()
-        asyncio.run(rollout.group(seed=1, size=2, rng_key=draw))
-        return sorted(seeds)
+        asyncio.run(rollout.group(seed=1, size=2, rng_key=rng_key))
+        return list(seeds)
 
-    first = asked("0/7/0/3")
-    assert len(set(first)) == 8  # two siblings, two seats, two turns each
-    assert asked("0/7/0/3") == first
-    assert not set(asked("0/8/0/3")) & set(first)
-    asyncio.run(rollout.group(seed=1, size=2))
-    assert seeds[-8:] == [None] * 8
+    first = sorted(requested("0/7/0/3"))
+    assert len(set(first)) == 8  # two episodes, two agents, two turns each
+    assert sorted(requested("0/7/0/3")) == first
+    assert not set(requested("0/8/0/3")) & set(first)
+    assert requested(None) == [None] * 8
