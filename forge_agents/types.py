@@ -369,18 +369,7 @@ class Episode(_Stored):
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        html_rows = []
-        for heading, rows in self._sections():
-            html_rows.append(
-                f'<tr><td colspan="2" style="text-align:left"><pre><b>{_escape(heading)}</b></pre></td></tr>'
-            )
-            html_rows += [
-                f'<tr><td style="vertical-align:top"><pre>{_escape(label)}</pre></td><td style="text-align:left">'
-                f'<pre style="white-space:pre-wrap">{_escape(text)}</pre></td></tr>'
-                for label, text in rows
-            ]
-        title = _escape(f"{self.env_id or 'episode'}, seed {self.seed}")
-        return f"<div><pre><b>{title}</b></pre><table>{''.join(html_rows)}</table></div>"
+        return f'<pre style="white-space:pre-wrap">{html.escape(str(self))}</pre>'
 
     def _sections(self) -> Iterator[_Section]:
         """Yield headings and labeled texts for people."""
@@ -407,10 +396,6 @@ def _lines(heading: str, rows: Sequence[tuple[str, str]]) -> Iterator[str]:
     for label, text in rows:
         for number, line in enumerate(visible(text).split("\n")):
             yield f"  {'' if number else visible(label):<{width}} {line}".rstrip()
-
-
-def _escape(text: str) -> str:
-    return html.escape(visible(text))
 
 
 @cache

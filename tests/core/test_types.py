@@ -125,10 +125,9 @@ def test_printed_episode_escapes_control_characters():
 
 def test_notebook_output_escapes_markup():
     page = EPISODE._repr_html_()
-    assert "&lt;script&gt;alert(1)" in page and "<script" not in page and "\x1b" not in page and "\u202e" not in page
+    assert "&lt;script&gt;alert(1)" in page and "\x1b" not in page and "\u202e" not in page
     named = replace(EPISODE, env_id="<img src=x>", trajectories={"<b>": replace(SEAT, agent="<b>", policy="<i>")})
-    assert not re.search(r"<(img|i)\b|\(<|\d <b>", named._repr_html_())
-    assert set(re.findall(r"<(\w+)", named._repr_html_())) == {"div", "pre", "b", "table", "tr", "td"}
+    assert set(re.findall(r"<(\w+)", page + named._repr_html_())) == {"pre"}
 
 
 def test_episode_without_turns_is_printed():

@@ -134,17 +134,21 @@ def test_calls_are_compared_by_all_digits_of_numbers(tmp_path):
     assert (done.rows, done.skipped) == (1, {"repeated in another": 1})
 
 
-def test_reasoning_precedes_an_answer_in_parts(tmp_path):
-    said = {"role": "assistant", "reasoning_content": "hm", "content": [{"type": "text", "text": "It is 2."}]}
-    _, (row,), _ = imported(tmp_path, "\ufeff" + json.dumps({"messages": [*ASKED, said]}))
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"reasoning_content": "hm", "content": [{"type": "text", "text": "It is 2."}]},
+        {"reasoning_content": {"odd": 1}, "reasoning": "", "thinking": "hm", "content": "It is 2."},
+        {"content": [{"type": "reasoning", "text": "hm"}, {"type": "text", "text": "It is 2."}]},
+        {"content": [{"type": "thinking", "thinking": [{"text": "hm"}]}, {"type": "text", "text": "It is 2."}]},
+    ],
+)
+def test_reasoning_precedes_the_answer(tmp_path, answer):
+    row = {"messages": [*ASKED, {"role": "assistant", **answer}]}
+    odd = {"messages": [*ASKED, {"role": "assistant", **answer, "content": [{"type": "image_url"}]}]}
+    _, (row,), (heard,) = imported(tmp_path, "\ufeff" + json.dumps(row), odd)
     assert row["messages"][-1]["content"] == "<think>\nhm\n</think>\n\nIt is 2."
-
-
-def test_reasoning_part_is_not_part_of_the_answer(tmp_path):
-    for part in ({"type": "reasoning", "text": "hm"}, {"type": "thinking", "thinking": [{"text": "hm"}]}):
-        said = {"role": "assistant", "content": [part, {"type": "text", "text": "It is 2."}]}
-        _, (row,), _ = imported(tmp_path, {"messages": [*ASKED, said]})
-        assert row["messages"][-1]["content"] == "<think>\nhm\n</think>\n\nIt is 2."
+    assert "messages[2]: a part of type 'image_url'" in heard
 
 
 USE = {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}
@@ -335,14 +339,6 @@ def test_truncated_chats_and_rows_without_pairs_are_skipped(tmp_path):
     assert "it has only one of chosen and rejected" in heard[0]
 
 
-def test_reasoning_is_the_first_text_of_its_keys(tmp_path):
-    said = {**SAID, "reasoning_content": {"odd": 1}, "reasoning": "", "thinking": "hm"}
-    odd = {**said, "content": [{"type": "image_url"}]}
-    _, (row,), (heard,) = imported(tmp_path, {"messages": [*ASKED, said]}, {"messages": [*ASKED, odd]})
-    assert row["messages"][-1]["content"] == "<think>\nhm\n</think>\n\nIt is 2."
-    assert "messages[2]: a part of type 'image_url'" in heard
-
-
 def test_values_may_span_several_lines(tmp_path):
     spread = json.dumps({"attributes": conventions(ASKED, CALLED), "name": "chat"}, indent=2)
     second = json.dumps([{"attributes": conventions([*ASKED, CALLED, RESULT], SAID)}], indent=2)
@@ -386,60 +382,42 @@ def test_imported_rows_are_trained_like_others(tmp_path, tiny_llama):
     assert taught.startswith("I add.\n<tool_call>") and "It is 2." in taught and "1 + 1?" not in taught
 
 
-def written(tmp_path, *values, **more):
-    """The rows that are made of these values, and what was said and left out."""
-    tmp_path.mkdir(exist_ok=True)
-    source, out, said = tmp_path / "given.jsonl", tmp_path / "rows.jsonl", []
-    source.write_text("\n".join(map(json.dumps, values)))
-    left = import_traces([source], out, say=said.append, **more).skipped
-    return [json.loads(line) for line in out.read_text().splitlines()], said, left
-
-
 def test_answers_of_weight_0_are_not_learned(tmp_path):
-    good, bad = {"role": "assistant", "content": "2"}, {"role": "assistant", "content": "3", "weight": 0}
-    again = {"role": "user", "content": "Again."}
-    one = {"messages": [*ASKED, bad, again, good]}
-    two = {"messages": [*ASKED, good, again, bad, again, good, again, {**good, "weight": 1}]}
-    rows, _, left = written(tmp_path, one, two, {"messages": [*ASKED, bad]})
-    said = {**bad, "content": "3"}
-    del said["weight"]
+    good, bad = {"role": "assistant", "content": "2"}, {"role": "assistant", "content": "3"}
+    again, unlearned = {"role": "user", "content": "Again."}, {**bad, "weight": 0}
+    one = {"messages": [*ASKED, unlearned, again, good]}
+    two = {"messages": [*ASKED, good, again, unlearned, again, good, again, {**good, "weight": 1}]}
+    done, rows, _ = imported(tmp_path, one, two, {"messages": [*ASKED, unlearned]})
     assert rows == [
-        {"prompt": [*ASKED, said, again], "completion": [good]},
+        {"prompt": [*ASKED, bad, again], "completion": [good]},
         {"messages": [*ASKED, good]},
-        {"prompt": [*ASKED, good, again, said, again], "completion": [good, again, good]},
+        {"prompt": [*ASKED, good, again, bad, again], "completion": [good, again, good]},
     ]
-    assert left == {"answers of weight 0": 3}
+    assert done.skipped == {"answers of weight 0": 3}
 
 
 def test_anthropic_chat_keeps_system_prompt_tools_and_calls(tmp_path):
-    use = {"type": "tool_use", "id": "c1", "name": "add", "input": {"a": 1}}
     result = {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "2"}]}
-    row = {
-        "system": "Be brief.",
-        "tools": [{"name": "add", "description": "Adds.", "input_schema": SCHEMA}],
-        "messages": [
-            ASKED[1],
-            {"role": "assistant", "content": [{"type": "text", "text": "I add."}, use]},
-            {"role": "user", "content": [result]},
-            SAID,
-        ],
-    }
+    called = {"role": "assistant", "content": [{"type": "text", "text": "I add."}, USE]}
+    tools = [{"name": "add", "description": "Adds.", "input_schema": SCHEMA}]
+    messages = [ASKED[1], called, {"role": "user", "content": [result]}, SAID]
     openais = {"tools": [{"type": "function", "function": ADD}], "messages": [*ASKED, CALLED, RESULT, SAID]}
-    (rows, said, _), (same, _, _) = written(tmp_path, row), written(tmp_path.joinpath("openai"), openais)
-    assert rows == same and not said and rows[0]["messages"][0]["content"].startswith("Be brief.\n\n# Tools")
-    told = [{"system": "Be brief.", "prompt": "1 + 1?", "completion": "2"}, {**openais, "system": "Be brief."}]
-    rows, _, _ = written(tmp_path.joinpath("told"), *told)
-    assert rows[0]["prompt"] == ASKED and rows[1] == same[0]
+    _, rows, heard = imported(tmp_path, {"system": "Be brief.", "tools": tools, "messages": messages})
+    _, same, _ = imported(tmp_path, openais)
+    assert rows == same and not heard and rows[0]["messages"][0]["content"].startswith("Be brief.\n\n# Tools")
+    sides = {"system": "Be brief.", "prompt": "1 + 1?", "completion": "2"}
+    _, (first, second), _ = imported(tmp_path, sides, {**openais, "system": "Be brief."})
+    assert first["prompt"] == ASKED and second == same[0]
 
 
 def test_request_options_are_in_the_system_prompt(tmp_path):
     row = {"messages": [*ASKED, SAID], "response_format": {"type": "json_object"}}
     tools = {"tools": [ADD], "tool_choice": "required", "parallel_tool_calls": False}
-    rows, said, _ = written(tmp_path, row, row | tools, row | {"response_format": {"type": "grammar"}})
-    system = [row["messages"][0]["content"] for row in rows]
-    assert system[0] == "Be brief.\n\nAnswer with one JSON object and nothing else."
-    assert "Answer with a function call.\n\nCall one function at a time." in system[1]
-    assert len(rows) == 2 and "response_format of type 'grammar'" in said[0]
+    _, rows, (heard,) = imported(tmp_path, row, row | tools, row | {"response_format": {"type": "grammar"}})
+    first, second = (row["messages"][0]["content"] for row in rows)
+    assert first == "Be brief.\n\nAnswer with one JSON object and nothing else."
+    assert "Answer with a function call.\n\nCall one function at a time." in second
+    assert "response_format of type 'grammar'" in heard
 
 
 def test_messages_in_events_are_read_once(tmp_path):
@@ -449,14 +427,14 @@ def test_messages_in_events_are_read_once(tmp_path):
     record = {"timeUnixNano": "1", "eventName": event, "attributes": attributes}
     span = {"spanId": "1", "attributes": {"gen_ai.operation.name": "chat"}}
     logs = {"resourceLogs": [{"scopeLogs": [{"logRecords": [record, {"body": {"stringValue": "other"}}]}]}]}
-    rows, said, left = written(tmp_path, logs, span | {"events": [{"name": event, "attributes": told}]}, span)
-    assert [message["content"] for message in rows[0]["messages"][1:]] == ["1 + 1?", "It is 2."] and len(rows) == 1
-    assert not said and left == {
+    done, (row,), heard = imported(tmp_path, logs, span | {"events": [{"name": event, "attributes": told}]}, span)
+    assert [message["content"] for message in row["messages"][1:]] == ["1 + 1?", "It is 2."] and not heard
+    assert done.skipped == {
         "repeated in another": 1, "spans of other things": 1, "calls without their messages": 1
     }  # fmt: skip
 
 
 def test_legacy_function_call_is_rejected(tmp_path):
     old = {"role": "assistant", "content": "I add.", "function_call": CALL["function"]}
-    rows, said, _ = written(tmp_path, {"messages": [*ASKED, old]}, {"messages": [*ASKED, SAID]})
-    assert len(rows) == 1 and "messages[2]: function_call is not supported here; send tool_calls" in said[0]
+    _, rows, heard = imported(tmp_path, {"messages": [*ASKED, old]}, {"messages": [*ASKED, SAID]})
+    assert len(rows) == 1 and "messages[2]: function_call is not supported here; send tool_calls" in heard[0]

@@ -1,4 +1,5 @@
 import asyncio
+import copy
 from dataclasses import replace
 from itertools import takewhile
 
@@ -92,17 +93,11 @@ def test_stop_text_is_trained_on_but_not_part_of_the_action(tokenizer):
 
 def trained(samples):
     """Id, log-probability, version and turn of every token in the loss."""
-    return [
-        (int(token), float(logprob), int(version), int(turn))
-        for sample in samples
-        for token, logprob, version, turn in zip(
-            *(
-                column[sample.loss_mask]
-                for column in (sample.token_ids, sample.logprobs, sample.versions, sample.turns)
-            ),
-            strict=True,
-        )
-    ]
+    rows = []
+    for sample in samples:
+        columns = (sample.token_ids, sample.logprobs, sample.versions, sample.turns)
+        rows += zip(*(column[sample.loss_mask].tolist() for column in columns), strict=True)
+    return rows
 
 
 @settings(max_examples=60, deadline=None)
@@ -223,9 +218,7 @@ def test_every_sampled_token_is_trained_once_in_a_full_context(  # noqa: PLR0917
     keep_reasoning, context = chosen
     choices = {"keep_reasoning": keep_reasoning, "context": context}
     shapes, texts = [(0, False, None), *(shape for shape, *_ in turns[1:])], [text for _, *text in turns]
-    engine, game, episode = long_game(
-        tokenizer, shapes, texts, limit=limit, notes=notes, compact=compact, **choices
-    )
+    engine, game, episode = long_game(tokenizer, shapes, texts, limit=limit, notes=notes, compact=compact, **choices)
     assert episode.error is None
     played = episode.trajectories["a"].turns
     assert episode.end_reason == "terminated" or len(played) < len(turns)
@@ -294,27 +287,19 @@ def test_omission_is_shown_without_new_messages():
     assert _join((("system", "s"), ("user", "u")), "left out", ()) == (("system", "s"), ("user", "u\n\nleft out"))
 
 
-def test_empty_notes_are_replaced_by_the_omission_mark(tokenizer):
-    turns, texts = [(60, False, None)] * 9, [("yes", True)] * 9
-    _, _, episode = long_game(tokenizer, turns, texts, limit=700, notes="<think>hm</think>", context="summarize")
-    turn = next(turn for turn in episode.turns if turn.compaction)
+def test_notes_may_be_empty_or_grow_and_take_an_eighth_of_the_context(tokenizer):
+    def with_notes(notes, limit, **options):
+        turns, texts = [(60, False, None)] * 9, [("yes", True)] * 9
+        episode = long_game(tokenizer, turns, texts, limit=limit, notes=notes, context="summarize", **options)[2]
+        return episode, next((turn for turn in episode.turns if turn.compaction), None)
+
+    _, turn = with_notes("<think>hm</think>", 700)
     assert turn.compaction.how == "summarize" and turn.compaction.text.endswith("left out here.]")
     assert turn.notes.reasoning == "hm" and turn.notes.action == ""
-
-
-def test_notes_that_grow_when_rendered_do_not_end_the_episode(tokenizer):
-    turns, texts = [(60, False, None)] * 9, [("yes", True)] * 9
-    _, _, episode = long_game(
-        tokenizer, turns, texts, limit=1600, max_tokens=10, notes=(255,) * 300, context="summarize"
-    )  # 200 bytes that are no text become 600
-    assert episode.end_reason == "terminated"
-
-
-def test_notes_take_an_eighth_of_the_context(tokenizer):
-    turns, texts = [(60, False, None)] * 9, [("yes", True)] * 9
-    _, _, episode = long_game(tokenizer, turns, texts, limit=800, notes="x" * 500, context="summarize")
-    turn = next(turn for turn in episode.turns if turn.compaction)
+    _, turn = with_notes("x" * 500, 800)
     assert turn.notes.action == "x" * 100 and f"\n{'x' * 100}\n[Here" in tokenizer.decode(turn.prompt_ids)
+    # 200 bytes that are no text become 600 when they are rendered
+    assert with_notes((255,) * 300, 1600, max_tokens=10)[0].end_reason == "terminated"
 
 
 @pytest.mark.parametrize("context", ["end", "window", "summarize"])
@@ -385,16 +370,12 @@ THOUGHT = "<think>\nhidden\n</think>\n\n"
     notes=st.sampled_from(["so far so good", f"{THOUGHT}brief", ""]),
     limit=st.integers(500, 900),
 )
-def test_episode_rendered_from_text_equals_the_sampled_prompts(
-    tokenizer, turns, chosen, notes, limit
-):
+def test_episode_rendered_from_text_equals_the_sampled_prompts(tokenizer, turns, chosen, notes, limit):
     keep_reasoning, context = chosen
     shapes = [(0, False, None), *(shape for shape, _ in turns[1:])]
     texts = [(text, not text.endswith("hidd")) for _, text in turns]
-    _, _, episode = long_game(
-        tokenizer, shapes, texts, limit=limit, notes=notes, max_tokens=120, keep_reasoning=keep_reasoning,
-        context=context
-    )
+    choices = {"keep_reasoning": keep_reasoning, "context": context, "max_tokens": 120}
+    _, _, episode = long_game(tokenizer, shapes, texts, limit=limit, notes=notes, **choices)
     played = takewhile(lambda turn: turn.finish_reason == "stop", episode.turns)  # until the context cuts an answer
     trajectory = replace(episode.trajectories["a"], turns=tuple(played))
 
@@ -415,36 +396,28 @@ def test_episode_rendered_from_text_equals_the_sampled_prompts(
     ]
 
 
-SWITCH = (
-    "{% if add_generation_prompt and enable_thinking is defined and enable_thinking is false %}"
-    "<think>\n\n</think>\n\n{% endif %}"
-)
-
-
 def test_reasoning_switch_reaches_the_template(tokenizer):
-    import copy
-
     switched = copy.deepcopy(tokenizer)
-    switched.chat_template += SWITCH
-    ends = {
-        thinking: switched.decode(Renderer(switched, thinking=thinking).start("", "Hi"))[-30:]
-        for thinking in ("auto", "on", "off")
-    }
-    assert ends["auto"] == ends["on"] and ends["auto"].endswith("assistant\n")
-    assert ends["off"].endswith("<think>\n\n</think>\n\n")
+    switched.chat_template += (
+        "{% if add_generation_prompt and enable_thinking is defined and enable_thinking is false %}"
+        "<think>\n\n</think>\n\n{% endif %}"
+    )
+    switches = ("auto", "on", "off")
+    auto, on, off = (switched.decode(Renderer(switched, thinking=switch).start("", "Hi"))[-30:] for switch in switches)
+    assert auto == on and auto.endswith("assistant\n") and off.endswith("<think>\n\n</think>\n\n")
     assert Renderer(switched, thinking="off").extend((), (), "x")[-1:] == tuple(b"\n")
     for thinking in ("on", "off"):
         with pytest.raises(ValueError, match="has no switch for it \\(enable_thinking or thinking\\); leave"):
             Renderer(tokenizer, thinking=thinking)
 
 
-def test_unknown_choices_are_refused():
-    with pytest.raises(ValueError, match="context='forget' is unknown; choose one of end, window, summarize"):
-        fa.Policy("m", context="forget")
-    with pytest.raises(ValueError, match="thinking='maybe' is unknown; choose one of auto, on, off"):
-        fa.Policy("m", thinking="maybe")
-    with pytest.raises(ValueError, match="keep_reasoning='some' is unknown; choose one of all, turn, none"):
-        fa.Policy("m", keep_reasoning="some")
+@pytest.mark.parametrize(
+    ("setting", "choices"),
+    [("context", "end, window, summarize"), ("thinking", "auto, on, off"), ("keep_reasoning", "all, turn, none")],
+)
+def test_unknown_choices_are_refused(setting, choices):
+    with pytest.raises(ValueError, match=f"{setting}='maybe' is unknown; choose one of {choices}"):
+        fa.Policy("m", **{setting: "maybe"})
 
 
 class Cutting:
@@ -463,14 +436,10 @@ class Cutting:
         most = min([sampling.max_tokens, *stopped])
         ids, self.ids = tuple(self.ids[:most]), self.ids[most:]
         logprobs = tuple(-0.25 * (len(self.asked) + n % 2) for n in range(len(ids)))
-        half = len(ids) // 2
+        half, finish = len(ids) // 2, "length" if self.ids and most not in stopped else "stop"
         spans = ((len(self.asked), 0, half), (9, half, len(ids)))
-        return Completion(
-            token_ids=ids,
-            logprobs=logprobs,
-            finish_reason="length" if self.ids and most not in stopped else "stop",
-            versions=tuple(VersionSpan(version=version, start=start, end=end) for version, start, end in spans),
-        )
+        versions = tuple(VersionSpan(version=version, start=start, end=end) for version, start, end in spans)
+        return Completion(token_ids=ids, logprobs=logprobs, finish_reason=finish, versions=versions)
 
 
 def thinking(tokenizer, text, **budget):
@@ -492,9 +461,8 @@ def test_reasoning_at_its_limit_is_closed_and_not_trained(tokenizer):
     mask = [False] * len(prompt) + [True] * 17 + [False] * len(closed) + [True] * 7
     assert sample.loss_mask.tolist() == mask and sample.bad_logprobs == 0
     assert sample.versions[sample.loss_mask].tolist() == [1] * 8 + [9] * 9 + [2] * 3 + [9] * 4
-    assert sample.logprobs[sample.loss_mask].tolist() == [-0.25 * (1 + n % 2) for n in range(17)] + [
-        -0.25 * (2 + n % 2) for n in range(7)
-    ]
+    first, second = ([-0.25 * (part + n % 2) for n in range(count)] for part, count in ((1, 17), (2, 7)))
+    assert sample.logprobs[sample.loss_mask].tolist() == first + second
     assert sample.token_ids.tolist() == [*prompt, *said.response_ids]
 
 

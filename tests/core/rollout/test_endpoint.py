@@ -19,29 +19,12 @@ from forge_agents.rollout.endpoint import EndpointClient, client_of
 from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rollout import Rollout
-from forge_agents.types import Completion, Message, VersionSpan
+from forge_agents.types import Message
+
+from .fakes import Count, Engine  # noqa: TID252 (tests are no installed package)
 
 KEY = "sk-0123456789SECRET"
 ASK = [Message(role="user", content="?")]
-
-
-class Count(fa.TurnEnv):
-    """Two seats; each says a number; the reward is the number."""
-
-    possible_agents = ["a", "b"]
-
-    def setup(self, rng):
-        self.said = []
-
-    def instructions(self, agent):
-        return f"You are {agent}."
-
-    def observe_text(self, agent):
-        return f"said {self.said}"
-
-    def act(self, agent, action):
-        self.said.append(int(action))
-        return fa.Outcome(rewards={agent: float(action)}, done=len(self.said) == 4)
 
 
 def group(endpoint, size=1, *, retries=0):
@@ -100,29 +83,10 @@ def test_sampling_settings_are_sent_and_may_be_refused(serve_chat):
         ask(strict.endpoint_with(sampling=fa.Sampling(top_k=5)))
 
 
-class One:
-    """An engine and a renderer whose model always says 1."""
-
-    max_model_len, stop_ids = 99, ()
-
-    async def generate(self, prompt_ids, sampling):
-        versions = (VersionSpan(version=0, start=0, end=1),)
-        return Completion(token_ids=(1,), logprobs=(-0.5,), finish_reason="stop", versions=versions)
-
-    def begin(self, messages):
-        return (5,)
-
-    def go_on(self, prompt_ids, response_ids, messages):
-        return (*prompt_ids, *response_ids, 6)
-
-    def sections(self, response_ids):
-        return "", "", "1"
-
-
 def test_endpoint_plays_with_a_served_model_without_an_engine(serve_chat):
-    server = serve_chat(lambda request: "3")
+    server, engine = serve_chat(lambda request: "3"), Engine(tokens=(1,))
     seats = {"a": fa.Policy("m", name="hero"), "b": server.endpoint_with(sampling=fa.Sampling(stop=["!"]))}
-    rollout = Rollout(make_env=Count, env_id="t", policies=seats, engines={"hero": PolicyEngine(One(), One())})
+    rollout = Rollout(make_env=Count, env_id="t", policies=seats, engines={"hero": PolicyEngine(engine, engine)})
     found = asyncio.run(rollout.group(0, 3))
     assert not found.failed and all(episode.rewards == {"a": 2.0, "b": 6.0} for episode in found.episodes)
     hero, rival = found.episodes[0].trajectories.values()

@@ -2,8 +2,9 @@
 
 import pytest
 
-from forge_agents.models.tiny import _byte_vocab
 from forge_agents.rollout.rendering import Renderer
+
+from .fakes import byte_tokenizer  # noqa: TID252 (tests are no installed package)
 
 library = pytest.importorskip("renderers", reason="comes with forge-agents-rl[verifiers]")
 
@@ -34,18 +35,9 @@ TOKENS = {
 
 
 def tokenizer_of(family):
-    """Bytes, and the family's control tokens; the last of them ends a turn."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
+    """The family's control tokens; the last of them ends a turn."""
     special, plain = TOKENS[family]
-    made = Tokenizer(models.BPE(vocab=_byte_vocab(), merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    made.add_tokens([AddedToken(token, special=False, normalized=False) for token in plain])
-    template = {"qwen3": QWEN3, "llama-3": LLAMA3}[family]
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=special[-1], chat_template=template)
+    return byte_tokenizer(special, plain, eos=special[-1], template={"qwen3": QWEN3, "llama-3": LLAMA3}[family])
 
 
 def of_the_library(family, tokenizer, thinking):

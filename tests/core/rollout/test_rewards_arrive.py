@@ -16,7 +16,8 @@ import forge_agents as fa
 from forge_agents.envs.wrappers import InvalidAction, TimeLimit
 from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine
-from forge_agents.types import Completion, VersionSpan
+
+from .fakes import Engine  # noqa: TID252 (tests are no installed package)
 
 SEATS = ("a", "b", "c")
 REWARD = st.integers(-2, 2)
@@ -82,28 +83,6 @@ class Rounds(Scripted, fa.ParallelTurnEnv):
         return fa.Outcome(rewards=rewards, done=done)
 
 
-class Full:
-    """An engine without room for more than so many tokens: episodes of models end by their context."""
-
-    stop_ids = ()
-
-    def __init__(self, max_model_len):
-        self.max_model_len = max_model_len
-
-    def begin(self, messages):
-        return (1,)
-
-    def go_on(self, prompt_ids, response_ids, messages):
-        return (*prompt_ids, *response_ids, 2)
-
-    def sections(self, response_ids):
-        return "", "", "x"
-
-    async def generate(self, prompt_ids, sampling):
-        span = VersionSpan(version=0, start=0, end=1)
-        return Completion(token_ids=(7,), logprobs=(-0.5,), finish_reason="stop", versions=(span,))
-
-
 KINDS = {
     "turns": lambda game: game,
     "time limit": lambda game: TimeLimit(game, 3),
@@ -122,7 +101,7 @@ def check(env, game, *, max_turns, room, breaks_players=0):
             raise RuntimeError("a player broke")
         return "x"
 
-    engine = Full(room)
+    engine = Engine(room)
     seats = {}
     for place, seat in enumerate(game.possible_agents):  # a model in the first seat, functions elsewhere
         seats[seat] = fa.Policy("m", name="m") if place == 0 and room else fa.Scripted(say)

@@ -8,28 +8,10 @@ from forge_agents.errors import ActorDiedError, ArgumentError, LateAnswerError
 from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rollout import Rollout
-from forge_agents.types import Completion, VersionSpan
+
+from .fakes import Count, Engine  # noqa: TID252 (tests are no installed package)
 
 MODEL = fa.Policy("m", name="m")
-
-
-class Count(fa.TurnEnv):
-    """Two agents; each answers with a number; the reward is the number, paid when the other has moved."""
-
-    possible_agents = ["a", "b"]
-
-    def setup(self, rng):
-        self.numbers = []
-
-    def instructions(self, agent):
-        return f"You are {agent}."
-
-    def observe_text(self, agent):
-        return f"said {self.numbers}"
-
-    def act(self, agent, action):
-        self.numbers.append(int(action))
-        return fa.Outcome(rewards={agent: float(action)}, done=len(self.numbers) == 4)
 
 
 class AnyText(Count):
@@ -60,34 +42,6 @@ class OneTurn(fa.TurnEnv):
 
     def act(self, agent, action):
         return self.outcome
-
-
-class Engine:
-    """An engine and a renderer whose tokens are easy to follow: each answer is the token 7.
-
-    Each request calls `on_request` with the sampling settings and the seed.
-    """
-
-    stop_ids = ()
-
-    def __init__(self, max_model_len=1000, on_request=lambda sampling, seed: None, tokens=(7,)):
-        self.max_model_len, self.on_request, self.tokens = max_model_len, on_request, tokens
-
-    async def generate(self, prompt_ids, sampling, *, seed=None):
-        self.on_request(sampling, seed)
-        await asyncio.sleep(0.001)
-        spans = (VersionSpan(version=3, start=0, end=1),) if self.tokens else ()
-        logprobs = (-0.5,) * len(self.tokens)
-        return Completion(token_ids=self.tokens, logprobs=logprobs, finish_reason="stop", versions=spans)
-
-    def begin(self, messages):
-        return (1, 2)
-
-    def go_on(self, prompt_ids, response_ids, messages):
-        return (*prompt_ids, *response_ids, 9)
-
-    def sections(self, response_ids):
-        return "", "", "".join(map(str, response_ids))
 
 
 def run(env, policies, **options):

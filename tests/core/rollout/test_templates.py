@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 import forge_agents as fa
-from forge_agents.models.tiny import _byte_vocab
 from forge_agents.rollout.conversation import ASK_FOR_NOTES
 from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine
 from forge_agents.rollout.rendering import Renderer
-from forge_agents.types import Completion, VersionSpan
 from forge_trainers.batch.packing import samples_from
+
+from .fakes import TextEngine, byte_tokenizer, trained_tokens  # noqa: TID252 (tests are no installed package)
 
 found = find_spec("trl")
 if found is None:
@@ -37,19 +37,10 @@ CONTROL = re.compile(r"<\|\w+\|>|<\uff5c[^\uff5c>]+\uff5c>|<(?:start|end)_of_tur
 
 
 def tokenizer_of(name):
-    """Bytes, and the control tokens of a template."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
     template = (TEMPLATES / f"{name}.jinja").read_text()
     eos = EOS.get(name) or CONTROL.findall(ENDS[name])[-1]
     special = sorted({*CONTROL.findall(template), *CONTROL.findall(ENDS[name]), eos, "<s>"})
-    made = Tokenizer(models.BPE(vocab=_byte_vocab(), merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
-    made.add_tokens([AddedToken(token, special=False, normalized=False) for token in ("<think>", "</think>")])
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=eos, bos_token="<s>", chat_template=template)
+    return byte_tokenizer(special, ("<think>", "</think>"), eos=eos, template=template, bos="<s>")
 
 
 @pytest.fixture(scope="module", params=ENDS)
@@ -85,7 +76,7 @@ def test_engine_receives_end_tokens_of_the_template(family):
     name, tokenizer = family
     told = []
 
-    class Records(Says):
+    class Records(Thinking):
         async def generate(self, prompt_ids, sampling, *, stop_token_ids=(), **asked):
             told.append(tuple(stop_token_ids))
             return await super().generate(prompt_ids, sampling, **asked)
@@ -98,26 +89,21 @@ def test_engine_receives_end_tokens_of_the_template(family):
     assert told and set(told) == {() if end_id == tokenizer.eos_token_id else (end_id,)}
 
 
-class Says:
-    """An engine that thinks every other time, and has room for a few turns behind a first prompt."""
+class Thinking(TextEngine):
+    """An engine that reasons in every other answer, and has room for a few turns after a first prompt."""
 
     def __init__(self, renderer, end):
-        self.renderer, self.end, self.sampled, self.prompts = renderer, renderer._encode(end), [], []
-        self.max_model_len = 3 * len(renderer.start("Be brief.", "")) // 2 + 850
+        room = 3 * len(renderer.start("Be brief.", "")) // 2 + 850
+        super().__init__(renderer._tokenizer, end=end, max_model_len=room)
+        self.renderer = renderer
 
-    async def generate(self, prompt_ids, sampling, **asked):
-        assert len(prompt_ids) + sampling.max_tokens <= self.max_model_len
-        thought = "<think>\nhidden\n</think>\n\n" if len(self.prompts) % 2 else ""
-        asked = self.renderer.reads(prompt_ids[-400:], ASK_FOR_NOTES)
-        text = "notes" if asked else f"{thought}{'word ' * 9}{len(self.prompts)}"
-        ids = (*self.renderer.answer(text, cut=True), *self.end)[: sampling.max_tokens]
-        self.prompts.append(prompt_ids)
-        first = len(self.sampled)
-        self.sampled += [(token, -(first + n + 1) / 1024) for n, token in enumerate(ids)]
-        return Completion(
-            token_ids=ids, logprobs=tuple(logprob for _, logprob in self.sampled[first:]), finish_reason="stop",
-            versions=(VersionSpan(version=0, start=0, end=len(ids)),),
-        )  # fmt: skip
+    def next_text(self, prompt_ids):
+        reasoning = "<think>\nhidden\n</think>\n\n" if len(self.prompts) % 2 else ""
+        wants_notes = self.renderer.reads(prompt_ids[-400:], ASK_FOR_NOTES)
+        return "notes" if wants_notes else f"{reasoning}{'word ' * 9}{len(self.prompts)}"
+
+    def encode(self, text):
+        return (*self.renderer.answer(text, cut=True), *self.renderer._encode(self.end))
 
 
 class Long(fa.TurnEnv):
@@ -143,7 +129,7 @@ class Long(fa.TurnEnv):
 def test_each_sampled_token_is_trained_once_after_its_prompt(family, keep_reasoning, context):
     name, tokenizer = family
     renderer = Renderer(tokenizer)
-    engine = Says(renderer, ENDS[name])
+    engine = Thinking(renderer, ENDS[name])
     policy = fa.Policy("m", keep_reasoning=keep_reasoning, context=context, sampling=fa.Sampling(max_tokens=110))
     served = {"policy": PolicyEngine(engine, renderer)}
     episode = asyncio.run(play(Long(), {"a": policy}, seed=0, engines=served))
@@ -152,12 +138,7 @@ def test_each_sampled_token_is_trained_once_after_its_prompt(family, keep_reason
     assert all(turn.action.startswith("word") and "hidden" not in turn.action for turn in turns[:-1])
     assert all(turn.compaction is None for turn in turns) == (context == "end")
     samples = samples_from(episode.trajectories["a"], [1.0] * len(turns), 0)
-    trained = [
-        (int(token), float(logprob))
-        for sample in samples
-        for token, logprob in zip(sample.token_ids[sample.loss_mask], sample.logprobs[sample.loss_mask], strict=True)
-    ]
-    assert sorted(trained, key=lambda pair: -pair[1]) == engine.sampled
+    assert trained_tokens(samples) == engine.sampled
     for prompt, part in zip(engine.prompts, [part for turn in turns for part in turn.parts], strict=True):
         read = [*prompt, *part.response_ids]
         assert any(list(sample.token_ids[: len(read)]) == read for sample in samples)

@@ -8,14 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import forge_agents as fa
-from forge_agents.models.tiny import _byte_vocab
 from forge_agents.rollout.episode import play
 from forge_agents.rollout.players import PolicyEngine, with_calls
 from forge_agents.rollout.rendering import Renderer
 from forge_agents.tools import parse_tool_calls
 from forge_agents.tools.native import reader_for
-from forge_agents.types import Completion, Episode, ToolCall, VersionSpan
+from forge_agents.types import Episode, ToolCall
 from forge_trainers.batch.packing import samples_from
+
+from .fakes import TextEngine, byte_tokenizer, trained_tokens  # noqa: TID252 (tests are no installed package)
 
 pytest.importorskip("renderers", reason="comes with forge-agents-rl[cpu]")
 
@@ -92,15 +93,7 @@ def book(city: str, nights: int = 1) -> str:
 
 @pytest.fixture(scope="module")
 def everybody():
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-
-    made = Tokenizer(models.BPE(vocab=_byte_vocab(), merges=[]))
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    made.decoder = decoders.ByteLevel()
-    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in CONTROL])
-    made.add_tokens([AddedToken(token, special=False, normalized=False) for token in PLAIN])
-    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token="<|im_end|>", chat_template=TEMPLATE)
+    return byte_tokenizer(CONTROL, PLAIN, eos="<|im_end|>", template=TEMPLATE)
 
 
 @pytest.fixture(scope="module")
@@ -178,22 +171,6 @@ class Desk(fa.ToolEnv):
         return fa.Outcome(done=agent == "other")
 
 
-class Told:
-    """An engine that says what it is told."""
-
-    max_model_len = 100_000
-
-    def __init__(self, tokenizer, texts):
-        self.tokenizer, self.texts, self.prompts, self.sampled = tokenizer, list(texts), [], []
-
-    async def generate(self, prompt_ids, sampling, **asked):
-        ids = (*encoded(self.tokenizer, self.texts[len(self.prompts)]), self.tokenizer.eos_token_id)
-        span = VersionSpan(version=len(self.prompts), start=0, end=len(ids))
-        self.prompts.append(prompt_ids)
-        self.sampled += ids
-        return Completion(token_ids=ids, logprobs=(-0.5,) * len(ids), finish_reason="stop", versions=(span,))
-
-
 @pytest.mark.parametrize("keep_reasoning", ["all", "turn", "none"])
 @pytest.mark.parametrize("family", CALLS)
 def test_environment_gets_one_form_for_all_grammars(speaking, family, keep_reasoning):
@@ -204,8 +181,8 @@ def test_environment_gets_one_form_for_all_grammars(speaking, family, keep_reaso
         final = "<|channel|>final<|message|>"
     draft = text.replace("Rome", "Oslo")
     said = [f"{begin}hidden {draft}{end}{text}", f"{final}CALL book(Bern)", f"{begin}more{end}{final}done"]
-    engine = Told(tokenizer, said)
-    policy = fa.Policy("m", name="m", keep_reasoning=keep_reasoning)
+    engine = TextEngine(tokenizer, said)
+    policy = fa.Policy("m", name="m", keep_reasoning=keep_reasoning, sampling=fa.Sampling(max_tokens=999))
     seats = {"guest": policy, "other": fa.Scripted(lambda o: "thanks")}
     served = {"m": PolicyEngine(engine, Renderer(tokenizer))}
     episode = asyncio.run(play(Desk(), seats, seed=0, engines=served))
@@ -217,12 +194,7 @@ def test_environment_gets_one_form_for_all_grammars(speaking, family, keep_reaso
     assert second.action == "CALL book(Bern)"
     assert (third.action, third.tool_calls) == ("done", ()) and episode.trajectories["other"].turns[0].tool_calls == ()
     assert Episode.from_json(episode.to_json()) == episode
-    trained = [
-        int(token)
-        for sample in samples_from(episode.trajectories["guest"], [1.0] * 3, 0)
-        for token in sample.token_ids[sample.loss_mask]
-    ]
-    assert trained == engine.sampled
+    assert trained_tokens(samples_from(episode.trajectories["guest"], [1.0] * 3, 0)) == engine.sampled
     kept = [tokenizer.decode(prompt).count("hidden") for prompt in engine.prompts]
     assert kept == ([0, 0, 0] if keep_reasoning == "none" else [0, 1, 1])
     if keep_reasoning == "none" and family != "gpt-oss":
@@ -232,8 +204,9 @@ def test_environment_gets_one_form_for_all_grammars(speaking, family, keep_reaso
 
 def test_unfinished_reasoning_contains_no_call(speaking):
     tokenizer = speaking("qwen3.5")
-    engine = Told(tokenizer, [f"<think>maybe {CALLS['qwen3.5']}"])
-    seats = {"guest": fa.Policy("m", name="m"), "other": fa.Scripted(lambda o: "thanks")}
+    engine = TextEngine(tokenizer, [f"<think>maybe {CALLS['qwen3.5']}"])
+    policy = fa.Policy("m", name="m", sampling=fa.Sampling(max_tokens=999))
+    seats = {"guest": policy, "other": fa.Scripted(lambda o: "thanks")}
     episode = asyncio.run(play(Desk(), seats, seed=0, engines={"m": PolicyEngine(engine, Renderer(tokenizer))}))
     (turn,) = episode.trajectories["guest"].turns
     assert turn.tool_calls == () and turn.action == "" and "Rome" in turn.reasoning
@@ -256,6 +229,7 @@ def test_calls_parsed_by_a_server_run(serve_chat):
     assert server.requests[1]["messages"][2] == {"role": "assistant", "content": first.action}
     (other,) = episode.trajectories["other"].turns
     assert (other.action, other.tool_calls) == ("CALL book(Bern)", ()), "a seat without tools calls none"
+
 
 @pytest.mark.parametrize("words", ['{"name": "Bob"}', '{"name": oops', "I look.", ""])
 def test_calls_next_to_text_are_parsed(words):

@@ -1,0 +1,1 @@
+"""Tests of rollouts; a package so that they can share `fakes`."""

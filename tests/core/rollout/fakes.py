@@ -1,0 +1,101 @@
+"""A game, engines and tokenizers that are easy to follow."""
+
+import asyncio
+
+import forge_agents as fa
+from forge_agents.models.tiny import _byte_vocab
+from forge_agents.types import Completion, VersionSpan
+
+
+class Count(fa.TurnEnv):
+    """Two agents; each answers with a number; the reward is the number, paid when the other has moved."""
+
+    possible_agents = ["a", "b"]
+
+    def setup(self, rng):
+        self.numbers = []
+
+    def instructions(self, agent):
+        return f"You are {agent}."
+
+    def observe_text(self, agent):
+        return f"said {self.numbers}"
+
+    def act(self, agent, action):
+        self.numbers.append(int(action))
+        return fa.Outcome(rewards={agent: float(action)}, done=len(self.numbers) == 4)
+
+
+class Engine:
+    """An engine and a renderer whose tokens are easy to follow: each answer is the token 7.
+
+    Each request calls `on_request` with the sampling settings and the seed.
+    """
+
+    stop_ids = ()
+
+    def __init__(self, max_model_len=1000, on_request=lambda sampling, seed: None, tokens=(7,)):
+        self.max_model_len, self.on_request, self.tokens = max_model_len, on_request, tokens
+
+    async def generate(self, prompt_ids, sampling, *, seed=None):
+        self.on_request(sampling, seed)
+        await asyncio.sleep(0)
+        spans = (VersionSpan(version=3, start=0, end=1),) if self.tokens else ()
+        logprobs = (-0.5,) * len(self.tokens)
+        return Completion(token_ids=self.tokens, logprobs=logprobs, finish_reason="stop", versions=spans)
+
+    def begin(self, messages):
+        return (1, 2)
+
+    def go_on(self, prompt_ids, response_ids, messages):
+        return (*prompt_ids, *response_ids, 9)
+
+    def sections(self, response_ids):
+        return "", "", "".join(map(str, response_ids))
+
+
+class TextEngine:
+    """An engine whose answers are texts with an end-of-turn token, one after another.
+
+    `sampled` has all tokens with log-probabilities of which no two are equal, and `prompts` all prompts.
+    """
+
+    def __init__(self, tokenizer, texts=(), *, end=None, max_model_len=100_000):
+        self.tokenizer, self.texts, self.max_model_len = tokenizer, list(texts), max_model_len
+        self.end = tokenizer.eos_token if end is None else end
+        self.sampled, self.prompts = [], []
+
+    def next_text(self, prompt_ids):
+        return self.texts[len(self.prompts)]
+
+    def encode(self, text):
+        return self.tokenizer.encode(text + self.end, add_special_tokens=False)
+
+    async def generate(self, prompt_ids, sampling, **options):
+        assert len(prompt_ids) + sampling.max_tokens <= self.max_model_len
+        ids = tuple(self.encode(self.next_text(prompt_ids)))[: sampling.max_tokens]
+        logprobs = tuple(-(len(self.sampled) + number + 1) / 1024 for number in range(len(ids)))
+        self.prompts.append(prompt_ids)
+        self.sampled += zip(ids, logprobs, strict=True)
+        span = VersionSpan(version=len(self.prompts), start=0, end=len(ids))
+        return Completion(token_ids=ids, logprobs=logprobs, finish_reason="stop", versions=(span,))
+
+
+def trained_tokens(samples):
+    """Id and log-probability of each token in the loss, in the order of sampling by a `TextEngine`."""
+    columns = ((sample.token_ids[sample.loss_mask], sample.logprobs[sample.loss_mask]) for sample in samples)
+    pairs = [pair for ids, logprobs in columns for pair in zip(ids.tolist(), logprobs.tolist(), strict=True)]
+    return sorted(pairs, key=lambda pair: -pair[1])
+
+
+def byte_tokenizer(special, plain, *, eos, template, bos=None):
+    """A tokenizer of bytes and these control tokens."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    made = Tokenizer(models.BPE(vocab=_byte_vocab(), merges=[]))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.decoder = decoders.ByteLevel()
+    made.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in special])
+    made.add_tokens([AddedToken(token, special=False, normalized=False) for token in plain])
+    return PreTrainedTokenizerFast(tokenizer_object=made, eos_token=eos, bos_token=bos, chat_template=template)
